@@ -1,0 +1,52 @@
+# Each target sets up what it needs: a virtual environment in .venv with the pinned versions.
+PYTHON ?= python3
+SEED ?= 1
+BIN := .venv/bin
+INSTALL := $(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt
+
+.PHONY: demo test test-heavy lint bench-demo bench-transport bench-engine clean
+
+demo: .venv/ready
+	$(BIN)/tailrace train examples/frozen_lake exp_name=demo seed=$(SEED) --overwrite
+
+test: .venv/ready-dev
+	$(BIN)/pytest tests -m "not heavy"
+
+test-heavy: .venv/ready-dev
+	$(BIN)/pytest tests -m heavy
+
+lint: .venv/ready-dev
+	$(BIN)/ruff check protos shared services tests benchmarks
+	$(BIN)/ruff format --check protos shared services tests benchmarks
+	$(BIN)/mypy -p tailrace_protos -p tailrace
+	for service in services/tailrace_*; do $(BIN)/mypy -p $$(basename $$service) || exit 1; done
+	$(BIN)/lint-imports
+
+bench-demo: .venv/ready-dev
+	$(BIN)/python -m benchmarks.bench_demo
+
+bench-transport: .venv/ready-bench
+	$(BIN)/python -m benchmarks.bench_transport
+
+bench-engine: .venv/ready-dev
+	$(BIN)/python -m benchmarks.bench_engine
+
+.venv/bin/pip:
+	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Tailrace needs Python 3.11 or later: make PYTHON=python3.11")'
+	$(PYTHON) -m venv .venv
+
+.venv/ready: .venv/bin/pip pyproject.toml constraints.txt
+	$(INSTALL) torch
+	$(INSTALL) -e '.[all]'
+	touch $@
+
+.venv/ready-dev: .venv/ready
+	$(INSTALL) -e '.[all,dev]'
+	touch $@
+
+.venv/ready-bench: .venv/ready-dev
+	$(INSTALL) -e '.[all,dev,bench]'
+	touch $@
+
+clean:
+	rm -rf .venv runs .mypy_cache .ruff_cache .pytest_cache .import_linter_cache

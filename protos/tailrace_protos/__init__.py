@@ -1,0 +1,14 @@
+"""Tailrace on the wire: the atlas of what the services say to each other.
+
+| module | holds | who speaks it |
+|---|---|---|
+| `base` | encoding, raw arrays, `MalformedMessageError` | all |
+| `subjects` | every subject, stream, bucket and key prefix | all |
+| `control` | server registry, leases, activity, run status | inference, agents, scheduler, cli |
+| `generation` | `GenerateRequest` in, `TokenChunk` out | agents -> inference |
+| `episode` | queued `EpisodeTask`, journal `TurnRecord`, `Outcome` | scheduler -> agents |
+| `reward` | `ScoreRequest` in, `ScoreReply` out | agents -> reward |
+| `trajectory` | settled episodes and closed groups | agents -> Redis -> learner |
+| `weights` | manifests, sources, chunks, model card | learner -> weight_sync -> inference |
+| `event` | the audit events of a run | all -> outbox -> scheduler -> EVENTS |
+"""

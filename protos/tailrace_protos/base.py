@@ -1,0 +1,107 @@
+"""How every message looks on the wire: msgpack maps, an explicit tag, raw arrays.
+
+Long numeric arrays travel as raw little-endian bytes and are read as numpy views without a copy;
+a view keeps the message it came from alive. Unknown fields are accepted, new fields have defaults.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, TypeVar
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+# A field of these types holds the raw little-endian bytes of a one-dimensional array.
+Int32Bytes = memoryview
+Float32Bytes = memoryview
+UInt8Bytes = memoryview
+
+EMPTY = memoryview(b"")
+
+JSON_CONTENT_TYPE = "application/json"
+MSGPACK_CONTENT_TYPE = "application/msgpack"
+
+
+class Message(msgspec.Struct, frozen=True):
+    """Base of all that crosses a process border; subclasses write their tag explicitly."""
+
+
+M = TypeVar("M")
+
+_encoder = msgspec.msgpack.Encoder()
+_json_encoder = msgspec.json.Encoder()
+
+
+class MalformedMessageError(ValueError):
+    """A payload that is no valid message of the expected type.
+
+    Attributes: `expected` (type name), `num_bytes` (payload size), `reason` (what did not fit).
+    """
+
+    def __init__(self, expected: str, num_bytes: int, reason: str) -> None:
+        super().__init__(f"malformed {expected} ({num_bytes} bytes): {reason}")
+        self.expected = expected
+        self.num_bytes = num_bytes
+        self.reason = reason
+
+
+_decoders: dict[Any, msgspec.msgpack.Decoder[Any]] = {}
+
+
+def _decoder(message_type: Any) -> msgspec.msgpack.Decoder[Any]:
+    decoder = _decoders.get(message_type)
+    if decoder is None:
+        decoder = _decoders[message_type] = msgspec.msgpack.Decoder(message_type)
+    return decoder
+
+
+def encode(message: object) -> bytes:
+    """msgpack bytes of a message or of a list of messages."""
+    return _encoder.encode(message)
+
+
+def decode(data: bytes | memoryview, message_type: type[M]) -> M:
+    """The message in `data`; raises `MalformedMessageError` when it is not one of `message_type`."""
+    try:
+        message: M = _decoder(message_type).decode(data)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        name = getattr(message_type, "__name__", str(message_type))
+        raise MalformedMessageError(name, len(data), str(error)) from error
+    return message
+
+
+def encode_json(message: object) -> bytes:
+    """JSON bytes of a message without raw arrays (events, status, tool payloads)."""
+    return _json_encoder.encode(message)
+
+
+def pack_int32(values: Sequence[int] | NDArray[np.int32]) -> Int32Bytes:
+    """Raw bytes of integer values [T]; no copy when they already are a contiguous int32 array."""
+    return np.ascontiguousarray(values, dtype="<i4").data.cast("B") if len(values) else EMPTY
+
+
+def pack_float32(values: Sequence[float] | NDArray[np.float32]) -> Float32Bytes:
+    """Raw bytes of float values [T]; no copy when they already are a contiguous float32 array."""
+    return np.ascontiguousarray(values, dtype="<f4").data.cast("B") if len(values) else EMPTY
+
+
+def pack_uint8(values: Sequence[int] | NDArray[np.uint8]) -> UInt8Bytes:
+    """Raw bytes of small integers [T] (masks)."""
+    return np.ascontiguousarray(values, dtype=np.uint8).data.cast("B") if len(values) else EMPTY
+
+
+def as_int32(raw: Int32Bytes) -> NDArray[np.int32]:
+    """Read-only int32 view [T] of raw bytes, without a copy."""
+    return np.frombuffer(raw, dtype="<i4")
+
+
+def as_float32(raw: Float32Bytes) -> NDArray[np.float32]:
+    """Read-only float32 view [T] of raw bytes, without a copy."""
+    return np.frombuffer(raw, dtype="<f4")
+
+
+def as_uint8(raw: UInt8Bytes) -> NDArray[np.uint8]:
+    """Read-only uint8 view [T] of raw bytes, without a copy."""
+    return np.frombuffer(raw, dtype=np.uint8)

@@ -1,0 +1,65 @@
+"""Episodes: the queued task, the journal of finished turns, and typed outcomes."""
+
+from __future__ import annotations
+
+import enum
+
+import msgspec
+
+from tailrace_protos.base import Float32Bytes, Int32Bytes, Message
+from tailrace_protos.generation import FinishReason, VersionSpan
+from tailrace_protos.subjects import Phase
+
+
+class Outcome(enum.StrEnum):
+    """How an episode ended. Only the first two carry a reward that may be learnt from."""
+
+    OK = "ok"
+    POLICY_FAILURE = "policy_failure"  # the model's own doing: unparsable, over budget
+    INFRA_FAILURE = "infra_failure"  # environment, tool, server or worker failed
+    TIMEOUT = "timeout"
+    CANCELLED = "cancelled"
+
+    @property
+    def is_valid(self) -> bool:
+        """Whether rewards of such episodes enter statistics and training."""
+        return self in (Outcome.OK, Outcome.POLICY_FAILURE)
+
+
+class EnvTask(msgspec.Struct, frozen=True):
+    """Which environment to play and the seed that fixes it."""
+
+    env_name: str
+    seed: int
+
+
+class EpisodeTask(Message, frozen=True, tag="episode_task"):
+    """One episode on the work queue."""
+
+    episode_id: str  # "<group_id>.<member>"
+    group_id: str
+    member: int
+    attempt: int  # raised when the scheduler publishes the episode again
+    phase: Phase
+    task: EnvTask
+    deadline_unix_s: float
+
+    @property
+    def message_id(self) -> str:
+        """`Nats-Msg-Id` below the run's name: an id may not come twice in the dedup window."""
+        return f"{self.episode_id}.{self.attempt}"
+
+
+class TurnRecord(Message, frozen=True, tag="turn_record"):
+    """One finished turn in an episode's journal: enough to replay it without sampling again."""
+
+    turn: int
+    observation_ids: Int32Bytes  # [o] inserted by the renderer before this turn's sample
+    token_ids: Int32Bytes  # [t] sampled
+    inference_logprobs: Float32Bytes  # [t]
+    version_spans: tuple[VersionSpan, ...]
+    finish_reason: FinishReason
+    reply: str  # text the environment's action was parsed from
+    reward: float
+    terminated: bool
+    truncated: bool

@@ -1,0 +1,193 @@
+"""What happened: the audit events of a run, as they stand in the outbox, EVENTS and `events.jsonl`."""
+
+from __future__ import annotations
+
+import msgspec
+
+from tailrace_protos.base import Message
+from tailrace_protos.episode import Outcome
+from tailrace_protos.subjects import Phase
+
+
+class RunStarted(msgspec.Struct, frozen=True, tag="run_started"):
+    """The scheduler began (or took over) the run."""
+
+    run: str
+    config_digest: str
+
+
+class ModelPrepared(msgspec.Struct, frozen=True, tag="model_prepared"):
+    """The learner has its initial weights; a warm start, if any, is done."""
+
+    num_parameters: int
+    warm_start_steps: int
+    warm_start_s: float
+    warm_start_loss: float | None
+
+
+class LearnerResumed(msgspec.Struct, frozen=True, tag="learner_resumed"):
+    """A learner starts a lineage at `step` (0: from scratch); later steps of others do not count."""
+
+    lineage: str
+    step: int
+    next_group_index: int
+    checkpoint: str
+
+
+class GroupAdmitted(msgspec.Struct, frozen=True, tag="group_admitted"):
+    """A group was recorded; its episodes follow on the work queue."""
+
+    group_id: str
+    group_index: int
+    phase: Phase
+    num_members: int
+    step: int  # optimizer step at admission
+
+
+class EpisodeRedelivered(msgspec.Struct, frozen=True, tag="episode_redelivered"):
+    """An episode went out again: `attempt` is the new one."""
+
+    episode_id: str
+    attempt: int
+    reason: str
+
+
+class EpisodeSettled(msgspec.Struct, frozen=True, tag="episode_settled"):
+    """An episode's one settlement."""
+
+    episode_id: str
+    group_id: str
+    member: int
+    phase: Phase
+    outcome: Outcome
+    reason: str
+    reward: float
+    success: float | None
+    num_sampled_tokens: int
+    num_turns: int
+    min_policy_version: int
+    max_policy_version: int
+    started_unix_s: float
+    finished_unix_s: float
+
+
+class GroupClosed(msgspec.Struct, frozen=True, tag="group_closed"):
+    """All members settled; a train group with enough valid members went to the learner."""
+
+    group_id: str
+    phase: Phase
+    num_valid: int
+    num_members: int
+    sent_to_learner: bool
+    num_bytes: int
+
+
+class GroupDropped(msgspec.Struct, frozen=True, tag="group_dropped"):
+    """The learner gave a group back untrained, e.g. because all of it was too stale."""
+
+    group_id: str
+    reason: str
+
+
+class StepFinished(msgspec.Struct, frozen=True, tag="step_finished"):
+    """One optimizer step with the groups that made it and the learner's metrics."""
+
+    lineage: str
+    step: int
+    policy_version: int  # version that the step produced
+    group_ids: tuple[str, ...]
+    num_dropped_groups: int
+    started_unix_s: float  # first backward of the step
+    finished_unix_s: float
+    metrics: dict[str, float | None]
+
+
+class WeightsPublished(msgspec.Struct, frozen=True, tag="weights_published"):
+    """A version became available to inference servers."""
+
+    policy_version: int
+    lineage: str
+    optimizer_step: int
+    num_bytes: int
+
+
+class ServerWeightsApplied(msgspec.Struct, frozen=True, tag="server_weights_applied"):
+    """An inference server began to serve a version."""
+
+    server_id: str
+    policy_version: int
+    swap_s: float
+
+
+class CheckpointSaved(msgspec.Struct, frozen=True, tag="checkpoint_saved"):
+    """A durable checkpoint exists; the groups trained up to it were deleted from the buffer."""
+
+    lineage: str
+    step: int
+    path: str
+    num_groups: int
+
+
+class EvaluationStarted(msgspec.Struct, frozen=True, tag="evaluation_started"):
+    """Evaluation episodes for the weights of `step` were admitted."""
+
+    evaluation_id: str
+    step: int
+    policy_version: int
+    num_episodes: int
+
+
+class EvaluationFinished(msgspec.Struct, frozen=True, tag="evaluation_finished"):
+    """The evaluation's result over its valid episodes."""
+
+    evaluation_id: str
+    step: int
+    success_rate: float
+    reward_mean: float
+    num_valid: int
+    num_episodes: int
+
+
+class RunFinished(msgspec.Struct, frozen=True, tag="run_finished"):
+    """The run ended by itself: all steps, the final checkpoint and the final evaluation are done."""
+
+    step: int
+    reason: str
+
+
+EventBody = (
+    RunStarted
+    | ModelPrepared
+    | LearnerResumed
+    | GroupAdmitted
+    | EpisodeRedelivered
+    | EpisodeSettled
+    | GroupClosed
+    | GroupDropped
+    | StepFinished
+    | WeightsPublished
+    | ServerWeightsApplied
+    | CheckpointSaved
+    | EvaluationStarted
+    | EvaluationFinished
+    | RunFinished
+)
+
+
+class Event(msgspec.Struct, frozen=True):
+    """An event with its place in the outbox order; one line of `events.jsonl`."""
+
+    seq: str  # Redis outbox id: total order, and the key that makes relaying idempotent
+    unix_s: float
+    service: str
+    body: EventBody
+
+
+class EventBatch(Message, frozen=True, tag="event_batch"):
+    """One message of the EVENTS stream: consecutive events, oldest first.
+
+    Its message id is "<first seq>:<last seq>"; a reader that must count each event once also skips
+    what is not newer than the last `seq` it has seen.
+    """
+
+    events: tuple[Event, ...]

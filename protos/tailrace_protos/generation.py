@@ -1,0 +1,116 @@
+"""Generation: token ids in, streamed token chunks with log-probabilities and policy versions out."""
+
+from __future__ import annotations
+
+import enum
+
+import msgspec
+
+from tailrace_protos.base import EMPTY, Float32Bytes, Int32Bytes, Message
+
+
+class FinishReason(enum.StrEnum):
+    """Why a generation ended; means the same for every engine."""
+
+    STOP = "stop"
+    LENGTH = "length"
+    ABORT = "abort"
+
+
+class SamplingParams(msgspec.Struct, frozen=True, omit_defaults=True):
+    """How to choose tokens. `top_k` 0, `top_p` 1 and `min_p` 0 switch that filter off.
+
+    `temperature` 0 is greedy. `inference_logprobs` are those of the distribution sampled from: after
+    the temperature, before top-k/top-p/min-p.
+    """
+
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    min_p: float = 0.0
+    seed: int | None = None
+    stop_token_ids: tuple[int, ...] = ()
+    stop: tuple[str, ...] = ()
+
+
+class GenerateRequest(Message, frozen=True, tag="generate_request"):
+    """One model turn. `max_new_tokens` is what is left of the episode's budget.
+
+    The last `num_continued` ids of `prompt_ids` were sampled by another server for this same call
+    before it failed: stop strings see them and a seeded sample continues after them.
+    """
+
+    call_id: str
+    episode_id: str  # servers keep the KV cache of an episode's earlier turns under this id
+    prompt_ids: Int32Bytes  # [P]
+    max_new_tokens: int
+    sampling: SamplingParams = SamplingParams()
+    num_continued: int = 0
+    traceparent: str = ""
+
+
+class VersionSpan(msgspec.Struct, frozen=True, array_like=True):
+    """`num_tokens` consecutive tokens sampled from one policy version."""
+
+    policy_version: int
+    num_tokens: int
+
+
+class CallErrorCode(enum.StrEnum):
+    """What went wrong with a call, seen from the caller."""
+
+    INVALID = "invalid"  # the request itself is wrong; do not retry
+    OVERLOADED = "overloaded"  # full; retry after `retry_after_s`
+    NOT_READY = "not_ready"  # no weights yet, or draining; try elsewhere
+    INTERNAL = "internal"  # the server failed; try elsewhere
+
+
+class CallError(msgspec.Struct, frozen=True, omit_defaults=True):
+    """A failed call's reason, in a form that the caller can act on."""
+
+    code: CallErrorCode
+    reason: str
+    retry_after_s: float = 0.0
+
+
+class TokenChunk(Message, frozen=True, tag="token_chunk", omit_defaults=True):
+    """Some newly sampled tokens of a call; the last chunk has `finish_reason` or `error`."""
+
+    call_id: str
+    token_ids: Int32Bytes = EMPTY  # [t]
+    inference_logprobs: Float32Bytes = EMPTY  # [t]
+    version_spans: tuple[VersionSpan, ...] = ()  # num_tokens sum to t
+    finish_reason: FinishReason | None = None
+    stop_matched: int | str | None = None  # the stop token id or stop string that matched
+    num_cached_tokens: int = 0  # prompt tokens whose KV was reused (last chunk only)
+    error: CallError | None = None
+
+
+class AbortRequest(Message, frozen=True, tag="abort_request"):
+    """Stop these calls; each answers with a last chunk whose finish reason is `abort`."""
+
+    call_ids: tuple[str, ...]
+
+
+class RequestFrame(Message, frozen=True, array_like=True, tag="request_frame"):
+    """What one client sends to one server in one piece; empty ones say "still here".
+
+    `sequence` counts a client's frames to this server from 0. A server that misses one breaks the
+    link, since it cannot know which calls were lost. `closing`: the client wants nothing any more.
+    """
+
+    sequence: int
+    messages: tuple[GenerateRequest | AbortRequest, ...] = ()
+    closing: bool = False
+
+
+class ChunkFrame(Message, frozen=True, array_like=True, tag="chunk_frame"):
+    """What one server sends to one client in one piece; empty ones answer empty ones.
+
+    `sequence` counts a server's frames to this client from 0. A client that misses one gives up all
+    calls on the link: tokens are missing. `broken` says why the server gave the link up.
+    """
+
+    sequence: int
+    messages: tuple[TokenChunk, ...] = ()
+    broken: str = ""

@@ -1,0 +1,47 @@
+"""Scoring of finished episodes; a score is a pure function of its request."""
+
+from __future__ import annotations
+
+import msgspec
+
+from tailrace_protos.base import Message
+from tailrace_protos.episode import EnvTask
+from tailrace_protos.generation import CallError
+
+
+class ChatMessage(msgspec.Struct, frozen=True):
+    """One message of a conversation as text."""
+
+    role: str
+    content: str
+
+
+class ScoreItem(msgspec.Struct, frozen=True):
+    """One finished episode to be scored."""
+
+    episode_id: str
+    task: EnvTask
+    messages: tuple[ChatMessage, ...]
+    turn_rewards: tuple[float, ...]
+    metrics: dict[str, float]
+
+
+class ScoreRequest(Message, frozen=True, tag="score_request"):
+    """Episodes to score; several in one message cost one round trip."""
+
+    items: tuple[ScoreItem, ...]
+
+
+class Score(msgspec.Struct, frozen=True):
+    """`reward` is the weighted sum of `components`; with `error` there is no reward."""
+
+    episode_id: str
+    reward: float = 0.0
+    components: dict[str, float] = msgspec.field(default_factory=dict)
+    error: CallError | None = None
+
+
+class ScoreReply(Message, frozen=True, tag="score_reply"):
+    """Scores in the order of the request's items."""
+
+    scores: tuple[Score, ...]

@@ -1,0 +1,120 @@
+"""Every subject, stream, bucket and key prefix, in one place; all begin with the run's name.
+
+A run's name is one NATS token (letters, digits, `_`, `-`), so that several runs share one NATS
+and one Redis without meeting.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Literal
+
+Phase = Literal["train", "eval"]
+
+PHASES: tuple[Phase, Phase] = ("train", "eval")
+
+_RUN_NAME = re.compile(r"^[A-Za-z0-9_-]{1,64}$")
+
+
+def check_run_name(run: str) -> str:
+    """The name itself, or `ValueError` with the remedy when it could not be part of a subject."""
+    if not _RUN_NAME.match(run):
+        raise ValueError(
+            f"exp_name {run!r} cannot name subjects: use 1 to 64 letters, digits, '_' or '-'"
+        )
+    return run
+
+
+def generate(run: str, server_id: str) -> str:
+    """Generation requests for one inference server."""
+    return f"{run}.inference.{server_id}.generate"
+
+
+def inference_control(run: str, server_id: str) -> str:
+    """Control requests (drain) for one inference server."""
+    return f"{run}.inference.{server_id}.control"
+
+
+def lease(run: str) -> str:
+    """Placement leases, answered by the scheduler."""
+    return f"{run}.scheduler.lease"
+
+
+def lease_report(run: str) -> str:
+    """What became of leases: releases and failures, sent by agents to the scheduler."""
+    return f"{run}.scheduler.lease_report"
+
+
+def run_status(run: str) -> str:
+    """Snapshots of the run for live views, published by the scheduler."""
+    return f"{run}.scheduler.status"
+
+
+def activity(run: str) -> str:
+    """What agents workers and inference servers are doing right now, for idle attribution."""
+    return f"{run}.activity"
+
+
+def score(run: str) -> str:
+    """Reward requests."""
+    return f"{run}.reward.score"
+
+
+def offer_weights(run: str) -> str:
+    """The learner's request to weight_sync to take over new weights."""
+    return f"{run}.weight_sync.offer"
+
+
+def current_weights(run: str) -> str:
+    """Request for the newest published weights (late joiners)."""
+    return f"{run}.weight_sync.current"
+
+
+def weights_published(run: str) -> str:
+    """Announcement of new weights to inference servers."""
+    return f"{run}.weight_sync.published"
+
+
+def weights_applied(run: str) -> str:
+    """A server's report that it serves (or could not take) a policy version."""
+    return f"{run}.weight_sync.applied"
+
+
+def episodes(run: str, phase: Phase) -> str:
+    """Subject of the work queue for episodes of one phase."""
+    return f"{run}.episodes.{phase}"
+
+
+def dead_episodes(run: str) -> str:
+    """Where episodes go that failed too often to be delivered again."""
+    return f"{run}.dead.episodes"
+
+
+def events(run: str) -> str:
+    """Subject of the EVENTS stream."""
+    return f"{run}.events"
+
+
+def episodes_stream(run: str) -> str:
+    """Name of the JetStream work queue."""
+    return f"{run}_EPISODES"
+
+
+def events_stream(run: str) -> str:
+    """Name of the JetStream stream of what happened."""
+    return f"{run}_EVENTS"
+
+
+def dead_stream(run: str) -> str:
+    """Name of the JetStream stream of dead letters."""
+    return f"{run}_DEAD"
+
+
+def registry_bucket(run: str) -> str:
+    """Key-value bucket of inference servers (key: server id, value: `ServerStatus`)."""
+    return f"{run}_servers"
+
+
+def redis_prefix(run: str) -> str:
+    """Prefix of every Redis key of a run; the braces keep a run's keys on one cluster slot."""
+    return f"{{{run}}}:"

@@ -1,0 +1,105 @@
+"""Weights on their way from the learner to the engines: manifests, sources, chunks, reports."""
+
+from __future__ import annotations
+
+import msgspec
+
+from tailrace_protos.base import Message
+
+
+class TensorEntry(msgspec.Struct, frozen=True, array_like=True):
+    """One tensor inside the flat buffer of a version."""
+
+    name: str  # Hugging Face parameter name
+    dtype: str  # torch name: float32, bfloat16, ...
+    shape: tuple[int, ...]
+    offset: int  # bytes from the start of the buffer, 64-byte aligned
+    num_bytes: int
+    checksum: int  # xxh3_64 of the tensor's bytes
+
+
+class WeightManifest(Message, frozen=True, tag="weight_manifest"):
+    """Everything about one policy version but the bytes themselves."""
+
+    policy_version: int  # never reused
+    lineage: str  # changes when a learner resumes from a checkpoint
+    optimizer_step: int
+    base_version: int | None  # None: full weights
+    tensors: tuple[TensorEntry, ...]
+    num_bytes: int
+
+
+class WeightSource(msgspec.Struct, frozen=True):
+    """Where the buffer can be fetched: shared memory on the same host, ZMQ from anywhere."""
+
+    host_id: str
+    shm_name: str
+    zmq_endpoint: str
+    zmq_public_key: str = ""
+
+
+class OfferWeights(Message, frozen=True, tag="offer_weights"):
+    """The learner offers weights; `manifest.policy_version` is -1 until weight_sync assigns it."""
+
+    manifest: WeightManifest
+    source: WeightSource
+
+
+class WeightsTaken(Message, frozen=True, tag="weights_taken"):
+    """weight_sync holds a verified copy; the learner may reuse its buffer."""
+
+    policy_version: int
+
+
+class WeightsAvailable(Message, frozen=True, tag="weights_available"):
+    """New weights for every inference server, with where to fetch them."""
+
+    manifest: WeightManifest
+    source: WeightSource
+
+
+class CurrentWeightsRequest(Message, frozen=True, tag="current_weights_request"):
+    """A late joiner asks for the newest version."""
+
+    server_id: str
+
+
+class CurrentWeightsReply(Message, frozen=True, tag="current_weights_reply"):
+    """The newest version, or nothing before the first."""
+
+    available: WeightsAvailable | None
+
+
+class WeightsApplied(Message, frozen=True, tag="weights_applied"):
+    """A server's report: it serves `policy_version` now, or `error` says why it does not."""
+
+    server_id: str
+    policy_version: int
+    fetch_s: float
+    stage_s: float
+    swap_s: float
+    error: str = ""
+
+
+class ChunkRequest(Message, frozen=True, tag="chunk_request"):
+    """Credit for one range of a version's buffer over ZMQ."""
+
+    policy_version: int
+    offset: int
+    num_bytes: int
+
+
+class ChunkReply(Message, frozen=True, tag="chunk_reply"):
+    """The bytes asked for, or an error (version no longer held, range outside)."""
+
+    policy_version: int
+    offset: int
+    data: memoryview
+    error: str = ""
+
+
+class ModelCard(Message, frozen=True, tag="model_card"):
+    """What others need to know of the model: written once to Redis by the learner."""
+
+    config_json: bytes  # Hugging Face config.json
+    tokenizer_files: dict[str, bytes]  # tokenizer.json, tokenizer_config.json, chat_template.jinja

@@ -1,0 +1,1 @@
+"""The agents service: plays queued episodes, thousands at once, and settles them."""

@@ -1,0 +1,94 @@
+"""Environments as foreign code: whatever they raise or return is checked at one border.
+
+`EnvHandle` is one environment in use, `EnvPool` keeps idle ones of a kind: `reset(seed=...)` begins
+from nothing, so an environment serves one episode after another. One that raised is never used again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from concurrent.futures import Executor
+from typing import NamedTuple, TypeVar
+
+from tailrace.sdk.env import Env
+from tailrace.sdk.foreign import foreign_code
+
+T = TypeVar("T")
+
+
+class StepResult(NamedTuple):
+    """An environment's answer to a reply."""
+
+    observation: str
+    reward: float
+    terminated: bool
+    truncated: bool
+    numbers: dict[str, float]  # of `info`
+
+
+class EnvHandle:
+    """An environment played in the event loop, or in a thread of `threads` if it may block."""
+
+    __slots__ = ("_threads", "env")
+
+    def __init__(self, env: Env, threads: Executor | None = None) -> None:
+        self.env = env
+        self._threads = threads
+
+    async def reset(self, seed: int) -> str:
+        """Begin an episode; raises `ForeignCodeError`."""
+        return self._reset(seed) if self._threads is None else await self._in_thread(lambda: self._reset(seed))
+
+    async def step(self, reply: str) -> StepResult:
+        """Answer a reply; raises `ForeignCodeError`."""
+        return self._step(reply) if self._threads is None else await self._in_thread(lambda: self._step(reply))
+
+    async def _in_thread(self, call: Callable[[], T]) -> T:
+        return await asyncio.get_running_loop().run_in_executor(self._threads, call)
+
+    def _reset(self, seed: int) -> str:
+        with foreign_code("env.reset"):
+            observation, _ = self.env.reset(seed=seed)
+            return _text(observation)
+
+    def _step(self, reply: str) -> StepResult:
+        with foreign_code("env.step"):
+            observation, reward, terminated, truncated, info = self.env.step(reply)
+            numbers = {key: float(value) for key, value in info.items() if isinstance(value, bool | int | float)}
+            return StepResult(_text(observation), float(reward), bool(terminated), bool(truncated), numbers)
+
+
+class EnvPool:
+    """Environments of one kind, made when none is idle; at most `max_idle` are kept."""
+
+    def __init__(self, make: Callable[[], Env], threads: Executor | None = None, max_idle: int = 256) -> None:
+        self._make = make
+        self._threads = threads
+        self._max_idle = max_idle
+        self._idle: list[EnvHandle] = []
+
+    def take(self) -> EnvHandle:
+        """An idle environment or a new one; raises `ForeignCodeError` if it cannot be made."""
+        if self._idle:
+            return self._idle.pop()
+        with foreign_code("making the environment"):
+            return EnvHandle(self._make(), self._threads)
+
+    def give_back(self, handle: EnvHandle) -> None:
+        """Keep an environment whose episode came to its end without an error."""
+        if len(self._idle) < self._max_idle:
+            self._idle.append(handle)
+        else:
+            self.discard(handle)
+
+    def discard(self, handle: EnvHandle) -> None:
+        """Close an environment that may not be used again; raises `ForeignCodeError`."""
+        with foreign_code("env.close"):
+            handle.env.close()
+
+
+def _text(observation: object) -> str:
+    if not isinstance(observation, str):
+        raise TypeError(f"observations must be str, found {type(observation).__name__}")
+    return observation

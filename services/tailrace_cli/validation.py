@@ -1,0 +1,56 @@
+"""What only all sections together can tell: names that must exist elsewhere, capacities, paths."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from tailrace.config import ConfigError
+from tailrace_cli.experiment import Experiment
+from tailrace_scheduler.core.capacity import check_capacity
+
+
+def check_experiment(experiment: Experiment) -> None:
+    """Raise `ConfigError` for an experiment that could not run; each message names key and remedy."""
+    _check_environments(experiment)
+    _check_model(experiment)
+    _check_resume(experiment)
+    try:
+        check_capacity(experiment.run, experiment.scheduler)
+    except ValueError as error:
+        raise ConfigError(f"{experiment.source}: {error}") from error
+
+
+def _check_environments(experiment: Experiment) -> None:
+    known = experiment.agents.custom_envs
+    for key in ("tags", "eval_tags"):
+        for tag in getattr(experiment.scheduler, key):
+            if tag not in known:
+                names = ", ".join(sorted(known)) or "none are defined"
+                raise ConfigError(
+                    f"{experiment.source}: scheduler.{key}: {tag!r} is no environment of "
+                    f"agents.custom_envs ({names}): define it there or correct the name"
+                )
+
+
+def _check_model(experiment: Experiment) -> None:
+    pretrain = experiment.run.pretrain
+    looks_local = pretrain.startswith((".", "/", "~")) or pretrain.count("/") > 1
+    if pretrain and looks_local and not (Path(pretrain).expanduser() / "config.json").is_file():
+        raise ConfigError(
+            f"{experiment.source}: pretrain: {pretrain} is no model directory (it holds no "
+            "config.json): correct the path, or name a model of the hub as owner/name"
+        )
+    if not pretrain and experiment.learner.from_scratch is None:
+        raise ConfigError(
+            f"{experiment.source}: neither pretrain nor learner.from_scratch is set: name a model to "
+            "start from, or describe one to make"
+        )
+
+
+def _check_resume(experiment: Experiment) -> None:
+    resume = experiment.run.resume_from_checkpoint
+    if isinstance(resume, str) and not (Path(resume) / "run_state.json").is_file():
+        raise ConfigError(
+            f"{experiment.source}: resume_from_checkpoint: {resume} is no checkpoint (it holds no "
+            "run_state.json): name a folder checkpoints/step_<N>, or use true for the newest"
+        )

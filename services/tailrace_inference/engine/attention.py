@@ -1,0 +1,166 @@
+"""Attention of one step: flat tokens of many sequences against the blocks of each.
+
+The tokens of a step lie flat, group after group. The rows of a group have similar numbers of queries
+and similar context lengths; each group is one `scaled_dot_product_attention` over gathered blocks.
+Invariants: a query at position p sees keys 0..p of its own row only; padding queries repeat a real
+one, and their outputs are dropped.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+
+from tailrace_inference.engine.kv_cache import KVCache, KVShape
+
+ATTENTION_NAME = "tailrace"
+STEP_KWARG = "tailrace_step"
+
+# Arguments that change attention's result in ways that are not built here.
+_UNSUPPORTED_KWARGS = ("softcap", "s_aux", "position_bias", "block_mask")
+
+
+class UnsupportedModelError(ValueError):
+    """This architecture cannot run on the torch engine. Attributes: `model_type`, `reason`."""
+
+    def __init__(self, model_type: str, reason: str) -> None:
+        super().__init__(f"model_type {model_type!r} does not run on the torch engine: {reason}")
+        self.model_type = model_type
+        self.reason = reason
+
+
+@dataclass(slots=True)
+class Group:
+    """Rows [B] of one padded attention call: Q queries each, L = blocks * block_tokens keys."""
+
+    first: int  # flat tokens [first, last) are this group's queries
+    last: int
+    num_rows: int
+    num_queries: int
+    blocks: Tensor  # [B * blocks] of the cache
+    positions: Tensor  # [B, Q] position of each query
+    pad_index: Tensor | None  # [B * Q] flat token of each padded query; None: nothing is padded
+    unpad_index: Tensor | None  # [last - first] place of each flat token among the padded ones
+    masks: dict[tuple[int, int, torch.dtype], Tensor] = field(default_factory=dict)
+
+    def mask(self, num_keys: int, repeats: int, window: int, dtype: torch.dtype) -> Tensor:
+        """Additive mask [B, 1, repeats * Q, L], made once per step and kind of layer."""
+        key = (repeats, window, dtype)
+        found = self.masks.get(key)
+        if found is None:
+            found = self.masks[key] = self._make_mask(num_keys, repeats, window, dtype)
+        return found
+
+    def _make_mask(self, num_keys: int, repeats: int, window: int, dtype: torch.dtype) -> Tensor:
+        keys = torch.arange(num_keys, device=self.positions.device)
+        queries = self.positions.unsqueeze(-1)
+        hidden = keys > queries
+        if window:
+            hidden |= keys <= queries - window
+        mask = torch.zeros(hidden.shape, dtype=dtype, device=hidden.device).masked_fill_(hidden, -math.inf)
+        mask = mask.unsqueeze(1)
+        return mask.repeat(1, 1, repeats, 1) if repeats > 1 else mask
+
+
+class AttentionStep:
+    """Where the keys and values of this step's tokens go, and which groups attend to what."""
+
+    def __init__(self, cache: KVCache, slots: Tensor, groups: list[Group]) -> None:
+        self._cache = cache
+        self._slots = slots  # [T]
+        self._groups = groups
+
+    def attend(
+        self, layer: int, query: Tensor, key: Tensor, value: Tensor, scale: float, window: int = 0
+    ) -> Tensor:
+        """Store `key` [T, KH, D] and `value`, then attend with `query` [T, H, D] -> [T, H * Dv]."""
+        self._cache.write(layer, self._slots, key, value)
+        keys, values = self._cache.keys[layer], self._cache.values[layer]
+        parts = [_attend_group(group, query, keys, values, scale, window) for group in self._groups]
+        return parts[0] if len(parts) == 1 else torch.cat(parts)
+
+
+def _attend_group(
+    group: Group, query: Tensor, keys: Tensor, values: Tensor, scale: float, window: int
+) -> Tensor:
+    """Output [n, H * Dv] of a group's n flat queries.
+
+    Queries that share a key head are laid side by side as more queries of that head, so that grouped
+    heads need no repeated keys.
+    """
+    rows, num_queries = group.num_rows, group.num_queries
+    kv_heads, head_dim = keys.shape[2], keys.shape[3]
+    if group.pad_index is None:
+        queries = query[group.first : group.last]
+    else:
+        queries = query.index_select(0, group.pad_index)
+    repeats = queries.shape[1] // kv_heads
+    k = keys.index_select(0, group.blocks).view(rows, -1, kv_heads, head_dim).transpose(1, 2)
+    v = values.index_select(0, group.blocks).view(rows, -1, kv_heads, values.shape[3]).transpose(1, 2)
+    if repeats == 1:
+        q = queries.view(rows, num_queries, kv_heads, head_dim).transpose(1, 2)
+    else:
+        q = queries.view(rows, num_queries, kv_heads, repeats, head_dim).permute(0, 2, 3, 1, 4)
+        q = q.reshape(rows, kv_heads, repeats * num_queries, head_dim)
+    mask = group.mask(k.shape[2], repeats, window, q.dtype)
+    out = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=scale)
+    if repeats == 1:
+        out = out.transpose(1, 2)
+    else:
+        out = out.view(rows, kv_heads, repeats, num_queries, -1).permute(0, 3, 1, 2, 4)
+    out = out.reshape(rows * num_queries, -1)
+    return out if group.unpad_index is None else out.index_select(0, group.unpad_index)
+
+
+class ShapeProbe:
+    """Stands in for an `AttentionStep` once, to learn the shapes of every layer's keys and values."""
+
+    def __init__(self) -> None:
+        self.layers: dict[int, KVShape] = {}
+
+    def attend(
+        self, layer: int, query: Tensor, key: Tensor, value: Tensor, scale: float, window: int = 0
+    ) -> Tensor:
+        """Note the layer's shapes; the output is only right in shape."""
+        self.layers[layer] = KVShape(key.shape[1], key.shape[2], value.shape[2])
+        return query.new_zeros((query.shape[0], query.shape[1] * value.shape[2]))
+
+
+def tailrace_attention(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    scaling: float | None = None,
+    dropout: float = 0.0,
+    sliding_window: int | None = None,
+    **kwargs: Any,
+) -> tuple[Tensor, None]:
+    """transformers' attention interface: `query` [1, H, T, D] -> ([1, T, H, Dv], no weights)."""
+    step: AttentionStep | ShapeProbe | None = kwargs.get(STEP_KWARG)
+    model_type = str(getattr(getattr(module, "config", None), "model_type", type(module).__name__))
+    if step is None:
+        raise UnsupportedModelError(model_type, "it does not hand arguments on to its attention")
+    for name in _UNSUPPORTED_KWARGS:
+        if kwargs.get(name) is not None:
+            raise UnsupportedModelError(model_type, f"its attention uses {name!r}")
+    layer = getattr(module, "layer_idx", None)
+    if layer is None:
+        raise UnsupportedModelError(model_type, "its attention layers have no layer_idx")
+    scale = query.shape[-1] ** -0.5 if scaling is None else scaling
+    num_tokens, num_heads = query.shape[2], query.shape[1]
+    flat = [states[0].transpose(0, 1) for states in (query, key, value)]
+    out = step.attend(layer, flat[0], flat[1], flat[2], scale, sliding_window or 0)
+    return out.view(1, num_tokens, num_heads, -1), None
+
+
+def register_attention() -> None:
+    """Make `attn_implementation="tailrace"` known to transformers; again does no harm."""
+    ALL_ATTENTION_FUNCTIONS.register(ATTENTION_NAME, tailrace_attention)

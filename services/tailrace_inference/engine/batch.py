@@ -1,0 +1,177 @@
+"""The running requests as rows of arrays, so that a step's bookkeeping is vectorised.
+
+Invariants: a row's tokens are `tokens[row, :length]`; the keys and values of the first `computed` of
+them are in the cache blocks `table[row, :num_blocks]`, whose other entries are 0 (the block of zeros);
+`computed < length`; what was sampled but not sent is `out_ids[row, :num_out]`, of one policy version.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import DTypeLike, NDArray
+
+from tailrace_inference.engine.kv_cache import Int64Array
+from tailrace_inference.engine.sampling import SamplingRows
+from tailrace_inference.engine.stops import StopStrings
+from tailrace_inference.ports import OnChunk
+from tailrace_protos.generation import SamplingParams
+
+_NO_TOKEN = -1
+
+
+@dataclass(slots=True, eq=False)
+class Call:
+    """One request between `submit` and its last chunk."""
+
+    call_id: str
+    episode_id: str
+    token_ids: NDArray[np.int32]  # prompt and, after a preemption, what was sampled
+    num_prompt: int
+    num_continued: int
+    max_len: int  # length at which the call ends
+    sampling: SamplingParams
+    key: int  # of its random numbers
+    on_chunk: OnChunk
+    stops: StopStrings | None
+    num_cached: int = 0
+    num_seen: int = 0  # tokens computed at least once
+    row: int = -1  # -1 while it waits
+
+
+class Batch:
+    """Rows for at most `max_running` calls; see the module's invariants."""
+
+    def __init__(self, max_running: int, max_len: int, max_blocks: int, chunk_tokens: int) -> None:
+        def column(dtype: DTypeLike, *more: int) -> NDArray[Any]:
+            return np.zeros((max_running, *more), dtype)  # pages are only committed when touched
+
+        self._calls: list[Call | None] = [None] * max_running
+        self.tokens: NDArray[np.int32] = column(np.int32, max_len + 1)
+        self.table: Int64Array = column(np.int64, max_blocks)
+        self.num_blocks: Int64Array = column(np.int64)
+        self.length: Int64Array = column(np.int64)
+        self.computed: Int64Array = column(np.int64)
+        self.seen: Int64Array = column(np.int64)
+        self.max_len: Int64Array = column(np.int64)
+        self.kv_version: Int64Array = column(np.int64)
+        self.counter_base: Int64Array = column(np.int64)
+        self.key: NDArray[np.uint64] = column(np.uint64)
+        self.temperature: NDArray[np.float32] = column(np.float32)
+        self.top_p: NDArray[np.float32] = column(np.float32)
+        self.top_k: Int64Array = column(np.int64)
+        self.min_p: NDArray[np.float32] = column(np.float32)
+        self.stop_ids: Int64Array = np.full((max_running, 2), _NO_TOKEN, np.int64)
+        self.has_strings: NDArray[np.bool_] = column(np.bool_)
+        self.out_ids: NDArray[np.int32] = column(np.int32, chunk_tokens)
+        self.out_logprobs: NDArray[np.float32] = column(np.float32, chunk_tokens)
+        self.num_out: Int64Array = column(np.int64)
+        self.sent_s: NDArray[np.float64] = column(np.float64)
+        self._free = list(range(max_running - 1, -1, -1))
+        self._order: list[int] = []
+        self._active: Int64Array | None = np.empty(0, np.int64)
+
+    @property
+    def has_room(self) -> bool:
+        """Whether another call can run."""
+        return bool(self._free)
+
+    @property
+    def newest(self) -> int:
+        """The row that was added last."""
+        return self._order[-1]
+
+    def __len__(self) -> int:
+        return len(self._order)
+
+    def active(self) -> Int64Array:
+        """The rows in use [R], in the order in which their calls were added."""
+        if self._active is None:
+            self._active = np.array(self._order, np.int64)
+        return self._active
+
+    def add(self, call: Call, blocks: Int64Array, computed: int, kv_version: int, now_s: float) -> int:
+        """Give `call` a row whose first `computed` tokens are in `blocks`."""
+        row = call.row = self._free.pop()
+        self._order.append(row)
+        self._active = None
+        self._calls[row] = call
+        length = len(call.token_ids)
+        self.tokens[row, :length] = call.token_ids
+        self.table[row, : len(blocks)] = blocks
+        self.num_blocks[row], self.length[row], self.computed[row] = len(blocks), length, computed
+        self.seen[row] = max(call.num_seen, computed)
+        self.max_len[row], self.kv_version[row], self.num_out[row] = call.max_len, kv_version, 0
+        self.sent_s[row] = now_s
+        self._set_sampling(row, call)
+        return row
+
+    def _set_sampling(self, row: int, call: Call) -> None:
+        sampling = call.sampling
+        self.key[row] = call.key
+        self.counter_base[row] = call.num_prompt - call.num_continued
+        self.temperature[row], self.top_p[row] = sampling.temperature, sampling.top_p
+        self.top_k[row], self.min_p[row] = sampling.top_k, sampling.min_p
+        self.has_strings[row] = call.stops is not None
+        num_stops = len(sampling.stop_token_ids)
+        if num_stops > self.stop_ids.shape[1]:
+            more = np.full((len(self.stop_ids), num_stops - self.stop_ids.shape[1]), _NO_TOKEN, np.int64)
+            self.stop_ids = np.concatenate([self.stop_ids, more], axis=1)
+        self.stop_ids[row] = _NO_TOKEN
+        self.stop_ids[row, :num_stops] = sampling.stop_token_ids
+
+    def call(self, row: int) -> Call:
+        """The call in a row that is in use."""
+        call = self._calls[row]
+        assert call is not None, f"row {row} is free"
+        return call
+
+    def remove(self, row: int) -> Call:
+        """Free a row whose blocks were released; its call keeps its tokens."""
+        call = self.call(row)
+        assert self.num_blocks[row] == 0, "a row is removed after its blocks"
+        call.token_ids = self.tokens[row, : self.length[row]].copy()
+        call.num_seen = int(self.seen[row])
+        call.row = -1
+        self._calls[row] = None
+        self._free.append(row)
+        self._order.remove(row)
+        self._active = None
+        return call
+
+    def release(self, row: int) -> Int64Array:
+        """Take a row's blocks from it: nothing of it is computed any more."""
+        count = self.num_blocks[row]
+        blocks = self.table[row, :count].copy()
+        self.table[row, :count] = 0
+        self.num_blocks[row] = self.computed[row] = 0
+        return blocks
+
+    def extend(self, rows: Int64Array, counts: Int64Array, blocks: Int64Array) -> None:
+        """Append `counts` [R] of the new `blocks` to the tables of `rows` [R]."""
+        owners = np.repeat(rows, counts)
+        place = np.arange(len(blocks)) - np.repeat(np.cumsum(counts) - counts, counts)
+        self.table[owners, self.num_blocks[owners] + place] = blocks
+        self.num_blocks[rows] += counts
+
+    def sampling_rows(self, rows: Int64Array) -> SamplingRows:
+        """Sampling parameters of `rows` [n] for their next token."""
+        return SamplingRows(
+            self.temperature[rows],
+            self.top_p[rows],
+            self.top_k[rows],
+            self.min_p[rows],
+            self.key[rows],
+            self.length[rows] - self.counter_base[rows],
+        )
+
+    def append(self, rows: Int64Array, tokens: Int64Array, logprobs: NDArray[np.float32]) -> None:
+        """A sampled token for each of `rows` [n]."""
+        self.tokens[rows, self.length[rows]] = tokens
+        self.length[rows] += 1
+        place = self.num_out[rows]
+        self.out_ids[rows, place] = tokens
+        self.out_logprobs[rows, place] = logprobs
+        self.num_out[rows] += 1

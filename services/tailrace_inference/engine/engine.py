@@ -1,0 +1,255 @@
+"""`TorchEngine`: one step from end to end.
+
+Invariants: everything but `submit`, `abort`, `abort_all` and `stage` happens on the thread that steps;
+every call gets exactly one last chunk; a token is stamped with the version whose weights sampled it;
+keys and values of an older version are used only with `kv_on_update: keep`, and then counted.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Iterable
+
+import numpy as np
+import torch
+from tokenizers import Tokenizer
+from torch import Tensor
+
+from tailrace_inference.config import InferenceConfig
+from tailrace_inference.engine.attention import AttentionStep, Group
+from tailrace_inference.engine.batch import Batch
+from tailrace_inference.engine.emitter import Emitter, failed
+from tailrace_inference.engine.forward import LoadedModel, load_model
+from tailrace_inference.engine.kv_cache import BlockPool, Int64Array, KVCache
+from tailrace_inference.engine.planner import GroupPlan, StepPlan, plan_step
+from tailrace_inference.engine.request import InvalidRequestError, make_call
+from tailrace_inference.engine.residency import Residency
+from tailrace_inference.engine.sampling import sample
+from tailrace_inference.engine.weights import Staged, WeightStage
+from tailrace_inference.ports import EngineStats, NamedTensor, OnChunk
+from tailrace_protos.generation import CallErrorCode, FinishReason, GenerateRequest
+
+_RETRY_AFTER_S = 0.5
+
+
+class TorchEngine:
+    """Continuous batching over one model; see `tailrace_inference.ports.Engine`."""
+
+    def __init__(self, model: LoadedModel, config: InferenceConfig, tokenizer: Tokenizer | None = None) -> None:
+        self._config = config
+        self._model = model
+        self._tokenizer = tokenizer
+        self._block_tokens = config.kv_block_tokens
+        num_blocks = config.kv_cache_tokens // self._block_tokens
+        self.capacity_tokens = num_blocks * self._block_tokens
+        self.max_len = min(model.max_len, self.capacity_tokens)
+        cache = KVCache(model.layers, num_blocks + 1, self._block_tokens, model.device, model.dtype)
+        max_blocks = -(-self.max_len // self._block_tokens)
+        self._cache = cache
+        self._batch = Batch(config.max_running, self.max_len, max_blocks, config.stream_chunk_tokens)
+        pool = BlockPool(num_blocks + 1)
+        self._residency = Residency(self._batch, cache, pool, config.prefix_cache, self._flush_row)
+        self._emitter = Emitter(self._batch, config.stream_chunk_tokens, config.stream_interval_ms / 1000.0)
+        self._weights = WeightStage(model.model)
+        self._staged: Staged | None = None
+        self._inbox: deque[tuple[GenerateRequest, OnChunk]] = deque()
+        self._aborts: deque[str | None] = deque()
+        self._paused = False
+        self._num_steps = self._num_computed = self._num_recomputed = self._num_stale = 0
+        self.policy_version = -1
+
+    @classmethod
+    def from_config_json(
+        cls, config_json: bytes, config: InferenceConfig, tokenizer: Tokenizer | None = None
+    ) -> TorchEngine:
+        """Build the architecture of a Hugging Face `config.json`; weights come by `stage` and `apply`."""
+        if config.device != "cuda":
+            torch.set_num_threads(config.num_threads)
+        return cls(load_model(config_json, config), config, tokenizer)
+
+    def submit(self, request: GenerateRequest, on_chunk: OnChunk) -> None:
+        """See `Engine`."""
+        if self.num_waiting >= self._config.max_waiting:
+            reason = f"{self.num_waiting} requests wait already"
+            on_chunk(failed(request.call_id, CallErrorCode.OVERLOADED, reason, _RETRY_AFTER_S))
+            return
+        self._inbox.append((request, on_chunk))
+
+    def abort(self, call_id: str) -> None:
+        """See `Engine`."""
+        self._aborts.append(call_id)
+
+    def abort_all(self) -> None:
+        """See `Engine`."""
+        self._aborts.append(None)
+
+    def stage(self, tensors: Iterable[NamedTensor], policy_version: int) -> None:
+        """See `Engine`."""
+        self._staged = self._weights.load(tensors, policy_version)
+
+    def apply(self) -> float:
+        """See `Engine`."""
+        staged = self._staged
+        assert staged is not None, "apply without stage"
+        began_s = time.perf_counter()
+        self._emitter.flush(self._batch.active(), self.policy_version, began_s)
+        for target, value in zip(staged.targets, staged.values, strict=True):
+            target.copy_(value)
+        self._model.forward.refresh()
+        self.policy_version, self._staged = staged.policy_version, None
+        if self._config.kv_on_update == "recompute":
+            self._residency.forget_computed(self.policy_version)
+        if self._model.device.type == "cuda":
+            torch.cuda.synchronize(self._model.device)
+        return time.perf_counter() - began_s
+
+    def pause(self) -> None:
+        """See `Engine`."""
+        self._paused = True
+
+    def resume(self) -> None:
+        """See `Engine`."""
+        self._paused = False
+
+    @property
+    def num_waiting(self) -> int:
+        """Calls that have no row."""
+        return len(self._inbox) + len(self._residency.waiting)
+
+    def has_work(self) -> bool:
+        """See `Engine`."""
+        if self._aborts:
+            return True
+        can_compute = not self._paused and self.policy_version >= 0
+        return can_compute and bool(len(self._batch) or self.num_waiting)
+
+    def step(self) -> bool:
+        """See `Engine`."""
+        if not self.has_work():
+            return False
+        self._read_inbox()
+        self._read_aborts()
+        if self._paused or self.policy_version < 0:
+            return True
+        now_s = time.perf_counter()
+        self._residency.admit(self.policy_version, now_s)
+        if len(self._batch):
+            self._compute(now_s)
+        return True
+
+    def _read_inbox(self) -> None:
+        while self._inbox:
+            request, on_chunk = self._inbox.popleft()
+            try:
+                call = make_call(request, on_chunk, self.max_len, self._model.vocab_size, self._tokenizer)
+            except InvalidRequestError as error:
+                on_chunk(failed(request.call_id, CallErrorCode.INVALID, str(error)))
+                continue
+            self._residency.waiting.append(call)
+
+    def _read_aborts(self) -> None:
+        """End aborted calls, wherever they are."""
+        if not self._aborts:
+            return
+        asked = set(self._aborts)
+        self._aborts.clear()
+        waiting = self._residency.waiting
+        gone = [call for call in waiting if None in asked or call.call_id in asked]
+        for call in gone:
+            waiting.remove(call)
+            self._emitter.close_waiting(call)
+        for row in self._batch.active().tolist():
+            if None in asked or self._batch.call(row).call_id in asked:
+                self._finish(row, FinishReason.ABORT, None)
+
+    @torch.inference_mode()
+    def _compute(self, now_s: float) -> None:
+        """One forward over the rows that the budget allows, and what follows from it."""
+        batch = self._batch
+        rows, take = self._residency.schedule(self._config.max_batched_tokens)
+        plan = plan_step(rows, take, batch.computed[rows], self._block_tokens)
+        done = plan.start + plan.take == batch.length[plan.rows]
+        sampled_rows = plan.rows[done]
+        logits = self._logits(plan, (plan.first + plan.take - 1)[done])
+        self._count(plan)
+        batch.computed[plan.rows] += plan.take
+        if not len(sampled_rows):
+            return
+        tokens, logprobs = sample(logits, batch.sampling_rows(sampled_rows))
+        batch.append(sampled_rows, tokens.cpu().numpy(), logprobs.cpu().numpy())
+        self._num_stale += int(np.count_nonzero(batch.kv_version[sampled_rows] != self.policy_version))
+        for row, reason, stop_matched in self._emitter.ended(sampled_rows):
+            self._finish(row, reason, stop_matched)
+        self._emitter.flush_due(self.policy_version, now_s)
+
+    def _flush_row(self, row: int) -> None:
+        self._emitter.flush(np.array([row]), self.policy_version, time.perf_counter())
+
+    def _finish(self, row: int, reason: FinishReason, stop_matched: int | str | None) -> None:
+        """Send a row's last chunk and free it."""
+        self._emitter.close(row, self.policy_version, reason, stop_matched)
+        self._residency.finish(row)
+
+    def _logits(self, plan: StepPlan, last: Int64Array) -> Tensor:
+        """Logits [n, vocabulary] at the flat tokens `last` [n]."""
+        batch, size = self._batch, self._block_tokens
+        ids = batch.tokens[plan.token_rows, plan.positions].astype(np.int64)
+        slots = batch.table[plan.token_rows, plan.positions // size] * size + plan.positions % size
+        groups = [self._group(plan, group) for group in plan.groups]
+        step = AttentionStep(self._cache, self._tensor(slots), groups)
+        return self._model.forward.logits(
+            self._tensor(ids), self._tensor(plan.positions), self._tensor(last), step
+        )
+
+    def _group(self, plan: StepPlan, group: GroupPlan) -> Group:
+        """The tensors of one attention group."""
+        rows = slice(group.first_row, group.last_row)
+        take, first, queries = plan.take[rows], plan.first[rows], group.num_queries
+        start, end = int(first[0]), int(first[-1] + take[-1])
+        blocks = self._tensor(self._batch.table[plan.rows[rows], : group.num_blocks].ravel())
+        if end - start == len(take) * queries:
+            positions = self._tensor(plan.positions[start:end].reshape(-1, queries))
+            return Group(start, end, len(take), queries, blocks, positions, None, None)
+        place = np.minimum(np.arange(queries), take[:, None] - 1)
+        padded = first[:, None] + place
+        offset = np.arange(len(take)) * queries - (first - start)
+        unpad = np.arange(end - start) + np.repeat(offset, take)
+        positions = self._tensor(plan.positions[padded])
+        pad_index, unpad_index = self._tensor(padded.ravel()), self._tensor(unpad)
+        return Group(start, end, len(take), queries, blocks, positions, pad_index, unpad_index)
+
+    def _tensor(self, array: Int64Array) -> Tensor:
+        return torch.from_numpy(array).to(self._model.device, non_blocking=True)
+
+    def _count(self, plan: StepPlan) -> None:
+        batch, rows = self._batch, plan.rows
+        end = plan.start + plan.take
+        self._num_steps += 1
+        self._num_computed += len(plan.positions)
+        self._num_recomputed += int(np.maximum(np.minimum(end, batch.seen[rows]) - plan.start, 0).sum())
+        batch.seen[rows] = np.maximum(batch.seen[rows], end)
+
+    def stats(self) -> EngineStats:
+        """See `Engine`."""
+        residency, emitter = self._residency, self._emitter
+        size = self._block_tokens
+        cached = residency.prefixes.num_blocks
+        return EngineStats(
+            policy_version=self.policy_version,
+            capacity_tokens=self.capacity_tokens,
+            used_tokens=self.capacity_tokens - (residency.pool.num_free + cached) * size,
+            cached_tokens=cached * size,
+            num_running=len(self._batch),
+            num_waiting=self.num_waiting,
+            num_steps=self._num_steps,
+            num_computed_tokens=self._num_computed,
+            num_generated_tokens=emitter.num_generated,
+            num_prompt_tokens=residency.num_prompt_tokens,
+            num_prefix_hit_tokens=residency.num_hit_tokens,
+            num_recomputed_tokens=self._num_recomputed,
+            num_stale_kv_tokens=self._num_stale,
+            num_preemptions=residency.num_preemptions,
+            num_finished=emitter.num_finished,
+            num_nonfinite_logprobs=emitter.num_nonfinite,
+        )

@@ -1,0 +1,202 @@
+"""Building a model from its Hugging Face configuration and running flat tokens through it.
+
+Invariant: a model is only returned after a random sequence, computed in chunks over the cache, gave the
+logits of the model's own forward. The lean forward must agree too, or the generic one is used.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from transformers import AutoConfig, AutoModelForCausalLM
+
+from tailrace.log import get_logger
+from tailrace_inference.config import InferenceConfig
+from tailrace_inference.engine.attention import (
+    ATTENTION_NAME,
+    STEP_KWARG,
+    AttentionStep,
+    Group,
+    ShapeProbe,
+    UnsupportedModelError,
+    register_attention,
+)
+from tailrace_inference.engine.kv_cache import KVCache, KVShape
+from tailrace_inference.engine.lean import LeanForward, supports_lean
+
+log = get_logger(__name__)
+
+# Largest difference of logits at load, in units of their standard deviation.
+_TOLERANCE = {torch.float32: 1e-3, torch.bfloat16: 0.15, torch.float16: 0.05}
+
+
+class Forward(Protocol):
+    """Logits of flat tokens."""
+
+    def logits(self, ids: Tensor, positions: Tensor, last: Tensor, step: AttentionStep | ShapeProbe) -> Tensor:
+        """Logits [n, vocabulary] at the flat tokens `last` [n] among `ids` [T] at `positions` [T]."""
+
+    def refresh(self) -> None:
+        """The modules' parameters changed."""
+
+
+class GenericForward:
+    """The model's own modules with our attention."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self._model = model
+
+    def logits(self, ids: Tensor, positions: Tensor, last: Tensor, step: AttentionStep | ShapeProbe) -> Tensor:
+        """See `Forward`."""
+        out = self._model(
+            input_ids=ids.unsqueeze(0),
+            position_ids=positions.unsqueeze(0),
+            use_cache=False,
+            logits_to_keep=last,
+            **{STEP_KWARG: step},
+        )
+        logits: Tensor = out.logits[0]
+        return logits
+
+    def refresh(self) -> None:
+        """See `Forward`: nothing is copied here."""
+
+
+class LoadedModel:
+    """A model on its device with the forward chosen for it."""
+
+    def __init__(self, model: nn.Module, forward: Forward, layers: list[KVShape], max_len: int) -> None:
+        self.model = model
+        self.forward = forward
+        self.layers = layers
+        self.max_len = max_len
+        self.device: torch.device = next(model.parameters()).device
+        self.dtype: torch.dtype = next(model.parameters()).dtype
+        config: Any = model.config
+        self.vocab_size = int(config.get_text_config().vocab_size)
+
+
+def _choose_forward(
+    model: nn.Module,
+    generic: GenericForward,
+    expected: Tensor,
+    layers: list[KVShape],
+    max_len: int,
+    config: InferenceConfig,
+) -> Forward:
+    """The lean forward where it is wanted, serves this model and agrees with it."""
+    dtype = next(model.parameters()).dtype
+    if config.forward == "generic" or not supports_lean(model.config):
+        return generic
+    lean = LeanForward(model, max_len)
+    error = _disagreement(lean, expected, layers, dtype)
+    if error < _TOLERANCE[dtype]:
+        return lean
+    log.warning("lean_forward_disagrees", error_in_deviations=error)
+    return generic
+
+
+def pick_device(config: InferenceConfig) -> torch.device:
+    """The device that the configuration names, or the one there is."""
+    if config.device == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    if config.device == "cuda" and not torch.cuda.is_available():
+        raise ValueError("inference.device is 'cuda', but torch sees no CUDA device: set it to auto or cpu")
+    return torch.device(config.device)
+
+
+def load_model(config_json: bytes, config: InferenceConfig) -> LoadedModel:
+    """Build the architecture with random weights; raises `UnsupportedModelError`."""
+    register_attention()
+    device = pick_device(config)
+    content = json.loads(config_json)
+    model_type = content.pop("model_type", "")
+    hf_config: Any = AutoConfig.for_model(model_type, **content)
+    dtype = _pick_dtype(config, hf_config, device)
+    with torch.device(device):
+        model = AutoModelForCausalLM.from_config(hf_config, dtype=dtype, attn_implementation="sdpa")
+    model.eval().requires_grad_(False)
+    if not getattr(model, "_supports_attention_backend", False):
+        raise UnsupportedModelError(model_type, "its attention cannot be replaced")
+    max_len = _max_len(config, hf_config)
+    layers = _probe_layers(model, model_type)
+    generic = GenericForward(model)
+    expected = _own_logits(model)
+    error = _disagreement(generic, expected, layers, dtype)
+    if not error < _TOLERANCE[dtype]:
+        raise UnsupportedModelError(model_type, f"its logits came out {error:.3g} deviations off")
+    forward = _choose_forward(model, generic, expected, layers, max_len, config)
+    return LoadedModel(model, forward, layers, max_len)
+
+
+def _pick_dtype(config: InferenceConfig, hf_config: Any, device: torch.device) -> torch.dtype:
+    if config.dtype != "auto":
+        return getattr(torch, config.dtype)  # type: ignore[no-any-return]
+    if device.type == "cpu":
+        return torch.float32
+    named = getattr(hf_config, "dtype", None) or "bfloat16"
+    return named if isinstance(named, torch.dtype) else getattr(torch, str(named))
+
+
+def _max_len(config: InferenceConfig, hf_config: Any) -> int:
+    """Longest sequence: of the model, of the configuration, and of the cache (block 0 is not usable)."""
+    limits = [config.kv_cache_tokens]
+    model_len = getattr(hf_config.get_text_config(), "max_position_embeddings", None)
+    limits += [limit for limit in (model_len, config.max_model_len) if limit]
+    return min(limits)
+
+
+_PROBE_TOKENS = 24
+
+
+def _probe_ids(model: nn.Module) -> Tensor:
+    config: Any = model.config
+    vocab_size = int(config.get_text_config().vocab_size)
+    ids = np.random.default_rng(0).integers(0, vocab_size, _PROBE_TOKENS)
+    return torch.from_numpy(ids).to(next(model.parameters()).device)
+
+
+@torch.inference_mode()
+def _own_logits(model: Any) -> Tensor:
+    """What the model itself says, [T, vocabulary]; afterwards it uses our attention."""
+    model.set_attn_implementation("sdpa")
+    logits: Tensor = model(input_ids=_probe_ids(model).unsqueeze(0), use_cache=False).logits[0]
+    model.set_attn_implementation(ATTENTION_NAME)
+    return logits.float()
+
+
+@torch.inference_mode()
+def _probe_layers(model: Any, model_type: str) -> list[KVShape]:
+    """Shapes of keys and values of every layer, seen in a forward."""
+    probe = ShapeProbe()
+    model.set_attn_implementation(ATTENTION_NAME)
+    ids = _probe_ids(model)
+    positions = torch.arange(len(ids), device=ids.device)
+    GenericForward(model).logits(ids, positions, positions, probe)
+    num_layers = int(model.config.get_text_config().num_hidden_layers)
+    if sorted(probe.layers) != list(range(num_layers)):
+        seen = len(probe.layers)
+        raise UnsupportedModelError(model_type, f"only {seen} of {num_layers} layers are plain attention")
+    return [probe.layers[index] for index in range(num_layers)]
+
+
+@torch.inference_mode()
+def _disagreement(forward: Forward, expected: Tensor, layers: list[KVShape], dtype: torch.dtype) -> float:
+    """Largest difference from the expected logits, in their standard deviations, over three chunks."""
+    block_tokens = 8
+    cache = KVCache(layers, 1 + _PROBE_TOKENS // block_tokens, block_tokens, expected.device, dtype)
+    ids = torch.from_numpy(np.random.default_rng(0).integers(0, expected.shape[1], _PROBE_TOKENS))
+    worst = 0.0
+    for first, last in ((0, 10), (10, 23), (23, 24)):
+        positions = torch.arange(first, last, device=expected.device)
+        blocks = torch.arange(1, 4, device=expected.device)
+        group = Group(0, last - first, 1, last - first, blocks, positions.unsqueeze(0), None, None)
+        step = AttentionStep(cache, positions + block_tokens, [group])
+        keep = torch.arange(last - first, device=expected.device)
+        got = forward.logits(ids[first:last].to(expected.device), positions, keep, step).float()
+        worst = max(worst, float((got - expected[first:last]).abs().max() / expected.std()))
+    return worst

@@ -1,0 +1,87 @@
+"""Keys and values of all sequences in blocks of one preallocated cache.
+
+Invariants: block 0 is never handed out and stays zero (it pads block tables); a block belongs to
+exactly one owner, a running row or a kept prefix; a block is zeroed when it is handed out, so that a
+masked position never holds what a broken policy version left there (0 * nan is nan).
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+Int64Array = NDArray[np.int64]
+
+
+class KVShape(NamedTuple):
+    """Heads and sizes of one attention layer's keys and values."""
+
+    num_heads: int
+    key_dim: int
+    value_dim: int
+
+
+class KVCache:
+    """Tensors `keys[layer]`, `values[layer]`: [num_blocks, block_tokens, heads, dim].
+
+    Layers of one shape share one arena, so that zeroing blocks is one kernel for all of them.
+    """
+
+    def __init__(
+        self, layers: Sequence[KVShape], num_blocks: int, block_tokens: int, device: torch.device, dtype: torch.dtype
+    ) -> None:
+        counts: dict[tuple[int, int], int] = defaultdict(int)
+        places = []
+        for layer in layers:
+            for dim in (layer.key_dim, layer.value_dim):
+                places.append((layer.num_heads, dim, counts[layer.num_heads, dim]))
+                counts[layer.num_heads, dim] += 1
+        arenas = {
+            (heads, dim): torch.zeros((count, num_blocks, block_tokens, heads, dim), device=device, dtype=dtype)
+            for (heads, dim), count in counts.items()
+        }
+        tensors = [arenas[heads, dim][index] for heads, dim, index in places]
+        self.block_tokens = block_tokens
+        self.device = device
+        self.keys = tensors[0::2]
+        self.values = tensors[1::2]
+        self._flat = [tensor.flatten(0, 1) for tensor in tensors]
+        self._arenas = list(arenas.values())
+
+    def write(self, layer: int, slots: Tensor, keys: Tensor, values: Tensor) -> None:
+        """Store `keys` [T, heads, dim] and `values` of `layer` at token slots [T] (block * size + place)."""
+        self._flat[2 * layer].index_copy_(0, slots, keys)
+        self._flat[2 * layer + 1].index_copy_(0, slots, values)
+
+    def zero(self, blocks: Int64Array) -> None:
+        """Forget what `blocks` [n] held, in every layer."""
+        index = torch.from_numpy(blocks).to(self.device)
+        for arena in self._arenas:
+            arena.index_fill_(1, index, 0.0)
+
+
+class BlockPool:
+    """The free blocks, as a stack."""
+
+    def __init__(self, num_blocks: int) -> None:
+        self._stack = np.arange(num_blocks - 1, 0, -1, dtype=np.int64)
+        self.num_free = num_blocks - 1
+
+    def take(self, count: int) -> Int64Array:
+        """Blocks [count]; the caller made sure that there are enough."""
+        assert count <= self.num_free, f"took {count} of {self.num_free} free blocks"
+        self.num_free -= count
+        return self._stack[self.num_free : self.num_free + count].copy()
+
+    def give(self, blocks: Int64Array) -> None:
+        """Return blocks [n]."""
+        end = self.num_free + len(blocks)
+        assert end <= len(self._stack), "more blocks given back than exist"
+        self._stack[self.num_free : end] = blocks
+        self.num_free = end

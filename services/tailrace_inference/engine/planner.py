@@ -1,0 +1,94 @@
+"""Who computes how many tokens in a step, and how rows form attention groups. Pure numpy.
+
+Invariants: a step never computes more than its budget; rows that only decode come first, so a long
+prompt never stalls running answers; every row of a plan is in exactly one group.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+from tailrace_inference.engine.kv_cache import Int64Array
+
+# Padding that is cheaper than one more attention call per layer, in blocks of keys.
+_CHEAP_PADDING_BLOCKS = 128
+# Bounds on what one attention call gathers (blocks of keys) and masks (queries times keys).
+_MAX_GROUP_BLOCKS = 8192
+_MAX_GROUP_SCORES = 1 << 24
+
+
+class GroupPlan(NamedTuple):
+    """Consecutive rows of a plan that attend together."""
+
+    first_row: int
+    last_row: int
+    num_queries: int  # largest number of new tokens among the rows
+    num_blocks: int  # largest number of blocks among the rows
+
+
+class StepPlan(NamedTuple):
+    """One step over R rows and T flat tokens, rows in the order of their groups."""
+
+    rows: Int64Array  # [R]
+    take: Int64Array  # [R] new tokens of each row
+    start: Int64Array  # [R] position of each row's first new token
+    first: Int64Array  # [R] flat index of each row's first new token
+    token_rows: Int64Array  # [T]
+    positions: Int64Array  # [T]
+    groups: list[GroupPlan]
+
+
+def share_budget(pending: Int64Array, max_tokens: int) -> Int64Array:
+    """New tokens per row [R]: 1 for rows that decode, then prompts in order while the budget lasts."""
+    decodes = pending == 1
+    prompts = np.where(decodes, 0, pending)
+    before = np.cumsum(prompts) - prompts
+    left = max_tokens - np.count_nonzero(decodes)
+    return np.where(decodes, 1, np.clip(left - before, 0, prompts))
+
+
+def plan_step(rows: Int64Array, take: Int64Array, start: Int64Array, block_tokens: int) -> StepPlan:
+    """Order rows [R] that compute `take` [R] > 0 tokens from `start` [R] into groups, tokens flat."""
+    blocks = -(-(start + take) // block_tokens)
+    order, groups = form_groups(take, blocks, block_tokens)
+    rows, take, start = rows[order], take[order], start[order]
+    end = np.cumsum(take)
+    first = end - take
+    positions = np.arange(end[-1]) + np.repeat(start - first, take)
+    return StepPlan(rows, take, start, first, np.repeat(rows, take), positions, groups)
+
+
+def form_groups(
+    take: Int64Array, blocks: Int64Array, block_tokens: int
+) -> tuple[Int64Array, list[GroupPlan]]:
+    """An order of the rows and groups of neighbours in it: padding of queries stays under a half."""
+    order = np.lexsort((-blocks, -take))
+    take, blocks = take[order], blocks[order]
+    groups: list[GroupPlan] = []
+    first = 0
+    while first < len(take):
+        most = int(take[first])
+        alike = take[first:] == 1 if most == 1 else (take[first:] * 2 > most) & (take[first:] > 1)
+        last = first + int(np.count_nonzero(alike))
+        by_blocks = first + np.argsort(-blocks[first:last], kind="stable")
+        order[first:last], blocks[first:last] = order[by_blocks], blocks[by_blocks]
+        groups += _split(first, last, most, blocks, block_tokens)
+        first = last
+    return order, groups
+
+
+def _split(first: int, last: int, queries: int, blocks: Int64Array, block_tokens: int) -> list[GroupPlan]:
+    """Groups of rows [first, last), which are sorted by falling `blocks`."""
+    groups = []
+    while first < last:
+        most = int(blocks[first])
+        fits = min(_MAX_GROUP_BLOCKS // most, _MAX_GROUP_SCORES // (queries * most * block_tokens))
+        end = min(last, first + max(1, fits))
+        half = first + int(np.count_nonzero(blocks[first:end] * 2 > most))
+        if most * (end - half) - int(blocks[half:end].sum()) > _CHEAP_PADDING_BLOCKS:
+            end = half
+        groups.append(GroupPlan(first, end, queries, most))
+        first = end
+    return groups

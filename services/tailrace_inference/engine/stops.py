@@ -1,0 +1,35 @@
+"""Stop strings: decode a call's tokens as they come and look for the strings it wants to stop at.
+
+Invariants: text is only looked at, never turned back into tokens; a string that spans tokens, also
+those another server sampled for the same call, is found at the token that completes it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from tokenizers import Tokenizer
+from tokenizers.decoders import DecodeStream
+
+
+class StopStrings:
+    """The search for one call."""
+
+    def __init__(self, tokenizer: Tokenizer, stops: Sequence[str], continued_ids: Iterable[int]) -> None:
+        self._tokenizer = tokenizer
+        self._stream = DecodeStream(skip_special_tokens=False)
+        self._stops = stops
+        self._keep = max(len(stop) for stop in stops) - 1
+        self._tail = ""
+        for token_id in continued_ids:
+            self.push(token_id)
+
+    def push(self, token_id: int) -> str | None:
+        """The stop string that this token completed, the earliest in the text if there are several."""
+        text = self._stream.step(self._tokenizer, token_id)
+        if not text:
+            return None
+        window = self._tail + text
+        found = [(window.find(stop), stop) for stop in self._stops if stop in window]
+        self._tail = window[-self._keep :] if self._keep else ""
+        return min(found)[1] if found else None

@@ -1,0 +1,1 @@
+"""The scheduler's vendors, one a file."""

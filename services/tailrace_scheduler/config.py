@@ -1,0 +1,83 @@
+"""Configuration of the scheduler: the `scheduler` section of an experiment file."""
+
+from __future__ import annotations
+
+from tailrace.config import Config
+
+
+class SchedulerConfig(Config, frozen=True, kw_only=True):
+    """What is played, in what groups, within which bounds, and when a silent peer counts as gone."""
+
+    tags: tuple[str, ...]
+    """Environments to train on, by their names in `agents.custom_envs`."""
+
+    num_groups_partition: tuple[int, ...] = ()
+    """Groups of each tag in every cycle of the data order, in the order of `tags`; empty: one each."""
+
+    eval_tags: tuple[str, ...] = ()
+    """Environments to evaluate on, in turn; empty: those of `tags`. Name here the ones whose
+    `env_config` plays held-out tasks."""
+
+    eval_groups: int = 128
+    """Tasks of the evaluation set. Their seeds are 0 to `eval_groups` - 1 whatever `seed` says, so that
+    curves of different runs can be compared."""
+
+    eval_group_size: int = 1
+    """Episodes played of every evaluation task."""
+
+    eval_interim_groups: int = 0
+    """Tasks, from the start of the set, of the evaluations between the first and the last one; 0: all."""
+
+    group_timeout_s: float = 600.0
+    """Seconds from a group's admission until it closes with the members that have settled."""
+
+    min_valid: int = 0
+    """Members with a valid outcome that a group needs to be trained on; 0: two where members are
+    compared with each other (`group_size` above 1), else one."""
+
+    max_buffered_groups: int = 1024
+    """Groups that may be running or waiting for the learner; at this bound admission stops."""
+
+    max_buffered_bytes: int = 1 << 30
+    """Bytes of trajectories that may wait for the learner, those expected of running groups included.
+    Admission stops at this bound, unless the learner would then never get one step's groups."""
+
+    max_attempts: int = 3
+    """Times that an episode lost by the work queue or dead-lettered goes out; then it settles as
+    `infra_failure`."""
+
+    lease_ttl_s: float = 15.0
+    """Seconds of silence after which an agents worker counts as gone and its leases expire."""
+
+    server_timeout_s: float = 5.0
+    """Seconds without a heartbeat after which an inference server gets no more episodes."""
+
+    reconcile_interval_s: float = 5.0
+    """Seconds between two comparisons of unsettled episodes with the work queue; an episode missing
+    in two of them goes out again."""
+
+    def __post_init__(self) -> None:
+        if not self.tags:
+            raise ValueError("tags must name at least one environment of agents.custom_envs")
+        if self.num_groups_partition and len(self.num_groups_partition) != len(self.tags):
+            raise ValueError("num_groups_partition must have one number for each of tags")
+        if any(share < 1 for share in self.num_groups_partition):
+            raise ValueError("num_groups_partition must hold positive numbers")
+        for key in ("eval_groups", "eval_group_size", "max_buffered_groups", "max_attempts"):
+            if getattr(self, key) < 1:
+                raise ValueError(f"{key} must be at least 1")
+        for key in ("eval_interim_groups", "min_valid"):
+            if getattr(self, key) < 0:
+                raise ValueError(f"{key} must not be negative")
+        for key in ("group_timeout_s", "lease_ttl_s", "server_timeout_s", "reconcile_interval_s"):
+            if not getattr(self, key) > 0:
+                raise ValueError(f"{key} must be positive")
+
+    @property
+    def interim_groups(self) -> int:
+        """Tasks of an evaluation between the first and the last."""
+        return self.eval_interim_groups or self.eval_groups
+
+    def needed_valid(self, group_size: int) -> int:
+        """Valid members that make a training group of `group_size` worth closing."""
+        return self.min_valid or min(2, group_size)

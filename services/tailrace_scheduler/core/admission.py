@@ -1,0 +1,87 @@
+"""How many training groups may be admitted now, and if none, why.
+
+Credit: `accepted + running <= (max_staleness + optimizer_step + 1) * groups_per_step`, where accepted
+groups are those trained by the surviving lineage (`optimizer_step * groups_per_step`) and those that
+wait for the learner. It never exceeds what the run's last step needs. The buffer's bounds count running
+groups too, since each of them will wait for the learner.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from tailrace.config import RunConfig
+from tailrace_scheduler.config import SchedulerConfig
+
+CREDIT = "credit"
+BUFFER = "buffer"
+SERVERS = "servers"
+WEIGHTS = "weights"
+
+
+class BufferState(NamedTuple):
+    """Training groups between admission and the optimizer step that uses them."""
+
+    optimizer_step: int
+    num_running: int
+    num_ready: int  # sent to the learner, not trained by a finished step of this lineage
+    ready_bytes: int
+    mean_group_bytes: float  # of the groups sent so far; 0 before the first
+
+
+class ServerView(NamedTuple):
+    """What admission needs to know of the inference servers."""
+
+    num_healthy: int
+    min_policy_version: int  # over healthy servers; -1 without any
+    newest_policy_version: int  # of the surviving lineage; -1 before the first
+
+
+class Admission(NamedTuple):
+    """`num_groups` may start now; with none, `blocked_by` is the first bound that says no."""
+
+    num_groups: int
+    blocked_by: str
+
+
+class AdmissionRule:
+    """The bounds of one run."""
+
+    def __init__(self, run: RunConfig, config: SchedulerConfig) -> None:
+        self._run = run
+        self._config = config
+
+    def admit(self, buffer: BufferState, servers: ServerView) -> Admission:
+        """Groups that may start in this situation."""
+        if servers.num_healthy == 0:
+            return Admission(0, SERVERS)
+        if self._run.max_staleness == 0 and not is_current(servers):
+            return Admission(0, WEIGHTS)
+        credit = self._credit(buffer)
+        if credit <= 0:
+            return Admission(0, CREDIT)
+        room = self._room(buffer)
+        if room <= 0:
+            return Admission(0, BUFFER)
+        return Admission(min(credit, room), "")
+
+    def _credit(self, buffer: BufferState) -> int:
+        step, per_step = buffer.optimizer_step, self._run.groups_per_step
+        last_step = min(self._run.max_staleness + step + 1, self._run.max_steps)
+        accepted = step * per_step + buffer.num_ready
+        return last_step * per_step - accepted - buffer.num_running
+
+    def _room(self, buffer: BufferState) -> int:
+        held = buffer.num_ready + buffer.num_running
+        by_groups = self._config.max_buffered_groups - held
+        expected = buffer.ready_bytes + buffer.num_running * buffer.mean_group_bytes
+        free_bytes = self._config.max_buffered_bytes - expected
+        by_bytes = int(free_bytes // buffer.mean_group_bytes) if buffer.mean_group_bytes else by_groups
+        needed = self._run.groups_per_step - held  # else the learner would wait for ever
+        return min(by_groups, max(by_bytes, needed))
+
+
+def is_current(servers: ServerView) -> bool:
+    """Whether every healthy server (and at least one) serves the newest policy version."""
+    newest = servers.newest_policy_version
+    return servers.num_healthy > 0 and newest >= 0 and servers.min_policy_version >= newest

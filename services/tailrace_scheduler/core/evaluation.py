@@ -1,0 +1,178 @@
+"""Evaluations: which steps have one, when each may start, and what it finds.
+
+The first one (weights of the run's first step, before any training) and the last one (weights of
+`max_steps`, after all training) play the whole fixed set; those in between, every `eval_steps`, play a
+prefix of it while training goes on. An evaluation starts when every healthy server serves weights at
+least as new as its step's. A learner that resumes at step s takes back the evaluations of later steps.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from tailrace.config import RunConfig
+from tailrace_protos.event import (
+    EpisodeSettled,
+    EvaluationFinished,
+    EvaluationStarted,
+    GroupClosed,
+)
+from tailrace_scheduler.config import SchedulerConfig
+from tailrace_scheduler.core.admission import ServerView, is_current
+from tailrace_scheduler.core.decisions import Emit, GroupPlan
+from tailrace_scheduler.core.tasks import TaskSource
+
+
+@dataclass
+class Evaluation:
+    """One evaluation under way."""
+
+    event: EvaluationStarted
+    num_groups: int
+    closed: set[str] = field(default_factory=set)
+    settled: set[str] = field(default_factory=set)
+    num_valid: int = 0
+    reward_sum: float = 0.0
+    num_successes: float = 0.0
+
+    def settle(self, event: EpisodeSettled) -> None:
+        """Count an episode, once. Where an environment reports no success, a positive reward is one."""
+        if event.episode_id in self.settled:
+            return
+        self.settled.add(event.episode_id)
+        if event.outcome.is_valid:
+            self.num_valid += 1
+            self.reward_sum += event.reward
+            self.num_successes += float(event.reward > 0) if event.success is None else event.success
+
+    def result(self) -> EvaluationFinished:
+        """Means over the valid episodes."""
+        num_valid = max(self.num_valid, 1)
+        return EvaluationFinished(
+            evaluation_id=self.event.evaluation_id,
+            step=self.event.step,
+            success_rate=self.num_successes / num_valid,
+            reward_mean=self.reward_sum / num_valid,
+            num_valid=self.num_valid,
+            num_episodes=self.event.num_episodes,
+        )
+
+
+def evaluation_of(group_id: str) -> str:
+    """Id of the evaluation that an evaluation group belongs to."""
+    return group_id.rpartition(".")[0]
+
+
+class EvaluationPlan:
+    """All evaluations of a run: done, under way and to come."""
+
+    def __init__(self, run: RunConfig, config: SchedulerConfig, tasks: TaskSource) -> None:
+        self._run = run
+        self._config = config
+        self._tasks = tasks
+        self._first_step: int | None = None
+        self._running: dict[str, Evaluation] = {}
+        self._started: dict[int, str] = {}  # step -> evaluation id
+        self._finished: set[int] = set()  # steps
+        self._reported: set[str] = set()  # evaluation ids whose result was decided
+
+    @property
+    def running(self) -> bool:
+        """Whether any evaluation is under way."""
+        return bool(self._running)
+
+    def is_due(self, step: int) -> bool:
+        """Whether the weights of `step` are evaluated."""
+        if self._first_step is None or step < self._first_step:
+            return False
+        every = self._run.eval_steps
+        ends = (self._first_step, self._run.max_steps)
+        return step in ends or (every > 0 and step % every == 0 and step < self._run.max_steps)
+
+    def is_finished(self, step: int) -> bool:
+        """Whether the evaluation of `step` has a result."""
+        return step in self._finished
+
+    @property
+    def first_done(self) -> bool:
+        """Whether training may begin."""
+        return self._first_step is not None and self._first_step in self._finished
+
+    def resumed(self, step: int) -> None:
+        """A learner starts at `step`: evaluations of later steps are taken back."""
+        if self._first_step is None or step < self._first_step:
+            self._first_step = step
+        self._finished = {done for done in self._finished if done <= step}
+        for late in [started for started in self._started if started > step]:
+            self._running.pop(self._started.pop(late), None)
+
+    def next_start(self, step: int, servers: ServerView, num_train_running: int) -> EvaluationStarted | None:
+        """The evaluation of the current `step`, if it is due and may start now."""
+        if not self.is_due(step) or step in self._started or not is_current(servers):
+            return None
+        is_last = step == self._run.max_steps and step != self._first_step
+        if is_last and (num_train_running or self._running):
+            return None
+        version = servers.newest_policy_version
+        return EvaluationStarted(
+            evaluation_id=f"e{step}-v{version}",
+            step=step,
+            policy_version=version,
+            num_episodes=self._num_groups(step) * self._config.eval_group_size,
+        )
+
+    def started(self, event: EvaluationStarted) -> None:
+        """An evaluation was decided on, or its start is read again after a restart."""
+        if self._started.get(event.step) == event.evaluation_id:
+            return
+        self._started[event.step] = event.evaluation_id
+        num_groups = event.num_episodes // self._config.eval_group_size
+        self._running[event.evaluation_id] = Evaluation(event, num_groups)
+
+    def groups_of(self, event: EvaluationStarted, deadline_unix_s: float) -> list[GroupPlan]:
+        """The groups of an evaluation: a prefix of the fixed set, named so that they come only once."""
+        return [
+            GroupPlan(
+                group_id=f"{event.evaluation_id}.{index:05d}",
+                group_index=index,
+                phase="eval",
+                tasks=(self._tasks.eval_task(index),) * self._config.eval_group_size,
+                deadline_unix_s=deadline_unix_s,
+                min_valid=1,
+                step=event.step,
+            )
+            for index in range(event.num_episodes // self._config.eval_group_size)
+        ]
+
+    def unclosed(self) -> list[tuple[EvaluationStarted, frozenset[str]]]:
+        """Evaluations under way and their groups that have closed; for a restart."""
+        return [(one.event, frozenset(one.closed)) for one in self._running.values()]
+
+    def settle(self, event: EpisodeSettled) -> None:
+        """An evaluation episode ended."""
+        evaluation = self._running.get(evaluation_of(event.group_id))
+        if evaluation is not None:
+            evaluation.settle(event)
+
+    def close(self, event: GroupClosed) -> None:
+        """An evaluation group closed."""
+        evaluation = self._running.get(evaluation_of(event.group_id))
+        if evaluation is not None:
+            evaluation.closed.add(event.group_id)
+
+    def results(self) -> list[Emit]:
+        """Results of evaluations whose last group has closed, each decided once."""
+        done = [one for one in self._running.values() if len(one.closed) >= one.num_groups]
+        fresh = [one for one in done if one.event.evaluation_id not in self._reported]
+        self._reported.update(one.event.evaluation_id for one in fresh)
+        return [Emit(f"finished/{one.event.evaluation_id}", one.result()) for one in fresh]
+
+    def finished(self, event: EvaluationFinished) -> None:
+        """A result stands in the run's log."""
+        self._running.pop(event.evaluation_id, None)
+        if self._started.get(event.step) == event.evaluation_id:
+            self._finished.add(event.step)
+
+    def _num_groups(self, step: int) -> int:
+        ends = (self._first_step, self._run.max_steps)
+        return self._config.eval_groups if step in ends else self._config.interim_groups

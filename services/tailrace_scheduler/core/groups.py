@@ -1,0 +1,122 @@
+"""The groups that are open: recorded, and not all members settled.
+
+Every group closes: when its last member settles, or at its deadline. What has not settled then is
+`cancelled` where the group has enough valid members without it, and a `timeout` where it has not.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from tailrace_protos.episode import Outcome
+from tailrace_protos.event import EpisodeSettled
+from tailrace_protos.subjects import PHASES, Phase
+from tailrace_scheduler.core.decisions import GroupPlan, SettleMembers
+
+
+@dataclass(slots=True)
+class OpenGroup:
+    """One open group and how far it is."""
+
+    plan: GroupPlan
+    settled: dict[int, Outcome] = field(default_factory=dict)
+    closing: bool = False  # its close was decided
+
+    @property
+    def num_valid(self) -> int:
+        """Settled members that may be learnt from."""
+        return sum(outcome.is_valid for outcome in self.settled.values())
+
+    @property
+    def unsettled(self) -> tuple[int, ...]:
+        """Members that have not ended."""
+        return tuple(member for member in range(len(self.plan.tasks)) if member not in self.settled)
+
+
+class GroupBook:
+    """All open groups of both phases, and the closed ones no more than needed."""
+
+    def __init__(self) -> None:
+        self._open: dict[str, OpenGroup] = {}
+        self._deadlines: list[tuple[float, str]] = []
+        self._num_open: dict[Phase, int] = dict.fromkeys(PHASES, 0)
+        self._num_unsettled: dict[Phase, int] = dict.fromkeys(PHASES, 0)
+
+    def __contains__(self, group_id: str) -> bool:
+        return group_id in self._open
+
+    def __iter__(self) -> Iterator[OpenGroup]:
+        return iter(self._open.values())
+
+    def num_open(self, phase: Phase) -> int:
+        """Open groups of a phase."""
+        return self._num_open[phase]
+
+    def num_unsettled(self, phase: Phase) -> int:
+        """Episodes of a phase that have not ended."""
+        return self._num_unsettled[phase]
+
+    def get(self, group_id: str) -> OpenGroup | None:
+        """The open group of that name, if it is open."""
+        return self._open.get(group_id)
+
+    def add(self, plan: GroupPlan) -> None:
+        """A group was decided on, or found open after a restart; known ones are left as they are."""
+        if plan.group_id in self._open:
+            return
+        group = OpenGroup(plan, dict(plan.settled))
+        self._open[plan.group_id] = group
+        self._num_open[plan.phase] += 1
+        self._num_unsettled[plan.phase] += len(group.unsettled)
+        heapq.heappush(self._deadlines, (plan.deadline_unix_s, plan.group_id))
+
+    def settle(self, event: EpisodeSettled) -> None:
+        """A member ended; repeated news and news of closed groups change nothing."""
+        group = self._open.get(event.group_id)
+        if group is not None and event.member not in group.settled:
+            group.settled[event.member] = event.outcome
+            self._num_unsettled[group.plan.phase] -= 1
+
+    def close(self, group_id: str) -> OpenGroup | None:
+        """A group closed; returns what was known of it."""
+        group = self._open.pop(group_id, None)
+        if group is not None:
+            self._num_open[group.plan.phase] -= 1
+            self._num_unsettled[group.plan.phase] -= len(group.unsettled)
+        return group
+
+    def due(self, now_s: float) -> list[SettleMembers]:
+        """Closes of all groups whose deadline has passed, each decided once."""
+        decided = []
+        while self._deadlines and self._deadlines[0][0] <= now_s:
+            _, group_id = heapq.heappop(self._deadlines)
+            group = self._open.get(group_id)
+            if group is not None and not group.closing:
+                group.closing = True
+                decided.append(_close_at_deadline(group))
+        return decided
+
+    def cancel(self, phase: Phase, reason: str) -> list[SettleMembers]:
+        """Closes of all groups of a phase that are not closing already."""
+        decided = []
+        for group in self._open.values():
+            if group.plan.phase == phase and not group.closing:
+                group.closing = True
+                decided.append(
+                    SettleMembers(group.plan.group_id, group.unsettled, Outcome.CANCELLED, reason)
+                )
+        return decided
+
+
+def _close_at_deadline(group: OpenGroup) -> SettleMembers:
+    num_valid, num_members = group.num_valid, len(group.plan.tasks)
+    enough = group.plan.phase == "train" and num_valid >= group.plan.min_valid
+    settled = f"{num_valid} of {num_members} members valid at the group's deadline"
+    return SettleMembers(
+        group.plan.group_id,
+        group.unsettled,
+        Outcome.CANCELLED if enough else Outcome.TIMEOUT,
+        f"closed without it: {settled}" if enough else f"too late: {settled}",
+    )

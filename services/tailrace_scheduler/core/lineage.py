@@ -1,0 +1,124 @@
+"""How far the surviving lineage of weights is, and which groups its learner still has to train.
+
+A learner that resumes at step s begins a lineage. Steps of other lineages no longer count; groups they
+trained after s, unless a checkpoint released them, wait for the learner again. Every event may come
+twice and after a restart: the same events in the same order give the same state.
+"""
+
+from __future__ import annotations
+
+from tailrace_protos.event import (
+    CheckpointSaved,
+    GroupClosed,
+    GroupDropped,
+    LearnerResumed,
+    StepFinished,
+    WeightsPublished,
+)
+
+
+class Lineage:
+    """The learner's progress as the events tell it."""
+
+    def __init__(self) -> None:
+        self.name = ""  # empty before the first LearnerResumed
+        self.step = 0
+        self.first_step = 0  # where the run's first learner started
+        self.checkpoint_step = -1  # newest durable checkpoint of this lineage
+        self.next_group_index = 0  # where the data order goes on if Redis knows nothing
+        self.num_sent = 0  # groups sent to the learner so far, over all lineages
+        self._sent_bytes = 0
+        self._ready: dict[str, int] = {}  # group id -> bytes
+        self._trained: dict[str, tuple[int, int]] = {}  # group id -> (step, bytes); not in a checkpoint
+        self._versions: dict[tuple[str, int], int] = {}  # (lineage, step) -> policy version
+        self._newest_version = -1
+
+    @property
+    def started(self) -> bool:
+        """Whether a learner has begun."""
+        return self.name != ""
+
+    @property
+    def policy_version(self) -> int:
+        """Version of this lineage's current step; -1 until it is published."""
+        return self._versions.get((self.name, self.step), -1)
+
+    @property
+    def newest_version(self) -> int:
+        """Highest version ever published."""
+        return self._newest_version
+
+    @property
+    def num_ready(self) -> int:
+        """Groups sent to the learner that no finished step of this lineage has used."""
+        return len(self._ready)
+
+    @property
+    def ready_bytes(self) -> int:
+        """Their size."""
+        return sum(self._ready.values())
+
+    @property
+    def mean_group_bytes(self) -> float:
+        """Size of an average group sent so far; 0 before the first."""
+        return self._sent_bytes / self.num_sent if self.num_sent else 0.0
+
+    def resumed(self, event: LearnerResumed) -> None:
+        """A learner begins at `event.step`: what was trained after it has not happened."""
+        if not self.started:
+            self.first_step = event.step
+        self.name = event.lineage
+        self.step = event.step
+        self.next_group_index = event.next_group_index
+        self.checkpoint_step = event.step if event.checkpoint else -1
+        lost = {group: size for group, (step, size) in self._trained.items() if step > event.step}
+        self._trained = {group: at for group, at in self._trained.items() if group not in lost}
+        self._ready = {**lost, **self._ready}
+
+    def closed(self, event: GroupClosed) -> None:
+        """A group closed; if it was sent to the learner, it waits there now."""
+        if event.sent_to_learner and event.group_id not in self._ready:
+            self._ready[event.group_id] = event.num_bytes
+            self.num_sent += 1
+            self._sent_bytes += event.num_bytes
+
+    def dropped(self, event: GroupDropped) -> None:
+        """A group will not be trained; its credit is free again."""
+        self._ready.pop(event.group_id, None)
+        self._trained.pop(event.group_id, None)
+
+    def stepped(self, event: StepFinished) -> bool:
+        """An optimizer step was made; False if it belongs to a lineage that did not survive."""
+        if event.lineage != self.name:
+            return False
+        self.step = event.step
+        self._publish(event.lineage, event.step, event.policy_version)
+        for group_id in event.group_ids:
+            num_bytes = self._ready.pop(group_id, 0)
+            self._trained[group_id] = (event.step, num_bytes)
+        return True
+
+    def published(self, event: WeightsPublished) -> None:
+        """A version is available; the same step may be published again under a new one."""
+        self._publish(event.lineage, event.optimizer_step, event.policy_version)
+
+    def saved(self, event: CheckpointSaved) -> bool:
+        """A checkpoint holds all groups trained up to its step; they are gone from the buffer."""
+        if event.lineage != self.name:
+            return False
+        self.checkpoint_step = max(self.checkpoint_step, event.step)
+        self._trained = {group: at for group, at in self._trained.items() if at[0] > event.step}
+        return True
+
+    def forget_buffer(self) -> None:
+        """Redis was emptied: no group waits in it any more."""
+        self._ready.clear()
+        self._trained.clear()
+
+    def _publish(self, lineage: str, step: int, policy_version: int) -> None:
+        if policy_version < 0:
+            return
+        self._versions[lineage, step] = max(policy_version, self._versions.get((lineage, step), -1))
+        self._newest_version = max(self._newest_version, policy_version)
+        if len(self._versions) > 64:
+            del self._versions[next(iter(self._versions))]

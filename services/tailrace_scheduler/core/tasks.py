@@ -1,0 +1,47 @@
+"""Data order: which task is the n-th, fixed by the run's seed alone.
+
+Task n is a pure function of (seed, n): it depends neither on what was admitted before nor on the
+order in which episodes finish, so a resumed run continues with exactly the tasks it would have had.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+
+from tailrace_protos.episode import EnvTask
+
+_SEED_BITS = 31  # gymnasium and numpy take any of them
+
+
+class TaskSource:
+    """The training tasks and the fixed evaluation set of one run."""
+
+    def __init__(
+        self,
+        seed: int,
+        tags: Sequence[str],
+        partition: Sequence[int] = (),
+        eval_tags: Sequence[str] = (),
+    ) -> None:
+        assert tags
+        shares = partition or [1] * len(tags)
+        self._seed = seed
+        self._cycle = [tag for tag, share in zip(tags, shares, strict=True) for _ in range(share)]
+        self._eval_tags = tuple(eval_tags or tags)
+
+    def train_task(self, index: int) -> EnvTask:
+        """The task of training group `index`; every cycle holds each tag as often as its share."""
+        assert index >= 0
+        cycle, position = divmod(index, len(self._cycle))
+        order = sorted(range(len(self._cycle)), key=lambda slot: self._draw("order", cycle, slot))
+        return EnvTask(self._cycle[order[position]], self._draw("task", index) >> (64 - _SEED_BITS))
+
+    def eval_task(self, index: int) -> EnvTask:
+        """Task `index` of the evaluation set: its seed is `index`, whatever the run's seed is."""
+        return EnvTask(self._eval_tags[index % len(self._eval_tags)], index)
+
+    def _draw(self, purpose: str, *numbers: int) -> int:
+        """64 pseudo-random bits, the same on every machine and Python."""
+        text = ":".join([purpose, str(self._seed), *map(str, numbers)])
+        return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "big")

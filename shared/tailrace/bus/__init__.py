@@ -1,0 +1,30 @@
+"""NATS behind messages: calls, publishes, durable publishes, pulls, the server registry."""
+
+from __future__ import annotations
+
+from tailrace.bus.bus import Ack, Bus
+from tailrace.bus.errors import (
+    BusClosedError,
+    BusError,
+    CallFailedError,
+    CallTimeoutError,
+    NoResponderError,
+    OversizedMessageError,
+    PublishRefusedError,
+    StreamMissingError,
+)
+from tailrace.bus.streams import StreamLimits
+
+__all__ = [
+    "Ack",
+    "Bus",
+    "BusClosedError",
+    "BusError",
+    "CallFailedError",
+    "CallTimeoutError",
+    "NoResponderError",
+    "OversizedMessageError",
+    "PublishRefusedError",
+    "StreamLimits",
+    "StreamMissingError",
+]

@@ -1,0 +1,206 @@
+"""`Bus`: everything a service says and hears over NATS, in terms of messages instead of bytes."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from typing import TypeVar
+
+import nats.errors
+import nats.js.errors
+from nats.aio.msg import Msg
+from nats.aio.subscription import Subscription
+from nats.js import JetStreamContext
+
+from tailrace import metrics, tracing
+from tailrace.bus.calls import Caller
+from tailrace.bus.connection import Connection, Headers
+from tailrace.bus.deadletters import DeadLetters
+from tailrace.bus.durable import MESSAGE_ID_HEADER, DurablePublisher, Outgoing
+from tailrace.bus.inbox import ReplyInbox
+from tailrace.bus.registry import Registry, StatusCallback
+from tailrace.bus.streams import StreamLimits, ensure_consumer, provision
+from tailrace.config import Endpoints
+from tailrace.log import get_logger
+from tailrace_protos.base import MalformedMessageError, Message, decode, encode
+from tailrace_protos.control import ServerStatus
+
+log = get_logger(__name__)
+
+M = TypeVar("M")
+R = TypeVar("R", bound=Message)
+
+Ack = Callable[[], Awaitable[None]]
+
+
+class Bus:
+    """A process's NATS connection. `run` is needed for the registry only."""
+
+    def __init__(self, endpoints: Endpoints, *, name: str, run: str = "") -> None:
+        self.connection = Connection(endpoints, name)
+        self.run = run
+        self._inbox = ReplyInbox(self.connection)
+        self._caller = Caller(self.connection, self._inbox)
+        self._publisher = DurablePublisher(self.connection, self._inbox)
+        self.dead_letters = DeadLetters(self._publisher)
+        self._registry: Registry | None = None
+        self._pulls: dict[tuple[str, str], JetStreamContext.PullSubscription] = {}
+
+    @classmethod
+    async def connect(cls, endpoints: Endpoints, *, name: str, run: str = "") -> Bus:
+        """A connected bus, for who is no `Service` (command line, tests)."""
+        bus = cls(endpoints, name=name, run=run)
+        await bus.start()
+        return bus
+
+    async def start(self) -> None:
+        """Connect; returns once nats-server is there. `ConfigError` when it refuses our credentials."""
+        await self.connection.open()
+        await self._inbox.open()
+
+    async def close(self) -> None:
+        """Send what is buffered, then close."""
+        await self.connection.close()
+
+    @property
+    def jetstream(self) -> JetStreamContext:
+        """nats-py's JetStream context, for administration."""
+        return self.connection.client.jetstream()
+
+    # Calls and core publishes
+
+    async def request(
+        self,
+        subject: str,
+        message: object,
+        reply_type: type[R],
+        *,
+        timeout_s: float,
+        idempotent_retries: int = 0,
+    ) -> R:
+        """Call a worker.
+
+        `idempotent_retries` more attempts (each with `timeout_s`) follow a timeout, an absent worker or
+        a full one; leave it 0 for calls that must not run twice. Raises `CallFailedError`,
+        `NoResponderError`, `CallTimeoutError`, `OversizedMessageError`, `MalformedMessageError`.
+        """
+        return await self._caller.request(subject, message, reply_type, timeout_s, idempotent_retries)
+
+    async def publish(self, subject: str, message: object) -> None:
+        """Publish to whoever listens now; waits while nats-server is away."""
+        await self.connection.publish(subject, encode(message), headers=_trace_headers())
+
+    async def subscribe(
+        self, subject: str, message_type: type[M], handler: Callable[[M], Awaitable[None]]
+    ) -> Subscription:
+        """Hear messages in order, one at a time; malformed ones are logged and skipped.
+
+        For who is no `Service`: an exception in `handler` is only logged.
+        """
+
+        async def on_message(message: Msg) -> None:
+            try:
+                decoded = decode(message.data, message_type)
+            except MalformedMessageError as error:
+                metrics.HANDLED.labels(f"subscribe:{subject}", "malformed").inc()
+                log.error("malformed message skipped", subject=message.subject, error=str(error))
+                return
+            await handler(decoded)
+
+        return await self.connection.subscribe(subject, on_message)
+
+    # Durable publishes
+
+    async def publish_durable(self, subject: str, message: object, *, message_id: str) -> None:
+        """Return once a stream has stored the message, however long it is full or away.
+
+        Raises `StreamMissingError` when no stream listens on `subject` for a minute.
+        """
+        await self.publish_durable_many([(subject, message, message_id)])
+
+    async def publish_durable_many(self, items: Sequence[tuple[str, object, str]]) -> None:
+        """As `publish_durable` for (subject, message, message id) each, without waiting in between."""
+        trace = _trace_headers() or {}
+        await self._publisher.publish(
+            [
+                Outgoing(subject, encode(message), {MESSAGE_ID_HEADER: message_id, **trace})
+                for subject, message, message_id in items
+            ]
+        )
+
+    # Streams
+
+    async def provision_run(self, run: str, limits: StreamLimits | None = None) -> None:
+        """Create or update the run's streams, consumers and registry; idempotent."""
+        await provision(self.jetstream, run, limits or StreamLimits())
+
+    async def ensure_consumer(self, stream: str, durable: str, *, filter_subject: str) -> None:
+        """Create or update a further durable pull consumer, for `consume`."""
+        await ensure_consumer(self.jetstream, stream, durable, filter_subject=filter_subject)
+
+    async def consume(
+        self, stream: str, durable: str, message_type: type[M], batch: int, timeout_s: float
+    ) -> list[tuple[M, Ack]]:
+        """Up to `batch` messages of a durable consumer, those here within `timeout_s`; empty if none.
+
+        Await each `ack` once its message is done with; unacknowledged ones come again. Malformed ones
+        become dead letters.
+        """
+        messages = await self._fetch(stream, durable, batch, timeout_s)
+        decoded: list[tuple[M, Ack]] = []
+        for message in messages:
+            try:
+                decoded.append((decode(message.data, message_type), _ack_of(self.connection, message)))
+            except MalformedMessageError as error:
+                await self.dead_letters.bury(message, f"{self.run}.dead.{durable}", error)
+                await self.connection.publish(message.reply, b"+TERM")
+        return decoded
+
+    async def _fetch(self, stream: str, durable: str, batch: int, timeout_s: float) -> list[Msg]:
+        await self.connection.wait_connected()
+        pull = self._pulls.get((stream, durable))
+        try:
+            if pull is None:
+                pull = await self.jetstream.pull_subscribe_bind(durable, stream)
+                self._pulls[stream, durable] = pull
+            return await pull.fetch(batch, timeout_s)
+        except nats.errors.TimeoutError:
+            return []
+        except (nats.errors.NoRespondersError, nats.js.errors.APIError) as error:
+            log.warning("consume waits", stream=stream, durable=durable, error=str(error))
+            await asyncio.sleep(min(timeout_s, 0.5))
+            return []
+
+    # Registry of inference servers
+
+    @property
+    def registry(self) -> Registry:
+        """The run's registry."""
+        if self._registry is None:
+            assert self.run, "a bus without a run has no registry"
+            self._registry = Registry(self.connection, self.jetstream, self._publisher, self.run)
+        return self._registry
+
+    async def put_status(self, status: ServerStatus) -> None:
+        """Write an inference server's registry entry."""
+        await self.registry.put(status)
+
+    async def statuses(self) -> list[ServerStatus]:
+        """All registry entries, by server id."""
+        return await self.registry.all()
+
+    async def watch_statuses(self, callback: StatusCallback) -> None:
+        """`await callback(status)` for every entry now and whenever one is written."""
+        await self.registry.watch(callback)
+
+
+def _trace_headers() -> Headers | None:
+    traceparent = tracing.current_traceparent()
+    return {tracing.HEADER: traceparent} if traceparent else None
+
+
+def _ack_of(connection: Connection, message: Msg) -> Ack:
+    async def ack() -> None:
+        await connection.publish(message.reply, b"+ACK")
+
+    return ack

@@ -1,0 +1,117 @@
+"""Request and reply: how a failed call looks on the wire, and the caller's side of it.
+
+An error reply has no body but three headers: `Nats-Service-Error-Code` (400, 500, 503),
+`Nats-Service-Error` (why) and, when trying again makes sense, `Retry-After` (seconds). A worker that
+is there but cannot serve yet also says `Tailrace-Error: not_ready`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import Mapping
+from typing import TypeVar
+
+from nats.aio.msg import Msg
+
+from tailrace import metrics, tracing
+from tailrace.bus.connection import Connection, Headers
+from tailrace.bus.errors import CallFailedError, CallTimeoutError, NoResponderError
+from tailrace.bus.inbox import ReplyInbox, is_no_responders
+from tailrace.retry import Backoff
+from tailrace_protos.base import Message, decode, encode
+from tailrace_protos.generation import CallErrorCode
+
+REASON_HEADER = "Nats-Service-Error"
+CODE_HEADER = "Nats-Service-Error-Code"
+RETRY_AFTER_HEADER = "Retry-After"
+KIND_HEADER = "Tailrace-Error"
+
+_STATUS = {
+    CallErrorCode.INVALID: "400",
+    CallErrorCode.INTERNAL: "500",
+    CallErrorCode.OVERLOADED: "503",
+    CallErrorCode.NOT_READY: "503",
+}
+_CODES = {"400": CallErrorCode.INVALID, "503": CallErrorCode.OVERLOADED}
+
+R = TypeVar("R", bound=Message)
+
+
+def error_headers(error: CallFailedError) -> Headers:
+    """An error as reply headers."""
+    headers = {CODE_HEADER: _STATUS[error.code], REASON_HEADER: error.reason, KIND_HEADER: error.code.value}
+    if error.retry_after_s > 0:
+        headers[RETRY_AFTER_HEADER] = f"{error.retry_after_s:g}"
+    return headers
+
+
+def error_in(headers: Mapping[str, str] | None, subject: str) -> CallFailedError | None:
+    """The error a reply's headers tell of, also one by a worker that is not ours."""
+    if not headers or CODE_HEADER not in headers:
+        return None
+    kind = headers.get(KIND_HEADER, "")
+    known = kind in CallErrorCode.__members__.values()
+    code = CallErrorCode(kind) if known else _CODES.get(headers[CODE_HEADER], CallErrorCode.INTERNAL)
+    retry_after_s = _seconds(headers.get(RETRY_AFTER_HEADER, "0"))
+    return CallFailedError(code, headers.get(REASON_HEADER, ""), retry_after_s, subject=subject)
+
+
+def _seconds(text: str) -> float:
+    """A `Retry-After` value; dates and nonsense count as no advice."""
+    try:
+        value = float(text)
+    except ValueError:
+        return 0.0
+    return value if math.isfinite(value) and value > 0 else 0.0
+
+
+class Caller:
+    """Sends requests and awaits their replies."""
+
+    def __init__(self, connection: Connection, inbox: ReplyInbox) -> None:
+        self._connection = connection
+        self._inbox = inbox
+
+    async def request(
+        self, subject: str, message: object, reply_type: type[R], timeout_s: float, retries: int
+    ) -> R:
+        """Call; again up to `retries` times, waiting what the worker asks for, unless it is our fault.
+
+        Every attempt has `timeout_s`. Raises the last attempt's error.
+        """
+        payload = encode(message)
+        backoff = Backoff(0.05, 2.0)
+        while True:
+            try:
+                return await self._attempt(subject, payload, reply_type, timeout_s)
+            except (CallFailedError, NoResponderError, CallTimeoutError) as error:
+                is_ours = isinstance(error, CallFailedError) and error.code is CallErrorCode.INVALID
+                if is_ours or backoff.num_failures >= retries:
+                    raise
+                advised_s = error.retry_after_s if isinstance(error, CallFailedError) else 0.0
+                await asyncio.sleep(max(advised_s, backoff.next_s()))
+
+    async def _attempt(self, subject: str, payload: bytes, reply_type: type[R], timeout_s: float) -> R:
+        loop = asyncio.get_running_loop()
+        started_s = loop.time()
+        reply = await self._exchange(subject, payload, timeout_s)
+        metrics.BUS_CALL_SECONDS.observe(loop.time() - started_s)
+        if reply.headers:
+            if is_no_responders(reply):
+                raise NoResponderError(subject)
+            error = error_in(reply.headers, subject)
+            if error is not None:
+                raise error
+        return decode(reply.data, reply_type)
+
+    async def _exchange(self, subject: str, payload: bytes, timeout_s: float) -> Msg:
+        traceparent = tracing.current_traceparent()
+        headers = {tracing.HEADER: traceparent} if traceparent else None
+        with self._inbox.expect() as (inbox, reply):
+            try:
+                async with asyncio.timeout(timeout_s):
+                    await self._connection.publish(subject, payload, reply=inbox, headers=headers)
+                    return await reply
+            except TimeoutError as error:
+                raise CallTimeoutError(subject, timeout_s) from error

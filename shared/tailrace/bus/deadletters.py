@@ -1,0 +1,41 @@
+"""Dead letters: messages that nobody could handle, kept with the reason in the DEAD stream.
+
+Invariant: the original is terminated only after the dead letter has been stored.
+"""
+
+from __future__ import annotations
+
+from nats.aio.msg import Msg
+
+from tailrace import metrics
+from tailrace.bus.durable import MESSAGE_ID_HEADER, DurablePublisher, Outgoing
+from tailrace.log import get_logger
+
+log = get_logger(__name__)
+
+SUBJECT_HEADER = "Tailrace-Dead-Subject"
+ERROR_HEADER = "Tailrace-Dead-Error"
+REASON_HEADER = "Tailrace-Dead-Reason"
+DELIVERIES_HEADER = "Tailrace-Dead-Deliveries"
+MAX_REASON_CHARS = 500
+
+
+class DeadLetters:
+    """Stores dead letters."""
+
+    def __init__(self, publisher: DurablePublisher) -> None:
+        self._publisher = publisher
+
+    async def bury(self, message: Msg, subject: str, error: Exception | str, num_delivered: int = 1) -> None:
+        """Return once a copy of `message` is stored under `subject`; the caller then terminates it."""
+        kind = type(error).__name__ if isinstance(error, Exception) else "TooManyDeliveries"
+        log.error("dead letter", subject=message.subject, error=kind, reason=str(error), num_delivered=num_delivered)
+        metrics.HANDLED.labels(f"dead:{subject}", "dead").inc()
+        headers = {
+            MESSAGE_ID_HEADER: f"dead.{message.reply}",
+            SUBJECT_HEADER: message.subject,
+            ERROR_HEADER: kind,
+            REASON_HEADER: " ".join(str(error).split())[:MAX_REASON_CHARS],
+            DELIVERIES_HEADER: str(num_delivered),
+        }
+        await self._publisher.publish([Outgoing(subject, message.data, headers)])

@@ -1,0 +1,130 @@
+"""Durable publishes: pipelined, acknowledged by JetStream, safe to repeat by message id.
+
+Invariants: a publish returns only once its stream has stored the message; while nats-server is away
+or the stream is full it waits (counted by reason), it never drops; a repeated publish carries the
+same `Nats-Msg-Id`, so it is stored once within the stream's window.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from contextlib import ExitStack
+from typing import NamedTuple
+
+import msgspec
+from nats.aio.msg import Msg
+
+from tailrace import metrics
+from tailrace.bus.connection import Connection, Headers
+from tailrace.bus.errors import PublishRefusedError, StreamMissingError
+from tailrace.bus.inbox import ReplyInbox, is_no_responders
+from tailrace.log import get_logger
+from tailrace.retry import Backoff
+
+log = get_logger(__name__)
+
+MESSAGE_ID_HEADER = "Nats-Msg-Id"
+WINDOW = 512  # publishes in flight at once; beyond, one waits for the other
+ACK_TIMEOUT_S = 5.0
+MISSING_AFTER_S = 60.0  # how long a stream may not exist (start, restart) before that is an error
+STORE_FAILED = 10077  # JetStream's code for a full stream, and for a failing disk
+LOG_EVERY = 20  # retries of one batch between two warnings
+
+
+class Outgoing(NamedTuple):
+    """A message to be stored by the stream that listens on `subject`."""
+
+    subject: str
+    payload: bytes
+    headers: Headers
+
+
+class _ApiError(msgspec.Struct):
+    code: int
+    err_code: int = 0
+    description: str = ""
+
+
+class _PubAck(msgspec.Struct):
+    error: _ApiError | None = None
+
+
+_ack_decoder = msgspec.json.Decoder(_PubAck)
+
+
+class DurablePublisher:
+    """Publishes into streams."""
+
+    def __init__(self, connection: Connection, inbox: ReplyInbox) -> None:
+        self._connection = connection
+        self._inbox = inbox
+        self._awaited: set[asyncio.Future[Msg]] = set()
+        connection.on_lost.append(self._on_lost)
+
+    async def publish(self, items: Sequence[Outgoing]) -> None:
+        """Return once all are stored. Items that had to be repeated may be stored out of order."""
+        for item in items:
+            self._connection.check_size(item.subject, item.payload, item.headers)
+        for start in range(0, len(items), WINDOW):
+            await self._publish_window(items[start : start + WINDOW])
+
+    async def _publish_window(self, items: Sequence[Outgoing]) -> None:
+        backoff = Backoff(0.05, 2.0)
+        missing_since_s: float | None = None
+        while items:
+            left = await self._round(items)
+            if not left:
+                return
+            reasons = {reason for _, reason in left}
+            now_s = asyncio.get_running_loop().time()
+            missing_since_s = (missing_since_s or now_s) if "missing" in reasons else None
+            if missing_since_s is not None and now_s - missing_since_s > MISSING_AFTER_S:
+                raise StreamMissingError(left[0][0].subject, MISSING_AFTER_S)
+            for _, reason in left:
+                metrics.BUS_PUBLISH_RETRIES.labels(reason.split(":")[0]).inc()
+            if backoff.num_failures % LOG_EVERY == 0:
+                log.warning("publish waits", subject=left[0][0].subject, reasons=sorted(reasons), num=len(left))
+            items = [item for item, _ in left]
+            await backoff.sleep()
+
+    async def _round(self, items: Sequence[Outgoing]) -> list[tuple[Outgoing, str]]:
+        """Send all, await all acknowledgements; what is to be sent again, each with the reason."""
+        with ExitStack() as stack:
+            acks: list[asyncio.Future[Msg]] = []
+            try:
+                for item in items:
+                    inbox, ack = stack.enter_context(self._inbox.expect())
+                    acks.append(ack)
+                    self._awaited.add(ack)
+                    await self._connection.publish(item.subject, item.payload, reply=inbox, headers=item.headers)
+                metrics.BUS_UNACKED_PUBLISHES.set(len(self._awaited))
+                await asyncio.wait(acks, timeout=ACK_TIMEOUT_S)
+            finally:
+                self._awaited.difference_update(acks)
+                metrics.BUS_UNACKED_PUBLISHES.set(len(self._awaited))
+            outcomes = [(item, _reason_to_repeat(item, ack)) for item, ack in zip(items, acks, strict=True)]
+            return [(item, reason) for item, reason in outcomes if reason]
+
+    def _on_lost(self) -> None:
+        """No PubAck comes over a new connection for what was sent over the old one."""
+        for ack in self._awaited:
+            ack.cancel()
+
+
+def _reason_to_repeat(item: Outgoing, ack: asyncio.Future[Msg]) -> str:
+    """Empty when stored; raises `PublishRefusedError` when trying again would not help."""
+    if not ack.done() or ack.cancelled():
+        return "lost"
+    message = ack.result()
+    if is_no_responders(message):
+        return "missing"
+    error = _ack_decoder.decode(message.data).error
+    if error is None:
+        return ""
+    if error.err_code == STORE_FAILED and "maximum" in error.description:
+        return "full"
+    if error.code >= 500:
+        return f"unavailable: {error.description}"
+    raise PublishRefusedError(item.subject, error.code, error.err_code, error.description)
+

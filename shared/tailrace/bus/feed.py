@@ -1,0 +1,92 @@
+"""A JetStream pull consumer as a steady feed: ask for as many messages as there is room for.
+
+Invariants: at most `room` messages are asked for and not yet here; asking costs one publish per batch;
+a request that the server forgot (restart, deleted consumer) is noticed and repeated.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+import msgspec
+from nats.aio.msg import Msg
+from nats.aio.subscription import Subscription
+
+from tailrace.bus.connection import Connection
+from tailrace.log import get_logger
+from tailrace.retry import Backoff
+
+log = get_logger(__name__)
+
+REQUEST_LIFE_S = 10.0  # the server answers 408 to a request that it could not fill in this time
+GRACE_S = 3.0
+PENDING_HEADER = "Nats-Pending-Messages"
+TRANSIENT = ("408", "404", "409")
+
+
+class PullFeed:
+    """Requests messages of one durable consumer and hands them to `receive`, in order."""
+
+    def __init__(
+        self, connection: Connection, stream: str, durable: str, receive: Callable[[Msg], None]
+    ) -> None:
+        self.name = f"{stream}/{durable}"
+        self._connection = connection
+        self._subject = f"$JS.API.CONSUMER.MSG.NEXT.{stream}.{durable}"
+        self._receive = receive
+        self._inbox = ""
+        self._subscription: Subscription | None = None
+        self._outstanding = 0  # asked for, not here yet
+        self._asked_s = 0.0  # when last asked
+        self._paused_until_s = 0.0
+        self._backoff = Backoff(0.2, 3.0)
+
+    async def open(self) -> None:
+        """Subscribe to the inbox that messages will come to."""
+        self._inbox = self._connection.client.new_inbox()
+        self._subscription = await self._connection.subscribe(self._inbox, self._on_message)
+        self._connection.on_lost.append(self.forget)
+
+    async def close(self) -> None:
+        """Take no more messages; what arrived until then has been handed to `receive`."""
+        self._connection.on_lost.remove(self.forget)
+        if self._subscription is not None and self._connection.is_connected:
+            await self._subscription.drain()
+
+    def forget(self) -> None:
+        """The server knows nothing of our requests any more."""
+        self._outstanding = 0
+
+    async def ask(self, room: int) -> None:
+        """Ask for what is missing to have `room` on their way, once that is worth a request."""
+        now_s = asyncio.get_running_loop().time()
+        if self._outstanding and now_s - self._asked_s > REQUEST_LIFE_S + GRACE_S:
+            self.forget()
+        missing = room - self._outstanding
+        worth = self._outstanding == 0 or missing * 4 >= room
+        if missing <= 0 or not worth or now_s < self._paused_until_s or not self._connection.is_connected:
+            return
+        self._outstanding += missing
+        self._asked_s = now_s
+        request = {"batch": missing, "expires": int(REQUEST_LIFE_S * 1e9)}
+        await self._connection.publish(self._subject, msgspec.json.encode(request), reply=self._inbox)
+
+    async def _on_message(self, message: Msg) -> None:
+        if message.reply:
+            self._outstanding = max(0, self._outstanding - 1)
+            self._backoff.reset()
+            self._receive(message)
+            return
+        self._on_status(message.headers or {})
+
+    def _on_status(self, headers: dict[str, str]) -> None:
+        status, description = headers.get("Status", ""), headers.get("Description", "")
+        unfilled = int(headers.get(PENDING_HEADER) or self._outstanding)
+        self._outstanding = max(0, self._outstanding - unfilled)
+        if status in ("408", "404") or description == "Batch Completed":
+            return
+        if self._backoff.num_failures % 10 == 0:
+            why = "no such consumer yet" if status == "503" else f"{status} {description}".strip()
+            log.warning("pull waits", consumer=self.name, reason=why)
+        self._paused_until_s = asyncio.get_running_loop().time() + self._backoff.next_s()

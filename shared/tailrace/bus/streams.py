@@ -1,0 +1,182 @@
+"""The streams, consumers and bucket of a run: what they hold, how much, and for how long.
+
+`provision` is idempotent: it creates what is missing and updates what has other limits. What cannot
+be updated in place (a work queue is for ever a work queue) is an error with the remedy.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import TypeVar
+
+import msgspec
+import nats.errors
+import nats.js.errors
+from nats.js import JetStreamContext
+from nats.js.api import (
+    AckPolicy,
+    ConsumerConfig,
+    DiscardPolicy,
+    RetentionPolicy,
+    StorageType,
+    StreamConfig,
+)
+
+from tailrace.config import ConfigError
+from tailrace.log import get_logger
+from tailrace.retry import Backoff
+from tailrace_protos import subjects
+
+log = get_logger(__name__)
+
+DEDUP_WINDOW_S = 120.0
+OTHER_CONFIG = 10058  # "stream name already in use with a different configuration"
+DAY_S = 24 * 3600.0
+MIB = 1 << 20
+
+
+class StreamLimits(msgspec.Struct, frozen=True, kw_only=True):
+    """Bounds of a run's streams."""
+
+    max_queued_episodes: int = 100_000  # of both phases; a full queue makes the scheduler wait
+    max_ack_pending: int = 20_000  # episodes of one phase running at once, over all workers
+    ack_wait_s: float = 30.0  # an episode without a heartbeat for so long is delivered again
+    max_event_bytes: int = 1024 * MIB
+    max_event_age_s: float = 7 * DAY_S
+    max_dead_bytes: int = 256 * MIB
+    max_dead_age_s: float = 30 * DAY_S
+    max_status_age_s: float = 3600.0  # silent servers vanish from the registry
+
+
+T = TypeVar("T")
+
+
+async def patiently(what: str, call: Callable[[], Awaitable[T]]) -> T:
+    """Repeat an idempotent JetStream call while the server is away or not ready."""
+    backoff = Backoff(0.1, 2.0)
+    while True:
+        try:
+            return await call()
+        except (
+            nats.errors.TimeoutError,
+            nats.errors.NoRespondersError,
+            nats.errors.OutboundBufferLimitError,
+            nats.js.errors.NoStreamResponseError,
+            nats.js.errors.ServiceUnavailableError,
+        ) as error:
+            if backoff.num_failures % 10 == 0:
+                log.warning("jetstream not available yet", what=what, error=str(error) or type(error).__name__)
+            await backoff.sleep()
+
+
+async def provision(jetstream: JetStreamContext, run: str, limits: StreamLimits) -> None:
+    """Make everything a run needs in JetStream."""
+    for stream in _streams(run, limits):
+        await ensure_stream(jetstream, stream)
+    await asyncio.gather(
+        *(
+            ensure_consumer(
+                jetstream,
+                subjects.episodes_stream(run),
+                phase,
+                filter_subject=subjects.episodes(run, phase),
+                ack_wait_s=limits.ack_wait_s,
+                max_ack_pending=limits.max_ack_pending,
+            )
+            for phase in subjects.PHASES
+        )
+    )
+
+
+async def ensure_stream(jetstream: JetStreamContext, config: StreamConfig) -> None:
+    """Create or update one stream; `ConfigError` when it exists and cannot become what it should."""
+    try:
+        await patiently(f"create {config.name}", lambda: jetstream.add_stream(config))
+    except nats.js.errors.BadRequestError as error:
+        if error.err_code != OTHER_CONFIG:
+            raise _unusable(config, error) from error
+    else:
+        return
+    try:
+        await patiently(f"update {config.name}", lambda: jetstream.update_stream(config))
+    except nats.js.errors.APIError as error:
+        raise _unusable(config, error) from error
+    log.info("stream updated", stream=config.name)
+
+
+def _unusable(config: StreamConfig, error: nats.js.errors.APIError) -> ConfigError:
+    return ConfigError(
+        f"JetStream refuses stream {config.name}: {error.description}; choose another exp_name, or remove "
+        f"the old stream with `nats stream rm {config.name}` if its run is over"
+    )
+
+
+async def ensure_consumer(
+    jetstream: JetStreamContext,
+    stream: str,
+    durable: str,
+    *,
+    filter_subject: str,
+    ack_wait_s: float = 30.0,
+    max_ack_pending: int = 1000,
+) -> None:
+    """Create or update one durable pull consumer. Workers count deliveries themselves: no limit here."""
+    config = ConsumerConfig(
+        durable_name=durable,
+        ack_policy=AckPolicy.EXPLICIT,
+        ack_wait=ack_wait_s,
+        max_ack_pending=max_ack_pending,
+        max_deliver=-1,
+        filter_subject=filter_subject,
+    )
+    await patiently(f"create {stream}/{durable}", lambda: jetstream.add_consumer(stream, config))
+
+
+def _streams(run: str, limits: StreamLimits) -> list[StreamConfig]:
+    bucket = subjects.registry_bucket(run)
+    return [
+        StreamConfig(
+            name=subjects.episodes_stream(run),
+            description="Episodes to play: one message each, gone once acknowledged.",
+            subjects=[subjects.episodes(run, phase) for phase in subjects.PHASES],
+            retention=RetentionPolicy.WORK_QUEUE,
+            discard=DiscardPolicy.NEW,
+            max_msgs=limits.max_queued_episodes,
+            storage=StorageType.FILE,
+            duplicate_window=DEDUP_WINDOW_S,
+        ),
+        StreamConfig(
+            name=subjects.events_stream(run),
+            description="What happened in the run.",
+            subjects=[subjects.events(run)],
+            retention=RetentionPolicy.LIMITS,
+            max_bytes=limits.max_event_bytes,
+            max_age=limits.max_event_age_s,
+            storage=StorageType.FILE,
+            duplicate_window=DEDUP_WINDOW_S,
+        ),
+        StreamConfig(
+            name=subjects.dead_stream(run),
+            description="Messages that nobody could handle, with headers that say why.",
+            subjects=[f"{run}.dead.>"],
+            retention=RetentionPolicy.LIMITS,
+            max_bytes=limits.max_dead_bytes,
+            max_age=limits.max_dead_age_s,
+            storage=StorageType.FILE,
+            duplicate_window=DEDUP_WINDOW_S,
+        ),
+        StreamConfig(
+            name=f"KV_{bucket}",
+            description="Registry of inference servers.",
+            subjects=[f"$KV.{bucket}.>"],
+            max_msgs_per_subject=1,
+            max_age=limits.max_status_age_s,
+            discard=DiscardPolicy.NEW,
+            storage=StorageType.FILE,
+            allow_rollup_hdrs=True,
+            deny_delete=True,
+            allow_direct=True,
+            duplicate_window=DEDUP_WINDOW_S,
+        ),
+    ]

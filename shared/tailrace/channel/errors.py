@@ -1,0 +1,86 @@
+"""What can go wrong with a call, as types that carry what a caller needs to go on.
+
+`ChannelError` and its subclass are the infrastructure's doing and leave the tokens received so far;
+the others are raised by `generate` itself, before anything was sent.
+"""
+
+from __future__ import annotations
+
+from tailrace.channel.generation import Generation
+from tailrace_protos.generation import CallError, CallErrorCode
+
+
+class ChannelError(RuntimeError):
+    """The call ended without its last chunk; `partial` holds the tokens that came (a true prefix).
+
+    A caller continues elsewhere with `prompt_ids + partial.token_ids` and `num_continued`.
+    """
+
+    def __init__(self, server_id: str, reason: str, partial: Generation) -> None:
+        super().__init__(f"call to {server_id} failed after {partial.num_tokens} tokens: {reason}")
+        self.server_id = server_id
+        self.reason = reason
+        self.partial = partial
+
+
+class GenerateRefusedError(ChannelError):
+    """The server answered with an error: `code` says whether to retry, where, and `retry_after_s`."""
+
+    def __init__(self, server_id: str, error: CallError, partial: Generation) -> None:
+        super().__init__(server_id, f"{error.code.value}: {error.reason}", partial)
+        self.code: CallErrorCode = error.code
+        self.retry_after_s = error.retry_after_s
+
+
+class OversizeRequestError(ValueError):
+    """One request alone is larger than a frame may be."""
+
+    def __init__(self, call_id: str, num_bytes: int, limit_bytes: int) -> None:
+        super().__init__(
+            f"call {call_id}: request has {num_bytes} bytes, the channel takes {limit_bytes}: "
+            "shorten the prompt, or raise max_payload of nats-server"
+        )
+        self.call_id = call_id
+        self.num_bytes = num_bytes
+        self.limit_bytes = limit_bytes
+
+
+class DuplicateCallError(ValueError):
+    """A call with this id to this server has not ended yet."""
+
+    def __init__(self, call_id: str, server_id: str) -> None:
+        super().__init__(
+            f"call {call_id} to {server_id} has not ended yet: await it (an aborted call too), or use a new id"
+        )
+        self.call_id = call_id
+        self.server_id = server_id
+
+
+class ChannelFullError(RuntimeError):
+    """More calls wait for this server than `max_waiting_calls`."""
+
+    def __init__(self, server_id: str, num_waiting: int) -> None:
+        super().__init__(
+            f"{num_waiting} calls already wait for {server_id}: run fewer episodes in this process, add "
+            "servers, or raise max_waiting_calls"
+        )
+        self.server_id = server_id
+        self.num_waiting = num_waiting
+
+
+class ChannelClosedError(RuntimeError):
+    """`generate` after `close`."""
+
+    def __init__(self) -> None:
+        super().__init__("the generation channel of this process is closed")
+
+
+class NoRouteError(ValueError):
+    """The server has no endpoint for this client's transport."""
+
+    def __init__(self, server_id: str, transport: str) -> None:
+        super().__init__(
+            f"server {server_id} has no {transport} endpoint: start it with that transport, or use another here"
+        )
+        self.server_id = server_id
+        self.transport = transport

@@ -1,0 +1,101 @@
+"""A call's tokens put together: what `GenerateCall.collect` returns and what a failed call leaves.
+
+Invariant: `token_ids`, `inference_logprobs` and the tokens counted by `version_spans` are always
+equally many, and a prefix of what the server sampled.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tailrace_protos.base import as_float32, as_int32
+from tailrace_protos.generation import FinishReason, TokenChunk, VersionSpan
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Generation:
+    """Sampled tokens of one call; `finish_reason` is None when the call did not end by itself."""
+
+    token_ids: NDArray[np.int32]  # [T]
+    inference_logprobs: NDArray[np.float32]  # [T]
+    version_spans: tuple[VersionSpan, ...]  # num_tokens sum to T; neighbours differ in version
+    finish_reason: FinishReason | None
+    stop_matched: int | str | None
+    num_cached_tokens: int  # prompt tokens whose KV was reused
+
+    @property
+    def num_tokens(self) -> int:
+        """T."""
+        return len(self.token_ids)
+
+
+def join_spans(spans: Iterable[VersionSpan]) -> tuple[VersionSpan, ...]:
+    """The same spans with neighbours of one version made one."""
+    joined: list[VersionSpan] = []
+    for span in spans:
+        if joined and joined[-1].policy_version == span.policy_version:
+            span = VersionSpan(span.policy_version, joined.pop().num_tokens + span.num_tokens)
+        if span.num_tokens:
+            joined.append(span)
+    return tuple(joined)
+
+
+class TokenLedger:
+    """Grows by chunks, copies their bytes (a view would keep whole frames alive), reads from any token on."""
+
+    __slots__ = ("last", "logprob_bytes", "num_tokens", "spans", "token_bytes")
+
+    def __init__(self) -> None:
+        self.token_bytes = bytearray()
+        self.logprob_bytes = bytearray()
+        self.spans: list[VersionSpan] = []
+        self.num_tokens = 0
+        self.last: TokenChunk | None = None  # the chunk with the finish reason or the error
+
+    def add(self, chunk: TokenChunk) -> str:
+        """Append a chunk's tokens; returns what is wrong with it instead, or an empty string."""
+        num_bytes = len(chunk.token_ids)
+        if num_bytes != len(chunk.inference_logprobs) or num_bytes & 3:
+            return f"{num_bytes} bytes of ids with {len(chunk.inference_logprobs)} of log-probabilities"
+        num_spanned = 0
+        for span in chunk.version_spans:
+            num_spanned += span.num_tokens
+        if num_spanned != num_bytes >> 2:
+            return f"{num_bytes >> 2} tokens with versions for {num_spanned}"
+        if num_bytes:
+            self.token_bytes += chunk.token_ids
+            self.logprob_bytes += chunk.inference_logprobs
+            self.spans.extend(chunk.version_spans)
+            self.num_tokens += num_spanned
+        if chunk.finish_reason is not None or chunk.error is not None:
+            self.last = chunk
+        return ""
+
+    def since(self, num_tokens: int, num_spans: int, call_id: str) -> TokenChunk:
+        """Everything after the first `num_tokens` tokens and `num_spans` spans as one chunk."""
+        last = self.last
+        return TokenChunk(
+            call_id=call_id,
+            token_ids=memoryview(bytes(self.token_bytes[4 * num_tokens :])),
+            inference_logprobs=memoryview(bytes(self.logprob_bytes[4 * num_tokens :])),
+            version_spans=join_spans(self.spans[num_spans:]),
+            finish_reason=last.finish_reason if last else None,
+            stop_matched=last.stop_matched if last else None,
+            num_cached_tokens=last.num_cached_tokens if last else 0,
+        )
+
+    def generation(self) -> Generation:
+        """All tokens so far."""
+        last = self.last
+        return Generation(
+            as_int32(memoryview(bytes(self.token_bytes))),
+            as_float32(memoryview(bytes(self.logprob_bytes))),
+            join_spans(self.spans),
+            last.finish_reason if last else None,
+            last.stop_matched if last else None,
+            last.num_cached_tokens if last else 0,
+        )

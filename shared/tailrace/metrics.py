@@ -1,0 +1,41 @@
+"""Prometheus metrics of the shared layers; a service's own are in its `metrics.py`.
+
+Names: `tailrace_<layer>_<what>_<unit>`. Label `actor` is `<kind>:<subject or durable or name>`.
+"""
+
+from __future__ import annotations
+
+from prometheus_client import Counter, Gauge, Histogram
+
+_SECONDS = (0.0005, 0.002, 0.01, 0.05, 0.2, 1.0, 5.0, 20.0, 60.0, 300.0)
+
+HANDLED = Counter(
+    "tailrace_runtime_handled",
+    "Messages an actor finished, by outcome (ok, failed, malformed, rejected, handed_back, dead).",
+    ["actor", "outcome"],
+)
+HANDLER_SECONDS = Histogram(
+    "tailrace_runtime_handler_seconds", "Time a handler took.", ["actor"], buckets=_SECONDS
+)
+MAILBOX_MESSAGES = Gauge("tailrace_runtime_mailbox_messages", "Messages waiting in a mailbox.", ["actor"])
+RUNNING_HANDLERS = Gauge("tailrace_runtime_running_handlers", "Handlers running now.", ["actor"])
+FAILURES = Counter(
+    "tailrace_runtime_failures", "Unexpected exceptions, by place and exception type.", ["where", "error"]
+)
+READY = Gauge("tailrace_runtime_ready", "1 while the service is ready.")
+
+BUS_CONNECTED = Gauge("tailrace_bus_connected", "1 while connected to NATS.")
+BUS_DISCONNECTS = Counter("tailrace_bus_disconnects", "Times the connection to NATS was lost.")
+BUS_DROPPED = Counter(
+    "tailrace_bus_dropped_messages", "Messages lost because a subscription was full.", ["subject"]
+)
+BUS_ERRORS = Counter("tailrace_bus_errors", "Errors NATS reported outside any call, by type.", ["error"])
+BUS_CALL_SECONDS = Histogram("tailrace_bus_call_seconds", "Request to reply.", buckets=_SECONDS)
+BUS_PUBLISH_RETRIES = Counter(
+    "tailrace_bus_publish_retries",
+    "Durable publishes sent again, by reason (full, unavailable, missing, lost).",
+    ["reason"],
+)
+BUS_UNACKED_PUBLISHES = Gauge(
+    "tailrace_bus_unacked_publishes", "Durable publishes whose PubAck has not come yet."
+)

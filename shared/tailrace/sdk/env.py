@@ -1,0 +1,31 @@
+"""What an environment is to Tailrace: gymnasium's API with text in and text out.
+
+Subclass `gymnasium.Env[str, str]`, or write any class with these four methods; nothing here needs
+gymnasium itself. A text that does not parse is the environment's own matter: answer it with an
+observation (and a penalty), never with an exception. An environment whose `reset(seed=...)` and
+replies fix all that happens can be resumed after a crash without sampling a token again.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+
+class Env(Protocol):
+    """One episode at a time: `reset` begins it, `step` until `terminated` or `truncated`.
+
+    `info` of the last step may hold numbers, which become the episode's metrics; `success` (0 to 1)
+    is the one that success rates are made of.
+    """
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[str, dict[str, Any]]:
+        """Begin the episode that `seed` fixes: (first observation, info)."""
+
+    def step(self, action: str, /) -> tuple[str, float, bool, bool, dict[str, Any]]:
+        """Take the model's reply: (observation, reward, terminated, truncated, info)."""
+
+    def render(self) -> Any:
+        """The current frame as RGB array [height, width, 3] of uint8, or None."""
+
+    def close(self) -> None:
+        """Free what the environment holds."""

@@ -1,0 +1,35 @@
+"""The border to code that users bring: whatever it raises becomes one typed error.
+
+Used as `with foreign_code("env.step"): ...`. Cancellation and process exits pass through.
+"""
+
+from __future__ import annotations
+
+from types import TracebackType
+
+
+class ForeignCodeError(Exception):
+    """Code of a user's environment or reward raised. Attributes: `where`, `error` (what it raised)."""
+
+    def __init__(self, where: str, error: Exception) -> None:
+        super().__init__(f"{where} raised {type(error).__name__}: {error}")
+        self.where = where
+        self.error = error
+
+
+class foreign_code:  # noqa: N801  reads as a statement
+    """Context manager that turns an `Exception` of its body into `ForeignCodeError`."""
+
+    __slots__ = ("_where",)
+
+    def __init__(self, where: str) -> None:
+        self._where = where
+
+    def __enter__(self) -> None:
+        return None
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        if isinstance(error, Exception):
+            raise ForeignCodeError(self._where, error) from error

@@ -1,0 +1,82 @@
+"""The connection to Redis that everything in the store shares.
+
+One `AutoPipeline` carries all commands that do not wait; waiting for a stream to grow happens on
+connections of its own. Both come back by themselves after an outage.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from urllib.parse import urlsplit, urlunsplit
+
+from redis.asyncio import BlockingConnectionPool, Redis
+from redis.asyncio.retry import Retry
+from redis.backoff import NoBackoff
+
+from tailrace.store.errors import StoreUnavailableError
+from tailrace.store.pipeline import CONNECTION_LOST, Argument, AutoPipeline
+
+_LONGEST_WAIT_S = 5.0
+
+
+class StoreConnection:
+    """An open store; made by `connect`, ended by `aclose`."""
+
+    def __init__(self, url: str, *, outage_s: float = 300.0) -> None:
+        pool = BlockingConnectionPool.from_url(
+            url,
+            max_connections=16,
+            timeout=None,
+            socket_timeout=_LONGEST_WAIT_S + 5.0,
+            socket_connect_timeout=5.0,
+            socket_keepalive=True,
+            decode_responses=False,
+            retry=Retry(NoBackoff(), 0),
+        )
+        self.url = without_credentials(url)
+        self.redis = Redis(connection_pool=pool)
+        own = pool.connection_class(**pool.connection_kwargs)
+        self.pipeline = AutoPipeline(own, self.url, outage_s=outage_s)
+
+    async def ping(self) -> None:
+        """Return once Redis has answered."""
+        await self.pipeline.command("PING")
+
+    async def wait_for_entry(self, stream: str, after: str, block_s: float) -> None:
+        """Return when `stream` has an entry beyond `after`, after `block_s`, or when Redis went away."""
+        if block_s <= 0:
+            return
+        wait_ms = max(1, int(min(block_s, _LONGEST_WAIT_S) * 1000))
+        try:
+            await self.redis.xread({stream: after}, count=1, block=wait_ms)
+        except CONNECTION_LOST:
+            await asyncio.sleep(min(block_s, 0.05))
+
+    async def command(self, *arguments: Argument) -> object:
+        """A repeatable command that does not wait, as part of the pipeline."""
+        answer: object = await self.pipeline.command(*arguments)
+        return answer
+
+    async def aclose(self) -> None:
+        """Close all connections; commands under way are cancelled."""
+        await self.pipeline.close()
+        await self.redis.aclose()
+        await self.redis.connection_pool.disconnect()
+
+
+async def connect(redis_url: str, *, wait_s: float = 30.0, outage_s: float = 300.0) -> StoreConnection:
+    """A store connection that has been answered once; waits at most `wait_s` for Redis to come up."""
+    connection = StoreConnection(redis_url, outage_s=outage_s)
+    try:
+        async with asyncio.timeout(wait_s):
+            await connection.ping()
+    except TimeoutError as error:
+        await connection.aclose()
+        raise StoreUnavailableError(connection.url, wait_s, "no answer to PING") from error
+    return connection
+
+
+def without_credentials(url: str) -> str:
+    """The URL as it may stand in a log."""
+    parts = urlsplit(url)
+    return urlunsplit(parts._replace(netloc=parts.netloc.rpartition("@")[2]))

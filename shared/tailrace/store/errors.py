@@ -1,0 +1,48 @@
+"""What can go wrong with Redis, as its callers can act on it."""
+
+from __future__ import annotations
+
+
+class StoreError(Exception):
+    """Redis refused a command for a reason that neither waiting nor space would mend."""
+
+
+class StoreFullError(StoreError):
+    """Redis has no room to write; nothing was changed.
+
+    Attributes: `reason` (Redis's own words).
+    """
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(
+            f"Redis cannot write: {reason}. Remedy: raise its `maxmemory` or free space on the disk of "
+            "its data directory, or checkpoint more often (`save_steps`), so that it keeps less"
+        )
+        self.reason = reason
+
+
+class StoreUnavailableError(StoreError):
+    """Redis did not answer for as long as its callers were willing to wait.
+
+    Attributes: `url` (without credentials), `waited_s`, `reason` (the last failure).
+    """
+
+    def __init__(self, url: str, waited_s: float, reason: str) -> None:
+        super().__init__(
+            f"Redis at {url} did not answer for {waited_s:.0f} s ({reason}). Remedy: start it, or "
+            "correct TAILRACE_REDIS_URL"
+        )
+        self.url = url
+        self.waited_s = waited_s
+        self.reason = reason
+
+
+class BlobGoneError(StoreError):
+    """A claim-checked payload expired or never was.
+
+    Attributes: `ref`.
+    """
+
+    def __init__(self, ref: str) -> None:
+        super().__init__(f"no payload is kept under {ref!r}: it expired, or belongs to another run")
+        self.ref = ref

@@ -1,0 +1,3 @@
+-- Acknowledges and deletes relayed events. ARGV: ids ...
+redis.call('XACK', P .. 'outbox', 'relay', unpack(ARGV))
+return redis.call('XDEL', P .. 'outbox', unpack(ARGV))

@@ -1,0 +1,11 @@
+-- A policy version never used before; the same (lineage, step) gets the same one again.
+-- ARGV: "<lineage>/<step>", lowest number to give
+local known = redis.call('HGET', P .. 'version_of', ARGV[1])
+if known then return tonumber(known) end
+local version = redis.call('INCR', P .. 'next_version')
+if version < tonumber(ARGV[2]) then
+  version = tonumber(ARGV[2])
+  redis.call('SET', P .. 'next_version', version)
+end
+redis.call('HSET', P .. 'version_of', ARGV[1], version)
+return version

@@ -1,0 +1,42 @@
+-- Shared by all scripts. KEYS[1] is the run's key prefix; its braces put every key derived from it
+-- on the same cluster slot.
+local P = KEYS[1]
+
+-- Appends an event to the outbox; the entry's id is its place in the total order.
+local function emit(service, body)
+  redis.call('XADD', P .. 'outbox', '*', 's', service, 'b', body)
+end
+
+local function count(field, by)
+  redis.call('HINCRBY', P .. 'counters', field, by)
+end
+
+-- True the first time it sees `id`. Ids with a lifetime are forgotten after it, the others never.
+local function first_time(id, lifetime_s)
+  local now = tonumber(redis.call('TIME')[1])
+  local score = '+inf'
+  if lifetime_s > 0 then score = string.format('%d', now + lifetime_s) end
+  if redis.call('ZADD', P .. 'seen', 'NX', score, id) == 0 then return false end
+  redis.call('ZREMRANGEBYSCORE', P .. 'seen', '-inf', string.format('(%d', now))
+  return true
+end
+
+-- Entries of a stream for its one consumer: its own unacknowledged ones after `after`, then new ones.
+-- Returns the entries and how many of them are new.
+local function read_stream(key, group, after, max)
+  local own = redis.pcall('XREADGROUP', 'GROUP', group, group, 'COUNT', max, 'STREAMS', key, after)
+  if own and own.err then
+    if not string.find(own.err, 'NOGROUP', 1, true) then error(own.err) end
+    redis.call('XGROUP', 'CREATE', key, group, '0', 'MKSTREAM')
+    own = false
+  end
+  local entries = own and own[1][2] or {}
+  local num_old = #entries
+  if num_old < max then
+    local new = redis.call('XREADGROUP', 'GROUP', group, group, 'COUNT', max - num_old, 'STREAMS', key, '>')
+    if new then
+      for _, entry in ipairs(new[1][2]) do entries[#entries + 1] = entry end
+    end
+  end
+  return entries, #entries - num_old
+end

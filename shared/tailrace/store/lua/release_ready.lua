@@ -1,0 +1,24 @@
+-- Removes groups from the buffer: trained and in a durable checkpoint, or dropped (returned to credit).
+-- Deletions come first, so that this also works in a Redis without room; repeating it does nothing.
+-- ARGV: 'trained' or 'dropped', reason, event id ('' for none), service, event, stream ids ...
+local dropped = ARGV[1] == 'dropped'
+local released = 0
+for i = 6, #ARGV do
+  local id = ARGV[i]
+  local entry = redis.call('XRANGE', P .. 'ready', id, id)[1]
+  if entry then
+    local gid, bytes = entry[2][2], tonumber(entry[2][8])
+    local kind = redis.call('XACK', P .. 'ready', 'learner', id) == 1 and 'retained' or 'unconsumed'
+    redis.call('XDEL', P .. 'ready', id)
+    redis.call('DEL', P .. 'data:' .. gid)
+    count(kind .. '_groups', -1)
+    count(kind .. '_bytes', -bytes)
+    if dropped then
+      count('accepted_groups', -1)
+      emit(ARGV[4], cmsgpack.pack({type = 'group_dropped', group_id = gid, reason = ARGV[2]}))
+    end
+    released = released + 1
+  end
+end
+if ARGV[3] ~= '' and first_time(ARGV[3], 0) then emit(ARGV[4], ARGV[5]) end
+return released

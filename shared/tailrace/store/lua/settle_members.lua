@@ -1,0 +1,50 @@
+-- Settles members of a group (the first writer of a member wins) and closes the group with its last one.
+-- ARGV: group id, service, then for each member: number, outcome, '1' if valid else '0', trajectory, event
+-- Returns {known, members settled by this call, closed}.
+local CLOSED_MEMORY_S = 3600 -- how long late writers are told that they are late
+local gid, service = ARGV[1], ARGV[2]
+local group, data = P .. 'group:' .. gid, P .. 'data:' .. gid
+local state = redis.call('HMGET', group, 'phase', 'members', 'min_valid', 'left', 'valid', 'bytes', 'index')
+local phase = state[1]
+if not phase then
+  local was = redis.call('EXISTS', P .. 'closed:' .. gid)
+  return {was, 0, was}
+end
+local members, left, valid, bytes = tonumber(state[2]), tonumber(state[4]), tonumber(state[5]), tonumber(state[6])
+
+local settled = 0
+for i = 3, #ARGV, 5 do
+  local member = ARGV[i]
+  if tonumber(member) < members and redis.call('HSETNX', group, 's' .. member, ARGV[i + 1]) == 1 then
+    if phase == 'train' then
+      redis.call('HSET', data, member, ARGV[i + 3])
+      bytes = bytes + #ARGV[i + 3]
+    end
+    redis.call('DEL', P .. 'journal:' .. gid .. '.' .. member)
+    valid = valid + tonumber(ARGV[i + 2])
+    settled = settled + 1
+    emit(service, ARGV[i + 4])
+  end
+end
+if settled == 0 then return {1, 0, 0} end
+left = left - settled
+if left > 0 then
+  redis.call('HSET', group, 'left', left, 'valid', valid, 'bytes', bytes)
+  return {1, settled, 0}
+end
+
+local sent = phase == 'train' and valid >= tonumber(state[3])
+if sent then
+  redis.call('XADD', P .. 'ready', '*', 'g', gid, 'i', state[7], 'm', members, 'n', bytes)
+  count('accepted_groups', 1)
+  count('unconsumed_groups', 1)
+  count('unconsumed_bytes', bytes)
+else
+  redis.call('DEL', data)
+end
+redis.call('DEL', group)
+redis.call('ZREM', P .. 'open', gid)
+redis.call('SET', P .. 'closed:' .. gid, '', 'EX', CLOSED_MEMORY_S)
+emit(service, cmsgpack.pack({type = 'group_closed', group_id = gid, phase = phase, num_valid = valid,
+  num_members = members, sent_to_learner = sent, num_bytes = bytes}))
+return {1, settled, 1}

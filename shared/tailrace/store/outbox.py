@@ -1,0 +1,72 @@
+"""The outbox: what happened, in one total order, until the relay has passed it on.
+
+Scripts that change state write their events themselves; `emit` is for what happens outside of Redis.
+Nothing is dropped: an outbox that nobody relays grows until Redis is full, and its writers are told so.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Sequence
+
+import msgspec
+
+from tailrace.store import scripts
+from tailrace.store.connection import StoreConnection
+from tailrace_protos.base import encode
+from tailrace_protos.event import Event, EventBody
+from tailrace_protos.subjects import redis_prefix
+
+_REPEATS_WITHIN_S = 3600  # a call is repeated by its own caller only, after a lost answer
+_FOREVER = 0
+_body_decoder: msgspec.msgpack.Decoder[EventBody] = msgspec.msgpack.Decoder(EventBody)
+_MAX_IDS = 1000  # values that Lua unpacks at once
+
+
+class Outbox:
+    """Events of one run; any number of writers, one reader."""
+
+    def __init__(self, redis: StoreConnection, run: str) -> None:
+        self._redis = redis
+        self._prefix = redis_prefix(run)
+
+    async def emit(self, service: str, *bodies: EventBody, once: str = "") -> None:
+        """Append events, all or none. With `once`, only the first call ever with that id appends."""
+        await self._redis.pipeline.script(
+            scripts.EMIT_EVENTS,
+            self._prefix,
+            once or uuid.uuid4().hex,
+            _FOREVER if once else _REPEATS_WITHIN_S,
+            service,
+            *(encode(body) for body in bodies),
+        )
+
+    async def read(self, max_events: int, block_s: float) -> list[Event]:
+        """The oldest events not acknowledged yet; waits up to `block_s` for the first one.
+
+        Reading again before `ack` returns the same events again, so a reader that failed loses none.
+        """
+        events = await self._read(max_events)
+        if not events:
+            await self._redis.wait_for_entry(f"{self._prefix}outbox", "0-0", block_s)
+            events = await self._read(max_events)
+        return events
+
+    async def ack(self, seqs: Sequence[str]) -> None:
+        """Forget events that were passed on."""
+        for start in range(0, len(seqs), _MAX_IDS):
+            ids = seqs[start : start + _MAX_IDS]
+            await self._redis.pipeline.script(scripts.ACK_OUTBOX, self._prefix, *ids)
+
+    async def _read(self, max_events: int) -> list[Event]:
+        entries = await self._redis.pipeline.script(scripts.READ_OUTBOX, self._prefix, max_events)
+        return [_event(seq.decode(), fields) for seq, fields in entries]
+
+
+def _event(seq: str, fields: list[bytes]) -> Event:
+    """An entry as an event; its time is Redis's own, so that it agrees with the order."""
+    _, service, _, body = fields
+    unix_ms = int(seq.partition("-")[0])
+    return Event(
+        seq=seq, unix_s=unix_ms / 1000, service=service.decode(), body=_body_decoder.decode(body)
+    )

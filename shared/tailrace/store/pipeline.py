@@ -1,0 +1,190 @@
+"""One connection whose commands share round trips: what is issued while a batch is away goes out next.
+
+Invariants: commands reach Redis in the order issued; a command whose answer was lost with the
+connection is sent again, so every command here must be repeatable (the scripts are). Errors reach the
+caller of the command concerned, typed; an outage only delays, until `outage_s`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections import deque
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import hiredis
+from redis.asyncio.connection import AbstractConnection
+from redis.exceptions import (
+    ConnectionError as RedisConnectionError,
+)
+from redis.exceptions import (
+    NoScriptError,
+    ReadOnlyError,
+    RedisError,
+    ResponseError,
+    TryAgainError,
+)
+from redis.exceptions import (
+    TimeoutError as RedisTimeoutError,
+)
+
+from tailrace.retry import Backoff
+from tailrace.store.errors import StoreError, StoreFullError, StoreUnavailableError
+from tailrace.store.scripts import Script
+
+Argument = str | bytes | int | float
+CONNECTION_LOST = (RedisConnectionError, RedisTimeoutError, ConnectionError, TimeoutError)
+_NO_ROOM = ("OOM command not allowed", "MISCONF")
+
+
+class _Command(NamedTuple):
+    packed: bytes
+    script: Script | None
+    arguments: tuple[Argument, ...]
+    answer: asyncio.Future[Any]
+
+
+class AutoPipeline:
+    """Commands of one loop tick (and of the time a batch is under way) as one pipeline.
+
+    `max_commands` and `max_bytes` bound a batch, `answer_s` the wait for its answers, `outage_s` the
+    time that commands are tried again while Redis is away.
+    """
+
+    def __init__(
+        self,
+        connection: AbstractConnection,
+        url: str,
+        *,
+        max_commands: int = 1024,
+        max_bytes: int = 16 << 20,
+        answer_s: float = 30.0,
+        outage_s: float = 300.0,
+    ) -> None:
+        self._connection = connection
+        self._url = url
+        self._max_commands = max_commands
+        self._max_bytes = max_bytes
+        self._answer_s = answer_s
+        self._outage_s = outage_s
+        self._waiting: deque[_Command] = deque()
+        self._sender: asyncio.Task[None] | None = None
+        self.num_batches = 0
+        self.num_commands = 0
+
+    async def command(self, *arguments: Argument) -> Any:
+        """The answer to one repeatable command."""
+        return await self._issue(None, arguments)
+
+    async def script(self, script: Script, prefix: str, *arguments: Argument) -> Any:
+        """The answer of a script run on the keys of `prefix`."""
+        return await self._issue(script, (prefix, *arguments))
+
+    async def close(self) -> None:
+        """Fail what is waiting and close the connection."""
+        if self._sender is not None and not self._sender.done():
+            self._sender.cancel()
+            await asyncio.wait([self._sender])
+        for command in self._waiting:
+            command.answer.cancel()
+        self._waiting.clear()
+        await self._connection.disconnect(nowait=True)
+
+    def _issue(self, script: Script | None, arguments: tuple[Argument, ...]) -> asyncio.Future[Any]:
+        if script is None:
+            packed = _pack(*arguments)
+        else:
+            packed = _pack("EVALSHA", script.digest, 1, *arguments)
+        loop = asyncio.get_running_loop()
+        command = _Command(packed, script, arguments, loop.create_future())
+        self._waiting.append(command)
+        if self._sender is None or self._sender.done():
+            self._sender = loop.create_task(self._send_all(), name="store-pipeline")
+        return command.answer
+
+    async def _send_all(self) -> None:
+        while self._waiting:
+            batch = self._next_batch()
+            try:
+                await self._deliver(batch)
+            except StoreUnavailableError as error:
+                for command in (*batch, *self._waiting):
+                    _fail(command.answer, error)
+                self._waiting.clear()
+            finally:  # only a cancelled sender leaves some unanswered
+                for command in batch:
+                    command.answer.cancel()
+
+    def _next_batch(self) -> list[_Command]:
+        batch: list[_Command] = []
+        num_bytes = 0
+        while self._waiting and len(batch) < self._max_commands and num_bytes < self._max_bytes:
+            command = self._waiting.popleft()
+            if not command.answer.done():
+                batch.append(command)
+                num_bytes += len(command.packed)
+        return batch
+
+    async def _deliver(self, batch: Sequence[_Command]) -> None:
+        """Answer every command of the batch, however often the connection breaks meanwhile."""
+        loop = asyncio.get_running_loop()
+        began = loop.time()
+        backoff = Backoff(0.01, 0.5, jitter=0.5)
+        while open_commands := [command for command in batch if not command.answer.done()]:
+            try:
+                await self._exchange(open_commands)
+            except CONNECTION_LOST as error:
+                await self._connection.disconnect(nowait=True)
+                waited_s = loop.time() - began
+                if waited_s > self._outage_s:
+                    raise StoreUnavailableError(self._url, waited_s, str(error)) from error
+                await backoff.sleep()
+
+    async def _exchange(self, batch: Sequence[_Command]) -> None:
+        """One round trip; commands whose script Redis did not know stay unanswered, now it knows."""
+        self.num_batches += 1
+        self.num_commands += len(batch)
+        async with asyncio.timeout(self._answer_s):
+            await self._connection.send_packed_command(
+                [command.packed for command in batch], check_health=False
+            )
+            unknown: dict[str, Script] = {}
+            for command in batch:
+                answer = await self._read()
+                if isinstance(answer, NoScriptError) and command.script is not None:
+                    unknown[command.script.digest] = command.script
+                elif isinstance(answer, RedisError):
+                    _fail(command.answer, _typed(answer))
+                elif not command.answer.done():
+                    command.answer.set_result(answer)
+            for script in unknown.values():
+                packed = _pack("SCRIPT", "LOAD", script.source)
+                await self._connection.send_packed_command([packed], check_health=False)
+                await self._read()
+
+    async def _read(self) -> Any:
+        """One answer; error answers are returned, a lost connection or a loading Redis is raised."""
+        try:
+            return await self._connection.read_response(
+                disable_decoding=True, timeout=math.inf, disconnect_on_error=False
+            )
+        except (ReadOnlyError, TryAgainError) as error:
+            raise RedisConnectionError(str(error)) from error
+        except ResponseError as error:
+            return error
+
+
+def _pack(*arguments: Argument) -> bytes:
+    packed: bytes = hiredis.pack_command(arguments)  # type: ignore[arg-type]  # its stub says 1-tuple
+    return packed
+
+
+def _typed(error: RedisError) -> StoreError:
+    reason = str(error)
+    return StoreFullError(reason) if any(word in reason for word in _NO_ROOM) else StoreError(reason)
+
+
+def _fail(answer: asyncio.Future[Any], error: StoreError) -> None:
+    if not answer.done():
+        answer.set_exception(error)

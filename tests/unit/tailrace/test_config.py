@@ -1,0 +1,96 @@
+"""Strict decoding: what a user gets wrong is named, with the place and the remedy."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tailrace.config import (
+    Config,
+    ConfigError,
+    Endpoints,
+    load_experiment,
+    run_config,
+    section_config,
+)
+
+
+class Inner(Config, frozen=True, kw_only=True):
+    temperature: float = 1.0
+    top_p: float = 1.0
+
+
+class Section(Config, frozen=True, kw_only=True):
+    generating_args: Inner = Inner()
+    many: tuple[Inner, ...] = ()
+    by_name: dict[str, Inner] = {}  # noqa: RUF012 - msgspec copies empty defaults
+
+
+def test_an_unknown_top_level_key_names_file_key_and_closest_valid_key() -> None:
+    with pytest.raises(
+        ConfigError, match=r"run\.yaml: unknown key 'max_step'; did you mean 'max_steps'"
+    ):
+        run_config({"exp_name": "a", "max_step": 3}, "run.yaml")
+
+
+def test_a_misspelt_section_is_an_unknown_key_too() -> None:
+    with pytest.raises(ConfigError, match="did you mean 'scheduler'"):
+        run_config({"exp_name": "a", "shceduler": {}}, "run.yaml")
+
+
+@pytest.mark.parametrize(
+    ("content", "place"),
+    [
+        ({"generating_args": {"temprature": 1}}, "agents.generating_args.temprature"),
+        ({"many": [{"temprature": 1}]}, "agents.many"),
+        ({"by_name": {"x": {"temprature": 1}}}, "agents.by_name"),
+    ],
+)
+def test_an_unknown_nested_key_names_its_path(content: dict[str, object], place: str) -> None:
+    with pytest.raises(ConfigError) as raised:
+        section_config({"agents": content}, "agents", Section, "run.yaml")
+    assert place in str(raised.value)
+    assert "did you mean 'temperature'" in str(raised.value)
+
+
+def test_a_wrong_type_names_the_path_and_both_types() -> None:
+    with pytest.raises(ConfigError, match=r"agents\.generating_args\.temperature.*float.*str"):
+        section_config({"agents": {"generating_args": {"temperature": "hot"}}}, "agents", Section, "f")
+
+
+def test_a_missing_section_means_all_defaults() -> None:
+    assert section_config({}, "agents", Section, "f") == Section()
+    assert section_config({"agents": None}, "agents", Section, "f") == Section()
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        {"exp_name": "has space"},
+        {"exp_name": "dots.split.subjects"},
+        {"exp_name": "a", "group_size": 0},
+        {"exp_name": "a", "max_steps": -1},
+        {"exp_name": "a", "max_staleness": -1},
+        {},
+    ],
+)
+def test_values_that_cannot_work_are_refused(content: dict[str, object]) -> None:
+    with pytest.raises(ConfigError, match=r"run\.yaml"):
+        run_config(content, "run.yaml")
+
+
+def test_unreadable_files_are_user_errors(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="cannot read"):
+        load_experiment(tmp_path / "missing.yaml")
+    (tmp_path / "broken.yaml").write_text("a: [1,")
+    with pytest.raises(ConfigError, match="not valid YAML"):
+        load_experiment(tmp_path / "broken.yaml")
+    (tmp_path / "list.yaml").write_text("- 1")
+    with pytest.raises(ConfigError, match="expected keys"):
+        load_experiment(tmp_path / "list.yaml")
+
+
+def test_services_started_by_hand_are_told_what_is_missing() -> None:
+    with pytest.raises(ConfigError, match="TAILRACE_NATS_URL and TAILRACE_REDIS_URL not set"):
+        Endpoints.from_env({})

@@ -1,0 +1,110 @@
+"""Supervision of real child processes."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import sys
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+
+import psutil
+import pytest
+
+from tailrace_cli.cluster.plan import ProcessSpec
+from tailrace_cli.cluster.supervisor import Supervisor
+
+SLEEPER = [sys.executable, "-c", "import time; print('up', flush=True); time.sleep(600)"]
+DEAF = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('up', flush=True)"
+STUBBORN = [sys.executable, "-c", f"{DEAF}; time.sleep(600)"]
+
+
+@pytest.fixture
+async def supervisor(tmp_path: Path) -> AsyncIterator[Supervisor]:
+    made = Supervisor(tmp_path / "logs", max_restarts=3, restart_window_s=60.0)
+    yield made
+    await made.stop(list(made.pids), drain_s=0.1)
+
+
+async def until(condition: Callable[[], bool], deadline_s: float = 10.0) -> None:
+    """Poll a condition of another process until it holds."""
+    async with asyncio.timeout(deadline_s):
+        while not condition():
+            await asyncio.sleep(0.01)
+
+
+async def test_a_killed_process_is_started_again(supervisor: Supervisor) -> None:
+    await supervisor.start(ProcessSpec("sleeper", SLEEPER))
+    first = supervisor.pids["sleeper"]
+    os.kill(first, signal.SIGKILL)
+    await until(lambda: supervisor.pids["sleeper"] != first)
+    assert supervisor.num_restarts == {"sleeper": 1}
+    assert not supervisor.failed.done()
+
+
+async def test_a_user_error_is_final_and_carries_the_last_line_of_the_log(
+    supervisor: Supervisor,
+) -> None:
+    program = "import sys; print('error: pretrain: no such model', file=sys.stderr); sys.exit(2)"
+    await supervisor.start(ProcessSpec("learner", [sys.executable, "-c", program]))
+    error = await asyncio.wait_for(supervisor.failed, 10)
+    assert error.exit_code == 2
+    assert str(error) == "learner: error: pretrain: no such model"
+    assert supervisor.num_restarts == {}
+
+
+async def test_a_process_that_keeps_failing_fails_the_cluster_with_its_log(
+    supervisor: Supervisor,
+) -> None:
+    program = "import sys; print('what broke'); sys.exit(1)"
+    await supervisor.start(ProcessSpec("broken", [sys.executable, "-c", program]))
+    error = await asyncio.wait_for(supervisor.failed, 20)
+    assert supervisor.num_restarts == {"broken": 3}
+    assert "what broke" in str(error)
+
+
+async def test_stop_ends_a_process_that_ignores_sigterm(supervisor: Supervisor) -> None:
+    await supervisor.start(ProcessSpec("stubborn", STUBBORN))
+    pid = supervisor.pids["stubborn"]
+    await until(lambda: "up" in supervisor.log_path("stubborn").read_text())
+    await supervisor.stop(["stubborn"], drain_s=0.2)
+    assert not psutil.pid_exists(pid)
+
+
+async def test_stopped_processes_are_not_restarted(supervisor: Supervisor) -> None:
+    await supervisor.start(ProcessSpec("sleeper", SLEEPER))
+    pid = supervisor.pids["sleeper"]
+    await supervisor.stop(["sleeper"], drain_s=5)
+    assert supervisor.pids == {}
+    assert not psutil.pid_exists(pid)
+
+
+async def test_children_end_when_the_supervising_process_is_killed(tmp_path: Path) -> None:
+    program = f"""
+import asyncio
+from pathlib import Path
+from tailrace_cli.cluster.plan import ProcessSpec
+from tailrace_cli.cluster.supervisor import Supervisor
+async def main():
+    supervisor = Supervisor(Path({str(tmp_path)!r}), max_restarts=1, restart_window_s=1)
+    await supervisor.start(ProcessSpec("sleeper", {SLEEPER!r}))
+    print(supervisor.pids["sleeper"], flush=True)
+    await asyncio.sleep(600)
+asyncio.run(main())
+"""
+    parent = await asyncio.create_subprocess_exec(
+        sys.executable, "-c", program, stdout=asyncio.subprocess.PIPE
+    )
+    assert parent.stdout is not None
+    child = int(await asyncio.wait_for(parent.stdout.readline(), 20))
+    parent.kill()
+    await parent.wait()
+    await until(lambda: _is_gone(child))
+
+
+def _is_gone(pid: int) -> bool:
+    with contextlib.suppress(psutil.NoSuchProcess):
+        return psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
+    return True
