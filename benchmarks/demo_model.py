@@ -13,6 +13,8 @@ from transformers import Qwen3Config, Qwen3ForCausalLM
 
 HEAD_DIM = 32
 
+Weights = list[dict[str, Tensor]]  # the top first, then the layers
+
 
 def build_model(vocab_size: int, seed: int) -> Qwen3ForCausalLM:
     """A Qwen3 of 0.5M parameters with random weights, fp32."""
@@ -44,13 +46,13 @@ class KvSampler:
         shape = (config.num_hidden_layers, 2, max_rows, self._num_heads, max_slots, HEAD_DIM)
         self._cache = torch.zeros(shape)
         self._valid = torch.zeros((max_rows, max_slots), dtype=torch.bool)
-        exponents = torch.arange(0, HEAD_DIM, 2) / HEAD_DIM
-        angles = torch.outer(torch.arange(max_slots), config.rope_parameters["rope_theta"] ** -exponents)
+        frequencies = config.rope_parameters["rope_theta"] ** (-torch.arange(0, HEAD_DIM, 2) / HEAD_DIM)
+        angles = torch.outer(torch.arange(max_slots), frequencies)
         self._cos, self._sin = angles.cos().repeat(1, 2), angles.sin().repeat(1, 2)
         self.load(snapshot(model))
         self.start(0)
 
-    def load(self, weights: list[dict[str, Tensor]]) -> None:
+    def load(self, weights: Weights) -> None:
         """Use the weights of a `snapshot`."""
         self._top, *self._layers = weights
 
@@ -108,14 +110,20 @@ class KvSampler:
         return causal & self._valid[:rows, None, None, :end] if self._has_gaps else causal
 
     def _attend(
-        self, index: int, layer: dict[str, Tensor], hidden: Tensor, rope: tuple[Tensor, Tensor], mask: Tensor | None
+        self,
+        index: int,
+        layer: dict[str, Tensor],
+        hidden: Tensor,
+        rope: tuple[Tensor, Tensor],
+        mask: Tensor | None,
     ) -> Tensor:
         rows, width, _ = hidden.shape
         qkv = functional.linear(self._norm(hidden, layer["input_norm"]), layer["qkv"])
         query, key, value = qkv.view(rows, width, 3, self._num_heads, HEAD_DIM).permute(2, 0, 3, 1, 4)
         cache = self._cache[index, :, :rows]
-        cache[0, :, :, self._used - width : self._used] = _rotate(self._norm(key, layer["key_norm"]), rope)
-        cache[1, :, :, self._used - width : self._used] = value
+        new = slice(self._used - width, self._used)
+        cache[0, :, :, new] = _rotate(self._norm(key, layer["key_norm"]), rope)
+        cache[1, :, :, new] = value
         attended = functional.scaled_dot_product_attention(
             _rotate(self._norm(query, layer["query_norm"]), rope),
             cache[0, :, :, : self._used],
@@ -125,7 +133,8 @@ class KvSampler:
         return functional.linear(attended.transpose(1, 2).reshape(rows, width, -1), layer["output"])
 
     def _feed_forward(self, layer: dict[str, Tensor], hidden: Tensor) -> Tensor:
-        gate, up = functional.linear(self._norm(hidden, layer["post_norm"]), layer["gate_up"]).chunk(2, -1)
+        normed = self._norm(hidden, layer["post_norm"])
+        gate, up = functional.linear(normed, layer["gate_up"]).chunk(2, -1)
         return functional.linear(functional.silu(gate) * up, layer["down"])
 
     def _norm(self, values: Tensor, weight: Tensor) -> Tensor:
@@ -138,10 +147,11 @@ def _rotate(values: Tensor, rope: tuple[Tensor, Tensor]) -> Tensor:
 
 
 @torch.no_grad()
-def snapshot(model: Qwen3ForCausalLM) -> list[dict[str, Tensor]]:
-    """A copy of the weights as the sampler uses them: the top first, then the layers."""
-    weights = [{"embedding": model.model.embed_tokens.weight.clone(), "norm": model.model.norm.weight.clone()}]
-    for layer in model.model.layers:
+def snapshot(model: Qwen3ForCausalLM) -> Weights:
+    """A copy of the weights as the sampler uses them."""
+    top = model.model
+    weights = [{"embedding": top.embed_tokens.weight.clone(), "norm": top.norm.weight.clone()}]
+    for layer in top.layers:
         attention, feed_forward = layer.self_attn, layer.mlp
         projections = (attention.q_proj, attention.k_proj, attention.v_proj)
         weights.append(

@@ -1,4 +1,8 @@
-"""FrozenLake episodes in lock step in one process: the rollout half of the yardstick loop."""
+"""FrozenLake episodes in lock step in one process: the rollout half of the yardstick loop.
+
+A turn has at most two sampled tokens, an action word and the end of turn, so two passes of the model
+make a turn of all rows.
+"""
 
 from __future__ import annotations
 
@@ -11,8 +15,6 @@ import torch
 from benchmarks.demo_model import KvSampler
 from tailrace.chat import Renderer
 from tailrace.envs import make_env
-
-MAX_NEW_TOKENS = 2  # per turn: an action word and the end of turn
 
 
 @dataclass(slots=True)
@@ -81,10 +83,11 @@ def play_episodes(
         second, second_logprobs = sampler.extend(first[:, None])
         turns = torch.stack((first, second), 1).tolist()
         logprobs = torch.stack((first_logprobs, second_logprobs), 1).tolist()
-        going = [row.play(turn, turn_logprobs) for row, turn, turn_logprobs in zip(rows, turns, logprobs, strict=True)]
-        if not all(going):
-            sampler.keep(torch.tensor([index for index, goes in enumerate(going) if goes], dtype=torch.long))
-            rows = [row for row, goes in zip(rows, going, strict=True) if goes]
+        replies = zip(rows, turns, logprobs, strict=True)
+        going = [index for index, (row, *reply) in enumerate(replies) if row.play(*reply)]
+        if len(going) < len(rows):
+            sampler.keep(torch.tensor(going, dtype=torch.long))
+            rows = [rows[index] for index in going]
     return episodes
 
 

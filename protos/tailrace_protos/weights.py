@@ -81,6 +81,12 @@ class WeightsApplied(Message, frozen=True, tag="weights_applied"):
     error: str = ""
 
 
+class ReportKept(Message, frozen=True, tag="report_kept"):
+    """weight_sync's answer to `WeightsApplied`: it is written down."""
+
+    policy_version: int
+
+
 class ChunkRequest(Message, frozen=True, tag="chunk_request"):
     """Credit for one range of a version's buffer over ZMQ."""
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
-from tailrace.channel.types import Address
+from tailrace.channel.ports import Address
 from tailrace_protos.episode import TurnRecord
 
 
@@ -58,7 +58,9 @@ class Observer(Protocol):
 class Placement(Protocol):
     """Who generates an episode's turns."""
 
-    async def lease(self, episode_id: str, predicted_tokens: int, failed_server_id: str = "") -> Address:
+    async def lease(
+        self, episode_id: str, predicted_tokens: int, failed_server_id: str = ""
+    ) -> Address:
         """A server for the episode, after `failed_server_id` failed it; waits while none is healthy."""
 
     def report_call(self, server_id: str, succeeded: bool) -> None:

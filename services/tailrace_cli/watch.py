@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from typing import Any
 
 from tailrace.bus import Bus
 from tailrace.config import Endpoints
@@ -36,7 +37,8 @@ async def watch(
     interruption = asyncio.create_task(interrupted.wait())
     try:
         await bus.subscribe(subjects.run_status(run), RunStatus, on_status)
-        await asyncio.wait({finished, failed, interruption}, return_when=asyncio.FIRST_COMPLETED)
+        ends: set[asyncio.Future[Any]] = {finished, failed, interruption}
+        await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
     finally:
         interruption.cancel()
         await bus.close()

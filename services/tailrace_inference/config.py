@@ -42,7 +42,7 @@ class InferenceConfig(Config, frozen=True, kw_only=True):
     Never more than the cache holds."""
 
     prefix_cache: bool = True
-    """Keep an episode's keys and values after a turn, until its next turn or until the room is needed."""
+    """Keep an episode's keys and values after a turn until its next turn, or until room is needed."""
 
     kv_on_update: Literal["recompute", "keep"] = "recompute"
     """What a weight update does to keys and values of the old version: `recompute` computes them
@@ -76,7 +76,13 @@ class InferenceConfig(Config, frozen=True, kw_only=True):
     """Append every emitted chunk to `<run_dir>/emissions-<server_id>.bin` for fidelity audits."""
 
     def __post_init__(self) -> None:
-        for key in ("num_threads", "max_running", "max_waiting", "kv_block_tokens", "stream_chunk_tokens"):
+        for key in (
+            "num_threads",
+            "max_running",
+            "max_waiting",
+            "kv_block_tokens",
+            "stream_chunk_tokens",
+        ):
             if getattr(self, key) < 1:
                 raise ValueError(f"{key} must be at least 1")
         for key in ("max_model_len", "stream_interval_ms", "drain_s"):

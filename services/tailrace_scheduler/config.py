@@ -26,7 +26,7 @@ class SchedulerConfig(Config, frozen=True, kw_only=True):
     """Episodes played of every evaluation task."""
 
     eval_interim_groups: int = 0
-    """Tasks, from the start of the set, of the evaluations between the first and the last one; 0: all."""
+    """Tasks, from the start of the set, of evaluations between the first and the last one; 0: all."""
 
     group_timeout_s: float = 600.0
     """Seconds from a group's admission until it closes with the members that have settled."""

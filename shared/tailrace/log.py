@@ -24,7 +24,7 @@ FORMS = ("json", "console")
 
 def get_logger(name: str) -> FilteringBoundLogger:
     """A logger whose lines name their module; safe to make at import."""
-    return cast(FilteringBoundLogger, structlog.get_logger(logger=name))
+    return cast(FilteringBoundLogger, structlog.get_logger(module=name))
 
 
 def bound(**ids: Any) -> AbstractContextManager[None]:

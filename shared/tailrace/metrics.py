@@ -17,10 +17,14 @@ HANDLED = Counter(
 HANDLER_SECONDS = Histogram(
     "tailrace_runtime_handler_seconds", "Time a handler took.", ["actor"], buckets=_SECONDS
 )
-MAILBOX_MESSAGES = Gauge("tailrace_runtime_mailbox_messages", "Messages waiting in a mailbox.", ["actor"])
+MAILBOX_MESSAGES = Gauge(
+    "tailrace_runtime_mailbox_messages", "Messages waiting in a mailbox.", ["actor"]
+)
 RUNNING_HANDLERS = Gauge("tailrace_runtime_running_handlers", "Handlers running now.", ["actor"])
 FAILURES = Counter(
-    "tailrace_runtime_failures", "Unexpected exceptions, by place and exception type.", ["where", "error"]
+    "tailrace_runtime_failures",
+    "Unexpected exceptions, by place and exception type.",
+    ["where", "error"],
 )
 READY = Gauge("tailrace_runtime_ready", "1 while the service is ready.")
 
@@ -29,8 +33,13 @@ BUS_DISCONNECTS = Counter("tailrace_bus_disconnects", "Times the connection to N
 BUS_DROPPED = Counter(
     "tailrace_bus_dropped_messages", "Messages lost because a subscription was full.", ["subject"]
 )
-BUS_ERRORS = Counter("tailrace_bus_errors", "Errors NATS reported outside any call, by type.", ["error"])
+BUS_ERRORS = Counter(
+    "tailrace_bus_errors", "Errors NATS reported outside any call, by type.", ["error"]
+)
 BUS_CALL_SECONDS = Histogram("tailrace_bus_call_seconds", "Request to reply.", buckets=_SECONDS)
+DEAD_LETTERS = Counter(
+    "tailrace_bus_dead_letters", "Messages nobody could handle, by subject.", ["subject"]
+)
 BUS_PUBLISH_RETRIES = Counter(
     "tailrace_bus_publish_retries",
     "Durable publishes sent again, by reason (full, unavailable, missing, lost).",

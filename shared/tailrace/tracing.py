@@ -34,7 +34,9 @@ def configure(service: str) -> None:
     resources = importlib.import_module("opentelemetry.sdk.resources")
     export = importlib.import_module("opentelemetry.sdk.trace.export")
     otlp = importlib.import_module("opentelemetry.exporter.otlp.proto.grpc.trace_exporter")
-    provider = sdk.TracerProvider(resource=resources.Resource.create({"service.name": f"tailrace_{service}"}))
+    provider = sdk.TracerProvider(
+        resource=resources.Resource.create({"service.name": f"tailrace_{service}"})
+    )
     provider.add_span_processor(export.BatchSpanProcessor(otlp.OTLPSpanExporter()))
     record_with(provider)
 

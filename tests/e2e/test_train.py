@@ -100,7 +100,9 @@ def test_generation_goes_on_while_the_learner_steps(asynchronous: tuple[Path, st
 
 
 def test_staleness_occurs_and_never_exceeds_its_bound(asynchronous: tuple[Path, str]) -> None:
-    observed = [row["staleness_max"] for row in rows_of(asynchronous[0]) if row["staleness_max"] is not None]
+    observed = [
+        row["staleness_max"] for row in rows_of(asynchronous[0]) if row["staleness_max"] is not None
+    ]
     assert max(observed) >= 1
     assert max(observed) <= 2
 

@@ -7,14 +7,19 @@ from nothing, so an environment serves one episode after another. One that raise
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Callable
-from concurrent.futures import Executor
-from typing import NamedTuple, TypeVar
+from concurrent.futures import Executor, Future
+from typing import Any, NamedTuple, TypeVar
 
 from tailrace.sdk.env import Env
 from tailrace.sdk.foreign import foreign_code
+from tailrace_agents.core.activity import Stages
 
+A = TypeVar("A")
 T = TypeVar("T")
+
+_NUMBER = bool | int | float
 
 
 class StepResult(NamedTuple):
@@ -30,22 +35,38 @@ class StepResult(NamedTuple):
 class EnvHandle:
     """An environment played in the event loop, or in a thread of `threads` if it may block."""
 
-    __slots__ = ("_threads", "env")
+    __slots__ = ("_running", "_stages", "_threads", "env")
 
-    def __init__(self, env: Env, threads: Executor | None = None) -> None:
+    def __init__(self, env: Env, threads: Executor | None = None, stages: Stages | None = None) -> None:
         self.env = env
         self._threads = threads
+        self._stages = stages or Stages()
+        self._running: Future[Any] | None = None  # the call in a thread, until it returned
 
     async def reset(self, seed: int) -> str:
         """Begin an episode; raises `ForeignCodeError`."""
-        return self._reset(seed) if self._threads is None else await self._in_thread(lambda: self._reset(seed))
+        return self._reset(seed) if self._threads is None else await self._in_thread(self._reset, seed)
 
     async def step(self, reply: str) -> StepResult:
         """Answer a reply; raises `ForeignCodeError`."""
-        return self._step(reply) if self._threads is None else await self._in_thread(lambda: self._step(reply))
+        return self._step(reply) if self._threads is None else await self._in_thread(self._step, reply)
 
-    async def _in_thread(self, call: Callable[[], T]) -> T:
-        return await asyncio.get_running_loop().run_in_executor(self._threads, call)
+    def close(self) -> None:
+        """Free the environment, at once or when the call that still runs in it returns."""
+        if self._running is None or self._running.done():
+            self._close()
+        else:
+            self._running.add_done_callback(lambda _: self._close())
+
+    async def _in_thread(self, call: Callable[[A], T], argument: A) -> T:
+        assert self._threads is not None
+        running = self._threads.submit(call, argument)
+        self._running = running
+        self._stages.num_in_tools += 1
+        try:
+            return await asyncio.wrap_future(running)
+        finally:
+            self._stages.num_in_tools -= 1
 
     def _reset(self, seed: int) -> str:
         with foreign_code("env.reset"):
@@ -55,16 +76,31 @@ class EnvHandle:
     def _step(self, reply: str) -> StepResult:
         with foreign_code("env.step"):
             observation, reward, terminated, truncated, info = self.env.step(reply)
-            numbers = {key: float(value) for key, value in info.items() if isinstance(value, bool | int | float)}
-            return StepResult(_text(observation), float(reward), bool(terminated), bool(truncated), numbers)
+            if not math.isfinite(reward):
+                raise ValueError(f"rewards must be finite, found {reward}")
+            numbers = {key: float(value) for key, value in info.items() if isinstance(value, _NUMBER)}
+            return StepResult(
+                _text(observation), float(reward), bool(terminated), bool(truncated), numbers
+            )
+
+    def _close(self) -> None:
+        with foreign_code("env.close"):
+            self.env.close()
 
 
 class EnvPool:
     """Environments of one kind, made when none is idle; at most `max_idle` are kept."""
 
-    def __init__(self, make: Callable[[], Env], threads: Executor | None = None, max_idle: int = 256) -> None:
+    def __init__(
+        self,
+        make: Callable[[], Env],
+        threads: Executor | None = None,
+        stages: Stages | None = None,
+        max_idle: int = 256,
+    ) -> None:
         self._make = make
         self._threads = threads
+        self._stages = stages
         self._max_idle = max_idle
         self._idle: list[EnvHandle] = []
 
@@ -73,19 +109,14 @@ class EnvPool:
         if self._idle:
             return self._idle.pop()
         with foreign_code("making the environment"):
-            return EnvHandle(self._make(), self._threads)
+            return EnvHandle(self._make(), self._threads, self._stages)
 
     def give_back(self, handle: EnvHandle) -> None:
         """Keep an environment whose episode came to its end without an error."""
         if len(self._idle) < self._max_idle:
             self._idle.append(handle)
         else:
-            self.discard(handle)
-
-    def discard(self, handle: EnvHandle) -> None:
-        """Close an environment that may not be used again; raises `ForeignCodeError`."""
-        with foreign_code("env.close"):
-            handle.env.close()
+            handle.close()
 
 
 def _text(observation: object) -> str:

@@ -33,7 +33,15 @@ class TokenArrays(NamedTuple):
 class EpisodeTokens:
     """Growing buffers; appending costs the new tokens only, whatever came before."""
 
-    __slots__ = ("_ids", "_logprobs", "_mask", "_turn_ends", "_turn_rewards", "_versions", "num_sampled")
+    __slots__ = (
+        "_ids",
+        "_logprobs",
+        "_mask",
+        "_turn_ends",
+        "_turn_rewards",
+        "_versions",
+        "num_sampled",
+    )
 
     def __init__(self) -> None:
         self._ids = array("i")
@@ -75,7 +83,9 @@ class EpisodeTokens:
     ) -> None:
         """Append a turn's ids [t] that an engine emitted."""
         num = len(ids)
-        assert num == len(logprobs) == sum(span.num_tokens for span in spans), "a token without provenance"
+        assert num == len(logprobs) == sum(span.num_tokens for span in spans), (
+            "a token without provenance"
+        )
         self._ids.frombytes(ids.data)
         self._mask.extend(b"\x01" * num)
         self._logprobs.frombytes(logprobs.data)

@@ -1,13 +1,100 @@
-"""What each service's NATS user may publish and subscribe to: its own subjects only."""
+"""What each service's NATS user may publish and subscribe to: its own subjects only.
+
+Inboxes are per user, so nobody can listen to another's replies. Answers to requests need no entry: the
+server allows a reply to whoever was asked (`allow_responses`); token streams outlive that and have one.
+"""
 
 from __future__ import annotations
 
 from typing import Any
+
+from tailrace_protos import subjects
 
 SERVICE_USERS = ("scheduler", "agents", "inference", "reward", "learner", "weight_sync", "cli")
 
 
 def nats_permissions(user: str, run: str) -> dict[str, Any]:
     """nats-server's `permissions` block of one service user."""
-    del user, run
-    return {"publish": [">"], "subscribe": [">"]}
+    publish, subscribe = _OWN[user](run)
+    return {
+        "publish": {"allow": publish or ["$SYS._UNUSED"]},
+        "subscribe": {"allow": [f"_INBOX.{user}.>", "$SRV.>", *subscribe]},
+        "allow_responses": {"max": 16, "expires": "10m"},
+    }
+
+
+def _stream(name: str) -> list[str]:
+    """JetStream's API for one stream: create, read, consume, acknowledge."""
+    return [
+        f"$JS.API.STREAM.*.{name}",
+        f"$JS.API.STREAM.*.*.{name}",
+        f"$JS.API.CONSUMER.*.{name}",
+        f"$JS.API.CONSUMER.*.{name}.>",
+        f"$JS.API.CONSUMER.DURABLE.CREATE.{name}.>",
+        f"$JS.API.CONSUMER.MSG.NEXT.{name}.>",
+        f"$JS.API.DIRECT.GET.{name}",
+        f"$JS.API.DIRECT.GET.{name}.>",
+        f"$JS.ACK.{name}.>",
+    ]
+
+
+def _registry(run: str) -> str:
+    return f"$KV.{subjects.registry_bucket(run)}.>"
+
+
+Rights = tuple[list[str], list[str]]
+
+
+def _scheduler(run: str) -> Rights:
+    streams = (
+        subjects.episodes_stream(run),
+        subjects.events_stream(run),
+        subjects.dead_stream(run),
+        f"KV_{subjects.registry_bucket(run)}",
+    )
+    publish = [right for stream in streams for right in _stream(stream)]
+    publish += ["$JS.API.INFO", f"{run}.episodes.*", f"{run}.dead.>", subjects.events(run)]
+    publish += [subjects.run_status(run), subjects.inference_control(run, "*")]
+    subscribe = [f"{run}.scheduler.>", subjects.activity(run), f"{run}.weight_sync.>", _registry(run)]
+    return publish, subscribe
+
+
+def _agents(run: str) -> Rights:
+    publish = [*_stream(subjects.episodes_stream(run)), f"{run}.dead.>"]
+    publish += [subjects.lease(run), subjects.lease_report(run), subjects.activity(run)]
+    publish += [subjects.score(run), subjects.generate(run, "*")]
+    return publish, []
+
+
+def _inference(run: str) -> Rights:
+    publish = [_registry(run), *_stream(f"KV_{subjects.registry_bucket(run)}")]
+    publish += [subjects.current_weights(run), subjects.weights_applied(run), subjects.activity(run)]
+    publish += ["_INBOX.agents.>", "_INBOX.cli.>"]
+    return publish, [f"{run}.inference.>", subjects.weights_published(run)]
+
+
+def _reward(run: str) -> Rights:
+    return [], [f"{run}.reward.>"]
+
+
+def _learner(run: str) -> Rights:
+    return [subjects.offer_weights(run)], []
+
+
+def _weight_sync(run: str) -> Rights:
+    return [subjects.weights_published(run)], [f"{run}.weight_sync.>"]
+
+
+def _cli(run: str) -> Rights:
+    return ["$SRV.>", subjects.generate(run, "*")], [subjects.run_status(run), subjects.events(run)]
+
+
+_OWN = {
+    "scheduler": _scheduler,
+    "agents": _agents,
+    "inference": _inference,
+    "reward": _reward,
+    "learner": _learner,
+    "weight_sync": _weight_sync,
+    "cli": _cli,
+}

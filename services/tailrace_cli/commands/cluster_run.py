@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import signal
+from typing import Any
 
 from rich.console import Console
 
@@ -63,7 +64,8 @@ async def _keep_up(experiment: Experiment, console: Console, attachment: Attachm
             console.print(f"{name:<14} process {pid}  {log_path}", highlight=False)
         console.print("up; Ctrl-C drains and stops everything", highlight=False)
         waiting = asyncio.create_task(interrupted.wait())
-        await asyncio.wait({waiting, cluster.supervisor.failed}, return_when=asyncio.FIRST_COMPLETED)
+        ends: set[asyncio.Future[Any]] = {waiting, cluster.supervisor.failed}
+        await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
         waiting.cancel()
         if cluster.supervisor.failed.done():
             raise cluster.supervisor.failed.result()

@@ -13,8 +13,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.nn.functional import scaled_dot_product_attention
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from tailrace_inference.engine.kv_cache import KVCache, KVShape
@@ -63,7 +63,9 @@ class Group:
         hidden = keys > queries
         if window:
             hidden |= keys <= queries - window
-        mask = torch.zeros(hidden.shape, dtype=dtype, device=hidden.device).masked_fill_(hidden, -math.inf)
+        mask = torch.zeros(hidden.shape, dtype=dtype, device=hidden.device).masked_fill_(
+            hidden, -math.inf
+        )
         mask = mask.unsqueeze(1)
         return mask.repeat(1, 1, repeats, 1) if repeats > 1 else mask
 
@@ -109,7 +111,7 @@ def _attend_group(
         q = queries.view(rows, num_queries, kv_heads, repeats, head_dim).permute(0, 2, 3, 1, 4)
         q = q.reshape(rows, kv_heads, repeats * num_queries, head_dim)
     mask = group.mask(k.shape[2], repeats, window, q.dtype)
-    out = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=scale)
+    out = scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=scale)
     if repeats == 1:
         out = out.transpose(1, 2)
     else:

@@ -117,7 +117,9 @@ class Batch:
         self.has_strings[row] = call.stops is not None
         num_stops = len(sampling.stop_token_ids)
         if num_stops > self.stop_ids.shape[1]:
-            more = np.full((len(self.stop_ids), num_stops - self.stop_ids.shape[1]), _NO_TOKEN, np.int64)
+            more = np.full(
+                (len(self.stop_ids), num_stops - self.stop_ids.shape[1]), _NO_TOKEN, np.int64
+            )
             self.stop_ids = np.concatenate([self.stop_ids, more], axis=1)
         self.stop_ids[row] = _NO_TOKEN
         self.stop_ids[row, :num_stops] = sampling.stop_token_ids

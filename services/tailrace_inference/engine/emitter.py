@@ -6,8 +6,6 @@ a call's tokens leave in order and once; a stop id wins over a stop string, and 
 
 from __future__ import annotations
 
-import time
-
 import numpy as np
 
 from tailrace_inference.engine.batch import Batch, Call
@@ -81,11 +79,18 @@ class Emitter:
         """Send the last chunk of an aborted call that has no row."""
         self.num_finished += 1
         call.on_chunk(
-            TokenChunk(call.call_id, finish_reason=FinishReason.ABORT, num_cached_tokens=call.num_cached)
+            TokenChunk(
+                call.call_id, finish_reason=FinishReason.ABORT, num_cached_tokens=call.num_cached
+            )
         )
 
     def _chunk(
-        self, row: int, call: Call, policy_version: int, reason: FinishReason | None, matched: int | str | None
+        self,
+        row: int,
+        call: Call,
+        policy_version: int,
+        reason: FinishReason | None,
+        matched: int | str | None,
     ) -> TokenChunk:
         batch = self._batch
         count = int(batch.num_out[row])

@@ -36,7 +36,9 @@ _RETRY_AFTER_S = 0.5
 class TorchEngine:
     """Continuous batching over one model; see `tailrace_inference.ports.Engine`."""
 
-    def __init__(self, model: LoadedModel, config: InferenceConfig, tokenizer: Tokenizer | None = None) -> None:
+    def __init__(
+        self, model: LoadedModel, config: InferenceConfig, tokenizer: Tokenizer | None = None
+    ) -> None:
         self._config = config
         self._model = model
         self._tokenizer = tokenizer
@@ -50,7 +52,9 @@ class TorchEngine:
         self._batch = Batch(config.max_running, self.max_len, max_blocks, config.stream_chunk_tokens)
         pool = BlockPool(num_blocks + 1)
         self._residency = Residency(self._batch, cache, pool, config.prefix_cache, self._flush_row)
-        self._emitter = Emitter(self._batch, config.stream_chunk_tokens, config.stream_interval_ms / 1000.0)
+        self._emitter = Emitter(
+            self._batch, config.stream_chunk_tokens, config.stream_interval_ms / 1000.0
+        )
         self._weights = WeightStage(model.model)
         self._staged: Staged | None = None
         self._inbox: deque[tuple[GenerateRequest, OnChunk]] = deque()
@@ -63,7 +67,7 @@ class TorchEngine:
     def from_config_json(
         cls, config_json: bytes, config: InferenceConfig, tokenizer: Tokenizer | None = None
     ) -> TorchEngine:
-        """Build the architecture of a Hugging Face `config.json`; weights come by `stage` and `apply`."""
+        """Build a Hugging Face `config.json`'s architecture; weights come by `stage` and `apply`."""
         if config.device != "cuda":
             torch.set_num_threads(config.num_threads)
         return cls(load_model(config_json, config), config, tokenizer)
@@ -142,7 +146,9 @@ class TorchEngine:
         while self._inbox:
             request, on_chunk = self._inbox.popleft()
             try:
-                call = make_call(request, on_chunk, self.max_len, self._model.vocab_size, self._tokenizer)
+                call = make_call(
+                    request, on_chunk, self.max_len, self._model.vocab_size, self._tokenizer
+                )
             except InvalidRequestError as error:
                 on_chunk(failed(request.call_id, CallErrorCode.INVALID, str(error)))
                 continue

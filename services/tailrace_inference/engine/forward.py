@@ -37,7 +37,9 @@ _TOLERANCE = {torch.float32: 1e-3, torch.bfloat16: 0.15, torch.float16: 0.05}
 class Forward(Protocol):
     """Logits of flat tokens."""
 
-    def logits(self, ids: Tensor, positions: Tensor, last: Tensor, step: AttentionStep | ShapeProbe) -> Tensor:
+    def logits(
+        self, ids: Tensor, positions: Tensor, last: Tensor, step: AttentionStep | ShapeProbe
+    ) -> Tensor:
         """Logits [n, vocabulary] at the flat tokens `last` [n] among `ids` [T] at `positions` [T]."""
 
     def refresh(self) -> None:
@@ -50,7 +52,9 @@ class GenericForward:
     def __init__(self, model: nn.Module) -> None:
         self._model = model
 
-    def logits(self, ids: Tensor, positions: Tensor, last: Tensor, step: AttentionStep | ShapeProbe) -> Tensor:
+    def logits(
+        self, ids: Tensor, positions: Tensor, last: Tensor, step: AttentionStep | ShapeProbe
+    ) -> Tensor:
         """See `Forward`."""
         out = self._model(
             input_ids=ids.unsqueeze(0),
@@ -105,7 +109,9 @@ def pick_device(config: InferenceConfig) -> torch.device:
     if config.device == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     if config.device == "cuda" and not torch.cuda.is_available():
-        raise ValueError("inference.device is 'cuda', but torch sees no CUDA device: set it to auto or cpu")
+        raise ValueError(
+            "inference.device is 'cuda', but torch sees no CUDA device: set it to auto or cpu"
+        )
     return torch.device(config.device)
 
 
@@ -143,7 +149,7 @@ def _pick_dtype(config: InferenceConfig, hf_config: Any, device: torch.device) -
 
 
 def _max_len(config: InferenceConfig, hf_config: Any) -> int:
-    """Longest sequence: of the model, of the configuration, and of the cache (block 0 is not usable)."""
+    """Longest sequence that model, configuration and cache allow."""
     limits = [config.kv_cache_tokens]
     model_len = getattr(hf_config.get_text_config(), "max_position_embeddings", None)
     limits += [limit for limit in (model_len, config.max_model_len) if limit]
@@ -180,12 +186,16 @@ def _probe_layers(model: Any, model_type: str) -> list[KVShape]:
     num_layers = int(model.config.get_text_config().num_hidden_layers)
     if sorted(probe.layers) != list(range(num_layers)):
         seen = len(probe.layers)
-        raise UnsupportedModelError(model_type, f"only {seen} of {num_layers} layers are plain attention")
+        raise UnsupportedModelError(
+            model_type, f"only {seen} of {num_layers} layers are plain attention"
+        )
     return [probe.layers[index] for index in range(num_layers)]
 
 
 @torch.inference_mode()
-def _disagreement(forward: Forward, expected: Tensor, layers: list[KVShape], dtype: torch.dtype) -> float:
+def _disagreement(
+    forward: Forward, expected: Tensor, layers: list[KVShape], dtype: torch.dtype
+) -> float:
     """Largest difference from the expected logits, in their standard deviations, over three chunks."""
     block_tokens = 8
     cache = KVCache(layers, 1 + _PROBE_TOKENS // block_tokens, block_tokens, expected.device, dtype)

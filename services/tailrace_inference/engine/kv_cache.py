@@ -34,7 +34,12 @@ class KVCache:
     """
 
     def __init__(
-        self, layers: Sequence[KVShape], num_blocks: int, block_tokens: int, device: torch.device, dtype: torch.dtype
+        self,
+        layers: Sequence[KVShape],
+        num_blocks: int,
+        block_tokens: int,
+        device: torch.device,
+        dtype: torch.dtype,
     ) -> None:
         counts: dict[tuple[int, int], int] = defaultdict(int)
         places = []
@@ -43,7 +48,9 @@ class KVCache:
                 places.append((layer.num_heads, dim, counts[layer.num_heads, dim]))
                 counts[layer.num_heads, dim] += 1
         arenas = {
-            (heads, dim): torch.zeros((count, num_blocks, block_tokens, heads, dim), device=device, dtype=dtype)
+            (heads, dim): torch.zeros(
+                (count, num_blocks, block_tokens, heads, dim), device=device, dtype=dtype
+            )
             for (heads, dim), count in counts.items()
         }
         tensors = [arenas[heads, dim][index] for heads, dim, index in places]
@@ -55,7 +62,7 @@ class KVCache:
         self._arenas = list(arenas.values())
 
     def write(self, layer: int, slots: Tensor, keys: Tensor, values: Tensor) -> None:
-        """Store `keys` [T, heads, dim] and `values` of `layer` at token slots [T] (block * size + place)."""
+        """Store `keys` [T, heads, dim] and `values` at slots [T] (block * block_tokens + place)."""
         self._flat[2 * layer].index_copy_(0, slots, keys)
         self._flat[2 * layer + 1].index_copy_(0, slots, values)
 

@@ -12,14 +12,14 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.nn.functional import gelu, linear, relu, silu
 
 from tailrace_inference.engine.attention import AttentionStep, ShapeProbe
 
 LEAN_MODEL_TYPES = ("llama", "mistral", "qwen2", "qwen3")
 _STATIC_ROPE = ("default", "linear", "llama3", "yarn")
-_ACTIVATIONS = {"silu": F.silu, "gelu": F.gelu, "relu": F.relu}
+_ACTIVATIONS = {"silu": silu, "gelu": gelu, "relu": relu}
 
 
 def supports_lean(config: Any) -> bool:
@@ -81,8 +81,8 @@ class LeanForward:
         return _Layer(
             input_norm=layer.input_layernorm.weight,
             post_norm=layer.post_attention_layernorm.weight,
-            qkv=_join([linear.weight for linear in qkv]),
-            qkv_bias=_join([linear.bias for linear in qkv]) if has_bias else None,
+            qkv=_join([part.weight for part in qkv]),
+            qkv_bias=_join([part.bias for part in qkv]) if has_bias else None,
             out=attention.o_proj.weight.t(),
             out_bias=attention.o_proj.bias,
             gate_up=_join([mlp.gate_proj.weight, mlp.up_proj.weight]),
@@ -107,7 +107,9 @@ class LeanForward:
                 layer.head_norm[: self._num_heads] = attention.q_norm.weight
                 layer.head_norm[self._num_heads :] = attention.k_norm.weight
 
-    def logits(self, ids: Tensor, positions: Tensor, last: Tensor, step: AttentionStep | ShapeProbe) -> Tensor:
+    def logits(
+        self, ids: Tensor, positions: Tensor, last: Tensor, step: AttentionStep | ShapeProbe
+    ) -> Tensor:
         """Logits [n, vocabulary] of the flat tokens at `last` [n] among `ids` [T]."""
         cos = self._cos.index_select(0, positions)
         sin = self._sin.index_select(0, positions)
@@ -121,14 +123,20 @@ class LeanForward:
             if layer.out_bias is not None:
                 hidden = hidden + layer.out_bias
             hidden = self._mlp(layer, hidden)
-        return F.linear(self._norm(hidden, self._final_norm), self._head, self._head_bias)
+        return linear(self._norm(hidden, self._final_norm), self._head, self._head_bias)
 
     def _attention(
-        self, index: int, layer: _Layer, hidden: Tensor, cos: Tensor, sin: Tensor, step: AttentionStep | ShapeProbe
+        self,
+        index: int,
+        layer: _Layer,
+        hidden: Tensor,
+        cos: Tensor,
+        sin: Tensor,
+        step: AttentionStep | ShapeProbe,
     ) -> Tensor:
         """Attention output [T, H * D] before its projection."""
         heads, kv_heads = self._num_heads, self._num_kv_heads
-        states = F.linear(self._norm(hidden, layer.input_norm), layer.qkv, layer.qkv_bias)
+        states = linear(self._norm(hidden, layer.input_norm), layer.qkv, layer.qkv_bias)
         states = states.view(len(hidden), heads + 2 * kv_heads, self._head_dim)
         rotated = states[:, : heads + kv_heads]
         if layer.head_norm is not None:
@@ -139,7 +147,7 @@ class LeanForward:
         )
 
     def _mlp(self, layer: _Layer, hidden: Tensor) -> Tensor:
-        gate, up = F.linear(self._norm(hidden, layer.post_norm), layer.gate_up).chunk(2, dim=-1)
+        gate, up = linear(self._norm(hidden, layer.post_norm), layer.gate_up).chunk(2, dim=-1)
         return torch.addmm(hidden, self._activation(gate) * up, layer.down)
 
     def _norm(self, states: Tensor, weight: Tensor) -> Tensor:

@@ -79,16 +79,22 @@ def form_groups(
     return order, groups
 
 
-def _split(first: int, last: int, queries: int, blocks: Int64Array, block_tokens: int) -> list[GroupPlan]:
+def _split(
+    first: int, last: int, queries: int, blocks: Int64Array, block_tokens: int
+) -> list[GroupPlan]:
     """Groups of rows [first, last), which are sorted by falling `blocks`."""
-    groups = []
-    while first < last:
+    groups: list[GroupPlan] = []
+    pending = [(first, last)]
+    while pending:
+        first, last = pending.pop()
         most = int(blocks[first])
         fits = min(_MAX_GROUP_BLOCKS // most, _MAX_GROUP_SCORES // (queries * most * block_tokens))
-        end = min(last, first + max(1, fits))
-        half = first + int(np.count_nonzero(blocks[first:end] * 2 > most))
-        if most * (end - half) - int(blocks[half:end].sum()) > _CHEAP_PADDING_BLOCKS:
-            end = half
-        groups.append(GroupPlan(first, end, queries, most))
-        first = end
+        saved = (most - blocks[first:last]) * np.arange(last - first, 0, -1)
+        cut = int(saved.argmax())
+        if saved[cut] <= _CHEAP_PADDING_BLOCKS:
+            cut = max(1, fits) if last - first > fits else 0
+        if cut:
+            pending += [(first + cut, last), (first, first + cut)]
+        else:
+            groups.append(GroupPlan(first, last, queries, most))
     return groups

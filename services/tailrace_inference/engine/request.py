@@ -19,11 +19,17 @@ class InvalidRequestError(ValueError):
 
 
 def make_call(
-    request: GenerateRequest, on_chunk: OnChunk, max_len: int, vocab_size: int, tokenizer: Tokenizer | None
+    request: GenerateRequest,
+    on_chunk: OnChunk,
+    max_len: int,
+    vocab_size: int,
+    tokenizer: Tokenizer | None,
 ) -> Call:
     """Check a request against the model's limits; raises `InvalidRequestError`."""
     if len(request.prompt_ids) % 4:
-        raise InvalidRequestError(f"prompt_ids has {len(request.prompt_ids)} bytes, not a multiple of 4")
+        raise InvalidRequestError(
+            f"prompt_ids has {len(request.prompt_ids)} bytes, not a multiple of 4"
+        )
     prompt = as_int32(request.prompt_ids)
     _check_lengths(request, len(prompt), max_len)
     if int(prompt.min()) < 0 or int(prompt.max()) >= vocab_size:
@@ -33,7 +39,9 @@ def make_call(
     stops = None
     if sampling.stop:
         if tokenizer is None:
-            raise InvalidRequestError("sampling.stop needs a tokenizer, and this engine has none: use stop_token_ids")
+            raise InvalidRequestError(
+                "sampling.stop needs a tokenizer, and this engine has none: use stop_token_ids"
+            )
         continued = prompt[len(prompt) - request.num_continued :].tolist()
         stops = StopStrings(tokenizer, sampling.stop, continued)
     return Call(
@@ -56,14 +64,20 @@ def _check_lengths(request: GenerateRequest, num_prompt: int, max_len: int) -> N
     if request.max_new_tokens < 1:
         raise InvalidRequestError(f"max_new_tokens is {request.max_new_tokens}, must be at least 1")
     if num_prompt >= max_len:
-        raise InvalidRequestError(f"prompt_ids has {num_prompt} tokens; with an answer at most {max_len} fit")
+        raise InvalidRequestError(
+            f"prompt_ids has {num_prompt} tokens; with an answer at most {max_len} fit"
+        )
     if not 0 <= request.num_continued <= num_prompt:
-        raise InvalidRequestError(f"num_continued is {request.num_continued} of {num_prompt} prompt_ids")
+        raise InvalidRequestError(
+            f"num_continued is {request.num_continued} of {num_prompt} prompt_ids"
+        )
 
 
 def _check_sampling(sampling: SamplingParams, vocab_size: int) -> None:
     if not (math.isfinite(sampling.temperature) and sampling.temperature >= 0):
-        raise InvalidRequestError(f"sampling.temperature is {sampling.temperature}, must be finite and >= 0")
+        raise InvalidRequestError(
+            f"sampling.temperature is {sampling.temperature}, must be finite and >= 0"
+        )
     if not 0 < sampling.top_p <= 1:
         raise InvalidRequestError(f"sampling.top_p is {sampling.top_p}, must be in (0, 1]")
     if not 0 <= sampling.min_p <= 1:

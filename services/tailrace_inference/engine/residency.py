@@ -58,10 +58,14 @@ class Residency:
             self.waiting.popleft()
 
     def _place(self, call: Call, promised: int, policy_version: int, now_s: float) -> int | None:
-        """Start a call on its episode's prefix; returns the blocks it still lacks, None without room."""
+        """Start a call on its episode's prefix; returns the blocks it lacks, None without room."""
         prefix = self.prefixes.take(call.episode_id)
         num_tokens = len(call.token_ids)
-        matched = 0 if prefix is None else min(common_length(prefix.token_ids, call.token_ids), num_tokens - 1)
+        matched = (
+            0
+            if prefix is None
+            else min(common_length(prefix.token_ids, call.token_ids), num_tokens - 1)
+        )
         kept = self._blocks_for(matched)
         lacking = self._blocks_for(num_tokens) - kept
         surplus = 0 if prefix is None else len(prefix.blocks) - kept

@@ -15,7 +15,9 @@ from tokenizers.decoders import DecodeStream
 class StopStrings:
     """The search for one call."""
 
-    def __init__(self, tokenizer: Tokenizer, stops: Sequence[str], continued_ids: Iterable[int]) -> None:
+    def __init__(
+        self, tokenizer: Tokenizer, stops: Sequence[str], continued_ids: Iterable[int]
+    ) -> None:
         self._tokenizer = tokenizer
         self._stream = DecodeStream(skip_special_tokens=False)
         self._stops = stops

@@ -36,7 +36,7 @@ class WeightStage:
     """The parameters of a model by every name that an update may use for them."""
 
     def __init__(self, model: nn.Module) -> None:
-        names = dict(model.named_parameters(remove_duplicate=False))
+        names: dict[str, Tensor] = dict(model.named_parameters(remove_duplicate=False))
         buffers = dict(model.named_buffers(remove_duplicate=False))
         names |= {name: buffers[name] for name in model.state_dict() if name in buffers}
         self._targets: dict[str, Tensor] = names
@@ -52,7 +52,9 @@ class WeightStage:
             value = _read(tensor, target, policy_version)
             earlier = values.get(id(target))
             if earlier is not None and not torch.equal(earlier, value):
-                raise WeightMismatchError(policy_version, f"{tensor.name!r} differs from what it is tied to")
+                raise WeightMismatchError(
+                    policy_version, f"{tensor.name!r} differs from what it is tied to"
+                )
             values[id(target)], targets[id(target)] = value, target
         missing = sorted(name for name, target in self._targets.items() if id(target) not in values)
         if missing:
@@ -64,7 +66,9 @@ class WeightStage:
 def _read(tensor: NamedTensor, target: Tensor, policy_version: int) -> Tensor:
     """The tensor's bytes as a fresh tensor of the target's shape, type and device."""
     if tuple(tensor.shape) != tuple(target.shape):
-        reason = f"{tensor.name!r} has shape {tuple(tensor.shape)}, the model wants {tuple(target.shape)}"
+        reason = (
+            f"{tensor.name!r} has shape {tuple(tensor.shape)}, the model wants {tuple(target.shape)}"
+        )
         raise WeightMismatchError(policy_version, reason)
     dtype = getattr(torch, tensor.dtype, None)
     if not isinstance(dtype, torch.dtype):

@@ -1,1 +1,1 @@
-"""Decisions of the scheduler: events and time go in, decisions come out; nothing here waits or sends."""
+"""Decisions of the scheduler: events and time in, decisions out; nothing here waits or sends."""

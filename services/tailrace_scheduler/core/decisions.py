@@ -4,34 +4,9 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-import msgspec
-
-from tailrace_protos.episode import EnvTask, Outcome
+from tailrace_protos.episode import Outcome
 from tailrace_protos.event import EventBody
-from tailrace_protos.subjects import Phase
-
-
-class GroupPlan(msgspec.Struct, frozen=True, kw_only=True):
-    """A group of episodes to be recorded and then published."""
-
-    group_id: str
-    group_index: int  # place in the data order of its phase
-    phase: Phase
-    tasks: tuple[EnvTask, ...]  # one per member
-    deadline_unix_s: float
-    min_valid: int
-    step: int  # optimizer step at admission
-    attempts: tuple[int, ...] = ()  # current attempt of each member; empty: all 0
-    settled: dict[int, Outcome] = {}  # member -> outcome
-
-    def attempt(self, member: int) -> int:
-        """Number of the attempt that is out now."""
-        return self.attempts[member] if self.attempts else 0
-
-    @property
-    def unsettled(self) -> tuple[int, ...]:
-        """Members that have not ended."""
-        return tuple(member for member in range(len(self.tasks)) if member not in self.settled)
+from tailrace_scheduler.ports import GroupPlan
 
 
 class AdmitGroup(NamedTuple):

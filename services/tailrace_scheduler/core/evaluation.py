@@ -8,6 +8,7 @@ least as new as its step's. A learner that resumes at step s takes back the eval
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from tailrace.config import RunConfig
@@ -18,9 +19,10 @@ from tailrace_protos.event import (
     GroupClosed,
 )
 from tailrace_scheduler.config import SchedulerConfig
-from tailrace_scheduler.core.admission import ServerView, is_current
-from tailrace_scheduler.core.decisions import Emit, GroupPlan
+from tailrace_scheduler.core.admission import ServerView
+from tailrace_scheduler.core.decisions import Emit
 from tailrace_scheduler.core.tasks import TaskSource
+from tailrace_scheduler.ports import GroupPlan
 
 
 @dataclass
@@ -73,6 +75,7 @@ class EvaluationPlan:
         self._first_step: int | None = None
         self._running: dict[str, Evaluation] = {}
         self._started: dict[int, str] = {}  # step -> evaluation id
+        self._pending: set[int] = set()  # steps reached and not started
         self._finished: set[int] = set()  # steps
         self._reported: set[str] = set()  # evaluation ids whose result was decided
 
@@ -81,13 +84,17 @@ class EvaluationPlan:
         """Whether any evaluation is under way."""
         return bool(self._running)
 
+    @property
+    def settled_all(self) -> bool:
+        """Whether every evaluation that is due so far has its result."""
+        return not self._running and not self._pending
+
     def is_due(self, step: int) -> bool:
         """Whether the weights of `step` are evaluated."""
         if self._first_step is None or step < self._first_step:
             return False
         every = self._run.eval_steps
-        ends = (self._first_step, self._run.max_steps)
-        return step in ends or (every > 0 and step % every == 0 and step < self._run.max_steps)
+        return self._is_end(step) or (every > 0 and step % every == 0)
 
     def is_finished(self, step: int) -> bool:
         """Whether the evaluation of `step` has a result."""
@@ -98,22 +105,41 @@ class EvaluationPlan:
         """Whether training may begin."""
         return self._first_step is not None and self._first_step in self._finished
 
-    def resumed(self, step: int) -> None:
-        """A learner starts at `step`: evaluations of later steps are taken back."""
+    def resumed(self, step: int) -> frozenset[str]:
+        """A learner starts at `step`; returns the evaluations under way that are taken back."""
         if self._first_step is None or step < self._first_step:
             self._first_step = step
         self._finished = {done for done in self._finished if done <= step}
-        for late in [started for started in self._started if started > step]:
-            self._running.pop(self._started.pop(late), None)
+        self._pending = {due for due in self._pending if due <= step}
+        late = {started: name for started, name in self._started.items() if started > step}
+        for started, name in late.items():
+            del self._started[started]
+            self._running.pop(name, None)
+        self.reached(step)
+        return frozenset(late.values())
 
-    def next_start(self, step: int, servers: ServerView, num_train_running: int) -> EvaluationStarted | None:
-        """The evaluation of the current `step`, if it is due and may start now."""
-        if not self.is_due(step) or step in self._started or not is_current(servers):
+    def reached(self, step: int) -> None:
+        """Weights of `step` exist."""
+        if self.is_due(step) and step not in self._started:
+            self._pending.add(step)
+
+    def next_start(
+        self, version_of: Callable[[int], int], servers: ServerView, num_train_running: int
+    ) -> EvaluationStarted | None:
+        """The earliest evaluation not started yet, if it may start now.
+
+        `version_of` gives the policy version of a step's weights, -1 while it is not published.
+        """
+        if not self._pending:
             return None
-        is_last = step == self._run.max_steps and step != self._first_step
+        step = min(self._pending)
+        needed = version_of(step)
+        if servers.num_healthy == 0 or needed < 0 or servers.min_policy_version < needed:
+            return None
+        is_last = step >= self._run.max_steps and step != self._first_step
         if is_last and (num_train_running or self._running):
             return None
-        version = servers.newest_policy_version
+        version = servers.min_policy_version
         return EvaluationStarted(
             evaluation_id=f"e{step}-v{version}",
             step=step,
@@ -126,6 +152,7 @@ class EvaluationPlan:
         if self._started.get(event.step) == event.evaluation_id:
             return
         self._started[event.step] = event.evaluation_id
+        self._pending.discard(event.step)
         num_groups = event.num_episodes // self._config.eval_group_size
         self._running[event.evaluation_id] = Evaluation(event, num_groups)
 
@@ -174,5 +201,7 @@ class EvaluationPlan:
             self._finished.add(event.step)
 
     def _num_groups(self, step: int) -> int:
-        ends = (self._first_step, self._run.max_steps)
-        return self._config.eval_groups if step in ends else self._config.interim_groups
+        return self._config.eval_groups if self._is_end(step) else self._config.interim_groups
+
+    def _is_end(self, step: int) -> bool:
+        return step == self._first_step or step >= self._run.max_steps

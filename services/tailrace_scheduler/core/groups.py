@@ -7,13 +7,14 @@ Every group closes: when its last member settles, or at its deadline. What has n
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 from tailrace_protos.episode import Outcome
-from tailrace_protos.event import EpisodeSettled
+from tailrace_protos.event import EpisodeRedelivered, EpisodeSettled
 from tailrace_protos.subjects import PHASES, Phase
-from tailrace_scheduler.core.decisions import GroupPlan, SettleMembers
+from tailrace_scheduler.core.decisions import SettleMembers
+from tailrace_scheduler.ports import GroupPlan
 
 
 @dataclass(slots=True)
@@ -22,6 +23,7 @@ class OpenGroup:
 
     plan: GroupPlan
     settled: dict[int, Outcome] = field(default_factory=dict)
+    attempts: dict[int, int] = field(default_factory=dict)  # of members that went out again
     closing: bool = False  # its close was decided
 
     @property
@@ -36,7 +38,7 @@ class OpenGroup:
 
 
 class GroupBook:
-    """All open groups of both phases, and the closed ones no more than needed."""
+    """All open groups of both phases."""
 
     def __init__(self) -> None:
         self._open: dict[str, OpenGroup] = {}
@@ -66,7 +68,7 @@ class GroupBook:
         """A group was decided on, or found open after a restart; known ones are left as they are."""
         if plan.group_id in self._open:
             return
-        group = OpenGroup(plan, dict(plan.settled))
+        group = OpenGroup(plan, dict(plan.settled), dict(enumerate(plan.attempts)))
         self._open[plan.group_id] = group
         self._num_open[plan.phase] += 1
         self._num_unsettled[plan.phase] += len(group.unsettled)
@@ -78,6 +80,13 @@ class GroupBook:
         if group is not None and event.member not in group.settled:
             group.settled[event.member] = event.outcome
             self._num_unsettled[group.plan.phase] -= 1
+
+    def redeliver(self, event: EpisodeRedelivered) -> None:
+        """A member went out again."""
+        group_id, _, member = event.episode_id.rpartition(".")
+        group = self._open.get(group_id)
+        if group is not None:
+            group.attempts[int(member)] = event.attempt
 
     def close(self, group_id: str) -> OpenGroup | None:
         """A group closed; returns what was known of it."""
@@ -98,15 +107,15 @@ class GroupBook:
                 decided.append(_close_at_deadline(group))
         return decided
 
-    def cancel(self, phase: Phase, reason: str) -> list[SettleMembers]:
-        """Closes of all groups of a phase that are not closing already."""
+    def cancel(
+        self, phase: Phase, reason: str, chosen: Callable[[str], bool] = lambda group_id: True
+    ) -> list[SettleMembers]:
+        """Closes of the chosen groups of a phase that are not closing already."""
         decided = []
-        for group in self._open.values():
-            if group.plan.phase == phase and not group.closing:
+        for group_id, group in self._open.items():
+            if group.plan.phase == phase and not group.closing and chosen(group_id):
                 group.closing = True
-                decided.append(
-                    SettleMembers(group.plan.group_id, group.unsettled, Outcome.CANCELLED, reason)
-                )
+                decided.append(SettleMembers(group_id, group.unsettled, Outcome.CANCELLED, reason))
         return decided
 
 

@@ -23,10 +23,9 @@ class Lineage:
     def __init__(self) -> None:
         self.name = ""  # empty before the first LearnerResumed
         self.step = 0
-        self.first_step = 0  # where the run's first learner started
         self.checkpoint_step = -1  # newest durable checkpoint of this lineage
         self.next_group_index = 0  # where the data order goes on if Redis knows nothing
-        self.num_sent = 0  # groups sent to the learner so far, over all lineages
+        self._num_sent = 0  # groups sent to the learner so far, over all lineages
         self._sent_bytes = 0
         self._ready: dict[str, int] = {}  # group id -> bytes
         self._trained: dict[str, tuple[int, int]] = {}  # group id -> (step, bytes); not in a checkpoint
@@ -42,6 +41,10 @@ class Lineage:
     def policy_version(self) -> int:
         """Version of this lineage's current step; -1 until it is published."""
         return self._versions.get((self.name, self.step), -1)
+
+    def version_of(self, step: int) -> int:
+        """Version of a step's weights, or of the current step's where this lineage never made it."""
+        return self._versions.get((self.name, step), self.policy_version)
 
     @property
     def newest_version(self) -> int:
@@ -61,12 +64,10 @@ class Lineage:
     @property
     def mean_group_bytes(self) -> float:
         """Size of an average group sent so far; 0 before the first."""
-        return self._sent_bytes / self.num_sent if self.num_sent else 0.0
+        return self._sent_bytes / self._num_sent if self._num_sent else 0.0
 
     def resumed(self, event: LearnerResumed) -> None:
         """A learner begins at `event.step`: what was trained after it has not happened."""
-        if not self.started:
-            self.first_step = event.step
         self.name = event.lineage
         self.step = event.step
         self.next_group_index = event.next_group_index
@@ -79,7 +80,7 @@ class Lineage:
         """A group closed; if it was sent to the learner, it waits there now."""
         if event.sent_to_learner and event.group_id not in self._ready:
             self._ready[event.group_id] = event.num_bytes
-            self.num_sent += 1
+            self._num_sent += 1
             self._sent_bytes += event.num_bytes
 
     def dropped(self, event: GroupDropped) -> None:
@@ -110,8 +111,9 @@ class Lineage:
         self._trained = {group: at for group, at in self._trained.items() if at[0] > event.step}
         return True
 
-    def forget_buffer(self) -> None:
-        """Redis was emptied: no group waits in it any more."""
+    def forget(self) -> None:
+        """Redis is a new one: no group waits in it, and a learner has yet to resume."""
+        self.name = ""
         self._ready.clear()
         self._trained.clear()
 

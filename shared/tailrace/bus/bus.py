@@ -128,6 +128,10 @@ class Bus:
             ]
         )
 
+    async def publish_copy(self, subject: str, payload: bytes, message_id: str) -> None:
+        """As `publish_durable` for a payload that is already encoded."""
+        await self._publisher.publish([Outgoing(subject, payload, {MESSAGE_ID_HEADER: message_id})])
+
     # Streams
 
     async def provision_run(self, run: str, limits: StreamLimits | None = None) -> None:

@@ -40,7 +40,11 @@ R = TypeVar("R", bound=Message)
 
 def error_headers(error: CallFailedError) -> Headers:
     """An error as reply headers."""
-    headers = {CODE_HEADER: _STATUS[error.code], REASON_HEADER: error.reason, KIND_HEADER: error.code.value}
+    headers = {
+        CODE_HEADER: _STATUS[error.code],
+        REASON_HEADER: error.reason,
+        KIND_HEADER: error.code.value,
+    }
     if error.retry_after_s > 0:
         headers[RETRY_AFTER_HEADER] = f"{error.retry_after_s:g}"
     return headers

@@ -9,7 +9,7 @@ the server (wrong password, protocol error) closes it for good, and then `on_clo
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 import nats.errors
@@ -82,8 +82,8 @@ class Connection:
             await asyncio.wait({connecting, refused}, return_when=asyncio.FIRST_COMPLETED)
             if not connecting.done():
                 raise ConfigError(
-                    f"NATS at {self._endpoints.nats_url} refuses user {user!r}: check TAILRACE_NATS_USER "
-                    "and TAILRACE_NATS_PASSWORD"
+                    f"NATS at {self._endpoints.nats_url} refuses user {user!r}: "
+                    "check TAILRACE_NATS_USER and TAILRACE_NATS_PASSWORD"
                 )
             await connecting
         finally:
@@ -122,7 +122,9 @@ class Connection:
             else:
                 return
 
-    async def subscribe(self, subject: str, receive: Callable[[Msg], Any], *, queue: str = "") -> Subscription:
+    async def subscribe(
+        self, subject: str, receive: Callable[[Msg], Any], *, queue: str = ""
+    ) -> Subscription:
         """Subscribe with limits far beyond any mailbox; survives reconnections."""
         await self.wait_connected()
         return await self.client.subscribe(
@@ -132,6 +134,12 @@ class Connection:
             pending_msgs_limit=PENDING_MESSAGES,
             pending_bytes_limit=PENDING_BYTES,
         )
+
+    async def drain(self, subscription: Subscription) -> None:
+        """Hear nothing new; return when what was heard has been taken. Nothing to do while away."""
+        if self._connected.is_set() and not self.client.is_closed:
+            draining: Awaitable[None] = subscription.drain()  # type: ignore[no-untyped-call]
+            await draining
 
     def check_size(self, subject: str, payload: bytes, headers: Headers | None) -> None:
         """Raise `OversizedMessageError` for what the server would close the connection for."""
@@ -193,5 +201,7 @@ class Connection:
         if now_s - self._logged_down_s >= LOG_DOWN_EVERY_S:
             self._logged_down_s = now_s
             log.warning(
-                "waiting for nats", url=self._endpoints.nats_url, error=str(error) or type(error).__name__
+                "waiting for nats",
+                url=self._endpoints.nats_url,
+                error=str(error) or type(error).__name__,
             )

@@ -9,6 +9,8 @@ from nats.aio.msg import Msg
 
 from tailrace import metrics
 from tailrace.bus.durable import MESSAGE_ID_HEADER, DurablePublisher, Outgoing
+from tailrace.bus.errors import OversizedMessageError
+from tailrace.bus.metadata import DeliveryInfo
 from tailrace.log import get_logger
 
 log = get_logger(__name__)
@@ -26,16 +28,25 @@ class DeadLetters:
     def __init__(self, publisher: DurablePublisher) -> None:
         self._publisher = publisher
 
-    async def bury(self, message: Msg, subject: str, error: Exception | str, num_delivered: int = 1) -> None:
+    async def bury(self, message: Msg, subject: str, error: Exception | str) -> None:
         """Return once a copy of `message` is stored under `subject`; the caller then terminates it."""
+        info = DeliveryInfo.of(message.reply)
         kind = type(error).__name__ if isinstance(error, Exception) else "TooManyDeliveries"
-        log.error("dead letter", subject=message.subject, error=kind, reason=str(error), num_delivered=num_delivered)
-        metrics.HANDLED.labels(f"dead:{subject}", "dead").inc()
+        reason = " ".join(str(error).split())[:MAX_REASON_CHARS]
+        log.error(
+            "dead letter", subject=message.subject, seq=info.stream_seq, error=kind, reason=reason
+        )
+        metrics.DEAD_LETTERS.labels(subject).inc()
         headers = {
-            MESSAGE_ID_HEADER: f"dead.{message.reply}",
+            MESSAGE_ID_HEADER: f"dead.{info.stream}.{info.stream_seq}",
             SUBJECT_HEADER: message.subject,
             ERROR_HEADER: kind,
-            REASON_HEADER: " ".join(str(error).split())[:MAX_REASON_CHARS],
-            DELIVERIES_HEADER: str(num_delivered),
+            REASON_HEADER: reason,
+            DELIVERIES_HEADER: str(info.num_delivered),
         }
-        await self._publisher.publish([Outgoing(subject, message.data, headers)])
+        try:
+            await self._publisher.publish([Outgoing(subject, message.data, headers)])
+        except OversizedMessageError:  # the original fitted exactly; with the reason it does not
+            await self._publisher.publish(
+                [Outgoing(subject, b"", {**headers, "Tailrace-Dead-Payload": "cut"})]
+            )

@@ -56,7 +56,10 @@ _ack_decoder = msgspec.json.Decoder(_PubAck)
 class DurablePublisher:
     """Publishes into streams."""
 
-    def __init__(self, connection: Connection, inbox: ReplyInbox) -> None:
+    def __init__(
+        self, connection: Connection, inbox: ReplyInbox, *, missing_after_s: float = MISSING_AFTER_S
+    ) -> None:
+        self._missing_after_s = missing_after_s
         self._connection = connection
         self._inbox = inbox
         self._awaited: set[asyncio.Future[Msg]] = set()
@@ -79,12 +82,14 @@ class DurablePublisher:
             reasons = {reason for _, reason in left}
             now_s = asyncio.get_running_loop().time()
             missing_since_s = (missing_since_s or now_s) if "missing" in reasons else None
-            if missing_since_s is not None and now_s - missing_since_s > MISSING_AFTER_S:
-                raise StreamMissingError(left[0][0].subject, MISSING_AFTER_S)
+            if missing_since_s is not None and now_s - missing_since_s > self._missing_after_s:
+                raise StreamMissingError(left[0][0].subject, self._missing_after_s)
             for _, reason in left:
                 metrics.BUS_PUBLISH_RETRIES.labels(reason.split(":")[0]).inc()
             if backoff.num_failures % LOG_EVERY == 0:
-                log.warning("publish waits", subject=left[0][0].subject, reasons=sorted(reasons), num=len(left))
+                log.warning(
+                    "publish waits", subject=left[0][0].subject, reasons=sorted(reasons), num=len(left)
+                )
             items = [item for item, _ in left]
             await backoff.sleep()
 
@@ -97,13 +102,17 @@ class DurablePublisher:
                     inbox, ack = stack.enter_context(self._inbox.expect())
                     acks.append(ack)
                     self._awaited.add(ack)
-                    await self._connection.publish(item.subject, item.payload, reply=inbox, headers=item.headers)
+                    await self._connection.publish(
+                        item.subject, item.payload, reply=inbox, headers=item.headers
+                    )
                 metrics.BUS_UNACKED_PUBLISHES.set(len(self._awaited))
                 await asyncio.wait(acks, timeout=ACK_TIMEOUT_S)
             finally:
                 self._awaited.difference_update(acks)
                 metrics.BUS_UNACKED_PUBLISHES.set(len(self._awaited))
-            outcomes = [(item, _reason_to_repeat(item, ack)) for item, ack in zip(items, acks, strict=True)]
+            outcomes = [
+                (item, _reason_to_repeat(item, ack)) for item, ack in zip(items, acks, strict=True)
+            ]
             return [(item, reason) for item, reason in outcomes if reason]
 
     def _on_lost(self) -> None:
@@ -127,4 +136,3 @@ def _reason_to_repeat(item: Outgoing, ack: asyncio.Future[Msg]) -> str:
     if error.code >= 500:
         return f"unavailable: {error.description}"
     raise PublishRefusedError(item.subject, error.code, error.err_code, error.description)
-

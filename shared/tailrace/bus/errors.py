@@ -76,7 +76,9 @@ class PublishRefusedError(BusError):
     """JetStream refused a message for a reason that trying again does not change."""
 
     def __init__(self, subject: str, code: int, err_code: int, description: str) -> None:
-        super().__init__(f"JetStream refused a message for {subject!r}: {description} ({code}/{err_code})")
+        super().__init__(
+            f"JetStream refused a message for {subject!r}: {description} ({code}/{err_code})"
+        )
         self.subject = subject
         self.code = code
         self.err_code = err_code

@@ -22,19 +22,27 @@ log = get_logger(__name__)
 REQUEST_LIFE_S = 10.0  # the server answers 408 to a request that it could not fill in this time
 GRACE_S = 3.0
 PENDING_HEADER = "Nats-Pending-Messages"
-TRANSIENT = ("408", "404", "409")
 
 
 class PullFeed:
-    """Requests messages of one durable consumer and hands them to `receive`, in order."""
+    """Requests messages of one durable consumer and hands them to `receive`, in order.
+
+    `expired` is called when a request ended unfilled, so that the owner may ask again.
+    """
 
     def __init__(
-        self, connection: Connection, stream: str, durable: str, receive: Callable[[Msg], None]
+        self,
+        connection: Connection,
+        stream: str,
+        durable: str,
+        receive: Callable[[Msg], None],
+        expired: Callable[[], None],
     ) -> None:
         self.name = f"{stream}/{durable}"
         self._connection = connection
         self._subject = f"$JS.API.CONSUMER.MSG.NEXT.{stream}.{durable}"
         self._receive = receive
+        self._expired = expired
         self._inbox = ""
         self._subscription: Subscription | None = None
         self._outstanding = 0  # asked for, not here yet
@@ -51,8 +59,8 @@ class PullFeed:
     async def close(self) -> None:
         """Take no more messages; what arrived until then has been handed to `receive`."""
         self._connection.on_lost.remove(self.forget)
-        if self._subscription is not None and self._connection.is_connected:
-            await self._subscription.drain()
+        if self._subscription is not None:
+            await self._connection.drain(self._subscription)
 
     def forget(self) -> None:
         """The server knows nothing of our requests any more."""
@@ -64,8 +72,8 @@ class PullFeed:
         if self._outstanding and now_s - self._asked_s > REQUEST_LIFE_S + GRACE_S:
             self.forget()
         missing = room - self._outstanding
-        worth = self._outstanding == 0 or missing * 4 >= room
-        if missing <= 0 or not worth or now_s < self._paused_until_s or not self._connection.is_connected:
+        is_worth_it = missing > 0 and (self._outstanding == 0 or missing * 4 >= room)
+        if not is_worth_it or now_s < self._paused_until_s or not self._connection.is_connected:
             return
         self._outstanding += missing
         self._asked_s = now_s
@@ -85,6 +93,7 @@ class PullFeed:
         unfilled = int(headers.get(PENDING_HEADER) or self._outstanding)
         self._outstanding = max(0, self._outstanding - unfilled)
         if status in ("408", "404") or description == "Batch Completed":
+            self._expired()
             return
         if self._backoff.num_failures % 10 == 0:
             why = "no such consumer yet" if status == "503" else f"{status} {description}".strip()

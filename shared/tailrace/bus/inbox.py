@@ -55,4 +55,4 @@ class ReplyInbox:
 
 def is_no_responders(message: Msg) -> bool:
     """Whether the server itself answered, since nobody listens."""
-    return not message.data and bool(message.headers) and message.headers.get("Status") == NO_RESPONDERS
+    return not message.data and (message.headers or {}).get("Status") == NO_RESPONDERS

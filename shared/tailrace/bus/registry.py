@@ -55,7 +55,7 @@ class Registry:
         return [entry for entry in entries if entry is not None]
 
     async def watch(self, callback: StatusCallback) -> None:
-        """Call back with every entry now, then with each as it is written; again all after a reconnect."""
+        """Call back with every entry now and after a reconnect, and with each as it is written."""
 
         async def on_message(message: Msg) -> None:
             status = _decoded(message.data, message.subject)
@@ -80,7 +80,8 @@ class Registry:
     async def _read(self, subject: str) -> ServerStatus | None:
         try:
             raw = await patiently(
-                f"read {subject}", lambda: self._jetstream.get_last_msg(self._stream, subject, direct=True)
+                f"read {subject}",
+                lambda: self._jetstream.get_last_msg(self._stream, subject, direct=True),
             )
         except nats.js.errors.NotFoundError:  # it aged out since it was listed
             return None

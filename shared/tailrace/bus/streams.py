@@ -66,7 +66,9 @@ async def patiently(what: str, call: Callable[[], Awaitable[T]]) -> T:
             nats.js.errors.ServiceUnavailableError,
         ) as error:
             if backoff.num_failures % 10 == 0:
-                log.warning("jetstream not available yet", what=what, error=str(error) or type(error).__name__)
+                log.warning(
+                    "jetstream not available yet", what=what, error=str(error) or type(error).__name__
+                )
             await backoff.sleep()
 
 
@@ -107,8 +109,8 @@ async def ensure_stream(jetstream: JetStreamContext, config: StreamConfig) -> No
 
 def _unusable(config: StreamConfig, error: nats.js.errors.APIError) -> ConfigError:
     return ConfigError(
-        f"JetStream refuses stream {config.name}: {error.description}; choose another exp_name, or remove "
-        f"the old stream with `nats stream rm {config.name}` if its run is over"
+        f"JetStream refuses stream {config.name}: {error.description}; choose another exp_name, or "
+        f"remove the old stream with `nats stream rm {config.name}` if its run is over"
     )
 
 
@@ -121,7 +123,7 @@ async def ensure_consumer(
     ack_wait_s: float = 30.0,
     max_ack_pending: int = 1000,
 ) -> None:
-    """Create or update one durable pull consumer. Workers count deliveries themselves: no limit here."""
+    """Create or update one durable pull consumer. Workers count deliveries."""
     config = ConsumerConfig(
         durable_name=durable,
         ack_policy=AckPolicy.EXPLICIT,

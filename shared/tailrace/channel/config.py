@@ -50,10 +50,13 @@ class ChannelConfig(Config, frozen=True, kw_only=True):
                 raise ValueError(f"{key} must be positive")
         if self.silence_s < 2 * self.keepalive_s:
             raise ValueError(
-                f"silence_s ({self.silence_s:g}) must be at least twice keepalive_s ({self.keepalive_s:g}): "
-                "one late keepalive would count as a death"
+                f"silence_s ({self.silence_s:g}) must be at least twice keepalive_s "
+                f"({self.keepalive_s:g}): one late keepalive would count as a death"
             )
 
     def ticks(self, duration_s: float) -> int:
         """How many keepalive ticks `duration_s` is, at least one."""
         return max(1, round(duration_s / self.keepalive_s))
+
+
+DEFAULTS = ChannelConfig()

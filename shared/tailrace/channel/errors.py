@@ -50,7 +50,8 @@ class DuplicateCallError(ValueError):
 
     def __init__(self, call_id: str, server_id: str) -> None:
         super().__init__(
-            f"call {call_id} to {server_id} has not ended yet: await it (an aborted call too), or use a new id"
+            f"call {call_id} to {server_id} has not ended yet: "
+            "await it (an aborted call too), or use a new id"
         )
         self.call_id = call_id
         self.server_id = server_id
@@ -61,8 +62,8 @@ class ChannelFullError(RuntimeError):
 
     def __init__(self, server_id: str, num_waiting: int) -> None:
         super().__init__(
-            f"{num_waiting} calls already wait for {server_id}: run fewer episodes in this process, add "
-            "servers, or raise max_waiting_calls"
+            f"{num_waiting} calls already wait for {server_id}: run fewer episodes in this process, "
+            "add servers, or raise max_waiting_calls"
         )
         self.server_id = server_id
         self.num_waiting = num_waiting
@@ -80,7 +81,8 @@ class NoRouteError(ValueError):
 
     def __init__(self, server_id: str, transport: str) -> None:
         super().__init__(
-            f"server {server_id} has no {transport} endpoint: start it with that transport, or use another here"
+            f"server {server_id} has no {transport} endpoint: "
+            "start it with that transport, or use another here"
         )
         self.server_id = server_id
         self.transport = transport

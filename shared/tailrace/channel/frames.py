@@ -42,12 +42,22 @@ class FrameTooLargeError(ValueError):
 class FrameWriter:
     """Builds the frames of one direction of one link and hands each to `emit`."""
 
-    __slots__ = ("_buffer", "_count", "_emit", "_max_bytes", "_prefix", "_start", "_target_bytes", "sequence")
+    __slots__ = (
+        "_buffer",
+        "_count",
+        "_emit",
+        "_max_bytes",
+        "_prefix",
+        "_start",
+        "_target_bytes",
+        "sequence",
+    )
 
     def __init__(
         self, tag: str, target_bytes: int, max_bytes: int, emit: Callable[[bytearray, int], None]
     ) -> None:
-        self._prefix = b"\x93" + encode(tag) + b"\0" * _HEAD.size  # an array of three: tag, sequence, messages
+        # An array of three: tag, sequence, messages.
+        self._prefix = b"\x93" + encode(tag) + b"\0" * _HEAD.size
         self._start = len(self._prefix)
         self._target_bytes = min(target_bytes, max_bytes)
         self._max_bytes = max_bytes
@@ -75,6 +85,12 @@ class FrameWriter:
         if len(self._buffer) >= self._target_bytes:
             self.emit()
 
+    def check(self, message: GenerateRequest | AbortRequest | TokenChunk) -> None:
+        """Raise `FrameTooLargeError` if `add` would."""
+        num_bytes = len(encode(message))
+        if self._start + num_bytes > self._max_bytes:
+            raise FrameTooLargeError(num_bytes, self._max_bytes - self._start)
+
     def _carry_over(self, start: int) -> None:
         """Move the message at `start` into a frame of its own."""
         message = self._buffer[start:]
@@ -97,7 +113,7 @@ class FrameWriter:
 
 
 class BadMessage(msgspec.Struct, frozen=True):
-    """A message inside a good frame that could not be read; `call_id` is empty if not even that could."""
+    """A message inside a good frame that could not be read; `call_id` is empty if unreadable too."""
 
     call_id: str
     reason: str
@@ -125,6 +141,10 @@ class _CallIdOnly(msgspec.Struct, frozen=True):
 
 _request_decoder = msgspec.msgpack.Decoder(RequestFrame)
 _chunk_decoder = msgspec.msgpack.Decoder(ChunkFrame)
+_request_message_decoder: msgspec.msgpack.Decoder[GenerateRequest | AbortRequest] = (
+    msgspec.msgpack.Decoder(GenerateRequest | AbortRequest)
+)
+_chunk_message_decoder = msgspec.msgpack.Decoder(TokenChunk)
 
 
 def read_request_frame(data: bytes) -> Envelope[GenerateRequest | AbortRequest]:
@@ -133,7 +153,7 @@ def read_request_frame(data: bytes) -> Envelope[GenerateRequest | AbortRequest]:
         frame = _request_decoder.decode(data)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raw = _read_raw(data, "request_frame", error)
-        messages, bad = _read_one_by_one(raw, GenerateRequest | AbortRequest)
+        messages, bad = _read_one_by_one(raw, _request_message_decoder)
         return Envelope(raw.sequence, messages, bad)
     return Envelope(frame.sequence, frame.messages, (), frame.closing)
 
@@ -144,7 +164,7 @@ def read_chunk_frame(data: bytes) -> Envelope[TokenChunk]:
         frame = _chunk_decoder.decode(data)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raw = _read_raw(data, "chunk_frame", error)
-        messages, bad = _read_one_by_one(raw, TokenChunk)
+        messages, bad = _read_one_by_one(raw, _chunk_message_decoder)
         return Envelope(raw.sequence, messages, bad)
     return Envelope(frame.sequence, frame.messages, (), False, frame.broken)
 
@@ -160,8 +180,9 @@ def _read_raw(data: bytes, tag: str, cause: Exception) -> _RawFrame:
     return raw
 
 
-def _read_one_by_one(raw: _RawFrame, kind: object) -> tuple[tuple[M, ...], tuple[BadMessage, ...]]:
-    decoder = msgspec.msgpack.Decoder(kind)  # type: ignore[call-overload]
+def _read_one_by_one(
+    raw: _RawFrame, decoder: msgspec.msgpack.Decoder[M]
+) -> tuple[tuple[M, ...], tuple[BadMessage, ...]]:
     messages: list[M] = []
     bad: list[BadMessage] = []
     for data in raw.messages:

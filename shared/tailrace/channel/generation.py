@@ -45,7 +45,7 @@ def join_spans(spans: Iterable[VersionSpan]) -> tuple[VersionSpan, ...]:
 
 
 class TokenLedger:
-    """Grows by chunks, copies their bytes (a view would keep whole frames alive), reads from any token on."""
+    """Grows by chunks and copies their bytes: a view would keep whole frames alive."""
 
     __slots__ = ("last", "logprob_bytes", "num_tokens", "spans", "token_bytes")
 

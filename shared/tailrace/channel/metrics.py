@@ -9,17 +9,21 @@ from prometheus_client import Counter, Gauge
 
 _CALLS = Counter("tailrace_channel_calls", "Calls begun.", ["side"])
 _ENDED = Counter(
-    "tailrace_channel_ended_calls", "Calls ended, by outcome (finished, failed, lost).", ["side", "outcome"]
+    "tailrace_channel_ended_calls",
+    "Calls ended, by outcome (finished, failed, lost).",
+    ["side", "outcome"],
 )
 _IN_FLIGHT = Gauge("tailrace_channel_in_flight_calls", "Calls sent and not ended.", ["side"])
-_WAITING = Gauge("tailrace_channel_waiting_calls", "Calls that wait for a place at a server (backpressure).")
+_WAITING = Gauge("tailrace_channel_waiting_calls", "Calls waiting for a place at a server.")
 _REFUSED = Counter(
-    "tailrace_channel_refused_calls", "Calls refused before the engine saw them, by reason.", ["side", "reason"]
+    "tailrace_channel_refused_calls", "Calls refused unseen, by reason.", ["side", "reason"]
 )
 _CHUNKS = Counter("tailrace_channel_chunks", "Token chunks on the wire.", ["side"])
 _FRAMES = Counter("tailrace_channel_frames", "Frames on the wire.", ["side", "direction"])
 _BYTES = Counter("tailrace_channel_frame_bytes", "Bytes of frames on the wire.", ["side", "direction"])
-_MALFORMED = Counter("tailrace_channel_malformed", "Frames or messages that could not be read.", ["side"])
+_MALFORMED = Counter(
+    "tailrace_channel_malformed", "Frames or messages that could not be read.", ["side"]
+)
 _STRAY = Counter("tailrace_channel_stray_chunks", "Chunks of calls that nobody waits for.", ["side"])
 _LINKS_LOST = Counter(
     "tailrace_channel_lost_links", "Links given up, by cause (see `LinkLoss`).", ["side", "cause"]

@@ -37,8 +37,12 @@ def derive_pieces(template: ChatTemplate) -> ChatPieces:
     between = second[2]
     _require_same(template, "the second generation prompt", second[3], reply_prompt)
     third = _split(template, 5)
-    for index, expected in enumerate((opening, reply_prompt, between, reply_prompt, between, reply_prompt)):
-        _require_same(template, f"piece {index} of a conversation of three turns", third[index], expected)
+    for index, expected in enumerate(
+        (opening, reply_prompt, between, reply_prompt, between, reply_prompt)
+    ):
+        _require_same(
+            template, f"piece {index} of a conversation of three turns", third[index], expected
+        )
     return ChatPieces(opening, reply_prompt, between, _trims(template, opening, reply_prompt))
 
 
@@ -76,4 +80,6 @@ def _trims(template: ChatTemplate, opening: str, reply_prompt: str) -> bool:
         return False
     if text == opening + padded.strip() + reply_prompt:
         return True
-    raise TemplateNotAppendableError(template.name, "changes the white space of messages in a way not known here")
+    raise TemplateNotAppendableError(
+        template.name, "changes the white space of messages in a way not known here"
+    )

@@ -37,16 +37,26 @@ class Renderer:
     itself puts there (-1 if it closes a turn with ordinary text).
     """
 
-    def __init__(self, tokenizer: Tokenizer, pieces: ChatPieces, eos_token_ids: tuple[int, ...]) -> None:
+    def __init__(
+        self, tokenizer: Tokenizer, pieces: ChatPieces, eos_token_ids: tuple[int, ...]
+    ) -> None:
         self._tokenizer = tokenizer
         self._pieces = pieces
         end = _end_of_turn(tokenizer, pieces.between)
         self.end_of_turn_id = end.token_id
         own = () if end.token_id < 0 else (end.token_id,)
         self.stop_token_ids: tuple[int, ...] = tuple(sorted({*own, *eos_token_ids}))
+        if not self.stop_token_ids:
+            raise TemplateError(
+                "of the model card",
+                "nothing ends a turn: the template closes it with no special token, and neither "
+                "tokenizer_config.json nor the model's config.json names an eos token",
+            )
         self._before_first = pieces.opening
         self._before_next = pieces.between.removeprefix(end.text)
-        self._cached_encode: Callable[[str], NDArray[np.int32]] = lru_cache(_MAX_CACHED_TEXTS)(self._encode)
+        self._cached_encode: Callable[[str], NDArray[np.int32]] = lru_cache(_MAX_CACHED_TEXTS)(
+            self._encode
+        )
         self._cached_decode: Callable[[bytes], str] = lru_cache(_MAX_CACHED_TEXTS)(self._decode)
 
     @classmethod
@@ -54,7 +64,9 @@ class Renderer:
         """Build from the files of the model card; `TemplateError` names what is missing or unusable."""
         files = card.tokenizer_files
         if "tokenizer.json" not in files:
-            raise TemplateError("of the model card", "tokenizer.json is missing: save a fast tokenizer beside the model")
+            raise TemplateError(
+                "of the model card", "tokenizer.json is missing: save a fast tokenizer beside the model"
+            )
         config: dict[str, Any] = json.loads(files.get("tokenizer_config.json", b"{}"))
         tokenizer = Tokenizer.from_str(files["tokenizer.json"].decode())
         special = _special_tokens(config)
@@ -70,12 +82,15 @@ class Renderer:
         """
         if self._pieces.trims:
             text = text.strip()
-        if first:
-            before = self._before_first
-        else:
-            before = self._before_next if closed else self._pieces.between
+        later = self._before_next if closed else self._pieces.between
+        before = self._before_first if first else later
         whole = before + text + self._pieces.reply_prompt
         return self._cached_encode(whole) if len(whole) <= _MAX_CACHED_CHARS else self._encode(whole)
+
+    def reply_ids(self, text: str) -> NDArray[np.int32]:
+        """Ids [t] of a reply as a model would sample it, with its end of turn; for demonstrations."""
+        end = self.end_of_turn_id if self.end_of_turn_id >= 0 else self.stop_token_ids[0]
+        return np.append(self._encode(text), np.int32(end))
 
     def is_closed(self, last_token_id: int) -> bool:
         """Whether a turn whose last sampled token is this one needs no end of turn inserted."""
@@ -124,8 +139,8 @@ def _template(files: dict[str, bytes], config: dict[str, Any], special: dict[str
     if not isinstance(source, str):
         raise TemplateError(
             "of the model card",
-            "the model has none: put chat_template.jinja or the key chat_template of tokenizer_config.json "
-            "beside the model",
+            "the model has none: put chat_template.jinja, or the key chat_template of "
+            "tokenizer_config.json, beside the model",
         )
     return ChatTemplate(source, special, "of tokenizer_config.json")
 

@@ -30,7 +30,7 @@ class TemplateError(ValueError):
 
 
 class _GenerationBlock(jinja2.ext.Extension):
-    """`{% generation %}...{% endgeneration %}` marks assistant text in some templates; it renders as its body."""
+    """`{% generation %}` marks assistant text in some templates; it renders as its body."""
 
     tags = {"generation"}  # noqa: RUF012  Jinja declares it as an instance variable
 

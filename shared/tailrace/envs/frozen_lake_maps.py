@@ -3,7 +3,8 @@
 Maps are drawn with gymnasium's `generate_random_map` from the seeds 0, 1, 2, ... and each distinct map
 belongs to one split, for ever and everywhere, by a hash of its letters: a held-out map is never a
 train map, whatever the process, size, seed or order. Drawing stops when both splits have
-`POOL_SIZE` maps (4x4 with p = 0.8: 19,000 draws, 0.8 s, once a process) or after `MAX_DRAWS`.
+`POOL_SIZE` maps (4x4 with p = 0.8: 19,000 draws, 0.8 s, once a process), after `MAX_DRAWS`, or when
+`PATIENCE` draws in a row brought no new map.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ FrozenLakeMap = tuple[str, ...]  # one string per grid row, of S, F, H, G
 
 POOL_SIZE = 1024
 MAX_DRAWS = 24_000
+PATIENCE = 2_000
 
 
 class MapPools(NamedTuple):
@@ -38,14 +40,15 @@ def is_held_out(lake_map: FrozenLakeMap) -> bool:
 def map_pools(size: int, p: float) -> MapPools:
     """All splits' maps for a grid size and a probability of ice."""
     drawn: dict[FrozenLakeMap, bool] = {}
-    num_held_out = 0
+    num_held_out = last_new = 0
     for seed in range(MAX_DRAWS):
+        if seed - last_new > PATIENCE or min(num_held_out, len(drawn) - num_held_out) >= POOL_SIZE:
+            break
         lake_map = tuple(generate_random_map(size, p, seed))
         if lake_map not in drawn:
+            last_new = seed
             drawn[lake_map] = is_held_out(lake_map)
             num_held_out += drawn[lake_map]
-            if min(num_held_out, len(drawn) - num_held_out) >= POOL_SIZE:
-                break
     return MapPools(
         train=tuple(lake_map for lake_map, held_out in drawn.items() if not held_out),
         held_out=tuple(lake_map for lake_map, held_out in drawn.items() if held_out),

@@ -8,7 +8,7 @@ replies fix all that happens can be resumed after a crash without sampling a tok
 
 from __future__ import annotations
 
-from typing import Any, Protocol
+from typing import Any, Protocol, SupportsFloat
 
 
 class Env(Protocol):
@@ -18,10 +18,12 @@ class Env(Protocol):
     is the one that success rates are made of.
     """
 
-    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[str, dict[str, Any]]:
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[str, dict[str, Any]]:
         """Begin the episode that `seed` fixes: (first observation, info)."""
 
-    def step(self, action: str, /) -> tuple[str, float, bool, bool, dict[str, Any]]:
+    def step(self, action: str, /) -> tuple[str, SupportsFloat, bool, bool, dict[str, Any]]:
         """Take the model's reply: (observation, reward, terminated, truncated, info)."""
 
     def render(self) -> Any:

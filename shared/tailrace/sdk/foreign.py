@@ -29,7 +29,10 @@ class foreign_code:  # noqa: N801  reads as a statement
         return None
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
     ) -> None:
         if isinstance(error, Exception):
             raise ForeignCodeError(self._where, error) from error

@@ -32,5 +32,7 @@ def reward(function: F) -> F:
         raise TypeError(f"@reward expects a function, found {type(function).__name__}")
     name, module = getattr(function, "__qualname__", ""), getattr(function, "__module__", "")
     if "<" in name:
-        raise TypeError(f"@reward {module}.{name}: define it at the top of a module, so that it has an address")
+        raise TypeError(
+            f"@reward {module}.{name}: define it at the top of a module, so that it has an address"
+        )
     return function

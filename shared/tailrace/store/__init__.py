@@ -22,6 +22,7 @@ from tailrace.store.errors import (
     BlobGoneError,
     StoreError,
     StoreFullError,
+    StoreRefusedError,
     StoreUnavailableError,
 )
 from tailrace.store.groups import BufferCounters, GroupRecord, PutResult, ReadyGroup
@@ -44,6 +45,7 @@ __all__ = [
     "StoreConnection",
     "StoreError",
     "StoreFullError",
+    "StoreRefusedError",
     "StoreUnavailableError",
     "TrajectoryBuffer",
     "Versions",

@@ -13,6 +13,7 @@ and the event, and a resuming learner commits the checkpoint that it loaded *bef
 
 from __future__ import annotations
 
+import asyncio
 import time
 import uuid
 from collections.abc import Sequence
@@ -65,7 +66,7 @@ class TrajectoryBuffer:
     async def open_groups(self) -> list[GroupRecord]:
         """All groups not closed yet, by index, with their attempts and settled members."""
         group_ids = await self._redis.pipeline.command("ZRANGE", f"{self._prefix}open", 0, -1)
-        found = [await self._group(group_id.decode()) for group_id in group_ids]
+        found = await asyncio.gather(*(self._group(group_id.decode()) for group_id in group_ids))
         return [record for record in found if record is not None]
 
     async def raise_attempt(self, group_id: str, member: int, reason: str) -> int | None:
@@ -97,8 +98,8 @@ class TrajectoryBuffer:
 
     async def counters(self) -> BufferCounters:
         """The accounts as they stand."""
-        flat = await self._redis.pipeline.command("HGETALL", f"{self._prefix}counters")
-        return BufferCounters(**{key.decode(): int(value) for key, value in _pairs(flat)})
+        counts = await self._redis.read_hash(f"{self._prefix}counters")
+        return BufferCounters(**{name.decode(): int(value) for name, value in counts.items()})
 
     async def is_unsettled(self, group_id: str, member: int) -> bool:
         """Whether playing this episode is of any use: it is recorded and nobody settled it."""
@@ -139,7 +140,7 @@ class TrajectoryBuffer:
         await self._release("trained", "", key, encode(event), entry_ids)
 
     async def rebase_credit(self, num_trained_groups: int) -> None:
-        """Count accepted groups anew: those that the resumed lineage trained and all still in the buffer."""
+        """Count accepted groups anew: those trained by the resumed lineage and all in the buffer."""
         await self._script(scripts.REBASE_CREDIT, self._prefix, num_trained_groups)
 
     async def _release(
@@ -175,8 +176,8 @@ class TrajectoryBuffer:
 
     async def _group(self, group_id: str) -> GroupRecord | None:
         """The record of an open group with its progress."""
-        flat = await self._redis.pipeline.command("HGETALL", f"{self._prefix}group:{group_id}")
-        fields = {key.decode(): value for key, value in _pairs(flat)}
+        found = await self._redis.read_hash(f"{self._prefix}group:{group_id}")
+        fields = {name.decode(): value for name, value in found.items()}
         if not fields:
             return None
         record = decode(fields["record"], GroupRecord)
@@ -199,10 +200,3 @@ def _ready_group(entry: list[Any]) -> ReadyGroup:
     members = tuple(decode(payload, Trajectory) for payload in payloads)
     group = TrajectoryGroup(group_id=group_id.decode(), group_index=int(index), members=members)
     return ReadyGroup(stream_id.decode(), num_bytes, group)
-
-
-def _pairs(answer: Any) -> list[tuple[bytes, bytes]]:
-    """Field-value pairs of a hash, whichever protocol version answered."""
-    if isinstance(answer, dict):
-        return list(answer.items())
-    return list(zip(answer[::2], answer[1::2], strict=True))

@@ -13,7 +13,7 @@ from redis.asyncio import BlockingConnectionPool, Redis
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 
-from tailrace.store.errors import StoreUnavailableError
+from tailrace.store.errors import StoreRefusedError, StoreUnavailableError
 from tailrace.store.pipeline import CONNECTION_LOST, Argument, AutoPipeline
 
 _LONGEST_WAIT_S = 5.0
@@ -31,6 +31,7 @@ class StoreConnection:
             socket_connect_timeout=5.0,
             socket_keepalive=True,
             decode_responses=False,
+            protocol=2,
             retry=Retry(NoBackoff(), 0),
         )
         self.url = without_credentials(url)
@@ -43,7 +44,7 @@ class StoreConnection:
         await self.pipeline.command("PING")
 
     async def wait_for_entry(self, stream: str, after: str, block_s: float) -> None:
-        """Return when `stream` has an entry beyond `after`, after `block_s`, or when Redis went away."""
+        """Return when `stream` grew beyond `after`, after `block_s`, or when Redis went away."""
         if block_s <= 0:
             return
         wait_ms = max(1, int(min(block_s, _LONGEST_WAIT_S) * 1000))
@@ -56,6 +57,11 @@ class StoreConnection:
         """A repeatable command that does not wait, as part of the pipeline."""
         answer: object = await self.pipeline.command(*arguments)
         return answer
+
+    async def read_hash(self, key: str) -> dict[bytes, bytes]:
+        """All fields of a hash; empty when there is none."""
+        flat = await self.pipeline.command("HGETALL", key)
+        return dict(zip(flat[::2], flat[1::2], strict=True))
 
     async def aclose(self) -> None:
         """Close all connections; commands under way are cancelled."""
@@ -70,9 +76,12 @@ async def connect(redis_url: str, *, wait_s: float = 30.0, outage_s: float = 300
     try:
         async with asyncio.timeout(wait_s):
             await connection.ping()
+    except StoreRefusedError:
+        await connection.aclose()
+        raise
     except TimeoutError as error:
         await connection.aclose()
-        raise StoreUnavailableError(connection.url, wait_s, "no answer to PING") from error
+        raise StoreUnavailableError(connection.url, wait_s, connection.pipeline.last_failure) from error
     return connection
 
 

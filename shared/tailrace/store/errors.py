@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from tailrace.config import ConfigError
+
 
 class StoreError(Exception):
     """Redis refused a command for a reason that neither waiting nor space would mend."""
@@ -34,6 +36,21 @@ class StoreUnavailableError(StoreError):
         )
         self.url = url
         self.waited_s = waited_s
+        self.reason = reason
+
+
+class StoreRefusedError(StoreError, ConfigError):
+    """Redis does not take our credentials.
+
+    Attributes: `url` (without credentials), `reason` (Redis's own words).
+    """
+
+    def __init__(self, url: str, reason: str) -> None:
+        super().__init__(
+            f"Redis at {url} refused the connection: {reason}. Remedy: correct user and password in "
+            "TAILRACE_REDIS_URL (redis://user:password@host:port/0)"
+        )
+        self.url = url
         self.reason = reason
 
 

@@ -27,7 +27,7 @@ class AppendResult(enum.StrEnum):
 
 
 class Journal:
-    """Journals of one run's episodes; one object per running attempt fences attempts from each other."""
+    """Journals of one run; one object per running attempt fences attempts from each other."""
 
     def __init__(self, redis: StoreConnection, run: str) -> None:
         self._script = redis.pipeline.script

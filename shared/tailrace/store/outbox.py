@@ -30,13 +30,18 @@ class Outbox:
         self._redis = redis
         self._prefix = redis_prefix(run)
 
-    async def emit(self, service: str, *bodies: EventBody, once: str = "") -> None:
-        """Append events, all or none. With `once`, only the first call ever with that id appends."""
+    async def emit(
+        self, service: str, *bodies: EventBody, once: str = "", once_s: int = _FOREVER
+    ) -> None:
+        """Append events, all or none.
+
+        Of calls with the same `once` only the first appends: the first ever, or within `once_s`.
+        """
         await self._redis.pipeline.script(
             scripts.EMIT_EVENTS,
             self._prefix,
             once or uuid.uuid4().hex,
-            _FOREVER if once else _REPEATS_WITHIN_S,
+            once_s if once else _REPEATS_WITHIN_S,
             service,
             *(encode(body) for body in bodies),
         )

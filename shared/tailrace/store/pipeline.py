@@ -16,9 +16,7 @@ from typing import Any, NamedTuple
 import hiredis
 from redis.asyncio.connection import AbstractConnection
 from redis.exceptions import (
-    ConnectionError as RedisConnectionError,
-)
-from redis.exceptions import (
+    AuthenticationError,
     NoScriptError,
     ReadOnlyError,
     RedisError,
@@ -26,11 +24,14 @@ from redis.exceptions import (
     TryAgainError,
 )
 from redis.exceptions import (
+    ConnectionError as RedisConnectionError,
+)
+from redis.exceptions import (
     TimeoutError as RedisTimeoutError,
 )
 
 from tailrace.retry import Backoff
-from tailrace.store.errors import StoreError, StoreFullError, StoreUnavailableError
+from tailrace.store.errors import StoreError, StoreFullError, StoreRefusedError, StoreUnavailableError
 from tailrace.store.scripts import Script
 
 Argument = str | bytes | int | float
@@ -41,7 +42,6 @@ _NO_ROOM = ("OOM command not allowed", "MISCONF")
 class _Command(NamedTuple):
     packed: bytes
     script: Script | None
-    arguments: tuple[Argument, ...]
     answer: asyncio.Future[Any]
 
 
@@ -70,6 +70,7 @@ class AutoPipeline:
         self._outage_s = outage_s
         self._waiting: deque[_Command] = deque()
         self._sender: asyncio.Task[None] | None = None
+        self.last_failure = "no answer"
         self.num_batches = 0
         self.num_commands = 0
 
@@ -92,12 +93,9 @@ class AutoPipeline:
         await self._connection.disconnect(nowait=True)
 
     def _issue(self, script: Script | None, arguments: tuple[Argument, ...]) -> asyncio.Future[Any]:
-        if script is None:
-            packed = _pack(*arguments)
-        else:
-            packed = _pack("EVALSHA", script.digest, 1, *arguments)
+        call = () if script is None else ("EVALSHA", script.digest, 1)
         loop = asyncio.get_running_loop()
-        command = _Command(packed, script, arguments, loop.create_future())
+        command = _Command(_pack(*call, *arguments), script, loop.create_future())
         self._waiting.append(command)
         if self._sender is None or self._sender.done():
             self._sender = loop.create_task(self._send_all(), name="store-pipeline")
@@ -108,7 +106,7 @@ class AutoPipeline:
             batch = self._next_batch()
             try:
                 await self._deliver(batch)
-            except StoreUnavailableError as error:
+            except (StoreUnavailableError, StoreRefusedError) as error:
                 for command in (*batch, *self._waiting):
                     _fail(command.answer, error)
                 self._waiting.clear()
@@ -134,7 +132,10 @@ class AutoPipeline:
         while open_commands := [command for command in batch if not command.answer.done()]:
             try:
                 await self._exchange(open_commands)
+            except AuthenticationError as error:
+                raise StoreRefusedError(self._url, str(error)) from error
             except CONNECTION_LOST as error:
+                self.last_failure = str(error)
                 await self._connection.disconnect(nowait=True)
                 waited_s = loop.time() - began
                 if waited_s > self._outage_s:

@@ -33,9 +33,8 @@ class Versions:
 
     async def all(self) -> dict[int, tuple[str, int]]:
         """policy_version -> (lineage, optimizer step) of all versions recorded."""
-        flat = await self._redis.pipeline.command("HGETALL", f"{self._prefix}versions")
+        entries = await self._redis.read_hash(f"{self._prefix}versions")
         kind = tuple[str, int]
         return {
-            int(version): msgspec.msgpack.decode(entry, type=kind)
-            for version, entry in zip(flat[::2], flat[1::2], strict=True)
+            int(version): msgspec.msgpack.decode(entry, type=kind) for version, entry in entries.items()
         }

@@ -1,0 +1,224 @@
+"""Tokens per second of the torch engine beside `model.generate`, and turns per second of the demo.
+
+Run it with `make bench-engine`. Both sides compute the same requests with the same weights on one thread
+in the same process. `generate` gets static batches in the order of the requests, padded on the left, and
+only the tokens that were asked for count; the engine keeps so many requests in flight, and the next
+request joins when one leaves. The engine also returns log-probabilities, which `generate` is spared.
+The last row is the demo's load: many episodes at once, each turn some new prompt tokens and one or two
+sampled tokens on top of a kept prefix.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from transformers import AutoConfig, AutoModelForCausalLM
+
+from tailrace_inference.config import InferenceConfig
+from tailrace_inference.engine.engine import TorchEngine
+from tailrace_protos.base import as_int32, pack_int32
+from tailrace_protos.generation import GenerateRequest, SamplingParams, TokenChunk
+
+VOCAB_SIZE = 119
+DEMO_MODEL = {
+    "model_type": "qwen3",
+    "hidden_size": 128,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 4,
+    "head_dim": 32,
+    "intermediate_size": 256,
+    "vocab_size": VOCAB_SIZE,
+    "tie_word_embeddings": True,
+    "max_position_embeddings": 512,
+    "initializer_range": 0.05,
+    "rope_parameters": {"rope_type": "default", "rope_theta": 100.0},
+}
+
+
+class Tensor(NamedTuple):
+    """What the engine stages."""
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    data: memoryview
+
+
+class Job(NamedTuple):
+    """One request of mixed length."""
+
+    prompt: NDArray[np.int32]
+    num_new: int
+
+
+def make_model() -> Any:
+    """The demo's model with seeded random weights."""
+    torch.manual_seed(0)
+    content = dict(DEMO_MODEL)
+    config = AutoConfig.for_model(content.pop("model_type"), **content)
+    return AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
+
+
+def make_engine(model: Any, config: InferenceConfig) -> TorchEngine:
+    """An engine with the same weights."""
+    engine = TorchEngine.from_config_json(json.dumps(DEMO_MODEL).encode(), config)
+    engine.stage(weights(model), 0)
+    engine.apply()
+    return engine
+
+
+def weights(model: Any) -> Iterator[Tensor]:
+    """The model's parameters as bytes."""
+    for name, parameter in model.named_parameters():
+        data = memoryview(parameter.detach().contiguous().numpy()).cast("B")
+        yield Tensor(name, "float32", tuple(parameter.shape), data)
+
+
+def make_jobs(count: int) -> list[Job]:
+    """Prompts of 8 to 64 tokens with 8 to 128 new ones."""
+    rng = np.random.default_rng(1)
+    sizes = zip(rng.integers(8, 65, count), rng.integers(8, 129, count), strict=True)
+    return [Job(rng.integers(0, VOCAB_SIZE, prompt).astype(np.int32), int(new)) for prompt, new in sizes]
+
+
+def run_engine(engine: TorchEngine, jobs: list[Job], in_flight: int) -> int:
+    """All jobs with at most `in_flight` at once; returns the tokens sampled."""
+    waiting = list(enumerate(jobs))[::-1]
+    sampled = 0
+
+    def submit() -> None:
+        index, job = waiting.pop()
+        prompt = pack_int32(job.prompt)
+        engine.submit(GenerateRequest(str(index), f"bench-{index}", prompt, job.num_new), on_chunk)
+
+    def on_chunk(chunk: TokenChunk) -> None:
+        nonlocal sampled
+        assert chunk.error is None, chunk.error
+        sampled += len(as_int32(chunk.token_ids))
+        if chunk.finish_reason is not None and waiting:
+            submit()
+
+    for _ in range(min(in_flight, len(jobs))):
+        submit()
+    while engine.has_work():
+        engine.step()
+    return sampled
+
+
+@torch.inference_mode()
+def run_generate(model: Any, jobs: list[Job], batch_size: int) -> int:
+    """All jobs in static batches; returns the tokens that were asked for."""
+    for start in range(0, len(jobs), batch_size):
+        batch = jobs[start : start + batch_size]
+        longest = max(len(job.prompt) for job in batch)
+        ids = torch.zeros((len(batch), longest), dtype=torch.long)
+        mask = torch.zeros_like(ids)
+        for row, job in enumerate(batch):
+            ids[row, longest - len(job.prompt) :] = torch.from_numpy(job.prompt)
+            mask[row, longest - len(job.prompt) :] = 1
+        num_new = max(job.num_new for job in batch)
+        model.generate(
+            ids,
+            attention_mask=mask,
+            do_sample=True,
+            top_k=0,
+            max_new_tokens=num_new,
+            min_new_tokens=num_new,
+            pad_token_id=0,
+        )
+    return sum(job.num_new for job in jobs)
+
+
+class Episodes:
+    """The demo's load: each episode asks for its next turn as soon as the last one is answered."""
+
+    def __init__(self, engine: TorchEngine, num_episodes: int, num_turns: int) -> None:
+        self._engine = engine
+        self._rng = np.random.default_rng(2)
+        self._history: list[NDArray[np.int32]] = [np.empty(0, np.int32)] * num_episodes
+        self._generation = [0] * num_episodes
+        self._left = num_turns
+        self.num_turns = 0
+        for episode in range(num_episodes):
+            self._turn(episode)
+
+    def _turn(self, episode: int) -> None:
+        self._left -= 1
+        if len(self._history[episode]) > 60:
+            self._history[episode] = np.empty(0, np.int32)
+            self._generation[episode] += 1
+        observed = self._rng.integers(2, VOCAB_SIZE, self._rng.integers(6, 9)).astype(np.int32)
+        self._history[episode] = np.concatenate([self._history[episode], observed])
+        call_id = f"{episode}.{self._generation[episode]}.{self.num_turns}"
+        sampling = SamplingParams(seed=self._left, stop_token_ids=(1,))
+        prompt = pack_int32(self._history[episode])
+        request = GenerateRequest(call_id, f"{episode}.{self._generation[episode]}", prompt, 2, sampling)
+        self._engine.submit(request, lambda chunk: self._answered(episode, chunk))
+
+    def _answered(self, episode: int, chunk: TokenChunk) -> None:
+        assert chunk.error is None, chunk.error
+        self._history[episode] = np.concatenate([self._history[episode], as_int32(chunk.token_ids)])
+        if chunk.finish_reason is not None:
+            self.num_turns += 1
+            if self._left > 0:
+                self._turn(episode)
+
+
+def run_turns(engine: TorchEngine, num_turns: int) -> int:
+    """`num_turns` turns of 256 episodes; returns how many there were."""
+    episodes = Episodes(engine, 256, num_turns)
+    while engine.has_work():
+        engine.step()
+    return episodes.num_turns
+
+
+def rate(work: Callable[[], int], repeats: int) -> float:
+    """The best of `repeats` rates, after one run that warms up."""
+    best = 0.0
+    for attempt in range(repeats + 1):
+        began_s = time.perf_counter()
+        count = work()
+        if attempt:
+            best = max(best, count / (time.perf_counter() - began_s))
+    return best
+
+
+def main() -> None:
+    """Measure and print a table (or JSON)."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--repeats", type=int, default=2)
+    parser.add_argument("--forward", choices=("auto", "generic"), default="auto")
+    parser.add_argument("--json", action="store_true")
+    parser.add_argument("--only", choices=("tokens", "turns"))
+    args = parser.parse_args()
+    torch.set_num_threads(1)
+    model = make_model()
+    result: dict[str, float] = {}
+    for in_flight, count in ((1, 6), (16, 64), (64, 192)) if args.only != "turns" else ():
+        jobs = make_jobs(count)
+        engine = make_engine(model, InferenceConfig(max_running=in_flight, forward=args.forward))
+        ours = rate(lambda: run_engine(engine, jobs, in_flight), args.repeats)
+        theirs = rate(lambda: run_generate(model, jobs, in_flight), args.repeats)
+        result |= {f"engine_tokens_per_s_{in_flight}": ours, f"generate_tokens_per_s_{in_flight}": theirs}
+        if not args.json:
+            print(f"{in_flight:3d} in flight: engine {ours:9,.0f} tokens/s, generate {theirs:9,.0f}, {ours / theirs:5.1f}x")
+    if args.only != "tokens":
+        engine = make_engine(model, InferenceConfig(forward=args.forward))
+        turns = rate(lambda: run_turns(engine, 6000), args.repeats)
+        result["demo_turns_per_s"] = turns
+        if not args.json:
+            print(f"demo load, 256 episodes: {turns:,.0f} turns/s")
+    if args.json:
+        print(json.dumps(result))
+
+
+if __name__ == "__main__":
+    main()

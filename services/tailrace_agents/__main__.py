@@ -1,0 +1,206 @@
+"""The agents process: waits for the model card, then plays what comes on the work queue."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from pathlib import Path
+
+from tailrace.channel import GenerateClient, NatsGenerateClient, ZmqGenerateClient
+from tailrace.chat import Renderer, TemplateError
+from tailrace.clock import SystemClock
+from tailrace.config import ConfigError, RunConfig
+from tailrace.envs import make_env
+from tailrace.log import get_logger
+from tailrace.runtime import Args, Service, run_service
+from tailrace.store import Blobs, Journal, StoreConnection, TrajectoryBuffer, connect
+from tailrace_agents import metrics
+from tailrace_agents.adapters.leases import LeaseClient
+from tailrace_agents.adapters.scoring import RewardClient
+from tailrace_agents.config import AgentsConfig, GeneratingArgs
+from tailrace_agents.core.activity import LengthEstimate, Stages
+from tailrace_agents.core.continuation import ContinuingPolicy
+from tailrace_agents.core.environments import EnvPool
+from tailrace_agents.handlers import Deck, EpisodeHandler
+from tailrace_protos import subjects
+from tailrace_protos.control import AgentActivity
+from tailrace_protos.episode import EpisodeTask
+from tailrace_protos.generation import SamplingParams
+from tailrace_protos.weights import ModelCard
+
+log = get_logger(__name__)
+
+_REPORT_INTERVAL_S = 0.1
+
+
+async def build(args: Args) -> Service:
+    """The service with everything it needs; what needs a server is opened by its start hook."""
+    config = args.section("agents", AgentsConfig)
+    threads = ThreadPoolExecutor(config.env_threads, "env")
+    stages = Stages()
+    pools = make_pools(config, args.config, threads, stages)
+    service = Service(
+        "agents", args.run, args.endpoints, instance_id=args.worker_id, drain_s=config.drain_s
+    )
+    worker = _Worker(service, config, pools, stages)
+    service.on_start(worker.start)
+    service.loop("report", worker.report)
+    service.on_drain(worker.stop)
+    return service
+
+
+def make_pools(
+    config: AgentsConfig, source: str, threads: ThreadPoolExecutor, stages: Stages
+) -> dict[str, EnvPool]:
+    """A pool per entry of `custom_envs`; each is tried once, so that mistakes show at the start."""
+    pools = {}
+    for name, entry in config.custom_envs.items():
+        make = partial(make_env, entry.env_type, entry.env_config)
+        try:
+            make().close()
+        except ValueError as error:
+            raise ConfigError(f"{source}: agents.custom_envs.{name}: {error}") from error
+        pools[name] = EnvPool(make, threads if entry.in_threads else None, stages)
+    return pools
+
+
+def sampling_params(args: GeneratingArgs, stop_token_ids: tuple[int, ...]) -> SamplingParams:
+    """The wire's form of the sampling configuration."""
+    return SamplingParams(
+        temperature=args.temperature,
+        top_p=args.top_p,
+        top_k=args.top_k,
+        min_p=args.min_p,
+        stop_token_ids=stop_token_ids,
+        stop=args.stop,
+    )
+
+
+class _Worker:
+    """Connections and clients of this process, from start to drain."""
+
+    def __init__(
+        self, service: Service, config: AgentsConfig, pools: dict[str, EnvPool], stages: Stages
+    ) -> None:
+        run = service.run.exp_name
+        self._service = service
+        self._config = config
+        self._pools = pools
+        self._stages = stages
+        self._leases = LeaseClient(service.bus, run, service.instance_id)
+        self._redis: StoreConnection | None = None
+        self._client: GenerateClient | None = None
+        _export(stages)
+
+    async def start(self) -> None:
+        """Connect, wait for the model card, declare what is pulled."""
+        service, config = self._service, self._config
+        run = service.run.exp_name
+        self._redis = redis = await connect(service.endpoints.redis_url)
+        renderer = make_renderer(await _model_card(redis, run))
+        self._client = client = self._make_client()
+        await client.start()
+        policy = ContinuingPolicy(
+            self._leases, client, self._stages, max_attempts=config.max_generation_attempts
+        )
+        stop_ids = renderer.stop_token_ids
+        handler = EpisodeHandler(
+            Deck(
+                config=config,
+                renderer=renderer,
+                policy=policy,
+                pools=self._pools,
+                sampling={
+                    "train": sampling_params(config.generating_args, stop_ids),
+                    "eval": sampling_params(config.eval_generating_args, stop_ids),
+                },
+                rewards=RewardClient(service.bus, run, config.reward_timeout_s),
+                buffer=TrajectoryBuffer(redis, run),
+                make_journal=partial(Journal, redis, run),
+                render_folder=render_folder(service.run),
+                clock=SystemClock(),
+                stages=self._stages,
+                lengths=LengthEstimate(config.max_episode_tokens),
+                is_draining=service.draining.is_set,
+            )
+        )
+        for phase in subjects.PHASES:
+            service.pull(
+                subjects.episodes_stream(run),
+                phase,
+                EpisodeTask,
+                handler.handle,
+                max_in_flight=config.max_concurrent_episodes,
+                max_deliveries=config.max_deliveries,
+            )
+
+    async def report(self) -> None:
+        """Say ten times a second what the episodes do, and what became of the leases."""
+        subject = subjects.activity(self._service.run.exp_name)
+        stages = self._stages
+        while True:
+            activity = AgentActivity(
+                worker_id=self._service.instance_id,
+                num_generating=stages.num_generating,
+                num_in_tools=stages.num_in_tools,
+                num_in_reward=stages.num_in_reward,
+                num_settling=stages.num_settling,
+                unix_s=time.time(),
+            )
+            await self._service.bus.publish(subject, activity)
+            await self._leases.report()
+            await asyncio.sleep(_REPORT_INTERVAL_S)
+
+    async def stop(self) -> None:
+        """Tell the scheduler and the servers that nothing is in flight here any more."""
+        await self._leases.report()
+        if self._client is not None:
+            await self._client.close()
+        if self._redis is not None:
+            await self._redis.aclose()
+
+    def _make_client(self) -> GenerateClient:
+        channel = self._config.channel
+        if self._config.transport == "zmq":
+            return ZmqGenerateClient(channel)
+        return NatsGenerateClient(self._service.bus.connection.client, channel)
+
+
+def make_renderer(card: ModelCard) -> Renderer:
+    """The renderer of the run's model; its mistakes are the user's to mend."""
+    try:
+        return Renderer.from_model_card(card)
+    except TemplateError as error:
+        raise ConfigError(f"pretrain: {error}") from error
+
+
+def render_folder(run: RunConfig) -> Path:
+    """Where pictures of episodes go."""
+    return Path(run.render_save_dir).absolute() if run.render_save_dir else run.run_dir / "renders"
+
+
+async def _model_card(redis: StoreConnection, run: str) -> ModelCard:
+    """The model card, however long the learner takes to write it."""
+    blobs = Blobs(redis, run)
+    while (card := await blobs.get_model_card()) is None:
+        log.info("waiting for the model card of the learner")
+        await asyncio.sleep(0.2)
+    return card
+
+
+def _export(stages: Stages) -> None:
+    """Let a scrape read the stages as they are then."""
+    for state in ("generating", "in_tools", "in_reward", "settling"):
+        metrics.EPISODES.labels(state).set_function(partial(getattr, stages, f"num_{state}"))
+
+
+def main() -> int:
+    """Run the service; the process's exit code."""
+    return run_service(build)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

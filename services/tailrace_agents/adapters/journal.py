@@ -1,0 +1,42 @@
+"""An episode's journal in Redis."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from tailrace.store import AppendResult, Journal
+from tailrace_agents.core.activity import Stages
+from tailrace_agents.ports import EpisodeTakenError
+from tailrace_protos.episode import TurnRecord
+
+
+class StoredJournal:
+    """`EpisodeJournal` of one attempt at one episode.
+
+    `may_have_turns`: nobody can have written to it before the first delivery of the first attempt, so
+    that one need not ask.
+    """
+
+    def __init__(self, journal: Journal, episode_id: str, stages: Stages, may_have_turns: bool) -> None:
+        self._journal = journal
+        self._episode_id = episode_id
+        self._stages = stages
+        self._may_have_turns = may_have_turns
+
+    async def load(self) -> Sequence[TurnRecord]:
+        """See `EpisodeJournal`."""
+        return await self._journal.load(self._episode_id) if self._may_have_turns else ()
+
+    async def append(self, record: TurnRecord) -> None:
+        """See `EpisodeJournal`."""
+        self._stages.num_settling += 1
+        try:
+            result = await self._journal.append(self._episode_id, record)
+        finally:
+            self._stages.num_settling -= 1
+        if result is not AppendResult.APPENDED:
+            raise EpisodeTakenError(self._episode_id, result.value)
+
+    async def clear(self) -> None:
+        """See `EpisodeJournal`."""
+        await self._journal.clear(self._episode_id)

@@ -1,0 +1,80 @@
+"""Rendered episodes as files: `<env>_seed<n>.gif`, and all frames side by side in `<env>_seed<n>.png`.
+
+A picture is a pleasure, not a result: what fails here is logged and the episode goes on.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import numpy as np
+from PIL import Image
+
+from tailrace.log import get_logger
+from tailrace.sdk.env import Env
+from tailrace.sdk.foreign import ForeignCodeError, foreign_code
+
+log = get_logger(__name__)
+
+_FRAME_MS = 500
+_LAST_FRAME_MS = 1500
+_MAX_FRAMES = 200
+_STRIP_FRAMES = 16
+
+
+class FrameRecorder:
+    """`Observer` that keeps a frame of every state of an episode."""
+
+    def __init__(self, env: Env) -> None:
+        self._env = env
+        self._is_broken = False
+        self.frames: list[Image.Image] = []
+
+    def on_reset(self, observation: str) -> None:
+        """Begin with the first state."""
+        self.frames.clear()
+        self._take()
+
+    def on_turn(self, reply: str, observation: str, reward: float, done: bool) -> None:
+        """Add the new state."""
+        self._take()
+
+    def _take(self) -> None:
+        if self._is_broken or len(self.frames) >= _MAX_FRAMES:
+            return
+        try:
+            with foreign_code("env.render"):
+                frame = self._env.render()
+                if frame is not None:
+                    self.frames.append(Image.fromarray(np.asarray(frame, dtype=np.uint8)))
+        except ForeignCodeError as error:
+            self._is_broken = True
+            log.warning("episode is not rendered", reason=str(error))
+
+
+def save_frames(frames: list[Image.Image], folder: Path, name: str) -> None:
+    """Write the animation and the strip; files appear complete or not at all."""
+    if not frames:
+        return
+    durations = [_FRAME_MS] * (len(frames) - 1) + [_LAST_FRAME_MS]
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        gif = folder / f".{name}.gif.part"
+        frames[0].save(gif, "GIF", save_all=True, append_images=frames[1:], duration=durations, loop=0)
+        os.replace(gif, folder / f"{name}.gif")
+        strip = folder / f".{name}.png.part"
+        _strip(frames[:_STRIP_FRAMES]).save(strip, "PNG")
+        os.replace(strip, folder / f"{name}.png")
+    except OSError as error:
+        log.warning("cannot save a rendered episode", folder=str(folder), name=name, reason=str(error))
+
+
+def _strip(frames: list[Image.Image]) -> Image.Image:
+    width, height = sum(frame.width for frame in frames), max(frame.height for frame in frames)
+    strip = Image.new("RGB", (width, height), "white")
+    left = 0
+    for frame in frames:
+        strip.paste(frame, (left, 0))
+        left += frame.width
+    return strip

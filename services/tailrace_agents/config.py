@@ -1,0 +1,122 @@
+"""Configuration of the agents service: the section `agents` of an experiment file."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import msgspec
+
+from tailrace.channel.config import ChannelConfig
+from tailrace.config import Config
+
+
+class EnvEntry(Config, frozen=True, kw_only=True):
+    """One environment under `custom_envs`."""
+
+    env_type: str
+    """Kind of environment, for example `frozen_lake`."""
+
+    env_config: dict[str, Any] = msgspec.field(default_factory=dict)
+    """Keys of that kind of environment, for example `size`, `max_turns`, `split`."""
+
+    max_tokens_per_step: int = 512
+    """Tokens that one reply may have; a longer one is cut and given to the environment as it is."""
+
+    in_threads: bool = False
+    """true: `reset` and `step` run in threads, for environments that wait or compute for longer than a
+    millisecond. false: they run in the event loop, which is faster for quick ones and stops
+    every episode of this worker while one step runs."""
+
+    def __post_init__(self) -> None:
+        _require_positive(self, "max_tokens_per_step")
+
+
+class GeneratingArgs(Config, frozen=True, kw_only=True):
+    """How replies are sampled."""
+
+    temperature: float = 1.0
+    """Divides the logits; 0 is greedy."""
+
+    top_p: float = 1.0
+    """Sample from the smallest set of tokens with this probability together; 1: from all."""
+
+    top_k: int = 0
+    """Sample from so many of the likeliest tokens; 0: from all."""
+
+    min_p: float = 0.0
+    """Leave out tokens less likely than this share of the likeliest one's probability."""
+
+    stop: tuple[str, ...] = ()
+    """Texts that end a reply, besides the model's own end of turn."""
+
+    max_new_tokens: int = 4096
+    """Tokens that an episode may sample over all its turns; then it ends as a policy failure."""
+
+    def __post_init__(self) -> None:
+        _require_positive(self, "max_new_tokens")
+        if self.temperature < 0 or self.top_k < 0 or not 0 <= self.min_p <= 1:
+            raise ValueError("temperature and top_k must not be negative, min_p must be 0 to 1")
+        if not 0 < self.top_p <= 1:
+            raise ValueError("top_p must be above 0 and at most 1")
+
+
+class AgentsConfig(Config, frozen=True, kw_only=True):
+    """The agents service."""
+
+    custom_envs: dict[str, EnvEntry] = msgspec.field(default_factory=dict)
+    """Environments by the name that tasks use (`scheduler` chooses the names)."""
+
+    generating_args: GeneratingArgs = GeneratingArgs()
+    """Sampling of training episodes."""
+
+    eval_generating_args: GeneratingArgs = GeneratingArgs()
+    """Sampling of evaluation episodes. Each turn has a seed of its own that follows from the task, the
+    member and the turn, so that evaluations are comparable."""
+
+    max_episode_tokens: int = 8192
+    """Length of an episode in tokens, inserted and sampled together: at most the engine's context."""
+
+    max_concurrent_episodes: int = 1024
+    """Episodes that one worker plays at once, of each phase (training, evaluation)."""
+
+    env_threads: int = 16
+    """Threads of one worker for environments with `in_threads`."""
+
+    max_generation_attempts: int = 10
+    """Calls in a row that may fail without bringing a token before an episode ends as an infrastructure
+    failure. Delays between them grow from 50 ms to 3 s."""
+
+    reward_timeout_s: float = 30.0
+    """How long one request to the reward service may take before it is sent again. At least the
+    longest `timeout_s` of the rewards."""
+
+    drain_s: float = 20.0
+    """At SIGTERM episodes stop after the turn they are in; those that need longer are cut off then. All
+    are handed back and resumed by another worker."""
+
+    max_deliveries: int = 10
+    """An episode that is delivered more often than this (its worker died each time) is put aside."""
+
+    render_episodes: int = 8
+    """So many episodes of an evaluation (those of the lowest seeds) are saved as pictures, replacing
+    those of the evaluation before. 0: none."""
+
+    transport: Literal["nats", "zmq"] = "zmq"
+    """How generation requests reach the inference servers: `zmq` directly, `nats` through nats-server.
+    The servers must offer it (`inference.transports`)."""
+
+    channel: ChannelConfig = ChannelConfig()
+    """Bounds of the connection to the inference servers."""
+
+    def __post_init__(self) -> None:
+        for key in ("max_episode_tokens", "max_concurrent_episodes", "env_threads"):
+            _require_positive(self, key)
+        for key in ("max_generation_attempts", "reward_timeout_s", "max_deliveries"):
+            _require_positive(self, key)
+        if self.render_episodes < 0:
+            raise ValueError("render_episodes must not be negative")
+
+
+def _require_positive(config: Config, key: str) -> None:
+    if getattr(config, key) <= 0:
+        raise ValueError(f"{key} must be positive")

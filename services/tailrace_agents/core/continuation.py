@@ -1,0 +1,201 @@
+"""A turn that survives its server: what was streamed is kept, the rest is sampled elsewhere.
+
+Invariants: no token is sampled twice for one turn; every call has its own id; attempts that bring no
+token are bounded and spaced by a growing delay; an episode's lease is given back exactly once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import uuid
+from typing import NamedTuple
+
+import msgspec
+import numpy as np
+
+from tailrace.channel.errors import (
+    ChannelError,
+    ChannelFullError,
+    GenerateRefusedError,
+    NoRouteError,
+    OversizeRequestError,
+)
+from tailrace.channel.generation import Generation, join_spans
+from tailrace.channel.ports import Address, GenerateClient
+from tailrace.retry import Backoff
+from tailrace.sdk.policy import GenerationFailedError
+from tailrace.tracing import current_traceparent
+from tailrace_agents.core.activity import Stages
+from tailrace_agents.ports import Placement
+from tailrace_protos.base import Int32Bytes, pack_int32
+from tailrace_protos.generation import CallErrorCode, FinishReason, GenerateRequest, SamplingParams
+
+_FINISHED = (FinishReason.STOP, FinishReason.LENGTH)
+_EMPTY = Generation(np.empty(0, np.int32), np.empty(0, np.float32), (), None, None, 0)
+
+
+class _Failure(NamedTuple):
+    """Why a call did not finish, and what it left."""
+
+    reason: str
+    partial: Generation = _EMPTY
+    retry_after_s: float = 0.0
+    is_servers_fault: bool = True  # counts against the server's health
+    is_final: bool = False  # no server would take the request
+
+
+class ContinuingPolicy:
+    """The policy of a run: leases a server per episode and continues its turns over failures.
+
+    `begin` and `end` bracket an episode. `max_attempts` bounds the calls in a row that bring no token.
+    """
+
+    def __init__(
+        self,
+        placement: Placement,
+        client: GenerateClient,
+        stages: Stages,
+        *,
+        max_attempts: int = 10,
+        max_delay_s: float = 3.0,
+    ) -> None:
+        self._placement = placement
+        self._client = client
+        self._stages = stages
+        self._max_attempts = max_attempts
+        self._max_delay_s = max_delay_s
+        self._predicted: dict[str, int] = {}
+        self._addresses: dict[str, Address] = {}
+        self._call_ids = map(f"{uuid.uuid4().hex[:8]}{{:x}}".format, itertools.count())
+        self.num_continued_calls = 0
+
+    def begin(self, episode_id: str, predicted_tokens: int) -> None:
+        """An episode starts that will need about so many tokens."""
+        self._predicted[episode_id] = predicted_tokens
+
+    def end(self, episode_id: str) -> None:
+        """The episode ended; its lease, if it had one, is free."""
+        del self._predicted[episode_id]
+        if self._addresses.pop(episode_id, None) is not None:
+            self._placement.release(episode_id)
+
+    async def generate(
+        self,
+        prompt_ids: Int32Bytes,
+        max_new_tokens: int,
+        sampling: SamplingParams,
+        *,
+        episode_id: str,
+        turn: int,
+    ) -> Generation:
+        """One turn, by one server or, after failures, by several."""
+        request = GenerateRequest(
+            call_id=f"{episode_id}.{turn}.{next(self._call_ids)}",
+            episode_id=episode_id,
+            prompt_ids=prompt_ids,
+            max_new_tokens=max_new_tokens,
+            sampling=sampling,
+            traceparent=current_traceparent(),
+        )
+        self._stages.num_generating += 1
+        try:
+            address = self._addresses.get(episode_id) or await self._lease(episode_id)
+            outcome = await self._call(address, request)
+            if isinstance(outcome, Generation):
+                return outcome
+            return await self._continue(request, address, outcome)
+        finally:
+            self._stages.num_generating -= 1
+
+    async def _lease(self, episode_id: str, failed_server_id: str = "") -> Address:
+        predicted_tokens = self._predicted.get(episode_id, 0)
+        address = await self._placement.lease(episode_id, predicted_tokens, failed_server_id)
+        self._addresses[episode_id] = address
+        return address
+
+    async def _call(self, address: Address, request: GenerateRequest) -> Generation | _Failure:
+        try:
+            call = self._client.generate(address, request)
+        except (OversizeRequestError, NoRouteError) as error:
+            return _Failure(str(error), is_servers_fault=False, is_final=True)
+        except ChannelFullError as error:
+            return _Failure(str(error), is_servers_fault=False)
+        try:
+            generation = await call.collect()
+        except ChannelError as error:
+            outcome: Generation | _Failure = _failure(error)
+        else:
+            if generation.finish_reason in _FINISHED:
+                outcome = generation
+            else:  # aborted by the server, not by us
+                outcome = _Failure(f"aborted by {address.server_id}", generation)
+        if isinstance(outcome, Generation) or outcome.is_servers_fault:
+            self._placement.report_call(address.server_id, isinstance(outcome, Generation))
+        return outcome
+
+    async def _continue(
+        self, original: GenerateRequest, address: Address, failure: _Failure
+    ) -> Generation:
+        """Sample what is still missing, server after server."""
+        parts: list[Generation] = []
+        backoff = Backoff(0.05, self._max_delay_s)
+        while True:
+            if failure.partial.num_tokens:
+                parts.append(failure.partial)
+                backoff.reset()
+            joined = _join(parts)
+            if finish_reason := _finished_by_itself(joined, original):
+                return _join(parts, finish_reason)
+            if failure.is_final or backoff.num_failures >= self._max_attempts:
+                raise GenerationFailedError(original.call_id, backoff.num_failures + 1, failure.reason)
+            await asyncio.sleep(max(backoff.next_s(), failure.retry_after_s))
+            address = await self._lease(original.episode_id, address.server_id)
+            self.num_continued_calls += 1
+            outcome = await self._call(address, self._rest_of(original, joined))
+            if isinstance(outcome, Generation):
+                return _join([*parts, outcome], outcome.finish_reason)
+            failure = outcome
+
+    def _rest_of(self, original: GenerateRequest, sampled: Generation) -> GenerateRequest:
+        return msgspec.structs.replace(
+            original,
+            call_id=f"{original.call_id}.{next(self._call_ids)}",
+            prompt_ids=memoryview(bytes(original.prompt_ids) + bytes(pack_int32(sampled.token_ids))),
+            max_new_tokens=original.max_new_tokens - sampled.num_tokens,
+            num_continued=sampled.num_tokens,
+        )
+
+
+def _failure(error: ChannelError) -> _Failure:
+    if not isinstance(error, GenerateRefusedError):
+        return _Failure(str(error), error.partial)
+    return _Failure(
+        str(error),
+        error.partial,
+        error.retry_after_s,
+        is_servers_fault=error.code is CallErrorCode.INTERNAL,
+        is_final=error.code is CallErrorCode.INVALID,
+    )
+
+
+def _finished_by_itself(joined: Generation, request: GenerateRequest) -> FinishReason | None:
+    """How the turn ended if all its tokens came and only the news of its end was lost."""
+    if not joined.num_tokens:
+        return None
+    if int(joined.token_ids[-1]) in request.sampling.stop_token_ids:
+        return FinishReason.STOP
+    return FinishReason.LENGTH if joined.num_tokens >= request.max_new_tokens else None
+
+
+def _join(parts: list[Generation], finish_reason: FinishReason | None = None) -> Generation:
+    if not parts:
+        return _EMPTY
+    return Generation(
+        np.concatenate([part.token_ids for part in parts]),
+        np.concatenate([part.inference_logprobs for part in parts]),
+        join_spans(span for part in parts for span in part.version_spans),
+        finish_reason,
+        parts[-1].stop_matched,
+        parts[0].num_cached_tokens,
+    )

@@ -1,0 +1,65 @@
+"""What a played episode becomes: something to score, then a `Trajectory`.
+
+Invariant: only valid outcomes carry a reward; an episode without a score has none, so it is no
+longer valid, whatever the model did.
+"""
+
+from __future__ import annotations
+
+from tailrace_agents.core.episode import EpisodeResult
+from tailrace_agents.core.tokens import TokenArrays
+from tailrace_protos.episode import EpisodeTask, Outcome
+from tailrace_protos.reward import Score, ScoreItem
+from tailrace_protos.trajectory import Trajectory
+
+
+def score_item(task: EpisodeTask, result: EpisodeResult) -> ScoreItem:
+    """The episode as the reward service sees it."""
+    return ScoreItem(
+        episode_id=task.episode_id,
+        task=task.task,
+        messages=tuple(result.messages),
+        turn_rewards=result.tokens.turn_rewards,
+        metrics=result.metrics,
+    )
+
+
+def apply_score(result: EpisodeResult, score: Score) -> float:
+    """The episode's reward; a score that failed makes the episode an infrastructure failure."""
+    if score.error is not None:
+        result.outcome = Outcome.INFRA_FAILURE
+        result.reason = f"reward: {score.error.reason}"
+        return 0.0
+    result.metrics.update({f"reward/{name}": value for name, value in score.components.items()})
+    return score.reward
+
+
+def build_trajectory(
+    task: EpisodeTask,
+    result: EpisodeResult,
+    arrays: TokenArrays,
+    reward: float,
+    started_unix_s: float,
+    finished_unix_s: float,
+) -> Trajectory:
+    """The episode as the learner reads it."""
+    return Trajectory(
+        episode_id=task.episode_id,
+        group_id=task.group_id,
+        member=task.member,
+        attempt=task.attempt,
+        phase=task.phase,
+        task=task.task,
+        outcome=result.outcome,
+        reason=result.reason,
+        reward=reward,
+        metrics=result.metrics,
+        started_unix_s=started_unix_s,
+        finished_unix_s=finished_unix_s,
+        token_ids=arrays.token_ids,
+        loss_mask=arrays.loss_mask,
+        inference_logprobs=arrays.inference_logprobs,
+        policy_versions=arrays.policy_versions,
+        turn_ends=arrays.turn_ends,
+        turn_rewards=arrays.turn_rewards,
+    )

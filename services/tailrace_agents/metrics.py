@@ -1,0 +1,38 @@
+"""Prometheus metrics of the agents service."""
+
+from __future__ import annotations
+
+from prometheus_client import Counter, Gauge, Histogram
+
+EPISODES_ENDED = Counter(
+    "tailrace_agents_episodes_ended_total", "Episodes played to an end here.", ["phase", "outcome"]
+)
+EPISODES_ABANDONED = Counter(
+    "tailrace_agents_episodes_abandoned_total",
+    "Episodes given up unsettled: handed back on drain, fenced by another worker, settled elsewhere.",
+    ["why"],
+)
+SETTLEMENTS = Counter(
+    "tailrace_agents_settlements_total", "Answers of the trajectory buffer.", ["result"]
+)
+TURNS = Counter("tailrace_agents_turns_total", "Turns that environments answered.")
+SAMPLED_TOKENS = Counter("tailrace_agents_sampled_tokens_total", "Tokens sampled for ended episodes.")
+REPLAYED_TURNS = Counter("tailrace_agents_replayed_turns_total", "Turns taken from a journal.")
+REPLAY_MISMATCHES = Counter(
+    "tailrace_agents_replay_mismatches_total",
+    "Episodes begun anew because the environment answered recorded replies in another way than before.",
+)
+NONFINITE_LOGPROBS = Counter(
+    "tailrace_agents_nonfinite_logprobs_total",
+    "Sampled tokens masked because their log-probability is not finite.",
+)
+CONTINUED_CALLS = Counter(
+    "tailrace_agents_continued_calls_total", "Generation calls made again after a failure."
+)
+EPISODES = Gauge("tailrace_agents_episodes", "Episodes in each state at this moment.", ["state"])
+EPISODE_SECONDS = Histogram(
+    "tailrace_agents_episode_seconds",
+    "Time from an episode's start in this worker to its settlement.",
+    ["phase"],
+    buckets=(0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 30, 60, 300, 1800),
+)

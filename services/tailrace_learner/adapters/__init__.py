@@ -1,0 +1,1 @@
+"""Files and vendors of the learner: Hugging Face models, checkpoints, tensorboard, trajectory files."""

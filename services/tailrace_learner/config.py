@@ -1,0 +1,227 @@
+"""Configuration of the learner: the `learner` section of an experiment file."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from tailrace.config import Config, RunConfig
+
+
+class FromScratch(Config, frozen=True, kw_only=True):
+    """A model with random weights, for when `pretrain` is empty."""
+
+    model_type: str
+    """Architecture by its Hugging Face name: `qwen3`, `llama`, ..."""
+
+    config: dict[str, Any] = {}
+    """Keys of the architecture's Hugging Face configuration. `vocab_size` and the ids of special tokens
+    come from the tokenizer and need not be given."""
+
+    tokenizer: str
+    """`package.module:function`, called with a directory into which it writes a tokenizer's files."""
+
+    init_std: float = 0.02
+    """Standard deviation of the initial weights."""
+
+
+class ModelArgs(Config, frozen=True, kw_only=True):
+    """How the model computes."""
+
+    dtype: Literal["float32", "bfloat16"] = "float32"
+    """Type of activations and of published weights. Master weights, gradients and optimizer state are
+    float32 either way."""
+
+    attn_implementation: Literal["packed", "sdpa", "eager", "flash_attention_2", "flash_attention_3"] = "packed"
+    """`packed` computes each row of a packed batch by itself and works everywhere. The others are
+    Hugging Face's own; `sdpa` and `eager` cost memory quadratic in the tokens of a micro-batch."""
+
+    disable_gradient_checkpointing: bool = True
+    """false: keep no activations inside layers but compute them again backward, for long rows."""
+
+
+class TrainingArgs(Config, frozen=True, kw_only=True):
+    """The optimizer, AdamW, and its schedule over learner steps."""
+
+    learning_rate: float = 1e-6
+    """Peak learning rate, reached after `warmup_steps`."""
+
+    lr_scheduler_type: Literal["constant", "linear", "cosine"] = "constant"
+    """How the rate falls between the warm-up and `max_steps`."""
+
+    warmup_steps: int = 0
+    """Learner steps over which the rate rises linearly from 0."""
+
+    min_lr_ratio: float = 0.0
+    """What is left of the peak rate at `max_steps`, with `linear` and `cosine`."""
+
+    weight_decay: float = 0.0
+    """Decay of matrices; biases and norms are left alone."""
+
+    adam_beta1: float = 0.9
+    """Decay of the first moment."""
+
+    adam_beta2: float = 0.95
+    """Decay of the second moment."""
+
+    adam_epsilon: float = 1e-8
+    """Added to the root of the second moment."""
+
+    max_grad_norm: float = 1.0
+    """Gradients of an update are scaled down to this global norm; 0 switches clipping off."""
+
+
+class WarmStart(Config, frozen=True, kw_only=True):
+    """Supervised steps on demonstrations before version 0."""
+
+    demonstrations: str
+    """`package.module:function`, called as `f(renderer, seed=..., num_episodes=..., **options)`; yields
+    `(token_ids, loss_mask)` rows, mask 1 on what the model shall learn to say."""
+
+    options: dict[str, Any] = {}
+    """Further keyword arguments for `demonstrations`."""
+
+    num_steps: int
+    """Optimizer steps."""
+
+    batch_size: int = 64
+    """Rows of one step; none is seen twice."""
+
+    learning_rate: float = 1e-3
+    """Peak learning rate."""
+
+    warmup_steps: int = 5
+    """Steps over which the rate rises linearly from 0; then it falls as a cosine to a tenth."""
+
+    weight_decay: float = 0.0
+    """Decay of matrices."""
+
+    max_grad_norm: float = 1.0
+    """Gradients are scaled down to this global norm; 0 switches clipping off."""
+
+
+class LearnerConfig(Config, frozen=True, kw_only=True):
+    """One learner process."""
+
+    from_scratch: FromScratch | None = None
+    """The model when the run's `pretrain` is empty; exactly one of the two must be given."""
+
+    warm_start: WarmStart | None = None
+    """Supervised steps before reinforcement learning; none by default."""
+
+    model_args: ModelArgs = ModelArgs()
+    """How the model computes."""
+
+    training_args: TrainingArgs = TrainingArgs()
+    """The optimizer and its schedule."""
+
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    """Where the model computes; `auto` takes the CUDA device if torch sees one."""
+
+    num_threads: int = 1
+    """Threads that torch may use on the CPU. More than one only pays where cores are idle."""
+
+    adv_estimator: Literal["grpo"] = "grpo"
+    """How advantages are computed from a group's returns (`core/advantages/`)."""
+
+    norm_std: bool = True
+    """Divide group-relative advantages by the group's standard deviation; false is Dr. GRPO."""
+
+    zero_variance_groups: Literal["skip", "redraw"] = "skip"
+    """Groups whose valid members all have the same return teach nothing. `skip`: they count towards
+    the step and are not computed. `redraw`: they do not count, others are admitted for them (DAPO's
+    dynamic sampling)."""
+
+    loss: Literal["ppo_clip", "dapo"] = "ppo_clip"
+    """The policy loss (`core/losses/`)."""
+
+    pg_clip: float = 0.2
+    """How far below 1 the ratio of current and proximal policy is followed, and above, for `ppo_clip`."""
+
+    pg_clip_high: float = 0.28
+    """How far above 1 the ratio is followed with `dapo`."""
+
+    loss_aggregation: Literal[
+        "token_mean", "seq_mean_token_sum", "seq_mean_token_mean", "seq_mean_token_sum_norm"
+    ] = "token_mean"
+    """How token losses become one number: mean over all trained tokens; mean over rows of their token
+    sum, of their token mean, or of their token sum divided by `loss_norm_tokens`."""
+
+    loss_norm_tokens: int = 0
+    """Divisor of `seq_mean_token_sum_norm`, usually the longest possible reply; must be given with it."""
+
+    entropy_loss_coef: float = 0.0
+    """Weight of the mean token entropy, subtracted from the loss."""
+
+    behaviour_correction: Literal["tis", "none"] = "tis"
+    """Weights tokens by proximal over behaviour probability, truncated at `tis_cap`: what corrects
+    for tokens sampled by older weights or by an engine with other arithmetic."""
+
+    tis_cap: float = 2.0
+    """Where importance weights are truncated."""
+
+    stale_tokens: Literal["mask", "drop_group"] = "mask"
+    """What becomes of tokens more than `max_staleness` steps old: they alone are not trained, or their
+    whole group is given back and others are admitted for it."""
+
+    num_mini_batches: int = 1
+    """Optimizer updates of one step, each on its share of the step's groups."""
+
+    ppo_epochs: int = 1
+    """Passes over a step's groups. Passes after the first begin when all groups have arrived."""
+
+    temperature: float = 1.0
+    """The temperature at which training episodes are sampled; log-probabilities are taken at it."""
+
+    max_tokens_per_micro_batch: int = 4096
+    """Tokens in one forward and backward pass: bounds memory, changes no result. A longer row goes alone."""
+
+    min_tokens_per_micro_batch: int = 1024
+    """Wait for so many tokens before a pass, unless the mini-batch is complete: small passes waste time."""
+
+    logprob_chunk_tokens: int = 1024
+    """Sampled tokens whose logits are in memory at once."""
+
+    save_total_limit: int = 0
+    """Keep so many of this lineage's newest checkpoints; 0 keeps all. The newest is never removed."""
+
+    max_retained_bytes: int = 1 << 30
+    """When trained groups that no checkpoint holds reach this size, checkpoint without waiting for
+    `save_steps`."""
+
+    save_trajectories: bool = False
+    """Append every trained group to `<run_dir>/trajectories/`, for audits and replay."""
+
+    tensorboard: bool = True
+    """Write metrics to `<run_dir>/tensorboard/` as well."""
+
+    def __post_init__(self) -> None:
+        positive = ("num_threads", "num_mini_batches", "ppo_epochs", "max_tokens_per_micro_batch")
+        for key in (*positive, "logprob_chunk_tokens", "max_retained_bytes"):
+            if getattr(self, key) < 1:
+                raise ValueError(f"{key} must be at least 1")
+        for key in ("pg_clip", "pg_clip_high", "tis_cap", "temperature"):
+            if getattr(self, key) <= 0:
+                raise ValueError(f"{key} must be positive")
+        for key in ("loss_norm_tokens", "min_tokens_per_micro_batch", "save_total_limit"):
+            if getattr(self, key) < 0:
+                raise ValueError(f"{key} must not be negative")
+        if self.loss_aggregation == "seq_mean_token_sum_norm" and not self.loss_norm_tokens:
+            raise ValueError("loss_norm_tokens must be given with loss_aggregation seq_mean_token_sum_norm")
+        if self.min_tokens_per_micro_batch > self.max_tokens_per_micro_batch:
+            raise ValueError("min_tokens_per_micro_batch must not exceed max_tokens_per_micro_batch")
+
+
+def check_with_run(config: LearnerConfig, run: RunConfig) -> None:
+    """Raise `ValueError` for settings that are possible alone but not together with the run's."""
+    if bool(run.pretrain) == (config.from_scratch is not None):
+        raise ValueError("give either pretrain (a model to start from) or learner.from_scratch (a new one)")
+    if config.num_mini_batches > run.groups_per_step:
+        raise ValueError(
+            f"learner.num_mini_batches ({config.num_mini_batches}) must not exceed groups_per_step "
+            f"({run.groups_per_step}): every mini-batch needs a group"
+        )
+    if run.group_size < 2:
+        raise ValueError(
+            f"group_size {run.group_size} with adv_estimator {config.adv_estimator!r}: it compares the members "
+            "of a group with each other; use at least 2"
+        )

@@ -1,0 +1,79 @@
+"""Log-probabilities and entropies of sampled tokens, without all logits in memory.
+
+Only hidden states that predict a trained token reach the output matrix, `chunk_tokens` at a time; backward
+computes each chunk's logits again. Exact: the same numbers as over the full [M, V] logits.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from tailrace_learner.core.cpu_kernels import matmul_t
+
+
+class _TokenLogprobs(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, hidden: Tensor, weight: Tensor, targets: Tensor, temperature: float, chunk_tokens: int
+    ) -> tuple[Tensor, Tensor]:
+        log_pi = torch.empty(len(targets), dtype=torch.float32, device=hidden.device)
+        entropy = torch.empty_like(log_pi)
+        for start in range(0, len(targets), chunk_tokens):
+            part = slice(start, start + chunk_tokens)
+            log_all = _log_softmax(hidden[part], weight, temperature)
+            log_pi[part] = log_all.gather(-1, targets[part, None]).squeeze(-1)
+            entropy[part] = -(log_all.exp() * log_all).sum(-1)
+        ctx.save_for_backward(hidden, weight, targets, entropy)
+        ctx.temperature, ctx.chunk_tokens = temperature, chunk_tokens
+        ctx.set_materialize_grads(False)
+        return log_pi, entropy
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor, Tensor, None, None, None]:
+        hidden, weight, targets, entropy = ctx.saved_tensors
+        grad_hidden = torch.empty_like(hidden)
+        grad_weight = torch.zeros_like(weight)
+        for start in range(0, len(targets), ctx.chunk_tokens):
+            part = slice(start, start + ctx.chunk_tokens)
+            log_all = _log_softmax(hidden[part], weight, ctx.temperature)
+            grad = _grad_logits(log_all, targets[part], entropy[part], [g if g is None else g[part] for g in grads])
+            grad = grad.div_(ctx.temperature).to(weight.dtype)
+            grad_hidden[part] = matmul_t(grad, weight.t())
+            grad_weight += matmul_t(grad.t(), hidden[part].t())
+        return grad_hidden, grad_weight, None, None, None
+
+
+def _log_softmax(hidden: Tensor, weight: Tensor, temperature: float) -> Tensor:
+    logits = matmul_t(hidden, weight).float()
+    return torch.log_softmax(logits if temperature == 1.0 else logits / temperature, dim=-1)
+
+
+def _grad_logits(
+    log_all: Tensor, targets: Tensor, entropy: Tensor, grads: list[Tensor | None]
+) -> Tensor:
+    """Gradient of the scaled logits [m, V], given those of log pi and entropy [m]."""
+    grad_log_pi, grad_entropy = grads
+    probabilities = log_all.exp()
+    result = torch.zeros_like(log_all)
+    if grad_log_pi is not None:
+        result -= probabilities * grad_log_pi[:, None]
+        result.scatter_add_(-1, targets[:, None], grad_log_pi[:, None])
+    if grad_entropy is not None:
+        result -= probabilities * (log_all + entropy[:, None]) * grad_entropy[:, None]
+    return result
+
+
+def token_logprobs(
+    hidden: Tensor, weight: Tensor, targets: Tensor, *, temperature: float, chunk_tokens: int
+) -> tuple[Tensor, Tensor]:
+    """log pi(target) [M] and the entropy of the distribution [M], float32, both differentiable.
+
+    `hidden` [M, H] predicts `targets` [M]; `weight` [V, H] is the output matrix.
+    """
+    outputs: tuple[Tensor, Tensor] = _TokenLogprobs.apply(  # type: ignore[no-untyped-call]
+        hidden, weight, targets, temperature, chunk_tokens
+    )
+    return outputs

@@ -1,0 +1,152 @@
+"""Groups into rows: which tokens are trained, with which advantage, how stale they are.
+
+Invariants: every trained token is a sampled one (loss mask 1) of a valid member, its log-probability is
+finite, and it is at most `max_staleness` steps old. A row ends before its last trained token: what
+comes after it has no effect on what is learnt.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tailrace_learner.config import LearnerConfig
+from tailrace_learner.core.advantages import ESTIMATORS, Returns, Verdict
+from tailrace_learner.core.lineage import Ancestry
+from tailrace_protos.base import as_float32, as_int32, as_uint8
+from tailrace_protos.trajectory import Trajectory, TrajectoryGroup
+
+
+@dataclass(slots=True)
+class Row:
+    """One row to train: a prefix of an episode and the tokens in it that are trained."""
+
+    row_id: str
+    token_ids: NDArray[np.int64]  # [T] inputs; the last trained token itself is no input
+    targets: NDArray[np.int64]  # [M] positions of trained tokens in the episode, each >= 1
+    target_ids: NDArray[np.int64]  # [M]
+    log_mu: NDArray[np.float32]  # [M]
+    advantages: NDArray[np.float32]  # [M]
+    staleness: NDArray[np.int64]  # [M] optimizer steps
+    is_current: NDArray[np.bool_]  # [M] sampled by the very weights that the step starts with
+    log_pi_old: NDArray[np.float32] | None = None  # [M] once computed
+
+
+@dataclass(frozen=True, slots=True)
+class PreparedGroup:
+    """What a group contributes to a step."""
+
+    group_id: str
+    group_index: int
+    rows: tuple[Row, ...]
+    drop_reason: str  # empty unless the group must be given back
+    rewards: tuple[float, ...]  # of valid members
+    successes: tuple[float, ...]  # of valid members that report it
+    counts: dict[str, int] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class RowBuilder:
+    """Prepares groups for one step of one lineage."""
+
+    config: LearnerConfig
+    max_staleness: int
+    ancestry: Ancestry
+
+    def unknown_versions(self, group: TrajectoryGroup, book: Mapping[int, tuple[str, int]]) -> bool:
+        """Whether the group has tokens of versions that `book` does not list yet."""
+        versions = {int(v) for member in group.members for v in np.unique(as_int32(member.policy_versions))}
+        return any(version >= 0 and version not in book for version in versions)
+
+    def prepare(
+        self, group: TrajectoryGroup, step: int, book: Mapping[int, tuple[str, int]]
+    ) -> PreparedGroup:
+        """Advantages and masks of one group for a learner that has done `step` steps."""
+        members = group.members
+        masks = tuple(as_uint8(member.loss_mask) for member in members)
+        valid = np.array([m.outcome.is_valid and bool(x.any()) for m, x in zip(members, masks, strict=True)])
+        rewards = np.array([member.reward for member in members], dtype=np.float64)
+        advantages = ESTIMATORS[self.config.adv_estimator](Returns(rewards, valid, masks), self.config)
+        counts = {"num_invalid_episodes": int((~valid).sum())}
+        counts |= {f"num_groups_{advantages.verdict.value}": 1}
+        rows: list[Row] = []
+        if advantages.verdict is Verdict.TRAIN:
+            for index in np.flatnonzero(valid):
+                row = self._row(members[index], advantages.per_token[index], step, book, counts)
+                if row is not None:
+                    rows.append(row)
+        kept = [members[index] for index in np.flatnonzero(valid)]
+        return PreparedGroup(
+            group_id=group.group_id,
+            group_index=group.group_index,
+            rows=tuple(rows),
+            drop_reason=self._drop_reason(advantages.verdict, counts),
+            rewards=tuple(member.reward for member in kept),
+            successes=tuple(m.metrics["success"] for m in kept if "success" in m.metrics),
+            counts=counts,
+        )
+
+    def _drop_reason(self, verdict: Verdict, counts: Mapping[str, int]) -> str:
+        if verdict is Verdict.ZERO_VARIANCE and self.config.zero_variance_groups == "redraw":
+            return "zero_variance"
+        if counts.get("num_stale_tokens") and self.config.stale_tokens == "drop_group":
+            return "stale"
+        return ""
+
+    def _row(
+        self,
+        member: Trajectory,
+        advantages: NDArray[np.float64],
+        step: int,
+        book: Mapping[int, tuple[str, int]],
+        counts: dict[str, int],
+    ) -> Row | None:
+        """The member's row, or None when all of its tokens are masked; adds to `counts`."""
+        log_mu = as_float32(member.inference_logprobs)
+        sampled = as_uint8(member.loss_mask) != 0
+        sampled[0] = False  # nothing predicts the first token
+        staleness, is_current = self.ancestry.ages(as_int32(member.policy_versions), step, book)
+        finite = np.isfinite(log_mu)
+        fresh = staleness <= self.max_staleness
+        _add(counts, "num_nonfinite_tokens", sampled & ~finite)
+        _add(counts, "num_stale_tokens", sampled & finite & ~fresh)
+        targets = np.flatnonzero(sampled & finite & fresh)
+        if not len(targets):
+            return None
+        token_ids = as_int32(member.token_ids).astype(np.int64)
+        return Row(
+            row_id=member.episode_id,
+            token_ids=token_ids[: targets[-1]],
+            targets=targets,
+            target_ids=token_ids[targets],
+            log_mu=log_mu[targets],
+            advantages=advantages[targets].astype(np.float32),
+            staleness=staleness[targets],
+            is_current=is_current[targets],
+        )
+
+
+def demonstration_row(row_id: str, token_ids: NDArray[np.int64], loss_mask: NDArray[np.uint8]) -> Row | None:
+    """A row for the `sft` loss; None when its mask is empty."""
+    targets = np.flatnonzero(loss_mask[1:] != 0) + 1
+    if not len(targets):
+        return None
+    zeros = np.zeros(len(targets), dtype=np.float32)
+    return Row(
+        row_id=row_id,
+        token_ids=token_ids[: targets[-1]],
+        targets=targets,
+        target_ids=token_ids[targets],
+        log_mu=zeros,
+        advantages=zeros,
+        staleness=np.zeros(len(targets), dtype=np.int64),
+        is_current=np.zeros(len(targets), dtype=np.bool_),
+        log_pi_old=zeros,
+    )
+
+
+def _add(counts: dict[str, int], key: str, flags: NDArray[np.bool_]) -> None:
+    counts[key] = counts.get(key, 0) + int(flags.sum())

@@ -1,0 +1,200 @@
+"""One learner step: groups are computed as they arrive, the weights change when a mini-batch is full.
+
+Group number i of a step belongs to mini-batch floor(i * num_mini_batches / groups_per_step). Its gradients
+are added unnormalised in passes of any size; a full mini-batch is divided once by its count, clipped and
+applied. Later epochs repeat the mini-batches. Nothing here waits, reads a clock or does I/O.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+
+from tailrace_learner.config import LearnerConfig
+from tailrace_learner.core.losses import LOSSES
+from tailrace_learner.core.optimizer import UpdateResult, apply_update, learning_rate_at
+from tailrace_learner.core.packing import micro_batches
+from tailrace_learner.core.passes import PassRunner, row_count
+from tailrace_learner.core.policy import Policy, StartWeights
+from tailrace_learner.core.rows import PreparedGroup, Row
+from tailrace_learner.core.tally import Tally
+
+Metrics = dict[str, float | None]
+
+
+@dataclass(slots=True)
+class _MiniBatch:
+    rows: list[Row] = field(default_factory=list)
+    waiting: list[Row] = field(default_factory=list)  # not passed yet in this epoch
+    loss_sum: float = 0.0
+
+
+class StepTrainer:
+    """Trains one step at a time: `begin`, then `add` groups and `work`, then `finish`."""
+
+    def __init__(
+        self,
+        policy: Policy,
+        optimizer: torch.optim.AdamW,
+        config: LearnerConfig,
+        *,
+        groups_per_step: int,
+        max_steps: int,
+    ) -> None:
+        self._config = config
+        self._optimizer = optimizer
+        self._groups_per_step = groups_per_step
+        self._max_steps = max_steps
+        self._start = StartWeights(policy.parameters)
+        self._passes = PassRunner(policy, LOSSES[config.loss], config, self._start)
+        self.begin(0)
+
+    def begin(self, step: int) -> None:
+        """Start over with the weights as they are, after `step` finished steps."""
+        self._step = step
+        self._groups: list[PreparedGroup] = []
+        self._batches = [_MiniBatch() for _ in range(self._config.num_mini_batches)]
+        self._num_updated = 0  # mini-batches whose first epoch is over
+        self._tally = Tally()
+        self._losses: list[float] = []
+        self._updates: list[UpdateResult] = []
+        self._start.forget()
+        self._optimizer.zero_grad(set_to_none=True)
+
+    @property
+    def num_missing_groups(self) -> int:
+        """Groups that the step still needs."""
+        return self._groups_per_step - len(self._groups)
+
+    @property
+    def groups(self) -> Sequence[PreparedGroup]:
+        """Groups added so far."""
+        return self._groups
+
+    def add(self, group: PreparedGroup) -> None:
+        """Take a group into the step; costs nothing until `work`."""
+        assert self.num_missing_groups > 0
+        assert not group.drop_reason
+        index = len(self._groups) * self._config.num_mini_batches // self._groups_per_step
+        self._groups.append(group)
+        self._batches[index].rows += group.rows
+        self._batches[index].waiting += group.rows
+
+    def work(self) -> bool:
+        """Do all passes and updates that are worth doing now; whether there were any."""
+        worked = False
+        while self._num_updated < len(self._batches):
+            batch = self._batches[self._num_updated]
+            is_full = len(self._groups) >= self._end_of(self._num_updated)
+            if not is_full and self._too_few(batch):
+                return worked
+            worked = True
+            self._pass(batch, is_first=True)
+            if not is_full:
+                return worked
+            self._update(batch)
+            self._num_updated += 1
+        return worked
+
+    def finish(self) -> Metrics:
+        """Later epochs, then the step's metrics; the step must have all its groups and `work` done."""
+        assert self.num_missing_groups == 0
+        assert self._num_updated == len(self._batches)
+        for _ in range(1, self._config.ppo_epochs):
+            for batch in self._batches:
+                batch.waiting = list(batch.rows)
+                self._pass(batch, is_first=False)
+                self._update(batch)
+        return self._metrics()
+
+    def _end_of(self, index: int) -> int:
+        """Number of groups that complete mini-batches 0 to `index`."""
+        return math.ceil((index + 1) * self._groups_per_step / self._config.num_mini_batches)
+
+    def _too_few(self, batch: _MiniBatch) -> bool:
+        num_tokens = sum(len(row.token_ids) for row in batch.waiting)
+        return not num_tokens or num_tokens < self._config.min_tokens_per_micro_batch
+
+    def _pass(self, batch: _MiniBatch, *, is_first: bool) -> None:
+        for rows in micro_batches(batch.waiting, self._config.max_tokens_per_micro_batch):
+            batch.loss_sum += self._passes.run(rows, self._tally, is_first=is_first)
+        batch.waiting = []
+
+    def _update(self, batch: _MiniBatch) -> None:
+        """Apply the mini-batch's gradients; without rows there are none and nothing changes."""
+        if not batch.rows:
+            return
+        is_last = len(self._updates) + 1 == self._config.num_mini_batches * self._config.ppo_epochs
+        if not self._start.is_kept and not is_last and self._is_start_needed():
+            self._start.keep()
+        args = self._config.training_args
+        count = row_count(batch.rows, self._config)
+        self._losses.append(batch.loss_sum / count)
+        batch.loss_sum = 0.0
+        self._updates.append(
+            apply_update(
+                self._optimizer,
+                count=count,
+                learning_rate=learning_rate_at(self._step, self._max_steps, args),
+                max_grad_norm=args.max_grad_norm,
+            )
+        )
+
+    def _is_start_needed(self) -> bool:
+        """Whether rows without log pi_old may still come: only in the first epoch, before the last mini-batch."""
+        return self._num_updated + 1 < len(self._batches)
+
+    def _metrics(self) -> Metrics:
+        rows = [row for batch in self._batches for row in batch.rows]
+        staleness = np.concatenate([row.staleness for row in rows]) if rows else np.zeros(0)
+        metrics: Metrics = {"kl": None, "mismatch_kl": None, "behaviour_kl": None, "entropy": None}
+        metrics |= self._tally.means()
+        metrics |= _returns(self._groups)
+        metrics |= dict(_count_groups(self._groups))
+        metrics["loss"] = _mean(self._losses)
+        metrics["grad_norm"] = _mean([update.grad_norm for update in self._updates])
+        metrics["num_skipped_updates"] = float(sum(not update.is_applied for update in self._updates))
+        metrics["learning_rate"] = learning_rate_at(self._step, self._max_steps, self._config.training_args)
+        metrics["staleness_mean"] = float(staleness.mean()) if len(staleness) else None
+        metrics["staleness_max"] = float(staleness.max()) if len(staleness) else None
+        metrics["num_groups"] = float(len(self._groups))
+        metrics["num_trained_tokens"] = float(len(staleness))
+        metrics["num_row_tokens"] = float(sum(len(row.token_ids) for row in rows))
+        return metrics
+
+
+_COUNTED = (
+    "num_invalid_episodes",
+    "num_nonfinite_tokens",
+    "num_stale_tokens",
+    "num_groups_train",
+    "num_groups_zero_variance",
+    "num_groups_too_few_valid",
+)
+
+
+def _count_groups(groups: Sequence[PreparedGroup]) -> Counter[str]:
+    counts: Counter[str] = Counter(dict.fromkeys(_COUNTED, 0))
+    for group in groups:
+        counts.update(group.counts)
+    return counts
+
+
+def _returns(groups: Sequence[PreparedGroup]) -> Metrics:
+    """Mean and sample deviation of the returns of valid members, and their success rate."""
+    rewards = [reward for group in groups for reward in group.rewards]
+    successes = [success for group in groups for success in group.successes]
+    return {
+        "reward_mean": _mean(rewards),
+        "reward_std": float(np.std(rewards, ddof=1)) if len(rewards) > 1 else None,
+        "success_rate": _mean(successes),
+    }
+
+
+def _mean(values: Sequence[float]) -> float | None:
+    return float(np.mean(values)) if values else None

@@ -1,0 +1,35 @@
+"""Sums behind a step's metrics: means over whatever was added, whenever it was added."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+
+import torch
+from torch import Tensor
+
+
+class Tally:
+    """Weighted sums by name; tensors stay on their device until they are read."""
+
+    def __init__(self) -> None:
+        self._sums: dict[str, Tensor | float] = defaultdict(float)
+        self._weights: dict[str, float] = defaultdict(float)
+
+    def add(self, name: str, total: Tensor | float, weight: float) -> None:
+        """Add a sum over `weight` things."""
+        self._sums[name] = self._sums[name] + (total.detach().double() if isinstance(total, Tensor) else total)
+        self._weights[name] += weight
+
+    def means(self) -> dict[str, float]:
+        """Mean per name; names whose weights are 0 are left out."""
+        return {name: float(self._sums[name]) / w for name, w in self._weights.items() if w > 0}
+
+
+def k3(log_sampler: Tensor, log_other: Tensor) -> Tensor:
+    """Per-token estimates of KL(sampler || other) on tokens of the sampler: exp(d) - 1 - d, d = other - sampler.
+
+    Never negative, unbiased, zero only where both agree (Schulman 2020, "Approximating KL Divergence"). In
+    float64, since nearly equal float32 log-probabilities leave nothing of it.
+    """
+    difference = log_other.double() - log_sampler.double()
+    return torch.expm1(difference) - difference

@@ -1,0 +1,1 @@
+"""Where reward functions run: processes of their own."""

@@ -1,0 +1,1 @@
+"""How scores are made of components, without bus or processes."""

@@ -1,0 +1,70 @@
+"""Scores as weighted sums of components.
+
+Invariants: a score depends on its item alone; a component that fails leaves the whole score without
+a reward, never with a smaller one; the same item asked twice at once is computed once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import math
+from collections import OrderedDict
+from collections.abc import Sequence
+
+from tailrace_protos.base import encode
+from tailrace_protos.generation import CallError, CallErrorCode
+from tailrace_protos.reward import Score, ScoreItem
+from tailrace_reward.config import RewardEntry
+from tailrace_reward.ports import FunctionFailedError, FunctionRunner
+
+_MAX_REMEMBERED = 8192
+
+
+class Scorer:
+    """Scores items by the components of the configuration.
+
+    Requests are repeated when an answer takes long; scores of function rewards are therefore
+    remembered (the newest 8,192, also those still being computed).
+    """
+
+    def __init__(self, entries: Sequence[RewardEntry], functions: FunctionRunner) -> None:
+        self._entries = tuple(entries)
+        self._functions = functions
+        self._calls_functions = any(entry.kind == "function" for entry in entries)
+        self._remembered: OrderedDict[bytes, asyncio.Task[Score]] = OrderedDict()
+
+    async def score(self, items: Sequence[ScoreItem]) -> tuple[Score, ...]:
+        """Scores in the order of the items."""
+        if not self._calls_functions:
+            return tuple([await self._score(item) for item in items])
+        tasks = [self._once(item) for item in items]
+        # shielded: two requests may wait for one task, and one of them may be cancelled
+        return tuple(await asyncio.gather(*map(asyncio.shield, tasks)))
+
+    def _once(self, item: ScoreItem) -> asyncio.Task[Score]:
+        key = hashlib.blake2b(encode(item), digest_size=16).digest()
+        task = self._remembered.get(key)
+        if task is None or task.cancelled():
+            task = self._remembered[key] = asyncio.create_task(self._score(item))
+            if len(self._remembered) > _MAX_REMEMBERED:
+                self._remembered.popitem(last=False)
+        return task
+
+    async def _score(self, item: ScoreItem) -> Score:
+        components: dict[str, float] = {}
+        try:
+            for entry in self._entries:
+                components[entry.name] = await self._component(entry, item)
+        except FunctionFailedError as error:
+            return Score(item.episode_id, error=CallError(CallErrorCode.INTERNAL, str(error)))
+        reward = sum(entry.weight * components[entry.name] for entry in self._entries)
+        return Score(item.episode_id, reward, components)
+
+    async def _component(self, entry: RewardEntry, item: ScoreItem) -> float:
+        if entry.kind == "env_return":
+            return math.fsum(item.turn_rewards)
+        value = await self._functions.call(entry.function, item, entry.timeout_s)
+        if not math.isfinite(value):
+            raise FunctionFailedError(entry.function, f"returned {value}")
+        return value

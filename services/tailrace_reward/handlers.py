@@ -1,0 +1,24 @@
+"""Score requests: decode, score, reply."""
+
+from __future__ import annotations
+
+from tailrace_protos.reward import ScoreReply, ScoreRequest
+from tailrace_reward import metrics
+from tailrace_reward.core.scoring import Scorer
+
+
+class ScoreHandler:
+    """Answers `ScoreRequest`s."""
+
+    def __init__(self, scorer: Scorer) -> None:
+        self._scorer = scorer
+        self._ok = metrics.SCORES.labels("ok")
+        self._failed = metrics.SCORES.labels("failed")
+
+    async def score(self, request: ScoreRequest) -> ScoreReply:
+        """Scores of all items; an item that cannot be scored has an error in its place."""
+        scores = await self._scorer.score(request.items)
+        num_failed = sum(score.error is not None for score in scores)
+        self._ok.inc(len(scores) - num_failed)
+        self._failed.inc(num_failed)
+        return ScoreReply(scores)

@@ -1,0 +1,18 @@
+"""Prometheus metrics of the reward service."""
+
+from __future__ import annotations
+
+from prometheus_client import Counter, Histogram
+
+SCORES = Counter("tailrace_reward_scores", "Episodes scored, by result (ok, failed).", ["result"])
+CALL_SECONDS = Histogram(
+    "tailrace_reward_call_seconds",
+    "Time that a reward function took, the wait for a process not included.",
+    ["function"],
+    buckets=(0.001, 0.005, 0.02, 0.1, 0.5, 2, 10, 60),
+)
+REPLACED_PROCESSES = Counter(
+    "tailrace_reward_replaced_processes",
+    "Processes replaced, by cause (timeout, crash).",
+    ["cause"],
+)

@@ -1,0 +1,126 @@
+"""Which inference servers may be given episodes.
+
+A server is healthy while it is READY, its heartbeat is fresh, and its callers do not report that it
+fails. A server whose recent calls mostly failed is suspended, for longer each time; after that it is on
+probation with a few leases until a call succeeds. So one that fails fast, and is therefore always idle,
+attracts nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from tailrace_protos.control import ServerState, ServerStatus
+
+HALF_LIFE_S = 10.0  # how fast old calls are forgotten
+MIN_FAILURES = 3.0  # fewer may be the calls' own fault
+SUSPEND_AT_RATE = 0.5
+FIRST_SUSPENSION_S = 1.0
+LONGEST_SUSPENSION_S = 60.0
+PROBATION_LEASES = 2
+
+
+@dataclass(slots=True)
+class CallRecord:
+    """What callers said about one server; counts fade with time."""
+
+    failures: float = 0.0
+    successes: float = 0.0
+    updated_s: float = 0.0
+    suspended_until_s: float = 0.0
+    num_suspensions: int = 0  # in a row, without a success between
+
+    @property
+    def on_probation(self) -> bool:
+        """Whether it was suspended and no call has succeeded since."""
+        return self.num_suspensions > 0
+
+    @property
+    def failure_rate(self) -> float:
+        """Share of recent calls that failed, leaning to 0 while there are few."""
+        return self.failures / (self.failures + self.successes + 1.0)
+
+    def report(self, failures: int, successes: int, now_s: float) -> None:
+        """Callers saw these calls end; may suspend the server or end its probation."""
+        fade = 0.5 ** (max(now_s - self.updated_s, 0.0) / HALF_LIFE_S)
+        self.failures = self.failures * fade + failures
+        self.successes = self.successes * fade + successes
+        self.updated_s = now_s
+        if successes > failures:
+            self.num_suspensions = 0
+        elif failures and now_s >= self.suspended_until_s and self._fails():
+            self._suspend(now_s)
+
+    def _fails(self) -> bool:
+        rate = self.failures / (self.failures + self.successes)
+        return self.on_probation or (self.failures >= MIN_FAILURES and rate > SUSPEND_AT_RATE)
+
+    def _suspend(self, now_s: float) -> None:
+        length_s = min(FIRST_SUSPENSION_S * 2.0**self.num_suspensions, LONGEST_SUSPENSION_S)
+        self.suspended_until_s = now_s + length_s
+        self.num_suspensions += 1
+        self.failures = self.successes = 0.0
+
+
+class ServerHealth:
+    """The registry as last seen, and what callers report beside it."""
+
+    def __init__(self, server_timeout_s: float) -> None:
+        self._timeout_s = server_timeout_s
+        self._statuses: dict[str, ServerStatus] = {}
+        self._heard_s: dict[str, float] = {}  # by our own clock, so that clocks may differ
+        self._records: dict[str, CallRecord] = {}
+
+    @property
+    def statuses(self) -> Mapping[str, ServerStatus]:
+        """Every server's newest status, by server id."""
+        return self._statuses
+
+    def heard(self, status: ServerStatus, now_s: float) -> ServerStatus | None:
+        """A status came; returns the one before. An old heartbeat seen again is not fresh again."""
+        before = self._statuses.get(status.server_id)
+        if before is None:
+            self._heard_s[status.server_id] = min(status.heartbeat_unix_s, now_s)
+        elif before.heartbeat_unix_s != status.heartbeat_unix_s:
+            self._heard_s[status.server_id] = now_s
+        self._statuses[status.server_id] = status
+        return before
+
+    def report(self, server_id: str, failures: int, successes: int, now_s: float) -> None:
+        """Callers saw calls to a server end."""
+        if server_id in self._statuses:
+            self._records.setdefault(server_id, CallRecord(updated_s=now_s)).report(
+                failures, successes, now_s
+            )
+
+    def is_alive(self, server_id: str, now_s: float) -> bool:
+        """Whether it says itself that it can be used, and said so lately."""
+        status = self._statuses.get(server_id)
+        fresh = now_s - self._heard_s.get(server_id, -1e18) <= self._timeout_s
+        return status is not None and status.state is ServerState.READY and fresh
+
+    def alive(self, now_s: float) -> list[ServerStatus]:
+        """Servers that can be used by what they say themselves: those that must apply new weights."""
+        return [status for one, status in self._statuses.items() if self.is_alive(one, now_s)]
+
+    def record(self, server_id: str) -> CallRecord:
+        """What callers said of it."""
+        return self._records.get(server_id) or CallRecord()
+
+    def is_usable(self, server_id: str, now_s: float) -> bool:
+        """Whether it is alive and not suspended."""
+        return self.is_alive(server_id, now_s) and now_s >= self.record(server_id).suspended_until_s
+
+    def may_take_more(self, server_id: str, num_leases: int) -> bool:
+        """Whether a usable server that holds `num_leases` has the trust for one more."""
+        return not self.record(server_id).on_probation or num_leases < PROBATION_LEASES
+
+    def retry_after_s(self, now_s: float) -> float:
+        """When to ask again while nothing can be placed: the end of the next suspension, or soon."""
+        waits = [
+            record.suspended_until_s - now_s
+            for one, record in self._records.items()
+            if self.is_alive(one, now_s) and record.suspended_until_s > now_s
+        ]
+        return min(max(min(waits, default=0.5), 0.05), 5.0)

@@ -1,0 +1,155 @@
+"""Why the learner and the engines were idle: every second of theirs has exactly one account.
+
+The accounts of an interval (a row of `metrics.jsonl`) are six causes and two kinds of work, `learner`
+and `engine`. They sum to the interval's wall time, as seconds of the average resource: the learner and
+each of the n engines count 1/(1 + n).
+
+*Engines* report their idle and busy seconds with every heartbeat; what was idle gets the cause that
+`engine_cause` sees then. Heartbeats and intervals do not coincide: what an interval lacks is filled
+with the latest mixture and taken off the next heartbeats. The *learner* reports its busy seconds with
+each step; the rest of the interval is idle and is split like the moments in which `learner_cause` saw
+it wait.
+
+The cause at a moment, by the first rule that holds:
+
+| engine | learner | cause |
+|---|---|---|
+| it, or admission, waits for a policy version | admission waits for a version | weights |
+| no episode is open, and admission is withheld | the same | credit |
+| episodes are open, none generates, most of them are in tools | most are in tools | tool |
+| ... in reward | in reward | reward |
+| others are still generating, and admission is withheld | most generate | straggler |
+| anything else: queued, on the wire, settling | the same | transport |
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Literal, NamedTuple, get_args
+
+from tailrace_protos.control import ServerState, ServerStatus
+from tailrace_scheduler.core.activity import ActivityCounts
+from tailrace_scheduler.core.admission import WEIGHTS
+
+Cause = Literal["credit", "straggler", "tool", "reward", "weights", "transport"]
+Account = Literal["credit", "straggler", "tool", "reward", "weights", "transport", "learner", "engine"]
+
+CAUSES: tuple[Cause, ...] = get_args(Cause)
+ACCOUNTS: tuple[Account, ...] = get_args(Account)
+
+Accounts = dict[Account, float]  # seconds
+
+
+class Situation(NamedTuple):
+    """One moment, as far as idleness is concerned."""
+
+    blocked_by: str  # why admission is withheld; empty: it is not
+    num_open_episodes: int
+    activity: ActivityCounts
+    newest_policy_version: int
+    learner_has_work: bool  # groups enough for its step wait for it
+
+
+def engine_cause(now: Situation, status: ServerStatus) -> Cause:
+    """Why this engine has nothing to compute."""
+    behind = status.policy_version < now.newest_policy_version
+    if status.state is ServerState.STARTING or (now.blocked_by == WEIGHTS and behind):
+        return "weights"
+    if now.num_open_episodes == 0:
+        return _nothing_open(now)
+    activity = now.activity
+    if activity.num_generating == 0:
+        return _largest(activity)
+    return "straggler" if now.blocked_by else _largest(activity._replace(num_generating=0))
+
+
+def learner_cause(now: Situation) -> Cause:
+    """Why the learner has no groups."""
+    if now.blocked_by == WEIGHTS:
+        return "weights"
+    if now.num_open_episodes == 0:
+        return _nothing_open(now)
+    return _largest(now.activity)
+
+
+def _nothing_open(now: Situation) -> Cause:
+    if now.blocked_by == WEIGHTS:
+        return "weights"
+    return "credit" if now.blocked_by else "transport"
+
+
+def _largest(activity: ActivityCounts) -> Cause:
+    """What most episodes in the hands of workers wait for."""
+    counts: dict[Cause, int] = {
+        "straggler": activity.num_generating,
+        "tool": activity.num_in_tools,
+        "reward": activity.num_in_reward,
+        "transport": activity.num_settling,
+    }
+    cause = max(counts, key=counts.__getitem__)
+    return cause if counts[cause] else "transport"
+
+
+class IdleLedger:
+    """The accounts of the interval that is open now."""
+
+    def __init__(self, now_s: float) -> None:
+        self._ticked_s = now_s
+        self._learner: Accounts = {}  # seconds seen waiting, by cause
+        self._engines: Accounts = {}  # engine seconds not given to an interval yet
+        self._mixture: Accounts = {"transport": 1.0}  # of the latest heartbeat; sums to 1
+        self._debt_s = 0.0  # engine seconds given out before they were reported
+        self._learner_cause: Cause = "transport"
+
+    def tick(self, now: Situation, now_s: float) -> None:
+        """Time passed in this situation since the last tick."""
+        self._learner_cause = learner_cause(now)
+        if not now.learner_has_work:
+            _add(self._learner, {self._learner_cause: max(now_s - self._ticked_s, 0.0)})
+        self._ticked_s = now_s
+
+    def heartbeat(self, now: Situation, before: ServerStatus, status: ServerStatus) -> None:
+        """A server's counters moved from `before` to `status`; one that restarted counts from 0."""
+        restarted = status.idle_s < before.idle_s or status.busy_s < before.busy_s
+        idle_s = status.idle_s - (0.0 if restarted else before.idle_s)
+        busy_s = status.busy_s - (0.0 if restarted else before.busy_s)
+        total_s = idle_s + busy_s
+        if total_s <= 0.0:
+            return
+        self._mixture = {engine_cause(now, status): idle_s / total_s, "engine": busy_s / total_s}
+        paid_s = min(self._debt_s, total_s)
+        self._debt_s -= paid_s
+        _add(self._engines, self._mixture, total_s - paid_s)
+
+    def cut(self, wall_s: float, learner_busy_s: float, num_engines: int) -> Accounts:
+        """Close an interval of `wall_s`: seconds of each account, which sum to it."""
+        total: Accounts = dict.fromkeys(ACCOUNTS, 0.0)
+        _add(total, self._cut_learner(wall_s, min(max(learner_busy_s, 0.0), wall_s)))
+        _add(total, self._cut_engines(wall_s * num_engines))
+        return {account: seconds / (1 + num_engines) for account, seconds in total.items()}
+
+    def _cut_learner(self, wall_s: float, busy_s: float) -> Accounts:
+        seen = self._learner
+        if sum(seen.values()) <= 0.0:
+            seen = {self._learner_cause: 1.0}
+        self._learner = {}
+        learner: Accounts = {"learner": busy_s}
+        _add(learner, seen, (wall_s - busy_s) / sum(seen.values()))
+        return learner
+
+    def _cut_engines(self, wanted_s: float) -> Accounts:
+        held_s = sum(self._engines.values())
+        given: Accounts = {}
+        if held_s > wanted_s:
+            _add(given, self._engines, wanted_s / held_s)
+            _add(self._engines, given, -1.0)
+            return given
+        given, self._engines = self._engines, {}
+        self._debt_s += wanted_s - held_s
+        _add(given, self._mixture, wanted_s - held_s)
+        return given
+
+
+def _add(accounts: Accounts, more: Mapping[Account, float], factor: float = 1.0) -> None:
+    for account, seconds in more.items():
+        accounts[account] = accounts.get(account, 0.0) + seconds * factor

@@ -1,0 +1,180 @@
+"""The rows of `metrics.jsonl`, as a fold over the run's events.
+
+The first row is the evaluation of the first step, before reinforcement learning; then comes one row
+per learner step, in order. The row of a step that is evaluated waits for that evaluation, and the rows
+after it wait behind it. A learner that resumes at step s takes back all rows beyond s. Every row has
+every key of `METRIC_KEYS`, null where nobody knows.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from collections.abc import Callable, Iterable, Mapping
+from typing import NamedTuple
+
+from tailrace_protos.episode import Outcome
+from tailrace_protos.event import (
+    EpisodeSettled,
+    EvaluationFinished,
+    EvaluationStarted,
+    Event,
+    LearnerResumed,
+    ModelPrepared,
+    StepFinished,
+)
+from tailrace_scheduler.core.idle import CAUSES
+from tailrace_scheduler.ports import Row
+
+LEARNER_KEYS = (
+    "reward_mean",
+    "reward_std",
+    "success_rate",
+    "loss",
+    "grad_norm",
+    "entropy",
+    "kl",
+    "mismatch_kl",
+    "behaviour_kl",
+    "staleness_mean",
+    "staleness_max",
+    "num_groups",
+    "num_trained_tokens",
+    "tokens_per_s",
+)
+IDLE_KEYS = (*(f"idle/{cause}" for cause in CAUSES), "busy/learner", "busy/engine")
+OUTCOME_KEYS = tuple(f"outcome/{outcome.value}" for outcome in Outcome)
+METRIC_KEYS = (
+    "step",
+    "time_s",
+    "policy_version",
+    "eval/success_rate",
+    *LEARNER_KEYS,
+    *IDLE_KEYS,
+    *OUTCOME_KEYS,
+)
+
+# Wall seconds of an interval and the learner's busy seconds in it -> seconds per key of IDLE_KEYS, or
+# nothing where the interval was not watched (rows made up for after a restart).
+CutIdle = Callable[[float, float], Mapping[str, float]]
+
+
+class Rewind(NamedTuple):
+    """Rows of steps beyond this one have not happened."""
+
+    step: int
+
+
+Change = Row | Rewind
+
+
+def fold(changes: Iterable[Change]) -> list[Row]:
+    """The rows that are left of a history of changes."""
+    rows: list[Row] = []
+    for change in changes:
+        if isinstance(change, Rewind):
+            rows = [row for row in rows if _step_of(row) <= change.step]
+        else:
+            rows.append(change)
+    return rows
+
+
+class RunLog:
+    """Folds events into rows; `is_evaluated` says which steps' rows wait for an evaluation."""
+
+    def __init__(self, is_evaluated: Callable[[int], bool]) -> None:
+        self._is_evaluated = is_evaluated
+        self._started_unix_s: float | None = None
+        self._lineage = ""
+        self._first_step: int | None = None
+        self._base_written = False
+        self._pending: deque[Row] = deque()
+        self._outcomes: Counter[Outcome] = Counter()
+        self._cut_time_s = 0.0
+        self._warm_start_s = 0.0
+        self._eval_versions: dict[str, int] = {}  # evaluation id -> policy version
+        self._evaluations: dict[int, EvaluationFinished] = {}
+
+    def apply(self, event: Event, cut_idle: CutIdle) -> list[Change]:
+        """What the next event adds to, or takes from, the rows."""
+        if self._started_unix_s is None:
+            self._started_unix_s = event.unix_s
+        match event.body:
+            case EpisodeSettled(phase="train", outcome=outcome):
+                self._outcomes[outcome] += 1
+            case ModelPrepared(warm_start_s=warm_start_s):
+                self._warm_start_s = warm_start_s
+            case LearnerResumed() as body:
+                return self._resume(body)
+            case EvaluationStarted() as body:
+                self._eval_versions[body.evaluation_id] = body.policy_version
+            case EvaluationFinished() as body if body.evaluation_id in self._eval_versions:
+                return self._evaluated(event, body, cut_idle)
+            case StepFinished() as body if body.lineage == self._lineage:
+                self._pending.append(self._step_row(event, body, cut_idle))
+                return self._ready_rows()
+        return []
+
+    def _resume(self, body: LearnerResumed) -> list[Change]:
+        self._lineage = body.lineage
+        if self._first_step is None or body.step < self._first_step:
+            self._first_step, self._base_written = body.step, False
+        self._pending = deque(row for row in self._pending if _step_of(row) <= body.step)
+        self._evaluations = {at: done for at, done in self._evaluations.items() if at <= body.step}
+        self._eval_versions = dict(list(self._eval_versions.items())[-64:])
+        return [Rewind(body.step)]
+
+    def _evaluated(self, event: Event, body: EvaluationFinished, cut_idle: CutIdle) -> list[Change]:
+        self._evaluations[body.step] = body
+        if body.step == self._first_step and not self._base_written:
+            self._base_written = True
+            version = self._eval_versions[body.evaluation_id]
+            row = self._new_row(event, body.step, version, self._warm_start_s, cut_idle)
+            row["eval/success_rate"] = _success_rate(body)
+            return [row, *self._ready_rows()]
+        return self._ready_rows()
+
+    def _step_row(self, event: Event, body: StepFinished, cut_idle: CutIdle) -> Row:
+        busy_s = body.metrics.get("learner_busy_s") or 0.0
+        row = self._new_row(event, body.step, body.policy_version, busy_s, cut_idle)
+        row.update({key: body.metrics.get(key) for key in LEARNER_KEYS})
+        if row["num_groups"] is None:
+            row["num_groups"] = len(body.group_ids)
+        return row
+
+    def _new_row(
+        self, event: Event, step: int, policy_version: int, learner_busy_s: float, cut_idle: CutIdle
+    ) -> Row:
+        """A row with what is known without the learner; it takes the outcomes and idle time so far."""
+        assert self._started_unix_s is not None
+        time_s = max(event.unix_s - self._started_unix_s, self._cut_time_s)
+        row: Row = dict.fromkeys(METRIC_KEYS)
+        row |= {"step": step, "time_s": time_s, "policy_version": policy_version}
+        row |= {f"outcome/{outcome.value}": self._outcomes[outcome] for outcome in Outcome}
+        row |= cut_idle(time_s - self._cut_time_s, learner_busy_s)
+        self._outcomes.clear()
+        self._cut_time_s = time_s
+        return row
+
+    def _ready_rows(self) -> list[Change]:
+        """Pending rows up to the first that waits for its evaluation."""
+        ready: list[Change] = []
+        while self._pending:
+            step = _step_of(self._pending[0])
+            evaluation = self._evaluations.get(step)
+            if evaluation is None and self._is_evaluated(step):
+                break
+            row = self._pending.popleft()
+            if evaluation is not None:
+                row["eval/success_rate"] = _success_rate(evaluation)
+            ready.append(row)
+        return ready
+
+
+def _step_of(row: Row) -> int:
+    step = row["step"]
+    assert isinstance(step, int)
+    return step
+
+
+def _success_rate(evaluation: EvaluationFinished) -> float | None:
+    return evaluation.success_rate if evaluation.num_valid else None

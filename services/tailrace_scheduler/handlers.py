@@ -1,0 +1,348 @@
+"""Between the scheduler's core and the world: what comes in goes to the core, what it decides is done.
+
+Four lanes, each in order and each repeatable from its start: the *relay* takes events from the outbox
+to `events.jsonl`, the core, `metrics.jsonl` and the EVENTS stream, and only then acknowledges them; the
+*store lane* carries decisions out in Redis; the *queue lane* publishes episodes, so that a full queue
+holds up nothing else; the *reconciler* compares what is unsettled with what the queue holds. A decision
+leaves its lane when it has been carried out.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import uuid
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Generic, TypeVar
+
+import msgspec
+
+from tailrace.bus import Bus, CallFailedError
+from tailrace.clock import Clock
+from tailrace.log import get_logger
+from tailrace.retry import Backoff
+from tailrace_protos import subjects
+from tailrace_protos.control import AgentActivity, LeaseReply, LeaseReport, LeaseRequest, ServerStatus
+from tailrace_protos.episode import EpisodeTask
+from tailrace_protos.event import Event, RunStarted
+from tailrace_protos.generation import CallErrorCode
+from tailrace_protos.subjects import PHASES, Phase
+from tailrace_scheduler import metrics
+from tailrace_scheduler.core.decisions import AdmitGroup, Decision, Emit, Republish, SettleMembers
+from tailrace_scheduler.core.run_log import Change, Rewind, fold
+from tailrace_scheduler.core.scheduler import SchedulerCore
+from tailrace_scheduler.ports import (
+    DiskFullError,
+    EpisodeQueue,
+    EventLog,
+    EventSource,
+    GroupStore,
+    MetricsLog,
+)
+
+log = get_logger(__name__)
+
+READ_EVENTS = 512
+COALESCE_S = 0.01  # the relay waits so long after a small batch, that the next one is larger
+TICK_S = 0.1
+STATUS_S = 0.5
+MODEL_CHECK_S = 2.0
+BATCH = 256
+PUBLISH_BATCH = 512
+SURELY_DEDUPLICATED_S = 60.0  # half of JetStream's window
+REASONS = ("credit", "buffer", "servers", "weights", "evaluation")
+
+T = TypeVar("T")
+
+
+class Lane(Generic[T]):
+    """What is still to be done, in order; an item leaves when it has been done."""
+
+    def __init__(self, name: str) -> None:
+        self._items: deque[T] = deque()
+        self._filled = asyncio.Event()
+        metrics.PENDING.labels(name).set_function(lambda: len(self._items))
+
+    def __len__(self) -> int:
+        return len(self._items)
+
+    def put(self, items: Iterable[T]) -> None:
+        """Append items."""
+        self._items.extend(items)
+        if self._items:
+            self._filled.set()
+
+    async def head(self, max_items: int) -> list[T]:
+        """The first items, once there is one; they stay until `done`."""
+        while not self._items:
+            self._filled.clear()
+            await self._filled.wait()
+        return list(itertools.islice(self._items, max_items))
+
+    def done(self, num_items: int) -> None:
+        """The first items have been done."""
+        for _ in range(num_items):
+            self._items.popleft()
+
+
+@dataclass(frozen=True)
+class World:
+    """Everything outside of the core."""
+
+    run: str
+    config_digest: str
+    bus: Bus
+    store: GroupStore
+    source: EventSource
+    queue: EpisodeQueue
+    events: EventLog
+    metrics: MetricsLog
+    clock: Clock
+
+
+class SchedulerActor:
+    """One run's scheduler at work."""
+
+    def __init__(
+        self,
+        core: SchedulerCore,
+        world: World,
+        *,
+        reconcile_interval_s: float,
+        on_ready: Callable[[], None],
+    ) -> None:
+        self._core = core
+        self._world = world
+        self._clock = world.clock
+        self._reconcile_interval_s = reconcile_interval_s
+        self._on_ready = on_ready
+        self._decided: Lane[Decision] = Lane("store")
+        self._outgoing: Lane[EpisodeTask] = Lane("queue")
+        self._unwritten: deque[Change] = deque()
+        self._has_adopted = False
+        self._finish_is_relayed = False
+
+    # Start
+
+    async def start(self) -> None:
+        """Become the run's only scheduler and learn from its log what has happened so far."""
+        await self._become_only_one()
+        events = self._world.events.recover()
+        rows = fold(self._core.replay(events))
+        await self._write(lambda: self._world.metrics.recover(rows))
+        await self._world.queue.provision()
+        await self._world.store.emit(
+            f"run_started/{uuid.uuid4().hex}", RunStarted(self._world.run, self._world.config_digest)
+        )
+        await self._world.bus.watch_statuses(self.on_status)
+        log.info("log replayed", num_events=len(events), num_rows=len(rows))
+
+    async def _become_only_one(self) -> None:
+        backoff = Backoff(0.2, 1.0)
+        while not self._world.events.lock():
+            if backoff.num_failures == 0:
+                log.info("standing by: another scheduler writes this run's log")
+            await backoff.sleep()
+
+    async def _adopt(self) -> None:
+        """All old events are applied: take over the groups that Redis has open, and begin to decide."""
+        store = self._world.store
+        plans, next_index = await store.open_plans(), await store.next_group_index()
+        now_s = self._clock.unix_s()
+        unfinished = self._core.adopt(plans, next_index, now_s)
+        self._put(unfinished)
+        self._outgoing.put(
+            episode
+            for plan in plans
+            if self._core.was_admitted_after(plan, now_s - SURELY_DEDUPLICATED_S)
+            for episode in plan.episodes()
+            if episode.attempt == 0
+        )
+        self._finish_is_relayed = self._core.is_finished
+        self._has_adopted = True
+        self._on_ready()
+        log.info("state taken over", num_open_groups=len(plans), next_group_index=next_index)
+
+    # What comes in
+
+    async def on_lease(self, request: LeaseRequest) -> LeaseReply:
+        """Place episodes on inference servers."""
+        if len(request.episode_ids) != len(request.predicted_tokens):
+            raise CallFailedError(
+                CallErrorCode.INVALID, "predicted_tokens needs one number for each of episode_ids"
+            )
+        reply = self._core.lease(request, self._clock.unix_s())
+        metrics.LEASES.inc(len(reply.leases))
+        if not reply.leases:
+            metrics.UNPLACED.inc()
+        return reply
+
+    async def on_lease_report(self, report: LeaseReport) -> None:
+        """What became of leases."""
+        self._core.on_lease_report(report, self._clock.unix_s())
+
+    async def on_activity(self, activity: AgentActivity) -> None:
+        """What an agents worker's episodes do."""
+        self._core.on_activity(activity, self._clock.unix_s())
+
+    async def on_status(self, status: ServerStatus) -> None:
+        """An inference server's heartbeat."""
+        self._core.on_status(status, self._clock.unix_s())
+
+    # Loops
+
+    async def relay(self) -> None:
+        """Pass events on, for ever; once the old ones are through, take over from Redis."""
+        while True:
+            events = await self._world.source.read(READ_EVENTS, 0.5 if self._has_adopted else 0.0)
+            if events:
+                await self._pass_on(events)
+            elif not self._has_adopted:
+                await self._adopt()
+            if len(events) < READ_EVENTS:
+                await self._clock.sleep(COALESCE_S)
+
+    async def tick(self) -> None:
+        """Decide what time alone makes due."""
+        while True:
+            self._decide()
+            await self._clock.sleep(TICK_S)
+
+    async def carry_out(self) -> None:
+        """The store lane."""
+        while True:
+            decisions = await self._decided.head(BATCH)
+            batch = _first_of_a_kind(decisions)
+            self._outgoing.put(await self._do(batch))
+            self._decided.done(len(batch))
+
+    async def publish(self) -> None:
+        """The queue lane."""
+        while True:
+            episodes = await self._outgoing.head(PUBLISH_BATCH)
+            await self._world.queue.publish(episodes)
+            self._outgoing.done(len(episodes))
+
+    async def reconcile(self) -> None:
+        """Publish again what the queue has lost."""
+        while True:
+            await self._clock.sleep(self._reconcile_interval_s)
+            if self._has_adopted and not self._decided and not self._outgoing:
+                for phase in PHASES:
+                    await self._reconcile(phase)
+
+    async def report(self) -> None:
+        """Tell live views and metrics how the run is."""
+        while True:
+            status = self._core.status(self._clock.unix_s())
+            if status.phase == "finished" and not self._finish_is_relayed:
+                status = msgspec.structs.replace(status, phase="finishing")
+            metrics.GROUPS.labels("running").set(status.num_groups_running)
+            metrics.GROUPS.labels("ready").set(status.num_groups_ready)
+            metrics.EPISODES.set(sum(self._core.num_unsettled(phase) for phase in PHASES))
+            metrics.LEASES_HELD.set(self._core.num_leases)
+            for reason in REASONS:
+                metrics.BLOCKED.labels(reason).set(status.blocked_by == reason)
+            await self._world.bus.publish(subjects.run_status(self._world.run), status)
+            await self._clock.sleep(STATUS_S)
+
+    async def watch_model(self) -> None:
+        """Notice when the learner has a model and prepares its first weights."""
+        while not self._core.has_model:
+            self._core.has_model = await self._world.store.has_model()
+            await self._clock.sleep(MODEL_CHECK_S)
+
+    # Parts
+
+    async def _pass_on(self, events: Sequence[Event]) -> None:
+        fresh = await self._write(lambda: self._world.events.append(events))
+        now_s = self._clock.unix_s()
+        for event in fresh:
+            self._unwritten.extend(self._core.on_event(event, now_s))
+        self._decide()
+        while self._unwritten:
+            await self._write(lambda: self._apply_to_metrics(self._unwritten[0]))
+            self._unwritten.popleft()
+        await self._announce(events, len(fresh))
+        await self._world.source.ack([event.seq for event in events])
+        metrics.EVENTS.inc(len(fresh))
+        self._finish_is_relayed = self._core.is_finished
+
+    async def _announce(self, events: Sequence[Event], num_fresh: int) -> None:
+        """Publish; what an earlier scheduler wrote goes apart, under the message id it had then."""
+        num_old = len(events) - num_fresh
+        for batch in (events[:num_old], events[num_old:]):
+            if batch:
+                await self._world.queue.announce(batch)
+
+    def _apply_to_metrics(self, change: Change) -> None:
+        if isinstance(change, Rewind):
+            self._world.metrics.rewind(change.step)
+        else:
+            self._world.metrics.append(change)
+
+    async def _write(self, write: Callable[[], T]) -> T:
+        """Write into the run directory; waits for room on a full disk."""
+        backoff = Backoff(0.5, 5.0)
+        while True:
+            try:
+                return write()
+            except DiskFullError as error:
+                metrics.FULL_DISK_WAITS.inc()
+                log.error("disk full", path=str(error.path), reason=str(error))
+                await backoff.sleep()
+
+    def _decide(self) -> None:
+        if self._has_adopted:
+            self._put(self._core.decide(self._clock.unix_s()))
+
+    def _put(self, decisions: Sequence[Decision]) -> None:
+        for decision in decisions:
+            metrics.DECISIONS.labels(type(decision).__name__).inc()
+        self._decided.put(decisions)
+
+    async def _do(self, decisions: Sequence[Decision]) -> list[EpisodeTask]:
+        """Carry out decisions of one kind; returns the episodes to be published for them."""
+        admitted = [decision.plan for decision in decisions if isinstance(decision, AdmitGroup)]
+        await self._world.store.record(admitted)
+        others = await asyncio.gather(
+            *(self._do_one(decision) for decision in decisions if not isinstance(decision, AdmitGroup))
+        )
+        return [episode for plan in admitted for episode in plan.episodes()] + [
+            episode for episode in others if episode is not None
+        ]
+
+    async def _do_one(self, decision: SettleMembers | Republish | Emit) -> EpisodeTask | None:
+        store = self._world.store
+        match decision:
+            case Emit(once, body):
+                await store.emit(once, body)
+            case SettleMembers(group_id, members, outcome, reason):
+                await store.settle(group_id, members, outcome, reason)
+            case Republish(plan, member, reason):
+                attempt = await store.raise_attempt(plan.group_id, member, reason)
+                log.warning(
+                    "episode goes out again", episode_id=f"{plan.group_id}.{member}", attempt=attempt
+                )
+                return None if attempt is None else plan.episode(member, attempt)
+        return None
+
+    async def _reconcile(self, phase: Phase) -> None:
+        queue = self._world.queue
+        before = self._core.num_unsettled(phase)
+        count = await queue.count(phase)
+        if count is None:
+            log.error("the run's streams have vanished; making them anew", phase=phase)
+            metrics.REPROVISIONED.inc()
+            await queue.provision()
+        is_balanced = count is not None and count >= min(before, self._core.num_unsettled(phase))
+        held = None if is_balanced else await queue.held(phase)
+        self._put(self._core.reconcile(phase, held))
+
+
+def _first_of_a_kind(decisions: Sequence[Decision]) -> list[Decision]:
+    """The longest start of `decisions` that is all of one type."""
+    kind = type(decisions[0])
+    return list(itertools.takewhile(lambda one: type(one) is kind, decisions))

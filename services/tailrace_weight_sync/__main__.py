@@ -1,0 +1,126 @@
+"""weight_sync's process: wires Redis, shared memory, ZMQ and NATS together."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from pathlib import Path
+
+from tailrace.log import get_logger
+from tailrace.runtime import Args, Service, run_service
+from tailrace.store import connect
+from tailrace_protos import subjects
+from tailrace_protos.weights import (
+    CurrentWeightsRequest,
+    OfferWeights,
+    WeightsApplied,
+    WeightsAvailable,
+)
+from tailrace_weight_sync import metrics
+from tailrace_weight_sync.adapters.redis_book import RedisBook
+from tailrace_weight_sync.adapters.segment_vault import SegmentVault
+from tailrace_weight_sync.adapters.snapshot_file import SnapshotFile
+from tailrace_weight_sync.config import WeightSyncConfig
+from tailrace_weight_sync.core.catalogue import Catalogue
+from tailrace_weight_sync.handlers import WeightSync
+
+log = get_logger(__name__)
+
+
+class _Process:
+    """The parts of a running weight_sync and the order in which they start and stop."""
+
+    def __init__(self, args: Args) -> None:
+        self.config = args.section("weight_sync", WeightSyncConfig)
+        self.run = args.run.exp_name
+        self.redis_url = args.endpoints.redis_url
+        state_dir = Path(os.environ.get("TAILRACE_STATE_DIR", "") or args.run.run_dir / "state")
+        self.snapshot = SnapshotFile(state_dir / "weight_sync" / f"{self.run}.weights")
+        self.service = Service("weight_sync", args.run, args.endpoints, instance_id=args.instance_id)
+        self.vault = SegmentVault(
+            self.run,
+            args.endpoints.host_id,
+            bind_host=self.config.bind_host,
+            advertise_host=self.config.advertise_host,
+        )
+        self.catalogue = Catalogue(self.config.keep_versions)
+        self.service.on_start(self.start)
+
+    async def start(self) -> None:
+        """Recover what is held, then listen."""
+        service, run = self.service, self.run
+        redis = await connect(self.redis_url)
+        service.on_drain(redis.aclose)
+        await self.vault.start()
+        service.on_drain(self.leave)
+        book = RedisBook(redis, run)
+        self.sync = WeightSync(self.catalogue, self.vault, book, self.announce)
+        await self.recover(await book.lineages())
+        service.endpoint(subjects.offer_weights(run), OfferWeights, self.sync.take, mailbox=8)
+        service.endpoint(subjects.current_weights(run), CurrentWeightsRequest, self.sync.current)
+        service.endpoint(subjects.weights_applied(run), WeightsApplied, self.sync.applied)
+        service.loop("announce", self.announce_often)
+        if self.config.snapshot_interval_s > 0:
+            service.loop("snapshot", self.snapshot_often)
+
+    async def announce(self, available: WeightsAvailable) -> None:
+        """Tell every inference server."""
+        await self.service.bus.publish(subjects.weights_published(self.run), available)
+
+    async def recover(self, lineages: frozenset[str]) -> None:
+        """Hold again what a predecessor held, of lineages that this run's Redis knows."""
+        for manifest in await self.vault.adopt(lineages):
+            await self.sync.hold(manifest)
+        saved = await asyncio.to_thread(self.snapshot.load)
+        if saved is None:
+            return
+        manifest, data = saved
+        is_newer = manifest.policy_version >= self.catalogue.next_version
+        if is_newer and manifest.lineage in lineages and await self.vault.restore(manifest, data):
+            await self.sync.hold(manifest)
+
+    async def announce_often(self) -> None:
+        """Heal announcements that were missed."""
+        while True:
+            await self.sync.announce_newest()
+            await asyncio.sleep(self.config.announce_interval_s)
+
+    async def snapshot_often(self) -> None:
+        """Keep the snapshot near the newest version."""
+        while True:
+            await self.sync.published.wait()
+            await self.save_newest()
+            await asyncio.sleep(self.config.snapshot_interval_s)
+
+    async def save_newest(self) -> None:
+        """Write the newest version to the state directory; a disk without room is told and counted."""
+        self.sync.published.clear()
+        newest = self.catalogue.newest
+        data = None if newest is None else self.vault.buffer(newest.policy_version)
+        if newest is None or data is None:
+            return
+        try:
+            await asyncio.to_thread(self.snapshot.save, newest, data)
+        except OSError as error:
+            metrics.FAILED_SNAPSHOTS.inc()
+            log.error("snapshot not saved: free space", path=str(self.snapshot.path), error=str(error))
+
+    async def leave(self) -> None:
+        """Save the newest version and give all memory back."""
+        if self.config.snapshot_interval_s > 0 and self.sync.published.is_set():
+            await self.save_newest()
+        await self.vault.stop(delete=True)
+
+
+def build(args: Args) -> Service:
+    """The service, not started."""
+    return _Process(args).service
+
+
+def main() -> int:
+    """Run until told to stop."""
+    return run_service(build)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,1 @@
+"""Redis, shared memory with ZMQ, and the state directory."""

@@ -1,0 +1,1 @@
+"""Which versions are held and which offers are repetitions; knows neither bytes nor bus."""

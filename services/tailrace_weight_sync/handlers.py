@@ -1,0 +1,140 @@
+"""What weight_sync answers: offers of the learner, questions of late joiners, reports of servers."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+
+import msgspec
+
+from tailrace.bus import CallFailedError
+from tailrace.log import get_logger
+from tailrace.store import StoreError
+from tailrace.weights import (
+    ChecksumError,
+    ManifestError,
+    SegmentSpaceError,
+    WeightsGoneError,
+    WeightsUnreachableError,
+)
+from tailrace.weights.tensors import check_manifest
+from tailrace_protos.generation import CallErrorCode
+from tailrace_protos.weights import (
+    CurrentWeightsReply,
+    CurrentWeightsRequest,
+    OfferWeights,
+    ReportKept,
+    WeightManifest,
+    WeightsApplied,
+    WeightsAvailable,
+    WeightsTaken,
+)
+from tailrace_weight_sync import metrics
+from tailrace_weight_sync.core.catalogue import Catalogue, ConflictingOfferError
+from tailrace_weight_sync.ports import Vault, VersionBook
+
+log = get_logger(__name__)
+
+Announce = Callable[[WeightsAvailable], Awaitable[None]]
+
+
+class WeightSync:
+    """The service's one actor; offers are taken one after the other."""
+
+    def __init__(
+        self, catalogue: Catalogue, vault: Vault, book: VersionBook, announce: Announce
+    ) -> None:
+        self._catalogue = catalogue
+        self._vault = vault
+        self._book = book
+        self._announce = announce
+        self._turn = asyncio.Lock()
+        self.published = asyncio.Event()  # set with every new version
+
+    async def take(self, offer: OfferWeights) -> WeightsTaken:
+        """Make offered weights a version: copied, verified, recorded, announced."""
+        try:
+            async with self._turn:
+                with metrics.TAKE_SECONDS.time():
+                    return WeightsTaken(await self._take(offer))
+        except (ChecksumError, ManifestError, ConflictingOfferError, SegmentSpaceError) as error:
+            raise self._refusal(CallErrorCode.INVALID, error) from error
+        except (WeightsGoneError, WeightsUnreachableError, StoreError) as error:
+            raise self._refusal(CallErrorCode.INTERNAL, error) from error
+
+    async def current(self, request: CurrentWeightsRequest) -> CurrentWeightsReply:
+        """The newest version for a server that has none yet."""
+        log.info("late joiner", server_id=request.server_id)
+        return CurrentWeightsReply(self._available())
+
+    async def applied(self, report: WeightsApplied) -> ReportKept:
+        """Write down what a server made of a version."""
+        ids = {"server_id": report.server_id, "policy_version": report.policy_version}
+        if report.error:
+            metrics.APPLIED_VERSIONS.labels("failed").inc()
+            log.error("weights not applied", error=report.error, **ids)
+        else:
+            metrics.APPLIED_VERSIONS.labels("ok").inc()
+            log.info("weights applied", fetch_s=report.fetch_s, swap_s=report.swap_s, **ids)
+            await self._book.record_applied(report)
+        return ReportKept(report.policy_version)
+
+    async def announce_newest(self) -> None:
+        """Tell the servers again, in case some missed it."""
+        available = self._available()
+        if available is not None:
+            await self._announce(available)
+
+    async def hold(self, manifest: WeightManifest) -> None:
+        """Record and hold a version whose copy the vault has."""
+        await self._book.record(manifest)
+        for policy_version in self._catalogue.add(manifest):
+            self._vault.drop(policy_version)
+        newest = self._catalogue.newest
+        assert newest is not None
+        metrics.NEWEST_VERSION.set(newest.policy_version)
+        metrics.HELD_BYTES.set(self._vault.num_bytes)
+        self.published.set()
+
+    async def _take(self, offer: OfferWeights) -> int:
+        offered = offer.manifest
+        check_manifest(offered)
+        held = self._catalogue.find(offered)
+        if held is not None:
+            await self._book.record(held)
+            return held.policy_version
+        numbering = asyncio.create_task(
+            self._book.allocate(offered.lineage, offered.optimizer_step, self._catalogue.next_version)
+        )
+        try:
+            copy = await self._vault.copy(offered, offer.source)
+        except BaseException:
+            numbering.cancel()
+            raise
+        try:
+            manifest = msgspec.structs.replace(offered, policy_version=await numbering)
+            copy.seal(manifest)
+        except BaseException:
+            copy.discard()
+            raise
+        await self.hold(manifest)
+        metrics.PUBLISHED_VERSIONS.inc()
+        await self.announce_newest()
+        log.info(
+            "weights published",
+            policy_version=manifest.policy_version,
+            lineage=manifest.lineage,
+            step=manifest.optimizer_step,
+        )
+        return manifest.policy_version
+
+    def _available(self) -> WeightsAvailable | None:
+        newest = self._catalogue.newest
+        if newest is None:
+            return None
+        return WeightsAvailable(newest, self._vault.source(newest.policy_version))
+
+    def _refusal(self, code: CallErrorCode, error: Exception) -> CallFailedError:
+        metrics.REFUSED_OFFERS.inc()
+        log.error("offer refused", code=code.value, error=str(error))
+        return CallFailedError(code, str(error))

@@ -1,0 +1,25 @@
+"""What JetStream tells about a delivery, read from its acknowledgement subject."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+_SHORT_TOKENS = (
+    9  # $JS.ACK.<stream>.<consumer>.<delivered>.<stream seq>.<consumer seq>.<time>.<pending>
+)
+
+
+class DeliveryInfo(NamedTuple):
+    """Which message of which stream this is, and how often it was delivered (1 = first time)."""
+
+    stream: str
+    num_delivered: int
+    stream_seq: int
+
+    @classmethod
+    def of(cls, reply: str) -> DeliveryInfo:
+        """Parse `$JS.ACK...`; the newer form has a domain and an account hash before the stream."""
+        tokens = reply.split(".")
+        first = 2 if len(tokens) == _SHORT_TOKENS else 4
+        assert len(tokens) >= first + 4, f"not a JetStream delivery: {reply!r}"
+        return cls(tokens[first], int(tokens[first + 2]), int(tokens[first + 3]))

@@ -1,0 +1,216 @@
+"""The channel over core NATS: a subject per server, an inbox per client with one token per link.
+
+Core NATS may lose frames when a connection breaks; the sequence numbers of a link notice. When nobody
+listens on a server's subject, nats-server says so at once and the link is lost without waiting. The
+connection belongs to the caller (`tailrace.bus` or any nats-py client) and is not closed here.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from typing import Any
+from weakref import WeakSet, WeakValueDictionary
+
+import nats.errors
+from nats.aio.client import Client as NatsConnection
+from nats.aio.msg import Msg
+from nats.aio.subscription import Subscription
+
+from tailrace.channel.client import LinkedGenerateClient
+from tailrace.channel.config import DEFAULTS, ChannelConfig
+from tailrace.channel.errors import NoRouteError
+from tailrace.channel.outbox import Outbox
+from tailrace.channel.ports import Address, LinkEvents, LinkLoss, WireEvents
+from tailrace.channel.server import LinkedGenerateServer, Peer
+
+_RETRY_S = 0.05
+_FINISH_S = 1.0
+_STATUS = "Status"
+_NO_RESPONDERS = "503"
+
+# Links bound what can be pending, so nats-py needs no bound of its own: its bound would drop frames.
+_UNLIMITED: dict[str, Any] = {"pending_msgs_limit": 0, "pending_bytes_limit": 0}
+
+
+class NatsWire:
+    """Frames to one subject, published by a task of its own while there are any."""
+
+    def __init__(
+        self, connection: NatsConnection, subject: str, reply: str, link: WireEvents, max_bytes: int
+    ) -> None:
+        self.max_frame_bytes = connection.max_payload
+        self.reply = reply
+        self._connection = connection
+        self._subject = subject
+        self._link = link
+        self._outbox = Outbox(max_bytes)
+        self._task: asyncio.Task[None] | None = None
+        self._closed = False
+
+    @property
+    def congested(self) -> bool:
+        """See `Wire`."""
+        return self._outbox.congested
+
+    def send(self, frame: bytearray) -> None:
+        """See `Wire`."""
+        if self._closed:
+            return
+        self._outbox.put(frame)
+        if self._task is None:
+            self._task = asyncio.get_running_loop().create_task(
+                self._publish_all(), name="channel-publish"
+            )
+
+    def close(self) -> None:
+        """See `Wire`; the publishing task ends by itself."""
+        self._closed = True
+
+    async def _publish_all(self) -> None:
+        outbox = self._outbox
+        try:
+            while outbox:
+                await self._publish(outbox.first)
+                if outbox.pop():
+                    self._link.on_drained()
+        except (nats.errors.ConnectionClosedError, nats.errors.ConnectionDrainingError) as error:
+            self._lose(f"the NATS connection is closed ({type(error).__name__})")
+        except (nats.errors.MaxPayloadError, nats.errors.BadSubjectError) as error:
+            self._lose(f"NATS refuses the frame: {error}")
+        finally:
+            self._task = None
+
+    async def _publish(self, frame: bytearray) -> None:
+        """Publish; while NATS is away and the connection's buffer is full, try again."""
+        while True:
+            try:
+                # nats-py joins the payload with its own bytes, so a bytearray is as good as bytes.
+                await self._connection.publish(self._subject, frame, self.reply)  # type: ignore[arg-type]
+                return
+            except nats.errors.OutboundBufferLimitError:
+                await asyncio.sleep(_RETRY_S)
+
+    def _lose(self, detail: str) -> None:
+        self._closed = True
+        self._outbox.clear()
+        self._link.on_lost(LinkLoss.DISCONNECTED, detail)
+
+    async def finish(self) -> None:
+        """Wait until everything queued is published."""
+        if self._task is not None:
+            await self._task
+
+
+class _Wires:
+    """The wires of one transport, and their orderly end."""
+
+    def __init__(self, connection: NatsConnection, config: ChannelConfig) -> None:
+        self._connection = connection
+        self._config = config
+        self._wires: WeakSet[NatsWire] = WeakSet()
+
+    def open(self, subject: str, reply: str, link: WireEvents) -> NatsWire:
+        wire = NatsWire(self._connection, subject, reply, link, self._config.max_queued_bytes)
+        self._wires.add(wire)
+        return wire
+
+    async def finish(self, subscription: Subscription | None) -> None:
+        """Publish what is queued as far as NATS takes it within a second, then stop listening."""
+        tasks = [asyncio.ensure_future(wire.finish()) for wire in list(self._wires)]
+        if tasks:
+            _, unfinished = await asyncio.wait(tasks, timeout=_FINISH_S)
+            for task in unfinished:
+                task.cancel()
+        try:
+            if subscription is not None:
+                await subscription.unsubscribe()
+            await self._connection.flush(timeout=1)
+        except nats.errors.Error:
+            return  # the connection is away or closed: whoever owns it knows and says so
+
+
+class NatsClientTransport:
+    """One inbox; the last token of the reply subject says which link a frame is for."""
+
+    def __init__(self, connection: NatsConnection, config: ChannelConfig) -> None:
+        self._connection = connection
+        self._inbox = connection.new_inbox()
+        self._numbers = itertools.count()
+        self._links: WeakValueDictionary[str, LinkEvents] = WeakValueDictionary()
+        self._wires = _Wires(connection, config)
+        self._subscription: Subscription | None = None
+
+    async def start(self) -> None:
+        """Listen on the inbox."""
+        subject = f"{self._inbox}.*"
+        self._subscription = await self._connection.subscribe(
+            subject, cb=self._on_message, **_UNLIMITED
+        )
+
+    def open(self, address: Address, link: LinkEvents) -> NatsWire:
+        """See `ClientTransport`."""
+        if not address.nats_subject:
+            raise NoRouteError(address.server_id, "NATS")
+        reply = f"{self._inbox}.{next(self._numbers)}"
+        self._links[reply] = link
+        return self._wires.open(address.nats_subject, reply, link)
+
+    async def _on_message(self, message: Msg) -> None:
+        link = self._links.get(message.subject)
+        if link is None:
+            return  # for a link given up
+        if message.headers and message.headers.get(_STATUS) == _NO_RESPONDERS:
+            link.on_lost(LinkLoss.NO_RESPONDER, "nobody listens on its subject")
+        else:
+            link.on_frame(message.data)
+
+    async def close(self) -> None:
+        """See `ClientTransport`."""
+        await self._wires.finish(self._subscription)
+
+
+class NatsServerTransport:
+    """Requests come on the server's own subject; answers go to the reply subject: the client."""
+
+    def __init__(self, connection: NatsConnection, subject: str, config: ChannelConfig) -> None:
+        self._connection = connection
+        self._subject = subject
+        self._wires = _Wires(connection, config)
+        self._subscription: Subscription | None = None
+
+    async def start(self, server: LinkedGenerateServer) -> None:
+        """See `ServerTransport`."""
+        self._server = server
+        self._subscription = await self._connection.subscribe(
+            self._subject, cb=self._on_message, **_UNLIMITED
+        )
+        await self._connection.flush()  # from here on nobody is told that nobody listens
+
+    def open(self, peer: Peer, link: WireEvents) -> NatsWire:
+        """See `ServerTransport`."""
+        assert isinstance(peer, str)
+        return self._wires.open(peer, "", link)
+
+    async def _on_message(self, message: Msg) -> None:
+        self._server.on_frame(message.reply, message.data)
+
+    async def stop(self) -> None:
+        """See `ServerTransport`."""
+        await self._wires.finish(self._subscription)
+
+
+class NatsGenerateClient(LinkedGenerateClient):
+    """`GenerateClient` over a NATS connection."""
+
+    def __init__(self, connection: NatsConnection, config: ChannelConfig = DEFAULTS) -> None:
+        super().__init__(NatsClientTransport(connection, config), config)
+
+
+class NatsGenerateServer(LinkedGenerateServer):
+    """`GenerateServer` on a subject of a NATS connection."""
+
+    def __init__(
+        self, connection: NatsConnection, subject: str, config: ChannelConfig = DEFAULTS
+    ) -> None:
+        super().__init__(NatsServerTransport(connection, subject, config), config)

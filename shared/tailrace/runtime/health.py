@@ -1,0 +1,91 @@
+"""The metrics port: `/livez`, `/readyz`, `/metrics`, and nothing else.
+
+Served by the service's own event loop on purpose: a loop that is stuck does not answer `/livez`.
+`TAILRACE_METRICS_PORT` chooses the port (0 or unset: a free one, which is logged),
+`TAILRACE_METRICS_HOST` the address (default 127.0.0.1; a pod needs 0.0.0.0).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Callable, Mapping
+
+from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
+
+from tailrace.config import ConfigError
+
+REQUEST_TIMEOUT_S = 5.0
+MAX_REQUEST_LINES = 100
+
+
+class HealthServer:
+    """A tiny HTTP server. `not_ready()` gives the reason, or an empty string when ready."""
+
+    def __init__(self, not_ready: Callable[[], str], env: Mapping[str, str] = os.environ) -> None:
+        self._not_ready = not_ready
+        self._host = env.get("TAILRACE_METRICS_HOST", "127.0.0.1")
+        self._wanted_port = _port(env.get("TAILRACE_METRICS_PORT", "0"))
+        self._server: asyncio.Server | None = None
+        self.port = 0
+
+    async def start(self) -> None:
+        """Listen; `ConfigError` when the port is taken."""
+        try:
+            self._server = await asyncio.start_server(
+                self._serve, self._host, self._wanted_port, limit=8192
+            )
+        except OSError as error:
+            raise ConfigError(
+                f"cannot listen on {self._host}:{self._wanted_port} for metrics ({error.strerror}): "
+                "free the port, or set TAILRACE_METRICS_PORT to another one (0: any free port)"
+            ) from error
+        self.port = self._server.sockets[0].getsockname()[1]
+
+    async def stop(self) -> None:
+        """Stop listening."""
+        if self._server is not None:
+            self._server.close()
+            await self._server.wait_closed()
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            async with asyncio.timeout(REQUEST_TIMEOUT_S):
+                target = await _request_target(reader)
+                status, kind, body = self._answer(target)
+                head = f"HTTP/1.1 {status}\r\nContent-Type: {kind}\r\nContent-Length: {len(body)}\r\n"
+                writer.write(head.encode() + b"Connection: close\r\n\r\n" + body)
+                await writer.drain()
+        except (TimeoutError, ConnectionError, ValueError):
+            pass  # a client that does not speak HTTP, or went away: nobody to tell
+        finally:
+            writer.close()
+
+    def _answer(self, target: str) -> tuple[str, str, bytes]:
+        path = target.split("?")[0]
+        if path == "/metrics":
+            return "200 OK", CONTENT_TYPE_LATEST, generate_latest()
+        if path == "/livez":
+            return "200 OK", "text/plain", b"ok\n"
+        if path == "/readyz":
+            reason = self._not_ready()
+            status = "503 Service Unavailable" if reason else "200 OK"
+            return status, "text/plain", f"{reason or 'ok'}\n".encode()
+        return "404 Not Found", "text/plain", b"try /livez, /readyz or /metrics\n"
+
+
+def _port(text: str) -> int:
+    if not text.isdigit() or int(text) > 65535:
+        raise ConfigError(f"TAILRACE_METRICS_PORT={text!r} is no port: use 0 (any free one) to 65535")
+    return int(text)
+
+
+async def _request_target(reader: asyncio.StreamReader) -> str:
+    """The path of a GET request; `ValueError` when it is none."""
+    method, target, _ = (await reader.readline()).decode("latin-1").split(" ", 2)
+    if method != "GET":
+        raise ValueError(f"{method} is not served")
+    for _ in range(MAX_REQUEST_LINES):
+        if await reader.readline() in (b"\r\n", b""):
+            return target
+    raise ValueError("too many header lines")

@@ -1,0 +1,106 @@
+"""A service's process: command line, logging, event loop, exit code.
+
+`python -m tailrace_<service> --config FILE [--instance-id ID]`; `--server-id` and `--worker-id` are
+the same option under the names that the registry and the leases use. Exit code 0 after a drain, 2
+when the user's configuration is wrong (one line on stderr, no traceback), 1 otherwise.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import inspect
+import os
+import sys
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import uvloop
+
+from tailrace import log, tracing
+from tailrace.config import (
+    Config,
+    ConfigError,
+    Endpoints,
+    RunConfig,
+    load_experiment,
+    run_config,
+    section_config,
+)
+from tailrace.runtime.guard import EXIT_CONFIG
+from tailrace.runtime.service import Service
+
+C = TypeVar("C", bound=Config)
+
+
+@dataclass(frozen=True)
+class Args:
+    """What a service's process was started with."""
+
+    config: str  # path of the experiment file
+    instance_id: str
+    experiment: Mapping[str, Any]
+    run: RunConfig
+    endpoints: Endpoints
+
+    @property
+    def server_id(self) -> str:
+        """The instance id, as inference servers call it."""
+        return self.instance_id
+
+    @property
+    def worker_id(self) -> str:
+        """The instance id, as workers call it."""
+        return self.instance_id
+
+    def section(self, name: str, kind: type[C]) -> C:
+        """This service's own section of the experiment file."""
+        return section_config(self.experiment, name, kind, self.config)
+
+
+Build = Callable[[Args], Awaitable[Service] | Service]
+
+
+def run_service(build: Build, argv: Sequence[str] | None = None) -> int:
+    """Run the service that `build` makes until it ends; the process's exit code."""
+    options = _parse(argv)
+    try:
+        args = _args(options)
+        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+            return runner.run(_serve(build, args))
+    except ConfigError as error:
+        sys.stderr.write(f"error: {error}\n")
+        return EXIT_CONFIG
+
+
+def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description="A Tailrace service.")
+    parser.add_argument("--config", required=True, metavar="FILE", help="resolved experiment file")
+    parser.add_argument(
+        "--instance-id",
+        "--server-id",
+        "--worker-id",
+        dest="instance_id",
+        default="",
+        metavar="ID",
+        help="name of this instance among its replicas (letters, digits, '_', '-')",
+    )
+    return parser.parse_args(argv)
+
+
+def _args(options: argparse.Namespace) -> Args:
+    experiment = load_experiment(options.config)
+    run = run_config(experiment, options.config)
+    instance_id = options.instance_id or f"p{os.getpid()}"
+    if not instance_id.replace("_", "").replace("-", "").isalnum():
+        raise ConfigError(f"--instance-id {instance_id!r}: use letters, digits, '_' or '-'")
+    return Args(options.config, instance_id, experiment, run, Endpoints.from_env())
+
+
+async def _serve(build: Build, args: Args) -> int:
+    made = build(args)
+    service = await made if inspect.isawaitable(made) else made
+    log.configure(service=service.name, run=args.run.exp_name, instance_id=args.instance_id)
+    tracing.configure(service.name)
+    return await service.serve()

@@ -1,0 +1,89 @@
+"""How a pulled message leaves this process: acknowledged, tried again, handed back, or buried.
+
+Invariants: exactly one of these per message that is still ours; a hand-back never makes a message a
+dead letter; a message is terminated only after its copy was stored.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass, field
+
+import msgspec
+from nats.aio.msg import Msg
+
+from tailrace.bus.bus import Bus
+from tailrace.log import get_logger
+
+log = get_logger(__name__)
+
+ACK = b"+ACK"
+IN_PROGRESS = b"+WPI"
+TERMINATE = b"+TERM"
+RETRY_FIRST_S = 0.5
+RETRY_MAX_S = 30.0
+REQUEUE_TIMEOUT_S = 5.0
+
+
+@dataclass
+class Delivery:
+    """One delivery of a message, for handlers that want to know."""
+
+    subject: str
+    stream_seq: int
+    num_delivered: int  # 1: first time
+    message_id: str  # the publisher's Nats-Msg-Id
+    reply: str = field(repr=False)  # where to acknowledge; a redelivery while running replaces it
+
+
+class Settlement:
+    """Settles the messages of one consumer."""
+
+    def __init__(self, bus: Bus, max_deliveries: int, dead_subject: str) -> None:
+        self._bus = bus
+        self._max_deliveries = max_deliveries
+        self._dead_subject = dead_subject
+
+    async def ack(self, delivery: Delivery) -> None:
+        """Done; not awaited by the server: a lost acknowledgement costs one more delivery."""
+        await self._bus.connection.publish(delivery.reply, ACK)
+
+    async def heartbeat(self, delivery: Delivery) -> None:
+        """Still at it."""
+        await self._bus.connection.publish(delivery.reply, IN_PROGRESS)
+
+    async def retry(self, delivery: Delivery) -> None:
+        """Failed: again later, later each time."""
+        await self._nak(delivery, min(RETRY_FIRST_S * 2.0 ** (delivery.num_delivered - 1), RETRY_MAX_S))
+
+    async def bury(self, message: Msg, delivery: Delivery, reason: Exception | str) -> None:
+        """Nobody can handle it: keep a copy with the reason, then end its deliveries."""
+        await self._bus.dead_letters.bury(message, self._dead_subject, reason)
+        await self._bus.connection.publish(delivery.reply, TERMINATE)
+
+    async def hand_back(self, message: Msg, delivery: Delivery, delay_s: float) -> None:
+        """Somebody else's turn after `delay_s`.
+
+        The server counts this delivery like a failed one; where one more would make a healthy message a
+        dead letter, a fresh copy takes its place.
+        """
+        if delivery.num_delivered < self._max_deliveries:
+            await self._nak(delivery, delay_s)
+            return
+        await asyncio.sleep(delay_s)
+        try:
+            async with asyncio.timeout(REQUEUE_TIMEOUT_S):
+                await self._bus.publish_copy(
+                    delivery.subject, message.data, f"{delivery.message_id}.{delivery.stream_seq}"
+                )
+        except TimeoutError:
+            log.warning(
+                "queue full: handed back as it is", subject=delivery.subject, seq=delivery.stream_seq
+            )
+            await self._nak(delivery, RETRY_FIRST_S)
+        else:
+            await self._bus.connection.publish(delivery.reply, TERMINATE)
+
+    async def _nak(self, delivery: Delivery, delay_s: float) -> None:
+        body = b"-NAK " + msgspec.json.encode({"delay": int(delay_s * 1e9)}) if delay_s > 0 else b"-NAK"
+        await self._bus.connection.publish(delivery.reply, body)

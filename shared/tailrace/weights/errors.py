@@ -1,0 +1,86 @@
+"""What can go wrong with weights under way; after each of them the old version is still in force."""
+
+from __future__ import annotations
+
+
+class WeightsError(Exception):
+    """Base of all errors here."""
+
+
+class ManifestError(WeightsError, ValueError):
+    """A manifest (or the tensors it shall describe) contradicts itself.
+
+    Attributes: `tensor` (empty when it is about all), `reason`.
+    """
+
+    def __init__(self, tensor: str, reason: str) -> None:
+        super().__init__(f"tensor {tensor!r}: {reason}" if tensor else reason)
+        self.tensor = tensor
+        self.reason = reason
+
+
+class ChecksumError(WeightsError):
+    """A tensor's bytes are not those that its manifest promises.
+
+    Attributes: `tensor`, `policy_version` (-1: not assigned yet).
+    """
+
+    def __init__(self, tensor: str, policy_version: int) -> None:
+        super().__init__(f"checksum of tensor {tensor!r} of policy version {policy_version} is wrong")
+        self.tensor = tensor
+        self.policy_version = policy_version
+
+
+class WeightsGoneError(WeightsError):
+    """The source does not hold this version any more; a newer one is published.
+
+    Attributes: `policy_version`, `reason`.
+    """
+
+    def __init__(self, policy_version: int, reason: str) -> None:
+        super().__init__(f"policy version {policy_version} cannot be fetched: {reason}")
+        self.policy_version = policy_version
+        self.reason = reason
+
+
+class WeightsUnreachableError(WeightsError):
+    """The source does not answer over ZMQ.
+
+    Attributes: `endpoint`, `silent_s`.
+    """
+
+    def __init__(self, endpoint: str, silent_s: float) -> None:
+        super().__init__(
+            f"no weights from {endpoint or 'a source without ZMQ'} for {silent_s:.1f} s. Remedy: on more "
+            "than one host, bind the sender to an address that others reach (`weight_sync.bind_host`)"
+        )
+        self.endpoint = endpoint
+        self.silent_s = silent_s
+
+
+class WeightsNotTakenError(WeightsError):
+    """weight_sync did not take the learner's weights.
+
+    Attributes: `lineage`, `optimizer_step`, `reason`.
+    """
+
+    def __init__(self, lineage: str, optimizer_step: int, reason: str) -> None:
+        super().__init__(f"weight_sync did not take step {optimizer_step} of {lineage!r}: {reason}")
+        self.lineage = lineage
+        self.optimizer_step = optimizer_step
+        self.reason = reason
+
+
+class SegmentSpaceError(WeightsError):
+    """Shared memory has no room for the weights.
+
+    Attributes: `folder`, `num_bytes`.
+    """
+
+    def __init__(self, folder: str, num_bytes: int) -> None:
+        super().__init__(
+            f"no room for {num_bytes} bytes of weights in {folder}. Remedy: enlarge it (docker: "
+            "--shm-size, Kubernetes: an emptyDir of medium Memory), or lower weight_sync.keep_versions"
+        )
+        self.folder = folder
+        self.num_bytes = num_bytes

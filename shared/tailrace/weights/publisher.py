@@ -1,0 +1,116 @@
+"""The learner's side: offer a step's weights until weight_sync holds a verified copy.
+
+The buffer is shared memory of this process and reused from step to step. An offer may be repeated: a
+step gets one policy version however often it is offered, so a restart of weight_sync only delays.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from pathlib import Path
+
+from tailrace.bus import Bus, CallFailedError, CallTimeoutError, NoResponderError
+from tailrace.log import get_logger
+from tailrace.retry import Backoff
+from tailrace.weights.chunks import ChunkServer
+from tailrace.weights.errors import WeightsNotTakenError
+from tailrace.weights.segment import Segment, SegmentFolder
+from tailrace.weights.tensors import TensorBytes, fill, layout
+from tailrace_protos import subjects
+from tailrace_protos.generation import CallErrorCode
+from tailrace_protos.weights import OfferWeights, WeightManifest, WeightSource, WeightsTaken
+
+log = get_logger(__name__)
+
+_UNASSIGNED = -1
+_SLOWEST_BYTES_PER_S = 20e6  # what a copy over a network must reach before an offer is repeated
+
+
+class WeightPublisher:
+    """Publishes one learner's weights; `close` when done."""
+
+    def __init__(
+        self,
+        bus: Bus,
+        run: str,
+        host_id: str,
+        *,
+        bind_host: str = "127.0.0.1",
+        advertise_host: str = "",
+        shm_folder: Path | None = None,
+        outage_s: float = 300.0,
+    ) -> None:
+        self._bus = bus
+        self._subject = subjects.offer_weights(run)
+        self._host_id = host_id
+        self._outage_s = outage_s
+        self._folder = SegmentFolder(run, "learner", shm_folder)
+        self._folder.sweep()
+        self._segment: Segment | None = None
+        self._server = ChunkServer(self._held, bind_host=bind_host, advertise_host=advertise_host)
+        self._turn = asyncio.Lock()
+
+    async def publish(
+        self, tensors: Sequence[TensorBytes], *, lineage: str, optimizer_step: int
+    ) -> int:
+        """The policy version of these weights, once weight_sync holds a verified copy of them.
+
+        Waits while weight_sync is away, `outage_s` at most. `ManifestError` when the tensors contradict
+        themselves, `SegmentSpaceError` without room for them, `WeightsNotTakenError` when refused.
+        """
+        async with self._turn:
+            if not self._server.endpoint:
+                await self._server.start()
+            manifest = await asyncio.to_thread(self._stage, tensors, lineage, optimizer_step)
+            assert self._segment is not None
+            source = WeightSource(
+                host_id=self._host_id,
+                shm_name=self._segment.name,
+                zmq_endpoint=self._server.endpoint,
+                zmq_public_key=self._server.public_key,
+            )
+            return await self._offer(OfferWeights(manifest, source))
+
+    async def close(self) -> None:
+        """Delete the buffer and stop serving it."""
+        await self._server.stop()
+        if self._segment is not None:
+            self._segment.close(delete=True)
+            self._segment = None
+
+    def _stage(
+        self, tensors: Sequence[TensorBytes], lineage: str, optimizer_step: int
+    ) -> WeightManifest:
+        offsets, num_bytes = layout(tensors)
+        if self._segment is None or self._segment.num_bytes != num_bytes:
+            if self._segment is not None:
+                self._segment.close(delete=True)
+                self._segment = None
+            self._segment = self._folder.create(num_bytes)
+        entries = fill(self._segment.data, tensors, offsets)
+        return WeightManifest(_UNASSIGNED, lineage, optimizer_step, None, entries, num_bytes)
+
+    async def _offer(self, offer: OfferWeights) -> int:
+        loop = asyncio.get_running_loop()
+        began = loop.time()
+        backoff = Backoff(0.05, 2.0)
+        timeout_s = 10.0 + offer.manifest.num_bytes / _SLOWEST_BYTES_PER_S
+        while True:
+            try:
+                taken = await self._bus.request(self._subject, offer, WeightsTaken, timeout_s=timeout_s)
+                return taken.policy_version
+            except (CallFailedError, NoResponderError, CallTimeoutError) as error:
+                refused = isinstance(error, CallFailedError) and error.code is CallErrorCode.INVALID
+                if refused or loop.time() - began > self._outage_s:
+                    lineage, step = offer.manifest.lineage, offer.manifest.optimizer_step
+                    raise WeightsNotTakenError(lineage, step, str(error)) from error
+                log.warning(
+                    "weights offered again", step=offer.manifest.optimizer_step, error=str(error)
+                )
+                await backoff.sleep()
+
+    def _held(self, policy_version: int) -> memoryview | None:
+        if self._segment is None or policy_version != _UNASSIGNED:
+            return None
+        return self._segment.data

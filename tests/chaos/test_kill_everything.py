@@ -1,0 +1,111 @@
+"""SIGKILL for every service and both servers during one run: the run ends by itself, the audit balances."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import subprocess
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+from tests.audit import build_ledger, check_ledger
+from tests.e2e.runs import command, environment
+
+VICTIMS = (
+    "tailrace_scheduler",
+    "tailrace_agents",
+    "tailrace_inference",
+    "tailrace_reward",
+    "tailrace_learner",
+    "tailrace_weight_sync",
+    "nats-server",
+    "redis-server",
+)
+DEADLINE_S = 240.0
+SEED = int(os.environ.get("CHAOS_SEED", "0")) or random.SystemRandom().randrange(1, 1 << 30)
+
+
+def find(parent: psutil.Process, victim: str) -> psutil.Process | None:
+    """The child that runs `victim` now, or None while it is being restarted."""
+    for child in parent.children(recursive=True):
+        try:
+            words = child.cmdline()
+        except psutil.Error:
+            continue
+        if any(word == victim or word.endswith(f"/{victim}") for word in words):
+            return child
+    return None
+
+
+def wait_for_victim(
+    process: subprocess.Popen[str], victim: str, deadline: float
+) -> psutil.Process | None:
+    """The victim once it runs; None when the run has ended first."""
+    while time.monotonic() < deadline:
+        if process.poll() is not None:
+            return None
+        found = find(psutil.Process(process.pid), victim)
+        if found is not None:
+            return found
+        time.sleep(0.02)
+    raise TimeoutError(f"{victim} never ran")
+
+
+def wait_for_steps(
+    process: subprocess.Popen[str], run_dir: Path, num_steps: int, deadline: float
+) -> None:
+    """Return once the run has that many optimizer steps behind it, or has ended."""
+    while time.monotonic() < deadline and process.poll() is None:
+        if num_finished(run_dir) >= num_steps:
+            return
+        time.sleep(0.02)
+
+
+def num_finished(run_dir: Path) -> int:
+    events = run_dir / "events.jsonl"
+    return events.read_bytes().count(b'"step_finished"') if events.exists() else 0
+
+
+@pytest.mark.timeout(DEADLINE_S + 60)
+def test_a_run_survives_the_death_of_every_process(tmp_path: Path) -> None:
+    chance = random.Random(SEED)
+    argv = command(
+        "train",
+        "max_steps=40",
+        "save_steps=4",
+        "max_staleness=2",
+        "scheduler.group_timeout_s=30",
+        output_dir=tmp_path,
+        exp_name="chaos",
+    )
+    deadline = time.monotonic() + DEADLINE_S
+    process = subprocess.Popen(
+        argv, env=environment(), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    )
+    run_dir = tmp_path / "chaos"
+    victims = list(VICTIMS)
+    chance.shuffle(victims)
+    killed = []
+    wait_for_steps(process, run_dir, 1, deadline)
+    for victim in victims:
+        found = wait_for_victim(process, victim, deadline)
+        if found is None:
+            break
+        time.sleep(chance.uniform(0.0, 0.5))  # the random moment of the kill
+        os.kill(found.pid, signal.SIGKILL)
+        killed.append(victim)
+        wait_for_steps(process, run_dir, num_finished(run_dir) + 1, deadline)
+    printed, _ = process.communicate(timeout=max(1.0, deadline - time.monotonic()))
+    assert process.returncode == 0, f"CHAOS_SEED={SEED}, killed {killed}:\n{printed}"
+    assert sorted(killed) == sorted(VICTIMS), f"CHAOS_SEED={SEED}: the run ended before all were killed"
+    ledger = build_ledger(run_dir)
+    check_ledger(ledger)
+    assert ledger.last_step == 40
+    assert all(times == 1 for times in ledger.settled.values())
+    state = json.loads((run_dir / "checkpoints" / "step_40" / "run_state.json").read_text())
+    assert state["step"] == 40

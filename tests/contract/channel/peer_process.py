@@ -1,0 +1,56 @@
+"""One end of the channel in a process of its own, so that tests can kill or stop it.
+
+`server`: sends three tokens of every call and then keeps it open, but ends calls named `quick*`.
+`client`: makes a call named `orphan` and waits. Both print `ready` when they are up.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import signal
+import sys
+from pathlib import Path
+
+from tailrace.channel import ChunkSink
+from tailrace_protos.generation import FinishReason, GenerateRequest
+from tests.contract.channel.harness import Ends, chunk, request
+
+
+class StallingEngine:
+    """Three tokens, then nothing."""
+
+    def submit(self, request: GenerateRequest, sink: ChunkSink) -> None:
+        finish = FinishReason.STOP if request.call_id.startswith("quick") else None
+        sink.send(chunk(request.call_id, 0, 3, finish))
+
+    def abort(self, call_id: str) -> None:
+        """This process is here to be killed."""
+
+
+async def run(role: str, ends: Ends) -> None:
+    if role == "server":
+        server = await ends.server()
+        await server.start(StallingEngine())
+        print("ready", flush=True)
+        await asyncio.Event().wait()
+    client = await ends.client()
+    call = client.generate(ends.address(), request("orphan"))
+    print("ready", flush=True)
+    await call.collect()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("role", choices=["server", "client"])
+    parser.add_argument("transport")
+    parser.add_argument("nats_url")
+    parser.add_argument("run")
+    parser.add_argument("directory", type=Path)
+    args = parser.parse_args()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
+    asyncio.run(run(args.role, Ends(args.transport, args.nats_url, args.run, args.directory)))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,227 @@
+"""Callable actors: every accepted request gets one answer, whatever happens to it."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+
+import pytest
+
+from tailrace.bus import Bus, CallFailedError, CallTimeoutError, NoResponderError
+from tailrace_protos.base import Message, encode
+from tailrace_protos.control import LeaseReply, LeaseRequest
+from tailrace_protos.generation import CallErrorCode, TokenChunk
+from tests.conftest import ServerProcess
+from tests.integration.runtime.serving import (
+    eventually,
+    lease_reply,
+    lease_request,
+    make_service,
+    metric,
+    serving,
+)
+
+
+async def test_a_request_is_answered_by_the_handler(bus: Bus, nats_server: ServerProcess) -> None:
+    service = make_service(nats_server.url, bus.run)
+
+    async def handler(request: LeaseRequest) -> LeaseReply:
+        return lease_reply(f"for {request.worker_id}")
+
+    service.endpoint(f"{bus.run}.call", LeaseRequest, handler)
+    async with serving(service):
+        reply = await bus.request(f"{bus.run}.call", lease_request("me"), LeaseReply, timeout_s=5)
+    assert reply.leases[0].server_id == "for me"
+
+
+async def test_a_malformed_request_is_answered_400_with_the_expected_type(
+    bus: Bus, nats_server: ServerProcess
+) -> None:
+    service = make_service(nats_server.url, bus.run)
+
+    async def handler(_: LeaseRequest) -> LeaseReply:
+        return lease_reply()
+
+    service.endpoint(f"{bus.run}.call", LeaseRequest, handler)
+    async with serving(service):
+        raw = await bus.connection.client.request(f"{bus.run}.call", b"\xc1 nonsense", timeout=5)
+        assert (raw.headers or {})["Nats-Service-Error-Code"] == "400"
+        with pytest.raises(CallFailedError, match="malformed LeaseRequest") as caught:
+            await bus.request(f"{bus.run}.call", TokenChunk("c"), LeaseReply, timeout_s=5)
+        assert caught.value.code is CallErrorCode.INVALID
+        await bus.request(f"{bus.run}.call", lease_request(), LeaseReply, timeout_s=5)
+
+
+async def test_a_full_mailbox_answers_503_with_retry_after(bus: Bus, nats_server: ServerProcess) -> None:
+    service = make_service(nats_server.url, bus.run)
+    released = asyncio.Event()
+
+    async def handler(_: LeaseRequest) -> LeaseReply:
+        await released.wait()
+        return lease_reply()
+
+    subject = f"{bus.run}.call"
+    service.endpoint(subject, LeaseRequest, handler, mailbox=2, concurrency=1)
+    async with serving(service):
+        calls = [
+            asyncio.create_task(bus.request(subject, lease_request(), LeaseReply, timeout_s=10))
+            for _ in range(3)
+        ]
+        labels = {"actor": f"endpoint:{subject}"}
+        await eventually(lambda: metric("tailrace_runtime_mailbox_messages", **labels) == 2)
+        raw = await bus.connection.client.request(subject, encode(lease_request()), timeout=5)
+        assert (raw.headers or {})["Nats-Service-Error-Code"] == "503"
+        assert float((raw.headers or {})["Retry-After"]) > 0
+        with pytest.raises(CallFailedError, match="mailbox full") as caught:
+            await bus.request(subject, lease_request(), LeaseReply, timeout_s=5)
+        assert caught.value.code is CallErrorCode.OVERLOADED
+        assert caught.value.retry_after_s > 0
+        assert metric("tailrace_runtime_handled_total", outcome="rejected", **labels) == 2
+        released.set()
+        assert len(await asyncio.gather(*calls)) == 3
+
+
+async def test_retries_wait_out_a_full_worker(bus: Bus, nats_server: ServerProcess) -> None:
+    service = make_service(nats_server.url, bus.run)
+    attempts = 0
+
+    async def handler(_: LeaseRequest) -> LeaseReply:
+        nonlocal attempts
+        attempts += 1
+        if attempts < 3:
+            raise CallFailedError(CallErrorCode.NOT_READY, "no weights yet", retry_after_s=0.02)
+        return lease_reply()
+
+    service.endpoint(f"{bus.run}.call", LeaseRequest, handler)
+    async with serving(service):
+        with pytest.raises(CallFailedError, match="no weights yet") as caught:
+            await bus.request(f"{bus.run}.call", lease_request(), LeaseReply, timeout_s=5)
+        assert caught.value.code is CallErrorCode.NOT_READY
+        assert caught.value.retry_after_s == 0.02
+        await bus.request(
+            f"{bus.run}.call", lease_request(), LeaseReply, timeout_s=5, idempotent_retries=3
+        )
+    assert attempts == 3
+
+
+async def test_an_exception_in_a_handler_is_answered_counted_and_survived(
+    bus: Bus, nats_server: ServerProcess
+) -> None:
+    service = make_service(nats_server.url, bus.run)
+
+    async def handler(request: LeaseRequest) -> LeaseReply:
+        if request.worker_id == "bad":
+            raise KeyError("surprise")
+        return lease_reply()
+
+    subject = f"{bus.run}.call"
+    service.endpoint(subject, LeaseRequest, handler)
+    async with serving(service):
+        with pytest.raises(CallFailedError, match="KeyError.*surprise") as caught:
+            await bus.request(subject, lease_request("bad"), LeaseReply, timeout_s=5)
+        assert caught.value.code is CallErrorCode.INTERNAL
+        await bus.request(subject, lease_request("good"), LeaseReply, timeout_s=5)
+    failures = metric("tailrace_runtime_failures_total", where=f"endpoint:{subject}", error="KeyError")
+    assert failures == 1
+
+
+async def test_a_reply_too_big_for_the_bus_is_a_clear_internal_error(
+    bus: Bus, nats_server: ServerProcess
+) -> None:
+    service = make_service(nats_server.url, bus.run)
+
+    async def handler(_: LeaseRequest) -> Message:
+        return lease_reply("x" * 2_000_000)
+
+    service.endpoint(f"{bus.run}.call", LeaseRequest, handler)
+    async with serving(service):
+        with pytest.raises(CallFailedError, match="claim check") as caught:
+            await bus.request(f"{bus.run}.call", lease_request(), LeaseReply, timeout_s=5)
+    assert caught.value.code is CallErrorCode.INTERNAL
+
+
+async def test_who_is_not_there_and_who_does_not_answer_are_told_apart(
+    bus: Bus, nats_server: ServerProcess
+) -> None:
+    service = make_service(nats_server.url, bus.run, drain_s=0.1)
+
+    async def handler(_: LeaseRequest) -> LeaseReply:
+        await asyncio.Event().wait()
+        return lease_reply()
+
+    service.endpoint(f"{bus.run}.slow", LeaseRequest, handler)
+    async with serving(service):
+        with pytest.raises(CallTimeoutError, match=r"slow' within 0\.1 s"):
+            await bus.request(f"{bus.run}.slow", lease_request(), LeaseReply, timeout_s=0.1)
+        with pytest.raises(NoResponderError):
+            await bus.request(f"{bus.run}.nobody", lease_request(), LeaseReply, timeout_s=5)
+
+
+async def test_a_drain_answers_running_calls_and_refuses_the_rest(
+    bus: Bus, nats_server: ServerProcess
+) -> None:
+    service = make_service(nats_server.url, bus.run, drain_s=0.2)
+    stuck = asyncio.Event()
+
+    async def handler(request: LeaseRequest) -> LeaseReply:
+        await (stuck.wait() if request.worker_id == "stuck" else service.draining.wait())
+        return lease_reply()
+
+    subject = f"{bus.run}.call"
+    service.endpoint(subject, LeaseRequest, handler, concurrency=2)
+    async with serving(service) as task:
+        names = ("quick", "stuck")
+        calls = [
+            asyncio.create_task(bus.request(subject, lease_request(name), LeaseReply, timeout_s=5))
+            for name in names
+        ]
+        await eventually(
+            lambda: metric("tailrace_runtime_running_handlers", actor=f"endpoint:{subject}") == 2
+        )
+        service.stop("test")
+        assert (await calls[0]).leases
+        with pytest.raises(CallFailedError, match="shutting down") as caught:
+            await calls[1]
+        assert caught.value.code is CallErrorCode.NOT_READY
+        assert await task == 0
+    with pytest.raises(NoResponderError):
+        await bus.request(subject, lease_request(), LeaseReply, timeout_s=5)
+
+
+async def test_services_are_found_and_counted_by_nats_micro(bus: Bus, nats_server: ServerProcess) -> None:
+    name = f"svc-{bus.run}"
+    service = make_service(nats_server.url, bus.run, name=name)
+
+    async def handler(_: LeaseRequest) -> LeaseReply:
+        return lease_reply()
+
+    service.endpoint(f"{bus.run}.call", LeaseRequest, handler)
+    async with serving(service):
+        await bus.request(f"{bus.run}.call", lease_request(), LeaseReply, timeout_s=5)
+        client = bus.connection.client
+        ping = json.loads((await client.request(f"$SRV.PING.{name}", timeout=5)).data)
+        assert ping["metadata"]["run"] == bus.run
+        info = json.loads((await client.request(f"$SRV.INFO.{name}", timeout=5)).data)
+        assert info["endpoints"][0]["metadata"]["request"] == "LeaseRequest"
+        stats = json.loads((await client.request(f"$SRV.STATS.{name}", timeout=5)).data)
+        assert stats["endpoints"][0]["data"]["num_ok"] == 1
+
+
+async def test_instances_share_the_requests_of_one_subject(bus: Bus, nats_server: ServerProcess) -> None:
+    services = [make_service(nats_server.url, bus.run) for _ in range(2)]
+    answered = [0, 0]
+
+    def handler_of(index: int) -> object:
+        async def handler(_: LeaseRequest) -> LeaseReply:
+            answered[index] += 1
+            return lease_reply()
+
+        return handler
+
+    for index, service in enumerate(services):
+        service.endpoint(f"{bus.run}.call", LeaseRequest, handler_of(index))  # type: ignore[arg-type]
+    async with serving(services[0]), serving(services[1]):
+        for _ in range(60):
+            await bus.request(f"{bus.run}.call", lease_request(), LeaseReply, timeout_s=5)
+    assert sum(answered) == 60
+    assert min(answered) > 0

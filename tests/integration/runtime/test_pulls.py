@@ -1,0 +1,253 @@
+"""Working actors: acknowledged after the work, kept alive during it, buried when hopeless."""
+
+from __future__ import annotations
+
+import asyncio
+
+from nats.js.api import RawStreamMsg
+
+from tailrace.bus import Bus
+from tailrace.runtime import Delivery, HandBack, Service
+from tailrace_protos import subjects
+from tailrace_protos.episode import EpisodeTask
+from tests.conftest import ServerProcess
+from tests.integration.runtime.serving import (
+    episode,
+    eventually,
+    eventually_async,
+    make_service,
+    outgoing,
+    serving,
+)
+
+
+async def num_queued(bus: Bus) -> int:
+    info = await bus.jetstream.stream_info(subjects.episodes_stream(bus.run))
+    return int(info.state.messages)
+
+
+async def dead_letter(bus: Bus) -> RawStreamMsg:
+    """The newest dead episode, once there is one."""
+    stream = subjects.dead_stream(bus.run)
+
+    async def is_there() -> bool:
+        return (await bus.jetstream.stream_info(stream)).state.messages > 0
+
+    await eventually_async(is_there)
+    return await bus.jetstream.get_last_msg(stream, subjects.dead_episodes(bus.run))
+
+
+def pull(service: Service, bus: Bus, handler: object, **options: object) -> None:
+    service.pull(  # type: ignore[call-arg]
+        subjects.episodes_stream(bus.run),
+        "train",
+        EpisodeTask,
+        handler,  # type: ignore[arg-type]
+        **{"max_in_flight": 16, "ack_wait_s": 1.0, **options},  # type: ignore[arg-type]
+    )
+
+
+async def test_every_message_is_handled_and_leaves_the_queue(
+    run_bus: Bus, nats_server: ServerProcess
+) -> None:
+    service = make_service(nats_server.url, run_bus.run)
+    handled: list[str] = []
+
+    async def handler(task: EpisodeTask, delivery: Delivery) -> None:
+        assert delivery.num_delivered == 1
+        assert delivery.message_id == f"{run_bus.run}.{task.message_id}"
+        handled.append(task.episode_id)
+
+    pull(service, run_bus, handler)
+    async with serving(service):
+        await run_bus.publish_durable_many(outgoing(run_bus.run, range(300)))
+        await eventually(lambda: len(handled) == 300)
+    assert sorted(handled) == sorted(f"g{number}.0" for number in range(300))
+    assert await num_queued(run_bus) == 0
+
+
+async def test_no_more_handlers_run_than_allowed_and_the_rest_stays_queued(
+    run_bus: Bus, nats_server: ServerProcess
+) -> None:
+    service = make_service(nats_server.url, run_bus.run, drain_s=0.1)
+    running, most, released = 0, 0, asyncio.Semaphore(0)
+
+    async def handler(_: EpisodeTask, __: Delivery) -> None:
+        nonlocal running, most
+        running += 1
+        most = max(most, running)
+        await released.acquire()
+        running -= 1
+
+    pull(service, run_bus, handler, max_in_flight=7)
+    await run_bus.publish_durable_many(outgoing(run_bus.run, range(30)))
+    async with serving(service):
+        await eventually(lambda: running == 7)
+        info = await run_bus.jetstream.consumer_info(subjects.episodes_stream(run_bus.run), "train")
+        assert info.num_ack_pending == 7
+        assert info.num_pending == 23
+        for _ in range(30):
+            released.release()
+
+        async def is_empty() -> bool:
+            return await num_queued(run_bus) == 0
+
+        await eventually_async(is_empty)
+    assert most == 7
+
+
+async def test_heartbeats_keep_a_long_handler_from_redelivery(
+    run_bus: Bus, nats_server: ServerProcess
+) -> None:
+    service = make_service(nats_server.url, run_bus.run)
+    other = make_service(nats_server.url, run_bus.run, name="other")
+    deliveries: list[int] = []
+    done = asyncio.Event()
+
+    async def handler(_: EpisodeTask, delivery: Delivery) -> None:
+        deliveries.append(delivery.num_delivered)
+        await asyncio.sleep(2.5)  # two and a half ack waits
+        done.set()
+
+    pull(service, run_bus, handler)
+    pull(other, run_bus, handler)
+    async with serving(service), serving(other):
+        await run_bus.publish_durable_many(outgoing(run_bus.run, range(1)))
+        await asyncio.wait_for(done.wait(), 10)
+    assert deliveries == [1]
+    assert await num_queued(run_bus) == 0
+
+
+async def test_an_exception_means_again_and_after_the_last_delivery_a_dead_letter(
+    run_bus: Bus, nats_server: ServerProcess
+) -> None:
+    service = make_service(nats_server.url, run_bus.run)
+    deliveries: list[int] = []
+
+    async def handler(_: EpisodeTask, delivery: Delivery) -> None:
+        deliveries.append(delivery.num_delivered)
+        raise ZeroDivisionError("poison")
+
+    pull(service, run_bus, handler, max_deliveries=2)
+    async with serving(service):
+        await run_bus.publish_durable_many(outgoing(run_bus.run, range(1)))
+        letter = await dead_letter(run_bus)
+        assert await num_queued(run_bus) == 0
+    assert deliveries == [1, 2]
+    headers = letter.headers or {}
+    assert headers["Tailrace-Dead-Error"] == "TooManyDeliveries"
+    assert headers["Tailrace-Dead-Reason"] == "ZeroDivisionError: poison"
+    assert headers["Tailrace-Dead-Subject"] == subjects.episodes(run_bus.run, "train")
+    assert b"g0.0" in (letter.data or b"")
+
+
+async def test_a_message_that_kills_its_workers_is_buried_unopened(
+    run_bus: Bus, nats_server: ServerProcess
+) -> None:
+    pulling = await run_bus.jetstream.pull_subscribe_bind("train", subjects.episodes_stream(run_bus.run))
+    await run_bus.publish_durable_many(outgoing(run_bus.run, range(1)))
+    for _ in range(2):  # two workers that died without a word
+        (message,) = await pulling.fetch(1, timeout=5)
+        await message.nak()
+    service = make_service(nats_server.url, run_bus.run)
+    handled: list[str] = []
+
+    async def handler(task: EpisodeTask, _: Delivery) -> None:
+        handled.append(task.episode_id)
+
+    pull(service, run_bus, handler, max_deliveries=2)
+    async with serving(service):
+        letter = await dead_letter(run_bus)
+    assert (letter.headers or {})["Tailrace-Dead-Deliveries"] == "3"
+    assert handled == []
+
+
+async def test_a_malformed_message_is_buried_at_once_and_the_next_is_handled(
+    run_bus: Bus, nats_server: ServerProcess
+) -> None:
+    service = make_service(nats_server.url, run_bus.run)
+    handled: list[str] = []
+
+    async def handler(task: EpisodeTask, _: Delivery) -> None:
+        handled.append(task.episode_id)
+
+    pull(service, run_bus, handler)
+    async with serving(service):
+        await run_bus.jetstream.publish(subjects.episodes(run_bus.run, "train"), b"\x00\xff garbage")
+        await run_bus.publish_durable_many(outgoing(run_bus.run, range(1)))
+        letter = await dead_letter(run_bus)
+        await eventually(lambda: handled == ["g0.0"])
+    assert (letter.headers or {})["Tailrace-Dead-Error"] == "MalformedMessageError"
+    assert letter.data == b"\x00\xff garbage"
+    assert await num_queued(run_bus) == 0
+
+
+async def test_hand_backs_never_make_a_dead_letter(run_bus: Bus, nats_server: ServerProcess) -> None:
+    service = make_service(nats_server.url, run_bus.run)
+    num_seen, done = 0, asyncio.Event()
+
+    async def handler(task: EpisodeTask, _: Delivery) -> None:
+        nonlocal num_seen
+        num_seen += 1
+        if num_seen < 8:
+            raise HandBack(0.01)
+        assert task == episode(0)
+        done.set()
+
+    pull(service, run_bus, handler, max_deliveries=2)
+    async with serving(service):
+        await run_bus.publish_durable_many(outgoing(run_bus.run, range(1)))
+        await asyncio.wait_for(done.wait(), 10)
+    assert num_seen == 8
+    assert await num_queued(run_bus) == 0
+    assert (await run_bus.jetstream.stream_info(subjects.dead_stream(run_bus.run))).state.messages == 0
+
+
+async def test_a_drain_finishes_what_it_can_and_hands_the_rest_to_another_worker(
+    run_bus: Bus, nats_server: ServerProcess
+) -> None:
+    await run_bus.provision_run(run_bus.run)  # an ack wait of 30 s: redelivery would be too late
+    leaving = make_service(nats_server.url, run_bus.run, drain_s=0.3)
+    started, finished = 0, 0
+
+    async def handler(task: EpisodeTask, _: Delivery) -> None:
+        nonlocal started, finished
+        started += 1
+        await (leaving.draining.wait() if task.group_id == "g0" else asyncio.Event().wait())
+        finished += 1
+
+    pull(leaving, run_bus, handler, ack_wait_s=30.0)
+    await run_bus.publish_durable_many(outgoing(run_bus.run, range(5)))
+    async with serving(leaving) as task:
+        await eventually(lambda: started == 5)
+        leaving.stop("test")
+        assert await task == 0
+    assert finished == 1
+
+    taking = make_service(nats_server.url, run_bus.run)
+    taken: dict[str, int] = {}
+
+    async def take(task: EpisodeTask, delivery: Delivery) -> None:
+        taken[task.episode_id] = delivery.num_delivered
+
+    pull(taking, run_bus, take, ack_wait_s=30.0)
+    async with serving(taking):
+        await eventually(lambda: len(taken) == 4, timeout_s=5)
+    assert taken == {f"g{number}.0": 2 for number in range(1, 5)}
+    assert await num_queued(run_bus) == 0
+
+
+async def test_a_worker_that_starts_before_its_queue_exists_waits_for_it(
+    bus: Bus, nats_server: ServerProcess
+) -> None:
+    service = make_service(nats_server.url, bus.run)
+    handled: list[str] = []
+
+    async def handler(task: EpisodeTask, _: Delivery) -> None:
+        handled.append(task.episode_id)
+
+    pull(service, bus, handler)
+    async with serving(service):
+        await bus.provision_run(bus.run)
+        await bus.publish_durable_many(outgoing(bus.run, range(1)))
+        await eventually(lambda: handled == ["g0.0"])

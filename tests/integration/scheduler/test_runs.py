@@ -1,0 +1,153 @@
+"""Whole runs of the real scheduler process with real NATS and Redis, fake everything else."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+
+from tailrace_protos.episode import EpisodeTask, Outcome
+from tailrace_scheduler.core.run_log import METRIC_KEYS
+from tests.audit import build_ledger, check_ledger
+from tests.integration.scheduler.conftest import MakeRun
+
+
+async def test_a_run_of_three_steps_ends_by_itself_with_a_row_for_every_step(make_run: MakeRun) -> None:
+    async with make_run() as run:
+        await run.learner.begin()
+        run.go(run.learner.train())
+        await run.until_finished()
+
+        check_ledger(build_ledger(run.run_dir))
+        rows = run.rows
+        assert [row["step"] for row in rows] == [0, 1, 2, 3]
+        assert all(set(row) == set(METRIC_KEYS) for row in rows)
+        assert [row["eval/success_rate"] is not None for row in rows] == [True, False, True, True]
+        assert [row["policy_version"] for row in rows] == [0, 1, 2, 3]
+        assert rows[0]["loss"] is None
+        assert rows[1]["loss"] == 0.5
+        assert sum(row["outcome/ok"] for row in rows) == 3 * 4 * 3
+        times = [0.0, *(row["time_s"] for row in rows)]
+        for row, before_s in zip(rows, times, strict=False):
+            accounts = [row[key] for key in row if key.startswith(("idle/", "busy/"))]
+            assert sum(accounts) == pytest.approx(row["time_s"] - before_s, abs=1e-6)
+        assert run.bodies("run_finished")[0]["step"] == 3
+        assert await run.announced() == [line["seq"] for line in run.lines]
+        assert run.scheduler.terminate() == 0
+
+
+async def test_the_first_and_last_evaluation_are_whole_and_stand_alone(make_run: MakeRun) -> None:
+    async with make_run() as run:
+        run.learner.apply_after_s = 0.3
+        await run.learner.begin()
+        run.go(run.learner.train())
+        await run.until_finished()
+
+        played = [(body["step"], body["num_episodes"]) for body in run.bodies("evaluation_started")]
+        assert played == [(0, 6), (2, 3), (3, 6)]
+        kinds = [(line["body"]["type"], line["body"].get("phase"), line["body"].get("step")) for line in run.lines]
+        first_train = next(i for i, kind in enumerate(kinds) if kind[:2] == ("group_admitted", "train"))
+        assert kinds.index(("evaluation_finished", None, 0)) < first_train
+        last_train = max(i for i, kind in enumerate(kinds) if kind[:2] == ("group_closed", "train"))
+        assert kinds.index(("evaluation_started", None, 3)) > last_train
+        seeds = sorted(
+            task.task.seed for name, task in run.agents.tasks.items() if name.startswith("e3-")
+        )
+        assert seeds == [0, 1, 2, 3, 4, 5]
+        assert run.rows[0]["eval/success_rate"] == pytest.approx(2 / 6)
+
+
+async def test_synchronous_training_admits_nothing_before_the_newest_version_is_served(
+    make_run: MakeRun,
+) -> None:
+    async with make_run(max_staleness=0, max_steps=2, eval_steps=0) as run:
+        run.learner.apply_after_s = 0.2
+        await run.learner.begin()
+        run.go(run.learner.train())
+        await run.until_finished()
+
+        admitted = [body for body in run.bodies("group_admitted") if body["phase"] == "train"]
+        assert Counter(body["step"] for body in admitted) == {0: 4, 1: 4}
+        lines = run.lines
+        published = next(
+            line["unix_s"]
+            for line in lines
+            if line["body"]["type"] == "weights_published" and line["body"]["optimizer_step"] == 1
+        )
+        of_step_1 = [
+            line["unix_s"]
+            for line in lines
+            if line["body"]["type"] == "group_admitted" and line["body"]["step"] == 1
+            and line["body"]["phase"] == "train"
+        ]
+        assert min(of_step_1) >= published + 0.2
+
+
+async def test_a_scheduler_killed_again_and_again_loses_and_doubles_nothing(make_run: MakeRun) -> None:
+    async with make_run(max_steps=6) as run:
+        await run.learner.begin()
+        run.go(run.learner.train())
+        for step in (0, 1, 3):
+            await run.until(lambda step=step: run.learner.step >= step and bool(run.agents.played))
+            run.scheduler.kill()
+            run.scheduler.start()
+        await run.until_finished()
+
+        check_ledger(build_ledger(run.run_dir))
+        assert [row["step"] for row in run.rows] == [0, 1, 2, 3, 4, 5, 6]
+        announced = await run.announced()
+        assert list(dict.fromkeys(announced)) == [line["seq"] for line in run.lines]
+        ends = [body for body in run.bodies("run_finished")]
+        assert len(ends) == 1
+        trained = build_ledger(run.run_dir).trained
+        assert len(trained) == 6 * 4
+
+
+async def test_episodes_lost_with_the_work_queue_go_out_as_a_new_attempt(make_run: MakeRun) -> None:
+    async with make_run(max_steps=1, eval_steps=0) as run:
+        first: set[str] = set()
+
+        def vanish(task: EpisodeTask) -> Outcome | None:
+            if task.phase == "train" and task.attempt == 0:
+                first.add(task.episode_id)
+                return None
+            return Outcome.OK
+
+        run.agents.outcome_of = vanish
+        await run.learner.begin()
+        run.go(run.learner.train())
+        await run.until(lambda: len(first) == 12)
+        run.agents.worker_id = "agents-1"  # the one that held them is never heard of again
+        jetstream = run.bus.jetstream
+        await jetstream.purge_stream(f"{run.run}_EPISODES")
+        await run.until_finished()
+
+        assert {body["attempt"] for body in run.bodies("episode_redelivered")} == {1}
+        check_ledger(build_ledger(run.run_dir))
+
+
+async def test_a_learner_that_resumes_takes_back_the_rows_after_its_checkpoint(make_run: MakeRun) -> None:
+    async with make_run(max_steps=4) as run:
+        run.learner.save_steps = 2
+        await run.learner.begin()
+        training = run.go(run.learner.train())
+        run.learner.max_steps = 3
+        await run.until(lambda: training.done() and bool(run.rows) and run.rows[-1]["step"] == 3)
+        run.learner.max_steps = 4
+        await run.learner.begin(step=2, checkpoint="step_2")
+        run.go(run.learner.train())
+        await run.until_finished()
+
+        assert [row["step"] for row in run.rows] == [0, 1, 2, 3, 4]
+        check_ledger(build_ledger(run.run_dir))
+
+
+async def test_a_wrong_capacity_ends_the_process_with_code_two_and_one_line(make_run: MakeRun) -> None:
+    run = make_run(scheduler={"max_buffered_groups": 3})
+    run.scheduler.start()
+    assert run.scheduler.process is not None
+    assert run.scheduler.process.wait(20) == 2
+    said = run.scheduler.log
+    assert "Traceback" not in said
+    assert "scheduler.max_buffered_groups" in said
+    assert "at least 4" in said

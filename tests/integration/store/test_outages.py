@@ -1,0 +1,154 @@
+"""A Redis that is killed, full or unwilling."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from tailrace.config import ConfigError
+from tailrace.store import (
+    Journal,
+    Outbox,
+    PutResult,
+    StoreError,
+    StoreFullError,
+    StoreUnavailableError,
+    TrajectoryBuffer,
+    connect,
+)
+from tailrace_protos.event import CheckpointSaved, EpisodeSettled, RunFinished
+from tests.conftest import ServerProcess, free_port
+from tests.integration.store.made import group, trajectory, turn
+
+
+async def test_a_redis_killed_in_mid_traffic_only_delays(
+    own_redis_server: ServerProcess, run_name: str
+) -> None:
+    redis = await connect(own_redis_server.url)
+    buffer, outbox, journal = (kind(redis, run_name) for kind in (TrajectoryBuffer, Outbox, Journal))
+    records = [group(index, members=4) for index in range(40)]
+
+    async def play(index: int) -> None:
+        record = records[index]
+        await buffer.record_group(record)
+        for member in range(4):
+            for number in range(5):
+                await journal.append(record.episode_id(member), turn(number))
+            assert (
+                await buffer.put_trajectory(trajectory(record, member)) is not PutResult.UNKNOWN_GROUP
+            )
+        await outbox.emit("learner", RunFinished(index, "group played"))
+
+    async def consume() -> list[int]:
+        indices: list[int] = []
+        while len(indices) < len(records):
+            indices += [ready.group.group_index for ready in await buffer.next_groups(8, 5.0)]
+        return indices
+
+    consuming = asyncio.create_task(consume())
+    playing = asyncio.gather(*(play(index) for index in range(40)))
+    for _ in range(3):
+        reached = redis.pipeline.num_commands + 100
+        while redis.pipeline.num_commands < reached and not playing.done():
+            await asyncio.sleep(0)
+        own_redis_server.kill()
+        await asyncio.to_thread(own_redis_server.start)
+    async with asyncio.timeout(30):
+        await playing
+        assert sorted(await consuming) == list(range(40))
+    bodies = [event.body for event in await outbox.read(10_000, 0)]
+    settled = [body.episode_id for body in bodies if isinstance(body, EpisodeSettled)]
+    assert len(settled) == len(set(settled)) == 160
+    assert sorted(body.step for body in bodies if isinstance(body, RunFinished)) == list(range(40))
+    await redis.aclose()
+
+
+async def test_a_waiting_reader_survives_a_restart(
+    own_redis_server: ServerProcess, run_name: str
+) -> None:
+    redis = await connect(own_redis_server.url)
+    outbox = Outbox(redis, run_name)
+    reading = asyncio.create_task(outbox.read(1, 0.2))
+    await redis.ping()
+    own_redis_server.kill()
+    await asyncio.to_thread(own_redis_server.start)
+    assert await reading == []
+    await outbox.emit("scheduler", RunFinished(1, "x"))
+    assert len(await outbox.read(1, 1.0)) == 1
+    await redis.aclose()
+
+
+async def test_a_full_redis_is_told_with_the_remedy_and_can_still_be_emptied(
+    own_redis_server: ServerProcess, run_name: str
+) -> None:
+    redis = await connect(own_redis_server.url)
+    buffer = TrajectoryBuffer(redis, run_name)
+    record, second = group(0, members=1, min_valid=1), group(1, members=1, min_valid=1)
+    await buffer.record_group(record)
+    await buffer.record_group(second)
+    await buffer.put_trajectory(trajectory(record, 0, num_tokens=10_000))
+    taken = await buffer.next_groups(1, 0)
+
+    await redis.command("CONFIG", "SET", "maxmemory", 1)
+    with pytest.raises(StoreFullError, match="maxmemory"):
+        await buffer.put_trajectory(trajectory(second, 0))
+    await buffer.commit_checkpoint([taken[0].entry_id], CheckpointSaved("a", 1, "p", 1))
+    assert (await buffer.counters()).retained_bytes == 0
+
+    await redis.command("CONFIG", "SET", "maxmemory", 0)
+    assert await buffer.put_trajectory(trajectory(second, 0)) is PutResult.SETTLED
+    await redis.aclose()
+
+
+async def test_one_refused_command_does_not_disturb_its_neighbours(
+    own_redis_server: ServerProcess,
+) -> None:
+    redis = await connect(own_redis_server.url)
+    answers = await asyncio.gather(
+        redis.command("SET", "a", "1"),
+        redis.command("LPUSH", "a", "2"),
+        redis.command("GET", "a"),
+        return_exceptions=True,
+    )
+    assert answers[0] == b"OK"
+    assert isinstance(answers[1], StoreError)
+    assert "WRONGTYPE" in str(answers[1])
+    assert answers[2] == b"1"
+    await redis.aclose()
+
+
+async def test_commands_of_one_tick_share_a_round_trip(own_redis_server: ServerProcess) -> None:
+    redis = await connect(own_redis_server.url)
+    before = redis.pipeline.num_batches
+    await asyncio.gather(*(redis.command("INCR", "n") for _ in range(500)))
+    assert redis.pipeline.num_batches - before == 1
+    assert await redis.command("GET", "n") == b"500"
+    await redis.aclose()
+
+
+async def test_an_absent_redis_is_named_with_the_remedy() -> None:
+    url = f"redis://user:secret@127.0.0.1:{free_port()}/0"
+    with pytest.raises(StoreUnavailableError, match="TAILRACE_REDIS_URL") as caught:
+        await connect(url, wait_s=0.1)
+    assert "secret" not in str(caught.value)
+
+
+async def test_an_outage_longer_than_allowed_fails_the_callers(own_redis_server: ServerProcess) -> None:
+    redis = await connect(own_redis_server.url, outage_s=0.1)
+    own_redis_server.kill()
+    answers = await asyncio.gather(*(redis.ping() for _ in range(3)), return_exceptions=True)
+    assert [type(answer) for answer in answers] == [StoreUnavailableError] * 3
+    own_redis_server.start()
+    await redis.ping()
+    await redis.aclose()
+
+
+async def test_wrong_credentials_are_the_users_mistake(own_redis_server: ServerProcess) -> None:
+    redis = await connect(own_redis_server.url)
+    await redis.command("CONFIG", "SET", "requirepass", "right")
+    await redis.aclose()
+    for user in ("", ":wrong@"):
+        url = own_redis_server.url.replace("redis://", f"redis://{user}")
+        with pytest.raises(ConfigError, match="password"):
+            await connect(url, wait_s=5.0)
