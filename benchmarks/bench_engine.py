@@ -86,7 +86,9 @@ def make_jobs(count: int) -> list[Job]:
     """Prompts of 8 to 64 tokens with 8 to 128 new ones."""
     rng = np.random.default_rng(1)
     sizes = zip(rng.integers(8, 65, count), rng.integers(8, 129, count), strict=True)
-    return [Job(rng.integers(0, VOCAB_SIZE, prompt).astype(np.int32), int(new)) for prompt, new in sizes]
+    return [
+        Job(rng.integers(0, VOCAB_SIZE, prompt).astype(np.int32), int(new)) for prompt, new in sizes
+    ]
 
 
 def run_engine(engine: TorchEngine, jobs: list[Job], in_flight: int) -> int:
@@ -160,7 +162,9 @@ class Episodes:
         call_id = f"{episode}.{self._generation[episode]}.{self.num_turns}"
         sampling = SamplingParams(seed=self._left, stop_token_ids=(1,))
         prompt = pack_int32(self._history[episode])
-        request = GenerateRequest(call_id, f"{episode}.{self._generation[episode]}", prompt, 2, sampling)
+        request = GenerateRequest(
+            call_id, f"{episode}.{self._generation[episode]}", prompt, 2, sampling
+        )
         self._engine.submit(request, lambda chunk: self._answered(episode, chunk))
 
     def _answered(self, episode: int, chunk: TokenChunk) -> None:
@@ -207,9 +211,14 @@ def main() -> None:
         engine = make_engine(model, InferenceConfig(max_running=in_flight, forward=args.forward))
         ours = rate(lambda: run_engine(engine, jobs, in_flight), args.repeats)
         theirs = rate(lambda: run_generate(model, jobs, in_flight), args.repeats)
-        result |= {f"engine_tokens_per_s_{in_flight}": ours, f"generate_tokens_per_s_{in_flight}": theirs}
+        result |= {
+            f"engine_tokens_per_s_{in_flight}": ours,
+            f"generate_tokens_per_s_{in_flight}": theirs,
+        }
         if not args.json:
-            print(f"{in_flight:3d} in flight: engine {ours:9,.0f} tokens/s, generate {theirs:9,.0f}, {ours / theirs:5.1f}x")
+            print(
+                f"{in_flight:3d} in flight: engine {ours:9,.0f} tokens/s, generate {theirs:9,.0f}, {ours / theirs:5.1f}x"
+            )
     if args.only != "tokens":
         engine = make_engine(model, InferenceConfig(forward=args.forward))
         turns = rate(lambda: run_turns(engine, 6000), args.repeats)

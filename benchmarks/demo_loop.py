@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import json
+import math
 import random
 import sys
 import tempfile
@@ -34,6 +35,7 @@ from tailrace_protos.weights import ModelCard
 
 MAX_SLOTS = 112
 EVAL_EPISODES = 1024
+WARM_UP_STEPS = 5
 
 
 @dataclass(frozen=True)
@@ -89,6 +91,7 @@ class Loop:
         rows = max(recipe.groups_per_step * recipe.group_size, EVAL_EPISODES)
         self.sampler = KvSampler(self.model, rows, MAX_SLOTS)
         self.next_seed = seed * 1_000_003
+        self.train_success: list[float] = []
         self.curve: list[dict[str, float]] = []
 
     def run(self) -> dict[str, object]:
@@ -96,8 +99,7 @@ class Loop:
         begin = time.perf_counter()
         warm_loss = self.warm_start()
         warm_start_s = time.perf_counter() - begin
-        rl_s = eval_s = self._evaluate(0, 0.0, 0.0)
-        rl_s = 0.0
+        rl_s, eval_s = 0.0, self._evaluate(0, 0.0, 0.0)
         optimizer = self._optimizer(self.recipe.learning_rate, self.recipe.weight_decay)
         weights = deque([snapshot(self.model)], maxlen=self.recipe.lag + 1)
         num_tokens = 0
@@ -143,9 +145,11 @@ class Loop:
             num_episodes=recipe.warm_start_steps * recipe.warm_start_episodes,
             random_moves=recipe.random_moves,
         )
-        optimizer = self._optimizer(recipe.warm_start_learning_rate, 0.01)
+        optimizer = self._optimizer(recipe.warm_start_learning_rate, recipe.weight_decay)
         loss = 0.0
-        for _ in range(recipe.warm_start_steps):
+        for step in range(recipe.warm_start_steps):
+            share = _warm_start_share(step, recipe.warm_start_steps)
+            _set_learning_rate(optimizer, recipe.warm_start_learning_rate * share)
             chunk = sorted(islice(rows, recipe.warm_start_episodes), key=lambda row: len(row[0]))
             num_targets = sum(sum(mask) for _, mask in chunk)
             loss = 0.0
@@ -154,7 +158,7 @@ class Loop:
                 mask = _pad([torch.tensor(chunk[index][1]) for index in part])[:, 1:].bool()
                 logprobs, _ = self._logprobs(ids[:, :-1], ids[:, 1:], mask)
                 part_loss = -logprobs.sum() / num_targets
-                part_loss.backward()
+                torch.autograd.backward(part_loss)
                 loss += part_loss.item()
             self._apply(optimizer)
         return loss
@@ -163,20 +167,16 @@ class Loop:
         """Roll out with the oldest of `weights`, train, append the new ones; tokens sampled."""
         recipe = self.recipe
         share = 1.0 + (recipe.lr_decay - 1.0) * (step - 1) / max(1, recipe.max_steps - 1)
-        for group in optimizer.param_groups:
-            group["lr"] = recipe.learning_rate * share
+        _set_learning_rate(optimizer, recipe.learning_rate * share)
         self.sampler.load(weights[0])
         seeds = range(self.next_seed, self.next_seed + recipe.groups_per_step)
         self.next_seed += recipe.groups_per_step
-        begin = time.perf_counter()
-        episodes = play_episodes(
-            self.sampler, self.renderer, {}, [seed for seed in seeds for _ in range(recipe.group_size)]
-        )
-        self.rollout_s = time.perf_counter() - begin
+        tasks = [seed for seed in seeds for _ in range(recipe.group_size)]
+        episodes = play_episodes(self.sampler, self.renderer, {}, tasks)
+        self.train_success.append(float(np.mean([episode.success for episode in episodes])))
         kept = _informative(episodes, recipe)
         random.shuffle(kept)
         count = -(-len(kept) // recipe.mini_batches)
-        self.num_kept = len(kept)
         for first in range(0, len(kept), max(count, 1)):
             self._update(kept[first : first + count], optimizer)
         weights.append(snapshot(self.model))
@@ -190,7 +190,7 @@ class Loop:
             weights = 1.0 / num_targets * torch.ones_like(batch.mask, dtype=torch.float32)
             if self.recipe.seq_mean:
                 weights = (1.0 / len(rows) / batch.mask.sum(1, keepdim=True)).expand_as(batch.mask)
-            self._loss(batch, weights[batch.mask]).backward()
+            torch.autograd.backward(self._loss(batch, weights[batch.mask]))
         self._apply(optimizer)
 
     def _loss(self, batch: Batch, weights: Tensor) -> Tensor:
@@ -234,9 +234,16 @@ class Loop:
         held_out = {"split": "held_out"}
         episodes = play_episodes(self.sampler, self.renderer, held_out, range(EVAL_EPISODES))
         took_s = time.perf_counter() - begin
-        rate = float(np.mean([episode.success for episode in episodes]))
-        self.curve.append({"step": step, "success_rate": rate, "rl_s": rl_s, "eval_s": eval_s + took_s})
-        print(f"seed {self.seed} step {step}: success {rate:.3f} after {rl_s:.1f} s", file=sys.stderr)
+        point = {
+            "step": step,
+            "success_rate": float(np.mean([episode.success for episode in episodes])),
+            "train_success_rate": float(np.mean(self.train_success)) if step else 0.0,
+            "rl_s": rl_s,
+            "eval_s": eval_s + took_s,
+        }
+        self.train_success.clear()
+        self.curve.append(point)
+        print(f"seed {self.seed} {json.dumps(point)}", file=sys.stderr)
         return took_s
 
 
@@ -245,6 +252,19 @@ def _load_renderer(directory: Path) -> tuple[Renderer, int]:
     files = {path.name: path.read_bytes() for path in directory.iterdir()}
     vocab_size = len(json.loads(files["tokenizer.json"])["model"]["vocab"])
     return Renderer.from_model_card(ModelCard(config_json=b"{}", tokenizer_files=files)), vocab_size
+
+
+def _warm_start_share(step: int, num_steps: int) -> float:
+    """The learning rate's share of its peak: up over five steps, then a cosine down to a tenth."""
+    if step < WARM_UP_STEPS:
+        return (step + 1) / WARM_UP_STEPS
+    progress = (step - WARM_UP_STEPS) / max(1, num_steps - WARM_UP_STEPS)
+    return 0.1 + 0.45 * (1 + math.cos(math.pi * progress))
+
+
+def _set_learning_rate(optimizer: torch.optim.Optimizer, learning_rate: float) -> None:
+    for group in optimizer.param_groups:
+        group["lr"] = learning_rate
 
 
 def _informative(episodes: list[Episode], recipe: Recipe) -> list[tuple[Episode, float]]:

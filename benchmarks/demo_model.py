@@ -12,6 +12,7 @@ from torch.nn import functional
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
 HEAD_DIM = 32
+ROPE_THETA = 100.0
 
 Weights = list[dict[str, Tensor]]  # the top first, then the layers
 
@@ -30,10 +31,9 @@ def build_model(vocab_size: int, seed: int) -> Qwen3ForCausalLM:
         max_position_embeddings=256,
         tie_word_embeddings=True,
         initializer_range=0.05,
-        rope_parameters={"rope_type": "default", "rope_theta": 100.0},
-        attn_implementation="sdpa",
+        rope_parameters={"rope_type": "default", "rope_theta": ROPE_THETA},
     )
-    return Qwen3ForCausalLM(config).float()
+    return Qwen3ForCausalLM(config)
 
 
 class KvSampler:
@@ -46,7 +46,7 @@ class KvSampler:
         shape = (config.num_hidden_layers, 2, max_rows, self._num_heads, max_slots, HEAD_DIM)
         self._cache = torch.zeros(shape)
         self._valid = torch.zeros((max_rows, max_slots), dtype=torch.bool)
-        frequencies = config.rope_parameters["rope_theta"] ** (-torch.arange(0, HEAD_DIM, 2) / HEAD_DIM)
+        frequencies = ROPE_THETA ** (-torch.arange(0, HEAD_DIM, 2) / HEAD_DIM)
         angles = torch.outer(torch.arange(max_slots), frequencies)
         self._cos, self._sin = angles.cos().repeat(1, 2), angles.sin().repeat(1, 2)
         self.load(snapshot(model))

@@ -6,7 +6,7 @@ make a turn of all rows.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -43,7 +43,7 @@ class Episode:
 class Row:
     """A running episode: its environment and the tokens that the sampler has not seen yet."""
 
-    def __init__(self, renderer: Renderer, env_config: dict[str, object], seed: int) -> None:
+    def __init__(self, renderer: Renderer, env_config: Mapping[str, object], seed: int) -> None:
         self.episode = Episode()
         self._renderer = renderer
         self._env = make_env("frozen_lake", env_config)
@@ -60,7 +60,7 @@ class Row:
             self.episode.sample(token_id, logprob)
         reply = self._renderer.decode(np.array(token_ids, dtype=np.int32))
         observation, reward, terminated, truncated, info = self._env.step(reply)
-        self.episode.reward += reward
+        self.episode.reward += float(reward)
         if terminated or truncated:
             self.episode.success = info["success"]
             return False
@@ -72,7 +72,7 @@ class Row:
 
 
 def play_episodes(
-    sampler: KvSampler, renderer: Renderer, env_config: dict[str, object], seeds: Sequence[int]
+    sampler: KvSampler, renderer: Renderer, env_config: Mapping[str, object], seeds: Sequence[int]
 ) -> list[Episode]:
     """Play one episode per seed, all at once."""
     rows = [Row(renderer, env_config, seed) for seed in seeds]

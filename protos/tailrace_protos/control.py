@@ -37,6 +37,12 @@ class ServerStatus(Message, frozen=True, tag="server_status"):
     zmq_public_key: str = ""  # CURVE key, when the cluster is more than one host
 
 
+class DrainRequest(Message, frozen=True, tag="drain_request"):
+    """Tells an inference server to leave; it answers with its `ServerStatus`."""
+
+    reason: str = ""
+
+
 class LeaseRequest(Message, frozen=True, tag="lease_request"):
     """Where shall these episodes be generated? After a failure, with `failed_server_id`."""
 

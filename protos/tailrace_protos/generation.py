@@ -1,4 +1,8 @@
-"""Generation: token ids in, streamed token chunks with log-probabilities and policy versions out."""
+"""Generation: token ids in, streamed token chunks with log-probabilities and policy versions out.
+
+`gc=False`: these messages are made by the ten thousand and can hold no reference cycles, so the
+collector need not look at them (it cost a server a quarter of its time).
+"""
 
 from __future__ import annotations
 
@@ -17,7 +21,7 @@ class FinishReason(enum.StrEnum):
     ABORT = "abort"
 
 
-class SamplingParams(msgspec.Struct, frozen=True, omit_defaults=True):
+class SamplingParams(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     """How to choose tokens. `top_k` 0, `top_p` 1 and `min_p` 0 switch that filter off.
 
     `temperature` 0 is greedy. `inference_logprobs` are those of the distribution sampled from: after
@@ -33,7 +37,7 @@ class SamplingParams(msgspec.Struct, frozen=True, omit_defaults=True):
     stop: tuple[str, ...] = ()
 
 
-class GenerateRequest(Message, frozen=True, tag="generate_request"):
+class GenerateRequest(Message, frozen=True, tag="generate_request", gc=False):
     """One model turn. `max_new_tokens` is what is left of the episode's budget.
 
     The last `num_continued` ids of `prompt_ids` were sampled by another server for this same call
@@ -49,7 +53,7 @@ class GenerateRequest(Message, frozen=True, tag="generate_request"):
     traceparent: str = ""
 
 
-class VersionSpan(msgspec.Struct, frozen=True, array_like=True):
+class VersionSpan(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """`num_tokens` consecutive tokens sampled from one policy version."""
 
     policy_version: int
@@ -65,7 +69,7 @@ class CallErrorCode(enum.StrEnum):
     INTERNAL = "internal"  # the server failed; try elsewhere
 
 
-class CallError(msgspec.Struct, frozen=True, omit_defaults=True):
+class CallError(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     """A failed call's reason, in a form that the caller can act on."""
 
     code: CallErrorCode
@@ -73,7 +77,7 @@ class CallError(msgspec.Struct, frozen=True, omit_defaults=True):
     retry_after_s: float = 0.0
 
 
-class TokenChunk(Message, frozen=True, tag="token_chunk", omit_defaults=True):
+class TokenChunk(Message, frozen=True, tag="token_chunk", omit_defaults=True, gc=False):
     """Some newly sampled tokens of a call; the last chunk has `finish_reason` or `error`."""
 
     call_id: str

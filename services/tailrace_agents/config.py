@@ -10,6 +10,11 @@ from tailrace.channel.config import ChannelConfig
 from tailrace.config import Config
 
 
+def _require_positive(config: Config, key: str) -> None:
+    if getattr(config, key) <= 0:
+        raise ValueError(f"{key} must be positive")
+
+
 class EnvEntry(Config, frozen=True, kw_only=True):
     """One environment under `custom_envs`."""
 
@@ -115,8 +120,3 @@ class AgentsConfig(Config, frozen=True, kw_only=True):
             _require_positive(self, key)
         if self.render_episodes < 0:
             raise ValueError("render_episodes must not be negative")
-
-
-def _require_positive(config: Config, key: str) -> None:
-    if getattr(config, key) <= 0:
-        raise ValueError(f"{key} must be positive")

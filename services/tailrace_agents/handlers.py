@@ -9,9 +9,9 @@ from pathlib import Path
 
 from tailrace.chat import Renderer
 from tailrace.clock import Clock
+from tailrace.foreign import ForeignCodeError
 from tailrace.log import get_logger
 from tailrace.runtime import Delivery, HandBack
-from tailrace.sdk.foreign import ForeignCodeError
 from tailrace.store import Journal, TrajectoryBuffer
 from tailrace.tracing import span
 from tailrace_agents import metrics

@@ -12,9 +12,7 @@ from tailrace.config import ConfigError
 from tailrace.log import configure
 from tailrace_cli.cluster.local import Attachment
 from tailrace_cli.cluster.supervisor import USER_ERROR, ServiceFailedError
-from tailrace_cli.commands import train as train_command
 from tailrace_cli.commands.cluster_run import keep_up, prepare_run_dir
-from tailrace_cli.commands.episode import play_in_terminal
 from tailrace_cli.commands.validate import validate as validate_experiment
 from tailrace_cli.experiment import Experiment, load, locate
 from tailrace_cli.validation import check_experiment
@@ -70,6 +68,8 @@ def train(
     attach: Attach = None,
 ) -> None:
     """Train on a local cluster of every service; ends with a summary and report.html."""
+    from tailrace_cli.commands import train as train_command  # draws curves: matplotlib takes a second
+
     loaded = _experiment(experiment, overrides, config_path, config_name)
     raise typer.Exit(
         train_command.train(loaded, console, overwrite=overwrite, attachment=_attachment(attach))
@@ -86,6 +86,8 @@ def evaluate(
     attach: Attach = None,
 ) -> None:
     """Evaluate a checkpoint on the experiment's fixed evaluation set."""
+    from tailrace_cli.commands import train as train_command
+
     first = _experiment(experiment, overrides, config_path, config_name)
     evaluation = train_command.evaluation_of(first, checkpoint)
     raise typer.Exit(train_command.evaluate(evaluation, console, attachment=_attachment(attach)))
@@ -127,6 +129,8 @@ def episode(
     config_name: ConfigName = None,
 ) -> None:
     """Play one episode in this terminal, turn by turn, without any cluster."""
+    from tailrace_cli.commands.episode import play_in_terminal  # loads torch: seconds
+
     loaded = _experiment(experiment, overrides, config_path, config_name)
     play_in_terminal(loaded, console, checkpoint=checkpoint, task_seed=task_seed)
 

@@ -1,0 +1,1 @@
+"""The inference service: one engine, its weights, its cache, and the calls it answers."""

@@ -66,6 +66,14 @@ class InferenceConfig(Config, frozen=True, kw_only=True):
     transports: tuple[Transport, ...] = ("nats", "zmq")
     """Ways in for generation requests. Callers choose among those a server announces."""
 
+    bind_host: str = ""
+    """Address that ZMQ callers connect to (0.0.0.0: all interfaces). Empty: a socket in the state
+    directory, for callers of the same host. Anything but loopback switches encryption on."""
+
+    advertise_host: str = ""
+    """Name that other hosts reach `bind_host` by; empty: `bind_host`, or this host's name if that is
+    0.0.0.0."""
+
     heartbeat_s: float = 0.5
     """Time between two entries in the server registry."""
 

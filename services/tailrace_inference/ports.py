@@ -58,6 +58,9 @@ class Engine(Protocol):
     """Generates tokens in steps that its driver calls; `submit`, `abort` and `stage` may come from
     other threads than `step`, everything else may not run beside it."""
 
+    def attach(self) -> None:
+        """Called once on the thread that is going to step, before its first step."""
+
     def submit(self, request: GenerateRequest, on_chunk: OnChunk) -> None:
         """Queue a request; its chunks, the last one closing it, go to `on_chunk` during steps."""
 

@@ -2,73 +2,103 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Container, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import ParamSpec, Protocol, TypeVar
 
+from tailrace.weights.tensors import TensorBytes
 from tailrace_protos.event import CheckpointSaved, EventBody
 from tailrace_protos.trajectory import TrajectoryGroup
-from tailrace_protos.weights import ModelCard
 
-if TYPE_CHECKING:
-    from tailrace.weights.tensors import TensorBytes
+P = ParamSpec("P")
+T = TypeVar("T")
 
 
 class Taken(Protocol):
     """A closed group taken from the buffer; `entry_id` is its name there."""
 
     @property
-    def entry_id(self) -> str: ...
+    def entry_id(self) -> str: ...  # noqa: D102
     @property
-    def num_bytes(self) -> int: ...
+    def num_bytes(self) -> int: ...  # noqa: D102
     @property
-    def group(self) -> TrajectoryGroup: ...
+    def group(self) -> TrajectoryGroup: ...  # noqa: D102
 
 
 class GroupSource(Protocol):
     """The learner's side of the trajectory buffer."""
 
-    async def next_groups(self, max_groups: int, block_s: float) -> Sequence[Taken]: ...
-    async def mark_dropped(self, entry_ids: Sequence[str], reason: str) -> None: ...
-    async def commit_checkpoint(self, entry_ids: Sequence[str], event: CheckpointSaved) -> None: ...
-    async def rebase_credit(self, num_trained_groups: int) -> None: ...
-    def rewind(self) -> None: ...
+    async def next_groups(self, max_groups: int, block_s: float) -> Sequence[Taken]:
+        """Closed groups in order; all retained ones again after a start."""
+        ...
+
+    async def mark_dropped(self, entry_ids: Sequence[str], reason: str) -> None:
+        """Give groups back untrained."""
+        ...
+
+    async def commit_checkpoint(self, entry_ids: Sequence[str], event: CheckpointSaved) -> None:
+        """Delete groups that a durable checkpoint holds."""
+        ...
 
 
 class EventSink(Protocol):
     """The outbox."""
 
-    async def emit(self, service: str, *bodies: EventBody) -> None: ...
+    async def emit(self, service: str, *bodies: EventBody) -> None:
+        """Append events, all or none."""
+        ...
 
 
 class VersionBook(Protocol):
-    """policy_version -> (lineage, optimizer step)."""
+    """What policy versions stand for."""
 
-    async def all(self) -> dict[int, tuple[str, int]]: ...
-
-
-class CardStore(Protocol):
-    """The run's model card."""
-
-    async def put_model_card(self, card: ModelCard) -> None: ...
-    async def get_model_card(self) -> ModelCard | None: ...
+    async def all(self) -> dict[int, tuple[str, int]]:
+        """policy_version -> (lineage, optimizer step)."""
+        ...
 
 
 class WeightSink(Protocol):
-    """Takes new weights; returns their policy version once somebody else holds a verified copy."""
+    """Takes new weights."""
 
-    async def publish(
-        self, tensors: Sequence[TensorBytes], *, lineage: str, optimizer_step: int
-    ) -> int: ...
+    async def publish(self, tensors: Sequence[TensorBytes], *, lineage: str, optimizer_step: int) -> int:
+        """Their policy version, once somebody else holds a verified copy."""
+        ...
+
+
+class Computer(Protocol):
+    """Where torch runs: beside the event loop, one call at a time."""
+
+    async def __call__(self, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        """The result of `work`."""
+        ...
+
+
+StateT = TypeVar("StateT", contravariant=True)
+
+
+class CheckpointStore(Protocol[StateT]):
+    """Durable checkpoints of the weights and optimizer as they are when `save` is called."""
+
+    def save(self, state: StateT) -> Path:
+        """Write one; `OSError` with a remedy when the disk does not take it."""
+        ...
+
+    def prune(self, keep: int, lineages: Container[str]) -> None:
+        """Remove all but the newest of these lineages; 0 keeps all."""
+        ...
 
 
 class MetricsWriter(Protocol):
     """A place for a step's numbers beside the events."""
 
-    def write(self, step: int, metrics: dict[str, float | None]) -> None: ...
+    def write(self, step: int, metrics: dict[str, float | None]) -> None:
+        """Keep the numbers of one step."""
+        ...
 
 
 class TrajectoryLog(Protocol):
     """Keeps trained groups for audits."""
 
-    def append(self, step: int, lineage: str, groups: Sequence[TrajectoryGroup]) -> Path: ...
+    def append(self, step: int, lineage: str, groups: Sequence[TrajectoryGroup]) -> Path:
+        """Keep the groups of a step; `OSError` when the disk does not take them."""
+        ...

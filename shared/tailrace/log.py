@@ -10,8 +10,8 @@ from __future__ import annotations
 import logging
 import os
 import sys
-from contextlib import AbstractContextManager
-from typing import Any, cast
+from contextlib import AbstractContextManager, suppress
+from typing import Any, TextIO, cast
 
 import structlog
 from structlog.contextvars import bind_contextvars, bound_contextvars, merge_contextvars
@@ -20,6 +20,18 @@ from structlog.typing import FilteringBoundLogger, Processor
 from tailrace.config import ConfigError
 
 FORMS = ("json", "console")
+
+
+class _Stderr:
+    """Whatever `sys.stderr` is at the time of a line; nobody reading it must not end the service."""
+
+    def write(self, text: str) -> None:
+        with suppress(OSError, ValueError):  # broken pipe, closed file
+            sys.stderr.write(text)
+
+    def flush(self) -> None:
+        with suppress(OSError, ValueError):
+            sys.stderr.flush()
 
 
 def get_logger(name: str) -> FilteringBoundLogger:
@@ -32,10 +44,10 @@ def bound(**ids: Any) -> AbstractContextManager[None]:
     return cast(AbstractContextManager[None], bound_contextvars(**ids))
 
 
-def configure(*, service: str, run: str = "", instance_id: str = "") -> None:
+def configure(*, service: str = "", run: str = "", instance_id: str = "") -> None:
     """Set up this process's logging, once, at start."""
     shared = _shared_processors()
-    handler = logging.StreamHandler(sys.stderr)
+    handler = logging.StreamHandler(cast(TextIO, _Stderr()))
     handler.setFormatter(
         structlog.stdlib.ProcessorFormatter(
             foreign_pre_chain=shared,
@@ -47,10 +59,14 @@ def configure(*, service: str, run: str = "", instance_id: str = "") -> None:
     structlog.configure(
         processors=[*shared, *_renderers()],
         wrapper_class=structlog.make_filtering_bound_logger(level),
-        logger_factory=structlog.WriteLoggerFactory(file=sys.stderr),
+        logger_factory=structlog.WriteLoggerFactory(file=cast(TextIO, _Stderr())),
         cache_logger_on_first_use=True,
     )
-    ids = {"service": service, "run": run, "instance_id": instance_id}
+    bind(service=service, run=run, instance_id=instance_id)
+
+
+def bind(**ids: str) -> None:
+    """Add ids to every line from here on; empty ones are left out."""
     bind_contextvars(**{key: value for key, value in ids.items() if value})
 
 
@@ -72,8 +88,8 @@ def _renderers() -> list[Processor]:
 
 
 def _level() -> int:
-    name = os.environ.get("TAILRACE_LOG_LEVEL", "info").upper()
-    levels = logging.getLevelNamesMapping()
-    if name not in levels:
+    name = os.environ.get("TAILRACE_LOG_LEVEL", "info")
+    level = logging.getLevelNamesMapping().get(name.upper())
+    if level is None:
         raise ConfigError(f"TAILRACE_LOG_LEVEL={name!r}: use debug, info, warning or error")
-    return levels[name]
+    return level

@@ -11,9 +11,9 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
+from tailrace.foreign import ForeignCodeError, foreign_code
 from tailrace.log import get_logger
 from tailrace.sdk.env import Env
-from tailrace.sdk.foreign import ForeignCodeError, foreign_code
 
 log = get_logger(__name__)
 

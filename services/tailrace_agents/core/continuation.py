@@ -42,6 +42,7 @@ class _Failure(NamedTuple):
     partial: Generation = _EMPTY
     retry_after_s: float = 0.0
     is_servers_fault: bool = True  # counts against the server's health
+    is_elsewhere: bool = True  # another server may do better
     is_final: bool = False  # no server would take the request
 
 
@@ -120,7 +121,7 @@ class ContinuingPolicy:
         except (OversizeRequestError, NoRouteError) as error:
             return _Failure(str(error), is_servers_fault=False, is_final=True)
         except ChannelFullError as error:
-            return _Failure(str(error), is_servers_fault=False)
+            return _Failure(str(error), is_servers_fault=False, is_elsewhere=False)
         try:
             generation = await call.collect()
         except ChannelError as error:
@@ -150,7 +151,8 @@ class ContinuingPolicy:
             if failure.is_final or backoff.num_failures >= self._max_attempts:
                 raise GenerationFailedError(original.call_id, backoff.num_failures + 1, failure.reason)
             await asyncio.sleep(max(backoff.next_s(), failure.retry_after_s))
-            address = await self._lease(original.episode_id, address.server_id)
+            failed_server_id = address.server_id if failure.is_elsewhere else ""
+            address = await self._lease(original.episode_id, failed_server_id)
             self.num_continued_calls += 1
             outcome = await self._call(address, self._rest_of(original, joined))
             if isinstance(outcome, Generation):

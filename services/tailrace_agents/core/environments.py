@@ -12,8 +12,8 @@ from collections.abc import Callable
 from concurrent.futures import Executor, Future
 from typing import Any, NamedTuple, TypeVar
 
+from tailrace.foreign import foreign_code
 from tailrace.sdk.env import Env
-from tailrace.sdk.foreign import foreign_code
 from tailrace_agents.core.activity import Stages
 
 A = TypeVar("A")

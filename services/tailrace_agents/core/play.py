@@ -15,8 +15,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tailrace.chat import Renderer
+from tailrace.foreign import ForeignCodeError
 from tailrace.sdk.env import Env
-from tailrace.sdk.foreign import ForeignCodeError
 from tailrace.sdk.policy import GenerationFailedError, Policy
 from tailrace_agents.core.environments import EnvHandle, StepResult
 from tailrace_agents.core.episode import (

@@ -73,7 +73,7 @@ class EpisodeTokens:
     def insert(self, ids: NDArray[np.int32]) -> None:
         """Append ids [o] that the renderer made."""
         num = len(ids)
-        self._ids.frombytes(ids.data)
+        self._ids.frombytes(ids.tobytes())
         self._mask.extend(bytes(num))
         self._logprobs.frombytes(bytes(4 * num))
         self._versions.frombytes(b"\xff" * (4 * num))  # -1
@@ -86,9 +86,9 @@ class EpisodeTokens:
         assert num == len(logprobs) == sum(span.num_tokens for span in spans), (
             "a token without provenance"
         )
-        self._ids.frombytes(ids.data)
+        self._ids.frombytes(ids.tobytes())
         self._mask.extend(b"\x01" * num)
-        self._logprobs.frombytes(logprobs.data)
+        self._logprobs.frombytes(logprobs.tobytes())
         for span in spans:
             self._versions.extend((span.policy_version,) * span.num_tokens)
         self.num_sampled += num

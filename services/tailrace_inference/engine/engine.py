@@ -68,9 +68,17 @@ class TorchEngine:
         cls, config_json: bytes, config: InferenceConfig, tokenizer: Tokenizer | None = None
     ) -> TorchEngine:
         """Build a Hugging Face `config.json`'s architecture; weights come by `stage` and `apply`."""
-        if config.device != "cuda":
-            torch.set_num_threads(config.num_threads)
         return cls(load_model(config_json, config), config, tokenizer)
+
+    @property
+    def device_type(self) -> str:
+        """`cpu` or `cuda`."""
+        return self._model.device.type
+
+    def attach(self) -> None:
+        """See `Engine`: torch counts its threads per thread that calls it."""
+        if self.device_type == "cpu":
+            torch.set_num_threads(self._config.num_threads)
 
     def submit(self, request: GenerateRequest, on_chunk: OnChunk) -> None:
         """See `Engine`."""

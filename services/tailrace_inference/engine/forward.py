@@ -34,6 +34,10 @@ log = get_logger(__name__)
 _TOLERANCE = {torch.float32: 1e-3, torch.bfloat16: 0.15, torch.float16: 0.05}
 
 
+class DeviceError(ValueError):
+    """The configured device is not there."""
+
+
 class Forward(Protocol):
     """Logits of flat tokens."""
 
@@ -109,7 +113,7 @@ def pick_device(config: InferenceConfig) -> torch.device:
     if config.device == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     if config.device == "cuda" and not torch.cuda.is_available():
-        raise ValueError(
+        raise DeviceError(
             "inference.device is 'cuda', but torch sees no CUDA device: set it to auto or cpu"
         )
     return torch.device(config.device)
@@ -124,7 +128,8 @@ def load_model(config_json: bytes, config: InferenceConfig) -> LoadedModel:
     hf_config: Any = AutoConfig.for_model(model_type, **content)
     dtype = _pick_dtype(config, hf_config, device)
     with torch.device(device):
-        model = AutoModelForCausalLM.from_config(hf_config, dtype=dtype, attn_implementation="sdpa")
+        make: Any = AutoModelForCausalLM.from_config
+        model = make(hf_config, dtype=dtype, attn_implementation="sdpa")
     model.eval().requires_grad_(False)
     if not getattr(model, "_supports_attention_backend", False):
         raise UnsupportedModelError(model_type, "its attention cannot be replaced")

@@ -8,6 +8,7 @@ forward is checked when the model is loaded (`forward.load_model`).
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,7 +20,7 @@ from tailrace_inference.engine.attention import AttentionStep, ShapeProbe
 
 LEAN_MODEL_TYPES = ("llama", "mistral", "qwen2", "qwen3")
 _STATIC_ROPE = ("default", "linear", "llama3", "yarn")
-_ACTIVATIONS = {"silu": silu, "gelu": gelu, "relu": relu}
+_ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {"silu": silu, "gelu": gelu, "relu": relu}
 
 
 def supports_lean(config: Any) -> bool:
@@ -147,7 +148,8 @@ class LeanForward:
         )
 
     def _mlp(self, layer: _Layer, hidden: Tensor) -> Tensor:
-        gate, up = linear(self._norm(hidden, layer.post_norm), layer.gate_up).chunk(2, dim=-1)
+        inner = linear(self._norm(hidden, layer.post_norm), layer.gate_up)
+        gate, up = inner.chunk(2, dim=-1)
         return torch.addmm(hidden, self._activation(gate) * up, layer.down)
 
     def _norm(self, states: Tensor, weight: Tensor) -> Tensor:

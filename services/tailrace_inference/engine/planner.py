@@ -13,9 +13,9 @@ import numpy as np
 from tailrace_inference.engine.kv_cache import Int64Array
 
 # Padding that is cheaper than one more attention call per layer, in blocks of keys.
-_CHEAP_PADDING_BLOCKS = 128
+_CHEAP_PADDING_BLOCKS = 24
 # Bounds on what one attention call gathers (blocks of keys) and masks (queries times keys).
-_MAX_GROUP_BLOCKS = 8192
+_MAX_GROUP_BLOCKS = 256
 _MAX_GROUP_SCORES = 1 << 24
 
 

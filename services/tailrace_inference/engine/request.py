@@ -47,7 +47,7 @@ def make_call(
     return Call(
         call_id=request.call_id,
         episode_id=request.episode_id,
-        token_ids=prompt,
+        token_ids=prompt.copy(),  # the request lies in a received frame
         num_prompt=len(prompt),
         num_continued=request.num_continued,
         max_len=min(max_len, len(prompt) + request.max_new_tokens),

@@ -18,7 +18,7 @@ from typing import Any, BinaryIO
 
 import msgspec
 
-from tailrace.sdk.foreign import ForeignCodeError, foreign_code
+from tailrace.foreign import ForeignCodeError, foreign_code
 from tailrace_reward.adapters.frames import HEADER, Call, Loaded, Returned, frame
 
 _PR_SET_PDEATHSIG = 1

@@ -8,6 +8,9 @@ the event loop.
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import os
+import signal
 import sys
 import time
 from collections.abc import Sequence
@@ -23,6 +26,7 @@ from tailrace_reward.ports import FunctionFailedError
 log = get_logger(__name__)
 
 _LOAD_TIMEOUT_S = 120.0
+_EXIT_TIMEOUT_S = 1.0
 _MODULE = "tailrace_reward.adapters.function_process"
 
 
@@ -45,20 +49,26 @@ class FunctionProcess:
         """Start and import; raises `FunctionLoadError`."""
         pipe = asyncio.subprocess.PIPE
         process = await asyncio.create_subprocess_exec(
-            sys.executable, "-m", _MODULE, *functions, stdin=pipe, stdout=pipe
+            sys.executable,
+            "-m",
+            _MODULE,
+            *functions,
+            stdin=pipe,
+            stdout=pipe,
+            start_new_session=True,  # so that `end` reaches what a function may have started
         )
         started = cls(process)
         try:
             async with asyncio.timeout(_LOAD_TIMEOUT_S):
                 loaded = msgspec.msgpack.decode(await started._read(), type=Loaded)
         except (TimeoutError, EOFError) as error:
-            started.kill()
+            await started.end()
             reason = (
                 "ended" if isinstance(error, EOFError) else f"took more than {_LOAD_TIMEOUT_S:.0f} s"
             )
             raise FunctionLoadError(dict.fromkeys(functions, f"importing it {reason}")) from error
         if loaded.errors:
-            started.kill()
+            await started.end()
             raise FunctionLoadError(loaded.errors)
         return started
 
@@ -73,14 +83,21 @@ class FunctionProcess:
             raise EOFError from error
         return msgspec.msgpack.decode(await self._read(), type=Returned)
 
-    def kill(self) -> None:
-        """End it now, whatever it does."""
-        if self._process.returncode is None:
-            self._process.kill()
-
-    async def ended(self) -> int:
-        """Its exit code, once it has one."""
+    async def end(self) -> int:
+        """Kill it, whatever it does, with all that it started; its exit code."""
+        if self._process.stdin is not None:
+            self._process.stdin.close()
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self._process.pid, signal.SIGKILL)
         return await self._process.wait()
+
+    async def exit_code(self) -> int:
+        """Of a process that closed its pipes."""
+        try:
+            async with asyncio.timeout(_EXIT_TIMEOUT_S):
+                return await self._process.wait()
+        except TimeoutError:
+            return await self.end()
 
     async def _read(self) -> bytes:
         stdout = self._process.stdout
@@ -97,6 +114,7 @@ class ProcessPool:
         self._num_processes = num_processes
         self._idle: asyncio.Queue[FunctionProcess | None] = asyncio.Queue()  # None: a place to fill
         self._all: set[FunctionProcess] = set()
+        self._ending: set[asyncio.Task[int]] = set()
 
     async def start(self) -> None:
         """Start one process, to see now whether all can be imported; others come with use."""
@@ -122,10 +140,9 @@ class ProcessPool:
 
     async def close(self) -> None:
         """Kill all processes."""
-        processes = list(self._all)
-        for process in processes:
+        for process in list(self._all):
             self._discard(process)
-        await asyncio.gather(*(process.ended() for process in processes))
+        await asyncio.gather(*self._ending)
 
     async def _start_one(self) -> FunctionProcess:
         process = await FunctionProcess.start(self._functions)
@@ -144,7 +161,7 @@ class ProcessPool:
             raise FunctionFailedError(call.function, f"took more than {timeout_s:g} s") from error
         except EOFError as error:
             self._replaced("crash", call)
-            reason = f"ended its process (exit code {await process.ended()})"
+            reason = f"ended its process (exit code {await process.exit_code()})"
             raise FunctionFailedError(call.function, reason) from error
         finally:
             if not completed:
@@ -153,8 +170,10 @@ class ProcessPool:
         return returned
 
     def _discard(self, process: FunctionProcess) -> None:
-        process.kill()
         self._all.discard(process)
+        ending = asyncio.create_task(process.end())
+        self._ending.add(ending)
+        ending.add_done_callback(self._ending.discard)
 
     def _replaced(self, cause: str, call: Call) -> None:
         metrics.REPLACED_PROCESSES.labels(cause).inc()

@@ -61,10 +61,13 @@ class LineFile:
     def append(self, lines: Iterable[bytes]) -> None:
         """Add lines, all or none; raises `DiskFullError`."""
         content = b"".join(line + b"\n" for line in lines)
+        view = memoryview(content)
         try:
-            _write(self._descriptor, content)
+            while view:
+                view = view[os.write(self._descriptor, view) :]
         except OSError as error:
-            os.ftruncate(self._descriptor, self._size)
+            if len(view) < len(content):
+                os.ftruncate(self._descriptor, self._size)
             if error.errno in _NO_SPACE:
                 raise DiskFullError(self.path, len(content)) from error
             raise
@@ -160,9 +163,3 @@ def order(seq: str) -> tuple[int, int]:
     """An outbox id as something that sorts."""
     milliseconds, _, number = seq.partition("-")
     return int(milliseconds), int(number)
-
-
-def _write(descriptor: int, content: bytes) -> None:
-    view = memoryview(content)
-    while view:
-        view = view[os.write(descriptor, view) :]

@@ -76,7 +76,7 @@ class AdmissionRule:
         by_groups = self._config.max_buffered_groups - held
         expected = buffer.ready_bytes + buffer.num_running * buffer.mean_group_bytes
         free_bytes = self._config.max_buffered_bytes - expected
-        by_bytes = int(free_bytes // buffer.mean_group_bytes) if buffer.mean_group_bytes else by_groups
+        by_bytes = int(free_bytes // max(buffer.mean_group_bytes, 1.0))
         needed = self._run.groups_per_step - held  # else the learner would wait for ever
         return min(by_groups, max(by_bytes, needed))
 

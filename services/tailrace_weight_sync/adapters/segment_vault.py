@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Collection
 from pathlib import Path
 
 from tailrace.log import get_logger
 from tailrace.weights.chunks import ChunkServer
-from tailrace.weights.copying import copy_verified
+from tailrace.weights.copying import bulk, copy_verified
 from tailrace.weights.errors import ChecksumError
 from tailrace.weights.segment import Segment, SegmentFolder
 from tailrace.weights.tensors import verify
@@ -75,12 +74,7 @@ class SegmentVault:
 
     async def copy(self, manifest: WeightManifest, source: WeightSource) -> SegmentCopy:
         """Copy offered weights into a segment of our own and verify that copy."""
-        segment = self._folder.create(manifest.num_bytes)
-        try:
-            await copy_verified(manifest, source, self._host_id, segment.data, self._shm_folder)
-        except BaseException:
-            segment.close(delete=True)
-            raise
+        segment = await copy_verified(manifest, source, self._host_id, self._folder, self._shm_folder)
         return SegmentCopy(segment, self._held)
 
     def source(self, policy_version: int) -> WeightSource:
@@ -121,7 +115,7 @@ class SegmentVault:
 
 async def _is_whole(manifest: WeightManifest, data: memoryview) -> bool:
     try:
-        await asyncio.to_thread(verify, manifest, data)
+        await bulk(manifest.num_bytes, verify, manifest, data)
     except ChecksumError as error:
         log.warning("held weights damaged", error=str(error))
         return False

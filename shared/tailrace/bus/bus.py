@@ -17,6 +17,7 @@ from tailrace.bus.calls import Caller
 from tailrace.bus.connection import Connection, Headers
 from tailrace.bus.deadletters import DeadLetters
 from tailrace.bus.durable import MESSAGE_ID_HEADER, DurablePublisher, Outgoing
+from tailrace.bus.errors import BusClosedError
 from tailrace.bus.inbox import ReplyInbox
 from tailrace.bus.registry import Registry, StatusCallback
 from tailrace.bus.streams import StreamLimits, ensure_consumer, provision
@@ -170,6 +171,8 @@ class Bus:
             return await pull.fetch(batch, timeout_s)
         except nats.errors.TimeoutError:
             return []
+        except nats.errors.ConnectionClosedError as error:
+            raise BusClosedError(str(error)) from error
         except (nats.errors.NoRespondersError, nats.js.errors.APIError) as error:
             log.warning("consume waits", stream=stream, durable=durable, error=str(error))
             await asyncio.sleep(min(timeout_s, 0.5))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 from tailrace.channel.call import GenerateCall
 from tailrace.channel.config import ChannelConfig
 from tailrace.channel.errors import (
@@ -29,7 +31,14 @@ from tailrace.channel.zmq_transport import (
     ZmqGenerateServer,
 )
 
+Transport = Literal["nats", "zmq"]
+
+TRANSPORTS: tuple[Transport, ...] = ("nats", "zmq")
+DEFAULT_TRANSPORT: Transport = "zmq"
+
 __all__ = [
+    "DEFAULT_TRANSPORT",
+    "TRANSPORTS",
     "Address",
     "ChannelClosedError",
     "ChannelConfig",
@@ -49,6 +58,7 @@ __all__ = [
     "NatsGenerateServer",
     "NoRouteError",
     "OversizeRequestError",
+    "Transport",
     "ZmqGenerateClient",
     "ZmqGenerateServer",
 ]

@@ -52,7 +52,6 @@ class Guard:
             self._stop(order.reason, order.exit_code)
             return Failure(where, "StopService", order.reason)
         except ConfigError as error:
-            log.error("configuration error", where=where, reason=str(error))
             self._stop(str(error), EXIT_CONFIG)
             return Failure(where, "ConfigError", str(error))
         except Exception as error:  # noqa: BLE001 - the one place

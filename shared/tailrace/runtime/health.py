@@ -36,8 +36,9 @@ class HealthServer:
                 self._serve, self._host, self._wanted_port, limit=8192
             )
         except OSError as error:
+            reason = os.strerror(error.errno) if error.errno else str(error)
             raise ConfigError(
-                f"cannot listen on {self._host}:{self._wanted_port} for metrics ({error.strerror}): "
+                f"cannot listen on {self._host}:{self._wanted_port} for metrics ({reason}): "
                 "free the port, or set TAILRACE_METRICS_PORT to another one (0: any free port)"
             ) from error
         self.port = self._server.sockets[0].getsockname()[1]

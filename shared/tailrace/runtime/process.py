@@ -99,8 +99,12 @@ def _args(options: argparse.Namespace) -> Args:
 
 
 async def _serve(build: Build, args: Args) -> int:
+    log.configure(run=args.run.exp_name, instance_id=args.instance_id)
     made = build(args)
     service = await made if inspect.isawaitable(made) else made
-    log.configure(service=service.name, run=args.run.exp_name, instance_id=args.instance_id)
+    log.bind(service=service.name)
     tracing.configure(service.name)
-    return await service.serve()
+    exit_code = await service.serve()
+    if exit_code == EXIT_CONFIG:
+        sys.stderr.write(f"error: {service.stop_reason}\n")
+    return exit_code

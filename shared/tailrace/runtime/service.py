@@ -78,6 +78,7 @@ class Service:
         self._serving = False
         self._ready: bool | None = None  # None: becomes ready at the end of the start
         self._exit_code = 0
+        self.stop_reason = ""  # why the exit code is not 0
 
     # Declarations
 
@@ -158,7 +159,8 @@ class Service:
 
     def stop(self, reason: str, exit_code: int = 0) -> None:
         """Drain and end; the first non-zero exit code counts."""
-        self._exit_code = self._exit_code or exit_code
+        if exit_code and not self._exit_code:
+            self._exit_code, self.stop_reason = exit_code, reason
         if not self.draining.is_set():
             log.info("stopping", reason=reason, exit_code=exit_code)
             self.draining.set()
@@ -207,10 +209,11 @@ class Service:
         )
         for hook in self._start_hooks:
             await hook()
+        loops = tuple(self._loops)
         self._serving = True
-        for actor in self._actors:
+        for actor in tuple(self._actors):  # what is declared from here on starts itself
             await self._start_actor(actor)
-        for name, body in self._loops:
+        for name, body in loops:
             self._tasks.loop(name, body)
         if self._ready is None:
             self.set_ready(True)

@@ -59,3 +59,7 @@ class Journal:
         fields = dict(zip(flat[::2], flat[1::2], strict=True))
         turns = sorted(int(field) for field in fields if field != b"writer")
         return [decode(fields[str(turn).encode()], TurnRecord) for turn in turns]
+
+    async def clear(self, episode_id: str) -> None:
+        """Forget the turns, for an episode that begins anew; does nothing if another writer took over."""
+        await self._script(scripts.CLEAR_JOURNAL, self._prefix, episode_id, self._writer)

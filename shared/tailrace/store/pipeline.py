@@ -30,9 +30,13 @@ from redis.exceptions import (
     TimeoutError as RedisTimeoutError,
 )
 
+from tailrace.log import get_logger
 from tailrace.retry import Backoff
+from tailrace.store import metrics
 from tailrace.store.errors import StoreError, StoreFullError, StoreRefusedError, StoreUnavailableError
 from tailrace.store.scripts import Script
+
+log = get_logger(__name__)
 
 Argument = str | bytes | int | float
 CONNECTION_LOST = (RedisConnectionError, RedisTimeoutError, ConnectionError, TimeoutError)
@@ -103,6 +107,7 @@ class AutoPipeline:
 
     async def _send_all(self) -> None:
         while self._waiting:
+            metrics.WAITING_COMMANDS.set(len(self._waiting))
             batch = self._next_batch()
             try:
                 await self._deliver(batch)
@@ -135,17 +140,27 @@ class AutoPipeline:
             except AuthenticationError as error:
                 raise StoreRefusedError(self._url, str(error)) from error
             except CONNECTION_LOST as error:
+                if not backoff.num_failures:
+                    metrics.LOST_CONNECTIONS.inc()
+                    log.warning("redis is away", url=self._url, error=str(error))
                 self.last_failure = str(error)
                 await self._connection.disconnect(nowait=True)
                 waited_s = loop.time() - began
                 if waited_s > self._outage_s:
                     raise StoreUnavailableError(self._url, waited_s, str(error)) from error
                 await backoff.sleep()
+        if backoff.num_failures:
+            log.info("redis is back", url=self._url, waited_s=round(loop.time() - began, 2))
 
     async def _exchange(self, batch: Sequence[_Command]) -> None:
         """One round trip; commands whose script Redis did not know stay unanswered, now it knows."""
         self.num_batches += 1
         self.num_commands += len(batch)
+        metrics.BATCH_COMMANDS.observe(len(batch))
+        with metrics.BATCH_SECONDS.time():
+            await self._send_and_read(batch)
+
+    async def _send_and_read(self, batch: Sequence[_Command]) -> None:
         async with asyncio.timeout(self._answer_s):
             await self._connection.send_packed_command(
                 [command.packed for command in batch], check_health=False
@@ -156,7 +171,7 @@ class AutoPipeline:
                 if isinstance(answer, NoScriptError) and command.script is not None:
                     unknown[command.script.digest] = command.script
                 elif isinstance(answer, RedisError):
-                    _fail(command.answer, _typed(answer))
+                    _refuse(command.answer, answer)
                 elif not command.answer.done():
                     command.answer.set_result(answer)
             for script in unknown.values():
@@ -181,9 +196,12 @@ def _pack(*arguments: Argument) -> bytes:
     return packed
 
 
-def _typed(error: RedisError) -> StoreError:
-    reason = str(error)
-    return StoreFullError(reason) if any(word in reason for word in _NO_ROOM) else StoreError(reason)
+def _refuse(answer: asyncio.Future[Any], refusal: RedisError) -> None:
+    reason = str(refusal)
+    is_full = any(word in reason for word in _NO_ROOM)
+    error = StoreFullError(reason) if is_full else StoreError(reason)
+    metrics.REFUSED_COMMANDS.labels(type(error).__name__).inc()
+    _fail(answer, error)
 
 
 def _fail(answer: asyncio.Future[Any], error: StoreError) -> None:

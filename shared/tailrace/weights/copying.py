@@ -3,30 +3,44 @@
 from __future__ import annotations
 
 import asyncio
+import os
+from collections.abc import Callable
 from pathlib import Path
+from typing import ParamSpec, TypeVar
 
 from tailrace.log import get_logger
 from tailrace.weights.chunks import ChunkFetch
 from tailrace.weights.errors import WeightsGoneError
-from tailrace.weights.segment import map_segment
+from tailrace.weights.segment import Segment, SegmentFolder, open_segment
 from tailrace.weights.tensors import verify
 from tailrace_protos.weights import WeightManifest, WeightSource
 
 log = get_logger(__name__)
 
+P = ParamSpec("P")
+R = TypeVar("R")
 
-def map_source(
-    manifest: WeightManifest, source: WeightSource, host_id: str, folder: Path | None = None
-) -> memoryview | None:
-    """The source's own memory, or None when it cannot be mapped from here."""
+_SMALL_BYTES = 8 << 20  # handled in about a millisecond, less than a thread costs on a busy machine
+
+
+async def bulk(num_bytes: int, work: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
+    """Run `work` on that many bytes: in a thread, unless it is done before a thread would begin."""
+    if num_bytes <= _SMALL_BYTES:
+        return work(*args, **kwargs)
+    return await asyncio.to_thread(work, *args, **kwargs)
+
+
+def open_source(
+    manifest: WeightManifest, source: WeightSource, host_id: str, shm_folder: Path | None = None
+) -> int | None:
+    """A descriptor of the source's memory, or None when it cannot be reached from here."""
     if source.host_id != host_id or not source.shm_name:
         return None
     try:
-        return map_segment(source.shm_name, manifest.num_bytes, folder)
+        return open_segment(source.shm_name, manifest.num_bytes, shm_folder)
     except WeightsGoneError as error:
-        log.info(
-            "weights not in shared memory", policy_version=manifest.policy_version, reason=error.reason
-        )
+        version = manifest.policy_version
+        log.info("weights not in shared memory", policy_version=version, reason=error.reason)
         return None
 
 
@@ -34,17 +48,31 @@ async def copy_verified(
     manifest: WeightManifest,
     source: WeightSource,
     host_id: str,
-    into: memoryview,
-    folder: Path | None = None,
-) -> None:
-    """Fill `into` and check every tensor in it; the source may change or die afterwards."""
-    mapped = map_source(manifest, source, host_id, folder)
-    if mapped is None:
-        await ChunkFetch(source, manifest, into).run()
-    else:
-        await asyncio.to_thread(_copy, mapped, into)
-    await asyncio.to_thread(verify, manifest, into)
+    folder: SegmentFolder,
+    shm_folder: Path | None = None,
+) -> Segment:
+    """A segment of our own with the bytes, every tensor checked; the source may change or die then."""
+    segment = await _copy(manifest, source, open_source(manifest, source, host_id, shm_folder), folder)
+    try:
+        await bulk(manifest.num_bytes, verify, manifest, segment.data)
+    except BaseException:
+        segment.close(delete=True)
+        raise
+    return segment
 
 
-def _copy(mapped: memoryview, into: memoryview) -> None:
-    into[:] = mapped
+async def _copy(
+    manifest: WeightManifest, source: WeightSource, fd: int | None, folder: SegmentFolder
+) -> Segment:
+    if fd is not None:
+        try:
+            return await bulk(manifest.num_bytes, folder.copy_of, fd, manifest.num_bytes)
+        finally:
+            os.close(fd)
+    segment = folder.create(manifest.num_bytes)
+    try:
+        await ChunkFetch(source, manifest, segment.data).run()
+    except BaseException:
+        segment.close(delete=True)
+        raise
+    return segment

@@ -51,8 +51,8 @@ class WeightsUnreachableError(WeightsError):
 
     def __init__(self, endpoint: str, silent_s: float) -> None:
         super().__init__(
-            f"no weights from {endpoint or 'a source without ZMQ'} for {silent_s:.1f} s. Remedy: on more "
-            "than one host, bind the sender to an address that others reach (`weight_sync.bind_host`)"
+            f"no weights from {endpoint or 'a source without ZMQ'} for {silent_s:.1f} s. Remedy: on "
+            "several hosts, bind the sender to an address that others reach (`weight_sync.bind_host`)"
         )
         self.endpoint = endpoint
         self.silent_s = silent_s

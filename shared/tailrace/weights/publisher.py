@@ -14,6 +14,7 @@ from tailrace.bus import Bus, CallFailedError, CallTimeoutError, NoResponderErro
 from tailrace.log import get_logger
 from tailrace.retry import Backoff
 from tailrace.weights.chunks import ChunkServer
+from tailrace.weights.copying import bulk
 from tailrace.weights.errors import WeightsNotTakenError
 from tailrace.weights.segment import Segment, SegmentFolder
 from tailrace.weights.tensors import TensorBytes, fill, layout
@@ -62,7 +63,8 @@ class WeightPublisher:
         async with self._turn:
             if not self._server.endpoint:
                 await self._server.start()
-            manifest = await asyncio.to_thread(self._stage, tensors, lineage, optimizer_step)
+            num_bytes = sum(tensor.data.nbytes for tensor in tensors)
+            manifest = await bulk(num_bytes, self._stage, tensors, lineage, optimizer_step)
             assert self._segment is not None
             source = WeightSource(
                 host_id=self._host_id,

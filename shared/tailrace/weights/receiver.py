@@ -11,7 +11,8 @@ from tailrace.bus import Bus, BusError
 from tailrace.log import get_logger
 from tailrace.retry import Backoff
 from tailrace.weights.chunks import ChunkFetch
-from tailrace.weights.copying import map_source
+from tailrace.weights.copying import bulk, open_source
+from tailrace.weights.segment import map_segment
 from tailrace.weights.tensors import TensorBytes, check_manifest, verify, views
 from tailrace_protos import subjects
 from tailrace_protos.weights import (
@@ -78,11 +79,13 @@ class WeightReceiver:
         """
         manifest, source = available.manifest, available.source
         check_manifest(manifest)
-        buffer = map_source(manifest, source, self._host_id, self._shm_folder)
-        if buffer is None:
+        fd = open_source(manifest, source, self._host_id, self._shm_folder)
+        if fd is None:
             buffer = memoryview(bytearray(manifest.num_bytes))
             await ChunkFetch(source, manifest, buffer).run()
-        await asyncio.to_thread(verify, manifest, buffer)
+        else:
+            buffer = map_segment(fd, manifest.num_bytes)
+        await bulk(manifest.num_bytes, verify, manifest, buffer)
         return StagedWeights(manifest, buffer)
 
     async def report(self, applied: WeightsApplied) -> None:

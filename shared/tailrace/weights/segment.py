@@ -16,7 +16,7 @@ import re
 import tempfile
 import time
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from tailrace.weights.errors import SegmentSpaceError, WeightsGoneError
@@ -25,6 +25,7 @@ from tailrace_protos.weights import WeightManifest
 
 _NAME = re.compile(r"^tailrace\.[A-Za-z0-9_.-]+$")
 _SEAL = b"TailSeal"
+_SHARED_NOW = mmap.MAP_SHARED | getattr(mmap, "MAP_POPULATE", 0)  # a page fault a page costs more
 _UNBORN_S = 60.0  # a file that its creator did not even name by then has no creator any more
 
 
@@ -41,7 +42,7 @@ class Segment:
         self.path = path
         self.num_bytes = num_bytes
         self._fd = fd
-        self.data = memoryview(mmap.mmap(fd, num_bytes))
+        self.data = memoryview(mmap.mmap(fd, num_bytes, flags=_SHARED_NOW))
 
     @property
     def name(self) -> str:
@@ -69,12 +70,20 @@ class SegmentFolder:
 
     def create(self, num_bytes: int) -> Segment:
         """A new segment, its memory reserved; `SegmentSpaceError` when there is none."""
+        # Pages that are not reserved would kill whoever writes to them with SIGBUS.
+        return self._new(num_bytes, lambda fd: os.posix_fallocate(fd, 0, num_bytes))
+
+    def copy_of(self, source_fd: int, num_bytes: int) -> Segment:
+        """A new segment with the bytes of an open file, copied by the kernel; errors as `create`."""
+        return self._new(num_bytes, lambda fd: _copy_file(source_fd, fd, num_bytes))
+
+    def _new(self, num_bytes: int, fill: Callable[[int], None]) -> Segment:
         name = f"{self._prefix}{uuid.uuid4().hex[:12]}"
         unborn = self.folder / f".{name}"
         fd = os.open(unborn, os.O_CREAT | os.O_EXCL | os.O_RDWR | os.O_CLOEXEC, 0o600)
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            os.posix_fallocate(fd, 0, num_bytes)  # unreserved pages would kill the writer with SIGBUS
+            fill(fd)
             unborn.rename(self.folder / name)
         except OSError as error:
             os.close(fd)
@@ -124,20 +133,35 @@ class SegmentFolder:
                 path.unlink(missing_ok=True)
 
 
-def map_segment(name: str, num_bytes: int, folder: Path | None = None) -> memoryview:
-    """Another process's segment, mapped privately; `WeightsGoneError` when it is not there any more."""
+def open_segment(name: str, num_bytes: int, folder: Path | None = None) -> int:
+    """A descriptor of another process's segment; `WeightsGoneError` when it is not there any more."""
     if not _NAME.match(name):
         raise WeightsGoneError(-1, f"{name!r} does not name a segment")
     try:
         fd = os.open((folder or default_folder()) / name, os.O_RDONLY | os.O_CLOEXEC)
     except OSError as error:
         raise WeightsGoneError(-1, f"segment {name}: {error.strerror}") from error
+    if os.fstat(fd).st_size < num_bytes:
+        os.close(fd)
+        raise WeightsGoneError(-1, f"segment {name} is smaller than its manifest says")
+    return fd
+
+
+def map_segment(fd: int, num_bytes: int) -> memoryview:
+    """The bytes behind a descriptor, which is closed; writing to them changes only this mapping."""
     try:
-        if os.fstat(fd).st_size < num_bytes:
-            raise WeightsGoneError(-1, f"segment {name} is smaller than its manifest says")
         return memoryview(mmap.mmap(fd, num_bytes, access=mmap.ACCESS_COPY))
     finally:
         os.close(fd)
+
+
+def _copy_file(source_fd: int, fd: int, num_bytes: int) -> None:
+    num_copied = 0
+    while num_copied < num_bytes:
+        step = os.sendfile(fd, source_fd, num_copied, num_bytes - num_copied)
+        if not step:
+            raise WeightsGoneError(-1, f"the source shrank to {num_copied} bytes while it was copied")
+        num_copied += step
 
 
 def _sealed_manifest(fd: int) -> WeightManifest | None:

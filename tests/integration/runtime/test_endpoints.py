@@ -52,7 +52,9 @@ async def test_a_malformed_request_is_answered_400_with_the_expected_type(
         await bus.request(f"{bus.run}.call", lease_request(), LeaseReply, timeout_s=5)
 
 
-async def test_a_full_mailbox_answers_503_with_retry_after(bus: Bus, nats_server: ServerProcess) -> None:
+async def test_a_full_mailbox_answers_503_with_retry_after(
+    bus: Bus, nats_server: ServerProcess
+) -> None:
     service = make_service(nats_server.url, bus.run)
     released = asyncio.Event()
 
@@ -117,7 +119,7 @@ async def test_an_exception_in_a_handler_is_answered_counted_and_survived(
     subject = f"{bus.run}.call"
     service.endpoint(subject, LeaseRequest, handler)
     async with serving(service):
-        with pytest.raises(CallFailedError, match="KeyError.*surprise") as caught:
+        with pytest.raises(CallFailedError, match=r"KeyError.*surprise") as caught:
             await bus.request(subject, lease_request("bad"), LeaseReply, timeout_s=5)
         assert caught.value.code is CallErrorCode.INTERNAL
         await bus.request(subject, lease_request("good"), LeaseReply, timeout_s=5)
@@ -188,7 +190,9 @@ async def test_a_drain_answers_running_calls_and_refuses_the_rest(
         await bus.request(subject, lease_request(), LeaseReply, timeout_s=5)
 
 
-async def test_services_are_found_and_counted_by_nats_micro(bus: Bus, nats_server: ServerProcess) -> None:
+async def test_services_are_found_and_counted_by_nats_micro(
+    bus: Bus, nats_server: ServerProcess
+) -> None:
     name = f"svc-{bus.run}"
     service = make_service(nats_server.url, bus.run, name=name)
 
@@ -207,7 +211,9 @@ async def test_services_are_found_and_counted_by_nats_micro(bus: Bus, nats_serve
         assert stats["endpoints"][0]["data"]["num_ok"] == 1
 
 
-async def test_instances_share_the_requests_of_one_subject(bus: Bus, nats_server: ServerProcess) -> None:
+async def test_instances_share_the_requests_of_one_subject(
+    bus: Bus, nats_server: ServerProcess
+) -> None:
     services = [make_service(nats_server.url, bus.run) for _ in range(2)]
     answered = [0, 0]
 

@@ -144,7 +144,9 @@ async def test_an_exception_means_again_and_after_the_last_delivery_a_dead_lette
 async def test_a_message_that_kills_its_workers_is_buried_unopened(
     run_bus: Bus, nats_server: ServerProcess
 ) -> None:
-    pulling = await run_bus.jetstream.pull_subscribe_bind("train", subjects.episodes_stream(run_bus.run))
+    pulling = await run_bus.jetstream.pull_subscribe_bind(
+        "train", subjects.episodes_stream(run_bus.run)
+    )
     await run_bus.publish_durable_many(outgoing(run_bus.run, range(1)))
     for _ in range(2):  # two workers that died without a word
         (message,) = await pulling.fetch(1, timeout=5)

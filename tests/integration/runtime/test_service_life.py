@@ -29,7 +29,9 @@ def activity(number: int) -> AgentActivity:
     return AgentActivity("w", number, 0, 0, 0, 0.0)
 
 
-async def http_get(port: int, path: str, request: str = "GET {} HTTP/1.1\r\nHost: x\r\n\r\n") -> tuple[int, str]:
+async def http_get(
+    port: int, path: str, request: str = "GET {} HTTP/1.1\r\nHost: x\r\n\r\n"
+) -> tuple[int, str]:
     """Status and body."""
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     writer.write(request.format(path).encode())

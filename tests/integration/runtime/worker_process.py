@@ -19,11 +19,12 @@ def say(*words: object) -> None:
 def build(args: Args) -> Service:
     if args.instance_id == "misconfigured":
         raise ConfigError(f"{args.config}: agents.colour: no such colour")
-    service = Service("worker", args.run, args.endpoints, instance_id=args.worker_id, drain_s=1.0)
+    drain_s = 60.0 if args.worker_id == "stuck" else 1.0
+    service = Service("worker", args.run, args.endpoints, instance_id=args.worker_id, drain_s=drain_s)
 
     async def handler(task: EpisodeTask, delivery: Delivery) -> None:
         say("started", task.episode_id, delivery.num_delivered)
-        if args.worker_id == "slow":
+        if args.worker_id in ("slow", "stuck"):
             await asyncio.Event().wait()
         say("finished", task.episode_id)
 

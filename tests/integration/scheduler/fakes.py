@@ -138,7 +138,10 @@ class FakeAgents:
     async def work(self, phase: subjects.Phase) -> None:
         stream = subjects.episodes_stream(self._run)
         while True:
-            messages = await self._bus.consume(stream, phase, EpisodeTask, 64, 0.5)
+            try:
+                messages = await self._bus.consume(stream, phase, EpisodeTask, 64, 0.5)
+            except TimeoutError:
+                continue
             if not messages:
                 continue
             tasks = [task for task, _ in messages]
@@ -283,7 +286,13 @@ class FakeRun:
     """One run: the real scheduler and the fakes around it."""
 
     def __init__(
-        self, endpoints: Endpoints, bus: Bus, store: StoreConnection, folder: Path, run: str, **changes: Any
+        self,
+        endpoints: Endpoints,
+        bus: Bus,
+        store: StoreConnection,
+        folder: Path,
+        run: str,
+        **changes: Any,
     ) -> None:
         scheduler = {
             "tags": ["Lake"],
@@ -292,7 +301,13 @@ class FakeRun:
             "reconcile_interval_s": 0.3,
             **changes.pop("scheduler", {}),
         }
-        top = {"group_size": 3, "groups_per_step": 4, "max_staleness": 1, "max_steps": 3, "eval_steps": 2}
+        top = {
+            "group_size": 3,
+            "groups_per_step": 4,
+            "max_staleness": 1,
+            "max_steps": 3,
+            "eval_steps": 2,
+        }
         self.keys: dict[str, Any] = {**top, **changes}
         experiment = {"exp_name": run, "output_dir": str(folder), **self.keys, "scheduler": scheduler}
         self.run_dir = folder / run

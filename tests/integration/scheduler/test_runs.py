@@ -45,7 +45,10 @@ async def test_the_first_and_last_evaluation_are_whole_and_stand_alone(make_run:
 
         played = [(body["step"], body["num_episodes"]) for body in run.bodies("evaluation_started")]
         assert played == [(0, 6), (2, 3), (3, 6)]
-        kinds = [(line["body"]["type"], line["body"].get("phase"), line["body"].get("step")) for line in run.lines]
+        kinds = [
+            (line["body"]["type"], line["body"].get("phase"), line["body"].get("step"))
+            for line in run.lines
+        ]
         first_train = next(i for i, kind in enumerate(kinds) if kind[:2] == ("group_admitted", "train"))
         assert kinds.index(("evaluation_finished", None, 0)) < first_train
         last_train = max(i for i, kind in enumerate(kinds) if kind[:2] == ("group_closed", "train"))
@@ -77,7 +80,8 @@ async def test_synchronous_training_admits_nothing_before_the_newest_version_is_
         of_step_1 = [
             line["unix_s"]
             for line in lines
-            if line["body"]["type"] == "group_admitted" and line["body"]["step"] == 1
+            if line["body"]["type"] == "group_admitted"
+            and line["body"]["step"] == 1
             and line["body"]["phase"] == "train"
         ]
         assert min(of_step_1) >= published + 0.2
@@ -104,7 +108,7 @@ async def test_a_scheduler_killed_again_and_again_loses_and_doubles_nothing(make
 
 
 async def test_episodes_lost_with_the_work_queue_go_out_as_a_new_attempt(make_run: MakeRun) -> None:
-    async with make_run(max_steps=1, eval_steps=0) as run:
+    async with make_run(max_steps=1, eval_steps=0, scheduler={"lease_ttl_s": 1.0}) as run:
         first: set[str] = set()
 
         def vanish(task: EpisodeTask) -> Outcome | None:
@@ -126,7 +130,9 @@ async def test_episodes_lost_with_the_work_queue_go_out_as_a_new_attempt(make_ru
         check_ledger(build_ledger(run.run_dir))
 
 
-async def test_a_learner_that_resumes_takes_back_the_rows_after_its_checkpoint(make_run: MakeRun) -> None:
+async def test_a_learner_that_resumes_takes_back_the_rows_after_its_checkpoint(
+    make_run: MakeRun,
+) -> None:
     async with make_run(max_steps=4) as run:
         run.learner.save_steps = 2
         await run.learner.begin()

@@ -1,4 +1,4 @@
-"""Whatever order writers, duplicates, cancels, learners and checkpoints come in, the accounts balance."""
+"""Whatever order writers, duplicates, cancels and checkpoints come in, the accounts balance."""
 
 from __future__ import annotations
 

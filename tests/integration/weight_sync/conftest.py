@@ -31,7 +31,9 @@ class WeightSyncProcess:
 
     def start(self) -> None:
         config = self.folder / "experiment.yaml"
-        config.write_text(f"exp_name: {self.run}\nweight_sync: {{announce_interval_s: 0.2{self.settings}}}\n")
+        config.write_text(
+            f"exp_name: {self.run}\nweight_sync: {{announce_interval_s: 0.2{self.settings}}}\n"
+        )
         argv = [sys.executable, "-m", "tailrace_weight_sync", "--config", str(config)]
         with (self.folder / "log").open("ab") as log:
             self.process = subprocess.Popen(argv, env=self.env, stdout=log, stderr=log)

@@ -1,0 +1,1 @@
+"""The parts of `benchmarks.bench_transport`: the payload, servers, callers."""

@@ -1,0 +1,188 @@
+"""An inference server's process: waits for the model card and weights, then serves until told to stop."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+import time
+from pathlib import Path
+
+from prometheus_client import REGISTRY
+from tokenizers import Tokenizer
+
+from tailrace.config import ConfigError
+from tailrace.log import get_logger
+from tailrace.runtime import Args, Failure, Service, run_service
+from tailrace.store import Blobs, connect
+from tailrace.weights import WeightReceiver
+from tailrace_inference.adapters.emission_log import EmissionLog
+from tailrace_inference.adapters.listeners import Listeners
+from tailrace_inference.adapters.weight_follower import WeightFollower
+from tailrace_inference.config import InferenceConfig
+from tailrace_inference.core.driver import EngineDriver
+from tailrace_inference.engine.attention import UnsupportedModelError
+from tailrace_inference.engine.engine import TorchEngine
+from tailrace_inference.engine.forward import DeviceError
+from tailrace_inference.handlers import ControlHandler, InferenceHandler
+from tailrace_inference.metrics import EngineCollector
+from tailrace_protos import subjects
+from tailrace_protos.control import DrainRequest, ServerState, ServerStatus
+from tailrace_protos.weights import ModelCard, WeightsAvailable
+
+log = get_logger(__name__)
+
+_CARD_POLL_S = 0.2
+_HOOK_MARGIN_S = 5.0  # beyond `drain_s`, for telling callers and closing sockets
+
+
+class _Process:
+    """The parts of a running inference server and the order in which they start and stop."""
+
+    def __init__(self, args: Args) -> None:
+        self.config = config = args.section("inference", InferenceConfig)
+        self.service = service = Service(
+            "inference",
+            args.run,
+            args.endpoints,
+            instance_id=args.server_id,
+            drain_s=config.drain_s + _HOOK_MARGIN_S,
+        )
+        self.run = args.run.exp_name
+        self.server_id = args.server_id
+        state_dir = os.environ.get("TAILRACE_STATE_DIR", "") or args.run.run_dir / "state"
+        self.state_dir = Path(state_dir)
+        self.emission_path = args.run.run_dir / f"emissions-{self.server_id}.bin"
+        self.beat = asyncio.Event()
+        self.failed = False
+        service.set_ready(False)
+        service.on_start(self.start)
+
+    async def start(self) -> None:
+        """Build the engine, listen, follow the weights."""
+        service, run = self.service, self.run
+        card = await self._wait_for_card()
+        self.engine = await asyncio.to_thread(self._build_engine, card)
+        in_thread = self.config.step_in == "thread" or (
+            self.config.step_in == "auto" and self.engine.device_type != "cpu"
+        )
+        self.driver = EngineDriver(self.engine, in_thread=in_thread)
+        emissions = EmissionLog(self.emission_path) if self.config.emission_log else None
+        self.handler = InferenceHandler(self.driver, emissions)
+        REGISTRY.register(EngineCollector(self.engine.stats))
+        subject = subjects.generate(run, self.server_id)
+        self.listeners = Listeners(
+            self.config, service.bus.connection.client, subject, self.server_id, self.state_dir
+        )
+        await self.listeners.start(self.handler)
+        receiver = WeightReceiver(service.bus, run, service.endpoints.host_id, self.server_id)
+        follower = WeightFollower(self.driver, receiver, self.server_id, self.on_applied)
+        service.subscribe(subjects.weights_published(run), WeightsAvailable, follower.on_published)
+        control = ControlHandler(service.stop, self.status)
+        service.endpoint(
+            subjects.inference_control(run, self.server_id), DrainRequest, control.drain, mailbox=8
+        )
+        service.loop("weights", follower.follow)
+        service.loop("heartbeat", self.heartbeat)
+        service.on_drain(receiver.close)
+        service.on_drain(self.leave)
+        service.spawn(self.drive(), "engine")
+
+    async def drive(self) -> None:
+        """Step the engine; if it breaks, its callers go elsewhere and this process ends."""
+        result = await self.service.spawn(self.driver.run(), "engine steps")
+        if isinstance(result, Failure):
+            self.failed = True
+            self.handler.fail_all(f"the engine failed: {result.error_type}: {result.reason}")
+            self.service.stop("the engine failed", 1)
+
+    async def on_applied(self, policy_version: int) -> None:
+        """The first weights make the server ready; every version is told at once."""
+        if self.handler.state is ServerState.STARTING:
+            self.handler.state = ServerState.READY
+            self.service.set_ready(True)
+            log.info("ready", policy_version=policy_version)
+        self.beat.set()
+
+    async def heartbeat(self) -> None:
+        """Renew the registry's entry, at once when something changed."""
+        while True:
+            await self.service.bus.put_status(self.status())
+            try:
+                await asyncio.wait_for(self.beat.wait(), self.config.heartbeat_s)
+            except TimeoutError:
+                continue
+            self.beat.clear()
+
+    def status(self) -> ServerStatus:
+        """The server at this moment."""
+        stats, listeners, driver = self.engine.stats(), self.listeners, self.driver
+        draining = self.service.draining.is_set()
+        return ServerStatus(
+            server_id=self.server_id,
+            state=ServerState.DRAINING if draining else self.handler.state,
+            nats_subject=listeners.nats_subject,
+            zmq_endpoint=listeners.zmq_endpoint,
+            zmq_public_key=listeners.zmq_public_key,
+            host_id=self.service.endpoints.host_id,
+            policy_version=stats.policy_version,
+            capacity_tokens=stats.capacity_tokens,
+            max_running=self.config.max_running,
+            num_running=stats.num_running,
+            num_waiting=stats.num_waiting,
+            num_failed=self.handler.num_failed,
+            idle_s=driver.idle_s,
+            busy_s=driver.busy_s,
+            heartbeat_unix_s=time.time(),
+        )
+
+    async def leave(self) -> None:
+        """Refuse new calls, finish running ones for `drain_s`, abort the rest, close."""
+        self.handler.state = ServerState.DRAINING
+        await self.service.bus.put_status(self.status())
+        if not self.failed:
+            await self._finish_calls()
+        await self.listeners.stop()
+        self.driver.close()
+        self.handler.close()
+
+    async def _finish_calls(self) -> None:
+        try:
+            await asyncio.wait_for(self.driver.run_until_idle(), self.config.drain_s)
+        except TimeoutError:
+            log.warning("calls aborted by the drain", num_calls=self.handler.num_open)
+            self.driver.abort_all()
+            await self.driver.run_until_idle()
+
+    def _build_engine(self, card: ModelCard) -> TorchEngine:
+        files = card.tokenizer_files
+        has_tokenizer = "tokenizer.json" in files
+        tokenizer = Tokenizer.from_str(files["tokenizer.json"].decode()) if has_tokenizer else None
+        try:
+            return TorchEngine.from_config_json(card.config_json, self.config, tokenizer)
+        except (UnsupportedModelError, DeviceError) as error:
+            raise ConfigError(str(error)) from error
+
+    async def _wait_for_card(self) -> ModelCard:
+        """The model card, however long the learner takes to write it."""
+        redis = await connect(self.service.endpoints.redis_url)
+        self.service.on_drain(redis.aclose)
+        blobs = Blobs(redis, self.run)
+        while (card := await blobs.get_model_card()) is None:
+            log.info("waiting for the model card of the learner")
+            await asyncio.sleep(_CARD_POLL_S)
+        return card
+
+
+def build(args: Args) -> Service:
+    """The service, not started."""
+    return _Process(args).service
+
+
+def main() -> int:
+    """Run until told to stop; the process's exit code."""
+    return run_service(build)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,87 @@
+"""The channel's servers of one inference server, and the address under which callers find it."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import socket
+import tempfile
+from pathlib import Path
+
+from nats.aio.client import Client
+
+from tailrace.channel import (
+    ChannelConfig,
+    CurveKeys,
+    GenerateHandler,
+    GenerateServer,
+    NatsGenerateServer,
+    ZmqGenerateServer,
+)
+from tailrace_inference.config import InferenceConfig
+
+_LOOPBACK = ("127.0.0.1", "localhost")
+_MAX_IPC_PATH = 100
+
+# The engine coalesces tokens already: what it sends leaves with the loop tick.
+CHANNEL = ChannelConfig(chunk_tokens=1)
+
+
+class Listeners:
+    """Starts and stops the configured transports."""
+
+    def __init__(
+        self, config: InferenceConfig, nats: Client, subject: str, server_id: str, state_dir: Path
+    ) -> None:
+        self._config = config
+        self.nats_subject = subject if "nats" in config.transports else ""
+        self.zmq_public_key = ""
+        self._zmq: ZmqGenerateServer | None = None
+        self._servers: list[GenerateServer] = []
+        if self.nats_subject:
+            self._servers.append(NatsGenerateServer(nats, subject, CHANNEL))
+        if "zmq" in config.transports:
+            self._zmq = self._make_zmq(server_id, state_dir)
+            self._servers.append(self._zmq)
+
+    @property
+    def zmq_endpoint(self) -> str:
+        """Where callers connect, once started; empty without ZMQ."""
+        if self._zmq is None:
+            return ""
+        bind_host, advertised = self._config.bind_host, self._config.advertise_host
+        if bind_host in ("0.0.0.0", "*") and not advertised:
+            advertised = socket.gethostname()
+        endpoint = self._zmq.endpoint
+        return f"tcp://{advertised}:{endpoint.rsplit(':', 1)[1]}" if advertised else endpoint
+
+    async def start(self, handler: GenerateHandler) -> None:
+        """Listen; raises `EndpointError` when an endpoint cannot be had."""
+        for server in self._servers:
+            await server.start(handler)
+
+    async def stop(self) -> None:
+        """Send what is queued and stop listening."""
+        for server in self._servers:
+            await server.stop()
+
+    def _make_zmq(self, server_id: str, state_dir: Path) -> ZmqGenerateServer:
+        if not self._config.bind_host:
+            return ZmqGenerateServer(f"ipc://{_socket_path(server_id, state_dir)}", CHANNEL)
+        keys = None
+        if self._config.bind_host not in _LOOPBACK:
+            keys = CurveKeys.generate()
+            self.zmq_public_key = keys.public
+        return ZmqGenerateServer(f"tcp://{self._config.bind_host}:*", CHANNEL, keys=keys)
+
+
+def _socket_path(server_id: str, state_dir: Path) -> Path:
+    """In the state directory, or a private folder of /tmp where that path is too long."""
+    state_dir.mkdir(parents=True, exist_ok=True)
+    path = state_dir / f"{server_id}.sock"
+    if len(os.fsencode(path)) <= _MAX_IPC_PATH:
+        return path
+    digest = hashlib.blake2b(os.fsencode(path), digest_size=8).hexdigest()
+    folder = Path(tempfile.gettempdir()) / f"tailrace-{os.getuid()}"
+    folder.mkdir(mode=0o700, exist_ok=True)
+    return folder / f"{digest}.sock"

@@ -1,0 +1,110 @@
+"""Keeps an engine on the newest policy version: fetch and stage while it generates, then swap.
+
+Invariants: versions only rise; one is fetched at a time, and those overtaken meanwhile are skipped;
+an update that fails leaves the version in force, is reported, and is tried again when it is announced
+again, unless its tensors do not fit the model, which no repetition would change.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable
+
+from tailrace.bus import BusError
+from tailrace.log import get_logger
+from tailrace.weights import StagedWeights, WeightReceiver, WeightsError
+from tailrace_inference import metrics
+from tailrace_inference.core.driver import EngineDriver
+from tailrace_inference.engine.weights import WeightMismatchError
+from tailrace_protos.weights import WeightsApplied, WeightsAvailable
+
+log = get_logger(__name__)
+
+_ASK_ATTEMPTS = 3
+
+
+class WeightFollower:
+    """One server's weights."""
+
+    def __init__(
+        self,
+        driver: EngineDriver,
+        receiver: WeightReceiver,
+        server_id: str,
+        on_applied: Callable[[int], Awaitable[None]],
+    ) -> None:
+        self._driver = driver
+        self._receiver = receiver
+        self._server_id = server_id
+        self._on_applied = on_applied
+        self._policy_version = -1
+        self._refused_version = -1
+        self._newest: WeightsAvailable | None = None
+        self._announced = asyncio.Event()
+
+    async def on_published(self, available: WeightsAvailable) -> None:
+        """weight_sync announced a version, perhaps again."""
+        self._offer(available)
+
+    async def follow(self) -> None:
+        """Ask for the current version, then take every newer one as it comes."""
+        try:
+            current = await self._receiver.current(attempts=_ASK_ATTEMPTS)
+        except BusError as error:
+            log.warning("weight_sync does not answer: its announcements will do", error=str(error))
+        else:
+            if current is not None:
+                self._offer(current)
+        while True:
+            await self._announced.wait()
+            self._announced.clear()
+            if self._newest is not None:
+                await self._take(self._newest)
+
+    def _offer(self, available: WeightsAvailable) -> None:
+        offered = available.manifest.policy_version
+        newest = self._newest.manifest.policy_version if self._newest is not None else -1
+        if offered >= newest and offered > self._policy_version and offered != self._refused_version:
+            self._newest = available
+            self._announced.set()
+
+    async def _take(self, available: WeightsAvailable) -> None:
+        """Fetch, stage, swap and report one version."""
+        policy_version = available.manifest.policy_version
+        began_s = time.perf_counter()
+        try:
+            staged = await self._receiver.fetch(available)
+            fetched_s = time.perf_counter()
+            await asyncio.to_thread(self._stage, staged, policy_version)
+        except WeightMismatchError as error:
+            self._refused_version = policy_version
+            await self._report_failure(policy_version, error)
+            return
+        except WeightsError as error:
+            await self._report_failure(policy_version, error)
+            return
+        staged_s = time.perf_counter()
+        swap_s = await self._driver.apply_weights()
+        self._policy_version = policy_version
+        fetch_s, stage_s = fetched_s - began_s, staged_s - fetched_s
+        metrics.FETCH_SECONDS.observe(fetch_s)
+        metrics.STAGE_SECONDS.observe(stage_s)
+        metrics.SWAP_SECONDS.observe(swap_s)
+        log.info("weights applied", policy_version=policy_version, swap_s=round(swap_s, 6))
+        await self._on_applied(policy_version)
+        await self._receiver.report(
+            WeightsApplied(self._server_id, policy_version, fetch_s, stage_s, swap_s)
+        )
+
+    def _stage(self, staged: StagedWeights, policy_version: int) -> None:
+        try:
+            self._driver.engine.stage(staged.tensors(), policy_version)
+        finally:
+            staged.close()
+
+    async def _report_failure(self, policy_version: int, error: Exception) -> None:
+        metrics.FAILED_UPDATES.inc()
+        log.error("weights not applied", policy_version=policy_version, error=str(error))
+        failure = WeightsApplied(self._server_id, policy_version, 0.0, 0.0, 0.0, str(error))
+        await self._receiver.report(failure)

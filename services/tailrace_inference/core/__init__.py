@@ -1,0 +1,1 @@
+"""How an engine is driven, whatever the engine and the transport."""

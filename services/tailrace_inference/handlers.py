@@ -1,0 +1,85 @@
+"""What the inference service answers: generation calls and control requests."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from tailrace.channel import ChunkSink
+from tailrace.tracing import span
+from tailrace_inference.adapters.emission_log import EmissionLog
+from tailrace_inference.core.driver import EngineDriver
+from tailrace_inference.ports import OnChunk
+from tailrace_protos.control import DrainRequest, ServerState, ServerStatus
+from tailrace_protos.generation import (
+    CallError,
+    CallErrorCode,
+    GenerateRequest,
+    TokenChunk,
+)
+
+
+class InferenceHandler:
+    """`GenerateHandler` over a driven engine; refuses everything unless the server is READY."""
+
+    def __init__(self, driver: EngineDriver, emissions: EmissionLog | None = None) -> None:
+        self.state = ServerState.STARTING
+        self.num_failed = 0  # calls that ended with an internal error
+        self._driver = driver
+        self._emissions = emissions
+        self._open: dict[str, ChunkSink] = {}
+
+    @property
+    def num_open(self) -> int:
+        """Calls whose last chunk has not been sent."""
+        return len(self._open)
+
+    def submit(self, request: GenerateRequest, sink: ChunkSink) -> None:
+        """See `GenerateHandler`."""
+        if self.state is not ServerState.READY:
+            error = CallError(CallErrorCode.NOT_READY, f"this server is {self.state.value}")
+            sink.send(TokenChunk(request.call_id, error=error))
+            return
+        self._open[request.call_id] = sink
+        with span("generate", traceparent=request.traceparent, call_id=request.call_id):
+            self._driver.submit(request, self._forward(request.call_id, request.episode_id, sink))
+
+    def abort(self, call_id: str) -> None:
+        """See `GenerateHandler`."""
+        self._driver.abort(call_id)
+
+    def fail_all(self, reason: str) -> None:
+        """The engine broke: tell every caller to go elsewhere."""
+        self.state = ServerState.DRAINING
+        error = CallError(CallErrorCode.INTERNAL, reason)
+        for call_id, sink in list(self._open.items()):
+            self.num_failed += 1
+            sink.send(TokenChunk(call_id, error=error))
+        self._open.clear()
+
+    def close(self) -> None:
+        """Close the emission log."""
+        if self._emissions is not None:
+            self._emissions.close()
+
+    def _forward(self, call_id: str, episode_id: str, sink: ChunkSink) -> OnChunk:
+        def on_chunk(chunk: TokenChunk) -> None:
+            if chunk.finish_reason is not None or chunk.error is not None:
+                self._open.pop(call_id, None)
+            if self._emissions is not None and len(chunk.token_ids):
+                self._emissions.append(episode_id, chunk)
+            sink.send(chunk)
+
+        return on_chunk
+
+
+class ControlHandler:
+    """Answers `DrainRequest`: the server leaves like after a SIGTERM."""
+
+    def __init__(self, stop: Callable[[str], None], status: Callable[[], ServerStatus]) -> None:
+        self._stop = stop
+        self._status = status
+
+    async def drain(self, request: DrainRequest) -> ServerStatus:
+        """Begin to drain; what is in flight at this moment is in the reply."""
+        self._stop(f"drain asked for: {request.reason or 'no reason given'}")
+        return self._status()

@@ -1,0 +1,201 @@
+"""Checkpoint folders: written beside, made durable, then renamed; never half there under their name.
+
+`step_<N>/` loads with `AutoModelForCausalLM` and `AutoTokenizer`; beside the model lie `optimizer.safetensors`
+(AdamW's moments by parameter name, and the random generator's state) and `run_state.json`, written last.
+Names that begin with a dot are unfinished or superseded and are ignored and swept.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import uuid
+from collections.abc import Container
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import msgspec
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+
+from tailrace.config import ConfigError
+from tailrace.log import get_logger
+from tailrace_learner.adapters.hf_model import LoadedModel
+from tailrace_learner.core.run_state import SCHEMA, RunState
+
+log = get_logger(__name__)
+
+STATE_FILE = "run_state.json"
+OPTIMIZER_FILE = "optimizer.safetensors"
+_RNG = "rng.torch"
+_MOMENTS = ("exp_avg", "exp_avg_sq", "step")
+
+
+class CheckpointNotSavedError(OSError):
+    """The disk did not take a checkpoint; older ones are untouched. Attributes: `path`, `reason`."""
+
+    def __init__(self, path: Path, reason: str) -> None:
+        super().__init__(
+            f"checkpoint {path} was not saved: {reason}. Remedy: free space on its disk (or give output_dir "
+            "another one); saving is tried again"
+        )
+        self.path = path
+        self.reason = reason
+
+
+class Checkpoint(NamedTuple):
+    """A complete checkpoint on disk."""
+
+    path: Path
+    state: RunState
+
+
+class CheckpointFolder:
+    """`<run_dir>/checkpoints/`."""
+
+    def __init__(self, run_dir: Path) -> None:
+        self.root = run_dir / "checkpoints"
+
+    def save(self, loaded: LoadedModel, optimizer: torch.optim.AdamW, state: RunState) -> Path:
+        """Write `step_<N>` durably; `CheckpointNotSavedError` when the disk does not take it."""
+        target = self.root / f"step_{state.step}"
+        part = self.root / f".part-{state.step}-{uuid.uuid4().hex[:8]}"
+        try:
+            part.mkdir(parents=True)
+            loaded.model.save_pretrained(part)
+            loaded.tokenizer.save_pretrained(part)
+            save_file(_optimizer_tensors(loaded.model, optimizer), part / OPTIMIZER_FILE)
+            (part / STATE_FILE).write_bytes(msgspec.json.format(msgspec.json.encode(state)))
+            _sync_tree(part)
+            _replace(part, target)
+        except (OSError, SafetensorError) as error:
+            shutil.rmtree(part, ignore_errors=True)
+            raise CheckpointNotSavedError(target, str(error)) from error
+        return target
+
+    def all(self) -> list[Checkpoint]:
+        """Complete checkpoints, the one saved last at the end. Torn or foreign folders are told and left out."""
+        found: list[Checkpoint] = []
+        for path in self.root.glob("step_*"):
+            try:
+                found.append(read_checkpoint(path))
+            except ConfigError as error:
+                log.warning("checkpoint ignored", path=str(path), reason=str(error))
+        return sorted(found, key=lambda checkpoint: checkpoint.state.saved_unix_s)
+
+    def newest_of(self, lineages: Container[str]) -> Checkpoint | None:
+        """The last saved checkpoint that one of these lineages wrote."""
+        ours = [checkpoint for checkpoint in self.all() if checkpoint.state.lineage in lineages]
+        return ours[-1] if ours else None
+
+    def newest(self) -> Checkpoint | None:
+        """The last saved checkpoint."""
+        found = self.all()
+        return found[-1] if found else None
+
+    def prune(self, keep: int, lineages: Container[str]) -> None:
+        """Remove all but the `keep` newest checkpoints of these lineages; 0 keeps all."""
+        ours = [checkpoint for checkpoint in self.all() if checkpoint.state.lineage in lineages]
+        for checkpoint in ours[:-keep] if keep else ():
+            doomed = checkpoint.path.with_name(f".old-{uuid.uuid4().hex[:8]}")
+            checkpoint.path.rename(doomed)
+            shutil.rmtree(doomed, ignore_errors=True)
+
+    def sweep(self) -> None:
+        """Remove what a killed predecessor left unfinished."""
+        for path in (*self.root.glob(".part-*"), *self.root.glob(".old-*")):
+            shutil.rmtree(path, ignore_errors=True)
+
+
+@dataclass(frozen=True, slots=True)
+class BoundStore:
+    """Saves one model and its optimizer, as they are at that moment."""
+
+    folder: CheckpointFolder
+    loaded: LoadedModel
+    optimizer: torch.optim.AdamW
+
+    def save(self, state: RunState) -> Path:
+        """Write a checkpoint of the weights now; `CheckpointNotSavedError` when the disk does not take it."""
+        return self.folder.save(self.loaded, self.optimizer, state)
+
+    def prune(self, keep: int, lineages: Container[str]) -> None:
+        """Remove all but the newest of these lineages."""
+        self.folder.prune(keep, lineages)
+
+
+def named_checkpoint(path: str) -> Checkpoint:
+    """The checkpoint that the user names."""
+    return read_checkpoint(Path(path).expanduser().absolute())
+
+
+def read_checkpoint(path: Path) -> Checkpoint:
+    """The checkpoint at `path`; `ConfigError` when there is none."""
+    try:
+        state = msgspec.json.decode((path / STATE_FILE).read_bytes(), type=RunState)
+    except (OSError, msgspec.DecodeError) as error:
+        raise ConfigError(
+            f"resume_from_checkpoint: {path} is no checkpoint ({error}): give a folder checkpoints/step_<N>"
+        ) from error
+    if state.schema != SCHEMA:
+        raise ConfigError(
+            f"resume_from_checkpoint: {path} has schema {state.schema}, this learner reads {SCHEMA}: "
+            "use the version of Tailrace that wrote it"
+        )
+    return Checkpoint(path, state)
+
+
+def load_optimizer(path: Path, model: Any, optimizer: torch.optim.AdamW) -> None:
+    """Restore AdamW's moments and the random generator; `ConfigError` when they belong to another model."""
+    kept: dict[str, Tensor] = {}
+    try:
+        with safe_open(path / OPTIMIZER_FILE, framework="pt") as file:
+            kept = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - no mapping
+    except (OSError, SafetensorError) as error:
+        raise ConfigError(f"resume_from_checkpoint: {path / OPTIMIZER_FILE}: {error}") from error
+    torch.set_rng_state(kept.pop(_RNG))
+    for name, parameter in model.named_parameters():
+        moments = {moment: kept.get(f"{name}.{moment}") for moment in _MOMENTS}
+        if moments["exp_avg"] is None:
+            continue  # a parameter that never had a gradient
+        if moments["exp_avg"].shape != parameter.shape:
+            raise ConfigError(f"resume_from_checkpoint: {path}: optimizer state of {name} has another shape")
+        device = parameter.device
+        optimizer.state[parameter] = {
+            key: value.to(device) for key, value in moments.items() if value is not None
+        }
+
+
+def _optimizer_tensors(model: Any, optimizer: torch.optim.AdamW) -> dict[str, Tensor]:
+    tensors = {_RNG: torch.get_rng_state()}
+    for name, parameter in model.named_parameters():
+        for moment, value in optimizer.state.get(parameter, {}).items():
+            tensors[f"{name}.{moment}"] = value.detach().cpu().contiguous()
+    return tensors
+
+
+def _replace(part: Path, target: Path) -> None:
+    """Give `part` the name `target`; what had the name goes."""
+    old = target.with_name(f".old-{uuid.uuid4().hex[:8]}")
+    if target.exists():
+        target.rename(old)
+    part.rename(target)
+    _sync(target.parent)
+    shutil.rmtree(old, ignore_errors=True)
+
+
+def _sync_tree(folder: Path) -> None:
+    for path in folder.iterdir():
+        _sync(path)
+    _sync(folder)
+
+
+def _sync(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

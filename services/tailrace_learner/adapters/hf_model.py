@@ -1,0 +1,199 @@
+"""Models and tokenizers of Hugging Face: loading, making from scratch, checking, cards, bytes.
+
+Master weights are float32. Dropout is switched off: training computes what the engine sampled from.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
+
+from tailrace.config import ConfigError, RunConfig
+from tailrace.foreign import ForeignCodeError, foreign_code
+from tailrace.weights.tensors import TensorBytes
+from tailrace_learner.adapters.dotted import load_function
+from tailrace_learner.config import FromScratch, LearnerConfig
+from tailrace_learner.core import attention
+from tailrace_learner.core.cpu_kernels import use_cpu_kernels
+from tailrace_learner.core.policy import Policy
+from tailrace_protos.weights import ModelCard
+
+CARD_FILES = (
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "chat_template.jinja",
+    "vocab.json",
+    "merges.txt",
+)
+
+# Transformations of logits that some architectures have and the chunked log-probabilities do not.
+_LOGIT_KEYS = {"final_logit_softcapping": None, "logits_scaling": 1.0, "logit_scale": 1.0}
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedModel:
+    """A model with its tokenizer, on its device."""
+
+    model: Any  # transformers.PreTrainedModel
+    tokenizer: Any  # transformers.PreTrainedTokenizerBase
+
+    @property
+    def num_parameters(self) -> int:
+        """Trained parameters, tied ones once."""
+        return sum(parameter.numel() for parameter in self.model.parameters())
+
+
+def pick_device(config: LearnerConfig) -> torch.device:
+    """The device of the configuration; `ConfigError` when it is not there."""
+    has_cuda = torch.cuda.is_available()
+    if config.device == "cuda" and not has_cuda:
+        raise ConfigError("learner.device: torch sees no CUDA device: use cpu or auto")
+    return torch.device("cuda" if has_cuda and config.device != "cpu" else "cpu")
+
+
+def load_model(source: str, config: LearnerConfig, key: str = "pretrain") -> LoadedModel:
+    """A model of a local directory or of the hub; `ConfigError` names `key` and the remedy."""
+    path = Path(source).expanduser()
+    is_local = path.is_dir()
+    if not is_local and (path.is_absolute() or source.startswith((".", "~")) or source.count("/") > 1):
+        raise ConfigError(f"{key}: there is no model directory {source!r}: correct the path")
+    if is_local and not (path / "config.json").is_file():
+        raise ConfigError(f"{key}: {source!r} has no config.json: give a Hugging Face model directory")
+    name = str(path) if is_local else source
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(name)
+        model = AutoModelForCausalLM.from_pretrained(
+            name, dtype=torch.float32, attn_implementation=_implementation(config)
+        )
+    except (OSError, ValueError) as error:
+        raise ConfigError(
+            f"{key}: cannot load {source!r}: {error}. Give a directory with config.json, weights and tokenizer, or "
+            "a model of the hub that can be reached from here"
+        ) from error
+    return LoadedModel(prepared(model, config), tokenizer)
+
+
+def make_model(scratch: FromScratch, config: LearnerConfig, seed: int) -> LoadedModel:
+    """Random weights, the same for the same seed."""
+    tokenizer = _build_tokenizer(scratch)
+    ids = {f"{kind}_token_id": getattr(tokenizer, f"{kind}_token_id") for kind in ("bos", "eos", "pad")}
+    known = {"vocab_size": len(tokenizer), "initializer_range": scratch.init_std, **ids}
+    try:
+        architecture = AutoConfig.for_model(scratch.model_type, **(known | scratch.config))
+    except (ValueError, TypeError, KeyError) as error:
+        raise ConfigError(f"learner.from_scratch: {error}") from error
+    if architecture.vocab_size < len(tokenizer):
+        raise ConfigError(
+            f"learner.from_scratch.config.vocab_size {architecture.vocab_size} is less than the tokenizer's "
+            f"{len(tokenizer)}: leave it out"
+        )
+    torch.manual_seed(seed)
+    model = AutoModelForCausalLM.from_config(
+        architecture, dtype=torch.float32, attn_implementation=_implementation(config)
+    )
+    return LoadedModel(prepared(model, config), tokenizer)
+
+
+def first_model(run: RunConfig, config: LearnerConfig) -> LoadedModel:
+    """The model that a new run starts from."""
+    if config.from_scratch is not None:
+        return make_model(config.from_scratch, config, run.seed)
+    return load_model(run.pretrain, config)
+
+
+def _build_tokenizer(scratch: FromScratch) -> Any:
+    key = "learner.from_scratch.tokenizer"
+    build = load_function(scratch.tokenizer, key)
+    with tempfile.TemporaryDirectory(prefix="tailrace-tokenizer-") as folder:
+        try:
+            with foreign_code(key):
+                build(folder)
+                return AutoTokenizer.from_pretrained(folder)
+        except ForeignCodeError as error:
+            raise ConfigError(str(error)) from error
+
+
+def _implementation(config: LearnerConfig) -> str:
+    attention.register()
+    name = config.model_args.attn_implementation
+    return attention.IMPLEMENTATION if name == "packed" else name
+
+
+def prepared(model: Any, config: LearnerConfig) -> Any:
+    """The model ready for training: checked, without dropout, on its device, with fast kernels."""
+    _check_head(model)
+    for module in model.modules():
+        if isinstance(module, nn.Dropout):
+            module.p = 0.0
+        if isinstance(getattr(module, "attention_dropout", None), float):
+            module.attention_dropout = 0.0
+    device = pick_device(config)
+    model.to(device)
+    model.train()
+    if not config.model_args.disable_gradient_checkpointing:
+        model.gradient_checkpointing_enable({"use_reentrant": False})
+    if device.type == "cpu":
+        use_cpu_kernels(model)
+    return model
+
+
+def _check_head(model: Any) -> None:
+    """`ConfigError` for models whose logits are more than hidden states times a matrix."""
+    head = model.get_output_embeddings()
+    if head is None or getattr(head, "bias", None) is not None:
+        raise ConfigError(f"{model.config.model_type}: models with an output bias cannot be trained yet")
+    for key, neutral in _LOGIT_KEYS.items():
+        if getattr(model.config, key, None) not in (None, neutral):
+            raise ConfigError(f"{model.config.model_type}: {key} is not supported: use another model")
+
+
+def make_policy(loaded: LoadedModel, config: LearnerConfig) -> Policy:
+    """The model as core uses it."""
+    return Policy(
+        model=loaded.model,
+        device=pick_device(config),
+        temperature=config.temperature,
+        logprob_chunk_tokens=config.logprob_chunk_tokens,
+        autocast=config.model_args.dtype == "bfloat16",
+    )
+
+
+def model_card(loaded: LoadedModel, config: LearnerConfig) -> ModelCard:
+    """What other services need to know; the configuration names the dtype of published weights."""
+    with tempfile.TemporaryDirectory(prefix="tailrace-card-") as folder:
+        loaded.tokenizer.save_pretrained(folder)
+        written = {path.name: path.read_bytes() for path in Path(folder).iterdir() if path.name in CARD_FILES}
+        kept = loaded.model.config.dtype
+        loaded.model.config.dtype = getattr(torch, config.model_args.dtype)
+        loaded.model.config.save_pretrained(folder)
+        loaded.model.config.dtype = kept
+        config_json = (Path(folder) / "config.json").read_bytes()
+    return ModelCard(config_json=config_json, tokenizer_files=written)
+
+
+def weight_bytes(model: Any, dtype: str) -> list[TensorBytes]:
+    """A copy of all weights on the host, tied ones once, under their Hugging Face names."""
+    return [_tensor_bytes(name, tensor, dtype) for name, tensor in _weights(model)]
+
+
+def _weights(model: Any) -> Iterator[tuple[str, Tensor]]:
+    yield from model.named_parameters()
+    parameters = {name for name, _ in model.named_parameters(remove_duplicate=False)}
+    saved = model.state_dict()
+    yield from ((name, tensor) for name, tensor in saved.items() if name not in parameters)
+
+
+def _tensor_bytes(name: str, tensor: Tensor, dtype: str) -> TensorBytes:
+    wanted = getattr(torch, dtype) if tensor.is_floating_point() else tensor.dtype
+    copy = tensor.detach().to("cpu", wanted, copy=True).contiguous()
+    raw = copy.view(torch.uint8) if copy.dim() else copy.reshape(1).view(torch.uint8)
+    data = raw.numpy().reshape(-1).data
+    return TensorBytes(name, str(wanted).removeprefix("torch."), tuple(copy.shape), data)

@@ -1,0 +1,38 @@
+"""Trained groups as files, for audits and replay: one msgpack list of `TrajectoryGroup` per step.
+
+`<run_dir>/trajectories/step_<N>-<lineage>.msgpack` holds the groups that made step N of that lineage.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+from tailrace_protos.base import decode, encode
+from tailrace_protos.trajectory import TrajectoryGroup
+
+
+class TrajectoryFiles:
+    """Writes whole files only."""
+
+    def __init__(self, run_dir: Path) -> None:
+        self._folder = run_dir / "trajectories"
+
+    def append(self, step: int, lineage: str, groups: Sequence[TrajectoryGroup]) -> Path:
+        """Keep the groups of a step; `OSError` when the disk does not take them."""
+        self._folder.mkdir(parents=True, exist_ok=True)
+        target = self._folder / f"step_{step:06d}-{lineage}.msgpack"
+        part = target.with_suffix(".part")
+        try:
+            part.write_bytes(encode(list(groups)))
+            os.replace(part, target)
+        except OSError:
+            part.unlink(missing_ok=True)
+            raise
+        return target
+
+
+def read_groups(path: Path) -> list[TrajectoryGroup]:
+    """The groups of a file."""
+    return decode(path.read_bytes(), list[TrajectoryGroup])

@@ -1,0 +1,74 @@
+"""The warm start: supervised steps on demonstrations, with an optimizer of its own."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from itertools import islice
+
+import msgspec
+
+from tailrace_learner.config import LearnerConfig, TrainingArgs, WarmStart
+from tailrace_learner.core.losses import sft
+from tailrace_learner.core.optimizer import apply_update, learning_rate_at, make_adamw
+from tailrace_learner.core.packing import micro_batches
+from tailrace_learner.core.passes import PassRunner, row_count
+from tailrace_learner.core.policy import Policy, StartWeights
+from tailrace_learner.core.rows import Row
+from tailrace_learner.core.tally import Tally
+
+
+class TooFewDemonstrationsError(ValueError):
+    """The demonstrations ended early. Attributes: `num_rows` (that came), `num_needed`."""
+
+    def __init__(self, num_rows: int, num_needed: int) -> None:
+        super().__init__(
+            f"learner.warm_start.demonstrations gave {num_rows} usable rows of the {num_needed} needed: "
+            "lower num_steps or batch_size, or let it yield more"
+        )
+        self.num_rows = num_rows
+        self.num_needed = num_needed
+
+
+def warm_start(
+    policy: Policy,
+    rows: Iterator[Row],
+    warm: WarmStart,
+    config: LearnerConfig,
+    on_step: Callable[[int, float], None],
+) -> float:
+    """Train `warm.num_steps` steps; returns the last step's mean loss. `on_step(step, loss)` after each."""
+    args = _training_args(warm)
+    plain = msgspec.structs.replace(
+        config, loss_aggregation="token_mean", behaviour_correction="none", entropy_loss_coef=0.0
+    )
+    optimizer = make_adamw(policy.parameters, args)
+    passes = PassRunner(policy, sft, plain, StartWeights(policy.parameters))
+    loss = math.nan
+    for step in range(warm.num_steps):
+        batch = list(islice(rows, warm.batch_size))
+        if len(batch) < warm.batch_size:
+            taken = step * warm.batch_size + len(batch)
+            raise TooFewDemonstrationsError(taken, warm.num_steps * warm.batch_size)
+        tally = Tally()
+        loss_sum = sum(
+            passes.run(part, tally, is_first=False)
+            for part in micro_batches(batch, config.max_tokens_per_micro_batch)
+        )
+        count = row_count(batch, plain)
+        rate = learning_rate_at(step, warm.num_steps, args)
+        apply_update(optimizer, count=count, learning_rate=rate, max_grad_norm=args.max_grad_norm)
+        loss = loss_sum / count
+        on_step(step + 1, loss)
+    return loss
+
+
+def _training_args(warm: WarmStart) -> TrainingArgs:
+    return TrainingArgs(
+        learning_rate=warm.learning_rate,
+        lr_scheduler_type="cosine",
+        warmup_steps=warm.warmup_steps,
+        min_lr_ratio=0.1,
+        weight_decay=warm.weight_decay,
+        max_grad_norm=warm.max_grad_norm,
+    )

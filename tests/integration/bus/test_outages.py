@@ -1,0 +1,232 @@
+"""nats-server is killed and comes back: everything is late, nothing is lost."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from tailrace.bus import Bus, StreamLimits
+from tailrace.runtime import Delivery
+from tailrace_protos import subjects
+from tailrace_protos.control import AgentActivity, LeaseReply, LeaseRequest, ServerState, ServerStatus
+from tailrace_protos.episode import EpisodeTask
+from tests.conftest import ServerProcess, make_nats_server
+from tests.integration.runtime.serving import (
+    endpoints_of,
+    eventually,
+    eventually_async,
+    lease_reply,
+    lease_request,
+    make_service,
+    outgoing,
+    serving,
+)
+
+
+@pytest.fixture
+async def own_server(tmp_path: Path) -> AsyncIterator[ServerProcess]:
+    """A nats-server that this test may kill."""
+    server = make_nats_server(tmp_path)
+    server.start()
+    yield server
+    server.kill()
+
+
+@pytest.fixture
+async def own_bus(own_server: ServerProcess, run_name: str) -> AsyncIterator[Bus]:
+    bus = await Bus.connect(endpoints_of(own_server.url), name="test", run=run_name)
+    await bus.provision_run(run_name, StreamLimits(ack_wait_s=2.0))
+    yield bus
+    await bus.close()
+
+
+async def restart(server: ServerProcess, *buses: Bus) -> None:
+    """SIGKILL, wait until that was noticed, start again."""
+    await asyncio.to_thread(server.kill)
+    await eventually(lambda: not any(bus.connection.is_connected for bus in buses))
+    await asyncio.to_thread(server.start)
+
+
+async def test_killed_twice_amid_traffic_nothing_is_lost(
+    own_server: ServerProcess, own_bus: Bus
+) -> None:
+    num_episodes, num_calls = 1500, 200
+    service = make_service(own_server.url, own_bus.run)
+    handled: Counter[str] = Counter()
+
+    async def work(task: EpisodeTask, _: Delivery) -> None:
+        await asyncio.sleep(0.02)
+        handled[task.episode_id] += 1
+
+    async def lease(_: LeaseRequest) -> LeaseReply:
+        return lease_reply()
+
+    async def produce() -> None:
+        for start in range(0, num_episodes, 25):
+            await own_bus.publish_durable_many(outgoing(own_bus.run, range(start, start + 25)))
+            await asyncio.sleep(0.02)
+
+    async def call() -> None:
+        for _ in range(num_calls):
+            await own_bus.request(
+                subjects.lease(own_bus.run),
+                lease_request(),
+                LeaseReply,
+                timeout_s=1,
+                idempotent_retries=30,
+            )
+            await asyncio.sleep(0.005)
+
+    stream = subjects.episodes_stream(own_bus.run)
+    service.pull(stream, "train", EpisodeTask, work, max_in_flight=64, ack_wait_s=2.0)
+    service.endpoint(subjects.lease(own_bus.run), LeaseRequest, lease)
+    async with serving(service):
+        traffic = asyncio.gather(produce(), call())
+        for share in (0.2, 0.6):
+            await eventually(lambda share=share: len(handled) > share * num_episodes)  # type: ignore[misc]
+            await restart(own_server, own_bus, service.bus)
+        await asyncio.wait_for(traffic, 30)
+
+        async def is_empty() -> bool:
+            return (await own_bus.jetstream.stream_info(stream)).state.messages == 0
+
+        await eventually_async(is_empty, timeout_s=20)
+    assert len(handled) == num_episodes
+    assert sum(handled.values()) <= num_episodes + 2 * 64  # at most what was in flight ran twice
+
+
+async def test_work_in_flight_during_an_outage_runs_once(
+    own_server: ServerProcess, own_bus: Bus
+) -> None:
+    service = make_service(own_server.url, own_bus.run)
+    released, started, finished = asyncio.Event(), 0, 0
+
+    async def work(_: EpisodeTask, __: Delivery) -> None:
+        nonlocal started, finished
+        started += 1
+        await released.wait()
+        finished += 1
+
+    stream = subjects.episodes_stream(own_bus.run)
+    service.pull(stream, "train", EpisodeTask, work, max_in_flight=8, ack_wait_s=2.0)
+    async with serving(service):
+        await own_bus.publish_durable_many(outgoing(own_bus.run, range(8)))
+        await eventually(lambda: started == 8)
+        await restart(own_server, own_bus, service.bus)
+        await own_bus.connection.wait_connected()
+        await asyncio.sleep(2.5)  # beyond the ack wait: what is not kept alive would come again
+        assert started == 8
+        released.set()
+
+        async def is_empty() -> bool:
+            return (await own_bus.jetstream.stream_info(stream)).state.messages == 0
+
+        await eventually_async(is_empty)
+    assert (started, finished) == (8, 8)
+
+
+async def test_publishes_registry_and_subscriptions_wait_out_an_outage(
+    own_server: ServerProcess, own_bus: Bus
+) -> None:
+    seen: list[int] = []
+    heard: list[int] = []
+
+    async def on_status(status: ServerStatus) -> None:
+        seen.append(status.policy_version)
+
+    async def on_activity(activity: AgentActivity) -> None:
+        heard.append(activity.num_generating)
+
+    await own_bus.watch_statuses(on_status)
+    await own_bus.subscribe(subjects.activity(own_bus.run), AgentActivity, on_activity)
+    await own_bus.put_status(status_of(1))
+    await asyncio.to_thread(own_server.kill)
+    await eventually(lambda: not own_bus.connection.is_connected)
+    waiting = asyncio.gather(
+        own_bus.put_status(status_of(2)),
+        own_bus.publish(subjects.activity(own_bus.run), AgentActivity("w", 5, 0, 0, 0, 0.0)),
+        own_bus.publish_durable_many(outgoing(own_bus.run, range(3))),
+        own_bus.statuses(),
+    )
+    done, _ = await asyncio.wait({waiting}, timeout=0.5)
+    assert not done
+    await asyncio.to_thread(own_server.start)
+    await asyncio.wait_for(waiting, 20)
+    await eventually(lambda: heard == [5])
+    await eventually(lambda: bool(seen) and seen[0] == 1 and seen[-1] == 2)
+    assert [status.policy_version for status in await own_bus.statuses()] == [2]
+
+
+async def test_consuming_goes_on_after_an_outage(own_server: ServerProcess, own_bus: Bus) -> None:
+    stream = subjects.episodes_stream(own_bus.run)
+    received: set[int] = set()
+
+    async def consume() -> None:
+        while len(received) < 20:
+            for task, ack in await own_bus.consume(stream, "train", EpisodeTask, 5, 1.0):
+                received.add(task.task.seed)
+                await ack()
+
+    consuming = asyncio.create_task(consume())
+    await own_bus.publish_durable_many(outgoing(own_bus.run, range(10)))
+    await eventually(lambda: len(received) == 10)
+    await restart(own_server, own_bus)
+    await own_bus.publish_durable_many(outgoing(own_bus.run, range(10, 20)))
+    await asyncio.wait_for(consuming, 20)
+    assert received == set(range(20))
+
+
+async def test_a_process_that_starts_before_nats_waits_for_it(
+    own_server: ServerProcess, run_name: str
+) -> None:
+    own_server.kill()
+    connecting = asyncio.create_task(
+        Bus.connect(endpoints_of(own_server.url), name="early", run=run_name)
+    )
+    done, _ = await asyncio.wait({connecting}, timeout=0.5)
+    assert not done
+    await asyncio.to_thread(own_server.start)
+    bus = await asyncio.wait_for(connecting, 10)
+    await bus.provision_run(run_name)
+    await bus.close()
+
+
+async def test_a_drain_without_nats_ends_in_time(own_server: ServerProcess, own_bus: Bus) -> None:
+    service = make_service(own_server.url, own_bus.run, drain_s=0.2)
+    started = asyncio.Event()
+
+    async def work(_: EpisodeTask, __: Delivery) -> None:
+        started.set()
+        await asyncio.Event().wait()
+
+    service.pull(subjects.episodes_stream(own_bus.run), "train", EpisodeTask, work, max_in_flight=8)
+    await own_bus.publish_durable_many(outgoing(own_bus.run, range(1)))
+    task = asyncio.create_task(service.serve())
+    await asyncio.wait_for(started.wait(), 10)
+    await asyncio.to_thread(own_server.kill)
+    await eventually(lambda: not service.bus.connection.is_connected)
+    service.stop("test")
+    assert await asyncio.wait_for(task, 10) == 0
+
+
+def status_of(policy_version: int, server_id: str = "s0") -> ServerStatus:
+    return ServerStatus(
+        server_id=server_id,
+        state=ServerState.READY,
+        nats_subject="x",
+        zmq_endpoint="",
+        host_id="h",
+        policy_version=policy_version,
+        capacity_tokens=1,
+        max_running=1,
+        num_running=0,
+        num_waiting=0,
+        num_failed=0,
+        idle_s=0.0,
+        busy_s=0.0,
+        heartbeat_unix_s=0.0,
+    )

@@ -1,0 +1,143 @@
+"""Reward functions in real processes: what they raise, how they hang, how they die."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+
+from tailrace_protos.episode import EnvTask
+from tailrace_protos.reward import ChatMessage, ScoreItem
+from tailrace_reward.adapters.process_pool import FunctionLoadError, ProcessPool
+from tailrace_reward.ports import FunctionFailedError
+
+MODULE = """
+import asyncio, os, sys, time
+
+print("printed while importing")
+
+def count_words(task, messages, metrics):
+    print("printed by a reward")
+    return sum(len(m.content.split()) for m in messages if m.role == "assistant") + task.seed
+
+async def awaited(task, messages, metrics):
+    await asyncio.sleep(0)
+    return metrics["success"]
+
+def raises(task, messages, metrics):
+    raise LookupError("nothing there")
+
+def returns_text(task, messages, metrics):
+    return "many"
+
+def spins(task, messages, metrics):
+    while True:
+        pass
+
+def sleeps(task, messages, metrics):
+    time.sleep(task.seed / 1000)
+    return os.getpid()
+
+def exits(task, messages, metrics):
+    os._exit(7)
+
+def leaves(task, messages, metrics):
+    sys.exit(3)
+
+not_a_function = 3
+"""
+
+
+@pytest.fixture(autouse=True)
+def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "user_rewards.py").write_text(MODULE)
+    (tmp_path / "broken_rewards.py").write_text("import nowhere_to_be_found")
+    monkeypatch.setenv("PYTHONPATH", f"{tmp_path}{os.pathsep}{os.environ.get('PYTHONPATH', '')}")
+
+
+def item(seed: int = 0) -> ScoreItem:
+    messages = (ChatMessage("user", "a b c"), ChatMessage("assistant", "go left"))
+    return ScoreItem("g0.0", EnvTask("lake", seed), messages, (), {"success": 1.0})
+
+
+@asynccontextmanager
+async def pool(*names: str, num_processes: int = 1) -> AsyncIterator[ProcessPool]:
+    made = ProcessPool([f"user_rewards:{name}" for name in names], num_processes)
+    await made.start()
+    try:
+        yield made
+    finally:
+        await made.close()
+
+
+async def test_plain_and_async_functions_give_their_numbers_whatever_they_print() -> None:
+    async with pool("count_words", "awaited") as made:
+        assert await made.call("user_rewards:count_words", item(5), 10) == 7.0
+        assert await made.call("user_rewards:awaited", item(), 10) == 1.0
+
+
+async def test_exceptions_and_nonsense_are_failures_of_the_call_and_the_process_goes_on() -> None:
+    async with pool("raises", "returns_text", "sleeps") as made:
+        pid = await made.call("user_rewards:sleeps", item(), 10)
+        with pytest.raises(FunctionFailedError, match="LookupError: nothing there"):
+            await made.call("user_rewards:raises", item(), 10)
+        with pytest.raises(FunctionFailedError, match="ValueError"):
+            await made.call("user_rewards:returns_text", item(), 10)
+        assert await made.call("user_rewards:sleeps", item(), 10) == pid
+
+
+async def test_a_function_stuck_in_computation_is_killed_and_others_are_not_held_up() -> None:
+    async with pool("spins", "sleeps", num_processes=2) as made:
+        started_s = time.monotonic()
+        stuck = asyncio.create_task(made.call("user_rewards:spins", item(), 1.0))
+        await made.call("user_rewards:sleeps", item(1), 10)
+        with pytest.raises(FunctionFailedError, match="took more than 1 s"):
+            await stuck
+        assert time.monotonic() - started_s < 10
+        pids = await asyncio.gather(
+            *(made.call("user_rewards:sleeps", item(50), 10) for _ in range(4))
+        )
+        assert len(set(pids)) == 2
+        assert all(os.path.exists(f"/proc/{int(pid)}") for pid in pids)
+
+
+@pytest.mark.parametrize(("name", "code"), [("exits", "7"), ("leaves", "3")])
+async def test_a_function_that_ends_its_process_fails_alone(name: str, code: str) -> None:
+    async with pool(name, "count_words") as made:
+        with pytest.raises(FunctionFailedError, match=f"exit code {code}"):
+            await made.call(f"user_rewards:{name}", item(), 10)
+        assert await made.call("user_rewards:count_words", item(), 10) == 2.0
+
+
+async def test_an_abandoned_call_does_not_answer_the_next_one() -> None:
+    async with pool("sleeps", "count_words") as made:
+        abandoned = asyncio.create_task(made.call("user_rewards:sleeps", item(60_000), 100))
+        await asyncio.sleep(0.05)
+        abandoned.cancel()
+        assert await made.call("user_rewards:count_words", item(), 10) == 2.0
+
+
+@pytest.mark.parametrize(
+    ("address", "reason"),
+    [
+        ("user_rewards:missing", "has no function missing"),
+        ("user_rewards:not_a_function", "has no function not_a_function"),
+        ("broken_rewards:f", "nowhere_to_be_found"),
+        ("no_such_module_at_all:f", "no_such_module_at_all"),
+    ],
+)
+async def test_functions_that_cannot_be_loaded_show_at_the_start(address: str, reason: str) -> None:
+    with pytest.raises(FunctionLoadError, match=reason) as caught:
+        await ProcessPool([address], 1).start()
+    assert set(caught.value.errors) == {address}
+
+
+async def test_closing_leaves_no_process() -> None:
+    async with pool("sleeps") as made:
+        pid = int(await made.call("user_rewards:sleeps", item(), 10))
+    assert not os.path.exists(f"/proc/{pid}")

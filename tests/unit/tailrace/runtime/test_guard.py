@@ -1,0 +1,60 @@
+"""The one place where unexpected exceptions are caught."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from tailrace.config import ConfigError
+from tailrace.runtime import Failure, HandBack, StopService
+from tailrace.runtime.guard import Guard
+
+
+async def fails(error: BaseException) -> int:
+    raise error
+
+
+async def works() -> int:
+    return 3
+
+
+class Orders:
+    """What the guard told the service to do."""
+
+    def __init__(self) -> None:
+        self.given: list[tuple[str, int]] = []
+        self.guard = Guard(lambda reason, code: self.given.append((reason, code)))
+
+
+async def test_results_pass_through() -> None:
+    assert await Orders().guard.run("here", works()) == 3
+
+
+async def test_an_unexpected_exception_becomes_a_typed_failure() -> None:
+    orders = Orders()
+    failure = await orders.guard.run("here", fails(ValueError("no")))
+    assert failure == Failure("here", "ValueError", "no")
+    assert orders.given == []
+
+
+async def test_an_exception_without_words_is_named_by_its_type() -> None:
+    assert await Orders().guard.run("here", fails(KeyError())) == Failure(
+        "here", "KeyError", "KeyError"
+    )
+
+
+async def test_expected_exceptions_and_cancellation_pass_through() -> None:
+    guard = Orders().guard
+    with pytest.raises(HandBack):
+        await guard.run("here", fails(HandBack(1.0)), expected=(HandBack,))
+    assert isinstance(await guard.run("here", fails(HandBack(1.0))), Failure)
+    with pytest.raises(asyncio.CancelledError):
+        await guard.run("here", fails(asyncio.CancelledError()))
+
+
+async def test_orders_to_stop_reach_the_service() -> None:
+    orders = Orders()
+    await orders.guard.run("here", fails(StopService(3, "enough")))
+    await orders.guard.run("here", fails(ConfigError("wrong key")))
+    assert orders.given == [("enough", 3), ("wrong key", 2)]

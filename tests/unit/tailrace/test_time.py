@@ -1,0 +1,60 @@
+"""Clocks and back-off."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tailrace.clock import ManualClock, SystemClock
+from tailrace.retry import Backoff
+
+
+async def test_a_manual_clock_wakes_sleepers_in_order_at_their_time() -> None:
+    clock = ManualClock(unix_s=100.0)
+    woken: list[tuple[str, float]] = []
+
+    async def sleeper(name: str, delay_s: float) -> None:
+        await clock.sleep(delay_s)
+        woken.append((name, clock.monotonic_s()))
+
+    tasks = [
+        asyncio.create_task(sleeper(name, delay))
+        for name, delay in (("b", 2.0), ("a", 1.0), ("c", 9.0))
+    ]
+    await clock.advance(5.0)
+    assert woken == [("a", 1.0), ("b", 2.0)]
+    assert (clock.monotonic_s(), clock.unix_s()) == (5.0, 105.0)
+    await clock.advance(4.0)
+    assert woken[-1] == ("c", 9.0)
+    await asyncio.gather(*tasks)
+
+
+async def test_the_system_clock_is_the_systems() -> None:
+    clock = SystemClock()
+    before = time.time()
+    started_s = clock.monotonic_s()
+    await clock.sleep(0.01)
+    assert clock.monotonic_s() - started_s >= 0.009
+    assert before <= clock.unix_s() <= time.time()
+
+
+@given(
+    first_s=st.floats(0.001, 1.0),
+    factor=st.floats(1.0, 4.0),
+    jitter=st.floats(0.0, 0.9),
+    n=st.integers(1, 40),
+)
+def test_delays_grow_to_the_limit_and_start_again(
+    first_s: float, factor: float, jitter: float, n: int
+) -> None:
+    backoff = Backoff(first_s, 5.0, factor=factor, jitter=jitter)
+    for power in range(n):
+        bound_s = min(first_s * factor**power, 5.0)
+        assert bound_s * (1 - jitter) * 0.999 <= backoff.next_s() <= bound_s * 1.001
+    assert backoff.num_failures == n
+    backoff.reset()
+    assert backoff.num_failures == 0
+    assert backoff.next_s() <= first_s

@@ -1,0 +1,202 @@
+"""A small world for episodes: an environment, policies, servers and a journal that do as told."""
+
+from __future__ import annotations
+
+import asyncio
+import tempfile
+from collections.abc import Callable, Sequence
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from tailrace.channel.errors import ChannelError
+from tailrace.channel.generation import Generation
+from tailrace.channel.ports import Address
+from tailrace.chat import Renderer
+from tailrace.envs.frozen_lake_tokenizer import build_frozen_lake_tokenizer
+from tailrace_agents.core.episode import EpisodeLimits, SamplingPlan
+from tailrace_agents.ports import EpisodeTakenError
+from tailrace_protos.base import Int32Bytes, as_int32, decode, encode
+from tailrace_protos.episode import TurnRecord
+from tailrace_protos.generation import (
+    FinishReason,
+    GenerateRequest,
+    SamplingParams,
+    VersionSpan,
+)
+from tailrace_protos.weights import ModelCard
+
+LIMITS = EpisodeLimits(4096, 1024, 64, wall_clock_s=20.0)
+PLAN = SamplingPlan(SamplingParams())
+
+
+@cache
+def model_card() -> ModelCard:
+    """The card of a model that plays FrozenLake."""
+    with tempfile.TemporaryDirectory() as folder:
+        build_frozen_lake_tokenizer(folder)
+        return ModelCard(b"{}", {path.name: path.read_bytes() for path in Path(folder).iterdir()})
+
+
+@cache
+def renderer() -> Renderer:
+    return Renderer.from_model_card(model_card())
+
+
+class StairsEnv:
+    """`Right` climbs a step, other replies stay; three steps reach the top. `seed` is the first step."""
+
+    def __init__(self, max_turns: int = 10) -> None:
+        self.max_turns = max_turns
+        self.replies: list[str] = []
+        self.num_closes = 0
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[str, dict[str, Any]]:
+        self.step_number = (seed or 0) % 3
+        self.replies = []
+        return self.view(), {}
+
+    def step(self, action: str) -> tuple[str, float, bool, bool, dict[str, Any]]:
+        self.replies.append(action)
+        self.step_number += action == "Right"
+        top = self.step_number >= 3
+        over = len(self.replies) >= self.max_turns
+        info = {"invalid_action": action not in ("Left", "Right"), "note": "text"}
+        if top or over:
+            info["success"] = float(top)
+        return self.view(), float(top) + 0.25, top, over and not top, info
+
+    def view(self) -> str:
+        return "FFFF\n" * self.step_number + "PFFF\n"
+
+    def render(self) -> Any:
+        return np.full((4, 4, 3), self.step_number, np.uint8)
+
+    def close(self) -> None:
+        self.num_closes += 1
+
+
+def generation(
+    ids: Sequence[int],
+    version: int = 1,
+    reason: FinishReason | None = FinishReason.STOP,
+    logprob: float = -0.5,
+) -> Generation:
+    array = np.array(ids, np.int32)
+    spans = (VersionSpan(version, len(ids)),) if len(ids) else ()
+    return Generation(array, np.full(len(ids), logprob, np.float32), spans, reason, None, 0)
+
+
+class ScriptedPolicy:
+    """Says the given replies, and keeps what it was asked."""
+
+    def __init__(self, *replies: str, version: int = 1) -> None:
+        self.replies = list(replies)
+        self.version = version
+        self.prompts: list[list[int]] = []
+        self.budgets: list[int] = []
+        self.samplings: list[SamplingParams] = []
+        self.turns: list[int] = []
+
+    async def generate(
+        self,
+        prompt_ids: Int32Bytes,
+        max_new_tokens: int,
+        sampling: SamplingParams,
+        *,
+        episode_id: str,
+        turn: int,
+    ) -> Generation:
+        self.prompts.append(as_int32(prompt_ids).tolist())
+        self.budgets.append(max_new_tokens)
+        self.samplings.append(sampling)
+        self.turns.append(turn)
+        await asyncio.sleep(0)
+        ids = renderer().reply_ids(self.replies.pop(0))
+        if len(ids) > max_new_tokens:
+            return generation(ids[:max_new_tokens], self.version, FinishReason.LENGTH)
+        return generation(ids, self.version)
+
+
+class ListJournal:
+    """A journal in a list; records go through the wire as real ones do."""
+
+    def __init__(self, records: Sequence[bytes] = (), taken_at: int = -1) -> None:
+        self.records = list(records)
+        self.num_clears = 0
+        self.taken_at = taken_at
+
+    async def load(self) -> list[TurnRecord]:
+        return [decode(record, TurnRecord) for record in self.records]
+
+    async def append(self, record: TurnRecord) -> None:
+        if record.turn == self.taken_at:
+            raise EpisodeTakenError("g0.0", "fenced")
+        assert record.turn == len(self.records)
+        self.records.append(encode(record))
+
+    async def clear(self) -> None:
+        self.records.clear()
+        self.num_clears += 1
+
+
+Answer = Generation | Exception | Callable[[GenerateRequest], Generation | Exception]
+
+
+class ScriptedCall:
+    def __init__(self, answer: Generation | Exception) -> None:
+        self._answer = answer
+
+    async def collect(self) -> Generation:
+        await asyncio.sleep(0)
+        if isinstance(self._answer, Exception):
+            raise self._answer
+        return self._answer
+
+
+class ScriptedClient:
+    """A `GenerateClient` whose calls end as the script says."""
+
+    def __init__(self, *answers: Answer) -> None:
+        self.answers = list(answers)
+        self.requests: list[GenerateRequest] = []
+        self.servers: list[str] = []
+
+    async def start(self) -> None: ...
+
+    async def close(self) -> None: ...
+
+    def generate(self, address: Address, request: GenerateRequest) -> Any:
+        self.requests.append(request)
+        self.servers.append(address.server_id)
+        answer = self.answers.pop(0)
+        if callable(answer) and not isinstance(answer, Exception | Generation):
+            answer = answer(request)
+        if isinstance(answer, Exception) and not isinstance(answer, ChannelError):
+            raise answer
+        return ScriptedCall(answer)
+
+
+class RoundRobinPlacement:
+    """Gives servers s0, s1, ... in turn."""
+
+    def __init__(self, num_servers: int = 2) -> None:
+        self.num_servers = num_servers
+        self.num_leases = 0
+        self.asked: list[tuple[str, int, str]] = []
+        self.calls: list[tuple[str, bool]] = []
+        self.released: list[str] = []
+
+    async def lease(self, episode_id: str, predicted_tokens: int, failed_server_id: str = "") -> Address:
+        self.asked.append((episode_id, predicted_tokens, failed_server_id))
+        server = f"s{self.num_leases % self.num_servers}"
+        self.num_leases += 1
+        return Address(server)
+
+    def report_call(self, server_id: str, succeeded: bool) -> None:
+        self.calls.append((server_id, succeeded))
+
+    def release(self, episode_id: str) -> None:
+        self.released.append(episode_id)

@@ -1,0 +1,215 @@
+"""The core against random histories: whatever happens, its promises hold and the run ends."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tailrace.config import RunConfig
+from tailrace_protos.episode import Outcome
+from tailrace_protos.event import (
+    EpisodeSettled,
+    EvaluationFinished,
+    EvaluationStarted,
+    GroupAdmitted,
+    LearnerResumed,
+    WeightsPublished,
+)
+from tailrace_scheduler.config import SchedulerConfig
+from tailrace_scheduler.core.run_log import METRIC_KEYS, fold
+from tests.unit.tailrace_scheduler.simulation import SimulatedRun
+
+OUTCOMES = [*[Outcome.OK] * 6, Outcome.POLICY_FAILURE, Outcome.INFRA_FAILURE, Outcome.TIMEOUT]
+
+
+def made_run(seed: int, max_staleness: int, group_size: int = 3, max_steps: int = 5) -> SimulatedRun:
+    run = RunConfig(
+        exp_name="x",
+        seed=seed,
+        max_steps=max_steps,
+        eval_steps=2,
+        group_size=group_size,
+        groups_per_step=3,
+        max_staleness=max_staleness,
+    )
+    config = SchedulerConfig(
+        tags=("A", "B"),
+        eval_groups=4,
+        eval_interim_groups=2,
+        group_timeout_s=30.0,
+        max_buffered_groups=7,
+    )
+    return SimulatedRun(run, config, seed)
+
+
+def act(world: SimulatedRun) -> None:
+    """One thing happens, chosen at random."""
+    choice = world.random.random()
+    if choice < 0.6 and world.open:
+        group = world.random.choice(list(world.open.values()))
+        member = world.random.randrange(len(group.plan.tasks))
+        world.settle(group.plan.group_id, member, world.random.choice(OUTCOMES))
+    elif choice < 0.7:
+        world.make_step()
+    elif choice < 0.78:
+        world.served_version = world.policy_version
+    elif choice < 0.8:
+        world.drop()
+    elif choice < 0.82:
+        world.save()
+    elif choice < 0.83:
+        world.resume(world.saved_step)
+    elif choice < 0.84:
+        world.restart()
+    world.now_s += world.random.random()
+    world.beat()
+    world.decide()
+
+
+def play_to_the_end(world: SimulatedRun, num_wild: int) -> None:
+    """A wild part, then a world that does its work until the run is over."""
+    world.resume(0)
+    for _ in range(num_wild):
+        act(world)
+    for _ in range(600):
+        if world.core.is_finished:
+            return
+        world.served_version = world.policy_version
+        world.beat()
+        world.decide()
+        for group in list(world.open.values()):
+            for member in range(len(group.plan.tasks)):
+                world.settle(group.plan.group_id, member, Outcome.OK)
+        world.make_step()
+        if world.step == world.run.max_steps:
+            world.save()
+        world.now_s += 0.1
+    pytest.fail(f"the run does not end: {world.core.status(world.now_s)}")
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.integers(0, 2**32), st.integers(0, 3), st.integers(0, 150), st.sampled_from([1, 3]))
+def test_every_history_ends_with_credit_kept_and_books_balanced(
+    seed: int, max_staleness: int, num_wild: int, group_size: int
+) -> None:
+    world = made_run(seed, max_staleness, group_size)
+    play_to_the_end(world, num_wild)
+
+    settled = Counter(e.body.episode_id for e in world.events if isinstance(e.body, EpisodeSettled))
+    admitted = [e.body for e in world.events if isinstance(e.body, GroupAdmitted)]
+    assert set(settled.values()) == {1}
+    assert sum(body.num_members for body in admitted) == len(settled)
+    assert len({body.group_id for body in admitted}) == len(admitted)
+    assert not world.open
+    assert Counter(world.trained.values()) == dict.fromkeys(range(1, 6), 3)
+    rows = fold(world.changes)
+    assert [row["step"] for row in rows] == [0, 1, 2, 3, 4, 5]
+    assert all(set(row) == set(METRIC_KEYS) for row in rows)
+    results = {e.body.step: e.body for e in world.events if isinstance(e.body, EvaluationFinished)}
+    for row in rows:
+        result = results.get(row["step"])
+        assert (result is not None) == (row["step"] in (0, 2, 4, 5))
+        expected = result.success_rate if result is not None and result.num_valid else None
+        assert row["eval/success_rate"] == expected
+    started = [e.body.evaluation_id for e in world.events if isinstance(e.body, EvaluationStarted)]
+    finished = [e.body.evaluation_id for e in world.events if isinstance(e.body, EvaluationFinished)]
+    assert len(set(started)) == len(started)
+    assert len(set(finished)) == len(finished)
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.integers(0, 2**32), st.integers(0, 2), st.integers(0, 120))
+def test_a_replay_of_the_log_gives_the_rows_that_were_written(
+    seed: int, max_staleness: int, num_wild: int
+) -> None:
+    world = made_run(seed, max_staleness)
+    play_to_the_end(world, num_wild)
+    again = made_run(seed, max_staleness)
+    replayed = fold(again.core.replay(world.events))
+    keys = [key for key in METRIC_KEYS if not key.startswith(("idle/", "busy/"))]
+    assert [[row[key] for key in keys] for row in replayed] == [
+        [row[key] for key in keys] for row in fold(world.changes)
+    ]
+    assert again.core.is_finished
+
+
+@settings(max_examples=20, deadline=None)
+@given(st.integers(0, 2**32), st.integers(0, 3))
+def test_idle_and_busy_seconds_of_every_row_sum_to_its_wall_time(seed: int, max_staleness: int) -> None:
+    world = made_run(seed, max_staleness)
+    play_to_the_end(world, 0)
+    before_s = 0.0
+    for row in fold(world.changes):
+        seconds = [row[key] for key in METRIC_KEYS if key.startswith(("idle/", "busy/"))]
+        assert min(seconds) >= 0.0
+        assert sum(seconds) == pytest.approx(row["time_s"] - before_s)
+        before_s = row["time_s"]
+
+
+def test_training_begins_only_after_the_first_evaluation_has_its_result() -> None:
+    world = made_run(0, 2)
+    world.resume(0)
+    world.served_version = 0
+    world.beat()
+    world.decide()
+    assert {group.plan.phase for group in world.open.values()} == {"eval"}
+    assert world.core.status(world.now_s).phase == "evaluating"
+    for group in list(world.open.values()):
+        for member in range(len(group.plan.tasks)):
+            world.settle(group.plan.group_id, member, Outcome.OK)
+    world.decide()
+    world.decide()
+    assert [group.plan.phase for group in world.open.values()] == ["train"] * 7
+    assert world.core.status(world.now_s).blocked_by == "buffer"
+
+
+def test_nothing_is_evaluated_while_a_server_serves_an_older_version() -> None:
+    world = made_run(0, 2)
+    world.resume(0)
+    world.publish()
+    world.served_version = 0
+    world.beat()
+    world.decide()
+    assert not world.open
+    world.served_version = 1
+    world.now_s += 0.1
+    world.beat()
+    world.decide()
+    assert len(world.open) == 4
+
+
+def test_an_emptied_redis_continues_the_data_order_of_the_checkpoint_under_new_names() -> None:
+    world = made_run(0, 2)
+    world.resume(0)
+    for _ in range(12):
+        world.served_version = world.policy_version
+        world.beat()
+        world.decide()
+        for group in list(world.open.values()):
+            for member in range(len(group.plan.tasks)):
+                world.settle(group.plan.group_id, member, Outcome.OK)
+        world.make_step()
+    before = {e.body.group_id for e in world.events if isinstance(e.body, GroupAdmitted)}
+    fresh = made_run(0, 2)
+    fresh.core.replay(world.events)
+    assert fresh.core.adopt([], 0, 2000.0) == []
+    fresh.events = list(world.events)
+    assert fresh.core.decide(2000.0) == []
+    fresh.policy_version, fresh.now_s = world.policy_version, 2000.0
+    fresh.lineage = 7
+    fresh.publish()
+    fresh.step = 2
+    fresh.happen(WeightsPublished(fresh.policy_version + 1, "L8", 2, 1))
+    fresh.happen(LearnerResumed("L8", 2, 6, "step_2"))
+    fresh.served_version = fresh.policy_version + 1
+    fresh.beat()
+    fresh.decide()
+    names = {name for name, group in fresh.open.items() if group.plan.phase == "train"}
+    assert names
+    assert not names & before
+    assert (
+        min(group.plan.group_index for group in fresh.open.values() if group.plan.phase == "train") == 6
+    )

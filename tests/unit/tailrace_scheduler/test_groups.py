@@ -1,0 +1,99 @@
+"""Open groups and their deadlines; lost episodes."""
+
+from __future__ import annotations
+
+import msgspec
+
+from tailrace_protos.episode import EnvTask, Outcome
+from tailrace_protos.event import EpisodeRedelivered
+from tailrace_scheduler.core.decisions import Republish, SettleMembers
+from tailrace_scheduler.core.groups import GroupBook
+from tailrace_scheduler.core.reconcile import Reconciler
+from tailrace_scheduler.ports import GroupPlan
+from tests.unit.tailrace_scheduler.simulation import made_settlement
+
+PLAN = GroupPlan(
+    group_id="t1",
+    group_index=1,
+    phase="train",
+    tasks=(EnvTask("A", 1),) * 4,
+    deadline_unix_s=100.0,
+    min_valid=2,
+    step=0,
+)
+
+
+def made_book(*outcomes: Outcome, plan: GroupPlan = PLAN) -> GroupBook:
+    book = GroupBook()
+    book.add(plan)
+    for member, outcome in enumerate(outcomes):
+        book.settle(made_settlement(plan.group_id, member, outcome))
+    return book
+
+
+def test_a_group_with_enough_valid_members_closes_at_its_deadline_and_cancels_the_rest() -> None:
+    book = made_book(Outcome.OK, Outcome.POLICY_FAILURE)
+    assert book.due(99.9) == []
+    [close] = book.due(100.0)
+    assert close[:3] == ("t1", (2, 3), Outcome.CANCELLED)
+    assert "2 of 4 members valid" in close.reason
+
+
+def test_without_enough_valid_members_the_rest_is_a_timeout() -> None:
+    [close] = made_book(Outcome.OK, Outcome.INFRA_FAILURE).due(100.0)
+    assert close[:3] == ("t1", (2, 3), Outcome.TIMEOUT)
+
+
+def test_a_single_valid_member_is_enough_where_members_are_not_compared() -> None:
+    plan = msgspec.structs.replace(PLAN, min_valid=1)
+    [close] = made_book(Outcome.OK, plan=plan).due(100.0)
+    assert close.outcome is Outcome.CANCELLED
+
+
+def test_a_close_is_decided_once() -> None:
+    book = made_book()
+    assert len(book.due(100.0)) == 1
+    assert book.due(200.0) == []
+    assert book.cancel("train", "over") == []
+
+
+def test_news_that_come_twice_count_once() -> None:
+    book = made_book(Outcome.OK)
+    book.settle(made_settlement("t1", 0, Outcome.TIMEOUT))
+    assert book.num_unsettled("train") == 3
+    book.add(PLAN)
+    assert book.num_open("train") == 1
+    book.close("t1")
+    book.close("t1")
+    assert (book.num_open("train"), book.num_unsettled("train")) == (0, 0)
+
+
+def test_a_group_found_open_after_a_restart_keeps_what_has_settled() -> None:
+    book = made_book(plan=msgspec.structs.replace(PLAN, settled={0: Outcome.OK, 2: Outcome.OK}))
+    [close] = book.due(100.0)
+    assert close[:3] == ("t1", (1, 3), Outcome.CANCELLED)
+
+
+def test_only_what_is_missing_twice_goes_out_again() -> None:
+    book, reconciler = made_book(Outcome.OK), Reconciler(max_attempts=3)
+    queued = {"t1.1"}
+    assert reconciler.compare(book, queued, lambda name: name == "t1.2") == []
+    decided = reconciler.compare(book, queued, lambda name: name == "t1.2")
+    assert decided == [Republish(PLAN, 3, "the work queue no longer held it")]
+
+
+def test_what_was_there_in_between_is_not_lost() -> None:
+    book, reconciler = made_book(Outcome.OK, Outcome.OK, Outcome.OK), Reconciler(max_attempts=3)
+    for queued in (set[str](), {"t1.3"}, set[str]()):
+        assert reconciler.compare(book, queued, lambda name: False) == []
+    reconciler.balanced()
+    assert reconciler.compare(book, set(), lambda name: False) == []
+
+
+def test_an_episode_lost_in_every_attempt_settles_as_a_failure_of_the_infrastructure() -> None:
+    book, reconciler = made_book(Outcome.OK, Outcome.OK, Outcome.OK), Reconciler(max_attempts=3)
+    book.redeliver(EpisodeRedelivered("t1.3", 2, "lost"))
+    reconciler.compare(book, set(), lambda name: False)
+    [settle] = reconciler.compare(book, set(), lambda name: False)
+    assert isinstance(settle, SettleMembers)
+    assert settle[:3] == ("t1", (3,), Outcome.INFRA_FAILURE)

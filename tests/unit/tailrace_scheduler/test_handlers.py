@@ -1,0 +1,188 @@
+"""The edge with fake ports: what is written when, and what waits for what."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from pathlib import Path
+from typing import cast
+
+import pytest
+
+from tailrace.bus import Bus, CallFailedError
+from tailrace.clock import SystemClock
+from tailrace.config import RunConfig
+from tailrace_protos.control import LeaseRequest
+from tailrace_protos.episode import EpisodeTask, Outcome
+from tailrace_protos.event import Event, EventBody, LearnerResumed, WeightsPublished
+from tailrace_protos.subjects import Phase
+from tailrace_scheduler.config import SchedulerConfig
+from tailrace_scheduler.core.scheduler import SchedulerCore
+from tailrace_scheduler.handlers import SchedulerActor, World
+from tailrace_scheduler.ports import DiskFullError, GroupPlan, Row
+from tests.unit.tailrace_scheduler.simulation import made_status
+
+EVENTS = [Event(f"{n}-0", 100.0 + n, "learner", LearnerResumed("L", 0, 0, "")) for n in range(2)]
+
+
+class FakeWorld:
+    """Every port at once; remembers in which order things were done to it."""
+
+    def __init__(self, *events: Event) -> None:
+        self.waiting = list(events)
+        self.did: list[str] = []
+        self.full_times = 0
+        self.recorded: list[GroupPlan] = []
+        self.published: list[EpisodeTask] = []
+        self.open: list[GroupPlan] = []
+        self.queue_is_full = asyncio.Event()
+
+    async def read(self, max_events: int, block_s: float) -> list[Event]:
+        if not self.waiting:
+            await asyncio.sleep(block_s)
+        return list(self.waiting)
+
+    async def ack(self, seqs: Sequence[str]) -> None:
+        self.did.append("ack")
+        self.waiting = [event for event in self.waiting if event.seq not in seqs]
+
+    async def announce(self, events: Sequence[Event]) -> None:
+        self.did.append("announce")
+
+    def append(self, events: Sequence[Event]) -> list[Event]:
+        if self.full_times:
+            self.full_times -= 1
+            self.did.append("full")
+            raise DiskFullError(Path("/run/events.jsonl"), 100)
+        self.did.append("write")
+        return list(events)
+
+    def lock(self) -> bool:
+        return True
+
+    def recover(self) -> list[Event]:
+        return []
+
+    def close(self) -> None:
+        pass
+
+    async def record(self, plans: Sequence[GroupPlan]) -> None:
+        self.recorded += plans
+
+    async def open_plans(self) -> list[GroupPlan]:
+        return self.open
+
+    async def next_group_index(self) -> int:
+        return 0
+
+    async def settle(
+        self, group_id: str, members: Sequence[int], outcome: Outcome, reason: str
+    ) -> None:
+        self.did.append(f"settle {group_id}")
+
+    async def raise_attempt(self, group_id: str, member: int, reason: str) -> int | None:
+        return 1
+
+    async def emit(self, once: str, body: EventBody) -> None:
+        self.did.append(once.split("/")[0])
+
+    async def has_model(self) -> bool:
+        return True
+
+    async def provision(self) -> None:
+        self.did.append("provision")
+
+    async def publish(self, tasks: Sequence[EpisodeTask]) -> None:
+        while self.queue_is_full.is_set():
+            await asyncio.sleep(0)
+        self.published += tasks
+
+    async def count(self, phase: Phase) -> int | None:
+        return None
+
+    async def held(self, phase: Phase) -> set[str]:
+        return set()
+
+
+class FakeMetrics:
+    """A `metrics.jsonl` in memory."""
+
+    def __init__(self) -> None:
+        self.rows: list[Row] = []
+
+    def recover(self, expected: Sequence[Row]) -> None:
+        self.rows = list(expected)
+
+    def append(self, row: Row) -> None:
+        self.rows.append(row)
+
+    def rewind(self, step: int) -> None:
+        self.rows = []
+
+    def close(self) -> None:
+        pass
+
+
+def made_actor(world: FakeWorld, group_timeout_s: float = 600.0) -> SchedulerActor:
+    config = SchedulerConfig(tags=("A",), eval_groups=3, group_timeout_s=group_timeout_s)
+    core = SchedulerCore(RunConfig(exp_name="x"), config, 0.0)
+    ports = World(
+        run="x",
+        config_digest="",
+        bus=cast(Bus, None),
+        store=world,
+        source=world,
+        queue=world,
+        events=world,
+        metrics=FakeMetrics(),
+        clock=SystemClock(),
+    )
+    return SchedulerActor(
+        core, ports, reconcile_interval_s=0.01, on_ready=lambda: world.did.append("ready")
+    )
+
+
+async def run_until(actor: SchedulerActor, world: FakeWorld, what: str, *loops: str) -> None:
+    tasks = [asyncio.create_task(getattr(actor, loop)()) for loop in loops]
+    async with asyncio.timeout(10):
+        while what not in world.did:
+            await asyncio.sleep(0.001)
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def test_an_event_is_acknowledged_only_after_it_was_written_and_announced() -> None:
+    world = FakeWorld(*EVENTS)
+    await run_until(made_actor(world), world, "ready", "relay")
+    assert world.did == ["write", "announce", "ack", "ready"]
+
+
+async def test_a_full_disk_holds_events_back_until_there_is_room() -> None:
+    world = FakeWorld(*EVENTS)
+    world.full_times = 1
+    await run_until(made_actor(world), world, "ready", "relay")
+    assert world.did == ["full", "write", "announce", "ack", "ready"]
+
+
+async def test_a_full_queue_does_not_hold_up_settlements() -> None:
+    world = FakeWorld(*EVENTS)
+    world.queue_is_full.set()
+    actor = made_actor(world, group_timeout_s=0.05)
+    now_s = SystemClock().unix_s()
+    from_server = made_status(policy_version=0, heartbeat_unix_s=now_s)
+    world.waiting.append(Event("9-0", 102.0, "w", WeightsPublished(0, "L", 0, 1)))
+    await actor.on_status(from_server)
+    await run_until(actor, world, "settle e0-v0.00002", "relay", "tick", "carry_out", "publish")
+    assert [plan.group_id for plan in world.recorded] == ["e0-v0.00000", "e0-v0.00001", "e0-v0.00002"]
+    assert world.published == []
+
+
+async def test_a_vanished_queue_is_provisioned_again() -> None:
+    world = FakeWorld(*EVENTS)
+    await run_until(made_actor(world), world, "provision", "relay", "reconcile")
+
+
+async def test_a_lease_request_whose_lists_do_not_match_is_the_callers_error() -> None:
+    with pytest.raises(CallFailedError, match="predicted_tokens"):
+        await made_actor(FakeWorld()).on_lease(LeaseRequest("w", ("1", "2"), (5,)))

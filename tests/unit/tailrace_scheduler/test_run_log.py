@@ -1,0 +1,91 @@
+"""Rows of `metrics.jsonl` as a fold over events."""
+
+from __future__ import annotations
+
+from tailrace_protos.episode import Outcome
+from tailrace_protos.event import (
+    EvaluationFinished,
+    EvaluationStarted,
+    Event,
+    EventBody,
+    LearnerResumed,
+    StepFinished,
+)
+from tailrace_scheduler.core.run_log import METRIC_KEYS, Change, Rewind, RunLog
+from tests.unit.tailrace_scheduler.simulation import made_settlement
+
+
+class Log:
+    """A run log whose steps 0 and 2 are evaluated; its clock ticks once an event."""
+
+    def __init__(self) -> None:
+        self.log = RunLog(lambda step: step in (0, 2))
+        self.now_s = 100.0
+
+    def apply(self, body: EventBody) -> list[Change]:
+        self.now_s += 1.0
+        event = Event("1-1", self.now_s, "test", body)
+        return self.log.apply(event, lambda wall_s, busy_s: {"idle/credit": wall_s - busy_s})
+
+    def evaluate(self, step: int, num_valid: int = 4) -> list[Change]:
+        self.apply(EvaluationStarted(f"e{step}", step, step, 4))
+        return self.apply(EvaluationFinished(f"e{step}", step, 0.5, 0.5, num_valid, 4))
+
+    def step(self, step: int, lineage: str = "L", **metrics: float) -> list[Change]:
+        return self.apply(StepFinished(lineage, step, step + 10, ("g",), 0, 0.0, 0.0, metrics))
+
+
+def steps_of(changes: list[Change]) -> list[object]:
+    return [change["step"] for change in changes if isinstance(change, dict)]
+
+
+def test_the_first_row_is_the_first_evaluation_and_has_every_key() -> None:
+    log = Log()
+    log.apply(LearnerResumed("L", 0, 0, ""))
+    [row] = log.evaluate(0)
+    assert isinstance(row, dict)
+    assert set(row) == set(METRIC_KEYS)
+    assert (row["step"], row["eval/success_rate"], row["policy_version"]) == (0, 0.5, 0)
+    assert (row["time_s"], row["idle/credit"], row["loss"], row["outcome/ok"]) == (2.0, 2.0, None, 0)
+
+
+def test_a_row_waits_for_the_evaluation_of_its_step_and_holds_back_the_next() -> None:
+    log = Log()
+    log.apply(LearnerResumed("L", 0, 0, ""))
+    log.evaluate(0)
+    assert steps_of(log.step(1)) == [1]
+    assert log.step(2) == []
+    assert log.step(3) == []
+    assert steps_of(log.evaluate(2)) == [2, 3]
+
+
+def test_outcomes_and_seconds_of_a_row_are_those_since_the_row_before() -> None:
+    log = Log()
+    log.apply(LearnerResumed("L", 0, 0, ""))
+    log.evaluate(0)
+    log.apply(made_settlement("t1", 0))
+    log.apply(made_settlement("t1", 1, Outcome.TIMEOUT))
+    log.apply(made_settlement("e0.1", 0))
+    [row] = log.step(1, loss=2.0, learner_busy_s=1.5, secret=3.0)
+    assert isinstance(row, dict)
+    assert (row["outcome/ok"], row["outcome/timeout"], row["loss"]) == (1, 1, 2.0)
+    assert row["idle/credit"] == 4.0 - 1.5
+    assert "secret" not in row
+
+
+def test_steps_of_a_lineage_that_did_not_survive_make_no_rows() -> None:
+    log = Log()
+    log.apply(LearnerResumed("L", 0, 0, ""))
+    log.evaluate(0)
+    log.step(1)
+    assert log.apply(LearnerResumed("M", 0, 0, "")) == [Rewind(0)]
+    assert log.step(2, lineage="L") == []
+    assert steps_of(log.step(1, lineage="M")) == [1]
+
+
+def test_an_evaluation_without_a_valid_episode_has_no_success_rate() -> None:
+    log = Log()
+    log.apply(LearnerResumed("L", 0, 0, ""))
+    [row] = log.evaluate(0, num_valid=0)
+    assert isinstance(row, dict)
+    assert row["eval/success_rate"] is None

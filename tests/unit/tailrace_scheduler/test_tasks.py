@@ -1,0 +1,52 @@
+"""The data order."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tailrace_protos.episode import EnvTask
+from tailrace_scheduler.core.tasks import TaskSource
+
+
+def test_the_data_order_is_the_same_on_every_machine() -> None:
+    source = TaskSource(7, ["A", "B"])
+    assert [source.train_task(n) for n in range(3)] == [
+        EnvTask("A", 1378853289),
+        EnvTask("B", 2118682787),
+        EnvTask("B", 138196505),
+    ]
+
+
+@given(st.integers(0, 2**31), st.permutations(range(30)))
+def test_task_n_does_not_depend_on_what_was_asked_before(seed: int, order: list[int]) -> None:
+    source = TaskSource(seed, ["A", "B", "C"])
+    shuffled = {n: source.train_task(n) for n in order}
+    assert [shuffled[n] for n in range(30)] == [
+        TaskSource(seed, ["A", "B", "C"]).train_task(n) for n in range(30)
+    ]
+
+
+def test_another_seed_gives_other_tasks() -> None:
+    one, other = TaskSource(1, ["A"]), TaskSource(2, ["A"])
+    assert {one.train_task(n).seed for n in range(50)}.isdisjoint(
+        other.train_task(n).seed for n in range(50)
+    )
+
+
+@given(st.integers(0, 2**31), st.integers(0, 50))
+def test_every_cycle_holds_each_tag_as_often_as_its_share(seed: int, cycle: int) -> None:
+    source = TaskSource(seed, ["A", "B"], (1, 3))
+    tags = [source.train_task(4 * cycle + position).env_name for position in range(4)]
+    assert Counter(tags) == {"A": 1, "B": 3}
+
+
+def test_the_evaluation_set_is_the_same_for_every_seed() -> None:
+    sets = [[TaskSource(seed, ["A"], (), ["X", "Y"]).eval_task(n) for n in range(4)] for seed in (1, 2)]
+    assert sets[0] == sets[1] == [EnvTask("X", 0), EnvTask("Y", 1), EnvTask("X", 2), EnvTask("Y", 3)]
+
+
+def test_evaluation_plays_the_training_environments_where_none_are_named() -> None:
+    assert TaskSource(0, ["A"]).eval_task(5) == EnvTask("A", 5)

@@ -1,0 +1,54 @@
+"""Which versions are held, and what a repeated offer gets."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tailrace_protos.weights import TensorEntry, WeightManifest
+from tailrace_weight_sync.core.catalogue import Catalogue, ConflictingOfferError
+
+
+def manifest(version: int, step: int, *, lineage: str = "a", checksum: int = 1) -> WeightManifest:
+    tensors = (
+        TensorEntry("norm", "float32", (1,), 0, 4, 9),
+        TensorEntry("head", "float32", (1,), 64, 4, checksum),
+    )
+    return WeightManifest(version, lineage, step, None, tensors, 128)
+
+
+def test_a_step_offered_again_is_found_under_its_version() -> None:
+    catalogue = Catalogue(keep=2)
+    catalogue.add(manifest(3, step=1))
+    found = catalogue.find(manifest(-1, step=1))
+    assert found is not None
+    assert found.policy_version == 3
+    assert catalogue.find(manifest(-1, step=2)) is None
+    assert catalogue.find(manifest(-1, step=1, lineage="b")) is None
+
+
+def test_a_step_offered_again_with_other_weights_is_refused_by_name() -> None:
+    catalogue = Catalogue(keep=2)
+    catalogue.add(manifest(3, step=1))
+    with pytest.raises(ConflictingOfferError, match=r"'head'.*new lineage"):
+        catalogue.find(manifest(-1, step=1, checksum=2))
+
+
+def test_a_late_old_version_does_not_become_the_newest() -> None:
+    catalogue = Catalogue(keep=1)
+    catalogue.add(manifest(5, step=5))
+    assert catalogue.add(manifest(4, step=4)) == [4]
+    assert catalogue.newest == manifest(5, step=5)
+
+
+@given(st.lists(st.integers(0, 30), unique=True), st.integers(1, 4))
+def test_the_newest_are_kept_and_each_other_is_dropped_once(versions: list[int], keep: int) -> None:
+    catalogue = Catalogue(keep)
+    assert catalogue.newest is None
+    dropped = [old for version in versions for old in catalogue.add(manifest(version, step=version))]
+    held = sorted(versions)[-keep:]
+    assert sorted(dropped + held) == sorted(versions)
+    assert catalogue.next_version == max(versions, default=-1) + 1
+    for version in versions:
+        assert (catalogue.find(manifest(-1, step=version)) is not None) == (version in held)
