@@ -45,7 +45,10 @@ class InstantPolicy:
         logprobs = np.full(2, -0.1, np.float32)
         replies = [renderer.reply_ids(word) for word in ("Right", "Down", "Left", "Up")]
         self._answers = itertools.cycle(
-            [Generation(ids, logprobs, (VersionSpan(1, 2),), FinishReason.STOP, None, 0) for ids in replies]
+            [
+                Generation(ids, logprobs, (VersionSpan(1, 2),), FinishReason.STOP, None, 0)
+                for ids in replies
+            ]
         )
 
     def next(self) -> Generation:
@@ -113,7 +116,9 @@ async def play_all(renderer: Renderer, policy: Policy, num_episodes: int, num_co
     return num_turns
 
 
-def measure(name: str, make: Callable[[], Policy], renderer: Renderer, args: argparse.Namespace) -> None:
+def measure(
+    name: str, make: Callable[[], Policy], renderer: Renderer, args: argparse.Namespace
+) -> None:
     """Print a row."""
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         runner.run(play_all(renderer, make(), 500, 100))
@@ -121,7 +126,9 @@ def measure(name: str, make: Callable[[], Policy], renderer: Renderer, args: arg
         num_turns = runner.run(play_all(renderer, make(), args.episodes, args.concurrent))
     cpu_s = time.process_time() - started_s
     turns_per_s = num_turns / cpu_s
-    print(f"{name:8} {1e6 * cpu_s / num_turns:7.1f} us/turn  {turns_per_s:9.0f} turns/s  ({num_turns} turns)")
+    print(
+        f"{name:8} {1e6 * cpu_s / num_turns:7.1f} us/turn  {turns_per_s:9.0f} turns/s  ({num_turns} turns)"
+    )
 
 
 def main() -> None:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import gc
+import logging
 from collections.abc import Awaitable, Callable
+from typing import Any
 
 import numpy as np
 import ray
@@ -14,7 +16,6 @@ from benchmarks.transport.payload import GENERATED, LOGPROBS
 Arrays = tuple[NDArray[np.int32], NDArray[np.float32]]
 
 
-@ray.remote(num_cpus=1, max_concurrency=1000)
 class ZeroComputeActor:
     """Answers at once."""
 
@@ -30,8 +31,9 @@ class ZeroComputeActor:
 
 def start_actor() -> Callable[[NDArray[np.int32]], Awaitable[Arrays]]:
     """A Ray of its own on this machine with one actor; returns the call."""
-    ray.init(num_cpus=2, include_dashboard=False, logging_level="error", log_to_driver=False)
-    actor = ZeroComputeActor.remote()
+    ray.init(num_cpus=2, include_dashboard=False, logging_level=logging.ERROR, log_to_driver=False)
+    remote: Any = ray.remote(num_cpus=1, max_concurrency=1000)
+    actor = remote(ZeroComputeActor).remote()
     ray.get(actor.generate.remote(GENERATED))
 
     async def call(prompt_ids: NDArray[np.int32]) -> Arrays:

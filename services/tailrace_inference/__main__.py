@@ -1,4 +1,4 @@
-"""An inference server's process: waits for the model card and weights, then serves until told to stop."""
+"""An inference server's process: waits for the model card and weights, then serves."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from tailrace_inference.engine.forward import DeviceError
 from tailrace_inference.handlers import ControlHandler, InferenceHandler
 from tailrace_inference.metrics import EngineCollector
 from tailrace_protos import subjects
-from tailrace_protos.control import DrainRequest, ServerState, ServerStatus
+from tailrace_protos.control import DrainRequest, ServerStatus
 from tailrace_protos.weights import ModelCard, WeightsAvailable
 
 log = get_logger(__name__)
@@ -68,8 +68,9 @@ class _Process:
         )
         self.driver = EngineDriver(self.engine, in_thread=in_thread)
         emissions = EmissionLog(self.emission_path) if self.config.emission_log else None
-        self.handler = InferenceHandler(self.driver, emissions)
-        REGISTRY.register(EngineCollector(self.engine.stats))
+        self.handler = InferenceHandler(self.driver, service.draining.is_set, emissions)
+        self.collector = EngineCollector(self.engine.stats)
+        REGISTRY.register(self.collector)
         subject = subjects.generate(run, self.server_id)
         self.listeners = Listeners(
             self.config, service.bus.connection.client, subject, self.server_id, self.state_dir
@@ -93,13 +94,13 @@ class _Process:
         result = await self.service.spawn(self.driver.run(), "engine steps")
         if isinstance(result, Failure):
             self.failed = True
-            self.handler.fail_all(f"the engine failed: {result.error_type}: {result.reason}")
             self.service.stop("the engine failed", 1)
+            self.handler.fail_all(f"the engine failed: {result.error_type}: {result.reason}")
 
     async def on_applied(self, policy_version: int) -> None:
         """The first weights make the server ready; every version is told at once."""
-        if self.handler.state is ServerState.STARTING:
-            self.handler.state = ServerState.READY
+        if not self.handler.has_weights:
+            self.handler.has_weights = True
             self.service.set_ready(True)
             log.info("ready", policy_version=policy_version)
         self.beat.set()
@@ -117,10 +118,9 @@ class _Process:
     def status(self) -> ServerStatus:
         """The server at this moment."""
         stats, listeners, driver = self.engine.stats(), self.listeners, self.driver
-        draining = self.service.draining.is_set()
         return ServerStatus(
             server_id=self.server_id,
-            state=ServerState.DRAINING if draining else self.handler.state,
+            state=self.handler.state,
             nats_subject=listeners.nats_subject,
             zmq_endpoint=listeners.zmq_endpoint,
             zmq_public_key=listeners.zmq_public_key,
@@ -137,14 +137,14 @@ class _Process:
         )
 
     async def leave(self) -> None:
-        """Refuse new calls, finish running ones for `drain_s`, abort the rest, close."""
-        self.handler.state = ServerState.DRAINING
+        """Finish running calls for `drain_s`, abort the rest, close; new ones are refused already."""
         await self.service.bus.put_status(self.status())
         if not self.failed:
             await self._finish_calls()
         await self.listeners.stop()
         self.driver.close()
         self.handler.close()
+        REGISTRY.unregister(self.collector)
 
     async def _finish_calls(self) -> None:
         try:

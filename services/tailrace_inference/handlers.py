@@ -21,12 +21,25 @@ from tailrace_protos.generation import (
 class InferenceHandler:
     """`GenerateHandler` over a driven engine; refuses everything unless the server is READY."""
 
-    def __init__(self, driver: EngineDriver, emissions: EmissionLog | None = None) -> None:
-        self.state = ServerState.STARTING
+    def __init__(
+        self,
+        driver: EngineDriver,
+        is_draining: Callable[[], bool],
+        emissions: EmissionLog | None = None,
+    ) -> None:
+        self.has_weights = False
         self.num_failed = 0  # calls that ended with an internal error
         self._driver = driver
+        self._is_draining = is_draining
         self._emissions = emissions
         self._open: dict[str, ChunkSink] = {}
+
+    @property
+    def state(self) -> ServerState:
+        """What this server can be used for."""
+        if self._is_draining():
+            return ServerState.DRAINING
+        return ServerState.READY if self.has_weights else ServerState.STARTING
 
     @property
     def num_open(self) -> int:
@@ -49,7 +62,6 @@ class InferenceHandler:
 
     def fail_all(self, reason: str) -> None:
         """The engine broke: tell every caller to go elsewhere."""
-        self.state = ServerState.DRAINING
         error = CallError(CallErrorCode.INTERNAL, reason)
         for call_id, sink in list(self._open.items()):
             self.num_failed += 1

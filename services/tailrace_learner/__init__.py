@@ -1,0 +1,1 @@
+"""The learner: weights, optimizer, advantages, losses, checkpoints."""

@@ -95,7 +95,9 @@ class _Process:
         if checkpoint is None and (self.config.from_scratch or self.config.warm_start):
             await learner.save_first()
         await learner.publish_start()
-        log.info("lineage started", lineage=state.lineage, step=state.step, checkpoint=resumed.checkpoint)
+        log.info(
+            "lineage started", lineage=state.lineage, step=state.step, checkpoint=resumed.checkpoint
+        )
         service.loop("steps", learner.run_forever)
 
     async def find_checkpoint(self) -> Checkpoint | None:

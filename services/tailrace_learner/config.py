@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
+import msgspec
+
 from tailrace.config import Config, RunConfig
 
 
@@ -13,7 +15,7 @@ class FromScratch(Config, frozen=True, kw_only=True):
     model_type: str
     """Architecture by its Hugging Face name: `qwen3`, `llama`, ..."""
 
-    config: dict[str, Any] = {}
+    config: dict[str, Any] = msgspec.field(default_factory=dict)
     """Keys of the architecture's Hugging Face configuration. `vocab_size` and the ids of special tokens
     come from the tokenizer and need not be given."""
 
@@ -31,7 +33,9 @@ class ModelArgs(Config, frozen=True, kw_only=True):
     """Type of activations and of published weights. Master weights, gradients and optimizer state are
     float32 either way."""
 
-    attn_implementation: Literal["packed", "sdpa", "eager", "flash_attention_2", "flash_attention_3"] = "packed"
+    attn_implementation: Literal[
+        "packed", "sdpa", "eager", "flash_attention_2", "flash_attention_3"
+    ] = "packed"
     """`packed` computes each row of a packed batch by itself and works everywhere. The others are
     Hugging Face's own; `sdpa` and `eager` cost memory quadratic in the tokens of a micro-batch."""
 
@@ -77,7 +81,7 @@ class WarmStart(Config, frozen=True, kw_only=True):
     """`package.module:function`, called as `f(renderer, seed=..., num_episodes=..., **options)`; yields
     `(token_ids, loss_mask)` rows, mask 1 on what the model shall learn to say."""
 
-    options: dict[str, Any] = {}
+    options: dict[str, Any] = msgspec.field(default_factory=dict)
     """Further keyword arguments for `demonstrations`."""
 
     num_steps: int
@@ -206,7 +210,9 @@ class LearnerConfig(Config, frozen=True, kw_only=True):
             if getattr(self, key) < 0:
                 raise ValueError(f"{key} must not be negative")
         if self.loss_aggregation == "seq_mean_token_sum_norm" and not self.loss_norm_tokens:
-            raise ValueError("loss_norm_tokens must be given with loss_aggregation seq_mean_token_sum_norm")
+            raise ValueError(
+                "loss_norm_tokens must be given with loss_aggregation seq_mean_token_sum_norm"
+            )
         if self.min_tokens_per_micro_batch > self.max_tokens_per_micro_batch:
             raise ValueError("min_tokens_per_micro_batch must not exceed max_tokens_per_micro_batch")
 
@@ -214,7 +220,9 @@ class LearnerConfig(Config, frozen=True, kw_only=True):
 def check_with_run(config: LearnerConfig, run: RunConfig) -> None:
     """Raise `ValueError` for settings that are possible alone but not together with the run's."""
     if bool(run.pretrain) == (config.from_scratch is not None):
-        raise ValueError("give either pretrain (a model to start from) or learner.from_scratch (a new one)")
+        raise ValueError(
+            "give either pretrain (a model to start from) or learner.from_scratch (a new one)"
+        )
     if config.num_mini_batches > run.groups_per_step:
         raise ValueError(
             f"learner.num_mini_batches ({config.num_mini_batches}) must not exceed groups_per_step "

@@ -111,7 +111,9 @@ class Learner:
     async def run_forever(self) -> None:
         """All steps, once. Entered again after a failure, it ends the process: memory is not to be trusted."""
         if self._entered:
-            raise StopService(_EXIT_FAILED, "the learner failed inside a step; it resumes from its checkpoint")
+            raise StopService(
+                _EXIT_FAILED, "the learner failed inside a step; it resumes from its checkpoint"
+            )
         self._entered = True
         async with asyncio.TaskGroup() as tasks:
             while self._state.step < self._run.max_steps:
@@ -215,14 +217,20 @@ class Learner:
             self._world.trajectories.append(self._state.step, self._state.lineage, groups)
         except OSError as error:
             metrics.FAILED_TRAJECTORY_FILES.inc()
-            log.error("trajectories not kept: free space on the disk of output_dir", step=self._state.step, error=str(error))
+            log.error(
+                "trajectories not kept: free space on the disk of output_dir",
+                step=self._state.step,
+                error=str(error),
+            )
 
     # Versions
 
     async def publish_start(self) -> None:
         """Publish the weights as they are before the first step."""
         weights = await self._world.compute(self._world.read_weights)
-        self._state = msgspec.structs.replace(self._state, policy_version=await self._offer(weights, self._state.step))
+        self._state = msgspec.structs.replace(
+            self._state, policy_version=await self._offer(weights, self._state.step)
+        )
 
     async def _publish(self, weights: Sequence[TensorBytes], finished: StepFinished) -> None:
         version = await self._offer(weights, finished.step)
@@ -232,7 +240,14 @@ class Learner:
         for writer in self._world.writers:
             writer.write(finished.step, finished.metrics)
         if finished.step % max(self._run.logging_steps, 1) == 0 or finished.step == self._run.max_steps:
-            shown = ("reward_mean", "success_rate", "loss", "grad_norm", "staleness_mean", "tokens_per_s")
+            shown = (
+                "reward_mean",
+                "success_rate",
+                "loss",
+                "grad_norm",
+                "staleness_mean",
+                "tokens_per_s",
+            )
             log.info(
                 "step finished",
                 step=finished.step,
@@ -242,7 +257,9 @@ class Learner:
 
     async def _offer(self, weights: Sequence[TensorBytes], step: int) -> int:
         began_s = self._world.clock.monotonic_s()
-        version = await self._world.weights.publish(weights, lineage=self._state.lineage, optimizer_step=step)
+        version = await self._world.weights.publish(
+            weights, lineage=self._state.lineage, optimizer_step=step
+        )
         metrics.PUBLISH_SECONDS.observe(self._world.clock.monotonic_s() - began_s)
         return version
 
@@ -287,7 +304,9 @@ class Learner:
         self._held = _Held()
         metrics.RETAINED_BYTES.set(0)
         lineages = {state.lineage, *(ancestor.lineage for ancestor in state.ancestors)}
-        await self._world.compute(self._world.checkpoints.prune, self._config.save_total_limit, lineages)
+        await self._world.compute(
+            self._world.checkpoints.prune, self._config.save_total_limit, lineages
+        )
         log.info("checkpoint saved", step=state.step, path=str(path), num_groups=len(state.group_ids))
         return True
 

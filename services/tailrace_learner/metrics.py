@@ -8,14 +8,26 @@ _SECONDS = (0.01, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0, 60.0, 300.0)
 
 STEP = Gauge("tailrace_learner_step", "Optimizer steps done.")
 BUSY_SECONDS = Histogram("tailrace_learner_busy_seconds", "Computing per step.", buckets=_SECONDS)
-WAIT_SECONDS = Histogram("tailrace_learner_wait_seconds", "Waiting for groups per step.", buckets=_SECONDS)
-PUBLISH_SECONDS = Histogram("tailrace_learner_publish_seconds", "Publishing a version.", buckets=_SECONDS)
-CHECKPOINT_SECONDS = Histogram("tailrace_learner_checkpoint_seconds", "Saving a checkpoint.", buckets=_SECONDS)
+WAIT_SECONDS = Histogram(
+    "tailrace_learner_wait_seconds", "Waiting for groups per step.", buckets=_SECONDS
+)
+PUBLISH_SECONDS = Histogram(
+    "tailrace_learner_publish_seconds", "Publishing a version.", buckets=_SECONDS
+)
+CHECKPOINT_SECONDS = Histogram(
+    "tailrace_learner_checkpoint_seconds", "Saving a checkpoint.", buckets=_SECONDS
+)
 TRAINED_TOKENS = Counter("tailrace_learner_trained_tokens", "Tokens that carried a loss.")
 GROUPS = Counter("tailrace_learner_groups", "Groups taken, by what became of them.", ["fate"])
-MASKED_TOKENS = Counter("tailrace_learner_masked_tokens", "Sampled tokens not trained, by reason.", ["reason"])
-RETAINED_BYTES = Gauge("tailrace_learner_retained_bytes", "Trained groups that no checkpoint holds yet.")
-FAILED_CHECKPOINTS = Counter("tailrace_learner_failed_checkpoints", "Checkpoints the disk did not take.")
+MASKED_TOKENS = Counter(
+    "tailrace_learner_masked_tokens", "Sampled tokens not trained, by reason.", ["reason"]
+)
+RETAINED_BYTES = Gauge(
+    "tailrace_learner_retained_bytes", "Trained groups that no checkpoint holds yet."
+)
+FAILED_CHECKPOINTS = Counter(
+    "tailrace_learner_failed_checkpoints", "Checkpoints the disk did not take."
+)
 FAILED_TRAJECTORY_FILES = Counter(
     "tailrace_learner_failed_trajectory_files", "Trajectory files the disk did not take."
 )

@@ -60,7 +60,9 @@ class VersionBook(Protocol):
 class WeightSink(Protocol):
     """Takes new weights."""
 
-    async def publish(self, tensors: Sequence[TensorBytes], *, lineage: str, optimizer_step: int) -> int:
+    async def publish(
+        self, tensors: Sequence[TensorBytes], *, lineage: str, optimizer_step: int
+    ) -> int:
         """Their policy version, once somebody else holds a verified copy."""
         ...
 

@@ -66,7 +66,7 @@ class Batcher(Generic[T, R]):
         self._waiting, self._size = [], 0
         if not batch:
             return
-        task = asyncio.create_task(self._send([item for item, _ in batch]))
+        task = asyncio.create_task(self._send([item for item, _ in batch]))  # noqa: RUF006 (kept in _flushes)
         self._flushes[task] = [answer for _, answer in batch]
         task.add_done_callback(self._on_sent)
 

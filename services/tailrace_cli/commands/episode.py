@@ -15,7 +15,7 @@ from tailrace.envs import make_env
 from tailrace_agents.config import AgentsConfig
 from tailrace_agents.core.episode import EpisodeLimits, EpisodeResult, SamplingPlan, mix_seed
 from tailrace_agents.core.play import play_episode
-from tailrace_cli.commands.train import newest_checkpoint
+from tailrace_cli.checkpoints import newest_checkpoint
 from tailrace_cli.experiment import Experiment
 from tailrace_cli.local_model import LocalPolicy, read_model_card
 from tailrace_protos.base import as_float32, as_uint8

@@ -9,6 +9,7 @@ import msgspec
 from rich.console import Console
 
 from tailrace.config import ConfigError
+from tailrace_cli.checkpoints import newest_checkpoint
 from tailrace_cli.cluster.local import Attachment
 from tailrace_cli.commands.cluster_run import prepare_run_dir, run_to_the_end
 from tailrace_cli.experiment import Experiment
@@ -52,14 +53,6 @@ def evaluation_of(experiment: Experiment, checkpoint: str) -> Experiment:
     )
     learner = msgspec.structs.replace(experiment.learner, warm_start=None)
     return dataclasses.replace(experiment, run=only_evaluate, learner=learner)
-
-
-def newest_checkpoint(run_dir: Path) -> Path:
-    """The checkpoint of a run with the highest step; `ConfigError` when there is none."""
-    found = [path for path in (run_dir / "checkpoints").glob("step_*") if path.name[5:].isdigit()]
-    if not found:
-        raise ConfigError(f"no checkpoint in {run_dir}/checkpoints: train first, or name --checkpoint")
-    return max(found, key=lambda path: int(path.name[5:]))
 
 
 def evaluate(experiment: Experiment, console: Console, *, attachment: Attachment | None) -> int:

@@ -162,7 +162,9 @@ def load_optimizer(path: Path, model: Any, optimizer: torch.optim.AdamW) -> None
         if moments["exp_avg"] is None:
             continue  # a parameter that never had a gradient
         if moments["exp_avg"].shape != parameter.shape:
-            raise ConfigError(f"resume_from_checkpoint: {path}: optimizer state of {name} has another shape")
+            raise ConfigError(
+                f"resume_from_checkpoint: {path}: optimizer state of {name} has another shape"
+            )
         device = parameter.device
         optimizer.state[parameter] = {
             key: value.to(device) for key, value in moments.items() if value is not None

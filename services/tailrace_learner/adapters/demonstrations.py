@@ -35,7 +35,9 @@ def demonstrations(warm: WarmStart, card: ModelCard, seed: int) -> Iterator[Row]
                 if pair is None:
                     return
                 token_ids, loss_mask = (np.asarray(part) for part in pair)
-                row = demonstration_row(f"demo-{index}", token_ids.astype(np.int64), loss_mask.astype(np.uint8))
+                row = demonstration_row(
+                    f"demo-{index}", token_ids.astype(np.int64), loss_mask.astype(np.uint8)
+                )
         except ForeignCodeError as error:
             raise ConfigError(str(error)) from error
         if row is not None:

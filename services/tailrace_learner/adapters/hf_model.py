@@ -96,7 +96,7 @@ def make_model(scratch: FromScratch, config: LearnerConfig, seed: int) -> Loaded
             f"{len(tokenizer)}: leave it out"
         )
     torch.manual_seed(seed)
-    model = AutoModelForCausalLM.from_config(
+    model = AutoModelForCausalLM.from_config(  # type: ignore[no-untyped-call]
         architecture, dtype=torch.float32, attn_implementation=_implementation(config)
     )
     return LoadedModel(prepared(model, config), tokenizer)
@@ -149,7 +149,9 @@ def _check_head(model: Any) -> None:
     """`ConfigError` for models whose logits are more than hidden states times a matrix."""
     head = model.get_output_embeddings()
     if head is None or getattr(head, "bias", None) is not None:
-        raise ConfigError(f"{model.config.model_type}: models with an output bias cannot be trained yet")
+        raise ConfigError(
+            f"{model.config.model_type}: models with an output bias cannot be trained yet"
+        )
     for key, neutral in _LOGIT_KEYS.items():
         if getattr(model.config, key, None) not in (None, neutral):
             raise ConfigError(f"{model.config.model_type}: {key} is not supported: use another model")
@@ -170,7 +172,9 @@ def model_card(loaded: LoadedModel, config: LearnerConfig) -> ModelCard:
     """What other services need to know; the configuration names the dtype of published weights."""
     with tempfile.TemporaryDirectory(prefix="tailrace-card-") as folder:
         loaded.tokenizer.save_pretrained(folder)
-        written = {path.name: path.read_bytes() for path in Path(folder).iterdir() if path.name in CARD_FILES}
+        written = {
+            path.name: path.read_bytes() for path in Path(folder).iterdir() if path.name in CARD_FILES
+        }
         kept = loaded.model.config.dtype
         loaded.model.config.dtype = getattr(torch, config.model_args.dtype)
         loaded.model.config.save_pretrained(folder)

@@ -19,6 +19,6 @@ class TensorboardWriter:
             if value is not None:
                 self._writer.add_scalar(name, value, step)
 
-    def close(self) -> None:
+    async def close(self) -> None:
         """Flush."""
         self._writer.close()

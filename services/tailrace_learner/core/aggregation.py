@@ -1,12 +1,12 @@
 """How token losses become one number, in a form that does not depend on how tokens were batched.
 
-An aggregation gives each token a weight that only its own row decides, and each row a count; the loss
-of an update is (sum of weight * loss) / (sum of counts), divided once, after all gradients were summed.
+An aggregation gives each token a weight that only its own row decides, and each row a divisor; the loss
+of an update is (sum of weight * loss) / (sum of divisors), divided once, after all gradients were summed.
 
-    token_mean               weight 1                       count: trained tokens of the row
-    seq_mean_token_sum       weight 1                       count: 1
-    seq_mean_token_mean      weight 1 / trained tokens      count: 1
-    seq_mean_token_sum_norm  weight 1 / loss_norm_tokens    count: 1
+    token_mean               weight 1                       divisor: trained tokens of the row
+    seq_mean_token_sum       weight 1                       divisor: 1
+    seq_mean_token_mean      weight 1 / trained tokens      divisor: 1
+    seq_mean_token_sum_norm  weight 1 / loss_norm_tokens    divisor: 1
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ class RowShare(NamedTuple):
     """One row's part in an update."""
 
     token_weight: float
-    count: float
+    divisor: float
 
 
 Aggregation = Callable[[int, LearnerConfig], RowShare]

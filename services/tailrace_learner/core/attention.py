@@ -10,8 +10,8 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
+from torch.nn import functional
 from transformers import AttentionInterface
 from transformers.masking_utils import AttentionMaskInterface
 
@@ -91,14 +91,13 @@ def _bucket_attention(
     bucket: Bucket, flat: list[Tensor], scaling: float | None, sliding_window: int | None
 ) -> Tensor:
     """Output [stop - start, H, D] of one bucket."""
-    shape = (bucket.num_rows, bucket.max_len)
-    query, key, value = (_dense(bucket, states).unflatten(0, shape).transpose(1, 2) for states in flat)
+    query, key, value = (_dense(bucket, states).transpose(1, 2) for states in flat)
     mask = None
     if sliding_window is not None and sliding_window < bucket.max_len:
         places = torch.arange(bucket.max_len, device=query.device)
         distance = places[:, None] - places[None, :]
         mask = (distance >= 0) & (distance < sliding_window)
-    output = F.scaled_dot_product_attention(
+    output = functional.scaled_dot_product_attention(
         query,
         key,
         value,
@@ -115,12 +114,11 @@ def _bucket_attention(
 
 
 def _dense(bucket: Bucket, states: Tensor) -> Tensor:
-    """The bucket's tokens [rows * length, H, D], padded where rows are shorter."""
+    """The bucket's tokens [rows, length, H, D], padded where rows are shorter."""
     tokens = states[bucket.start : bucket.stop]
-    if bucket.spread is None:
-        return tokens
-    dense: Tensor = _Rearrange.apply(tokens, bucket.spread, bucket.gather)  # type: ignore[no-untyped-call]
-    return dense
+    if bucket.spread is not None:
+        tokens = _Rearrange.apply(tokens, bucket.spread, bucket.gather)  # type: ignore[no-untyped-call]
+    return tokens.view(bucket.num_rows, bucket.max_len, *states.shape[1:])
 
 
 def no_mask(*args: Any, **kwargs: Any) -> None:

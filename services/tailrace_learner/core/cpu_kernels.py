@@ -10,13 +10,17 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.nn import functional
+
+_HAS_ONEDNN_LINEAR = bool(torch.backends.mkldnn.is_available()) and hasattr(  # type: ignore[no-untyped-call]
+    torch.ops.mkldnn, "_linear_pointwise"
+)
 
 
 def has_onednn_linear() -> bool:
     """Whether this torch build has the fused linear kernel."""
-    return bool(torch.backends.mkldnn.is_available()) and hasattr(torch.ops.mkldnn, "_linear_pointwise")
+    return _HAS_ONEDNN_LINEAR
 
 
 def _matmul_t(left: Tensor, right: Tensor) -> Tensor:
@@ -27,11 +31,13 @@ def _matmul_t(left: Tensor, right: Tensor) -> Tensor:
 
 def matmul_t(left: Tensor, right: Tensor) -> Tensor:
     """left [..., K] times right [N, K] transposed, by the fastest kernel; without autograd."""
-    return _matmul_t(left, right) if _is_fast(left, right) else F.linear(left, right)
+    return _matmul_t(left, right) if _is_fast(left, right) else functional.linear(left, right)
 
 
 def _is_fast(*tensors: Tensor) -> bool:
-    return has_onednn_linear() and all(t.device.type == "cpu" and t.dtype == torch.float32 for t in tensors)
+    return has_onednn_linear() and all(
+        t.device.type == "cpu" and t.dtype == torch.float32 for t in tensors
+    )
 
 
 class _Linear(torch.autograd.Function):
@@ -57,7 +63,8 @@ class OneDnnLinear(nn.Linear):
     def forward(self, input: Tensor) -> Tensor:
         """input [..., K] -> [..., N]."""
         if not _is_fast(input, self.weight) or torch.is_autocast_enabled("cpu"):
-            return super().forward(input)
+            plain: Tensor = super().forward(input)
+            return plain
         output: Tensor = _Linear.apply(input, self.weight, self.bias)  # type: ignore[no-untyped-call]
         return output
 
@@ -109,9 +116,15 @@ def use_cpu_kernels(model: nn.Module) -> int:
 def _is_plain_rms_norm(module: nn.Module) -> bool:
     """Whether the module computes weight * x / rms(x); found out by trying it, since names mislead."""
     weight = getattr(module, "weight", None)
-    if not hasattr(module, "variance_epsilon") or not isinstance(weight, nn.Parameter) or weight.dim() != 1:
+    if (
+        not hasattr(module, "variance_epsilon")
+        or not isinstance(weight, nn.Parameter)
+        or weight.dim() != 1
+    ):
         return False
     generator = torch.Generator().manual_seed(0)
     sample = torch.randn((3, len(weight)), generator=generator)
     with torch.no_grad():
-        return bool(torch.allclose(module(sample), _fast_rms_norm(module, sample), rtol=1e-5, atol=1e-6))
+        return bool(
+            torch.allclose(module(sample), _fast_rms_norm(module, sample), rtol=1e-5, atol=1e-6)
+        )

@@ -39,7 +39,9 @@ class _TokenLogprobs(torch.autograd.Function):
         for start in range(0, len(targets), ctx.chunk_tokens):
             part = slice(start, start + ctx.chunk_tokens)
             log_all = _log_softmax(hidden[part], weight, ctx.temperature)
-            grad = _grad_logits(log_all, targets[part], entropy[part], [g if g is None else g[part] for g in grads])
+            grad = _grad_logits(
+                log_all, targets[part], entropy[part], [g if g is None else g[part] for g in grads]
+            )
             grad = grad.div_(ctx.temperature).to(weight.dtype)
             grad_hidden[part] = matmul_t(grad, weight.t())
             grad_weight += matmul_t(grad.t(), hidden[part].t())

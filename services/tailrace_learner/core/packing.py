@@ -28,7 +28,9 @@ class Bucket:
     stop: int
     num_rows: int
     max_len: int
-    spread: Tensor | None  # [num_rows * max_len] flat token (from `start`) of each place; None: no padding
+    spread: (
+        Tensor | None
+    )  # [num_rows * max_len] flat token (from `start`) of each place; None: no padding
     gather: Tensor | None  # [stop - start] place of each flat token
 
 
@@ -113,6 +115,8 @@ def _bucket(lengths: NDArray[np.int64], start: int, device: torch.device) -> Buc
         places = np.arange(max_len)[None, :]
         firsts = (np.cumsum(lengths) - lengths)[:, None]
         # A padded place repeats its row's last token: nothing attends to it, being after all others.
-        spread = torch.from_numpy((firsts + np.minimum(places, lengths[:, None] - 1)).ravel()).to(device)
+        spread = torch.from_numpy((firsts + np.minimum(places, lengths[:, None] - 1)).ravel()).to(
+            device
+        )
         gather = torch.from_numpy(np.flatnonzero(places < lengths[:, None])).to(device)
     return Bucket(start, start + num_tokens, num_rows, max_len, spread, gather)

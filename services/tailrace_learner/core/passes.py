@@ -22,7 +22,7 @@ from tailrace_learner.core.tally import Tally, k3
 def row_count(rows: Sequence[Row], config: LearnerConfig) -> float:
     """What the rows add to the number that their gradients are divided by."""
     share = AGGREGATIONS[config.loss_aggregation]
-    return sum(share(len(row.targets), config).count for row in rows)
+    return sum(share(len(row.targets), config).divisor for row in rows)
 
 
 class PassRunner:
@@ -52,7 +52,9 @@ class PassRunner:
             self._remember(batch, inputs.log_pi_old)
         return float(loss.detach())
 
-    def _loss_sum(self, batch: PackedBatch, inputs: LossInputs, entropy: Tensor, tally: Tally) -> Tensor:
+    def _loss_sum(
+        self, batch: PackedBatch, inputs: LossInputs, entropy: Tensor, tally: Tally
+    ) -> Tensor:
         terms = self._loss(inputs, self._config)
         factor, counts = CORRECTIONS[self._config.behaviour_correction](inputs, self._config)
         for name, count in (terms.counts | counts).items():

@@ -58,7 +58,9 @@ class RowBuilder:
 
     def unknown_versions(self, group: TrajectoryGroup, book: Mapping[int, tuple[str, int]]) -> bool:
         """Whether the group has tokens of versions that `book` does not list yet."""
-        versions = {int(v) for member in group.members for v in np.unique(as_int32(member.policy_versions))}
+        versions = {
+            int(v) for member in group.members for v in np.unique(as_int32(member.policy_versions))
+        }
         return any(version >= 0 and version not in book for version in versions)
 
     def prepare(
@@ -67,7 +69,9 @@ class RowBuilder:
         """Advantages and masks of one group for a learner that has done `step` steps."""
         members = group.members
         masks = tuple(as_uint8(member.loss_mask) for member in members)
-        valid = np.array([m.outcome.is_valid and bool(x.any()) for m, x in zip(members, masks, strict=True)])
+        valid = np.array(
+            [m.outcome.is_valid and bool(x.any()) for m, x in zip(members, masks, strict=True)]
+        )
         rewards = np.array([member.reward for member in members], dtype=np.float64)
         advantages = ESTIMATORS[self.config.adv_estimator](Returns(rewards, valid, masks), self.config)
         counts = {"num_invalid_episodes": int((~valid).sum())}
@@ -129,7 +133,9 @@ class RowBuilder:
         )
 
 
-def demonstration_row(row_id: str, token_ids: NDArray[np.int64], loss_mask: NDArray[np.uint8]) -> Row | None:
+def demonstration_row(
+    row_id: str, token_ids: NDArray[np.int64], loss_mask: NDArray[np.uint8]
+) -> Row | None:
     """A row for the `sft` loss; None when its mask is empty."""
     targets = np.flatnonzero(loss_mask[1:] != 0) + 1
     if not len(targets):

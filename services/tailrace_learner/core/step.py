@@ -159,7 +159,9 @@ class StepTrainer:
         metrics["loss"] = _mean(self._losses)
         metrics["grad_norm"] = _mean([update.grad_norm for update in self._updates])
         metrics["num_skipped_updates"] = float(sum(not update.is_applied for update in self._updates))
-        metrics["learning_rate"] = learning_rate_at(self._step, self._max_steps, self._config.training_args)
+        metrics["learning_rate"] = learning_rate_at(
+            self._step, self._max_steps, self._config.training_args
+        )
         metrics["staleness_mean"] = float(staleness.mean()) if len(staleness) else None
         metrics["staleness_max"] = float(staleness.max()) if len(staleness) else None
         metrics["num_groups"] = float(len(self._groups))

@@ -17,7 +17,9 @@ class Tally:
 
     def add(self, name: str, total: Tensor | float, weight: float) -> None:
         """Add a sum over `weight` things."""
-        self._sums[name] = self._sums[name] + (total.detach().double() if isinstance(total, Tensor) else total)
+        self._sums[name] = self._sums[name] + (
+            total.detach().double() if isinstance(total, Tensor) else total
+        )
         self._weights[name] += weight
 
     def means(self) -> dict[str, float]:

@@ -150,6 +150,8 @@ class ClientLink:
 
     def on_frame(self, data: bytes) -> None:
         """Give the chunks of a frame to their calls."""
+        if not self._is_open:
+            return
         self._metrics.frames_in.inc()
         self._metrics.bytes_in.inc(len(data))
         self._silent_ticks = 0

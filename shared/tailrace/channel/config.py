@@ -6,7 +6,10 @@ from tailrace.config import Config
 
 
 class ChannelConfig(Config, frozen=True, kw_only=True):
-    """Bounds of one client or server of the generation channel."""
+    """Bounds of one client or server of the generation channel.
+
+    Clients and servers of a run should agree on `keepalive_s` and `silence_s`.
+    """
 
     frame_bytes: int = 131072
     """A frame is sent as soon as it holds this many bytes, before the end of the loop tick. Smaller

@@ -9,8 +9,10 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+from collections.abc import Callable
+from functools import partial
 from typing import Any
-from weakref import WeakSet, WeakValueDictionary
+from weakref import WeakSet
 
 import nats.errors
 from nats.aio.client import Client as NatsConnection
@@ -47,6 +49,7 @@ class NatsWire:
         self._outbox = Outbox(max_bytes)
         self._task: asyncio.Task[None] | None = None
         self._closed = False
+        self.on_close: Callable[[], object] | None = None
 
     @property
     def congested(self) -> bool:
@@ -66,6 +69,8 @@ class NatsWire:
     def close(self) -> None:
         """See `Wire`; the publishing task ends by itself."""
         self._closed = True
+        if self.on_close is not None:
+            self.on_close()
 
     async def _publish_all(self) -> None:
         outbox = self._outbox
@@ -137,7 +142,7 @@ class NatsClientTransport:
         self._connection = connection
         self._inbox = connection.new_inbox()
         self._numbers = itertools.count()
-        self._links: WeakValueDictionary[str, LinkEvents] = WeakValueDictionary()
+        self._links: dict[str, LinkEvents] = {}
         self._wires = _Wires(connection, config)
         self._subscription: Subscription | None = None
 
@@ -153,8 +158,10 @@ class NatsClientTransport:
         if not address.nats_subject:
             raise NoRouteError(address.server_id, "NATS")
         reply = f"{self._inbox}.{next(self._numbers)}"
+        wire = self._wires.open(address.nats_subject, reply, link)
+        wire.on_close = partial(self._links.pop, reply, None)
         self._links[reply] = link
-        return self._wires.open(address.nats_subject, reply, link)
+        return wire
 
     async def _on_message(self, message: Msg) -> None:
         link = self._links.get(message.subject)

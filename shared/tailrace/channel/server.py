@@ -155,13 +155,14 @@ class LinkedGenerateServer:
 
     async def stop(self) -> None:
         """See `GenerateServer.stop`."""
-        for timer in (self._tick_timer, self._linger_timer):
-            if timer is not None:
-                timer.cancel()
         self._flush_lingering()
         for link in list(self._links.values()):
             link.flush()
             self.drop(link, LinkLoss.CLOSED, "the server stops")
+        for timer in (self._tick_timer, self._linger_timer):
+            if timer is not None:
+                timer.cancel()
+        self.count()
         await self.transport.stop()
 
     def on_frame(self, peer: Peer, data: bytes) -> None:
@@ -209,6 +210,8 @@ class LinkedGenerateServer:
                 self._answer_error(link, bad.call_id, CallErrorCode.INVALID, bad.reason)
             else:  # some caller would wait for an answer that nobody can address
                 self.drop(link, LinkLoss.MALFORMED, bad.reason)
+        if not link.is_open:
+            return
         if frame.messages:
             self._dispatch(link, iter(frame.messages))
         elif not frame.bad:
@@ -217,6 +220,8 @@ class LinkedGenerateServer:
     def _dispatch(self, link: ServerLink, messages: _Messages) -> None:
         """Hand messages to the handler; one that makes it raise fails alone."""
         for message in messages:
+            if not link.is_open:
+                return  # nobody waits for an answer
             handled = False
             try:
                 if isinstance(message, GenerateRequest):

@@ -61,5 +61,5 @@ class Journal:
         return [decode(fields[str(turn).encode()], TurnRecord) for turn in turns]
 
     async def clear(self, episode_id: str) -> None:
-        """Forget the turns, for an episode that begins anew; does nothing if another writer took over."""
+        """Forget the turns of an episode that begins anew, unless another writer took over."""
         await self._script(scripts.CLEAR_JOURNAL, self._prefix, episode_id, self._writer)

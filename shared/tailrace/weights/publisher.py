@@ -96,7 +96,7 @@ class WeightPublisher:
     async def _offer(self, offer: OfferWeights) -> int:
         loop = asyncio.get_running_loop()
         began = loop.time()
-        backoff = Backoff(0.05, 2.0)
+        backoff = Backoff(0.05, 0.5)
         timeout_s = 10.0 + offer.manifest.num_bytes / _SLOWEST_BYTES_PER_S
         while True:
             try:

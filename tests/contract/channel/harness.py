@@ -1,4 +1,4 @@
-"""What both transports of the generation channel are tested with: engines by hand and a pair of ends."""
+"""What both transports of the generation channel are tested with: hand-made engines and two ends."""
 
 from __future__ import annotations
 

@@ -28,15 +28,20 @@ class StallingEngine:
         """This process is here to be killed."""
 
 
+def say_ready() -> None:
+    sys.stdout.write("ready\n")
+    sys.stdout.flush()
+
+
 async def run(role: str, ends: Ends) -> None:
     if role == "server":
         server = await ends.server()
         await server.start(StallingEngine())
-        print("ready", flush=True)
+        say_ready()
         await asyncio.Event().wait()
     client = await ends.client()
     call = client.generate(ends.address(), request("orphan"))
-    print("ready", flush=True)
+    say_ready()
     await call.collect()
 
 

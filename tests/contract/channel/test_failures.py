@@ -270,9 +270,10 @@ async def test_a_restarted_nats_server_delays_calls_but_loses_none_unnoticed(
     for call in calls:
         async with asyncio.timeout(10):
             try:
-                assert (await call.collect()).token_ids.tolist() == [0, 1, 2]
-            except ChannelError as error:
-                assert error.partial.num_tokens == 0
+                tokens = (await call.collect()).token_ids.tolist()
+            except ChannelError:
+                tokens = call.partial().token_ids.tolist()
+        assert tokens in ([], [0, 1, 2])
     answers = asyncio.create_task(until_it_answers(client, ends))
     while not answers.done():
         for call_id, sink in engine.sinks.items():

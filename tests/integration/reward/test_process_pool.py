@@ -99,9 +99,7 @@ async def test_a_function_stuck_in_computation_is_killed_and_others_are_not_held
         with pytest.raises(FunctionFailedError, match="took more than 1 s"):
             await stuck
         assert time.monotonic() - started_s < 10
-        pids = await asyncio.gather(
-            *(made.call("user_rewards:sleeps", item(50), 10) for _ in range(4))
-        )
+        pids = await asyncio.gather(*(made.call("user_rewards:sleeps", item(50), 10) for _ in range(4)))
         assert len(set(pids)) == 2
         assert all(os.path.exists(f"/proc/{int(pid)}") for pid in pids)
 

@@ -9,6 +9,7 @@ import pytest
 from tailrace_protos.episode import EpisodeTask, Outcome
 from tailrace_scheduler.core.run_log import METRIC_KEYS
 from tests.audit import build_ledger, check_ledger
+from tests.conftest import ServerProcess
 from tests.integration.scheduler.conftest import MakeRun
 
 
@@ -101,10 +102,45 @@ async def test_a_scheduler_killed_again_and_again_loses_and_doubles_nothing(make
         assert [row["step"] for row in run.rows] == [0, 1, 2, 3, 4, 5, 6]
         announced = await run.announced()
         assert list(dict.fromkeys(announced)) == [line["seq"] for line in run.lines]
-        ends = [body for body in run.bodies("run_finished")]
-        assert len(ends) == 1
-        trained = build_ledger(run.run_dir).trained
-        assert len(trained) == 6 * 4
+        assert len(run.bodies("run_finished")) == 1
+        assert len(build_ledger(run.run_dir).trained) == 6 * 4
+        assert set(run.agents.played.values()) == {1}
+
+
+async def test_a_straggler_is_cancelled_at_its_groups_deadline_and_the_group_is_trained(
+    make_run: MakeRun,
+) -> None:
+    async with make_run(max_steps=1, eval_steps=0, scheduler={"group_timeout_s": 1.5}) as run:
+
+        def hangs(task: EpisodeTask) -> Outcome | None:
+            return None if task.phase == "train" and task.member == 1 else Outcome.OK
+
+        run.agents.outcome_of = hangs
+        await run.learner.begin()
+        run.go(run.learner.train())
+        await run.until_finished()
+
+        settled = [body for body in run.bodies("episode_settled") if body["phase"] == "train"]
+        assert Counter(body["outcome"] for body in settled) == {"ok": 8, "cancelled": 4}
+        assert {body["member"] for body in settled if body["outcome"] == "cancelled"} == {1}
+        assert run.rows[-1]["outcome/cancelled"] == 4
+        check_ledger(build_ledger(run.run_dir))
+
+
+async def test_nats_and_redis_killed_and_started_again_only_delay_a_run(
+    make_run: MakeRun, nats_server: ServerProcess, redis_server: ServerProcess
+) -> None:
+    async with make_run(max_steps=5, scheduler={"server_timeout_s": 1.0}) as run:
+        await run.learner.begin()
+        run.go(run.learner.train())
+        for step, server in ((1, nats_server), (2, redis_server)):
+            await run.until(lambda step=step: run.learner.step >= step)
+            server.kill()
+            server.start()
+        await run.until_finished()
+
+        check_ledger(build_ledger(run.run_dir))
+        assert [row["step"] for row in run.rows] == [0, 1, 2, 3, 4, 5]
 
 
 async def test_episodes_lost_with_the_work_queue_go_out_as_a_new_attempt(make_run: MakeRun) -> None:

@@ -146,3 +146,15 @@ async def test_recorded_versions_tell_lineage_and_step(redis: StoreConnection, r
     await versions.record(WeightManifest(3, "a", 7, None, (), 0))
     await versions.record(WeightManifest(4, "b", 7, None, (), 0))
     assert await versions.all() == {3: ("a", 7), 4: ("b", 7)}
+
+
+async def test_an_episode_that_begins_anew_forgets_its_turns_but_not_its_successors(
+    redis: StoreConnection, run_name: str
+) -> None:
+    stalled, successor = Journal(redis, run_name), Journal(redis, run_name)
+    await stalled.append("g.0", turn(0))
+    await stalled.clear("g.0")
+    assert await stalled.append("g.0", turn(0)) is AppendResult.APPENDED
+    assert await successor.load("g.0") == [turn(0)]
+    await stalled.clear("g.0")
+    assert await Journal(redis, run_name).load("g.0") == [turn(0)]

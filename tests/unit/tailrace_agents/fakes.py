@@ -189,7 +189,9 @@ class RoundRobinPlacement:
         self.calls: list[tuple[str, bool]] = []
         self.released: list[str] = []
 
-    async def lease(self, episode_id: str, predicted_tokens: int, failed_server_id: str = "") -> Address:
+    async def lease(
+        self, episode_id: str, predicted_tokens: int, failed_server_id: str = ""
+    ) -> Address:
         self.asked.append((episode_id, predicted_tokens, failed_server_id))
         server = f"s{self.num_leases % self.num_servers}"
         self.num_leases += 1

@@ -276,9 +276,7 @@ async def test_an_episode_that_somebody_else_plays_is_left_alone() -> None:
 async def test_a_draining_worker_stops_between_two_turns() -> None:
     journal, policy = ListJournal(), ScriptedPolicy(*CLIMB)
     with pytest.raises(EpisodeHandedBackError):
-        await play(
-            StairsEnv(), policy, journal=journal, is_draining=lambda: len(journal.records) == 2
-        )
+        await play(StairsEnv(), policy, journal=journal, is_draining=lambda: len(journal.records) == 2)
     assert policy.turns == [0, 1]
     resumed = ScriptedPolicy("Right")
     result = await play(StairsEnv(), resumed, journal=journal)

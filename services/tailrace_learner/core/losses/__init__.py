@@ -7,4 +7,4 @@ from tailrace_learner.core.losses.sft import sft
 
 LOSSES: dict[str, Loss] = {"dapo": dapo, "ppo_clip": ppo_clip, "sft": sft}
 
-__all__ = ["LOSSES", "Loss", "LossInputs", "LossTerms"]
+__all__ = ["LOSSES", "Loss", "LossInputs", "LossTerms", "sft"]

@@ -82,7 +82,9 @@ texts = st.text(alphabet=" \nabelfright.<>|", max_size=20)
 
 
 @pytest.mark.parametrize("template", APPENDABLE)
-@given(observations=st.lists(texts, min_size=1, max_size=4), reply=st.sampled_from(["Left", " up\n", "x"]))
+@given(
+    observations=st.lists(texts, min_size=1, max_size=4), reply=st.sampled_from(["Left", " up\n", "x"])
+)
 @settings(max_examples=40, deadline=None)
 def test_appended_tokens_equal_the_whole_conversation_rendered_at_once(
     template: str, observations: list[str], reply: str

@@ -1,0 +1,182 @@
+"""Agents processes from the work queue to the trajectory buffer, over everything that kills them."""
+
+from __future__ import annotations
+
+import signal
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from tailrace.config import ConfigError
+from tailrace_protos.base import as_float32, as_int32, as_uint8
+from tailrace_protos.episode import Outcome
+from tests.integration.agents.world import (
+    World,
+    kill,
+    num_turns_in,
+    sampled_of,
+    seeds_of_long_episodes,
+    until,
+)
+
+
+@pytest.mark.parametrize("transport", ["zmq", "nats"])
+async def test_queued_episodes_become_scored_trajectories_of_emitted_tokens(
+    world: World, transport: str
+) -> None:
+    servers = [await world.start_server("s0", 3), await world.start_server("s1", 4)]
+    await world.start_agents(transport=transport)
+    tasks = await world.admit(num_groups=10, group_size=4)
+    settled = await world.settled(len(tasks))
+    trajectories = await world.trajectories(10)
+    assert set(trajectories) == set(settled) == {task.episode_id for task in tasks}
+    assert {event.outcome for event in settled.values()} == {Outcome.OK}
+    for episode_id, trajectory in trajectories.items():
+        emitted = next(server.emitted[episode_id] for server in servers if server.emitted[episode_id])
+        version = next(server.policy_version for server in servers if server.emitted[episode_id])
+        assert sampled_of(trajectory) == [token for _, ids in emitted for token in ids]
+        mask = as_uint8(trajectory.loss_mask).astype(bool)
+        assert set(as_int32(trajectory.policy_versions)[mask]) == {version}
+        assert set(as_float32(trajectory.inference_logprobs)[mask]) == {-0.125 * version}
+        assert trajectory.reward == pytest.approx(as_float32(trajectory.turn_rewards).sum())
+        assert trajectory.metrics["success"] == trajectory.reward
+        assert as_int32(trajectory.turn_ends)[-1] == len(as_int32(trajectory.token_ids))
+    assert len(world.scheduler.requests) < len(tasks)  # episodes of one moment ask together
+    await until(lambda: world.scheduler.released == set(trajectories))
+    assert sum(sum(report.successes.values()) for report in world.scheduler.reports) == sum(
+        len(server.requests) for server in servers
+    )
+
+
+async def test_a_killed_worker_loses_only_the_turn_it_was_in(world: World) -> None:
+    server = await world.start_server("s0", 1)
+    server.hold_from_turn = 2
+    first = await world.spawn_agents("w0")
+    tasks = await world.admit(num_groups=3, seeds=seeds_of_long_episodes(3, num_turns=3))
+    await until(lambda: server.num_held == len(tasks))
+    kill(first)
+    await first.wait()
+    num_before = len(server.requests)
+    server.hold_from_turn = None
+    server.policy_version = 2
+    await world.start_agents("w1")
+    settled = await world.settled(len(tasks))
+    resumed = server.requests[num_before:]
+    assert min(num_turns_in(request, world.renderer) for request in resumed) == 2
+    assert {event.num_turns for event in settled.values()} <= {3, 4}
+    for trajectory in (await world.trajectories(3)).values():
+        versions = as_int32(trajectory.policy_versions)
+        ends = as_int32(trajectory.turn_ends)
+        mask = as_uint8(trajectory.loss_mask).astype(bool)
+        assert set(versions[: ends[1]][mask[: ends[1]]]) == {1}  # replayed as they were sampled
+        assert set(versions[ends[1] :][mask[ends[1] :]]) == {2}
+
+
+async def test_a_draining_worker_exits_cleanly_and_hands_its_episodes_over(world: World) -> None:
+    server = await world.start_server("s0", 1)
+    server.hold_from_turn = 1
+    first = await world.spawn_agents("w0", drain_s=1.0)
+    tasks = await world.admit(num_groups=3, seeds=seeds_of_long_episodes(3, num_turns=2))
+    await until(lambda: server.num_held == len(tasks))
+    first.send_signal(signal.SIGTERM)
+    assert await first.wait() == 0
+    server.hold_from_turn = None
+    num_before = len(server.requests)
+    await world.start_agents("w1")
+    settled = await world.settled(len(tasks))
+    assert {event.outcome for event in settled.values()} == {Outcome.OK}
+    assert all(num_turns_in(request, world.renderer) >= 1 for request in server.requests[num_before:])
+    await until(lambda: world.scheduler.released == set(settled))
+
+
+async def test_a_turn_whose_server_dies_is_continued_on_another(world: World) -> None:
+    dying = await world.start_server("s0", 1)
+    dying.stop_after_tokens = 1
+    await world.start_agents()
+    (task,) = await world.admit(num_groups=1, group_size=1)
+    await until(lambda: bool(dying.emitted[task.episode_id]))
+    other = await world.start_server("s1", 2)
+    await world.stop_server("s0")
+    (event,) = (await world.settled(1)).values()
+    assert event.outcome is Outcome.OK
+    continued = other.requests[0]
+    ((_, first_token),) = dying.emitted[task.episode_id]
+    assert continued.num_continued == 1
+    assert as_int32(continued.prompt_ids)[-1:].tolist() == first_token
+    (trajectory,) = (await world.trajectories(1)).values()
+    emitted = first_token + [token for _, ids in other.emitted[task.episode_id] for token in ids]
+    assert sampled_of(trajectory) == emitted
+    assert (event.min_policy_version, event.max_policy_version) == (1, 2)
+
+
+async def test_an_unknown_environment_fails_its_own_episodes_only(world: World) -> None:
+    await world.start_server("s0")
+    await world.start_agents()
+    await world.admit(num_groups=1, group_size=2)
+    await world.admit(num_groups=1, group_size=1, first=5, env_name="lakes")
+    settled = await world.settled(3)
+    outcomes = {episode_id: event.outcome for episode_id, event in settled.items()}
+    assert outcomes["train-5.0"] is Outcome.INFRA_FAILURE
+    assert "custom_envs" in settled["train-5.0"].reason
+    assert outcomes["train-0.0"] is outcomes["train-0.1"] is Outcome.OK
+
+
+async def test_an_episode_without_servers_times_out_at_its_deadline(world: World) -> None:
+    await world.start_agents()
+    await world.admit(num_groups=1, group_size=1, deadline_s=1.0)
+    (event,) = (await world.settled(1)).values()
+    assert event.outcome is Outcome.TIMEOUT
+    assert not event.outcome.is_valid
+
+
+async def test_evaluation_episodes_have_their_own_sampling_and_are_drawn(world: World) -> None:
+    server = await world.start_server("s0")
+    await world.start_agents(
+        render_episodes=2, eval_generating_args={"temperature": 0.25}, generating_args={"top_p": 0.5}
+    )
+    await world.admit(num_groups=3, group_size=1, phase="eval")
+    await world.admit(num_groups=1, group_size=1, first=9)
+    await world.settled(4)
+    for request in server.requests:
+        is_eval = request.episode_id.startswith("eval")
+        assert request.sampling.temperature == (0.25 if is_eval else 1.0)
+        assert request.sampling.top_p == (1.0 if is_eval else 0.5)
+        assert (request.sampling.seed is not None) == is_eval
+    folder = world.folder / "runs" / world.run / "renders"
+    assert sorted(path.name for path in folder.iterdir()) == [
+        "lake_seed000.gif",
+        "lake_seed000.png",
+        "lake_seed001.gif",
+        "lake_seed001.png",
+    ]
+    with Image.open(folder / "lake_seed000.gif") as picture:
+        assert getattr(picture, "n_frames", 1) >= 2
+        assert np.asarray(picture.convert("RGB")).std() > 0
+
+
+MISTAKES = [
+    ({"custom_envs": {"lake": {"env_type": "frozen_lak"}}}, "did you mean 'frozen_lake'"),
+    ({"custom_envs": {"lake": {"env_type": "frozen_lake", "env_config": {"siz": 3}}}}, "'size'"),
+    ({"max_concurrent_episode": 3}, "'max_concurrent_episodes'"),
+    ({"generating_args": {"top_p": 0}}, "top_p must be above 0"),
+    ({"custom_envs": {}, "transport": "carrier pigeon"}, "transport"),
+]
+
+
+@pytest.mark.parametrize(("agents", "remedy"), MISTAKES)
+async def test_a_users_mistake_is_named_with_its_file_and_remedy(
+    world: World, agents: dict[str, object], remedy: str
+) -> None:
+    with pytest.raises(ConfigError, match=remedy) as caught:
+        await world.start_agents("w0", **agents)
+    assert "experiment.yaml: " in str(caught.value)
+
+
+async def test_a_users_mistake_is_exit_code_2_without_a_traceback(world: World) -> None:
+    agents, remedy = MISTAKES[0]
+    process = await world.spawn_agents("w0", **agents)
+    assert await process.wait() == 2
+    message = (world.folder / "w0.log").read_text()
+    assert remedy in message
+    assert "Traceback" not in message

@@ -1,0 +1,155 @@
+"""A client's link over a wire made of lists: what a lost, late or damaged frame does."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass, field
+
+import pytest
+
+from tailrace.channel import Address, ChannelConfig, ChannelError, DuplicateCallError, GenerateCall
+from tailrace.channel.client import LinkedGenerateClient
+from tailrace.channel.frames import read_request_frame
+from tailrace.channel.outbox import Outbox
+from tailrace.channel.ports import LinkEvents
+from tailrace_protos.base import encode, pack_float32, pack_int32
+from tailrace_protos.generation import (
+    AbortRequest,
+    ChunkFrame,
+    FinishReason,
+    GenerateRequest,
+    TokenChunk,
+    VersionSpan,
+)
+
+ADDRESS = Address("s1", "subject")
+
+
+@dataclass
+class ListWire:
+    link: LinkEvents
+    max_frame_bytes: int = 1 << 20
+    congested: bool = False
+    frames: list[bytes] = field(default_factory=list)
+    closed: bool = False
+
+    def send(self, frame: bytearray) -> None:
+        self.frames.append(bytes(frame))
+
+    def close(self) -> None:
+        self.closed = True
+
+    @property
+    def messages(self) -> list[object]:
+        return [message for frame in self.frames for message in read_request_frame(frame).messages]
+
+
+@dataclass
+class ListTransport:
+    wires: list[ListWire] = field(default_factory=list)
+
+    async def start(self) -> None:
+        """Nothing to do."""
+
+    def open(self, address: Address, link: LinkEvents) -> ListWire:
+        self.wires.append(ListWire(link))
+        return self.wires[-1]
+
+    async def close(self) -> None:
+        """Nothing to do."""
+
+
+class Fixture:
+    def __init__(self) -> None:
+        self.transport = ListTransport()
+        self.client = LinkedGenerateClient(self.transport, ChannelConfig())
+
+    def call(self, call_id: str) -> GenerateCall:
+        return self.client.generate(ADDRESS, GenerateRequest(call_id, "e", pack_int32([1]), 4))
+
+    @property
+    def wire(self) -> ListWire:
+        return self.transport.wires[-1]
+
+
+def chunk(call_id: str, *ids: int, finish: FinishReason | None = None) -> TokenChunk:
+    spans = (VersionSpan(1, len(ids)),) if ids else ()
+    return TokenChunk(call_id, pack_int32(ids), pack_float32([-1.0] * len(ids)), spans, finish)
+
+
+async def test_a_lost_chunk_frame_ends_every_call_with_the_tokens_before_it() -> None:
+    made = Fixture()
+    calls = [made.call("a"), made.call("b")]
+    made.wire.link.on_frame(encode(ChunkFrame(0, (chunk("a", 1, 2), chunk("b", 7)))))
+    made.wire.link.on_frame(encode(ChunkFrame(2, (chunk("a", 5, finish=FinishReason.STOP),))))
+    for call, tokens in zip(calls, ([1, 2], [7]), strict=True):
+        with pytest.raises(ChannelError, match="frame 2 came instead of 1") as raised:
+            await call.collect()
+        assert raised.value.partial.token_ids.tolist() == tokens
+    assert made.wire.closed
+    assert read_request_frame(made.wire.frames[-1]).closing
+
+
+async def test_a_new_link_never_gets_frames_of_the_old_one() -> None:
+    made = Fixture()
+    made.call("a")
+    old = made.wire
+    old.link.on_frame(encode(ChunkFrame(9)))
+    again = made.call("a")
+    assert made.wire is not old
+    old.link.on_frame(encode(ChunkFrame(0, (chunk("a", 66, finish=FinishReason.STOP),))))
+    made.wire.link.on_frame(encode(ChunkFrame(0, (chunk("a", 5, finish=FinishReason.STOP),))))
+    assert (await again.collect()).token_ids.tolist() == [5]
+
+
+async def test_a_malformed_chunk_ends_only_its_call_and_stops_it_at_the_server() -> None:
+    made = Fixture()
+    bad, good = made.call("bad"), made.call("good")
+    no_logprobs = TokenChunk("bad", pack_int32([3]), version_spans=(VersionSpan(1, 1),))
+    last = chunk("good", 4, finish=FinishReason.STOP)
+    made.wire.link.on_frame(encode(ChunkFrame(0, (chunk("bad", 1), no_logprobs, last))))
+    with pytest.raises(ChannelError, match="malformed chunk") as raised:
+        await bad.collect()
+    assert raised.value.partial.token_ids.tolist() == [1]
+    assert (await good.collect()).token_ids.tolist() == [4]
+    await asyncio.sleep(0)  # frames leave at the end of the tick
+    assert AbortRequest(("bad",)) in made.wire.messages
+    with pytest.raises(DuplicateCallError):
+        made.call("bad")
+    made.wire.link.on_frame(encode(ChunkFrame(1, (chunk("bad", 2, finish=FinishReason.ABORT),))))
+    made.call("bad")
+
+
+async def test_a_chunk_that_cannot_be_attributed_ends_the_link() -> None:
+    made = Fixture()
+    call = made.call("a")
+    made.wire.link.on_frame(encode(["chunk_frame", 0, [{"type": "token_chunk", "call_id": 7}]]))
+    with pytest.raises(ChannelError, match="malformed"):
+        await call.collect()
+
+
+async def test_a_congested_wire_lets_calls_wait_until_it_has_drained() -> None:
+    made = Fixture()
+    made.call("a")
+    made.wire.congested = True
+    waiting = made.call("b")
+    waiting_aborted = made.call("c")
+    waiting_aborted.abort()
+    assert (await waiting_aborted.collect()).finish_reason is FinishReason.ABORT
+    made.wire.congested = False
+    made.wire.link.on_drained()
+    made.wire.link.on_frame(encode(ChunkFrame(0, (chunk("b", 1, finish=FinishReason.STOP),))))
+    assert (await waiting.collect()).token_ids.tolist() == [1]
+
+
+def test_an_outbox_is_congested_from_its_limit_until_half_of_it() -> None:
+    outbox = Outbox(100)
+    for _ in range(3):
+        outbox.put(bytearray(40))
+    assert outbox.congested
+    assert outbox.num_bytes == 120
+    assert outbox.pop() is False
+    assert outbox.congested
+    assert outbox.pop() is True
+    assert not outbox.congested
+    assert len(outbox) == 1
