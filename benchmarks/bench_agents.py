@@ -1,4 +1,4 @@
-"""CPU of one agents worker per turn: thousands of FrozenLake episodes with a policy that answers at once.
+"""CPU of one agents worker per turn: thousands of FrozenLake episodes, a policy that answers at once.
 
     python benchmarks/bench_agents.py [--episodes 4000] [--concurrent 512]
 
@@ -125,10 +125,8 @@ def measure(
         started_s = time.process_time()
         num_turns = runner.run(play_all(renderer, make(), args.episodes, args.concurrent))
     cpu_s = time.process_time() - started_s
-    turns_per_s = num_turns / cpu_s
-    print(
-        f"{name:8} {1e6 * cpu_s / num_turns:7.1f} us/turn  {turns_per_s:9.0f} turns/s  ({num_turns} turns)"
-    )
+    us, rate = 1e6 * cpu_s / num_turns, num_turns / cpu_s
+    print(f"{name:8} {us:7.1f} us/turn  {rate:9.0f} turns/s  ({num_turns} turns)")
 
 
 def main() -> None:

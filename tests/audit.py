@@ -24,6 +24,7 @@ class Ledger:
     admitted: dict[str, Line] = field(default_factory=dict)  # group id -> GroupAdmitted
     settled: Counter[str] = field(default_factory=Counter)  # episode id -> settlements
     closed: dict[str, Line] = field(default_factory=dict)  # group id -> GroupClosed
+    dropped: set[str] = field(default_factory=set)  # given back by the learner, never trained
     trained: dict[str, int] = field(default_factory=dict)  # group id -> step, surviving lineage
     trained_twice: list[str] = field(default_factory=list)
     last_step: int = 0
@@ -51,6 +52,8 @@ def build_ledger(run_dir: Path) -> Ledger:
                 ledger.settled[body["episode_id"]] += 1
             case "group_closed":
                 ledger.closed[body["group_id"]] = body
+            case "group_dropped":
+                ledger.dropped.add(body["group_id"])
             case "learner_resumed":
                 lineage = body["lineage"]
                 step = body["step"]
@@ -85,6 +88,7 @@ def check_ledger(ledger: Ledger) -> None:
     sent = {group for group, closed in ledger.closed.items() if closed["sent_to_learner"]}
     strangers = set(ledger.trained) - sent
     assert strangers == set(), "only groups that the buffer handed over are trained"
+    assert ledger.dropped.isdisjoint(ledger.trained), "a dropped group is not trained"
 
 
 def _order(seq: str) -> tuple[int, int]:

@@ -32,8 +32,8 @@ class ZeroComputeActor:
 def start_actor() -> Callable[[NDArray[np.int32]], Awaitable[Arrays]]:
     """A Ray of its own on this machine with one actor; returns the call."""
     ray.init(num_cpus=2, include_dashboard=False, logging_level=logging.ERROR, log_to_driver=False)
-    remote: Any = ray.remote(num_cpus=1, max_concurrency=1000)
-    actor = remote(ZeroComputeActor).remote()
+    decorate: Any = ray.remote
+    actor = decorate(num_cpus=1, max_concurrency=1000)(ZeroComputeActor).remote()
     ray.get(actor.generate.remote(GENERATED))
 
     async def call(prompt_ids: NDArray[np.int32]) -> Arrays:

@@ -65,7 +65,6 @@ class EpisodeHandler:
 
     def __init__(self, deck: Deck) -> None:
         self._deck = deck
-        self._turns = metrics.TURNS
         self._seconds = {phase: metrics.EPISODE_SECONDS.labels(phase) for phase in deck.sampling}
 
     async def handle(self, task: EpisodeTask, delivery: Delivery) -> None:

@@ -5,29 +5,27 @@ from __future__ import annotations
 from prometheus_client import Counter, Gauge, Histogram
 
 EPISODES_ENDED = Counter(
-    "tailrace_agents_episodes_ended_total", "Episodes played to an end here.", ["phase", "outcome"]
+    "tailrace_agents_episodes_ended", "Episodes played to an end here.", ["phase", "outcome"]
 )
 EPISODES_ABANDONED = Counter(
-    "tailrace_agents_episodes_abandoned_total",
+    "tailrace_agents_episodes_abandoned",
     "Episodes given up unsettled: handed back on drain, fenced by another worker, settled elsewhere.",
     ["why"],
 )
-SETTLEMENTS = Counter(
-    "tailrace_agents_settlements_total", "Answers of the trajectory buffer.", ["result"]
-)
-TURNS = Counter("tailrace_agents_turns_total", "Turns that environments answered.")
-SAMPLED_TOKENS = Counter("tailrace_agents_sampled_tokens_total", "Tokens sampled for ended episodes.")
-REPLAYED_TURNS = Counter("tailrace_agents_replayed_turns_total", "Turns taken from a journal.")
+SETTLEMENTS = Counter("tailrace_agents_settlements", "Answers of the trajectory buffer.", ["result"])
+TURNS = Counter("tailrace_agents_turns", "Turns that environments answered.")
+SAMPLED_TOKENS = Counter("tailrace_agents_sampled_tokens", "Tokens sampled for ended episodes.")
+REPLAYED_TURNS = Counter("tailrace_agents_replayed_turns", "Turns taken from a journal.")
 REPLAY_MISMATCHES = Counter(
-    "tailrace_agents_replay_mismatches_total",
+    "tailrace_agents_replay_mismatches",
     "Episodes begun anew because the environment answered recorded replies in another way than before.",
 )
 NONFINITE_LOGPROBS = Counter(
-    "tailrace_agents_nonfinite_logprobs_total",
+    "tailrace_agents_nonfinite_logprobs",
     "Sampled tokens masked because their log-probability is not finite.",
 )
 CONTINUED_CALLS = Counter(
-    "tailrace_agents_continued_calls_total", "Generation calls made again after a failure."
+    "tailrace_agents_continued_calls", "Generation calls made again after a failure."
 )
 EPISODES = Gauge("tailrace_agents_episodes", "Episodes in each state at this moment.", ["state"])
 EPISODE_SECONDS = Histogram(

@@ -41,7 +41,7 @@ class ProgressView:
         key = (status.phase, status.step - status.step % 10, status.eval_success_rate)
         if key != self._last_line:
             self._last_line = key
-            self._console.print(self._line(status), highlight=False)
+            self._console.print(self._line(status), highlight=False, soft_wrap=True)
 
     def _panel(self, status: RunStatus) -> RenderableType:
         bar = ProgressBar(total=max(status.max_steps, 1), completed=status.step, width=60)

@@ -14,8 +14,8 @@ SMALL = (
     "group_size=4",
     "groups_per_step=4",
     "eval_steps=0",
-    "learner.warm_start.num_steps=4",
-    "learner.warm_start.batch_size=16",
+    "learner.warm_start.num_steps=25",
+    "learner.warm_start.batch_size=32",
     "scheduler.eval_groups=16",
     "scheduler.eval_interim_groups=8",
 )

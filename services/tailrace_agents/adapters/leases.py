@@ -14,12 +14,16 @@ from typing import NamedTuple
 
 from tailrace.bus import Bus, CallFailedError, CallTimeoutError, NoResponderError
 from tailrace.channel.ports import Address
+from tailrace.log import get_logger
 from tailrace.retry import Backoff
 from tailrace_agents.core.batching import Batcher
 from tailrace_protos import subjects
 from tailrace_protos.control import LeaseReply, LeaseReport, LeaseRequest
 
+log = get_logger(__name__)
+
 _CALL_TIMEOUT_S = 5.0
+_DELAY_S = 0.002
 
 
 class _Question(NamedTuple):
@@ -28,9 +32,9 @@ class _Question(NamedTuple):
 
 
 class _Later(NamedTuple):
-    """No lease now."""
+    """No lease before this time of the event loop."""
 
-    retry_after_s: float
+    at_s: float
 
 
 class LeaseClient:
@@ -44,19 +48,20 @@ class LeaseClient:
         self._released: list[str] = []
         self._failures: Counter[str] = Counter()
         self._successes: Counter[str] = Counter()
+        self._backoff = Backoff(0.05, 2.0)
+        self._waiting_for = ""
 
     async def lease(
         self, episode_id: str, predicted_tokens: int, failed_server_id: str = ""
     ) -> Address:
         """See `Placement`."""
-        backoff = Backoff(0.05, 2.0)
+        question = _Question(episode_id, predicted_tokens)
         while True:
-            answer = await self._batcher(failed_server_id).submit(
-                _Question(episode_id, predicted_tokens)
-            )
+            answer = await self._batcher(failed_server_id).submit(question)
             if isinstance(answer, Address):
                 return answer
-            await asyncio.sleep(max(answer.retry_after_s, backoff.next_s()))
+            # All that were refused together come back together: one request again, not thousands.
+            await asyncio.sleep(answer.at_s - asyncio.get_running_loop().time())
 
     def report_call(self, server_id: str, succeeded: bool) -> None:
         """See `Placement`."""
@@ -81,7 +86,9 @@ class LeaseClient:
     def _batcher(self, failed_server_id: str) -> Batcher[_Question, Address | _Later]:
         batcher = self._batchers.get(failed_server_id)
         if batcher is None:
-            batcher = self._batchers[failed_server_id] = Batcher(partial(self._ask, failed_server_id))
+            batcher = self._batchers[failed_server_id] = Batcher(
+                partial(self._ask, failed_server_id), delay_s=_DELAY_S
+            )
         return batcher
 
     async def _ask(
@@ -97,10 +104,26 @@ class LeaseClient:
             reply = await self._bus.request(
                 subjects.lease(self._run), request, LeaseReply, timeout_s=_CALL_TIMEOUT_S
             )
-        except (NoResponderError, CallTimeoutError):
-            return [_Later(0.0)] * len(questions)
+        except (NoResponderError, CallTimeoutError) as error:
+            return [self._later(str(error), 0.0)] * len(questions)
         except CallFailedError as error:
-            return [_Later(error.retry_after_s)] * len(questions)
-        leases = {lease.episode_id: Address.of(lease) for lease in reply.leases}
-        later = _Later(reply.retry_after_s)
-        return [leases.get(question.episode_id, later) for question in questions]
+            return [self._later(str(error), error.retry_after_s)] * len(questions)
+        if not reply.leases:
+            return [self._later("a healthy inference server", reply.retry_after_s)] * len(questions)
+        self._backoff.reset()
+        self._wait_for("")
+        return [Address.of(lease) for lease in reply.leases]
+
+    def _later(self, waiting_for: str, retry_after_s: float) -> _Later:
+        self._wait_for(waiting_for)
+        delay_s = max(retry_after_s, self._backoff.next_s())
+        return _Later(asyncio.get_running_loop().time() + delay_s)
+
+    def _wait_for(self, what: str) -> None:
+        """Log what episodes wait for, when that changes."""
+        if what != self._waiting_for:
+            self._waiting_for = what
+            if what:
+                log.warning("episodes wait for placement", waiting_for=what)
+            else:
+                log.info("episodes are placed again")

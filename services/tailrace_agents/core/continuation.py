@@ -26,6 +26,7 @@ from tailrace.channel.ports import Address, GenerateClient
 from tailrace.retry import Backoff
 from tailrace.sdk.policy import GenerationFailedError
 from tailrace.tracing import current_traceparent
+from tailrace_agents import metrics
 from tailrace_agents.core.activity import Stages
 from tailrace_agents.ports import Placement
 from tailrace_protos.base import Int32Bytes, pack_int32
@@ -69,7 +70,6 @@ class ContinuingPolicy:
         self._predicted: dict[str, int] = {}
         self._addresses: dict[str, Address] = {}
         self._call_ids = map(f"{uuid.uuid4().hex[:8]}{{:x}}".format, itertools.count())
-        self.num_continued_calls = 0
 
     def begin(self, episode_id: str, predicted_tokens: int) -> None:
         """An episode starts that will need about so many tokens."""
@@ -153,7 +153,7 @@ class ContinuingPolicy:
             await asyncio.sleep(max(backoff.next_s(), failure.retry_after_s))
             failed_server_id = address.server_id if failure.is_elsewhere else ""
             address = await self._lease(original.episode_id, failed_server_id)
-            self.num_continued_calls += 1
+            metrics.CONTINUED_CALLS.inc()
             outcome = await self._call(address, self._rest_of(original, joined))
             if isinstance(outcome, Generation):
                 return _join([*parts, outcome], outcome.finish_reason)

@@ -72,6 +72,7 @@ def _service_spec(
         "PYTHONUNBUFFERED": "1",
         "OMP_NUM_THREADS": str(config.num_threads),
         "TOKENIZERS_PARALLELISM": "false",
+        "TQDM_DISABLE": "1",
         "TAILRACE_NATS_URL": connection.nats_url,
         "TAILRACE_REDIS_URL": connection.redis_url,
         "TAILRACE_STATE_DIR": str(state_dir),

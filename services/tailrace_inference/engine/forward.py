@@ -100,7 +100,7 @@ def _choose_forward(
     dtype = next(model.parameters()).dtype
     if config.forward == "generic" or not supports_lean(model.config):
         return generic
-    lean = LeanForward(model, max_len)
+    lean = LeanForward(model, max(max_len, _PROBE_TOKENS))
     error = _disagreement(lean, expected, layers, dtype)
     if error < _TOLERANCE[dtype]:
         return lean
@@ -122,26 +122,38 @@ def pick_device(config: InferenceConfig) -> torch.device:
 def load_model(config_json: bytes, config: InferenceConfig) -> LoadedModel:
     """Build the architecture with random weights; raises `UnsupportedModelError`."""
     register_attention()
-    device = pick_device(config)
     content = json.loads(config_json)
-    model_type = content.pop("model_type", "")
-    hf_config: Any = AutoConfig.for_model(model_type, **content)
-    dtype = _pick_dtype(config, hf_config, device)
-    with torch.device(device):
-        make: Any = AutoModelForCausalLM.from_config
-        model = make(hf_config, dtype=dtype, attn_implementation="sdpa")
-    model.eval().requires_grad_(False)
-    if not getattr(model, "_supports_attention_backend", False):
-        raise UnsupportedModelError(model_type, "its attention cannot be replaced")
-    max_len = _max_len(config, hf_config)
+    model_type = str(content.pop("model_type", ""))
+    try:
+        model = _build(model_type, content, config, pick_device(config))
+    except DeviceError:
+        raise
+    except ValueError as error:  # transformers does not know it, or the configuration is no good
+        raise UnsupportedModelError(model_type, str(error)) from error
+    dtype = next(model.parameters()).dtype
+    expected = _own_logits(model)
     layers = _probe_layers(model, model_type)
     generic = GenericForward(model)
-    expected = _own_logits(model)
-    error = _disagreement(generic, expected, layers, dtype)
-    if not error < _TOLERANCE[dtype]:
-        raise UnsupportedModelError(model_type, f"its logits came out {error:.3g} deviations off")
+    error_size = _disagreement(generic, expected, layers, dtype)
+    if not error_size < _TOLERANCE[dtype]:
+        raise UnsupportedModelError(model_type, f"its logits came out {error_size:.3g} deviations off")
+    max_len = _max_len(config, model.config)
     forward = _choose_forward(model, generic, expected, layers, max_len, config)
     return LoadedModel(model, forward, layers, max_len)
+
+
+def _build(
+    model_type: str, content: dict[str, Any], config: InferenceConfig, device: torch.device
+) -> Any:
+    """The architecture with random weights and its own attention."""
+    hf_config: Any = AutoConfig.for_model(model_type, **content)
+    dtype = _pick_dtype(config, hf_config, device)
+    make: Any = AutoModelForCausalLM.from_config
+    with torch.device(device):
+        model = make(hf_config, dtype=dtype, attn_implementation="eager")
+    if not getattr(model, "_supports_attention_backend", False):
+        raise UnsupportedModelError(model_type, "its attention cannot be replaced")
+    return model.eval().requires_grad_(False)
 
 
 def _pick_dtype(config: InferenceConfig, hf_config: Any, device: torch.device) -> torch.dtype:
@@ -173,16 +185,14 @@ def _probe_ids(model: nn.Module) -> Tensor:
 
 @torch.inference_mode()
 def _own_logits(model: Any) -> Tensor:
-    """What the model itself says, [T, vocabulary]; afterwards it uses our attention."""
-    model.set_attn_implementation("sdpa")
+    """What the model itself says, [T, vocabulary], with its own attention."""
     logits: Tensor = model(input_ids=_probe_ids(model).unsqueeze(0), use_cache=False).logits[0]
-    model.set_attn_implementation(ATTENTION_NAME)
     return logits.float()
 
 
 @torch.inference_mode()
 def _probe_layers(model: Any, model_type: str) -> list[KVShape]:
-    """Shapes of keys and values of every layer, seen in a forward."""
+    """Shapes of keys and values of every layer, seen in a forward; from now on with our attention."""
     probe = ShapeProbe()
     model.set_attn_implementation(ATTENTION_NAME)
     ids = _probe_ids(model)

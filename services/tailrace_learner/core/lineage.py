@@ -44,8 +44,7 @@ class Ancestry:
 
     def resumed(self, step: int) -> Ancestry:
         """The ancestry of a new lineage that starts at `step` of this one."""
-        kept = tuple(a for a in self.ancestors if a.last_step <= step)
-        return Ancestry(new_lineage(step), (*kept, Ancestor(self.current, step)))
+        return Ancestry(new_lineage(step), (*self.ancestors, Ancestor(self.current, step)))
 
     def surviving_step(self, lineage: str, step: int) -> int:
         """The newest step on the surviving path that the weights of (lineage, step) contain."""

@@ -169,7 +169,7 @@ class Bus:
                 pull = await self.jetstream.pull_subscribe_bind(durable, stream)
                 self._pulls[stream, durable] = pull
             return await pull.fetch(batch, timeout_s)
-        except nats.errors.TimeoutError:
+        except TimeoutError:  # nats-py raises its own, a subclass, or asyncio's
             return []
         except nats.errors.ConnectionClosedError as error:
             raise BusClosedError(str(error)) from error

@@ -86,3 +86,16 @@ class NoRouteError(ValueError):
         )
         self.server_id = server_id
         self.transport = transport
+
+
+class EndpointError(ValueError):
+    """A ZMQ endpoint that cannot be bound."""
+
+    def __init__(self, endpoint: str, reason: str) -> None:
+        super().__init__(
+            f"cannot listen on {endpoint!r}: {reason}; use "
+            "ipc:///<path of at most 107 characters in an existing directory> or "
+            "tcp://<interface>:* for a free port"
+        )
+        self.endpoint = endpoint
+        self.reason = reason

@@ -24,7 +24,8 @@ from tailrace.channel.config import DEFAULTS, ChannelConfig
 from tailrace.channel.errors import NoRouteError
 from tailrace.channel.outbox import Outbox
 from tailrace.channel.ports import Address, LinkEvents, LinkLoss, WireEvents
-from tailrace.channel.server import LinkedGenerateServer, Peer
+from tailrace.channel.server import LinkedGenerateServer
+from tailrace.channel.server_link import Peer
 
 _RETRY_S = 0.05
 _FINISH_S = 1.0

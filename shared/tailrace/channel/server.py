@@ -12,23 +12,20 @@ from collections.abc import Iterator
 from typing import Protocol
 
 from tailrace.channel.config import ChannelConfig
-from tailrace.channel.frames import Envelope, FrameTooLargeError, FrameWriter, read_request_frame
+from tailrace.channel.frames import Envelope, read_request_frame
 from tailrace.channel.metrics import ChannelMetrics
 from tailrace.channel.ports import GenerateHandler, LinkLoss, Wire, WireEvents
+from tailrace.channel.server_link import Peer, ServerLink
 from tailrace.channel.sink import CallSink
 from tailrace.log import get_logger
-from tailrace_protos.base import MalformedMessageError, encode
+from tailrace_protos.base import MalformedMessageError
 from tailrace_protos.generation import (
     AbortRequest,
     CallErrorCode,
-    ChunkFrame,
     GenerateRequest,
-    TokenChunk,
 )
 
 _log = get_logger(__name__)
-
-Peer = str | bytes  # reply subject or routing id: what the transport answers to
 
 _Messages = Iterator[GenerateRequest | AbortRequest]
 
@@ -44,91 +41,6 @@ class ServerTransport(Protocol):
 
     async def stop(self) -> None:
         """Send what is queued, then stop listening."""
-
-
-class ServerLink:
-    """One client's calls and the frames that answer them."""
-
-    def __init__(self, peer: Peer, server: LinkedGenerateServer) -> None:
-        self.peer = peer
-        self.calls: dict[str, CallSink] = {}  # accepted, last chunk not written
-        self.expected_sequence = 0
-        self.silent_ticks = 0
-        self.is_open = True
-        self._server = server
-        self._wire = server.transport.open(peer, self)
-        self._writer = FrameWriter(
-            "chunk_frame", server.config.frame_bytes, self._wire.max_frame_bytes, self._on_written
-        )
-        self._was_congested = False
-        self._ready: list[CallSink] = []
-
-    @property
-    def congested(self) -> bool:
-        """Whether the client is slow to take frames."""
-        return self._wire.congested
-
-    def schedule(self, sink: CallSink) -> None:
-        """Send what this call has at the end of the loop tick."""
-        if not self._ready:
-            self._server.loop.call_soon(self.flush)
-        self._ready.append(sink)
-
-    def flush(self) -> None:
-        """Send the frames of this tick."""
-        ready, self._ready = self._ready, []
-        for sink in ready:
-            self._write(sink.take())
-        if self.is_open and len(self._writer):
-            self._writer.emit()
-
-    def _write(self, chunks: list[TokenChunk]) -> None:
-        try:
-            for chunk in chunks:
-                if self.is_open:
-                    self._writer.add(chunk)
-        except FrameTooLargeError as error:  # only its stop string or error reason can be that long
-            self._server.drop(self, LinkLoss.MALFORMED, f"chunk of {error.num_bytes} bytes")
-
-    def answer(self) -> None:
-        """Send a frame even if there is nothing to say: the client wants to know that we live."""
-        self._writer.emit()
-
-    def linger(self, sink: CallSink) -> None:
-        """Flush this call at the next stream interval."""
-        self._server.linger(sink)
-
-    def on_done(self, sink: CallSink) -> None:
-        """The engine is done with a call."""
-        if self.calls.get(sink.call_id) is sink:
-            del self.calls[sink.call_id]
-        self._server.on_done(sink)
-
-    def _on_written(self, frame: bytearray, num_chunks: int) -> None:
-        metrics = self._server.metrics
-        metrics.frames_out.inc()
-        metrics.bytes_out.inc(len(frame))
-        metrics.chunks.inc(num_chunks)
-        self._server.count()
-        self._wire.send(frame)
-        if self._wire.congested and not self._was_congested:
-            metrics.congestions.inc()
-        self._was_congested = self._wire.congested
-
-    def on_drained(self) -> None:
-        """The client takes frames again; held back chunks follow at the next interval."""
-        self._was_congested = False
-
-    def on_lost(self, cause: LinkLoss, detail: str) -> None:
-        """The transport knows that the client is gone."""
-        self._server.drop(self, cause, detail)
-
-    def shut(self, broken: str) -> None:
-        """Tell the client, if it still hears, and forget it."""
-        self.is_open = False
-        if broken:
-            self._wire.send(bytearray(encode(ChunkFrame(self._writer.sequence, broken=broken))))
-        self._wire.close()
 
 
 class LinkedGenerateServer:
@@ -193,7 +105,7 @@ class LinkedGenerateServer:
         self._accept(link or self._open(peer), frame)
 
     def _open(self, peer: Peer) -> ServerLink:
-        link = self._links[peer] = ServerLink(peer, self)
+        link = self._links[peer] = ServerLink(peer, self, self.transport.open)
         return link
 
     def _refuse(self, peer: Peer, link: ServerLink | None, cause: LinkLoss, detail: str) -> None:

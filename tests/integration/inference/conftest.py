@@ -12,8 +12,9 @@ from tailrace.channel import ZmqGenerateClient
 from tailrace.config import Endpoints
 from tailrace.store import connect
 from tailrace.weights import WeightPublisher
+from tailrace_weight_sync.__main__ import build as build_weight_sync
 from tests.conftest import ServerProcess
-from tests.integration.inference.world import SERVER_ID, Processes, World
+from tests.integration.inference.world import Services, World
 
 
 @pytest.fixture
@@ -22,23 +23,24 @@ async def world(
     redis_server: ServerProcess,
     run_name: str,
     tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
     request: pytest.FixtureRequest,
 ) -> AsyncIterator[World]:
-    """A run with weight_sync and one inference server; a test's marker `settings` configures it."""
+    """A run with weight_sync; tests start the inference server with their settings."""
+    monkeypatch.setenv("TAILRACE_STATE_DIR", str(tmp_path / "state"))
+    monkeypatch.setenv("TAILRACE_METRICS_PORT", "0")
     endpoints = Endpoints(nats_url=nats_server.url, redis_url=redis_server.url, host_id="this-host")
-    settings = getattr(request, "param", {})
-    processes = Processes(endpoints, run_name, tmp_path, settings)
-    processes.start("weight_sync", "weight_sync")
-    processes.start("inference", SERVER_ID)
+    services = Services(endpoints, run_name, tmp_path, getattr(request, "param", {}))
     bus = await Bus.connect(endpoints, name="test", run=run_name)
     await bus.provision_run(run_name)
+    services.serve("weight_sync", build_weight_sync, "weight_sync")
     redis = await connect(endpoints.redis_url)
     publisher = WeightPublisher(bus, run_name, endpoints.host_id)
     client = ZmqGenerateClient()
     await client.start()
-    yield World(bus, redis, processes, publisher, client)
+    yield World(bus, redis, services, publisher, client)
     await client.close()
     await publisher.close()
+    await services.stop()
     await redis.aclose()
     await bus.close()
-    processes.stop()

@@ -1,4 +1,4 @@
-"""A real inference process: from the model card to drained, with weights that change under its calls."""
+"""A real inference server: from the model card to drained, with weights that change under its calls."""
 
 from __future__ import annotations
 
@@ -6,28 +6,35 @@ import asyncio
 import signal
 
 import pytest
+from prometheus_client import REGISTRY
 
 from tailrace.channel import Address, GenerateRefusedError, NatsGenerateClient
+from tailrace_inference.__main__ import build
 from tailrace_inference.adapters.emission_log import read_emissions
 from tailrace_protos import subjects
 from tailrace_protos.base import as_int32
 from tailrace_protos.control import DrainRequest, ServerState, ServerStatus
 from tailrace_protos.generation import CallErrorCode, FinishReason
 from tests.integration.inference.world import (
-    MODEL,
     SERVER_ID,
     World,
     address_of,
     make_model,
     own_logprobs,
+    weights_of,
 )
 
 FAST = {"max_running": 16, "kv_cache_tokens": 65536, "heartbeat_s": 0.1}
 
 
+def sample(name: str) -> float:
+    return REGISTRY.get_sample_value(name) or 0.0
+
+
 @pytest.mark.parametrize("world", [{**FAST, "emission_log": True}], indirect=True)
 async def test_calls_see_every_version_and_the_drain_finishes_them(world: World) -> None:
     old, new = make_model(1), make_model(2)
+    process = world.services.spawn()
     await world.put_card()
     status = await world.serving(await world.publish(old))
     address = address_of(status)
@@ -40,7 +47,6 @@ async def test_calls_see_every_version_and_the_drain_finishes_them(world: World)
     long = world.client.generate(address, world.request("long", [1, 2, 3], 3000))
     second = await world.publish(new)
     await world.serving(second)
-    process = world.processes.running[SERVER_ID]
     process.send_signal(signal.SIGTERM)
     generation = await long.collect()
 
@@ -53,7 +59,7 @@ async def test_calls_see_every_version_and_the_drain_finishes_them(world: World)
     assert generation.inference_logprobs.tolist() == pytest.approx(by_old + by_new, abs=1e-4)
 
     assert await asyncio.to_thread(process.wait, 20) == 0
-    path = world.processes.folder / world.run / f"emissions-{SERVER_ID}.bin"
+    path = world.services.folder / world.run / f"emissions-{SERVER_ID}.bin"
     emitted = [e for e in read_emissions(path) if e.episode_id == "long.episode"]
     ids_emitted = [i for e in emitted for i in as_int32(e.chunk.token_ids).tolist()]
     assert ids_emitted == generation.token_ids.tolist()
@@ -61,6 +67,7 @@ async def test_calls_see_every_version_and_the_drain_finishes_them(world: World)
 
 @pytest.mark.parametrize("world", [{**FAST, "drain_s": 0.3}], indirect=True)
 async def test_a_drain_request_aborts_what_takes_too_long_and_refuses_the_rest(world: World) -> None:
+    world.services.serve("inference", build, SERVER_ID)
     await world.put_card()
     status = await world.serving(await world.publish(make_model(1)))
     nats = NatsGenerateClient(world.bus.connection.client)
@@ -77,41 +84,53 @@ async def test_a_drain_request_aborts_what_takes_too_long_and_refuses_the_rest(w
         await asyncio.sleep(0.01)
     with pytest.raises(GenerateRefusedError) as refused:
         await nats.generate(by_nats, world.request("late", [1], 4)).collect()
-    assert refused.value.error.code is CallErrorCode.NOT_READY
+    assert refused.value.code is CallErrorCode.NOT_READY
 
     ended = await asyncio.gather(*(call.collect() for call in calls))
     assert {generation.finish_reason for generation in ended} == {FinishReason.ABORT}
     assert all(generation.num_tokens > 0 for generation in ended)
-    assert await asyncio.to_thread(world.processes.running[SERVER_ID].wait, 20) == 0
+    assert await world.services.serving["inference"] == 0
     await nats.close()
 
 
 @pytest.mark.parametrize("world", [FAST], indirect=True)
 async def test_weights_that_do_not_fit_are_refused_and_the_old_version_stays(world: World) -> None:
+    world.services.serve("inference", build, SERVER_ID)
     await world.put_card()
     good = make_model(1)
     first = await world.publish(good)
     address = address_of(await world.serving(first))
-    from tests.integration.inference.world import weights_of
 
     bad = [tensor._replace(name=tensor.name + ".other") for tensor in weights_of(good)]
+    num_failed = sample("tailrace_inference_failed_weight_updates_total")
     await world.publisher.publish(bad, lineage="test", optimizer_step=99)
-    log = world.processes.folder / f"{SERVER_ID}.log"
     async with asyncio.timeout(10):
-        while b"weights not applied" not in log.read_bytes():
-            await asyncio.sleep(0.05)
-    assert b"the model has no tensor" in log.read_bytes()
+        while sample("tailrace_inference_failed_weight_updates_total") == num_failed:
+            await asyncio.sleep(0.02)
     generation = await world.generate(address, world.request("still", [1, 2], 3))
     assert [span.policy_version for span in generation.version_spans] == [first]
+    assert sample("tailrace_inference_policy_version") == first
 
 
-@pytest.mark.parametrize("world", [FAST], indirect=True)
 async def test_a_model_that_cannot_run_is_the_users_mistake(world: World) -> None:
     content = {"model_type": "mamba", "hidden_size": 32, "num_hidden_layers": 2, "vocab_size": 61}
     await world.put_card(content)
-    process = world.processes.running[SERVER_ID]
-    assert await asyncio.to_thread(process.wait, 60) == 2
-    text = (world.processes.folder / f"{SERVER_ID}.log").read_text()
-    assert "error: model_type 'mamba' does not run on the torch engine" in text
-    assert "Traceback" not in text
-    assert MODEL["model_type"] not in text
+    world.services.serve("inference", build, SERVER_ID)
+    assert await world.services.serving["inference"] == 2
+    assert "'mamba' does not run on the torch engine" in world.services.made["inference"].stop_reason
+
+
+async def test_a_server_that_is_told_to_stop_before_it_had_weights_leaves_quietly(
+    world: World,
+) -> None:
+    await world.put_card()
+    world.services.serve("inference", build, SERVER_ID)
+    async with asyncio.timeout(30):
+        while (status := await world.status()) is None:
+            await asyncio.sleep(0.02)
+    assert status.state is ServerState.STARTING
+    with pytest.raises(GenerateRefusedError) as refused:
+        await world.generate(address_of(status), world.request("early", [1], 4))
+    assert refused.value.code is CallErrorCode.NOT_READY
+    world.services.made["inference"].stop("SIGTERM")
+    assert await world.services.serving["inference"] == 0

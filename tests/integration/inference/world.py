@@ -7,7 +7,7 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,8 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from tailrace.bus import Bus
 from tailrace.channel import Address, Generation, ZmqGenerateClient
-from tailrace.config import Endpoints
+from tailrace.config import Endpoints, RunConfig
+from tailrace.runtime import Args, Service
 from tailrace.store import Blobs, StoreConnection
 from tailrace.weights import TensorBytes, WeightPublisher
 from tailrace_protos.base import pack_int32
@@ -64,42 +65,52 @@ def own_logprobs(model: Any, ids: list[int], num_new: int) -> list[float]:
 
 
 @dataclass
-class Processes:
-    """Service processes of one run; `stop` ends what is left."""
+class Services:
+    """weight_sync and an inference server of one run, in this event loop or in a process."""
 
     endpoints: Endpoints
     run: str
     folder: Path
     settings: Mapping[str, Any] = field(default_factory=dict)
-    running: dict[str, subprocess.Popen[bytes]] = field(default_factory=dict)
+    serving: dict[str, asyncio.Task[int]] = field(default_factory=dict)
+    process: subprocess.Popen[bytes] | None = None
+    made: dict[str, Service] = field(default_factory=dict)
 
-    def start(self, service: str, instance_id: str) -> subprocess.Popen[bytes]:
-        config = self.folder / "experiment.yaml"
+    @property
+    def experiment(self) -> dict[str, Any]:
         sections = {"weight_sync": {"announce_interval_s": 0.2}, "inference": dict(self.settings)}
-        config.write_text(json.dumps({"exp_name": self.run, "output_dir": str(self.folder)} | sections))
+        return {"exp_name": self.run, "output_dir": str(self.folder)} | sections
+
+    def serve(self, name: str, build: Callable[[Args], Service], instance_id: str) -> None:
+        run = RunConfig(exp_name=self.run, output_dir=str(self.folder))
+        service = build(Args("experiment.yaml", instance_id, self.experiment, run, self.endpoints))
+        self.serving[name] = asyncio.create_task(service.serve())
+        self.made[name] = service
+
+    def spawn(self) -> subprocess.Popen[bytes]:
+        """The inference server as its own process."""
+        config = self.folder / "experiment.yaml"
+        config.write_text(json.dumps(self.experiment))
         env = os.environ | {
             "OMP_NUM_THREADS": "1",
             "TAILRACE_NATS_URL": self.endpoints.nats_url,
             "TAILRACE_REDIS_URL": self.endpoints.redis_url,
             "TAILRACE_HOST_ID": self.endpoints.host_id,
-            "TAILRACE_METRICS_PORT": "0",
-            "TAILRACE_STATE_DIR": str(self.folder / "state"),
         }
-        argv = [sys.executable, "-m", f"tailrace_{service}", "--config", str(config)]
-        with (self.folder / f"{instance_id}.log").open("ab") as log:
-            process = subprocess.Popen(
-                [*argv, "--instance-id", instance_id], env=env, stdout=log, stderr=log
+        argv = [sys.executable, "-m", "tailrace_inference", "--config", str(config)]
+        with (self.folder / "log").open("ab") as log:
+            self.process = subprocess.Popen(
+                [*argv, "--server-id", SERVER_ID], env=env, stdout=log, stderr=log
             )
-        self.running[instance_id] = process
-        return process
+        return self.process
 
-    def stop(self) -> None:
-        for process in self.running.values():
-            if process.poll() is None:
-                process.kill()
-            process.wait()
-        for path in Path("/dev/shm").glob(f"tailrace.{self.run}.*"):
-            path.unlink()
+    async def stop(self) -> None:
+        for name, task in self.serving.items():
+            self.made[name].stop("end of test")
+            await asyncio.wait({task})
+        if self.process is not None and self.process.poll() is None:
+            self.process.kill()
+            self.process.wait()
 
 
 @dataclass
@@ -108,14 +119,14 @@ class World:
 
     bus: Bus
     redis: StoreConnection
-    processes: Processes
+    services: Services
     publisher: WeightPublisher
     client: ZmqGenerateClient
     num_published: int = 0
 
     @property
     def run(self) -> str:
-        return self.processes.run
+        return self.services.run
 
     async def put_card(self, content: Mapping[str, Any] = MODEL) -> None:
         card = ModelCard(json.dumps(content).encode(), {})
@@ -142,7 +153,9 @@ class World:
                     return status
                 await asyncio.sleep(0.02)
 
-    def request(self, call_id: str, prompt: list[int], num_new: int, **sampling: Any) -> GenerateRequest:
+    def request(
+        self, call_id: str, prompt: list[int], num_new: int, **sampling: Any
+    ) -> GenerateRequest:
         return GenerateRequest(
             call_id, f"{call_id}.episode", pack_int32(prompt), num_new, SamplingParams(**sampling)
         )
@@ -152,6 +165,4 @@ class World:
 
 
 def address_of(status: ServerStatus) -> Address:
-    return Address(
-        status.server_id, status.nats_subject, status.zmq_endpoint, status.zmq_public_key
-    )
+    return Address(status.server_id, status.nats_subject, status.zmq_endpoint, status.zmq_public_key)

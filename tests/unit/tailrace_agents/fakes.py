@@ -46,7 +46,7 @@ def renderer() -> Renderer:
 
 
 class StairsEnv:
-    """`Right` climbs a step, other replies stay; three steps reach the top. `seed` is the first step."""
+    """`Right` climbs a step, others stay; three steps reach the top. `seed` is the first step."""
 
     def __init__(self, max_turns: int = 10) -> None:
         self.max_turns = max_turns

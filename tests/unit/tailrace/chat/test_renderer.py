@@ -1,4 +1,4 @@
-"""Appending turns gives the tokens of the whole conversation rendered at once, for every kind of template."""
+"""Appending turns gives the tokens of the whole conversation rendered at once, by any template."""
 
 from __future__ import annotations
 

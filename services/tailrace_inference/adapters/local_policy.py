@@ -1,0 +1,67 @@
+"""A policy in this process: episodes without a cluster."""
+
+from __future__ import annotations
+
+import asyncio
+from types import TracebackType
+
+from tailrace.channel.generation import Generation, TokenLedger
+from tailrace.sdk.policy import GenerationFailedError
+from tailrace_inference.core.driver import EngineDriver
+from tailrace_inference.ports import Engine
+from tailrace_protos.base import Int32Bytes
+from tailrace_protos.generation import GenerateRequest, SamplingParams, TokenChunk
+
+
+class LocalPolicy:
+    """`tailrace.sdk.policy.Policy` over an engine: `async with LocalPolicy(engine) as policy:`."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._driver = EngineDriver(engine, in_thread=False)
+        self._running: asyncio.Task[None] | None = None
+
+    async def __aenter__(self) -> LocalPolicy:
+        self._running = asyncio.create_task(self._driver.run(), name="engine")
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        assert self._running is not None
+        self._running.cancel()
+        await asyncio.wait({self._running})
+        self._driver.close()
+
+    async def generate(
+        self,
+        prompt_ids: Int32Bytes,
+        max_new_tokens: int,
+        sampling: SamplingParams,
+        *,
+        episode_id: str,
+        turn: int,
+    ) -> Generation:
+        """See `Policy`; a cancelled caller aborts its call, a broken engine raises what broke it."""
+        assert self._running is not None, "used outside `async with`"
+        ledger = TokenLedger()
+        ended = asyncio.get_running_loop().create_future()
+
+        def on_chunk(chunk: TokenChunk) -> None:
+            ledger.add(chunk)
+            if ledger.last is not None and not ended.done():
+                ended.set_result(None)
+
+        call_id = f"{episode_id}.{turn}"
+        request = GenerateRequest(call_id, episode_id, prompt_ids, max_new_tokens, sampling)
+        self._driver.submit(request, on_chunk)
+        try:
+            await asyncio.wait({ended, self._running}, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            if not ended.done():
+                self._driver.abort(call_id)
+        if self._running.done():
+            self._running.result()
+        assert ledger.last is not None
+        if ledger.last.error is not None:
+            raise GenerationFailedError(call_id, 1, ledger.last.error.reason)
+        return ledger.generation()

@@ -1,0 +1,172 @@
+"""The channel's server over ZMQ: one ROUTER for all clients.
+
+A ROUTER drops what it cannot route unless it is told to refuse (it is): a client that is gone is
+noticed at the next frame for it. Its buffers are bounded per client; a ROUTER does not tell when one
+has room again, so frames for a slow client are tried again every few milliseconds.
+"""
+
+from __future__ import annotations
+
+import asyncio
+
+import zmq
+
+from tailrace.channel.config import DEFAULTS, ChannelConfig
+from tailrace.channel.errors import EndpointError
+from tailrace.channel.outbox import Outbox
+from tailrace.channel.ports import LinkLoss, WireEvents
+from tailrace.channel.server import LinkedGenerateServer
+from tailrace.channel.server_link import Peer
+from tailrace.channel.zmq_socket import (
+    MAX_FRAME_BYTES,
+    MAX_FRAMES_PER_WAKE,
+    CurveKeys,
+    Socket,
+    SocketReader,
+    make_socket,
+)
+
+_PEER_RETRY_S = 0.002
+
+
+class ZmqServerWire:
+    """Frames to one routing id of the server's ROUTER."""
+
+    def __init__(
+        self, transport: ZmqServerTransport, peer: bytes, link: WireEvents, max_bytes: int
+    ) -> None:
+        self.max_frame_bytes = MAX_FRAME_BYTES
+        self._transport = transport
+        self._peer = peer
+        self._link = link
+        self._outbox = Outbox(max_bytes)
+        self._closed = False
+
+    @property
+    def congested(self) -> bool:
+        """See `Wire`."""
+        return self._outbox.congested
+
+    def send(self, frame: bytearray) -> None:
+        """See `Wire`."""
+        if self._closed:
+            return
+        if self._outbox or not self._try_send(frame):
+            self._outbox.put(frame)
+            self._transport.retry(self)
+
+    def _try_send(self, frame: bytearray) -> bool:
+        """False while ZMQ's buffer for this peer is full."""
+        try:
+            self._transport.send(self._peer, frame)
+        except zmq.Again:
+            return False
+        except zmq.ZMQError as error:
+            if error.errno != zmq.EHOSTUNREACH:
+                raise
+            self._closed = True
+            self._outbox.clear()
+            self._link.on_lost(LinkLoss.DISCONNECTED, "the client's end of the connection closed")
+        return True
+
+    def send_queued(self) -> bool:
+        """Send what the peer takes; True when nothing is left."""
+        outbox = self._outbox
+        while outbox:
+            if not self._try_send(outbox.first):
+                return False
+            if outbox and outbox.pop():
+                self._link.on_drained()
+        return True
+
+    def close(self) -> None:
+        """See `Wire`."""
+        self._closed = True
+        self._outbox.clear()
+
+
+class ZmqServerTransport:
+    """One ROUTER for all clients."""
+
+    def __init__(self, endpoint: str, config: ChannelConfig, keys: CurveKeys | None = None) -> None:
+        self.endpoint = endpoint  # after `start` the real one, where a port was left open
+        self._config = config
+        self._context: zmq.Context[Socket] = zmq.Context()
+        self._keys = keys
+        self._blocked: set[ZmqServerWire] = set()
+        self._retry_timer: asyncio.TimerHandle | None = None
+
+    async def start(self, server: LinkedGenerateServer) -> None:
+        """Bind; raises `ValueError` when the endpoint cannot be had."""
+        self._server = server
+        self._socket = make_socket(self._context, zmq.ROUTER)
+        self._socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
+        if self._keys is not None:
+            self._socket.curve_server = True
+            self._socket.curve_publickey = self._keys.public.encode()
+            self._socket.curve_secretkey = self._keys.secret.encode()
+        try:
+            self._socket.bind(self.endpoint)
+        except zmq.ZMQError as error:
+            self._socket.close(0)
+            raise EndpointError(self.endpoint, str(error)) from error
+        self.endpoint = self._socket.getsockopt_string(zmq.LAST_ENDPOINT)
+        self._reader = SocketReader(self._socket, self._on_ready)
+
+    def open(self, peer: Peer, link: WireEvents) -> ZmqServerWire:
+        """See `ServerTransport`."""
+        assert isinstance(peer, bytes)
+        return ZmqServerWire(self, peer, link, self._config.max_queued_bytes)
+
+    def send(self, peer: bytes, frame: bytearray) -> None:
+        """Send to a routing id; raises what ZMQ raises."""
+        self._reader.check()
+        self._socket.send_multipart((peer, frame), zmq.DONTWAIT)
+
+    def _on_ready(self, events: int) -> bool:
+        if not events & zmq.POLLIN:
+            return False
+        for _ in range(MAX_FRAMES_PER_WAKE):
+            try:
+                parts = self._socket.recv_multipart(zmq.DONTWAIT)
+            except zmq.Again:
+                return False
+            self._server.on_frame(parts[0], parts[-1] if len(parts) == 2 else b"")
+        return True
+
+    def retry(self, wire: ZmqServerWire) -> None:
+        """Try this wire again soon: a ROUTER does not tell when a peer's buffer has room."""
+        self._blocked.add(wire)
+        if self._retry_timer is None:
+            loop = asyncio.get_running_loop()
+            self._retry_timer = loop.call_later(_PEER_RETRY_S, self._send_blocked)
+
+    def _send_blocked(self) -> None:
+        self._retry_timer = None
+        blocked, self._blocked = self._blocked, set()
+        for wire in blocked:
+            if not wire.send_queued():
+                self.retry(wire)
+
+    async def stop(self) -> None:
+        """See `ServerTransport`."""
+        if self._retry_timer is not None:
+            self._retry_timer.cancel()
+        self._reader.close()
+        self._socket.close()
+        await asyncio.to_thread(self._context.term)
+
+
+class ZmqGenerateServer(LinkedGenerateServer):
+    """`GenerateServer` on a ZMQ endpoint (`ipc://` or `tcp://`), encrypted when it has CURVE keys."""
+
+    def __init__(
+        self, endpoint: str, config: ChannelConfig = DEFAULTS, *, keys: CurveKeys | None = None
+    ) -> None:
+        self._zmq = ZmqServerTransport(endpoint, config, keys)
+        super().__init__(self._zmq, config)
+
+    @property
+    def endpoint(self) -> str:
+        """Where clients connect, once started."""
+        return self._zmq.endpoint

@@ -1,0 +1,159 @@
+"""Leases and scores over real NATS, and a journal in real Redis."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+
+import pytest
+
+from tailrace.bus import Bus, CallFailedError
+from tailrace.channel import Address
+from tailrace.store import Journal, connect
+from tailrace_agents.adapters.journal import StoredJournal
+from tailrace_agents.adapters.leases import LeaseClient
+from tailrace_agents.adapters.scoring import RewardClient
+from tailrace_agents.core.activity import Stages
+from tailrace_agents.ports import EpisodeTakenError
+from tailrace_protos import subjects
+from tailrace_protos.base import EMPTY
+from tailrace_protos.control import Lease, LeaseReply, LeaseRequest
+from tailrace_protos.episode import EnvTask, TurnRecord
+from tailrace_protos.generation import CallErrorCode, FinishReason
+from tailrace_protos.reward import ChatMessage, Score, ScoreItem, ScoreReply, ScoreRequest
+from tests.conftest import ServerProcess
+from tests.integration.runtime.serving import endpoints_of, make_service, serving
+
+
+@pytest.fixture
+async def bus(nats_server: ServerProcess, run_name: str) -> AsyncIterator[Bus]:
+    connected = await Bus.connect(endpoints_of(nats_server.url), name="agents", run=run_name)
+    yield connected
+    await connected.close()
+
+
+def item(number: int, text: str = "") -> ScoreItem:
+    messages = (ChatMessage("user", text),)
+    return ScoreItem(f"g{number}.0", EnvTask("lake", number), messages, (float(number),), {})
+
+
+class Scores:
+    """A reward worker that answers as told."""
+
+    def __init__(self) -> None:
+        self.sizes: list[int] = []
+        self.error: CallFailedError | None = None
+
+    async def score(self, request: ScoreRequest) -> ScoreReply:
+        self.sizes.append(len(request.items))
+        if self.error is not None:
+            raise self.error
+        return ScoreReply(
+            tuple(Score(item.episode_id, sum(item.turn_rewards)) for item in request.items)
+        )
+
+
+async def test_scores_of_one_moment_share_a_request(
+    nats_server: ServerProcess, run_name: str, bus: Bus
+) -> None:
+    scores, service = Scores(), make_service(nats_server.url, run_name, "reward")
+    service.endpoint(subjects.score(run_name), ScoreRequest, scores.score)
+    async with serving(service):
+        client = RewardClient(bus, run_name, timeout_s=5)
+        found = await asyncio.gather(*(client.score(item(n)) for n in range(100)))
+        assert [score.reward for score in found] == [float(n) for n in range(100)]
+        assert scores.sizes == [100]
+        long = "x" * 100_000
+        await asyncio.gather(*(client.score(item(n, long)) for n in range(3)))
+        assert scores.sizes == [100, 1, 1, 1]
+
+
+async def test_scoring_waits_for_a_reward_worker_that_comes_later(
+    nats_server: ServerProcess, run_name: str, bus: Bus
+) -> None:
+    waiting = asyncio.create_task(RewardClient(bus, run_name, timeout_s=5).score(item(3)))
+    await asyncio.sleep(0.05)
+    service = make_service(nats_server.url, run_name, "reward")
+    service.endpoint(subjects.score(run_name), ScoreRequest, Scores().score)
+    async with serving(service):
+        assert (await waiting).reward == 3.0
+
+
+@pytest.mark.parametrize("code", [CallErrorCode.INVALID, CallErrorCode.INTERNAL])
+async def test_a_worker_that_refuses_for_good_gives_an_error_and_no_reward(
+    nats_server: ServerProcess, run_name: str, bus: Bus, code: CallErrorCode
+) -> None:
+    scores, service = Scores(), make_service(nats_server.url, run_name, "reward")
+    scores.error = CallFailedError(code, "cannot")
+    service.endpoint(subjects.score(run_name), ScoreRequest, scores.score)
+    async with serving(service):
+        score = await RewardClient(bus, run_name, timeout_s=5).score(item(1))
+    assert score.error is not None
+    assert score.error.code is code
+
+
+async def test_an_episode_too_long_for_a_message_is_an_error_of_its_own(
+    nats_server: ServerProcess, run_name: str, bus: Bus
+) -> None:
+    service = make_service(nats_server.url, run_name, "reward")
+    service.endpoint(subjects.score(run_name), ScoreRequest, Scores().score)
+    async with serving(service):
+        client = RewardClient(bus, run_name, timeout_s=5)
+        huge, small = await asyncio.gather(
+            client.score(item(1, "x" * 2_000_000)), client.score(item(2))
+        )
+    assert huge.error is not None
+    assert "max_payload" in huge.error.reason
+    assert small.reward == 2.0
+
+
+async def test_leases_wait_for_a_scheduler_and_for_a_healthy_server(
+    nats_server: ServerProcess, run_name: str, bus: Bus
+) -> None:
+    requests: list[LeaseRequest] = []
+
+    async def lease(request: LeaseRequest) -> LeaseReply:
+        requests.append(request)
+        if len(requests) == 1:
+            return LeaseReply((), retry_after_s=0.02)
+        return LeaseReply(tuple(Lease(one, "s0", "subject", "") for one in request.episode_ids))
+
+    client = LeaseClient(bus, run_name, "w0")
+    waiting = asyncio.gather(*(client.lease(f"g{n}.0", 10 + n) for n in range(3)))
+    await asyncio.sleep(0.05)
+    service = make_service(nats_server.url, run_name, "scheduler")
+    service.endpoint(subjects.lease(run_name), LeaseRequest, lease)
+    async with serving(service):
+        assert await waiting == [Address("s0", "subject")] * 3
+        await client.lease("g0.0", 5, failed_server_id="s0")
+    asked = dict(zip(requests[0].episode_ids, requests[0].predicted_tokens, strict=True))
+    assert asked == {"g0.0": 10, "g1.0": 11, "g2.0": 12}  # refused together, they ask together again
+    assert [request.failed_server_id for request in requests] == ["", "", "s0"]
+
+
+def record(turn: int, reply: str = "Left") -> TurnRecord:
+    return TurnRecord(turn, EMPTY, EMPTY, EMPTY, (), FinishReason.STOP, reply, 0.0, False, False)
+
+
+async def test_a_journal_passes_to_who_loads_it_and_can_be_begun_anew(
+    redis_server: ServerProcess, run_name: str
+) -> None:
+    redis = await connect(redis_server.url)
+    try:
+        first = StoredJournal(Journal(redis, run_name), "g0.0", Stages(), may_have_turns=False)
+        assert list(await first.load()) == []
+        for turn in range(2):
+            await first.append(record(turn))
+        second = StoredJournal(Journal(redis, run_name), "g0.0", Stages(), may_have_turns=True)
+        assert [one.turn for one in await second.load()] == [0, 1]
+        with pytest.raises(EpisodeTakenError, match="fenced"):
+            await first.append(record(2))
+        await first.clear()  # no longer its own
+        await second.append(record(2))
+        third = StoredJournal(Journal(redis, run_name), "g0.0", Stages(), may_have_turns=True)
+        assert [one.turn for one in await third.load()] == [0, 1, 2]
+        await third.clear()
+        await third.append(record(0, reply="Right"))
+        assert [one.reply for one in await third.load()] == ["Right"]
+    finally:
+        await redis.aclose()

@@ -1,0 +1,178 @@
+"""The smaller parts: environments in use, settlement, estimates, seeds, when a journal is read."""
+
+from __future__ import annotations
+
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tailrace.foreign import ForeignCodeError
+from tailrace.runtime import Delivery
+from tailrace_agents.adapters.pictures import FrameRecorder, save_frames
+from tailrace_agents.config import AgentsConfig, EnvEntry, GeneratingArgs
+from tailrace_agents.core.activity import LengthEstimate, Stages
+from tailrace_agents.core.environments import EnvHandle, EnvPool
+from tailrace_agents.core.episode import EpisodeResult, mix_seed
+from tailrace_agents.core.settlement import apply_score, score_item
+from tailrace_agents.handlers import _may_have_turns
+from tailrace_protos.episode import EnvTask, EpisodeTask, Outcome
+from tailrace_protos.generation import CallError, CallErrorCode
+from tailrace_protos.reward import Score
+from tests.unit.tailrace_agents.fakes import StairsEnv
+
+
+def task(attempt: int = 0) -> EpisodeTask:
+    return EpisodeTask("g7.1", "g7", 1, attempt, "train", EnvTask("stairs", 5), 0.0)
+
+
+def delivery(message_id: str, num_delivered: int = 1) -> Delivery:
+    return Delivery("subject", 3, num_delivered, message_id, "reply")
+
+
+@pytest.mark.parametrize(
+    ("attempt", "message_id", "num_delivered", "expected"),
+    [
+        (0, "run.g7.1.0", 1, False),
+        (0, "run.g7.1.0", 2, True),  # its worker died
+        (1, "run.g7.1.1", 1, True),  # the scheduler sent it again
+        (0, "run.g7.1.0.33", 1, True),  # a copy that a draining worker made
+        (0, "", 1, True),
+    ],
+)
+def test_a_journal_is_read_unless_this_is_certainly_the_first_try(
+    attempt: int, message_id: str, num_delivered: int, expected: bool
+) -> None:
+    assert _may_have_turns(task(attempt), delivery(message_id, num_delivered)) is expected
+
+
+def test_idle_environments_are_used_again_up_to_a_number() -> None:
+    made: list[StairsEnv] = []
+
+    def make() -> StairsEnv:
+        made.append(StairsEnv())
+        return made[-1]
+
+    pool = EnvPool(make, max_idle=1)
+    first, second = pool.take(), pool.take()
+    pool.give_back(first)
+    pool.give_back(second)
+    assert pool.take() is first
+    assert [env.num_closes for env in made] == [0, 1]
+
+
+def test_an_environment_that_cannot_be_made_or_closed_is_foreign_code() -> None:
+    def make() -> StairsEnv:
+        raise OSError("no display")
+
+    with pytest.raises(ForeignCodeError, match="making the environment raised OSError"):
+        EnvPool(make).take()
+    env = StairsEnv()
+    env.close = lambda: 1 / 0  # type: ignore[method-assign,assignment,return-value]
+    with pytest.raises(ForeignCodeError, match=r"env\.close raised ZeroDivisionError"):
+        EnvHandle(env).close()
+
+
+async def test_an_environment_busy_in_a_thread_is_closed_when_its_call_returns() -> None:
+    entered, leave, closed = threading.Event(), threading.Event(), threading.Event()
+
+    class Slow(StairsEnv):
+        def reset(self, **names: Any) -> Any:
+            entered.set()
+            leave.wait(10)
+            return super().reset(**names)
+
+        def close(self) -> None:
+            assert leave.is_set()
+            closed.set()
+
+    stages = Stages()
+    with ThreadPoolExecutor(1) as threads:
+        handle = EnvHandle(Slow(), threads, stages)
+        reset = handle.reset(0)
+        reset.send(None)  # runs up to the thread's call
+        assert entered.wait(10)
+        assert stages.num_in_tools == 1
+        reset.close()  # as a deadline would
+        assert stages.num_in_tools == 0
+        handle.close()
+        assert not closed.is_set()
+        leave.set()
+    assert closed.is_set()
+
+
+def test_a_failed_score_makes_the_episode_an_infrastructure_failure_without_reward() -> None:
+    result = EpisodeResult()
+    error = CallError(CallErrorCode.INTERNAL, "m:f took more than 1 s")
+    assert apply_score(result, Score("g7.1", 5.0, error=error)) == 0.0
+    assert result.outcome is Outcome.INFRA_FAILURE
+    assert "m:f took more than 1 s" in result.reason
+
+
+def test_components_become_metrics_beside_the_environments() -> None:
+    result = EpisodeResult(metrics={"success": 1.0})
+    assert apply_score(result, Score("g7.1", 1.5, {"env": 1.0, "style": 0.5})) == 1.5
+    assert result.metrics == {"success": 1.0, "reward/env": 1.0, "reward/style": 0.5}
+    assert score_item(task(), result).turn_rewards == ()
+
+
+def test_lengths_are_learnt_per_environment() -> None:
+    lengths = LengthEstimate(default_tokens=1000)
+    assert lengths.predict("lake") == 1000
+    for _ in range(5):
+        lengths.observe("lake", 40)
+    assert lengths.predict("lake") == 40
+    for _ in range(200):
+        lengths.observe("lake", 80)
+    assert lengths.predict("lake") == pytest.approx(80, abs=1)
+    assert lengths.predict("maze") == 1000
+
+
+@given(st.lists(st.integers(0, 2**63), min_size=1, max_size=3), st.integers(0, 2))
+def test_a_seed_depends_on_every_part(parts: list[int], place: int) -> None:
+    seed = mix_seed(*parts)
+    assert 0 <= seed < 2**63
+    assert seed == mix_seed(*parts)
+    changed = list(parts)
+    changed[place % len(parts)] += 1
+    assert mix_seed(*changed) != seed
+
+
+def test_an_environment_that_cannot_draw_itself_leaves_no_picture(tmp_path: Any) -> None:
+    class Blind(StairsEnv):
+        def render(self) -> Any:
+            raise RuntimeError("no pygame")
+
+    recorder = FrameRecorder(Blind())
+    recorder.on_reset("")
+    recorder.on_turn("", "", 0.0, True)
+    save_frames(recorder.frames, tmp_path, "blind")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_folder_that_cannot_be_written_is_no_failure_of_the_episode(tmp_path: Any) -> None:
+    recorder = FrameRecorder(StairsEnv())
+    recorder.on_reset("")
+    (tmp_path / "file").write_text("")
+    save_frames(recorder.frames, tmp_path / "file" / "renders", "stairs")
+    assert (tmp_path / "file").read_text() == ""
+
+
+@pytest.mark.parametrize(
+    ("make", "key"),
+    [
+        (lambda: GeneratingArgs(top_p=1.5), "top_p"),
+        (lambda: GeneratingArgs(temperature=-1), "temperature"),
+        (lambda: GeneratingArgs(max_new_tokens=0), "max_new_tokens"),
+        (lambda: EnvEntry(env_type="x", max_tokens_per_step=0), "max_tokens_per_step"),
+        (lambda: AgentsConfig(max_concurrent_episodes=0), "max_concurrent_episodes"),
+        (lambda: AgentsConfig(reward_timeout_s=0), "reward_timeout_s"),
+        (lambda: AgentsConfig(render_episodes=-1), "render_episodes"),
+    ],
+)
+def test_an_impossible_configuration_names_its_key(make: Any, key: str) -> None:
+    with pytest.raises(ValueError, match=key):
+        make()

@@ -1,0 +1,120 @@
+"""Small models, rows and trajectories for the learner's tests."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from transformers import AutoModelForCausalLM, LlamaConfig, Qwen2Config, Qwen3Config
+
+from tailrace_learner.config import LearnerConfig
+from tailrace_learner.core import attention
+from tailrace_learner.core.cpu_kernels import use_cpu_kernels
+from tailrace_learner.core.policy import Policy
+from tailrace_learner.core.rows import Row
+from tailrace_protos.base import pack_float32, pack_int32, pack_uint8
+from tailrace_protos.episode import EnvTask, Outcome
+from tailrace_protos.trajectory import Trajectory, TrajectoryGroup
+
+VOCABULARY = 31
+CPU = torch.device("cpu")
+
+_SIZES: dict[str, Any] = {
+    "vocab_size": VOCABULARY,
+    "hidden_size": 32,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "intermediate_size": 48,
+    "max_position_embeddings": 128,
+    "initializer_range": 0.2,
+}
+CONFIGS = {
+    "qwen3": lambda: Qwen3Config(**_SIZES, head_dim=8, tie_word_embeddings=True),
+    "qwen2": lambda: Qwen2Config(**_SIZES, tie_word_embeddings=False),
+    "llama": lambda: LlamaConfig(**_SIZES),
+}
+
+
+def make_model(family: str = "qwen3", implementation: str = attention.IMPLEMENTATION) -> Any:
+    attention.register()
+    torch.manual_seed(0)
+    model = AutoModelForCausalLM.from_config(CONFIGS[family](), attn_implementation=implementation)
+    return model.train()
+
+
+def make_policy(family: str = "qwen3", *, temperature: float = 1.0, fast: bool = True) -> Policy:
+    model = make_model(family)
+    if fast:
+        use_cpu_kernels(model)
+    return Policy(model, CPU, temperature, logprob_chunk_tokens=7)
+
+
+def make_rows(num_rows: int, seed: int = 0, max_len: int = 20) -> list[Row]:
+    """Ragged rows with holes in their masks, near-policy log-probabilities and random advantages."""
+    rng = np.random.default_rng(seed)
+    rows = []
+    for index in range(num_rows):
+        episode = rng.integers(0, VOCABULARY, rng.integers(3, max_len))
+        targets = 1 + np.flatnonzero(rng.random(len(episode) - 1) < 0.5)
+        targets = targets if len(targets) else np.array([1])
+        size = len(targets)
+        rows.append(
+            Row(
+                row_id=str(index),
+                token_ids=episode[: targets[-1]],
+                targets=targets,
+                target_ids=episode[targets],
+                log_mu=rng.normal(-3.0, 1.0, size).astype(np.float32),
+                advantages=rng.normal(0.0, 1.0, size).astype(np.float32),
+                staleness=rng.integers(0, 3, size),
+                is_current=rng.random(size) < 0.5,
+            )
+        )
+    return rows
+
+
+def config(**settings: Any) -> LearnerConfig:
+    return LearnerConfig(**{"min_tokens_per_micro_batch": 0, **settings})
+
+
+def trajectory(
+    member: int,
+    reward: float,
+    *,
+    outcome: Outcome = Outcome.OK,
+    versions: Sequence[int] = (1, 1, 1),
+    logprobs: Sequence[float] = (-1.0, -2.0, -0.5),
+    token_ids: NDArray[np.int32] | None = None,
+    group_id: str = "g0",
+) -> Trajectory:
+    """Two inserted tokens, then one sampled token per version."""
+    num_sampled = len(versions)
+    ids = np.arange(2 + num_sampled, dtype=np.int32) if token_ids is None else token_ids
+    return Trajectory(
+        episode_id=f"{group_id}.{member}",
+        group_id=group_id,
+        member=member,
+        attempt=0,
+        phase="train",
+        task=EnvTask("lake", 1),
+        outcome=outcome,
+        reason="",
+        reward=reward,
+        metrics={"success": float(reward > 0)},
+        started_unix_s=0.0,
+        finished_unix_s=1.0,
+        token_ids=pack_int32(ids),
+        loss_mask=pack_uint8([0, 0] + [1] * num_sampled),
+        inference_logprobs=pack_float32([0.0, 0.0, *logprobs]),
+        policy_versions=pack_int32([-1, -1, *versions]),
+        turn_ends=pack_int32([len(ids)]),
+        turn_rewards=pack_float32([reward]),
+    )
+
+
+def group(members: Sequence[Trajectory], index: int = 0) -> TrajectoryGroup:
+    return TrajectoryGroup(group_id=members[0].group_id, group_index=index, members=tuple(members))

@@ -1,0 +1,257 @@
+"""Checkpoints: complete or absent, and training goes on from them as if nothing had happened."""
+
+from __future__ import annotations
+
+import os
+import resource
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from tailrace.config import ConfigError, RunConfig
+from tailrace_learner.adapters import hf_model
+from tailrace_learner.adapters.checkpoints import (
+    CheckpointFolder,
+    CheckpointNotSavedError,
+    load_optimizer,
+    named_checkpoint,
+)
+from tailrace_learner.adapters.hf_model import LoadedModel
+from tailrace_learner.config import FromScratch, LearnerConfig, TrainingArgs
+from tailrace_learner.core.optimizer import make_adamw
+from tailrace_learner.core.run_state import RunState, resumed_state
+from tailrace_learner.core.step import StepTrainer
+from tests.unit.tailrace_learner.factory import make_rows
+from tests.unit.tailrace_learner.test_step import prepared
+
+SCRATCH = FromScratch(
+    model_type="qwen3",
+    tokenizer="tailrace.envs.frozen_lake_tokenizer:build_frozen_lake_tokenizer",
+    init_std=0.1,
+    config={
+        "hidden_size": 32,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 2,
+        "num_key_value_heads": 2,
+        "head_dim": 16,
+        "intermediate_size": 48,
+        "rope_theta": 100.0,
+        "tie_word_embeddings": True,
+    },
+)
+CONFIG = LearnerConfig(
+    from_scratch=SCRATCH,
+    device="cpu",
+    min_tokens_per_micro_batch=0,
+    training_args=TrainingArgs(learning_rate=1e-2, lr_scheduler_type="linear", weight_decay=0.01),
+)
+RUN = RunConfig(exp_name="unit", seed=3)
+
+
+class Session:
+    """A model, its optimizer and trainer, as the process would put them together."""
+
+    def __init__(self, loaded: LoadedModel) -> None:
+        self.loaded = loaded
+        policy = hf_model.make_policy(loaded, CONFIG)
+        self.optimizer = make_adamw(policy.parameters, CONFIG.training_args)
+        self.trainer = StepTrainer(policy, self.optimizer, CONFIG, groups_per_step=1, max_steps=8)
+
+    def train(self, steps: range) -> None:
+        for step in steps:
+            self.trainer.begin(step)
+            self.trainer.add(prepared(make_rows(4, seed=step)))
+            self.trainer.work()
+            self.trainer.finish()
+
+    def weights(self) -> dict[str, torch.Tensor]:
+        return {name: tensor.clone() for name, tensor in self.loaded.model.state_dict().items()}
+
+
+@pytest.fixture
+def fresh() -> Session:
+    return Session(hf_model.make_model(SCRATCH, CONFIG, 3))
+
+
+def state(step: int, **changes: Any) -> RunState:
+    return RunState(**{"step": step, "lineage": "0-a", "saved_unix_s": float(step), **changes})
+
+
+def test_training_continues_bit_for_bit(tmp_path: Path, fresh: Session) -> None:
+    fresh.train(range(3))
+    path = CheckpointFolder(tmp_path).save(fresh.loaded, fresh.optimizer, state(3))
+    fresh.train(range(3, 6))
+
+    again = Session(hf_model.load_model(str(path), CONFIG))
+    load_optimizer(path, again.loaded.model, again.optimizer)
+    again.train(range(3, 6))
+    for name, tensor in fresh.weights().items():
+        assert torch.equal(tensor, again.weights()[name]), name
+
+
+def test_a_checkpoint_loads_with_plain_hugging_face(tmp_path: Path, fresh: Session) -> None:
+    fresh.train(range(1))
+    path = CheckpointFolder(tmp_path).save(fresh.loaded, fresh.optimizer, state(1))
+    model = AutoModelForCausalLM.from_pretrained(path)
+    tokenizer = AutoTokenizer.from_pretrained(path)
+    ids = torch.tensor([tokenizer.encode("SFFF\n")])
+    assert model(ids).logits.shape == (1, ids.shape[1], len(tokenizer))
+    for name, tensor in fresh.weights().items():
+        assert torch.equal(model.state_dict()[name], tensor)
+    assert tokenizer.chat_template
+
+
+def test_the_state_survives_the_round_trip(tmp_path: Path, fresh: Session) -> None:
+    saved = state(4, next_group_index=70, num_trained_groups=64, entry_ids=("1-0",), group_ids=("t7",))
+    path = CheckpointFolder(tmp_path).save(fresh.loaded, fresh.optimizer, saved)
+    assert named_checkpoint(str(path)).state == saved
+    resumed = resumed_state(saved, "digest")
+    assert resumed.lineage.startswith("4-")
+    assert resumed.entry_ids == ()
+    assert [(a.lineage, a.last_step) for a in resumed.ancestors] == [("0-a", 4)]
+
+
+def test_torn_and_unfinished_checkpoints_are_ignored_and_swept(tmp_path: Path, fresh: Session) -> None:
+    folder = CheckpointFolder(tmp_path)
+    folder.save(fresh.loaded, fresh.optimizer, state(2))
+    (folder.root / "step_9").mkdir()
+    (folder.root / "step_8").mkdir()
+    (folder.root / "step_8" / "run_state.json").write_text('{"step": 8, "li')
+    (folder.root / ".part-10-abc").mkdir()
+    newest = folder.newest()
+    assert newest is not None
+    assert newest.state.step == 2
+    folder.sweep()
+    assert not (folder.root / ".part-10-abc").exists()
+
+
+def test_the_newest_is_the_last_saved_not_the_highest_step(tmp_path: Path, fresh: Session) -> None:
+    folder = CheckpointFolder(tmp_path)
+    folder.save(fresh.loaded, fresh.optimizer, state(50, lineage="0-old", saved_unix_s=1.0))
+    folder.save(fresh.loaded, fresh.optimizer, state(5, lineage="0-new", saved_unix_s=2.0))
+    newest, live = folder.newest(), folder.newest_of({"0-old"})
+    assert newest is not None
+    assert newest.state.step == 5
+    assert live is not None
+    assert live.state.step == 50
+    assert folder.newest_of({"0-other"}) is None
+
+
+def test_the_same_step_can_be_saved_again(tmp_path: Path, fresh: Session) -> None:
+    folder = CheckpointFolder(tmp_path)
+    folder.save(fresh.loaded, fresh.optimizer, state(2, lineage="0-old"))
+    path = folder.save(fresh.loaded, fresh.optimizer, state(2, lineage="0-new"))
+    assert named_checkpoint(str(path)).state.lineage == "0-new"
+    assert [entry.name for entry in folder.root.iterdir()] == ["step_2"]
+
+
+def test_only_the_newest_of_our_lineages_are_kept(tmp_path: Path, fresh: Session) -> None:
+    folder = CheckpointFolder(tmp_path)
+    for step in (1, 2, 3):
+        folder.save(fresh.loaded, fresh.optimizer, state(step))
+    folder.save(fresh.loaded, fresh.optimizer, state(9, lineage="0-other"))
+    folder.prune(2, {"0-a"})
+    assert {path.name for path in folder.root.iterdir()} == {"step_2", "step_3", "step_9"}
+    folder.prune(0, {"0-a"})
+    assert len(folder.all()) == 3
+
+
+@pytest.fixture
+def no_room() -> Iterator[None]:
+    """Files may not grow beyond 100 kB: what a full disk does to a writer, without filling one."""
+    import signal
+
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, before[1]))
+    yield
+    resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    signal.signal(signal.SIGXFSZ, handler)
+
+
+def test_a_disk_without_room_leaves_the_old_checkpoint_and_says_what_to_do(
+    tmp_path: Path, fresh: Session, request: pytest.FixtureRequest
+) -> None:
+    folder = CheckpointFolder(tmp_path)
+    old = folder.save(fresh.loaded, fresh.optimizer, state(1))
+    request.getfixturevalue("no_room")
+    with pytest.raises(CheckpointNotSavedError, match="free space"):
+        folder.save(fresh.loaded, fresh.optimizer, state(2))
+    assert [checkpoint.path for checkpoint in folder.all()] == [old]
+    assert os.listdir(folder.root) == ["step_1"]
+
+
+def test_a_checkpoint_of_another_schema_is_refused(tmp_path: Path, fresh: Session) -> None:
+    path = CheckpointFolder(tmp_path).save(fresh.loaded, fresh.optimizer, state(1))
+    other = msgspec.structs.replace(state(1), schema=99)
+    (path / "run_state.json").write_bytes(msgspec.json.encode(other))
+    with pytest.raises(ConfigError, match="schema 99"):
+        named_checkpoint(str(path))
+
+
+def test_a_path_that_is_no_checkpoint_is_the_users_mistake(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="is no checkpoint"):
+        named_checkpoint(str(tmp_path / "nothing"))
+
+
+def test_models_from_scratch_follow_the_seed() -> None:
+    first, same, other = (hf_model.make_model(SCRATCH, CONFIG, seed).model for seed in (3, 3, 4))
+    name, weight = next(iter(first.named_parameters()))
+    assert torch.equal(weight, dict(same.named_parameters())[name])
+    assert not torch.equal(weight, dict(other.named_parameters())[name])
+
+
+@pytest.mark.parametrize(
+    ("source", "match"),
+    [("/nowhere/model", "no model directory"), ("./a/b/c", "no model directory")],
+)
+def test_a_missing_model_is_the_users_mistake(source: str, match: str) -> None:
+    with pytest.raises(ConfigError, match=match):
+        hf_model.load_model(source, CONFIG)
+
+
+def test_a_directory_without_a_model_is_the_users_mistake(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"no config\.json"):
+        hf_model.load_model(str(tmp_path), CONFIG)
+
+
+@pytest.mark.parametrize(
+    ("changes", "match"),
+    [
+        ({"tokenizer": "nowhere:build"}, "cannot import"),
+        ({"tokenizer": "tailrace.envs:nothing"}, "no function"),
+        ({"tokenizer": "nonsense"}, "package.module:function"),
+        ({"model_type": "qwen99"}, "qwen99"),
+        ({"config": {"vocab_size": 5}}, "vocab_size"),
+    ],
+)
+def test_an_impossible_model_from_scratch_names_the_key(changes: dict[str, Any], match: str) -> None:
+    with pytest.raises(ConfigError, match=match):
+        hf_model.make_model(msgspec.structs.replace(SCRATCH, **changes), CONFIG, 0)
+
+
+def test_the_card_and_the_weights_describe_the_same_model(fresh: Session) -> None:
+    card = hf_model.model_card(fresh.loaded, CONFIG)
+    assert {"tokenizer.json", "tokenizer_config.json"} <= set(card.tokenizer_files)
+    assert msgspec.json.decode(card.config_json)["model_type"] == "qwen3"
+    tensors = hf_model.weight_bytes(fresh.loaded.model, "float32")
+    names = [tensor.name for tensor in tensors]
+    assert "model.embed_tokens.weight" in names
+    assert "lm_head.weight" not in names
+    half = hf_model.weight_bytes(fresh.loaded.model, "bfloat16")
+    for wide, narrow in zip(tensors, half, strict=True):
+        assert wide.data.nbytes == 2 * narrow.data.nbytes
+        restored = torch.frombuffer(bytearray(wide.data), dtype=torch.float32).view(wide.shape)
+        assert torch.equal(restored, fresh.weights()[wide.name])
+
+
+def test_published_bytes_do_not_follow_later_updates(fresh: Session) -> None:
+    before = [bytes(tensor.data) for tensor in hf_model.weight_bytes(fresh.loaded.model, "float32")]
+    tensors = hf_model.weight_bytes(fresh.loaded.model, "float32")
+    fresh.train(range(1))
+    assert [bytes(tensor.data) for tensor in tensors] == before

@@ -1,0 +1,154 @@
+"""Losses, behaviour correction and aggregation against numpy in float64, through the whole pass."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from numpy.typing import NDArray
+
+from tailrace_learner.config import LearnerConfig
+from tailrace_learner.core.correction import CORRECTIONS
+from tailrace_learner.core.losses import LOSSES, LossInputs
+from tailrace_learner.core.losses.dapo import clipped
+from tailrace_learner.core.passes import PassRunner, row_count
+from tailrace_learner.core.policy import StartWeights
+from tailrace_learner.core.tally import Tally, k3
+from tests.unit.tailrace_learner.factory import config, make_policy, make_rows
+
+Array = NDArray[np.float64]
+
+
+def random_inputs(size: int, seed: int) -> tuple[LossInputs, dict[str, Array]]:
+    rng = np.random.default_rng(seed)
+    log_pi = rng.normal(-2.0, 1.0, size)
+    arrays = {
+        "log_pi": log_pi,
+        "log_pi_old": log_pi + rng.normal(0.0, 0.4, size),
+        "log_mu": log_pi + rng.normal(0.0, 0.8, size),
+        "advantages": rng.normal(0.0, 1.0, size),
+    }
+    return LossInputs(**{key: torch.tensor(value) for key, value in arrays.items()}), arrays
+
+
+def reference_clip(arrays: dict[str, Array], low: float, high: float) -> Array:
+    result = np.empty_like(arrays["log_pi"])
+    for t, advantage in enumerate(arrays["advantages"]):
+        u = np.exp(arrays["log_pi"][t] - arrays["log_pi_old"][t])
+        bounded = min(max(u, 1 - low), 1 + high)
+        result[t] = -min(u * advantage, bounded * advantage)
+    return result
+
+
+@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize(("name", "high"), [("ppo_clip", 0.2), ("dapo", 0.31)])
+def test_clipped_losses_equal_their_formula(name: str, high: float, seed: int) -> None:
+    inputs, arrays = random_inputs(200, seed)
+    terms = LOSSES[name](inputs, LearnerConfig(pg_clip=0.2, pg_clip_high=0.31))
+    np.testing.assert_allclose(terms.per_token, reference_clip(arrays, 0.2, high), rtol=1e-12)
+
+
+def test_ppo_clip_is_dapo_with_a_symmetric_clip() -> None:
+    inputs, _ = random_inputs(50, 0)
+    same = LearnerConfig(pg_clip=0.2, pg_clip_high=0.2)
+    assert torch.equal(LOSSES["ppo_clip"](inputs, same).per_token, LOSSES["dapo"](inputs, same).per_token)
+
+
+def test_a_clipped_token_has_no_gradient_and_is_counted() -> None:
+    log_pi = torch.tensor([0.5, -0.5, 0.5, 0.0], requires_grad=True)
+    zeros = torch.zeros(4)
+    inputs = LossInputs(log_pi, zeros, zeros, torch.tensor([1.0, -1.0, -1.0, 1.0]))
+    terms = clipped(inputs, 0.2, 0.2)
+    terms.per_token.sum().backward()
+    assert log_pi.grad is not None
+    assert (log_pi.grad != 0).tolist() == [False, False, True, True]
+    assert int(terms.counts["clip_fraction"]) == 2
+
+
+def test_truncated_importance_weights_equal_their_formula() -> None:
+    inputs, arrays = random_inputs(200, 1)
+    weights, counts = CORRECTIONS["tis"](inputs, LearnerConfig(tis_cap=1.5))
+    rho = np.exp(arrays["log_pi_old"] - arrays["log_mu"])
+    np.testing.assert_allclose(weights, np.minimum(rho, 1.5), rtol=1e-12)
+    assert int(counts["tis_truncated_fraction"]) == int((rho > 1.5).sum()) > 0
+
+
+def test_correction_is_on_by_default_and_none_switches_it_off() -> None:
+    inputs, _ = random_inputs(10, 2)
+    assert LearnerConfig().behaviour_correction == "tis"
+    assert CORRECTIONS["none"](inputs, LearnerConfig())[0].tolist() == [1.0] * 10
+
+
+@pytest.mark.parametrize("correction", ["tis", "none"])
+@pytest.mark.parametrize("loss", ["ppo_clip", "dapo"])
+@pytest.mark.parametrize(
+    "aggregation",
+    ["token_mean", "seq_mean_token_sum", "seq_mean_token_mean", "seq_mean_token_sum_norm"],
+)
+def test_a_pass_over_ragged_rows_sums_what_numpy_does(aggregation: str, loss: str, correction: str) -> None:
+    settings = config(
+        loss=loss,
+        loss_aggregation=aggregation,
+        loss_norm_tokens=13,
+        behaviour_correction=correction,
+        tis_cap=1.2,
+        entropy_loss_coef=0.03,
+    )
+    policy = make_policy()
+    rows = make_rows(9, seed=3)
+    rng = np.random.default_rng(0)
+    for row in rows:
+        log_pi, _ = current(policy, row)
+        row.log_pi_old = (log_pi + rng.normal(0, 0.3, len(log_pi))).astype(np.float32)
+        row.log_mu = (log_pi + rng.normal(0, 0.5, len(log_pi))).astype(np.float32)
+    runner = PassRunner(policy, LOSSES[loss], settings, StartWeights(policy.parameters))
+    total = runner.run(rows, Tally(), is_first=True)
+    assert total / row_count(rows, settings) == pytest.approx(
+        reference_loss(policy, rows, settings), rel=2e-5, abs=1e-6
+    )
+
+
+def current(policy, row):  # type: ignore[no-untyped-def]
+    """log pi and entropy of one row by the model's own logits, in float64."""
+    with torch.no_grad():
+        ids = torch.from_numpy(row.token_ids)[None]
+        policy.model.set_attn_implementation("eager")
+        logits = policy.model(input_ids=ids, use_cache=False).logits[0].double()
+        policy.model.set_attn_implementation("tailrace_packed")
+    log_all = torch.log_softmax(logits, -1).numpy()[row.targets - 1]
+    return log_all[np.arange(len(row.targets)), row.target_ids], -(np.exp(log_all) * log_all).sum(-1)
+
+
+def reference_loss(policy, rows, settings) -> float:  # type: ignore[no-untyped-def]
+    sums, sizes = [], []
+    for row in rows:
+        log_pi, entropy = current(policy, row)
+        high = settings.pg_clip_high if settings.loss == "dapo" else settings.pg_clip
+        arrays = {"log_pi": log_pi, "log_pi_old": row.log_pi_old, "advantages": row.advantages}
+        tokens = reference_clip(arrays, settings.pg_clip, high)
+        if settings.behaviour_correction == "tis":
+            tokens = tokens * np.minimum(np.exp(row.log_pi_old.astype(float) - row.log_mu), settings.tis_cap)
+        tokens = tokens - settings.entropy_loss_coef * entropy
+        sums.append(tokens.sum())
+        sizes.append(len(tokens))
+    match settings.loss_aggregation:
+        case "token_mean":
+            return float(sum(sums) / sum(sizes))
+        case "seq_mean_token_sum":
+            return float(np.mean(sums))
+        case "seq_mean_token_mean":
+            return float(np.mean([s / n for s, n in zip(sums, sizes, strict=True)]))
+    return float(np.mean([s / settings.loss_norm_tokens for s in sums]))
+
+
+def test_sft_is_cross_entropy() -> None:
+    inputs, arrays = random_inputs(20, 4)
+    np.testing.assert_allclose(LOSSES["sft"](inputs, LearnerConfig()).per_token, -arrays["log_pi"])
+
+
+def test_k3_is_never_negative_and_averages_to_the_divergence() -> None:
+    rng = np.random.default_rng(0)
+    p, q = rng.dirichlet(np.ones(6)), rng.dirichlet(np.ones(6))
+    estimates = k3(torch.tensor(np.log(p)), torch.tensor(np.log(q))).numpy()
+    assert estimates.min() >= 0.0
+    assert (p * estimates).sum() == pytest.approx((p * np.log(p / q)).sum(), rel=1e-9)

@@ -1,0 +1,133 @@
+"""Packing, micro-batching and order change nothing; chunked log-probabilities are the full ones."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+import torch
+
+from tailrace_learner.core import attention
+from tailrace_learner.core.attention import UnsupportedAttentionError
+from tailrace_learner.core.logprobs import token_logprobs
+from tailrace_learner.core.losses import LOSSES
+from tailrace_learner.core.packing import micro_batches, pack
+from tailrace_learner.core.passes import PassRunner
+from tailrace_learner.core.policy import Policy, StartWeights
+from tailrace_learner.core.rows import Row
+from tailrace_learner.core.tally import Tally
+from tests.unit.tailrace_learner.factory import CPU, config, make_model, make_policy, make_rows
+
+FAMILIES = ["qwen3", "qwen2", "llama"]
+
+
+def gradients(policy: Policy, batches: Sequence[Sequence[Row]]) -> torch.Tensor:
+    """All summed gradients after passes over `batches`, flat."""
+    policy.model.zero_grad(set_to_none=True)
+    runner = PassRunner(policy, LOSSES["dapo"], config(), StartWeights(policy.parameters))
+    for batch in batches:
+        runner.run(batch, Tally(), is_first=True)
+    return torch.cat([parameter.grad.flatten() for parameter in policy.parameters])
+
+
+def relative_error(left: torch.Tensor, right: torch.Tensor) -> float:
+    return float((left - right).norm() / right.norm())
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_packed_rows_have_the_logits_of_rows_alone(family: str) -> None:
+    policy = make_policy(family)
+    plain = make_model(family, "eager")
+    rows = make_rows(12, seed=1)
+    batch = pack(rows, CPU)
+    log_pi, entropy = policy.forward(batch)
+    for row, start, stop in zip(batch.rows, batch.target_offsets, batch.target_offsets[1:], strict=False):
+        logits = plain(input_ids=torch.from_numpy(row.token_ids)[None], use_cache=False).logits[0]
+        log_all = torch.log_softmax(logits[row.targets - 1], -1)
+        expected = log_all.gather(-1, torch.from_numpy(row.target_ids)[:, None])[:, 0]
+        torch.testing.assert_close(log_pi[start:stop], expected, rtol=1e-5, atol=1e-5)
+        expected_entropy = -(log_all.exp() * log_all).sum(-1)
+        torch.testing.assert_close(entropy[start:stop], expected_entropy, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_gradients_do_not_depend_on_micro_batches_packing_or_order(family: str) -> None:
+    policy = make_policy(family)
+    rows = make_rows(15, seed=2)
+    whole = gradients(policy, [rows])
+    assert relative_error(gradients(policy, [[row] for row in rows]), whole) < 1e-5
+    shuffled = [rows[index] for index in np.random.default_rng(0).permutation(len(rows))]
+    assert relative_error(gradients(policy, [shuffled[:4], shuffled[4:]]), whole) < 1e-5
+    assert relative_error(gradients(policy, list(micro_batches(shuffled, 40))), whole) < 1e-5
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_fast_kernels_give_the_gradients_of_the_plain_modules(family: str) -> None:
+    rows = make_rows(8, seed=5)
+    fast = gradients(make_policy(family, fast=True), [rows])
+    plain = gradients(make_policy(family, fast=False), [rows])
+    assert relative_error(fast, plain) < 1e-5
+
+
+def test_a_sliding_window_reaches_only_its_tokens() -> None:
+    model = make_model("qwen3", "eager")
+    packed = make_policy("qwen3")
+    for each in (model, packed.model):
+        for layer in each.model.layers:
+            layer.self_attn.sliding_window = 3
+    rows = make_rows(3, seed=4, max_len=12)
+    batch = pack(rows, CPU)
+    states = packed.model.model(
+        input_ids=batch.input_ids, position_ids=batch.position_ids, packed_rows=batch.packed, use_cache=False
+    ).last_hidden_state[0]
+    starts = batch.packed.cu_seqlens.tolist()
+    for row, start, stop in zip(batch.rows, starts, starts[1:], strict=False):
+        size = len(row.token_ids)
+        distance = torch.arange(size)[:, None] - torch.arange(size)[None, :]
+        mask = torch.where((distance >= 0) & (distance < 3), 0.0, -1e9)[None, None]
+        expected = model.model(
+            input_ids=torch.from_numpy(row.token_ids)[None], attention_mask={"full_attention": mask}, use_cache=False
+        ).last_hidden_state[0]
+        torch.testing.assert_close(states[start:stop], expected, rtol=1e-4, atol=1e-5)
+
+
+def test_attention_without_row_boundaries_is_refused() -> None:
+    model = make_model()
+    with pytest.raises(UnsupportedAttentionError, match="eager"):
+        model(input_ids=torch.zeros((1, 4), dtype=torch.long))
+
+
+def test_micro_batches_hold_every_row_once_within_the_bound() -> None:
+    rows = make_rows(40, seed=6)
+    batches = list(micro_batches(rows, 30))
+    assert sorted(row.row_id for batch in batches for row in batch) == sorted(row.row_id for row in rows)
+    assert all(sum(len(row.token_ids) for row in batch) <= 30 for batch in batches)
+    assert [len(batch) for batch in micro_batches(rows, 1)] == [1] * 40
+
+
+@pytest.mark.parametrize("chunk_tokens", [1, 3, 100])
+@pytest.mark.parametrize("temperature", [1.0, 0.7])
+def test_chunked_logprobs_and_their_gradients_are_the_full_ones(
+    chunk_tokens: int, temperature: float
+) -> None:
+    torch.manual_seed(0)
+    hidden = torch.randn(11, 8, dtype=torch.float64, requires_grad=True)
+    weight = torch.randn(17, 8, dtype=torch.float64, requires_grad=True)
+    targets = torch.randint(0, 17, (11,))
+    upstream = torch.randn(2, 11)
+
+    log_all = torch.log_softmax((hidden @ weight.t()).float() / temperature, -1)
+    expected = (log_all.gather(-1, targets[:, None])[:, 0], -(log_all.exp() * log_all).sum(-1))
+    ((expected[0] * upstream[0]).sum() + (expected[1] * upstream[1]).sum()).backward()
+    wanted = [hidden.grad, weight.grad]
+    hidden.grad = weight.grad = None
+
+    found = token_logprobs(hidden, weight, targets, temperature=temperature, chunk_tokens=chunk_tokens)
+    ((found[0] * upstream[0]).sum() + (found[1] * upstream[1]).sum()).backward()
+    for left, right in zip([*found, hidden.grad, weight.grad], [*expected, *wanted], strict=True):
+        torch.testing.assert_close(left, right, rtol=1e-5, atol=1e-6, check_dtype=False)
+
+
+def test_the_implementation_is_known_by_name() -> None:
+    assert make_model().config._attn_implementation == attention.IMPLEMENTATION

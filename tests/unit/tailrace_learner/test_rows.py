@@ -1,0 +1,120 @@
+"""Which tokens are trained: validity, staleness, finiteness."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+
+from tailrace_learner.core.lineage import Ancestor, Ancestry
+from tailrace_learner.core.rows import RowBuilder, demonstration_row
+from tailrace_protos.episode import Outcome
+from tests.unit.tailrace_learner.factory import config, group, trajectory
+
+BOOK = {1: ("0-a", 0), 2: ("0-a", 1), 3: ("0-a", 2), 4: ("0-a", 3)}
+
+
+def builder(max_staleness: int = 1, **settings: object) -> RowBuilder:
+    return RowBuilder(config(**settings), max_staleness, Ancestry("0-a"))
+
+
+def test_a_row_ends_before_its_last_trained_token_and_keeps_ids_and_logprobs() -> None:
+    members = [trajectory(0, 1.0), trajectory(1, 0.0)]
+    prepared = builder().prepare(group(members), 0, BOOK)
+    row = prepared.rows[0]
+    assert row.token_ids.tolist() == [0, 1, 2, 3]
+    assert row.targets.tolist() == row.target_ids.tolist() == [2, 3, 4]
+    assert row.log_mu.tolist() == [-1.0, -2.0, -0.5]
+    assert row.is_current.all()
+    assert prepared.rewards == (1.0, 0.0)
+    assert prepared.successes == (1.0, 0.0)
+
+
+def test_tokens_older_than_max_staleness_are_masked_and_counted() -> None:
+    members = [trajectory(0, 1.0, versions=(1, 2, 3)), trajectory(1, 0.0, versions=(3, 3, 3))]
+    prepared = builder(max_staleness=1).prepare(group(members), 2, BOOK)
+    first, second = prepared.rows
+    assert first.targets.tolist() == [3, 4]
+    assert first.staleness.tolist() == [1, 0]
+    assert first.is_current.tolist() == [False, True]
+    assert second.targets.tolist() == [2, 3, 4]
+    assert prepared.counts["num_stale_tokens"] == 1
+    assert not prepared.drop_reason
+
+
+def test_a_group_with_stale_tokens_is_dropped_when_the_user_wants_it() -> None:
+    members = [trajectory(0, 1.0, versions=(1, 2, 3)), trajectory(1, 0.0)]
+    assert builder(stale_tokens="drop_group").prepare(group(members), 2, BOOK).drop_reason == "stale"
+
+
+def test_a_wholly_stale_member_gives_no_row_but_still_counts_in_the_baseline() -> None:
+    members = [trajectory(0, 1.0), trajectory(1, 0.0, versions=(4, 4, 4))]
+    prepared = builder(max_staleness=0).prepare(group(members), 3, BOOK)
+    assert [row.row_id for row in prepared.rows] == ["g0.1"]
+    assert prepared.rows[0].advantages[0] == pytest.approx(-0.5 / (math.sqrt(0.5) + 1e-6))
+
+
+def test_non_finite_inference_logprobs_mask_their_token_and_are_counted() -> None:
+    members = [trajectory(0, 1.0, logprobs=(-1.0, math.nan, -math.inf)), trajectory(1, 0.0)]
+    prepared = builder().prepare(group(members), 0, BOOK)
+    assert prepared.rows[0].targets.tolist() == [2]
+    assert prepared.counts["num_nonfinite_tokens"] == 2
+
+
+def test_infrastructure_failures_leave_the_sample_and_the_baseline() -> None:
+    members = [
+        trajectory(0, 1.0),
+        trajectory(1, 0.0),
+        trajectory(2, 0.0, outcome=Outcome.INFRA_FAILURE),
+        trajectory(3, 0.0, outcome=Outcome.TIMEOUT),
+        trajectory(4, 0.0, outcome=Outcome.CANCELLED),
+    ]
+    prepared = builder().prepare(group(members), 0, BOOK)
+    assert [row.row_id for row in prepared.rows] == ["g0.0", "g0.1"]
+    assert prepared.rows[0].advantages[0] == pytest.approx(0.5 / (math.sqrt(0.5) + 1e-6))
+    assert prepared.counts["num_invalid_episodes"] == 3
+    assert prepared.rewards == (1.0, 0.0)
+
+
+def test_policy_failures_are_learnt_from() -> None:
+    members = [trajectory(0, 1.0), trajectory(1, 0.0, outcome=Outcome.POLICY_FAILURE)]
+    assert len(builder().prepare(group(members), 0, BOOK).rows) == 2
+
+
+@pytest.mark.parametrize(("choice", "reason"), [("skip", ""), ("redraw", "zero_variance")])
+def test_equal_returns_are_skipped_or_drawn_again(choice: str, reason: str) -> None:
+    members = [trajectory(0, 1.0), trajectory(1, 1.0)]
+    prepared = builder(zero_variance_groups=choice).prepare(group(members), 0, BOOK)
+    assert prepared.rows == ()
+    assert prepared.drop_reason == reason
+    assert prepared.counts["num_groups_zero_variance"] == 1
+
+
+def test_tokens_of_an_unknown_version_are_never_trained() -> None:
+    members = [trajectory(0, 1.0, versions=(9, 1, 1)), trajectory(1, 0.0)]
+    assert builder().unknown_versions(group(members), BOOK)
+    prepared = builder().prepare(group(members), 0, BOOK)
+    assert prepared.rows[0].targets.tolist() == [3, 4]
+
+
+def test_ages_on_a_resumed_lineage_count_from_the_fork() -> None:
+    # 0-a ran to step 5; a checkpoint of step 3 was resumed as 3-b, then again from 3 as 3-c, now at 5.
+    ancestry = Ancestry("0-a").resumed(3)
+    dead, current = ancestry.current, Ancestry("0-a").resumed(3).current
+    path = Ancestry(current, (Ancestor("0-a", 3),))
+    book = {1: ("0-a", 2), 2: ("0-a", 3), 3: ("0-a", 5), 4: (dead, 4), 5: (current, 3), 6: (current, 5)}
+    ages, same = path.ages(np.array([1, 2, 3, 4, 5, 6], dtype=np.int32), 5, book)
+    assert ages.tolist() == [3, 2, 2, 2, 2, 0]
+    assert same.tolist() == [False, False, False, False, False, True]
+    ages, same = path.ages(np.array([2, 3, 5], dtype=np.int32), 3, book)
+    assert ages.tolist() == [0, 0, 0]
+    assert same.tolist() == [True, False, True]
+
+
+def test_a_demonstration_trains_its_mask_only() -> None:
+    row = demonstration_row("d", np.array([5, 6, 7, 8, 9]), np.array([1, 0, 1, 1, 0], dtype=np.uint8))
+    assert row is not None
+    assert row.targets.tolist() == [2, 3]
+    assert row.token_ids.tolist() == [5, 6, 7]
+    assert demonstration_row("d", np.array([5, 6]), np.array([1, 0], dtype=np.uint8)) is None
