@@ -100,10 +100,12 @@ class RequestFrame(Message, frozen=True, array_like=True, tag="request_frame"):
     """What one client sends to one server in one piece; empty ones say "still here".
 
     `sequence` counts a client's frames to this server from 0. A server that misses one breaks the
-    link, since it cannot know which calls were lost. `closing`: the client wants nothing any more.
+    link, since it cannot know which calls were lost. `received` counts the server's frames that were
+    taken: the server may send only so much that is not confirmed. `closing`: nothing more is wanted.
     """
 
     sequence: int
+    received: int = 0
     messages: tuple[GenerateRequest | AbortRequest, ...] = ()
     closing: bool = False
 
@@ -112,9 +114,11 @@ class ChunkFrame(Message, frozen=True, array_like=True, tag="chunk_frame"):
     """What one server sends to one client in one piece; empty ones answer empty ones.
 
     `sequence` counts a server's frames to this client from 0. A client that misses one gives up all
-    calls on the link: tokens are missing. `broken` says why the server gave the link up.
+    calls on the link: tokens are missing. `received` counts the client's frames that were taken, as in
+    `RequestFrame`. `broken` says why the server gave the link up.
     """
 
     sequence: int
+    received: int = 0
     messages: tuple[TokenChunk, ...] = ()
     broken: str = ""

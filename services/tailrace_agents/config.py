@@ -95,7 +95,7 @@ class AgentsConfig(Config, frozen=True, kw_only=True):
     """How long one request to the reward service may take before it is sent again. At least the
     longest `timeout_s` of the rewards."""
 
-    drain_s: float = 20.0
+    drain_s: float = 5.0
     """At SIGTERM episodes stop after the turn they are in; those that need longer are cut off then. All
     are handed back and resumed by another worker."""
 
@@ -118,5 +118,6 @@ class AgentsConfig(Config, frozen=True, kw_only=True):
             _require_positive(self, key)
         for key in ("max_generation_attempts", "reward_timeout_s", "max_deliveries"):
             _require_positive(self, key)
-        if self.render_episodes < 0:
-            raise ValueError("render_episodes must not be negative")
+        for key in ("render_episodes", "drain_s"):
+            if getattr(self, key) < 0:
+                raise ValueError(f"{key} must not be negative")

@@ -76,10 +76,10 @@ class ContinuingPolicy:
         self._predicted[episode_id] = predicted_tokens
 
     def end(self, episode_id: str) -> None:
-        """The episode ended; its lease, if it had one, is free."""
+        """The episode ended; its lease is free, also one that was granted while nobody waited."""
         del self._predicted[episode_id]
-        if self._addresses.pop(episode_id, None) is not None:
-            self._placement.release(episode_id)
+        self._addresses.pop(episode_id, None)
+        self._placement.release(episode_id)
 
     async def generate(
         self,

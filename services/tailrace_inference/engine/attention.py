@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -23,7 +23,7 @@ ATTENTION_NAME = "tailrace"
 STEP_KWARG = "tailrace_step"
 
 # Arguments that change attention's result in ways that are not built here.
-_UNSUPPORTED_KWARGS = ("softcap", "s_aux", "position_bias", "block_mask")
+_UNSUPPORTED_KWARGS = ("position_bias", "block_mask")
 
 
 class UnsupportedModelError(ValueError):
@@ -33,6 +33,15 @@ class UnsupportedModelError(ValueError):
         super().__init__(f"model_type {model_type!r} does not run on the torch engine: {reason}")
         self.model_type = model_type
         self.reason = reason
+
+
+class Variant(NamedTuple):
+    """What architectures do differently with scores."""
+
+    scale: float
+    window: int = 0  # keys seen, the query's own included; 0: all before it
+    softcap: float = 0.0  # scores are squeezed into (-softcap, softcap); 0: they are not
+    sinks: Tensor | None = None  # [H] logit per head of a key that has no value
 
 
 @dataclass(slots=True)
@@ -78,18 +87,16 @@ class AttentionStep:
         self._slots = slots  # [T]
         self._groups = groups
 
-    def attend(
-        self, layer: int, query: Tensor, key: Tensor, value: Tensor, scale: float, window: int = 0
-    ) -> Tensor:
+    def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, variant: Variant) -> Tensor:
         """Store `key` [T, KH, D] and `value`, then attend with `query` [T, H, D] -> [T, H * Dv]."""
         self._cache.write(layer, self._slots, key, value)
         keys, values = self._cache.keys[layer], self._cache.values[layer]
-        parts = [_attend_group(group, query, keys, values, scale, window) for group in self._groups]
+        parts = [_attend_group(group, query, keys, values, variant) for group in self._groups]
         return parts[0] if len(parts) == 1 else torch.cat(parts)
 
 
 def _attend_group(
-    group: Group, query: Tensor, keys: Tensor, values: Tensor, scale: float, window: int
+    group: Group, query: Tensor, keys: Tensor, values: Tensor, variant: Variant
 ) -> Tensor:
     """Output [n, H * Dv] of a group's n flat queries.
 
@@ -110,8 +117,11 @@ def _attend_group(
     else:
         q = queries.view(rows, num_queries, kv_heads, repeats, head_dim).permute(0, 2, 3, 1, 4)
         q = q.reshape(rows, kv_heads, repeats * num_queries, head_dim)
-    mask = group.mask(k.shape[2], repeats, window, q.dtype)
-    out = scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=scale)
+    mask = group.mask(k.shape[2], repeats, variant.window, q.dtype)
+    if variant.softcap or variant.sinks is not None:
+        out = _attend_explicitly(q, k, v, mask, repeats, variant)
+    else:
+        out = scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=variant.scale)
     if repeats == 1:
         out = out.transpose(1, 2)
     else:
@@ -120,15 +130,29 @@ def _attend_group(
     return out if group.unpad_index is None else out.index_select(0, group.unpad_index)
 
 
+def _attend_explicitly(
+    q: Tensor, k: Tensor, v: Tensor, mask: Tensor, repeats: int, variant: Variant
+) -> Tensor:
+    """Attention [B, KH, repeats * Q, Dv] for variants that the fused kernels do not know."""
+    scores = torch.matmul(q, k.transpose(2, 3)).float() * variant.scale
+    if variant.softcap:
+        scores = variant.softcap * torch.tanh(scores / variant.softcap)
+    scores = scores + mask
+    if variant.sinks is not None:
+        per_query = scores.shape[2] // repeats
+        sinks = variant.sinks.float().view(-1, repeats).repeat_interleave(per_query, dim=1)
+        scores = torch.cat((scores, sinks[None, :, :, None].expand(len(scores), -1, -1, 1)), dim=-1)
+    weights = scores.softmax(dim=-1)[..., : k.shape[2]]
+    return torch.matmul(weights.to(v.dtype), v)
+
+
 class ShapeProbe:
     """Stands in for an `AttentionStep` once, to learn the shapes of every layer's keys and values."""
 
     def __init__(self) -> None:
         self.layers: dict[int, KVShape] = {}
 
-    def attend(
-        self, layer: int, query: Tensor, key: Tensor, value: Tensor, scale: float, window: int = 0
-    ) -> Tensor:
+    def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, variant: Variant) -> Tensor:
         """Note the layer's shapes; the output is only right in shape."""
         self.layers[layer] = KVShape(key.shape[1], key.shape[2], value.shape[2])
         return query.new_zeros((query.shape[0], query.shape[1] * value.shape[2]))
@@ -143,6 +167,8 @@ def tailrace_attention(
     scaling: float | None = None,
     dropout: float = 0.0,
     sliding_window: int | None = None,
+    softcap: float | None = None,
+    s_aux: Tensor | None = None,
     **kwargs: Any,
 ) -> tuple[Tensor, None]:
     """transformers' attention interface: `query` [1, H, T, D] -> ([1, T, H, Dv], no weights)."""
@@ -159,7 +185,8 @@ def tailrace_attention(
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
     num_tokens, num_heads = query.shape[2], query.shape[1]
     flat = [states[0].transpose(0, 1) for states in (query, key, value)]
-    out = step.attend(layer, flat[0], flat[1], flat[2], scale, sliding_window or 0)
+    variant = Variant(scale, sliding_window or 0, softcap or 0.0, s_aux)
+    out = step.attend(layer, flat[0], flat[1], flat[2], variant)
     return out.view(1, num_tokens, num_heads, -1), None
 
 

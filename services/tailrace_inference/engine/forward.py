@@ -126,7 +126,7 @@ def load_model(config_json: bytes, config: InferenceConfig) -> LoadedModel:
     model_type = str(content.pop("model_type", ""))
     try:
         model = _build(model_type, content, config, pick_device(config))
-    except DeviceError:
+    except (DeviceError, UnsupportedModelError):
         raise
     except ValueError as error:  # transformers does not know it, or the configuration is no good
         raise UnsupportedModelError(model_type, str(error)) from error

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import gelu, linear, relu, silu
 
-from tailrace_inference.engine.attention import AttentionStep, ShapeProbe
+from tailrace_inference.engine.attention import AttentionStep, ShapeProbe, Variant
 
 LEAN_MODEL_TYPES = ("llama", "mistral", "qwen2", "qwen3")
 _STATIC_ROPE = ("default", "linear", "llama3", "yarn")
@@ -67,7 +67,7 @@ class LeanForward:
         self._num_heads = int(config.num_attention_heads)
         self._num_kv_heads = int(config.num_key_value_heads)
         self._head_dim = int(decoder.layers[0].self_attn.head_dim)
-        self._scale = float(decoder.layers[0].self_attn.scaling)
+        self._variant = Variant(float(decoder.layers[0].self_attn.scaling))
         self._activation = _ACTIVATIONS[config.hidden_act]
         self._layers = [self._fuse(layer) for layer in decoder.layers]
         self._cos, self._sin = self._rope_tables(decoder.rotary_emb, max_len)
@@ -144,7 +144,7 @@ class LeanForward:
             rotated = self._norm(rotated, layer.head_norm)
         rotated = torch.addcmul(rotated * cos, rotated.roll(self._head_dim // 2, -1), sin)
         return step.attend(
-            index, rotated[:, :heads], rotated[:, heads:], states[:, heads + kv_heads :], self._scale
+            index, rotated[:, :heads], rotated[:, heads:], states[:, heads + kv_heads :], self._variant
         )
 
     def _mlp(self, layer: _Layer, hidden: Tensor) -> Tensor:

@@ -1,8 +1,8 @@
 """Token generation between agents and inference servers: `GenerateClient` and `GenerateServer`.
 
 A call sends token ids and gets chunks of token ids, log-probabilities and policy versions. What is
-sent to one peer in one loop tick travels as one frame, so that a frame's costs are shared by dozens
-of calls while a lone call does not wait. A client and a server meet on a *link* of numbered frames
+sent to one peer in one loop tick travels as one frame (the 16 chunks of an engine's 500 tokens as one
+chunk), so that costs are shared by dozens of calls while a lone call does not wait. A client and a server meet on a *link* of numbered frames
 (`client_link`, `server_link`); a missing frame, a silent or dead peer end it, and its calls raise
 `ChannelError` with the tokens that came: never a hole, never a hang. Windows, queues and frames are
 bounded (`config`), and a full one makes callers wait or raises a typed error.
@@ -13,9 +13,9 @@ log-probabilities out, an engine that computes nothing, both ends inside the run
 
 | | calls/s at 1 | at 64 | at 512 callers | p99 at 64 | CPU per call at 64 |
 |---|---|---|---|---|---|
-| `zmq` (ipc) | 5,300 | 29,200 | 20,800 | 4.9 ms | 34 µs |
-| `nats` | 3,600 | 13,400 | 13,300 | 15 ms | 74 µs, with nats-server |
-| a Ray actor | 560 | 1,000 | 1,050 | 124 ms | 1,260 µs |
+| `zmq` (ipc) | 4,900 | 32,500 | 19,800 | 3.7 ms | 30 µs |
+| `nats` | 3,700 | 13,700 | 12,300 | 13 ms | 68 µs, with nats-server |
+| a Ray actor | 540 | 800 | 900 | 137 ms | 1,200 µs |
 
 Hence `DEFAULT_TRANSPORT` is `zmq`: no broker to cross. `nats` needs no open port on the server, and
 brings the broker's authentication and reconnection; both beat the goals against Ray (6 times its

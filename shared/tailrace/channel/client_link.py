@@ -15,6 +15,7 @@ from typing import NoReturn, Protocol
 
 from tailrace.channel.call import GenerateCall
 from tailrace.channel.config import ChannelConfig
+from tailrace.channel.credit import Credit
 from tailrace.channel.errors import (
     ChannelFullError,
     DuplicateCallError,
@@ -60,14 +61,18 @@ class ClientLink:
         self._on_gone = on_gone
         self._loop = asyncio.get_running_loop()
         self._wire = transport.open(address, self)
+        self._credit = Credit(config.max_unconfirmed_bytes)
         self._writer = FrameWriter(
-            "request_frame", config.frame_bytes, self._wire.max_frame_bytes, self._on_written
+            "request_frame",
+            config.frame_bytes,
+            self._wire.max_frame_bytes,
+            self._credit,
+            self._on_written,
         )
         self._calls: dict[str, GenerateCall] = {}  # sent, last chunk not seen
         self._waiting: dict[str, GenerateCall] = {}  # in the order made
         self._num_uncounted = 0  # calls begun since the last frame
         self._flush_scheduled = False
-        self._expected_sequence = 0
         self._silent_ticks = 0
         self._idle_ticks = 0
         self._is_open = True
@@ -91,7 +96,7 @@ class ClientLink:
         return call
 
     def _has_place(self) -> bool:
-        return len(self._calls) < self._config.max_outstanding_calls and not self._wire.congested
+        return len(self._calls) < self._config.max_outstanding_calls and not self._credit.exhausted
 
     def _send(self, call: GenerateCall) -> None:
         request = call.take_request()
@@ -124,14 +129,13 @@ class ClientLink:
         if self._is_open and len(self._writer):
             self._writer.emit()
 
-    def _on_written(self, frame: bytearray, num_messages: int) -> None:
+    def _on_written(self, frame: bytearray, _: int, exhausts_credit: bool) -> None:
         self._metrics.frames_out.inc()
         self._metrics.bytes_out.inc(len(frame))
         self._count_begun()
-        was_congested = self._wire.congested
-        self._wire.send(frame)
-        if self._wire.congested and not was_congested:
+        if exhausts_credit:
             self._metrics.congestions.inc()
+        self._wire.send(frame)
 
     def _count_begun(self) -> None:
         if self._num_uncounted:
@@ -163,15 +167,17 @@ class ClientLink:
         if frame.broken:
             self.on_lost(LinkLoss.BROKEN, frame.broken)
             return
-        if frame.sequence != self._expected_sequence:
-            missed = f"frame {frame.sequence} came instead of {self._expected_sequence}"
+        if frame.sequence != self._credit.received:
+            missed = f"frame {frame.sequence} came instead of {self._credit.received}"
             self.on_lost(LinkLoss.GAP, f"{missed}: tokens were lost")
             return
-        self._expected_sequence += 1
+        self._credit.on_received(len(data), frame.received)
         self._take(frame.messages)
         for bad in frame.bad:
             self._on_bad_chunk(bad)
         self._fill_places()
+        if self._is_open and self._credit.owes_confirmation:
+            self._writer.emit()
 
     def _take(self, chunks: tuple[TokenChunk, ...]) -> None:
         calls, num_finished, num_failed = self._calls, 0, 0
@@ -218,10 +224,6 @@ class ClientLink:
             self._metrics.waiting.dec()
             self._send(call)
 
-    def on_drained(self) -> None:
-        """Calls may go on."""
-        self._fill_places()
-
     def on_lost(self, cause: LinkLoss, detail: str) -> None:
         """Give the link up: end every call on it, let the server know if it can hear."""
         if not self._is_open:
@@ -248,7 +250,9 @@ class ClientLink:
         self._waiting.clear()
 
     def _shut_wire(self) -> None:
-        self._wire.send(bytearray(encode(RequestFrame(self._writer.sequence, closing=True))))
+        self._wire.send(
+            bytearray(encode(RequestFrame(self._writer.sequence, self._credit.received, closing=True)))
+        )
         self._wire.close()
 
     def tick(self) -> None:

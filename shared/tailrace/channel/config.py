@@ -8,7 +8,7 @@ from tailrace.config import Config
 class ChannelConfig(Config, frozen=True, kw_only=True):
     """Bounds of one client or server of the generation channel.
 
-    Clients and servers of a run should agree on `keepalive_s` and `silence_s`.
+    Clients and servers of a run should agree on `keepalive_s`, `silence_s` and `max_unconfirmed_bytes`.
     """
 
     frame_bytes: int = 131072
@@ -21,9 +21,10 @@ class ChannelConfig(Config, frozen=True, kw_only=True):
     max_waiting_calls: int = 16384
     """Client: calls that wait for a place at one server; further ones raise `ChannelFullError`."""
 
-    max_queued_bytes: int = 4194304
-    """Bytes of frames one link keeps while its peer is slow; above it a client lets calls wait and a
-    server lets chunks of a call grow."""
+    max_unconfirmed_bytes: int = 4194304
+    """Bytes of frames that one link has under way to a peer that has not confirmed them. Above it a
+    client lets calls wait and a server lets the chunks of a call grow. nats-server cuts off who is 64
+    MiB behind."""
 
     max_server_calls: int = 16384
     """Server: unfinished calls of all clients; further ones are answered `overloaded`."""

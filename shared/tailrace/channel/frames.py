@@ -14,6 +14,7 @@ from typing import Generic, TypeVar
 
 import msgspec
 
+from tailrace.channel.credit import Credit
 from tailrace_protos.base import MalformedMessageError, decode, encode
 from tailrace_protos.generation import (
     AbortRequest,
@@ -23,11 +24,14 @@ from tailrace_protos.generation import (
     TokenChunk,
 )
 
-_HEAD = struct.Struct(">BQBI")  # uint64 sequence, array32 length: msgpack types of fixed width
+_HEAD = struct.Struct(">BQBQBI")  # uint64, uint64, array32: msgpack types of fixed width
 _UINT64, _ARRAY32 = 0xCF, 0xDD
 _encoder = msgspec.msgpack.Encoder()
 
 M = TypeVar("M", GenerateRequest | AbortRequest, TokenChunk)
+
+
+Emit = Callable[[bytearray, int, bool], None]  # frame, number of messages, credit is exhausted by it
 
 
 class FrameTooLargeError(ValueError):
@@ -45,6 +49,7 @@ class FrameWriter:
     __slots__ = (
         "_buffer",
         "_count",
+        "_credit",
         "_emit",
         "_max_bytes",
         "_prefix",
@@ -53,14 +58,13 @@ class FrameWriter:
         "sequence",
     )
 
-    def __init__(
-        self, tag: str, target_bytes: int, max_bytes: int, emit: Callable[[bytearray, int], None]
-    ) -> None:
-        # An array of three: tag, sequence, messages.
-        self._prefix = b"\x93" + encode(tag) + b"\0" * _HEAD.size
+    def __init__(self, tag: str, target_bytes: int, max_bytes: int, credit: Credit, emit: Emit) -> None:
+        # An array of four: tag, sequence, received, messages.
+        self._prefix = b"\x94" + encode(tag) + b"\0" * _HEAD.size
         self._start = len(self._prefix)
         self._target_bytes = min(target_bytes, max_bytes)
         self._max_bytes = max_bytes
+        self._credit = credit
         self._emit = emit
         self._buffer = bytearray(self._prefix)
         self._count = 0
@@ -105,11 +109,12 @@ class FrameWriter:
     def emit(self) -> None:
         """Send the frame being built, even if it is empty."""
         buffer, count = self._buffer, self._count
-        _HEAD.pack_into(buffer, self._start - _HEAD.size, _UINT64, self.sequence, _ARRAY32, count)
+        head = (_UINT64, self.sequence, _UINT64, self._credit.received, _ARRAY32, count)
+        _HEAD.pack_into(buffer, self._start - _HEAD.size, *head)
         self.sequence += 1
         self._buffer = bytearray(self._prefix)
         self._count = 0
-        self._emit(buffer, count)
+        self._emit(buffer, count, self._credit.on_sent(len(buffer)))
 
 
 class BadMessage(msgspec.Struct, frozen=True):
@@ -123,6 +128,7 @@ class Envelope(msgspec.Struct, Generic[M], frozen=True):
     """A frame as read: the messages that could be, and those that could not."""
 
     sequence: int
+    received: int
     messages: tuple[M, ...]
     bad: tuple[BadMessage, ...] = ()
     closing: bool = False
@@ -132,6 +138,7 @@ class Envelope(msgspec.Struct, Generic[M], frozen=True):
 class _RawFrame(msgspec.Struct, frozen=True, array_like=True):
     tag: str
     sequence: int
+    received: int = 0
     messages: tuple[msgspec.Raw, ...] = ()
 
 
@@ -154,8 +161,8 @@ def read_request_frame(data: bytes) -> Envelope[GenerateRequest | AbortRequest]:
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raw = _read_raw(data, "request_frame", error)
         messages, bad = _read_one_by_one(raw, _request_message_decoder)
-        return Envelope(raw.sequence, messages, bad)
-    return Envelope(frame.sequence, frame.messages, (), frame.closing)
+        return Envelope(raw.sequence, raw.received, messages, bad)
+    return Envelope(frame.sequence, frame.received, frame.messages, (), frame.closing)
 
 
 def read_chunk_frame(data: bytes) -> Envelope[TokenChunk]:
@@ -165,8 +172,8 @@ def read_chunk_frame(data: bytes) -> Envelope[TokenChunk]:
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raw = _read_raw(data, "chunk_frame", error)
         messages, bad = _read_one_by_one(raw, _chunk_message_decoder)
-        return Envelope(raw.sequence, messages, bad)
-    return Envelope(frame.sequence, frame.messages, (), False, frame.broken)
+        return Envelope(raw.sequence, raw.received, messages, bad)
+    return Envelope(frame.sequence, frame.received, frame.messages, (), False, frame.broken)
 
 
 def _read_raw(data: bytes, tag: str, cause: Exception) -> _RawFrame:

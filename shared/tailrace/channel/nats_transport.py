@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+from collections import deque
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -22,7 +23,6 @@ from nats.aio.subscription import Subscription
 from tailrace.channel.client import LinkedGenerateClient
 from tailrace.channel.config import DEFAULTS, ChannelConfig
 from tailrace.channel.errors import NoRouteError
-from tailrace.channel.outbox import Outbox
 from tailrace.channel.ports import Address, LinkEvents, LinkLoss, WireEvents
 from tailrace.channel.server import LinkedGenerateServer
 from tailrace.channel.server_link import Peer
@@ -39,29 +39,22 @@ _UNLIMITED: dict[str, Any] = {"pending_msgs_limit": 0, "pending_bytes_limit": 0}
 class NatsWire:
     """Frames to one subject, published by a task of its own while there are any."""
 
-    def __init__(
-        self, connection: NatsConnection, subject: str, reply: str, link: WireEvents, max_bytes: int
-    ) -> None:
+    def __init__(self, connection: NatsConnection, subject: str, reply: str, link: WireEvents) -> None:
         self.max_frame_bytes = connection.max_payload
         self.reply = reply
         self._connection = connection
         self._subject = subject
         self._link = link
-        self._outbox = Outbox(max_bytes)
+        self._queue: deque[bytearray] = deque()
         self._task: asyncio.Task[None] | None = None
         self._closed = False
         self.on_close: Callable[[], object] | None = None
-
-    @property
-    def congested(self) -> bool:
-        """See `Wire`."""
-        return self._outbox.congested
 
     def send(self, frame: bytearray) -> None:
         """See `Wire`."""
         if self._closed:
             return
-        self._outbox.put(frame)
+        self._queue.append(frame)
         if self._task is None:
             self._task = asyncio.get_running_loop().create_task(
                 self._publish_all(), name="channel-publish"
@@ -74,12 +67,9 @@ class NatsWire:
             self.on_close()
 
     async def _publish_all(self) -> None:
-        outbox = self._outbox
         try:
-            while outbox:
-                await self._publish(outbox.first)
-                if outbox.pop():
-                    self._link.on_drained()
+            while self._queue:
+                await self._publish(self._queue.popleft())
         except (nats.errors.ConnectionClosedError, nats.errors.ConnectionDrainingError) as error:
             self._lose(f"the NATS connection is closed ({type(error).__name__})")
         except (nats.errors.MaxPayloadError, nats.errors.BadSubjectError) as error:
@@ -99,7 +89,7 @@ class NatsWire:
 
     def _lose(self, detail: str) -> None:
         self._closed = True
-        self._outbox.clear()
+        self._queue.clear()
         self._link.on_lost(LinkLoss.DISCONNECTED, detail)
 
     async def finish(self) -> None:
@@ -111,13 +101,12 @@ class NatsWire:
 class _Wires:
     """The wires of one transport, and their orderly end."""
 
-    def __init__(self, connection: NatsConnection, config: ChannelConfig) -> None:
+    def __init__(self, connection: NatsConnection) -> None:
         self._connection = connection
-        self._config = config
         self._wires: WeakSet[NatsWire] = WeakSet()
 
     def open(self, subject: str, reply: str, link: WireEvents) -> NatsWire:
-        wire = NatsWire(self._connection, subject, reply, link, self._config.max_queued_bytes)
+        wire = NatsWire(self._connection, subject, reply, link)
         self._wires.add(wire)
         return wire
 
@@ -139,12 +128,12 @@ class _Wires:
 class NatsClientTransport:
     """One inbox; the last token of the reply subject says which link a frame is for."""
 
-    def __init__(self, connection: NatsConnection, config: ChannelConfig) -> None:
+    def __init__(self, connection: NatsConnection) -> None:
         self._connection = connection
         self._inbox = connection.new_inbox()
         self._numbers = itertools.count()
         self._links: dict[str, LinkEvents] = {}
-        self._wires = _Wires(connection, config)
+        self._wires = _Wires(connection)
         self._subscription: Subscription | None = None
 
     async def start(self) -> None:
@@ -181,10 +170,10 @@ class NatsClientTransport:
 class NatsServerTransport:
     """Requests come on the server's own subject; answers go to the reply subject: the client."""
 
-    def __init__(self, connection: NatsConnection, subject: str, config: ChannelConfig) -> None:
+    def __init__(self, connection: NatsConnection, subject: str) -> None:
         self._connection = connection
         self._subject = subject
-        self._wires = _Wires(connection, config)
+        self._wires = _Wires(connection)
         self._subscription: Subscription | None = None
 
     async def start(self, server: LinkedGenerateServer) -> None:
@@ -212,7 +201,7 @@ class NatsGenerateClient(LinkedGenerateClient):
     """`GenerateClient` over a NATS connection."""
 
     def __init__(self, connection: NatsConnection, config: ChannelConfig = DEFAULTS) -> None:
-        super().__init__(NatsClientTransport(connection, config), config)
+        super().__init__(NatsClientTransport(connection), config)
 
 
 class NatsGenerateServer(LinkedGenerateServer):
@@ -221,4 +210,4 @@ class NatsGenerateServer(LinkedGenerateServer):
     def __init__(
         self, connection: NatsConnection, subject: str, config: ChannelConfig = DEFAULTS
     ) -> None:
-        super().__init__(NatsServerTransport(connection, subject, config), config)
+        super().__init__(NatsServerTransport(connection, subject), config)

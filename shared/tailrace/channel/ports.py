@@ -93,12 +93,8 @@ class Wire(Protocol):
 
     max_frame_bytes: int
 
-    @property
-    def congested(self) -> bool:
-        """More bytes are queued than wanted; `WireEvents.on_drained` follows."""
-
     def send(self, frame: bytearray) -> None:
-        """Send, or queue while the peer is slow; never drops while the wire is open."""
+        """Send, or queue while the peer is slow (a link's credit bounds that); never drops."""
 
     def close(self) -> None:
         """Send what is queued as far as possible and forget the peer."""
@@ -106,9 +102,6 @@ class Wire(Protocol):
 
 class WireEvents(Protocol):
     """What a transport tells a link about its wire."""
-
-    def on_drained(self) -> None:
-        """The wire is no longer congested."""
 
     def on_lost(self, cause: LinkLoss, detail: str) -> None:
         """The transport knows that the peer is gone."""

@@ -102,7 +102,7 @@ class LinkedGenerateServer:
             detail = f"frame {frame.sequence} came instead of {expected}: calls were lost"
             self._refuse(peer, link, LinkLoss.GAP, detail)
             return
-        self._accept(link or self._open(peer), frame)
+        self._accept(link or self._open(peer), frame, len(data))
 
     def _open(self, peer: Peer) -> ServerLink:
         link = self._links[peer] = ServerLink(peer, self, self.transport.open)
@@ -112,9 +112,10 @@ class LinkedGenerateServer:
         """End the link and say so, also to somebody who had none (left over from before a restart)."""
         self.drop(link or self._open(peer), cause, detail)
 
-    def _accept(self, link: ServerLink, frame: Envelope[GenerateRequest | AbortRequest]) -> None:
-        link.expected_sequence += 1
-        link.silent_ticks = 0
+    def _accept(
+        self, link: ServerLink, frame: Envelope[GenerateRequest | AbortRequest], num_bytes: int
+    ) -> None:
+        link.take(num_bytes, frame.received)
         for bad in frame.bad:
             self.metrics.malformed.inc()
             _log.warning("malformed generation request", call_id=bad.call_id, reason=bad.reason)
@@ -126,6 +127,7 @@ class LinkedGenerateServer:
             return
         if frame.messages:
             self._dispatch(link, iter(frame.messages))
+            link.confirm()
         elif not frame.bad:
             link.answer()
 

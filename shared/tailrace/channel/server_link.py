@@ -11,6 +11,7 @@ from collections.abc import Callable
 from typing import Protocol
 
 from tailrace.channel.config import ChannelConfig
+from tailrace.channel.credit import Credit
 from tailrace.channel.frames import FrameTooLargeError, FrameWriter
 from tailrace.channel.metrics import ChannelMetrics
 from tailrace.channel.ports import LinkLoss, Wire, WireEvents
@@ -49,21 +50,24 @@ class ServerLink:
     def __init__(self, peer: Peer, server: LinkOwner, open_wire: OpenWire) -> None:
         self.peer = peer
         self.calls: dict[str, CallSink] = {}  # accepted, last chunk not written
-        self.expected_sequence = 0
         self.silent_ticks = 0
         self.is_open = True
         self._server = server
         self._wire = open_wire(peer, self)
+        self._credit = Credit(server.config.max_unconfirmed_bytes)
         self._writer = FrameWriter(
-            "chunk_frame", server.config.frame_bytes, self._wire.max_frame_bytes, self._on_written
+            "chunk_frame",
+            server.config.frame_bytes,
+            self._wire.max_frame_bytes,
+            self._credit,
+            self._on_written,
         )
-        self._was_congested = False
         self._ready: list[CallSink] = []
 
     @property
     def congested(self) -> bool:
         """Whether the client is slow to take frames."""
-        return self._wire.congested
+        return self._credit.exhausted
 
     def schedule(self, sink: CallSink) -> None:
         """Send what this call has at the end of the loop tick."""
@@ -87,9 +91,24 @@ class ServerLink:
         except FrameTooLargeError as error:  # only its stop string or error reason can be that long
             self._server.drop(self, LinkLoss.MALFORMED, f"chunk of {error.num_bytes} bytes")
 
+    @property
+    def expected_sequence(self) -> int:
+        """Of the client's next frame."""
+        return self._credit.received
+
+    def take(self, num_bytes: int, confirmed: int) -> None:
+        """Count a frame that came in order."""
+        self.silent_ticks = 0
+        self._credit.on_received(num_bytes, confirmed)
+
     def answer(self) -> None:
         """Send a frame even if there is nothing to say: the client wants to know that we live."""
         self._writer.emit()
+
+    def confirm(self) -> None:
+        """Tell a client that has sent much that it may go on."""
+        if self.is_open and self._credit.owes_confirmation:
+            self._writer.emit()
 
     def linger(self, sink: CallSink) -> None:
         """Flush this call at the next stream interval."""
@@ -101,20 +120,15 @@ class ServerLink:
             del self.calls[sink.call_id]
         self._server.on_done(sink)
 
-    def _on_written(self, frame: bytearray, num_chunks: int) -> None:
+    def _on_written(self, frame: bytearray, num_chunks: int, exhausts_credit: bool) -> None:
         metrics = self._server.metrics
         metrics.frames_out.inc()
         metrics.bytes_out.inc(len(frame))
         metrics.chunks.inc(num_chunks)
         self._server.count()
-        self._wire.send(frame)
-        if self._wire.congested and not self._was_congested:
+        if exhausts_credit:
             metrics.congestions.inc()
-        self._was_congested = self._wire.congested
-
-    def on_drained(self) -> None:
-        """The client takes frames again; held back chunks follow at the next interval."""
-        self._was_congested = False
+        self._wire.send(frame)
 
     def on_lost(self, cause: LinkLoss, detail: str) -> None:
         """The transport knows that the client is gone."""
@@ -124,5 +138,9 @@ class ServerLink:
         """Tell the client, if it still hears, and forget it."""
         self.is_open = False
         if broken:
-            self._wire.send(bytearray(encode(ChunkFrame(self._writer.sequence, broken=broken))))
+            self._wire.send(
+                bytearray(
+                    encode(ChunkFrame(self._writer.sequence, self._credit.received, broken=broken))
+                )
+            )
         self._wire.close()

@@ -7,6 +7,7 @@ the server takes for an unknown client and refuses: no frame is ever lost unnoti
 from __future__ import annotations
 
 import asyncio
+from collections import deque
 
 import zmq
 from zmq.utils.monitor import parse_monitor_message
@@ -14,7 +15,6 @@ from zmq.utils.monitor import parse_monitor_message
 from tailrace.channel.client import LinkedGenerateClient
 from tailrace.channel.config import DEFAULTS, ChannelConfig
 from tailrace.channel.errors import NoRouteError
-from tailrace.channel.outbox import Outbox
 from tailrace.channel.ports import Address, LinkEvents, LinkLoss
 from tailrace.channel.zmq_socket import (
     MAX_FRAME_BYTES,
@@ -41,11 +41,10 @@ class ZmqClientWire:
         address: Address,
         keys: CurveKeys,
         link: LinkEvents,
-        max_bytes: int,
     ) -> None:
         self.max_frame_bytes = MAX_FRAME_BYTES
         self._link = link
-        self._outbox = Outbox(max_bytes)
+        self._queue: deque[bytearray] = deque()
         self._closed = False
         self._socket = make_socket(context, zmq.DEALER)
         if address.zmq_public_key:
@@ -57,15 +56,10 @@ class ZmqClientWire:
         self._reader = SocketReader(self._socket, self._on_ready)
         self._monitor_reader = SocketReader(self._monitor, self._on_monitor)
 
-    @property
-    def congested(self) -> bool:
-        """See `Wire`."""
-        return self._outbox.congested
-
     def send(self, frame: bytearray) -> None:
         """See `Wire`."""
-        if self._outbox or not self._try_send(frame):
-            self._outbox.put(frame)
+        if self._queue or not self._try_send(frame):
+            self._queue.append(frame)
         self._reader.check()
 
     def _try_send(self, frame: bytearray) -> bool:
@@ -76,7 +70,7 @@ class ZmqClientWire:
         return True
 
     def _on_ready(self, events: int) -> bool:
-        if events & zmq.POLLOUT and self._outbox:
+        if events & zmq.POLLOUT and self._queue:
             self._send_queued()
         if not events & zmq.POLLIN:
             return False
@@ -91,10 +85,8 @@ class ZmqClientWire:
         return True
 
     def _send_queued(self) -> None:
-        outbox = self._outbox
-        while outbox and self._try_send(outbox.first):
-            if outbox.pop():
-                self._link.on_drained()
+        while self._queue and self._try_send(self._queue[0]):
+            self._queue.popleft()
 
     def _on_monitor(self, _events: int) -> bool:
         try:
@@ -122,8 +114,7 @@ class ZmqClientWire:
 class ZmqClientTransport:
     """A DEALER per server."""
 
-    def __init__(self, config: ChannelConfig, keys: CurveKeys | None = None) -> None:
-        self._config = config
+    def __init__(self, keys: CurveKeys | None = None) -> None:
         self._keys = keys or CurveKeys.generate()
         self._context: zmq.Context[Socket] = zmq.Context()
 
@@ -134,7 +125,7 @@ class ZmqClientTransport:
         """See `ClientTransport`."""
         if not address.zmq_endpoint:
             raise NoRouteError(address.server_id, "ZMQ")
-        return ZmqClientWire(self._context, address, self._keys, link, self._config.max_queued_bytes)
+        return ZmqClientWire(self._context, address, self._keys, link)
 
     async def close(self) -> None:
         """See `ClientTransport`."""
@@ -145,4 +136,4 @@ class ZmqGenerateClient(LinkedGenerateClient):
     """`GenerateClient` over ZMQ; `keys` are its own for CURVE (default: new ones)."""
 
     def __init__(self, config: ChannelConfig = DEFAULTS, *, keys: CurveKeys | None = None) -> None:
-        super().__init__(ZmqClientTransport(config, keys), config)
+        super().__init__(ZmqClientTransport(keys), config)

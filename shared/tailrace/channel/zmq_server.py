@@ -8,12 +8,12 @@ has room again, so frames for a slow client are tried again every few millisecon
 from __future__ import annotations
 
 import asyncio
+from collections import deque
 
 import zmq
 
 from tailrace.channel.config import DEFAULTS, ChannelConfig
 from tailrace.channel.errors import EndpointError
-from tailrace.channel.outbox import Outbox
 from tailrace.channel.ports import LinkLoss, WireEvents
 from tailrace.channel.server import LinkedGenerateServer
 from tailrace.channel.server_link import Peer
@@ -32,27 +32,20 @@ _PEER_RETRY_S = 0.002
 class ZmqServerWire:
     """Frames to one routing id of the server's ROUTER."""
 
-    def __init__(
-        self, transport: ZmqServerTransport, peer: bytes, link: WireEvents, max_bytes: int
-    ) -> None:
+    def __init__(self, transport: ZmqServerTransport, peer: bytes, link: WireEvents) -> None:
         self.max_frame_bytes = MAX_FRAME_BYTES
         self._transport = transport
         self._peer = peer
         self._link = link
-        self._outbox = Outbox(max_bytes)
+        self._queue: deque[bytearray] = deque()
         self._closed = False
-
-    @property
-    def congested(self) -> bool:
-        """See `Wire`."""
-        return self._outbox.congested
 
     def send(self, frame: bytearray) -> None:
         """See `Wire`."""
         if self._closed:
             return
-        if self._outbox or not self._try_send(frame):
-            self._outbox.put(frame)
+        if self._queue or not self._try_send(frame):
+            self._queue.append(frame)
             self._transport.retry(self)
 
     def _try_send(self, frame: bytearray) -> bool:
@@ -65,32 +58,30 @@ class ZmqServerWire:
             if error.errno != zmq.EHOSTUNREACH:
                 raise
             self._closed = True
-            self._outbox.clear()
+            self._queue.clear()
             self._link.on_lost(LinkLoss.DISCONNECTED, "the client's end of the connection closed")
         return True
 
     def send_queued(self) -> bool:
         """Send what the peer takes; True when nothing is left."""
-        outbox = self._outbox
-        while outbox:
-            if not self._try_send(outbox.first):
+        while self._queue:
+            if not self._try_send(self._queue[0]):
                 return False
-            if outbox and outbox.pop():
-                self._link.on_drained()
+            if self._queue:  # empty if the peer turned out to be gone
+                self._queue.popleft()
         return True
 
     def close(self) -> None:
         """See `Wire`."""
         self._closed = True
-        self._outbox.clear()
+        self._queue.clear()
 
 
 class ZmqServerTransport:
     """One ROUTER for all clients."""
 
-    def __init__(self, endpoint: str, config: ChannelConfig, keys: CurveKeys | None = None) -> None:
+    def __init__(self, endpoint: str, keys: CurveKeys | None = None) -> None:
         self.endpoint = endpoint  # after `start` the real one, where a port was left open
-        self._config = config
         self._context: zmq.Context[Socket] = zmq.Context()
         self._keys = keys
         self._blocked: set[ZmqServerWire] = set()
@@ -116,7 +107,7 @@ class ZmqServerTransport:
     def open(self, peer: Peer, link: WireEvents) -> ZmqServerWire:
         """See `ServerTransport`."""
         assert isinstance(peer, bytes)
-        return ZmqServerWire(self, peer, link, self._config.max_queued_bytes)
+        return ZmqServerWire(self, peer, link)
 
     def send(self, peer: bytes, frame: bytearray) -> None:
         """Send to a routing id; raises what ZMQ raises."""
@@ -163,7 +154,7 @@ class ZmqGenerateServer(LinkedGenerateServer):
     def __init__(
         self, endpoint: str, config: ChannelConfig = DEFAULTS, *, keys: CurveKeys | None = None
     ) -> None:
-        self._zmq = ZmqServerTransport(endpoint, config, keys)
+        self._zmq = ZmqServerTransport(endpoint, keys)
         super().__init__(self._zmq, config)
 
     @property

@@ -326,7 +326,7 @@ async def test_a_handler_that_raises_fails_that_call_alone(ends: Ends) -> None:
 
 async def test_a_slow_client_loses_nothing_and_holds_the_server_back(ends: Ends) -> None:
     engine = HeldEngine()
-    await ends.serve(engine, ChannelConfig(max_queued_bytes=1_000_000))
+    await ends.serve(engine, ChannelConfig(max_unconfirmed_bytes=1_000_000))
     client = await ends.client(ChannelConfig())
     before = sample("tailrace_channel_congestions_total", side="server")
     names = ["c1", "c2"]

@@ -179,7 +179,7 @@ class Raw:
 
 @pytest.mark.parametrize(
     "data",
-    [b"", b"\xff", b"not msgpack", encode({"a": 1}), encode(["request_frame", "zero", []])],
+    [b"", b"\xff", b"not msgpack", encode({"a": 1}), encode(["request_frame", "zero", 0, []])],
     ids=["empty", "reserved", "text", "map", "wrong types"],
 )
 async def test_malformed_frames_are_answered_and_counted_and_hurt_nobody(
@@ -200,7 +200,7 @@ async def test_a_malformed_request_between_good_ones_fails_alone(ends: Ends) -> 
     raw = await Raw(ends).open()
     good = msgspec.to_builtins(request("good"), builtin_types=(memoryview,))
     bad = {**good, "call_id": "bad", "max_new_tokens": "many"}
-    await raw.send(encode(["request_frame", 0, [bad, good]]))
+    await raw.send(encode(["request_frame", 0, 0, [bad, good]]))
     chunks = {message.call_id: message for message in (await raw.reply()).messages}
     assert chunks["bad"].error is not None
     assert chunks["bad"].error.code is CallErrorCode.INVALID
@@ -221,9 +221,9 @@ async def test_a_lost_request_frame_breaks_the_link_instead_of_hanging_a_call(en
     engine = HeldEngine()
     await ends.serve(engine)
     raw = await Raw(ends).open()
-    await raw.send(encode(RequestFrame(0, (request("c1"),))))
+    await raw.send(encode(RequestFrame(0, 0, (request("c1"),))))
     await engine.got("c1")
-    await raw.send(encode(RequestFrame(2, (request("c3"),))))
+    await raw.send(encode(RequestFrame(2, 0, (request("c3"),))))
     assert (await raw.reply()).broken == "gap: frame 2 came instead of 1: calls were lost"
     await engine.until(lambda: engine.aborted == ["c1"])
     assert "c3" not in engine.sinks
@@ -233,7 +233,7 @@ async def test_frames_of_a_link_from_before_a_restart_are_refused(ends: Ends) ->
     engine = HeldEngine()
     await ends.serve(engine)
     raw = await Raw(ends).open()
-    await raw.send(encode(RequestFrame(17, (request("c1"),))))
+    await raw.send(encode(RequestFrame(17, 0, (request("c1"),))))
     assert (await raw.reply()).broken.startswith("gap: ")
     assert engine.sinks == {}
 
@@ -242,7 +242,7 @@ async def test_an_empty_frame_is_answered(ends: Ends) -> None:
     await ends.serve(CountingEngine())
     raw = await Raw(ends).open()
     await raw.send(encode(RequestFrame(0)))
-    assert await raw.reply() == ChunkFrame(0)
+    assert await raw.reply() == ChunkFrame(0, 1)
 
 
 @pytest.fixture
@@ -251,6 +251,17 @@ def own_nats(tmp_path: Path) -> Iterator[ServerProcess]:
     server.start()
     yield server
     server.kill()
+
+
+async def test_nats_says_at_once_when_nobody_listens(
+    nats_server: ServerProcess, run_name: str, tmp_path: Path
+) -> None:
+    ends = Ends("nats", nats_server.url, run_name, tmp_path)
+    client = await ends.client(ChannelConfig(keepalive_s=50, silence_s=100))
+    async with asyncio.timeout(5):
+        with pytest.raises(ChannelError, match="no_responder"):
+            await client.generate(ends.address(), request("c1")).collect()
+    await ends.close()
 
 
 async def test_a_restarted_nats_server_delays_calls_but_loses_none_unnoticed(

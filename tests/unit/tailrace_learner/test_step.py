@@ -53,12 +53,17 @@ def train(step_groups: list[PreparedGroup], at_once: int, **settings: Any) -> tu
     return weights(policy), metrics
 
 
+def difference(left: torch.Tensor, right: torch.Tensor) -> float:
+    """Distance of two results as a share of what training changed."""
+    return float((left - right).norm() / (right - weights(make_policy())).norm())
+
+
 @pytest.mark.parametrize("settings", [{}, {"num_mini_batches": 3, "loss": "dapo"}])
 def test_weights_do_not_depend_on_how_groups_arrive(settings: dict[str, Any]) -> None:
     whole, _ = train(groups(6), 6, **settings)
     for at_once, limit in ((1, 4096), (2, 25), (6, 1)):
         streamed, _ = train(groups(6), at_once, max_tokens_per_micro_batch=limit, **settings)
-        torch.testing.assert_close(streamed, whole, rtol=1e-4, atol=2e-6)
+        assert difference(streamed, whole) < 1e-3
 
 
 def test_every_mini_batch_is_measured_against_the_policy_at_the_start_of_the_step() -> None:
@@ -77,7 +82,7 @@ def test_every_mini_batch_is_measured_against_the_policy_at_the_start_of_the_ste
         runner.run(rows, Tally(), is_first=False)
         count = row_count(rows, settings)
         apply_update(optimizer, count=count, learning_rate=1e-2, max_grad_norm=0.5)
-    torch.testing.assert_close(streamed, weights(policy), rtol=1e-4, atol=2e-6)
+    assert difference(streamed, weights(policy)) < 1e-3
 
 
 def test_later_epochs_change_the_weights_further_and_remember_the_first_policy() -> None:

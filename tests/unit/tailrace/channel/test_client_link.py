@@ -9,8 +9,9 @@ import pytest
 
 from tailrace.channel import Address, ChannelConfig, ChannelError, DuplicateCallError, GenerateCall
 from tailrace.channel.client import LinkedGenerateClient
+from tailrace.channel.config import DEFAULTS
+from tailrace.channel.credit import Credit
 from tailrace.channel.frames import read_request_frame
-from tailrace.channel.outbox import Outbox
 from tailrace.channel.ports import LinkEvents
 from tailrace_protos.base import encode, pack_float32, pack_int32
 from tailrace_protos.generation import (
@@ -29,7 +30,6 @@ ADDRESS = Address("s1", "subject")
 class ListWire:
     link: LinkEvents
     max_frame_bytes: int = 1 << 20
-    congested: bool = False
     frames: list[bytes] = field(default_factory=list)
     closed: bool = False
 
@@ -60,9 +60,9 @@ class ListTransport:
 
 
 class Fixture:
-    def __init__(self) -> None:
+    def __init__(self, config: ChannelConfig = DEFAULTS) -> None:
         self.transport = ListTransport()
-        self.client = LinkedGenerateClient(self.transport, ChannelConfig())
+        self.client = LinkedGenerateClient(self.transport, config)
 
     def call(self, call_id: str) -> GenerateCall:
         return self.client.generate(ADDRESS, GenerateRequest(call_id, "e", pack_int32([1]), 4))
@@ -80,8 +80,8 @@ def chunk(call_id: str, *ids: int, finish: FinishReason | None = None) -> TokenC
 async def test_a_lost_chunk_frame_ends_every_call_with_the_tokens_before_it() -> None:
     made = Fixture()
     calls = [made.call("a"), made.call("b")]
-    made.wire.link.on_frame(encode(ChunkFrame(0, (chunk("a", 1, 2), chunk("b", 7)))))
-    made.wire.link.on_frame(encode(ChunkFrame(2, (chunk("a", 5, finish=FinishReason.STOP),))))
+    made.wire.link.on_frame(encode(ChunkFrame(0, 0, (chunk("a", 1, 2), chunk("b", 7)))))
+    made.wire.link.on_frame(encode(ChunkFrame(2, 0, (chunk("a", 5, finish=FinishReason.STOP),))))
     for call, tokens in zip(calls, ([1, 2], [7]), strict=True):
         with pytest.raises(ChannelError, match="frame 2 came instead of 1") as raised:
             await call.collect()
@@ -97,8 +97,8 @@ async def test_a_new_link_never_gets_frames_of_the_old_one() -> None:
     old.link.on_frame(encode(ChunkFrame(9)))
     again = made.call("a")
     assert made.wire is not old
-    old.link.on_frame(encode(ChunkFrame(0, (chunk("a", 66, finish=FinishReason.STOP),))))
-    made.wire.link.on_frame(encode(ChunkFrame(0, (chunk("a", 5, finish=FinishReason.STOP),))))
+    old.link.on_frame(encode(ChunkFrame(0, 0, (chunk("a", 66, finish=FinishReason.STOP),))))
+    made.wire.link.on_frame(encode(ChunkFrame(0, 0, (chunk("a", 5, finish=FinishReason.STOP),))))
     assert (await again.collect()).token_ids.tolist() == [5]
 
 
@@ -107,7 +107,7 @@ async def test_a_malformed_chunk_ends_only_its_call_and_stops_it_at_the_server()
     bad, good = made.call("bad"), made.call("good")
     no_logprobs = TokenChunk("bad", pack_int32([3]), version_spans=(VersionSpan(1, 1),))
     last = chunk("good", 4, finish=FinishReason.STOP)
-    made.wire.link.on_frame(encode(ChunkFrame(0, (chunk("bad", 1), no_logprobs, last))))
+    made.wire.link.on_frame(encode(ChunkFrame(0, 0, (chunk("bad", 1), no_logprobs, last))))
     with pytest.raises(ChannelError, match="malformed chunk") as raised:
         await bad.collect()
     assert raised.value.partial.token_ids.tolist() == [1]
@@ -116,40 +116,54 @@ async def test_a_malformed_chunk_ends_only_its_call_and_stops_it_at_the_server()
     assert AbortRequest(("bad",)) in made.wire.messages
     with pytest.raises(DuplicateCallError):
         made.call("bad")
-    made.wire.link.on_frame(encode(ChunkFrame(1, (chunk("bad", 2, finish=FinishReason.ABORT),))))
+    made.wire.link.on_frame(encode(ChunkFrame(1, 0, (chunk("bad", 2, finish=FinishReason.ABORT),))))
     made.call("bad")
 
 
 async def test_a_chunk_that_cannot_be_attributed_ends_the_link() -> None:
     made = Fixture()
     call = made.call("a")
-    made.wire.link.on_frame(encode(["chunk_frame", 0, [{"type": "token_chunk", "call_id": 7}]]))
+    made.wire.link.on_frame(encode(["chunk_frame", 0, 0, [{"type": "token_chunk", "call_id": 7}]]))
     with pytest.raises(ChannelError, match="malformed"):
         await call.collect()
 
 
-async def test_a_congested_wire_lets_calls_wait_until_it_has_drained() -> None:
-    made = Fixture()
-    made.call("a")
-    made.wire.congested = True
-    waiting = made.call("b")
-    waiting_aborted = made.call("c")
-    waiting_aborted.abort()
-    assert (await waiting_aborted.collect()).finish_reason is FinishReason.ABORT
-    made.wire.congested = False
-    made.wire.link.on_drained()
-    made.wire.link.on_frame(encode(ChunkFrame(0, (chunk("b", 1, finish=FinishReason.STOP),))))
+async def test_calls_wait_while_the_server_has_not_confirmed_enough() -> None:
+    made = Fixture(ChannelConfig(max_unconfirmed_bytes=1000))
+    big = GenerateRequest("a", "e", pack_int32(range(300)), 4)
+    made.client.generate(ADDRESS, big)
+    await asyncio.sleep(0)
+    waiting, aborted = made.call("b"), made.call("c")
+    aborted.abort()
+    assert (await aborted.collect()).finish_reason is FinishReason.ABORT
+    await asyncio.sleep(0)
+    assert [message.call_id for message in made.wire.messages] == ["a"]  # type: ignore[attr-defined]
+    made.wire.link.on_frame(encode(ChunkFrame(0, 1)))
+    await asyncio.sleep(0)
+    assert [message.call_id for message in made.wire.messages] == ["a", "b"]  # type: ignore[attr-defined]
+    made.wire.link.on_frame(encode(ChunkFrame(1, 2, (chunk("b", 1, finish=FinishReason.STOP),))))
     assert (await waiting.collect()).token_ids.tolist() == [1]
 
 
-def test_an_outbox_is_congested_from_its_limit_until_half_of_it() -> None:
-    outbox = Outbox(100)
-    for _ in range(3):
-        outbox.put(bytearray(40))
-    assert outbox.congested
-    assert outbox.num_bytes == 120
-    assert outbox.pop() is False
-    assert outbox.congested
-    assert outbox.pop() is True
-    assert not outbox.congested
-    assert len(outbox) == 1
+async def test_a_client_that_took_much_confirms_it_unasked() -> None:
+    made = Fixture(ChannelConfig(max_unconfirmed_bytes=1000))
+    made.call("a")
+    await asyncio.sleep(0)
+    made.wire.link.on_frame(encode(ChunkFrame(0, 1, (chunk("a", 1),))))
+    assert len(made.wire.frames) == 1
+    made.wire.link.on_frame(encode(ChunkFrame(1, 1, (chunk("a", *range(100)),))))
+    assert read_request_frame(made.wire.frames[1]).received == 2
+
+
+def test_credit_is_exhausted_from_its_limit_until_half_of_it_is_confirmed() -> None:
+    credit = Credit(100)
+    assert [credit.on_sent(40) for _ in range(4)] == [False, False, True, False]
+    credit.on_received(10, 1)
+    assert (credit.exhausted, credit.num_bytes) == (True, 120)
+    credit.on_received(10, 3)
+    assert (credit.exhausted, credit.num_bytes) == (False, 40)
+    credit.on_received(5, 99)  # a peer that confirms what was never sent changes nothing
+    assert (credit.exhausted, credit.num_bytes, credit.received) == (False, 0, 3)
+    assert credit.owes_confirmation
+    credit.on_sent(1)
+    assert not credit.owes_confirmation

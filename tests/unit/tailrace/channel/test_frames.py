@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tailrace.channel.credit import Credit
 from tailrace.channel.frames import (
     FrameTooLargeError,
     FrameWriter,
@@ -33,7 +34,11 @@ def make_request(call_id: str, num_prompt: int) -> GenerateRequest:
 def written(messages, target_bytes: int = 1000, max_bytes: int = 4000) -> list[bytes]:  # type: ignore[no-untyped-def]
     frames: list[bytes] = []
     writer = FrameWriter(
-        "request_frame", target_bytes, max_bytes, lambda frame, _: frames.append(bytes(frame))
+        "request_frame",
+        target_bytes,
+        max_bytes,
+        Credit(10**9),
+        lambda frame, *_: frames.append(bytes(frame)),
     )
     for message in messages:
         writer.add(message)
@@ -61,12 +66,14 @@ def test_a_frame_is_what_the_wire_contract_says() -> None:
     request, abort = make_request("c1", 3), AbortRequest(("c0",))
     (frame,) = written([request, abort])
     decoded = msgspec.msgpack.decode(frame, type=RequestFrame)
-    assert encode(decoded) == encode(RequestFrame(0, (request, abort)))
+    assert encode(decoded) == encode(RequestFrame(0, 0, (request, abort)))
 
 
 def test_a_message_that_cannot_fit_is_refused_and_leaves_the_writer_as_it_was() -> None:
     frames: list[bytes] = []
-    writer = FrameWriter("request_frame", 1000, 4000, lambda frame, _: frames.append(bytes(frame)))
+    writer = FrameWriter(
+        "request_frame", 1000, 4000, Credit(10**9), lambda frame, *_: frames.append(bytes(frame))
+    )
     writer.add(make_request("c1", 10))
     with pytest.raises(FrameTooLargeError) as raised:
         writer.add(make_request("big", 1000))
@@ -79,7 +86,9 @@ def test_a_message_that_cannot_fit_is_refused_and_leaves_the_writer_as_it_was() 
 
 def test_a_message_that_cannot_be_encoded_leaves_the_writer_as_it_was() -> None:
     frames: list[bytes] = []
-    writer = FrameWriter("request_frame", 1000, 4000, lambda frame, _: frames.append(bytes(frame)))
+    writer = FrameWriter(
+        "request_frame", 1000, 4000, Credit(10**9), lambda frame, *_: frames.append(bytes(frame))
+    )
     writer.add(make_request("c1", 10))
     with pytest.raises(TypeError):
         writer.add(GenerateRequest("bad", "e", pack_int32([1]), object()))  # type: ignore[arg-type]
@@ -118,7 +127,7 @@ def test_one_unreadable_chunk_is_named_and_the_others_are_read() -> None:
         "good", pack_int32([1]), pack_float32([-1.0]), (VersionSpan(1, 1),), FinishReason.STOP
     )
     bad = {"type": "token_chunk", "call_id": "bad", "finish_reason": "because"}
-    frame = read_chunk_frame(encode(["chunk_frame", 3, [good, bad, 17]]))
+    frame = read_chunk_frame(encode(["chunk_frame", 3, 0, [good, bad, 17]]))
     assert [chunk.call_id for chunk in frame.messages] == ["good"]
     assert [message.call_id for message in frame.bad] == ["bad", ""]
     assert frame.sequence == 3

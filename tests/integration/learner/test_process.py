@@ -1,0 +1,168 @@
+"""The learner's process: start order, steps, checkpoints, `kill -9`, resuming, user mistakes."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import yaml
+from transformers import AutoModelForCausalLM
+
+from tailrace.store import Blobs
+from tailrace_protos.event import CheckpointSaved, LearnerResumed, ModelPrepared, StepFinished
+from tests.conftest import ServerProcess
+from tests.integration.learner.conftest import LearnerRun, environment, experiment
+
+WARM_START = {
+    "demonstrations": "tailrace.envs.frozen_lake_expert:demonstrations",
+    "num_steps": 3,
+    "batch_size": 8,
+    "options": {"size": 4},
+}
+
+
+async def feed(run: LearnerRun, indexes: range) -> list[str]:
+    return [await run.put_group(index) for index in indexes]
+
+
+async def trained_once(run: LearnerRun) -> dict[str, int]:
+    """group -> step on the surviving path; asserts that no group is in it twice."""
+    steps: dict[int, tuple[str, ...]] = {}
+    for event in run.read:
+        if isinstance(event.body, LearnerResumed):
+            steps = {step: ids for step, ids in steps.items() if step <= event.body.step}
+        if isinstance(event.body, StepFinished):
+            steps[event.body.step] = event.body.group_ids
+    flat = [(group_id, step) for step, ids in steps.items() for group_id in ids]
+    assert len(flat) == len(dict(flat))
+    return dict(flat)
+
+
+async def test_a_run_from_warm_start_to_the_last_checkpoint(learner_run: LearnerRun) -> None:
+    run = learner_run
+    run.configure(warm_start=WARM_START, save_trajectories=True, tensorboard=True, num_mini_batches=2)
+    run.start("weight_sync")
+    run.start("learner")
+    resumed = await run.until(LearnerResumed)
+    assert (resumed.step, resumed.next_group_index, resumed.checkpoint) == (0, 0, "")
+    prepared = run.bodies(ModelPrepared)[0]
+    assert prepared.warm_start_steps == 3
+    assert prepared.num_parameters > 0
+    card = await Blobs(run.redis, run.name).get_model_card()
+    assert card is not None
+    assert "tokenizer.json" in card.tokenizer_files
+    await run.until(CheckpointSaved, lambda body: body.step == 0)
+
+    group_ids = await feed(run, range(8))
+    saved = await run.until(CheckpointSaved, lambda body: body.step == 4)
+    assert [body.step for body in run.bodies(StepFinished)] == [1, 2, 3, 4]
+    assert list(await trained_once(run)) == group_ids
+    versions = [body.policy_version for body in run.bodies(StepFinished)]
+    assert versions == sorted(set(versions))
+    book = await run.versions.all()
+    assert [book[version] for version in versions] == [(resumed.lineage, step) for step in (1, 2, 3, 4)]
+    assert (await run.buffer.counters()).retained_groups == 0
+    AutoModelForCausalLM.from_pretrained(saved.path)
+    assert len(list((run.run_dir / "trajectories").glob("*.msgpack"))) == 4
+    assert list((run.run_dir / "tensorboard").iterdir())
+    assert run.stop("learner") == 0
+
+
+async def test_a_killed_learner_goes_on_from_its_checkpoint_and_replays_what_came_after(
+    learner_run: LearnerRun,
+) -> None:
+    run = learner_run
+    run.start("weight_sync")
+    run.start("learner")
+    first = await run.until(LearnerResumed)
+    group_ids = await feed(run, range(6))
+    await run.until(StepFinished, lambda body: body.step == 3)  # the checkpoint is that of step 2
+    run.kill("learner")
+    assert (await run.buffer.counters()).retained_groups == 2
+
+    run.start("learner")
+    again = await run.until(LearnerResumed, lambda body: body.lineage != first.lineage)
+    assert (again.step, again.next_group_index) == (2, 6)
+    assert again.checkpoint.endswith("step_2")
+    assert again.lineage.startswith("2-")
+    group_ids += await feed(run, range(6, 8))
+    await run.until(CheckpointSaved, lambda body: body.step == 4)
+    assert await trained_once(run) == {group_id: index // 2 + 1 for index, group_id in enumerate(group_ids)}
+    book = await run.versions.all()
+    assert sorted(book) == list(range(min(book), min(book) + len(book)))
+    assert (await run.buffer.counters()).accepted_groups == 8
+    assert len(run.bodies(ModelPrepared)) == 1
+
+
+async def test_a_new_run_continues_an_old_one_when_asked(learner_run: LearnerRun) -> None:
+    """And does not train what the checkpoint already holds, if its groups were not released in time."""
+    run = learner_run
+    run.configure(max_steps=1)
+    run.start("weight_sync")
+    run.start("learner")
+    await run.until(LearnerResumed)
+    await feed(run, range(2))
+    saved = await run.until(CheckpointSaved, lambda body: body.step == 1)
+    assert run.stop("learner") == 0
+    run.kill("weight_sync")
+
+    # A learner that died between writing the checkpoint and releasing its groups: they are still there.
+    other = LearnerRun(f"{run.name}x", run.folder, run.env, run.redis)
+    group_ids = await feed(other, range(6))
+    state_file = Path(saved.path) / "run_state.json"
+    state: dict[str, Any] = msgspec.json.decode(state_file.read_bytes())
+    assert state["group_ids"] == group_ids[:2]
+    state["entry_ids"] = [entry.entry_id for entry in await other.buffer.next_groups(2, 1.0)]
+    state_file.write_bytes(msgspec.json.encode(state))
+    other.configure(max_steps=3, resume_from_checkpoint=saved.path)
+    other.start("weight_sync")
+    other.start("learner")
+    try:
+        resumed = await other.until(LearnerResumed)
+        assert (resumed.step, resumed.next_group_index) == (1, 6)
+        await other.until(CheckpointSaved, lambda body: body.step == 3)
+        assert await trained_once(other) == dict(zip(group_ids[2:], (2, 2, 3, 3), strict=True))
+    finally:
+        other.kill("learner")
+        other.kill("weight_sync")
+
+
+MISTAKES: list[tuple[dict[str, Any], str]] = [
+    ({"from_scratch": None, "pretrain": "/nowhere/model"}, "no model directory"),
+    ({"pretrain": "/nowhere/model"}, "either pretrain"),
+    ({"resume_from_checkpoint": "/nowhere/step_1"}, "is no checkpoint"),
+    ({"resume_from_checkpoint": True}, "no checkpoint in"),
+    ({"num_mini_batches": 3}, "num_mini_batches"),
+    ({"warm_start": {**WARM_START, "options": {"colour": "red"}}}, "colour"),
+    ({"warm_start": {**WARM_START, "demonstrations": "nowhere:f"}}, "cannot import"),
+]
+
+STARTS = """
+import sys
+from tailrace.runtime import run_service
+from tailrace_learner.__main__ import build
+for path in sys.argv[1:]:
+    sys.stderr.write(f"exit code {run_service(build, ['--config', path])}\\n")
+"""
+
+
+def test_mistakes_of_the_user_end_with_code_2_and_one_line_that_names_them(
+    nats_server: ServerProcess, redis_server: ServerProcess, run_name: str, tmp_path: Path
+) -> None:
+    """One process starts all of them, one after another, since importing torch takes longest."""
+    paths = []
+    for index, (changes, _) in enumerate(MISTAKES):
+        content = experiment(f"{run_name}-{index}", tmp_path, **changes)
+        paths.append(tmp_path / f"{index}.yaml")
+        paths[-1].write_text(yaml.safe_dump(content))
+    env = environment(nats_server, redis_server, tmp_path)
+    argv = [sys.executable, "-c", STARTS, *map(str, paths)]
+    told = subprocess.run(argv, env=env, capture_output=True, text=True, timeout=100, check=False).stderr
+    assert "Traceback" not in told
+    lines = [line for line in told.splitlines() if line.startswith(("error: ", "exit code "))]
+    assert lines[1::2] == ["exit code 2"] * len(MISTAKES), told
+    for (_, words), line in zip(MISTAKES, lines[::2], strict=True):
+        assert words in line

@@ -1,0 +1,111 @@
+"""Blocks and kept prefixes: one owner each, nothing lost."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tailrace_inference.config import InferenceConfig
+from tailrace_inference.engine.kv_cache import BlockPool, KVCache, KVShape
+from tailrace_inference.engine.prefix import Prefix, PrefixStore, common_length
+from tests.unit.tailrace_inference.harness import Client, make_engine, make_model, random_prompt
+
+
+def prefix(length: int, first_block: int) -> Prefix:
+    return Prefix(np.arange(length, dtype=np.int32), np.arange(first_block, first_block + 2), 0)
+
+
+@given(st.lists(st.integers(1, 9), max_size=30))
+@settings(max_examples=60, deadline=None)
+def test_the_pool_hands_every_block_out_once(counts: list[int]) -> None:
+    pool = BlockPool(200)
+    owned = [pool.take(count) for count in counts if count <= pool.num_free]
+    handed = np.concatenate([np.empty(0, np.int64), *owned])
+    assert len(set(handed.tolist())) == len(handed)
+    assert 0 not in handed, "block 0 stays zero"
+    for blocks in owned:
+        pool.give(blocks)
+    assert pool.num_free == 199
+
+
+def test_the_pool_notices_blocks_given_back_twice() -> None:
+    pool = BlockPool(5)
+    blocks = pool.take(2)
+    pool.give(blocks)
+    with pytest.raises(AssertionError):
+        pool.give(blocks)
+
+
+def test_prefixes_leave_oldest_first_and_return_their_blocks() -> None:
+    store = PrefixStore()
+    for index in range(3):
+        assert not len(store.keep(f"e{index}", prefix(5, 10 * index)))
+    assert store.keep("e0", prefix(6, 50)).tolist() == [0, 1]
+    assert store.evict().tolist() == [10, 11]
+    assert store.take("e1") is None
+    kept = store.take("e0")
+    assert kept is not None
+    assert kept.blocks.tolist() == [50, 51]
+    assert store.clear().tolist() == [20, 21]
+    assert (len(store), store.num_blocks) == (0, 0)
+
+
+@given(st.lists(st.integers(0, 2)), st.lists(st.integers(0, 2)))
+def test_the_common_length_is_that_of_the_longest_shared_beginning(
+    left: list[int], right: list[int]
+) -> None:
+    found = common_length(np.array(left, np.int32), np.array(right, np.int32))
+    assert left[:found] == right[:found]
+    assert found in (len(left), len(right)) or left[found] != right[found]
+
+
+def test_layers_of_different_shapes_have_their_own_places_and_are_zeroed_together() -> None:
+    shapes = [KVShape(2, 4, 4), KVShape(1, 4, 6), KVShape(2, 4, 4)]
+    cache = KVCache(shapes, 5, 2, torch.device("cpu"), torch.float32)
+    slots = torch.tensor([2, 3, 8])
+    for layer, shape in enumerate(shapes):
+        keys = torch.full((3, shape.num_heads, shape.key_dim), 1.0 + layer)
+        values = torch.full((3, shape.num_heads, shape.value_dim), 10.0 + layer)
+        cache.write(layer, slots, keys, values)
+    for layer in range(3):
+        assert set(cache.keys[layer][1].unique().tolist()) == {1.0 + layer}
+        assert set(cache.values[layer][1].unique().tolist()) == {10.0 + layer}
+    cache.zero(np.array([1]))
+    for layer in range(3):
+        assert not cache.keys[layer][1].any()
+        assert not cache.values[layer][1].any()
+        assert set(cache.keys[layer][4, 0].unique().tolist()) == {1.0 + layer}
+
+
+def test_after_any_traffic_every_block_is_free_or_in_a_kept_prefix() -> None:
+    client = Client(make_engine(make_model(), kv_cache_tokens=128, kv_block_tokens=4, max_running=6))
+    rng = np.random.default_rng(5)
+    for index in range(40):
+        asked = client.ask(random_prompt(rng, 1, 30), int(rng.integers(1, 30)), episode=f"e{index % 9}")
+        client.engine.step()
+        if rng.random() < 0.2:
+            client.engine.abort(asked.request.call_id)
+    client.finish()
+    stats = client.engine.stats()
+    assert stats.used_tokens == 0
+    assert 0 < stats.cached_tokens <= stats.capacity_tokens
+    assert stats.num_preemptions > 0
+
+
+@pytest.mark.parametrize(
+    ("settings_", "field"),
+    [
+        ({"max_batched_tokens": 10, "max_running": 11}, "max_batched_tokens"),
+        ({"kv_cache_tokens": 64, "max_running": 8}, "kv_cache_tokens"),
+        ({"transports": ()}, "transports"),
+        ({"num_threads": 0}, "num_threads"),
+        ({"heartbeat_s": 0}, "heartbeat_s"),
+        ({"drain_s": -1}, "drain_s"),
+    ],
+)
+def test_impossible_configurations_name_their_key(settings_: dict[str, object], field: str) -> None:
+    with pytest.raises(ValueError, match=field):
+        InferenceConfig(**settings_)  # type: ignore[arg-type]

@@ -1,0 +1,231 @@
+"""The driver with a fake engine, in the loop and on a thread; the local policy with a real one."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import AsyncIterator, Iterable
+from pathlib import Path
+
+import pytest
+
+from tailrace.sdk.policy import GenerationFailedError
+from tailrace_inference.adapters.emission_log import EmissionLog, read_emissions
+from tailrace_inference.adapters.local_policy import LocalPolicy
+from tailrace_inference.config import InferenceConfig
+from tailrace_inference.core.driver import EngineDriver
+from tailrace_inference.engine.checkpoint import CheckpointError, engine_from_checkpoint
+from tailrace_inference.handlers import InferenceHandler
+from tailrace_inference.ports import EngineStats, NamedTensor, OnChunk
+from tailrace_protos.base import as_int32, pack_int32
+from tailrace_protos.control import ServerState
+from tailrace_protos.generation import (
+    CallErrorCode,
+    FinishReason,
+    GenerateRequest,
+    SamplingParams,
+    TokenChunk,
+)
+from tests.unit.tailrace_inference.harness import make_engine, make_model, own_logprobs
+
+
+class FakeEngine:
+    """Answers a request with one token per step, from its prompt; breaks on the prompt [13]."""
+
+    def __init__(self) -> None:
+        self.threads: set[int] = set()
+        self.left: dict[str, tuple[list[int], OnChunk]] = {}
+        self.applied_on: int | None = None
+
+    def attach(self) -> None:
+        self.threads.add(threading.get_ident())
+
+    def submit(self, request: GenerateRequest, on_chunk: OnChunk) -> None:
+        self.left[request.call_id] = (as_int32(request.prompt_ids).tolist(), on_chunk)
+
+    def abort(self, call_id: str) -> None:
+        if call_id in self.left:
+            self.left[call_id][0].clear()
+
+    def abort_all(self) -> None:
+        for ids, _ in self.left.values():
+            ids.clear()
+
+    def stage(self, tensors: Iterable[NamedTensor], policy_version: int) -> None:
+        raise NotImplementedError
+
+    def apply(self) -> float:
+        self.applied_on = threading.get_ident()
+        return 0.25
+
+    def pause(self) -> None:
+        raise NotImplementedError
+
+    def resume(self) -> None:
+        raise NotImplementedError
+
+    def has_work(self) -> bool:
+        return bool(self.left)
+
+    def step(self) -> bool:
+        self.threads.add(threading.get_ident())
+        for call_id, (ids, on_chunk) in list(self.left.items()):
+            if ids == [13]:
+                raise RuntimeError("broken")
+            token = pack_int32([ids.pop(0)]) if ids else memoryview(b"")
+            reason = None if ids else FinishReason.LENGTH
+            if reason is not None:
+                del self.left[call_id]
+            on_chunk(TokenChunk(call_id, token, finish_reason=reason))
+        return True
+
+    def stats(self) -> EngineStats:
+        raise NotImplementedError
+
+
+class Sink:
+    """Notes chunks and the thread they came on."""
+
+    def __init__(self) -> None:
+        self.chunks: list[TokenChunk] = []
+        self.ended = asyncio.Event()
+
+    def send(self, chunk: TokenChunk) -> None:
+        assert asyncio.get_running_loop() is not None
+        self.chunks.append(chunk)
+        if chunk.finish_reason is not None or chunk.error is not None:
+            self.ended.set()
+
+    @property
+    def ids(self) -> list[int]:
+        return [i for chunk in self.chunks for i in as_int32(chunk.token_ids).tolist()]
+
+
+def request(call_id: str, ids: list[int]) -> GenerateRequest:
+    return GenerateRequest(call_id, f"{call_id}.episode", pack_int32(ids), 100)
+
+
+@pytest.fixture(params=["loop", "thread"])
+async def driver(request: pytest.FixtureRequest) -> AsyncIterator[EngineDriver]:
+    made = EngineDriver(FakeEngine(), in_thread=request.param == "thread")
+    running = asyncio.create_task(made.run())
+    yield made
+    running.cancel()
+    await asyncio.wait({running})
+    made.close()
+
+
+async def test_chunks_come_in_order_in_the_loop_wherever_steps_run(driver: EngineDriver) -> None:
+    sinks = [Sink() for _ in range(5)]
+    for index, sink in enumerate(sinks):
+        driver.submit(request(str(index), list(range(index + 1))), sink.send)
+    await asyncio.gather(*(sink.ended.wait() for sink in sinks))
+    assert [sink.ids for sink in sinks] == [list(range(index + 1)) for index in range(5)]
+    assert isinstance(driver.engine, FakeEngine)
+    assert len(driver.engine.threads) == 1
+    assert await driver.apply_weights() == 0.25
+    assert driver.engine.applied_on in driver.engine.threads
+
+
+async def test_idle_and_busy_seconds_sum_to_the_time_since_the_start(driver: EngineDriver) -> None:
+    sink = Sink()
+    driver.submit(request("a", [1] * 50), sink.send)
+    await sink.ended.wait()
+    await asyncio.sleep(0.02)
+    idle_s, busy_s = driver.idle_s, driver.busy_s
+    assert idle_s >= 0.019
+    assert 0 < busy_s < 5
+
+
+async def test_a_broken_engine_ends_the_driver_and_every_call_is_told() -> None:
+    driver = EngineDriver(FakeEngine(), in_thread=False)
+    draining = asyncio.Event()
+    handler = InferenceHandler(driver, draining.is_set)
+    handler.has_weights = True
+    sinks = {name: Sink() for name in ("good", "bad")}
+    handler.submit(request("good", [1] * 1000), sinks["good"])
+    handler.submit(request("bad", [13]), sinks["bad"])
+    with pytest.raises(RuntimeError, match="broken"):
+        await driver.run()
+    handler.fail_all("the engine failed")
+    for sink in sinks.values():
+        assert sink.chunks[-1].error is not None
+        assert sink.chunks[-1].error.code is CallErrorCode.INTERNAL
+    assert (handler.num_failed, handler.num_open) == (2, 0)
+
+
+async def test_only_a_ready_server_takes_calls() -> None:
+    driver = EngineDriver(FakeEngine(), in_thread=False)
+    draining = asyncio.Event()
+    handler = InferenceHandler(driver, draining.is_set)
+
+    def answer() -> TokenChunk | None:
+        sink = Sink()
+        handler.submit(request("a", [1]), sink)
+        return sink.chunks[0] if sink.chunks else None
+
+    starting = answer()
+    handler.has_weights = True
+    assert handler.state is ServerState.READY
+    assert answer() is None
+    draining.set()
+    leaving = answer()
+    for refusal, word in ((starting, "starting"), (leaving, "draining")):
+        assert refusal is not None
+        assert refusal.error is not None
+        assert refusal.error.code is CallErrorCode.NOT_READY
+        assert word in refusal.error.reason
+
+
+def test_the_emission_log_survives_a_torn_record(tmp_path: Path) -> None:
+    path = tmp_path / "run" / "emissions-a.bin"
+    log = EmissionLog(path)
+    for index in range(3):
+        log.append(f"e{index}", TokenChunk(f"c{index}", pack_int32([index, 7])))
+    log.close()
+    whole = path.read_bytes()
+    for cut in (1, 5, 20):
+        path.write_bytes(whole[:-cut])
+        found = list(read_emissions(path))
+        assert [emission.episode_id for emission in found] == ["e0", "e1"]
+        assert as_int32(found[1].chunk.token_ids).tolist() == [1, 7]
+
+
+async def test_the_local_policy_plays_turns_in_this_process(tmp_path: Path) -> None:
+    model = make_model()
+    model.save_pretrained(tmp_path)
+    config = InferenceConfig(max_running=4, kv_cache_tokens=1024)
+    sampling = SamplingParams(seed=1)
+    async with LocalPolicy(engine_from_checkpoint(tmp_path, config)) as policy:
+        first = await policy.generate(pack_int32([1, 2, 3]), 5, sampling, episode_id="e", turn=0)
+        ids = [1, 2, 3, *first.token_ids.tolist(), 9]
+        second = await policy.generate(pack_int32(ids), 5, sampling, episode_id="e", turn=1)
+        with pytest.raises(GenerationFailedError, match="prompt_ids"):
+            await policy.generate(pack_int32([]), 5, sampling, episode_id="e", turn=2)
+    assert second.num_cached_tokens == 7
+    expected = own_logprobs(model, [*ids, *second.token_ids.tolist()])[len(ids) - 1 :]
+    assert second.inference_logprobs.tolist() == pytest.approx(expected.tolist(), abs=1e-4)
+
+
+async def test_a_broken_engine_raises_in_the_local_policy() -> None:
+    async with LocalPolicy(FakeEngine()) as policy:
+        with pytest.raises(RuntimeError, match="broken"):
+            await policy.generate(pack_int32([13]), 5, SamplingParams(), episode_id="e", turn=0)
+
+
+async def test_a_cancelled_caller_aborts_its_call() -> None:
+    engine = make_engine(make_model())
+    async with LocalPolicy(engine) as policy:
+        endless = policy.generate(pack_int32([1]), 200, SamplingParams(), episode_id="e", turn=0)
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(endless, 0.02)
+        while engine.has_work():
+            await asyncio.sleep(0)
+        stats = engine.stats()
+    assert stats.num_finished == 1
+    assert stats.num_running == 0
+
+
+def test_a_folder_without_a_model_is_named(tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match="config.json"):
+        engine_from_checkpoint(tmp_path, InferenceConfig())

@@ -1,0 +1,163 @@
+"""Weights that change under running calls: right versions, right numbers, or a clear refusal."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from tailrace_inference.engine.weights import WeightMismatchError
+from tests.unit.tailrace_inference.harness import (
+    Client,
+    make_engine,
+    make_model,
+    own_logprobs,
+    weights_of,
+)
+
+
+@pytest.mark.parametrize("forward", ["auto", "generic"])
+def test_each_token_has_the_version_and_the_logprob_of_the_weights_that_sampled_it(
+    forward: str,
+) -> None:
+    models = [make_model(seed=seed) for seed in range(3)]
+    client = Client(
+        make_engine(models[0], forward=forward, stream_interval_ms=1e6, max_batched_tokens=16)
+    )
+    asked = [client.ask([1 + index] * (3 + 9 * index), 40) for index in range(4)]
+    for version in (1, 2):
+        for _ in range(11):
+            client.engine.step()
+        client.engine.stage(weights_of(models[version]), version)
+        client.engine.step()
+        client.engine.apply()
+    client.finish()
+    for one in asked:
+        generation = one.generation
+        by_version = [own_logprobs(model, one.ids)[len(one.prompt) - 1 :] for model in models]
+        versions = np.repeat(
+            [span.policy_version for span in generation.version_spans],
+            [span.num_tokens for span in generation.version_spans],
+        )
+        expected = np.choose(versions, by_version)
+        assert np.abs(generation.inference_logprobs - expected).max() < 1e-4
+        assert set(versions.tolist()) == {0, 1, 2}
+    stats = client.engine.stats()
+    assert stats.num_recomputed_tokens > 0
+    assert stats.num_stale_kv_tokens == 0
+
+
+def test_a_prefix_of_an_older_version_is_not_reused() -> None:
+    client = Client(make_engine(make_model()))
+    client.one([5, 6, 7, 8], 3, episode="e")
+    client.engine.stage(weights_of(make_model(seed=1)), 1)
+    client.engine.apply()
+    assert client.one([5, 6, 7, 8], 3, episode="e").generation.num_cached_tokens == 0
+
+
+def test_keeping_the_cache_is_an_option_whose_tokens_are_counted() -> None:
+    old, new = make_model(), make_model(seed=1)
+    client = Client(make_engine(old, kv_on_update="keep"))
+    running = client.ask([1, 2, 3], 20)
+    client.one([5, 6, 7, 8], 3, episode="e")
+    assert not running.ended or running.generation.num_tokens == 20
+    again = client.ask([9, 8, 7], 20)
+    for _ in range(5):
+        client.engine.step()
+    client.engine.stage(weights_of(new), 1)
+    client.engine.apply()
+    client.finish()
+    reused = client.one([5, 6, 7, 8], 3, episode="e")
+    assert reused.generation.num_cached_tokens == 3
+    stats = client.engine.stats()
+    assert stats.num_recomputed_tokens == 0
+    assert stats.num_stale_kv_tokens == 15 + 3
+    exact = own_logprobs(new, again.ids)[2:]
+    assert np.abs(exact - again.generation.inference_logprobs)[5:].max() > 1e-3, (
+        "it is an approximation"
+    )
+
+
+def test_staging_changes_nothing_until_it_is_applied() -> None:
+    old = make_model()
+    client = Client(make_engine(old))
+    client.engine.stage(weights_of(make_model(seed=1)), 1)
+    asked = client.one([1, 2, 3], 10)
+    assert [span.policy_version for span in asked.generation.version_spans] == [0]
+    exact = own_logprobs(old, asked.ids)[2:]
+    assert np.abs(asked.generation.inference_logprobs - exact).max() < 1e-4
+
+
+def test_missing_extra_misshapen_and_torn_tensors_are_named_and_the_old_version_stays() -> None:
+    model = make_model()
+    client = Client(make_engine(model))
+    good = weights_of(make_model(seed=1))
+    name = good[3].name
+    broken = {
+        f"missing: {name}": [*good[:3], *good[4:]],
+        "no tensor 'model.extra'": [*good, good[0]._replace(name="model.extra")],
+        "has shape (1,)": [*good[:3], good[3]._replace(shape=(1,)), *good[4:]],
+        "bytes": [*good[:3], good[3]._replace(data=good[3].data[:-4]), *good[4:]],
+        "unknown dtype 'float31'": [*good[:3], good[3]._replace(dtype="float31"), *good[4:]],
+    }
+    for reason, tensors in broken.items():
+        with pytest.raises(WeightMismatchError) as refused:
+            client.engine.stage(iter(tensors), 7)
+        assert reason in str(refused.value)
+        assert refused.value.policy_version == 7
+    asked = client.one([1, 2, 3], 5)
+    assert [span.policy_version for span in asked.generation.version_spans] == [0]
+    assert np.abs(asked.generation.inference_logprobs - own_logprobs(model, asked.ids)[2:]).max() < 1e-4
+
+
+def test_tied_embeddings_may_come_under_both_names_but_must_agree() -> None:
+    new = make_model(seed=1)
+    tensors = weights_of(new)
+    embedding = next(tensor for tensor in tensors if "embed_tokens" in tensor.name)
+    client = Client(make_engine(make_model()))
+    client.engine.stage([*tensors, embedding._replace(name="lm_head.weight")], 1)
+    client.engine.apply()
+    asked = client.one([1, 2, 3], 5)
+    assert np.abs(asked.generation.inference_logprobs - own_logprobs(new, asked.ids)[2:]).max() < 1e-4
+    other = memoryview(np.zeros(embedding.shape, np.float32)).cast("B")
+    with pytest.raises(WeightMismatchError, match="tied"):
+        client.engine.stage([*tensors, embedding._replace(name="lm_head.weight", data=other)], 2)
+
+
+def test_bfloat16_updates_are_widened_to_the_engines_type() -> None:
+    rough = make_model(seed=1)
+    tensors = []
+    for tensor, parameter in zip(weights_of(rough), rough.parameters(), strict=True):
+        narrow = parameter.data.to(torch.bfloat16)
+        parameter.data.copy_(narrow)
+        data = memoryview(narrow.view(torch.int16).numpy()).cast("B")
+        tensors.append(tensor._replace(dtype="bfloat16", data=data))
+    client = Client(make_engine(make_model()))
+    client.engine.stage(tensors, 1)
+    client.engine.apply()
+    asked = client.one([1, 2, 3], 5)
+    exact = own_logprobs(rough, asked.ids)[2:]
+    assert np.abs(asked.generation.inference_logprobs - exact).max() < 1e-4
+
+
+def test_broken_weights_are_reported_honestly_and_poison_nothing_after_them() -> None:
+    good, broken = make_model(), make_model()
+    next(broken.parameters()).data.fill_(float("nan"))
+    client = Client(make_engine(good, kv_cache_tokens=256, max_running=4))
+    client.engine.stage(weights_of(broken), 1)
+    client.engine.apply()
+    running = client.ask([1, 2, 3], 30)
+    sick = client.one([4, 5, 6, 7], 10, episode="e")
+    assert np.isnan(sick.generation.inference_logprobs).all()
+    assert client.engine.stats().num_nonfinite_logprobs >= 10
+    again = client.ask([9] * 20, 30)
+    for _ in range(4):
+        client.engine.step()
+    client.engine.stage(weights_of(good), 2)
+    client.engine.apply()
+    client.finish()
+    healthy = client.one([4, 5, 6, 7], 10, episode="e")
+    assert running.ended
+    for one, num_sick in ((again, 4), (healthy, 0)):
+        exact = own_logprobs(good, one.ids)[len(one.prompt) - 1 :]
+        assert np.abs(one.generation.inference_logprobs - exact)[num_sick:].max() < 1e-4

@@ -1,0 +1,231 @@
+"""The learner's loop between hand-written fakes: drops, publication, checkpoints, failures."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Container, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+
+from tailrace.clock import SystemClock
+from tailrace.config import RunConfig
+from tailrace.runtime import StopService
+from tailrace.weights.tensors import TensorBytes
+from tailrace_learner.adapters.trajectory_files import TrajectoryFiles, read_groups
+from tailrace_learner.core.optimizer import make_adamw
+from tailrace_learner.core.run_state import RunState
+from tailrace_learner.core.step import StepTrainer
+from tailrace_learner.handlers import Learner, World
+from tailrace_protos.event import CheckpointSaved, StepFinished
+from tailrace_protos.trajectory import TrajectoryGroup
+from tests.unit.tailrace_learner.factory import config, group, make_policy, trajectory
+
+
+class Ready(NamedTuple):
+    entry_id: str
+    num_bytes: int
+    group: TrajectoryGroup
+
+
+def ready(index: int, rewards: Sequence[float] = (1.0, 0.0), version: int = 1) -> Ready:
+    members = [
+        trajectory(member, reward, versions=(version,) * 3, group_id=f"g{index}")
+        for member, reward in enumerate(rewards)
+    ]
+    return Ready(f"{index}-0", 100, group(members, index))
+
+
+@dataclass
+class FakeSource:
+    """A buffer in memory; waits for ever when it is empty."""
+
+    entries: list[Ready]
+    dropped: list[tuple[str, str]] = field(default_factory=list)
+    committed: list[tuple[tuple[str, ...], CheckpointSaved]] = field(default_factory=list)
+
+    async def next_groups(self, max_groups: int, block_s: float) -> list[Ready]:
+        if not self.entries:
+            await asyncio.sleep(0.01)
+        taken, self.entries = self.entries[:max_groups], self.entries[max_groups:]
+        return taken
+
+    async def mark_dropped(self, entry_ids: Sequence[str], reason: str) -> None:
+        self.dropped += [(entry_id, reason) for entry_id in entry_ids]
+
+    async def commit_checkpoint(self, entry_ids: Sequence[str], event: CheckpointSaved) -> None:
+        self.committed.append((tuple(entry_ids), event))
+
+
+@dataclass
+class FakeWorld:
+    """Everything else: records what it was told."""
+
+    events: list[Any] = field(default_factory=list)
+    published: list[tuple[str, int]] = field(default_factory=list)
+    saved: list[RunState] = field(default_factory=list)
+    book: dict[int, tuple[str, int]] = field(default_factory=lambda: {1: ("0-a", 0)})
+    full_disk_times: int = 0
+    publish_error: Exception | None = None
+    pruned: list[tuple[int, set[str]]] = field(default_factory=list)
+
+    async def emit(self, service: str, *bodies: Any) -> None:
+        self.events += bodies
+
+    async def all(self) -> dict[int, tuple[str, int]]:
+        return self.book
+
+    async def publish(self, tensors: Sequence[TensorBytes], *, lineage: str, optimizer_step: int) -> int:
+        if self.publish_error is not None:
+            raise self.publish_error
+        self.published.append((lineage, optimizer_step))
+        version = len(self.published) + 1
+        self.book[version] = (lineage, optimizer_step)
+        return version
+
+    def save(self, state: RunState) -> Path:
+        if self.full_disk_times:
+            self.full_disk_times -= 1
+            raise OSError("no space left")
+        self.saved.append(state)
+        return Path(f"step_{state.step}")
+
+    def prune(self, keep: int, lineages: Container[str]) -> None:
+        assert isinstance(lineages, set)
+        self.pruned.append((keep, lineages))
+
+
+async def compute(work: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    await asyncio.sleep(0)
+    return work(*args, **kwargs)
+
+
+class InstantClock(SystemClock):
+    async def sleep(self, delay_s: float) -> None:
+        await asyncio.sleep(0)
+
+
+def learner(source: FakeSource, world: FakeWorld, *, state: RunState | None = None, **settings: Any) -> Learner:
+    run_keys = {"max_steps": 2, "save_steps": 0, "groups_per_step": 2, "group_size": 2, "max_staleness": 5}
+    run_keys |= {key: settings.pop(key) for key in list(settings) if key in run_keys}
+    run = RunConfig(exp_name="unit", **run_keys)
+    trajectories = settings.pop("trajectories", None)
+    given = config(**settings)
+    policy = make_policy()
+    trainer = StepTrainer(
+        policy,
+        make_adamw(policy.parameters, given.training_args),
+        given,
+        groups_per_step=run.groups_per_step,
+        max_steps=run.max_steps,
+    )
+    whole = World(
+        source, world, world, world, world, compute, InstantClock(), list, trajectories=trajectories
+    )
+    return Learner(whole, trainer, run, given, state or RunState(step=0, lineage="0-a"))
+
+
+def steps(world: FakeWorld) -> list[StepFinished]:
+    return [event for event in world.events if isinstance(event, StepFinished)]
+
+
+async def test_every_group_makes_one_step_and_every_step_one_version() -> None:
+    source, world = FakeSource([ready(index) for index in range(4)]), FakeWorld()
+    one = learner(source, world)
+    await asyncio.wait_for(one.run_forever(), 30)
+    assert [event.group_ids for event in steps(world)] == [("g0", "g1"), ("g2", "g3")]
+    assert [event.policy_version for event in steps(world)] == [2, 3]
+    assert world.published == [("0-a", 1), ("0-a", 2)]
+    assert one.state.next_group_index == 4
+    assert one.state.num_trained_groups == 4
+
+
+async def test_the_metrics_of_a_step_have_every_key() -> None:
+    world = FakeWorld()
+    await learner(FakeSource([ready(index) for index in range(4)]), world).run_forever()
+    keys = (
+        "reward_mean reward_std success_rate loss grad_norm entropy kl mismatch_kl behaviour_kl staleness_mean "
+        "staleness_max num_groups num_trained_tokens tokens_per_s learner_wait_s learner_busy_s clip_fraction "
+        "tis_truncated_fraction num_stale_tokens num_nonfinite_tokens"
+    ).split()
+    for event in steps(world):
+        assert set(keys) <= set(event.metrics)
+        assert event.started_unix_s <= event.finished_unix_s
+    assert [event.metrics["staleness_max"] for event in steps(world)] == [0.0, 1.0]
+    assert steps(world)[1].metrics["mismatch_kl"] is None
+
+
+async def test_dropped_groups_are_given_back_and_replaced() -> None:
+    entries = [ready(0), ready(1, rewards=(1.0, 1.0)), ready(2), ready(3), ready(4)]
+    source, world = FakeSource(entries), FakeWorld()
+    await learner(source, world, zero_variance_groups="redraw").run_forever()
+    assert source.dropped == [("1-0", "zero_variance")]
+    assert [event.group_ids for event in steps(world)] == [("g0", "g2"), ("g3", "g4")]
+    assert [event.num_dropped_groups for event in steps(world)] == [1, 0]
+    assert source.committed[-1][0] == ("0-0", "2-0", "3-0", "4-0")
+
+
+async def test_a_checkpoint_names_exactly_the_groups_since_the_one_before() -> None:
+    source, world = FakeSource([ready(index) for index in range(6)]), FakeWorld()
+    await learner(source, world, max_steps=3, save_steps=2, save_total_limit=4).run_forever()
+    assert [state.step for state in world.saved] == [2, 3]
+    assert [state.entry_ids for state in world.saved] == [("0-0", "1-0", "2-0", "3-0"), ("4-0", "5-0")]
+    assert [entry_ids for entry_ids, _ in source.committed] == [state.entry_ids for state in world.saved]
+    assert source.committed[0][1] == CheckpointSaved("0-a", 2, "step_2", 4)
+    assert world.saved[0].policy_version == 3
+    assert world.pruned[-1] == (4, {"0-a"})
+
+
+async def test_retained_bytes_bring_a_checkpoint_forward() -> None:
+    source, world = FakeSource([ready(index) for index in range(6)]), FakeWorld()
+    await learner(source, world, max_steps=3, max_retained_bytes=200).run_forever()
+    assert [state.step for state in world.saved] == [1, 2, 3]
+
+
+async def test_a_full_disk_is_tried_again_after_the_next_step_and_at_the_end_until_it_works() -> None:
+    source, world = FakeSource([ready(index) for index in range(6)]), FakeWorld(full_disk_times=1)
+    await learner(source, world, max_steps=3, save_steps=1).run_forever()
+    assert [state.step for state in world.saved] == [2, 3]
+    assert world.saved[0].entry_ids == ("0-0", "1-0", "2-0", "3-0")
+    world = FakeWorld(full_disk_times=3)
+    await learner(FakeSource([ready(0), ready(1)]), world, max_steps=1).run_forever()
+    assert [state.step for state in world.saved] == [1]
+
+
+async def test_a_failed_publication_ends_the_loop_and_then_the_process() -> None:
+    world = FakeWorld(publish_error=ConnectionError("weight_sync is gone"))
+    one = learner(FakeSource([ready(0), ready(1)]), world)
+    with pytest.raises(ExceptionGroup) as failure:
+        await asyncio.wait_for(one.run_forever(), 30)
+    assert failure.group_contains(ConnectionError)
+    assert steps(world) == []
+    with pytest.raises(StopService):
+        await one.run_forever()
+
+
+async def test_a_resumed_learner_goes_on_counting() -> None:
+    state = RunState(step=7, lineage="7-b", next_group_index=40, num_trained_groups=14)
+    world = FakeWorld(book={1: ("7-b", 7)})
+    one = learner(FakeSource([ready(33), ready(41)]), world, max_steps=8, state=state)
+    await one.run_forever()
+    assert [(event.lineage, event.step) for event in steps(world)] == [("7-b", 8)]
+    assert one.state.next_group_index == 42
+    assert one.state.num_trained_groups == 16
+
+
+async def test_a_run_that_has_all_its_steps_does_nothing() -> None:
+    world = FakeWorld()
+    await learner(FakeSource([]), world, max_steps=0).run_forever()
+    assert world.events == world.saved == []
+
+
+async def test_trajectories_are_kept_as_they_were_trained(tmp_path: Path) -> None:
+    entries = [ready(index) for index in range(4)]
+    await learner(FakeSource(list(entries)), FakeWorld(), trajectories=TrajectoryFiles(tmp_path)).run_forever()
+    files = sorted((tmp_path / "trajectories").iterdir())
+    assert [file.name for file in files] == ["step_000001-0-a.msgpack", "step_000002-0-a.msgpack"]
+    kept = [kept.group_id for file in files for kept in read_groups(file)]
+    assert kept == ["g0", "g1", "g2", "g3"]
+    assert bytes(read_groups(files[0])[0].members[0].token_ids) == bytes(entries[0].group.members[0].token_ids)
