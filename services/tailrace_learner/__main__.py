@@ -1,7 +1,7 @@
 """The learner's process: loads or makes the model, puts the parts together, runs.
 
-Order of the start: model, card, optimizer, warm start, credit and leftovers of the checkpoint, the event of
-the new lineage, first version; then steps.
+Order of the start: model, card, optimizer, warm start, credit and leftovers of the checkpoint, the
+event of the new lineage, first version; then steps.
 """
 
 from __future__ import annotations
@@ -34,13 +34,14 @@ from tailrace_learner.adapters.hf_model import LoadedModel
 from tailrace_learner.adapters.tensorboard import TensorboardWriter
 from tailrace_learner.adapters.trajectory_files import TrajectoryFiles
 from tailrace_learner.config import LearnerConfig, WarmStart, check_with_run
+from tailrace_learner.core.books import saved_event
 from tailrace_learner.core.optimizer import make_adamw
 from tailrace_learner.core.policy import Policy
 from tailrace_learner.core.run_state import RunState, first_state, resumed_state
 from tailrace_learner.core.start import Origin, origin
 from tailrace_learner.core.step import StepTrainer
 from tailrace_learner.core.warm_start import TooFewDemonstrationsError, warm_start
-from tailrace_learner.handlers import SERVICE, Learner, World, saved_event
+from tailrace_learner.handlers import SERVICE, Learner, World
 from tailrace_protos.base import encode_json
 from tailrace_protos.event import LearnerResumed, ModelPrepared
 from tailrace_protos.weights import ModelCard
@@ -114,8 +115,8 @@ class _Process:
                 found = self.folder.newest()
                 if found is None:
                     raise ConfigError(
-                        f"resume_from_checkpoint: there is no checkpoint in {self.folder.root}: set it to "
-                        "false to start anew"
+                        f"resume_from_checkpoint: there is no checkpoint in {self.folder.root}: "
+                        "set it to false to start anew"
                     )
             case Origin.NEW:
                 found = None

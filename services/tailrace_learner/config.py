@@ -139,7 +139,7 @@ class LearnerConfig(Config, frozen=True, kw_only=True):
     """The policy loss (`core/losses/`)."""
 
     pg_clip: float = 0.2
-    """How far below 1 the ratio of current and proximal policy is followed, and above, for `ppo_clip`."""
+    """How far below 1 the ratio of current and proximal policy is followed; with `ppo_clip` also above."""
 
     pg_clip_high: float = 0.28
     """How far above 1 the ratio is followed with `dapo`."""
@@ -151,7 +151,7 @@ class LearnerConfig(Config, frozen=True, kw_only=True):
     sum, of their token mean, or of their token sum divided by `loss_norm_tokens`."""
 
     loss_norm_tokens: int = 0
-    """Divisor of `seq_mean_token_sum_norm`, usually the longest possible reply; must be given with it."""
+    """Divisor of `seq_mean_token_sum_norm`, usually the longest possible reply; given with it only."""
 
     entropy_loss_coef: float = 0.0
     """Weight of the mean token entropy, subtracted from the loss."""
@@ -177,10 +177,11 @@ class LearnerConfig(Config, frozen=True, kw_only=True):
     """The temperature at which training episodes are sampled; log-probabilities are taken at it."""
 
     max_tokens_per_micro_batch: int = 4096
-    """Tokens in one forward and backward pass: bounds memory, changes no result. A longer row goes alone."""
+    """Tokens in one forward and backward pass: bounds memory, changes no result. A longer row goes
+    alone."""
 
     min_tokens_per_micro_batch: int = 1024
-    """Wait for so many tokens before a pass, unless the mini-batch is complete: small passes waste time."""
+    """Wait for so many tokens before a pass, unless the mini-batch is complete: small ones waste time."""
 
     logprob_chunk_tokens: int = 1024
     """Sampled tokens whose logits are in memory at once."""
@@ -230,6 +231,6 @@ def check_with_run(config: LearnerConfig, run: RunConfig) -> None:
         )
     if run.group_size < 2:
         raise ValueError(
-            f"group_size {run.group_size} with adv_estimator {config.adv_estimator!r}: it compares the members "
-            "of a group with each other; use at least 2"
+            f"group_size {run.group_size} with adv_estimator {config.adv_estimator!r}: it compares the "
+            "members of a group with each other; use at least 2"
         )

@@ -1,4 +1,4 @@
-"""What the learner needs from the world; the shared store and weights layers and `adapters/` provide it."""
+"""What the learner needs; the shared store and weights layers and `adapters/` provide it."""
 
 from __future__ import annotations
 

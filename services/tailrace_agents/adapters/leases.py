@@ -81,7 +81,13 @@ class LeaseClient:
         self._released = []
         self._failures.clear()
         self._successes.clear()
-        await self._bus.publish(subjects.lease_report(self._run), report)
+        try:
+            await self._bus.publish(subjects.lease_report(self._run), report)
+        except asyncio.CancelledError:  # the loop that reports ends; the last report comes on drain
+            self._released = [*report.released, *self._released]
+            self._failures.update(report.failures)
+            self._successes.update(report.successes)
+            raise
 
     def _batcher(self, failed_server_id: str) -> Batcher[_Question, Address | _Later]:
         batcher = self._batchers.get(failed_server_id)

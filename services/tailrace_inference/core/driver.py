@@ -61,10 +61,10 @@ class EngineDriver:
             if not self.engine.has_work():
                 self._rest(time.monotonic())
                 await self._wake.wait()
-                self._work(time.monotonic())
 
     async def run_until_idle(self) -> None:
         """Step until the engine has nothing to do."""
+        self._work(time.monotonic())
         while self.engine.has_work():
             async with self._turn:
                 began_s = time.perf_counter()

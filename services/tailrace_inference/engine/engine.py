@@ -31,6 +31,8 @@ from tailrace_inference.ports import EngineStats, NamedTensor, OnChunk
 from tailrace_protos.generation import CallErrorCode, FinishReason, GenerateRequest
 
 _RETRY_AFTER_S = 0.5
+# Blocks that one attention call gathers: about what a CPU core's cache holds; a GPU wants large calls.
+_MAX_GATHERED_BLOCKS = {"cpu": 256, "cuda": 8192}
 
 
 class TorchEngine:
@@ -43,6 +45,7 @@ class TorchEngine:
         self._model = model
         self._tokenizer = tokenizer
         self._block_tokens = config.kv_block_tokens
+        self._max_gathered_blocks = _MAX_GATHERED_BLOCKS[model.device.type]
         num_blocks = config.kv_cache_tokens // self._block_tokens
         self.capacity_tokens = num_blocks * self._block_tokens
         self.max_len = min(model.max_len, self.capacity_tokens)
@@ -182,7 +185,9 @@ class TorchEngine:
         """One forward over the rows that the budget allows, and what follows from it."""
         batch = self._batch
         rows, take = self._residency.schedule(self._config.max_batched_tokens)
-        plan = plan_step(rows, take, batch.computed[rows], self._block_tokens)
+        plan = plan_step(
+            rows, take, batch.computed[rows], self._block_tokens, self._max_gathered_blocks
+        )
         done = plan.start + plan.take == batch.length[plan.rows]
         sampled_rows = plan.rows[done]
         logits = self._logits(plan, (plan.first + plan.take - 1)[done])

@@ -14,8 +14,7 @@ from tailrace_inference.engine.kv_cache import Int64Array
 
 # Padding that is cheaper than one more attention call per layer, in blocks of keys.
 _CHEAP_PADDING_BLOCKS = 24
-# Bounds on what one attention call gathers (blocks of keys) and masks (queries times keys).
-_MAX_GROUP_BLOCKS = 256
+# Bound on the mask of one attention call, queries times keys.
 _MAX_GROUP_SCORES = 1 << 24
 
 
@@ -49,10 +48,15 @@ def share_budget(pending: Int64Array, max_tokens: int) -> Int64Array:
     return np.where(decodes, 1, np.clip(left - before, 0, prompts))
 
 
-def plan_step(rows: Int64Array, take: Int64Array, start: Int64Array, block_tokens: int) -> StepPlan:
-    """Order rows [R] that compute `take` [R] > 0 tokens from `start` [R] into groups, tokens flat."""
+def plan_step(
+    rows: Int64Array, take: Int64Array, start: Int64Array, block_tokens: int, max_blocks: int
+) -> StepPlan:
+    """Order rows [R] that compute `take` [R] > 0 tokens from `start` [R] into groups, tokens flat.
+
+    `max_blocks` bounds what one attention call gathers, as long as it has more than one row.
+    """
     blocks = -(-(start + take) // block_tokens)
-    order, groups = form_groups(take, blocks, block_tokens)
+    order, groups = form_groups(take, blocks, block_tokens, max_blocks)
     rows, take, start = rows[order], take[order], start[order]
     end = np.cumsum(take)
     first = end - take
@@ -61,40 +65,45 @@ def plan_step(rows: Int64Array, take: Int64Array, start: Int64Array, block_token
 
 
 def form_groups(
-    take: Int64Array, blocks: Int64Array, block_tokens: int
+    take: Int64Array, blocks: Int64Array, block_tokens: int, max_blocks: int
 ) -> tuple[Int64Array, list[GroupPlan]]:
-    """An order of the rows and groups of neighbours in it: padding of queries stays under a half."""
+    """An order of the rows, and groups of neighbours in it that are padded to under twice their size."""
     order = np.lexsort((-blocks, -take))
-    take, blocks = take[order], blocks[order]
+    falling = take[order]
     groups: list[GroupPlan] = []
     first = 0
-    while first < len(take):
-        most = int(take[first])
-        alike = take[first:] == 1 if most == 1 else (take[first:] * 2 > most) & (take[first:] > 1)
-        last = first + int(np.count_nonzero(alike))
-        by_blocks = first + np.argsort(-blocks[first:last], kind="stable")
-        order[first:last], blocks[first:last] = order[by_blocks], blocks[by_blocks]
-        groups += _split(first, last, most, blocks, block_tokens)
+    while first < len(order):
+        most = int(falling[first])
+        alike = (falling == 1) if most == 1 else (falling * 2 > most) & (falling > 1)
+        last = first + int(np.count_nonzero(alike[first:]))
+        rows = order[first:last]
+        rows[:] = rows[np.argsort(-blocks[rows], kind="stable")]
+        max_keys = _MAX_GROUP_SCORES // (most * block_tokens)
+        for start, end in _split(blocks[rows], min(max_blocks, max_keys)):
+            inside = rows[start:end]
+            queries, keys = int(take[inside].max()), int(blocks[inside[0]])
+            groups.append(GroupPlan(first + start, first + end, queries, keys))
         first = last
     return order, groups
 
 
-def _split(
-    first: int, last: int, queries: int, blocks: Int64Array, block_tokens: int
-) -> list[GroupPlan]:
-    """Groups of rows [first, last), which are sorted by falling `blocks`."""
-    groups: list[GroupPlan] = []
-    pending = [(first, last)]
+def _split(blocks: Int64Array, max_blocks: int) -> list[tuple[int, int]]:
+    """Ranges of rows with falling `blocks` [n] that attend together.
+
+    A range is cut where that saves most padding, as long as this is worth another call.
+    """
+    ranges: list[tuple[int, int]] = []
+    pending = [(0, len(blocks))]
     while pending:
         first, last = pending.pop()
         most = int(blocks[first])
-        fits = min(_MAX_GROUP_BLOCKS // most, _MAX_GROUP_SCORES // (queries * most * block_tokens))
+        fits = max(1, max_blocks // most)  # one row alone is never split
         saved = (most - blocks[first:last]) * np.arange(last - first, 0, -1)
         cut = int(saved.argmax())
         if saved[cut] <= _CHEAP_PADDING_BLOCKS:
-            cut = max(1, fits) if last - first > fits else 0
+            cut = fits if last - first > fits else 0
         if cut:
             pending += [(first + cut, last), (first, first + cut)]
         else:
-            groups.append(GroupPlan(first, last, queries, most))
-    return groups
+            ranges.append((first, last))
+    return ranges

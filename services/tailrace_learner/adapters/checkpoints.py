@@ -1,8 +1,9 @@
 """Checkpoint folders: written beside, made durable, then renamed; never half there under their name.
 
-`step_<N>/` loads with `AutoModelForCausalLM` and `AutoTokenizer`; beside the model lie `optimizer.safetensors`
-(AdamW's moments by parameter name, and the random generator's state) and `run_state.json`, written last.
-Names that begin with a dot are unfinished or superseded and are ignored and swept.
+`step_<N>/` loads with `AutoModelForCausalLM` and `AutoTokenizer`; beside the model lie
+`optimizer.safetensors` (AdamW's moments by parameter name, and the random generator's state) and
+`run_state.json`, written last. Names that begin with a dot are unfinished or superseded and are
+ignored and swept.
 """
 
 from __future__ import annotations
@@ -39,8 +40,8 @@ class CheckpointNotSavedError(OSError):
 
     def __init__(self, path: Path, reason: str) -> None:
         super().__init__(
-            f"checkpoint {path} was not saved: {reason}. Remedy: free space on its disk (or give output_dir "
-            "another one); saving is tried again"
+            f"checkpoint {path} was not saved: {reason}. Remedy: free space on its disk (or give "
+            "output_dir another one); saving is tried again"
         )
         self.path = path
         self.reason = reason
@@ -77,7 +78,7 @@ class CheckpointFolder:
         return target
 
     def all(self) -> list[Checkpoint]:
-        """Complete checkpoints, the one saved last at the end. Torn or foreign folders are told and left out."""
+        """Complete checkpoints, the one saved last at the end; what is torn is told and left out."""
         found: list[Checkpoint] = []
         for path in self.root.glob("step_*"):
             try:
@@ -119,7 +120,7 @@ class BoundStore:
     optimizer: torch.optim.AdamW
 
     def save(self, state: RunState) -> Path:
-        """Write a checkpoint of the weights now; `CheckpointNotSavedError` when the disk does not take it."""
+        """Checkpoint the weights as they are; `CheckpointNotSavedError` when the disk is full."""
         return self.folder.save(self.loaded, self.optimizer, state)
 
     def prune(self, keep: int, lineages: Container[str]) -> None:
@@ -138,7 +139,8 @@ def read_checkpoint(path: Path) -> Checkpoint:
         state = msgspec.json.decode((path / STATE_FILE).read_bytes(), type=RunState)
     except (OSError, msgspec.DecodeError) as error:
         raise ConfigError(
-            f"resume_from_checkpoint: {path} is no checkpoint ({error}): give a folder checkpoints/step_<N>"
+            f"resume_from_checkpoint: {path} is no checkpoint ({error}): "
+            "give a folder checkpoints/step_<N>"
         ) from error
     if state.schema != SCHEMA:
         raise ConfigError(
@@ -149,7 +151,7 @@ def read_checkpoint(path: Path) -> Checkpoint:
 
 
 def load_optimizer(path: Path, model: Any, optimizer: torch.optim.AdamW) -> None:
-    """Restore AdamW's moments and the random generator; `ConfigError` when they belong to another model."""
+    """Restore AdamW's moments and the random generator; `ConfigError` when they do not fit the model."""
     kept: dict[str, Tensor] = {}
     try:
         with safe_open(path / OPTIMIZER_FILE, framework="pt") as file:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextvars import copy_context
 from functools import partial
 from typing import ParamSpec, TypeVar
 
@@ -26,7 +27,8 @@ class ComputeThread:
     async def __call__(self, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         """The result of `work`."""
         loop = asyncio.get_running_loop()
-        return await loop.run_in_executor(self._executor, partial(work, *args, **kwargs))
+        context = copy_context()  # its log lines carry the caller's ids
+        return await loop.run_in_executor(self._executor, partial(context.run, work, *args, **kwargs))
 
     async def close(self) -> None:
         """Wait for what is running; what is queued is dropped."""

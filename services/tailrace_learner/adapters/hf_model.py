@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
+from transformers.utils.logging import disable_progress_bar
 
 from tailrace.config import ConfigError, RunConfig
 from tailrace.foreign import ForeignCodeError, foreign_code
@@ -75,8 +76,8 @@ def load_model(source: str, config: LearnerConfig, key: str = "pretrain") -> Loa
         )
     except (OSError, ValueError) as error:
         raise ConfigError(
-            f"{key}: cannot load {source!r}: {error}. Give a directory with config.json, weights and tokenizer, or "
-            "a model of the hub that can be reached from here"
+            f"{key}: cannot load {source!r}: {error}. Give a directory with config.json, weights and "
+            "tokenizer, or a model of the hub that can be reached from here"
         ) from error
     return LoadedModel(prepared(model, config), tokenizer)
 
@@ -92,8 +93,8 @@ def make_model(scratch: FromScratch, config: LearnerConfig, seed: int) -> Loaded
         raise ConfigError(f"learner.from_scratch: {error}") from error
     if architecture.vocab_size < len(tokenizer):
         raise ConfigError(
-            f"learner.from_scratch.config.vocab_size {architecture.vocab_size} is less than the tokenizer's "
-            f"{len(tokenizer)}: leave it out"
+            f"learner.from_scratch.config.vocab_size {architecture.vocab_size} is less than the "
+            f"tokenizer's {len(tokenizer)}: leave it out"
         )
     torch.manual_seed(seed)
     model = AutoModelForCausalLM.from_config(  # type: ignore[no-untyped-call]
@@ -123,6 +124,7 @@ def _build_tokenizer(scratch: FromScratch) -> Any:
 
 def _implementation(config: LearnerConfig) -> str:
     attention.register()
+    disable_progress_bar()
     name = config.model_args.attn_implementation
     return attention.IMPLEMENTATION if name == "packed" else name
 

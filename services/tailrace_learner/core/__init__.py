@@ -1,1 +1,1 @@
-"""The learner's decisions and arithmetic: rows, advantages, losses, passes, steps. Knows torch, no bus."""
+"""The learner's decisions and arithmetic: rows, advantages, losses, passes, steps. No bus."""

@@ -1,7 +1,8 @@
 """How token losses become one number, in a form that does not depend on how tokens were batched.
 
-An aggregation gives each token a weight that only its own row decides, and each row a divisor; the loss
-of an update is (sum of weight * loss) / (sum of divisors), divided once, after all gradients were summed.
+An aggregation gives each token a weight that only its own row decides, and each row a divisor; the
+loss of an update is (sum of weight * loss) / (sum of divisors), divided once, after all gradients
+were summed.
 
     token_mean               weight 1                       divisor: trained tokens of the row
     seq_mean_token_sum       weight 1                       divisor: 1

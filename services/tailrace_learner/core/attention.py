@@ -1,8 +1,8 @@
 """Attention of packed rows, as an implementation that Hugging Face models call by name.
 
 Everything but attention runs on the flat tokens without padding. Here each bucket of rows becomes a
-dense [rows, length] batch under plain causal attention; padded places come after all tokens of their row,
-so they change nothing, and their outputs are left behind. Exact, on every device.
+dense [rows, length] batch under plain causal attention; padded places come after all tokens of
+their row, so they change nothing, and their outputs are left behind. Exact, on every device.
 """
 
 from __future__ import annotations
@@ -25,13 +25,14 @@ class UnsupportedAttentionError(ValueError):
 
     def __init__(self, what: str) -> None:
         super().__init__(
-            f"attention with {what} is not supported by learner.model_args.attn_implementation 'packed': use 'eager'"
+            f"attention with {what} is not supported by learner.model_args.attn_implementation "
+            "'packed': use 'eager'"
         )
         self.what = what
 
 
 class _Rearrange(torch.autograd.Function):
-    """Rows of `source` by `index`; `inverse` leads back. Places that `inverse` skips get no gradient."""
+    """Rows of `source` by `index`; `inverse` leads back. What it skips gets no gradient."""
 
     @staticmethod
     def forward(ctx: Any, source: Tensor, index: Tensor, inverse: Tensor) -> Tensor:

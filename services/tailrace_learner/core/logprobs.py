@@ -1,7 +1,7 @@
 """Log-probabilities and entropies of sampled tokens, without all logits in memory.
 
-Only hidden states that predict a trained token reach the output matrix, `chunk_tokens` at a time; backward
-computes each chunk's logits again. Exact: the same numbers as over the full [M, V] logits.
+Only hidden states that predict a trained token reach the output matrix, `chunk_tokens` at a time;
+backward computes each chunk's logits again. Exact: the same numbers as over the full [M, V] logits.
 """
 
 from __future__ import annotations

@@ -57,7 +57,7 @@ class UpdateResult(NamedTuple):
 def apply_update(
     optimizer: torch.optim.AdamW, *, count: float, learning_rate: float, max_grad_norm: float
 ) -> UpdateResult:
-    """Divide the summed gradients by `count`, clip, step, clear. Non-finite gradients are thrown away."""
+    """Divide summed gradients by `count`, clip, step, clear. Non-finite gradients are thrown away."""
     grads = [p.grad for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
     if not grads or count <= 0:
         optimizer.zero_grad(set_to_none=True)

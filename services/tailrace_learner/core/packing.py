@@ -1,7 +1,8 @@
 """Rows into packed batches: one flat row of tokens, positions starting anew with every row.
 
-Rows are sorted by length, so that rows of about one length are neighbours: attention computes such a
-bucket as one dense batch, without copying when the lengths are equal. Order and packing change no result.
+Rows are sorted by length, so that rows of about one length are neighbours: attention computes such
+a bucket as one dense batch, without copying when the lengths are equal. Order and packing change no
+result.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""One forward and backward pass over a micro-batch: unnormalised gradients and the sums behind metrics."""
+"""One forward and backward pass: unnormalised gradients of some rows and the sums behind metrics."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class PassRunner:
         self._start = start
 
     def run(self, rows: Sequence[Row], tally: Tally, *, is_first: bool) -> float:
-        """Add the rows' gradients; returns their loss sum. `is_first`: first pass over them in this step."""
+        """Add the rows' gradients; returns their loss sum. `is_first`: the step's first pass over them."""
         batch = pack(rows, self._policy.device)
         log_pi_old = self._proximal(batch)
         log_pi, entropy = self._policy.forward(batch)

@@ -55,7 +55,7 @@ class Policy:
 
 
 class StartWeights:
-    """The weights at the start of a step, kept once the first update of the step is about to change them."""
+    """The weights at the start of a step, kept when the step's first update is about to change them."""
 
     def __init__(self, parameters: list[nn.Parameter]) -> None:
         self._parameters = parameters

@@ -56,12 +56,11 @@ class RowBuilder:
     max_staleness: int
     ancestry: Ancestry
 
-    def unknown_versions(self, group: TrajectoryGroup, book: Mapping[int, tuple[str, int]]) -> bool:
-        """Whether the group has tokens of versions that `book` does not list yet."""
-        versions = {
-            int(v) for member in group.members for v in np.unique(as_int32(member.policy_versions))
-        }
-        return any(version >= 0 and version not in book for version in versions)
+    def unknown_versions(self, group: TrajectoryGroup, book: Mapping[int, tuple[str, int]]) -> set[int]:
+        """Versions of the group's tokens that `book` does not list (yet)."""
+        arrays = [as_int32(member.policy_versions) for member in group.members]
+        versions = set(np.unique(np.concatenate(arrays)).tolist())
+        return {version for version in versions if version >= 0 and version not in book}
 
     def prepare(
         self, group: TrajectoryGroup, step: int, book: Mapping[int, tuple[str, int]]

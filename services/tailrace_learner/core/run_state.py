@@ -1,4 +1,4 @@
-"""What a checkpoint knows of the run: enough to go on with the same data order and train nothing twice."""
+"""What a checkpoint knows of the run: enough to keep the data order and train nothing twice."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ SCHEMA = 1
 
 
 class RunState(msgspec.Struct, frozen=True, kw_only=True):
-    """`run_state.json`. Groups of `entry_ids` are in the weights and are to be deleted from the buffer."""
+    """`run_state.json`. The groups of `entry_ids` are in the weights and leave the buffer."""
 
     schema: int = SCHEMA
     step: int  # optimizer steps done

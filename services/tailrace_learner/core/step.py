@@ -1,8 +1,9 @@
 """One learner step: groups are computed as they arrive, the weights change when a mini-batch is full.
 
-Group number i of a step belongs to mini-batch floor(i * num_mini_batches / groups_per_step). Its gradients
-are added unnormalised in passes of any size; a full mini-batch is divided once by its count, clipped and
-applied. Later epochs repeat the mini-batches. Nothing here waits, reads a clock or does I/O.
+Group number i of a step belongs to mini-batch floor(i * num_mini_batches / groups_per_step). Its
+gradients are added unnormalised in passes of any size; a full mini-batch is divided once by its
+count, clipped and applied. Later epochs repeat the mini-batches. Nothing here waits, reads a clock
+or does I/O.
 """
 
 from __future__ import annotations
@@ -146,7 +147,7 @@ class StepTrainer:
         )
 
     def _is_start_needed(self) -> bool:
-        """Whether rows without log pi_old may still come: only in the first epoch, before the last mini-batch."""
+        """Whether rows without log pi_old may come: in the first epoch, before the last mini-batch."""
         return self._num_updated + 1 < len(self._batches)
 
     def _metrics(self) -> Metrics:

@@ -28,10 +28,10 @@ class Tally:
 
 
 def k3(log_sampler: Tensor, log_other: Tensor) -> Tensor:
-    """Per-token estimates of KL(sampler || other) on tokens of the sampler: exp(d) - 1 - d, d = other - sampler.
+    """Per-token estimates exp(d) - 1 - d, d = other - sampler, of KL(sampler || other) on its tokens.
 
-    Never negative, unbiased, zero only where both agree (Schulman 2020, "Approximating KL Divergence"). In
-    float64, since nearly equal float32 log-probabilities leave nothing of it.
+    Never negative, unbiased, zero only where both agree (Schulman 2020, "Approximating KL
+    Divergence"). In float64, since nearly equal float32 log-probabilities leave nothing of it.
     """
     difference = log_other.double() - log_sampler.double()
     return torch.expm1(difference) - difference

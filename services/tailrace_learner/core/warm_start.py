@@ -23,7 +23,7 @@ class TooFewDemonstrationsError(ValueError):
 
     def __init__(self, num_rows: int, num_needed: int) -> None:
         super().__init__(
-            f"learner.warm_start.demonstrations gave {num_rows} usable rows of the {num_needed} needed: "
+            f"learner.warm_start.demonstrations gave {num_rows} usable rows of {num_needed} needed: "
             "lower num_steps or batch_size, or let it yield more"
         )
         self.num_rows = num_rows
@@ -37,7 +37,7 @@ def warm_start(
     config: LearnerConfig,
     on_step: Callable[[int, float], None],
 ) -> float:
-    """Train `warm.num_steps` steps; returns the last step's mean loss. `on_step(step, loss)` after each."""
+    """Train; returns the last step's mean loss. `on_step(step, loss)` is called after each."""
     args = _training_args(warm)
     plain = msgspec.structs.replace(
         config, loss_aggregation="token_mean", behaviour_correction="none", entropy_loss_coef=0.0

@@ -1,11 +1,11 @@
 """Token generation between agents and inference servers: `GenerateClient` and `GenerateServer`.
 
 A call sends token ids and gets chunks of token ids, log-probabilities and policy versions. What is
-sent to one peer in one loop tick travels as one frame (the 16 chunks of an engine's 500 tokens as one
-chunk), so that costs are shared by dozens of calls while a lone call does not wait. A client and a server meet on a *link* of numbered frames
-(`client_link`, `server_link`); a missing frame, a silent or dead peer end it, and its calls raise
-`ChannelError` with the tokens that came: never a hole, never a hang. Windows, queues and frames are
-bounded (`config`), and a full one makes callers wait or raises a typed error.
+sent to one peer in one loop tick travels as one frame (an engine's 16 chunks of one tick as one), so
+that costs are shared by dozens of calls while a lone call does not wait. A client and a server meet on
+a *link* of numbered frames (`client_link`, `server_link`); a missing frame, a silent or dead peer end
+it, and its calls raise `ChannelError` with the tokens that came: never a hole, never a hang. Windows,
+queues and frames are bounded (`config`); a full one makes callers wait or raises a typed error.
 
 Two transports carry the frames, tested by one contract suite. Medians of 5 rounds of
 `benchmarks.bench_transport` on two shared, busy cores of an AMD EPYC (2,000 ids in, 500 ids and

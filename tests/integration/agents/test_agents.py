@@ -80,7 +80,7 @@ async def test_a_draining_worker_exits_cleanly_and_hands_its_episodes_over(world
     tasks = await world.admit(num_groups=3, seeds=seeds_of_long_episodes(3, num_turns=2))
     await until(lambda: server.num_held == len(tasks))
     first.send_signal(signal.SIGTERM)
-    assert await first.wait() == 0
+    assert await first.wait() == 0, (world.folder / "w0.log").read_text()
     server.hold_from_turn = None
     num_before = len(server.requests)
     await world.start_agents("w1")

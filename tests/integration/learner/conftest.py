@@ -90,7 +90,13 @@ class LearnerRun:
         (self.folder / "experiment.yaml").write_text(yaml.safe_dump(content))
 
     def start(self, service: str) -> None:
-        argv = [sys.executable, "-m", f"tailrace_{service}", "--config", str(self.folder / "experiment.yaml")]
+        argv = [
+            sys.executable,
+            "-m",
+            f"tailrace_{service}",
+            "--config",
+            str(self.folder / "experiment.yaml"),
+        ]
         with (self.folder / f"{service}.log").open("ab") as log:
             self.processes[service] = subprocess.Popen(argv, env=self.env, stdout=log, stderr=log)
 

@@ -90,7 +90,9 @@ async def test_a_killed_learner_goes_on_from_its_checkpoint_and_replays_what_cam
     assert again.lineage.startswith("2-")
     group_ids += await feed(run, range(6, 8))
     await run.until(CheckpointSaved, lambda body: body.step == 4)
-    assert await trained_once(run) == {group_id: index // 2 + 1 for index, group_id in enumerate(group_ids)}
+    assert await trained_once(run) == {
+        group_id: index // 2 + 1 for index, group_id in enumerate(group_ids)
+    }
     book = await run.versions.all()
     assert sorted(book) == list(range(min(book), min(book) + len(book)))
     assert (await run.buffer.counters()).accepted_groups == 8
@@ -160,7 +162,9 @@ def test_mistakes_of_the_user_end_with_code_2_and_one_line_that_names_them(
         paths[-1].write_text(yaml.safe_dump(content))
     env = environment(nats_server, redis_server, tmp_path)
     argv = [sys.executable, "-c", STARTS, *map(str, paths)]
-    told = subprocess.run(argv, env=env, capture_output=True, text=True, timeout=100, check=False).stderr
+    told = subprocess.run(
+        argv, env=env, capture_output=True, text=True, timeout=100, check=False
+    ).stderr
     assert "Traceback" not in told
     lines = [line for line in told.splitlines() if line.startswith(("error: ", "exit code "))]
     assert lines[1::2] == ["exit code 2"] * len(MISTAKES), told

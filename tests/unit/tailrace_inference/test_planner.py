@@ -33,7 +33,7 @@ def test_every_row_is_in_one_group_that_is_wide_enough(
     shapes: list[tuple[int, int]], block_tokens: int
 ) -> None:
     take, start = (np.array(column) for column in zip(*shapes, strict=True))
-    plan = plan_step(np.arange(len(take)), take, start, block_tokens)
+    plan = plan_step(np.arange(len(take)), take, start, block_tokens, 20)
     assert sorted(plan.rows.tolist()) == list(range(len(take)))
     assert (plan.take == take[plan.rows]).all()
     assert (plan.start == start[plan.rows]).all()
@@ -44,6 +44,7 @@ def test_every_row_is_in_one_group_that_is_wide_enough(
         end = plan.start[rows] + plan.take[rows]
         assert plan.take[rows].max() == group.num_queries
         assert plan.take[rows].min() * 2 > group.num_queries
+        assert group.num_blocks * (group.last_row - group.first_row) <= 20 or len(end) == 1
         assert (end.max() + block_tokens - 1) // block_tokens == group.num_blocks
     for index, row in enumerate(plan.rows.tolist()):
         tokens = slice(plan.first[index], plan.first[index] + plan.take[index])
@@ -55,7 +56,7 @@ def test_every_row_is_in_one_group_that_is_wide_enough(
 def test_rows_of_very_different_context_are_not_padded_to_the_longest() -> None:
     take = np.ones(65, np.int64)
     start = np.array([63] * 64 + [8191])
-    plan = plan_step(np.arange(65), take, start, 16)
+    plan = plan_step(np.arange(65), take, start, 16, 256)
     assert sorted(group.num_blocks for group in plan.groups)[0] == 4
     padded = sum((group.last_row - group.first_row) * group.num_blocks for group in plan.groups)
     assert padded == 64 * 4 + 512

@@ -77,7 +77,9 @@ class FakeWorld:
     async def all(self) -> dict[int, tuple[str, int]]:
         return self.book
 
-    async def publish(self, tensors: Sequence[TensorBytes], *, lineage: str, optimizer_step: int) -> int:
+    async def publish(
+        self, tensors: Sequence[TensorBytes], *, lineage: str, optimizer_step: int
+    ) -> int:
         if self.publish_error is not None:
             raise self.publish_error
         self.published.append((lineage, optimizer_step))
@@ -107,8 +109,16 @@ class InstantClock(SystemClock):
         await asyncio.sleep(0)
 
 
-def learner(source: FakeSource, world: FakeWorld, *, state: RunState | None = None, **settings: Any) -> Learner:
-    run_keys = {"max_steps": 2, "save_steps": 0, "groups_per_step": 2, "group_size": 2, "max_staleness": 5}
+def learner(
+    source: FakeSource, world: FakeWorld, *, state: RunState | None = None, **settings: Any
+) -> Learner:
+    run_keys = {
+        "max_steps": 2,
+        "save_steps": 0,
+        "groups_per_step": 2,
+        "group_size": 2,
+        "max_staleness": 5,
+    }
     run_keys |= {key: settings.pop(key) for key in list(settings) if key in run_keys}
     run = RunConfig(exp_name="unit", **run_keys)
     trajectories = settings.pop("trajectories", None)
@@ -145,11 +155,28 @@ async def test_every_group_makes_one_step_and_every_step_one_version() -> None:
 async def test_the_metrics_of_a_step_have_every_key() -> None:
     world = FakeWorld()
     await learner(FakeSource([ready(index) for index in range(4)]), world).run_forever()
-    keys = (
-        "reward_mean reward_std success_rate loss grad_norm entropy kl mismatch_kl behaviour_kl staleness_mean "
-        "staleness_max num_groups num_trained_tokens tokens_per_s learner_wait_s learner_busy_s clip_fraction "
-        "tis_truncated_fraction num_stale_tokens num_nonfinite_tokens"
-    ).split()
+    keys = [
+        "reward_mean",
+        "reward_std",
+        "success_rate",
+        "loss",
+        "grad_norm",
+        "entropy",
+        "kl",
+        "mismatch_kl",
+        "behaviour_kl",
+        "staleness_mean",
+        "staleness_max",
+        "num_groups",
+        "num_trained_tokens",
+        "tokens_per_s",
+        "learner_wait_s",
+        "learner_busy_s",
+        "clip_fraction",
+        "tis_truncated_fraction",
+        "num_stale_tokens",
+        "num_nonfinite_tokens",
+    ]
     for event in steps(world):
         assert set(keys) <= set(event.metrics)
         assert event.started_unix_s <= event.finished_unix_s
@@ -172,7 +199,9 @@ async def test_a_checkpoint_names_exactly_the_groups_since_the_one_before() -> N
     await learner(source, world, max_steps=3, save_steps=2, save_total_limit=4).run_forever()
     assert [state.step for state in world.saved] == [2, 3]
     assert [state.entry_ids for state in world.saved] == [("0-0", "1-0", "2-0", "3-0"), ("4-0", "5-0")]
-    assert [entry_ids for entry_ids, _ in source.committed] == [state.entry_ids for state in world.saved]
+    assert [entry_ids for entry_ids, _ in source.committed] == [
+        state.entry_ids for state in world.saved
+    ]
     assert source.committed[0][1] == CheckpointSaved("0-a", 2, "step_2", 4)
     assert world.saved[0].policy_version == 3
     assert world.pruned[-1] == (4, {"0-a"})
@@ -223,9 +252,13 @@ async def test_a_run_that_has_all_its_steps_does_nothing() -> None:
 
 async def test_trajectories_are_kept_as_they_were_trained(tmp_path: Path) -> None:
     entries = [ready(index) for index in range(4)]
-    await learner(FakeSource(list(entries)), FakeWorld(), trajectories=TrajectoryFiles(tmp_path)).run_forever()
+    await learner(
+        FakeSource(list(entries)), FakeWorld(), trajectories=TrajectoryFiles(tmp_path)
+    ).run_forever()
     files = sorted((tmp_path / "trajectories").iterdir())
     assert [file.name for file in files] == ["step_000001-0-a.msgpack", "step_000002-0-a.msgpack"]
     kept = [kept.group_id for file in files for kept in read_groups(file)]
     assert kept == ["g0", "g1", "g2", "g3"]
-    assert bytes(read_groups(files[0])[0].members[0].token_ids) == bytes(entries[0].group.members[0].token_ids)
+    assert bytes(read_groups(files[0])[0].members[0].token_ids) == bytes(
+        entries[0].group.members[0].token_ids
+    )

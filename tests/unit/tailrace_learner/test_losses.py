@@ -51,7 +51,9 @@ def test_clipped_losses_equal_their_formula(name: str, high: float, seed: int) -
 def test_ppo_clip_is_dapo_with_a_symmetric_clip() -> None:
     inputs, _ = random_inputs(50, 0)
     same = LearnerConfig(pg_clip=0.2, pg_clip_high=0.2)
-    assert torch.equal(LOSSES["ppo_clip"](inputs, same).per_token, LOSSES["dapo"](inputs, same).per_token)
+    assert torch.equal(
+        LOSSES["ppo_clip"](inputs, same).per_token, LOSSES["dapo"](inputs, same).per_token
+    )
 
 
 def test_a_clipped_token_has_no_gradient_and_is_counted() -> None:
@@ -85,7 +87,9 @@ def test_correction_is_on_by_default_and_none_switches_it_off() -> None:
     "aggregation",
     ["token_mean", "seq_mean_token_sum", "seq_mean_token_mean", "seq_mean_token_sum_norm"],
 )
-def test_a_pass_over_ragged_rows_sums_what_numpy_does(aggregation: str, loss: str, correction: str) -> None:
+def test_a_pass_over_ragged_rows_sums_what_numpy_does(
+    aggregation: str, loss: str, correction: str
+) -> None:
     settings = config(
         loss=loss,
         loss_aggregation=aggregation,
@@ -127,7 +131,9 @@ def reference_loss(policy, rows, settings) -> float:  # type: ignore[no-untyped-
         arrays = {"log_pi": log_pi, "log_pi_old": row.log_pi_old, "advantages": row.advantages}
         tokens = reference_clip(arrays, settings.pg_clip, high)
         if settings.behaviour_correction == "tis":
-            tokens = tokens * np.minimum(np.exp(row.log_pi_old.astype(float) - row.log_mu), settings.tis_cap)
+            tokens = tokens * np.minimum(
+                np.exp(row.log_pi_old.astype(float) - row.log_mu), settings.tis_cap
+            )
         tokens = tokens - settings.entropy_loss_coef * entropy
         sums.append(tokens.sum())
         sizes.append(len(tokens))

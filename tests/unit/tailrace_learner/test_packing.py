@@ -42,7 +42,9 @@ def test_packed_rows_have_the_logits_of_rows_alone(family: str) -> None:
     rows = make_rows(12, seed=1)
     batch = pack(rows, CPU)
     log_pi, entropy = policy.forward(batch)
-    for row, start, stop in zip(batch.rows, batch.target_offsets, batch.target_offsets[1:], strict=False):
+    for row, start, stop in zip(
+        batch.rows, batch.target_offsets, batch.target_offsets[1:], strict=False
+    ):
         logits = plain(input_ids=torch.from_numpy(row.token_ids)[None], use_cache=False).logits[0]
         log_all = torch.log_softmax(logits[row.targets - 1], -1)
         expected = log_all.gather(-1, torch.from_numpy(row.target_ids)[:, None])[:, 0]
@@ -79,7 +81,10 @@ def test_a_sliding_window_reaches_only_its_tokens() -> None:
     rows = make_rows(3, seed=4, max_len=12)
     batch = pack(rows, CPU)
     states = packed.model.model(
-        input_ids=batch.input_ids, position_ids=batch.position_ids, packed_rows=batch.packed, use_cache=False
+        input_ids=batch.input_ids,
+        position_ids=batch.position_ids,
+        packed_rows=batch.packed,
+        use_cache=False,
     ).last_hidden_state[0]
     starts = batch.packed.cu_seqlens.tolist()
     for row, start, stop in zip(batch.rows, starts, starts[1:], strict=False):
@@ -87,7 +92,9 @@ def test_a_sliding_window_reaches_only_its_tokens() -> None:
         distance = torch.arange(size)[:, None] - torch.arange(size)[None, :]
         mask = torch.where((distance >= 0) & (distance < 3), 0.0, -1e9)[None, None]
         expected = model.model(
-            input_ids=torch.from_numpy(row.token_ids)[None], attention_mask={"full_attention": mask}, use_cache=False
+            input_ids=torch.from_numpy(row.token_ids)[None],
+            attention_mask={"full_attention": mask},
+            use_cache=False,
         ).last_hidden_state[0]
         torch.testing.assert_close(states[start:stop], expected, rtol=1e-4, atol=1e-5)
 
@@ -101,7 +108,9 @@ def test_attention_without_row_boundaries_is_refused() -> None:
 def test_micro_batches_hold_every_row_once_within_the_bound() -> None:
     rows = make_rows(40, seed=6)
     batches = list(micro_batches(rows, 30))
-    assert sorted(row.row_id for batch in batches for row in batch) == sorted(row.row_id for row in rows)
+    assert sorted(row.row_id for batch in batches for row in batch) == sorted(
+        row.row_id for row in rows
+    )
     assert all(sum(len(row.token_ids) for row in batch) <= 30 for batch in batches)
     assert [len(batch) for batch in micro_batches(rows, 1)] == [1] * 40
 

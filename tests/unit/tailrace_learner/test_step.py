@@ -24,7 +24,9 @@ ARGS = TrainingArgs(learning_rate=1e-2, weight_decay=0.1, max_grad_norm=0.5)
 
 
 def prepared(rows: list[Row], index: int = 0) -> PreparedGroup:
-    return PreparedGroup(f"g{index}", index, tuple(rows), "", (1.0, 0.0), (1.0, 0.0), {"num_stale_tokens": 1})
+    return PreparedGroup(
+        f"g{index}", index, tuple(rows), "", (1.0, 0.0), (1.0, 0.0), {"num_stale_tokens": 1}
+    )
 
 
 def groups(num_groups: int, seed: int = 0) -> list[PreparedGroup]:
@@ -131,7 +133,9 @@ def test_metrics_are_means_over_trained_tokens() -> None:
     rows = [row for each in step_groups for row in each.rows]
     policy = make_policy()
     with torch.no_grad():
-        old = np.concatenate([policy.forward(pack([row], CPU))[0].numpy() for row in rows]).astype(float)
+        old = np.concatenate([policy.forward(pack([row], CPU))[0].numpy() for row in rows]).astype(
+            float
+        )
     log_mu = np.concatenate([row.log_mu for row in rows])
     current = np.concatenate([row.is_current for row in rows])
     divergence = np.exp(old - log_mu) - 1 - (old - log_mu)
@@ -176,7 +180,9 @@ def test_an_update_equals_torchs_own_clipping_and_adamw() -> None:
         torch.manual_seed(1)
         for parameter in each.parameters:
             parameter.grad = torch.randn_like(parameter) * 8
-    result = apply_update(make_adamw(policy.parameters, ARGS), count=8.0, learning_rate=3e-3, max_grad_norm=0.5)
+    result = apply_update(
+        make_adamw(policy.parameters, ARGS), count=8.0, learning_rate=3e-3, max_grad_norm=0.5
+    )
     for parameter in twin.parameters:
         parameter.grad /= 8.0
     norm = torch.nn.utils.clip_grad_norm_(twin.parameters, 0.5)
@@ -197,7 +203,9 @@ def test_an_update_equals_torchs_own_clipping_and_adamw() -> None:
 
 def test_the_learning_rate_rises_and_falls_as_named() -> None:
     def rates(kind: Any, floor: float = 0.1) -> list[float]:
-        args = TrainingArgs(learning_rate=1.0, lr_scheduler_type=kind, warmup_steps=2, min_lr_ratio=floor)
+        args = TrainingArgs(
+            learning_rate=1.0, lr_scheduler_type=kind, warmup_steps=2, min_lr_ratio=floor
+        )
         return [round(learning_rate_at(step, 10, args), 4) for step in (0, 1, 2, 6, 10, 99)]
 
     assert rates("constant") == [0.5, 1.0, 1.0, 1.0, 1.0, 1.0]
