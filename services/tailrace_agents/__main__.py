@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import gc
 import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -35,10 +34,6 @@ from tailrace_protos.weights import ModelCard
 log = get_logger(__name__)
 
 _REPORT_INTERVAL_S = 0.1
-
-# Thousands of live episodes make every full collection long, and none of what an episode leaves is a
-# cycle: collecting rarely saves a fifth of this process's CPU.
-_GC_THRESHOLDS = (50_000, 20, 100)
 
 
 async def build(args: Args) -> Service:
@@ -204,7 +199,6 @@ def _export(stages: Stages) -> None:
 
 def main() -> int:
     """Run the service; the process's exit code."""
-    gc.set_threshold(*_GC_THRESHOLDS)
     return run_service(build)
 
 

@@ -9,6 +9,7 @@ hook, end after `drain_s`; a second signal ends the former at once.
 from __future__ import annotations
 
 import asyncio
+import gc
 import signal
 from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any, TypeVar
@@ -42,6 +43,10 @@ Q = TypeVar("Q", bound=Message)
 T = TypeVar("T")
 Hook = Callable[[], Awaitable[None]]
 Actor = EndpointActor[Any] | SubscriptionActor[Any] | PullActor[Any]
+
+# What a service allocates per message is no cycle: collecting rarely saves up to a fifth of a busy
+# process's CPU, and the pauses of full collections (30 ms and more) out of its latency.
+_GC_THRESHOLDS = (50_000, 20, 100)
 
 
 class Service:
@@ -217,6 +222,7 @@ class Service:
             self._tasks.loop(name, body)
         if self._ready is None:
             self.set_ready(True)
+        _tame_garbage_collection()
         log.info("started", num_actors=len(self._actors), num_loops=len(self._loops))
 
     async def _drain(self) -> None:
@@ -279,3 +285,10 @@ class Service:
         if self.draining.is_set():
             self._hurry.set()
         self.stop(name)
+
+
+def _tame_garbage_collection() -> None:
+    """Once everything long-lived exists: never look at it again, and collect the rest rarely."""
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(*_GC_THRESHOLDS)
