@@ -61,6 +61,7 @@ def recipe_of(experiment: Experiment) -> Recipe:
         warm_start_weight_decay=warm.weight_decay,
         random_moves=warm.options.get("random_moves", 0.5),
         eval_steps=run.eval_steps,
+        eval_episodes=experiment.scheduler.eval_groups,
         eval_interim_episodes=experiment.scheduler.interim_groups,
     )
 

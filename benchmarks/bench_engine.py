@@ -1,11 +1,11 @@
 """Tokens per second of the torch engine beside `model.generate`, and turns per second of the demo.
 
-Run it with `make bench-engine`. Both sides compute the same requests with the same weights on one thread
-in the same process. `generate` gets static batches in the order of the requests, padded on the left, and
-only the tokens that were asked for count; the engine keeps so many requests in flight, and the next
-request joins when one leaves. The engine also returns log-probabilities, which `generate` is spared.
-The last row is the demo's load: many episodes at once, each turn some new prompt tokens and one or two
-sampled tokens on top of a kept prefix.
+Run it with `make bench-engine`. Both sides compute the same requests with the same weights, on one
+thread, in the same process and in turn. `generate` gets static batches in the order of the requests,
+padded on the left, and only the tokens that were asked for count. The engine keeps so many requests in
+flight, and the next one joins when one leaves; it also returns log-probabilities, which `generate` is
+spared. The last row is the demo's load: 256 episodes at once, each turn some new prompt tokens and one
+or two sampled tokens on top of a kept prefix of at most 60.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import argparse
 import json
 import time
 from collections.abc import Callable, Iterator
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -25,6 +25,8 @@ from tailrace_inference.config import InferenceConfig
 from tailrace_inference.engine.engine import TorchEngine
 from tailrace_protos.base import as_int32, pack_int32
 from tailrace_protos.generation import GenerateRequest, SamplingParams, TokenChunk
+
+Forward = Literal["auto", "generic"]
 
 VOCAB_SIZE = 119
 DEMO_MODEL = {
@@ -50,6 +52,14 @@ class Tensor(NamedTuple):
     dtype: str
     shape: tuple[int, ...]
     data: memoryview
+
+
+class Row(NamedTuple):
+    """Tokens per second of both sides."""
+
+    in_flight: int
+    engine: float
+    generate: float
 
 
 class Job(NamedTuple):
@@ -184,49 +194,55 @@ def run_turns(engine: TorchEngine, num_turns: int) -> int:
     return episodes.num_turns
 
 
-def rate(work: Callable[[], int], repeats: int) -> float:
-    """The best of `repeats` rates, after one run that warms up."""
-    best = 0.0
-    for attempt in range(repeats + 1):
-        began_s = time.perf_counter()
-        count = work()
-        if attempt:
-            best = max(best, count / (time.perf_counter() - began_s))
-    return best
+def once(work: Callable[[], int]) -> float:
+    """Units of `work` per second of wall time."""
+    began_s = time.perf_counter()
+    count = work()
+    return count / (time.perf_counter() - began_s)
+
+
+def measure_tokens(model: Any, in_flight: int, count: int, repeats: int, forward: Forward) -> Row:
+    """The best tokens/s of both sides over `repeats` alternating runs, after one that warms up."""
+    jobs = make_jobs(count)
+    engine = make_engine(model, InferenceConfig(max_running=in_flight, forward=forward))
+    runs = [
+        (
+            once(lambda: run_engine(engine, jobs, in_flight)),
+            once(lambda: run_generate(model, jobs, in_flight)),
+        )
+        for _ in range(repeats + 1)
+    ][1:]
+    return Row(in_flight, max(ours for ours, _ in runs), max(theirs for _, theirs in runs))
+
+
+def measure_turns(model: Any, repeats: int, forward: Forward) -> float:
+    """The best turns/s of the demo's load."""
+    engine = make_engine(model, InferenceConfig(forward=forward))
+    return max([once(lambda: run_turns(engine, 6000)) for _ in range(repeats + 1)][1:])
 
 
 def main() -> None:
-    """Measure and print a table (or JSON)."""
+    """Measure and print a table, or JSON."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--repeats", type=int, default=2)
+    parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--forward", choices=("auto", "generic"), default="auto")
     parser.add_argument("--json", action="store_true")
-    parser.add_argument("--only", choices=("tokens", "turns"))
     args = parser.parse_args()
     torch.set_num_threads(1)
     model = make_model()
-    result: dict[str, float] = {}
-    for in_flight, count in ((1, 6), (16, 64), (64, 192)) if args.only != "turns" else ():
-        jobs = make_jobs(count)
-        engine = make_engine(model, InferenceConfig(max_running=in_flight, forward=args.forward))
-        ours = rate(lambda: run_engine(engine, jobs, in_flight), args.repeats)
-        theirs = rate(lambda: run_generate(model, jobs, in_flight), args.repeats)
-        result |= {
-            f"engine_tokens_per_s_{in_flight}": ours,
-            f"generate_tokens_per_s_{in_flight}": theirs,
-        }
-        if not args.json:
-            print(
-                f"{in_flight:3d} in flight: engine {ours:9,.0f} tokens/s, generate {theirs:9,.0f}, {ours / theirs:5.1f}x"
-            )
-    if args.only != "tokens":
-        engine = make_engine(model, InferenceConfig(forward=args.forward))
-        turns = rate(lambda: run_turns(engine, 6000), args.repeats)
-        result["demo_turns_per_s"] = turns
-        if not args.json:
-            print(f"demo load, 256 episodes: {turns:,.0f} turns/s")
+    rows = [
+        measure_tokens(model, in_flight, count, args.repeats, args.forward)
+        for in_flight, count in ((1, 6), (16, 64), (64, 192))
+    ]
+    turns = measure_turns(model, args.repeats, args.forward)
     if args.json:
-        print(json.dumps(result))
+        print(json.dumps({"rows": [row._asdict() for row in rows], "demo_turns_per_s": turns}))
+        return
+    print("in flight   engine tokens/s   generate tokens/s   ratio")
+    for row in rows:
+        ratio = row.engine / row.generate
+        print(f"{row.in_flight:9d}   {row.engine:15,.0f}   {row.generate:17,.0f}   {ratio:5.1f}")
+    print(f"demo's load, 256 episodes: {turns:,.0f} turns/s")
 
 
 if __name__ == "__main__":

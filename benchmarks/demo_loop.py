@@ -34,7 +34,6 @@ from tailrace.envs.frozen_lake_tokenizer import build_frozen_lake_tokenizer
 from tailrace_protos.weights import ModelCard
 
 MAX_SLOTS = 112
-EVAL_EPISODES = 1024
 WARM_UP_STEPS = 5
 
 
@@ -65,7 +64,8 @@ class Recipe:
     warm_start_weight_decay: float = 0.01
     random_moves: float = 0.5
     eval_steps: int = 20
-    eval_interim_episodes: int = EVAL_EPISODES  # of evaluations between the first and the last
+    eval_episodes: int = 1024  # of the first and the last evaluation
+    eval_interim_episodes: int = 1024  # of those between
     micro_tokens: int = 6144
     stop_at: float = 2.0  # success rate at which to stop early
 
@@ -90,7 +90,7 @@ class Loop:
         with tempfile.TemporaryDirectory() as directory:
             self.renderer, vocab_size = _load_renderer(Path(directory))
         self.model = build_model(vocab_size, seed)
-        rows = max(recipe.groups_per_step * recipe.group_size, EVAL_EPISODES)
+        rows = max(recipe.groups_per_step * recipe.group_size, recipe.eval_episodes)
         self.sampler = KvSampler(self.model, rows, MAX_SLOTS)
         self.next_seed = seed * 1_000_003
         self.train_success: list[float] = []
@@ -98,23 +98,24 @@ class Loop:
 
     def run(self) -> dict[str, object]:
         """Warm start, reinforcement learning, evaluations; returns times and success rates."""
+        recipe = self.recipe
         begin = time.perf_counter()
         warm_loss = self.warm_start()
         warm_start_s = time.perf_counter() - begin
-        self._evaluate(0, EVAL_EPISODES, 0.0, 0.0)
+        self._evaluate(0, recipe.eval_episodes, 0.0, 0.0)
         rl_s = eval_s = 0.0
-        optimizer = self._optimizer(self.recipe.learning_rate, self.recipe.weight_decay)
-        weights = deque([snapshot(self.model)], maxlen=self.recipe.lag + 1)
+        optimizer = self._optimizer(recipe.learning_rate, recipe.weight_decay)
+        weights = deque([snapshot(self.model)], maxlen=recipe.lag + 1)
         num_tokens = 0
-        for step in range(1, self.recipe.max_steps + 1):
+        for step in range(1, recipe.max_steps + 1):
             begin = time.perf_counter()
             num_tokens += self._step(step, optimizer, weights)
             rl_s += time.perf_counter() - begin
-            if step % self.recipe.eval_steps == 0 or step == self.recipe.max_steps:
-                is_last = step == self.recipe.max_steps
-                num_episodes = EVAL_EPISODES if is_last else self.recipe.eval_interim_episodes
+            is_last = step == recipe.max_steps
+            if is_last or (recipe.eval_steps and step % recipe.eval_steps == 0):
+                num_episodes = recipe.eval_episodes if is_last else recipe.eval_interim_episodes
                 eval_s += self._evaluate(step, num_episodes, rl_s, eval_s)
-                if self.curve[-1]["success_rate"] >= self.recipe.stop_at:
+                if self.curve[-1]["success_rate"] >= recipe.stop_at:
                     break
         return {
             "seed": self.seed,

@@ -93,6 +93,10 @@ class WarmStart(Config, frozen=True, kw_only=True):
     learning_rate: float = 1e-3
     """Peak learning rate."""
 
+    num_threads: int = 0
+    """Threads that torch may use meanwhile: nothing else of the run computes yet, so all cores are
+    the learner's. 0: `learner.num_threads`."""
+
     warmup_steps: int = 5
     """Steps over which the rate rises linearly from 0; then it falls as a cosine to a tenth."""
 
@@ -139,7 +143,7 @@ class LearnerConfig(Config, frozen=True, kw_only=True):
     """The policy loss (`core/losses/`)."""
 
     pg_clip: float = 0.2
-    """How far below 1 the ratio of current and proximal policy is followed; with `ppo_clip` also above."""
+    """How far below 1 the ratio of current and proximal policy is followed; `ppo_clip`: also above."""
 
     pg_clip_high: float = 0.28
     """How far above 1 the ratio is followed with `dapo`."""
@@ -181,7 +185,7 @@ class LearnerConfig(Config, frozen=True, kw_only=True):
     alone."""
 
     min_tokens_per_micro_batch: int = 1024
-    """Wait for so many tokens before a pass, unless the mini-batch is complete: small ones waste time."""
+    """Wait for so many tokens before a pass, unless the mini-batch is complete."""
 
     logprob_chunk_tokens: int = 1024
     """Sampled tokens whose logits are in memory at once."""

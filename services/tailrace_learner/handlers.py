@@ -90,7 +90,7 @@ class Learner:
         return self._books.state
 
     async def run_forever(self) -> None:
-        """All steps, once. Entered again after a failure, it ends the process: memory is not trusted."""
+        """All steps, once. Entered again after a failure, it ends the process."""
         if self._entered:
             reason = "the learner failed inside a step; it resumes from its newest checkpoint"
             raise StopService(_EXIT_FAILED, reason)

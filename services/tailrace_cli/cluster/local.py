@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import fcntl
 import os
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import IO
 
 import msgspec
 
 from tailrace.config import ConfigError, Endpoints, this_host_id
+from tailrace_cli.cluster.disk_watch import DiskWatch
 from tailrace_cli.cluster.plan import Connection, ProcessSpec, service_specs
 from tailrace_cli.cluster.servers import (
     Credentials,
@@ -27,7 +30,7 @@ SERVERS = ("nats", "redis")
 
 
 class Attachment(msgspec.Struct, frozen=True):
-    """Servers that already run, given by `--attach-nats` and `--attach-redis`."""
+    """Servers that already run, given by `--attach`."""
 
     nats_url: str
     redis_url: str
@@ -36,7 +39,14 @@ class Attachment(msgspec.Struct, frozen=True):
 class LocalCluster:
     """The processes of one run on this machine; use as an async context manager."""
 
-    def __init__(self, experiment: Experiment, attachment: Attachment | None = None) -> None:
+    def __init__(
+        self,
+        experiment: Experiment,
+        attachment: Attachment | None = None,
+        tell: Callable[[str], None] = lambda _message: None,
+    ) -> None:
+        self._tell = tell
+        self._watching: asyncio.Task[None] | None = None
         self._experiment = experiment
         self._attachment = attachment
         self.run_dir = experiment.run.run_dir
@@ -76,9 +86,14 @@ class LocalCluster:
         for spec in specs:
             self._services.append(spec.name)
             await self.supervisor.start(spec)
+        self._watching = asyncio.create_task(self._disk_watch().run(), name="disk watch")
 
     async def stop(self) -> None:
         """Drain the services, then end the servers; nothing of the cluster is left running."""
+        if self._watching is not None:
+            self._watching.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await self._watching
         if hasattr(self, "supervisor"):
             await self.supervisor.stop(self._services, self._experiment.cluster.drain_s)
             await self.supervisor.stop(list(SERVERS), self._experiment.cluster.drain_s)
@@ -139,6 +154,11 @@ class LocalCluster:
             redis_url=f"redis://:{keys.redis}@127.0.0.1:{ports['redis']}/0",
             nats_passwords=keys.nats,
         )
+
+    def _disk_watch(self) -> DiskWatch:
+        supervisor = self.supervisor
+        restart = None if self._attachment else lambda: supervisor.restart("nats")
+        return DiskWatch(self.run_dir, supervisor.log_path("nats"), restart, self._tell)
 
     def _attached(self) -> Connection:
         assert self._attachment is not None

@@ -23,6 +23,9 @@ from tailrace_cli.cluster.permissions import SERVICE_USERS, nats_permissions
 from tailrace_cli.config import ClusterConfig
 
 START_TIMEOUT_S = 20.0
+# Streams are bounded one by one; by default nats-server would refuse to make them on a disk that has
+# less room than their bounds add up to, although they hardly ever fill them.
+MAX_FILE_STORE_BYTES = 1 << 40
 
 
 class Credentials(msgspec.Struct, frozen=True):
@@ -80,7 +83,11 @@ def nats_command(
         "max_payload": 1024 * 1024,
         "write_deadline": "30s",
         "max_pending": 256 * 1024 * 1024,
-        "jetstream": {"store_dir": str(state_dir / "nats"), "max_memory_store": 256 * 1024 * 1024},
+        "jetstream": {
+            "store_dir": str(state_dir / "nats"),
+            "max_memory_store": 256 * 1024 * 1024,
+            "max_file_store": MAX_FILE_STORE_BYTES,
+        },
         "authorization": {"users": users},
     }
     path = state_dir / "nats.conf"

@@ -75,6 +75,11 @@ class Supervisor:
         await self._launch(spec)
         self._keepers[spec.name] = asyncio.create_task(self._keep(spec), name=f"keep {spec.name}")
 
+    def restart(self, name: str) -> None:
+        """Ask a process to end; being kept running, it starts anew."""
+        with contextlib.suppress(ProcessLookupError):
+            self._processes[name].send_signal(signal.SIGTERM)
+
     async def stop(self, names: list[str], drain_s: float) -> None:
         """End these processes: SIGTERM, up to `drain_s` of drain, then SIGKILL."""
         for name in names:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import signal
+from collections.abc import Callable
 from typing import Any
 
 from rich.console import Console
@@ -45,7 +46,7 @@ async def _run(
 ) -> RunStatus | None:
     interrupted = _interruption()
     name = experiment.run.exp_name
-    async with LocalCluster(experiment, attachment) as cluster:
+    async with LocalCluster(experiment, attachment, _teller(console)) as cluster:
         console.print(f"run {name}: logs in {cluster.run_dir / 'logs'}", highlight=False)
         with ProgressView(console, name) as view:
             return await watch(
@@ -55,7 +56,7 @@ async def _run(
 
 async def _keep_up(experiment: Experiment, console: Console, attachment: Attachment | None) -> None:
     interrupted = _interruption()
-    async with LocalCluster(experiment, attachment) as cluster:
+    async with LocalCluster(experiment, attachment, _teller(console)) as cluster:
         console.print(f"NATS   {cluster.endpoints.nats_url}", highlight=False)
         console.print(f"Redis  {_without_password(cluster.endpoints.redis_url)}", highlight=False)
         console.print(f"keys   {cluster.state_dir / 'credentials.json'}", highlight=False)
@@ -69,6 +70,13 @@ async def _keep_up(experiment: Experiment, console: Console, attachment: Attachm
         waiting.cancel()
         if cluster.supervisor.failed.done():
             raise cluster.supervisor.failed.result()
+
+
+def _teller(console: Console) -> Callable[[str], None]:
+    def tell(message: str) -> None:
+        console.print(message, style="yellow", highlight=False, markup=False, soft_wrap=True)
+
+    return tell
 
 
 def _interruption() -> asyncio.Event:

@@ -14,9 +14,10 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import gelu, linear, relu, silu
+from torch.nn.functional import gelu, relu, silu
 
 from tailrace_inference.engine.attention import AttentionStep, ShapeProbe, Variant
+from tailrace_inference.engine.linear import project, project_onto
 
 LEAN_MODEL_TYPES = ("llama", "mistral", "qwen2", "qwen3")
 _STATIC_ROPE = ("default", "linear", "llama3", "yarn")
@@ -44,10 +45,10 @@ class _Layer:
     post_norm: Tensor
     qkv: Tensor  # [(H + 2 KH) * D, hidden]
     qkv_bias: Tensor | None
-    out: Tensor  # [H * D, hidden], a transposed view
+    out: Tensor  # [hidden, H * D]
     out_bias: Tensor | None
     gate_up: Tensor  # [2 * inner, hidden]
-    down: Tensor  # [inner, hidden], a transposed view
+    down: Tensor  # [hidden, inner]
     head_norm: Tensor | None  # [H + KH, D] weights of the query and key norms
     attention: nn.Module
 
@@ -84,10 +85,10 @@ class LeanForward:
             post_norm=layer.post_attention_layernorm.weight,
             qkv=_join([part.weight for part in qkv]),
             qkv_bias=_join([part.bias for part in qkv]) if has_bias else None,
-            out=attention.o_proj.weight.t(),
+            out=attention.o_proj.weight,
             out_bias=attention.o_proj.bias,
             gate_up=_join([mlp.gate_proj.weight, mlp.up_proj.weight]),
-            down=mlp.down_proj.weight.t(),
+            down=mlp.down_proj.weight,
             head_norm=self._embedding.new_empty((heads, self._head_dim)) if has_head_norm else None,
             attention=attention,
         )
@@ -120,11 +121,9 @@ class LeanForward:
             attended = self._attention(index, layer, hidden, cos, sin, step)
             if index == final:  # beyond the last attention only sampled tokens matter
                 attended, hidden = attended.index_select(0, last), hidden.index_select(0, last)
-            hidden = torch.addmm(hidden, attended, layer.out)
-            if layer.out_bias is not None:
-                hidden = hidden + layer.out_bias
+            hidden = project_onto(hidden, attended, layer.out, layer.out_bias)
             hidden = self._mlp(layer, hidden)
-        return linear(self._norm(hidden, self._final_norm), self._head, self._head_bias)
+        return project(self._norm(hidden, self._final_norm), self._head, self._head_bias)
 
     def _attention(
         self,
@@ -137,7 +136,7 @@ class LeanForward:
     ) -> Tensor:
         """Attention output [T, H * D] before its projection."""
         heads, kv_heads = self._num_heads, self._num_kv_heads
-        states = linear(self._norm(hidden, layer.input_norm), layer.qkv, layer.qkv_bias)
+        states = project(self._norm(hidden, layer.input_norm), layer.qkv, layer.qkv_bias)
         states = states.view(len(hidden), heads + 2 * kv_heads, self._head_dim)
         rotated = states[:, : heads + kv_heads]
         if layer.head_norm is not None:
@@ -148,9 +147,9 @@ class LeanForward:
         )
 
     def _mlp(self, layer: _Layer, hidden: Tensor) -> Tensor:
-        inner = linear(self._norm(hidden, layer.post_norm), layer.gate_up)
+        inner = project(self._norm(hidden, layer.post_norm), layer.gate_up)
         gate, up = inner.chunk(2, dim=-1)
-        return torch.addmm(hidden, self._activation(gate) * up, layer.down)
+        return project_onto(hidden, self._activation(gate) * up, layer.down)
 
     def _norm(self, states: Tensor, weight: Tensor) -> Tensor:
         """RMS norm over the last dimension, in float32."""

@@ -67,7 +67,7 @@ def plan_step(
 def form_groups(
     take: Int64Array, blocks: Int64Array, block_tokens: int, max_blocks: int
 ) -> tuple[Int64Array, list[GroupPlan]]:
-    """An order of the rows, and groups of neighbours in it that are padded to under twice their size."""
+    """An order of the rows, and groups of neighbours in it; padding never doubles a row's queries."""
     order = np.lexsort((-blocks, -take))
     falling = take[order]
     groups: list[GroupPlan] = []

@@ -151,7 +151,7 @@ def read_checkpoint(path: Path) -> Checkpoint:
 
 
 def load_optimizer(path: Path, model: Any, optimizer: torch.optim.AdamW) -> None:
-    """Restore AdamW's moments and the random generator; `ConfigError` when they do not fit the model."""
+    """Restore AdamW's moments and the random generator; `ConfigError` if they do not fit."""
     kept: dict[str, Tensor] = {}
     try:
         with safe_open(path / OPTIMIZER_FILE, framework="pt") as file:

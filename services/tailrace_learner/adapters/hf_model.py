@@ -124,7 +124,7 @@ def _build_tokenizer(scratch: FromScratch) -> Any:
 
 def _implementation(config: LearnerConfig) -> str:
     attention.register()
-    disable_progress_bar()
+    disable_progress_bar()  # type: ignore[no-untyped-call]
     name = config.model_args.attn_implementation
     return attention.IMPLEMENTATION if name == "packed" else name
 

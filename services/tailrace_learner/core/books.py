@@ -1,4 +1,4 @@
-"""The learner's books: where the run stands, which groups no checkpoint holds, where a step's time went."""
+"""The learner's books: where the run stands, what no checkpoint holds, where a step's time went."""
 
 from __future__ import annotations
 
@@ -117,7 +117,7 @@ class Books:
 
 
 def saved_event(state: RunState, path: str) -> CheckpointSaved:
-    """The event of a checkpoint; the same from the learner that wrote it and one that resumes from it."""
+    """A checkpoint's event; the same from its writer and from a learner that resumes from it."""
     return CheckpointSaved(
         lineage=state.lineage, step=state.step, path=path, num_groups=len(state.group_ids)
     )

@@ -72,9 +72,9 @@ class OneDnnLinear(nn.Linear):
 class _RmsNorm(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, inputs: Tensor, weight: Tensor, epsilon: float) -> Tensor:
-        norm = torch.linalg.vector_norm(inputs, dim=-1, keepdim=True)
+        norm: Tensor = torch.linalg.vector_norm(inputs, dim=-1, keepdim=True)
         scale = norm.square_().div_(inputs.shape[-1]).add_(epsilon).rsqrt_()
-        normed = inputs * scale
+        normed: Tensor = inputs * scale
         ctx.save_for_backward(normed, weight, scale)
         return normed * weight
 
@@ -95,6 +95,18 @@ def _fast_rms_norm(module: nn.Module, inputs: Tensor) -> Tensor:
     return output
 
 
+def _with_fast_forward(kind: type[nn.Module]) -> type[nn.Module]:
+    """The norm's class, faster for float32; other types take its own forward."""
+
+    def forward(self: nn.Module, hidden_states: Tensor) -> Tensor:
+        if _is_fast(hidden_states):
+            return _fast_rms_norm(self, hidden_states)
+        plain: Tensor = kind.forward(self, hidden_states)
+        return plain
+
+    return type(kind.__name__, (kind,), {"forward": forward})
+
+
 def use_cpu_kernels(model: nn.Module) -> int:
     """Replace the forwards that can be; returns how many modules were changed."""
     if not has_onednn_linear():
@@ -107,7 +119,7 @@ def use_cpu_kernels(model: nn.Module) -> int:
             module.__class__ = OneDnnLinear
             changed += 1
         elif kind in norms or _is_plain_rms_norm(module):
-            norms.setdefault(kind, type(kind.__name__, (kind,), {"forward": _fast_rms_norm}))
+            norms.setdefault(kind, _with_fast_forward(kind))
             module.__class__ = norms[kind]
             changed += 1
     return changed

@@ -35,7 +35,7 @@ class PassRunner:
         self._start = start
 
     def run(self, rows: Sequence[Row], tally: Tally, *, is_first: bool) -> float:
-        """Add the rows' gradients; returns their loss sum. `is_first`: the step's first pass over them."""
+        """Add the rows' gradients; returns their loss sum. `is_first`: in this step, of these rows."""
         batch = pack(rows, self._policy.device)
         log_pi_old = self._proximal(batch)
         log_pi, entropy = self._policy.forward(batch)

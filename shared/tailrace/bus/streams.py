@@ -32,6 +32,7 @@ log = get_logger(__name__)
 
 DEDUP_WINDOW_S = 120.0
 OTHER_CONFIG = 10058  # "stream name already in use with a different configuration"
+NO_STORAGE = (10023, 10047)  # the bounds of all streams add up to more than the server may use
 DAY_S = 24 * 3600.0
 MIB = 1 << 20
 
@@ -98,6 +99,13 @@ async def ensure_stream(jetstream: JetStreamContext, config: StreamConfig) -> No
     except nats.js.errors.BadRequestError as error:
         if error.err_code != OTHER_CONFIG:
             raise _unusable(config, error) from error
+    except nats.js.errors.APIError as error:
+        if error.err_code not in NO_STORAGE:
+            raise
+        raise ConfigError(
+            f"JetStream has no storage for stream {config.name} ({error.description}): free space on "
+            "the disk of its store directory, or raise max_file_store of nats-server"
+        ) from error
     else:
         return
     try:

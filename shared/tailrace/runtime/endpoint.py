@@ -23,10 +23,13 @@ from tailrace import metrics, tracing
 from tailrace.bus.bus import Bus
 from tailrace.bus.calls import error_headers
 from tailrace.bus.errors import CallFailedError, OversizedMessageError
+from tailrace.log import get_logger
 from tailrace.runtime.drain import finish
 from tailrace.runtime.guard import Failure, Guard
 from tailrace_protos.base import MalformedMessageError, Message, decode, encode
 from tailrace_protos.generation import CallErrorCode
+
+log = get_logger(__name__)
 
 Q = TypeVar("Q", bound=Message)
 
@@ -129,6 +132,7 @@ class EndpointActor(Generic[Q]):
             reply = await self._reply(request, message)
         except MalformedMessageError as error:
             self._count("malformed", started_s)
+            log.error("malformed request refused", subject=self.spec.subject, reason=str(error))
             await self._refuse(request, CallErrorCode.INVALID, str(error))
         except CallFailedError as error:
             self._count("failed", started_s)

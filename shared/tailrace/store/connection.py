@@ -22,7 +22,7 @@ _LONGEST_WAIT_S = 5.0
 class StoreConnection:
     """An open store; made by `connect`, ended by `aclose`."""
 
-    def __init__(self, url: str, *, outage_s: float = 300.0) -> None:
+    def __init__(self, url: str, *, outage_s: float = 300.0, full_s: float = 300.0) -> None:
         pool = BlockingConnectionPool.from_url(
             url,
             max_connections=16,
@@ -37,7 +37,7 @@ class StoreConnection:
         self.url = without_credentials(url)
         self.redis = Redis(connection_pool=pool)
         own = pool.connection_class(**pool.connection_kwargs)
-        self.pipeline = AutoPipeline(own, self.url, outage_s=outage_s)
+        self.pipeline = AutoPipeline(own, self.url, outage_s=outage_s, full_s=full_s)
 
     async def ping(self) -> None:
         """Return once Redis has answered."""
@@ -70,9 +70,11 @@ class StoreConnection:
         await self.redis.connection_pool.disconnect()
 
 
-async def connect(redis_url: str, *, wait_s: float = 30.0, outage_s: float = 300.0) -> StoreConnection:
+async def connect(
+    redis_url: str, *, wait_s: float = 30.0, outage_s: float = 300.0, full_s: float = 300.0
+) -> StoreConnection:
     """A store connection that has been answered once; waits at most `wait_s` for Redis to come up."""
-    connection = StoreConnection(redis_url, outage_s=outage_s)
+    connection = StoreConnection(redis_url, outage_s=outage_s, full_s=full_s)
     try:
         async with asyncio.timeout(wait_s):
             await connection.ping()

@@ -2,7 +2,9 @@
 
 Invariants: commands reach Redis in the order issued; a command whose answer was lost with the
 connection is sent again, so every command here must be repeatable (the scripts are). Errors reach the
-caller of the command concerned, typed; an outage only delays, until `outage_s`.
+caller of the command concerned, typed; an outage only delays, until `outage_s`. A write that a full
+Redis refuses (no memory, or no room on its disk) is put aside and sent again, until `full_s`; others
+overtake it meanwhile, for they may be what makes room.
 """
 
 from __future__ import annotations
@@ -11,7 +13,8 @@ import asyncio
 import math
 from collections import deque
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from dataclasses import dataclass
+from typing import Any
 
 import hiredis
 from redis.asyncio.connection import AbstractConnection
@@ -40,20 +43,26 @@ log = get_logger(__name__)
 
 Argument = str | bytes | int | float
 CONNECTION_LOST = (RedisConnectionError, RedisTimeoutError, ConnectionError, TimeoutError)
-_NO_ROOM = ("OOM command not allowed", "MISCONF")
+_NO_ROOM = ("command not allowed when used memory", "MISCONF")  # redis-py cuts some prefixes off
 
 
-class _Command(NamedTuple):
+LOG_FULL_EVERY = 10  # attempts; about as many seconds
+
+
+@dataclass(slots=True, eq=False)
+class _Command:
     packed: bytes
     script: Script | None
     answer: asyncio.Future[Any]
+    refused_since_s: float | None = None  # when a full Redis refused it first
+    is_aside: bool = False  # to be sent again once there may be room
 
 
 class AutoPipeline:
     """Commands of one loop tick (and of the time a batch is under way) as one pipeline.
 
     `max_commands` and `max_bytes` bound a batch, `answer_s` the wait for its answers, `outage_s` the
-    time that commands are tried again while Redis is away.
+    time that commands are tried again while Redis is away, `full_s` while it has no room for them.
     """
 
     def __init__(
@@ -65,6 +74,7 @@ class AutoPipeline:
         max_bytes: int = 16 << 20,
         answer_s: float = 30.0,
         outage_s: float = 300.0,
+        full_s: float = 300.0,
     ) -> None:
         self._connection = connection
         self._url = url
@@ -72,8 +82,12 @@ class AutoPipeline:
         self._max_bytes = max_bytes
         self._answer_s = answer_s
         self._outage_s = outage_s
+        self._full_s = full_s
         self._waiting: deque[_Command] = deque()
         self._sender: asyncio.Task[None] | None = None
+        self._aside: list[_Command] = []
+        self._room_wait: asyncio.Task[None] | None = None
+        self._room_backoff = Backoff(0.1, 1.0)
         self.last_failure = "no answer"
         self.num_batches = 0
         self.num_commands = 0
@@ -88,11 +102,13 @@ class AutoPipeline:
 
     async def close(self) -> None:
         """Fail what is waiting and close the connection."""
-        if self._sender is not None and not self._sender.done():
-            self._sender.cancel()
-            await asyncio.wait([self._sender])
-        for command in self._waiting:
+        for task in (self._room_wait, self._sender):
+            if task is not None and not task.done():
+                task.cancel()
+                await asyncio.wait([task])
+        for command in (*self._aside, *self._waiting):
             command.answer.cancel()
+        self._aside.clear()
         self._waiting.clear()
         await self._connection.disconnect(nowait=True)
 
@@ -101,9 +117,13 @@ class AutoPipeline:
         loop = asyncio.get_running_loop()
         command = _Command(_pack(*call, *arguments), script, loop.create_future())
         self._waiting.append(command)
-        if self._sender is None or self._sender.done():
-            self._sender = loop.create_task(self._send_all(), name="store-pipeline")
+        self._wake()
         return command.answer
+
+    def _wake(self) -> None:
+        if self._sender is None or self._sender.done():
+            loop = asyncio.get_running_loop()
+            self._sender = loop.create_task(self._send_all(), name="store-pipeline")
 
     async def _send_all(self) -> None:
         while self._waiting:
@@ -117,7 +137,8 @@ class AutoPipeline:
                 self._waiting.clear()
             finally:  # only a cancelled sender leaves some unanswered
                 for command in batch:
-                    command.answer.cancel()
+                    if not command.is_aside:
+                        command.answer.cancel()
 
     def _next_batch(self) -> list[_Command]:
         batch: list[_Command] = []
@@ -134,7 +155,9 @@ class AutoPipeline:
         loop = asyncio.get_running_loop()
         began = loop.time()
         backoff = Backoff(0.01, 0.5, jitter=0.5)
-        while open_commands := [command for command in batch if not command.answer.done()]:
+        while open_commands := [
+            command for command in batch if not (command.is_aside or command.answer.done())
+        ]:
             try:
                 await self._exchange(open_commands)
             except AuthenticationError as error:
@@ -171,9 +194,9 @@ class AutoPipeline:
                 if isinstance(answer, NoScriptError) and command.script is not None:
                     unknown[command.script.digest] = command.script
                 elif isinstance(answer, RedisError):
-                    _refuse(command.answer, answer)
-                elif not command.answer.done():
-                    command.answer.set_result(answer)
+                    self._refuse(command, str(answer))
+                else:
+                    self._answer(command, answer)
             for script in unknown.values():
                 packed = _pack("SCRIPT", "LOAD", script.source)
                 await self._connection.send_packed_command([packed], check_health=False)
@@ -190,18 +213,48 @@ class AutoPipeline:
         except ResponseError as error:
             return error
 
+    # A full Redis
+
+    def _answer(self, command: _Command, answer: object) -> None:
+        if not command.answer.done():
+            command.answer.set_result(answer)
+        if command.refused_since_s is not None and self._room_backoff.num_failures:
+            self._room_backoff.reset()
+            waited_s = asyncio.get_running_loop().time() - command.refused_since_s
+            log.info("redis has room again", url=self._url, waited_s=round(waited_s, 2))
+
+    def _refuse(self, command: _Command, reason: str) -> None:
+        if not any(word in reason for word in _NO_ROOM):
+            metrics.REFUSED_COMMANDS.labels(StoreError.__name__).inc()
+            _fail(command.answer, StoreError(reason))
+            return
+        metrics.REFUSED_COMMANDS.labels(StoreFullError.__name__).inc()
+        now_s = asyncio.get_running_loop().time()
+        command.refused_since_s = command.refused_since_s or now_s
+        if now_s - command.refused_since_s >= self._full_s:
+            _fail(command.answer, StoreFullError(reason))
+            return
+        command.is_aside = True
+        self._aside.append(command)
+        if self._room_wait is None or self._room_wait.done():
+            waiting = self._wait_for_room(StoreFullError(reason))
+            self._room_wait = asyncio.create_task(waiting, name="store-room")
+
+    async def _wait_for_room(self, error: StoreFullError) -> None:
+        """Send the refused ones again after a while, before whatever waits then."""
+        if self._room_backoff.num_failures % LOG_FULL_EVERY == 0:
+            log.error("redis is full: writes wait", url=self._url, reason=str(error))
+        await self._room_backoff.sleep()
+        aside, self._aside = self._aside, []
+        for command in aside:
+            command.is_aside = False
+        self._waiting.extendleft(reversed(aside))
+        self._wake()
+
 
 def _pack(*arguments: Argument) -> bytes:
     packed: bytes = hiredis.pack_command(arguments)  # type: ignore[arg-type]  # its stub says 1-tuple
     return packed
-
-
-def _refuse(answer: asyncio.Future[Any], refusal: RedisError) -> None:
-    reason = str(refusal)
-    is_full = any(word in reason for word in _NO_ROOM)
-    error = StoreFullError(reason) if is_full else StoreError(reason)
-    metrics.REFUSED_COMMANDS.labels(type(error).__name__).inc()
-    _fail(answer, error)
 
 
 def _fail(answer: asyncio.Future[Any], error: StoreError) -> None:

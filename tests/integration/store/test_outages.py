@@ -82,7 +82,7 @@ async def test_a_waiting_reader_survives_a_restart(
 async def test_a_full_redis_is_told_with_the_remedy_and_can_still_be_emptied(
     own_redis_server: ServerProcess, run_name: str
 ) -> None:
-    redis = await connect(own_redis_server.url)
+    redis = await connect(own_redis_server.url, full_s=0.3)
     buffer = TrajectoryBuffer(redis, run_name)
     record, second = group(0, members=1, min_valid=1), group(1, members=1, min_valid=1)
     await buffer.record_group(record)
@@ -99,6 +99,30 @@ async def test_a_full_redis_is_told_with_the_remedy_and_can_still_be_emptied(
     await redis.command("CONFIG", "SET", "maxmemory", 0)
     assert await buffer.put_trajectory(trajectory(second, 0)) is PutResult.SETTLED
     await redis.aclose()
+
+
+async def test_writes_wait_until_a_full_redis_has_room_and_what_makes_room_overtakes_them(
+    own_redis_server: ServerProcess,
+) -> None:
+    redis = await connect(own_redis_server.url)
+    await redis.command("SET", "old", "x" * 100_000)
+    await redis.command("CONFIG", "SET", "maxmemory", 1)
+    writes = [asyncio.ensure_future(redis.command("RPUSH", "new", number)) for number in range(20)]
+    assert await redis.command("DEL", "old") == 1
+    assert not any(write.done() for write in writes)
+    await redis.command("CONFIG", "SET", "maxmemory", 0)
+    assert await asyncio.gather(*writes) == list(range(1, 21)), "in the order issued, each once"
+    await redis.aclose()
+
+
+async def test_closing_ends_writes_that_wait_for_room(own_redis_server: ServerProcess) -> None:
+    redis = await connect(own_redis_server.url)
+    await redis.command("CONFIG", "SET", "maxmemory", 1)
+    write = asyncio.ensure_future(redis.command("SET", "a", "1"))
+    await redis.command("GET", "a")
+    await redis.aclose()
+    with pytest.raises(asyncio.CancelledError):
+        await write
 
 
 async def test_one_refused_command_does_not_disturb_its_neighbours(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 
 import numpy as np
@@ -140,3 +141,28 @@ def test_chunked_logprobs_and_their_gradients_are_the_full_ones(
 
 def test_the_implementation_is_known_by_name() -> None:
     assert make_model().config._attn_implementation == attention.IMPLEMENTATION
+
+
+@pytest.mark.parametrize("implementation", ["sdpa", "eager"])
+def test_hugging_faces_own_attention_sees_the_row_boundaries_too(implementation: str) -> None:
+    rows = make_rows(6, seed=7)
+    batch = pack(rows, CPU)
+    expected = make_policy().forward(batch)
+    theirs = Policy(make_model("qwen3", implementation), CPU, 1.0, 64).forward(batch)
+    torch.testing.assert_close(theirs, expected, rtol=1e-4, atol=1e-5)
+
+
+def test_gradient_checkpointing_changes_no_gradient() -> None:
+    rows = make_rows(6, seed=8)
+    policy = make_policy()
+    expected = gradients(policy, [rows])
+    policy.model.gradient_checkpointing_enable({"use_reentrant": False})
+    assert relative_error(gradients(policy, [rows]), expected) < 1e-6
+
+
+def test_bfloat16_activations_stay_near_float32() -> None:
+    batch = pack(make_rows(6, seed=9), CPU)
+    expected, _ = make_policy().forward(batch)
+    narrow, _ = dataclasses.replace(make_policy(), autocast=True).forward(batch)
+    assert narrow.dtype == torch.float32
+    assert 0 < float((narrow - expected).detach().abs().max()) < 0.2  # of log-probabilities

@@ -1,0 +1,95 @@
+"""The yardstick loop: its sampler computes what the model computes, and it has the demo's settings."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from benchmarks.bench_demo import recipe_of, system_result
+from benchmarks.demo_loop import Loop, Recipe
+from benchmarks.demo_model import snapshot
+from benchmarks.demo_rollout import Episode, play_episodes
+from tailrace_cli.experiment import load
+
+ROOT = Path(__file__).parents[3]
+SMALL = Recipe(
+    groups_per_step=4,
+    group_size=4,
+    max_steps=2,
+    warm_start_steps=2,
+    warm_start_episodes=4,
+    eval_steps=1,
+    eval_interim_episodes=8,
+    eval_episodes=16,
+)
+
+
+@pytest.fixture(scope="module")
+def loop() -> Loop:
+    torch.set_num_threads(1)
+    return Loop(SMALL, seed=0)
+
+
+def largest_error(loop: Loop, episode: Episode) -> float:
+    """Between the sampler's log-probabilities and those of the model over the whole episode."""
+    ids = torch.tensor([episode.token_ids])
+    with torch.no_grad():
+        logprobs = torch.log_softmax(loop.model(ids[:, :-1]).logits, -1)[0]
+    sampled = np.flatnonzero(episode.loss_mask)
+    expected = [logprobs[at - 1, episode.token_ids[at]].item() for at in sampled]
+    return float(np.abs(np.array(episode.inference_logprobs)[sampled] - expected).max())
+
+
+def test_sampled_logprobs_are_those_of_the_model_over_turns_of_unequal_length(loop: Loop) -> None:
+    """An untrained model replies invalid, empty and unclosed turns, so rows drift apart."""
+    loop.sampler.load(snapshot(loop.model))
+    episodes = play_episodes(loop.sampler, loop.renderer, {"max_turns": 5}, range(16))
+    assert len({len(episode.token_ids) for episode in episodes}) > 3
+    assert max(largest_error(loop, episode) for episode in episodes) < 1e-4
+
+
+def test_the_sampler_keeps_the_weights_it_loaded(loop: Loop) -> None:
+    loop.sampler.load(snapshot(loop.model))
+    torch.manual_seed(0)
+    before = play_episodes(loop.sampler, loop.renderer, {}, range(8))
+    with torch.no_grad():
+        loop.model.model.embed_tokens.weight.mul_(2.0)
+    torch.manual_seed(0)
+    after = play_episodes(loop.sampler, loop.renderer, {}, range(8))
+    with torch.no_grad():
+        loop.model.model.embed_tokens.weight.mul_(0.5)
+    assert [episode.token_ids for episode in before] == [episode.token_ids for episode in after]
+
+
+def test_a_run_trains_and_reports_its_curve() -> None:
+    result = Loop(SMALL, seed=3).run()
+    curve = result["curve"]
+    assert isinstance(curve, list)
+    assert [point["step"] for point in curve] == [0, 1, 2]
+    assert curve[0]["rl_s"] == 0.0 < curve[1]["rl_s"] < curve[2]["rl_s"]
+    assert result["success_rate"] == curve[-1]["success_rate"]
+
+
+def test_the_example_experiment_translates_into_a_recipe() -> None:
+    experiment = load(ROOT / "examples" / "frozen_lake" / "experiment.yaml")
+    recipe = recipe_of(experiment)
+    assert recipe.groups_per_step == experiment.run.groups_per_step
+    assert recipe.learning_rate == experiment.learner.training_args.learning_rate
+    assert recipe.beta2 == experiment.learner.training_args.adam_beta2
+    assert recipe.lag == 0
+
+
+def test_the_systems_time_to_the_goal_starts_with_the_evaluation_before_training() -> None:
+    rows = [
+        {"step": 0, "time_s": 20.0, "eval/success_rate": 0.2, "idle/credit": None},
+        {"step": 1, "time_s": 25.0, "eval/success_rate": None, "idle/credit": 1.0},
+        {"step": 2, "time_s": 30.0, "eval/success_rate": 0.82, "idle/credit": 2.0},
+        {"step": 3, "time_s": 33.0, "eval/success_rate": 0.9, "idle/credit": 4.0},
+    ]
+    found = system_result(rows)
+    assert (found["to_goal_with_eval_s"], found["to_goal_step"]) == (10.0, 2)
+    assert (found["warm_start_success"], found["success_rate"]) == (0.2, 0.9)
+    assert found["idle"] == {"credit": 3.0}
