@@ -90,7 +90,8 @@ class Loop:
         with tempfile.TemporaryDirectory() as directory:
             self.renderer, vocab_size = _load_renderer(Path(directory))
         self.model = build_model(vocab_size, seed)
-        rows = max(recipe.groups_per_step * recipe.group_size, recipe.eval_episodes)
+        num_train = recipe.groups_per_step * recipe.group_size
+        rows = max(num_train, recipe.eval_episodes, recipe.eval_interim_episodes)
         self.sampler = KvSampler(self.model, rows, MAX_SLOTS)
         self.next_seed = seed * 1_000_003
         self.train_success: list[float] = []

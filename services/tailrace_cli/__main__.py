@@ -10,7 +10,7 @@ from rich.console import Console
 
 from tailrace.config import ConfigError
 from tailrace.log import configure
-from tailrace_cli.cluster.local import Attachment
+from tailrace_cli.cluster.attached import Attachment
 from tailrace_cli.cluster.supervisor import USER_ERROR, ServiceFailedError
 from tailrace_cli.commands.cluster_run import keep_up, prepare_run_dir
 from tailrace_cli.commands.validate import validate as validate_experiment
@@ -54,8 +54,8 @@ def _experiment(
     return loaded
 
 
-def _attachment(attach: tuple[str, str] | None) -> Attachment | None:
-    return Attachment(*attach) if attach else None
+def _attachment(attach: tuple[str, str] | None, overwrite: bool) -> Attachment | None:
+    return Attachment(*attach, overwrite) if attach else None
 
 
 @app.command()
@@ -71,9 +71,8 @@ def train(
     from tailrace_cli.commands import train as train_command  # draws curves: matplotlib takes a second
 
     loaded = _experiment(experiment, overrides, config_path, config_name)
-    raise typer.Exit(
-        train_command.train(loaded, console, overwrite=overwrite, attachment=_attachment(attach))
-    )
+    attachment = _attachment(attach, overwrite)
+    raise typer.Exit(train_command.train(loaded, console, overwrite=overwrite, attachment=attachment))
 
 
 @app.command("eval")
@@ -90,7 +89,8 @@ def evaluate(
 
     first = _experiment(experiment, overrides, config_path, config_name)
     evaluation = train_command.evaluation_of(first, checkpoint)
-    raise typer.Exit(train_command.evaluate(evaluation, console, attachment=_attachment(attach)))
+    attachment = _attachment(attach, overwrite=True)
+    raise typer.Exit(train_command.evaluate(evaluation, console, attachment=attachment))
 
 
 @app.command()
@@ -105,7 +105,7 @@ def up(
     """Start the local cluster and keep it up until Ctrl-C."""
     loaded = _experiment(experiment, overrides, config_path, config_name)
     prepare_run_dir(loaded, overwrite=overwrite)
-    keep_up(loaded, console, _attachment(attach))
+    keep_up(loaded, console, _attachment(attach, overwrite))
 
 
 @app.command()

@@ -72,9 +72,9 @@ class LocalPolicy:
 
 
 def _read_weights(folder: Path) -> Iterator[TensorBytes]:
-    files = sorted(folder.glob("*.safetensors"))
+    files = sorted(folder.glob("model*.safetensors"))  # a checkpoint has others beside them
     if not files:
-        raise ConfigError(f"{folder} holds no *.safetensors: save the model with safe serialization")
+        raise ConfigError(f"{folder} holds no model*.safetensors: save the model with safe serialization")
     for path in files:
         with safe_open(path, framework="pt") as content:
             for name in content.keys():  # noqa: SIM118 - safe_open is no mapping

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from tailrace.config import ConfigError
 from tailrace_cli.experiment import Experiment
+from tailrace_learner.config import check_with_run
 from tailrace_scheduler.core.capacity import check_capacity
 
 
@@ -16,6 +17,7 @@ def check_experiment(experiment: Experiment) -> None:
     _check_resume(experiment)
     try:
         check_capacity(experiment.run, experiment.scheduler)
+        check_with_run(experiment.learner, experiment.run)
     except ValueError as error:
         raise ConfigError(f"{experiment.source}: {error}") from error
 

@@ -33,6 +33,7 @@ from tailrace_protos.weights import ModelCard, WeightsAvailable
 log = get_logger(__name__)
 
 _CARD_POLL_S = 0.2
+_MAX_LOOP_PARAMETERS = 20_000_000  # steps of larger models would block the event loop for too long
 _HOOK_MARGIN_S = 5.0  # beyond `drain_s`, for telling callers and closing sockets
 
 
@@ -63,10 +64,7 @@ class _Process:
         service, run = self.service, self.run
         card = await self._wait_for_card()
         self.engine = await asyncio.to_thread(self._build_engine, card)
-        in_thread = self.config.step_in == "thread" or (
-            self.config.step_in == "auto" and self.engine.device_type != "cpu"
-        )
-        self.driver = EngineDriver(self.engine, in_thread=in_thread)
+        self.driver = EngineDriver(self.engine, in_thread=self._steps_in_thread())
         emissions = EmissionLog(self.emission_path) if self.config.emission_log else None
         self.handler = InferenceHandler(self.driver, service.draining.is_set, emissions)
         self.collector = EngineCollector(self.engine.stats)
@@ -153,6 +151,12 @@ class _Process:
             log.warning("calls aborted by the drain", num_calls=self.handler.num_open)
             self.driver.abort_all()
             await self.driver.run_until_idle()
+
+    def _steps_in_thread(self) -> bool:
+        if self.config.step_in != "auto":
+            return self.config.step_in == "thread"
+        engine = self.engine
+        return engine.device_type != "cpu" or engine.num_parameters > _MAX_LOOP_PARAMETERS
 
     def _build_engine(self, card: ModelCard) -> TorchEngine:
         files = card.tokenizer_files

@@ -55,7 +55,7 @@ class InferenceConfig(Config, frozen=True, kw_only=True):
 
     step_in: Literal["auto", "loop", "thread"] = "auto"
     """Where steps run: in the event loop between two I/O ticks, or in a worker thread. `auto` is the
-    loop on the CPU and a thread on CUDA."""
+    loop for small models on the CPU, whose steps take milliseconds, and a thread for all others."""
 
     stream_interval_ms: float = 20.0
     """Sampled tokens leave the server at the latest after this time."""

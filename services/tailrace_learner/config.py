@@ -93,10 +93,6 @@ class WarmStart(Config, frozen=True, kw_only=True):
     learning_rate: float = 1e-3
     """Peak learning rate."""
 
-    num_threads: int = 0
-    """Threads that torch may use meanwhile: nothing else of the run computes yet, so all cores are
-    the learner's. 0: `learner.num_threads`."""
-
     warmup_steps: int = 5
     """Steps over which the rate rises linearly from 0; then it falls as a cosine to a tenth."""
 

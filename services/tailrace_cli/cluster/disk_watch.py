@@ -1,8 +1,8 @@
-"""Watch the run directory's disk: tell the user when it is full, mend nats-server when it has room again.
+"""Watch the run directory's disk: tell the user when it is full, mend nats-server once it has room.
 
-Redis and every service wait and go on by themselves. nats-server does not: a stream that once could not
-be written takes nothing until the server is started anew, so it is, as soon as there is room. Free space
-is looked at, and nats-server's log, which tells of a shortage that lasted less than a look's interval.
+Redis and every service wait and go on by themselves. nats-server does not: a stream that once could
+not be written takes nothing until the server is started anew, so it is, as soon as there is room. Free
+space is looked at, and nats-server's log, which tells of shortages shorter than a look's interval.
 """
 
 from __future__ import annotations
@@ -11,10 +11,6 @@ import asyncio
 import os
 from collections.abc import Callable
 from pathlib import Path
-
-from tailrace.log import get_logger
-
-log = get_logger(__name__)
 
 INTERVAL_S = 0.5
 FULL_BELOW_BYTES = 1 << 20
@@ -54,14 +50,14 @@ class DiskWatch:
         is_short = free < FULL_BELOW_BYTES or self._is_in_log()
         if is_short and not self._was_full:
             self._was_full = True
-            self._say(
+            self._tell(
                 f"the disk of {self._run_dir} is full: free some space on it; nothing is lost, the run "
                 "waits and goes on by itself"
             )
         if not self._was_full or free < ROOM_FROM_BYTES:
             return False
         self._was_full = False
-        self._say(f"the disk of {self._run_dir} has room again: {free >> 20} MiB")
+        self._tell(f"the disk of {self._run_dir} has room again: {free >> 20} MiB")
         if self._restart_nats is not None:
             self._restart_nats()
         return True
@@ -75,7 +71,3 @@ class DiskWatch:
             fresh = file.read()
         self._log_offset += len(fresh)
         return NO_SPACE in fresh
-
-    def _say(self, message: str) -> None:
-        log.warning("disk", message=message)
-        self._tell(message)

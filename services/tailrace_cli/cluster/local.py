@@ -11,9 +11,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import IO
 
-import msgspec
-
 from tailrace.config import ConfigError, Endpoints, this_host_id
+from tailrace_cli.cluster.attached import Attachment, claim
 from tailrace_cli.cluster.disk_watch import DiskWatch
 from tailrace_cli.cluster.plan import Connection, ProcessSpec, service_specs
 from tailrace_cli.cluster.servers import (
@@ -27,13 +26,6 @@ from tailrace_cli.cluster.supervisor import Supervisor
 from tailrace_cli.experiment import Experiment
 
 SERVERS = ("nats", "redis")
-
-
-class Attachment(msgspec.Struct, frozen=True):
-    """Servers that already run, given by `--attach`."""
-
-    nats_url: str
-    redis_url: str
 
 
 class LocalCluster:
@@ -74,7 +66,7 @@ class LocalCluster:
             max_restarts=config.max_restarts,
             restart_window_s=config.restart_window_s,
         )
-        connection = self._attached() if self._attachment else await self._start_servers()
+        connection = await self._attach() if self._attachment else await self._start_servers()
         self.endpoints = Endpoints(
             nats_url=connection.nats_url,
             nats_user="cli" if connection.nats_passwords else "",
@@ -160,8 +152,10 @@ class LocalCluster:
         restart = None if self._attachment else lambda: supervisor.restart("nats")
         return DiskWatch(self.run_dir, supervisor.log_path("nats"), restart, self._tell)
 
-    def _attached(self) -> Connection:
+    async def _attach(self) -> Connection:
         assert self._attachment is not None
+        is_new = not (self.run_dir / "events.jsonl").exists()
+        await claim(self._attachment, self._experiment.run.exp_name, is_new=is_new)
         return Connection(self._attachment.nats_url, self._attachment.redis_url, {})
 
 

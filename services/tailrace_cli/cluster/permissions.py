@@ -60,7 +60,7 @@ def _scheduler(run: str) -> Rights:
 
 
 def _agents(run: str) -> Rights:
-    publish = [*_stream(subjects.episodes_stream(run)), f"{run}.dead.>"]
+    publish = [*_stream(subjects.episodes_stream(run)), f"{run}.episodes.*", f"{run}.dead.>"]
     publish += [subjects.lease(run), subjects.lease_report(run), subjects.activity(run)]
     publish += [subjects.score(run), subjects.generate(run, "*")]
     return publish, []

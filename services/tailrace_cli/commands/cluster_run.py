@@ -10,7 +10,8 @@ from typing import Any
 from rich.console import Console
 
 from tailrace.config import ConfigError
-from tailrace_cli.cluster.local import Attachment, LocalCluster, clear_run_dir
+from tailrace_cli.cluster.attached import Attachment
+from tailrace_cli.cluster.local import LocalCluster, clear_run_dir
 from tailrace_cli.experiment import Experiment
 from tailrace_cli.progress import ProgressView
 from tailrace_cli.watch import watch

@@ -10,7 +10,7 @@ from rich.console import Console
 
 from tailrace.config import ConfigError
 from tailrace_cli.checkpoints import newest_checkpoint
-from tailrace_cli.cluster.local import Attachment
+from tailrace_cli.cluster.attached import Attachment
 from tailrace_cli.commands.cluster_run import prepare_run_dir, run_to_the_end
 from tailrace_cli.experiment import Experiment
 from tailrace_cli.report.html import write_report
@@ -51,7 +51,7 @@ def evaluation_of(experiment: Experiment, checkpoint: str) -> Experiment:
         max_steps=0,
         resume_from_checkpoint=False,
     )
-    learner = msgspec.structs.replace(experiment.learner, warm_start=None)
+    learner = msgspec.structs.replace(experiment.learner, from_scratch=None, warm_start=None)
     return dataclasses.replace(experiment, run=only_evaluate, learner=learner)
 
 

@@ -78,6 +78,11 @@ class TorchEngine:
         """`cpu` or `cuda`."""
         return self._model.device.type
 
+    @property
+    def num_parameters(self) -> int:
+        """Size of the model."""
+        return sum(parameter.numel() for parameter in self._model.model.parameters())
+
     def attach(self) -> None:
         """See `Engine`: torch counts its threads per thread that calls it."""
         if self.device_type == "cpu":
@@ -169,8 +174,7 @@ class TorchEngine:
         """End aborted calls, wherever they are."""
         if not self._aborts:
             return
-        asked = set(self._aborts)
-        self._aborts.clear()
+        asked = {self._aborts.popleft() for _ in range(len(self._aborts))}
         waiting = self._residency.waiting
         gone = [call for call in waiting if None in asked or call.call_id in asked]
         for call in gone:

@@ -1,8 +1,8 @@
 """Matrix products of the lean forward.
 
-torch multiplies float32 matrices on the CPU with MKL, which reaches 100 GFLOP/s on one Zen 5 core; oneDNN,
-also inside torch, reaches 170 to 230 from some size on. It has no public name for float32, so its operator
-is used where this build of torch has it, and MKL otherwise.
+torch multiplies float32 matrices on the CPU with MKL, which reaches 100 GFLOP/s on one Zen 5 core;
+oneDNN, also inside torch, reaches 170 to 230 from some size on. It has no public name for float32, so
+its operator is used where this build of torch has it, and MKL otherwise.
 """
 
 from __future__ import annotations
@@ -19,8 +19,9 @@ _MIN_PRODUCTS = 1 << 20
 
 def _find_onednn() -> Any:
     """The operator `(input, weight, bias, "none", [], "")`, or None."""
-    namespace = torch.ops.mkldnn
-    if not torch.backends.mkldnn.is_available() or not hasattr(namespace, "_linear_pointwise"):
+    namespace: Any = torch.ops.mkldnn
+    backend: Any = torch.backends.mkldnn
+    if not backend.is_available() or not hasattr(namespace, "_linear_pointwise"):
         return None
     return namespace._linear_pointwise
 

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from itertools import islice
 
 import msgspec
-import torch
 
 from tailrace_learner.config import LearnerConfig, TrainingArgs, WarmStart
 from tailrace_learner.core.losses import sft
@@ -40,27 +38,6 @@ def warm_start(
     on_step: Callable[[int, float], None],
 ) -> float:
     """Train; returns the last step's mean loss. `on_step(step, loss)` is called after each."""
-    with _threads(warm.num_threads or config.num_threads):
-        return _train(policy, rows, warm, config, on_step)
-
-
-@contextmanager
-def _threads(num_threads: int) -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(num_threads)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
-
-
-def _train(
-    policy: Policy,
-    rows: Iterator[Row],
-    warm: WarmStart,
-    config: LearnerConfig,
-    on_step: Callable[[int, float], None],
-) -> float:
     args = _training_args(warm)
     plain = msgspec.structs.replace(
         config, loss_aggregation="token_mean", behaviour_correction="none", entropy_loss_coef=0.0

@@ -93,7 +93,7 @@ async def test_a_drain_request_aborts_what_takes_too_long_and_refuses_the_rest(w
     await nats.close()
 
 
-@pytest.mark.parametrize("world", [FAST], indirect=True)
+@pytest.mark.parametrize("world", [{**FAST, "step_in": "thread"}], indirect=True)
 async def test_weights_that_do_not_fit_are_refused_and_the_old_version_stays(world: World) -> None:
     world.services.serve("inference", build, SERVER_ID)
     await world.put_card()

@@ -47,7 +47,7 @@ def test_sampled_logprobs_are_those_of_the_model_over_turns_of_unequal_length(lo
     """An untrained model replies invalid, empty and unclosed turns, so rows drift apart."""
     loop.sampler.load(snapshot(loop.model))
     episodes = play_episodes(loop.sampler, loop.renderer, {"max_turns": 5}, range(16))
-    assert len({len(episode.token_ids) for episode in episodes}) > 3
+    assert len({len(episode.token_ids) for episode in episodes}) > 1
     assert max(largest_error(loop, episode) for episode in episodes) < 1e-4
 
 

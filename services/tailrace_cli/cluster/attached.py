@@ -1,0 +1,92 @@
+"""Servers that already run: are they there, and is the run's name still free on them?
+
+Invariant: nothing is touched but what begins with the run's name, and that only with `--overwrite`.
+"""
+
+from __future__ import annotations
+
+import msgspec
+import nats
+import nats.errors
+import nats.js.errors
+from nats.aio.client import Client
+from redis.asyncio import Redis
+from redis.exceptions import RedisError
+
+from tailrace.config import ConfigError
+from tailrace.store.connection import without_credentials
+from tailrace_protos import subjects
+
+ANSWER_WITHIN_S = 5.0
+
+
+class Attachment(msgspec.Struct, frozen=True):
+    """Servers given by `--attach`; `overwrite`: what they hold of an earlier run may be deleted."""
+
+    nats_url: str
+    redis_url: str
+    overwrite: bool = False
+
+
+async def claim(attachment: Attachment, run: str, *, is_new: bool) -> None:
+    """Return when both servers answer and hold nothing that a new run would mix with."""
+    redis = Redis.from_url(
+        attachment.redis_url, socket_connect_timeout=ANSWER_WITHIN_S, socket_timeout=ANSWER_WITHIN_S
+    )
+    client = await _connect(attachment.nats_url)
+    try:
+        await _claim(client, redis, attachment, run, is_new)
+    except (RedisError, OSError) as error:
+        raise ConfigError(
+            f"no Redis answers at {without_credentials(attachment.redis_url)} ({error}): start it, or "
+            "correct the second URL of --attach"
+        ) from error
+    except nats.js.errors.Error as error:
+        raise ConfigError(
+            f"NATS at {without_credentials(attachment.nats_url)} offers no JetStream ({error}): start "
+            "it with -js"
+        ) from error
+    finally:
+        await client.close()
+        await redis.aclose()
+
+
+async def _connect(url: str) -> Client:
+    async def silent(_error: Exception) -> None:
+        """The error is raised as well."""
+
+    try:
+        return await nats.connect(
+            url, allow_reconnect=False, connect_timeout=int(ANSWER_WITHIN_S), error_cb=silent
+        )
+    except (nats.errors.Error, OSError) as error:
+        raise ConfigError(
+            f"no NATS answers at {without_credentials(url)} ({error}): start it, or correct the first "
+            "URL of --attach"
+        ) from error
+
+
+async def _claim(client: Client, redis: Redis, attachment: Attachment, run: str, is_new: bool) -> None:
+    await redis.ping()
+    jetstream = client.jetstream()
+    await jetstream.account_info()
+    if not is_new:
+        return
+    ours = {
+        subjects.episodes_stream(run),
+        subjects.events_stream(run),
+        subjects.dead_stream(run),
+        f"KV_{subjects.registry_bucket(run)}",
+    }
+    streams = [info.config.name for info in await jetstream.streams_info_iterator()]
+    old_streams = sorted(ours.intersection(streams))
+    old_keys = [key async for key in redis.scan_iter(subjects.redis_prefix(run) + "*", count=1000)]
+    if (old_streams or old_keys) and not attachment.overwrite:
+        raise ConfigError(
+            f"the servers of --attach hold an earlier run {run!r} ({len(old_streams)} streams, "
+            f"{len(old_keys)} keys): choose another exp_name, or delete it with --overwrite"
+        )
+    for stream in old_streams:
+        await jetstream.delete_stream(stream)
+    for start in range(0, len(old_keys), 1000):
+        await redis.unlink(*old_keys[start : start + 1000])
