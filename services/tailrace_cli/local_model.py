@@ -74,12 +74,16 @@ class LocalPolicy:
 def _read_weights(folder: Path) -> Iterator[TensorBytes]:
     files = sorted(folder.glob("model*.safetensors"))  # a checkpoint has others beside them
     if not files:
-        raise ConfigError(f"{folder} holds no model*.safetensors: save the model with safe serialization")
+        raise ConfigError(
+            f"{folder} holds no model*.safetensors: save the model with safe serialization"
+        )
     for path in files:
         with safe_open(path, framework="pt") as content:
-            for name in content.keys():  # noqa: SIM118 - safe_open is no mapping
+            for name in content.keys():  # noqa: SIM118 - no mapping
                 tensor = content.get_tensor(name).contiguous()
                 raw = tensor.reshape(-1).view(torch.uint8).numpy().data
-                yield TensorBytes(
-                    name, str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape), raw
-                )
+                yield TensorBytes(name, _dtype_name(tensor), tuple(tensor.shape), raw)
+
+
+def _dtype_name(tensor: torch.Tensor) -> str:
+    return str(tensor.dtype).removeprefix("torch.")

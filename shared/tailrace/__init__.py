@@ -1,0 +1,1 @@
+"""What the services and their users share; each module and package says what it owns."""

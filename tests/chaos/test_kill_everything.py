@@ -1,4 +1,4 @@
-"""SIGKILL for every service and both servers during one run: the run ends by itself, the audit balances."""
+"""SIGKILL for every service and both servers in one run: it ends by itself, the audit balances."""
 
 from __future__ import annotations
 

@@ -25,9 +25,10 @@ from tests.e2e.runs import command, run
 METRICS_KEYS = {
     "step", "time_s", "policy_version", "reward_mean", "reward_std", "success_rate",
     "eval/success_rate", "loss", "grad_norm", "entropy", "kl", "mismatch_kl", "behaviour_kl",
-    "idle/credit", "idle/straggler", "idle/tool", "idle/reward", "idle/weights", "idle/transport", "staleness_mean", "staleness_max",
-    "num_groups", "num_trained_tokens", "tokens_per_s", "outcome/ok", "outcome/policy_failure",
-    "outcome/infra_failure", "outcome/timeout", "outcome/cancelled",
+    "idle/credit", "idle/straggler", "idle/tool", "idle/reward", "idle/weights", "idle/transport",
+    "staleness_mean", "staleness_max", "num_groups", "num_trained_tokens", "tokens_per_s",
+    "outcome/ok", "outcome/policy_failure", "outcome/infra_failure", "outcome/timeout",
+    "outcome/cancelled",
 }  # fmt: skip
 
 

@@ -5,8 +5,9 @@ Invariant: nothing is touched but what begins with the run's name, and that only
 
 from __future__ import annotations
 
+import asyncio
+
 import msgspec
-import nats
 import nats.errors
 import nats.js.errors
 from nats.aio.client import Client
@@ -52,18 +53,22 @@ async def claim(attachment: Attachment, run: str, *, is_new: bool) -> None:
 
 
 async def _connect(url: str) -> Client:
-    async def silent(_error: Exception) -> None:
-        """The error is raised as well."""
+    seen = ["no answer"]
 
+    async def note(error: Exception) -> None:
+        seen.append(str(error) or type(error).__name__)
+
+    client = Client()
     try:
-        return await nats.connect(
-            url, allow_reconnect=False, connect_timeout=int(ANSWER_WITHIN_S), error_cb=silent
-        )
-    except (nats.errors.Error, OSError) as error:
+        async with asyncio.timeout(ANSWER_WITHIN_S):
+            await client.connect(url, allow_reconnect=False, error_cb=note)
+    except (nats.errors.Error, OSError) as error:  # a timeout is an OSError
+        await client.close()
         raise ConfigError(
-            f"no NATS answers at {without_credentials(url)} ({error}): start it, or correct the first "
-            "URL of --attach"
+            f"no NATS answers at {without_credentials(url)} ({seen[-1]}): start it, or correct the "
+            "first URL of --attach"
         ) from error
+    return client
 
 
 async def _claim(client: Client, redis: Redis, attachment: Attachment, run: str, is_new: bool) -> None:

@@ -96,7 +96,6 @@ class LocalCluster:
     def _prepare_run_dir(self) -> None:
         try:
             self.state_dir.mkdir(parents=True, exist_ok=True)
-            self._lock = (self.state_dir / "lock").open("a+")
             free = shutil.disk_usage(self.run_dir).free
             wanted = self._experiment.cluster.min_free_disk_bytes
             if free < wanted:
@@ -104,27 +103,12 @@ class LocalCluster:
                     f"only {free >> 20} MiB free under {self.run_dir}, {wanted >> 20} MiB wanted: free "
                     "some space, choose another output_dir, or lower cluster.min_free_disk_bytes"
                 )
-            self._take_lock()
+            self._lock = take_lock(self.state_dir)
             (self.run_dir / "config.yaml").write_text(self._experiment.to_yaml())
         except OSError as error:
             raise ConfigError(
                 f"cannot use run directory {self.run_dir}: {error.strerror}; choose another output_dir"
             ) from error
-
-    def _take_lock(self) -> None:
-        assert self._lock is not None
-        try:
-            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            self._lock.seek(0)
-            holder = self._lock.read().strip()
-            raise ConfigError(
-                f"run {self._experiment.run.exp_name} is already going on here (process {holder}): "
-                "wait for it, stop it, or choose another exp_name"
-            ) from error
-        self._lock.truncate(0)
-        self._lock.write(str(os.getpid()))
-        self._lock.flush()
 
     async def _start_servers(self) -> Connection:
         config, run = self._experiment.cluster, self._experiment.run.exp_name
@@ -159,11 +143,31 @@ class LocalCluster:
         return Connection(self._attachment.nats_url, self._attachment.redis_url, {})
 
 
+def take_lock(state_dir: Path) -> IO[str]:
+    """The run directory's lock, held until the file is closed; `ConfigError` while another holds it."""
+    lock = (state_dir / "lock").open("a+")
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError as error:
+        lock.seek(0)
+        holder = lock.read().strip()
+        lock.close()
+        raise ConfigError(
+            f"run {state_dir.parent.name} is already going on in {state_dir.parent} (process "
+            f"{holder}): wait for it, stop it, or choose another exp_name"
+        ) from error
+    lock.truncate(0)
+    lock.write(str(os.getpid()))
+    lock.flush()
+    return lock
+
+
 def clear_run_dir(run_dir: Path) -> None:
-    """Delete a run's directory (`--overwrite`); refuses a folder that is not a run directory."""
+    """Delete a run's directory (`--overwrite`); refuses one in use, and a folder that is no run's."""
     if not run_dir.exists():
         return
     if not (run_dir / "config.yaml").exists() and any(run_dir.iterdir()):
         raise ConfigError(f"{run_dir} holds no config.yaml, so it is no run directory: not overwritten")
-    with contextlib.suppress(FileNotFoundError):
+    state_dir = run_dir / "state"
+    with take_lock(state_dir) if state_dir.exists() else contextlib.nullcontext():
         shutil.rmtree(run_dir)
