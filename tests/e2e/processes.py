@@ -7,7 +7,7 @@ import signal
 import subprocess
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import psutil
@@ -85,11 +85,10 @@ def num_steps(run_dir: Path) -> int:
 
 
 def log_lines(run_dir: Path) -> list[dict[str, object]]:
-    """Every structured line of every service's log."""
-    lines = [
-        line
-        for path in sorted((run_dir / "logs").glob("*.log"))
-        for line in path.read_text(errors="replace").splitlines()
-        if line.startswith("{")
-    ]
-    return [json.loads(line) for line in lines if line.endswith("}")]
+    """Every structured line of every service's log; a full disk leaves torn ones, which are skipped."""
+    found = []
+    for path in sorted((run_dir / "logs").glob("*.log")):
+        for line in path.read_text(errors="replace").splitlines():
+            with suppress(ValueError):
+                found.append(json.loads(line))
+    return [line for line in found if isinstance(line, dict)]

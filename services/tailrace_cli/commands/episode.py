@@ -17,11 +17,15 @@ from tailrace_agents.core.episode import EpisodeLimits, EpisodeResult, SamplingP
 from tailrace_agents.core.play import play_episode
 from tailrace_cli.checkpoints import newest_checkpoint
 from tailrace_cli.experiment import Experiment
-from tailrace_cli.local_model import LocalPolicy, read_model_card
+from tailrace_inference.adapters.local_policy import LocalPolicy
+from tailrace_inference.engine.checkpoint import CheckpointError, engine_from_checkpoint
+from tailrace_inference.engine.engine import TorchEngine
 from tailrace_protos.base import as_float32, as_uint8
 from tailrace_protos.generation import SamplingParams
+from tailrace_protos.weights import ModelCard
 
 WALL_CLOCK_S = 600.0
+TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja")
 
 
 class TerminalObserver:
@@ -53,10 +57,13 @@ def play_in_terminal(
 ) -> None:
     """Play the task of `task_seed` with the model of `checkpoint` and print every turn."""
     folder = _model_folder(experiment, checkpoint)
-    card = read_model_card(folder)
+    renderer = Renderer.from_model_card(_model_card(folder))
     console.print(f"model {folder}", highlight=False)
-    policy = LocalPolicy(folder, card, experiment.inference)
-    result = asyncio.run(_play(experiment, Renderer.from_model_card(card), policy, console, task_seed))
+    try:
+        engine = engine_from_checkpoint(folder, experiment.inference)
+    except CheckpointError as error:
+        raise ConfigError(str(error)) from error
+    result = asyncio.run(_play(experiment, renderer, engine, console, task_seed))
     num_tokens, num_sampled = len(result.tokens), result.tokens.num_sampled
     console.print(
         f"outcome {result.outcome.value}{f' ({result.reason})' if result.reason else ''}, return "
@@ -67,7 +74,7 @@ def play_in_terminal(
 
 
 async def _play(
-    experiment: Experiment, renderer: Renderer, policy: LocalPolicy, console: Console, task_seed: int
+    experiment: Experiment, renderer: Renderer, engine: TorchEngine, console: Console, task_seed: int
 ) -> EpisodeResult:
     scheduler, agents = experiment.scheduler, experiment.agents
     name = (scheduler.eval_tags or scheduler.tags)[0]
@@ -79,15 +86,26 @@ async def _play(
         max_tokens_per_step=entry.max_tokens_per_step,
         wall_clock_s=WALL_CLOCK_S,
     )
-    return await play_episode(
-        make_env(entry.env_type, entry.env_config),
-        renderer,
-        policy,
-        limits,
-        SamplingPlan(_sampling(agents, renderer), mix_seed(experiment.run.seed, task_seed)),
-        seed=task_seed,
-        observer=TerminalObserver(console),
-    )
+    async with LocalPolicy(engine) as policy:
+        return await play_episode(
+            make_env(entry.env_type, entry.env_config),
+            renderer,
+            policy,
+            limits,
+            SamplingPlan(_sampling(agents, renderer), mix_seed(experiment.run.seed, task_seed)),
+            seed=task_seed,
+            observer=TerminalObserver(console),
+        )
+
+
+def _model_card(folder: Path) -> ModelCard:
+    """The model card of a Hugging Face model directory."""
+    for name in ("config.json", "tokenizer.json"):
+        if not (folder / name).is_file():
+            raise ConfigError(f"{folder} is no model directory: it holds no {name}")
+    present = (name for name in TOKENIZER_FILES if (folder / name).is_file())
+    files = {name: (folder / name).read_bytes() for name in present}
+    return ModelCard((folder / "config.json").read_bytes(), files)
 
 
 def _sampling(agents: AgentsConfig, renderer: Renderer) -> SamplingParams:
