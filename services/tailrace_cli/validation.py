@@ -15,6 +15,7 @@ def check_experiment(experiment: Experiment) -> None:
     _check_environments(experiment)
     _check_model(experiment)
     _check_resume(experiment)
+    _check_sampling(experiment)
     try:
         check_capacity(experiment.run, experiment.scheduler)
         check_with_run(experiment.learner, experiment.run)
@@ -46,6 +47,24 @@ def _check_model(experiment: Experiment) -> None:
         raise ConfigError(
             f"{experiment.source}: neither pretrain nor learner.from_scratch is set: name a model to "
             "start from, or describe one to make"
+        )
+
+
+def _check_sampling(experiment: Experiment) -> None:
+    sampled_at, trained_at = (
+        experiment.agents.generating_args.temperature,
+        experiment.learner.temperature,
+    )
+    if sampled_at != trained_at:
+        raise ConfigError(
+            f"{experiment.source}: learner.temperature ({trained_at:g}) must equal "
+            f"agents.generating_args.temperature ({sampled_at:g}): their log-probabilities are compared"
+        )
+    longest, room = experiment.agents.max_episode_tokens, experiment.inference.max_model_len
+    if 0 < room < longest:
+        raise ConfigError(
+            f"{experiment.source}: agents.max_episode_tokens ({longest}) exceeds "
+            f"inference.max_model_len ({room}): lower the first or raise the second"
         )
 
 

@@ -1,0 +1,43 @@
+"""What only all sections of an experiment together can tell."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import yaml
+
+from tailrace.config import ConfigError
+from tailrace_cli.experiment import decode, load
+from tailrace_cli.validation import check_experiment
+
+EXAMPLE = Path(__file__).parents[3] / "examples" / "frozen_lake" / "experiment.yaml"
+
+
+def test_the_example_is_valid() -> None:
+    check_experiment(load(EXAMPLE))
+
+
+def test_the_resolved_experiment_loads_to_the_same() -> None:
+    experiment = load(EXAMPLE, ["group_size=5", "agents.env_threads=3"])
+    again = decode(yaml.safe_load(experiment.to_yaml()), experiment.source)
+    assert again == experiment
+    assert again.run.group_size == 5
+    assert again.agents.env_threads == 3
+
+
+@pytest.mark.parametrize(
+    ("override", "named"),
+    [
+        ("learner.temperature=0.5", "learner.temperature"),
+        ("agents.max_episode_tokens=1000", "inference.max_model_len"),
+        ("scheduler.eval_tags=[nowhere]", "scheduler.eval_tags"),
+        ("pretrain=./nothing", "pretrain"),
+        ("learner.from_scratch=null", "learner.from_scratch"),
+        ("resume_from_checkpoint=./nothing", "resume_from_checkpoint"),
+        ("scheduler.max_buffered_groups=1", "max_buffered_groups"),
+    ],
+)
+def test_combinations_that_cannot_run_name_the_key(override: str, named: str) -> None:
+    with pytest.raises(ConfigError, match=named):
+        check_experiment(load(EXAMPLE, [override]))
