@@ -1,0 +1,47 @@
+"""The demo as `make demo` runs it: the model learns, within the promised memory."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+from tests.e2e.runs import EXPERIMENT, TAILRACE, environment
+
+DEADLINE_S = 900.0
+MAX_BYTES = 6 * 1024**3
+
+
+def memory_bytes(process: psutil.Process) -> int:
+    """Memory of a process tree, shared pages counted once (proportional set size)."""
+    total = 0
+    for member in (process, *process.children(recursive=True)):
+        try:
+            total += member.memory_full_info().pss
+        except psutil.Error:
+            continue
+    return total
+
+
+@pytest.mark.heavy
+@pytest.mark.timeout(DEADLINE_S + 60)
+def test_the_demo_learns_to_cross_held_out_lakes(tmp_path: Path) -> None:
+    argv = [TAILRACE, "train", str(EXPERIMENT), "exp_name=demo", "seed=1", f"output_dir={tmp_path}"]
+    process = subprocess.Popen(
+        argv, env=environment(), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    )
+    deadline = time.monotonic() + DEADLINE_S
+    peak = 0
+    while process.poll() is None and time.monotonic() < deadline:
+        peak = max(peak, memory_bytes(psutil.Process(process.pid)))
+        time.sleep(2.0)
+    printed, _ = process.communicate(timeout=30)
+    assert process.returncode == 0, printed
+    rows = [json.loads(line) for line in (tmp_path / "demo/metrics.jsonl").read_text().splitlines()]
+    assert rows[0]["eval/success_rate"] <= 0.35
+    assert rows[-1]["eval/success_rate"] >= 0.85
+    assert peak < MAX_BYTES, f"{peak / 1024**3:.2f} GiB"
