@@ -70,8 +70,13 @@ def run_service(build: Build, argv: Sequence[str] | None = None) -> int:
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             return runner.run(_serve(build, args))
     except ConfigError as error:
-        sys.stderr.write(f"error: {error}\n")
+        _tell(str(error))
         return EXIT_CONFIG
+
+
+def _tell(mistake: str) -> None:
+    """One line, the last one: who supervises this process shows it to the user."""
+    sys.stderr.write(f"error: {' '.join(mistake.split())}\n")
 
 
 def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
@@ -106,5 +111,5 @@ async def _serve(build: Build, args: Args) -> int:
     tracing.configure(service.name)
     exit_code = await service.serve()
     if exit_code == EXIT_CONFIG:
-        sys.stderr.write(f"error: {service.stop_reason}\n")
+        _tell(service.stop_reason)
     return exit_code
