@@ -42,7 +42,7 @@ def write_report(run_dir: Path, title: str, renders_dir: Path) -> Path:
 
 
 def _renders(folder: Path) -> str:
-    files = sorted(file for file in folder.glob("*") if file.suffix in _MIME)[:MAX_RENDERS]
+    files = (sorted(folder.glob("*.gif")) or sorted(folder.glob("*.png")))[:MAX_RENDERS]
     if not files:
         return ""
     figures = "".join(_figure(file.read_bytes(), _MIME[file.suffix], file.stem) for file in files)
