@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import socket
 import subprocess
@@ -65,11 +66,15 @@ def nats_binary() -> str:
     return str(Path(sys.executable).parent / "nats-server")
 
 
-def make_nats_server(directory: Path) -> ServerProcess:
-    """A nats-server with JetStream, not started yet."""
+def make_nats_server(directory: Path, include: str = "") -> ServerProcess:
+    """A nats-server with JetStream, not started yet; `include` names more configuration beside it."""
     port = free_port()
-    argv = [nats_binary(), "-a", "127.0.0.1", "-p", str(port), "-js", "-sd", str(directory)]
-    return ServerProcess(argv, port, f"nats://127.0.0.1:{port}")
+    config = directory / "nats.conf"
+    # Streams reserve their bounds: the runs of a whole test session add up to more than any disk.
+    jetstream = {"store_dir": str(directory / "jetstream"), "max_file_store": 1 << 42}
+    more = f'include "./{include}"\n' if include else ""
+    config.write_text(f'listen: "127.0.0.1:{port}"\njetstream: {json.dumps(jetstream)}\n{more}')
+    return ServerProcess([nats_binary(), "-c", str(config)], port, f"nats://127.0.0.1:{port}")
 
 
 def make_redis_server(directory: Path) -> ServerProcess:

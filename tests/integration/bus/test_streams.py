@@ -171,12 +171,10 @@ async def test_wrong_credentials_are_the_users_mistake(
     tmp_path_factory: pytest.TempPathFactory, run_name: str
 ) -> None:
     directory = tmp_path_factory.mktemp("secured")
-    config = directory / "nats.conf"
     allowed = f'{{ publish: [">"], subscribe: ["_INBOX.agents.>", "{run_name}.>"] }}'
     user = f"{{ user: agents, password: right, permissions: {allowed} }}"
-    config.write_text(f"authorization {{ users: [{user}] }}\n")
-    server: ServerProcess = make_nats_server(directory)
-    server.argv += ["-c", str(config)]
+    (directory / "users.conf").write_text(f"authorization {{ users: [{user}] }}\n")
+    server: ServerProcess = make_nats_server(directory, include="users.conf")
     server.start()
     try:
         with pytest.raises(ConfigError, match="TAILRACE_NATS_PASSWORD"):

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 import resource
+import signal
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -161,26 +163,25 @@ def test_only_the_newest_of_our_lineages_are_kept(tmp_path: Path, fresh: Session
     assert len(folder.all()) == 3
 
 
-@pytest.fixture
+@contextmanager
 def no_room() -> Iterator[None]:
-    """Files may not grow beyond 100 kB: what a full disk does to a writer, without filling one."""
-    import signal
-
+    """Files may not grow beyond 20 kB, pytest's own output among them: keep the block short."""
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
     resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, before[1]))
-    yield
-    resource.setrlimit(resource.RLIMIT_FSIZE, before)
-    signal.signal(signal.SIGXFSZ, handler)
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+        signal.signal(signal.SIGXFSZ, handler)
 
 
 def test_a_disk_without_room_leaves_the_old_checkpoint_and_says_what_to_do(
-    tmp_path: Path, fresh: Session, request: pytest.FixtureRequest
+    tmp_path: Path, fresh: Session
 ) -> None:
     folder = CheckpointFolder(tmp_path)
     old = folder.save(fresh.loaded, fresh.optimizer, state(1))
-    request.getfixturevalue("no_room")
-    with pytest.raises(CheckpointNotSavedError, match="free space"):
+    with pytest.raises(CheckpointNotSavedError, match="free space"), no_room():
         folder.save(fresh.loaded, fresh.optimizer, state(2))
     assert [checkpoint.path for checkpoint in folder.all()] == [old]
     assert os.listdir(folder.root) == ["step_1"]
