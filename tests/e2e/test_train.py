@@ -166,7 +166,7 @@ def test_events_are_messages_of_the_protocol(asynchronous: tuple[Path, str]) -> 
 
 
 def test_staleness_zero_is_a_synchronous_run(tmp_path: Path) -> None:
-    argv = command("train", "max_steps=4", "max_staleness=0", output_dir=tmp_path, exp_name="sync")
+    argv = command("train", "max_steps=8", "max_staleness=0", output_dir=tmp_path, exp_name="sync")
     result = run(argv)
     assert result.returncode == 0, result.stdout + result.stderr
     rows = rows_of(tmp_path / "sync")[1:]
