@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import sys
 import time
 from collections.abc import Callable, Iterator
 from typing import Any, Literal, NamedTuple
@@ -21,6 +22,7 @@ import torch
 from numpy.typing import NDArray
 from transformers import AutoConfig, AutoModelForCausalLM
 
+from benchmarks.results import Results
 from tailrace_inference.config import InferenceConfig
 from tailrace_inference.engine.engine import TorchEngine
 from tailrace_protos.base import as_int32, pack_int32
@@ -43,6 +45,8 @@ DEMO_MODEL = {
     "initializer_range": 0.05,
     "rope_parameters": {"rope_type": "default", "rope_theta": 100.0},
 }
+
+PACKAGES = ("tailrace", "torch", "transformers")
 
 
 class Tensor(NamedTuple):
@@ -221,29 +225,32 @@ def measure_turns(model: Any, repeats: int, forward: Forward) -> float:
     return max([once(lambda: run_turns(engine, 6000)) for _ in range(repeats + 1)][1:])
 
 
-def main() -> None:
-    """Measure and print a table, or JSON."""
+def main() -> int:
+    """Measure, print the table and write it; the exit code says whether the target holds."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--forward", choices=("auto", "generic"), default="auto")
-    parser.add_argument("--json", action="store_true")
     args = parser.parse_args()
     torch.set_num_threads(1)
     model = make_model()
-    rows = [
-        measure_tokens(model, in_flight, count, args.repeats, args.forward)
-        for in_flight, count in ((1, 6), (16, 64), (64, 192))
-    ]
-    turns = measure_turns(model, args.repeats, args.forward)
-    if args.json:
-        print(json.dumps({"rows": [row._asdict() for row in rows], "demo_turns_per_s": turns}))
-        return
-    print("in flight   engine tokens/s   generate tokens/s   ratio")
-    for row in rows:
+    results = Results("engine", PACKAGES, repeats=args.repeats, forward=args.forward)
+    for in_flight, count in ((1, 6), (16, 64), (64, 192)):
+        row = measure_tokens(model, in_flight, count, args.repeats, args.forward)
         ratio = row.engine / row.generate
-        print(f"{row.in_flight:9d}   {row.engine:15,.0f}   {row.generate:17,.0f}   {ratio:5.1f}")
-    print(f"demo's load, 256 episodes: {turns:,.0f} turns/s")
+        results.add(
+            what="tokens/s",
+            in_flight=in_flight,
+            engine=row.engine,
+            generate=row.generate,
+            ratio=ratio,
+        )
+    results.at_least("tokens/s at 64 in flight, times model.generate's", ratio, 2.0)
+    turns = measure_turns(model, args.repeats, args.forward)
+    results.add(what="turns/s of the demo's load, 256 episodes", in_flight=256, engine=turns)
+    results.show()
+    results.write()
+    return results.exit_code
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())
