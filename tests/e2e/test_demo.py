@@ -20,10 +20,15 @@ DEADLINE_S = 900.0
 MAX_BYTES = 6 * 1024**3
 
 
-def memory_bytes(process: psutil.Process) -> int:
-    """Memory of a process tree, shared pages counted once (proportional set size)."""
+def memory_bytes(pid: int) -> int:
+    """Memory of a process tree, shared pages counted once (proportional set size); 0 once it ended."""
+    try:
+        process = psutil.Process(pid)
+        members = [process, *process.children(recursive=True)]
+    except psutil.Error:
+        return 0
     total = 0
-    for member in (process, *process.children(recursive=True)):
+    for member in members:
         try:
             total += member.memory_full_info().pss
         except psutil.Error:
@@ -41,7 +46,7 @@ def test_the_demo_learns_to_cross_held_out_lakes(tmp_path: Path) -> None:
     deadline = time.monotonic() + DEADLINE_S
     peak = 0
     while process.poll() is None and time.monotonic() < deadline:
-        peak = max(peak, memory_bytes(psutil.Process(process.pid)))
+        peak = max(peak, memory_bytes(process.pid))
         time.sleep(2.0)
     printed, _ = process.communicate(timeout=30)
     assert process.returncode == 0, printed
