@@ -17,9 +17,9 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 from transformers.utils.logging import disable_progress_bar
 
 from tailrace.config import ConfigError, RunConfig
+from tailrace.dotted import load_dotted
 from tailrace.foreign import ForeignCodeError, foreign_code
 from tailrace.weights.tensors import TensorBytes
-from tailrace_learner.adapters.dotted import load_function
 from tailrace_learner.config import FromScratch, LearnerConfig
 from tailrace_learner.core import attention
 from tailrace_learner.core.cpu_kernels import use_cpu_kernels
@@ -112,7 +112,7 @@ def first_model(run: RunConfig, config: LearnerConfig) -> LoadedModel:
 
 def _build_tokenizer(scratch: FromScratch) -> Any:
     key = "learner.from_scratch.tokenizer"
-    build = load_function(scratch.tokenizer, key)
+    build = load_dotted(scratch.tokenizer, key)
     with tempfile.TemporaryDirectory(prefix="tailrace-tokenizer-") as folder:
         try:
             with foreign_code(key):
