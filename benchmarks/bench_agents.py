@@ -108,7 +108,7 @@ async def play_all(renderer: Renderer, policy: Policy, num_episodes: int, num_co
             result = await play_episode(
                 env, renderer, policy, LIMITS, sampling, seed=seed % 1000, episode_id=f"g{seed}.0"
             )
-            result.tokens.arrays()
+            result.tokens.row()
             pool.give_back(env)
             num_turns += result.tokens.num_turns
 

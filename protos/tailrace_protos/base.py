@@ -77,6 +77,15 @@ def encode_json(message: object) -> bytes:
     return _json_encoder.encode(message)
 
 
+def decode_json(data: bytes | memoryview, message_type: type[M]) -> M:
+    """As `decode` for JSON bytes."""
+    try:
+        return msgspec.json.decode(data, type=message_type)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        name = getattr(message_type, "__name__", str(message_type))
+        raise MalformedMessageError(name, len(data), str(error)) from error
+
+
 def pack_int32(values: Sequence[int] | NDArray[np.int32]) -> Int32Bytes:
     """Raw bytes of integer values [T]; no copy when they already are a contiguous int32 array."""
     return np.ascontiguousarray(values, dtype="<i4").data.cast("B") if len(values) else EMPTY

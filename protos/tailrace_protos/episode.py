@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+from typing import Any
 
 import msgspec
 
@@ -26,11 +27,17 @@ class Outcome(enum.StrEnum):
         return self in (Outcome.OK, Outcome.POLICY_FAILURE)
 
 
-class EnvTask(msgspec.Struct, frozen=True):
-    """Which environment to play and the seed that fixes it."""
+class EnvTask(msgspec.Struct, frozen=True, omit_defaults=True):
+    """Which tag to play, environment or data set, and what fixes the task.
+
+    `row` is the data set's row; it is empty on the queue and filled in by who plays the episode, so
+    that rewards can read it.
+    """
 
     env_name: str
     seed: int
+    ordinal: int = -1  # the how-many-th task of this tag in data order, from 0
+    row: dict[str, Any] = {}
 
 
 class EpisodeTask(Message, frozen=True, tag="episode_task"):

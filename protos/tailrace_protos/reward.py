@@ -5,15 +5,9 @@ from __future__ import annotations
 import msgspec
 
 from tailrace_protos.base import Message
+from tailrace_protos.chat import ChatMessage
 from tailrace_protos.episode import EnvTask
 from tailrace_protos.generation import CallError
-
-
-class ChatMessage(msgspec.Struct, frozen=True):
-    """One message of a conversation as text."""
-
-    role: str
-    content: str
 
 
 class ScoreItem(msgspec.Struct, frozen=True):

@@ -80,6 +80,16 @@ def weights_applied(run: str) -> str:
     return f"{run}.weight_sync.applied"
 
 
+def tool(name: str, run: str = "") -> str:
+    """Calls of a tool: for every run, or for one run only (which wins where somebody listens)."""
+    return f"{run}.tool.{name}" if run else f"tool.{name}"
+
+
+def tool_worker(worker_id: str) -> str:
+    """What is for one tool worker: later calls of a session, probes, cancellations, releases."""
+    return f"tool_worker.{worker_id}"
+
+
 def episodes(run: str, phase: Phase) -> str:
     """Subject of the work queue for episodes of one phase."""
     return f"{run}.episodes.{phase}"

@@ -2,22 +2,33 @@
 
 from __future__ import annotations
 
-from tailrace_protos.base import (
-    EMPTY,
-    Float32Bytes,
-    Int32Bytes,
-    Message,
-    UInt8Bytes,
-)
+import msgspec
+
+from tailrace_protos.base import EMPTY, Float32Bytes, Int32Bytes, Message, UInt8Bytes
 from tailrace_protos.episode import EnvTask, Outcome
 from tailrace_protos.subjects import Phase
 
 
-class Trajectory(Message, frozen=True, tag="trajectory"):
-    """One settled episode: tokens exactly as the engine saw and emitted them.
+class TokenRow(msgspec.Struct, frozen=True, omit_defaults=True):
+    """One row to train: tokens exactly as the engine saw and emitted them.
 
     The four token arrays have the same length T; positions with `loss_mask` 0 were inserted by the
-    renderer and have log-probability 0 and policy version -1.
+    renderer, or are trained in another row, and have log-probability 0 and policy version -1.
+    """
+
+    token_ids: Int32Bytes = EMPTY  # [T]
+    loss_mask: UInt8Bytes = EMPTY  # [T] 1 where the policy sampled
+    inference_logprobs: Float32Bytes = EMPTY  # [T]
+    policy_versions: Int32Bytes = EMPTY  # [T]
+    turn_ends: Int32Bytes = EMPTY  # [K] end (exclusive) of each turn that this row trains
+    turn_rewards: Float32Bytes = EMPTY  # [K]
+    reward: float = 0.0  # the return credited to this row
+    row_id: str = ""  # unique in its episode; empty when the episode has one row
+
+
+class Trajectory(Message, frozen=True, tag="trajectory"):
+    """One settled episode and its rows: one for an environment, several where a conversation forked
+    or where every model call is a row of its own. No token is trained by two rows.
     """
 
     episode_id: str
@@ -28,20 +39,15 @@ class Trajectory(Message, frozen=True, tag="trajectory"):
     task: EnvTask
     outcome: Outcome
     reason: str  # why, when the outcome is not ok
-    reward: float
+    reward: float  # return of the episode: what group statistics are made of
     metrics: dict[str, float]  # e.g. success
     started_unix_s: float
     finished_unix_s: float
-    token_ids: Int32Bytes = EMPTY  # [T]
-    loss_mask: UInt8Bytes = EMPTY  # [T] 1 where the policy sampled
-    inference_logprobs: Float32Bytes = EMPTY  # [T]
-    policy_versions: Int32Bytes = EMPTY  # [T]
-    turn_ends: Int32Bytes = EMPTY  # [K] end (exclusive) of each turn's tokens
-    turn_rewards: Float32Bytes = EMPTY  # [K]
+    rows: tuple[TokenRow, ...] = ()
 
 
 class TrajectoryGroup(Message, frozen=True, tag="trajectory_group"):
-    """A closed group: its settled members, cancelled ones included (with empty arrays)."""
+    """A closed group: its settled members, cancelled ones included (without rows)."""
 
     group_id: str
     group_index: int

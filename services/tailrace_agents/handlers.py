@@ -126,15 +126,16 @@ class EpisodeHandler:
         reward = (
             apply_score(result, await self._score(task, result)) if result.outcome.is_valid else 0.0
         )
-        arrays = result.tokens.arrays()
-        trajectory = build_trajectory(task, result, arrays, reward, started_unix_s, deck.clock.unix_s())
+        row, num_nonfinite = result.tokens.row(reward)
+        rows = (row,) if len(result.tokens) else ()
+        trajectory = build_trajectory(task, result, rows, reward, started_unix_s, deck.clock.unix_s())
         deck.stages.num_settling += 1
         try:
             put = await deck.buffer.put_trajectory(trajectory)
         finally:
             deck.stages.num_settling -= 1
         metrics.SETTLEMENTS.labels(put.value).inc()
-        _count(task, result, arrays.num_nonfinite)
+        _count(task, result, num_nonfinite)
 
     async def _score(self, task: EpisodeTask, result: EpisodeResult) -> Score:
         deck = self._deck

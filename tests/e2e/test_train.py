@@ -115,12 +115,15 @@ def test_every_trained_token_is_one_the_engine_emitted(asynchronous: tuple[Path,
     num_tokens = 0
     for group in _trajectories(run_dir):
         for member in group.members:
-            mask = as_uint8(member.loss_mask).astype(bool)
+            if not member.rows:
+                continue
+            (row,) = member.rows
+            mask = as_uint8(row.loss_mask).astype(bool)
             triples = list(
                 zip(
-                    as_int32(member.token_ids)[mask].tolist(),
-                    as_float32(member.inference_logprobs)[mask].tolist(),
-                    as_int32(member.policy_versions)[mask].tolist(),
+                    as_int32(row.token_ids)[mask].tolist(),
+                    as_float32(row.inference_logprobs)[mask].tolist(),
+                    as_int32(row.policy_versions)[mask].tolist(),
                     strict=True,
                 )
             )

@@ -8,9 +8,9 @@ from typing import NamedTuple
 import msgspec
 
 from tailrace_agents.core.tokens import EpisodeTokens
+from tailrace_protos.chat import ChatMessage
 from tailrace_protos.episode import Outcome
 from tailrace_protos.generation import SamplingParams
-from tailrace_protos.reward import ChatMessage
 
 _MASK_64 = (1 << 64) - 1
 

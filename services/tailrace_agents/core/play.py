@@ -27,9 +27,9 @@ from tailrace_agents.core.episode import (
 )
 from tailrace_agents.ports import EpisodeJournal, NoJournal, Observer
 from tailrace_protos.base import as_float32, as_int32, pack_float32, pack_int32
+from tailrace_protos.chat import ChatMessage
 from tailrace_protos.episode import Outcome, TurnRecord
 from tailrace_protos.generation import FinishReason
-from tailrace_protos.reward import ChatMessage
 
 
 class _ReplayMismatchError(Exception):

@@ -7,10 +7,9 @@ longer valid, whatever the model did.
 from __future__ import annotations
 
 from tailrace_agents.core.episode import EpisodeResult
-from tailrace_agents.core.tokens import TokenArrays
 from tailrace_protos.episode import EpisodeTask, Outcome
 from tailrace_protos.reward import Score, ScoreItem
-from tailrace_protos.trajectory import Trajectory
+from tailrace_protos.trajectory import TokenRow, Trajectory
 
 
 def score_item(task: EpisodeTask, result: EpisodeResult) -> ScoreItem:
@@ -37,7 +36,7 @@ def apply_score(result: EpisodeResult, score: Score) -> float:
 def build_trajectory(
     task: EpisodeTask,
     result: EpisodeResult,
-    arrays: TokenArrays,
+    rows: tuple[TokenRow, ...],
     reward: float,
     started_unix_s: float,
     finished_unix_s: float,
@@ -56,10 +55,5 @@ def build_trajectory(
         metrics=result.metrics,
         started_unix_s=started_unix_s,
         finished_unix_s=finished_unix_s,
-        token_ids=arrays.token_ids,
-        loss_mask=arrays.loss_mask,
-        inference_logprobs=arrays.inference_logprobs,
-        policy_versions=arrays.policy_versions,
-        turn_ends=arrays.turn_ends,
-        turn_rewards=arrays.turn_rewards,
+        rows=rows,
     )

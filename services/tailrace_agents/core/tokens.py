@@ -12,21 +12,17 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from tailrace_protos.base import EMPTY, Float32Bytes, Int32Bytes, UInt8Bytes, pack_float32, pack_int32
+from tailrace_protos.base import EMPTY, Int32Bytes, pack_float32, pack_int32
 from tailrace_protos.generation import VersionSpan
+from tailrace_protos.trajectory import TokenRow
 
 assert array("i").itemsize == 4, "array('i') is the wire's int32"
 
 
-class TokenArrays(NamedTuple):
-    """Raw arrays of a `Trajectory`, and how many sampled tokens had no finite log-probability."""
+class CheckedRow(NamedTuple):
+    """An episode's row, and how many sampled tokens of it had no finite log-probability."""
 
-    token_ids: Int32Bytes
-    loss_mask: UInt8Bytes
-    inference_logprobs: Float32Bytes
-    policy_versions: Int32Bytes
-    turn_ends: Int32Bytes
-    turn_rewards: Float32Bytes
+    row: TokenRow
     num_nonfinite: int
 
 
@@ -102,8 +98,8 @@ class EpisodeTokens:
         """All ids so far, copied: buffers go on growing while the request is under way."""
         return memoryview(self._ids.tobytes())
 
-    def arrays(self) -> TokenArrays:
-        """The wire arrays; tokens with a non-finite log-probability lose mask, value and version."""
+    def row(self, reward: float = 0.0) -> CheckedRow:
+        """The row to train; tokens with a non-finite log-probability lose mask, value and version."""
         logprobs = np.array(self._logprobs, dtype=np.float32)
         mask = np.frombuffer(bytes(self._mask), dtype=np.uint8)
         versions = np.array(self._versions, dtype=np.int32)
@@ -113,15 +109,16 @@ class EpisodeTokens:
             mask = np.where(broken, np.uint8(0), mask)
             logprobs[broken], versions[broken] = 0.0, -1
         ends = self._turn_ends[: self.num_turns]
-        return TokenArrays(
-            self.prompt(),
-            _bytes(mask),
-            _bytes(logprobs),
-            _bytes(versions),
-            pack_int32(ends),
-            pack_float32(self._turn_rewards),
-            num_broken,
+        row = TokenRow(
+            token_ids=self.prompt(),
+            loss_mask=_bytes(mask),
+            inference_logprobs=_bytes(logprobs),
+            policy_versions=_bytes(versions),
+            turn_ends=pack_int32(ends),
+            turn_rewards=pack_float32(self._turn_rewards),
+            reward=reward,
         )
+        return CheckedRow(row, num_broken)
 
 
 def _bytes(values: NDArray[np.generic]) -> memoryview:

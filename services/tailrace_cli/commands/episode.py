@@ -121,9 +121,9 @@ def _sampling(agents: AgentsConfig, renderer: Renderer) -> SamplingParams:
 
 
 def _mean_logprob(result: EpisodeResult) -> float:
-    arrays = result.tokens.arrays()
-    mask = as_uint8(arrays.loss_mask).astype(bool)
-    return float(as_float32(arrays.inference_logprobs)[mask].mean()) if mask.any() else 0.0
+    row = result.tokens.row().row
+    mask = as_uint8(row.loss_mask).astype(bool)
+    return float(as_float32(row.inference_logprobs)[mask].mean()) if mask.any() else 0.0
 
 
 def _model_folder(experiment: Experiment, checkpoint: str) -> Path:

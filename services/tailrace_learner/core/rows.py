@@ -7,26 +7,26 @@ comes after it has no effect on what is learnt.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
 
 from tailrace_learner.config import LearnerConfig
-from tailrace_learner.core.advantages import ESTIMATORS, Returns, Verdict
+from tailrace_learner.core.advantages import ESTIMATORS, Advantages, Returns, Verdict
 from tailrace_learner.core.lineage import Ancestry
 from tailrace_protos.base import as_float32, as_int32, as_uint8
-from tailrace_protos.trajectory import Trajectory, TrajectoryGroup
+from tailrace_protos.trajectory import TokenRow, TrajectoryGroup
 
 
 @dataclass(slots=True)
 class Row:
-    """One row to train: a prefix of an episode and the tokens in it that are trained."""
+    """One row to train: a prefix of an episode's row and the tokens in it that are trained."""
 
     row_id: str
     token_ids: NDArray[np.int64]  # [T] inputs; the last trained token itself is no input
-    targets: NDArray[np.int64]  # [M] positions of trained tokens in the episode, each >= 1
+    targets: NDArray[np.int64]  # [M] positions of trained tokens, each >= 1
     target_ids: NDArray[np.int64]  # [M]
     log_mu: NDArray[np.float32]  # [M]
     advantages: NDArray[np.float32]  # [M]
@@ -58,34 +58,30 @@ class RowBuilder:
 
     def unknown_versions(self, group: TrajectoryGroup, book: Mapping[int, tuple[str, int]]) -> set[int]:
         """Versions of the group's tokens that `book` does not list (yet)."""
-        arrays = [as_int32(member.policy_versions) for member in group.members]
-        versions = set(np.unique(np.concatenate(arrays)).tolist())
+        arrays = [as_int32(row.policy_versions) for member in group.members for row in member.rows]
+        versions = {version for array in arrays for version in np.unique(array).tolist()}
         return {version for version in versions if version >= 0 and version not in book}
 
     def prepare(
         self, group: TrajectoryGroup, step: int, book: Mapping[int, tuple[str, int]]
     ) -> PreparedGroup:
         """Advantages and masks of one group for a learner that has done `step` steps."""
-        members = group.members
-        masks = tuple(as_uint8(member.loss_mask) for member in members)
-        valid = np.array(
-            [m.outcome.is_valid and bool(x.any()) for m, x in zip(members, masks, strict=True)]
-        )
-        rewards = np.array([member.reward for member in members], dtype=np.float64)
-        advantages = ESTIMATORS[self.config.adv_estimator](Returns(rewards, valid, masks), self.config)
-        counts = {"num_invalid_episodes": int((~valid).sum())}
-        counts |= {f"num_groups_{advantages.verdict.value}": 1}
-        rows: list[Row] = []
+        returns = _returns(group)
+        advantages = ESTIMATORS[self.config.adv_estimator](returns, self.config)
+        kept = [group.members[index] for index in np.flatnonzero(returns.is_valid)]
+        counts = {
+            "num_invalid_episodes": len(group.members) - len(kept),
+            f"num_groups_{advantages.verdict.value}": 1,
+        }
+        rows: tuple[Row, ...] = ()
         if advantages.verdict is Verdict.TRAIN:
-            for index in np.flatnonzero(valid):
-                row = self._row(members[index], advantages.per_token[index], step, book, counts)
-                if row is not None:
-                    rows.append(row)
-        kept = [members[index] for index in np.flatnonzero(valid)]
+            pairs = _valid_rows(group, returns, advantages)
+            found = (self._row(*pair, step, book, counts) for pair in pairs)
+            rows = tuple(row for row in found if row is not None)
         return PreparedGroup(
             group_id=group.group_id,
             group_index=group.group_index,
-            rows=tuple(rows),
+            rows=rows,
             drop_reason=self._drop_reason(advantages.verdict, counts),
             rewards=tuple(member.reward for member in kept),
             successes=tuple(m.metrics["success"] for m in kept if "success" in m.metrics),
@@ -101,17 +97,18 @@ class RowBuilder:
 
     def _row(
         self,
-        member: Trajectory,
+        row_id: str,
+        source: TokenRow,
         advantages: NDArray[np.float64],
         step: int,
         book: Mapping[int, tuple[str, int]],
         counts: dict[str, int],
     ) -> Row | None:
-        """The member's row, or None when all of its tokens are masked; adds to `counts`."""
-        log_mu = as_float32(member.inference_logprobs)
-        sampled = as_uint8(member.loss_mask) != 0
-        sampled[0] = False  # nothing predicts the first token
-        staleness, is_current = self.ancestry.ages(as_int32(member.policy_versions), step, book)
+        """The row to train, or None when all of its tokens are masked; adds to `counts`."""
+        log_mu = as_float32(source.inference_logprobs)
+        sampled = as_uint8(source.loss_mask) != 0
+        sampled[:1] = False  # nothing predicts the first token
+        staleness, is_current = self.ancestry.ages(as_int32(source.policy_versions), step, book)
         finite = np.isfinite(log_mu)
         fresh = staleness <= self.max_staleness
         _add(counts, "num_nonfinite_tokens", sampled & ~finite)
@@ -119,9 +116,9 @@ class RowBuilder:
         targets = np.flatnonzero(sampled & finite & fresh)
         if not len(targets):
             return None
-        token_ids = as_int32(member.token_ids).astype(np.int64)
+        token_ids = as_int32(source.token_ids).astype(np.int64)
         return Row(
-            row_id=member.episode_id,
+            row_id=row_id,
             token_ids=token_ids[: targets[-1]],
             targets=targets,
             target_ids=token_ids[targets],
@@ -130,6 +127,31 @@ class RowBuilder:
             staleness=staleness[targets],
             is_current=is_current[targets],
         )
+
+
+def _returns(group: TrajectoryGroup) -> Returns:
+    """What estimators look at; members without a sampled token are not valid."""
+    masks = tuple(tuple(as_uint8(row.loss_mask) for row in member.rows) for member in group.members)
+    is_valid = [
+        member.outcome.is_valid and any(mask.any() for mask in row_masks)
+        for member, row_masks in zip(group.members, masks, strict=True)
+    ]
+    return Returns(
+        rewards=np.array([member.reward for member in group.members], dtype=np.float64),
+        is_valid=np.array(is_valid),
+        row_rewards=tuple(np.array([row.reward for row in member.rows]) for member in group.members),
+        loss_masks=masks,
+    )
+
+
+def _valid_rows(
+    group: TrajectoryGroup, returns: Returns, advantages: Advantages
+) -> Iterator[tuple[str, TokenRow, NDArray[np.float64]]]:
+    """Name, tokens and advantages of every row of the valid members."""
+    for index in np.flatnonzero(returns.is_valid):
+        member = group.members[index]
+        for row, per_token in zip(member.rows, advantages.per_token[index], strict=True):
+            yield f"{member.episode_id}/{row.row_id}".rstrip("/"), row, per_token
 
 
 def demonstration_row(

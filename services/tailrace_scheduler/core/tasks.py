@@ -34,14 +34,25 @@ class TaskSource:
         """The task of training group `index`; every cycle holds each tag as often as its share."""
         assert index >= 0
         cycle, position = divmod(index, len(self._cycle))
-        order = sorted(range(len(self._cycle)), key=lambda slot: self._draw("order", cycle, slot))
-        return EnvTask(self._cycle[order[position]], self._draw("task", index) >> (64 - _SEED_BITS))
+        slots = sorted(range(len(self._cycle)), key=lambda slot: self._draw("order", cycle, slot))
+        tags = [self._cycle[slot] for slot in slots]
+        seed = self._draw("task", index) >> (64 - _SEED_BITS)
+        return EnvTask(tags[position], seed, _ordinal(tags, index))
 
     def eval_task(self, index: int) -> EnvTask:
         """Task `index` of the evaluation set: its seed is `index`, whatever the run's seed is."""
-        return EnvTask(self._eval_tags[index % len(self._eval_tags)], index)
+        tag = self._eval_tags[index % len(self._eval_tags)]
+        return EnvTask(tag, index, _ordinal(self._eval_tags, index))
 
     def _draw(self, purpose: str, *numbers: int) -> int:
         """64 pseudo-random bits, the same on every machine and Python."""
         text = ":".join([purpose, str(self._seed), *map(str, numbers)])
         return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "big")
+
+
+def _ordinal(tags: Sequence[str], index: int) -> int:
+    """How many tasks before `index` have its tag; every cycle has the same tags, this one in the order
+    of `tags`."""
+    cycle, position = divmod(index, len(tags))
+    tag = tags[position]
+    return cycle * tags.count(tag) + tags[:position].count(tag)

@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from tailrace.chat.template import ChatTemplate, TemplateError
-from tailrace_protos.reward import ChatMessage
+from tailrace_protos.chat import ChatMessage
 
 _SENTINELS = tuple(f"Sentinel{index}Message" for index in range(5))
 

@@ -17,7 +17,7 @@ import jinja2.nodes
 import jinja2.parser
 import jinja2.sandbox
 
-from tailrace_protos.reward import ChatMessage
+from tailrace_protos.chat import ChatMessage
 
 
 class TemplateError(ValueError):

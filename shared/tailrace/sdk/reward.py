@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Protocol, TypeVar
 
+from tailrace_protos.chat import ChatMessage
 from tailrace_protos.episode import EnvTask
-from tailrace_protos.reward import ChatMessage
 
 
 class RewardFunction(Protocol):

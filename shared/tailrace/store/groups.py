@@ -6,7 +6,6 @@ import enum
 from typing import NamedTuple
 
 import msgspec
-import numpy as np
 
 from tailrace_protos.base import as_int32, as_uint8
 from tailrace_protos.episode import EnvTask, Outcome
@@ -73,8 +72,8 @@ def admitted_event(record: GroupRecord) -> GroupAdmitted:
 
 def settled_event(trajectory: Trajectory) -> EpisodeSettled:
     """The event of an episode's settlement; policy versions are -1 when nothing was sampled."""
-    versions = as_int32(trajectory.policy_versions)
-    sampled = versions[versions >= 0]
+    versions = [as_int32(row.policy_versions) for row in trajectory.rows]
+    sampled = [part[part >= 0] for part in versions if (part >= 0).any()]
     return EpisodeSettled(
         episode_id=trajectory.episode_id,
         group_id=trajectory.group_id,
@@ -84,10 +83,10 @@ def settled_event(trajectory: Trajectory) -> EpisodeSettled:
         reason=trajectory.reason,
         reward=trajectory.reward,
         success=trajectory.metrics.get("success"),
-        num_sampled_tokens=int(np.count_nonzero(as_uint8(trajectory.loss_mask))),
-        num_turns=len(trajectory.turn_ends) // 4,
-        min_policy_version=int(sampled.min()) if len(sampled) else -1,
-        max_policy_version=int(sampled.max()) if len(sampled) else -1,
+        num_sampled_tokens=sum(int(as_uint8(row.loss_mask).sum()) for row in trajectory.rows),
+        num_turns=sum(len(row.turn_ends) // 4 for row in trajectory.rows),
+        min_policy_version=min((int(part.min()) for part in sampled), default=-1),
+        max_policy_version=max((int(part.max()) for part in sampled), default=-1),
         started_unix_s=trajectory.started_unix_s,
         finished_unix_s=trajectory.finished_unix_s,
     )

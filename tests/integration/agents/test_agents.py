@@ -36,12 +36,13 @@ async def test_queued_episodes_become_scored_trajectories_of_emitted_tokens(
         emitted = next(server.emitted[episode_id] for server in servers if server.emitted[episode_id])
         version = next(server.policy_version for server in servers if server.emitted[episode_id])
         assert sampled_of(trajectory) == [token for _, ids in emitted for token in ids]
-        mask = as_uint8(trajectory.loss_mask).astype(bool)
-        assert set(as_int32(trajectory.policy_versions)[mask]) == {version}
-        assert set(as_float32(trajectory.inference_logprobs)[mask]) == {-0.125 * version}
-        assert trajectory.reward == pytest.approx(as_float32(trajectory.turn_rewards).sum())
+        (row,) = trajectory.rows
+        mask = as_uint8(row.loss_mask).astype(bool)
+        assert set(as_int32(row.policy_versions)[mask]) == {version}
+        assert set(as_float32(row.inference_logprobs)[mask]) == {-0.125 * version}
+        assert trajectory.reward == row.reward == pytest.approx(as_float32(row.turn_rewards).sum())
         assert trajectory.metrics["success"] == trajectory.reward
-        assert as_int32(trajectory.turn_ends)[-1] == len(as_int32(trajectory.token_ids))
+        assert as_int32(row.turn_ends)[-1] == len(as_int32(row.token_ids))
     assert len(world.scheduler.requests) < len(tasks)  # episodes of one moment ask together
     await until(lambda: world.scheduler.released == set(trajectories))
     assert sum(sum(report.successes.values()) for report in world.scheduler.reports) == sum(
@@ -66,9 +67,10 @@ async def test_a_killed_worker_loses_only_the_turn_it_was_in(world: World) -> No
     assert min(num_turns_in(request, world.renderer) for request in resumed) == 2
     assert {event.num_turns for event in settled.values()} <= {3, 4}
     for trajectory in (await world.trajectories(3)).values():
-        versions = as_int32(trajectory.policy_versions)
-        ends = as_int32(trajectory.turn_ends)
-        mask = as_uint8(trajectory.loss_mask).astype(bool)
+        (row,) = trajectory.rows
+        versions = as_int32(row.policy_versions)
+        ends = as_int32(row.turn_ends)
+        mask = as_uint8(row.loss_mask).astype(bool)
         assert set(versions[: ends[1]][mask[: ends[1]]]) == {1}  # replayed as they were sampled
         assert set(versions[ends[1] :][mask[ends[1] :]]) == {2}
 

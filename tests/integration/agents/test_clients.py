@@ -17,10 +17,11 @@ from tailrace_agents.core.activity import Stages
 from tailrace_agents.ports import EpisodeTakenError
 from tailrace_protos import subjects
 from tailrace_protos.base import EMPTY
+from tailrace_protos.chat import ChatMessage
 from tailrace_protos.control import Lease, LeaseReply, LeaseRequest
 from tailrace_protos.episode import EnvTask, TurnRecord
 from tailrace_protos.generation import CallErrorCode, FinishReason
-from tailrace_protos.reward import ChatMessage, Score, ScoreItem, ScoreReply, ScoreRequest
+from tailrace_protos.reward import Score, ScoreItem, ScoreReply, ScoreRequest
 from tests.conftest import ServerProcess
 from tests.integration.runtime.serving import endpoints_of, make_service, serving
 

@@ -347,6 +347,7 @@ async def until(condition: Callable[[], bool], timeout_s: float = 20.0) -> None:
 
 
 def sampled_of(trajectory: Trajectory) -> list[int]:
-    mask = np.frombuffer(trajectory.loss_mask, np.uint8).astype(bool)
-    ids: Sequence[int] = as_int32(trajectory.token_ids)[mask].tolist()
+    (row,) = trajectory.rows
+    mask = np.frombuffer(row.loss_mask, np.uint8).astype(bool)
+    ids: Sequence[int] = as_int32(row.token_ids)[mask].tolist()
     return list(ids)

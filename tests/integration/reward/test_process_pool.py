@@ -11,8 +11,9 @@ from pathlib import Path
 
 import pytest
 
+from tailrace_protos.chat import ChatMessage
 from tailrace_protos.episode import EnvTask
-from tailrace_protos.reward import ChatMessage, ScoreItem
+from tailrace_protos.reward import ScoreItem
 from tailrace_reward.adapters.process_pool import FunctionLoadError, ProcessPool
 from tailrace_reward.ports import FunctionFailedError
 

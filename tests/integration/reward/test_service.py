@@ -14,8 +14,9 @@ from tailrace.bus import Bus
 from tailrace.config import ConfigError, load_experiment, run_config
 from tailrace.runtime import Args
 from tailrace_protos import subjects
+from tailrace_protos.chat import ChatMessage
 from tailrace_protos.episode import EnvTask
-from tailrace_protos.reward import ChatMessage, ScoreItem, ScoreReply, ScoreRequest
+from tailrace_protos.reward import ScoreItem, ScoreReply, ScoreRequest
 from tailrace_reward.__main__ import build
 from tests.conftest import ServerProcess
 from tests.integration.runtime.serving import endpoints_of, serving

@@ -45,7 +45,7 @@ from tailrace_protos.event import (
     StepFinished,
     WeightsPublished,
 )
-from tailrace_protos.trajectory import Trajectory
+from tailrace_protos.trajectory import TokenRow, Trajectory
 
 ROOT = Path(__file__).parents[3]
 
@@ -198,12 +198,17 @@ def made_trajectory(task: EpisodeTask, outcome: Outcome) -> Trajectory:
         metrics={"success": success},
         started_unix_s=time.time(),
         finished_unix_s=time.time(),
-        token_ids=pack_int32([1, 2, 3]),
-        loss_mask=pack_uint8([0, 1, 1]),
-        inference_logprobs=pack_float32([0.0, -1.0, -1.0]),
-        policy_versions=pack_int32(np.array([-1, 0, 0], dtype=np.int32)),
-        turn_ends=pack_int32([3]),
-        turn_rewards=pack_float32([success]),
+        rows=(
+            TokenRow(
+                token_ids=pack_int32([1, 2, 3]),
+                loss_mask=pack_uint8([0, 1, 1]),
+                inference_logprobs=pack_float32([0.0, -1.0, -1.0]),
+                policy_versions=pack_int32(np.array([-1, 0, 0], dtype=np.int32)),
+                turn_ends=pack_int32([3]),
+                turn_rewards=pack_float32([success]),
+                reward=success,
+            ),
+        ),
     )
 
 

@@ -11,7 +11,7 @@ from tailrace_protos.base import pack_float32, pack_int32, pack_uint8
 from tailrace_protos.episode import EnvTask, Outcome, TurnRecord
 from tailrace_protos.generation import FinishReason, VersionSpan
 from tailrace_protos.subjects import Phase
-from tailrace_protos.trajectory import Trajectory
+from tailrace_protos.trajectory import TokenRow, Trajectory
 
 
 def group(index: int, *, members: int = 2, min_valid: int = 2, phase: Phase = "train") -> GroupRecord:
@@ -36,6 +36,7 @@ def trajectory(
 ) -> Trajectory:
     """Two renderer tokens, then sampled ones of versions 3 and 4."""
     sampled = num_tokens - 2
+    versions = [3] * (sampled // 2) + [4] * (sampled - sampled // 2)
     return Trajectory(
         episode_id=record.episode_id(member),
         group_id=record.group_id,
@@ -49,12 +50,17 @@ def trajectory(
         metrics={"success": 1.0},
         started_unix_s=10.0,
         finished_unix_s=12.0,
-        token_ids=pack_int32(np.arange(num_tokens) + member),
-        loss_mask=pack_uint8([0, 0] + [1] * sampled),
-        inference_logprobs=pack_float32([0.0, 0.0] + [-0.25] * sampled),
-        policy_versions=pack_int32([-1, -1] + [3] * (sampled // 2) + [4] * (sampled - sampled // 2)),
-        turn_ends=pack_int32([num_tokens]),
-        turn_rewards=pack_float32([1.5]),
+        rows=(
+            TokenRow(
+                token_ids=pack_int32(np.arange(num_tokens) + member),
+                loss_mask=pack_uint8([0, 0] + [1] * sampled),
+                inference_logprobs=pack_float32([0.0, 0.0] + [-0.25] * sampled),
+                policy_versions=pack_int32([-1, -1, *versions]),
+                turn_ends=pack_int32([num_tokens]),
+                turn_rewards=pack_float32([1.5]),
+                reward=1.5,
+            ),
+        ),
     )
 
 

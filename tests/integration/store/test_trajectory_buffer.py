@@ -58,7 +58,7 @@ async def test_the_first_writer_of_a_member_wins(buffer: TrajectoryBuffer) -> No
     (ready,) = await buffer.next_groups(4, 0)
     winner = answers.index(PutResult.SETTLED)
     assert ready.group.members[0].attempt == winner
-    assert len(as_int32(ready.group.members[0].token_ids)) == 6 + winner
+    assert len(as_int32(ready.group.members[0].rows[0].token_ids)) == 6 + winner
 
 
 async def test_a_trajectory_of_a_group_that_was_never_recorded_is_refused(
@@ -113,7 +113,7 @@ async def test_cancelled_members_stand_in_the_group_with_empty_arrays(buffer: Tr
     (ready,) = await buffer.next_groups(1, 0)
     cancelled = ready.group.members[1]
     assert (cancelled.outcome, cancelled.reason) == (Outcome.CANCELLED, "straggler")
-    assert len(cancelled.token_ids) == 0
+    assert cancelled.rows == ()
 
 
 async def test_cancelling_does_not_touch_settled_members(

@@ -58,22 +58,22 @@ async def test_the_model_reads_all_earlier_tokens_and_the_new_message_only() -> 
     assert [message.role for message in result.messages] == ["user", "assistant"] * 3
 
 
-async def test_arrays_tell_sampled_tokens_from_inserted_ones() -> None:
+async def test_row_tell_sampled_tokens_from_inserted_ones() -> None:
     result = await play(StairsEnv(), ScriptedPolicy(*CLIMB, version=7))
-    arrays = result.tokens.arrays()
-    mask = as_uint8(arrays.loss_mask).astype(bool)
-    ids = as_int32(arrays.token_ids)
+    row = result.tokens.row().row
+    mask = as_uint8(row.loss_mask).astype(bool)
+    ids = as_int32(row.token_ids)
     reply = renderer().reply_ids("Right")
     assert np.array_equal(ids[mask], np.tile(reply, 3))
-    assert set(as_int32(arrays.policy_versions)[mask]) == {7}
-    assert set(as_int32(arrays.policy_versions)[~mask]) == {-1}
-    assert set(as_float32(arrays.inference_logprobs)[mask]) == {-0.5}
-    assert set(as_float32(arrays.inference_logprobs)[~mask]) == {0.0}
-    ends = as_int32(arrays.turn_ends)
+    assert set(as_int32(row.policy_versions)[mask]) == {7}
+    assert set(as_int32(row.policy_versions)[~mask]) == {-1}
+    assert set(as_float32(row.inference_logprobs)[mask]) == {-0.5}
+    assert set(as_float32(row.inference_logprobs)[~mask]) == {0.0}
+    ends = as_int32(row.turn_ends)
     assert len(ends) == 3
     assert ends[-1] == len(ids) == len(result.tokens)
     assert mask[ends - 1].all()
-    assert as_float32(arrays.turn_rewards).tolist() == [0.25, 0.25, 1.25]
+    assert as_float32(row.turn_rewards).tolist() == [0.25, 0.25, 1.25]
 
 
 async def test_a_token_without_a_finite_logprob_is_masked_and_counted() -> None:
@@ -83,10 +83,10 @@ async def test_a_token_without_a_finite_logprob_is_masked_and_counted() -> None:
             made.inference_logprobs[0] = np.nan
             return made
 
-    arrays = (await play(StairsEnv(), Broken(*CLIMB))).tokens.arrays()
-    assert arrays.num_nonfinite == 3
-    assert as_uint8(arrays.loss_mask).sum() == 3 * len(renderer().reply_ids("Right")) - 3
-    assert np.isfinite(as_float32(arrays.inference_logprobs)).all()
+    row = (await play(StairsEnv(), Broken(*CLIMB))).tokens.row().row
+    assert row.num_nonfinite == 3
+    assert as_uint8(row.loss_mask).sum() == 3 * len(renderer().reply_ids("Right")) - 3
+    assert np.isfinite(as_float32(row.inference_logprobs)).all()
 
 
 async def test_an_invalid_reply_is_the_environments_matter() -> None:
@@ -224,7 +224,7 @@ async def test_a_redelivered_episode_goes_on_after_its_recorded_turns() -> None:
         resumed = await play(StairsEnv(), policy, journal=ListJournal(journal.records[:num_kept]))
         assert policy.turns == list(range(num_kept, 3))
         assert resumed.num_replayed_turns == num_kept
-        assert resumed.tokens.arrays() == whole.tokens.arrays()
+        assert resumed.tokens.row() == whole.tokens.row()
         assert resumed.messages == whole.messages
         assert resumed.metrics == whole.metrics
 

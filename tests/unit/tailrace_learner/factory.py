@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from msgspec.structs import replace
 from numpy.typing import NDArray
 from transformers import AutoModelForCausalLM, LlamaConfig, Qwen2Config, Qwen3Config
 
@@ -17,7 +18,7 @@ from tailrace_learner.core.policy import Policy
 from tailrace_learner.core.rows import Row
 from tailrace_protos.base import pack_float32, pack_int32, pack_uint8
 from tailrace_protos.episode import EnvTask, Outcome
-from tailrace_protos.trajectory import Trajectory, TrajectoryGroup
+from tailrace_protos.trajectory import TokenRow, Trajectory, TrajectoryGroup
 
 VOCABULARY = 31
 CPU = torch.device("cpu")
@@ -107,12 +108,39 @@ def trajectory(
         metrics={"success": float(reward > 0)},
         started_unix_s=0.0,
         finished_unix_s=1.0,
-        token_ids=pack_int32(ids),
-        loss_mask=pack_uint8([0, 0] + [1] * num_sampled),
-        inference_logprobs=pack_float32([0.0, 0.0, *logprobs]),
-        policy_versions=pack_int32([-1, -1, *versions]),
-        turn_ends=pack_int32([len(ids)]),
+        rows=(
+            TokenRow(
+                token_ids=pack_int32(ids),
+                loss_mask=pack_uint8([0, 0] + [1] * num_sampled),
+                inference_logprobs=pack_float32([0.0, 0.0, *logprobs]),
+                policy_versions=pack_int32([-1, -1, *versions]),
+                turn_ends=pack_int32([len(ids)]),
+                turn_rewards=pack_float32([reward]),
+                reward=reward,
+            ),
+        ),
+    )
+
+
+def episode_of_rows(member: int, reward: float, rows: Sequence[TokenRow]) -> Trajectory:
+    """An episode of several rows."""
+    return replace(trajectory(member, reward), rows=tuple(rows))
+
+
+def token_row(
+    row_id: str, reward: float, mask: Sequence[int], first_id: int = 0, version: int = 1
+) -> TokenRow:
+    """Consecutive ids; log-probability -1 where sampled."""
+    flags = np.array(mask)
+    return TokenRow(
+        token_ids=pack_int32(first_id + np.arange(len(mask))),
+        loss_mask=pack_uint8(mask),
+        inference_logprobs=pack_float32(np.where(flags, -1.0, 0.0)),
+        policy_versions=pack_int32(np.where(flags, version, -1)),
+        turn_ends=pack_int32([len(mask)]),
         turn_rewards=pack_float32([reward]),
+        reward=reward,
+        row_id=row_id,
     )
 
 

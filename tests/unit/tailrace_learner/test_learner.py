@@ -259,6 +259,6 @@ async def test_trajectories_are_kept_as_they_were_trained(tmp_path: Path) -> Non
     assert [file.name for file in files] == ["step_000001-0-a.msgpack", "step_000002-0-a.msgpack"]
     kept = [kept.group_id for file in files for kept in read_groups(file)]
     assert kept == ["g0", "g1", "g2", "g3"]
-    assert bytes(read_groups(files[0])[0].members[0].token_ids) == bytes(
-        entries[0].group.members[0].token_ids
+    assert bytes(read_groups(files[0])[0].members[0].rows[0].token_ids) == bytes(
+        entries[0].group.members[0].rows[0].token_ids
     )

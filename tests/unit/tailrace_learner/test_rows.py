@@ -10,7 +10,7 @@ import pytest
 from tailrace_learner.core.lineage import Ancestor, Ancestry
 from tailrace_learner.core.rows import RowBuilder, demonstration_row
 from tailrace_protos.episode import Outcome
-from tests.unit.tailrace_learner.factory import config, group, trajectory
+from tests.unit.tailrace_learner.factory import config, episode_of_rows, group, token_row, trajectory
 
 BOOK = {1: ("0-a", 0), 2: ("0-a", 1), 3: ("0-a", 2), 4: ("0-a", 3)}
 
@@ -110,6 +110,45 @@ def test_ages_on_a_resumed_lineage_count_from_the_fork() -> None:
     ages, same = path.ages(np.array([2, 3, 5], dtype=np.int32), 3, book)
     assert ages.tolist() == [0, 0, 0]
     assert same.tolist() == [True, False, True]
+
+
+def test_every_model_call_of_an_episode_is_a_row_with_its_own_return() -> None:
+    calls = [token_row("0", 0.5, [0, 1, 1]), token_row("1", 1.0, [0, 0, 0, 1], first_id=9)]
+    members = [episode_of_rows(0, 1.0, calls), trajectory(1, 0.0)]
+    prepared = builder().prepare(group(members), 0, BOOK)
+    assert [row.row_id for row in prepared.rows] == ["g0.0/0", "g0.0/1", "g0.1"]
+    first, second, other = prepared.rows
+    assert first.target_ids.tolist() == [1, 2]
+    assert second.target_ids.tolist() == [12]
+    scale = math.sqrt(0.5) + 1e-6
+    assert [row.advantages[0] for row in (first, second, other)] == pytest.approx(
+        [0.0, 0.5 / scale, -0.5 / scale]
+    )
+    assert prepared.rewards == (1.0, 0.0)  # episodes, not rows
+
+
+def test_a_prefix_shared_by_two_rows_is_trained_in_one_of_them() -> None:
+    leaves = [token_row("0", 1.0, [0, 1, 1, 0, 1]), token_row("1", 1.0, [0, 0, 0, 0, 1])]
+    members = [episode_of_rows(0, 1.0, leaves), trajectory(1, 0.0)]
+    first, second, _ = builder().prepare(group(members), 0, BOOK).rows
+    assert first.targets.tolist() == [1, 2, 4]
+    assert second.targets.tolist() == [4]
+    assert second.token_ids.tolist() == [0, 1, 2, 3]  # read, not trained
+
+
+def test_rows_without_a_sampled_token_are_left_out() -> None:
+    nothing = [token_row("0", 1.0, [0, 1]), token_row("1", 1.0, [0, 0]), token_row("2", 1.0, [])]
+    members = [episode_of_rows(0, 1.0, nothing), trajectory(1, 0.0), episode_of_rows(2, 1.0, ())]
+    prepared = builder().prepare(group(members), 0, BOOK)
+    assert [row.row_id for row in prepared.rows] == ["g0.0/0", "g0.1"]
+    assert prepared.rewards == (1.0, 0.0)
+    assert prepared.counts["num_invalid_episodes"] == 1
+
+
+def test_an_unknown_version_is_found_in_any_row() -> None:
+    rows = [token_row("0", 1.0, [0, 1]), token_row("1", 1.0, [0, 1], version=9)]
+    assert builder().unknown_versions(group([episode_of_rows(0, 1.0, rows)]), BOOK) == {9}
+    assert builder().unknown_versions(group([episode_of_rows(0, 1.0, ())]), BOOK) == set()
 
 
 def test_a_demonstration_trains_its_mask_only() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -66,6 +67,26 @@ def test_weights_do_not_depend_on_how_groups_arrive(settings: dict[str, Any]) ->
     for at_once, limit in ((1, 4096), (2, 25), (6, 1)):
         streamed, _ = train(groups(6), at_once, max_tokens_per_micro_batch=limit, **settings)
         assert difference(streamed, whole) < 1e-3
+
+
+def test_a_token_mean_does_not_depend_on_how_many_rows_an_episode_has() -> None:
+    def split(row: Row) -> list[Row]:
+        """A row for the first trained token and one for the rest, which reads the first as well."""
+        return [
+            replace(
+                row,
+                token_ids=row.token_ids[: row.targets[part][-1]],
+                **{name: getattr(row, name)[part] for name in per_target},
+            )
+            for part in (slice(0, 1), slice(1, None))
+            if len(row.targets[part])
+        ]
+
+    per_target = ("targets", "target_ids", "log_mu", "advantages", "staleness", "is_current")
+    whole = groups(2)
+    parts = [prepared([part for row in each.rows for part in split(row)]) for each in whole]
+    assert len(parts[0].rows) > len(whole[0].rows)
+    assert difference(train(parts, 2)[0], train(whole, 2)[0]) < 1e-3
 
 
 def test_every_mini_batch_is_measured_against_the_policy_at_the_start_of_the_step() -> None:

@@ -14,9 +14,9 @@ from tailrace_scheduler.core.tasks import TaskSource
 def test_the_data_order_is_the_same_on_every_machine() -> None:
     source = TaskSource(7, ["A", "B"])
     assert [source.train_task(n) for n in range(3)] == [
-        EnvTask("A", 1378853289),
-        EnvTask("B", 2118682787),
-        EnvTask("B", 138196505),
+        EnvTask("A", 1378853289, 0),
+        EnvTask("B", 2118682787, 0),
+        EnvTask("B", 138196505, 1),
     ]
 
 
@@ -43,10 +43,23 @@ def test_every_cycle_holds_each_tag_as_often_as_its_share(seed: int, cycle: int)
     assert Counter(tags) == {"A": 1, "B": 3}
 
 
+@given(st.integers(0, 2**31), st.integers(1, 4), st.integers(1, 4))
+def test_ordinals_number_the_tasks_of_each_tag_without_a_gap(seed: int, left: int, right: int) -> None:
+    source = TaskSource(seed, ["A", "B"], (left, right), ["X", "Y", "X"])
+    for tasks in (
+        [source.train_task(n) for n in range(5 * (left + right))],
+        [source.eval_task(n) for n in range(11)],
+    ):
+        for tag in {task.env_name for task in tasks}:
+            ordinals = [task.ordinal for task in tasks if task.env_name == tag]
+            assert ordinals == list(range(len(ordinals)))
+
+
 def test_the_evaluation_set_is_the_same_for_every_seed() -> None:
     sets = [[TaskSource(seed, ["A"], (), ["X", "Y"]).eval_task(n) for n in range(4)] for seed in (1, 2)]
-    assert sets[0] == sets[1] == [EnvTask("X", 0), EnvTask("Y", 1), EnvTask("X", 2), EnvTask("Y", 3)]
+    tasks = [EnvTask("X", 0, 0), EnvTask("Y", 1, 0), EnvTask("X", 2, 1), EnvTask("Y", 3, 1)]
+    assert sets[0] == sets[1] == tasks
 
 
 def test_evaluation_plays_the_training_environments_where_none_are_named() -> None:
-    assert TaskSource(0, ["A"]).eval_task(5) == EnvTask("A", 5)
+    assert TaskSource(0, ["A"]).eval_task(5) == EnvTask("A", 5, 5)

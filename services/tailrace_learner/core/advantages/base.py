@@ -22,27 +22,44 @@ class Verdict(enum.StrEnum):
     ZERO_VARIANCE = "zero_variance"  # advantages are 0
 
 
+Mask = NDArray[np.uint8]
+TokenValues = tuple[tuple[Float64Array, ...], ...]  # G times R times [T]
+
+
 @dataclass(frozen=True, slots=True)
 class Returns:
-    """A group as an estimator sees it: one entry per member, in their order."""
+    """A group as an estimator sees it: one entry per member, in their order.
+
+    A member's rows (R of them, often one) may be credited with other returns than the member itself:
+    a row that ends in a discounted turn has less.
+    """
 
     rewards: Float64Array  # [G] episode returns; those of invalid members are never read
     is_valid: NDArray[np.bool_]  # [G]
-    loss_masks: tuple[NDArray[np.uint8], ...]  # G times [T]
+    row_rewards: tuple[Float64Array, ...]  # G times [R]
+    loss_masks: tuple[tuple[Mask, ...], ...]  # G times R times [T]
 
 
 @dataclass(frozen=True, slots=True)
 class Advantages:
     """Advantage of every token; 0 where the loss mask is 0 and on invalid members."""
 
-    per_token: tuple[Float64Array, ...]  # G times [T]
+    per_token: TokenValues
     verdict: Verdict
 
 
 Estimator = Callable[[Returns, LearnerConfig], Advantages]
 
 
-def broadcast(values: Float64Array, returns: Returns) -> tuple[Float64Array, ...]:
-    """One value per member [G], put on each of the member's policy tokens."""
-    pairs = zip(values, returns.loss_masks, strict=True)
-    return tuple(value * (mask != 0).astype(np.float64) for value, mask in pairs)
+def broadcast(values: tuple[Float64Array, ...], returns: Returns) -> TokenValues:
+    """One value per row, G times [R], put on each of the row's policy tokens."""
+    return tuple(
+        tuple(value * (mask != 0) for value, mask in zip(row_values, masks, strict=True))
+        for row_values, masks in zip(values, returns.loss_masks, strict=True)
+    )
+
+
+def nothing(returns: Returns, verdict: Verdict) -> Advantages:
+    """Advantages of 0 everywhere."""
+    zeros = tuple(np.zeros(len(rewards)) for rewards in returns.row_rewards)
+    return Advantages(broadcast(zeros, returns), verdict)

@@ -1,8 +1,16 @@
 """Group-relative advantages.
 
-    A_i = (R_i - mean_g) / (std_g + 1e-6)
+    A_ij = (R_ij - mean_g) / (std_g + 1e-6)
 
-over the valid members of a group g, `std` with ddof 1, the same on every policy token of member i.
+R_ij is the return credited to row j of member i: the member's own return R_i where it has one row.
+Mean and standard deviation (ddof 1) are taken over the returns R_i of the valid members of group g:
+a member counts once however many rows it has. All policy tokens of a row have the same advantage.
+
+Where all valid members have the same return, the group teaches nothing, even if the rows of a member
+were credited differently (turn discounts): the differences would only say how early a turn was, not
+how good, and over a standard deviation of 0 they would be huge. Returns that differ by rounding only
+are the same.
+
 GRPO: Shao et al. 2024, "DeepSeekMath", arXiv:2402.03300. Without the division (`norm_std: false`):
 Dr. GRPO, Liu et al. 2025, "Understanding R1-Zero-Like Training", arXiv:2503.20783.
 """
@@ -12,19 +20,34 @@ from __future__ import annotations
 import numpy as np
 
 from tailrace_learner.config import LearnerConfig
-from tailrace_learner.core.advantages.base import Advantages, Returns, Verdict, broadcast
+from tailrace_learner.core.advantages.base import (
+    Advantages,
+    Float64Array,
+    Returns,
+    Verdict,
+    broadcast,
+    nothing,
+)
 
 STD_EPSILON = 1e-6
+ROUNDING = 1e-12  # relative
 
 
 def grpo(returns: Returns, config: LearnerConfig) -> Advantages:
-    """Compare each valid member with its group; fewer than two, or all equal, teach nothing."""
-    values = np.zeros(len(returns.rewards))
+    """Compare the rows of valid members with their group; under two, or all equal, teach nothing."""
     valid = returns.rewards[returns.is_valid]
     if len(valid) < 2:
-        return Advantages(broadcast(values, returns), Verdict.TOO_FEW_VALID)
-    if valid.min() == valid.max():
-        return Advantages(broadcast(values, returns), Verdict.ZERO_VARIANCE)
+        return nothing(returns, Verdict.TOO_FEW_VALID)
+    if _are_equal(valid):
+        return nothing(returns, Verdict.ZERO_VARIANCE)
     scale = valid.std(ddof=1) + STD_EPSILON if config.norm_std else 1.0
-    values[returns.is_valid] = (valid - valid.mean()) / scale
+    mean = valid.mean()
+    values = tuple(
+        (rewards - mean) / scale if is_valid else np.zeros(len(rewards))
+        for rewards, is_valid in zip(returns.row_rewards, returns.is_valid, strict=True)
+    )
     return Advantages(broadcast(values, returns), Verdict.TRAIN)
+
+
+def _are_equal(values: Float64Array) -> bool:
+    return bool(np.ptp(values) <= ROUNDING * np.abs(values).max())

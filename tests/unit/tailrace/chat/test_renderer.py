@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from tailrace.chat import ChatTemplate, Renderer, TemplateError, TemplateNotAppendableError
-from tailrace_protos.reward import ChatMessage
+from tailrace_protos.chat import ChatMessage
 from tailrace_protos.weights import ModelCard
 
 CHATML = (

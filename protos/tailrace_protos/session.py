@@ -1,0 +1,99 @@
+"""Sessions: one episode's conversations with the gateway, and the ledger that is kept of them."""
+
+from __future__ import annotations
+
+import enum
+
+import msgspec
+
+from tailrace_protos.base import Float32Bytes, Int32Bytes, Message
+from tailrace_protos.chat import ChatMessage, ToolSchema
+from tailrace_protos.generation import FinishReason, SamplingParams, VersionSpan
+from tailrace_protos.trajectory import TokenRow
+
+
+class ExportStyle(enum.StrEnum):
+    """How a ledger becomes rows."""
+
+    INDIVIDUAL = "individual"  # one row per model call
+    CONCAT = "concat"  # one row per leaf of the message tree; every node is trained once
+
+
+class LedgerNode(Message, frozen=True, tag="ledger_node", omit_defaults=True):
+    """One model call in a ledger: what was inserted before it, what was sampled, what it was worth."""
+
+    completion_id: str
+    parent_id: str  # the call that this one continues; empty: a conversation begins here
+    messages: tuple[ChatMessage, ...]  # inserted after the parent's reply
+    inserted_ids: Int32Bytes  # [o] their tokens, with the prompt for the reply
+    token_ids: Int32Bytes  # [t] sampled
+    inference_logprobs: Float32Bytes  # [t]
+    version_spans: tuple[VersionSpan, ...]
+    finish_reason: FinishReason
+    reply: ChatMessage
+    reward: float | None = None
+    tools: tuple[ToolSchema, ...] = ()
+    is_masked: bool = False  # its tokens are never trained; `mask_reason` says why
+    mask_reason: str = ""
+
+
+class SessionLimits(msgspec.Struct, frozen=True):
+    """What the calls of one session may use together."""
+
+    max_episode_tokens: int  # of one conversation, inserted and sampled
+    max_new_tokens: int  # sampled, over all calls
+    deadline_unix_s: float
+
+
+class OpenSession(Message, frozen=True, tag="open_session"):
+    """Make a session for an episode; opening it again returns the same key and keeps its ledger."""
+
+    episode_id: str
+    limits: SessionLimits
+    sampling: SamplingParams = SamplingParams()  # where a call does not say
+    sampling_seed: int | None = None  # each call has a seed of its own that follows from it
+
+
+class SessionOpened(Message, frozen=True, tag="session_opened"):
+    """Where to call and with which key. `base_url` ends with `/v1`."""
+
+    session_id: str
+    base_url: str
+    api_key: str
+
+
+class ExportSession(Message, frozen=True, tag="export_session"):
+    """Close a session for calls and return its rows.
+
+    `rewards` by completion id; the key "" is the reward of the last call.
+    """
+
+    session_id: str
+    rewards: dict[str, float] = msgspec.field(default_factory=dict)
+    export_style: ExportStyle = ExportStyle.INDIVIDUAL
+    turn_discount: float = 1.0
+
+
+class SessionExport(Message, frozen=True, tag="session_export"):
+    """The rows of a session and what is to be counted of it.
+
+    Rows too big for one message lie under `blob` (`tailrace.store.Blobs`), and `rows` is empty.
+    """
+
+    rows: tuple[TokenRow, ...] = ()
+    blob: str = ""
+    messages: tuple[ChatMessage, ...] = ()  # the conversation of the last call, with its reply
+    rewards: tuple[float, ...] = ()  # those set, in the order of the calls
+    metrics: dict[str, float] = msgspec.field(default_factory=dict)  # num_calls, num_forks, ...
+
+
+class CloseSession(Message, frozen=True, tag="close_session"):
+    """Forget a session: abort what runs and delete its ledger."""
+
+    session_id: str
+
+
+class SessionClosed(Message, frozen=True, tag="session_closed"):
+    """The session is gone."""
+
+    session_id: str
