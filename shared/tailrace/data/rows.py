@@ -1,0 +1,125 @@
+"""What a row must look like, checked once, when it is loaded."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+import msgspec
+
+from tailrace.config import ConfigError
+from tailrace.data.config import DatasetEntry
+from tailrace_protos.chat import ChatMessage
+
+_ROLES = ("system", "user", "assistant", "tool", "developer")
+
+
+class Row(NamedTuple):
+    """One row and where it was found (`file:line`, for messages to the user)."""
+
+    data: dict[str, Any]
+    origin: str
+
+
+def complete_row(data: object, origin: str, entry: DatasetEntry) -> Row:
+    """The row with what the entry adds; `ConfigError` names origin and key of what is wrong."""
+    if not isinstance(data, Mapping) or not all(isinstance(key, str) for key in data):
+        raise ConfigError(f"{origin}: a row must be an object with named keys, found {_kind(data)}")
+    row = {**data}
+    row["agent_name"] = row.get("agent_name") or entry.agent_name or "single_turn_agent"
+    row["tools"] = entry.tools if row.get("tools") is None else row["tools"]
+    row["tools_kwargs"] = {**entry.tools_kwargs, **_mapping(row, "tools_kwargs", origin)}
+    for key, check in _CHECKS.items():
+        if key in row and (problem := check(row[key])):
+            raise ConfigError(f"{origin}: key {key!r}: {problem}")
+    row["tools"] = list(row["tools"])
+    if entry.system_prompt and "prompt" in row:
+        row["prompt"] = _with_system(row["prompt"], entry.system_prompt)
+    _check_wire(row, origin)
+    return Row(row, origin)
+
+
+def prompt_messages(row: Mapping[str, Any]) -> tuple[ChatMessage, ...]:
+    """The conversation that a row begins with."""
+    prompt = row["prompt"]
+    if isinstance(prompt, str):
+        return (ChatMessage("user", prompt),)
+    return tuple(ChatMessage(message["role"], message["content"]) for message in prompt)
+
+
+def require_prompt(row: Row) -> None:
+    """`ConfigError` for a row that gives an agent loop of ours nothing to read."""
+    if "prompt" not in row.data:
+        raise ConfigError(
+            f"{row.origin}: key 'prompt' is missing (found {', '.join(sorted(row.data))}): agent loop "
+            f"{row.data['agent_name']!r} needs it; write a converter if it has another name"
+        )
+
+
+def _mapping(row: dict[str, Any], key: str, origin: str) -> Mapping[str, Any]:
+    value = row.get(key)
+    if value is None:
+        return {}
+    if not isinstance(value, Mapping):
+        raise ConfigError(f"{origin}: key {key!r}: must be an object, found {_kind(value)}")
+    return {name: kwargs for name, kwargs in value.items() if kwargs is not None}
+
+
+def _check_prompt(prompt: object) -> str:
+    if isinstance(prompt, str):
+        return "" if prompt else "is empty"
+    if not isinstance(prompt, list) or not prompt:
+        return f"must be text or a list of messages, found {_kind(prompt)}"
+    for index, message in enumerate(prompt):
+        if not isinstance(message, Mapping):
+            return f"message {index} must be an object, found {_kind(message)}"
+        if message.get("role") not in _ROLES:
+            return f"message {index}: role must be one of {', '.join(_ROLES)}"
+        if not isinstance(message.get("content"), str):
+            return f"message {index}: content must be text, found {_kind(message.get('content'))}"
+    return ""
+
+
+def _check_name(name: object) -> str:
+    return "" if isinstance(name, str) else f"must be text, found {_kind(name)}"
+
+
+def _check_tools(tools: object) -> str:
+    if isinstance(tools, list | tuple) and all(isinstance(name, str) for name in tools):
+        return ""
+    return "must be a list of tools' names"
+
+
+def _check_tools_kwargs(kwargs: Any) -> str:
+    wrong = [tool for tool, value in kwargs.items() if not isinstance(value, Mapping)]
+    return f"must be an object for each tool, found another thing for {wrong[0]!r}" if wrong else ""
+
+
+_CHECKS: dict[str, Callable[[Any], str]] = {
+    "prompt": _check_prompt,
+    "agent_name": _check_name,
+    "tools": _check_tools,
+    "tools_kwargs": _check_tools_kwargs,
+}
+
+
+def _with_system(prompt: Any, system: str) -> list[dict[str, Any]]:
+    messages = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else list(prompt)
+    if messages[0]["role"] == "system":
+        return messages
+    return [{"role": "system", "content": system}, *messages]
+
+
+def _check_wire(row: dict[str, Any], origin: str) -> None:
+    """Rows travel to the reward service: only plain values can."""
+    for key, value in row.items():
+        try:
+            msgspec.msgpack.encode(value)
+        except (TypeError, OverflowError) as error:
+            raise ConfigError(
+                f"{origin}: key {key!r}: {error}: use numbers, text, lists and objects"
+            ) from error
+
+
+def _kind(value: object) -> str:
+    return "nothing" if value is None else type(value).__name__

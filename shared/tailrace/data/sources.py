@@ -1,0 +1,138 @@
+"""Raw rows from files, the Hugging Face hub and Python functions, each with its place."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from tailrace.config import ConfigError
+from tailrace.data.config import DatasetEntry
+from tailrace.dotted import load_dotted
+from tailrace.foreign import ForeignCodeError, foreign_code
+
+Place = str
+RawRows = Iterator[tuple[Any, Place]]
+
+_SUFFIXES = {".jsonl": "jsonl", ".json": "json", ".parquet": "parquet"}
+
+
+def raw_rows(entry: DatasetEntry, key: str) -> RawRows:
+    """All rows of the source in its order; `ConfigError` names `key`, place and remedy."""
+    kind = _kind(entry, key) if entry.format == "auto" else entry.format
+    return _SOURCES[kind](entry, key)
+
+
+def _kind(entry: DatasetEntry, key: str) -> str:
+    path = Path(entry.path).expanduser()
+    if path.is_dir():
+        return _SUFFIXES[_file(entry, key).suffix]
+    if path.suffix in _SUFFIXES:
+        return _SUFFIXES[path.suffix]
+    if ":" in entry.path:
+        return "python"
+    if entry.path.count("/") <= 1 and not entry.path.startswith((".", "/", "~")):
+        return "hub"
+    raise ConfigError(
+        f"{key}.path: {entry.path!r} is neither a file ({', '.join(_SUFFIXES)}), a folder, owner/name "
+        "of the hub nor module:function: correct it, or say which with `format`"
+    )
+
+
+def _file(entry: DatasetEntry, key: str) -> Path:
+    """The file itself, or the one that the split names in a folder."""
+    path = Path(entry.path).expanduser()
+    if not path.is_dir():
+        return path
+    for suffix in _SUFFIXES:
+        if (found := path / f"{entry.split}{suffix}").is_file():
+            return found
+    names = ", ".join(entry.split + suffix for suffix in _SUFFIXES)
+    raise ConfigError(f"{key}.split: folder {path} holds none of {names}: correct split or path")
+
+
+def _read(path: Path, key: str) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise ConfigError(f"{key}.path: cannot read {path}: {error.strerror}") from error
+
+
+def _jsonl(entry: DatasetEntry, key: str) -> RawRows:
+    path = _file(entry, key)
+    for number, line in enumerate(_read(path, key).split(b"\n"), start=1):
+        if line.strip():
+            yield _decode(line, f"{path}:{number}"), f"{path}:{number}"
+
+
+def _json(entry: DatasetEntry, key: str) -> RawRows:
+    path = _file(entry, key)
+    content = _decode(_read(path, key), str(path))
+    if not isinstance(content, list):
+        raise ConfigError(f"{path}: must hold a list of rows, found {type(content).__name__}")
+    for index, row in enumerate(content):
+        yield row, f"{path}[{index}]"
+
+
+def _decode(content: bytes, place: str) -> Any:
+    try:
+        return msgspec.json.decode(content)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{place}: is not valid JSON: {error}") from error
+
+
+def _parquet(entry: DatasetEntry, key: str) -> RawRows:
+    try:
+        from pyarrow import ArrowInvalid, parquet  # an extra
+    except ImportError as error:
+        raise _missing(key, "parquet files need pyarrow") from error
+    path = _file(entry, key)
+    try:
+        batches = parquet.ParquetFile(path).iter_batches()
+    except (OSError, ArrowInvalid) as error:
+        raise ConfigError(f"{key}.path: cannot read {path}: {error}") from error
+    rows = (row for batch in batches for row in batch.to_pylist())
+    for index, row in enumerate(rows):
+        yield row, f"{path}[{index}]"
+
+
+def _hub(entry: DatasetEntry, key: str) -> RawRows:
+    try:
+        import datasets  # an extra
+    except ImportError as error:
+        raise _missing(key, f"hub data set {entry.path!r} needs the package datasets") from error
+    try:
+        with foreign_code(f"{key}: loading {entry.path!r} from the hub"):
+            name = entry.name or None
+            rows = datasets.load_dataset(entry.path, name, split=entry.split, **entry.options)
+    except ForeignCodeError as error:
+        raise ConfigError(str(error)) from error
+    for index, row in enumerate(rows):
+        yield row, f"{entry.path}/{entry.split}[{index}]"
+
+
+def _python(entry: DatasetEntry, key: str) -> RawRows:
+    make = load_dotted(entry.path, f"{key}.path")
+    try:
+        with foreign_code(f"{key}: {entry.path}"):
+            made: Iterable[Any] = make(split=entry.split, **entry.options)
+            rows = list(made)
+    except ForeignCodeError as error:
+        raise ConfigError(str(error)) from error
+    for index, row in enumerate(rows):
+        yield row, f"{entry.path}[{index}]"
+
+
+def _missing(key: str, what: str) -> ConfigError:
+    return ConfigError(f"{key}.path: {what}: pip install 'tailrace[data]'")
+
+
+_SOURCES: dict[str, Callable[[DatasetEntry, str], RawRows]] = {
+    "jsonl": _jsonl,
+    "json": _json,
+    "parquet": _parquet,
+    "hub": _hub,
+    "python": _python,
+}
