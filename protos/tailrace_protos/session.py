@@ -37,6 +37,24 @@ class LedgerNode(Message, frozen=True, tag="ledger_node", omit_defaults=True):
     mask_reason: str = ""
 
 
+class RewardSet(Message, frozen=True, tag="reward_set"):
+    """A call got a reward, in a session's log; an empty id is the last call before it."""
+
+    completion_id: str
+    reward: float
+
+
+class RecordedAnswer(Message, frozen=True, tag="recorded_answer", omit_defaults=True):
+    """What a gateway answered to one request, beside the ledger nodes that hold the words."""
+
+    completion_id: str
+    created_unix_s: int
+    node_ids: tuple[str, ...]  # one per choice
+    stops_matched: tuple[str | None, ...]  # the stop string that ended each choice
+    num_prompt_tokens: int
+    num_cached_tokens: int = 0
+
+
 class SessionLimits(msgspec.Struct, frozen=True):
     """What the calls of one session may use together."""
 

@@ -90,6 +90,26 @@ def tool_worker(worker_id: str) -> str:
     return f"tool_worker.{worker_id}"
 
 
+def gateway_open(run: str) -> str:
+    """Requests for a session with the gateway."""
+    return f"{run}.gateway.open"
+
+
+def gateway_export(run: str) -> str:
+    """Requests for the rows of a session."""
+    return f"{run}.gateway.export"
+
+
+def gateway_close(run: str) -> str:
+    """Requests to forget a session."""
+    return f"{run}.gateway.close"
+
+
+def gateway_closed(run: str) -> str:
+    """Announcements among gateway replicas that a session takes no more calls."""
+    return f"{run}.gateway.closed"
+
+
 def episodes(run: str, phase: Phase) -> str:
     """Subject of the work queue for episodes of one phase."""
     return f"{run}.episodes.{phase}"

@@ -10,6 +10,7 @@ again only delays its callers.
 | `pipeline` | `AutoPipeline`: what is issued in one loop tick goes out together |
 | `buffer` | `TrajectoryBuffer`: groups from admission to the learner's checkpoint |
 | `groups` | the records that the buffer takes and returns |
+| `sessions` | `SessionLogs`: gateway sessions and all that happened in them |
 | `outbox` `journal` | events on their way to EVENTS; finished turns of running episodes |
 | `blobs` `versions` | claim checks and the model card; policy versions |
 | `scripts` `lua/` | the Lua scripts: atomic state changes |
@@ -29,6 +30,7 @@ from tailrace.store.groups import BufferCounters, GroupRecord, PutResult, ReadyG
 from tailrace.store.journal import AppendResult, Journal
 from tailrace.store.outbox import Outbox
 from tailrace.store.pipeline import AutoPipeline
+from tailrace.store.sessions import SessionLogs, StoredSession
 from tailrace.store.versions import Versions
 
 __all__ = [
@@ -42,11 +44,13 @@ __all__ = [
     "Outbox",
     "PutResult",
     "ReadyGroup",
+    "SessionLogs",
     "StoreConnection",
     "StoreError",
     "StoreFullError",
     "StoreRefusedError",
     "StoreUnavailableError",
+    "StoredSession",
     "TrajectoryBuffer",
     "Versions",
     "connect",

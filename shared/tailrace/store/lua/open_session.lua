@@ -1,0 +1,12 @@
+-- Makes a session, or keeps the one that is open; a finished one begins anew.
+-- ARGV: session id, record, nonce, key hash, lifetime in s. Returns the nonce that the session's key is made from.
+local session, log = P .. 'session:' .. ARGV[1], P .. 'session_log:' .. ARGV[1]
+local found = redis.call('HMGET', session, 'state', 'nonce')
+if found[1] == 'open' then return found[2] end
+local old = redis.call('HGET', session, 'key')
+if old then redis.call('DEL', P .. 'session_key:' .. old) end
+redis.call('DEL', session, log)
+redis.call('HSET', session, 'state', 'open', 'record', ARGV[2], 'nonce', ARGV[3], 'key', ARGV[4])
+redis.call('SET', P .. 'session_key:' .. ARGV[4], ARGV[1], 'EX', ARGV[5])
+redis.call('EXPIRE', session, ARGV[5])
+return ARGV[3]
