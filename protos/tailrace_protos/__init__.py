@@ -8,6 +8,7 @@
 | `generation` | `GenerateRequest` in, `TokenChunk` out | agents -> inference |
 | `chat` | messages, tool calls, tool schemas | all that reads or writes text |
 | `episode` | queued `EpisodeTask`, journal `TurnRecord`, `Outcome` | scheduler -> agents |
+| `journal` | what a running episode must not do twice | agents -> Redis -> agents |
 | `reward` | `ScoreRequest` in, `ScoreReply` out | agents -> reward |
 | `session` | `LedgerNode`s, `OpenSession` to `SessionExport` | agents <-> gateway <-> Redis |
 | `tool` | tool calls, their results, probes and sessions | agents, gateway, cli -> tool workers |

@@ -1,4 +1,4 @@
-"""The episode journal: finished turns, so that a redelivered episode samples no token again.
+"""The episode journal: what was sampled and done, so that a redelivered episode does not do it again.
 
 One writer at a time: `load` makes this journal object the episode's writer, and appends of whoever
 wrote before are refused from then on. A journal ends with its episode's settlement.
@@ -11,15 +11,15 @@ import uuid
 
 from tailrace.store import scripts
 from tailrace.store.connection import StoreConnection
-from tailrace_protos.base import decode, encode
-from tailrace_protos.episode import TurnRecord
+from tailrace_protos.base import encode
+from tailrace_protos.journal import JournalRecord, decode_record, record_index
 from tailrace_protos.subjects import redis_prefix
 
-_LIFETIME_S = 7 * 24 * 3600  # since the last turn; only abandoned journals get so old
+_LIFETIME_S = 7 * 24 * 3600  # since the last record; only abandoned journals get so old
 
 
 class AppendResult(enum.StrEnum):
-    """What became of a turn."""
+    """What became of a record."""
 
     APPENDED = "appended"
     SETTLED = "settled"  # the episode was settled or cancelled: stop playing it
@@ -34,8 +34,8 @@ class Journal:
         self._prefix = redis_prefix(run)
         self._writer = uuid.uuid4().hex
 
-    async def append(self, episode_id: str, record: TurnRecord) -> AppendResult:
-        """Keep a finished turn; repeating it does nothing."""
+    async def append(self, episode_id: str, record: JournalRecord) -> AppendResult:
+        """Keep a record at its index; repeating it does nothing."""
         group_id, _, member = episode_id.rpartition(".")
         result = await self._script(
             scripts.APPEND_JOURNAL,
@@ -45,21 +45,21 @@ class Journal:
             member,
             self._writer,
             _LIFETIME_S,
-            record.turn,
+            record_index(record),
             encode(record),
         )
         return AppendResult(result.decode())
 
-    async def load(self, episode_id: str) -> list[TurnRecord]:
-        """The turns kept so far, in order; from now on only this object may append."""
+    async def load(self, episode_id: str) -> list[JournalRecord]:
+        """The records kept so far, in order; from now on only this object may append."""
         group_id, _, member = episode_id.rpartition(".")
         flat = await self._script(
             scripts.LOAD_JOURNAL, self._prefix, episode_id, group_id, member, self._writer, _LIFETIME_S
         )
         fields = dict(zip(flat[::2], flat[1::2], strict=True))
-        turns = sorted(int(field) for field in fields if field != b"writer")
-        return [decode(fields[str(turn).encode()], TurnRecord) for turn in turns]
+        indices = sorted(int(field) for field in fields if field != b"writer")
+        return [decode_record(fields[str(index).encode()]) for index in indices]
 
     async def clear(self, episode_id: str) -> None:
-        """Forget the turns of an episode that begins anew, unless another writer took over."""
+        """Forget the records of an episode that begins anew, unless another writer took over."""
         await self._script(scripts.CLEAR_JOURNAL, self._prefix, episode_id, self._writer)
