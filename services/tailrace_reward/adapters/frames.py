@@ -1,17 +1,13 @@
-"""What the reward service and its function processes say to each other: length, then msgpack.
+"""What the reward service and its function processes say to each other.
 
 A process first sends one `Loaded`; then it answers every `Call` with one `Returned`, in order.
 """
 
 from __future__ import annotations
 
-import struct
-
 import msgspec
 
 from tailrace_protos.reward import ScoreItem
-
-HEADER = struct.Struct("<I")
 
 
 class Call(msgspec.Struct, frozen=True):
@@ -32,9 +28,3 @@ class Loaded(msgspec.Struct, frozen=True):
     """Which functions could not be imported, and why."""
 
     errors: dict[str, str] = {}
-
-
-def frame(message: object) -> bytes:
-    """A message as it goes through a pipe."""
-    data = msgspec.msgpack.encode(message)
-    return HEADER.pack(len(data)) + data
