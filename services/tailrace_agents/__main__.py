@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import sys
-import time
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
@@ -15,25 +14,24 @@ from tailrace.clock import SystemClock
 from tailrace.config import ConfigError, RunConfig
 from tailrace.envs import make_env
 from tailrace.log import get_logger
+from tailrace.policy.activity import Stages
+from tailrace.policy.continuation import ContinuingPolicy
+from tailrace.policy.leases import LeaseClient
+from tailrace.policy.reporting import Reporter
 from tailrace.runtime import Args, Service, run_service
 from tailrace.store import Blobs, Journal, StoreConnection, TrajectoryBuffer, connect
 from tailrace_agents import metrics
-from tailrace_agents.adapters.leases import LeaseClient
 from tailrace_agents.adapters.scoring import RewardClient
 from tailrace_agents.config import AgentsConfig, GeneratingArgs
-from tailrace_agents.core.activity import LengthEstimate, Stages
-from tailrace_agents.core.continuation import ContinuingPolicy
 from tailrace_agents.core.environments import EnvPool
+from tailrace_agents.core.lengths import LengthEstimate
 from tailrace_agents.handlers import Deck, EpisodeHandler
 from tailrace_protos import subjects
-from tailrace_protos.control import AgentActivity
 from tailrace_protos.episode import EpisodeTask
 from tailrace_protos.generation import SamplingParams
 from tailrace_protos.weights import ModelCard
 
 log = get_logger(__name__)
-
-_REPORT_INTERVAL_S = 0.1
 
 
 async def build(args: Args) -> Service:
@@ -47,7 +45,6 @@ async def build(args: Args) -> Service:
     )
     worker = _Worker(service, config, pools, stages)
     service.on_start(worker.start)
-    service.loop("report", worker.report)
     service.on_drain(worker.stop)
     return service
 
@@ -91,6 +88,8 @@ class _Worker:
         self._pools = pools
         self._stages = stages
         self._leases = LeaseClient(service.bus, run, service.instance_id)
+        reporter = Reporter(service.bus, run, service.instance_id, stages, self._leases)
+        service.loop("report", reporter.run)
         self._redis: StoreConnection | None = None
         self._client: GenerateClient | None = None
         _export(stages)
@@ -136,23 +135,6 @@ class _Worker:
                 max_in_flight=config.max_concurrent_episodes,
                 max_deliveries=config.max_deliveries,
             )
-
-    async def report(self) -> None:
-        """Say ten times a second what the episodes do, and what became of the leases."""
-        subject = subjects.activity(self._service.run.exp_name)
-        stages = self._stages
-        while True:
-            activity = AgentActivity(
-                worker_id=self._service.instance_id,
-                num_generating=stages.num_generating,
-                num_in_tools=stages.num_in_tools,
-                num_in_reward=stages.num_in_reward,
-                num_settling=stages.num_settling,
-                unix_s=time.time(),
-            )
-            await self._service.bus.publish(subject, activity)
-            await self._leases.report()
-            await asyncio.sleep(_REPORT_INTERVAL_S)
 
     async def stop(self) -> None:
         """Tell the scheduler and the servers that nothing is in flight here any more."""

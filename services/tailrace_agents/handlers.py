@@ -11,6 +11,8 @@ from tailrace.chat import Renderer
 from tailrace.clock import Clock
 from tailrace.foreign import ForeignCodeError
 from tailrace.log import get_logger
+from tailrace.policy.activity import Stages
+from tailrace.policy.continuation import ContinuingPolicy
 from tailrace.runtime import Delivery, HandBack
 from tailrace.store import Journal, TrajectoryBuffer
 from tailrace.tracing import span
@@ -19,8 +21,6 @@ from tailrace_agents.adapters.journal import StoredJournal
 from tailrace_agents.adapters.pictures import FrameRecorder, save_frames
 from tailrace_agents.adapters.scoring import RewardClient
 from tailrace_agents.config import AgentsConfig
-from tailrace_agents.core.activity import LengthEstimate, Stages
-from tailrace_agents.core.continuation import ContinuingPolicy
 from tailrace_agents.core.environments import EnvHandle, EnvPool
 from tailrace_agents.core.episode import (
     EpisodeHandedBackError,
@@ -29,6 +29,7 @@ from tailrace_agents.core.episode import (
     SamplingPlan,
     mix_seed,
 )
+from tailrace_agents.core.lengths import LengthEstimate
 from tailrace_agents.core.play import play_episode
 from tailrace_agents.core.settlement import apply_score, build_trajectory, score_item
 from tailrace_agents.ports import EpisodeTakenError

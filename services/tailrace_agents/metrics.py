@@ -24,9 +24,6 @@ NONFINITE_LOGPROBS = Counter(
     "tailrace_agents_nonfinite_logprobs",
     "Sampled tokens masked because their log-probability is not finite.",
 )
-CONTINUED_CALLS = Counter(
-    "tailrace_agents_continued_calls", "Generation calls made again after a failure."
-)
 EPISODES = Gauge("tailrace_agents_episodes", "Episodes in each state at this moment.", ["state"])
 EPISODE_SECONDS = Histogram(
     "tailrace_agents_episode_seconds",

@@ -1,11 +1,10 @@
-"""What the core needs from outside: a policy's server, a journal, an observer, somebody who counts."""
+"""What the core needs from outside: a journal and an observer."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import Protocol
 
-from tailrace.channel.ports import Address
 from tailrace_protos.episode import TurnRecord
 
 
@@ -53,18 +52,3 @@ class Observer(Protocol):
 
     def on_turn(self, reply: str, observation: str, reward: float, done: bool) -> None:
         """The model said `reply`, the environment answered."""
-
-
-class Placement(Protocol):
-    """Who generates an episode's turns."""
-
-    async def lease(
-        self, episode_id: str, predicted_tokens: int, failed_server_id: str = ""
-    ) -> Address:
-        """A server for the episode, after `failed_server_id` failed it; waits while none is healthy."""
-
-    def report_call(self, server_id: str, succeeded: bool) -> None:
-        """A call of this server ended."""
-
-    def release(self, episode_id: str) -> None:
-        """The episode ended."""

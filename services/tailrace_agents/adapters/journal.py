@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from tailrace.policy.activity import Stages
 from tailrace.store import AppendResult, Journal
-from tailrace_agents.core.activity import Stages
 from tailrace_agents.ports import EpisodeTakenError
 from tailrace_protos.episode import TurnRecord
 

@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from tailrace.bus import Bus, CallFailedError, CallTimeoutError, NoResponderError, OversizedMessageError
+from tailrace.policy.batching import Batcher
 from tailrace.retry import Backoff
-from tailrace_agents.core.batching import Batcher
 from tailrace_protos import subjects
 from tailrace_protos.generation import CallError, CallErrorCode
 from tailrace_protos.reward import Score, ScoreItem, ScoreReply, ScoreRequest

@@ -13,8 +13,8 @@ from concurrent.futures import Executor, Future
 from typing import Any, NamedTuple, TypeVar
 
 from tailrace.foreign import foreign_code
+from tailrace.policy.activity import Stages
 from tailrace.sdk.env import Env
-from tailrace_agents.core.activity import Stages
 
 A = TypeVar("A")
 T = TypeVar("T")

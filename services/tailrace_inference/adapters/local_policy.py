@@ -5,8 +5,10 @@ from __future__ import annotations
 import asyncio
 from types import TracebackType
 
+import msgspec
+
 from tailrace.channel.generation import Generation, TokenLedger
-from tailrace.sdk.policy import GenerationFailedError
+from tailrace.sdk.policy import GenerationFailedError, OnChunk
 from tailrace_inference.core.driver import EngineDriver
 from tailrace_inference.ports import Engine
 from tailrace_protos.base import Int32Bytes
@@ -40,20 +42,23 @@ class LocalPolicy:
         *,
         episode_id: str,
         turn: int,
+        on_chunk: OnChunk | None = None,
     ) -> Generation:
         """See `Policy`; a cancelled caller aborts its call, a broken engine raises what broke it."""
         assert self._running is not None, "used outside `async with`"
         ledger = TokenLedger()
         ended = asyncio.get_running_loop().create_future()
 
-        def on_chunk(chunk: TokenChunk) -> None:
+        def on_part(chunk: TokenChunk) -> None:
             ledger.add(chunk)
+            if on_chunk is not None and len(chunk.token_ids):
+                on_chunk(msgspec.structs.replace(chunk, finish_reason=None, stop_matched=None))
             if ledger.last is not None and not ended.done():
                 ended.set_result(None)
 
         call_id = f"{episode_id}.{turn}"
         request = GenerateRequest(call_id, episode_id, prompt_ids, max_new_tokens, sampling)
-        self._driver.submit(request, on_chunk)
+        self._driver.submit(request, on_part)
         try:
             await asyncio.wait({ended, self._running}, return_when=asyncio.FIRST_COMPLETED)
         finally:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Protocol
 
 from tailrace.channel.generation import Generation
 from tailrace_protos.base import Int32Bytes
-from tailrace_protos.generation import SamplingParams
+from tailrace_protos.generation import SamplingParams, TokenChunk
+
+OnChunk = Callable[[TokenChunk], None]
 
 
 class GenerationFailedError(Exception):
@@ -30,5 +33,10 @@ class Policy(Protocol):
         *,
         episode_id: str,
         turn: int,
+        on_chunk: OnChunk | None = None,
     ) -> Generation:
-        """Continue `prompt_ids` [P], all tokens of the episode; raises `GenerationFailedError`."""
+        """Continue `prompt_ids` [P], all tokens of the conversation; raises `GenerationFailedError`.
+
+        `on_chunk` gets newly sampled tokens as they arrive: each once, in order, never an empty
+        chunk; how the call ended is told by the returned generation only. Cancelling aborts the call.
+        """

@@ -1,4 +1,4 @@
-"""Leases and scores over real NATS, and a journal in real Redis."""
+"""Scores over real NATS, and a journal in real Redis."""
 
 from __future__ import annotations
 
@@ -8,17 +8,14 @@ from collections.abc import AsyncIterator
 import pytest
 
 from tailrace.bus import Bus, CallFailedError
-from tailrace.channel import Address
+from tailrace.policy.activity import Stages
 from tailrace.store import Journal, connect
 from tailrace_agents.adapters.journal import StoredJournal
-from tailrace_agents.adapters.leases import LeaseClient
 from tailrace_agents.adapters.scoring import RewardClient
-from tailrace_agents.core.activity import Stages
 from tailrace_agents.ports import EpisodeTakenError
 from tailrace_protos import subjects
 from tailrace_protos.base import EMPTY
 from tailrace_protos.chat import ChatMessage
-from tailrace_protos.control import Lease, LeaseReply, LeaseRequest
 from tailrace_protos.episode import EnvTask, TurnRecord
 from tailrace_protos.generation import CallErrorCode, FinishReason
 from tailrace_protos.reward import Score, ScoreItem, ScoreReply, ScoreRequest
@@ -106,30 +103,6 @@ async def test_an_episode_too_long_for_a_message_is_an_error_of_its_own(
     assert huge.error is not None
     assert "max_payload" in huge.error.reason
     assert small.reward == 2.0
-
-
-async def test_leases_wait_for_a_scheduler_and_for_a_healthy_server(
-    nats_server: ServerProcess, run_name: str, bus: Bus
-) -> None:
-    requests: list[LeaseRequest] = []
-
-    async def lease(request: LeaseRequest) -> LeaseReply:
-        requests.append(request)
-        if len(requests) == 1:
-            return LeaseReply((), retry_after_s=0.02)
-        return LeaseReply(tuple(Lease(one, "s0", "subject", "") for one in request.episode_ids))
-
-    client = LeaseClient(bus, run_name, "w0")
-    waiting = asyncio.gather(*(client.lease(f"g{n}.0", 10 + n) for n in range(3)))
-    await asyncio.sleep(0.05)
-    service = make_service(nats_server.url, run_name, "scheduler")
-    service.endpoint(subjects.lease(run_name), LeaseRequest, lease)
-    async with serving(service):
-        assert await waiting == [Address("s0", "subject")] * 3
-        await client.lease("g0.0", 5, failed_server_id="s0")
-    asked = dict(zip(requests[0].episode_ids, requests[0].predicted_tokens, strict=True))
-    assert asked == {"g0.0": 10, "g1.0": 11, "g2.0": 12}  # refused together, they ask together again
-    assert [request.failed_server_id for request in requests] == ["", "", "s0"]
 
 
 def record(turn: int, reply: str = "Left") -> TurnRecord:

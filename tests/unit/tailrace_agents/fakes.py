@@ -1,32 +1,30 @@
-"""A small world for episodes: an environment, policies, servers and a journal that do as told."""
+"""A small world for episodes: an environment, a policy and a journal that do as told."""
 
 from __future__ import annotations
 
 import asyncio
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from tailrace.channel.errors import ChannelError
 from tailrace.channel.generation import Generation
-from tailrace.channel.ports import Address
 from tailrace.chat import Renderer
 from tailrace.envs.frozen_lake_tokenizer import build_frozen_lake_tokenizer
+from tailrace.sdk.policy import OnChunk
 from tailrace_agents.core.episode import EpisodeLimits, SamplingPlan
 from tailrace_agents.ports import EpisodeTakenError
 from tailrace_protos.base import Int32Bytes, as_int32, decode, encode
 from tailrace_protos.episode import TurnRecord
 from tailrace_protos.generation import (
     FinishReason,
-    GenerateRequest,
     SamplingParams,
-    VersionSpan,
 )
 from tailrace_protos.weights import ModelCard
+from tests.unit.tailrace.policy.fakes import generation
 
 LIMITS = EpisodeLimits(4096, 1024, 64, wall_clock_s=20.0)
 PLAN = SamplingPlan(SamplingParams())
@@ -78,17 +76,6 @@ class StairsEnv:
         self.num_closes += 1
 
 
-def generation(
-    ids: Sequence[int],
-    version: int = 1,
-    reason: FinishReason | None = FinishReason.STOP,
-    logprob: float = -0.5,
-) -> Generation:
-    array = np.array(ids, np.int32)
-    spans = (VersionSpan(version, len(ids)),) if len(ids) else ()
-    return Generation(array, np.full(len(ids), logprob, np.float32), spans, reason, None, 0)
-
-
 class ScriptedPolicy:
     """Says the given replies, and keeps what it was asked."""
 
@@ -108,6 +95,7 @@ class ScriptedPolicy:
         *,
         episode_id: str,
         turn: int,
+        on_chunk: OnChunk | None = None,
     ) -> Generation:
         self.prompts.append(as_int32(prompt_ids).tolist())
         self.budgets.append(max_new_tokens)
@@ -140,65 +128,3 @@ class ListJournal:
     async def clear(self) -> None:
         self.records.clear()
         self.num_clears += 1
-
-
-Answer = Generation | Exception | Callable[[GenerateRequest], Generation | Exception]
-
-
-class ScriptedCall:
-    def __init__(self, answer: Generation | Exception) -> None:
-        self._answer = answer
-
-    async def collect(self) -> Generation:
-        await asyncio.sleep(0)
-        if isinstance(self._answer, Exception):
-            raise self._answer
-        return self._answer
-
-
-class ScriptedClient:
-    """A `GenerateClient` whose calls end as the script says."""
-
-    def __init__(self, *answers: Answer) -> None:
-        self.answers = list(answers)
-        self.requests: list[GenerateRequest] = []
-        self.servers: list[str] = []
-
-    async def start(self) -> None: ...
-
-    async def close(self) -> None: ...
-
-    def generate(self, address: Address, request: GenerateRequest) -> Any:
-        self.requests.append(request)
-        self.servers.append(address.server_id)
-        answer = self.answers.pop(0)
-        if callable(answer) and not isinstance(answer, Exception | Generation):
-            answer = answer(request)
-        if isinstance(answer, Exception) and not isinstance(answer, ChannelError):
-            raise answer
-        return ScriptedCall(answer)
-
-
-class RoundRobinPlacement:
-    """Gives servers s0, s1, ... in turn."""
-
-    def __init__(self, num_servers: int = 2) -> None:
-        self.num_servers = num_servers
-        self.num_leases = 0
-        self.asked: list[tuple[str, int, str]] = []
-        self.calls: list[tuple[str, bool]] = []
-        self.released: list[str] = []
-
-    async def lease(
-        self, episode_id: str, predicted_tokens: int, failed_server_id: str = ""
-    ) -> Address:
-        self.asked.append((episode_id, predicted_tokens, failed_server_id))
-        server = f"s{self.num_leases % self.num_servers}"
-        self.num_leases += 1
-        return Address(server)
-
-    def report_call(self, server_id: str, succeeded: bool) -> None:
-        self.calls.append((server_id, succeeded))
-
-    def release(self, episode_id: str) -> None:
-        self.released.append(episode_id)

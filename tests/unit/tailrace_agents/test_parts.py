@@ -11,12 +11,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tailrace.foreign import ForeignCodeError
+from tailrace.policy.activity import Stages
 from tailrace.runtime import Delivery
 from tailrace_agents.adapters.pictures import FrameRecorder, save_frames
 from tailrace_agents.config import AgentsConfig, EnvEntry, GeneratingArgs
-from tailrace_agents.core.activity import LengthEstimate, Stages
 from tailrace_agents.core.environments import EnvHandle, EnvPool
 from tailrace_agents.core.episode import EpisodeResult, mix_seed
+from tailrace_agents.core.lengths import LengthEstimate
 from tailrace_agents.core.settlement import apply_score, score_item
 from tailrace_agents.handlers import _may_have_turns
 from tailrace_protos.episode import EnvTask, EpisodeTask, Outcome

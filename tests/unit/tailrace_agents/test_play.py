@@ -83,8 +83,8 @@ async def test_a_token_without_a_finite_logprob_is_masked_and_counted() -> None:
             made.inference_logprobs[0] = np.nan
             return made
 
-    row = (await play(StairsEnv(), Broken(*CLIMB))).tokens.row().row
-    assert row.num_nonfinite == 3
+    row, num_nonfinite = (await play(StairsEnv(), Broken(*CLIMB))).tokens.row()
+    assert num_nonfinite == 3
     assert as_uint8(row.loss_mask).sum() == 3 * len(renderer().reply_ids("Right")) - 3
     assert np.isfinite(as_float32(row.inference_logprobs)).all()
 

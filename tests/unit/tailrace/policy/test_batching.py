@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from tailrace_agents.core.batching import Batcher
+from tailrace.policy.batching import Batcher
 
 
 class Sender:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -14,9 +16,9 @@ from tailrace.channel.errors import (
     OversizeRequestError,
 )
 from tailrace.channel.generation import Generation
-from tailrace.sdk.policy import GenerationFailedError
-from tailrace_agents.core.activity import Stages
-from tailrace_agents.core.continuation import ContinuingPolicy
+from tailrace.policy.activity import Stages
+from tailrace.policy.continuation import ContinuingPolicy
+from tailrace.sdk.policy import GenerationFailedError, OnChunk
 from tailrace_protos.base import as_int32, pack_int32
 from tailrace_protos.generation import (
     CallError,
@@ -24,9 +26,10 @@ from tailrace_protos.generation import (
     FinishReason,
     GenerateRequest,
     SamplingParams,
+    TokenChunk,
     VersionSpan,
 )
-from tests.unit.tailrace_agents.fakes import (
+from tests.unit.tailrace.policy.fakes import (
     Answer,
     RoundRobinPlacement,
     ScriptedClient,
@@ -53,13 +56,20 @@ class World:
             self.placement, self.client, self.stages, max_attempts=max_attempts, max_delay_s=0.05
         )
 
-    async def turn(self, max_new_tokens: int = 10, turn: int = 0, stop: int = 99) -> Generation:
+    async def turn(
+        self,
+        max_new_tokens: int = 10,
+        turn: int = 0,
+        stop: int = 99,
+        on_chunk: OnChunk | None = None,
+    ) -> Generation:
         return await self.policy.generate(
             PROMPT,
             max_new_tokens,
             SamplingParams(stop_token_ids=(stop,), seed=5),
             episode_id="g0.1",
             turn=turn,
+            on_chunk=on_chunk,
         )
 
     @property
@@ -105,6 +115,33 @@ async def test_a_lost_call_goes_on_elsewhere_after_the_tokens_that_came() -> Non
     assert world.placement.calls == [("s0", False), ("s1", True)]
 
 
+async def test_tokens_are_passed_on_as_they_come() -> None:
+    world = World(lost(7, 8, version=1), generation([9, 99], version=2))
+    streamed: list[TokenChunk] = []
+    result = await world.turn(on_chunk=streamed.append)
+    assert [as_int32(chunk.token_ids).tolist() for chunk in streamed] == [[7], [8], [9], [99]]
+    assert [chunk.version_spans[0].policy_version for chunk in streamed] == [1, 1, 2, 2]
+    assert {chunk.finish_reason for chunk in streamed} == {None}
+    assert result.finish_reason is FinishReason.STOP
+
+
+@pytest.mark.parametrize("is_streamed", [True, False])
+async def test_a_caller_who_stops_waiting_aborts_the_call(is_streamed: bool) -> None:
+    world = World(generation([7, 8], reason=None))
+    arrived = asyncio.Event()
+    on_chunk = (lambda chunk: arrived.set()) if is_streamed else None
+    turn = asyncio.create_task(world.turn(on_chunk=on_chunk))
+    while not world.client.requests:
+        await asyncio.sleep(0)
+    if is_streamed:
+        await arrived.wait()
+    turn.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await turn
+    assert world.client.aborted == [world.client.requests[0].call_id]
+    assert world.stages.num_generating == 0
+
+
 async def test_the_next_turn_stays_where_the_last_one_ended() -> None:
     world = World(lost(), generation([9, 99]), generation([8, 99]))
     await world.turn(turn=0)
@@ -129,8 +166,10 @@ async def test_wherever_servers_fail_the_tokens_are_those_of_one_unbroken_call(
 
     world = World(*map(upto, cuts), upto(None), max_attempts=100)
     world.policy._max_delay_s = 0.051
-    result = await world.turn(max_new_tokens=length, stop=whole[-1])
+    streamed: list[TokenChunk] = []
+    result = await world.turn(max_new_tokens=length, stop=whole[-1], on_chunk=streamed.append)
     assert result.token_ids.tolist() == whole
+    assert [id for chunk in streamed for id in as_int32(chunk.token_ids).tolist()] == whole
     assert sum(span.num_tokens for span in result.version_spans) == length
 
 

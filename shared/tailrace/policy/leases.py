@@ -15,8 +15,8 @@ from typing import NamedTuple
 from tailrace.bus import Bus, CallFailedError, CallTimeoutError, NoResponderError
 from tailrace.channel.ports import Address
 from tailrace.log import get_logger
+from tailrace.policy.batching import Batcher
 from tailrace.retry import Backoff
-from tailrace_agents.core.batching import Batcher
 from tailrace_protos import subjects
 from tailrace_protos.control import LeaseReply, LeaseReport, LeaseRequest
 

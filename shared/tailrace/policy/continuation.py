@@ -14,6 +14,7 @@ from typing import NamedTuple
 import msgspec
 import numpy as np
 
+from tailrace.channel.call import GenerateCall
 from tailrace.channel.errors import (
     ChannelError,
     ChannelFullError,
@@ -23,12 +24,12 @@ from tailrace.channel.errors import (
 )
 from tailrace.channel.generation import Generation, join_spans
 from tailrace.channel.ports import Address, GenerateClient
+from tailrace.policy import metrics
+from tailrace.policy.activity import Stages
+from tailrace.policy.ports import Placement
 from tailrace.retry import Backoff
-from tailrace.sdk.policy import GenerationFailedError
+from tailrace.sdk.policy import GenerationFailedError, OnChunk
 from tailrace.tracing import current_traceparent
-from tailrace_agents import metrics
-from tailrace_agents.core.activity import Stages
-from tailrace_agents.ports import Placement
 from tailrace_protos.base import Int32Bytes, pack_int32
 from tailrace_protos.generation import CallErrorCode, FinishReason, GenerateRequest, SamplingParams
 
@@ -89,8 +90,9 @@ class ContinuingPolicy:
         *,
         episode_id: str,
         turn: int,
+        on_chunk: OnChunk | None = None,
     ) -> Generation:
-        """One turn, by one server or, after failures, by several."""
+        """One turn, by one server or, after failures, by several; see `Policy`."""
         request = GenerateRequest(
             call_id=f"{episode_id}.{turn}.{next(self._call_ids)}",
             episode_id=episode_id,
@@ -102,10 +104,10 @@ class ContinuingPolicy:
         self._stages.num_generating += 1
         try:
             address = self._addresses.get(episode_id) or await self._lease(episode_id)
-            outcome = await self._call(address, request)
+            outcome = await self._call(address, request, on_chunk)
             if isinstance(outcome, Generation):
                 return outcome
-            return await self._continue(request, address, outcome)
+            return await self._continue(request, address, outcome, on_chunk)
         finally:
             self._stages.num_generating -= 1
 
@@ -115,7 +117,9 @@ class ContinuingPolicy:
         self._addresses[episode_id] = address
         return address
 
-    async def _call(self, address: Address, request: GenerateRequest) -> Generation | _Failure:
+    async def _call(
+        self, address: Address, request: GenerateRequest, on_chunk: OnChunk | None
+    ) -> Generation | _Failure:
         try:
             call = self._client.generate(address, request)
         except (OversizeRequestError, NoRouteError) as error:
@@ -123,7 +127,7 @@ class ContinuingPolicy:
         except ChannelFullError as error:
             return _Failure(str(error), is_servers_fault=False, is_elsewhere=False)
         try:
-            generation = await call.collect()
+            generation = await (_stream(call, on_chunk) if on_chunk else call.collect())
         except ChannelError as error:
             outcome: Generation | _Failure = _failure(error)
         else:
@@ -136,7 +140,11 @@ class ContinuingPolicy:
         return outcome
 
     async def _continue(
-        self, original: GenerateRequest, address: Address, failure: _Failure
+        self,
+        original: GenerateRequest,
+        address: Address,
+        failure: _Failure,
+        on_chunk: OnChunk | None,
     ) -> Generation:
         """Sample what is still missing, server after server."""
         parts: list[Generation] = []
@@ -154,7 +162,7 @@ class ContinuingPolicy:
             failed_server_id = address.server_id if failure.is_elsewhere else ""
             address = await self._lease(original.episode_id, failed_server_id)
             metrics.CONTINUED_CALLS.inc()
-            outcome = await self._call(address, self._rest_of(original, joined))
+            outcome = await self._call(address, self._rest_of(original, joined), on_chunk)
             if isinstance(outcome, Generation):
                 return _join([*parts, outcome], outcome.finish_reason)
             failure = outcome
@@ -167,6 +175,17 @@ class ContinuingPolicy:
             max_new_tokens=original.max_new_tokens - sampled.num_tokens,
             num_continued=sampled.num_tokens,
         )
+
+
+async def _stream(call: GenerateCall, on_chunk: OnChunk) -> Generation:
+    """All tokens of the call, passed on as they come. Cancelling this aborts the call."""
+    try:
+        async for chunk in call:
+            if len(chunk.token_ids):
+                on_chunk(msgspec.structs.replace(chunk, finish_reason=None, stop_matched=None))
+    finally:
+        call.abort()  # nothing where it ended
+    return call.partial()
 
 
 def _failure(error: ChannelError) -> _Failure:

@@ -1,18 +1,8 @@
-"""What the episodes of this worker are doing at this moment, and how long they usually get."""
+"""How many tokens episodes usually get."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-
-
-@dataclass(slots=True)
-class Stages:
-    """Episodes in each stage, counted by whoever makes them wait."""
-
-    num_generating: int = 0
-    num_in_tools: int = 0
-    num_in_reward: int = 0
-    num_settling: int = 0
 
 
 @dataclass(slots=True)
