@@ -6,13 +6,11 @@ import asyncio
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from pathlib import Path
 
 from tailrace.channel import GenerateClient, NatsGenerateClient, ZmqGenerateClient
 from tailrace.chat import Renderer, TemplateError
 from tailrace.clock import SystemClock
-from tailrace.config import ConfigError, RunConfig
-from tailrace.envs import make_env
+from tailrace.config import ConfigError
 from tailrace.log import get_logger
 from tailrace.policy.activity import Stages
 from tailrace.policy.continuation import ContinuingPolicy
@@ -22,13 +20,12 @@ from tailrace.runtime import Args, Service, run_service
 from tailrace.store import Blobs, Journal, StoreConnection, TrajectoryBuffer, connect
 from tailrace_agents import metrics
 from tailrace_agents.adapters.scoring import RewardClient
-from tailrace_agents.config import AgentsConfig, GeneratingArgs
-from tailrace_agents.core.environments import EnvPool
+from tailrace_agents.casting import Cast
+from tailrace_agents.config import AgentsConfig
 from tailrace_agents.core.lengths import LengthEstimate
 from tailrace_agents.handlers import Deck, EpisodeHandler
 from tailrace_protos import subjects
 from tailrace_protos.episode import EpisodeTask
-from tailrace_protos.generation import SamplingParams
 from tailrace_protos.weights import ModelCard
 
 log = get_logger(__name__)
@@ -39,53 +36,24 @@ async def build(args: Args) -> Service:
     config = args.section("agents", AgentsConfig)
     threads = ThreadPoolExecutor(config.env_threads, "env")
     stages = Stages()
-    pools = make_pools(config, args.config, threads, stages)
+    cast = Cast(config, args.run, args.config, threads, stages)
     service = Service(
         "agents", args.run, args.endpoints, instance_id=args.worker_id, drain_s=config.drain_s
     )
-    worker = _Worker(service, config, pools, stages)
+    worker = _Worker(service, config, cast, stages)
     service.on_start(worker.start)
     service.on_drain(worker.stop)
     return service
 
 
-def make_pools(
-    config: AgentsConfig, source: str, threads: ThreadPoolExecutor, stages: Stages
-) -> dict[str, EnvPool]:
-    """A pool per entry of `custom_envs`; each is tried once, so that mistakes show at the start."""
-    pools = {}
-    for name, entry in config.custom_envs.items():
-        make = partial(make_env, entry.env_type, entry.env_config)
-        try:
-            make().close()
-        except ValueError as error:
-            raise ConfigError(f"{source}: agents.custom_envs.{name}: {error}") from error
-        pools[name] = EnvPool(make, threads if entry.in_threads else None, stages)
-    return pools
-
-
-def sampling_params(args: GeneratingArgs, stop_token_ids: tuple[int, ...]) -> SamplingParams:
-    """The wire's form of the sampling configuration."""
-    return SamplingParams(
-        temperature=args.temperature,
-        top_p=args.top_p,
-        top_k=args.top_k,
-        min_p=args.min_p,
-        stop_token_ids=stop_token_ids,
-        stop=args.stop,
-    )
-
-
 class _Worker:
     """Connections and clients of this process, from start to drain."""
 
-    def __init__(
-        self, service: Service, config: AgentsConfig, pools: dict[str, EnvPool], stages: Stages
-    ) -> None:
+    def __init__(self, service: Service, config: AgentsConfig, cast: Cast, stages: Stages) -> None:
         run = service.run.exp_name
         self._service = service
         self._config = config
-        self._pools = pools
+        self._cast = cast
         self._stages = stages
         self._leases = LeaseClient(service.bus, run, service.instance_id)
         reporter = Reporter(service.bus, run, service.instance_id, stages, self._leases)
@@ -105,25 +73,16 @@ class _Worker:
         policy = ContinuingPolicy(
             self._leases, client, self._stages, max_attempts=config.max_generation_attempts
         )
-        stop_ids = renderer.stop_token_ids
         handler = EpisodeHandler(
             Deck(
-                config=config,
-                renderer=renderer,
+                players=self._cast.players(renderer, policy, service.draining.is_set),
                 policy=policy,
-                pools=self._pools,
-                sampling={
-                    "train": sampling_params(config.generating_args, stop_ids),
-                    "eval": sampling_params(config.eval_generating_args, stop_ids),
-                },
                 rewards=RewardClient(service.bus, run, config.reward_timeout_s),
                 buffer=TrajectoryBuffer(redis, run),
                 make_journal=partial(Journal, redis, run),
-                render_folder=render_folder(service.run),
                 clock=SystemClock(),
                 stages=self._stages,
                 lengths=LengthEstimate(config.max_episode_tokens),
-                is_draining=service.draining.is_set,
             )
         )
         for phase in subjects.PHASES:
@@ -157,11 +116,6 @@ def make_renderer(card: ModelCard) -> Renderer:
         return Renderer.from_model_card(card)
     except TemplateError as error:
         raise ConfigError(f"pretrain: {error}") from error
-
-
-def render_folder(run: RunConfig) -> Path:
-    """Where pictures of episodes go."""
-    return Path(run.render_save_dir).absolute() if run.render_save_dir else run.run_dir / "renders"
 
 
 async def _model_card(redis: StoreConnection, run: str) -> ModelCard:

@@ -5,11 +5,8 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 
-from tailrace.chat import Renderer
 from tailrace.clock import Clock
-from tailrace.foreign import ForeignCodeError
 from tailrace.log import get_logger
 from tailrace.policy.activity import Stages
 from tailrace.policy.continuation import ContinuingPolicy
@@ -18,24 +15,16 @@ from tailrace.store import Journal, TrajectoryBuffer
 from tailrace.tracing import span
 from tailrace_agents import metrics
 from tailrace_agents.adapters.journal import StoredJournal
-from tailrace_agents.adapters.pictures import FrameRecorder, save_frames
 from tailrace_agents.adapters.scoring import RewardClient
-from tailrace_agents.config import AgentsConfig
-from tailrace_agents.core.environments import EnvHandle, EnvPool
-from tailrace_agents.core.episode import (
-    EpisodeHandedBackError,
-    EpisodeLimits,
-    EpisodeResult,
-    SamplingPlan,
-    mix_seed,
-)
+from tailrace_agents.core.episode import EpisodeHandedBackError, EpisodeResult
 from tailrace_agents.core.lengths import LengthEstimate
-from tailrace_agents.core.play import play_episode
+from tailrace_agents.core.players import EpisodePlayer
 from tailrace_agents.core.settlement import apply_score, build_trajectory, score_item
 from tailrace_agents.ports import EpisodeTakenError
 from tailrace_protos.episode import EpisodeTask, Outcome
-from tailrace_protos.generation import CallError, CallErrorCode, SamplingParams
+from tailrace_protos.generation import CallError, CallErrorCode
 from tailrace_protos.reward import Score
+from tailrace_protos.subjects import PHASES
 
 log = get_logger(__name__)
 
@@ -46,19 +35,14 @@ _MIN_SCORING_S = 5.0
 class Deck:
     """What every episode of this worker is played with."""
 
-    config: AgentsConfig
-    renderer: Renderer
+    players: Mapping[str, EpisodePlayer]  # by tag
     policy: ContinuingPolicy
-    pools: Mapping[str, EnvPool]
-    sampling: Mapping[str, SamplingParams]  # by phase
     rewards: RewardClient
     buffer: TrajectoryBuffer
     make_journal: Callable[[], Journal]
-    render_folder: Path
     clock: Clock
     stages: Stages
     lengths: LengthEstimate
-    is_draining: Callable[[], bool]
 
 
 class EpisodeHandler:
@@ -66,7 +50,7 @@ class EpisodeHandler:
 
     def __init__(self, deck: Deck) -> None:
         self._deck = deck
-        self._seconds = {phase: metrics.EPISODE_SECONDS.labels(phase) for phase in deck.sampling}
+        self._seconds = {phase: metrics.EPISODE_SECONDS.labels(phase) for phase in PHASES}
 
     async def handle(self, task: EpisodeTask, delivery: Delivery) -> None:
         """Play one episode and settle it, or raise `HandBack` when this worker drains."""
@@ -74,7 +58,7 @@ class EpisodeHandler:
         started_unix_s = clock.unix_s()
         with span("episode", episode_id=task.episode_id):
             try:
-                result = await self._play(task, _may_have_turns(task, delivery))
+                result = await self._play(task, _may_have_records(task, delivery))
             except EpisodeHandedBackError as order:
                 metrics.EPISODES_ABANDONED.labels("drain").inc()
                 raise HandBack from order
@@ -84,42 +68,20 @@ class EpisodeHandler:
             await self._settle(task, result, started_unix_s)
         self._seconds[task.phase].observe(clock.unix_s() - started_unix_s)
 
-    async def _play(self, task: EpisodeTask, may_have_turns: bool) -> EpisodeResult:
-        deck, env_name = self._deck, task.task.env_name
-        pool = deck.pools.get(env_name)
-        if pool is None:
-            reason = f"unknown environment {env_name!r}: add it to agents.custom_envs"
+    async def _play(self, task: EpisodeTask, may_have_records: bool) -> EpisodeResult:
+        deck, tag = self._deck, task.task.env_name
+        player = deck.players.get(tag)
+        if player is None:
+            reason = f"unknown tag {tag!r}: add it to agents.custom_envs or agents.datasets"
             return EpisodeResult(Outcome.INFRA_FAILURE, reason)
+        journal = StoredJournal(deck.make_journal(), task.episode_id, deck.stages, may_have_records)
+        deck.policy.begin(task.episode_id, deck.lengths.predict(tag))
         try:
-            handle = pool.take()
-        except ForeignCodeError as error:
-            return EpisodeResult(Outcome.INFRA_FAILURE, str(error))
-        recorder = FrameRecorder(handle.env) if self._is_rendered(task) else None
-        journal = StoredJournal(deck.make_journal(), task.episode_id, deck.stages, may_have_turns)
-        deck.policy.begin(task.episode_id, deck.lengths.predict(env_name))
-        clean = False
-        try:
-            result = await play_episode(
-                handle,
-                deck.renderer,
-                deck.policy,
-                self._limits(task),
-                self._sampling(task),
-                seed=task.task.seed,
-                episode_id=task.episode_id,
-                journal=journal,
-                observer=recorder,
-                is_draining=deck.is_draining,
-            )
-            clean = result.outcome.is_valid
+            result = await player.play(task, journal)
         finally:
             deck.policy.end(task.episode_id)
-            self._put_away(pool, handle, clean)
-        if clean:
-            deck.lengths.observe(env_name, len(result.tokens))
-        if recorder is not None:
-            name = f"{env_name}_seed{task.task.seed:03d}"
-            await asyncio.to_thread(save_frames, recorder.frames, deck.render_folder, name)
+        if result.outcome.is_valid:
+            deck.lengths.observe(tag, len(result.tokens))
         return result
 
     async def _settle(self, task: EpisodeTask, result: EpisodeResult, started_unix_s: float) -> None:
@@ -127,8 +89,7 @@ class EpisodeHandler:
         reward = (
             apply_score(result, await self._score(task, result)) if result.outcome.is_valid else 0.0
         )
-        row, num_nonfinite = result.tokens.row(reward)
-        rows = (row,) if len(result.tokens) else ()
+        rows, num_nonfinite = result.tokens.rows(reward)
         trajectory = build_trajectory(task, result, rows, reward, started_unix_s, deck.clock.unix_s())
         deck.stages.num_settling += 1
         try:
@@ -151,37 +112,8 @@ class EpisodeHandler:
         finally:
             deck.stages.num_in_reward -= 1
 
-    def _limits(self, task: EpisodeTask) -> EpisodeLimits:
-        config = self._deck.config
-        args = config.eval_generating_args if task.phase == "eval" else config.generating_args
-        return EpisodeLimits(
-            config.max_episode_tokens,
-            args.max_new_tokens,
-            config.custom_envs[task.task.env_name].max_tokens_per_step,
-            task.deadline_unix_s - self._deck.clock.unix_s(),
-        )
 
-    def _sampling(self, task: EpisodeTask) -> SamplingPlan:
-        params = self._deck.sampling[task.phase]
-        if task.phase == "train":
-            return SamplingPlan(params)
-        return SamplingPlan(params, mix_seed(task.task.seed, task.member))
-
-    def _is_rendered(self, task: EpisodeTask) -> bool:
-        rendered = task.task.seed < self._deck.config.render_episodes
-        return task.phase == "eval" and task.member == 0 and rendered
-
-    def _put_away(self, pool: EnvPool, handle: EnvHandle, clean: bool) -> None:
-        if clean:
-            pool.give_back(handle)
-            return
-        try:
-            handle.close()
-        except ForeignCodeError as error:
-            log.warning("environment does not close", reason=str(error))
-
-
-def _may_have_turns(task: EpisodeTask, delivery: Delivery) -> bool:
+def _may_have_records(task: EpisodeTask, delivery: Delivery) -> bool:
     """Whether somebody may have played this episode before; a copy made on a drain has another id."""
     is_first_copy = delivery.message_id.endswith(task.message_id)
     return delivery.num_delivered > 1 or task.attempt > 0 or not is_first_copy

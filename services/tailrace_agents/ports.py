@@ -1,11 +1,13 @@
-"""What the core needs from outside: a journal and an observer."""
+"""What the core needs from outside: a journal, observers, somebody who draws."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import Protocol
 
-from tailrace_protos.episode import TurnRecord
+from tailrace.sdk.env import Env
+from tailrace_protos.episode import EpisodeTask
+from tailrace_protos.journal import JournalRecord
 
 
 class EpisodeTakenError(Exception):
@@ -18,26 +20,26 @@ class EpisodeTakenError(Exception):
 
 
 class EpisodeJournal(Protocol):
-    """The finished turns of one episode, kept beyond this process."""
+    """What one episode has done, kept beyond this process."""
 
-    async def load(self) -> Sequence[TurnRecord]:
-        """Turns that were finished before, in order."""
+    async def load(self) -> Sequence[JournalRecord]:
+        """What was done before, in order."""
 
-    async def append(self, record: TurnRecord) -> None:
-        """Keep a finished turn durably; raises `EpisodeTakenError` if playing on is of no use."""
+    async def append(self, record: JournalRecord) -> None:
+        """Keep a record durably; raises `EpisodeTakenError` if playing on is of no use."""
 
     async def clear(self) -> None:
-        """Forget all turns."""
+        """Forget all records."""
 
 
 class NoJournal:
     """For episodes that nobody resumes."""
 
-    async def load(self) -> Sequence[TurnRecord]:
+    async def load(self) -> Sequence[JournalRecord]:
         """Nothing."""
         return ()
 
-    async def append(self, record: TurnRecord) -> None:
+    async def append(self, record: JournalRecord) -> None:
         """Keep nothing."""
 
     async def clear(self) -> None:
@@ -52,3 +54,22 @@ class Observer(Protocol):
 
     def on_turn(self, reply: str, observation: str, reward: float, done: bool) -> None:
         """The model said `reply`, the environment answered."""
+
+
+class Recorder(Observer, Protocol):
+    """An observer that makes a picture of what it saw."""
+
+    async def save(self) -> None:
+        """Write it; never fails."""
+
+
+class MakeRecorder(Protocol):
+    """Who decides which episodes are drawn."""
+
+    def __call__(self, env: Env, task: EpisodeTask) -> Recorder | None:
+        """A recorder for this episode, if it is one of those to draw."""
+
+
+def no_recorder(env: Env, task: EpisodeTask) -> Recorder | None:
+    """Draw nothing."""
+    return None

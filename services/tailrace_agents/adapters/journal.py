@@ -7,27 +7,29 @@ from collections.abc import Sequence
 from tailrace.policy.activity import Stages
 from tailrace.store import AppendResult, Journal
 from tailrace_agents.ports import EpisodeTakenError
-from tailrace_protos.episode import TurnRecord
+from tailrace_protos.journal import JournalRecord
 
 
 class StoredJournal:
     """`EpisodeJournal` of one attempt at one episode.
 
-    `may_have_turns`: nobody can have written to it before the first delivery of the first attempt, so
+    `may_have_records`: nobody can have written to it before the first delivery of the first attempt, so
     that one need not ask.
     """
 
-    def __init__(self, journal: Journal, episode_id: str, stages: Stages, may_have_turns: bool) -> None:
+    def __init__(
+        self, journal: Journal, episode_id: str, stages: Stages, may_have_records: bool
+    ) -> None:
         self._journal = journal
         self._episode_id = episode_id
         self._stages = stages
-        self._may_have_turns = may_have_turns
+        self._may_have_records = may_have_records
 
-    async def load(self) -> Sequence[TurnRecord]:
+    async def load(self) -> Sequence[JournalRecord]:
         """See `EpisodeJournal`."""
-        return await self._journal.load(self._episode_id) if self._may_have_turns else ()
+        return await self._journal.load(self._episode_id) if self._may_have_records else ()
 
-    async def append(self, record: TurnRecord) -> None:
+    async def append(self, record: JournalRecord) -> None:
         """See `EpisodeJournal`."""
         self._stages.num_settling += 1
         try:

@@ -5,6 +5,7 @@ A picture is a pleasure, not a result: what fails here is logged and the episode
 
 from __future__ import annotations
 
+import asyncio
 import os
 from pathlib import Path
 
@@ -14,6 +15,7 @@ from PIL import Image
 from tailrace.foreign import ForeignCodeError, foreign_code
 from tailrace.log import get_logger
 from tailrace.sdk.env import Env
+from tailrace_protos.episode import EpisodeTask
 
 log = get_logger(__name__)
 
@@ -23,11 +25,28 @@ _MAX_FRAMES = 200
 _STRIP_FRAMES = 16
 
 
-class FrameRecorder:
-    """`Observer` that keeps a frame of every state of an episode."""
+class Pictures:
+    """Draws the first `num_episodes` tasks of an evaluation into `folder`."""
 
-    def __init__(self, env: Env) -> None:
+    def __init__(self, folder: Path, num_episodes: int) -> None:
+        self._folder = folder
+        self._num_episodes = num_episodes
+
+    def __call__(self, env: Env, task: EpisodeTask) -> FrameRecorder | None:
+        """See `MakeRecorder`."""
+        seed = task.task.seed
+        if task.phase != "eval" or task.member != 0 or seed >= self._num_episodes:
+            return None
+        return FrameRecorder(env, self._folder, f"{task.task.env_name}_seed{seed:03d}")
+
+
+class FrameRecorder:
+    """`Recorder` that keeps a frame of every state of an episode."""
+
+    def __init__(self, env: Env, folder: Path, name: str) -> None:
         self._env = env
+        self._folder = folder
+        self._name = name
         self._is_broken = False
         self.frames: list[Image.Image] = []
 
@@ -39,6 +58,10 @@ class FrameRecorder:
     def on_turn(self, reply: str, observation: str, reward: float, done: bool) -> None:
         """Add the new state."""
         self._take()
+
+    async def save(self) -> None:
+        """See `Recorder`."""
+        await asyncio.to_thread(save_frames, self.frames, self._folder, self._name)
 
     def _take(self) -> None:
         if self._is_broken or len(self.frames) >= _MAX_FRAMES:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import msgspec
 
-from tailrace_agents.core.tokens import EpisodeTokens
+from tailrace_agents.core.tokens import EpisodeBooks, EpisodeTokens
 from tailrace_protos.chat import ChatMessage
 from tailrace_protos.episode import Outcome
 from tailrace_protos.generation import SamplingParams
@@ -59,9 +59,10 @@ class EpisodeResult:
 
     outcome: Outcome = Outcome.OK
     reason: str = ""
-    tokens: EpisodeTokens = field(default_factory=EpisodeTokens)
+    tokens: EpisodeBooks = field(default_factory=EpisodeTokens)
     messages: list[ChatMessage] = field(default_factory=list)  # user, assistant, user, ...
     metrics: dict[str, float] = field(default_factory=dict)
+    row: dict[str, Any] = field(default_factory=dict)  # of the data set, for rewards
     num_replayed_turns: int = 0
     num_restarts: int = 0  # times a replay did not fit and the episode began anew
 

@@ -25,6 +25,7 @@ from tailrace_agents.core.episode import (
     EpisodeResult,
     SamplingPlan,
 )
+from tailrace_agents.core.tokens import EpisodeTokens
 from tailrace_agents.ports import EpisodeJournal, NoJournal, Observer
 from tailrace_protos.base import as_float32, as_int32, pack_float32, pack_int32
 from tailrace_protos.chat import ChatMessage
@@ -75,7 +76,11 @@ class _Episode:
     episode_id: str
     observer: Observer | None
     is_draining: Callable[[], bool]
-    result: EpisodeResult = field(default_factory=EpisodeResult)
+    tokens: EpisodeTokens = field(default_factory=EpisodeTokens)
+    result: EpisodeResult = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.result = EpisodeResult(tokens=self.tokens)
 
     async def play(self, journal: EpisodeJournal) -> EpisodeResult:
         """Play within the wall clock; failures become outcomes."""
@@ -86,25 +91,26 @@ class _Episode:
         except TimeoutError:
             if not deadline.expired():
                 raise
-            self._end(Outcome.TIMEOUT, f"the deadline passed in turn {self.result.tokens.num_turns}")
+            self._end(Outcome.TIMEOUT, f"the deadline passed in turn {self.tokens.num_turns}")
         except (ForeignCodeError, GenerationFailedError) as error:
-            self._end(Outcome.INFRA_FAILURE, f"turn {self.result.tokens.num_turns}: {error}")
+            self._end(Outcome.INFRA_FAILURE, f"turn {self.tokens.num_turns}: {error}")
         return self.result
 
     async def _play_resumed(self, journal: EpisodeJournal) -> None:
         try:
-            await self._play_turns(journal, await journal.load())
+            recorded = [one for one in await journal.load() if isinstance(one, TurnRecord)]
+            await self._play_turns(journal, recorded)
         except _ReplayMismatchError:
             await journal.clear()
-            self.result = EpisodeResult(num_restarts=1)
+            self.tokens = EpisodeTokens()
+            self.result = EpisodeResult(tokens=self.tokens, num_restarts=1)
             await self._play_turns(journal, ())
 
     async def _play_turns(self, journal: EpisodeJournal, recorded: Sequence[TurnRecord]) -> None:
-        tokens = self.result.tokens
         observation = await self._reset()
         inserted = self._insert(observation)
         while True:
-            turn = tokens.num_turns
+            turn = self.tokens.num_turns
             if turn < len(recorded):
                 step = await self._replay(recorded[turn], inserted)
             else:
@@ -125,7 +131,7 @@ class _Episode:
 
     def _insert(self, observation: str) -> NDArray[np.int32]:
         """Append the environment's words, rendered, to the tokens and the messages."""
-        tokens = self.result.tokens
+        tokens = self.tokens
         first = not len(tokens)
         ids = self.renderer.observation_ids(
             observation, first, first or self.renderer.is_closed(tokens.last_id)
@@ -138,7 +144,7 @@ class _Episode:
         """Whether a turn is left to play: budget for it, and a worker that goes on."""
         if self.is_draining():
             raise EpisodeHandedBackError
-        tokens = self.result.tokens
+        tokens = self.tokens
         if self.limits.turn_budget(tokens) > 0:
             return True
         if tokens.num_turns == 0:
@@ -152,7 +158,7 @@ class _Episode:
 
     async def _sample(self, turn: int, inserted: NDArray[np.int32]) -> tuple[StepResult, TurnRecord]:
         """Let the policy answer and the environment take the answer."""
-        tokens = self.result.tokens
+        tokens = self.tokens
         generation = await self.policy.generate(
             tokens.prompt(),
             self.limits.turn_budget(tokens),
@@ -181,7 +187,7 @@ class _Episode:
         """Take a turn from the journal; the environment must behave as it did when it was recorded."""
         if inserted.tobytes() != bytes(record.observation_ids):
             raise _ReplayMismatchError
-        self.result.tokens.sample(
+        self.tokens.sample(
             as_int32(record.token_ids), as_float32(record.inference_logprobs), record.version_spans
         )
         step = await self._step(record.reply)
@@ -198,7 +204,7 @@ class _Episode:
         result = self.result
         result.messages.append(ChatMessage("assistant", reply))
         step = await self.handle.step(reply)
-        result.tokens.finish_turn(step.reward)
+        self.tokens.finish_turn(step.reward)
         if "invalid_action" in step.numbers:
             invalid = step.numbers.pop("invalid_action")
             result.metrics["num_invalid_actions"] = (

@@ -6,6 +6,8 @@ longer valid, whatever the model did.
 
 from __future__ import annotations
 
+import msgspec
+
 from tailrace_agents.core.episode import EpisodeResult
 from tailrace_protos.episode import EpisodeTask, Outcome
 from tailrace_protos.reward import Score, ScoreItem
@@ -16,7 +18,7 @@ def score_item(task: EpisodeTask, result: EpisodeResult) -> ScoreItem:
     """The episode as the reward service sees it."""
     return ScoreItem(
         episode_id=task.episode_id,
-        task=task.task,
+        task=msgspec.structs.replace(task.task, row=result.row) if result.row else task.task,
         messages=tuple(result.messages),
         turn_rewards=result.tokens.turn_rewards,
         metrics=result.metrics,

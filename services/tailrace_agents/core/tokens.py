@@ -7,7 +7,7 @@ and policy version -1.
 from __future__ import annotations
 
 from array import array
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,6 +24,36 @@ class CheckedRow(NamedTuple):
 
     row: TokenRow
     num_nonfinite: int
+
+
+class CheckedRows(NamedTuple):
+    """As `CheckedRow`, for all rows of an episode."""
+
+    rows: tuple[TokenRow, ...]
+    num_nonfinite: int
+
+
+class EpisodeBooks(Protocol):
+    """What an episode inserted and sampled, whoever kept the books."""
+
+    @property
+    def num_turns(self) -> int:
+        """Finished turns (of loops: model calls)."""
+
+    @property
+    def num_sampled(self) -> int:
+        """Tokens sampled over all turns."""
+
+    @property
+    def turn_rewards(self) -> tuple[float, ...]:
+        """What each turn was worth."""
+
+    def __len__(self) -> int:
+        """Tokens, inserted and sampled."""
+        ...
+
+    def rows(self, reward: float) -> CheckedRows:
+        """What is trained, once the episode's return is known."""
 
 
 class EpisodeTokens:
@@ -119,6 +149,13 @@ class EpisodeTokens:
             reward=reward,
         )
         return CheckedRow(row, num_broken)
+
+    def rows(self, reward: float) -> CheckedRows:
+        """The one row, or none of an episode that never began."""
+        if not len(self):
+            return CheckedRows((), 0)
+        row, num_nonfinite = self.row(reward)
+        return CheckedRows((row,), num_nonfinite)
 
 
 def _bytes(values: NDArray[np.generic]) -> memoryview:

@@ -114,17 +114,17 @@ async def test_a_journal_passes_to_who_loads_it_and_can_be_begun_anew(
 ) -> None:
     redis = await connect(redis_server.url)
     try:
-        first = StoredJournal(Journal(redis, run_name), "g0.0", Stages(), may_have_turns=False)
+        first = StoredJournal(Journal(redis, run_name), "g0.0", Stages(), may_have_records=False)
         assert list(await first.load()) == []
         for turn in range(2):
             await first.append(record(turn))
-        second = StoredJournal(Journal(redis, run_name), "g0.0", Stages(), may_have_turns=True)
+        second = StoredJournal(Journal(redis, run_name), "g0.0", Stages(), may_have_records=True)
         assert [one.turn for one in await second.load()] == [0, 1]
         with pytest.raises(EpisodeTakenError, match="fenced"):
             await first.append(record(2))
         await first.clear()  # no longer its own
         await second.append(record(2))
-        third = StoredJournal(Journal(redis, run_name), "g0.0", Stages(), may_have_turns=True)
+        third = StoredJournal(Journal(redis, run_name), "g0.0", Stages(), may_have_records=True)
         assert [one.turn for one in await third.load()] == [0, 1, 2]
         await third.clear()
         await third.append(record(0, reply="Right"))

@@ -13,13 +13,13 @@ from hypothesis import strategies as st
 from tailrace.foreign import ForeignCodeError
 from tailrace.policy.activity import Stages
 from tailrace.runtime import Delivery
-from tailrace_agents.adapters.pictures import FrameRecorder, save_frames
+from tailrace_agents.adapters.pictures import FrameRecorder
 from tailrace_agents.config import AgentsConfig, EnvEntry, GeneratingArgs
 from tailrace_agents.core.environments import EnvHandle, EnvPool
 from tailrace_agents.core.episode import EpisodeResult, mix_seed
 from tailrace_agents.core.lengths import LengthEstimate
 from tailrace_agents.core.settlement import apply_score, score_item
-from tailrace_agents.handlers import _may_have_turns
+from tailrace_agents.handlers import _may_have_records
 from tailrace_protos.episode import EnvTask, EpisodeTask, Outcome
 from tailrace_protos.generation import CallError, CallErrorCode
 from tailrace_protos.reward import Score
@@ -47,7 +47,7 @@ def delivery(message_id: str, num_delivered: int = 1) -> Delivery:
 def test_a_journal_is_read_unless_this_is_certainly_the_first_try(
     attempt: int, message_id: str, num_delivered: int, expected: bool
 ) -> None:
-    assert _may_have_turns(task(attempt), delivery(message_id, num_delivered)) is expected
+    assert _may_have_records(task(attempt), delivery(message_id, num_delivered)) is expected
 
 
 def test_idle_environments_are_used_again_up_to_a_number() -> None:
@@ -142,23 +142,23 @@ def test_a_seed_depends_on_every_part(parts: list[int], place: int) -> None:
     assert mix_seed(*changed) != seed
 
 
-def test_an_environment_that_cannot_draw_itself_leaves_no_picture(tmp_path: Any) -> None:
+async def test_an_environment_that_cannot_draw_itself_leaves_no_picture(tmp_path: Any) -> None:
     class Blind(StairsEnv):
         def render(self) -> Any:
             raise RuntimeError("no pygame")
 
-    recorder = FrameRecorder(Blind())
+    recorder = FrameRecorder(Blind(), tmp_path, "blind")
     recorder.on_reset("")
     recorder.on_turn("", "", 0.0, True)
-    save_frames(recorder.frames, tmp_path, "blind")
+    await recorder.save()
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_folder_that_cannot_be_written_is_no_failure_of_the_episode(tmp_path: Any) -> None:
-    recorder = FrameRecorder(StairsEnv())
-    recorder.on_reset("")
+async def test_a_folder_that_cannot_be_written_is_no_failure_of_the_episode(tmp_path: Any) -> None:
     (tmp_path / "file").write_text("")
-    save_frames(recorder.frames, tmp_path / "file" / "renders", "stairs")
+    recorder = FrameRecorder(StairsEnv(), tmp_path / "file" / "renders", "stairs")
+    recorder.on_reset("")
+    await recorder.save()
     assert (tmp_path / "file").read_text() == ""
 
 

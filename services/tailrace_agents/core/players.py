@@ -1,0 +1,58 @@
+"""Who plays the tasks of a tag, and what every player is given."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import NamedTuple, Protocol
+
+from tailrace.chat import Renderer
+from tailrace.clock import Clock
+from tailrace.policy.activity import Stages
+from tailrace.sdk.policy import Policy
+from tailrace_agents.core.episode import EpisodeResult, SamplingPlan, mix_seed
+from tailrace_agents.ports import EpisodeJournal
+from tailrace_protos.episode import EpisodeTask
+from tailrace_protos.generation import SamplingParams
+from tailrace_protos.subjects import Phase
+
+
+class EpisodePlayer(Protocol):
+    """Plays the tasks of one tag.
+
+    Raises `EpisodeHandedBackError` and `EpisodeTakenError`; all other endings are outcomes.
+    """
+
+    async def play(self, task: EpisodeTask, journal: EpisodeJournal) -> EpisodeResult:
+        """Play one episode to its end."""
+
+
+class PhaseArgs(NamedTuple):
+    """How the episodes of a phase are sampled."""
+
+    sampling: SamplingParams
+    max_new_tokens: int  # of one episode
+
+
+@dataclass(frozen=True)
+class PlayContext:
+    """What the players of a worker share."""
+
+    renderer: Renderer
+    policy: Policy
+    phases: Mapping[Phase, PhaseArgs]
+    max_episode_tokens: int
+    clock: Clock
+    stages: Stages
+    is_draining: Callable[[], bool]
+
+    def sampling(self, task: EpisodeTask) -> SamplingPlan:
+        """Parameters of every turn; those of evaluations have seeds that follow from the task."""
+        params = self.phases[task.phase].sampling
+        if task.phase == "train":
+            return SamplingPlan(params)
+        return SamplingPlan(params, mix_seed(task.task.seed, task.member))
+
+    def wall_clock_s(self, task: EpisodeTask) -> float:
+        """Seconds until the task's deadline."""
+        return task.deadline_unix_s - self.clock.unix_s()
