@@ -1,0 +1,170 @@
+"""Workflows: agents that know nothing of Tailrace but an OpenAI (or Anthropic) endpoint.
+
+A workflow is any class with `async def run(self, data, **extra_kwargs)`. `data` is a row of the data
+set; of `extra_kwargs` it gets those that its signature names: `base_url` (ends with `/v1`), `api_key`
+and `http_client` (an httpx `AsyncClient`). It returns the episode's reward, or rewards by completion id
+(the `id` of the answers it got). One object plays many episodes, inline even at the same time: what
+belongs to an episode belongs into local variables.
+
+Invariants: a run ends in a `WorkflowEnd`, whatever it does short of killing its process; only rewards
+that are finite numbers get through.
+"""
+
+from __future__ import annotations
+
+import inspect
+import math
+import numbers
+from collections.abc import Iterator, Mapping
+from typing import Any, Protocol
+
+import msgspec
+
+from tailrace.config import ConfigError
+from tailrace.dotted import load_dotted
+from tailrace.foreign import ForeignCodeError, foreign_code
+from tailrace_protos.episode import Outcome
+
+OVERFLOW_CODE = "context_length_exceeded"  # what OpenAI's clients see when an episode has no room left
+_STEPS_SHOWN = 3
+_MAX_CHAIN = 10
+
+
+class Workflow(Protocol):
+    """What `agents.workflow.agent` must name a class of."""
+
+    async def run(self, data: dict[str, Any], **extra_kwargs: Any) -> float | dict[str, float]:
+        """Play one episode; the reward, or rewards by completion id."""
+
+
+class PolicyFailureError(Exception):
+    """Raised by a workflow whose model failed at the task: the episode counts, with `reward`.
+
+    Any other exception is taken for a failure of the workflow and leaves the episode out of training.
+    """
+
+    def __init__(self, reason: str, reward: float = 0.0) -> None:
+        super().__init__(reason)
+        self.reason = reason
+        self.reward = reward
+
+
+class WorkflowReturnError(TypeError):
+    """`run` returned something that is no reward."""
+
+
+class WorkflowEnd(msgspec.Struct, frozen=True):
+    """How a run ended. `rewards` by completion id; the key "" stands for the last call."""
+
+    outcome: Outcome
+    reason: str = ""
+    rewards: dict[str, float] = {}
+
+
+def load_workflow(dotted: str, kwargs: Mapping[str, Any], key: str) -> Workflow:
+    """The object that plays episodes; `ConfigError` names `key`, what is wrong and the remedy."""
+    made = load_dotted(dotted, key)
+    try:
+        with foreign_code(f"{key}: making {dotted} with {dict(kwargs)}"):
+            workflow = made(**kwargs)
+    except ForeignCodeError as error:
+        raise ConfigError(f"{error}: correct {key.rpartition('.')[0] or key}.kwargs") from error
+    run = getattr(workflow, "run", None)
+    if not inspect.iscoroutinefunction(run):
+        found = "no run" if run is None else "a run that is not async"
+        raise ConfigError(f"{key}: {dotted} has {found}: give it `async def run(self, data)`")
+    try:
+        inspect.signature(run).bind({}, **accepted(run, _ALL))
+    except TypeError as error:
+        raise ConfigError(
+            f"{key}: {dotted}.run cannot be called with the row alone ({error}): it may take base_url, "
+            "api_key and http_client besides"
+        ) from error
+    return workflow  # type: ignore[no-any-return]
+
+
+_ALL: Mapping[str, Any] = dict.fromkeys(("base_url", "api_key", "http_client"))
+
+
+def accepted(run: Any, offered: Mapping[str, Any]) -> dict[str, Any]:
+    """Those of the offered keyword arguments that `run` takes."""
+    parameters = inspect.signature(run).parameters.values()
+    if any(one.kind is one.VAR_KEYWORD for one in parameters):
+        return dict(offered)
+    named = {one.name for one in parameters if one.kind is not one.POSITIONAL_ONLY}
+    return {name: value for name, value in offered.items() if name in named}
+
+
+async def run_to_end(
+    workflow: Workflow, data: dict[str, Any], offered: Mapping[str, Any]
+) -> WorkflowEnd:
+    """Run one episode; whatever it raises becomes a typed end. Cancellation passes through."""
+    name = f"{type(workflow).__name__}.run"
+    try:
+        with foreign_code(name):
+            returned = await workflow.run(data, **accepted(workflow.run, offered))
+        return WorkflowEnd(Outcome.OK, rewards=rewards_of(returned, name))
+    except WorkflowReturnError as error:
+        return WorkflowEnd(Outcome.INFRA_FAILURE, str(error))
+    except SystemExit as error:
+        return WorkflowEnd(Outcome.INFRA_FAILURE, f"{name} tried to end its process: {error!r}")
+    except ForeignCodeError as failure:
+        return _end_of(failure)
+
+
+def rewards_of(returned: object, name: str) -> dict[str, float]:
+    """Rewards by completion id; raises `WorkflowReturnError`."""
+    if isinstance(returned, numbers.Real):
+        return {"": _finite(returned, name)}
+    if not isinstance(returned, Mapping):
+        raise WorkflowReturnError(
+            f"{name} returned {type(returned).__name__}: return a number, or a dict of completion id "
+            "to number"
+        )
+    if not returned:
+        raise WorkflowReturnError(f"{name} returned an empty dict: return at least one reward")
+    rewards = {}
+    for completion_id, reward in returned.items():
+        if not isinstance(completion_id, str) or not isinstance(reward, numbers.Real):
+            kinds = f"{type(completion_id).__name__} to {type(reward).__name__}"
+            raise WorkflowReturnError(f"{name} returned a dict of {kinds}: completion id to number")
+        rewards[completion_id] = _finite(reward, name)
+    return rewards
+
+
+def _finite(reward: numbers.Real, name: str) -> float:
+    value = float(reward)
+    if not math.isfinite(value):
+        raise WorkflowReturnError(f"{name} returned {value}: rewards must be finite")
+    return value
+
+
+def _end_of(failure: ForeignCodeError) -> WorkflowEnd:
+    error = failure.error
+    if isinstance(error, PolicyFailureError):
+        return WorkflowEnd(Outcome.POLICY_FAILURE, error.reason, {"": error.reward})
+    if isinstance(error, TimeoutError):
+        return WorkflowEnd(Outcome.TIMEOUT, str(failure) + _place(error))
+    if any(getattr(one, "code", None) == OVERFLOW_CODE for one in _chain(error)):
+        return WorkflowEnd(Outcome.POLICY_FAILURE, str(failure), {"": 0.0})
+    return WorkflowEnd(Outcome.INFRA_FAILURE, str(failure) + _place(error))
+
+
+def _chain(error: BaseException | None) -> Iterator[BaseException]:
+    """The exception and those that it was raised from: frameworks wrap what clients raise."""
+    for _ in range(_MAX_CHAIN):
+        if error is None:
+            return
+        yield error
+        error = error.__cause__ or error.__context__
+
+
+def _place(error: BaseException) -> str:
+    """Where in the user's code it was raised: its innermost lines, outermost first."""
+    steps = []
+    traceback = error.__traceback__
+    while traceback is not None:
+        code = traceback.tb_frame.f_code
+        steps.append(f"{code.co_filename.rpartition('/')[2]}:{traceback.tb_lineno} {code.co_name}")
+        traceback = traceback.tb_next
+    return f" (at {' > '.join(steps[1:][:_STEPS_SHOWN])})" if len(steps) > 1 else ""
