@@ -21,9 +21,11 @@ from omegaconf.errors import OmegaConfBaseException
 from tailrace.config import SECTIONS, ConfigError, RunConfig, run_config, section_config
 from tailrace_agents.config import AgentsConfig
 from tailrace_cli.config import ClusterConfig
+from tailrace_gateway.config import GatewayConfig
 from tailrace_inference.config import InferenceConfig
 from tailrace_learner.config import LearnerConfig
 from tailrace_reward.config import RewardConfig
+from tailrace_sandbox.config import SandboxConfig
 from tailrace_scheduler.config import SchedulerConfig
 from tailrace_weight_sync.config import WeightSyncConfig
 
@@ -36,7 +38,9 @@ class Experiment:
     run: RunConfig
     scheduler: SchedulerConfig
     agents: AgentsConfig
+    gateway: GatewayConfig
     inference: InferenceConfig
+    sandbox: SandboxConfig
     reward: RewardConfig
     learner: LearnerConfig
     weight_sync: WeightSyncConfig
@@ -78,7 +82,9 @@ def decode(content: dict[str, Any], source: str) -> Experiment:
         run=run_config(content, source),
         scheduler=section_config(content, "scheduler", SchedulerConfig, source),
         agents=section_config(content, "agents", AgentsConfig, source),
+        gateway=section_config(content, "gateway", GatewayConfig, source),
         inference=section_config(content, "inference", InferenceConfig, source),
+        sandbox=section_config(content, "sandbox", SandboxConfig, source),
         reward=section_config(content, "reward", RewardConfig, source),
         learner=section_config(content, "learner", LearnerConfig, source),
         weight_sync=section_config(content, "weight_sync", WeightSyncConfig, source),

@@ -1,0 +1,32 @@
+"""Experiment files: strict decoding of a resolved YAML into frozen Structs, with helpful errors.
+
+An experiment file has the run's own keys at the top (`RunConfig`) and one section per service. A
+service decodes `RunConfig` and its own section and never looks at the others. Unknown keys are
+errors that name the key, the file and the closest valid key.
+"""
+
+from tailrace.config.base import Config, ConfigError
+from tailrace.config.chat import ChatArgs
+from tailrace.config.endpoints import Endpoints, this_host_id
+from tailrace.config.experiment import (
+    SECTIONS,
+    decode_config,
+    load_experiment,
+    run_config,
+    section_config,
+)
+from tailrace.config.run import RunConfig
+
+__all__ = [
+    "SECTIONS",
+    "ChatArgs",
+    "Config",
+    "ConfigError",
+    "Endpoints",
+    "RunConfig",
+    "decode_config",
+    "load_experiment",
+    "run_config",
+    "section_config",
+    "this_host_id",
+]

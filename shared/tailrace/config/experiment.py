@@ -1,0 +1,112 @@
+"""Strict decoding of a resolved experiment file, with errors that name key, file and remedy."""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, TypeVar
+
+import msgspec
+import yaml
+
+from tailrace.config.base import Config, ConfigError
+from tailrace.config.run import RunConfig
+
+SECTIONS = (
+    "scheduler",
+    "agents",
+    "gateway",
+    "inference",
+    "sandbox",
+    "reward",
+    "learner",
+    "weight_sync",
+    "cluster",
+)
+
+C = TypeVar("C", bound=Config)
+
+
+def load_experiment(path: str | Path) -> dict[str, Any]:
+    """The mapping in a resolved experiment file; raises `ConfigError` when it cannot be read."""
+    try:
+        content = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ConfigError(f"cannot read experiment file {path}: {error.strerror}") from error
+    except yaml.YAMLError as error:
+        raise ConfigError(f"{path} is not valid YAML: {error}") from error
+    if not isinstance(content, dict):
+        raise ConfigError(f"{path}: expected keys at the top level, found {type(content).__name__}")
+    return content
+
+
+def run_config(experiment: Mapping[str, Any], source: str) -> RunConfig:
+    """Decode the top-level keys; sections are left to their services, other names are errors."""
+    top = {key: value for key, value in experiment.items() if key not in SECTIONS}
+    return decode_config(top, RunConfig, source, also_valid=SECTIONS)
+
+
+def section_config(experiment: Mapping[str, Any], section: str, kind: type[C], source: str) -> C:
+    """Decode one service's section (missing: all defaults)."""
+    return decode_config(experiment.get(section) or {}, kind, source, where=section)
+
+
+def decode_config(
+    content: object, kind: type[C], source: str, *, where: str = "", also_valid: tuple[str, ...] = ()
+) -> C:
+    """Strictly decode `content`; `ConfigError` names the key, `source` and the closest valid key."""
+    try:
+        return msgspec.convert(content, kind)
+    except msgspec.ValidationError as error:
+        raise ConfigError(f"{source}: {_explain(str(error), kind, where, also_valid)}") from error
+
+
+_UNKNOWN = re.compile(r"Object contains unknown field `([^`]+)`(?: - at `\$\.?([^`]*)`)?")
+_AT = re.compile(r"^(.*?)(?: - at `\$\.?([^`]*)`)?$", re.DOTALL)
+
+
+def _explain(reason: str, kind: type[Config], where: str, also_valid: tuple[str, ...]) -> str:
+    """Rewrite msgspec's words as key, problem, remedy."""
+    unknown = _UNKNOWN.match(reason)
+    if unknown:
+        key, parent = unknown.group(1), unknown.group(2) or ""
+        valid = [*_fields_at(kind, parent), *(also_valid if not parent else ())]
+        near = difflib.get_close_matches(key, valid, n=1, cutoff=0.5)
+        remedy = f"did you mean {near[0]!r}?" if near else f"valid keys: {', '.join(sorted(valid))}"
+        return f"unknown key {_join(where, parent, key)!r}; {remedy}"
+    matched = _AT.match(reason)
+    assert matched is not None
+    place = _join(where, matched.group(2) or "")
+    return f"{place + ': ' if place else ''}{matched.group(1)}"
+
+
+def _join(*parts: str) -> str:
+    return ".".join(part for part in parts if part)
+
+
+def _fields_at(kind: type[Config], path: str) -> list[str]:
+    """Names of the fields of the Struct that `path` (dotted, below `kind`) leads to."""
+    info: Any = msgspec.inspect.type_info(kind)
+    for step in filter(None, path.split(".")):
+        info = _descend(info, step)
+    fields = getattr(info, "fields", ())
+    return [field.encode_name for field in fields]
+
+
+def _descend(info: Any, step: str) -> Any:
+    name = step.split("[")[0]
+    for field in getattr(info, "fields", ()):
+        if field.encode_name == name:
+            return _struct_inside(field.type)
+    return _struct_inside(getattr(info, "value_type", None) or info)
+
+
+def _struct_inside(info: Any) -> Any:
+    """The Struct within optional, list and dict types, or `info` itself."""
+    for inner in (*getattr(info, "types", ()), getattr(info, "item_type", None)):
+        if inner is not None and hasattr(_struct_inside(inner), "fields"):
+            return _struct_inside(inner)
+    value_type = getattr(info, "value_type", None)
+    return _struct_inside(value_type) if value_type is not None else info

@@ -1,0 +1,71 @@
+"""What the services of a run must agree on: the keys at the top of an experiment file."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from tailrace.config.base import Config
+from tailrace.config.chat import ChatArgs
+from tailrace_protos.subjects import check_run_name
+
+
+class RunConfig(Config, frozen=True, kw_only=True):
+    """The keys at the top of an experiment file: what more than one service must agree on."""
+
+    exp_name: str
+    """Name of the run: its folder under `output_dir` and the prefix of its subjects and keys."""
+
+    seed: int = 0
+    """Fixes data order, initial weights and sampling seeds."""
+
+    output_dir: str = "runs"
+    """Where run directories are made: `<output_dir>/<exp_name>/`."""
+
+    max_steps: int = 100
+    """Optimizer steps until the run ends; 0 only evaluates."""
+
+    save_steps: int = 50
+    """A checkpoint every so many steps, and always one at the end."""
+
+    eval_steps: int = 25
+    """An evaluation every so many steps, besides those before the first and after the last step;
+    0 means only these two."""
+
+    logging_steps: int = 1
+    """A progress line in the learner's log every so many steps."""
+
+    pretrain: str = ""
+    """Directory (or hub name) of a Hugging Face causal LM to start from. Empty: random weights from
+    `learner.from_scratch`."""
+
+    resume_from_checkpoint: bool | str = False
+    """true: continue from the newest checkpoint of this run; a path: from that checkpoint."""
+
+    render_save_dir: str = ""
+    """Where rendered episodes of the last evaluation go; empty: `renders/` in the run directory."""
+
+    group_size: int = 8
+    """Episodes of one task whose returns are compared with each other."""
+
+    groups_per_step: int = 32
+    """Groups that make one optimizer step."""
+
+    max_staleness: int = 2
+    """Optimizer steps that a trained token's policy may lie behind the learner. 0: synchronous."""
+
+    chat: ChatArgs = ChatArgs()
+    """How conversations are rendered and replies read."""
+
+    def __post_init__(self) -> None:
+        check_run_name(self.exp_name)
+        for key in ("group_size", "groups_per_step"):
+            if getattr(self, key) < 1:
+                raise ValueError(f"{key} must be at least 1")
+        for key in ("max_steps", "save_steps", "eval_steps", "max_staleness"):
+            if getattr(self, key) < 0:
+                raise ValueError(f"{key} must not be negative")
+
+    @property
+    def run_dir(self) -> Path:
+        """The run directory, absolute."""
+        return Path(self.output_dir).absolute() / self.exp_name
