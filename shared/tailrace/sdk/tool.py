@@ -1,0 +1,230 @@
+"""What a tool is: a function with `@tool`, or a class `Tool` that keeps state for an episode.
+
+A plain function runs in a thread of its own, so that it may block; an async function runs in the
+worker's event loop and must not. What a tool raises is shown to the model as an error, except
+`ToolUnavailableError`: then nobody can say what the tool would have answered.
+"""
+
+from __future__ import annotations
+
+import inspect
+import re
+from collections.abc import Awaitable, Callable
+from typing import Any, ClassVar, overload
+
+import msgspec
+
+from tailrace.sdk.signature import ArgumentsError, Signature
+from tailrace_protos.chat import ToolSchema
+
+DEFAULT_TIMEOUT_S = 60.0
+DEFAULT_MAX_RESULT_BYTES = 16 << 20
+
+_NAME = re.compile(r"^[A-Za-z0-9_-]{1,64}$")
+
+
+class ToolUnavailableError(Exception):
+    """The tool cannot work, through no fault of the call: the episode is an infrastructure failure."""
+
+
+class ToolOutput(msgspec.Struct, frozen=True):
+    """A result with more to it than text. `is_error`: the tool could not do it, and says why."""
+
+    content: str
+    is_error: bool = False
+    metrics: dict[str, float] = msgspec.field(default_factory=dict)  # summed over the episode
+
+
+class ToolSession(msgspec.Struct, frozen=True):
+    """For whom a stateful tool is made: one episode."""
+
+    session_id: str
+    episode_id: str
+    run: str
+    create_kwargs: dict[str, Any]  # what the episode's data row gives this tool
+
+
+class Tool:
+    """A tool with state: one object per episode, made when the episode first calls it.
+
+    `create` once, `execute` once per call and one at a time, `release` once, also when the episode
+    failed or whoever played it is gone.
+    """
+
+    name: ClassVar[str] = ""
+    description: ClassVar[str] = ""
+    parameters: ClassVar[dict[str, Any]] = {}  # JSON Schema of the arguments, an object
+    is_idempotent: ClassVar[bool] = False  # may run again elsewhere if its worker dies
+    is_stateful: ClassVar[bool] = True  # False: one object serves everybody, many calls at a time
+    timeout_s: ClassVar[float] = DEFAULT_TIMEOUT_S
+    max_result_bytes: ClassVar[int] = DEFAULT_MAX_RESULT_BYTES
+
+    async def create(self, session: ToolSession) -> None:
+        """Begin an episode. What it raises is an infrastructure failure."""
+
+    async def execute(self, arguments: dict[str, Any]) -> str | ToolOutput:
+        """One call; `arguments` fit `parameters`. What it raises is shown to the model."""
+        raise NotImplementedError(f"{type(self).__name__} has no execute()")
+
+    async def release(self) -> None:
+        """End the episode: free what `create` took."""
+
+
+class ToolSpec(msgspec.Struct, frozen=True, kw_only=True):
+    """What a worker promises of a tool, and what a model is told of it."""
+
+    name: str
+    description: str = ""
+    parameters: dict[str, Any] = msgspec.field(default_factory=dict)
+    is_idempotent: bool = False
+    is_stateful: bool = False
+    timeout_s: float = DEFAULT_TIMEOUT_S
+    max_result_bytes: int = DEFAULT_MAX_RESULT_BYTES
+
+    def __post_init__(self) -> None:
+        if not _NAME.match(self.name):
+            raise ValueError(
+                f"tool name {self.name!r}: models and subjects take 1 to 64 letters, digits, '_' or '-'"
+            )
+        if self.timeout_s <= 0 or self.max_result_bytes < 1:
+            raise ValueError(f"tool {self.name!r}: timeout_s and max_result_bytes must be positive")
+        if self.parameters.get("type", "object") != "object":
+            raise ValueError(f"tool {self.name!r}: parameters must be the JSON Schema of an object")
+
+    @property
+    def schema(self) -> ToolSchema:
+        """As a chat template shows it."""
+        parameters = self.parameters or {"type": "object", "properties": {}}
+        return ToolSchema(self.name, self.description, parameters)
+
+
+class FunctionTool:
+    """A function that models may call; made by `@tool`. Calling it calls the function."""
+
+    def __init__(self, function: Callable[..., Any], **options: Any) -> None:
+        self.function = function
+        self.is_async = inspect.iscoroutinefunction(function)
+        self._signature = Signature(function)
+        self.__doc__ = function.__doc__
+        self.__name__ = function.__name__
+        self.__module__ = function.__module__
+        self.spec = ToolSpec(
+            name=options.pop("name", "") or function.__name__,
+            description=options.pop("description", "") or self._signature.description,
+            parameters=self._signature.parameters,
+            **options,
+        )
+
+    def bind(self, arguments: dict[str, Any]) -> dict[str, Any]:
+        """Typed keyword arguments; raises `ArgumentsError`."""
+        return self._signature.bind(arguments)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Call the function itself."""
+        return self.function(*args, **kwargs)
+
+
+class ToolOffer:
+    """A class of tools and how its objects are made, for those that need more than nothing."""
+
+    def __init__(self, spec: ToolSpec, make: Callable[[], Tool]) -> None:
+        self.spec = spec
+        self._make = make
+
+    @classmethod
+    def of(cls, kind: type[Tool], make: Callable[[], Tool] | None = None, **changes: Any) -> ToolOffer:
+        """Offer `kind`, its objects made by `make`; `changes` to its spec, such as `timeout_s=5`."""
+        spec = ToolSpec(
+            name=kind.name,
+            description=inspect.cleandoc(kind.description),
+            parameters=kind.parameters,
+            is_idempotent=kind.is_idempotent,
+            is_stateful=kind.is_stateful,
+            timeout_s=kind.timeout_s,
+            max_result_bytes=kind.max_result_bytes,
+        )
+        return cls(msgspec.structs.replace(spec, **changes), make or kind)
+
+    def __call__(self) -> Tool:
+        """A new object."""
+        return self._make()
+
+
+AnyTool = FunctionTool | ToolOffer | type[Tool] | Tool
+
+
+def as_offer(thing: AnyTool) -> FunctionTool | ToolOffer:
+    """A function tool or an offer of a class; `TypeError` for what is no tool."""
+    if isinstance(thing, FunctionTool | ToolOffer):
+        return thing
+    if isinstance(thing, type) and issubclass(thing, Tool):
+        return ToolOffer.of(thing)
+    if isinstance(thing, Tool):
+        if thing.is_stateful:
+            raise TypeError(
+                f"tool {thing.name!r} has state, so every episode needs an object of its own: give the "
+                "class, or ToolOffer.of(class, how to make one)"
+            )
+        return ToolOffer.of(type(thing), lambda: thing)
+    raise TypeError(
+        f"{thing!r} is no tool: mark a function with @tool, or derive a class from tailrace.sdk.Tool"
+    )
+
+
+@overload
+def tool(function: Callable[..., Any], /) -> FunctionTool: ...
+
+
+@overload
+def tool(
+    *,
+    name: str = ...,
+    description: str = ...,
+    is_idempotent: bool = ...,
+    timeout_s: float = ...,
+    max_result_bytes: int = ...,
+) -> Callable[[Callable[..., Any | Awaitable[Any]]], FunctionTool]: ...
+
+
+def tool(
+    function: Callable[..., Any] | None = None,
+    /,
+    *,
+    name: str = "",
+    description: str = "",
+    is_idempotent: bool = False,
+    timeout_s: float = DEFAULT_TIMEOUT_S,
+    max_result_bytes: int = DEFAULT_MAX_RESULT_BYTES,
+) -> FunctionTool | Callable[[Callable[..., Any]], FunctionTool]:
+    """Let models call a function: `@tool`, or `@tool(timeout_s=5, is_idempotent=True)`.
+
+    Schema and description come from signature and docstring. It may return text, a `ToolOutput`, None,
+    or anything that JSON can show. `is_idempotent`: running twice does no harm.
+    """
+
+    def mark(function: Callable[..., Any]) -> FunctionTool:
+        return FunctionTool(
+            function,
+            name=name,
+            description=description,
+            is_idempotent=is_idempotent,
+            timeout_s=timeout_s,
+            max_result_bytes=max_result_bytes,
+        )
+
+    return mark(function) if function is not None else mark
+
+
+__all__ = [
+    "AnyTool",
+    "ArgumentsError",
+    "FunctionTool",
+    "Tool",
+    "ToolOffer",
+    "ToolOutput",
+    "ToolSession",
+    "ToolSpec",
+    "ToolUnavailableError",
+    "as_offer",
+    "tool",
+]

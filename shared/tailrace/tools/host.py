@@ -1,0 +1,153 @@
+"""`ToolHost`: runs the calls of some tools in this process, and keeps their sessions.
+
+Invariants: every call ends in a `ToolResult` or in its cancellation, never in an exception; at most
+`max_concurrency` calls run at once, the others wait in order.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+
+from tailrace.foreign import ForeignCodeError
+from tailrace.sdk.tool import (
+    AnyTool,
+    ArgumentsError,
+    FunctionTool,
+    Tool,
+    ToolOffer,
+    ToolSession,
+    ToolSpec,
+    as_offer,
+)
+from tailrace.tools import metrics
+from tailrace.tools.arguments import Check, checker
+from tailrace.tools.results import error_result, failure_of, infra_result, outcome_of, result_of
+from tailrace.tools.running import Runner, ToolTimeoutError
+from tailrace.tools.sessions import SessionFailedError, SessionTool
+from tailrace_protos.tool import CallTool, ToolErrorKind, ToolResult
+
+DEFAULT_MAX_CONCURRENCY = 64
+
+
+class ToolHost:
+    """The tools of one process."""
+
+    def __init__(
+        self, tools: Sequence[AnyTool], max_concurrency: int = DEFAULT_MAX_CONCURRENCY
+    ) -> None:
+        if max_concurrency < 1:
+            raise ValueError(f"max_concurrency must be at least 1, found {max_concurrency}")
+        offers = [as_offer(tool) for tool in tools]
+        self._offers = {offer.spec.name: offer for offer in offers}
+        if len(self._offers) < len(offers):
+            raise ValueError(
+                f"tools need different names, found {[offer.spec.name for offer in offers]}"
+            )
+        self._checks: dict[str, Check] = {name: checker(offer) for name, offer in self._offers.items()}
+        self._shared: dict[str, Tool] = {}
+        self._sessions: dict[tuple[str, str], SessionTool] = {}
+        self._slots = asyncio.Semaphore(max_concurrency)
+        self._runner = Runner()
+        self.max_concurrency = max_concurrency
+        self.num_running = 0
+
+    @property
+    def specs(self) -> tuple[ToolSpec, ...]:
+        """What is served here."""
+        return tuple(offer.spec for offer in self._offers.values())
+
+    @property
+    def num_abandoned(self) -> int:
+        """Calls given up whose code still runs."""
+        return self._runner.num_abandoned
+
+    @property
+    def session_ids(self) -> set[str]:
+        """Sessions with an object alive."""
+        return {session_id for session_id, _ in self._sessions}
+
+    def spec(self, name: str) -> ToolSpec | None:
+        """A tool's promises, or None if it is not served here."""
+        offer = self._offers.get(name)
+        return offer.spec if offer else None
+
+    def open(self, request: CallTool) -> None:
+        """Begin to make the object of a stateful tool, if this call opens a session."""
+        offer = self._offers[request.name]
+        key = (request.session_id, request.name)
+        is_new = request.opens_session and key not in self._sessions
+        if is_new and isinstance(offer, ToolOffer) and offer.spec.is_stateful:
+            session = ToolSession(
+                request.session_id, request.episode_id, request.run, request.create_kwargs
+            )
+            self._sessions[key] = SessionTool(offer, session, self._runner)
+
+    async def run(self, request: CallTool) -> ToolResult:
+        """The result of one call; `open` was called for it."""
+        started_s = asyncio.get_running_loop().time()
+        outcome = "cancelled"
+        try:
+            result = await self._run(request)
+            outcome = outcome_of(result)
+        finally:
+            elapsed_s = asyncio.get_running_loop().time() - started_s
+            metrics.CALLS.labels(request.name, outcome).inc()
+            metrics.CALL_SECONDS.labels(request.name).observe(elapsed_s)
+        return msgspec.structs.replace(result, elapsed_s=elapsed_s)
+
+    async def release(self, session_id: str) -> None:
+        """Release all objects of a session; its calls must have been cancelled."""
+        keys = [key for key in self._sessions if key[0] == session_id]
+        await asyncio.gather(*(self._sessions.pop(key).release() for key in keys))
+
+    async def release_all(self) -> None:
+        """Release everything."""
+        await asyncio.gather(*(self.release(session_id) for session_id in self.session_ids))
+
+    async def _run(self, request: CallTool) -> ToolResult:
+        offer = self._offers[request.name]
+        try:
+            arguments = self._checks[request.name](request.arguments)
+        except ArgumentsError as error:
+            return error_result(request, ToolErrorKind.INVALID_ARGUMENTS, f"invalid arguments: {error}")
+        async with self._slots:
+            self.num_running += 1
+            metrics.RUNNING.inc()
+            try:
+                value = await self._execute(offer, request, arguments)
+            except SessionFailedError as error:
+                return infra_result(request, str(error))
+            except (ForeignCodeError, ToolTimeoutError) as error:
+                return failure_of(request, error)
+            finally:
+                self.num_running -= 1
+                metrics.RUNNING.dec()
+        return result_of(request, offer.spec, value)
+
+    async def _execute(
+        self, offer: FunctionTool | ToolOffer, request: CallTool, arguments: dict[str, Any]
+    ) -> Any:
+        timeout_s = offer.spec.timeout_s
+        if request.timeout_s > 0:
+            timeout_s = min(timeout_s, request.timeout_s)
+        if isinstance(offer, FunctionTool):
+            return await self._runner.call_function(offer, arguments, timeout_s)
+        if offer.spec.is_stateful:
+            found = self._sessions.get((request.session_id, request.name))
+            if found is None:
+                raise SessionFailedError(f"no session {request.session_id!r} of {request.name} here")
+            return await found.execute(arguments, timeout_s)
+        return await self._runner.call(
+            request.name, lambda: self._one(offer).execute(arguments), timeout_s
+        )
+
+    def _one(self, offer: ToolOffer) -> Tool:
+        """The object of a tool without state."""
+        name = offer.spec.name
+        if name not in self._shared:
+            self._shared[name] = offer()
+        return self._shared[name]

@@ -1,0 +1,145 @@
+"""`WorkerWatch`: notices within seconds that a worker died, and tells workers that we are alive.
+
+One probe a second and worker carries the ids of all that this process has there. Invariants: nothing is
+declared lost while we are cut off from NATS ourselves; a call that a worker has finished although its
+result never came is asked for again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable
+
+import msgspec
+
+from tailrace.bus import BusClosedError, CallFailedError, CallTimeoutError, NoResponderError
+from tailrace.log import get_logger
+from tailrace.tools import metrics
+from tailrace.tools.attempt import Attempt, WorkerLostError
+from tailrace.tools.port import ToolPort
+from tailrace_protos import subjects
+from tailrace_protos.base import MalformedMessageError
+from tailrace_protos.tool import ProbeTools, ToolsProbed
+
+log = get_logger(__name__)
+
+_MAX_IDS = 4096  # in one probe
+_MISSES = 2  # a result may be on its way while a probe is
+
+
+class Patience(msgspec.Struct, frozen=True, kw_only=True):
+    """How long a caller of tools waits for what."""
+
+    probe_s: float = 1.0  # between two probes of a worker
+    absent_after_s: float = 3.0  # a worker that NATS does not know for so long is dead
+    silent_after_s: float = 10.0  # one that is there and does not answer
+    lease_s: float = 15.0  # after so long without our probes workers give up our calls and sessions
+    accept_s: float = 10.0  # for a call to be accepted or refused
+    nobody_s: float = 30.0  # for a worker to appear
+    full_s: float = 600.0  # for a full worker to take the call
+
+
+class WorkerWatch:
+    """The workers that have something of ours."""
+
+    def __init__(self, port: ToolPort, patience: Patience) -> None:
+        self._port = port
+        self._patience = patience
+        self._attempts: dict[str, dict[str, Attempt]] = {}  # worker id -> call id -> attempt
+        self._sessions: dict[str, dict[str, int]] = {}  # worker id -> session id -> number of its tools
+        self._watching: dict[str, asyncio.Task[None]] = {}
+        self._lost: set[str] = set()
+
+    def add(self, attempt: Attempt) -> None:
+        """Watch over an accepted call."""
+        if attempt.worker_id:
+            self._attempts.setdefault(attempt.worker_id, {})[attempt.request.call_id] = attempt
+            self._begin(attempt.worker_id)
+
+    def remove(self, attempt: Attempt) -> None:
+        """The call is over."""
+        self._attempts.get(attempt.worker_id, {}).pop(attempt.request.call_id, None)
+
+    def add_session(self, worker_id: str, session_id: str) -> None:
+        """Keep a session alive."""
+        sessions = self._sessions.setdefault(worker_id, {})
+        sessions[session_id] = sessions.get(session_id, 0) + 1
+        self._begin(worker_id)
+
+    def remove_session(self, worker_id: str, session_id: str) -> None:
+        """The session is released."""
+        self._sessions.get(worker_id, {}).pop(session_id, None)
+
+    def is_lost(self, worker_id: str) -> bool:
+        """Whether the worker was declared dead; its id never comes back to life."""
+        return worker_id in self._lost
+
+    async def close(self) -> None:
+        """Watch no more."""
+        for task in self._watching.values():
+            task.cancel()
+        if self._watching:
+            await asyncio.wait(self._watching.values())
+
+    def _begin(self, worker_id: str) -> None:
+        if worker_id not in self._watching:
+            task = asyncio.create_task(self._watch(worker_id), name=f"watch {worker_id}")
+            self._watching[worker_id] = task
+            task.add_done_callback(lambda _: self._watching.pop(worker_id, None))
+
+    async def _watch(self, worker_id: str) -> None:
+        loop = asyncio.get_running_loop()
+        heard_s = loop.time()
+        while self._attempts.get(worker_id) or self._sessions.get(worker_id):
+            await asyncio.sleep(self._patience.probe_s)
+            if not self._port.bus.connection.is_connected:
+                heard_s = loop.time()
+                continue
+            patience_s, reason = await self._probe(worker_id)
+            if not reason:
+                heard_s = loop.time()
+            elif loop.time() - heard_s > patience_s:
+                self._declare_lost(worker_id, reason)
+                return
+
+    async def _probe(self, worker_id: str) -> tuple[float, str]:
+        """How long to bear with what went wrong, and what that was (nothing: empty)."""
+        calls, sessions = (
+            list(self._attempts.get(worker_id, ())),
+            list(self._sessions.get(worker_id, ())),
+        )
+        try:
+            for start in range(0, max(len(calls), len(sessions), 1), _MAX_IDS):
+                part = slice(start, start + _MAX_IDS)
+                probe = ProbeTools(tuple(calls[part]), tuple(sessions[part]))
+                answer = await self._port.ask(
+                    subjects.tool_worker(worker_id), probe, ToolsProbed, self._patience.probe_s * 2
+                )
+                await self._compare(worker_id, probe.call_ids, answer)
+        except NoResponderError:
+            return self._patience.absent_after_s, "it is gone"
+        except (CallTimeoutError, CallFailedError, MalformedMessageError, BusClosedError) as error:
+            return self._patience.silent_after_s, f"it answers no probe ({error})"
+        return 0.0, ""
+
+    async def _compare(self, worker_id: str, asked: Iterable[str], answer: ToolsProbed) -> None:
+        running, finished = set(answer.running), set(answer.finished)
+        for call_id in asked:
+            attempt = self._attempts.get(worker_id, {}).get(call_id)
+            if attempt is None:
+                continue
+            attempt.num_missed = 0 if call_id in running else attempt.num_missed + 1
+            if attempt.num_missed < _MISSES:
+                continue
+            if call_id in finished:
+                await self._port.send(subjects.tool_worker(worker_id), attempt.request, attempt.reply)
+            else:
+                attempt.fail(WorkerLostError(f"worker {worker_id} does not know the call any more"))
+
+    def _declare_lost(self, worker_id: str, reason: str) -> None:
+        log.warning("tool worker lost", worker_id=worker_id, reason=reason)
+        metrics.LOST_WORKERS.inc()
+        self._lost.add(worker_id)
+        self._sessions.pop(worker_id, None)
+        for attempt in self._attempts.pop(worker_id, {}).values():
+            attempt.fail(WorkerLostError(f"worker {worker_id} died: {reason}"))
