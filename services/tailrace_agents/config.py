@@ -8,6 +8,7 @@ import msgspec
 
 from tailrace.channel.config import ChannelConfig
 from tailrace.config import Config
+from tailrace.data.config import DatasetEntry
 
 
 def _require_positive(config: Config, key: str) -> None:
@@ -65,11 +66,101 @@ class GeneratingArgs(Config, frozen=True, kw_only=True):
             raise ValueError("top_p must be above 0 and at most 1")
 
 
+class LoopArgs(Config, frozen=True, kw_only=True):
+    """What one episode of an agent loop may use, and how it becomes rows to train."""
+
+    max_turns: int = 16
+    """Model calls of an episode; then it ends as a policy failure."""
+
+    tool_timeout_s: float = 60.0
+    """Seconds that one tool call may take; the model then reads that it took too long. A tool's own
+    `timeout_s` counts if it is shorter."""
+
+    max_tool_s: float = 300.0
+    """Seconds of an episode in which a tool is at work (calls at the same time count once); after that
+    every call is answered by the news that this time is used up."""
+
+    max_tool_output_chars: int = 16_384
+    """A longer tool result is cut in its middle, with a mark that says so, and counted
+    (`num_cut_tool_outputs`). 0: never."""
+
+    export_style: Literal["concat", "individual"] = "concat"
+    """`concat`: a conversation is one row, and where it forks, its branches are rows that train what
+    they do not share. `individual`: every model call is a row."""
+
+    turn_discount: float = 1.0
+    """A call's return is its reward plus this share of the return of the call that follows."""
+
+    def __post_init__(self) -> None:
+        for key in ("max_turns", "tool_timeout_s", "max_tool_s"):
+            _require_positive(self, key)
+        if self.max_tool_output_chars < 0 or not 0.0 <= self.turn_discount <= 1.0:
+            raise ValueError("max_tool_output_chars must not be negative, turn_discount must be 0 to 1")
+
+
+class WorkflowArgs(Config, frozen=True, kw_only=True):
+    """An agent of yours that plays the rows of data sets through the gateway."""
+
+    agent: str
+    """Your class, `my_module.MyAgent` or `my_module:MyAgent`, with `async def run(self, data)`."""
+
+    kwargs: dict[str, Any] = msgspec.field(default_factory=dict)
+    """Keyword arguments of its constructor."""
+
+    datasets: tuple[str, ...] = ()
+    """Data sets of `agents.datasets` whose rows it plays; empty: all of them."""
+
+    mode: Literal["inline", "subproc"] = "inline"
+    """`inline`: many episodes at once in the agents' event loop. `subproc`: in processes, for agents
+    that block, compute, or take their endpoint from environment variables."""
+
+    subproc_max_workers: int = 4
+    """Processes of each agents worker with `mode: subproc`; each plays one episode at a time."""
+
+    timeout_s: float = 3600.0
+    """How long one run may take; the deadline of its group (`scheduler.group_timeout_s`) counts as
+    well. A run that takes longer is ended, in `subproc` mode whatever it does."""
+
+    max_blocked_s: float = 15.0
+    """With `mode: inline`: a run that holds the event loop for longer is interrupted and ends as a
+    timeout; a worker that stays blocked four times as long ends. 0: never."""
+
+    turn_discount: float = 1.0
+    """A call's return is its reward plus this share of the mean return of the calls that follow it."""
+
+    export_style: Literal["individual", "concat"] = "individual"
+    """`individual`: every model call is a row to train. `concat`: every conversation is one."""
+
+    http_library: Literal["auto", "httpx", "httpx2"] = "auto"
+    """Whose `AsyncClient` the argument `http_client` is; `auto`: of httpx2 if it is installed."""
+
+    def __post_init__(self) -> None:
+        if not self.agent:
+            raise ValueError("agent must name a class: my_module.MyAgent")
+        for key in ("subproc_max_workers", "timeout_s"):
+            _require_positive(self, key)
+        if self.max_blocked_s < 0 or not 0.0 <= self.turn_discount <= 1.0:
+            raise ValueError("max_blocked_s must not be negative, turn_discount must be 0 to 1")
+
+
 class AgentsConfig(Config, frozen=True, kw_only=True):
     """The agents service."""
 
     custom_envs: dict[str, EnvEntry] = msgspec.field(default_factory=dict)
     """Environments by the name that tasks use (`scheduler` chooses the names)."""
+
+    datasets: dict[str, DatasetEntry] = msgspec.field(default_factory=dict)
+    """Data sets by the name that tasks use; their rows are played by agent loops."""
+
+    agent_loops: dict[str, str] = msgspec.field(default_factory=dict)
+    """Your own agent loops, `module:Class`, by the name that rows have as `agent_name`. Known without
+    being named here: `single_turn_agent` and `tool_agent`."""
+
+    loop_args: LoopArgs = LoopArgs()
+    """Limits of agent loops."""
+
+    workflow: WorkflowArgs | None = None
+    """An agent of yours that plays the rows of data sets instead of an agent loop."""
 
     generating_args: GeneratingArgs = GeneratingArgs()
     """Sampling of training episodes."""
@@ -121,3 +212,8 @@ class AgentsConfig(Config, frozen=True, kw_only=True):
         for key in ("render_episodes", "drain_s"):
             if getattr(self, key) < 0:
                 raise ValueError(f"{key} must not be negative")
+        for name in self.custom_envs.keys() & self.datasets.keys():
+            raise ValueError(f"{name!r} is in custom_envs and in datasets: rename one of them")
+        for name in self.workflow.datasets if self.workflow else ():
+            if name not in self.datasets:
+                raise ValueError(f"workflow.datasets: {name!r} is not in datasets: define it there")

@@ -31,3 +31,8 @@ EPISODE_SECONDS = Histogram(
     ["phase"],
     buckets=(0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 30, 60, 300, 1800),
 )
+REPLACED_PROCESSES = Counter(
+    "tailrace_agents_replaced_workflow_processes",
+    "Workflow processes replaced, by cause (timeout, crash).",
+    ["cause"],
+)

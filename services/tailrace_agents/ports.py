@@ -22,6 +22,10 @@ class EpisodeTakenError(Exception):
 class EpisodeJournal(Protocol):
     """What one episode has done, kept beyond this process."""
 
+    @property
+    def may_have_records(self) -> bool:
+        """Whether somebody may have played this episode before."""
+
     async def load(self) -> Sequence[JournalRecord]:
         """What was done before, in order."""
 
@@ -34,6 +38,8 @@ class EpisodeJournal(Protocol):
 
 class NoJournal:
     """For episodes that nobody resumes."""
+
+    may_have_records = False
 
     async def load(self) -> Sequence[JournalRecord]:
         """Nothing."""

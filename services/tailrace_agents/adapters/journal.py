@@ -23,11 +23,11 @@ class StoredJournal:
         self._journal = journal
         self._episode_id = episode_id
         self._stages = stages
-        self._may_have_records = may_have_records
+        self.may_have_records = may_have_records
 
     async def load(self) -> Sequence[JournalRecord]:
         """See `EpisodeJournal`."""
-        return await self._journal.load(self._episode_id) if self._may_have_records else ()
+        return await self._journal.load(self._episode_id) if self.may_have_records else ()
 
     async def append(self, record: JournalRecord) -> None:
         """See `EpisodeJournal`."""

@@ -1,8 +1,8 @@
 """A pool of child processes.
 
 Invariants: a process is lent to one caller at a time; one that was not given back in good order (an
-error, a timeout, a cancelled caller) is killed and replaced, so that the next caller meets a fresh
-one; nothing here blocks the event loop.
+error, a cancelled caller, an answer still missing) is killed and replaced, so that the next caller
+meets a fresh one; nothing here blocks the event loop.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class ProcessPool:
                 self._all.add(process)
                 await self._ready(process)
             yield process
-            in_order = True
+            in_order = process.is_usable
         finally:
             if process is not None and not in_order:
                 self._discard(process)

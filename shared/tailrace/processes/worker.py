@@ -20,10 +20,14 @@ R = TypeVar("R")
 
 
 class WorkerProcess:
-    """A child that answers every message with one, in order."""
+    """A child that answers every message with one, in order.
+
+    `is_usable` is False from a message on until its answer is here, whatever becomes of who waits.
+    """
 
     def __init__(self, process: asyncio.subprocess.Process) -> None:
         self._process = process
+        self.is_usable = True
 
     @classmethod
     async def start(cls, module: str, arguments: Sequence[str] = ()) -> WorkerProcess:
@@ -49,12 +53,15 @@ class WorkerProcess:
         """Send a message and read its answer; raises `EOFError` when the process dies."""
         stdin = self._process.stdin
         assert stdin is not None
+        self.is_usable = False
         try:
             stdin.write(frame(message))
             await stdin.drain()
         except ConnectionError as error:
             raise EOFError from error
-        return await self.read(reply_type)
+        reply = await self.read(reply_type)
+        self.is_usable = True
+        return reply
 
     async def read(self, reply_type: type[R]) -> R:
         """The next message it sends; raises `EOFError` when it dies instead."""

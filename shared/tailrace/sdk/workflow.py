@@ -25,7 +25,8 @@ from tailrace.dotted import load_dotted
 from tailrace.foreign import ForeignCodeError, foreign_code
 from tailrace_protos.episode import Outcome
 
-OVERFLOW_CODE = "context_length_exceeded"  # what OpenAI's clients see when an episode has no room left
+_MODELS_FAULT = ("context_length_exceeded", "token_budget_exceeded")  # codes of the gateway's refusals
+_UNMET = "_not_met"  # so end the codes of replies that break what the call asked for
 _STEPS_SHOWN = 3
 _MAX_CHAIN = 10
 
@@ -106,7 +107,7 @@ async def run_to_end(
         return WorkflowEnd(Outcome.OK, rewards=rewards_of(returned, name))
     except WorkflowReturnError as error:
         return WorkflowEnd(Outcome.INFRA_FAILURE, str(error))
-    except SystemExit as error:
+    except (SystemExit, KeyboardInterrupt) as error:
         return WorkflowEnd(Outcome.INFRA_FAILURE, f"{name} tried to end its process: {error!r}")
     except ForeignCodeError as failure:
         return _end_of(failure)
@@ -145,9 +146,17 @@ def _end_of(failure: ForeignCodeError) -> WorkflowEnd:
         return WorkflowEnd(Outcome.POLICY_FAILURE, error.reason, {"": error.reward})
     if isinstance(error, TimeoutError):
         return WorkflowEnd(Outcome.TIMEOUT, str(failure) + _place(error))
-    if any(getattr(one, "code", None) == OVERFLOW_CODE for one in _chain(error)):
+    if any(_is_models_fault(one) for one in _chain(error)):
         return WorkflowEnd(Outcome.POLICY_FAILURE, str(failure), {"": 0.0})
     return WorkflowEnd(Outcome.INFRA_FAILURE, str(failure) + _place(error))
+
+
+def _is_models_fault(error: BaseException) -> bool:
+    """Whether an SDK's exception carries a refusal of the gateway that the model brought about."""
+    body = getattr(error, "body", None)
+    inner = body.get("error", body) if isinstance(body, Mapping) else {}
+    code = getattr(error, "code", None) or (inner.get("code") if isinstance(inner, Mapping) else None)
+    return isinstance(code, str) and (code in _MODELS_FAULT or code.endswith(_UNMET))
 
 
 def _chain(error: BaseException | None) -> Iterator[BaseException]:

@@ -1,0 +1,100 @@
+"""A thread that notices when something holds the event loop, and can free it.
+
+Code that computes for ever in the event loop stops every episode of a worker, its heartbeats and its
+timeouts, so only another thread can see it. It logs where the loop is held; if that is in code that it
+was told of, it raises `LoopBlockedError` there; if even that does not help (a call into C does not
+return), it ends the process, whose episodes are then played elsewhere.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ctypes
+import os
+import sys
+import threading
+import time
+import traceback
+from types import CodeType, FrameType
+
+from tailrace.log import get_logger
+
+log = get_logger(__name__)
+
+EXIT_BLOCKED = 70
+_NUM_POLLS = 8  # within the limit
+_PATIENCE = 4  # limits after which the process ends
+_NUM_LINES = 12
+
+
+class LoopBlockedError(BaseException):
+    """Raised in code that holds the event loop. No `Exception`: user code must not swallow it."""
+
+
+class LoopWatchdog:
+    """Watches one event loop. `max_blocked_s` 0: never.
+
+    `interruptible` are functions below which code may be interrupted; `advice` is for the log.
+    """
+
+    def __init__(self, max_blocked_s: float, interruptible: tuple[CodeType, ...], advice: str) -> None:
+        self._max_blocked_s = max_blocked_s
+        self._interruptible = interruptible
+        self._advice = advice
+        self._poll_s = max_blocked_s / _NUM_POLLS
+        self._num_ticks = 0
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._loop_thread = 0
+        self._stopped = threading.Event()
+
+    def start(self) -> None:
+        """Watch the running loop from now on."""
+        if not self._max_blocked_s:
+            return
+        self._loop = asyncio.get_running_loop()
+        self._loop_thread = threading.get_ident()
+        self._tick()
+        threading.Thread(target=self._watch, name="loop watchdog", daemon=True).start()
+
+    def stop(self) -> None:
+        """Watch no longer."""
+        self._stopped.set()
+
+    def _tick(self) -> None:
+        self._num_ticks += 1
+        if self._loop is not None and not self._stopped.is_set():
+            self._loop.call_later(self._poll_s / 2, self._tick)
+
+    def _watch(self) -> None:
+        """Count the time without a tick; a pause of the whole process counts as one poll."""
+        seen, blocked_s, next_alarm_s = self._num_ticks, 0.0, self._max_blocked_s
+        last_s = time.monotonic()
+        while not self._stopped.wait(self._poll_s):
+            now_s = time.monotonic()
+            elapsed_s, last_s = min(now_s - last_s, 2 * self._poll_s), now_s
+            if seen != self._num_ticks:
+                seen, blocked_s, next_alarm_s = self._num_ticks, 0.0, self._max_blocked_s
+                continue
+            blocked_s += elapsed_s
+            if blocked_s >= next_alarm_s:
+                next_alarm_s += self._max_blocked_s
+                self._alarm(blocked_s)
+
+    def _alarm(self, blocked_s: float) -> None:
+        frame = sys._current_frames().get(self._loop_thread)
+        where = "".join(traceback.format_stack(frame)[-_NUM_LINES:])
+        log.error("event loop blocked", blocked_s=round(blocked_s, 1), advice=self._advice, where=where)
+        if blocked_s >= _PATIENCE * self._max_blocked_s:
+            log.critical("event loop stays blocked: this worker ends", blocked_s=round(blocked_s, 1))
+            os._exit(EXIT_BLOCKED)
+        if self._is_interruptible(frame):
+            ctypes.pythonapi.PyThreadState_SetAsyncExc(
+                ctypes.c_ulong(self._loop_thread), ctypes.py_object(LoopBlockedError)
+            )
+
+    def _is_interruptible(self, frame: FrameType | None) -> bool:
+        while frame is not None:
+            if frame.f_code in self._interruptible:
+                return True
+            frame = frame.f_back
+        return False

@@ -1,0 +1,100 @@
+"""Workflows in processes of their own: one episode at a time each, with a timeout that is real."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+from tailrace.config import ConfigError
+from tailrace.log import get_logger
+from tailrace.processes import ProcessPool, WorkerProcess
+from tailrace.sdk.workflow import WorkflowEnd
+from tailrace_agents import metrics
+from tailrace_agents.adapters.workflow_frames import Load, Loaded, Run
+from tailrace_agents.config import WorkflowArgs
+from tailrace_agents.core.workflow_player import RunnerFailedError
+from tailrace_protos.episode import Outcome
+from tailrace_protos.session import SessionOpened
+
+log = get_logger(__name__)
+
+_LOAD_TIMEOUT_S = 120.0
+_MODULE = "tailrace_agents.adapters.workflow_process"
+
+
+class SubprocRunner:
+    """`WorkflowRunner` with `subproc_max_workers` processes."""
+
+    def __init__(self, args: WorkflowArgs) -> None:
+        self._args = args
+        self._pool = ProcessPool(_MODULE, (), args.subproc_max_workers, self._load)
+
+    async def start(self) -> None:
+        """Start one process, to see now whether the workflow can be made; others come with use."""
+        try:
+            await self._pool.open()
+        except RunnerFailedError as error:
+            raise ConfigError(str(error)) from error
+
+    async def close(self) -> None:
+        """Kill all processes."""
+        await self._pool.close()
+
+    @asynccontextmanager
+    async def seat(self) -> AsyncIterator[ProcessSeat]:
+        """See `WorkflowRunner`."""
+        async with self._pool.lend() as process:
+            yield ProcessSeat(process, self._args.agent)
+
+    async def _load(self, process: WorkerProcess) -> None:
+        args = self._args
+        load = Load(args.agent, args.kwargs, args.http_library)
+        try:
+            async with asyncio.timeout(_LOAD_TIMEOUT_S):
+                error = (await process.exchange(load, Loaded)).error
+        except TimeoutError:
+            error = f"agents.workflow.agent: making {args.agent} took more than {_LOAD_TIMEOUT_S:.0f} s"
+        except EOFError:
+            error = f"agents.workflow.agent: making {args.agent} {await _end_of(process)}"
+        if error:
+            raise RunnerFailedError(error)
+
+
+class ProcessSeat:
+    """`Seat` in a process that is ours for one episode."""
+
+    def __init__(self, process: WorkerProcess, agent: str) -> None:
+        self._process = process
+        self._agent = agent
+
+    async def run(self, data: dict[str, Any], access: SessionOpened, timeout_s: float) -> WorkflowEnd:
+        """See `Seat`. A process that does not answer is killed."""
+        run = Run(data, access.base_url, access.api_key)
+        try:
+            async with asyncio.timeout(timeout_s):
+                return await self._process.exchange(run, WorkflowEnd)
+        except TimeoutError:
+            self._replaced("timeout", access)
+            return WorkflowEnd(Outcome.TIMEOUT, f"the workflow took more than {timeout_s:g} s")
+        except EOFError:
+            self._replaced("crash", access)
+            return WorkflowEnd(Outcome.INFRA_FAILURE, f"the workflow {await _end_of(self._process)}")
+
+    def _replaced(self, cause: str, access: SessionOpened) -> None:
+        metrics.REPLACED_PROCESSES.labels(cause).inc()
+        log.warning(
+            "workflow process replaced",
+            cause=cause,
+            workflow=self._agent,
+            session_id=access.session_id,
+        )
+
+
+async def _end_of(process: WorkerProcess) -> str:
+    exit_code = await process.exit_code()
+    if exit_code < 0:
+        return f"ended its process (signal {signal.Signals(-exit_code).name})"
+    return f"ended its process (exit code {exit_code})"
