@@ -58,7 +58,7 @@ class Recipe:
     norm_std: bool = True
     seq_mean: bool = False  # aggregate per episode first
     lag: int = 0
-    warm_start_steps: int = 240
+    warm_start_steps: int = 480
     warm_start_episodes: int = 32
     warm_start_learning_rate: float = 3e-3
     warm_start_weight_decay: float = 0.01
