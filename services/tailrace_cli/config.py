@@ -19,6 +19,12 @@ class ClusterConfig(Config, frozen=True, kw_only=True):
     num_reward_workers: int = 1
     """Reward worker processes."""
 
+    num_gateways: int | None = None
+    """Gateway processes, all on one port; null: one if agents play a workflow, else none."""
+
+    num_sandboxes: int = 0
+    """Sandbox processes, which serve the tools that run a model's code."""
+
     nats_port: int = 0
     """Port of the embedded nats-server on 127.0.0.1; 0 takes a free one."""
 
@@ -55,6 +61,9 @@ class ClusterConfig(Config, frozen=True, kw_only=True):
         for key in ("num_inference_servers", "num_agents_workers", "num_reward_workers", "num_threads"):
             if getattr(self, key) < 1:
                 raise ValueError(f"cluster.{key} must be at least 1")
+        for key in ("num_gateways", "num_sandboxes"):
+            if (getattr(self, key) or 0) < 0:
+                raise ValueError(f"cluster.{key} must not be negative")
         for key in ("nats_port", "redis_port"):
             if not 0 <= getattr(self, key) <= 65535:
                 raise ValueError(f"cluster.{key} must be 0 (a free port) or a port number up to 65535")

@@ -7,7 +7,7 @@ Hydra lets through and no Struct knows is an error naming the key, the file and 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -45,6 +45,7 @@ class Experiment:
     learner: LearnerConfig
     weight_sync: WeightSyncConfig
     cluster: ClusterConfig
+    folder: Path | None = field(default=None, compare=False)  # users' modules may lie in it
 
     def to_yaml(self) -> str:
         """The resolved experiment with every default written out; loading it gives the same."""
@@ -72,7 +73,7 @@ def locate(experiment: str | None, config_path: str | None, config_name: str | N
 def load(path: Path, overrides: Sequence[str] = ()) -> Experiment:
     """Compose, decode and cross-check the experiment at `path`; raises `ConfigError`."""
     source = str(path) if not overrides else f"{path} with {' '.join(overrides)}"
-    return decode(_compose(path, overrides), source)
+    return replace(decode(_compose(path, overrides), source), folder=path.parent)
 
 
 def decode(content: dict[str, Any], source: str) -> Experiment:
@@ -90,6 +91,14 @@ def decode(content: dict[str, Any], source: str) -> Experiment:
         weight_sync=section_config(content, "weight_sync", WeightSyncConfig, source),
         cluster=section_config(content, "cluster", ClusterConfig, source),
     )
+
+
+def count_gateways(experiment: Experiment) -> int:
+    """How many gateways a local cluster starts."""
+    wanted = experiment.cluster.num_gateways
+    if wanted is None:
+        return 1 if getattr(experiment.agents, "workflow", None) is not None else 0
+    return wanted
 
 
 def _compose(path: Path, overrides: Sequence[str]) -> dict[str, Any]:

@@ -12,7 +12,8 @@ from tailrace_scheduler.core.capacity import check_capacity
 
 def check_experiment(experiment: Experiment) -> None:
     """Raise `ConfigError` for an experiment that could not run; each message names key and remedy."""
-    _check_environments(experiment)
+    _check_tags(experiment)
+    _check_gateways(experiment)
     _check_model(experiment)
     _check_resume(experiment)
     _check_sampling(experiment)
@@ -23,16 +24,28 @@ def check_experiment(experiment: Experiment) -> None:
         raise ConfigError(f"{experiment.source}: {error}") from error
 
 
-def _check_environments(experiment: Experiment) -> None:
-    known = experiment.agents.custom_envs
+def _check_tags(experiment: Experiment) -> None:
+    known = {*experiment.agents.custom_envs, *experiment.agents.datasets}
     for key in ("tags", "eval_tags"):
         for tag in getattr(experiment.scheduler, key):
             if tag not in known:
                 names = ", ".join(sorted(known)) or "none are defined"
                 raise ConfigError(
-                    f"{experiment.source}: scheduler.{key}: {tag!r} is no environment of "
-                    f"agents.custom_envs ({names}): define it there or correct the name"
+                    f"{experiment.source}: scheduler.{key}: {tag!r} is neither in "
+                    f"agents.custom_envs nor in agents.datasets ({names}): define it there or correct "
+                    "the name"
                 )
+
+
+def _check_gateways(experiment: Experiment) -> None:
+    if (
+        experiment.cluster.num_gateways == 0
+        and getattr(experiment.agents, "workflow", None) is not None
+    ):
+        raise ConfigError(
+            f"{experiment.source}: cluster.num_gateways is 0 but agents.workflow is set, and workflows "
+            "call a gateway: leave cluster.num_gateways at null"
+        )
 
 
 def _check_model(experiment: Experiment) -> None:

@@ -222,7 +222,8 @@ def check_with_run(config: LearnerConfig, run: RunConfig) -> None:
     """Raise `ValueError` for settings that are possible alone but not together with the run's."""
     if bool(run.pretrain) == (config.from_scratch is not None):
         raise ValueError(
-            "give either pretrain (a model to start from) or learner.from_scratch (a new one)"
+            "give either pretrain (a model to start from) or learner.from_scratch (a new one), not "
+            f"{'both: learner.from_scratch=null drops the latter' if run.pretrain else 'neither'}"
         )
     if config.num_mini_batches > run.groups_per_step:
         raise ValueError(

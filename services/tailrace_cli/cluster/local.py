@@ -7,6 +7,7 @@ import contextlib
 import fcntl
 import os
 import shutil
+import socket
 from collections.abc import Callable
 from pathlib import Path
 from typing import IO
@@ -14,16 +15,17 @@ from typing import IO
 from tailrace.config import ConfigError, Endpoints, this_host_id
 from tailrace_cli.cluster.attached import Attachment, claim
 from tailrace_cli.cluster.disk_watch import DiskWatch
-from tailrace_cli.cluster.plan import Connection, ProcessSpec, service_specs
+from tailrace_cli.cluster.plan import Connection, ProcessSpec, Site, service_specs
 from tailrace_cli.cluster.servers import (
     Credentials,
     choose_port,
     nats_command,
     redis_command,
+    reserve_port,
     wait_until_listening,
 )
 from tailrace_cli.cluster.supervisor import Supervisor
-from tailrace_cli.experiment import Experiment
+from tailrace_cli.experiment import Experiment, count_gateways
 
 SERVERS = ("nats", "redis")
 
@@ -44,6 +46,7 @@ class LocalCluster:
         self.run_dir = experiment.run.run_dir
         self.state_dir = self.run_dir / "state"
         self._lock: IO[str] | None = None
+        self._gateway_port: socket.socket | None = None
         self._services: list[str] = []
 
     async def __aenter__(self) -> LocalCluster:
@@ -74,11 +77,26 @@ class LocalCluster:
             redis_url=connection.redis_url,
             host_id=this_host_id(),
         )
-        specs = service_specs(config, self.run_dir / "config.yaml", self.state_dir, connection)
-        for spec in specs:
+        for spec in self._plan(connection):
             self._services.append(spec.name)
             await self.supervisor.start(spec)
         self._watching = asyncio.create_task(self._disk_watch().run(), name="disk watch")
+
+    def _plan(self, connection: Connection) -> list[ProcessSpec]:
+        experiment = self._experiment
+        num_gateways = count_gateways(experiment)
+        if num_gateways:
+            gateway = experiment.gateway
+            self._gateway_port = reserve_port(gateway.host, gateway.port, "gateway.port")
+        site = Site(
+            config_path=self.run_dir / "config.yaml",
+            state_dir=self.state_dir,
+            connection=connection,
+            num_threads=experiment.cluster.num_threads,
+            gateway_port=self._gateway_port.getsockname()[1] if self._gateway_port else 0,
+            user_modules=experiment.folder,
+        )
+        return service_specs(experiment.cluster, num_gateways, site)
 
     async def stop(self) -> None:
         """Drain the services, then end the servers; nothing of the cluster is left running."""
@@ -89,6 +107,9 @@ class LocalCluster:
         if hasattr(self, "supervisor"):
             await self.supervisor.stop(self._services, self._experiment.cluster.drain_s)
             await self.supervisor.stop(list(SERVERS), self._experiment.cluster.drain_s)
+        if self._gateway_port is not None:
+            self._gateway_port.close()
+            self._gateway_port = None
         if self._lock is not None:
             self._lock.close()
             self._lock = None

@@ -10,7 +10,21 @@ from typing import Any
 
 from tailrace_protos import subjects
 
-SERVICE_USERS = ("scheduler", "agents", "inference", "reward", "learner", "weight_sync", "cli")
+SERVICE_USERS = (
+    "scheduler",
+    "agents",
+    "gateway",
+    "inference",
+    "sandbox",
+    "reward",
+    "learner",
+    "weight_sync",
+    "tools",  # tool workers beside the services
+    "cli",
+)
+
+_ANSWERS = {"max": 16, "expires": "10m"}
+_ANSWERS_OF_TOOLS = {"max": 64, "expires": "24h"}  # a call may take hours
 
 
 def nats_permissions(user: str, run: str) -> dict[str, Any]:
@@ -19,7 +33,7 @@ def nats_permissions(user: str, run: str) -> dict[str, Any]:
     return {
         "publish": {"allow": publish or ["$SYS._UNUSED"]},
         "subscribe": {"allow": [f"_INBOX.{user}.>", "$SRV.>", *subscribe]},
-        "allow_responses": {"max": 16, "expires": "10m"},
+        "allow_responses": _ANSWERS_OF_TOOLS if user in ("sandbox", "tools") else _ANSWERS,
     }
 
 
@@ -63,13 +77,29 @@ def _agents(run: str) -> Rights:
     publish = [*_stream(subjects.episodes_stream(run)), f"{run}.episodes.*", f"{run}.dead.>"]
     publish += [subjects.lease(run), subjects.lease_report(run), subjects.activity(run)]
     publish += [subjects.score(run), subjects.generate(run, "*")]
+    publish += [subjects.gateway_open(run), subjects.gateway_export(run), subjects.gateway_close(run)]
+    publish += [*_any_tool(run), "$SRV.>"]
     return publish, []
+
+
+def _gateway(run: str) -> Rights:
+    publish = [subjects.lease(run), subjects.lease_report(run), subjects.activity(run)]
+    publish += [subjects.generate(run, "*"), subjects.gateway_closed(run)]
+    return publish, [f"{run}.gateway.>"]
+
+
+def _tools(run: str) -> Rights:
+    return [], _any_tool(run)
+
+
+def _any_tool(run: str) -> list[str]:
+    return [subjects.tool(">"), subjects.tool(">", run), subjects.tool_worker("*")]
 
 
 def _inference(run: str) -> Rights:
     publish = [_registry(run), *_stream(f"KV_{subjects.registry_bucket(run)}")]
     publish += [subjects.current_weights(run), subjects.weights_applied(run), subjects.activity(run)]
-    publish += ["_INBOX.agents.>", "_INBOX.cli.>"]
+    publish += ["_INBOX.agents.>", "_INBOX.gateway.>", "_INBOX.cli.>"]
     return publish, [f"{run}.inference.>", subjects.weights_published(run)]
 
 
@@ -86,15 +116,19 @@ def _weight_sync(run: str) -> Rights:
 
 
 def _cli(run: str) -> Rights:
-    return ["$SRV.>", subjects.generate(run, "*")], [subjects.run_status(run), subjects.events(run)]
+    publish = ["$SRV.>", subjects.generate(run, "*"), *_any_tool(run)]
+    return publish, [subjects.run_status(run), subjects.events(run)]
 
 
 _OWN = {
     "scheduler": _scheduler,
     "agents": _agents,
+    "gateway": _gateway,
     "inference": _inference,
     "reward": _reward,
     "learner": _learner,
     "weight_sync": _weight_sync,
+    "sandbox": _tools,
+    "tools": _tools,
     "cli": _cli,
 }

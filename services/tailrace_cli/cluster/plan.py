@@ -36,9 +36,19 @@ class Connection:
     nats_passwords: Mapping[str, str]  # by user; empty: the URL carries what is needed
 
 
-def service_specs(
-    config: ClusterConfig, config_path: Path, state_dir: Path, connection: Connection
-) -> list[ProcessSpec]:
+@dataclass(frozen=True)
+class Site:
+    """What every process of a cluster is told."""
+
+    config_path: Path
+    state_dir: Path
+    connection: Connection
+    num_threads: int
+    gateway_port: int = 0  # that all gateways listen on
+    user_modules: Path | None = None  # folder of the modules that the experiment names
+
+
+def service_specs(config: ClusterConfig, num_gateways: int, site: Site) -> list[ProcessSpec]:
     """Every service process of the cluster, in the order in which they are started."""
     counts = {
         "weight_sync": 1,
@@ -46,40 +56,42 @@ def service_specs(
         "inference": config.num_inference_servers,
         "scheduler": 1,
         "reward": config.num_reward_workers,
+        "sandbox": config.num_sandboxes,
+        "gateway": num_gateways,
         "agents": config.num_agents_workers,
     }
     return [
-        _service_spec(service, index, count, config, config_path, state_dir, connection)
+        _service_spec(service, f"{service}-{index}" if count > 1 else service, site)
         for service, count in counts.items()
         for index in range(count)
     ]
 
 
-def _service_spec(
-    service: str,
-    index: int,
-    count: int,
-    config: ClusterConfig,
-    config_path: Path,
-    state_dir: Path,
-    connection: Connection,
-) -> ProcessSpec:
-    instance = f"{service}-{index}" if count > 1 else service
+def _service_spec(service: str, instance: str, site: Site) -> ProcessSpec:
     argv = [sys.executable, "-m", f"tailrace_{service}"]
-    argv += ["--config", str(config_path), "--instance-id", instance]
+    argv += ["--config", str(site.config_path), "--instance-id", instance]
     env = {key: os.environ[key] for key in KEPT_ENVIRONMENT if key in os.environ}
     env |= {
         "PYTHONUNBUFFERED": "1",
-        "OMP_NUM_THREADS": str(config.num_threads),
+        "OMP_NUM_THREADS": str(site.num_threads),
         "TOKENIZERS_PARALLELISM": "false",
         "TQDM_DISABLE": "1",
-        "TAILRACE_NATS_URL": connection.nats_url,
-        "TAILRACE_REDIS_URL": connection.redis_url,
-        "TAILRACE_STATE_DIR": str(state_dir),
+        "TAILRACE_STATE_DIR": str(site.state_dir),
         "TAILRACE_METRICS_PORT": "0",
         "TAILRACE_LOG": "json",
     }
+    if site.user_modules is not None:
+        inherited = env.get("PYTHONPATH", "")
+        env["PYTHONPATH"] = os.pathsep.join(filter(None, [str(site.user_modules), inherited]))
+    if service == "gateway":
+        env["TAILRACE_GATEWAY_PORT"] = str(site.gateway_port)
+    return ProcessSpec(instance, argv, env | connection_environment(service, site.connection))
+
+
+def connection_environment(user: str, connection: Connection) -> dict[str, str]:
+    """How a process reaches the servers, as the NATS user `user`."""
+    env = {"TAILRACE_NATS_URL": connection.nats_url, "TAILRACE_REDIS_URL": connection.redis_url}
     if connection.nats_passwords:
-        env["TAILRACE_NATS_USER"] = service
-        env["TAILRACE_NATS_PASSWORD"] = connection.nats_passwords[service]
-    return ProcessSpec(instance, argv, env)
+        env["TAILRACE_NATS_USER"] = user
+        env["TAILRACE_NATS_PASSWORD"] = connection.nats_passwords[user]
+    return env

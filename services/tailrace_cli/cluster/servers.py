@@ -36,32 +36,54 @@ class Credentials(msgspec.Struct, frozen=True):
 
     @classmethod
     def load_or_make(cls, state_dir: Path) -> Credentials:
-        """The state directory's credentials (mode 0600), made up if there are none yet."""
+        """The state directory's credentials (mode 0600); those that are not there yet are made up."""
         path = state_dir / "credentials.json"
-        if path.exists():
-            return msgspec.json.decode(path.read_bytes(), type=cls)
+        known = msgspec.json.decode(path.read_bytes(), type=cls) if path.exists() else None
+        if known is not None and known.nats.keys() >= set(SERVICE_USERS):
+            return known
         made = cls(
-            nats={user: secrets.token_urlsafe(24) for user in SERVICE_USERS},
-            redis=secrets.token_urlsafe(24),
+            nats={user: secrets.token_urlsafe(24) for user in SERVICE_USERS}
+            | (known.nats if known else {}),
+            redis=known.redis if known else secrets.token_urlsafe(24),
         )
-        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        part = path.with_suffix(".part")
+        part.unlink(missing_ok=True)
+        descriptor = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
         with os.fdopen(descriptor, "wb") as file:
             file.write(msgspec.json.encode(made))
+        part.replace(path)
         return made
 
 
-def choose_port(wanted: int, key: str) -> int:
+def choose_port(wanted: int, key: str, host: str = "127.0.0.1") -> int:
     """`wanted` if it is free (else `ConfigError` naming `key`), or any free port when it is 0."""
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
-            probe.bind(("127.0.0.1", wanted))
+            probe.bind((host, wanted))
         except OSError as error:
             raise ConfigError(
                 f"port {wanted} ({key}) is busy: stop what listens there, choose another, "
                 f"or set {key}=0 for a free one"
             ) from error
         return int(probe.getsockname()[1])
+
+
+def reserve_port(host: str, wanted: int, key: str) -> socket.socket:
+    """A socket that keeps a port for processes which share it (`SO_REUSEPORT`) while it is open.
+
+    It never listens, so no connection comes to it. `ConfigError` when `wanted` is busy.
+    """
+    if wanted:
+        choose_port(wanted, key, host)
+    reservation = socket.socket()
+    reservation.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+    try:
+        reservation.bind((host, wanted))
+    except OSError as error:
+        reservation.close()
+        raise ConfigError(f"cannot listen on {host}:{wanted} ({key}): {error.strerror}") from error
+    return reservation
 
 
 def nats_command(

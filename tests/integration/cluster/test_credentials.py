@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator
 from pathlib import Path
 
+import msgspec
 import nats
 import nats.errors
 import pytest
@@ -81,6 +82,10 @@ async def test_nobody_gets_in_without_a_password(guarded: Guarded) -> None:
         ("inference", f"{RUN}.weight_sync.offer"),
         ("agents", f"$JS.API.STREAM.DELETE.{RUN}_EVENTS"),
         ("learner", "other.weight_sync.offer"),
+        ("gateway", f"{RUN}.episodes.train"),
+        ("sandbox", f"{RUN}.gateway.open"),
+        ("tools", f"{RUN}.scheduler.lease"),
+        ("tools", "_INBOX.agents.anything"),
     ],
 )
 async def test_publishing_on_anothers_subject_is_refused(
@@ -93,25 +98,83 @@ async def test_publishing_on_anothers_subject_is_refused(
     assert "permissions violation" in guarded.refused[0].lower()
 
 
-async def test_listening_to_anothers_replies_is_refused(guarded: Guarded) -> None:
-    client = await guarded.connect("reward")
-    await client.subscribe("_INBOX.agents.>")
+@pytest.mark.parametrize(
+    ("user", "subject"),
+    [
+        ("reward", "_INBOX.agents.>"),
+        ("tools", f"{RUN}.gateway.>"),
+        ("tools", f"{RUN}.reward.score"),
+        ("sandbox", "other.tool.python"),
+    ],
+)
+async def test_listening_to_what_is_for_others_is_refused(
+    guarded: Guarded, user: str, subject: str
+) -> None:
+    client = await guarded.connect(user)
+    await client.subscribe(subject)
     await client.flush()
     await asyncio.wait_for(guarded.refusal.wait(), 5)
     assert "permissions violation" in guarded.refused[0].lower()
 
 
-async def test_a_request_and_its_reply_pass(guarded: Guarded) -> None:
-    reward, agents = await guarded.connect("reward"), await guarded.connect("agents")
+@pytest.mark.parametrize(
+    ("asks", "answers", "subject"),
+    [
+        ("agents", "reward", f"{RUN}.reward.score"),
+        ("agents", "gateway", f"{RUN}.gateway.open"),
+        ("gateway", "scheduler", f"{RUN}.scheduler.lease"),
+        ("agents", "tools", "tool.search"),
+        ("agents", "sandbox", f"{RUN}.tool.python"),
+        ("cli", "tools", "tool_worker.w0"),
+    ],
+)
+async def test_a_request_and_its_reply_pass(
+    guarded: Guarded, asks: str, answers: str, subject: str
+) -> None:
+    server, client = await guarded.connect(answers), await guarded.connect(asks)
 
     async def answer(message: nats.aio.msg.Msg) -> None:
-        await message.respond(b"scored")
+        await message.respond(b"done")
 
-    await reward.subscribe(f"{RUN}.reward.score", cb=answer)
-    await reward.flush()
-    reply = await agents.request(f"{RUN}.reward.score", b"", timeout=5)
-    assert reply.data == b"scored"
+    await server.subscribe(subject, cb=answer)
+    await server.flush()
+    reply = await client.request(subject, b"", timeout=5)
+    assert reply.data == b"done"
     assert guarded.refused == []
+
+
+async def test_a_call_may_be_answered_twice_and_streamed_tokens_reach_the_gateway(
+    guarded: Guarded,
+) -> None:
+    tools, agents = await guarded.connect("tools"), await guarded.connect("agents")
+    inference, gateway = await guarded.connect("inference"), await guarded.connect("gateway")
+
+    async def answer(message: nats.aio.msg.Msg) -> None:
+        await message.respond(b"accepted")
+        await message.respond(b"result")
+
+    await tools.subscribe("tool.slow", cb=answer)
+    await tools.flush()
+    replies = await agents.subscribe("_INBOX.agents.call")
+    await agents.publish("tool.slow", b"", reply="_INBOX.agents.call")
+    assert [(await replies.next_msg(5)).data for _ in range(2)] == [b"accepted", b"result"]
+    tokens = await gateway.subscribe("_INBOX.gateway.tokens")
+    await gateway.flush()
+    await inference.publish("_INBOX.gateway.tokens", b"7")
+    assert (await tokens.next_msg(5)).data == b"7"
+    assert guarded.refused == []
+
+
+async def test_users_that_an_earlier_version_did_not_know_are_added(tmp_path: Path) -> None:
+    first = Credentials.load_or_make(tmp_path)
+    older = msgspec.structs.replace(
+        first, nats={user: key for user, key in first.nats.items() if user != "gateway"}
+    )
+    (tmp_path / "credentials.json").write_bytes(msgspec.json.encode(older))
+    again = Credentials.load_or_make(tmp_path)
+    assert again.nats.keys() == first.nats.keys()
+    assert again.nats["agents"] == first.nats["agents"]
+    assert again.redis == first.redis
 
 
 async def test_credentials_are_made_once_and_readable_by_their_owner_only(tmp_path: Path) -> None:

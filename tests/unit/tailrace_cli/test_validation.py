@@ -36,8 +36,16 @@ def test_the_resolved_experiment_loads_to_the_same() -> None:
         ("learner.from_scratch=null", "learner.from_scratch"),
         ("resume_from_checkpoint=./nothing", "resume_from_checkpoint"),
         ("scheduler.max_buffered_groups=1", "max_buffered_groups"),
+        ("pretrain=owner/model", "learner.from_scratch=null"),
+        ("cluster.num_gateways=-1", "cluster.num_gateways"),
+        ("cluster.num_sandboxes=-1", "cluster.num_sandboxes"),
     ],
 )
-def test_combinations_that_cannot_run_name_the_key(override: str, named: str) -> None:
+def test_combinations_that_cannot_run_name_the_key_or_the_remedy(override: str, named: str) -> None:
     with pytest.raises(ConfigError, match=named):
         check_experiment(load(EXAMPLE, [override]))
+
+
+def test_a_data_set_may_be_a_tag() -> None:
+    settings = ["scheduler.tags=[sums]", "agents.datasets.sums.path=sums.jsonl"]
+    check_experiment(load(EXAMPLE, settings))

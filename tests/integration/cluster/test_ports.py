@@ -1,0 +1,59 @@
+"""Ports of the local cluster: kept for those who share them, and for nobody else."""
+
+from __future__ import annotations
+
+import socket
+
+import pytest
+
+from tailrace.config import ConfigError
+from tailrace_cli.cluster.servers import choose_port, reserve_port
+
+
+def listener(port: int, *, is_sharing: bool) -> socket.socket:
+    made = socket.socket()
+    if is_sharing:
+        made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+    made.bind(("127.0.0.1", port))
+    made.listen()
+    return made
+
+
+def test_a_reserved_port_is_shared_by_replicas_and_takes_no_connection_itself() -> None:
+    with reserve_port("127.0.0.1", 0, "gateway.port") as reservation:
+        port = reservation.getsockname()[1]
+        with listener(port, is_sharing=True) as first, listener(port, is_sharing=True) as second:
+            for _ in range(20):
+                with socket.create_connection(("127.0.0.1", port), 5):
+                    pass
+            first.setblocking(False)
+            second.setblocking(False)
+            assert accepted(first) + accepted(second) == 20
+        with pytest.raises(OSError, match="in use"):
+            listener(port, is_sharing=False)
+
+
+def accepted(server: socket.socket) -> int:
+    count = 0
+    while True:
+        try:
+            server.accept()[0].close()
+        except BlockingIOError:
+            return count
+        count += 1
+
+
+def test_a_port_that_another_cluster_shares_is_busy() -> None:
+    with reserve_port("127.0.0.1", 0, "gateway.port") as theirs:
+        port = theirs.getsockname()[1]
+        with listener(port, is_sharing=True), pytest.raises(ConfigError, match=r"gateway\.port"):
+            reserve_port("127.0.0.1", port, "gateway.port")
+
+
+def test_a_host_that_is_not_ours_is_named() -> None:
+    with pytest.raises(ConfigError, match=r"192\.0\.2\.1.*gateway\.port"):
+        reserve_port("192.0.2.1", 0, "gateway.port")
+
+
+def test_a_free_port_is_chosen_where_none_is_wanted() -> None:
+    assert choose_port(0, "cluster.nats_port") > 0

@@ -1,0 +1,71 @@
+"""Which processes a local cluster starts, and what they are told."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tailrace_cli.cluster.permissions import SERVICE_USERS
+from tailrace_cli.cluster.plan import Connection, ProcessSpec, Site, service_specs
+from tailrace_cli.config import ClusterConfig
+from tailrace_cli.experiment import count_gateways, load
+
+EXAMPLE = Path(__file__).parents[3] / "examples" / "frozen_lake" / "experiment.yaml"
+PASSWORDS = {user: f"key of {user}" for user in SERVICE_USERS}
+
+
+def plan(config: ClusterConfig, num_gateways: int = 0, folder: Path | None = None) -> list[ProcessSpec]:
+    connection = Connection("nats://here", "redis://here", PASSWORDS)
+    site = Site(Path("run/config.yaml"), Path("run/state"), connection, 1, 4711, folder)
+    return service_specs(config, num_gateways, site)
+
+
+def test_gateways_and_sandboxes_are_started_before_the_agents_that_call_them() -> None:
+    names = [spec.name for spec in plan(ClusterConfig(num_sandboxes=1, num_agents_workers=2), 2)]
+    assert names == [
+        "weight_sync",
+        "learner",
+        "inference",
+        "scheduler",
+        "reward",
+        "sandbox",
+        "gateway-0",
+        "gateway-1",
+        "agents-0",
+        "agents-1",
+    ]
+
+
+def test_replicas_of_the_gateway_share_a_port_that_nobody_else_is_told() -> None:
+    told = {
+        spec.name: spec.env["TAILRACE_GATEWAY_PORT"]
+        for spec in plan(ClusterConfig(), 2)
+        if "TAILRACE_GATEWAY_PORT" in spec.env
+    }
+    assert told == {"gateway-0": "4711", "gateway-1": "4711"}
+
+
+def test_every_process_has_the_password_of_its_own_user_only() -> None:
+    for spec in plan(ClusterConfig(num_sandboxes=1), 1):
+        assert spec.env["TAILRACE_NATS_USER"] == spec.name
+        assert [value for value in spec.env.values() if value in PASSWORDS.values()] == [
+            f"key of {spec.name}"
+        ]
+
+
+def test_modules_beside_the_experiment_file_can_be_imported(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PYTHONPATH", "elsewhere")
+    for spec in plan(ClusterConfig(), folder=tmp_path):
+        assert spec.env["PYTHONPATH"] == f"{tmp_path}:elsewhere"
+    assert load(EXAMPLE).folder == EXAMPLE.parent
+
+
+@pytest.mark.parametrize(
+    ("overrides", "expected"),
+    [([], 0), (["cluster.num_gateways=3"], 3), (["cluster.num_gateways=0"], 0)],
+)
+def test_gateways_are_started_where_they_are_asked_for(overrides: list[str], expected: int) -> None:
+    assert count_gateways(load(EXAMPLE, overrides)) == expected
