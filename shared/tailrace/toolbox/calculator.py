@@ -1,0 +1,92 @@
+"""`calculator`: arithmetic for models, exact where numbers are whole.
+
+What it computes is read as a Python expression of numbers and operators and never executed; sizes are
+bounded, so no expression takes long.
+"""
+
+from __future__ import annotations
+
+import ast
+import operator
+import re
+from collections.abc import Callable
+from fractions import Fraction
+
+from tailrace.sdk.tool import tool
+
+_MAX_CHARS = 200
+_MAX_EXPONENT = 64
+_MAX_BITS = 4096
+
+_BINARY: dict[type[ast.operator], Callable[[Fraction, Fraction], Fraction]] = {
+    ast.Add: operator.add,
+    ast.Sub: operator.sub,
+    ast.Mult: operator.mul,
+    ast.Div: operator.truediv,
+    ast.FloorDiv: lambda left, right: Fraction(left // right),
+    ast.Mod: operator.mod,
+}
+_UNARY: dict[type[ast.unaryop], Callable[[Fraction], Fraction]] = {
+    ast.UAdd: operator.pos,
+    ast.USub: operator.neg,
+}
+
+
+@tool(is_idempotent=True, timeout_s=5.0)
+async def calculator(expression: str) -> str:
+    """Compute an arithmetic expression, for example "3 * (17 + 4) / 2".
+
+    Args:
+        expression: Numbers and the operators + - * / // % ** and parentheses.
+    """
+    return calculate(expression)
+
+
+def calculate(expression: str) -> str:
+    """The value as text; `ValueError` says what cannot be computed."""
+    if len(expression) > _MAX_CHARS:
+        raise ValueError(f"expressions have at most {_MAX_CHARS} characters")
+    plain = re.sub(r"(?<=\d),(?=\d{3})", "", expression.strip())  # 12,500 is one number
+    try:
+        tree = ast.parse(plain, mode="eval")
+    except SyntaxError as error:
+        raise ValueError(f"{expression!r} is no arithmetic expression") from error
+    try:
+        return _text(_value(tree.body))
+    except ZeroDivisionError as error:
+        raise ValueError("division by zero") from error
+
+
+def _value(node: ast.expr) -> Fraction:
+    match node:
+        case ast.Constant(value=bool()):
+            pass
+        case ast.Constant(value=int() as number):
+            return Fraction(number)
+        case ast.Constant(value=float() as number):
+            return Fraction(str(number))
+        case ast.UnaryOp(op=sign) if type(sign) in _UNARY:
+            return _UNARY[type(sign)](_value(node.operand))
+        case ast.BinOp(op=ast.Pow()):
+            return _power(_value(node.left), _value(node.right))
+        case ast.BinOp(op=sign) if type(sign) in _BINARY:
+            return _bounded(_BINARY[type(sign)](_value(node.left), _value(node.right)))
+    raise ValueError(f"cannot compute {ast.unparse(node)!r}: only numbers and + - * / // % ** ( )")
+
+
+def _power(base: Fraction, exponent: Fraction) -> Fraction:
+    if exponent.denominator != 1 or abs(exponent) > _MAX_EXPONENT:
+        raise ValueError(f"exponents are whole numbers from -{_MAX_EXPONENT} to {_MAX_EXPONENT}")
+    return _bounded(base ** int(exponent))
+
+
+def _bounded(value: Fraction) -> Fraction:
+    if value.numerator.bit_length() + value.denominator.bit_length() > _MAX_BITS:
+        raise ValueError("the numbers get too long")
+    return value
+
+
+def _text(value: Fraction) -> str:
+    if value.denominator == 1:
+        return str(value.numerator)
+    return f"{float(value):.10g}"
