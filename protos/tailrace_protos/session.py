@@ -33,6 +33,9 @@ class LedgerNode(Message, frozen=True, tag="ledger_node", omit_defaults=True):
     reply: ChatMessage
     reward: float | None = None
     tools: tuple[ToolSchema, ...] = ()
+    is_rendered_whole: bool = False  # `inserted_ids` are its whole prompt, without the parent's tokens
+    is_fork: bool = False  # text of a reply was inserted, or the template changed what stood before
+    num_malformed: int = 0  # tool calls in the reply that could not be read
     is_masked: bool = False  # its tokens are never trained; `mask_reason` says why
     mask_reason: str = ""
 

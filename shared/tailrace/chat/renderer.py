@@ -1,4 +1,4 @@
-"""Text of the environment to token ids, appended to what is there; sampled ids to text.
+"""Conversations to token ids, appended to what is there; sampled ids to text and messages.
 
 Invariants: ids of the model are never encoded again; the ids that a turn inserts are those of the
 whole inserted text encoded at once, so merges across pieces are those of the full rendering.
@@ -6,86 +6,135 @@ whole inserted text encoded at once, so merges across pieces are those of the fu
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import lru_cache
-from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
-from tokenizers import Tokenizer
 
-from tailrace.chat.pieces import ChatPieces, derive_pieces
+from tailrace.chat.choice import choose_reasoning_parser, choose_tool_parser
+from tailrace.chat.config import ChatArgs
+from tailrace.chat.continuation import Continuations
+from tailrace.chat.model_files import ChatModel, read_chat_model
+from tailrace.chat.pieces import ChatPieces, TemplateNotAppendableError, derive_pieces
+from tailrace.chat.reply import ParsedReply, ReplyDelta, ReplyStream
+from tailrace.chat.sentinels import USER
+from tailrace.chat.special import SpecialTokens
 from tailrace.chat.template import ChatTemplate, TemplateError
+from tailrace.chat.text_stream import StopText, TokenText
+from tailrace.chat.turn_ends import find_turn_ends
+from tailrace_protos.chat import ChatMessage, ToolSchema
 from tailrace_protos.weights import ModelCard
 
+_DEFAULTS = ChatArgs()
 # Environments repeat themselves; longer texts are rarely seen twice and would fill the memory.
 _MAX_CACHED_TEXTS = 16_384
 _MAX_CACHED_CHARS = 512
 _MAX_CACHED_REPLY_BYTES = 128
 
 
-class _EndOfTurn(NamedTuple):
-    token_id: int  # -1: the template closes a turn with ordinary text
-    text: str
-
-
 class Renderer:
-    """Renders one model's conversations.
+    """Renders one model's conversations and reads its replies.
 
     `stop_token_ids`: ids that end an assistant turn. `end_of_turn_id`: the one that the template
-    itself puts there (-1 if it closes a turn with ordinary text).
+    itself puts behind a plain reply (-1 if it closes a turn with ordinary text).
     """
 
-    def __init__(
-        self, tokenizer: Tokenizer, pieces: ChatPieces, eos_token_ids: tuple[int, ...]
-    ) -> None:
-        self._tokenizer = tokenizer
-        self._pieces = pieces
-        end = _end_of_turn(tokenizer, pieces.between)
-        self.end_of_turn_id = end.token_id
-        own = () if end.token_id < 0 else (end.token_id,)
-        self.stop_token_ids: tuple[int, ...] = tuple(sorted({*own, *eos_token_ids}))
+    def __init__(self, model: ChatModel, chat: ChatArgs = _DEFAULTS) -> None:
+        self._tokenizer = model.tokenizer
+        self._template = model.template
+        self._pieces, self._refusal = _pieces_or_refusal(model.template)
+        special = SpecialTokens(model.tokenizer)
+        self._continuations = Continuations(model.template, special)
+        self._find_ends(special, model.eos_token_ids)
+        self._cached_encode: Callable[[str], NDArray[np.int32]] = lru_cache(_MAX_CACHED_TEXTS)(
+            self._encode
+        )
+        self._cached_decode: Callable[[bytes], str] = lru_cache(_MAX_CACHED_TEXTS)(self._decode)
+        self._tool_parser = choose_tool_parser(chat, model.template)
+        self._reasoning_parser = choose_reasoning_parser(chat, model.template, special)
+        kept = {*self._tool_parser.special_texts, *self._reasoning_parser.special_texts}
+        self._dropped_ids = frozenset(
+            token_id for text, token_id in special.ids.items() if text not in kept
+        )
+        self._prompt = self._template.render((USER,), add_generation_prompt=True)
+
+    def _find_ends(self, special: SpecialTokens, eos_token_ids: tuple[int, ...]) -> None:
+        ends = find_turn_ends(self._template, special, self._continuations)
+        between = self._pieces.between if self._pieces else ""
+        end_text = between[: special.end_of_one_at(between, 0)]
+        own = {special.ids[end_text]} if end_text else set()
+        self.end_of_turn_id = min(own) if self._pieces and own else ends.plain_id
+        self._closing_ids = ends.closing_ids | own
+        self.stop_token_ids: tuple[int, ...] = tuple(sorted({*ends.stop_ids, *own, *eos_token_ids}))
+        self._end_ids = frozenset(self.stop_token_ids)
         if not self.stop_token_ids:
             raise TemplateError(
                 "of the model card",
                 "nothing ends a turn: the template closes it with no special token, and neither "
                 "tokenizer_config.json nor the model's config.json names an eos token",
             )
-        self._before_first = pieces.opening
-        self._before_next = pieces.between.removeprefix(end.text)
-        self._cached_encode: Callable[[str], NDArray[np.int32]] = lru_cache(_MAX_CACHED_TEXTS)(
-            self._encode
-        )
-        self._cached_decode: Callable[[bytes], str] = lru_cache(_MAX_CACHED_TEXTS)(self._decode)
+        self._before_first = self._pieces.opening if self._pieces else ""
+        self._before_next = between[len(end_text) :]
 
     @classmethod
-    def from_model_card(cls, card: ModelCard) -> Renderer:
+    def from_model_card(cls, card: ModelCard, chat: ChatArgs = _DEFAULTS) -> Renderer:
         """Build from the files of the model card; `TemplateError` names what is missing or unusable."""
-        files = card.tokenizer_files
-        if "tokenizer.json" not in files:
-            raise TemplateError(
-                "of the model card", "tokenizer.json is missing: save a fast tokenizer beside the model"
-            )
-        config: dict[str, Any] = json.loads(files.get("tokenizer_config.json", b"{}"))
-        tokenizer = Tokenizer.from_str(files["tokenizer.json"].decode())
-        special = _special_tokens(config)
-        template = _template(files, config, special)
-        eos = _eos_token_ids(card, tokenizer, special)
-        return cls(tokenizer, derive_pieces(template), eos)
+        return cls(read_chat_model(card, chat.template_args), chat)
+
+    def require_plain_turns(self) -> None:
+        """Raise `TemplateNotAppendableError` where `observation_ids` would."""
+        if self._refusal is not None:
+            raise self._refusal
 
     def observation_ids(self, text: str, first: bool, closed: bool = True) -> NDArray[np.int32]:
         """Ids [o] to insert before the next sample, read-only.
 
         `first`: the conversation begins with this message. `closed`: the assistant's turn ended with
-        `end_of_turn_id`; otherwise that token is inserted too.
+        `end_of_turn_id`; otherwise that token is inserted too. Raises `TemplateNotAppendableError` if
+        the template does not insert the same text around every user message.
         """
-        if self._pieces.trims:
+        pieces = self._pieces
+        if pieces is None:
+            assert self._refusal is not None
+            raise self._refusal
+        if pieces.trims:
             text = text.strip()
-        later = self._before_next if closed else self._pieces.between
+        later = self._before_next if closed else pieces.between
         before = self._before_first if first else later
-        whole = before + text + self._pieces.reply_prompt
+        whole = before + text + pieces.reply_prompt
         return self._cached_encode(whole) if len(whole) <= _MAX_CACHED_CHARS else self._encode(whole)
+
+    def opening_ids(
+        self, messages: Sequence[ChatMessage], tools: Sequence[ToolSchema] = ()
+    ) -> NDArray[np.int32]:
+        """Ids [o] of a conversation seen for the first time, with the prompt for a reply, read-only."""
+        return self._encode(self._template.render(messages, tools, add_generation_prompt=True))
+
+    def continuation_ids(
+        self,
+        history: Sequence[ChatMessage],
+        new: Sequence[ChatMessage],
+        tools: Sequence[ToolSchema] = (),
+        *,
+        closed: bool,
+    ) -> NDArray[np.int32]:
+        """Ids [o] to append after the sampled reply `history[-1]`, read-only: `new` and the prompt for
+        the next reply. `closed`: as `is_closed` says of the reply's last token.
+
+        Raises `TemplateNotAppendableError` if the template would change what stands before.
+        """
+        inserted = self._continuations.insertion(history, new, tools)
+        return self._encode(inserted.rest if closed else inserted.end + inserted.rest)
+
+    def keeps_reasoning(
+        self,
+        history: Sequence[ChatMessage],
+        new: Sequence[ChatMessage],
+        tools: Sequence[ToolSchema] = (),
+    ) -> bool:
+        """Whether the template would show the thoughts of the reply `history[-1]` before `new`."""
+        return self._continuations.keeps_reasoning(history, new, tools)
 
     def reply_ids(self, text: str) -> NDArray[np.int32]:
         """Ids [t] of a reply as a model would sample it, with its end of turn; for demonstrations."""
@@ -94,12 +143,47 @@ class Renderer:
 
     def is_closed(self, last_token_id: int) -> bool:
         """Whether a turn whose last sampled token is this one needs no end of turn inserted."""
-        return self.end_of_turn_id < 0 or last_token_id == self.end_of_turn_id
+        return self.end_of_turn_id < 0 or last_token_id in self._closing_ids
 
     def decode(self, token_ids: NDArray[np.int32]) -> str:
         """Text of sampled ids [t] without special tokens."""
         raw = token_ids.tobytes()
         return self._cached_decode(raw) if len(raw) <= _MAX_CACHED_REPLY_BYTES else self._decode(raw)
+
+    def parse_reply(
+        self,
+        token_ids: NDArray[np.int32],
+        tools: Sequence[ToolSchema] = (),
+        *,
+        stop: Sequence[str] = (),
+        id_seed: str = "",
+    ) -> ParsedReply:
+        """The message in sampled ids [t]; never raises on what a model wrote. As `reply_stream`."""
+        stream = self.reply_stream(tools, stop=stop, id_seed=id_seed)
+        delta = stream.feed(token_ids)
+        parsed = stream.finish()
+        rest = ReplyDelta(delta.content + parsed.rest.content, delta.reasoning + parsed.rest.reasoning)
+        return parsed._replace(rest=rest)
+
+    def reply_stream(
+        self,
+        tools: Sequence[ToolSchema] = (),
+        *,
+        stop: Sequence[str] = (),
+        id_seed: str = "",
+    ) -> ReplyStream:
+        """Read one reply while it is sampled. `tools`: what its arguments' types are looked up in;
+        `stop`: the request's stop strings, which are no part of the content; `id_seed`: what the ids of
+        its tool calls are made from, besides the calls (use the completion's id).
+        """
+        return ReplyStream(
+            TokenText(self._tokenizer, self._dropped_ids, self._end_ids),
+            StopText(stop),
+            self._reasoning_parser.splitter(self._prompt),
+            self._tool_parser,
+            tools,
+            id_seed,
+        )
 
     def _encode(self, text: str) -> NDArray[np.int32]:
         ids = np.array(self._tokenizer.encode(text, add_special_tokens=False).ids, dtype=np.int32)
@@ -111,49 +195,11 @@ class Renderer:
         return str(self._tokenizer.decode(ids, skip_special_tokens=True))
 
 
-def _end_of_turn(tokenizer: Tokenizer, between: str) -> _EndOfTurn:
-    """The special token that `between` begins with, if it begins with one."""
-    ids = tokenizer.encode(between, add_special_tokens=False).ids
-    added = tokenizer.get_added_tokens_decoder().get(ids[0]) if ids else None
-    if added is None or not added.special or not between.startswith(added.content):
-        return _EndOfTurn(-1, "")
-    return _EndOfTurn(ids[0], added.content)
-
-
-def _special_tokens(config: dict[str, Any]) -> dict[str, str]:
-    """`bos_token` and the like, which the config writes as text or as an object with `content`."""
-    tokens = {}
-    for key, value in config.items():
-        content = value.get("content") if isinstance(value, dict) else value
-        if key.endswith("_token") and isinstance(content, str):
-            tokens[key] = content
-    return tokens
-
-
-def _template(files: dict[str, bytes], config: dict[str, Any], special: dict[str, str]) -> ChatTemplate:
-    if "chat_template.jinja" in files:
-        return ChatTemplate(files["chat_template.jinja"].decode(), special, "chat_template.jinja")
-    source = config.get("chat_template")
-    if isinstance(source, list):  # several named templates
-        source = {entry["name"]: entry["template"] for entry in source}.get("default")
-    if not isinstance(source, str):
-        raise TemplateError(
-            "of the model card",
-            "the model has none: put chat_template.jinja, or the key chat_template of "
-            "tokenizer_config.json, beside the model",
-        )
-    return ChatTemplate(source, special, "of tokenizer_config.json")
-
-
-def _eos_token_ids(card: ModelCard, tokenizer: Tokenizer, special: dict[str, str]) -> tuple[int, ...]:
-    """Ends of text by the tokenizer and by the model's config."""
-    ids: list[int] = []
-    if "eos_token" in special:
-        token_id = tokenizer.token_to_id(special["eos_token"])
-        ids += [] if token_id is None else [token_id]
-    of_model = json.loads(card.config_json).get("eos_token_id") if card.config_json else None
-    if isinstance(of_model, int):
-        ids.append(of_model)
-    elif isinstance(of_model, list):
-        ids.extend(of_model)
-    return tuple(ids)
+def _pieces_or_refusal(
+    template: ChatTemplate,
+) -> tuple[ChatPieces | None, TemplateNotAppendableError | None]:
+    """What environments need; a template without it can still be used for conversations."""
+    try:
+        return derive_pieces(template), None
+    except TemplateNotAppendableError as error:
+        return None, error

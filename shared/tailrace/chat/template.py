@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from functools import cached_property
 from typing import Any, NoReturn
 
 import jinja2
@@ -17,7 +18,19 @@ import jinja2.nodes
 import jinja2.parser
 import jinja2.sandbox
 
-from tailrace_protos.chat import ChatMessage
+from tailrace.chat.messages import template_messages, template_tools
+from tailrace_protos.chat import ChatMessage, ToolCall, ToolSchema
+
+_TEMPLATE_FAILURES = (
+    jinja2.TemplateError,
+    ArithmeticError,
+    AttributeError,
+    LookupError,
+    RecursionError,
+    TypeError,
+    ValueError,
+)
+_PROBE_KEY, _PROBE_VALUE = "sentinel_key", "SentinelArgument"
 
 
 class TemplateError(ValueError):
@@ -40,27 +53,64 @@ class _GenerationBlock(jinja2.ext.Extension):
 
 
 class ChatTemplate:
-    """A compiled template and the special tokens that it may name (`bos_token`, `eos_token`, ...)."""
+    """A compiled template and the names that it may use (`bos_token`, `eos_token`, ...)."""
 
-    def __init__(self, source: str, special_tokens: Mapping[str, str], name: str) -> None:
+    def __init__(self, source: str, names: Mapping[str, Any], name: str) -> None:
         self.name = name
-        self._special_tokens = dict(special_tokens)
+        self.source = source
+        self._names = dict(names)
         try:
             self._template = _environment().from_string(source)
         except jinja2.TemplateError as error:
             raise TemplateError(name, f"does not compile: {error}") from error
 
-    def render(self, messages: Sequence[ChatMessage], *, add_generation_prompt: bool) -> str:
+    def render(
+        self,
+        messages: Sequence[ChatMessage],
+        tools: Sequence[ToolSchema] = (),
+        *,
+        add_generation_prompt: bool,
+    ) -> str:
         """The conversation as the text that the model reads."""
+        return self._render(messages, tools, add_generation_prompt, self.takes_argument_text)
+
+    @cached_property
+    def call_text(self) -> str:
+        """A call of a tool `probe` as the template writes it; empty: it writes no tool calls."""
+        return self._probe(self.takes_argument_text)
+
+    @cached_property
+    def takes_argument_text(self) -> bool:
+        """Whether arguments of tool calls must be JSON text instead of an object."""
+        return not self._probe(False) and bool(self._probe(True))
+
+    def _probe(self, arguments_as_text: bool) -> str:
+        """What the template makes of a tool call; empty if it fails or misreads the arguments."""
+        call = ToolCall("sentinel1", "probe", json.dumps({_PROBE_KEY: _PROBE_VALUE}))
+        messages = [ChatMessage("user", "go"), ChatMessage("assistant", tool_calls=(call,))]
+        try:
+            text = self._render(messages, (), False, arguments_as_text)
+        except TemplateError:
+            return ""
+        is_repr, is_quoted_twice = f"{{'{_PROBE_KEY}'" in text, f'{_PROBE_VALUE}\\"' in text
+        return "" if _PROBE_VALUE not in text or is_repr or is_quoted_twice else text
+
+    def _render(
+        self,
+        messages: Sequence[ChatMessage],
+        tools: Sequence[ToolSchema],
+        add_generation_prompt: bool,
+        arguments_as_text: bool,
+    ) -> str:
         try:
             return self._template.render(
-                messages=[{"role": message.role, "content": message.content} for message in messages],
+                messages=template_messages(messages, arguments_as_text=arguments_as_text),
                 add_generation_prompt=add_generation_prompt,
-                tools=None,
+                tools=template_tools(tools),
                 documents=None,
-                **self._special_tokens,
+                **self._names,
             )
-        except (jinja2.TemplateError, TypeError, KeyError, AttributeError, IndexError) as error:
+        except _TEMPLATE_FAILURES as error:
             roles = ", ".join(message.role for message in messages)
             raise TemplateError(self.name, f"cannot render [{roles}]: {error}") from error
 
@@ -74,9 +124,17 @@ def _environment() -> jinja2.sandbox.ImmutableSandboxedEnvironment:
     return environment
 
 
-def _to_json(value: Any, indent: int | None = None, ensure_ascii: bool = False) -> str:
+def _to_json(
+    value: Any,
+    indent: int | None = None,
+    ensure_ascii: bool = False,
+    separators: tuple[str, str] | None = None,
+    sort_keys: bool = False,
+) -> str:
     """JSON for prompts: Jinja's own filter would escape it for HTML."""
-    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent)
+    return json.dumps(
+        value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys
+    )
 
 
 def _raise_exception(message: str) -> NoReturn:

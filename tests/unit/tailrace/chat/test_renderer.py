@@ -159,8 +159,11 @@ def test_rendered_ids_cannot_be_changed_by_who_gets_them() -> None:
 
 @pytest.mark.parametrize("template", [COUNTING, FORGETTING, THINKING])
 def test_a_template_that_changes_earlier_turns_is_refused_by_name(template: str) -> None:
+    ours = renderer(template)
     with pytest.raises(TemplateNotAppendableError, match=r"chat_template\.jinja: .*") as caught:
-        Renderer.from_model_card(card(template))
+        ours.observation_ids("a", first=True)
+    with pytest.raises(TemplateNotAppendableError):
+        ours.require_plain_turns()
     assert caught.value.template == "chat_template.jinja"
 
 

@@ -1,0 +1,200 @@
+"""What a template inserts between a sampled reply and the next one, without rendering what came before.
+
+The reply's neighbourhood is rendered: a sentinel in the user's place, the reply's shape with sentinels
+for its texts, then the new messages. What stands behind the reply there is what has to be appended.
+For each shape of neighbourhood it is proven once that this does not depend on how long the
+conversation is and that the text before the reply stays what it was; a shape for which it does is
+remembered and refused with `TemplateNotAppendableError`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import msgspec
+
+from tailrace.chat.pieces import TemplateNotAppendableError
+from tailrace.chat.sentinels import (
+    EARLIER,
+    REASONING,
+    USER,
+    reply_span,
+    sentinel_message,
+    sentinel_reply,
+    system_before,
+)
+from tailrace.chat.special import SpecialTokens
+from tailrace.chat.template import ChatTemplate, TemplateError
+from tailrace_protos.chat import ChatMessage, ToolSchema
+
+_MAX_SHAPES = 1024
+
+
+class Insertion(NamedTuple):
+    """Text after a reply. `end`: the token that closes it; `end_ids`: sampled ids that do so too."""
+
+    end: str
+    rest: str
+    end_ids: frozenset[int]
+
+
+class _Shape(NamedTuple):
+    closing: str  # text between the reply's last words and its end of turn, such as `</tool_call>`
+    end: str  # the end of turn that the template writes; empty: it writes none that is special
+    end_ids: frozenset[int]
+    keeps_reasoning: bool
+
+
+class _Neighbourhood(NamedTuple):
+    """A reply with what is around it."""
+
+    system: tuple[ChatMessage, ...]
+    reply: ChatMessage
+    new: tuple[ChatMessage, ...]
+    tools: tuple[ToolSchema, ...]
+
+    def key(self) -> tuple[object, ...]:
+        """Equal for neighbourhoods that differ in their texts only."""
+        return (
+            bool(self.system) and self.system[0].role,
+            bool(self.reply.content),
+            len(self.reply.tool_calls),
+            bool(self.tools),
+            *((m.role, bool(m.content), len(m.tool_calls), bool(m.reasoning)) for m in self.new),
+        )
+
+
+class Continuations:
+    """Insertions by one template; remembers what it found out for each shape."""
+
+    def __init__(self, template: ChatTemplate, special: SpecialTokens) -> None:
+        self._template = template
+        self._special = special
+        self._shapes: dict[tuple[object, ...], _Shape | TemplateNotAppendableError] = {}
+
+    def insertion(
+        self,
+        history: Sequence[ChatMessage],
+        new: Sequence[ChatMessage],
+        tools: Sequence[ToolSchema] = (),
+    ) -> Insertion:
+        """What follows `history[-1]`, a sampled reply, so that `new` and a generation prompt stand."""
+        around = self._around(history, new, tools)
+        shape = self._shape(around)
+        text = self._render((*around.system, USER, around.reply, *around.new), around.tools, True)
+        _, behind = self._split(text, around.reply)
+        before = shape.closing + shape.end
+        if not behind.startswith(before):
+            raise self._refusal(f"it closes a reply with {behind[: len(before)]!r}, not {before!r}")
+        return Insertion(shape.end, behind[len(before) :], shape.end_ids)
+
+    def keeps_reasoning(
+        self,
+        history: Sequence[ChatMessage],
+        new: Sequence[ChatMessage],
+        tools: Sequence[ToolSchema] = (),
+    ) -> bool:
+        """Whether rendering anew would show the thoughts of `history[-1]` before `new`."""
+        return self._shape(self._around(history, new, tools)).keeps_reasoning
+
+    def _around(
+        self,
+        history: Sequence[ChatMessage],
+        new: Sequence[ChatMessage],
+        tools: Sequence[ToolSchema],
+    ) -> _Neighbourhood:
+        writes_calls = bool(self._template.call_text)
+        reply = sentinel_reply(history[-1], writes_calls=writes_calls)
+        return _Neighbourhood(system_before(history), reply, tuple(new), tuple(tools))
+
+    def _shape(self, around: _Neighbourhood) -> _Shape:
+        key = around.key()
+        found = self._shapes.get(key)
+        if found is None:
+            if len(self._shapes) >= _MAX_SHAPES:
+                self._shapes.clear()
+            found = self._shapes[key] = self._examine(around)
+        if isinstance(found, TemplateNotAppendableError):
+            raise found
+        return found
+
+    def _examine(self, around: _Neighbourhood) -> _Shape | TemplateNotAppendableError:
+        new = tuple(sentinel_message(index, message) for index, message in enumerate(around.new))
+        try:
+            return self._proven(around._replace(new=new))
+        except TemplateNotAppendableError as error:
+            return error
+        except TemplateError as error:
+            return self._refusal(error.reason)
+
+    def _proven(self, around: _Neighbourhood) -> _Shape:
+        """The shape, after the proofs that the module speaks of."""
+        behind = self._behind((*around.system, USER), around)
+        longer = self._behind((*around.system, *EARLIER, USER), around)
+        if longer != behind:
+            raise self._refusal(f"it inserts {longer!r} where a shorter conversation has {behind!r}")
+        alone = self._render((*around.system, USER, around.reply), around.tools, False)
+        closing, end, end_ids = self._end(self._split(alone, around.reply)[1], behind, around)
+        thoughtful = msgspec.structs.replace(around.reply, reasoning=REASONING)
+        text = self._render((*around.system, USER, thoughtful, *around.new), around.tools, True)
+        return _Shape(closing, end, end_ids, REASONING in text)
+
+    def _behind(self, before: tuple[ChatMessage, ...], around: _Neighbourhood) -> str:
+        """The text behind the reply, when rendering more has left all before it as it was."""
+        asked = self._render(before, around.tools, True)
+        text = self._render((*before, around.reply, *around.new), around.tools, True)
+        asked_head, found, prompt = asked.partition(USER.content)
+        head, _, rest = text.partition(USER.content)
+        if not found or head != asked_head:
+            raise self._refusal(f"a longer conversation begins with {head!r}, not {asked_head!r}")
+        opened, behind = self._split(rest, around.reply)
+        if not (opened.startswith(prompt) or prompt.startswith(opened)):
+            raise self._refusal(f"a reply begins with {opened!r} but was asked for with {prompt!r}")
+        return behind
+
+    def _end(self, alone: str, behind: str, around: _Neighbourhood) -> tuple[str, str, frozenset[int]]:
+        """How a reply is closed, from the texts behind it when it is the last and when it is not."""
+        shared = self._special.spans(_common_beginning(alone, behind))
+        if shared:
+            start, stop = shared[-1]
+            return behind[:start], behind[start:stop], frozenset({self._id(behind[start:stop])})
+        own = self._special.spans(alone)
+        start = own[-1][0] if own else len(alone) - len(self._plain_close(around, alone))
+        if not behind.startswith(alone[:start]):
+            raise self._refusal(f"it closes a reply with {behind!r} or {alone!r}")
+        stop = self._special.end_of_one_at(behind, start)
+        ids = {self._id(behind[start:stop])} if stop > start else set()
+        ids |= {self._id(alone[slice(*own[-1])])} if own else set()
+        return behind[:start], behind[start:stop], frozenset(ids)
+
+    def _plain_close(self, around: _Neighbourhood, alone: str) -> str:
+        """Ordinary text that closes a reply; what precedes it in `alone` is a tool call's own."""
+        if not around.reply.tool_calls:
+            return alone
+        plain = ChatMessage("assistant", "SentinelPlainReply")
+        text = self._render((*around.system, USER, plain), around.tools, False)
+        close = text.partition(plain.content)[2]
+        return close if alone.endswith(close) else ""
+
+    def _split(self, text: str, reply: ChatMessage) -> tuple[str, str]:
+        """The texts before and behind the reply's sentinels."""
+        span = reply_span(text, reply)
+        if span is None:
+            raise self._refusal("it leaves out a reply that others follow")
+        return text[: span[0]], text[span[1] :]
+
+    def _id(self, text: str) -> int:
+        return self._special.ids[text]
+
+    def _render(self, messages: Sequence[ChatMessage], tools: Sequence[ToolSchema], asks: bool) -> str:
+        return self._template.render(messages, tools, add_generation_prompt=asks)
+
+    def _refusal(self, reason: str) -> TemplateNotAppendableError:
+        return TemplateNotAppendableError(self._template.name, f"cannot be appended to: {reason}")
+
+
+def _common_beginning(first: str, second: str) -> str:
+    pairs = zip(first, second, strict=False)
+    size = next((index for index, (a, b) in enumerate(pairs) if a != b), min(len(first), len(second)))
+    return first[:size]

@@ -1,0 +1,73 @@
+"""What a model's files say about chatting: tokenizer, template, the tokens that end its text."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+from tokenizers import Tokenizer
+
+from tailrace.chat.template import ChatTemplate, TemplateError
+from tailrace_protos.weights import ModelCard
+
+
+class ChatModel(NamedTuple):
+    """A tokenizer with its template; `eos_token_ids` are those that any file names."""
+
+    tokenizer: Tokenizer
+    template: ChatTemplate
+    eos_token_ids: tuple[int, ...]
+
+
+def read_chat_model(card: ModelCard, template_args: Mapping[str, Any]) -> ChatModel:
+    """Read the files of the model card; `TemplateError` names what is missing or unusable."""
+    files = card.tokenizer_files
+    if "tokenizer.json" not in files:
+        raise TemplateError(
+            "of the model card", "tokenizer.json is missing: save a fast tokenizer beside the model"
+        )
+    config: dict[str, Any] = json.loads(files.get("tokenizer_config.json", b"{}"))
+    tokenizer = Tokenizer.from_str(files["tokenizer.json"].decode())
+    special = _special_tokens(config)
+    template = _template(files, config, {**special, **template_args})
+    return ChatModel(tokenizer, template, _eos_token_ids(card, tokenizer, special))
+
+
+def _special_tokens(config: dict[str, Any]) -> dict[str, str]:
+    """`bos_token` and the like, which the config writes as text or as an object with `content`."""
+    tokens = {}
+    for key, value in config.items():
+        content = value.get("content") if isinstance(value, dict) else value
+        if key.endswith("_token") and isinstance(content, str):
+            tokens[key] = content
+    return tokens
+
+
+def _template(files: dict[str, bytes], config: dict[str, Any], names: dict[str, Any]) -> ChatTemplate:
+    if "chat_template.jinja" in files:
+        return ChatTemplate(files["chat_template.jinja"].decode(), names, "chat_template.jinja")
+    source = config.get("chat_template")
+    if isinstance(source, list):  # several named templates
+        source = {entry["name"]: entry["template"] for entry in source}.get("default")
+    if not isinstance(source, str):
+        raise TemplateError(
+            "of the model card",
+            "the model has none: put chat_template.jinja, or the key chat_template of "
+            "tokenizer_config.json, beside the model",
+        )
+    return ChatTemplate(source, names, "of tokenizer_config.json")
+
+
+def _eos_token_ids(card: ModelCard, tokenizer: Tokenizer, special: dict[str, str]) -> tuple[int, ...]:
+    """Ends of text by the tokenizer and by the model's config."""
+    ids: list[int] = []
+    if "eos_token" in special:
+        token_id = tokenizer.token_to_id(special["eos_token"])
+        ids += [] if token_id is None else [token_id]
+    of_model = json.loads(card.config_json).get("eos_token_id") if card.config_json else None
+    if isinstance(of_model, int):
+        ids.append(of_model)
+    elif isinstance(of_model, list):
+        ids.extend(of_model)
+    return tuple(ids)

@@ -1,0 +1,78 @@
+"""`think`: thoughts between `<think>` and `</think>` before the answer (DeepSeek-R1, Qwen3 and others).
+
+A template may open the thought in its generation prompt; then the reply begins inside it. Only the
+first block is thought: later ones are content. White space around thoughts belongs to nobody.
+"""
+
+from __future__ import annotations
+
+from tailrace.chat.reasoning.protocol import Split
+from tailrace.chat.text_stream import first_possible
+
+_OPEN, _CLOSE = "<think>", "</think>"
+
+
+class ThinkParser:
+    """Replies with `<think>` blocks."""
+
+    special_texts = (_OPEN, _CLOSE)
+
+    def splitter(self, prompt: str) -> ThinkSplitter:
+        """Begins inside the thought if the prompt has opened one."""
+        return ThinkSplitter(is_open=prompt.rstrip().endswith(_OPEN))
+
+
+class ThinkSplitter:
+    """Before the thought, in it, or behind it."""
+
+    def __init__(self, *, is_open: bool) -> None:
+        self._held = ""
+        self._is_before = not is_open
+        self._is_inside = is_open
+        self._trims = is_open  # white space at the beginning of the thought, or of the answer
+
+    def feed(self, text: str) -> Split:
+        """Take the next piece of the reply's text."""
+        self._held += text
+        if self._is_before and not self._leave_before():
+            return Split()
+        reasoning = self._take_thought() if self._is_inside else ""
+        return Split(reasoning, "" if self._is_inside else self._take_answer())
+
+    def finish(self) -> Split:
+        """The reply has ended: what was held back."""
+        held, self._held = self._held, ""
+        if self._is_inside:
+            return Split(reasoning=held.strip() if self._trims else held.rstrip())
+        return Split(content=held.lstrip() if self._trims else held)
+
+    def _leave_before(self) -> bool:
+        """Whether it is known by now how the reply begins."""
+        begun = self._held.lstrip()
+        if len(begun) < len(_OPEN) and _OPEN.startswith(begun):
+            return False
+        self._is_before = False
+        self._is_inside = begun.startswith(_OPEN)
+        if self._is_inside:
+            self._held, self._trims = begun[len(_OPEN) :], True
+        return True
+
+    def _take_thought(self) -> str:
+        if self._trims:
+            self._held = self._held.lstrip()
+            self._trims = not self._held
+        end = first_possible(self._held, (_CLOSE,))
+        thought = self._held[:end].rstrip()
+        if self._held.startswith(_CLOSE, end):
+            self._held = self._held[end + len(_CLOSE) :]
+            self._is_inside, self._trims = False, True
+        else:
+            self._held = self._held[len(thought) :]
+        return thought
+
+    def _take_answer(self) -> str:
+        if self._trims:
+            self._held = self._held.lstrip()
+            self._trims = not self._held
+        held, self._held = self._held, ""
+        return held

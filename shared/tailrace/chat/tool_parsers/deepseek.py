@@ -1,0 +1,49 @@
+"""`deepseek`: calls between special tokens (DeepSeek V3 with fenced JSON, V3.1 with bare JSON)."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from functools import partial
+
+from tailrace.chat.text_stream import first_possible
+from tailrace.chat.tool_parsers.arguments import NoCallError, make_call
+from tailrace.chat.tool_parsers.blocks import CallCollector, split_blocks
+from tailrace.chat.tool_parsers.protocol import FoundCall, ParsedCalls
+from tailrace_protos.chat import ToolSchema
+
+_ALL_BEGIN, _ALL_END = "<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>"
+_BEGIN, _SEPARATOR, _END = "<｜tool▁call▁begin｜>", "<｜tool▁sep｜>", "<｜tool▁call▁end｜>"
+_FENCED = re.compile(r"\s*([^\n]*)\n```(?:json)?\n?(.*?)\n?(?:```\s*)?", re.DOTALL)
+
+
+class DeepSeekParser:
+    """Begin, name, separator, arguments, end; around all calls another pair of tokens."""
+
+    special_texts: tuple[str, ...] = (_ALL_BEGIN, _BEGIN, _SEPARATOR, _END, _ALL_END)
+
+    def certain(self, text: str, start: int) -> int:
+        """Content ends where the first token begins."""
+        return first_possible(text, (_ALL_BEGIN, _BEGIN), start)
+
+    def parse(self, text: str, tools: Sequence[ToolSchema]) -> ParsedCalls:
+        """Take the calls out."""
+        found = CallCollector()
+        for before, block in split_blocks(text, _BEGIN, _END):
+            found.text(before.replace(_ALL_BEGIN, "").replace(_ALL_END, ""))
+            if block is not None:
+                raw, inside = block
+                found.block(raw, partial(_calls, inside))
+        if _BEGIN not in text and _ALL_BEGIN in text:
+            found.block("", partial(_calls, ""))
+        return found.parsed()
+
+
+def _calls(inside: str) -> list[FoundCall]:
+    name, found, arguments = inside.partition(_SEPARATOR)
+    if not found:
+        raise NoCallError(f"it lacks {_SEPARATOR}")
+    fenced = _FENCED.fullmatch(arguments)
+    if fenced and name.strip() == "function":  # V3 writes the kind of tool first
+        name, arguments = fenced.groups()
+    return [make_call(name.strip(), arguments)]

@@ -1,0 +1,108 @@
+"""`pythonic`: the whole reply is a Python list of calls with literal arguments (Llama 3.2 and 4)."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Sequence
+from typing import Any
+
+from tailrace.chat.tool_parsers.arguments import NoCallError, make_call
+from tailrace.chat.tool_parsers.blocks import CallCollector
+from tailrace.chat.tool_parsers.protocol import FoundCall, ParsedCalls
+from tailrace_protos.chat import ToolSchema
+
+_BEGIN, _END = "<|python_start|>", "<|python_end|>"
+_LOOKS_LIKE_CALLS = re.compile(r"\[\s*[A-Za-z_][\w.\-]*\s*\(")
+_MAX_CHARS = 65_536
+_NAMES = {"true": True, "false": False, "null": None}
+
+
+class PythonicParser:
+    """`[f(x=1), g(y="a")]`. A reply that is a list but holds no calls is content."""
+
+    special_texts: tuple[str, ...] = (_BEGIN, _END)
+
+    def certain(self, text: str, start: int) -> int:
+        """Nothing while the reply may be a list; all of it when it is none."""
+        begun = text.lstrip()
+        may_be_list = not begun or begun.startswith(("[", _BEGIN)) or _BEGIN.startswith(begun)
+        return start if may_be_list else len(text)
+
+    def parse(self, text: str, tools: Sequence[ToolSchema]) -> ParsedCalls:
+        """Take the calls out."""
+        found = CallCollector()
+        bare = text.strip().removeprefix(_BEGIN).removesuffix(_END).strip()
+        if not _LOOKS_LIKE_CALLS.match(bare):
+            return ParsedCalls(text)
+        found.block(text, lambda: _calls(bare, tools))
+        return found.parsed()
+
+
+def _calls(text: str, tools: Sequence[ToolSchema]) -> list[FoundCall]:
+    if len(text) > _MAX_CHARS:
+        raise NoCallError(f"it is longer than {_MAX_CHARS} characters")
+    try:
+        body = ast.parse(text, mode="eval").body
+    except SyntaxError as error:
+        raise NoCallError(f"invalid syntax: {error.msg}") from error
+    except (MemoryError, RecursionError, ValueError) as error:
+        raise NoCallError(f"invalid syntax: {error}") from error
+    if not isinstance(body, ast.List):
+        raise NoCallError("it is not a list of calls")
+    try:
+        return [_call(item, tools) for item in body.elts]
+    except RecursionError as error:
+        raise NoCallError("it is nested too deeply") from error
+
+
+def _call(item: ast.expr, tools: Sequence[ToolSchema]) -> FoundCall:
+    if not isinstance(item, ast.Call):
+        raise NoCallError("not every item of the list is a call")
+    name = _dotted(item.func)
+    arguments = dict(zip(_positional(name, len(item.args), tools), map(_value, item.args), strict=True))
+    for keyword in item.keywords:
+        if keyword.arg is None:
+            raise NoCallError(f"the call of {name} unpacks a dict")
+        arguments[keyword.arg] = _value(keyword.value)
+    return make_call(name, arguments)
+
+
+def _positional(name: str, count: int, tools: Sequence[ToolSchema]) -> list[str]:
+    """The names of the first `count` parameters, in the schema's order."""
+    known = next((tool.parameters.get("properties") for tool in tools if tool.name == name), None)
+    names = list(known) if isinstance(known, dict) else []
+    if count > len(names):
+        raise NoCallError(f"the arguments of {name} must be named")
+    return names[:count]
+
+
+def _dotted(node: ast.expr) -> str:
+    if isinstance(node, ast.Name):
+        return node.id
+    if isinstance(node, ast.Attribute):
+        return f"{_dotted(node.value)}.{node.attr}"
+    raise NoCallError("a call must begin with a name")
+
+
+def _value(node: ast.expr) -> Any:
+    """A literal as a JSON value."""
+    if isinstance(node, ast.Constant) and isinstance(node.value, str | int | float | None):
+        return node.value
+    if isinstance(node, ast.Name) and node.id in _NAMES:
+        return _NAMES[node.id]
+    if isinstance(node, ast.List | ast.Tuple):
+        return [_value(item) for item in node.elts]
+    if isinstance(node, ast.Dict):
+        return {_key(key): _value(item) for key, item in zip(node.keys, node.values, strict=True)}
+    if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub):
+        number = _value(node.operand)
+        if isinstance(number, int | float):
+            return -number
+    raise NoCallError("arguments must be literals")
+
+
+def _key(node: ast.expr | None) -> str:
+    if isinstance(node, ast.Constant) and isinstance(node.value, str):
+        return node.value
+    raise NoCallError("keys must be strings")

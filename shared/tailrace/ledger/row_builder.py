@@ -1,0 +1,95 @@
+"""Calls to the arrays of one row.
+
+Invariants: all four arrays have one length; a position is trained only if an engine sampled it, its
+log-probability is finite and its call is not masked; all others have log-probability 0, version -1.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tailrace.ledger.tree import Call
+from tailrace_protos.base import (
+    as_float32,
+    as_int32,
+    pack_float32,
+    pack_int32,
+    pack_uint8,
+)
+from tailrace_protos.session import LedgerNode
+from tailrace_protos.trajectory import TokenRow
+
+
+class RowBuilder:
+    """Grows by whole calls; `has_trained_tokens` tells whether the row is of use."""
+
+    def __init__(self) -> None:
+        self._ids: list[NDArray[np.int32]] = []
+        self._trained: list[NDArray[np.bool_]] = []
+        self._logprobs: list[NDArray[np.float32]] = []
+        self._versions: list[NDArray[np.int32]] = []
+        self._turn_ends: list[int] = []
+        self._turn_rewards: list[float] = []
+        self._num_tokens = 0
+        self.has_trained_tokens = False
+
+    def context(self, call: Call) -> None:
+        """Append a call that another row trains, or none."""
+        self._append(as_int32(call.node.inserted_ids))
+        self._append(as_int32(call.node.token_ids))
+
+    def turn(self, call: Call, reward: float) -> None:
+        """Append a call that this row trains; `reward` is what its turn is worth in the row."""
+        node = call.node
+        self._append(as_int32(node.inserted_ids))
+        logprobs = as_float32(node.inference_logprobs)
+        trained = trained_tokens(node)
+        self._append(as_int32(node.token_ids), trained, logprobs, version_per_token(node))
+        self._turn_ends.append(self._num_tokens)
+        self._turn_rewards.append(reward)
+        self.has_trained_tokens = self.has_trained_tokens or bool(trained.any())
+
+    def row(self, row_id: str, reward: float) -> TokenRow:
+        """The row; `reward` is the return credited to it."""
+        return TokenRow(
+            token_ids=pack_int32(np.concatenate(self._ids)),
+            loss_mask=pack_uint8(np.concatenate(self._trained).astype(np.uint8)),
+            inference_logprobs=pack_float32(np.concatenate(self._logprobs)),
+            policy_versions=pack_int32(np.concatenate(self._versions)),
+            turn_ends=pack_int32(self._turn_ends),
+            turn_rewards=pack_float32(self._turn_rewards),
+            reward=reward,
+            row_id=row_id,
+        )
+
+    def _append(
+        self,
+        ids: NDArray[np.int32],
+        trained: NDArray[np.bool_] | None = None,
+        logprobs: NDArray[np.float32] | None = None,
+        versions: NDArray[np.int32] | None = None,
+    ) -> None:
+        num = len(ids)
+        is_trained = np.zeros(num, np.bool_) if trained is None else trained
+        self._ids.append(ids)
+        self._trained.append(is_trained)
+        zeros, none = np.zeros(num, np.float32), np.full(num, -1, np.int32)
+        self._logprobs.append(zeros if logprobs is None else np.where(is_trained, logprobs, zeros))
+        self._versions.append(none if versions is None else np.where(is_trained, versions, none))
+        self._num_tokens += num
+
+
+def trained_tokens(node: LedgerNode) -> NDArray[np.bool_]:
+    """Which sampled tokens [t] of a call may be trained."""
+    logprobs = as_float32(node.inference_logprobs)
+    return np.zeros(len(logprobs), np.bool_) if node.is_masked else np.isfinite(logprobs)
+
+
+def version_per_token(node: LedgerNode) -> NDArray[np.int32]:
+    """The policy version [t] of each sampled token."""
+    spans = node.version_spans
+    return np.repeat(
+        np.array([span.policy_version for span in spans], np.int32),
+        np.array([span.num_tokens for span in spans], np.intp),
+    )
