@@ -1,0 +1,226 @@
+"""What becomes of an episode that a workflow plays: sessions, rows, rewards, typed ends."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+
+from tailrace.clock import SystemClock
+from tailrace.policy.activity import Stages
+from tailrace.sdk.workflow import WorkflowEnd
+from tailrace_agents.core.episode import EpisodeHandedBackError, EpisodeResult, mix_seed
+from tailrace_agents.core.players import PhaseArgs, PlayContext
+from tailrace_agents.core.workflow_player import (
+    RunnerFailedError,
+    SessionFailedError,
+    WorkflowPlayer,
+    WorkflowTerms,
+)
+from tailrace_agents.ports import NoJournal
+from tailrace_protos.base import pack_float32, pack_int32
+from tailrace_protos.chat import ChatMessage
+from tailrace_protos.episode import EnvTask, EpisodeTask, Outcome
+from tailrace_protos.generation import SamplingParams
+from tailrace_protos.session import (
+    ExportSession,
+    ExportStyle,
+    OpenSession,
+    SessionExport,
+    SessionOpened,
+)
+from tailrace_protos.trajectory import TokenRow
+from tests.unit.tailrace_agents.fakes import renderer
+
+ROW = TokenRow(
+    token_ids=pack_int32([5, 6, 7]),
+    loss_mask=b"\x00\x01\x01",
+    inference_logprobs=pack_float32([0.0, -1.0, -2.0]),
+    policy_versions=pack_int32([-1, 3, 3]),
+    turn_ends=pack_int32([3]),
+    turn_rewards=pack_float32([0.5]),
+    reward=0.5,
+)
+GOOD_END = WorkflowEnd(Outcome.OK, rewards={"": 0.5})
+EXPORT = SessionExport(
+    rows=(ROW,),
+    messages=(ChatMessage("user", "hi"), ChatMessage("assistant", "ho")),
+    rewards=(0.5,),
+    metrics={"num_calls": 1.0},
+)
+
+
+class OldJournal(NoJournal):
+    """Of an episode that somebody has played before."""
+
+    may_have_records = True
+
+
+@dataclass
+class World:
+    """A gateway and a runner that do as told, and remember."""
+
+    end: WorkflowEnd = GOOD_END
+    exported: SessionExport | Exception = EXPORT
+    opening_fails: bool = False
+    no_seat: bool = False
+    hangs: bool = False
+    log: list[str] = field(default_factory=list)
+    requests: list[OpenSession] = field(default_factory=list)
+    exports: list[ExportSession] = field(default_factory=list)
+    rows: list[dict[str, Any]] = field(default_factory=list)
+    entered: asyncio.Event = field(default_factory=asyncio.Event)
+
+    async def open(self, request: OpenSession, *, anew: bool) -> SessionOpened:
+        if self.opening_fails:
+            raise SessionFailedError("gateway: full")
+        self.requests.append(request)
+        self.log.append("open anew" if anew else "open")
+        return SessionOpened(request.episode_id, "http://h/v1", "key")
+
+    async def export(self, request: ExportSession) -> SessionExport:
+        self.exports.append(request)
+        self.log.append("export")
+        if isinstance(self.exported, Exception):
+            raise self.exported
+        return self.exported
+
+    def close(self, session_id: str) -> None:
+        self.log.append(f"close {session_id}")
+
+    @asynccontextmanager
+    async def seat(self) -> AsyncIterator[World]:
+        if self.no_seat:
+            raise RunnerFailedError("no process starts")
+        self.log.append("seat")
+        yield self
+
+    async def run(self, data: dict[str, Any], access: SessionOpened, timeout_s: float) -> WorkflowEnd:
+        self.rows.append(data)
+        self.entered.set()
+        if self.hangs:
+            await asyncio.Event().wait()
+        return self.end
+
+
+def task(phase: Any = "train", wall_clock_s: float = 30.0) -> EpisodeTask:
+    deadline = time.time() + wall_clock_s
+    return EpisodeTask("g7.2", "g7", 2, 0, phase, EnvTask("rows", 11, 4), deadline)
+
+
+def player(world: World, *, is_draining: bool = False) -> WorkflowPlayer:
+    sampling = PhaseArgs(SamplingParams(temperature=0.7), 64)
+    context = PlayContext(
+        renderer=renderer(),
+        policy=None,  # type: ignore[arg-type]  # the gateway has one
+        phases={"train": sampling, "eval": sampling},
+        max_episode_tokens=256,
+        clock=SystemClock(),
+        stages=Stages(),
+        is_draining=lambda: is_draining,
+    )
+    terms = WorkflowTerms(ExportStyle.CONCAT, 0.9, 20.0)
+    return WorkflowPlayer(world, world, context, terms, lambda task: {"question": task.task.ordinal})
+
+
+async def play(world: World, made: EpisodeTask | None = None) -> EpisodeResult:
+    return await player(world).play(made or task(), NoJournal())
+
+
+async def test_a_run_becomes_the_gateways_rows_with_its_reward_and_messages() -> None:
+    world = World()
+    result = await play(world)
+    assert world.log == ["seat", "open", "export", "close g7.2"]
+    assert (result.outcome, result.row) == (Outcome.OK, {"question": 4})
+    assert result.tokens.rows(0.5) == ((ROW,), 0)
+    assert result.tokens.turn_rewards == (0.5,)
+    assert (len(result.tokens), result.tokens.num_sampled, result.tokens.num_turns) == (3, 2, 1)
+    assert [message.content for message in result.messages] == ["hi", "ho"]
+    assert world.exports == [ExportSession("g7.2", {"": 0.5}, ExportStyle.CONCAT, 0.9)]
+
+
+async def test_what_the_reward_service_adds_reaches_every_row() -> None:
+    result = await play(World())
+    (row,) = result.tokens.rows(0.75).rows
+    assert row.reward == 0.75
+
+
+async def test_the_session_has_the_episodes_limits_and_in_evaluations_a_seed() -> None:
+    world = World()
+    made = task()
+    await play(world, made)
+    await play(world, task("eval"))
+    train, evaluation = world.requests
+    assert train.limits.max_episode_tokens == 256
+    assert train.limits.max_new_tokens == 64
+    assert train.limits.deadline_unix_s == made.deadline_unix_s
+    assert (train.sampling.temperature, train.sampling_seed) == (0.7, None)
+    assert evaluation.sampling_seed == mix_seed(11, 2)
+
+
+async def test_an_episode_that_was_played_before_gets_a_new_session() -> None:
+    world = World()
+    await player(world).play(task(), OldJournal())
+    assert world.log[:2] == ["seat", "open anew"]
+
+
+async def test_a_policy_failure_is_exported_and_counts() -> None:
+    world = World(WorkflowEnd(Outcome.POLICY_FAILURE, "gave up", {"": -1.0}))
+    result = await play(world)
+    assert (result.outcome, result.reason) == (Outcome.POLICY_FAILURE, "gave up")
+    assert world.exports[0].rewards == {"": -1.0}
+
+
+@pytest.mark.parametrize("outcome", [Outcome.INFRA_FAILURE, Outcome.TIMEOUT])
+async def test_a_failed_run_has_no_rows_and_its_session_is_closed(outcome: Outcome) -> None:
+    world = World(WorkflowEnd(outcome, "why"))
+    result = await play(world)
+    assert (result.outcome, result.reason, len(result.tokens)) == (outcome, "why", 0)
+    assert world.log == ["seat", "open", "close g7.2"]
+
+
+@pytest.mark.parametrize(
+    ("world", "reason"),
+    [
+        (World(opening_fails=True), "gateway: full"),
+        (World(exported=SessionFailedError("gateway: no call c9")), "gateway: no call c9"),
+        (World(exported=SessionExport()), "without a model call"),
+        (World(no_seat=True), "no process starts"),
+    ],
+)
+async def test_what_the_gateway_or_the_runner_cannot_do_is_an_infrastructure_failure(
+    world: World, reason: str
+) -> None:
+    result = await play(world)
+    assert result.outcome is Outcome.INFRA_FAILURE
+    assert reason in result.reason
+    assert world.log.count("open") == world.log.count("close g7.2")
+
+
+async def test_the_groups_deadline_ends_a_run() -> None:
+    world = World(hangs=True)
+    result = await play(world, task(wall_clock_s=0.1))
+    assert result.outcome is Outcome.TIMEOUT
+    assert world.log[-1] == "close g7.2"
+
+
+async def test_a_cancelled_episode_closes_its_session() -> None:
+    world = World(hangs=True)
+    playing = asyncio.create_task(play(world))
+    await world.entered.wait()
+    playing.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await playing
+    assert world.log[-1] == "close g7.2"
+
+
+async def test_a_worker_that_drains_starts_no_run() -> None:
+    world = World()
+    with pytest.raises(EpisodeHandedBackError):
+        await player(world, is_draining=True).play(task(), NoJournal())
+    assert world.log == ["seat"]
