@@ -37,6 +37,7 @@ class Patience(msgspec.Struct, frozen=True, kw_only=True):
     accept_s: float = 10.0  # for a call to be accepted or refused
     nobody_s: float = 30.0  # for a worker to appear
     full_s: float = 600.0  # for a full worker to take the call
+    unprobed_s: float = 600.0  # for the result of a worker that takes no probes
 
 
 class WorkerWatch:
@@ -46,7 +47,7 @@ class WorkerWatch:
         self._port = port
         self._patience = patience
         self._attempts: dict[str, dict[str, Attempt]] = {}  # worker id -> call id -> attempt
-        self._sessions: dict[str, dict[str, int]] = {}  # worker id -> session id -> number of its tools
+        self._sessions: dict[str, set[str]] = {}  # worker id -> session ids
         self._watching: dict[str, asyncio.Task[None]] = {}
         self._lost: set[str] = set()
 
@@ -62,13 +63,12 @@ class WorkerWatch:
 
     def add_session(self, worker_id: str, session_id: str) -> None:
         """Keep a session alive."""
-        sessions = self._sessions.setdefault(worker_id, {})
-        sessions[session_id] = sessions.get(session_id, 0) + 1
+        self._sessions.setdefault(worker_id, set()).add(session_id)
         self._begin(worker_id)
 
     def remove_session(self, worker_id: str, session_id: str) -> None:
         """The session is released."""
-        self._sessions.get(worker_id, {}).pop(session_id, None)
+        self._sessions.get(worker_id, set()).discard(session_id)
 
     def is_lost(self, worker_id: str) -> bool:
         """Whether the worker was declared dead; its id never comes back to life."""
@@ -76,18 +76,24 @@ class WorkerWatch:
 
     async def close(self) -> None:
         """Watch no more."""
-        for task in self._watching.values():
+        watching = set(self._watching.values())
+        for task in watching:
             task.cancel()
-        if self._watching:
-            await asyncio.wait(self._watching.values())
+        if watching:
+            await asyncio.wait(watching)
 
     def _begin(self, worker_id: str) -> None:
         if worker_id not in self._watching:
             task = asyncio.create_task(self._watch(worker_id), name=f"watch {worker_id}")
             self._watching[worker_id] = task
-            task.add_done_callback(lambda _: self._watching.pop(worker_id, None))
 
     async def _watch(self, worker_id: str) -> None:
+        try:
+            await self._watch_while_needed(worker_id)
+        finally:
+            del self._watching[worker_id]  # before anybody could add something
+
+    async def _watch_while_needed(self, worker_id: str) -> None:
         loop = asyncio.get_running_loop()
         heard_s = loop.time()
         while self._attempts.get(worker_id) or self._sessions.get(worker_id):

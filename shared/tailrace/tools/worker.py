@@ -9,8 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import uuid
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Awaitable, Sequence
 from typing import Any
 
 import msgspec
@@ -20,18 +19,18 @@ from nats.micro.service import EndpointStats
 from nats.micro.service import Service as MicroService
 
 from tailrace import tracing
-from tailrace.bus import Bus, CallFailedError
-from tailrace.bus.calls import error_headers
+from tailrace.bus import Bus
 from tailrace.log import get_logger
 from tailrace.runtime.guard import Guard
 from tailrace.runtime.service import Service
 from tailrace.sdk.tool import AnyTool, ToolSpec
 from tailrace.store import StoreConnection
 from tailrace.tools import metrics
-from tailrace.tools.finished import FinishedCalls
+from tailrace.tools.calls import Calls, RunningCall
+from tailrace.tools.discovery import SERVICE_NAME
 from tailrace.tools.host import DEFAULT_MAX_CONCURRENCY, ToolHost
-from tailrace.tools.leases import Leases
-from tailrace.tools.results import error_result, infra_result, too_large
+from tailrace.tools.replies import Replies, ReplyTo
+from tailrace.tools.results import error_result, infra_result
 from tailrace.tools.wire import ClaimCheck, ClaimCheckError, Form
 from tailrace_protos import subjects
 from tailrace_protos.base import MalformedMessageError, decode_json
@@ -45,31 +44,23 @@ from tailrace_protos.tool import (
     ToolErrorKind,
     ToolResult,
     ToolSessionReleased,
-    ToolsProbed,
     WorkerMessage,
 )
 
 log = get_logger(__name__)
 
-SERVICE_NAME = "tool_worker"  # the micro service's, in every language
 CONTRACT_VERSION = "1.0.0"
-SWEEP_S = 0.5
-MIN_RETRY_AFTER_S = 0.05
-
-
-@dataclass
-class _Call:
-    """A call that was accepted and is not over."""
-
-    request: CallTool
-    replies: list[tuple[str, Form]] = field(default_factory=list)
-    task: asyncio.Task[Any] | None = None
+OWN_ENDPOINT = "worker"
+SWEEP_S = 0.25
+RETRY_AFTER_MIN_S = 0.05
+RETRY_AFTER_MAX_S = 2.0
 
 
 class ToolWorker:
     """Serves tools until `drain`. `run`: for this run only, where it wins over workers for all.
 
-    `max_waiting` calls wait when `max_concurrency` run (default: as many again); one more is refused.
+    `max_waiting` calls wait while `max_concurrency` run (default: as many again); one more is refused.
+    `redis` carries results too big for a message.
     """
 
     def __init__(
@@ -82,7 +73,6 @@ class ToolWorker:
         run: str = "",
         worker_id: str = "",
         redis: StoreConnection | None = None,
-        guard: Guard | None = None,
     ) -> None:
         self.worker_id = worker_id or uuid.uuid4().hex
         self.host = ToolHost(tools, max_concurrency)
@@ -90,13 +80,9 @@ class ToolWorker:
         self._run = run
         self._max_calls = max_concurrency + (max_concurrency if max_waiting is None else max_waiting)
         self._claims = ClaimCheck(bus, redis)
-        self._guard = guard or Guard(
-            lambda reason, _code: log.error("a tool asks to stop", reason=reason)
-        )
-        self._calls: dict[str, _Call] = {}
-        self._finished = FinishedCalls()
-        self._call_leases = Leases()
-        self._session_leases = Leases()
+        self._replies = Replies(bus, self._claims)
+        self._calls = Calls()
+        self._guard = Guard(_told_to_stop)
         self._tasks: set[asyncio.Task[Any]] = set()
         self._micro: MicroService | None = None
         self._is_draining = False
@@ -119,7 +105,7 @@ class ToolWorker:
             stats_handler=self._stats,
         )
         own = subjects.tool_worker(self.worker_id)
-        await self._micro.add_endpoint(name="worker", subject=own, handler=self._on_request)
+        await self._micro.add_endpoint(name=OWN_ENDPOINT, subject=own, handler=self._on_request)
         for spec in self.host.specs:
             await self._micro.add_endpoint(
                 name=spec.name,
@@ -128,231 +114,200 @@ class ToolWorker:
                 metadata=endpoint_metadata(spec),
             )
         await client.flush()
-        self._bus.connection.on_restored.append(self._on_restored)
+        self._bus.connection.on_restored.append(self._calls.renew_all)
         self._spawn(self._sweep(), "sweep")
-        log.info(
-            "tools served", tools=[spec.name for spec in self.host.specs], worker_id=self.worker_id
-        )
+        names = [spec.name for spec in self.host.specs]
+        log.info("tools served", tools=names, worker_id=self.worker_id)
 
     async def drain(self, within_s: float = 10.0) -> None:
         """Take no new calls, let what runs and open sessions end within `within_s`, end the rest."""
         self._is_draining = True
-        for endpoint in self._micro._endpoints if self._micro else ():
-            if endpoint._name != "worker" and endpoint._subscription is not None:
-                await self._bus.connection.drain(endpoint._subscription)
         try:
             async with asyncio.timeout(within_s):
-                while self._calls or self.host.session_ids:  # noqa: ASYNC110 - two kinds of ends
+                await self._drain_endpoints()
+                while self._calls.running or self.host.session_ids:  # noqa: ASYNC110 - two kinds of ends
                     await asyncio.sleep(0.02)
         except TimeoutError:
-            log.warning("drain ends calls", num_calls=len(self._calls))
-        await self.close()
+            log.warning("drain ends calls", num_calls=len(self._calls.running))
+        finally:
+            await self.close()
+
+    async def _drain_endpoints(self) -> None:
+        """Hear of no new calls; what is for this worker alone still comes."""
+        micro = self._micro
+        for endpoint in list(micro._endpoints) if micro else ():
+            if micro and endpoint._name != OWN_ENDPOINT and endpoint._subscription is not None:
+                await self._bus.connection.drain(endpoint._subscription)
+                micro._endpoints.remove(endpoint)
+
+    async def _leave(self) -> None:
+        """Be found no more. (nats-py's own `stop` fails on what is drained, or without a server.)"""
+        micro, self._micro = self._micro, None
+        if micro is not None:
+            endpoints = [endpoint._subscription for endpoint in micro._endpoints]
+            for subscription in (*endpoints, *micro._subscriptions.values()):
+                if subscription is not None:
+                    await self._bus.connection.drain(subscription)
 
     async def close(self) -> None:
         """End at once: whoever waits hears that this worker is gone."""
         self._is_draining = True
-        for call in list(self._calls.values()):
-            if call.task is not None:
-                call.task.cancel()
+        for call in list(self._calls.running.values()):
+            call.cancel()
             await self._answer(call, infra_result(call.request, "the tool worker was shut down"))
         await self.host.release_all()
         for task in self._tasks:
             task.cancel()
         if self._tasks:
             await asyncio.wait(set(self._tasks), timeout=1.0)
+        await self._leave()
 
     # Requests
 
     async def _on_request(self, request: Request) -> None:
-        form = Form.of(request.headers)
-        reply = request._msg.reply
+        headers = request.headers or {}
+        to = ReplyTo(request._msg.reply, Form.of(headers))
         try:
-            message = form.decode(request.data, WorkerMessage)
+            message = to.form.decode(request.data, WorkerMessage)
         except MalformedMessageError as error:
             log.error("malformed request refused", subject=request.subject, reason=str(error))
-            await self._refuse(reply, CallErrorCode.INVALID, str(error))
+            await self._replies.refuse(to, CallErrorCode.INVALID, str(error))
             return
         match message:
             case CallTool():
-                await self._on_call(
-                    message, reply, form, (request.headers or {}).get(tracing.HEADER, "")
-                )
+                await self._on_call(message, to, headers.get(tracing.HEADER, ""))
             case ProbeTools():
-                await self._reply(reply, form, self._on_probe(message))
+                await self._replies.send(to, self._calls.probed(message, self.host.session_ids))
             case CancelTools():
                 for call_id in message.call_ids:
                     self._cancel(call_id)
             case ReleaseToolSession():
-                self._spawn(self._release(message.session_id, reply, form), "release")
+                self._spawn(self._release(message.session_id, to), "release")
 
-    async def _on_call(self, request: CallTool, reply: str, form: Form, traceparent: str) -> None:
+    async def _on_call(self, request: CallTool, to: ReplyTo, traceparent: str) -> None:
         spec = self.host.spec(request.name)
-        if not reply or spec is None:
-            await self._refuse(reply, CallErrorCode.INVALID, f"no tool {request.name!r} here")
+        if not to.subject or spec is None:
+            await self._replies.refuse(to, CallErrorCode.INVALID, f"no tool {request.name!r} here")
             return
-        finished = self._finished.get(request.call_id)
-        if finished is not None:
-            metrics.REPEATED.inc()
-            await self._send(finished, [(reply, form)], request.run)
+        if await self._is_repeated(request, spec, to):
             return
-        call = self._calls.get(request.call_id)
-        if call is None and not self._has_room(request):
+        if not self._has_room(request):
             metrics.REFUSED.labels(request.name).inc()
-            await self._refuse_full(reply)
+            await self._refuse_full(to)
             return
-        accepted = ToolAccepted(request.call_id, self.worker_id, spec.is_idempotent, spec.is_stateful)
-        await self._reply(reply, form, accepted)
-        if call is not None:
-            metrics.REPEATED.inc()
-            call.replies.append((reply, form))
-            return
-        call = self._calls[request.call_id] = _Call(request, [(reply, form)])
-        self._begin_leases(request)
-        call.task = self._spawn(self._serve(call, traceparent), f"tool {request.name}")
+        call = self._calls.begin(request, to)
+        self.host.open(request)
+        if request.session_id in self.host.session_ids:
+            now_s = asyncio.get_running_loop().time()
+            self._calls.session_leases.begin(request.session_id, request.lease_s, now_s)
+        accepted = self._acceptance(request, spec)
+        call.task = self._spawn(self._serve(call, accepted, traceparent), f"tool {request.name}")
+
+    async def _is_repeated(self, request: CallTool, spec: ToolSpec, to: ReplyTo) -> bool:
+        """Whether the call is known here; it then gets the answer of the first, now or later."""
+        finished = self._calls.finished(request.call_id)
+        running = self._calls.running.get(request.call_id)
+        if finished is None and running is None:
+            return False
+        metrics.REPEATED.inc()
+        if finished is not None:
+            await self._replies.result(to, finished, request.run)
+        elif running is not None:
+            running.replies.append(to)
+            await self._replies.send(to, self._acceptance(request, spec))
+        return True
+
+    def _acceptance(self, request: CallTool, spec: ToolSpec) -> ToolAccepted:
+        return ToolAccepted(request.call_id, self.worker_id, spec.is_idempotent, spec.is_stateful)
 
     def _has_room(self, request: CallTool) -> bool:
         if self._is_draining and request.session_id not in self.host.session_ids:
             return False
-        return len(self._calls) + self.host.num_abandoned < self._max_calls
+        return len(self._calls.running) + self.host.num_abandoned < self._max_calls
 
-    def _begin_leases(self, request: CallTool) -> None:
-        now_s = asyncio.get_running_loop().time()
-        self._call_leases.begin(request.call_id, request.lease_s, now_s)
-        self.host.open(request)
-        if request.session_id in self.host.session_ids:
-            self._session_leases.begin(request.session_id, request.lease_s, now_s)
+    async def _refuse_full(self, to: ReplyTo) -> None:
+        if self._is_draining:
+            await self._replies.refuse(to, CallErrorCode.NOT_READY, "shutting down", RETRY_AFTER_MIN_S)
+            return
+        retry_after_s = min(max(self._mean_call_s / 2, RETRY_AFTER_MIN_S), RETRY_AFTER_MAX_S)
+        reason = f"{len(self._calls.running)} calls here, {self.host.num_abandoned} given up still run"
+        await self._replies.refuse(to, CallErrorCode.OVERLOADED, reason, retry_after_s)
 
-    async def _serve(self, call: _Call, traceparent: str) -> None:
+    async def _serve(self, call: RunningCall, accepted: ToolAccepted, traceparent: str) -> None:
         loop = asyncio.get_running_loop()
         started_s = loop.time()
         request = call.request
         try:
+            await self._replies.send(call.replies[0], accepted)
             with tracing.span(f"tool.{request.name}", traceparent, episode_id=request.episode_id):
-                if request.arguments_blob:
-                    data = await self._claims.get(request.run, request.arguments_blob)
-                    arguments = decode_json(data, dict[str, Any])
-                    request = msgspec.structs.replace(request, arguments=arguments, arguments_blob="")
-                result = await self.host.run(request)
+                result = await self.host.run(await self._with_arguments(request))
         except ClaimCheckError as error:
             result = infra_result(request, f"cannot fetch the arguments: {error}")
         except MalformedMessageError as error:
             result = error_result(request, ToolErrorKind.INVALID_ARGUMENTS, str(error))
         finally:
-            self._calls.pop(request.call_id, None)
-            self._call_leases.end(request.call_id)
+            self._calls.end(request.call_id)
         self._mean_call_s += 0.1 * (loop.time() - started_s - self._mean_call_s)
         await self._answer(call, result)
 
-    def _on_probe(self, probe: ProbeTools) -> ToolsProbed:
-        now_s = asyncio.get_running_loop().time()
-        self._call_leases.renew(probe.call_ids, now_s)
-        self._session_leases.renew(probe.session_ids, now_s)
-        alive = self.host.session_ids
-        return ToolsProbed(
-            tuple(call_id for call_id in probe.call_ids if call_id in self._calls),
-            tuple(call_id for call_id in probe.call_ids if self._finished.get(call_id)),
-            tuple(session_id for session_id in probe.session_ids if session_id in alive),
-        )
+    async def _with_arguments(self, request: CallTool) -> CallTool:
+        if not request.arguments_blob:
+            return request
+        data = await self._claims.get(request.run, request.arguments_blob)
+        return msgspec.structs.replace(request, arguments=decode_json(data, dict[str, Any]))
+
+    async def _answer(self, call: RunningCall, result: ToolResult) -> None:
+        self._calls.finish(result)
+        for to in call.replies:
+            await self._replies.result(to, result, call.request.run)
+
+    # What nobody wants any more
 
     def _cancel(self, call_id: str) -> None:
-        call = self._calls.get(call_id)
-        if call is not None and call.task is not None:
-            call.task.cancel()
+        call = self._calls.running.get(call_id)
+        if call is not None:
+            call.cancel()
 
-    async def _release(self, session_id: str, reply: str, form: Form) -> None:
+    async def _release(self, session_id: str, to: ReplyTo) -> None:
         await self._end_session(session_id)
-        await self._reply(reply, form, ToolSessionReleased(session_id))
+        await self._replies.send(to, ToolSessionReleased(session_id))
 
     async def _end_session(self, session_id: str) -> None:
-        calls = [call for call in self._calls.values() if call.request.session_id == session_id]
+        calls = self._calls.of_session(session_id)
+        for call in calls:
+            call.cancel()
         tasks = {call.task for call in calls if call.task is not None}
-        for task in tasks:
-            task.cancel()
         if tasks:
             await asyncio.wait(tasks)
-        self._session_leases.end(session_id)
+        self._calls.session_leases.end(session_id)
         await self.host.release(session_id)
 
-    # Callers that fell silent
-
     async def _sweep(self) -> None:
+        """End what belongs to callers that fell silent."""
         while True:
             await asyncio.sleep(SWEEP_S)
             if not self._bus.connection.is_connected:
                 continue
-            now_s = asyncio.get_running_loop().time()
-            for call_id in self._call_leases.expired(now_s):
+            calls, sessions = self._calls.expired()
+            for call_id in calls:
                 log.warning("caller fell silent", call_id=call_id)
                 metrics.EXPIRED.labels("call").inc()
-                self._call_leases.end(call_id)
                 self._cancel(call_id)
-            for session_id in self._session_leases.expired(now_s):
-                log.warning("session's caller fell silent", session_id=session_id)
+            for session_id in sessions:
+                log.warning("caller fell silent", session_id=session_id)
                 metrics.EXPIRED.labels("session").inc()
-                self._session_leases.end(session_id)
                 self._spawn(self._end_session(session_id), "expired session")
 
-    def _on_restored(self) -> None:
-        now_s = asyncio.get_running_loop().time()
-        self._call_leases.renew_all(now_s)
-        self._session_leases.renew_all(now_s)
-
-    # Replies
-
-    async def _answer(self, call: _Call, result: ToolResult) -> None:
-        self._finished.add(result, asyncio.get_running_loop().time())
-        await self._send(result, call.replies, call.request.run)
-
-    async def _send(self, result: ToolResult, replies: list[tuple[str, Form]], run: str) -> None:
-        for reply, form in replies:
-            data = form.encode(result)
-            if len(data) > self._claims.max_bytes:
-                data = form.encode(await self._put_aside(result, run, len(data)))
-            await self._bus.connection.publish(reply, data, headers=form.headers)
-
-    async def _put_aside(self, result: ToolResult, run: str, num_bytes: int) -> ToolResult:
-        content = result.content.encode()
-        if not self._claims.is_possible:
-            request = CallTool(result.call_id, result.name)
-            remedy = " by a worker without Redis"
-            return too_large(request, len(content), self._claims.max_bytes, remedy)
-        try:
-            ref = await self._claims.put(run, content)
-        except ClaimCheckError as error:
-            return infra_result(
-                CallTool(result.call_id, result.name), f"cannot keep the result: {error}"
-            )
-        return msgspec.structs.replace(result, content="", content_blob=ref)
-
-    async def _reply(self, reply: str, form: Form, message: object) -> None:
-        if reply:
-            await self._bus.connection.publish(reply, form.encode(message), headers=form.headers)
-
-    async def _refuse_full(self, reply: str) -> None:
-        if self._is_draining:
-            await self._refuse(reply, CallErrorCode.NOT_READY, "shutting down", MIN_RETRY_AFTER_S)
-            return
-        retry_after_s = min(max(self._mean_call_s / 2, MIN_RETRY_AFTER_S), 2.0)
-        reason = f"{len(self._calls)} calls here, {self.host.num_abandoned} given up still run"
-        await self._refuse(reply, CallErrorCode.OVERLOADED, reason, retry_after_s)
-
-    async def _refuse(
-        self, reply: str, code: CallErrorCode, reason: str, retry_after_s: float = 0.0
-    ) -> None:
-        if reply:
-            headers = error_headers(CallFailedError(code, reason, retry_after_s))
-            await self._bus.connection.publish(reply, b"", headers=headers)
-
-    def _spawn(self, work: Any, name: str) -> asyncio.Task[Any]:
+    def _spawn(self, work: Awaitable[Any], name: str) -> asyncio.Task[Any]:
         task = asyncio.create_task(self._guard.run(name, work), name=name)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
         return task
 
-    def _stats(self, _of: EndpointStats) -> dict[str, Any]:
+    def _stats(self, _of: EndpointStats) -> dict[str, int]:
         return {
             "num_running": self.host.num_running,
-            "num_waiting": len(self._calls) - self.host.num_running,
+            "num_waiting": len(self._calls.running) - self.host.num_running,
             "num_abandoned": self.host.num_abandoned,
             "num_sessions": len(self.host.session_ids),
             "max_concurrency": self.host.max_concurrency,
@@ -369,3 +324,7 @@ def endpoint_metadata(spec: ToolSpec) -> dict[str, str]:
         "is_stateful": str(spec.is_stateful).lower(),
         "timeout_s": f"{spec.timeout_s:g}",
     }
+
+
+def _told_to_stop(reason: str, _exit_code: int) -> None:
+    log.error("a tool asked this process to stop", reason=reason)

@@ -1,0 +1,167 @@
+"""Getting a call to a worker: offered until one accepts it, taken back when nobody waits any more."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine
+from typing import Any
+
+import msgspec
+
+from tailrace.bus import BusClosedError, BusError, CallFailedError, NoResponderError
+from tailrace.log import get_logger
+from tailrace.retry import Backoff
+from tailrace.tools.attempt import Attempt, WorkerLostError
+from tailrace.tools.homes import Home
+from tailrace.tools.port import ToolPort
+from tailrace.tools.watch import Patience, WorkerWatch
+from tailrace_protos import subjects
+from tailrace_protos.generation import CallErrorCode
+from tailrace_protos.tool import CallTool, CancelTools
+
+log = get_logger(__name__)
+
+SCOPE_LIFE_S = 5.0  # so long a run goes on asking where it last found a tool
+LATE_ACCEPT_S = 10.0
+PASSING = (CallErrorCode.OVERLOADED, CallErrorCode.NOT_READY)
+
+
+class UndeliverableError(Exception):
+    """No worker took the call; the text says why."""
+
+
+class Delivery:
+    """Delivers the calls of one run."""
+
+    def __init__(self, port: ToolPort, watch: WorkerWatch, patience: Patience) -> None:
+        self._port = port
+        self._watch = watch
+        self._patience = patience
+        self._scopes: dict[str, tuple[str, float]] = {}  # tool -> run that serves it, until when
+        self._idempotent: dict[str, bool] = {}
+        self.tasks: set[asyncio.Task[Any]] = set()
+
+    async def deliver(self, request: CallTool, home: Home) -> Attempt:
+        """An accepted attempt; the first call of a session settles where the others go.
+
+        Raises `UndeliverableError`, `WorkerLostError`, `OversizedMessageError`, `BusClosedError`.
+        """
+        async with home.opening:
+            if not home.is_settled:
+                return await self._settled(request, home)
+        return await self._accepted(request, home)
+
+    async def _settled(self, request: CallTool, home: Home) -> Attempt:
+        attempt = await self._accepted(request, home)
+        accepted = attempt.accepted.result()
+        home.settle(accepted)
+        if home.is_stateful:
+            self._watch.add_session(accepted.worker_id, request.session_id)
+        return attempt
+
+    def give_up(self, attempt: Attempt) -> None:
+        """Nobody waits for this any more: cancel it, also if it is accepted only now."""
+        self.spawn(self._take_back(attempt))
+
+    def forget(self, attempt: Attempt) -> None:
+        """It is over."""
+        self._watch.remove(attempt)
+        self._port.forget(attempt.reply)
+
+    def spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        """Run in the background."""
+        task = asyncio.create_task(work)
+        self.tasks.add(task)
+        task.add_done_callback(self.tasks.discard)
+        return task
+
+    async def _accepted(self, request: CallTool, home: Home) -> Attempt:
+        """Offer the call until a worker takes it."""
+        loop = asyncio.get_running_loop()
+        backoff = Backoff(0.02, 1.0)
+        started_s = loop.time()
+        if home.is_stateful:
+            request = msgspec.structs.replace(request, opens_session=False, create_kwargs={})
+        while True:
+            try:
+                return await self._offer(request, home)
+            except (BusError, WorkerLostError) as error:
+                patience_s, advised_s = self._patience_with(error, request, home)
+                if loop.time() - started_s > patience_s:
+                    raise UndeliverableError(f"{error} (waited {patience_s:g} s)") from error
+            await asyncio.sleep(max(advised_s, backoff.next_s()))
+
+    def _patience_with(
+        self, error: BusError | WorkerLostError, request: CallTool, home: Home
+    ) -> tuple[float, float]:
+        """How long to go on in all after `error`, and how long to wait now; raises what is final."""
+        patience = self._patience
+        if isinstance(error, NoResponderError):
+            return (patience.absent_after_s if home.is_stateful else patience.nobody_s), 0.0
+        if isinstance(error, CallFailedError) and error.code in PASSING:
+            return patience.full_s, error.retry_after_s
+        may_run_again = self._idempotent.get(request.name, False) and not home.is_stateful
+        if isinstance(error, WorkerLostError) and may_run_again:
+            return patience.nobody_s, 0.0
+        if isinstance(error, CallFailedError):
+            raise UndeliverableError(str(error)) from error
+        raise error
+
+    async def _offer(self, request: CallTool, home: Home) -> Attempt:
+        """Send the call once: to the session's worker, the run's own workers, or everybody's."""
+        if home.is_stateful:
+            if self._watch.is_lost(home.worker_id):
+                raise WorkerLostError(f"worker {home.worker_id}, which had the session, died")
+            return await self._send(request, subjects.tool_worker(home.worker_id))
+        now_s = asyncio.get_running_loop().time()
+        known, until_s = self._scopes.pop(request.name, ("", 0.0))
+        if request.run and now_s >= until_s:
+            try:
+                attempt = await self._send(request, subjects.tool(request.name, request.run))
+            except NoResponderError:
+                known = ""
+            else:
+                self._scopes[request.name] = (request.run, now_s + SCOPE_LIFE_S)
+                return attempt
+        attempt = await self._send(request, subjects.tool(request.name, known))
+        self._scopes[request.name] = (known, max(until_s, now_s + SCOPE_LIFE_S))
+        return attempt
+
+    async def _send(self, request: CallTool, subject: str) -> Attempt:
+        attempt = Attempt(request, subject)
+        attempt.reply = self._port.expect(attempt.receive)
+        try:
+            await self._port.send(subject, request, attempt.reply)
+            async with asyncio.timeout(self._patience.accept_s):
+                accepted = await asyncio.shield(attempt.accepted)
+        except asyncio.CancelledError:
+            self.give_up(attempt)
+            raise
+        except TimeoutError as error:
+            self.give_up(attempt)
+            within = f"within {self._patience.accept_s:g} s"
+            raise WorkerLostError(f"no worker accepted the call {within}; it may have run") from error
+        except (BusError, WorkerLostError):
+            self._port.forget(attempt.reply)
+            raise
+        self._idempotent[request.name] = accepted.is_idempotent
+        self._watch.add(attempt)
+        return attempt
+
+    async def _take_back(self, attempt: Attempt) -> None:
+        try:
+            async with asyncio.timeout(LATE_ACCEPT_S):
+                accepted = await asyncio.shield(attempt.accepted)
+                if accepted.worker_id:
+                    cancel = CancelTools((attempt.request.call_id,))
+                    await self._port.send(subjects.tool_worker(accepted.worker_id), cancel)
+        except (
+            TimeoutError,
+            CallFailedError,
+            NoResponderError,
+            WorkerLostError,
+            BusClosedError,
+        ) as error:
+            log.info("call given up", tool=attempt.request.name, reason=str(error))
+        finally:
+            self._port.forget(attempt.reply)
