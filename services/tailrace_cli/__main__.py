@@ -54,6 +54,10 @@ def _experiment(
     return loaded
 
 
+def _with_workflow(overrides: list[str] | None, workflow: str) -> list[str]:
+    return [*(overrides or []), *([f"agents.workflow.agent={workflow}"] if workflow else [])]
+
+
 def _attachment(attach: tuple[str, str] | None, overwrite: bool) -> Attachment | None:
     return Attachment(*attach, overwrite) if attach else None
 
@@ -66,13 +70,23 @@ def train(
     config_name: ConfigName = None,
     overwrite: Overwrite = False,
     attach: Attach = None,
+    workflow: Annotated[
+        str, typer.Option(metavar="MODULE.CLASS", help="Your agent: plays the rows of the data sets.")
+    ] = "",
+    summary_file: Annotated[
+        str, typer.Option(help="Write the run's directory and last metrics there, as JSON.")
+    ] = "",
 ) -> None:
     """Train on a local cluster of every service; ends with a summary and report.html."""
     from tailrace_cli.commands import train as train_command  # draws curves: matplotlib takes a second
 
-    loaded = _experiment(experiment, overrides, config_path, config_name)
+    settings = _with_workflow(overrides, workflow)
+    loaded = _experiment(experiment, settings, config_path, config_name)
     attachment = _attachment(attach, overwrite)
-    raise typer.Exit(train_command.train(loaded, console, overwrite=overwrite, attachment=attachment))
+    exit_code = train_command.train(loaded, console, overwrite=overwrite, attachment=attachment)
+    if summary_file and exit_code == 0:
+        train_command.write_summary(loaded, summary_file)
+    raise typer.Exit(exit_code)
 
 
 @app.command("eval")

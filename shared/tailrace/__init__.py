@@ -1,1 +1,42 @@
-"""What the services and their users share; each module and package says what it owns."""
+"""What the services and their users share; each module and package says what it owns.
+
+The names that users write most are here too, imported when they are first asked for.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from tailrace.sdk import AgentLoop, Env, Policy, PolicyFailureError, Tool, Workflow, reward, tool
+    from tailrace.tools import ToolWorker
+    from tailrace.trainer import Trainer, TrainingFailedError, TrainingRun
+
+__all__ = [
+    "AgentLoop",
+    "Env",
+    "Policy",
+    "PolicyFailureError",
+    "Tool",
+    "ToolWorker",
+    "Trainer",
+    "TrainingFailedError",
+    "TrainingRun",
+    "Workflow",
+    "reward",
+    "tool",
+]
+
+_HOMES = {
+    "ToolWorker": "tailrace.tools",
+    "Trainer": "tailrace.trainer",
+    "TrainingFailedError": "tailrace.trainer",
+    "TrainingRun": "tailrace.trainer",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(importlib.import_module(_HOMES.get(name, "tailrace.sdk")), name)

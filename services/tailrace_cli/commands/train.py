@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 from pathlib import Path
 
 import msgspec
@@ -36,6 +37,14 @@ def train(
         console.print("interrupted: continue with resume_from_checkpoint=true", highlight=False)
         return INTERRUPTED
     return 0
+
+
+def write_summary(experiment: Experiment, path: str) -> None:
+    """The run's directory and the last line of its metrics, for who started us."""
+    run_dir = experiment.run.run_dir
+    rows = read_metrics(run_dir)
+    content = {"run_dir": str(run_dir), "metrics": rows[-1] if rows else {}}
+    Path(path).write_text(json.dumps(content), encoding="utf-8")
 
 
 def evaluation_of(experiment: Experiment, checkpoint: str) -> Experiment:

@@ -1,0 +1,174 @@
+"""`Trainer`: from Python what `tailrace train` does, by running it as a child process.
+
+Invariants: the child never outlives this process; Ctrl-C lets it drain, a second one kills it; whatever
+ends a training early is an exception that carries the child's exit code.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+from collections import deque
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+_PR_SET_PDEATHSIG = 1
+_NUM_TAIL_LINES = 50
+_USER_ERROR = 2
+
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+@dataclass(frozen=True)
+class TrainingRun:
+    """A training that came to its end."""
+
+    run_dir: Path
+    metrics: dict[str, Any]  # the last line of metrics.jsonl
+
+
+class TrainingFailedError(RuntimeError):
+    """`tailrace train` failed: its `exit_code` and what it printed last, `output_tail`.
+
+    Exit code 2: the experiment is wrong, as the message says; 1: a service failed; negative: the signal
+    that killed it.
+    """
+
+    def __init__(self, exit_code: int, output_tail: str) -> None:
+        lines = output_tail.strip().splitlines() or ["(no output)"]
+        shown = lines[-1] if exit_code == _USER_ERROR else "\n".join(lines)
+        super().__init__(f"tailrace train ended with exit code {exit_code}: {shown}")
+        self.exit_code = exit_code
+        self.output_tail = output_tail
+
+
+class Trainer:
+    """Trains one experiment on a local cluster.
+
+    `config` is an experiment file, a folder with `experiment.yaml`, their name without `.yaml`, or the
+    experiment itself as a dict.
+    """
+
+    def __init__(self, config: str | Path | Mapping[str, Any]) -> None:
+        self._config = config
+
+    def train(
+        self,
+        workflow: str | type | None = None,
+        *,
+        overrides: Sequence[str] | Mapping[str, Any] = (),
+        overwrite: bool = False,
+    ) -> TrainingRun:
+        """Train to the end and return the run; what the run prints is passed on to `sys.stdout`.
+
+        `workflow` plays the rows of the data sets: `my_module.MyAgent`, or the class itself if it
+        stands at the top of a module. `overrides` are `key=value` or a dict of them; `overwrite`
+        deletes an earlier run of this name. Raises `TrainingFailedError`, and `KeyboardInterrupt` after
+        the run has drained.
+        """
+        with tempfile.TemporaryDirectory(prefix="tailrace-") as folder:
+            summary = Path(folder) / "summary.json"
+            argv = [*_COMMAND, self._place(Path(folder)), *_settings(overrides)]
+            argv += ["--summary-file", str(summary)]
+            argv += ["--overwrite"] if overwrite else []
+            argv += ["--workflow", _dotted(workflow)] if workflow else []
+            _run(argv, _environment(workflow))
+            found = json.loads(summary.read_text(encoding="utf-8"))
+        return TrainingRun(Path(found["run_dir"]), found["metrics"])
+
+    def _place(self, folder: Path) -> str:
+        """The experiment as an argument of the command line."""
+        if not isinstance(self._config, Mapping):
+            return str(self._config)
+        path = folder / "experiment.yaml"
+        path.write_text(yaml.safe_dump(dict(self._config), sort_keys=False), encoding="utf-8")
+        return str(path)
+
+
+_COMMAND = (sys.executable, "-m", "tailrace_cli", "train")
+
+
+def _settings(overrides: Sequence[str] | Mapping[str, Any]) -> list[str]:
+    if not isinstance(overrides, Mapping):
+        return list(overrides)
+    return [f"{key}={json.dumps(value)}" for key, value in overrides.items()]
+
+
+def _dotted(workflow: str | type) -> str:
+    """The address of a class, as a child process can import it."""
+    if isinstance(workflow, str):
+        return workflow
+    name, module = workflow.__qualname__, workflow.__module__
+    if module == "__main__" and (script := _script()) is not None:
+        module = script.stem
+    if "." in name or module == "__main__":
+        raise ValueError(
+            f"workflow {module}.{name} has no address: define it at the top of a module and pass "
+            "'my_module.MyAgent'"
+        )
+    return f"{module}:{name}"
+
+
+def _environment(workflow: str | type | None) -> dict[str, str]:
+    """Ours; a class of the script that runs can be imported from the script's folder."""
+    environment = dict(os.environ)
+    if isinstance(workflow, type) and workflow.__module__ == "__main__":
+        script = _script()
+        kept = environment.get("PYTHONPATH", "")
+        parts = [str(script.parent) if script else "", kept]
+        environment["PYTHONPATH"] = os.pathsep.join(filter(None, parts))
+    return environment
+
+
+def _script() -> Path | None:
+    file = getattr(sys.modules["__main__"], "__file__", None)
+    return Path(file).absolute() if file else None
+
+
+def _run(argv: Sequence[str], environment: Mapping[str, str]) -> None:
+    """Run to the end, passing its output on; raises `TrainingFailedError`."""
+    process = subprocess.Popen(
+        argv,
+        env=dict(environment),
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        errors="replace",
+        start_new_session=True,  # Ctrl-C reaches it through us, once
+        preexec_fn=_die_with_parent,
+    )
+    tail: deque[str] = deque(maxlen=_NUM_TAIL_LINES)
+    try:
+        _pass_on(process, tail)
+    except KeyboardInterrupt:
+        process.send_signal(signal.SIGINT)
+        _pass_on(process, tail)
+        raise
+    finally:
+        process.kill()  # nothing where it has ended
+        process.wait()
+    if process.returncode:
+        raise TrainingFailedError(process.returncode, "".join(tail))
+
+
+def _pass_on(process: subprocess.Popen[str], tail: deque[str]) -> None:
+    assert process.stdout is not None
+    for line in process.stdout:
+        tail.append(line)
+        sys.stdout.write(line)
+    process.wait()
+
+
+def _die_with_parent() -> None:
+    """Runs in the child before exec: ask the kernel for SIGTERM when our parent dies."""
+    _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
