@@ -10,7 +10,7 @@ from functools import partial
 from tailrace.channel import GenerateClient, NatsGenerateClient, ZmqGenerateClient
 from tailrace.chat import Renderer, TemplateError
 from tailrace.clock import SystemClock
-from tailrace.config import ConfigError
+from tailrace.config import ConfigError, RunConfig
 from tailrace.log import get_logger
 from tailrace.policy.activity import Stages
 from tailrace.policy.continuation import ContinuingPolicy
@@ -18,11 +18,13 @@ from tailrace.policy.leases import LeaseClient
 from tailrace.policy.reporting import Reporter
 from tailrace.runtime import Args, Service, run_service
 from tailrace.store import Blobs, Journal, StoreConnection, TrajectoryBuffer, connect
+from tailrace.tools import ToolClient
 from tailrace_agents import metrics
 from tailrace_agents.adapters.scoring import RewardClient
 from tailrace_agents.casting import Cast
 from tailrace_agents.config import AgentsConfig
 from tailrace_agents.core.lengths import LengthEstimate
+from tailrace_agents.core.players import EpisodePlayer
 from tailrace_agents.handlers import Deck, EpisodeHandler
 from tailrace_protos import subjects
 from tailrace_protos.episode import EpisodeTask
@@ -60,6 +62,7 @@ class _Worker:
         service.loop("report", reporter.run)
         self._redis: StoreConnection | None = None
         self._client: GenerateClient | None = None
+        self._tools: ToolClient | None = None
         _export(stages)
 
     async def start(self) -> None:
@@ -67,7 +70,7 @@ class _Worker:
         service, config = self._service, self._config
         run = service.run.exp_name
         self._redis = redis = await connect(service.endpoints.redis_url)
-        renderer = make_renderer(await _model_card(redis, run))
+        renderer = make_renderer(await _model_card(redis, run), service.run)
         self._client = client = self._make_client()
         await client.start()
         policy = ContinuingPolicy(
@@ -75,7 +78,7 @@ class _Worker:
         )
         handler = EpisodeHandler(
             Deck(
-                players=self._cast.players(renderer, policy, service.draining.is_set),
+                players=self._players(renderer, policy, redis),
                 policy=policy,
                 rewards=RewardClient(service.bus, run, config.reward_timeout_s),
                 buffer=TrajectoryBuffer(redis, run),
@@ -95,9 +98,21 @@ class _Worker:
                 max_deliveries=config.max_deliveries,
             )
 
+    def _players(
+        self, renderer: Renderer, policy: ContinuingPolicy, redis: StoreConnection
+    ) -> dict[str, EpisodePlayer]:
+        service = self._service
+        self._tools = tools = ToolClient(service.bus, service.run.exp_name, redis=redis)
+        try:
+            return self._cast.players(renderer, policy, tools, service.draining.is_set)
+        except TemplateError as error:
+            raise ConfigError(f"agents.custom_envs: {error}") from error
+
     async def stop(self) -> None:
         """Tell the scheduler and the servers that nothing is in flight here any more."""
         await self._leases.report()
+        if self._tools is not None:
+            await self._tools.close()
         if self._client is not None:
             await self._client.close()
         if self._redis is not None:
@@ -110,10 +125,10 @@ class _Worker:
         return NatsGenerateClient(self._service.bus.connection.client, channel)
 
 
-def make_renderer(card: ModelCard) -> Renderer:
+def make_renderer(card: ModelCard, run: RunConfig) -> Renderer:
     """The renderer of the run's model; its mistakes are the user's to mend."""
     try:
-        return Renderer.from_model_card(card)
+        return Renderer.from_model_card(card, run.chat)
     except TemplateError as error:
         raise ConfigError(f"pretrain: {error}") from error
 

@@ -5,7 +5,7 @@ What the configuration alone can get wrong shows when the service is built, befo
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import Executor
 from functools import partial
 from pathlib import Path
@@ -13,15 +13,22 @@ from pathlib import Path
 from tailrace.chat import Renderer
 from tailrace.clock import SystemClock
 from tailrace.config import ConfigError, RunConfig
+from tailrace.data import Dataset, load_dataset
+from tailrace.data.rows import require_prompt
 from tailrace.envs import make_env
+from tailrace.loops import AGENT_LOOPS, agent_loops, unknown_loop
 from tailrace.policy.activity import Stages
+from tailrace.sdk.agent_loop import AgentLoop, LoopLimits
 from tailrace.sdk.policy import Policy
 from tailrace_agents.adapters.pictures import Pictures
 from tailrace_agents.config import AgentsConfig, GeneratingArgs
 from tailrace_agents.core.env_player import EnvPlayer
 from tailrace_agents.core.environments import EnvPool
+from tailrace_agents.core.loops.play import LoopPlan
+from tailrace_agents.core.loops.player import LoopPlayer, ToolSource
 from tailrace_agents.core.players import EpisodePlayer, PhaseArgs, PlayContext
 from tailrace_protos.generation import SamplingParams
+from tailrace_protos.session import ExportStyle
 
 
 class Cast:
@@ -34,11 +41,13 @@ class Cast:
         self._run = run
         self._stages = stages
         self._pools = make_pools(config, source, threads, stages)
+        self._loops = agent_loops(config.agent_loops, f"{source}: agents.agent_loops")
+        self.datasets = load_datasets(config, self._loops, run.seed, source)
 
     def players(
-        self, renderer: Renderer, policy: Policy, is_draining: Callable[[], bool]
+        self, renderer: Renderer, policy: Policy, tools: ToolSource, is_draining: Callable[[], bool]
     ) -> dict[str, EpisodePlayer]:
-        """A player for every tag."""
+        """A player for every tag. Raises `TemplateError` if the model cannot play what is asked."""
         config = self._config
         context = PlayContext(
             renderer=renderer,
@@ -52,11 +61,39 @@ class Cast:
             stages=self._stages,
             is_draining=is_draining,
         )
-        pictures = Pictures(render_folder(self._run), config.render_episodes)
+        return {**self._env_players(context), **self._loop_players(context, tools)}
+
+    def _env_players(self, context: PlayContext) -> dict[str, EpisodePlayer]:
+        if self._pools:
+            context.renderer.require_plain_turns()
+        entries = self._config.custom_envs
+        pictures = Pictures(render_folder(self._run), self._config.render_episodes)
         return {
-            name: EnvPlayer(pool, context, config.custom_envs[name].max_tokens_per_step, pictures)
+            name: EnvPlayer(pool, context, entries[name].max_tokens_per_step, pictures)
             for name, pool in self._pools.items()
         }
+
+    def _loop_players(self, context: PlayContext, tools: ToolSource) -> dict[str, EpisodePlayer]:
+        return {
+            name: LoopPlayer(dataset, self._loops, self._plan(name, context), context, tools)
+            for name, dataset in self.datasets.items()
+        }
+
+    def _plan(self, name: str, context: PlayContext) -> LoopPlan:
+        """How the rows of a data set are played; tokens and time are each phase's and task's own."""
+        args = self._config.loop_args
+        limits = LoopLimits(
+            max_episode_tokens=context.max_episode_tokens,
+            max_new_tokens=0,
+            max_tokens_per_step=self._config.datasets[name].max_tokens_per_step,
+            max_turns=args.max_turns,
+            wall_clock_s=0.0,
+            max_tool_s=args.max_tool_s,
+            tool_timeout_s=args.tool_timeout_s,
+            max_tool_output_chars=args.max_tool_output_chars,
+        )
+        style = ExportStyle(args.export_style)
+        return LoopPlan(limits, style, args.turn_discount, self._run.chat.reasoning)
 
 
 def make_pools(
@@ -72,6 +109,24 @@ def make_pools(
             raise ConfigError(f"{source}: agents.custom_envs.{name}: {error}") from error
         pools[name] = EnvPool(make, threads if entry.in_threads else None, stages)
     return pools
+
+
+def load_datasets(
+    config: AgentsConfig, loops: Mapping[str, type[AgentLoop]], seed: int, source: str
+) -> dict[str, Dataset]:
+    """The data sets, their rows checked against whoever plays them."""
+    datasets = {}
+    for name, entry in config.datasets.items():
+        datasets[name] = dataset = load_dataset(entry, seed, f"{source}: agents.datasets.{name}")
+        if config.is_played_by_workflow(name):
+            continue
+        for row in dataset.rows:
+            agent_name = row.data["agent_name"]
+            if agent_name not in loops:
+                raise ConfigError(f"{row.origin}: key 'agent_name': {unknown_loop(agent_name, loops)}")
+            if agent_name in AGENT_LOOPS:
+                require_prompt(row)
+    return datasets
 
 
 def phase_args(args: GeneratingArgs, renderer: Renderer) -> PhaseArgs:

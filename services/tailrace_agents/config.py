@@ -217,3 +217,7 @@ class AgentsConfig(Config, frozen=True, kw_only=True):
         for name in self.workflow.datasets if self.workflow else ():
             if name not in self.datasets:
                 raise ValueError(f"workflow.datasets: {name!r} is not in datasets: define it there")
+
+    def is_played_by_workflow(self, dataset: str) -> bool:
+        """Whether the rows of this data set are the workflow's; else an agent loop plays them."""
+        return self.workflow is not None and dataset in (self.workflow.datasets or self.datasets)

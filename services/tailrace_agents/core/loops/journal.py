@@ -1,0 +1,68 @@
+"""A loop's journal as it is used: known answers first, new ones kept.
+
+Invariants: a record is given out once; calls are found by all ids of their prompt, tool results by
+name and arguments (by the call's own id where several are alike), never by their order alone, since
+parallel calls end in any order.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections import defaultdict
+from collections.abc import Sequence
+
+from tailrace_agents.ports import EpisodeJournal
+from tailrace_protos.base import Int32Bytes
+from tailrace_protos.chat import ToolCall
+from tailrace_protos.journal import CallRecord, JournalRecord, ToolRecord, record_index
+from tailrace_protos.session import LedgerNode
+from tailrace_protos.tool import ToolResult
+
+
+class LoopJournal:
+    """The records of one episode. `num_replayed` counts the model calls that were known."""
+
+    def __init__(self, journal: EpisodeJournal, recorded: Sequence[JournalRecord] = ()) -> None:
+        self._journal = journal
+        self._calls: dict[bytes, list[CallRecord]] = defaultdict(list)
+        self._tools: dict[tuple[str, str], list[ToolRecord]] = defaultdict(list)
+        self._next_index = 1 + max(map(record_index, recorded), default=-1)
+        self.num_replayed = 0
+        for record in recorded:
+            if isinstance(record, CallRecord):
+                self._calls[record.prompt_digest].append(record)
+            elif isinstance(record, ToolRecord):
+                self._tools[record.call.name, record.call.arguments].append(record)
+
+    def known_call(self, prompt_ids: Int32Bytes) -> LedgerNode | None:
+        """What was sampled for this prompt before."""
+        known = self._calls.get(_digest(prompt_ids))
+        if not known:
+            return None
+        self.num_replayed += 1
+        return known.pop(0).node
+
+    def known_result(self, call: ToolCall) -> ToolResult | None:
+        """What this tool call gave before."""
+        known = self._tools.get((call.name, call.arguments))
+        if not known:
+            return None
+        same = [index for index, record in enumerate(known) if record.call.id == call.id]
+        return known.pop(same[0] if same else 0).result
+
+    async def keep_call(self, prompt_ids: Int32Bytes, node: LedgerNode) -> None:
+        """Keep a model call durably; raises `EpisodeTakenError`."""
+        await self._journal.append(CallRecord(self._index(), _digest(prompt_ids), node))
+
+    async def keep_result(self, call: ToolCall, result: ToolResult) -> None:
+        """Keep a tool's result durably; raises `EpisodeTakenError`."""
+        await self._journal.append(ToolRecord(self._index(), call, result))
+
+    def _index(self) -> int:
+        index = self._next_index
+        self._next_index += 1
+        return index
+
+
+def _digest(prompt_ids: Int32Bytes) -> bytes:
+    return hashlib.blake2b(prompt_ids, digest_size=16).digest()

@@ -1,0 +1,116 @@
+"""The tools of a loop's episode: limits, journal and outcome around whoever runs them.
+
+Invariants: no result is cut without a mark that the model sees and a count; a call whose result is in
+the journal is not run again; time is counted while at least one tool is at work.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+
+import msgspec
+
+from tailrace.clock import Clock
+from tailrace.policy.activity import Stages
+from tailrace.sdk.agent_loop import LoopLimits
+from tailrace.tools import EpisodeTools
+from tailrace_agents.core.loops.fate import Fate, ToolInfraError
+from tailrace_agents.core.loops.journal import LoopJournal
+from tailrace_agents.core.loops.observer import LoopObserver
+from tailrace_protos.chat import ToolCall, ToolSchema
+from tailrace_protos.tool import ToolErrorKind, ToolResult
+
+
+class BoundTools:
+    """`LoopTools` of one episode; `counts` are its metrics."""
+
+    def __init__(
+        self,
+        session: EpisodeTools,
+        schemas: Sequence[ToolSchema],
+        journal: LoopJournal,
+        limits: LoopLimits,
+        fate: Fate,
+        clock: Clock,
+        stages: Stages,
+        observer: LoopObserver | None = None,
+    ) -> None:
+        self.schemas = tuple(schemas)
+        self.counts: defaultdict[str, float] = defaultdict(float)
+        self._session = session
+        self._journal = journal
+        self._limits = limits
+        self._fate = fate
+        self._clock = clock
+        self._stages = stages
+        self._observer = observer
+        self._num_running = 0
+        self._running_since_s = 0.0
+        self._spent_s = 0.0
+
+    @property
+    def spent_s(self) -> float:
+        """Seconds with a tool at work, up to now."""
+        running = self._clock.monotonic_s() - self._running_since_s if self._num_running else 0.0
+        return self._spent_s + running
+
+    async def call(self, call: ToolCall, timeout_s: float | None = None) -> ToolResult:
+        """See `LoopTools`; raises `ToolInfraError` and `EpisodeTakenError`."""
+        with self._fate:
+            known = self._journal.known_result(call)
+            result = known if known is not None else await self._run(call, timeout_s)
+        self.counts["num_tool_errors"] += result.is_error
+        for name, value in result.metrics.items():
+            self.counts[name] += value
+        if self._observer is not None:
+            self._observer.on_tool(call, result, known is not None)
+        return result
+
+    async def _run(self, call: ToolCall, timeout_s: float | None) -> ToolResult:
+        if refusal := self._refusal(call):
+            return refusal
+        result = self._cut(await self._timed(call, timeout_s))
+        if result.infra_error:
+            raise ToolInfraError(call.name, result.infra_error)
+        await self._journal.keep_result(call, result)
+        return result
+
+    def _refusal(self, call: ToolCall) -> ToolResult | None:
+        """What the model reads instead of a result when the call is not made at all."""
+        if self.spent_s >= self._limits.max_tool_s:
+            reason = (
+                f"the time for tools ({self._limits.max_tool_s:g} s) is used up: answer without them"
+            )
+            return ToolResult(
+                call.id, call.name, reason, is_error=True, error_kind=ToolErrorKind.TIMEOUT
+            )
+        return None
+
+    async def _timed(self, call: ToolCall, timeout_s: float | None) -> ToolResult:
+        left_s = self._limits.max_tool_s - self.spent_s
+        bounds = (self._limits.tool_timeout_s, left_s, *(() if timeout_s is None else (timeout_s,)))
+        if not self._num_running:
+            self._running_since_s = self._clock.monotonic_s()
+        self._num_running += 1
+        self._stages.num_in_tools += 1
+        try:
+            return await self._session.call(call, timeout_s=min(bounds))
+        finally:
+            self._stages.num_in_tools -= 1
+            if self._num_running == 1:
+                self._spent_s = self.spent_s
+            self._num_running -= 1
+
+    def _cut(self, result: ToolResult) -> ToolResult:
+        bound = self._limits.max_tool_output_chars
+        too_many = len(result.content) - bound
+        if not bound or too_many <= 0:
+            return result
+        self.counts["num_cut_tool_outputs"] += 1
+        head, tail = bound - bound // 2, bound // 2
+        content = (
+            f"{result.content[:head]}\n[... {too_many} characters are left out here ...]\n"
+            f"{result.content[len(result.content) - tail :]}"
+        )
+        return msgspec.structs.replace(result, content=content)
