@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import fcntl
 import os
+import secrets
 import shutil
 import socket
 from collections.abc import Callable
@@ -28,6 +29,7 @@ from tailrace_cli.cluster.supervisor import Supervisor
 from tailrace_cli.experiment import Experiment, count_gateways
 
 SERVERS = ("nats", "redis")
+ADMIN_KEY = "TAILRACE_GATEWAY_ADMIN_KEY"  # made up unless the environment has one
 
 
 class LocalCluster:
@@ -94,6 +96,7 @@ class LocalCluster:
             connection=connection,
             num_threads=experiment.cluster.num_threads,
             gateway_port=self._gateway_port.getsockname()[1] if self._gateway_port else 0,
+            gateway_admin_key=os.environ.get(ADMIN_KEY) or secrets.token_urlsafe(32),
             user_modules=experiment.folder,
         )
         return service_specs(experiment.cluster, num_gateways, site)

@@ -45,6 +45,7 @@ class Site:
     connection: Connection
     num_threads: int
     gateway_port: int = 0  # that all gateways listen on
+    gateway_admin_key: str = ""  # opens their sessions
     user_modules: Path | None = None  # folder of the modules that the experiment names
 
 
@@ -85,6 +86,7 @@ def _service_spec(service: str, instance: str, site: Site) -> ProcessSpec:
         env["PYTHONPATH"] = os.pathsep.join(filter(None, [str(site.user_modules), inherited]))
     if service == "gateway":
         env["TAILRACE_GATEWAY_PORT"] = str(site.gateway_port)
+        env["TAILRACE_GATEWAY_ADMIN_KEY"] = site.gateway_admin_key
     return ProcessSpec(instance, argv, env | connection_environment(service, site.connection))
 
 

@@ -88,12 +88,3 @@ class SessionLogs:
     async def delete(self, session_id: str) -> None:
         """Forget a session, its key and its log."""
         await self._script(scripts.DELETE_SESSION, self._prefix, session_id)
-
-    async def claim_port(self, host_id: str, port: int, *, replace: bool) -> int:
-        """The port that the replicas of one host share: the one claimed first, unless `replace`."""
-        key = f"{self._prefix}gateway_port:{host_id}"
-        if replace:
-            await self._redis.pipeline.command("SET", key, port)
-            return port
-        await self._redis.pipeline.command("SETNX", key, port)
-        return int(await self._redis.pipeline.command("GET", key))

@@ -1,0 +1,232 @@
+"""The gateway process: waits for the model card, then listens for HTTP and for sessions by NATS."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+from functools import partial
+from typing import Any
+
+import msgspec
+
+from tailrace.channel import GenerateClient, NatsGenerateClient, ZmqGenerateClient
+from tailrace.chat import ChatArgs, Renderer, TemplateError
+from tailrace.clock import SystemClock
+from tailrace.config import ConfigError
+from tailrace.ledger import Ledger
+from tailrace.log import get_logger
+from tailrace.policy import ContinuingPolicy, Stages
+from tailrace.policy.leases import LeaseClient
+from tailrace.policy.reporting import Reporter
+from tailrace.runtime import Args, Service, run_service
+from tailrace.runtime.guard import Guard
+from tailrace.store import Blobs, SessionLogs, StoreConnection, connect
+from tailrace_gateway import metrics
+from tailrace_gateway.adapters.http.chat import chat_routes
+from tailrace_gateway.adapters.http.door import Door
+from tailrace_gateway.adapters.http.models import model_routes
+from tailrace_gateway.adapters.http.sessions import SessionRoutes
+from tailrace_gateway.adapters.server import HttpServer, bind, ended
+from tailrace_gateway.adapters.store import TimedSessionLogs
+from tailrace_gateway.config import GatewayConfig
+from tailrace_gateway.core.calls import Calls
+from tailrace_gateway.core.capture import Capture
+from tailrace_gateway.core.exports import Exporter
+from tailrace_gateway.core.prompts import Prompter
+from tailrace_gateway.core.sampling import Sampler
+from tailrace_gateway.core.sessions import Identity, Sessions
+from tailrace_gateway.handlers import SessionHandler
+from tailrace_protos import subjects
+from tailrace_protos.session import CloseSession, ExportSession, OpenSession, SessionClosed
+from tailrace_protos.weights import ModelCard
+
+log = get_logger(__name__)
+
+ADMIN_KEY = "TAILRACE_GATEWAY_ADMIN_KEY"
+SHARED_PORT = "TAILRACE_GATEWAY_PORT"
+_BLOB_TTL_S = 3600.0
+_REAP_INTERVAL_S = 5.0
+_AS_TEXT: dict[str, Any] = {"tool_parser": "none", "reasoning_parser": "none"}
+
+
+async def build(args: Args) -> Service:
+    """The service with everything it needs; what needs a server is opened by its start hook."""
+    config = args.section("gateway", GatewayConfig)
+    admin_key = os.environ.get(ADMIN_KEY, "")
+    if len(admin_key) < 16:
+        raise ConfigError(
+            f"{ADMIN_KEY} must have at least 16 characters: a local cluster makes one up, a chart "
+            "keeps one in a Secret; anybody who has it may open sessions"
+        )
+    service = Service(
+        "gateway",
+        args.run,
+        args.endpoints,
+        instance_id=args.instance_id,
+        drain_s=config.drain_s + 5.0,
+    )
+    gateway = _Gateway(service, config, admin_key)
+    service.on_start(gateway.start)
+    service.on_drain(gateway.stop)
+    return service
+
+
+class _Gateway:
+    """Connections, clients and routes of this process, from start to drain."""
+
+    def __init__(self, service: Service, config: GatewayConfig, admin_key: str) -> None:
+        self._service = service
+        self._config = config
+        self._admin_key = admin_key
+        self._run = service.run.exp_name
+        self._leases = LeaseClient(service.bus, self._run, service.instance_id)
+        self._redis: StoreConnection | None = None
+        self._client: GenerateClient | None = None
+        self._calls: Calls | None = None
+        self._server: HttpServer | None = None
+        self._serving: asyncio.Task[object] | None = None
+        self._base_url = ""
+
+    async def start(self) -> None:
+        """Connect, wait for the model card, listen."""
+        service, config = self._service, self._config
+        self._redis = redis = await connect(service.endpoints.redis_url)
+        blobs = Blobs(redis, self._run)
+        card = await _model_card(blobs)
+        renderer = _renderer(card, service.run.chat)
+        plain = _renderer(card, msgspec.structs.replace(service.run.chat, **_AS_TEXT))
+        self._client = client = self._make_client()
+        await client.start()
+        stages = Stages()
+        policy = ContinuingPolicy(
+            self._leases, client, stages, max_attempts=config.max_generation_attempts
+        )
+        reporter = Reporter(service.bus, self._run, service.instance_id, stages, self._leases)
+        store = TimedSessionLogs(SessionLogs(redis, self._run), config.store_timeout_s)
+        clock = SystemClock()
+        sessions = Sessions(
+            Identity(
+                self._run,
+                self._admin_key,
+                renderer.stop_token_ids,
+                config.session_keep_s,
+                config.session_idle_s,
+            ),
+            store,
+            policy,
+            partial(Ledger, renderer, reasoning=service.run.chat.reasoning),
+            clock,
+        )
+        self._calls = calls = Calls(
+            sessions,
+            Prompter(renderer),
+            Sampler(policy, renderer, plain, Capture(store), clock),
+            clock,
+            max_concurrent=config.max_concurrent_calls,
+        )
+        exporter = Exporter(sessions, store)
+        handler = SessionHandler(
+            sessions, exporter, store, self._url, self._announce, partial(_put_blob, blobs)
+        )
+        session_routes = SessionRoutes(
+            sessions, exporter, config.session_defaults, self._url, handler.finish, handler.forget
+        )
+        routes = [
+            *chat_routes(calls, renderer),
+            *model_routes(service.run.pretrain or self._run),
+            *session_routes.routes(),
+        ]
+        guard = Guard(service.stop)
+        self._listen(Door(sessions, guard, routes, config.max_body_bytes), guard)
+        self._declare(handler, sessions, reporter)
+        _export(calls, sessions)
+
+    def _declare(self, handler: SessionHandler, sessions: Sessions, reporter: Reporter) -> None:
+        service, run = self._service, self._run
+        service.endpoint(subjects.gateway_open(run), OpenSession, handler.open)
+        service.endpoint(subjects.gateway_export(run), ExportSession, handler.export)
+        service.endpoint(subjects.gateway_close(run), CloseSession, handler.close)
+        service.subscribe(subjects.gateway_closed(run), SessionClosed, handler.heard_closed)
+        service.loop("report", reporter.run)
+        service.loop("reap", partial(_reap, sessions))
+
+    def _listen(self, door: Door, guard: Guard) -> None:
+        config = self._config
+        port = config.port or int(os.environ.get(SHARED_PORT, "0"))
+        listener = bind(config.host, port)
+        origin = config.advertised_url.rstrip("/")
+        self._base_url = f"{origin or f'http://{config.host}:{listener.getsockname()[1]}'}/v1"
+        self._server = server = HttpServer(door, listener, config.keep_alive_s)
+        self._serving = asyncio.create_task(guard.run("http", server.serve()), name="http")
+        self._serving.add_done_callback(self._on_http_end)
+        log.info("listening", base_url=self._base_url)
+
+    def _on_http_end(self, _: asyncio.Task[object]) -> None:
+        if not self._service.draining.is_set():
+            self._service.stop("the HTTP server ended", 1)
+
+    async def stop(self) -> None:
+        """Let calls end in their time, then end them; tell the scheduler that nothing is in flight."""
+        if self._server is not None and self._serving is not None and self._calls is not None:
+            self._calls.is_draining = True
+            self._server.stop()
+            await self._calls.drain(self._config.drain_s)
+            await ended(self._serving, 2.0, self._server)
+        await self._leases.report()
+        if self._client is not None:
+            await self._client.close()
+        if self._redis is not None:
+            await self._redis.aclose()
+
+    def _url(self) -> str:
+        return self._base_url
+
+    async def _announce(self, message: SessionClosed) -> None:
+        await self._service.bus.publish(subjects.gateway_closed(self._run), message)
+
+    def _make_client(self) -> GenerateClient:
+        channel = self._config.channel
+        if self._config.transport == "zmq":
+            return ZmqGenerateClient(channel)
+        return NatsGenerateClient(self._service.bus.connection.client, channel)
+
+
+def _renderer(card: ModelCard, chat: ChatArgs) -> Renderer:
+    try:
+        return Renderer.from_model_card(card, chat)
+    except TemplateError as error:
+        raise ConfigError(f"pretrain: {error}") from error
+
+
+async def _model_card(blobs: Blobs) -> ModelCard:
+    """The model card, however long the learner takes to write it."""
+    while (card := await blobs.get_model_card()) is None:
+        log.info("waiting for the model card of the learner")
+        await asyncio.sleep(0.2)
+    return card
+
+
+async def _put_blob(blobs: Blobs, data: bytes) -> str:
+    return await blobs.put(data, _BLOB_TTL_S)
+
+
+async def _reap(sessions: Sessions) -> None:
+    while True:
+        await asyncio.sleep(_REAP_INTERVAL_S)
+        sessions.reap()
+
+
+def _export(calls: Calls, sessions: Sessions) -> None:
+    """Let a scrape read the gauges as they are then."""
+    metrics.CALLS.set_function(lambda: len(calls.running))
+    metrics.SESSIONS.set_function(lambda: len(sessions))
+
+
+def main() -> int:
+    """Run the service; the process's exit code."""
+    return run_service(build)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,1 @@
+"""What the gateway's ports are at run time: HTTP, Redis."""

@@ -1,0 +1,19 @@
+"""`POST /v1/chat/completions`."""
+
+from __future__ import annotations
+
+from functools import partial
+
+from tailrace_gateway.adapters.http.calls import CallRoute, Dialect
+from tailrace_gateway.adapters.http.door import HttpRoute
+from tailrace_gateway.core.calls import Calls
+from tailrace_gateway.core.openai_chat import ChatStream, chat_answer, read_chat
+from tailrace_gateway.core.openai_fields import TokenText
+
+
+def chat_routes(calls: Calls, tokens: TokenText) -> list[HttpRoute]:
+    """The routes of chat completions."""
+    dialect = Dialect(
+        read_chat, partial(chat_answer, tokens=tokens), partial(ChatStream, tokens=tokens)
+    )
+    return [HttpRoute("POST", "/v1/chat/completions", CallRoute(calls, dialect))]

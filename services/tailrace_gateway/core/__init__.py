@@ -1,0 +1,1 @@
+"""What the gateway decides: dialects to messages and back, sessions, budgets. It knows no network."""

@@ -1,0 +1,107 @@
+"""Request bodies: JSON into typed Structs, with errors that name the field.
+
+Invariant: a field that a dialect has and the gateway does not honour is refused by its name, never
+skipped over.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from functools import cache
+from typing import Any, TypeVar
+
+import msgspec
+
+from tailrace_gateway.core.errors import InvalidRequestError, UnsupportedError
+
+T = TypeVar("T")
+
+_UNKNOWN = re.compile(r"Object contains unknown field `([^`]+)`(?: - at `\$\.?([^`]*)`)?$")
+_AT = re.compile(r"^(.*?)(?: - at `\$\.?([^`]*)`)?$", re.DOTALL)
+
+
+class Body(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A request's body; fields that it does not have are refused."""
+
+
+class TextPart(msgspec.Struct, frozen=True):
+    """A part of a message's content; only text can be read by the model."""
+
+    type: str = "text"
+    text: str = ""
+
+
+Content = str | list[TextPart] | None
+TEXT_TYPES = ("text", "input_text", "output_text")
+
+
+@cache
+def _decoder(kind: Any) -> msgspec.json.Decoder[Any]:
+    return msgspec.json.Decoder(kind)
+
+
+def read_body(raw: bytes, kind: type[T]) -> T:
+    """The body in `raw`; raises `InvalidRequestError` with the field's name."""
+    kind_key: Any = kind
+    try:
+        body: T = _decoder(kind_key).decode(raw)
+    except msgspec.ValidationError as error:
+        raise _explained(str(error)) from error
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise InvalidRequestError(f"the body is no JSON: {error}", code="invalid_json") from error
+    return body
+
+
+def _explained(reason: str) -> InvalidRequestError:
+    if unknown := _UNKNOWN.match(reason):
+        parent, name = unknown.group(2), unknown.group(1)
+        param = f"{parent}.{name}" if parent else name
+        return UnsupportedError(f"{param} is not supported here: leave it out", param=param)
+    matched = _AT.match(reason)
+    assert matched is not None
+    problem, param = matched.group(1), matched.group(2) or ""
+    missing = re.match(r"Object missing required field `([^`]+)`", problem)
+    if missing and missing.group(1):
+        param = f"{param}.{missing.group(1)}" if param else missing.group(1)
+    return InvalidRequestError(f"{param}: {problem}" if param else problem, param=param)
+
+
+def refuse(body: Body, *neutral: tuple[str, Sequence[Any]]) -> None:
+    """Refuse fields whose value is not one of those that change nothing."""
+    for name, values in neutral:
+        value = getattr(body, name)
+        if value not in values:
+            raise UnsupportedError(f"{name}: {value!r} is not supported here", param=name)
+
+
+def require_range(body: Body, name: str, low: float, high: float) -> None:
+    """Refuse a number outside [low, high]; None passes."""
+    value = getattr(body, name)
+    if value is not None and not low <= value <= high:
+        raise InvalidRequestError(f"{name}: {value} is not between {low:g} and {high:g}", param=name)
+
+
+def text_of(content: Content, place: str) -> str:
+    """The text of a message's content; parts are joined by a line end."""
+    if content is None or isinstance(content, str):
+        return content or ""
+    for index, part in enumerate(content):
+        if part.type not in TEXT_TYPES:
+            param = f"{place}[{index}]"
+            raise UnsupportedError(
+                f"{param}: parts of type {part.type!r} are not supported", param=param
+            )
+    return "\n".join(part.text for part in content)
+
+
+def stop_strings(
+    stop: str | list[str] | None, param: str = "stop", max_stops: int = 16
+) -> tuple[str, ...]:
+    """Stop strings as a tuple."""
+    stops = (stop,) if isinstance(stop, str) else tuple(stop or ())
+    if any(not text for text in stops) or len(stops) > max_stops:
+        raise InvalidRequestError(
+            f"{param}: at most {max_stops} texts, none of them empty", param=param
+        )
+    return stops

@@ -1,0 +1,111 @@
+"""Model calls of sessions: begun, joined by retries, answered from the record, and ended.
+
+Invariants: a retry of a call that runs or has been answered samples nothing; a call whose listeners
+have gone is aborted; no more than `max_concurrent` run in this replica.
+"""
+
+from __future__ import annotations
+
+import asyncio
+
+from tailrace.clock import Clock
+from tailrace_gateway import metrics
+from tailrace_gateway.core.call import Completion, ModelCall
+from tailrace_gateway.core.errors import OverloadedError, SessionOverError, UnavailableError
+from tailrace_gateway.core.promises import check_promises, check_schema
+from tailrace_gateway.core.prompts import Prompter
+from tailrace_gateway.core.recorded import completion_of
+from tailrace_gateway.core.running import RunningCall
+from tailrace_gateway.core.sampling import Sampler
+from tailrace_gateway.core.session import Session
+from tailrace_gateway.core.sessions import Sessions
+
+_RETRY_AFTER_S = 1.0
+
+
+class Calls:
+    """Begins calls; thousands run at once."""
+
+    def __init__(
+        self,
+        sessions: Sessions,
+        prompter: Prompter,
+        sampler: Sampler,
+        clock: Clock,
+        *,
+        max_concurrent: int,
+    ) -> None:
+        self._sessions = sessions
+        self._prompter = prompter
+        self._sampler = sampler
+        self._clock = clock
+        self._max_concurrent = max_concurrent
+        self.is_draining = False
+        self.running: set[RunningCall] = set()
+
+    async def begin(
+        self, session_id: str, call: ModelCall, name: str, *, is_retry: bool, streams: bool
+    ) -> RunningCall:
+        """A running call to listen to: a new one, the one that runs under this name, or its record.
+
+        `name` is equal for a request and its retries. Leave the call when done with it.
+        """
+        self._require_room()
+        check_schema(call.promises)
+        session, answer = await self._sessions.refresh(session_id, name if is_retry else "")
+        running = session.by_name.get(name) if is_retry else None
+        if running is None:
+            running = RunningCall(streams)
+            session.calls.add(running)
+            session.by_name[name] = running
+            self.running.add(running)
+            running.start(self._work(session, call, name, running, answer))
+        else:
+            metrics.COALESCED.inc()
+        running.join()
+        return running
+
+    async def count_tokens(self, session_id: str, call: ModelCall) -> int:
+        """Tokens of the prompt that a call would have."""
+        session, _ = await self._sessions.refresh(session_id)
+        return len(self._prompter.prompt(session, call).prompt_ids)
+
+    def _require_room(self) -> None:
+        if self.is_draining:
+            raise UnavailableError("this gateway is stopping: ask again", retry_after_s=0.0)
+        if len(self.running) >= self._max_concurrent:
+            reason = f"{len(self.running)} calls are in flight in this gateway"
+            raise OverloadedError(reason, retry_after_s=_RETRY_AFTER_S)
+
+    async def _work(
+        self, session: Session, call: ModelCall, name: str, running: RunningCall, answer: bytes | None
+    ) -> Completion:
+        try:
+            if answer is not None:
+                metrics.COALESCED.inc()
+                completion = completion_of(answer, session, running)
+            else:
+                self._require_open(session)
+                prompt = self._prompter.prompt(session, call)
+                completion = await self._sampler.sample(session, call, prompt, name, running)
+            check_promises(call.promises, completion)
+            return completion
+        finally:
+            self.running.discard(running)
+            session.calls.discard(running)
+            if session.by_name.get(name) is running:
+                del session.by_name[name]
+
+    def _require_open(self, session: Session) -> None:
+        if not session.is_open:
+            raise SessionOverError(f"the session {session.session_id!r} takes no more calls")
+        if session.record.limits.deadline_unix_s <= self._clock.unix_s():
+            raise session.too_late()
+
+    async def drain(self, patience_s: float) -> None:
+        """Let calls end in that time, then end them."""
+        tasks = {running.task for running in self.running if running.task is not None}
+        if tasks:
+            _, late = await asyncio.wait(tasks, timeout=patience_s)
+            for task in late:
+                task.cancel()

@@ -1,0 +1,81 @@
+"""Rewards and rows of sessions: what a ledger is worth to the learner."""
+
+from __future__ import annotations
+
+import math
+import uuid
+
+from tailrace_gateway import metrics
+from tailrace_gateway.core.errors import InvalidRequestError, NotFoundError, UnavailableError
+from tailrace_gateway.core.session import Session
+from tailrace_gateway.core.sessions import Sessions
+from tailrace_gateway.ports import SessionStore, StoreLostError
+from tailrace_protos.base import encode
+from tailrace_protos.session import ExportSession, RewardSet, SessionExport
+
+_RETRY_AFTER_S = 1.0
+
+
+class Exporter:
+    """Sets rewards and gives rows out."""
+
+    def __init__(self, sessions: Sessions, store: SessionStore) -> None:
+        self._sessions = sessions
+        self._store = store
+
+    async def set_reward(self, session_id: str, reward: float, completion_id: str = "") -> str:
+        """Reward a call of an open session (empty: its last one); the id of the call."""
+        session, _ = await self._sessions.refresh(session_id)
+        entry = RewardSet(_call_id(session, completion_id), _finite(reward))
+        try:
+            length = await self._store.append(
+                session_id, session.nonce, uuid.uuid4().hex, [encode(entry)]
+            )
+        except StoreLostError as error:
+            reason = f"the reward cannot be kept: {error}"
+            raise UnavailableError(reason, retry_after_s=_RETRY_AFTER_S) from error
+        if length < 0:
+            raise NotFoundError(f"the session {session_id!r} is over: export it with its rewards")
+        session.take(entry)
+        session.appended(1, length)
+        return entry.completion_id
+
+    async def export(self, request: ExportSession) -> SessionExport:
+        """The rows of a session, which takes no more calls; exporting again gives the same rows."""
+        session_id = request.session_id
+        try:
+            is_there = await self._store.finish(session_id)
+        except StoreLostError as error:
+            reason = f"the session cannot be read: {error}"
+            raise UnavailableError(reason, retry_after_s=_RETRY_AFTER_S) from error
+        session = await self._sessions.load(session_id) if is_there else None
+        if session is None:
+            raise NotFoundError(
+                f"there is no session {session_id!r}: it was closed, or its time is over"
+            )
+        for completion_id, reward in request.rewards.items():
+            session.take(RewardSet(_call_id(session, completion_id), _finite(reward)))
+        ledger = session.ledger
+        rows = ledger.rows(request.export_style, request.turn_discount)
+        metrics.EXPORTED_ROWS.inc(len(rows))
+        return SessionExport(
+            rows=rows,
+            messages=tuple(ledger.messages()) if session.num_calls else (),
+            rewards=tuple(node.reward for node in ledger.nodes if node.reward is not None),
+            metrics=dict(ledger.counts()),
+        )
+
+
+def _call_id(session: Session, completion_id: str) -> str:
+    found = completion_id or session.last_call_id
+    if not found:
+        raise NotFoundError(f"the session {session.session_id!r} has no call to reward")
+    if not session.has_call(found):
+        raise NotFoundError(f"there is no call {completion_id!r} in session {session.session_id!r}")
+    return found
+
+
+def _finite(reward: float) -> float:
+    if not math.isfinite(reward):
+        raise InvalidRequestError(f"reward: {reward} is not finite", param="reward")
+    return float(reward)

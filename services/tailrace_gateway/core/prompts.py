@@ -1,0 +1,53 @@
+"""The prompt of a call: its conversation matched to the ledger of its session."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tailrace.chat import Renderer, TemplateError
+from tailrace.ledger import Prompt
+from tailrace_gateway.core.call import ModelCall
+from tailrace_gateway.core.errors import InvalidRequestError, NotFoundError
+from tailrace_gateway.core.session import Session
+from tailrace_protos.chat import ChatMessage
+
+
+class Prompter:
+    """Makes prompts; a conversation that cannot be rendered is the caller's mistake."""
+
+    def __init__(self, renderer: Renderer) -> None:
+        self._renderer = renderer
+
+    def prompt(self, session: Session, call: ModelCall) -> Prompt:
+        """What the engine is to continue, and where that hangs in the ledger."""
+        try:
+            if call.is_token_level:
+                return session.ledger.prepare_tokens(self._token_prompt(call))
+            return session.ledger.prepare(_conversation(session, call), call.tools)
+        except TemplateError as error:
+            raise InvalidRequestError(f"messages: {error}", param="messages") from error
+
+    def _token_prompt(self, call: ModelCall) -> NDArray[np.int32]:
+        ids = self._renderer.encode(call.prompt_text) if call.prompt_ids is None else call.prompt_ids
+        if not len(ids):
+            raise InvalidRequestError("prompt: at least one token is needed", param="prompt")
+        return ids
+
+
+def _conversation(session: Session, call: ModelCall) -> tuple[ChatMessage, ...]:
+    """The messages, after those of the call that is continued by its id.
+
+    A system message among the new ones takes the place of the one that the conversation began with.
+    """
+    if not call.previous_id:
+        return call.messages
+    if not session.has_call(call.previous_id):
+        reason = f"previous_response_id: there is no response {call.previous_id!r} in this session"
+        raise NotFoundError(reason, param="previous_response_id")
+    earlier, new = tuple(session.ledger.messages(call.previous_id)), call.messages
+    if new and new[0].role == "system" and earlier and earlier[0].role == "system":
+        return (new[0], *earlier[1:], *new[1:])
+    if new and new[0].role == "system":
+        return (new[0], *earlier, *new[1:])
+    return (*earlier, *new)

@@ -1,0 +1,75 @@
+"""A call under way, for one listener or for several that asked the same.
+
+Invariants: the call is cancelled when its last listener has gone; every listener of a stream hears it
+from its beginning.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Coroutine
+from typing import Any
+
+from tailrace_gateway.core.call import Completion, Opening, Piece
+
+
+class RunningCall:
+    """The task that samples, what it said so far, and how many listen."""
+
+    def __init__(self, streams: bool) -> None:
+        self.streams = streams
+        self.opening: Opening | None = None
+        self._pieces: list[Piece] = []
+        self._news = asyncio.Event()
+        self._num_listeners = 0
+        self.task: asyncio.Task[Completion] | None = None
+
+    def start(self, work: Coroutine[Any, Any, Completion]) -> None:
+        """Begin to sample."""
+        self.task = asyncio.create_task(work)
+        if self.streams:
+            self.task.add_done_callback(lambda _: self._news.set())
+
+    def open(self, opening: Opening) -> None:
+        """The call was accepted."""
+        self.opening = opening
+        self._news.set()
+
+    def say(self, piece: Piece) -> None:
+        """New tokens."""
+        self._pieces.append(piece)
+        self._news.set()
+
+    def join(self) -> None:
+        """One more listens."""
+        self._num_listeners += 1
+
+    def leave(self) -> None:
+        """One listener has gone, served or not."""
+        self._num_listeners -= 1
+        if self._num_listeners == 0 and self.task is not None and not self.task.done():
+            self.task.cancel()
+
+    async def opened(self) -> Opening | None:
+        """Wait for the beginning; None when the call failed before it."""
+        while self.opening is None and not self._is_over():
+            await self._wait()
+        return self.opening
+
+    async def follow(self) -> AsyncIterator[Piece]:
+        """All pieces, from the first to the last."""
+        told = 0
+        while True:
+            while told < len(self._pieces):
+                yield self._pieces[told]
+                told += 1
+            if self._is_over():
+                return
+            await self._wait()
+
+    def _is_over(self) -> bool:
+        return self.task is not None and self.task.done()
+
+    async def _wait(self) -> None:
+        self._news.clear()
+        await self._news.wait()

@@ -1,0 +1,163 @@
+"""Sampling a call: every choice within its budget and deadline, captured before the answer.
+
+Invariant: an answer goes out only after its tokens are in the log, or their nodes were masked.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import uuid
+from collections.abc import Coroutine, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+
+from tailrace.channel.generation import Generation
+from tailrace.chat import ParsedReply, Renderer
+from tailrace.clock import Clock
+from tailrace.ledger import Prompt
+from tailrace.sdk.policy import GenerationFailedError
+from tailrace_gateway.core.budget import call_seed, reply_budget
+from tailrace_gateway.core.call import Choice, Completion, ModelCall, Opening
+from tailrace_gateway.core.capture import Capture
+from tailrace_gateway.core.errors import ApiError, InvalidRequestError, UnavailableError
+from tailrace_gateway.core.replies import ReplyTeller, ending_of
+from tailrace_gateway.core.running import RunningCall
+from tailrace_gateway.core.session import Session
+from tailrace_gateway.ports import SessionPolicy
+from tailrace_protos.base import Int32Bytes, pack_int32
+from tailrace_protos.generation import SamplingParams
+
+_RETRY_AFTER_S = 1.0
+
+_Sampled = tuple[Generation, ParsedReply]
+
+
+@dataclass(frozen=True, slots=True)
+class _Job:
+    """What all choices of a call have in common."""
+
+    session: Session
+    call: ModelCall
+    prompt_ids: Int32Bytes
+    budget: int
+    sampling: SamplingParams
+    ordinal: int
+    opening: Opening
+    running: RunningCall
+
+
+class Sampler:
+    """Samples the choices of calls."""
+
+    def __init__(
+        self,
+        policy: SessionPolicy,
+        renderer: Renderer,
+        plain: Renderer,
+        capture: Capture,
+        clock: Clock,
+    ) -> None:
+        self._policy = policy
+        self._renderer = renderer
+        self._plain = plain  # reads replies as bare text
+        self._capture = capture
+        self._clock = clock
+
+    async def sample(
+        self, session: Session, call: ModelCall, prompt: Prompt, name: str, running: RunningCall
+    ) -> Completion:
+        """The completion, recorded under `name`; pieces are told to `running` if it streams."""
+        limits, num_sampled = session.record.limits, session.ledger.num_sampled
+        num_prompt = len(prompt.prompt_ids)
+        budget = reply_budget(limits, num_sampled, num_prompt, call.num_choices, call.max_new_tokens)
+        opening = Opening(f"tr-{uuid.uuid4().hex}", int(self._clock.unix_s()), prompt.prompt_ids)
+        running.open(opening)
+        job = _Job(
+            session,
+            call,
+            pack_int32(prompt.prompt_ids),
+            budget,
+            call.sampling.applied_to(session.sampling),
+            session.num_calls + len(session.calls) - 1,
+            opening,
+            running,
+        )
+        sampled = await self._all_choices(job)
+        choices = tuple(
+            _choice(index, opening, message, generation)
+            for index, (generation, message) in enumerate(sampled)
+        )
+        completion = Completion(opening, choices, sampled[0][0].num_cached_tokens)
+        await self._capture.keep(session, prompt, sampled, completion, name)
+        return completion
+
+    async def _all_choices(self, job: _Job) -> list[_Sampled]:
+        left_s = job.session.record.limits.deadline_unix_s - self._clock.unix_s()
+        deadline = asyncio.timeout(left_s)
+        work = [self._choice(job, index) for index in range(job.call.num_choices)]
+        try:
+            async with deadline:
+                return [await work[0]] if len(work) == 1 else await _together(work)
+        except GenerationFailedError as error:
+            raise _failed(error) from error
+        except TimeoutError as error:
+            if deadline.expired():
+                raise job.session.too_late() from error
+            raise
+
+    async def _choice(self, job: _Job, index: int) -> _Sampled:
+        session, call = job.session, job.call
+        seed = call_seed(session.record.sampling_seed, call.sampling.seed, job.ordinal, index)
+        renderer = self._plain if call.is_token_level else self._renderer
+        stream = renderer.reply_stream(
+            call.tools, stop=job.sampling.stop, id_seed=choice_id(job.opening, index)
+        )
+        teller = ReplyTeller(job.running, index, stream) if job.running.streams else None
+        generation = await self._policy.generate(
+            job.prompt_ids,
+            job.budget,
+            msgspec.structs.replace(job.sampling, seed=seed),
+            episode_id=session.session_id,
+            turn=job.ordinal,
+            on_chunk=None if teller is None else teller.on_chunk,
+        )
+        if teller is not None:
+            return generation, teller.finish()
+        stream.feed(generation.token_ids)
+        return generation, stream.finish()
+
+
+async def _together(work: Sequence[Coroutine[Any, Any, _Sampled]]) -> list[_Sampled]:
+    """All results in order; the first failure ends the others."""
+    tasks = [asyncio.create_task(one) for one in work]
+    try:
+        return await asyncio.gather(*tasks)
+    finally:
+        for task in tasks:
+            task.cancel()
+
+
+def choice_id(opening: Opening, index: int) -> str:
+    """The id of a choice in the ledger: the first one has the answer's own."""
+    return f"{opening.completion_id}-{index}" if index else opening.completion_id
+
+
+def _choice(index: int, opening: Opening, parsed: ParsedReply, generation: Generation) -> Choice:
+    stop = generation.stop_matched
+    return Choice(
+        index,
+        choice_id(opening, index),
+        parsed.message,
+        ending_of(parsed.message, generation.finish_reason),
+        stop if isinstance(stop, str) else None,
+        generation.token_ids,
+        generation.inference_logprobs,
+    )
+
+
+def _failed(error: GenerationFailedError) -> ApiError:
+    if error.num_attempts == 1:  # no server would take it, whoever is asked
+        return InvalidRequestError(f"the engine refuses the request: {error.reason}")
+    return UnavailableError(f"no inference server answers: {error}", retry_after_s=_RETRY_AFTER_S)

@@ -1,0 +1,117 @@
+"""One session as this replica knows it: its ledger, how much of its log was read, what runs in it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from tailrace.channel.generation import Generation
+from tailrace.chat import ParsedReply
+from tailrace.ledger import Ledger, Prompt
+from tailrace_gateway.core.errors import SessionOverError
+from tailrace_gateway.core.running import RunningCall
+from tailrace_protos.base import as_int32
+from tailrace_protos.generation import SamplingParams
+from tailrace_protos.session import LedgerNode, OpenSession, RewardSet
+
+_decoder: msgspec.msgpack.Decoder[Any] = msgspec.msgpack.Decoder(LedgerNode | RewardSet)
+
+
+class Session:
+    """Ledger and log position of one session.
+
+    Invariant: the ledger holds the first `num_read` entries of the log, and what this replica sampled.
+    """
+
+    def __init__(
+        self, record: OpenSession, nonce: str, ledger: Ledger, sampling: SamplingParams
+    ) -> None:
+        self.record = record
+        self.nonce = nonce
+        self.ledger = ledger
+        self.sampling = sampling  # the session's own, with the model's ends of turn
+        self.num_read = 0
+        self.is_open = True
+        self.last_used_s = 0.0
+        self.calls: set[RunningCall] = set()
+        self.by_name: dict[str, RunningCall] = {}  # running calls that a retry may join
+        self._nodes: dict[str, LedgerNode] = {}  # in the order of their recording here
+
+    @property
+    def session_id(self) -> str:
+        """The episode's id is the session's."""
+        return self.record.episode_id
+
+    @property
+    def num_calls(self) -> int:
+        """Calls in the ledger; each choice is one."""
+        return len(self._nodes)
+
+    @property
+    def last_call_id(self) -> str:
+        """The newest call; empty: none yet."""
+        return next(reversed(self._nodes), "")
+
+    def has_call(self, completion_id: str) -> bool:
+        """Whether a call of this id is in the ledger."""
+        return completion_id in self._nodes
+
+    def node(self, completion_id: str) -> LedgerNode:
+        """A call of the ledger."""
+        return self._nodes[completion_id]
+
+    def prompt_ids(self, completion_id: str) -> NDArray[np.int32]:
+        """All tokens [P] that a call was asked with."""
+        node = self._nodes[completion_id]
+        parts = [as_int32(node.inserted_ids)]
+        while node.parent_id and not node.is_rendered_whole:
+            node = self._nodes[node.parent_id]
+            parts += (as_int32(node.token_ids), as_int32(node.inserted_ids))
+        return np.concatenate(parts[::-1])
+
+    def apply(self, entries: Sequence[bytes], first: int) -> None:
+        """Take log entries, the first of which is number `first`; known ones are skipped."""
+        for entry in entries[max(0, self.num_read - first) :]:
+            self.take(_decoder.decode(entry))
+            self.num_read += 1
+
+    def take(self, entry: LedgerNode | RewardSet) -> None:
+        """Take one thing that happened."""
+        if isinstance(entry, RewardSet):
+            if self.has_call(entry.completion_id):
+                self.ledger.set_reward(entry.reward, entry.completion_id)
+        elif not self.has_call(entry.completion_id):
+            self.ledger.add(entry)
+            self._nodes[entry.completion_id] = entry
+
+    def record_call(
+        self, prompt: Prompt, generation: Generation, parsed: ParsedReply, completion_id: str
+    ) -> LedgerNode:
+        """Put what was sampled here into the ledger."""
+        node = self.ledger.record(prompt, generation, parsed, completion_id)
+        self._nodes[completion_id] = node
+        return node
+
+    def appended(self, num_entries: int, length: int) -> None:
+        """This replica appended entries to the log, which has this length now.
+
+        If others appended meanwhile, ours are read again with theirs, and skipped.
+        """
+        if length == self.num_read + num_entries:
+            self.num_read = length
+
+    def too_late(self) -> SessionOverError:
+        """The refusal of a call after the deadline."""
+        reason = f"the deadline of session {self.session_id!r} has passed"
+        return SessionOverError(reason, code="session_deadline_exceeded")
+
+    def shut(self) -> None:
+        """No more calls; those that run end."""
+        self.is_open = False
+        for call in self.calls:
+            if call.task is not None:
+                call.task.cancel()

@@ -1,0 +1,155 @@
+"""The sessions of this replica: found by key, brought up to date from the log, forgotten when idle.
+
+The log in the store is the truth; what is kept here saves reading it again. A session that is known
+here goes on while the store is away, one that is not has to wait for it.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Callable
+from typing import NamedTuple
+
+import msgspec
+
+from tailrace.clock import Clock
+from tailrace.ledger import Ledger
+from tailrace_gateway import metrics
+from tailrace_gateway.core.errors import SessionOverError, UnauthorizedError, UnavailableError
+from tailrace_gateway.core.keys import key_hash, session_key
+from tailrace_gateway.core.session import Session
+from tailrace_gateway.ports import SessionPolicy, SessionStore, StoredSession, StoreLostError
+from tailrace_protos.generation import SamplingParams
+from tailrace_protos.session import OpenSession
+
+_STORE_RETRY_AFTER_S = 1.0
+
+
+class Identity(NamedTuple):
+    """Whose gateway this is."""
+
+    run: str
+    admin_key: str
+    stop_token_ids: tuple[int, ...]
+    keep_s: float  # how long a session's log outlives its deadline
+    idle_s: float  # unused for so long, a session is forgotten here
+
+
+class Sessions:
+    """Opens, finds, refreshes and forgets sessions."""
+
+    def __init__(
+        self,
+        identity: Identity,
+        store: SessionStore,
+        policy: SessionPolicy,
+        make_ledger: Callable[[], Ledger],
+        clock: Clock,
+    ) -> None:
+        self.identity = identity
+        self._store = store
+        self._policy = policy
+        self._make_ledger = make_ledger
+        self._clock = clock
+        self._sessions: dict[str, Session] = {}
+        self._ids: dict[str, str] = {}  # session id by key hash, of sessions known here
+
+    def __len__(self) -> int:
+        return len(self._sessions)
+
+    async def open(self, record: OpenSession) -> str:
+        """Make a session, or find the one that is open; its key."""
+        who, nonce = self.identity, uuid.uuid4().hex
+        fresh = session_key(who.admin_key, who.run, record.episode_id, nonce)
+        lifetime_s = max(record.limits.deadline_unix_s - self._clock.unix_s(), 0.0) + who.keep_s
+        try:
+            kept = await self._store.open(record, nonce, key_hash(fresh), lifetime_s)
+        except StoreLostError as error:
+            raise _store_away(error) from error
+        if kept == nonce:
+            return fresh
+        return session_key(who.admin_key, who.run, record.episode_id, kept)
+
+    async def id_of_key(self, key: str) -> str:
+        """The session that a key opens; `UnauthorizedError` if it opens none."""
+        hashed = key_hash(key)
+        session_id = self._ids.get(hashed)
+        if session_id is None:
+            try:
+                session_id = await self._store.find(hashed)
+            except StoreLostError as error:
+                raise _store_away(error) from error
+        if not session_id:
+            raise UnauthorizedError("this key opens no session: it was closed, or never was")
+        return session_id
+
+    async def refresh(self, session_id: str, answer: str = "") -> tuple[Session, bytes | None]:
+        """The session with all that was captured of it anywhere, and a recorded answer if there is one.
+
+        Raises `SessionOverError` when it takes no more calls.
+        """
+        session = self._sessions.get(session_id)
+        num_known = session.num_read if session is not None else 0
+        try:
+            stored = await self._store.read(session_id, num_known, answer)
+        except StoreLostError as error:
+            if session is None:
+                raise _store_away(error) from error
+            metrics.STALE_READS.inc()
+            return self._in_use(session), None
+        if session is not None and (stored is None or stored.nonce != session.nonce):
+            self.forget(session_id)
+            return await self.refresh(session_id, answer)
+        if stored is None:
+            raise SessionOverError(f"the session {session_id!r} was closed")
+        session = self._sessions.get(session_id) or self._begin(stored)
+        session.apply(stored.entries, num_known)
+        if not stored.is_open:
+            session.shut()
+        return self._in_use(session), stored.answer
+
+    async def load(self, session_id: str) -> Session | None:
+        """The session with its whole log, open or not; None when there is none."""
+        try:
+            session, _ = await self.refresh(session_id)
+        except SessionOverError:
+            return None
+        return session
+
+    def forget(self, session_id: str) -> None:
+        """Let go of what is kept here; calls that run are ended."""
+        session = self._sessions.pop(session_id, None)
+        if session is None:
+            return
+        session.shut()
+        self._ids = {hashed: known for hashed, known in self._ids.items() if known != session_id}
+        self._policy.end(session_id)
+
+    def reap(self) -> None:
+        """Forget sessions whose time is over, or that nobody used for long."""
+        now_s, now_unix_s = self._clock.monotonic_s(), self._clock.unix_s()
+        for session_id, session in list(self._sessions.items()):
+            is_idle = not session.calls and now_s - session.last_used_s > self.identity.idle_s
+            if is_idle or now_unix_s > session.record.limits.deadline_unix_s + self.identity.idle_s:
+                self.forget(session_id)
+
+    def _begin(self, stored: StoredSession) -> Session:
+        record, who = stored.record, self.identity
+        session = Session(record, stored.nonce, self._make_ledger(), self._sampling(record.sampling))
+        self._sessions[record.episode_id] = session
+        key = session_key(who.admin_key, who.run, record.episode_id, stored.nonce)
+        self._ids[key_hash(key)] = record.episode_id
+        self._policy.begin(record.episode_id, record.limits.max_new_tokens)
+        return session
+
+    def _sampling(self, params: SamplingParams) -> SamplingParams:
+        stop_ids = tuple(sorted({*params.stop_token_ids, *self.identity.stop_token_ids}))
+        return msgspec.structs.replace(params, stop_token_ids=stop_ids)
+
+    def _in_use(self, session: Session) -> Session:
+        session.last_used_s = self._clock.monotonic_s()
+        return session
+
+
+def _store_away(error: StoreLostError) -> UnavailableError:
+    return UnavailableError(f"sessions cannot be read: {error}", retry_after_s=_STORE_RETRY_AFTER_S)

@@ -1,0 +1,95 @@
+"""Sessions over NATS, for the agents service: decode -> core -> reply."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+
+from tailrace.bus import CallFailedError
+from tailrace_gateway.core.errors import ApiError
+from tailrace_gateway.core.exports import Exporter
+from tailrace_gateway.core.sessions import Sessions
+from tailrace_gateway.ports import SessionStore, StoreLostError
+from tailrace_protos.base import encode
+from tailrace_protos.generation import CallErrorCode
+from tailrace_protos.session import (
+    CloseSession,
+    ExportSession,
+    OpenSession,
+    SessionClosed,
+    SessionExport,
+    SessionOpened,
+)
+
+# An export beyond this travels by claim check; NATS takes messages of 1 MiB.
+MAX_INLINE_BYTES = 512 * 1024
+
+Announce = Callable[[SessionClosed], Awaitable[None]]
+PutBlob = Callable[[bytes], Awaitable[str]]
+
+
+class SessionHandler:
+    """Answers open, export and close. `announce` tells all replicas that a session takes no calls."""
+
+    def __init__(
+        self,
+        sessions: Sessions,
+        exporter: Exporter,
+        store: SessionStore,
+        base_url: Callable[[], str],
+        announce: Announce,
+        put_blob: PutBlob,
+    ) -> None:
+        self._sessions = sessions
+        self._exporter = exporter
+        self._store = store
+        self._base_url = base_url
+        self._announce = announce
+        self._put_blob = put_blob
+
+    async def open(self, request: OpenSession) -> SessionOpened:
+        """Make a session, or find it."""
+        try:
+            key = await self._sessions.open(request)
+        except ApiError as error:
+            raise _call_failed(error) from error
+        return SessionOpened(request.episode_id, self._base_url(), key)
+
+    async def export(self, request: ExportSession) -> SessionExport:
+        """All of it inline, or where it is much as a claim check (an encoded `SessionExport`)."""
+        try:
+            exported = await self.finish(request)
+        except ApiError as error:
+            raise _call_failed(error) from error
+        whole = encode(exported)
+        if len(whole) <= MAX_INLINE_BYTES:
+            return exported
+        return SessionExport(blob=await self._put_blob(whole), metrics=exported.metrics)
+
+    async def finish(self, request: ExportSession) -> SessionExport:
+        """Export with all rows inline; calls that still run anywhere are ended."""
+        exported = await self._exporter.export(request)
+        await self._announce(SessionClosed(request.session_id))
+        return exported
+
+    async def close(self, request: CloseSession) -> SessionClosed:
+        """Forget a session."""
+        try:
+            await self.forget(request.session_id)
+        except StoreLostError as error:
+            raise CallFailedError(CallErrorCode.NOT_READY, str(error), 1.0) from error
+        return SessionClosed(request.session_id)
+
+    async def forget(self, session_id: str) -> None:
+        """Forget a session here and everywhere."""
+        await self._store.delete(session_id)
+        self._sessions.forget(session_id)
+        await self._announce(SessionClosed(session_id))
+
+    async def heard_closed(self, message: SessionClosed) -> None:
+        """Another replica closed or exported a session."""
+        self._sessions.forget(message.session_id)
+
+
+def _call_failed(error: ApiError) -> CallFailedError:
+    code = CallErrorCode.INVALID if error.retry_after_s is None else CallErrorCode.NOT_READY
+    return CallFailedError(code, error.message, error.retry_after_s or 0.0)
