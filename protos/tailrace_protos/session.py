@@ -98,7 +98,8 @@ class ExportSession(Message, frozen=True, tag="export_session"):
 class SessionExport(Message, frozen=True, tag="session_export"):
     """The rows of a session and what is to be counted of it.
 
-    Rows too big for one message lie under `blob` (`tailrace.store.Blobs`), and `rows` is empty.
+    What is too big for one message lies encoded under `blob` (`tailrace.store.Blobs`): then only that and
+    `metrics` are here.
     """
 
     rows: tuple[TokenRow, ...] = ()

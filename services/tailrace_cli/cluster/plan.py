@@ -45,8 +45,8 @@ class Site:
     connection: Connection
     num_threads: int
     gateway_port: int = 0  # that all gateways listen on
-    gateway_admin_key: str = ""  # opens their sessions
     user_modules: Path | None = None  # folder of the modules that the experiment names
+    gateway_admin_key: str = ""  # opens their sessions
 
 
 def service_specs(config: ClusterConfig, num_gateways: int, site: Site) -> list[ProcessSpec]:

@@ -46,6 +46,7 @@ from tests.integration.agents.world import FakeScheduler, end
 from tests.integration.gateway.model import model_card, renderer
 from tests.integration.runtime.serving import eventually, make_service, serving
 
+_SAMPLING = SamplingParams()
 ADMIN_KEY = "the-admin-key-of-these-tests"
 
 
@@ -198,7 +199,7 @@ class World:
         max_episode_tokens: int = 20_000,
         max_new_tokens: int = 5_000,
         timeout_s: float = 60.0,
-        sampling: SamplingParams = SamplingParams(),
+        sampling: SamplingParams = _SAMPLING,
         seed: int | None = None,
     ) -> SessionOpened:
         """Open a session as agents do."""
