@@ -19,6 +19,8 @@ from tailrace.chat.sentinels import (
     EARLIER,
     REASONING,
     USER,
+    named,
+    nameless_reply,
     reply_span,
     sentinel_message,
     sentinel_reply,
@@ -84,7 +86,7 @@ class Continuations:
         shape = self._shape(around)
         text = self._render((*around.system, USER, around.reply, *around.new), around.tools, True)
         _, behind = self._split(text, around.reply)
-        before = shape.closing + shape.end
+        before = named(shape.closing, around.reply) + shape.end
         if not behind.startswith(before):
             raise self._refusal(f"it closes a reply with {behind[: len(before)]!r}, not {before!r}")
         return Insertion(shape.end, behind[len(before) :], shape.end_ids)
@@ -120,9 +122,10 @@ class Continuations:
         return found
 
     def _examine(self, around: _Neighbourhood) -> _Shape | TemplateNotAppendableError:
-        new = tuple(sentinel_message(index, message) for index, message in enumerate(around.new))
+        reply = around.reply
+        new = tuple(sentinel_message(index, message, reply) for index, message in enumerate(around.new))
         try:
-            return self._proven(around._replace(new=new))
+            return self._proven(around._replace(reply=nameless_reply(reply), new=new))
         except TemplateNotAppendableError as error:
             return error
         except TemplateError as error:

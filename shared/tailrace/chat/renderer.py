@@ -150,6 +150,14 @@ class Renderer:
         raw = token_ids.tobytes()
         return self._cached_decode(raw) if len(raw) <= _MAX_CACHED_REPLY_BYTES else self._decode(raw)
 
+    def encode(self, text: str) -> NDArray[np.int32]:
+        """Ids [t] of a prompt that is bare text, read-only; nothing is added to it."""
+        return self._encode(text)
+
+    def token_text(self, token_id: int) -> str:
+        """Text of one token, special or not; U+FFFD stands for a part of a character."""
+        return str(self._tokenizer.decode([token_id], skip_special_tokens=False))
+
     def parse_reply(
         self,
         token_ids: NDArray[np.int32],

@@ -33,13 +33,42 @@ def sentinel_reply(reply: ChatMessage, *, writes_calls: bool) -> ChatMessage:
     return ChatMessage("assistant", "" if is_silent else _REPLY, calls)
 
 
-def sentinel_message(index: int, message: ChatMessage) -> ChatMessage:
-    """A message with sentinels for its texts."""
+def nameless_reply(reply: ChatMessage) -> ChatMessage:
+    """The reply with stand-ins for names and ids of its calls too."""
+    calls = tuple(
+        ToolCall(_call_id(index), _call_name(index), call.arguments)
+        for index, call in enumerate(reply.tool_calls)
+    )
+    return msgspec.structs.replace(reply, tool_calls=calls)
+
+
+def named(text: str, reply: ChatMessage) -> str:
+    """Text of a `nameless_reply` with the reply's own names and ids."""
+    for index, call in enumerate(reply.tool_calls):
+        text = text.replace(_call_id(index), call.id).replace(_call_name(index), call.name)
+    return text
+
+
+def sentinel_message(index: int, message: ChatMessage, reply: ChatMessage) -> ChatMessage:
+    """A message with sentinels for its texts; the call that it answers goes by its stand-in."""
+    places = {call.id: place for place, call in enumerate(reply.tool_calls)}
+    place = places.get(message.tool_call_id, -1)
+    is_known = place >= 0
     return msgspec.structs.replace(
         message,
         content=f"SentinelNewText{index}." if message.content else "",
         reasoning=f"SentinelNewReasoning{index}." if message.reasoning else "",
+        tool_call_id=_call_id(place) if is_known else message.tool_call_id,
+        name=_call_name(place) if is_known and message.name else message.name,
     )
+
+
+def _call_id(index: int) -> str:
+    return f"snt{index:06}"  # Mistral's templates accept nine characters only
+
+
+def _call_name(index: int) -> str:
+    return f"SentinelName{index}x"
 
 
 def reply_span(text: str, reply: ChatMessage) -> tuple[int, int] | None:
