@@ -1,0 +1,349 @@
+"""Own agent loops: what they may do, how they end, how they are resumed."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tailrace.config import ConfigError
+from tailrace.loops import SingleTurnLoop, ToolAgentLoop, agent_loops, unknown_loop
+from tailrace.sdk import AgentLoop, EpisodeOverError, GenerationFailedError, tool
+from tailrace_agents.core.episode import EpisodeHandedBackError
+from tailrace_agents.ports import EpisodeTakenError
+from tailrace_protos.base import as_float32, as_int32, as_uint8
+from tailrace_protos.chat import ChatMessage, ToolCall
+from tailrace_protos.episode import Outcome
+from tailrace_protos.generation import SamplingParams
+from tailrace_protos.session import ExportStyle
+from tests.unit.tailrace_agents.loops.world import (
+    LIMITS,
+    ChatPolicy,
+    RecordList,
+    calls,
+    chat_renderer,
+    echo,
+    play,
+)
+
+
+def user(text: str) -> ChatMessage:
+    return ChatMessage("user", text)
+
+
+class Twice(AgentLoop):
+    """Asks a second question; what the second reply says is its own reward."""
+
+    async def run(self, row: dict[str, Any], policy: Any) -> Any:
+        messages = [user(row["prompt"])]
+        messages.append(await policy.chat(messages))
+        policy.set_reward(0.5)
+        messages.append(user("Sure?"))
+        reply = await policy.chat(messages)
+        return policy.finish(float(reply.content), {"length": len(reply.content)})
+
+
+async def test_a_loop_gives_rewards_to_its_calls() -> None:
+    result = await play(Twice, ChatPolicy("A", "2"))
+    assert result.tokens.turn_rewards == (0.5, 2.0)
+    assert result.metrics["length"] == 1
+    (row,) = result.tokens.rows(2.5).rows
+    assert as_float32(row.turn_rewards).tolist() == [0.5, 2.0]
+    assert row.reward == 2.5
+
+
+async def test_what_the_reward_service_adds_belongs_to_the_newest_call() -> None:
+    result = await play(Twice, ChatPolicy("A", "2"))
+    (row,) = result.tokens.rows(10.0).rows
+    assert as_float32(row.turn_rewards).tolist() == [0.5, 9.5]
+    assert row.reward == 10.0
+
+
+async def test_every_call_is_a_row_where_the_user_wants_it() -> None:
+    result = await play(Twice, ChatPolicy("A", "2"), style=ExportStyle.INDIVIDUAL)
+    first, second = result.tokens.rows(2.5).rows
+    assert (first.reward, second.reward) == (2.5, 2.0)
+    trained = sum(int(as_uint8(row.loss_mask).sum()) for row in (first, second))
+    assert trained == result.tokens.num_sampled
+
+
+class Crowd(AgentLoop):
+    """Asks three helpers at once and then a judge."""
+
+    async def run(self, row: dict[str, Any], policy: Any) -> Any:
+        questions = ([user(f"Helper {name}, {row['prompt']}")] for name in "abc")
+        answers = await asyncio.gather(*(policy.chat(one) for one in questions))
+        summary = " ".join(answer.content for answer in answers)
+        await policy.chat([user(f"Judge: {summary}")])
+        return policy.finish(1.0)
+
+
+def by_name(prompt: str) -> str:
+    return "Verdict." if "Judge" in prompt else f"I am {prompt.partition('Helper ')[2][0]}."
+
+
+async def test_conversations_at_the_same_time_become_rows_of_their_own() -> None:
+    policy = ChatPolicy(by_prompt=by_name)
+    result = await play(Crowd, policy)
+    rows = result.tokens.rows(1.0).rows
+    assert len(rows) == 4
+    trained = [as_int32(row.token_ids)[as_uint8(row.loss_mask) > 0] for row in rows]
+    texts = {chat_renderer().decode(ids) for ids in trained}
+    assert texts == {"I am a.", "I am b.", "I am c.", "Verdict."}
+    assert "I am a. I am b. I am c." in policy.prompts[-1]
+    assert sum(row.reward for row in rows) == 1.0  # helpers inherit nothing from the judge
+
+
+class Tokens(AgentLoop):
+    """Works with token ids: continues its own tokens, then forks."""
+
+    async def run(self, row: dict[str, Any], policy: Any) -> Any:
+        prompt = policy.renderer.opening_ids((user(row["prompt"]),))
+        first = await policy.generate(prompt)
+        longer = np.concatenate([prompt, first.token_ids, policy.renderer.observation_ids("x", False)])
+        await policy.generate(longer, max_new_tokens=2, sampling=SamplingParams(temperature=0.0))
+        await policy.generate(prompt[:-1])
+        return policy.finish()
+
+
+async def test_token_level_calls_continue_by_exact_prefix_only() -> None:
+    policy = ChatPolicy("one", "two", "three")
+    result = await play(Tokens, policy)
+    rows = result.tokens.rows(0.0).rows
+    assert len(rows) == 2
+    assert as_int32(rows[0].token_ids).tolist()[: len(policy.prompt_ids[1])] == policy.prompt_ids[1]
+    assert policy.budgets[1] == 2
+    assert policy.samplings[1].temperature == 0.0
+    assert policy.samplings[1].stop_token_ids == chat_renderer().stop_token_ids
+
+
+class Raises(AgentLoop):
+    error: Exception = RuntimeError("lost")
+
+    async def run(self, row: dict[str, Any], policy: Any) -> Any:
+        await policy.chat([user("x")])
+        raise self.error
+
+
+@pytest.mark.parametrize("error", [KeyError("x"), TimeoutError("mine"), RuntimeError("lost")])
+async def test_a_loops_exception_is_the_outcome_of_its_episode(
+    error: Exception, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Raises, "error", error)
+    result = await play(Raises, ChatPolicy("a"))
+    assert result.outcome is Outcome.INFRA_FAILURE
+    assert f"agent loop Raises raised {type(error).__name__}" in result.reason
+    assert result.tokens.num_turns == 1
+
+
+class Forgetful(AgentLoop):
+    async def run(self, row: dict[str, Any], policy: Any) -> Any:
+        await policy.chat([user("x")])
+
+
+async def test_a_loop_must_return_its_trajectory() -> None:
+    result = await play(Forgetful, ChatPolicy("a"))
+    assert result.outcome is Outcome.INFRA_FAILURE
+    assert "must return policy.finish" in result.reason
+
+
+class Idle(AgentLoop):
+    async def run(self, row: dict[str, Any], policy: Any) -> Any:
+        return policy.finish(1.0) if row.get("rewarded") else policy.finish()
+
+
+async def test_an_episode_without_a_model_call_teaches_nothing() -> None:
+    for row in ({}, {"rewarded": True}):
+        result = await play(Idle, ChatPolicy(), row=row)
+        assert result.outcome is Outcome.INFRA_FAILURE
+        assert result.tokens.rows(0.0).rows == ()
+
+
+class Greedy(AgentLoop):
+    """Asks for ever, in two conversations at once."""
+
+    async def run(self, row: dict[str, Any], policy: Any) -> Any:
+        while True:
+            async with asyncio.TaskGroup() as group:
+                for name in "ab":
+                    group.create_task(policy.chat([user(name)]))
+
+
+async def test_a_budget_that_ends_inside_a_group_of_tasks_is_a_policy_failure() -> None:
+    result = await play(
+        Greedy, ChatPolicy(by_prompt=lambda _: "y"), limits=LIMITS._replace(max_turns=5)
+    )
+    assert result.outcome is Outcome.POLICY_FAILURE
+    assert "max_turns" in result.reason
+
+
+class Stubborn(AgentLoop):
+    """Swallows whatever comes, and claims success."""
+
+    async def run(self, row: dict[str, Any], policy: Any) -> Any:
+        try:
+            await policy.chat([user("x")])
+            await policy.chat([user("y")])
+            await policy.tools.call(ToolCall("1", "echo", json.dumps({"text": "z"})))
+        except (Exception, asyncio.CancelledError):  # noqa: BLE001  as users do
+            pass
+        return policy.finish(1.0)
+
+
+async def never() -> str:
+    await asyncio.Event().wait()
+    return ""
+
+
+async def test_an_episode_beyond_its_deadline_times_out_whatever_its_loop_says() -> None:
+    result = await play(Stubborn, ChatPolicy("a", never), deadline_s=0.2)
+    assert result.outcome is Outcome.TIMEOUT
+    assert result.tokens.num_turns == 1
+
+
+async def test_a_failed_generation_cannot_be_hidden_by_the_loop() -> None:
+    failed = GenerationFailedError("g0.0.1", 3, "server gone")
+    result = await play(Stubborn, ChatPolicy("a", failed))
+    assert result.outcome is Outcome.INFRA_FAILURE
+    assert "server gone" in result.reason
+
+
+@pytest.mark.parametrize("at", [0, 1, 2])
+async def test_an_episode_that_another_worker_plays_is_left_to_it(at: int) -> None:
+    journal = RecordList(fails_at=at, error=EpisodeTakenError("g0.0", "fenced"))
+    with pytest.raises(EpisodeTakenError):
+        await play(Stubborn, ChatPolicy("a", "b"), [echo], journal=journal)
+
+
+async def test_a_draining_worker_hands_a_loop_back_between_two_calls() -> None:
+    replies = ChatPolicy("a", "b")
+    with pytest.raises(EpisodeHandedBackError):
+        await play(Stubborn, replies, is_draining=lambda: len(replies.prompts) > 0)
+    assert len(replies.prompts) == 1
+
+
+class Observed(AgentLoop):
+    """Notes what is left."""
+
+    async def run(self, row: dict[str, Any], policy: Any) -> Any:
+        before = policy.remaining
+        await policy.chat([user("x")])
+        after = policy.remaining
+        used = {"turns": before.turns - after.turns, "tokens": before.new_tokens - after.new_tokens}
+        try:
+            await policy.chat([user("y")])
+        except EpisodeOverError as error:
+            return policy.finish(metrics=used, reason=error.limit)
+        raise AssertionError("one turn too many")
+
+
+async def test_a_loop_sees_what_is_left_and_may_end_in_time() -> None:
+    result = await play(Observed, ChatPolicy("abc"), limits=LIMITS._replace(max_turns=1))
+    assert (result.outcome, result.reason) == (Outcome.OK, "max_turns")
+    assert (result.metrics["turns"], result.metrics["tokens"]) == (1, 4)
+
+
+async def test_a_loop_may_change_its_row_without_harm_to_others() -> None:
+    class Rude(AgentLoop):
+        async def run(self, row: dict[str, Any], policy: Any) -> Any:
+            row["prompt"][0]["content"] = "spoilt"
+            await policy.chat([user("x")])
+            return policy.finish()
+
+    row = {"prompt": [{"role": "user", "content": "fresh"}]}
+    result = await play(Rude, ChatPolicy("a"), row=row)
+    assert row["prompt"][0]["content"] == "fresh"
+    assert result.row["prompt"][0]["content"] == "fresh"
+
+
+# What is in the journal is neither sampled nor run again
+
+
+class Bench:
+    """A tool that counts its runs."""
+
+    def __init__(self) -> None:
+        self.runs: list[str] = []
+        runs = self.runs
+
+        @tool
+        async def search(query: str) -> str:
+            """Search."""
+            runs.append(query)
+            return f"found {query} {len(runs)}"
+
+        self.tool = search
+
+
+def find(*queries: str) -> str:
+    return calls(*(("search", {"query": query}) for query in queries))
+
+
+SCRIPT = (find("a", "b"), find("a"), "Found.")
+
+
+async def test_a_resumed_loop_samples_and_runs_only_what_is_missing() -> None:
+    journal, bench = RecordList(), Bench()
+    whole = await play(ToolAgentLoop, ChatPolicy(*SCRIPT), [bench.tool], journal=journal)
+    assert len(journal.records) == 6
+    for num_kept in range(7):
+        kept = RecordList(journal.records[:num_kept])
+        num_calls = [0, 1, 1, 1, 2, 2, 3][num_kept]
+        policy, again = ChatPolicy(*SCRIPT[num_calls:]), Bench()
+        again.runs += bench.runs[: num_kept - num_calls]
+        before = len(again.runs)
+        resumed = await play(ToolAgentLoop, policy, [again.tool], journal=kept)
+        assert len(policy.prompts) == 3 - num_calls
+        assert len(again.runs) - before == 3 - (num_kept - num_calls)
+        assert resumed.num_replayed_turns == num_calls
+        assert len(kept.records) == 6
+        (row,), (expected,) = resumed.tokens.rows(1.0).rows, whole.tokens.rows(1.0).rows
+        assert bytes(row.token_ids) == bytes(expected.token_ids)
+        assert bytes(row.loss_mask) == bytes(expected.loss_mask)
+
+
+async def test_parallel_calls_get_their_own_answers_back() -> None:
+    journal, policy = RecordList(), ChatPolicy(by_prompt=by_name)
+    whole = await play(Crowd, policy, journal=journal)
+    for order in ([2, 0, 1], [1, 2], [0]):
+        kept = RecordList([journal.records[index] for index in order])
+        asked = ChatPolicy(by_prompt=by_name)
+        resumed = await play(Crowd, asked, journal=kept)
+        assert len(asked.prompts) == 4 - len(order)
+        expected = {bytes(row.token_ids) for row in whole.tokens.rows(1.0).rows}
+        assert {bytes(row.token_ids) for row in resumed.tokens.rows(1.0).rows} == expected
+
+
+async def test_a_loop_that_asks_something_else_after_a_restart_is_answered_anew() -> None:
+    journal = RecordList()
+    await play(SingleTurnLoop, ChatPolicy("a"), journal=journal, row={"prompt": "First?"})
+    policy = ChatPolicy("b")
+    result = await play(SingleTurnLoop, policy, journal=journal, row={"prompt": "Other?"})
+    assert policy.prompts[0].endswith("Other?<|end|><|start|>assistant\n")
+    assert (result.num_replayed_turns, result.messages[-1].content) == (0, "b")
+    assert len(result.tokens.rows(0.0).rows) == 1
+
+
+# The registry
+
+
+def test_own_loops_stand_beside_those_that_come_along() -> None:
+    loops = agent_loops({"twice": f"{__name__}:Twice"}, "agents.agent_loops")
+    assert set(loops) == {"single_turn_agent", "tool_agent", "twice"}
+
+
+@pytest.mark.parametrize(
+    ("dotted", "problem"),
+    [("json:dumps", "is no class with a method run"), ("nowhere_at_all:X", "cannot import")],
+)
+def test_what_is_no_loop_is_refused_with_its_key(dotted: str, problem: str) -> None:
+    with pytest.raises(ConfigError, match=problem) as caught:
+        agent_loops({"mine": dotted}, "agents.agent_loops")
+    assert "agents.agent_loops.mine" in str(caught.value)
+
+
+def test_a_misspelt_agent_is_named_with_the_closest_one() -> None:
+    assert "did you mean 'tool_agent'?" in unknown_loop("tools_agent", {"tool_agent": 1, "x": 2})

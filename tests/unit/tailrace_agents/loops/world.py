@@ -1,0 +1,217 @@
+"""A small world for agent loops: a chat model of single characters, tools that do as told."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Callable, Sequence
+from functools import cache
+from typing import Any
+
+import numpy as np
+from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers
+
+from tailrace.channel.generation import Generation
+from tailrace.chat import ChatArgs, Renderer
+from tailrace.clock import SystemClock
+from tailrace.policy import Stages
+from tailrace.sdk import tool
+from tailrace.sdk.agent_loop import AgentLoop, LoopLimits
+from tailrace.tools import LocalTools
+from tailrace_agents.core.episode import EpisodeResult
+from tailrace_agents.core.loops.play import LoopEpisode, LoopPlan
+from tailrace_agents.core.players import PhaseArgs, PlayContext
+from tailrace_agents.ports import NoJournal
+from tailrace_protos.base import Int32Bytes, as_int32, encode
+from tailrace_protos.episode import EnvTask, EpisodeTask
+from tailrace_protos.generation import FinishReason, SamplingParams, VersionSpan
+from tailrace_protos.journal import JournalRecord, decode_record, record_index
+from tailrace_protos.session import ExportStyle
+from tailrace_protos.weights import ModelCard
+
+SPECIAL = ("<unk>", "<|start|>", "<|end|>")
+TEMPLATE = (
+    "{%- if tools -%}<|start|>tools"
+    "{%- for tool in tools -%}{{- ' ' + tool.function.name -}}{%- endfor -%}"
+    "<|end|>{%- endif -%}"
+    "{%- for message in messages -%}"
+    "{{- '<|start|>' + message['role'] + '\n' + (message['content'] or '') -}}"
+    "{%- for call in message.tool_calls or [] -%}"
+    "{%- set said = {'name': call.function.name, 'arguments': call.function.arguments} -%}"
+    "{{- '<tool_call>\n' + (said | tojson) + '\n</tool_call>' -}}{%- endfor -%}"
+    "<|end|>"
+    "{%- endfor -%}"
+    "{%- if add_generation_prompt -%}{{- '<|start|>assistant\n' -}}{%- endif -%}"
+)
+LIMITS = LoopLimits(
+    max_episode_tokens=8192,
+    max_new_tokens=2048,
+    max_tokens_per_step=0,
+    max_turns=8,
+    wall_clock_s=0.0,
+    max_tool_s=30.0,
+    tool_timeout_s=10.0,
+    max_tool_output_chars=0,
+)
+
+
+@cache
+def chat_card() -> ModelCard:
+    """The card of a model whose tokens are characters."""
+    characters = [chr(code) for code in range(32, 127)] + ["\n"]
+    vocabulary = {token: index for index, token in enumerate((*SPECIAL, *characters))}
+    tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="<unk>"))
+    tokenizer.add_special_tokens([AddedToken(token, normalized=False) for token in SPECIAL])
+    tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex(r"[\s\S]"), behavior="isolated")
+    tokenizer.decoder = decoders.Fuse()
+    config = {"eos_token": "<|end|>", "chat_template": TEMPLATE}
+    return ModelCard(
+        b"{}",
+        {
+            "tokenizer.json": tokenizer.to_str().encode(),
+            "tokenizer_config.json": json.dumps(config).encode(),
+        },
+    )
+
+
+@cache
+def chat_renderer() -> Renderer:
+    return Renderer.from_model_card(chat_card(), ChatArgs(tool_parser="hermes"))
+
+
+def calls(*named: tuple[str, dict[str, Any]], text: str = "") -> str:
+    """A reply that calls tools."""
+    blocks = (json.dumps({"name": name, "arguments": arguments}) for name, arguments in named)
+    return text + "".join(f"<tool_call>\n{block}\n</tool_call>" for block in blocks)
+
+
+Reply = str | Exception | Callable[[], Any]
+
+
+class ChatPolicy:
+    """Says the given replies in turn, or what `by_prompt` makes of the prompt's text."""
+
+    def __init__(self, *replies: Reply, by_prompt: Callable[[str], str] | None = None) -> None:
+        self.replies = list(replies)
+        self.by_prompt = by_prompt
+        self.prompts: list[str] = []
+        self.prompt_ids: list[list[int]] = []
+        self.budgets: list[int] = []
+        self.samplings: list[SamplingParams] = []
+
+    async def generate(
+        self,
+        prompt_ids: Int32Bytes,
+        max_new_tokens: int,
+        sampling: SamplingParams,
+        *,
+        episode_id: str,
+        turn: int,
+        on_chunk: object = None,
+    ) -> Generation:
+        ids = as_int32(prompt_ids)
+        self.prompt_ids.append(ids.tolist())
+        text = text_of(ids)
+        self.prompts.append(text)
+        self.budgets.append(max_new_tokens)
+        self.samplings.append(sampling)
+        await asyncio.sleep(0)
+        reply = self.by_prompt(text) if self.by_prompt else self.replies.pop(0)
+        if isinstance(reply, Exception):
+            raise reply
+        if callable(reply):
+            reply = await reply()
+        said = chat_renderer().reply_ids(str(reply))
+        reason = FinishReason.STOP if len(said) <= max_new_tokens else FinishReason.LENGTH
+        said = said[:max_new_tokens]
+        logprobs = np.full(len(said), -0.5, np.float32)
+        return Generation(said, logprobs, (VersionSpan(1, len(said)),), reason, None, 0)
+
+
+def text_of(ids: Any) -> str:
+    """Ids as text, special tokens included."""
+    tokenizer = Tokenizer.from_str(chat_card().tokenizer_files["tokenizer.json"].decode())
+    return str(tokenizer.decode(list(ids), skip_special_tokens=False))
+
+
+class RecordList:
+    """A journal in a list; records go through the wire as real ones do."""
+
+    may_have_records = True
+
+    def __init__(self, records: Sequence[bytes] = (), fails_at: int = -1, error: Any = None) -> None:
+        self.records = list(records)
+        self.fails_at = fails_at
+        self.error = error
+
+    async def load(self) -> list[JournalRecord]:
+        return [decode_record(record) for record in self.records]
+
+    async def append(self, record: JournalRecord) -> None:
+        if record_index(record) == self.fails_at:
+            raise self.error
+        self.records.append(encode(record))
+
+    async def clear(self) -> None:
+        self.records.clear()
+
+
+def context(policy: Any, **changes: Any) -> PlayContext:
+    renderer = chat_renderer()
+    args = PhaseArgs(SamplingParams(stop_token_ids=renderer.stop_token_ids), 2048)
+    made: dict[str, Any] = {
+        "renderer": renderer,
+        "policy": policy,
+        "phases": {"train": args, "eval": args},
+        "max_episode_tokens": 8192,
+        "clock": SystemClock(),
+        "stages": Stages(),
+        "is_draining": lambda: False,
+    }
+    return PlayContext(**{**made, **changes})
+
+
+def task(deadline_s: float = 20.0) -> EpisodeTask:
+    deadline = SystemClock().unix_s() + deadline_s
+    return EpisodeTask("g0.0", "g0", 0, 0, "train", EnvTask("rows", 0, 0), deadline)
+
+
+async def play(
+    loop: type[AgentLoop],
+    policy: Any,
+    tools: Sequence[Any] = (),
+    *,
+    row: dict[str, Any] | None = None,
+    limits: LoopLimits = LIMITS,
+    max_new_tokens: int = 2048,
+    journal: Any = None,
+    deadline_s: float = 20.0,
+    style: ExportStyle = ExportStyle.CONCAT,
+    observer: Any = None,
+    **changes: Any,
+) -> EpisodeResult:
+    """Play one row of `loop` with `tools` in this process."""
+    local = LocalTools(tools)
+    names = [one.spec.name if hasattr(one, "spec") else one.name for one in tools]
+    row = {"prompt": "Go.", "tools": names, "tools_kwargs": {}, **(row or {})}
+    made = context(policy, **changes)
+    phases = {name: args._replace(max_new_tokens=max_new_tokens) for name, args in made.phases.items()}
+    made = context(policy, **{**changes, "phases": phases})
+    episode = LoopEpisode(loop, row, task(deadline_s), LoopPlan(limits, style, 1.0), made, observer)
+    session = local.session("g0.0", row["tools"], create_kwargs=row["tools_kwargs"])
+    try:
+        return await episode.play(session, journal or NoJournal())
+    finally:
+        await local.close()
+
+
+@tool
+async def echo(text: str) -> str:
+    """Say it again."""
+    return f"echo {text}"
+
+
+@tool
+async def broken(text: str) -> str:
+    """Fail."""
+    raise RuntimeError(f"cannot {text}")
