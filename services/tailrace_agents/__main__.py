@@ -20,8 +20,10 @@ from tailrace.runtime import Args, Service, run_service
 from tailrace.store import Blobs, Journal, StoreConnection, TrajectoryBuffer, connect
 from tailrace.tools import ToolClient
 from tailrace_agents import metrics
+from tailrace_agents.adapters.gateway_sessions import GatewaySessions
 from tailrace_agents.adapters.scoring import RewardClient
-from tailrace_agents.casting import Cast
+from tailrace_agents.adapters.workflow_runners import Runner, start_runner
+from tailrace_agents.casting import Cast, WorkflowStage
 from tailrace_agents.config import AgentsConfig
 from tailrace_agents.core.lengths import LengthEstimate
 from tailrace_agents.core.players import EpisodePlayer
@@ -39,10 +41,11 @@ async def build(args: Args) -> Service:
     threads = ThreadPoolExecutor(config.env_threads, "env")
     stages = Stages()
     cast = Cast(config, args.run, args.config, threads, stages)
+    runner = await start_runner(config.workflow, args.config) if config.workflow else None
     service = Service(
         "agents", args.run, args.endpoints, instance_id=args.worker_id, drain_s=config.drain_s
     )
-    worker = _Worker(service, config, cast, stages)
+    worker = _Worker(service, config, cast, stages, runner)
     service.on_start(worker.start)
     service.on_drain(worker.stop)
     return service
@@ -51,7 +54,14 @@ async def build(args: Args) -> Service:
 class _Worker:
     """Connections and clients of this process, from start to drain."""
 
-    def __init__(self, service: Service, config: AgentsConfig, cast: Cast, stages: Stages) -> None:
+    def __init__(
+        self,
+        service: Service,
+        config: AgentsConfig,
+        cast: Cast,
+        stages: Stages,
+        runner: Runner | None,
+    ) -> None:
         run = service.run.exp_name
         self._service = service
         self._config = config
@@ -63,6 +73,8 @@ class _Worker:
         self._redis: StoreConnection | None = None
         self._client: GenerateClient | None = None
         self._tools: ToolClient | None = None
+        self._runner = runner
+        self._sessions: GatewaySessions | None = None
         _export(stages)
 
     async def start(self) -> None:
@@ -94,7 +106,7 @@ class _Worker:
                 phase,
                 EpisodeTask,
                 handler.handle,
-                max_in_flight=config.max_concurrent_episodes,
+                max_in_flight=config.max_in_flight,
                 max_deliveries=config.max_deliveries,
             )
 
@@ -103,14 +115,23 @@ class _Worker:
     ) -> dict[str, EpisodePlayer]:
         service = self._service
         self._tools = tools = ToolClient(service.bus, service.run.exp_name, redis=redis)
+        workflow = None
+        if self._runner is not None:
+            blobs = Blobs(redis, service.run.exp_name)
+            self._sessions = GatewaySessions(service.bus, service.run.exp_name, blobs)
+            workflow = WorkflowStage(self._runner, self._sessions)
         try:
-            return self._cast.players(renderer, policy, tools, service.draining.is_set)
+            return self._cast.players(renderer, policy, tools, service.draining.is_set, workflow)
         except TemplateError as error:
             raise ConfigError(f"agents.custom_envs: {error}") from error
 
     async def stop(self) -> None:
         """Tell the scheduler and the servers that nothing is in flight here any more."""
         await self._leases.report()
+        if self._runner is not None:
+            await self._runner.close()
+        if self._sessions is not None:
+            await self._sessions.drain()
         if self._tools is not None:
             await self._tools.close()
         if self._client is not None:

@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping
 from concurrent.futures import Executor
 from functools import partial
 from pathlib import Path
+from typing import Any, NamedTuple
 
 from tailrace.chat import Renderer
 from tailrace.clock import SystemClock
@@ -25,10 +26,24 @@ from tailrace_agents.config import AgentsConfig, GeneratingArgs
 from tailrace_agents.core.env_player import EnvPlayer
 from tailrace_agents.core.environments import EnvPool
 from tailrace_agents.core.loops.play import LoopPlan
-from tailrace_agents.core.loops.player import LoopPlayer, ToolSource
+from tailrace_agents.core.loops.player import LoopPlayer, ToolSource, row_of
 from tailrace_agents.core.players import EpisodePlayer, PhaseArgs, PlayContext
+from tailrace_agents.core.workflow_player import (
+    Sessions,
+    WorkflowPlayer,
+    WorkflowRunner,
+    WorkflowTerms,
+)
+from tailrace_protos.episode import EpisodeTask
 from tailrace_protos.generation import SamplingParams
 from tailrace_protos.session import ExportStyle
+
+
+class WorkflowStage(NamedTuple):
+    """What a workflow needs: where it runs, and its door to the gateway."""
+
+    runner: WorkflowRunner
+    sessions: Sessions
 
 
 class Cast:
@@ -45,9 +60,17 @@ class Cast:
         self.datasets = load_datasets(config, self._loops, run.seed, source)
 
     def players(
-        self, renderer: Renderer, policy: Policy, tools: ToolSource, is_draining: Callable[[], bool]
+        self,
+        renderer: Renderer,
+        policy: Policy,
+        tools: ToolSource,
+        is_draining: Callable[[], bool],
+        workflow: WorkflowStage | None = None,
     ) -> dict[str, EpisodePlayer]:
-        """A player for every tag. Raises `TemplateError` if the model cannot play what is asked."""
+        """A player for every tag. Raises `TemplateError` if the model cannot play what is asked.
+
+        `workflow` is needed if the configuration names one.
+        """
         config = self._config
         context = PlayContext(
             renderer=renderer,
@@ -61,7 +84,8 @@ class Cast:
             stages=self._stages,
             is_draining=is_draining,
         )
-        return {**self._env_players(context), **self._loop_players(context, tools)}
+        players = {**self._env_players(context), **self._loop_players(context, tools)}
+        return {**players, **self._workflow_players(context, workflow)} if workflow else players
 
     def _env_players(self, context: PlayContext) -> dict[str, EpisodePlayer]:
         if self._pools:
@@ -77,6 +101,20 @@ class Cast:
         return {
             name: LoopPlayer(dataset, self._loops, self._plan(name, context), context, tools)
             for name, dataset in self.datasets.items()
+            if not self._config.is_played_by_workflow(name)
+        }
+
+    def _workflow_players(
+        self, context: PlayContext, workflow: WorkflowStage
+    ) -> dict[str, EpisodePlayer]:
+        args = self._config.workflow
+        assert args is not None
+        style = ExportStyle(args.export_style)
+        terms = WorkflowTerms(style, args.turn_discount, args.timeout_s)
+        return {
+            name: WorkflowPlayer(*workflow, context, terms, partial(_data_of, dataset))
+            for name, dataset in self.datasets.items()
+            if self._config.is_played_by_workflow(name)
         }
 
     def _plan(self, name: str, context: PlayContext) -> LoopPlan:
@@ -94,6 +132,10 @@ class Cast:
         )
         style = ExportStyle(args.export_style)
         return LoopPlan(limits, style, args.turn_discount, self._run.chat.reasoning)
+
+
+def _data_of(dataset: Dataset, task: EpisodeTask) -> dict[str, Any]:
+    return row_of(dataset, task).data
 
 
 def make_pools(

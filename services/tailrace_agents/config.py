@@ -221,3 +221,13 @@ class AgentsConfig(Config, frozen=True, kw_only=True):
     def is_played_by_workflow(self, dataset: str) -> bool:
         """Whether the rows of this data set are the workflow's; else an agent loop plays them."""
         return self.workflow is not None and dataset in (self.workflow.datasets or self.datasets)
+
+    @property
+    def max_in_flight(self) -> int:
+        """Episodes of a phase that a worker takes; no more than it has processes to play them in."""
+        workflow = self.workflow
+        if workflow is None or workflow.mode == "inline" or self.custom_envs:
+            return self.max_concurrent_episodes
+        if not all(map(self.is_played_by_workflow, self.datasets)):
+            return self.max_concurrent_episodes
+        return min(self.max_concurrent_episodes, workflow.subproc_max_workers)

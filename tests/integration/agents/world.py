@@ -187,7 +187,7 @@ class World:
         tasks = []
         for index in range(first, first + num_groups):
             seed = seeds[index - first] if seeds else index
-            env_tasks = tuple(EnvTask(env_name, seed) for _ in range(group_size))
+            env_tasks = tuple(EnvTask(env_name, seed, index) for _ in range(group_size))
             record = GroupRecord(
                 group_id=f"{phase}-{index}",
                 group_index=index,

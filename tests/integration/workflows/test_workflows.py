@@ -1,0 +1,195 @@
+"""Episodes that a user's agent plays through a real gateway: rows, rewards, ends, and nothing left."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tailrace_protos.episode import Outcome
+from tests.integration.agents.world import kill, until
+from tests.integration.workflows.world import World, trained
+
+MODULE = '''
+import asyncio
+from openai import AsyncOpenAI
+
+class Base:
+    async def run(self, data, base_url, api_key, http_client):
+        self_client = AsyncOpenAI(base_url=base_url, api_key=api_key, http_client=http_client)
+        return await self.talk(self_client, data)
+
+    async def ask(self, client, messages):
+        return await client.chat.completions.create(model="m", messages=messages)
+
+class Short(Base):
+    """One call; rewards an answer."""
+    async def talk(self, client, data):
+        answer = await self.ask(client, [{"role": "user", "content": data["prompt"]}])
+        return float(answer.choices[0].message.content == "Hello there.")
+
+class Twice(Base):
+    """Two turns of one conversation, rewarded one by one."""
+    async def talk(self, client, data):
+        messages = [{"role": "user", "content": data["prompt"]}]
+        first = await self.ask(client, messages)
+        messages += [first.choices[0].message.model_dump(exclude_none=True), {"role": "user", "content": "More."}]
+        second = await self.ask(client, messages)
+        return {first.id: 1.0, second.id: 0.5}
+
+class Invents(Base):
+    async def talk(self, client, data):
+        await self.ask(client, [{"role": "user", "content": data["prompt"]}])
+        return {"chatcmpl-of-somebody-else": 1.0}
+
+class Mute(Base):
+    async def talk(self, client, data):
+        return 1.0
+
+class Raises(Base):
+    async def talk(self, client, data):
+        await self.ask(client, [{"role": "user", "content": data["prompt"]}])
+        raise KeyError("answer")
+
+class Endless(Base):
+    """Asks until the gateway refuses."""
+    async def talk(self, client, data):
+        messages = [{"role": "user", "content": data["prompt"]}]
+        while True:
+            answer = await self.ask(client, messages)
+            messages += [answer.choices[0].message.model_dump(exclude_none=True), {"role": "user", "content": "?"}]
+
+class FromEnvironment:
+    """Makes its own client."""
+    async def run(self, data):
+        async with AsyncOpenAI() as client:
+            answer = await client.chat.completions.create(
+                model="m", messages=[{"role": "user", "content": data["prompt"]}])
+        return 1.0
+
+class Sleeps(Base):
+    async def talk(self, client, data):
+        await self.ask(client, [{"role": "user", "content": data["prompt"]}])
+        await asyncio.sleep(3600)
+'''  # noqa: E501
+
+
+@pytest.fixture(autouse=True)
+def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    (tmp_path / "gateway_agents.py").write_text(MODULE)
+    monkeypatch.setenv("PYTHONPATH", f"{tmp_path}{os.pathsep}{os.environ.get('PYTHONPATH', '')}")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    yield
+    sys.modules.pop("gateway_agents", None)
+
+
+@pytest.mark.parametrize(
+    "settings", [{"agent": "Short"}, {"agent": "FromEnvironment", "mode": "subproc"}]
+)
+async def test_an_answer_becomes_a_row_of_exactly_the_sampled_tokens(
+    world: World, settings: dict[str, str]
+) -> None:
+    await world.start(f"gateway_agents.{settings.pop('agent')}", subproc_max_workers=1, **settings)
+    played = await world.play(group_size=2)
+    assert {one.outcome for one in played.values()} == {Outcome.OK}
+    rows = [row for one in played.values() for row in one.rows]
+    assert [trained(row) for row in rows] == world.sampled()
+    assert [row.reward for row in rows] == [1.0, 1.0]
+    assert [one.reward for one in played.values()] == [1.0, 1.0]
+    await _until_no_session(world)
+
+
+async def _until_no_session(world: World) -> None:
+    async with asyncio.timeout(10):
+        while keys := await world.session_keys():
+            assert keys
+            await asyncio.sleep(0.02)
+
+
+async def test_rewards_by_completion_are_discounted_along_the_conversation(world: World) -> None:
+    await world.start("gateway_agents.Twice", turn_discount=0.5)
+    (played,) = (await world.play()).values()
+    assert [row.reward for row in played.rows] == [1.25, 0.5]
+    assert played.reward == 1.5
+    assert [trained(row) for row in played.rows] == world.sampled()
+
+
+async def test_concat_makes_one_row_of_a_conversation(world: World) -> None:
+    await world.start("gateway_agents.Twice", export_style="concat")
+    (played,) = (await world.play()).values()
+    (row,) = played.rows
+    assert trained(row) == [token for call in world.sampled() for token in call]
+
+
+@pytest.mark.parametrize(
+    ("agent", "reason"),
+    [
+        ("Invents", "chatcmpl-of-somebody-else"),
+        ("Mute", "no call to reward"),
+        ("Raises", "KeyError: 'answer'"),
+    ],
+)
+async def test_a_broken_agent_ends_its_episode_with_a_reason_and_leaves_no_session(
+    world: World, agent: str, reason: str
+) -> None:
+    await world.start(f"gateway_agents.{agent}")
+    await world.admit()
+    (settled,) = (await world.agents.settled(1)).values()
+    assert settled.outcome is Outcome.INFRA_FAILURE
+    assert reason in settled.reason
+    await _until_no_session(world)
+
+
+async def test_an_agent_that_uses_up_its_budget_has_failed_as_a_policy(world: World) -> None:
+    await world.gateway.start_gateway()
+    settings = world.settings("gateway_agents.Endless")
+    await world.agents.start_agents(**settings, generating_args={"max_new_tokens": 60})
+    (played,) = (await world.play()).values()
+    assert played.outcome is Outcome.POLICY_FAILURE
+    assert played.reward == 0.0
+    assert sum(len(trained(row)) for row in played.rows) == 60
+
+
+async def test_an_agent_that_takes_too_long_is_a_timeout_and_its_call_is_aborted(world: World) -> None:
+    world.model.hold = True
+    await world.start("gateway_agents.Short", timeout_s=0.3)
+    await world.admit()
+    (settled,) = (await world.agents.settled(1)).values()
+    assert settled.outcome is Outcome.TIMEOUT
+    await until(lambda: len(world.model.aborted) == 1)
+    await _until_no_session(world)
+
+
+async def test_a_worker_killed_while_it_plays_is_followed_by_a_fresh_session(world: World) -> None:
+    await world.gateway.start_gateway()
+    settings = world.settings("gateway_agents.Short")
+    world.model.hold = True
+    worker = await world.agents.spawn_agents("w0", **settings)
+    await world.admit()
+    await until(lambda: world.model.num_held == 1, 40)
+    kill(worker)
+    await worker.wait()
+    await until(lambda: len(world.model.aborted) == 1, 40)
+    world.model.hold = False
+    await world.agents.start_agents("w1", **settings)
+    (played,) = (await world.agents.trajectories(1)).values()
+    assert played.outcome is Outcome.OK
+    assert len(played.rows) == 1
+    await _until_no_session(world)
+
+
+async def test_a_drained_worker_hands_its_episode_on(world: World) -> None:
+    await world.gateway.start_gateway()
+    settings = {**world.settings("gateway_agents.Sleeps"), "drain_s": 0.1}
+    first = await world.agents.start_agents("w0", **settings)
+    await world.admit()
+    await until(lambda: len(world.model.requests) == 1)
+    first.stop("test", 0)
+    await world.agents.start_agents("w1", **world.settings("gateway_agents.Short"))
+    (played,) = (await world.agents.trajectories(1)).values()
+    assert played.outcome is Outcome.OK
+    assert [trained(row) for row in played.rows] == world.sampled()[1:]

@@ -1,0 +1,112 @@
+"""Real agents and a real gateway, with a model that says what a test wants."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import redis.asyncio
+
+from tailrace.channel import Address, ZmqGenerateServer
+from tailrace.store import Blobs
+from tailrace_protos.base import as_int32
+from tailrace_protos.episode import EpisodeTask
+from tailrace_protos.trajectory import TokenRow, Trajectory
+from tests.conftest import ServerProcess
+from tests.integration.agents.world import World as AgentsWorld
+from tests.integration.agents.world import world_of as agents_world_of
+from tests.integration.gateway.model import model_card
+from tests.integration.gateway.world import ScriptedModel
+from tests.integration.gateway.world import World as GatewayWorld
+
+ROWS = [{"prompt": "Say hello.", "answer": "hello"}, {"prompt": "Say more.", "answer": "more"}]
+
+
+@dataclass
+class World:
+    """What a test holds in its hands."""
+
+    agents: AgentsWorld
+    gateway: GatewayWorld
+    model: ScriptedModel
+    folder: Path
+
+    def write_rows(self, rows: Sequence[dict[str, Any]]) -> Path:
+        path = self.folder / "rows.jsonl"
+        path.write_text("\n".join(map(json.dumps, rows)))
+        return path
+
+    async def start(self, agent: str, rows: Sequence[dict[str, Any]] = ROWS, **workflow: Any) -> None:
+        """Agents whose rows `agent` plays, and a gateway."""
+        await self.gateway.start_gateway()
+        await self.agents.start_agents(**self.settings(agent, rows, **workflow))
+
+    def settings(
+        self, agent: str, rows: Sequence[dict[str, Any]] = ROWS, **workflow: Any
+    ) -> dict[str, Any]:
+        """The `agents` section."""
+        return {
+            "custom_envs": {},
+            "datasets": {"rows": {"path": str(self.write_rows(rows))}},
+            "workflow": {"agent": agent, **workflow},
+        }
+
+    async def admit(self, num_groups: int = 1, group_size: int = 1, **more: Any) -> list[EpisodeTask]:
+        return await self.agents.admit(num_groups, group_size, env_name="rows", **more)
+
+    async def play(self, num_groups: int = 1, group_size: int = 1) -> dict[str, Trajectory]:
+        """Admit groups and return their trajectories; each needs one valid member."""
+        await self.admit(num_groups, group_size)
+        return await self.agents.trajectories(num_groups)
+
+    def sampled(self) -> list[list[int]]:
+        """What the engine emitted, call by call."""
+        return [self.model._ids(request)[: request.max_new_tokens] for request in self.model.requests]
+
+    async def session_keys(self) -> list[bytes]:
+        """Redis keys of sessions of this run."""
+        client = redis.asyncio.from_url(self.agents.redis_server.url)
+        try:
+            return [key async for key in client.scan_iter(f"{{{self.agents.run}}}:session*")]
+        finally:
+            await client.aclose()
+
+
+def trained(row: TokenRow) -> list[int]:
+    """The ids that a row trains."""
+    mask = np.frombuffer(row.loss_mask, np.uint8).astype(bool)
+    ids: list[int] = as_int32(row.token_ids)[mask].tolist()
+    return ids
+
+
+@asynccontextmanager
+async def world_of(
+    nats: ServerProcess, redis_server: ServerProcess, run: str, folder: Path
+) -> AsyncIterator[World]:
+    """A run with its streams, scheduler, rewards and inference server; no agents and no gateway yet."""
+    async with agents_world_of(nats, redis_server, run, folder) as agents:
+        await Blobs(agents.redis, run).put_model_card(model_card())
+        model = ScriptedModel()
+        server = ZmqGenerateServer(f"ipc://{folder}/s0.ipc")
+        await server.start(model)
+        agents.stack.push_async_callback(server.stop)
+        agents.scheduler.addresses.append(Address("s0", "", server.endpoint))
+        gateway_folder = folder / "gateway"
+        gateway_folder.mkdir()
+        gateway = GatewayWorld(
+            run,
+            agents.service,
+            agents.scheduler,
+            agents.redis,
+            model,
+            gateway_folder,
+            nats,
+            redis_server,
+            agents.stack,
+        )
+        yield World(agents, gateway, model, folder)
