@@ -24,8 +24,11 @@ from tailrace.runtime.guard import Guard
 from tailrace.store import Blobs, SessionLogs, StoreConnection, connect
 from tailrace_gateway import metrics
 from tailrace_gateway.adapters.http.chat import chat_routes
+from tailrace_gateway.adapters.http.completions import completion_routes
 from tailrace_gateway.adapters.http.door import Door
+from tailrace_gateway.adapters.http.messages import message_routes
 from tailrace_gateway.adapters.http.models import model_routes
+from tailrace_gateway.adapters.http.responses import response_routes
 from tailrace_gateway.adapters.http.sessions import SessionRoutes
 from tailrace_gateway.adapters.server import HttpServer, bind, ended
 from tailrace_gateway.adapters.store import TimedSessionLogs
@@ -134,6 +137,9 @@ class _Gateway:
         )
         routes = [
             *chat_routes(calls, renderer),
+            *completion_routes(calls, renderer),
+            *response_routes(calls, renderer),
+            *message_routes(calls),
             *model_routes(service.run.pretrain or self._run),
             *session_routes.routes(),
         ]

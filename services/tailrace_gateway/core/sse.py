@@ -16,8 +16,7 @@ DONE = b"data: [DONE]\n\n"
 
 def to_json(value: Any) -> bytes:
     """Compact JSON."""
-    encoded: bytes = _encoder.encode(value)
-    return encoded
+    return _encoder.encode(value)
 
 
 def data_event(value: Any) -> bytes:
@@ -27,7 +26,7 @@ def data_event(value: Any) -> bytes:
 
 def named_event(value: dict[str, Any]) -> bytes:
     """An event whose name is the value's `type`."""
-    return b"event: " + value["type"].encode() + b"\ndata: " + to_json(value) + b"\n\n"
+    return b"event: " + str(value["type"]).encode() + b"\ndata: " + to_json(value) + b"\n\n"
 
 
 class StreamDialect(Protocol):

@@ -7,7 +7,8 @@ from functools import partial
 from tailrace_gateway.adapters.http.calls import CallRoute, Dialect
 from tailrace_gateway.adapters.http.door import HttpRoute
 from tailrace_gateway.core.calls import Calls
-from tailrace_gateway.core.openai_chat import ChatStream, chat_answer, read_chat
+from tailrace_gateway.core.openai_chat import chat_answer, read_chat
+from tailrace_gateway.core.openai_chat_stream import ChatStream
 from tailrace_gateway.core.openai_fields import TokenText
 
 

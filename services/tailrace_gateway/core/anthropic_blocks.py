@@ -1,0 +1,114 @@
+"""Content blocks of Anthropic's histories as messages."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+
+from tailrace_gateway.core.errors import InvalidRequestError, UnsupportedError
+from tailrace_gateway.core.openai_fields import refuse_prefill
+from tailrace_protos.chat import ChatMessage, ToolCall
+
+
+class Block(msgspec.Struct, frozen=True):
+    """A content block; which fields it has depends on its `type`."""
+
+    type: str
+    text: str = ""
+    thinking: str = ""
+    id: str = ""
+    name: str = ""
+    input: Any = None
+    tool_use_id: str = ""
+    content: str | list[dict[str, Any]] | None = None
+    is_error: bool | None = None
+
+
+Blocks = list[Block]
+
+
+class InAnthropicMessage(msgspec.Struct, frozen=True):
+    """A message of the history."""
+
+    role: str
+    content: str | Blocks
+
+
+def read_system(system: str | Blocks | None) -> str:
+    """The system prompt as one text."""
+    if system is None or isinstance(system, str):
+        return system or ""
+    return "\n".join(_text(block, f"system[{i}]") for i, block in enumerate(system))
+
+
+def read_anthropic_messages(messages: Sequence[InAnthropicMessage]) -> tuple[ChatMessage, ...]:
+    """The conversation so far; it must not end with an assistant's message."""
+    if not messages:
+        raise InvalidRequestError("messages: at least one message is required", param="messages")
+    read: list[ChatMessage] = []
+    for index, message in enumerate(messages):
+        place = f"messages[{index}]"
+        if message.role == "user":
+            read += _user(message.content, f"{place}.content")
+        elif message.role == "assistant":
+            read.append(_assistant(message.content, f"{place}.content"))
+        else:
+            param = f"{place}.role"
+            raise InvalidRequestError(
+                f"{param}: {message.role!r} is not user or assistant", param=param
+            )
+    refuse_prefill(read)
+    return tuple(read)
+
+
+def _user(content: str | Blocks, place: str) -> list[ChatMessage]:
+    """Results of tools first, as they answer the calls before; then what the user says."""
+    if isinstance(content, str):
+        return [ChatMessage("user", content)]
+    results = [
+        ChatMessage("tool", _result(block, f"{place}[{i}]"), tool_call_id=block.tool_use_id)
+        for i, block in enumerate(content)
+        if block.type == "tool_result"
+    ]
+    texts = [
+        _text(block, f"{place}[{i}]") for i, block in enumerate(content) if block.type != "tool_result"
+    ]
+    said = [ChatMessage("user", "\n".join(texts))] if texts else []
+    return results + said
+
+
+def _assistant(content: str | Blocks, place: str) -> ChatMessage:
+    if isinstance(content, str):
+        return ChatMessage("assistant", content)
+    texts, thoughts, calls = [], [], []
+    for index, block in enumerate(content):
+        if block.type == "thinking":
+            thoughts.append(block.thinking)
+        elif block.type == "tool_use":
+            calls.append(ToolCall(block.id, block.name, _arguments(block.input)))
+        else:
+            texts.append(_text(block, f"{place}[{index}]"))
+    return ChatMessage("assistant", "\n".join(texts), tuple(calls), reasoning="\n".join(thoughts))
+
+
+def _arguments(given: Any) -> str:
+    """The text of a tool call's arguments, as the model wrote them."""
+    if isinstance(given, dict) and set(given) == {"_raw"} and isinstance(given["_raw"], str):
+        return given["_raw"]
+    return msgspec.json.encode(given if given is not None else {}).decode()
+
+
+def _result(block: Block, place: str) -> str:
+    if block.content is None or isinstance(block.content, str):
+        return block.content or ""
+    parts = msgspec.convert(block.content, list[Block])
+    return "\n".join(_text(part, f"{place}.content[{i}]") for i, part in enumerate(parts))
+
+
+def _text(block: Block, place: str) -> str:
+    if block.type != "text":
+        reason = f"{place}: blocks of type {block.type!r} are not supported here"
+        raise UnsupportedError(reason, param=place)
+    return block.text

@@ -1,0 +1,211 @@
+"""Anthropic's messages: requests to the internal form, answers from it.
+
+Blocks of the history become messages: the texts of an assistant's blocks are its content, its
+`tool_use` blocks its tool calls; every `tool_result` of a user's message is a message of its own. Only
+text can be read by the model. A thinking budget is not enforced; `thinking: disabled` leaves thoughts
+out of the answer.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from tailrace_gateway.core.anthropic_blocks import (
+    Blocks,
+    InAnthropicMessage,
+    read_anthropic_messages,
+    read_system,
+)
+from tailrace_gateway.core.body import Body, read_body, refuse, require_range, stop_strings
+from tailrace_gateway.core.call import (
+    Choice,
+    Completion,
+    Ending,
+    ModelCall,
+    Promises,
+    SamplingWishes,
+)
+from tailrace_gateway.core.errors import InvalidRequestError, UnsupportedError
+from tailrace_protos.chat import ChatMessage, ToolSchema
+
+_STOP_REASONS = {
+    Ending.STOP: "end_turn",
+    Ending.LENGTH: "max_tokens",
+    Ending.TOOL_CALLS: "tool_use",
+}
+
+
+class AnthropicTool(msgspec.Struct, frozen=True):
+    """A tool of the caller's own; tools that Anthropic runs have another `type`."""
+
+    name: str
+    input_schema: dict[str, Any] | None = None
+    description: str | None = None
+    type: str | None = None
+
+
+class MessagesRequest(Body, frozen=True, kw_only=True):
+    """The body of a message. The last part changes nothing in a reply."""
+
+    messages: list[InAnthropicMessage]
+    model: str = ""
+    max_tokens: int | None = None
+    system: str | Blocks | None = None
+    stop_sequences: list[str] | None = None
+    stream: bool | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    tools: list[AnthropicTool] | None = None
+    tool_choice: dict[str, Any] | None = None
+    thinking: dict[str, Any] | None = None
+
+    container: Any = None
+    context_management: Any = None
+    mcp_servers: Any = None
+    output_config: Any = None
+    output_format: Any = None
+    metadata: dict[str, Any] | None = None
+    service_tier: str | None = None
+    inference_geo: str | None = None
+    speed: str | None = None
+    cache_control: Any = None
+
+    @property
+    def tells_thoughts(self) -> bool:
+        """Whether thinking blocks are part of the answer."""
+        return (self.thinking or {}).get("type") != "disabled"
+
+
+def read_messages_request(raw: bytes) -> tuple[MessagesRequest, ModelCall]:
+    """The request and what it asks of the model; raises `InvalidRequestError`."""
+    body = read_body(raw, MessagesRequest)
+    if body.max_tokens is None:
+        raise InvalidRequestError("max_tokens: Field required", param="max_tokens")
+    return body, call_of(body)
+
+
+def read_count_request(raw: bytes) -> ModelCall:
+    """A request to count the tokens of a prompt."""
+    return call_of(read_body(raw, MessagesRequest))
+
+
+def call_of(body: MessagesRequest) -> ModelCall:
+    """What a body asks of the model."""
+    refuse(
+        body,
+        ("container", (None,)),
+        ("context_management", (None,)),
+        ("mcp_servers", (None, [])),
+        ("output_config", (None, {})),
+        ("output_format", (None,)),
+    )
+    for name, low, high in (
+        ("max_tokens", 1, 1 << 31),
+        ("temperature", 0, 100),
+        ("top_p", 1e-6, 1),
+        ("top_k", 0, 1 << 30),
+    ):
+        require_range(body, name, low, high)
+    tools = _tools(body.tools or [])
+    system = read_system(body.system)
+    first = (ChatMessage("system", system),) if system else ()
+    return ModelCall(
+        messages=(*first, *read_anthropic_messages(body.messages)),
+        tools=tools,
+        max_new_tokens=body.max_tokens,
+        sampling=SamplingWishes(
+            temperature=body.temperature,
+            top_p=body.top_p,
+            top_k=body.top_k,
+            stop=stop_strings(body.stop_sequences, "stop_sequences"),
+        ),
+        promises=_promises(body.tool_choice, tools),
+    )
+
+
+def _tools(tools: list[AnthropicTool]) -> tuple[ToolSchema, ...]:
+    for index, tool in enumerate(tools):
+        if tool.type not in (None, "custom"):
+            param = f"tools[{index}].type"
+            raise UnsupportedError(f"{param}: {tool.type!r} runs at Anthropic, not here", param=param)
+    nothing = {"type": "object", "properties": {}}
+    return tuple(
+        ToolSchema(tool.name, tool.description or "", tool.input_schema or nothing) for tool in tools
+    )
+
+
+def _promises(choice: dict[str, Any] | None, tools: tuple[ToolSchema, ...]) -> Promises:
+    kind = (choice or {}).get("type", "auto")
+    most = 1 if choice and choice.get("disable_parallel_tool_use") else None
+    name = str(choice.get("name", "")) if choice and kind == "tool" else ""
+    if kind not in ("auto", "any", "tool", "none"):
+        raise UnsupportedError(f"tool_choice: type {kind!r} is not supported", param="tool_choice")
+    if kind == "tool" and name not in {tool.name for tool in tools}:
+        raise InvalidRequestError(f"tool_choice: there is no tool {name!r}", param="tool_choice")
+    if kind == "any" and not tools:
+        raise InvalidRequestError("tool_choice: any, but there are no tools", param="tool_choice")
+    return Promises(
+        needs_tool_call=kind in ("any", "tool"),
+        forbids_tool_calls=kind == "none",
+        tool_name=name,
+        max_tool_calls=most,
+    )
+
+
+def messages_answer(body: MessagesRequest, completion: Completion) -> dict[str, Any]:
+    """The answer to a request that does not stream."""
+    choice = completion.choices[0]
+    return {
+        "id": completion.opening.completion_id,
+        "type": "message",
+        "role": "assistant",
+        "model": body.model,
+        "content": blocks_of(body, choice),
+        **ending_fields(choice),
+        "usage": usage_of(completion),
+    }
+
+
+def blocks_of(body: MessagesRequest, choice: Choice) -> list[dict[str, Any]]:
+    """A reply as content blocks."""
+    message = choice.message
+    blocks: list[dict[str, Any]] = []
+    if message.reasoning and body.tells_thoughts:
+        blocks.append({"type": "thinking", "thinking": message.reasoning, "signature": ""})
+    if message.content or not (blocks or message.tool_calls):
+        blocks.append({"type": "text", "text": message.content})
+    return [
+        *blocks,
+        *(tool_use_block(call.id, call.name, call.arguments) for call in message.tool_calls),
+    ]
+
+
+def tool_use_block(call_id: str, name: str, arguments: str) -> dict[str, Any]:
+    """A tool call; arguments that are no JSON object are told as one with the text in it."""
+    try:
+        given: Any = msgspec.json.decode(arguments.encode())
+    except msgspec.DecodeError:
+        given = None
+    shown = given if isinstance(given, dict) else {"_raw": arguments}
+    return {"type": "tool_use", "id": call_id, "name": name, "input": shown}
+
+
+def ending_fields(choice: Choice) -> dict[str, Any]:
+    """Why the reply ended."""
+    if choice.stop_matched is not None and choice.ending is Ending.STOP:
+        return {"stop_reason": "stop_sequence", "stop_sequence": choice.stop_matched}
+    return {"stop_reason": _STOP_REASONS[choice.ending], "stop_sequence": None}
+
+
+def usage_of(completion: Completion) -> dict[str, Any]:
+    """Token counts; those read from the cache are not part of `input_tokens`."""
+    cached = completion.num_cached_tokens
+    return {
+        "input_tokens": completion.num_prompt_tokens - cached,
+        "cache_read_input_tokens": cached,
+        "cache_creation_input_tokens": 0,
+        "output_tokens": completion.num_sampled,
+    }
