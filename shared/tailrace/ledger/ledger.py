@@ -13,11 +13,10 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from tailrace.channel.generation import Generation
 from tailrace.chat import ParsedReply, Renderer
 from tailrace.chat.config import ReasoningPolicy
 from tailrace.ledger.export import export_rows
-from tailrace.ledger.prompt import Prompt
+from tailrace.ledger.prompt import Prompt, Sampled
 from tailrace.ledger.prompting import prompt_of_messages, prompt_of_tokens
 from tailrace.ledger.row_builder import trained_tokens
 from tailrace.ledger.tree import CallTree
@@ -76,7 +75,7 @@ class Ledger:
     def record(
         self,
         prompt: Prompt,
-        generation: Generation,
+        generation: Sampled,
         parsed: ParsedReply | ChatMessage,
         completion_id: str,
     ) -> LedgerNode:

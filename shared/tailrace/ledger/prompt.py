@@ -1,13 +1,14 @@
-"""A call that is about to be made: where it stands in the tree and which tokens it is asked with."""
+"""What a ledger is given and gives: the prompt of a call to be made, the tokens of one made."""
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from tailrace_protos.chat import ChatMessage, ToolSchema
+from tailrace_protos.generation import FinishReason, VersionSpan
 
 
 class Prompt(NamedTuple):
@@ -24,3 +25,23 @@ class Prompt(NamedTuple):
     is_fork: bool
     tools: tuple[ToolSchema, ...] = ()
     is_rendered_whole: bool = False
+
+
+class Sampled(Protocol):
+    """What an engine answered, as `tailrace.channel` collects it; [t] tokens."""
+
+    @property
+    def token_ids(self) -> NDArray[np.int32]:
+        """Ids [t]."""
+
+    @property
+    def inference_logprobs(self) -> NDArray[np.float32]:
+        """Log-probabilities [t] of the ids."""
+
+    @property
+    def version_spans(self) -> tuple[VersionSpan, ...]:
+        """Who sampled them; the numbers of tokens sum to t."""
+
+    @property
+    def finish_reason(self) -> FinishReason | None:
+        """None if the call did not end by itself."""

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable
 from tailrace.chat.tool_parsers.arguments import NoCallError, excerpt
 from tailrace.chat.tool_parsers.protocol import FoundCall, ParsedCalls
 
-Block = tuple[str, str]  # the block as written, and what stands in it
+Block = tuple[str, str]  # as written, and what stands in it
 
 
 class CallCollector:
@@ -33,7 +33,7 @@ class CallCollector:
     def parsed(self) -> ParsedCalls:
         """The reply; white space between content and calls belongs to the calls."""
         content = "".join(self._content)
-        if self._calls or self._malformed:
+        if self._calls:
             content = content.rstrip()
         return ParsedCalls(content, tuple(self._calls), tuple(self._malformed))
 

@@ -1,6 +1,6 @@
 """Random conversations with tools between a client that sends text and an engine that samples tokens.
 
-Whatever the engine samples carries a mark; the renderer's tokenizer fails when it is asked to encode it.
+Whatever the engine samples carries a mark; the renderer's tokenizer fails when asked to encode one.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Four families of chat models in small: a template, a tokenizer, and replies as such models write them."""
+"""Four families of chat models in small: template, tokenizer, and replies as such models write them."""
 
 from __future__ import annotations
 
