@@ -21,8 +21,9 @@ PARSERS = ("hermes", "qwen3_coder", "llama3_json", "mistral", "deepseek", "pytho
 FRAGMENTS = (
     "<tool_call>", "</tool_call>", '{"name": "search", "arguments": {"query": "é"}}', "<think>",
     "</think>", "<function=search>", "<parameter=query>", "</parameter>", "</function>", "[TOOL_CALLS]",
-    "[ARGS]", "<｜tool▁calls▁begin｜>", "<｜tool▁call▁begin｜>", "<｜tool▁sep｜>", "<｜tool▁call▁end｜>",
-    "[search(query='a')]", "<|python_tag|>", "<|channel|>", "analysis", "final", "<|message|>", "<|end|>",
+    "[ARGS]", "<｜tool▁calls▁begin｜>", "<｜tool▁call▁begin｜>", "<｜tool▁sep｜>",
+    "<｜tool▁call▁end｜>", "[search(query='a')]", "<|python_tag|>", "<|channel|>", "analysis",
+    "final", "<|message|>", "<|end|>",
     "<|start|>", "assistant", " to=functions.search", "<|call|>", "STOP", "ST", "O", "P!", " ", "\n",
     "\n\n", "words", "é", "漢", "<", "[", "{",
 )  # fmt: skip
