@@ -2,21 +2,268 @@
 
 from __future__ import annotations
 
-from tests.integration.gateway.world import World
+import json
+from typing import Any
+
+import numpy as np
+import openai
+import pytest
+
+from tailrace_protos.base import as_int32, as_uint8
+from tailrace_protos.generation import SamplingParams
+from tests.integration.gateway.model import call_text, renderer
+from tests.integration.gateway.world import World, text_of, until
+
+USER = {"role": "user", "content": "Hi"}
+WEATHER: dict[str, Any] = {
+    "type": "function",
+    "function": {
+        "name": "weather",
+        "description": "Says the weather.",
+        "parameters": {"type": "object", "properties": {"city": {"type": "string"}}},
+    },
+}
+
+
+async def chat(client: openai.AsyncOpenAI, *messages: Any, **settings: Any) -> Any:
+    return await client.chat.completions.create(model="any", messages=list(messages), **settings)
+
+
+async def streamed(client: openai.AsyncOpenAI, *messages: Any, **settings: Any) -> list[Any]:
+    stream = await chat(client, *messages, stream=True, **settings)
+    return [chunk async for chunk in stream]
+
+
+def prompt_ids(world: World, index: int) -> list[int]:
+    return list(as_int32(world.model.requests[index].prompt_ids).tolist())
 
 
 async def test_a_conversation_of_two_turns_is_one_sequence_of_tokens(world: World) -> None:
-    opened = await world.open()
-    client = world.openai(opened)
-    messages: list[dict[str, str]] = [{"role": "user", "content": "Hi"}]
-    first = await client.chat.completions.create(model="any", messages=messages)  # type: ignore[arg-type]
+    client = world.openai(await world.open())
+    first = await chat(client, USER, extra_body={"return_token_ids": True})
     assert first.choices[0].message.content == "Hello there."
     assert first.choices[0].finish_reason == "stop"
-    messages += [
-        {"role": "assistant", "content": "Hello there."},
-        {"role": "user", "content": "And?"},
-    ]
-    await client.chat.completions.create(model="any", messages=messages)  # type: ignore[arg-type]
+    reply = first.choices[0].message.model_dump()
+    await chat(client, USER, reply, {"role": "user", "content": "And?"})
+    seen = prompt_ids(world, 0) + first.choices[0].token_ids
+    assert prompt_ids(world, 1)[: len(seen)] == seen
     export = await world.export(rewards={"": 1.0})
-    assert len(export.rows) == 2
     assert export.metrics["num_forks"] == 0
+    assert [row.reward for row in export.rows] == [1.0, 1.0]
+    trained = np.frombuffer(export.rows[0].loss_mask, np.uint8).astype(bool)
+    assert as_int32(export.rows[0].token_ids)[trained].tolist() == first.choices[0].token_ids
+
+
+async def test_a_stream_tells_tokens_while_the_model_still_samples(world: World) -> None:
+    world.model.hold, world.model.num_before_hold = True, 5
+    client = world.openai(await world.open())
+    stream = await chat(
+        client, USER, stream=True, logprobs=True, stream_options={"include_usage": True}
+    )
+    chunks = []
+    async for chunk in stream:
+        chunks.append(chunk)
+        if chunk.choices and chunk.choices[0].delta.content == "Hello":
+            assert world.model.num_held == 1
+            world.model.release()
+    text = "".join(c.choices[0].delta.content or "" for c in chunks if c.choices)
+    assert text == "Hello there."
+    assert chunks[-2].choices[0].finish_reason == "stop"
+    assert chunks[-1].usage.completion_tokens == len("Hello there.") + 1
+    entries = [e for c in chunks if c.choices for e in (c.choices[0].logprobs or _NONE).content]
+    assert "".join(entry.token for entry in entries) == "Hello there.<|im_end|>"
+    assert {entry.logprob for entry in entries} == {-0.25}
+
+
+class _NONE:
+    content: tuple[Any, ...] = ()
+
+
+@pytest.mark.parametrize("streams", [False, True])
+async def test_tool_calls_come_out_and_their_results_continue_the_tokens(
+    world: World, streams: bool
+) -> None:
+    world.model.chunk = 3
+    world.model.reply = lambda prompt, _: (
+        "Sunny." if "18 degrees" in prompt else "Let me see." + call_text("weather", city="Rome")
+    )
+    client = world.openai(await world.open())
+    if streams:
+        chunks = await streamed(client, USER, tools=[WEATHER])
+        calls = [call for c in chunks for call in c.choices[0].delta.tool_calls or ()]
+        content = "".join(c.choices[0].delta.content or "" for c in chunks)
+        reason = chunks[-1].choices[0].finish_reason
+    else:
+        choice = (await chat(client, USER, tools=[WEATHER])).choices[0]
+        calls, content, reason = choice.message.tool_calls, choice.message.content, choice.finish_reason
+    assert (content, reason, len(calls)) == ("Let me see.", "tool_calls", 1)
+    assert json.loads(calls[0].function.arguments) == {"city": "Rome"}
+    reply = {
+        "role": "assistant",
+        "content": content,
+        "tool_calls": [
+            {
+                "id": calls[0].id,
+                "type": "function",
+                "function": {"name": "weather", "arguments": '{"city":"Rome"}'},
+            }
+        ],
+    }
+    result = {"role": "tool", "tool_call_id": calls[0].id, "content": "18 degrees"}
+    last = await chat(client, USER, reply, result, tools=[WEATHER])
+    assert last.choices[0].message.content == "Sunny."
+    export = await world.export()
+    assert export.metrics["num_forks"] == 0
+    assert export.metrics["num_tool_calls"] == 1
+
+
+@pytest.mark.parametrize(
+    ("settings", "reply", "code"),
+    [
+        ({"tool_choice": "required"}, "No.", "tool_choice_not_met"),
+        ({"tool_choice": "none"}, call_text("weather"), "tool_choice_not_met"),
+        (
+            {"tool_choice": {"type": "function", "function": {"name": "weather"}}},
+            call_text("other"),
+            "tool_choice_not_met",
+        ),
+        (
+            {"parallel_tool_calls": False},
+            call_text("weather") + call_text("weather"),
+            "parallel_tool_calls_not_met",
+        ),
+        ({"response_format": {"type": "json_object"}}, "[1]", "response_format_not_met"),
+        (
+            {
+                "response_format": {
+                    "type": "json_schema",
+                    "json_schema": {"name": "a", "schema": {"required": ["x"]}},
+                }
+            },
+            "{}",
+            "response_format_not_met",
+        ),
+    ],
+)
+async def test_a_reply_that_breaks_a_promise_is_told_as_such_once_and_kept(
+    world: World, settings: dict[str, Any], reply: str, code: str
+) -> None:
+    world.model.reply = lambda *_: reply
+    client = world.openai(await world.open())
+    with pytest.raises(openai.UnprocessableEntityError) as refused:
+        await chat(client, USER, tools=[WEATHER], **settings)
+    assert refused.value.code == code
+    assert len(world.model.requests) == 1
+    completion_id = refused.value.body["completion_id"]  # type: ignore[index]
+    export = await world.export(rewards={completion_id: -1.0})
+    assert [row.reward for row in export.rows] == [-1.0]
+
+
+async def test_a_kept_promise_passes(world: World) -> None:
+    world.model.reply = lambda *_: '{"x": 1}'
+    client = world.openai(await world.open())
+    schema = {"name": "a", "schema": {"required": ["x"]}}
+    answer = await chat(
+        client, USER, response_format={"type": "json_schema", "json_schema": schema}
+    )
+    assert answer.choices[0].message.content == '{"x": 1}'
+
+
+async def test_choices_are_samples_of_their_own_and_train_apart(world: World) -> None:
+    world.model.reply = lambda _, request: f"seed {request.sampling.seed}"
+    client = world.openai(await world.open(seed=7))
+    answer = await chat(client, USER, n=3)
+    texts = {choice.message.content for choice in answer.choices}
+    assert len(texts) == 3
+    export = await world.export(rewards={answer.id: 1.0, f"{answer.id}-1": 0.5})
+    assert [row.reward for row in export.rows] == [1.0, 0.5, 0.0]
+
+
+async def test_a_seed_in_the_request_fixes_the_sample(world: World) -> None:
+    client = world.openai(await world.open())
+    await chat(client, USER, seed=11)
+    await chat(client, USER, seed=11)
+    assert [request.sampling.seed for request in world.model.requests] == [11, 11]
+
+
+@pytest.mark.parametrize("streams", [False, True])
+@pytest.mark.parametrize("stop", ["STOP", ["never", "STOP"]])
+async def test_a_stop_string_ends_the_reply_and_is_no_part_of_it(
+    world: World, stop: str | list[str], streams: bool
+) -> None:
+    world.model.chunk = 2
+    world.model.reply = lambda *_: "One two STOP three"
+    client = world.openai(await world.open())
+    if streams:
+        chunks = await streamed(client, USER, stop=stop)
+        text = "".join(c.choices[0].delta.content or "" for c in chunks)
+        assert chunks[-1].choices[0].finish_reason == "stop"
+    else:
+        answer = await chat(client, USER, stop=stop)
+        text = answer.choices[0].message.content
+        assert answer.choices[0].finish_reason == "stop"
+    assert text.rstrip() == "One two"
+    await chat(client, USER, {"role": "assistant", "content": text}, USER)
+    assert "One two STOP<|im_end|>" in world.model.prompt()
+    assert (await world.export()).metrics["num_forks"] == 0
+
+
+@pytest.mark.parametrize("name", ["max_tokens", "max_completion_tokens"])
+async def test_a_reply_that_is_cut_says_length(world: World, name: str) -> None:
+    client = world.openai(await world.open())
+    answer = await chat(client, USER, **{name: 4})
+    assert answer.choices[0].message.content == "Hell"
+    assert answer.choices[0].finish_reason == "length"
+    assert answer.usage.completion_tokens == 4
+
+
+async def test_thoughts_are_told_apart_and_need_not_come_back(world: World) -> None:
+    world.model.reply = lambda prompt, _: "Fine." if "more" in prompt else "<think>Hm.</think>Yes."
+    client = world.openai(await world.open())
+    message = (await chat(client, USER)).choices[0].message
+    assert (message.content, message.reasoning_content) == ("Yes.", "Hm.")
+    more = {"role": "user", "content": "more"}
+    await chat(client, USER, {"role": "assistant", "content": "Yes."}, more)
+    assert "<think>Hm.</think>Yes.<|im_end|>" in world.model.prompt()
+
+
+async def test_the_request_overrides_the_sampling_of_the_session(world: World) -> None:
+    opened = await world.open(sampling=SamplingParams(temperature=0.5, top_p=0.9))
+    client = world.openai(opened)
+    await chat(client, USER, temperature=0.0, extra_body={"top_k": 3})
+    sampling = world.model.requests[0].sampling
+    assert (sampling.temperature, sampling.top_p, sampling.top_k) == (0.0, 0.9, 3)
+    assert sampling.stop_token_ids == renderer().stop_token_ids
+
+
+async def test_what_is_not_honoured_is_refused_by_its_name(world: World) -> None:
+    client = world.openai(await world.open())
+    with pytest.raises(openai.BadRequestError) as refused:
+        await chat(client, USER, frequency_penalty=0.5)
+    assert refused.value.param == "frequency_penalty"
+    assert refused.value.type == "invalid_request_error"
+    assert not world.model.requests
+
+
+async def test_a_stream_that_fails_late_raises_in_the_client(world: World) -> None:
+    world.model.hold, world.model.num_before_hold = True, 3
+    client = world.openai(await world.open(), max_retries=0)
+    stream = await chat(client, USER, stream=True)
+    closing = None
+    with pytest.raises(openai.APIError, match="closed while this call ran"):
+        async for chunk in stream:
+            if chunk.choices[0].delta.content and closing is None:
+                closing = await world.close()
+    await until(lambda: len(world.model.aborted) == 1)
+
+
+async def test_an_edited_history_forks_and_is_not_trained_twice(world: World) -> None:
+    client = world.openai(await world.open())
+    await chat(client, USER)
+    await chat(client, USER, {"role": "assistant", "content": "Goodbye."}, USER)
+    export = await world.export(rewards={"": 1.0})
+    assert export.metrics["num_forks"] == 1
+    row = export.rows[1]
+    trained = as_uint8(row.loss_mask).astype(bool)
+    assert text_of(as_int32(row.token_ids)[trained]) == "Hello there.<|im_end|>"
+    assert "Goodbye." in text_of(as_int32(row.token_ids)[~trained])
