@@ -1,0 +1,185 @@
+"""Agent loops in agents processes: rows from files, tools behind NATS, workers that are killed."""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tailrace.bus import Bus
+from tailrace.channel import ChunkSink
+from tailrace.chat import ChatArgs, Renderer
+from tailrace.config import ConfigError
+from tailrace.sdk import tool
+from tailrace.store import Blobs
+from tailrace.tools import ToolWorker
+from tailrace_protos.base import as_int32, as_uint8, pack_float32, pack_int32
+from tailrace_protos.episode import Outcome
+from tailrace_protos.generation import FinishReason, GenerateRequest, TokenChunk, VersionSpan
+from tests.conftest import ServerProcess
+from tests.integration.agents.world import FakeServer, World, kill, until, world_of
+from tests.integration.runtime.serving import endpoints_of
+from tests.unit.tailrace_agents.loops.world import calls, chat_card, text_of
+
+RENDERER = Renderer.from_model_card(chat_card(), ChatArgs(tool_parser="hermes"))
+
+
+def reply_to(prompt: str) -> str:
+    """Looks the question up twice, then says what it found."""
+    num_answers = prompt.count("<|start|>tool\n")
+    if num_answers < 2:
+        return calls(("lookup", {"key": f"k{num_answers}"}))
+    return prompt.rpartition("<|start|>tool\n")[2].partition("<|end|>")[0]
+
+
+class ChatServer(FakeServer):
+    """An inference server that says what `reply_to` makes of the prompt."""
+
+    def submit(self, request: GenerateRequest, sink: ChunkSink) -> None:
+        self.requests.append(request)
+        turn = text_of(as_int32(request.prompt_ids)).count("<|start|>tool\n")
+        if self.hold_from_turn is not None and turn >= self.hold_from_turn:
+            self._held.append((request, sink))
+        else:
+            self._answer(request, sink)
+
+    def _answer(self, request: GenerateRequest, sink: ChunkSink) -> None:
+        ids = RENDERER.reply_ids(reply_to(text_of(as_int32(request.prompt_ids)))).tolist()
+        ids = ids[request.num_continued :]
+        spans = (VersionSpan(self.policy_version, len(ids)),)
+        logprobs = pack_float32([-0.125] * len(ids))
+        self.emitted[request.episode_id].append((0, ids))
+        sink.send(TokenChunk(request.call_id, pack_int32(ids), logprobs, spans, FinishReason.STOP))
+
+
+class Shelf:
+    """A tool worker of this test's run, and what was looked up."""
+
+    def __init__(self, bus: Bus, run: str) -> None:
+        self.lookups: list[str] = []
+        lookups = self.lookups
+
+        @tool
+        async def lookup(key: str) -> str:
+            """Look something up."""
+            lookups.append(key)
+            return f"found {key}"
+
+        self.worker = ToolWorker([lookup], bus, run=run)
+
+
+@pytest.fixture
+async def world(
+    nats_server: ServerProcess, redis_server: ServerProcess, run_name: str
+) -> AsyncIterator[World]:
+    with tempfile.TemporaryDirectory() as folder:
+        async with world_of(nats_server, redis_server, run_name, Path(folder)) as made:
+            await Blobs(made.redis, run_name).put_model_card(chat_card())
+            made.renderer = RENDERER
+            rows = [{"prompt": f"Question {index}?", "answer": f"a{index}"} for index in range(4)]
+            path = Path(folder) / "questions.jsonl"
+            path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+            entry = {"path": str(path), "agent_name": "tool_agent", "tools": ["lookup"]}
+            made.agents_config |= {"custom_envs": {}, "datasets": {"questions": entry}}
+            yield made
+
+
+@pytest.fixture
+async def shelf(world: World, nats_server: ServerProcess) -> AsyncIterator[Shelf]:
+    bus = await Bus.connect(endpoints_of(nats_server.url), name="shelf")
+    made = Shelf(bus, world.run)
+    await made.worker.start()
+    yield made
+    await made.worker.close()
+    await bus.close()
+
+
+async def start_chat(world: World, monkeypatch: pytest.MonkeyPatch) -> ChatServer:
+    monkeypatch.setattr("tests.integration.agents.world.FakeServer", ChatServer)
+    server = await world.start_server("s0", 1)
+    assert isinstance(server, ChatServer)
+    return server
+
+
+async def test_rows_are_played_with_tools_and_scored(
+    world: World, shelf: Shelf, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server = await start_chat(world, monkeypatch)
+    await world.start_agents()
+    tasks = await world.admit(num_groups=4, group_size=2, env_name="questions")
+    settled = await world.settled(len(tasks))
+    assert {event.outcome for event in settled.values()} == {Outcome.OK}
+    trajectories = await world.trajectories(4)
+    assert sorted(shelf.lookups) == ["k0"] * 8 + ["k1"] * 8
+    for episode_id, trajectory in trajectories.items():
+        (row,) = trajectory.rows
+        mask = as_uint8(row.loss_mask).astype(bool)
+        emitted = [token for _, ids in server.emitted[episode_id] for token in ids]
+        assert as_int32(row.token_ids)[mask].tolist() == emitted
+        assert trajectory.metrics["num_tool_calls"] == 2
+        assert trajectory.task.row == {}  # rows stay with those who have the data set
+    prompts = {text_of(as_int32(one.prompt_ids)) for one in server.requests}
+    asked = {prompt.partition("Question ")[2][0] for prompt in prompts}
+    assert asked == {"0", "1", "2", "3"}  # one epoch visits every row
+
+
+async def test_a_killed_worker_neither_samples_nor_runs_anything_twice(
+    world: World, shelf: Shelf, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server = await start_chat(world, monkeypatch)
+    server.hold_from_turn = 1
+    first = await world.spawn_agents("w0")
+    tasks = await world.admit(num_groups=2, group_size=1, env_name="questions")
+    await until(lambda: server.num_held == len(tasks), 60.0)
+    kill(first)
+    await first.wait()
+    num_before = len(server.requests)
+    server.hold_from_turn = None
+    server.policy_version = 2
+    await world.start_agents("w1")
+    settled = await world.settled(len(tasks), 60.0)
+    assert {event.outcome for event in settled.values()} == {Outcome.OK}
+    again = [text_of(as_int32(one.prompt_ids)) for one in server.requests[num_before:]]
+    assert all("found k0" in prompt for prompt in again)
+    assert sorted(shelf.lookups) == ["k0", "k0", "k1", "k1"]
+    for trajectory in (await world.trajectories(2)).values():
+        (row,) = trajectory.rows
+        versions = as_int32(row.policy_versions)[as_uint8(row.loss_mask) > 0]
+        num_first = len(RENDERER.reply_ids(reply_to("")))
+        assert set(versions[:num_first]) == {1}  # as they were sampled before the kill
+        assert set(versions[num_first:]) == {2}
+
+
+async def test_an_episode_whose_tool_nobody_serves_teaches_nothing(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await start_chat(world, monkeypatch)
+    await world.start_agents()
+    (task,) = await world.admit(num_groups=1, group_size=1, env_name="questions", deadline_s=2.0)
+    event = (await world.settled(1))[task.episode_id]
+    assert not event.outcome.is_valid
+
+
+MISTAKES: list[tuple[Callable[[dict[str, Any]], dict[str, Any]], str]] = [
+    (lambda entry: {"datasets": {"questions": {**entry, "agent_name": "tools_agent"}}},
+     r"questions\.jsonl:1: key 'agent_name': .* did you mean 'tool_agent'"),
+    (lambda entry: {"datasets": {"questions": {**entry, "path": "missing.jsonl"}}},
+     r"agents\.datasets\.questions\.path: cannot read missing\.jsonl"),
+    (lambda entry: {"datasets": {"questions": {**entry, "limits": 3}}}, "did you mean 'limit'"),
+    (lambda entry: {"agent_loops": {"mine": "nowhere_at_all:Loop"}},
+     r"agents\.agent_loops\.mine: cannot import"),
+    (lambda entry: {"custom_envs": {"questions": {"env_type": "frozen_lake"}}}, "rename one of them"),
+    (lambda entry: {"loop_args": {"max_turns": 0}}, "max_turns must be positive"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("change", "remedy"), MISTAKES)
+async def test_a_users_mistake_is_named_with_its_file_and_remedy(
+    world: World, change: Callable[[dict[str, Any]], dict[str, Any]], remedy: str
+) -> None:
+    with pytest.raises(ConfigError, match=remedy):
+        await world.start_agents("w0", **change(world.agents_config["datasets"]["questions"]))
