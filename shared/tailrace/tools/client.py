@@ -132,7 +132,7 @@ class ToolClient:
                 metrics.REDELIVERIES.labels(request.name).inc()
                 log.warning("call goes to another worker", tool=request.name, call_id=request.call_id)
             except asyncio.CancelledError:
-                self._delivery.give_up(attempt)
+                self._delivery.give_up(attempt, home)
                 raise
             finally:
                 self._delivery.forget(attempt)

@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 
-from tailrace.bus import BusClosedError, BusError, CallFailedError, NoResponderError
+from tailrace.bus import BusError, CallFailedError, NoResponderError
 from tailrace.log import get_logger
 from tailrace.retry import Backoff
 from tailrace.tools.attempt import Attempt, WorkerLostError
@@ -17,7 +17,7 @@ from tailrace.tools.port import ToolPort
 from tailrace.tools.watch import Patience, WorkerWatch
 from tailrace_protos import subjects
 from tailrace_protos.generation import CallErrorCode
-from tailrace_protos.tool import CallTool, CancelTools
+from tailrace_protos.tool import CallTool, CancelTools, ReleaseToolSession, ToolAccepted
 
 log = get_logger(__name__)
 
@@ -53,15 +53,17 @@ class Delivery:
 
     async def _settled(self, request: CallTool, home: Home) -> Attempt:
         attempt = await self._accepted(request, home)
-        accepted = attempt.accepted.result()
-        home.settle(accepted)
-        if home.is_stateful:
-            self._watch.add_session(accepted.worker_id, request.session_id)
+        self._settle(attempt, home)
         return attempt
 
-    def give_up(self, attempt: Attempt) -> None:
+    def _settle(self, attempt: Attempt, home: Home) -> None:
+        home.settle(attempt.accepted.result())
+        if home.is_stateful:
+            self._watch.add_session(home.worker_id, attempt.request.session_id)
+
+    def give_up(self, attempt: Attempt, home: Home) -> None:
         """Nobody waits for this any more: cancel it, also if it is accepted only now."""
-        self.spawn(self._take_back(attempt))
+        self.spawn(self._take_back(attempt, home))
 
     def forget(self, attempt: Attempt) -> None:
         """It is over."""
@@ -112,22 +114,22 @@ class Delivery:
         if home.is_stateful:
             if self._watch.is_lost(home.worker_id):
                 raise WorkerLostError(f"worker {home.worker_id}, which had the session, died")
-            return await self._send(request, subjects.tool_worker(home.worker_id))
+            return await self._send(request, subjects.tool_worker(home.worker_id), home)
         now_s = asyncio.get_running_loop().time()
         known, until_s = self._scopes.pop(request.name, ("", 0.0))
         if request.run and now_s >= until_s:
             try:
-                attempt = await self._send(request, subjects.tool(request.name, request.run))
+                attempt = await self._send(request, subjects.tool(request.name, request.run), home)
             except NoResponderError:
                 known = ""
             else:
                 self._scopes[request.name] = (request.run, now_s + SCOPE_LIFE_S)
                 return attempt
-        attempt = await self._send(request, subjects.tool(request.name, known))
+        attempt = await self._send(request, subjects.tool(request.name, known), home)
         self._scopes[request.name] = (known, max(until_s, now_s + SCOPE_LIFE_S))
         return attempt
 
-    async def _send(self, request: CallTool, subject: str) -> Attempt:
+    async def _send(self, request: CallTool, subject: str, home: Home) -> Attempt:
         attempt = Attempt(request, subject)
         attempt.reply = self._port.expect(attempt.receive)
         try:
@@ -135,10 +137,10 @@ class Delivery:
             async with asyncio.timeout(self._patience.accept_s):
                 accepted = await asyncio.shield(attempt.accepted)
         except asyncio.CancelledError:
-            self.give_up(attempt)
+            self.give_up(attempt, home)
             raise
         except TimeoutError as error:
-            self.give_up(attempt)
+            self.give_up(attempt, home)
             within = f"within {self._patience.accept_s:g} s"
             raise WorkerLostError(f"no worker accepted the call {within}; it may have run") from error
         except (BusError, WorkerLostError):
@@ -148,20 +150,24 @@ class Delivery:
         self._watch.add(attempt)
         return attempt
 
-    async def _take_back(self, attempt: Attempt) -> None:
+    async def _take_back(self, attempt: Attempt, home: Home) -> None:
         try:
             async with asyncio.timeout(LATE_ACCEPT_S):
                 accepted = await asyncio.shield(attempt.accepted)
-                if accepted.worker_id:
-                    cancel = CancelTools((attempt.request.call_id,))
-                    await self._port.send(subjects.tool_worker(accepted.worker_id), cancel)
-        except (
-            TimeoutError,
-            CallFailedError,
-            NoResponderError,
-            WorkerLostError,
-            BusClosedError,
-        ) as error:
+            if accepted.worker_id:
+                await self._call_off(attempt, accepted, home)
+        except (TimeoutError, BusError, WorkerLostError) as error:
             log.info("call given up", tool=attempt.request.name, reason=str(error))
         finally:
             self._port.forget(attempt.reply)
+
+    async def _call_off(self, attempt: Attempt, accepted: ToolAccepted, home: Home) -> None:
+        """Cancel a call; the object that it made is the session's, or nobody's."""
+        own = subjects.tool_worker(accepted.worker_id)
+        await self._port.send(own, CancelTools((attempt.request.call_id,)))
+        if not accepted.is_stateful or home.worker_id == accepted.worker_id:
+            return
+        if home.is_settled or home.is_released:
+            await self._port.send(own, ReleaseToolSession(attempt.request.session_id))
+        else:
+            self._settle(attempt, home)

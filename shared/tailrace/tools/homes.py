@@ -14,6 +14,7 @@ class Home:
         self.opening = asyncio.Lock()  # held until the first call is accepted
         self.is_settled = False
         self.worker_id = ""  # who has the tool's object; empty if the tool has no state
+        self.is_released = False
 
     @property
     def is_stateful(self) -> bool:
@@ -41,4 +42,6 @@ class Homes:
     def forget(self, session_id: str) -> set[str]:
         """Forget a session; the workers that have objects of it."""
         homes = self._homes.pop(session_id, {})
+        for home in homes.values():
+            home.is_released = True
         return {home.worker_id for home in homes.values() if home.is_stateful}

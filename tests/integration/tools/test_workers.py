@@ -7,16 +7,15 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 import msgspec
-import pytest
 
 from tailrace.bus import Bus
 from tailrace.sdk.tool import tool
-from tailrace.tools import ToolClient, ToolErrorKind
+from tailrace.tools import ToolClient
 from tailrace_protos import subjects
 from tailrace_protos.chat import ToolCall
 from tests.conftest import ServerProcess
