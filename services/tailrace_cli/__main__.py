@@ -13,6 +13,7 @@ from tailrace.log import configure
 from tailrace_cli.cluster.attached import Attachment
 from tailrace_cli.cluster.supervisor import USER_ERROR, ServiceFailedError
 from tailrace_cli.commands.cluster_run import keep_up, prepare_run_dir
+from tailrace_cli.commands.tools import app as tools_app
 from tailrace_cli.commands.validate import validate as validate_experiment
 from tailrace_cli.experiment import Experiment, load, locate
 from tailrace_cli.validation import check_experiment
@@ -23,6 +24,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     help="Train language-model agents with reinforcement learning, as services over message queues.",
 )
+app.add_typer(tools_app, name="tools")
 console = Console()
 
 ExperimentArgument = Annotated[

@@ -25,6 +25,10 @@ class ClusterConfig(Config, frozen=True, kw_only=True):
     num_sandboxes: int = 0
     """Sandbox processes, which serve the tools that run a model's code."""
 
+    tool_workers: tuple[str, ...] = ()
+    """Tools to serve for this run, one process each: `module:tool`, or several with spaces between;
+    `module` lies beside the experiment file or is installed."""
+
     nats_port: int = 0
     """Port of the embedded nats-server on 127.0.0.1; 0 takes a free one."""
 

@@ -16,7 +16,7 @@ from typing import IO
 from tailrace.config import ConfigError, Endpoints, this_host_id
 from tailrace_cli.cluster.attached import Attachment, claim
 from tailrace_cli.cluster.disk_watch import DiskWatch
-from tailrace_cli.cluster.plan import Connection, ProcessSpec, Site, service_specs
+from tailrace_cli.cluster.plan import Connection, ProcessSpec, Site, service_specs, tool_worker_specs
 from tailrace_cli.cluster.servers import (
     Credentials,
     choose_port,
@@ -99,7 +99,8 @@ class LocalCluster:
             gateway_admin_key=os.environ.get(ADMIN_KEY) or secrets.token_urlsafe(32),
             user_modules=experiment.folder,
         )
-        return service_specs(experiment.cluster, num_gateways, site)
+        tool_workers = tool_worker_specs(experiment.cluster, experiment.run.exp_name, site)
+        return [*tool_workers, *service_specs(experiment.cluster, num_gateways, site)]
 
     async def stop(self) -> None:
         """Drain the services, then end the servers; nothing of the cluster is left running."""

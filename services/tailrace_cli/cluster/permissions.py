@@ -23,8 +23,8 @@ SERVICE_USERS = (
     "cli",
 )
 
+# nats-server remembers every request for so long. The caller of a tool that takes longer asks again.
 _ANSWERS = {"max": 16, "expires": "10m"}
-_ANSWERS_OF_TOOLS = {"max": 64, "expires": "24h"}  # a call may take hours
 
 
 def nats_permissions(user: str, run: str) -> dict[str, Any]:
@@ -33,7 +33,7 @@ def nats_permissions(user: str, run: str) -> dict[str, Any]:
     return {
         "publish": {"allow": publish or ["$SYS._UNUSED"]},
         "subscribe": {"allow": [f"_INBOX.{user}.>", "$SRV.>", *subscribe]},
-        "allow_responses": _ANSWERS_OF_TOOLS if user in ("sandbox", "tools") else _ANSWERS,
+        "allow_responses": _ANSWERS,
     }
 
 

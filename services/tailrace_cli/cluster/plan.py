@@ -68,9 +68,30 @@ def service_specs(config: ClusterConfig, num_gateways: int, site: Site) -> list[
     ]
 
 
+def tool_worker_specs(config: ClusterConfig, run: str, site: Site) -> list[ProcessSpec]:
+    """The processes that serve the experiment's own tools, to this run."""
+    return [
+        ProcessSpec(
+            f"tools-{index}",
+            [sys.executable, "-m", "tailrace_cli", "tools", "serve", "--run", run, *tools.split()],
+            _environment(site) | connection_environment("tools", site.connection),
+        )
+        for index, tools in enumerate(config.tool_workers)
+    ]
+
+
 def _service_spec(service: str, instance: str, site: Site) -> ProcessSpec:
     argv = [sys.executable, "-m", f"tailrace_{service}"]
     argv += ["--config", str(site.config_path), "--instance-id", instance]
+    env = _environment(site)
+    if service == "gateway":
+        env["TAILRACE_GATEWAY_PORT"] = str(site.gateway_port)
+        env["TAILRACE_GATEWAY_ADMIN_KEY"] = site.gateway_admin_key
+    return ProcessSpec(instance, argv, env | connection_environment(service, site.connection))
+
+
+def _environment(site: Site) -> dict[str, str]:
+    """What every process gets, whoever it is."""
     env = {key: os.environ[key] for key in KEPT_ENVIRONMENT if key in os.environ}
     env |= {
         "PYTHONUNBUFFERED": "1",
@@ -84,10 +105,7 @@ def _service_spec(service: str, instance: str, site: Site) -> ProcessSpec:
     if site.user_modules is not None:
         inherited = env.get("PYTHONPATH", "")
         env["PYTHONPATH"] = os.pathsep.join(filter(None, [str(site.user_modules), inherited]))
-    if service == "gateway":
-        env["TAILRACE_GATEWAY_PORT"] = str(site.gateway_port)
-        env["TAILRACE_GATEWAY_ADMIN_KEY"] = site.gateway_admin_key
-    return ProcessSpec(instance, argv, env | connection_environment(service, site.connection))
+    return env
 
 
 def connection_environment(user: str, connection: Connection) -> dict[str, str]:

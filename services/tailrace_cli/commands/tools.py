@@ -1,0 +1,189 @@
+"""`tailrace tools`: serve tools, list those that are served, call one."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+import uuid
+from collections.abc import Sequence
+from typing import Annotated
+
+import typer
+import uvloop
+from rich.console import Console
+
+from tailrace import log
+from tailrace.bus import Bus
+from tailrace.config import Endpoints, this_host_id
+from tailrace.store import StoreConnection, connect
+from tailrace.tools import Patience, ToolClient
+from tailrace.tools.discovery import Discovery, EndpointInfo, WorkerInfo, WorkerStats
+from tailrace.tools.host import DEFAULT_MAX_CONCURRENCY
+from tailrace.tools.port import ToolPort
+from tailrace.tools.serving import Serving, tool_service
+from tailrace_protos.chat import ToolCall
+from tailrace_protos.tool import ToolResult
+
+app = typer.Typer(no_args_is_help=True, help="Serve tools, list those that are served, call one.")
+console = Console(highlight=False, markup=False, soft_wrap=True)
+
+Nats = Annotated[str, typer.Option("--nats", envvar="TAILRACE_NATS_URL", help="URL of nats-server.")]
+User = Annotated[str, typer.Option("--user", envvar="TAILRACE_NATS_USER", help="NATS user.")]
+Password = Annotated[
+    str,
+    typer.Option(
+        "--password", envvar="TAILRACE_NATS_PASSWORD", help="Its password; better in the environment."
+    ),
+]
+Redis = Annotated[
+    str,
+    typer.Option(
+        "--redis", envvar="TAILRACE_REDIS_URL", help="URL of Redis, for payloads above NATS's limit."
+    ),
+]
+Run = Annotated[str, typer.Option("--run", help="For this run only; default: for every run.")]
+
+LOCAL = "nats://127.0.0.1:4222"
+CALL_PATIENCE = Patience(nobody_s=3.0, full_s=30.0)
+
+
+@app.command()
+def serve(
+    tools: Annotated[list[str] | None, typer.Argument(help="Tools as module:name.")] = None,
+    mcp: Annotated[
+        list[str] | None, typer.Option(help="MCP server to start, as a command line; may be repeated.")
+    ] = None,
+    mcp_url: Annotated[
+        list[str] | None, typer.Option(help="MCP server by streamable HTTP; may be repeated.")
+    ] = None,
+    run: Run = "",
+    max_concurrency: Annotated[
+        int, typer.Option(min=1, help="Calls that run at once; as many may wait.")
+    ] = DEFAULT_MAX_CONCURRENCY,
+    nats: Nats = LOCAL,
+    user: User = "",
+    password: Password = "",
+    redis: Redis = "",
+) -> None:
+    """Serve tools until SIGTERM or Ctrl-C, which let running calls end."""
+    sys.path.insert(0, "")  # modules in the folder where this was started
+    log.configure(service="tools", run=run)
+    serving = Serving(tools or [], [*(mcp or []), *(mcp_url or [])], run, max_concurrency)
+    service = tool_service(serving, _endpoints(nats, user, password, redis))
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        exit_code = runner.run(service.serve())
+    if exit_code:
+        console.print(f"error: {service.stop_reason}", style="red")
+    raise typer.Exit(exit_code)
+
+
+@app.command("ls")
+def list_tools(
+    nats: Nats = LOCAL,
+    user: User = "",
+    password: Password = "",
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object a tool.")] = False,
+) -> None:
+    """List the tools that are served: schema, workers, load."""
+    workers, stats = asyncio.run(_discover(_endpoints(nats, user, password, "")))
+    for subject, served in _by_subject(workers).items():
+        described = _describe(subject, served, stats)
+        console.print(json.dumps(described) if as_json else _readable(described))
+    if not workers and not as_json:
+        console.print("no tools are served; start some with `tailrace tools serve module:tool`")
+
+
+@app.command()
+def call(
+    name: Annotated[str, typer.Argument(help="Name of the tool.")],
+    arguments: Annotated[str, typer.Argument(help="Its arguments, a JSON object.")] = "{}",
+    run: Run = "",
+    timeout_s: Annotated[float, typer.Option(help="Give up after so long; 0: the tool's own.")] = 0.0,
+    nats: Nats = LOCAL,
+    user: User = "",
+    password: Password = "",
+    redis: Redis = "",
+) -> None:
+    """Call a tool and print what it returns; exit code 1 if that is an error."""
+    endpoints = _endpoints(nats, user, password, redis)
+    result = asyncio.run(_call(endpoints, run, ToolCall("cli", name, arguments), timeout_s))
+    if result.infra_error:
+        console.print(f"error: {result.infra_error}", style="red")
+    else:
+        sys.stdout.write(result.content + "\n")
+    raise typer.Exit(1 if result.is_error or result.infra_error else 0)
+
+
+def _endpoints(nats: str, user: str, password: str, redis: str) -> Endpoints:
+    return Endpoints(
+        nats_url=nats, nats_user=user, nats_password=password, redis_url=redis, host_id=this_host_id()
+    )
+
+
+async def _discover(endpoints: Endpoints) -> tuple[list[WorkerInfo], dict[str, WorkerStats]]:
+    bus = await Bus.connect(endpoints, name="cli")
+    try:
+        discovery = Discovery(ToolPort(bus), "")
+        return await discovery.workers(), await discovery.stats()
+    finally:
+        await bus.close()
+
+
+async def _call(endpoints: Endpoints, run: str, call: ToolCall, timeout_s: float) -> ToolResult:
+    bus = await Bus.connect(endpoints, name="cli")
+    redis: StoreConnection | None = await connect(endpoints.redis_url) if endpoints.redis_url else None
+    client = ToolClient(bus, run, redis=redis, patience=CALL_PATIENCE)
+    try:
+        async with client.session(f"cli-{uuid.uuid4().hex[:8]}", [call.name]) as tools:
+            return await tools.call(call, timeout_s or None)
+    finally:
+        await client.close()
+        if redis is not None:
+            await redis.aclose()
+        await bus.close()
+
+
+Served = Sequence[tuple[WorkerInfo, EndpointInfo]]
+
+
+def _by_subject(workers: list[WorkerInfo]) -> dict[str, list[tuple[WorkerInfo, EndpointInfo]]]:
+    """Who serves what, in alphabetical order."""
+    found: dict[str, list[tuple[WorkerInfo, EndpointInfo]]] = {}
+    for worker in workers:
+        for endpoint in worker.endpoints:
+            if endpoint.is_tool:
+                found.setdefault(endpoint.subject, []).append((worker, endpoint))
+    return dict(sorted(found.items()))
+
+
+def _describe(subject: str, served: Served, stats: dict[str, WorkerStats]) -> dict[str, object]:
+    schema = served[0][1].tool
+    return {
+        "name": schema.name,
+        "subject": subject,
+        "description": schema.description,
+        "parameters": schema.parameters,
+        "workers": [_load(worker, subject, stats) for worker, _ in served],
+    }
+
+
+def _load(worker: WorkerInfo, subject: str, stats: dict[str, WorkerStats]) -> dict[str, object]:
+    known = stats.get(worker.id)
+    load: dict[str, object] = {"worker_id": (worker.metadata or {}).get("worker_id", worker.id)}
+    for endpoint in known.endpoints if known else ():
+        if endpoint.subject == subject:
+            load |= {"num_requests": endpoint.num_requests, **(endpoint.data or {})}
+    return load
+
+
+def _readable(tool: dict[str, object]) -> str:
+    lines = [f"{tool['name']}  ({tool['subject']})"]
+    lines += [f"  {line}" for line in str(tool["description"]).splitlines()]
+    lines.append(f"  parameters {json.dumps(tool['parameters'])}")
+    workers = tool["workers"]
+    assert isinstance(workers, list)
+    for worker in workers:
+        load = ", ".join(f"{key} {value}" for key, value in worker.items() if key != "worker_id")
+        lines.append(f"  worker {worker['worker_id']}  {load}")
+    return "\n".join(lines)

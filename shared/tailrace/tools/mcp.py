@@ -1,0 +1,181 @@
+"""Tools of an MCP server (Model Context Protocol), served like any other.
+
+`McpServer` keeps one connection, by stdio to a process that it starts or by streamable HTTP, and makes
+it again when it breaks. Invariant: where the connection or the server fails, the call is an
+infrastructure failure; what a tool says is for the model.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import shlex
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import mcp
+import mcp_types
+import msgspec
+
+from tailrace.config import ConfigError
+from tailrace.foreign import ForeignCodeError, foreign_code
+from tailrace.log import get_logger
+from tailrace.retry import Backoff
+from tailrace.sdk.tool import Tool, ToolOffer, ToolOutput, ToolSpec, ToolUnavailableError
+
+log = get_logger(__name__)
+
+CHECK_EVERY_S = 5.0
+CONNECT_WITHIN_S = 30.0
+_MAX_PAGES = 100
+
+
+class McpServer:
+    """One MCP server: `http(s)://...` (streamable HTTP) or a command line (stdio).
+
+    A command gets a minimal environment (PATH, HOME and the like), none of our credentials.
+    """
+
+    def __init__(self, target: str) -> None:
+        self.target = target
+        self._client: mcp.Client | None = None
+        self._tools: list[mcp_types.Tool] = []
+        self._changed = asyncio.Event()
+        self._is_lost = asyncio.Event()
+        self._last_failure = "it has not answered yet"
+
+    async def run(self) -> None:
+        """Stay connected for ever."""
+        backoff = Backoff(0.2, 10.0)
+        while True:
+            try:
+                with foreign_code(f"MCP server {self.target}"):
+                    async with self._connected():
+                        backoff.reset()
+                        await self._stay()
+            except ForeignCodeError as error:
+                self._last_failure = _innermost(error.error)
+                log.warning("mcp server lost", target=self.target, reason=self._last_failure)
+            await backoff.sleep()
+
+    async def offers(self, wait_s: float = CONNECT_WITHIN_S) -> list[ToolOffer]:
+        """The server's tools; `ConfigError` if it cannot be reached within `wait_s`."""
+        try:
+            async with asyncio.timeout(wait_s):
+                await self._changed.wait()
+        except TimeoutError as error:
+            raise ConfigError(
+                f"MCP server {self.target}: not reached within {wait_s:g} s ({self._last_failure}): "
+                "check the command or the URL"
+            ) from error
+        return [self._offer(tool) for tool in self._tools]
+
+    async def call(self, name: str, arguments: dict[str, Any]) -> ToolOutput:
+        """Call a tool; `ToolUnavailableError` if the server cannot be asked."""
+        client = self._client
+        if client is None:
+            raise ToolUnavailableError(f"MCP server {self.target}: {self._last_failure}")
+        try:
+            with foreign_code(name):
+                result = await client.call_tool(name, arguments)
+        except ForeignCodeError as error:
+            cause = error.error
+            if isinstance(cause, mcp.MCPError) and cause.code != mcp_types.CONNECTION_CLOSED:
+                return ToolOutput(f"{name}: {cause.message}", is_error=True)
+            self._is_lost.set()
+            raise ToolUnavailableError(f"MCP server {self.target}: {_innermost(cause)}") from error
+        return ToolOutput(_text_of(result), is_error=result.is_error)
+
+    @asynccontextmanager
+    async def _connected(self) -> AsyncIterator[None]:
+        async with mcp.Client(_server(self.target), cache=None) as client:
+            self._tools = await _all_tools(client)
+            self._client = client
+            self._is_lost.clear()
+            self._changed.set()
+            log.info("mcp server connected", target=self.target, num_tools=len(self._tools))
+            try:
+                yield
+            finally:
+                self._client = None
+
+    async def _stay(self) -> None:
+        """Return when the connection is lost; ask for the tools now and then to notice."""
+        while not self._is_lost.is_set():
+            try:
+                async with asyncio.timeout(CHECK_EVERY_S):
+                    await self._is_lost.wait()
+            except TimeoutError:
+                client = self._client
+                if client is not None:
+                    async with asyncio.timeout(2 * CHECK_EVERY_S):
+                        await client.list_tools()
+
+    def _offer(self, listed: mcp_types.Tool) -> ToolOffer:
+        hints = listed.annotations
+        spec = ToolSpec(
+            name=re.sub(r"[^A-Za-z0-9_-]", "_", listed.name)[:64],
+            description=listed.description or listed.title or "",
+            parameters=listed.input_schema,
+            is_idempotent=bool(hints and (hints.idempotent_hint or hints.read_only_hint)),
+        )
+        return ToolOffer(spec, lambda: McpTool(self, listed.name))
+
+
+class McpTool(Tool):
+    """One tool of an MCP server; the state, if there is any, is the server's."""
+
+    is_stateful = False
+
+    def __init__(self, server: McpServer, listed_name: str) -> None:
+        self._server = server
+        self._listed_name = listed_name
+
+    async def execute(self, arguments: dict[str, Any]) -> ToolOutput:
+        """Pass the call on."""
+        return await self._server.call(self._listed_name, arguments)
+
+
+def _server(target: str) -> str | mcp.StdioServerParameters:
+    if target.startswith(("http://", "https://")):
+        return target
+    command, *arguments = shlex.split(target) or [""]
+    return mcp.StdioServerParameters(command=command, args=arguments)
+
+
+async def _all_tools(client: mcp.Client) -> list[mcp_types.Tool]:
+    tools: list[mcp_types.Tool] = []
+    cursor: str | None = None
+    for _ in range(_MAX_PAGES):
+        page = await client.list_tools(cursor=cursor)
+        tools += page.tools
+        cursor = page.next_cursor
+        if not cursor:
+            break
+    return tools
+
+
+def _text_of(result: mcp_types.CallToolResult) -> str:
+    """What a model can read of a result."""
+    parts = [_readable(block) for block in result.content]
+    if not parts and result.structured_content is not None:
+        return msgspec.json.encode(result.structured_content).decode()
+    return "\n".join(parts)
+
+
+def _readable(block: Any) -> str:
+    if isinstance(block, mcp_types.TextContent):
+        return block.text
+    if isinstance(block, mcp_types.EmbeddedResource):
+        return str(getattr(block.resource, "text", f"[resource {block.resource.uri}]"))
+    if isinstance(block, mcp_types.ResourceLink):
+        return f"[resource {block.uri}]"
+    return f"[{block.type} of type {block.mime_type}, not shown]"
+
+
+def _innermost(error: BaseException) -> str:
+    """The first cause in what may be a group of groups."""
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    return f"{type(error).__name__}: {error}" if str(error) else type(error).__name__

@@ -1,0 +1,106 @@
+"""A tool worker as a process of its own: a service of the runtime around a `ToolWorker`."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from tailrace.config import ConfigError, Endpoints, RunConfig
+from tailrace.dotted import load_dotted
+from tailrace.runtime import Service
+from tailrace.sdk.tool import AnyTool, as_offer
+from tailrace.store import StoreConnection, connect
+from tailrace.tools.host import DEFAULT_MAX_CONCURRENCY
+from tailrace.tools.worker import ToolWorker
+
+NO_RUN = "tools"  # the name of the service's run where it serves all runs
+
+
+@dataclass(frozen=True)
+class Serving:
+    """What to serve: `tools` as `module:name`, `mcp` servers as command lines or URLs."""
+
+    tools: Sequence[str]
+    mcp: Sequence[str] = ()
+    run: str = ""  # for this run only; empty: for all
+    max_concurrency: int = DEFAULT_MAX_CONCURRENCY
+    drain_s: float = 10.0
+
+
+def tool_service(serving: Serving, endpoints: Endpoints) -> Service:
+    """The service; `ConfigError` for what cannot be loaded.
+
+    Without a Redis URL results too big for a message become errors.
+    """
+    if not serving.tools and not serving.mcp:
+        raise ConfigError("nothing to serve: name tools as module:name, or MCP servers")
+    loaded = [load_tool(dotted) for dotted in serving.tools]
+    service = Service(
+        "tools", RunConfig(exp_name=serving.run or NO_RUN), endpoints, drain_s=serving.drain_s + 5.0
+    )
+    process = _Process(service, serving, loaded)
+    service.on_drain(process.disconnect)
+    service.on_start(process.start)
+    service.on_drain(process.drain)
+    return service
+
+
+def load_tool(dotted: str) -> AnyTool:
+    """The tool that `module:name` names; `ConfigError` with the remedy."""
+    found: Any = load_dotted(dotted, "tool")
+    try:
+        return as_offer(found)
+    except (TypeError, ValueError) as error:
+        raise ConfigError(f"{dotted}: {error}") from error
+
+
+class _Process:
+    """Worker, MCP servers and Redis connection of one process."""
+
+    def __init__(self, service: Service, serving: Serving, tools: list[AnyTool]) -> None:
+        self._service = service
+        self._serving = serving
+        self._tools = tools
+        self._redis: StoreConnection | None = None
+        self._worker: ToolWorker | None = None
+
+    async def start(self) -> None:
+        endpoints = self._service.endpoints
+        if endpoints.redis_url:
+            self._redis = await connect(endpoints.redis_url)
+        tools = [*self._tools, *await self._mcp_tools()]
+        try:
+            self._worker = ToolWorker(
+                tools,
+                self._service.bus,
+                max_concurrency=self._serving.max_concurrency,
+                run=self._serving.run,
+                redis=self._redis,
+            )
+        except ValueError as error:
+            raise ConfigError(str(error)) from error
+        await self._worker.start()
+
+    async def _mcp_tools(self) -> list[AnyTool]:
+        if not self._serving.mcp:
+            return []
+        try:
+            adapter = importlib.import_module("tailrace.tools.mcp")
+        except ModuleNotFoundError as error:
+            raise ConfigError(
+                "MCP servers need the package mcp: pip install 'tailrace[tools]'"
+            ) from error
+        servers = [adapter.McpServer(target) for target in self._serving.mcp]
+        for server in servers:
+            self._service.spawn(server.run(), f"mcp {server.target}")
+        return [offer for server in servers for offer in await server.offers()]
+
+    async def drain(self) -> None:
+        if self._worker is not None:
+            await self._worker.drain(self._serving.drain_s)
+
+    async def disconnect(self) -> None:
+        if self._redis is not None:
+            await self._redis.aclose()
