@@ -1,0 +1,31 @@
+"""What one call may use."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import Any
+
+MIB = 1024 * 1024
+
+
+@dataclass(frozen=True)
+class Limits:
+    """Bounds of one call, or, of a session's whole life, of everything but time and output."""
+
+    wall_s: float = 10.0
+    cpu_s: int = 60  # of each process
+    memory_bytes: int = 512 * MIB  # of all processes together
+    max_processes: int = 32  # threads count
+    disk_bytes: int = 64 * MIB  # in the call's folder, deleted but open files included
+    max_files: int = 1024  # in the call's folder
+    max_open_files: int = 128  # per process
+    max_output_bytes: int = 64 * 1024  # kept of standard output, and again of standard error
+
+    def to_dict(self) -> dict[str, Any]:
+        """For the way to the process that runs the call."""
+        return asdict(self)
+
+    @classmethod
+    def from_dict(cls, content: dict[str, Any]) -> Limits:
+        """The inverse of `to_dict`."""
+        return cls(**content)

@@ -1,0 +1,139 @@
+"""Confining the calling process, in the one order that works.
+
+Invariants: `confine` either installs everything that the plan names or raises `OSError`, and its caller
+ends the process then; nothing that it installs can be taken back.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import resource
+from dataclasses import dataclass
+
+from tailrace_sandbox.core.limits import MIB, Limits
+from tailrace_sandbox.core.policy import Confinement, filter_program
+from tailrace_sandbox.engine import kernel
+
+_EXECUTE, _WRITE_FILE, _READ_FILE, _READ_DIR = 1 << 0, 1 << 1, 1 << 2, 1 << 3
+_REMOVE_DIR, _REMOVE_FILE, _MAKE_CHAR, _MAKE_DIR, _MAKE_REG = 1 << 4, 1 << 5, 1 << 6, 1 << 7, 1 << 8
+_MAKE_SOCK, _MAKE_FIFO, _MAKE_BLOCK, _MAKE_SYM = 1 << 9, 1 << 10, 1 << 11, 1 << 12
+_REFER, _TRUNCATE, _IOCTL_DEV = 1 << 13, 1 << 14, 1 << 15
+_READ = _EXECUTE | _READ_FILE | _READ_DIR
+_OWN = (
+    _READ | _WRITE_FILE | _REMOVE_DIR | _REMOVE_FILE | _MAKE_DIR | _MAKE_REG | _MAKE_FIFO | _MAKE_SYM
+    | _REFER | _TRUNCATE
+)  # fmt: skip
+_FILE_ONLY = _EXECUTE | _WRITE_FILE | _READ_FILE | _TRUNCATE | _IOCTL_DEV
+_TCP = 0b11  # bind, connect
+_SCOPES = 0b11  # abstract sockets, signals
+
+SYSTEM_FOLDERS = ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/etc/alternatives")
+SYSTEM_FILES = ("/etc/ld.so.cache", "/etc/localtime", "/dev/random", "/dev/urandom")
+_SHARED_DEVICE = "/dev/null"
+_ADDRESS_SPACE_BYTES = 4096 * MIB
+_MAX_FDS = 1 << 16
+_NICE = 5  # tool code yields to the services beside it
+
+
+def _handled(abi: int) -> int:
+    """Every file access that Landlock of this ABI knows."""
+    bits = 13 + (abi >= 2) + (abi >= 3)
+    return (1 << bits) - 1 | (_IOCTL_DEV if abi >= 5 else 0)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What confines a call; made once per zygote, since opening the paths costs more than the rest."""
+
+    landlock_abi: int  # 0: not used
+    seccomp: bool
+    confinement: Confinement
+    program: bytes
+    readable: tuple[tuple[int, int], ...]  # open path, access
+    writable: tuple[tuple[int, int], ...]
+    num_processes_outside: int  # of the same user, which the kernel counts together with the call's
+
+    @classmethod
+    def make(
+        cls,
+        confinement: Confinement,
+        paths: tuple[str, ...],
+        *,
+        seccomp: bool,
+        num_processes_outside: int,
+    ) -> Plan:
+        """For tool code that may read `paths` beside the system's own; those that are missing are left out."""
+        handled = _handled(confinement.landlock_abi)
+        readable = []
+        for path in dict.fromkeys((*SYSTEM_FOLDERS, *SYSTEM_FILES, *paths)):
+            with contextlib.suppress(FileNotFoundError, PermissionError):
+                access = _READ & handled if os.path.isdir(path) else _READ & _FILE_ONLY
+                readable.append((os.open(path, os.O_PATH | os.O_CLOEXEC), access))
+        null = os.open(_SHARED_DEVICE, os.O_PATH | os.O_CLOEXEC)
+        return cls(
+            confinement.landlock_abi,
+            seccomp,
+            confinement,
+            filter_program(confinement) if seccomp else b"",
+            tuple(readable),
+            ((null, (_READ_FILE | _WRITE_FILE)),),
+            num_processes_outside,
+        )
+
+
+def confine(plan: Plan, workspace: str, limits: Limits, first_foreign_fd: int) -> None:
+    """Leave this process the workspace, its own children and nothing else of the machine.
+
+    Descriptors from `first_foreign_fd` on are closed.
+    """
+    _limit(limits, plan.num_processes_outside)
+    os.nice(_NICE)
+    kernel.gain_no_privileges()
+    if plan.landlock_abi:
+        _restrict_files(plan, workspace)
+    os.closerange(first_foreign_fd, _MAX_FDS)
+    if plan.seccomp:
+        kernel.install_filter(_program_of(plan))
+
+
+def _program_of(plan: Plan) -> bytes:
+    if plan.landlock_abi >= 6:
+        return plan.program
+    own = plan.confinement
+    return filter_program(Confinement(own.machine, own.own_user, own.landlock_abi, os.getpid()))
+
+
+def _restrict_files(plan: Plan, workspace: str) -> None:
+    abi = plan.landlock_abi
+    handled = _handled(abi)
+    ruleset = kernel.landlock_create(handled, _TCP if abi >= 4 else 0, _SCOPES if abi >= 6 else 0, abi)
+    own = os.open(workspace, os.O_PATH | os.O_CLOEXEC)
+    for path_fd, access in (*plan.readable, *plan.writable, (own, _OWN & handled)):
+        kernel.landlock_allow(ruleset, path_fd, access)
+    kernel.landlock_restrict(ruleset)
+    os.close(own)
+    os.close(ruleset)
+
+
+def _limit(limits: Limits, num_processes_outside: int) -> None:
+    """Limits of each single process; the zygote watches what all of them use together."""
+    for kind, soft in (
+        (resource.RLIMIT_CORE, 0),
+        (resource.RLIMIT_NPROC, limits.max_processes + num_processes_outside),
+        (resource.RLIMIT_CPU, limits.cpu_s),
+        (resource.RLIMIT_DATA, limits.memory_bytes),
+        (resource.RLIMIT_AS, limits.memory_bytes + _ADDRESS_SPACE_BYTES),
+        (resource.RLIMIT_FSIZE, limits.disk_bytes),
+        (resource.RLIMIT_NOFILE, limits.max_open_files),
+        (resource.RLIMIT_MEMLOCK, 64 * 1024),
+        (resource.RLIMIT_MSGQUEUE, 0),
+    ):
+        _lower(kind, soft)
+
+
+def _lower(kind: int, wanted: int) -> None:
+    """Set a limit, or keep the one that is there if it is already lower."""
+    _, hard = resource.getrlimit(kind)
+    value = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
+    resource.setrlimit(kind, (value, value))

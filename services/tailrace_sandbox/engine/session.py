@@ -1,0 +1,54 @@
+"""A session's side inside the sandbox: runs one piece of code after the other in the same names.
+
+Whoever reads what this process says must not believe it: the tool code that it ran may speak here too.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import struct
+from typing import Any
+
+from tailrace_sandbox.engine import files, program
+
+HEADER = struct.Struct("<I")
+
+
+def serve(channel: int) -> None:
+    """Answer requests until the channel closes or the code exits."""
+    names = program.fresh_main()
+    number = 0
+    while request := _receive(channel):
+        number += 1
+        files.put(request["files"])
+        attempt = program.run_cell(request["code"], names, f"cell{number}.py")
+        program.flush()
+        collected = files.collect(request["patterns"], request["max_bytes"])
+        _send(channel, {"exit_code": attempt.exit_code, **collected})
+        if attempt.left:
+            program.leave(attempt.exit_code)
+    program.leave(0)
+
+
+def _receive(channel: int) -> dict[str, Any] | None:
+    header = _exactly(channel, HEADER.size)
+    if len(header) < HEADER.size:
+        return None
+    content: dict[str, Any] = json.loads(_exactly(channel, HEADER.unpack(header)[0]))
+    return content
+
+
+def _exactly(channel: int, count: int) -> bytes:
+    """`count` bytes, or fewer at the end of the channel."""
+    data = b""
+    while len(data) < count and (piece := os.read(channel, count - len(data))):
+        data += piece
+    return data
+
+
+def _send(channel: int, content: dict[str, Any]) -> None:
+    data = json.dumps(content).encode()
+    data = HEADER.pack(len(data)) + data
+    while data:
+        data = data[os.write(channel, data) :]

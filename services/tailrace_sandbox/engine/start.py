@@ -1,0 +1,112 @@
+"""The zygote's start: from a fresh interpreter to a process that waits for its first call."""
+
+from __future__ import annotations
+
+import gc
+import importlib
+import json
+import os
+import platform
+import resource
+import signal
+import socket
+import sys
+from dataclasses import dataclass
+
+from tailrace_sandbox.core.policy import Confinement
+from tailrace_sandbox.engine import kernel
+from tailrace_sandbox.engine.confine import Plan
+from tailrace_sandbox.engine.zygote import Zygote
+
+CONTROL_FD = 3
+_SHARED_USER_HEADROOM = 256
+_WARM = (
+    "ast", "base64", "bisect", "collections", "copy", "csv", "dataclasses", "datetime", "decimal", "enum",
+    "fractions", "functools", "hashlib", "heapq", "io", "itertools", "json", "math", "operator", "random",
+    "re", "shutil", "statistics", "string", "subprocess", "tempfile", "textwrap", "time", "traceback",
+    "typing",
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Start:
+    """How a zygote is started; travels as JSON on its command line."""
+
+    base: str  # folder for the folders of calls
+    uid: int  # user to become; negative: stay
+    landlock: bool
+    seccomp: bool
+    readable: tuple[str, ...]  # besides the system and the interpreter
+    preload: tuple[str, ...]  # modules that every call finds imported
+
+
+def main(argument: str) -> None:
+    """Run the zygote of the process at the other end of descriptor 3."""
+    start = Start(**json.loads(argument))
+    control = socket.socket(fileno=CONTROL_FD)
+    control.set_inheritable(False)
+    _become(start.uid)
+    os.umask(0o077)
+    for module in (*_WARM, *start.preload):
+        importlib.import_module(module)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the service's to handle
+    kernel.adopt_orphans()
+    kernel.use_few_arenas()
+    abi = kernel.landlock_abi() if start.landlock else 0
+    confinement = Confinement(platform.machine(), start.uid >= 0, abi)
+    paths = (sys.prefix, sys.base_prefix, *start.readable)
+    plan = Plan.make(
+        confinement,
+        paths,
+        seccomp=start.seccomp,
+        num_processes_outside=_processes_outside(start.uid),
+    )
+    zygote = Zygote(control, plan, start.base)
+    gc.collect()
+    gc.freeze()  # calls share this memory as long as nobody writes to it
+    zygote.try_out()
+    control.send(json.dumps({"op": "ready"}).encode())
+    zygote.serve()
+
+
+def _become(uid: int) -> None:
+    """Be `uid` (negative: who we are), without groups and capabilities."""
+    kernel.bar_capabilities()
+    if uid >= 0:
+        os.setgroups([])
+        os.setresgid(uid, uid, uid)
+        os.setresuid(uid, uid, uid)
+        kernel.allow_inspection()
+    kernel.drop_capabilities()
+
+
+def _processes_outside(uid: int) -> int:
+    """How many processes of this user are none of the call's: the zygote alone, if the user is its own.
+
+    Otherwise the kernel also counts those of other containers, which nobody here can see; so ask the
+    kernel: fork below the limit fails. Some are added for those that start later.
+    """
+    if uid >= 0:
+        return 1
+    if os.getuid() == 0:
+        raise OSError("the kernel never limits the processes of root: run the sandbox as another user")
+    low, high = 1, 1 << 20
+    while low < high:
+        middle = (low + high) // 2
+        low, high = (low, middle) if _can_fork(middle) else (middle + 1, high)
+    return low + _SHARED_USER_HEADROOM
+
+
+def _can_fork(limit: int) -> bool:
+    """Whether a process may fork under this limit of processes."""
+    pid = os.fork()
+    if pid == 0:
+        try:
+            resource.setrlimit(resource.RLIMIT_NPROC, (limit, limit))
+            grandchild = os.fork()
+            if grandchild:
+                os.waitpid(grandchild, 0)
+            os._exit(0)
+        finally:
+            os._exit(1)
+    return os.waitpid(pid, 0)[1] == 0

@@ -1,0 +1,106 @@
+"""The folder of a call: made for it, measured while it runs, removed with everything in it.
+
+Whatever the tool code did to the folder (links to elsewhere, folders a thousand deep, modes that keep
+everybody out), nothing here follows a link, needs a long path or recurses.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+import stat
+from typing import NamedTuple
+
+BLOCK_BYTES = 512
+_MAX_DEPTH = 64
+
+
+class UninspectableError(Exception):
+    """What a call left behind cannot be measured, so that its limits cannot be kept."""
+
+
+class Usage(NamedTuple):
+    """Files and bytes on disk."""
+
+    num_files: int
+    num_bytes: int
+
+
+def create(base: str) -> str:
+    """A new, empty folder under `base` with a name that nobody can guess."""
+    path = os.path.join(base, f"call-{secrets.token_hex(12)}")
+    os.mkdir(path, 0o700)
+    return path
+
+
+def measure(path: str, max_files: int) -> Usage:
+    """Bytes and number of what is below `path`, until there are more than `max_files`.
+
+    Raises `UninspectableError`.
+    """
+    num_files = num_bytes = 0
+    waiting = [(path, 0)]
+    while waiting and num_files <= max_files:
+        folder, depth = waiting.pop()
+        if depth > _MAX_DEPTH:
+            raise UninspectableError(f"folders more than {_MAX_DEPTH} deep")
+        try:
+            with os.scandir(folder) as entries:
+                for entry in entries:
+                    num_files += 1
+                    num_bytes += _bytes_of(entry)
+                    if entry.is_dir(follow_symlinks=False):
+                        waiting.append((entry.path, depth + 1))
+        except (FileNotFoundError, NotADirectoryError):
+            continue  # removed meanwhile
+        except OSError as error:
+            raise UninspectableError(f"a folder cannot be read: {error.strerror}") from error
+    return Usage(num_files, num_bytes)
+
+
+def _bytes_of(entry: os.DirEntry[str]) -> int:
+    try:
+        return entry.stat(follow_symlinks=False).st_blocks * BLOCK_BYTES
+    except FileNotFoundError:
+        return 0
+
+
+def remove(path: str) -> None:
+    """Remove the folder and all below it; nothing may use it any more.
+
+    Folders are moved to the top before they are opened, so that no path gets long.
+    """
+    os.chmod(path, 0o700)
+    top = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+    try:
+        waiting = _empty(top, top, "")
+        while waiting:
+            name = waiting.pop()
+            os.chmod(name, 0o700, dir_fd=top)  # a folder: links were unlinked
+            folder = os.open(name, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW, dir_fd=top)
+            try:
+                waiting += _empty(folder, top, name)
+            finally:
+                os.close(folder)
+            os.rmdir(name, dir_fd=top)
+    finally:
+        os.close(top)
+    os.rmdir(path)
+
+
+def _empty(folder: int, top: int, name: str) -> list[str]:
+    """Unlink what is in `folder`; its folders go to the top, under the returned names."""
+    moved = []
+    for index, entry in enumerate(os.listdir(folder)):
+        if not stat.S_ISDIR(os.stat(entry, dir_fd=folder, follow_symlinks=False).st_mode):
+            os.unlink(entry, dir_fd=folder)
+            continue
+        with contextlib.suppress(OSError):  # most are empty
+            os.rmdir(entry, dir_fd=folder)
+            continue
+        fresh = f"{secrets.token_hex(8)}-{index}"
+        os.chmod(entry, 0o700, dir_fd=folder)  # a folder that moves is written to
+        os.rename(entry, fresh, src_dir_fd=folder, dst_dir_fd=top)
+        moved.append(fresh)
+    return moved

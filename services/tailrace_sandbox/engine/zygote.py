@@ -1,0 +1,157 @@
+"""The process that forks a confined child per call and keeps it within its limits.
+
+Invariants: one call at a time; it never reads what goes into or comes out of a call (those bytes travel
+by descriptors that it only passes on), so that the memory which every call inherits tells nothing of
+another; before a call ends for the service, all its processes are dead and waited for; before the next
+begins, its folder is gone. It ends with the service that started it, and everything with it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import select
+import signal
+import socket
+import time
+from typing import Any
+
+from tailrace_sandbox.core.limits import Limits
+from tailrace_sandbox.engine import child, workspace
+from tailrace_sandbox.engine.call import RunningCall
+from tailrace_sandbox.engine.confine import Plan
+
+_MAX_MESSAGE_BYTES = 65536
+_MAX_FDS = 8
+
+
+class Zygote:
+    """Obeys one service over `control`."""
+
+    def __init__(self, control: socket.socket, plan: Plan, base: str) -> None:
+        self._control = control
+        self._plan = plan
+        self._base = base
+        self._call: RunningCall | None = None
+        self._folder = ""
+        self._closes_after = False
+        self._wake_fd = _wake_on_children()
+        self._poll = select.poll()
+        self._poll.register(control, select.POLLIN)
+        self._poll.register(self._wake_fd, select.POLLIN)
+
+    def serve(self) -> None:
+        """Until the service closes its end."""
+        while True:
+            self._wait()
+            call = self._call
+            if call is not None and call.has_ended():
+                self._end("")
+            elif call is not None and (reason := call.breach()):
+                self._end(reason)
+            if self._control in self._ready and not self._obey():
+                break
+        self._close()
+
+    def _wait(self) -> None:
+        timeout_s = self._call.next_event_s() if self._call is not None else -1.0
+        ready = [fd for fd, _ in self._poll.poll(timeout_s * 1000 if timeout_s >= 0 else None)]
+        self._ready = [self._control] if self._control.fileno() in ready else []
+        if self._wake_fd in ready:
+            with contextlib.suppress(BlockingIOError):
+                os.read(self._wake_fd, 4096)
+
+    def _obey(self) -> bool:
+        """Do what one message says; False when the service is gone."""
+        data, fds, _, _ = socket.recv_fds(self._control, _MAX_MESSAGE_BYTES, _MAX_FDS)
+        if not data:
+            return False
+        message = json.loads(data)
+        try:
+            getattr(self, f"_on_{message['op']}")(message, tuple(fds))
+        finally:
+            for fd in fds:
+                os.close(fd)
+        return True
+
+    def _on_start(self, message: dict[str, Any], fds: tuple[int, ...]) -> None:
+        if not self._folder:
+            self._folder = workspace.create(self._base)
+        limits = Limits.from_dict(message["limits"])
+        mode = message["mode"]
+        pid = self._fork(child.Order(mode, self._folder, limits, fds))
+        is_session = mode == "session"
+        deadline_s = None if is_session else time.monotonic() + limits.wall_s
+        self._call = RunningCall(pid, self._folder, limits, is_session, deadline_s)
+        self._closes_after = message["closes_after"]
+        self._tell({"op": "started", "pid": pid})
+
+    def _fork(self, order: child.Order) -> int:
+        pid = os.fork()
+        if pid:
+            return pid
+        try:
+            child.main(self._plan, order)
+        finally:
+            os._exit(child.NOT_CONFINED)
+
+    def _on_resume(self, message: dict[str, Any], _: tuple[int, ...]) -> None:
+        if self._call is not None:
+            self._call.resume(message["wall_s"])
+
+    def _on_pause(self, _: dict[str, Any], __: tuple[int, ...]) -> None:
+        if self._call is not None and not self._call.has_ended():
+            self._call.pause()
+
+    def _on_kill(self, message: dict[str, Any], _: tuple[int, ...]) -> None:
+        if self._call is not None:
+            self._end(message["reason"])
+
+    def _on_close(self, _: dict[str, Any], __: tuple[int, ...]) -> None:
+        self._close()
+        self._tell({"op": "closed"})
+
+    def _end(self, reason: str) -> None:
+        assert self._call is not None
+        ended = self._call.end(reason)
+        self._call = None
+        self._tell({"op": "ended", **ended})
+        if self._closes_after:
+            self._close()
+
+    def _close(self) -> None:
+        """Leave nothing of the call."""
+        if self._call is not None:
+            self._call.end("")
+            self._call = None
+        if self._folder:
+            workspace.remove(self._folder)
+            self._folder = ""
+
+    def _tell(self, message: dict[str, Any]) -> None:
+        with contextlib.suppress(ConnectionError):  # the service is gone: the next message says so
+            self._control.send(json.dumps(message).encode())
+
+    def try_out(self) -> None:
+        """Confine a child once, for nothing; raises `OSError` if that fails."""
+        folder = workspace.create(self._base)
+        fds = [os.memfd_create("trial"), *(os.open(os.devnull, os.O_RDWR) for _ in range(3))]
+        os.write(fds[0], b'{"patterns": [], "max_bytes": 0}')
+        self._fork(child.Order("collect", folder, Limits(), tuple(fds)))
+        _, status = os.wait()
+        for fd in fds:
+            os.close(fd)
+        workspace.remove(folder)
+        if status:
+            raise OSError(f"a confined process ended with status {os.waitstatus_to_exitcode(status)}")
+
+
+def _wake_on_children() -> int:
+    """A descriptor that becomes readable when a child ends."""
+    read_fd, write_fd = os.pipe()
+    os.set_blocking(read_fd, False)
+    os.set_blocking(write_fd, False)
+    signal.set_wakeup_fd(write_fd, warn_on_full_buffer=False)
+    signal.signal(signal.SIGCHLD, lambda *_: None)
+    return read_fd
