@@ -114,6 +114,10 @@ class WorkflowArgs(Config, frozen=True, kw_only=True):
     """`inline`: many episodes at once in the agents' event loop. `subproc`: in processes, for agents
     that block, compute, or take their endpoint from environment variables."""
 
+    python: str = ""
+    """Interpreter of the processes with `mode: subproc`: that of another environment, with Tailrace in
+    it, for agents whose packages do not go with ours. Empty: the agents' own."""
+
     subproc_max_workers: int = 4
     """Processes of each agents worker with `mode: subproc`; each plays one episode at a time."""
 
@@ -139,6 +143,8 @@ class WorkflowArgs(Config, frozen=True, kw_only=True):
             raise ValueError("agent must name a class: my_module.MyAgent")
         for key in ("subproc_max_workers", "timeout_s"):
             _require_positive(self, key)
+        if self.python and self.mode != "subproc":
+            raise ValueError("python needs mode: subproc")
         if self.max_blocked_s < 0 or not 0.0 <= self.turn_discount <= 1.0:
             raise ValueError("max_blocked_s must not be negative, turn_discount must be 0 to 1")
 

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import signal
+import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
 from tailrace.config import ConfigError
 from tailrace.log import get_logger
-from tailrace.processes import ProcessPool, WorkerProcess
+from tailrace.processes import ProcessPool, ProcessStartError, WorkerProcess
 from tailrace.sdk.workflow import WorkflowEnd
 from tailrace_agents import metrics
 from tailrace_agents.adapters.workflow_frames import Load, Loaded, Run
@@ -30,7 +31,8 @@ class SubprocRunner:
 
     def __init__(self, args: WorkflowArgs) -> None:
         self._args = args
-        self._pool = ProcessPool(_MODULE, (), args.subproc_max_workers, self._load)
+        python = args.python or sys.executable
+        self._pool = ProcessPool(_MODULE, (), args.subproc_max_workers, self._load, python)
 
     async def start(self) -> None:
         """Start one process, to see now whether the workflow can be made; others come with use."""
@@ -38,6 +40,8 @@ class SubprocRunner:
             await self._pool.open()
         except RunnerFailedError as error:
             raise ConfigError(str(error)) from error
+        except ProcessStartError as error:
+            raise ConfigError(f"agents.workflow.python: {error}") from error
 
     async def close(self) -> None:
         """Kill all processes."""
@@ -46,8 +50,11 @@ class SubprocRunner:
     @asynccontextmanager
     async def seat(self) -> AsyncIterator[ProcessSeat]:
         """See `WorkflowRunner`."""
-        async with self._pool.lend() as process:
-            yield ProcessSeat(process, self._args.agent)
+        try:
+            async with self._pool.lend() as process:
+                yield ProcessSeat(process, self._args.agent)
+        except ProcessStartError as error:
+            raise RunnerFailedError(str(error)) from error
 
     async def _load(self, process: WorkerProcess) -> None:
         args = self._args

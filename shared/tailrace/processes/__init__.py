@@ -4,6 +4,6 @@ from __future__ import annotations
 
 from tailrace.processes.child import ParentLink
 from tailrace.processes.pool import ProcessPool
-from tailrace.processes.worker import WorkerProcess
+from tailrace.processes.worker import ProcessStartError, WorkerProcess
 
-__all__ = ["ParentLink", "ProcessPool", "WorkerProcess"]
+__all__ = ["ParentLink", "ProcessPool", "ProcessStartError", "WorkerProcess"]

@@ -8,6 +8,7 @@ meets a fresh one; nothing here blocks the event loop.
 from __future__ import annotations
 
 import asyncio
+import sys
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 
@@ -26,10 +27,12 @@ class ProcessPool:
         arguments: Sequence[str],
         num_processes: int,
         ready: Callable[[WorkerProcess], Awaitable[None]],
+        python: str = sys.executable,
     ) -> None:
         self._module = module
         self._arguments = arguments
         self._ready = ready
+        self._python = python
         self._idle: asyncio.Queue[WorkerProcess | None] = asyncio.Queue()  # None: a place to fill
         self._all: set[WorkerProcess] = set()
         self._ending: set[asyncio.Task[int]] = set()
@@ -37,7 +40,8 @@ class ProcessPool:
             self._idle.put_nowait(None)
 
     async def open(self) -> None:
-        """Start the first process now, to see whether it can; raises what `ready` raises."""
+        """Start the first process now, to see whether it can; raises what `ready` raises, and
+        `ProcessStartError`."""
         try:
             async with self.lend():
                 pass
@@ -51,7 +55,7 @@ class ProcessPool:
         in_order = False
         try:
             if process is None:
-                process = await WorkerProcess.start(self._module, self._arguments)
+                process = await WorkerProcess.start(self._module, self._arguments, self._python)
                 self._all.add(process)
                 await self._ready(process)
             yield process

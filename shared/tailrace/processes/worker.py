@@ -19,6 +19,10 @@ _EXIT_TIMEOUT_S = 1.0
 R = TypeVar("R")
 
 
+class ProcessStartError(Exception):
+    """There is no such interpreter, or no room for one more process."""
+
+
 class WorkerProcess:
     """A child that answers every message with one, in order.
 
@@ -30,18 +34,26 @@ class WorkerProcess:
         self.is_usable = True
 
     @classmethod
-    async def start(cls, module: str, arguments: Sequence[str] = ()) -> WorkerProcess:
-        """Run `python -m module`, which opens a `ParentLink`; in a session of its own."""
+    async def start(
+        cls, module: str, arguments: Sequence[str] = (), python: str = sys.executable
+    ) -> WorkerProcess:
+        """Run `python -m module`, which opens a `ParentLink`; in a session of its own.
+
+        Raises `ProcessStartError`.
+        """
         pipe = asyncio.subprocess.PIPE
-        process = await asyncio.create_subprocess_exec(
-            sys.executable,
-            "-m",
-            module,
-            *arguments,
-            stdin=pipe,
-            stdout=pipe,
-            start_new_session=True,  # so that `end` reaches what user code may have started
-        )
+        try:
+            process = await asyncio.create_subprocess_exec(
+                python,
+                "-m",
+                module,
+                *arguments,
+                stdin=pipe,
+                stdout=pipe,
+                start_new_session=True,  # so that `end` reaches what user code may have started
+            )
+        except OSError as error:
+            raise ProcessStartError(f"cannot start {python}: {error.strerror}") from error
         return cls(process)
 
     @property
