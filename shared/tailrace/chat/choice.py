@@ -41,7 +41,7 @@ def choose_reasoning_parser(
     """The configured parser, or the one whose markers template or tokenizer know."""
     if args.reasoning_parser != "auto":
         return REASONING_PARSERS[args.reasoning_parser]
-    if "<|channel|>" in template.source:
+    if args.tool_parser == "gpt_oss" or "<|channel|>" in template.source:
         return REASONING_PARSERS["harmony"]
     knows_think = "<think>" in template.source or "<think>" in special.texts.values()
     return REASONING_PARSERS["think" if knows_think else "none"]

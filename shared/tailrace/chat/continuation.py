@@ -46,6 +46,7 @@ class _Shape(NamedTuple):
     end: str  # the end of turn that the template writes; empty: it writes none that is special
     end_ids: frozenset[int]
     keeps_reasoning: bool
+    needs_tools: bool  # what is inserted depends on the tools
 
 
 class _Neighbourhood(NamedTuple):
@@ -84,7 +85,8 @@ class Continuations:
         """What follows `history[-1]`, a sampled reply, so that `new` and a generation prompt stand."""
         around = self._around(history, new, tools)
         shape = self._shape(around)
-        text = self._render((*around.system, USER, around.reply, *around.new), around.tools, True)
+        messages = (*around.system, USER, around.reply, *around.new)
+        text = self._render(messages, around.tools if shape.needs_tools else (), True)
         _, behind = self._split(text, around.reply)
         before = named(shape.closing, around.reply) + shape.end
         if not behind.startswith(before):
@@ -141,7 +143,15 @@ class Continuations:
         closing, end, end_ids = self._end(self._split(alone, around.reply)[1], behind, around)
         thoughtful = msgspec.structs.replace(around.reply, reasoning=REASONING)
         text = self._render((*around.system, USER, thoughtful, *around.new), around.tools, True)
-        return _Shape(closing, end, end_ids, REASONING in text)
+        needs_tools = bool(around.tools) and not self._is_independent_of_tools(around, behind)
+        return _Shape(closing, end, end_ids, REASONING in text, needs_tools)
+
+    def _is_independent_of_tools(self, around: _Neighbourhood, behind: str) -> bool:
+        """Whether the same is inserted when no tools are told: then they need not be rendered."""
+        try:
+            return self._behind((*around.system, USER), around._replace(tools=())) == behind
+        except TemplateError:
+            return False
 
     def _behind(self, before: tuple[ChatMessage, ...], around: _Neighbourhood) -> str:
         """The text behind the reply, when rendering more has left all before it as it was."""

@@ -40,3 +40,10 @@ class ChatArgs(Config, frozen=True, kw_only=True):
 
     template_args: dict[str, Any] = msgspec.field(default_factory=dict)
     """Further names for the chat template, such as `enable_thinking: false`."""
+
+    def __post_init__(self) -> None:
+        if self.tool_parser == "gpt_oss" and self.reasoning_parser not in ("auto", "harmony"):
+            raise ValueError(
+                "chat.tool_parser gpt_oss reads harmony channels: "
+                "set chat.reasoning_parser to harmony or auto"
+            )

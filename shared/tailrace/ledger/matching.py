@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from typing import NamedTuple
 
 from tailrace.ledger.identity import is_same_message, is_same_reasoning
@@ -21,17 +21,19 @@ class Match(NamedTuple):
     has_reasoning: bool = True
 
 
-def match_messages(tree: CallTree, messages: Sequence[ChatMessage]) -> Match:
+def match_messages(tree: CallTree, messages: tuple[ChatMessage, ...]) -> Match:
     """By message identity. Thoughts that a client left out do not matter, changed ones do."""
-    best = Match()
-    open_matches = [best]
+    best = match = Match()
+    open_matches = [match]
     while open_matches:
         match = open_matches.pop()
         if match.num > best.num:
             best = match
         children = match.call.children if match.call else tree.roots
-        # reversed: of equally deep matches the first recorded one wins
-        open_matches += _children_matches(match, reversed(children), messages)
+        for child in reversed(children):  # of equally deep matches the first recorded one wins
+            onward = _child_match(match, child, messages)
+            if onward is not None:
+                open_matches.append(onward)
     return best
 
 
@@ -75,19 +77,23 @@ def _token_children(tree: CallTree, call: Call | None) -> Iterable[Call]:
     return (child for child in tree if child.token_parent is None)
 
 
-def _children_matches(
-    match: Match, children: Iterable[Call], messages: Sequence[ChatMessage]
-) -> Iterable[Match]:
-    for child in children:
-        node = child.node
-        reply_at = match.num + len(node.messages)
-        if reply_at >= len(messages) or not (node.messages or match.call):
-            continue
-        theirs = messages[reply_at]
-        if not is_same_message(node.reply, theirs):
-            continue
-        has_reasoning = is_same_reasoning(node.reply, theirs)
-        if theirs.reasoning and not has_reasoning:
-            continue
-        if all(map(is_same_message, node.messages, messages[match.num : reply_at])):
-            yield Match(child, reply_at + 1, match.has_reasoning and has_reasoning)
+def _child_match(match: Match, child: Call, messages: tuple[ChatMessage, ...]) -> Match | None:
+    """The match that goes on through `child`, if the messages do."""
+    node, begun = child.node, match.num
+    inserted = node.messages
+    reply_at = begun + len(inserted)
+    if reply_at >= len(messages) or not (inserted or match.call):
+        return None
+    ours, theirs = node.reply, messages[reply_at]
+    has_reasoning = match.has_reasoning
+    if ours != theirs:  # equality costs a fraction of the closer look
+        if not is_same_message(ours, theirs):
+            return None
+        if not is_same_reasoning(ours, theirs):
+            if theirs.reasoning:
+                return None
+            has_reasoning = False
+    new = messages[begun:reply_at]
+    if new != inserted and not all(map(is_same_message, inserted, new)):
+        return None
+    return Match(child, reply_at + 1, has_reasoning)
