@@ -24,6 +24,9 @@ SWAP_SECONDS = Histogram(
 FAILED_UPDATES = Counter(
     "tailrace_inference_failed_weight_updates", "Policy versions that could not be taken."
 )
+LOST_EMISSIONS = Counter(
+    "tailrace_inference_lost_emissions", "Chunks that the emission log could not write down."
+)
 
 GAUGES = {
     "policy_version": "Policy version that is served (-1: none yet).",

@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 
 from tailrace.sdk.policy import GenerationFailedError
-from tailrace_inference.adapters.emission_log import EmissionLog, read_emissions
 from tailrace_inference.adapters.local_policy import LocalPolicy
 from tailrace_inference.config import InferenceConfig
 from tailrace_inference.core.driver import EngineDriver
@@ -177,18 +176,23 @@ async def test_only_a_ready_server_takes_calls() -> None:
         assert word in refusal.error.reason
 
 
-def test_the_emission_log_survives_a_torn_record(tmp_path: Path) -> None:
-    path = tmp_path / "run" / "emissions-a.bin"
-    log = EmissionLog(path)
-    for index in range(3):
-        log.append(f"e{index}", TokenChunk(f"c{index}", pack_int32([index, 7])))
-    log.close()
-    whole = path.read_bytes()
-    for cut in (1, 5, 20):
-        path.write_bytes(whole[:-cut])
-        found = list(read_emissions(path))
-        assert [emission.episode_id for emission in found] == ["e0", "e1"]
-        assert as_int32(found[1].chunk.token_ids).tolist() == [1, 7]
+async def test_the_local_policy_passes_tokens_on_as_they_come(tmp_path: Path) -> None:
+    make_model().save_pretrained(tmp_path)
+    chunks: list[TokenChunk] = []
+    config = InferenceConfig(max_running=4, kv_cache_tokens=1024, stream_chunk_tokens=2)
+    async with LocalPolicy(engine_from_checkpoint(tmp_path, config)) as policy:
+        made = await policy.generate(
+            pack_int32([1, 2, 3]),
+            5,
+            SamplingParams(seed=1),
+            episode_id="e",
+            turn=0,
+            on_chunk=chunks.append,
+        )
+    streamed = [as_int32(chunk.token_ids).tolist() for chunk in chunks]
+    assert [one for part in streamed for one in part] == made.token_ids.tolist()
+    assert len(streamed) > 1
+    assert [] not in streamed
 
 
 async def test_the_local_policy_plays_turns_in_this_process(tmp_path: Path) -> None:
