@@ -44,7 +44,9 @@ class DrainRequest(Message, frozen=True, tag="drain_request"):
 
 
 class LeaseRequest(Message, frozen=True, tag="lease_request"):
-    """Where shall these episodes be generated? After a failure, with `failed_server_id`."""
+    """Where shall these episodes be generated? After a failure, with `failed_server_id`: they go
+    elsewhere if they can. Whether the server is to blame is said by `LeaseReport`.
+    """
 
     worker_id: str
     episode_ids: tuple[str, ...]

@@ -93,8 +93,6 @@ class Placement:
         """Leases for all episodes asked for, or for none and when to ask again."""
         assert len(request.episode_ids) == len(request.predicted_tokens)
         self.heard(request.worker_id, now_s)
-        if request.failed_server_id:
-            self._health.report(request.failed_server_id, 1, 0, now_s)
         leases = []
         for episode_id, tokens in zip(request.episode_ids, request.predicted_tokens, strict=True):
             held = self._lease_one(request, episode_id, tokens, now_s)

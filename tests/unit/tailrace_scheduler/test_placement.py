@@ -191,3 +191,12 @@ def test_outstanding_tokens_are_always_those_of_the_leases_held(
         total = sum(table.placement.outstanding_tokens(one) for one in ("a", "b"))
         assert total == sum(tokens.values())
         assert table.placement.num_leases == len(tokens)
+
+
+def test_a_failed_call_counts_once_although_its_episode_asks_for_another_server() -> None:
+    table = Table("a", "b")
+    table.lease("1", "2")
+    table.lease("1", failed="a")
+    assert table.health.record("a").failures == 0.0  # to be refused by a full server is no failure
+    table.placement.report(LeaseReport("w", (), {"a": 1}), 0.0)
+    assert table.health.record("a").failures == 1.0
