@@ -9,14 +9,14 @@ class SchedulerConfig(Config, frozen=True, kw_only=True):
     """What is played, in what groups, within which bounds, and when a silent peer counts as gone."""
 
     tags: tuple[str, ...]
-    """Environments to train on, by their names in `agents.custom_envs`."""
+    """What to train on: names in `agents.custom_envs` or `agents.datasets`."""
 
     num_groups_partition: tuple[int, ...] = ()
     """Groups of each tag in every cycle of the data order, in the order of `tags`; empty: one each."""
 
     eval_tags: tuple[str, ...] = ()
-    """Environments to evaluate on, in turn; empty: those of `tags`. Name here the ones whose
-    `env_config` plays held-out tasks."""
+    """What to evaluate on, in turn; empty: what `tags` names. Name here environments whose
+    `env_config` plays held-out tasks, and data sets of held-out rows."""
 
     eval_groups: int = 128
     """Tasks of the evaluation set. Their seeds are 0 to `eval_groups` - 1 whatever `seed` says, so that
@@ -57,12 +57,7 @@ class SchedulerConfig(Config, frozen=True, kw_only=True):
     in two of them goes out again."""
 
     def __post_init__(self) -> None:
-        if not self.tags:
-            raise ValueError("tags must name at least one environment of agents.custom_envs")
-        if self.num_groups_partition and len(self.num_groups_partition) != len(self.tags):
-            raise ValueError("num_groups_partition must have one number for each of tags")
-        if any(share < 1 for share in self.num_groups_partition):
-            raise ValueError("num_groups_partition must hold positive numbers")
+        _check_data_order(self.tags, self.num_groups_partition)
         for key in ("eval_groups", "eval_group_size", "max_buffered_groups", "max_attempts"):
             if getattr(self, key) < 1:
                 raise ValueError(f"{key} must be at least 1")
@@ -81,3 +76,12 @@ class SchedulerConfig(Config, frozen=True, kw_only=True):
     def needed_valid(self, group_size: int) -> int:
         """Valid members that make a training group of `group_size` worth closing."""
         return self.min_valid or min(2, group_size)
+
+
+def _check_data_order(tags: tuple[str, ...], partition: tuple[int, ...]) -> None:
+    if not tags:
+        raise ValueError("tags must name at least one of agents.custom_envs or agents.datasets")
+    if partition and len(partition) != len(tags):
+        raise ValueError("num_groups_partition must have one number for each of tags")
+    if any(share < 1 for share in partition):
+        raise ValueError("num_groups_partition must hold positive numbers")

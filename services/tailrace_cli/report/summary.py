@@ -2,40 +2,66 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from rich.table import Table
 
 from tailrace_cli.report.metrics_file import Row, idle_seconds, last, series
 
+Line = tuple[str, str]
 
-def summary_rows(rows: Sequence[Row]) -> list[tuple[str, str]]:
+_LAST_VALUES = (
+    ("reward of the last step", "reward_mean", "{:.3f}"),
+    ("wall time", "time_s", "{:.1f} s"),
+    ("trained tokens per second", "tokens_per_s", "{:,.0f}"),
+)
+_SHORTEST_WAIT_S = 0.05
+
+
+def summary_rows(rows: Sequence[Row]) -> list[Line]:
     """Name and value of everything worth a line, from the run's metrics."""
+    num_steps = str(rows[-1]["step"]) if rows else "0"
+    return [
+        ("optimizer steps", num_steps),
+        *_success(rows),
+        *_last_values(rows),
+        *_staleness(rows),
+        *_outcomes(rows),
+        *_waits(rows),
+    ]
+
+
+def _success(rows: Sequence[Row]) -> Iterator[Line]:
     steps, success = series(rows, "eval/success_rate")
-    _, staleness = series(rows, "staleness_max")
-    found: list[tuple[str, str]] = [("optimizer steps", str(rows[-1]["step"]) if rows else "0")]
     if success:
-        found.append((f"held-out success, step {steps[0]}", f"{success[0]:.3f}"))
-        found.append((f"held-out success, step {steps[-1]}", f"{success[-1]:.3f}"))
-    for name, key, pattern in (
-        ("reward of the last step", "reward_mean", "{:.3f}"),
-        ("wall time", "time_s", "{:.1f} s"),
-        ("trained tokens per second", "tokens_per_s", "{:,.0f}"),
-    ):
+        yield f"held-out success, step {steps[0]}", f"{success[0]:.3f}"
+        yield f"held-out success, step {steps[-1]}", f"{success[-1]:.3f}"
+
+
+def _last_values(rows: Sequence[Row]) -> Iterator[Line]:
+    for name, key, pattern in _LAST_VALUES:
         value = last(rows, key)
         if value is not None:
-            found.append((name, pattern.format(value)))
+            yield name, pattern.format(value)
+
+
+def _staleness(rows: Sequence[Row]) -> Iterator[Line]:
+    _, staleness = series(rows, "staleness_max")
     if staleness:
-        found.append(("staleness of trained tokens, at most", f"{max(staleness):.0f} steps"))
-    outcomes = sorted({key for row in rows for key in row if key.startswith("outcome/")})
-    for key in outcomes:
+        yield "staleness of trained tokens, at most", f"{max(staleness):.0f} steps"
+
+
+def _outcomes(rows: Sequence[Row]) -> Iterator[Line]:
+    for key in sorted({key for row in rows for key in row if key.startswith("outcome/")}):
         total = sum(series(rows, key)[1])
         if total:
-            found.append((f"episodes {key.removeprefix('outcome/')}", f"{total:,.0f}"))
-    idle = {key: seconds for key, seconds in idle_seconds(rows).items() if seconds >= 0.05}
-    for key, seconds in idle.items():
-        found.append((f"waiting for {key.removeprefix('idle/')}", f"{seconds:.1f} s"))
-    return found
+            yield f"episodes {key.removeprefix('outcome/')}", f"{total:,.0f}"
+
+
+def _waits(rows: Sequence[Row]) -> Iterator[Line]:
+    for key, seconds in idle_seconds(rows).items():
+        if seconds >= _SHORTEST_WAIT_S:
+            yield f"waiting for {key.removeprefix('idle/')}", f"{seconds:.1f} s"
 
 
 def summary_table(title: str, rows: Sequence[Row]) -> Table:

@@ -75,10 +75,7 @@ class DurablePublisher:
     async def _publish_window(self, items: Sequence[Outgoing]) -> None:
         backoff = Backoff(0.05, 2.0)
         missing_since_s: float | None = None
-        while items:
-            left = await self._round(items)
-            if not left:
-                return
+        while left := await self._round(items):
             reasons = {reason for _, reason in left}
             now_s = asyncio.get_running_loop().time()
             missing_since_s = (missing_since_s or now_s) if "missing" in reasons else None
@@ -87,9 +84,8 @@ class DurablePublisher:
             for _, reason in left:
                 metrics.BUS_PUBLISH_RETRIES.labels(reason.split(":")[0]).inc()
             if backoff.num_failures % LOG_EVERY == 0:
-                log.warning(
-                    "publish waits", subject=left[0][0].subject, reasons=sorted(reasons), num=len(left)
-                )
+                subject = left[0][0].subject
+                log.warning("publish waits", subject=subject, reasons=sorted(reasons), num=len(left))
             items = [item for item, _ in left]
             await backoff.sleep()
 

@@ -180,7 +180,7 @@ class ClientLink:
             self._writer.emit()
 
     def _take(self, chunks: tuple[TokenChunk, ...]) -> None:
-        calls, num_finished, num_failed = self._calls, 0, 0
+        calls, num_ended, num_failed = self._calls, 0, 0
         for chunk in chunks:
             call = calls.get(chunk.call_id)
             if call is None:
@@ -188,20 +188,21 @@ class ClientLink:
                 continue
             if not call.feed(chunk):
                 self._give_up(call)
-            if chunk.finish_reason is not None:
-                num_finished += 1
-                del calls[chunk.call_id]
-            elif chunk.error is not None:
-                num_failed += 1
+            if chunk.finish_reason is not None or chunk.error is not None:
+                num_ended += 1
+                num_failed += chunk.finish_reason is None
                 del calls[chunk.call_id]
         if chunks:
             self._metrics.chunks.inc(len(chunks))
+        if num_ended:
+            self._count_ended(num_ended - num_failed, num_failed)
+
+    def _count_ended(self, num_finished: int, num_failed: int) -> None:
+        self._metrics.in_flight.dec(num_finished + num_failed)
         if num_finished:
             self._metrics.finished.inc(num_finished)
         if num_failed:
             self._metrics.failed.inc(num_failed)
-        if num_finished or num_failed:
-            self._metrics.in_flight.dec(num_finished + num_failed)
 
     def _give_up(self, call: GenerateCall) -> None:
         """End a call's work at the server; its id stays taken until the server's last chunk came."""
