@@ -166,7 +166,7 @@ class _Process:
             if step % _LOG_EVERY == 0 or step == warm.num_steps:
                 log.info("warm start", step=step, num_steps=warm.num_steps, loss=loss)
 
-        rows = demonstrations(warm, card, self.run.seed)
+        rows = demonstrations(warm, card, self.run.chat, self.run.seed)
         try:
             return warm_start(policy, rows, warm, self.config, on_step)
         except TooFewDemonstrationsError as error:

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from tailrace.chat import Renderer
-from tailrace.config import ConfigError
+from tailrace.config import ChatArgs, ConfigError
 from tailrace.dotted import load_dotted
 from tailrace.foreign import ForeignCodeError, foreign_code
 from tailrace_learner.config import WarmStart
@@ -18,13 +18,13 @@ _KEY = "learner.warm_start.demonstrations"
 _SPARE_SHARE = 0.1  # asked for beyond what is needed: rows with an empty mask are left out
 
 
-def demonstrations(warm: WarmStart, card: ModelCard, seed: int) -> Iterator[Row]:
+def demonstrations(warm: WarmStart, card: ModelCard, chat: ChatArgs, seed: int) -> Iterator[Row]:
     """Usable rows, lazily; `ConfigError` when the function fails or yields something else."""
     make = load_dotted(warm.demonstrations, _KEY)
     num_episodes = round(warm.num_steps * warm.batch_size * (1.0 + _SPARE_SHARE))
     try:
         with foreign_code(_KEY):
-            renderer = Renderer.from_model_card(card)
+            renderer = Renderer.from_model_card(card, chat)
             pairs = iter(make(renderer, seed=seed, num_episodes=num_episodes, **warm.options))
     except ForeignCodeError as error:
         raise ConfigError(str(error)) from error
