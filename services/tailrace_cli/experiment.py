@@ -97,7 +97,7 @@ def count_gateways(experiment: Experiment) -> int:
     """How many gateways a local cluster starts."""
     wanted = experiment.cluster.num_gateways
     if wanted is None:
-        return 1 if getattr(experiment.agents, "workflow", None) is not None else 0
+        return 1 if experiment.agents.workflow is not None else 0
     return wanted
 
 

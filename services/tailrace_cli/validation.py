@@ -38,10 +38,7 @@ def _check_tags(experiment: Experiment) -> None:
 
 
 def _check_gateways(experiment: Experiment) -> None:
-    if (
-        experiment.cluster.num_gateways == 0
-        and getattr(experiment.agents, "workflow", None) is not None
-    ):
+    if experiment.cluster.num_gateways == 0 and experiment.agents.workflow is not None:
         raise ConfigError(
             f"{experiment.source}: cluster.num_gateways is 0 but agents.workflow is set, and workflows "
             "call a gateway: leave cluster.num_gateways at null"

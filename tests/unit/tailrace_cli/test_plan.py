@@ -65,7 +65,12 @@ def test_modules_beside_the_experiment_file_can_be_imported(
 
 @pytest.mark.parametrize(
     ("overrides", "expected"),
-    [([], 0), (["cluster.num_gateways=3"], 3), (["cluster.num_gateways=0"], 0)],
+    [
+        ([], 0),
+        (["cluster.num_gateways=3"], 3),
+        (["agents.workflow.agent=my_module.MyAgent"], 1),
+        (["agents.workflow.agent=my_module.MyAgent", "cluster.num_gateways=2"], 2),
+    ],
 )
 def test_gateways_are_started_where_they_are_asked_for(overrides: list[str], expected: int) -> None:
     assert count_gateways(load(EXAMPLE, overrides)) == expected

@@ -49,3 +49,9 @@ def test_combinations_that_cannot_run_name_the_key_or_the_remedy(override: str, 
 def test_a_data_set_may_be_a_tag() -> None:
     settings = ["scheduler.tags=[sums]", "agents.datasets.sums.path=sums.jsonl"]
     check_experiment(load(EXAMPLE, settings))
+
+
+def test_a_workflow_needs_a_gateway() -> None:
+    settings = ["agents.workflow.agent=my_module.MyAgent", "cluster.num_gateways=0"]
+    with pytest.raises(ConfigError, match=r"cluster\.num_gateways is 0"):
+        check_experiment(load(EXAMPLE, settings))
