@@ -9,7 +9,7 @@ INSTALL := $(BIN)/pip install --quiet --disable-pip-version-check -c constraints
 demo: .venv/ready
 	$(BIN)/tailrace train examples/frozen_lake exp_name=demo seed=$(SEED) --overwrite
 
-test: .venv/ready-dev
+test: .venv/ready-dev .venv-camel/ready
 	$(BIN)/pytest tests -m "not heavy"
 
 test-heavy: .venv/ready-dev
@@ -48,5 +48,11 @@ bench-engine: .venv/ready-dev
 	$(INSTALL) -e '.[all,dev,bench]'
 	touch $@
 
+# CAMEL's pins exclude ours: agents on it run in this environment (agents.workflow.python).
+.venv-camel/ready: pyproject.toml
+	$(PYTHON) -m venv .venv-camel
+	.venv-camel/bin/pip install --quiet --disable-pip-version-check -e '.[agents]' camel-ai==0.2.90
+	touch $@
+
 clean:
-	rm -rf .venv runs .mypy_cache .ruff_cache .pytest_cache .import_linter_cache
+	rm -rf .venv .venv-camel runs .mypy_cache .ruff_cache .pytest_cache .import_linter_cache
