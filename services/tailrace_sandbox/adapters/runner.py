@@ -1,0 +1,184 @@
+"""Runs calls on zygotes, a bounded number at once, and opens sessions.
+
+Invariants: a zygote serves one call at a time and is reused only after a call that ended in order; a
+cancelled call ends with everything that it started; a lost zygote fails its call and no other.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+from tailrace.log import get_logger
+from tailrace_sandbox import metrics
+from tailrace_sandbox.adapters.files import checked_files
+from tailrace_sandbox.adapters.pipes import Output
+from tailrace_sandbox.adapters.place import Place
+from tailrace_sandbox.adapters.session import PythonSession
+from tailrace_sandbox.adapters.zygote import Zygote
+from tailrace_sandbox.core.limits import Limits
+from tailrace_sandbox.core.outcome import Outcome
+from tailrace_sandbox.ports import SandboxLostError, Work
+
+log = get_logger(__name__)
+
+_GRACE_S = 10.0  # beyond a call's own time, until its zygote counts as lost
+_DRAIN_S = 2.0
+_COLLECT_S = 10.0
+
+
+class Owned:
+    """A zygote with the claim to its user."""
+
+    def __init__(self, zygote: Zygote, claim: socket.socket | None) -> None:
+        self.zygote = zygote
+        self._claim = claim
+
+    async def close(self) -> None:
+        """End it, then give its user back."""
+        await self.zygote.close()
+        if self._claim is not None:
+            self._claim.close()
+
+
+class Runner:
+    """`Sandbox` on the zygotes of this service."""
+
+    def __init__(self, place: Place) -> None:
+        self._place = place
+        self._config = place.config
+        self._room = asyncio.Semaphore(place.config.max_concurrency)
+        self._session_room = asyncio.Semaphore(place.config.max_sessions)
+        self._idle: list[Owned] = []
+        self._closing: set[asyncio.Task[None]] = set()
+
+    def limits(self, wall_s: float) -> Limits:
+        """Of a call that may take `wall_s`."""
+        given = self._config.limits
+        return Limits(
+            wall_s=min(wall_s, given.max_wall_s),
+            cpu_s=given.cpu_s,
+            memory_bytes=given.memory_bytes,
+            max_processes=given.max_processes,
+            disk_bytes=given.disk_bytes,
+            max_files=given.max_files,
+            max_open_files=given.max_open_files,
+            max_output_bytes=given.max_output_bytes,
+        )
+
+    async def warm_up(self) -> None:
+        """Start one zygote, so that mistakes show now and the first call need not wait."""
+        async with self._zygote():
+            pass
+
+    async def run(self, work: Work) -> Outcome:
+        """See `Sandbox`."""
+        async with self._zygote() as zygote:
+            started_s = time.perf_counter()
+            outcome = await self._run(zygote, work, self.limits(work.wall_s))
+            metrics.CALL_SECONDS.labels(work.mode).observe(time.perf_counter() - started_s)
+            return outcome
+
+    async def open_session(self) -> PythonSession:
+        """See `Sandbox`. Waits until there is room for one more session."""
+        await self._session_room.acquire()
+        try:
+            owned = await self._start()
+        except BaseException:
+            self._session_room.release()
+            raise
+        metrics.SESSIONS.inc()
+
+        async def end() -> None:
+            metrics.SESSIONS.dec()
+            self._session_room.release()
+            await owned.close()
+
+        limits = self.limits(self._config.limits.max_wall_s)
+        return PythonSession(owned.zygote, limits, self._config.limits.max_transfer_bytes, end)
+
+    async def close(self) -> None:
+        """End all idle zygotes and remove the folder; calls must be over."""
+        for owned in self._idle:
+            self._close_later(owned)
+        self._idle.clear()
+        await asyncio.gather(*self._closing)
+        self._place.remove()
+
+    async def _start(self) -> Owned:
+        uid, claim = self._place.claim_user()
+        try:
+            zygote = await Zygote.start(self._place.python, self._place.start_argument(uid))
+        except BaseException:
+            if claim is not None:
+                claim.close()
+            raise
+        return Owned(zygote, claim)
+
+    @asynccontextmanager
+    async def _zygote(self) -> AsyncIterator[Zygote]:
+        async with self._room:
+            while self._idle and self._idle[-1].zygote.is_lost:
+                metrics.LOST_ZYGOTES.inc()
+                self._close_later(self._idle.pop())
+            owned = self._idle.pop() if self._idle else await self._start()
+            try:
+                yield owned.zygote
+            except BaseException:
+                self._close_later(owned)
+                raise
+            self._idle.append(owned)
+
+    def _close_later(self, owned: Owned) -> None:
+        task = asyncio.create_task(owned.close())
+        self._closing.add(task)
+        task.add_done_callback(self._closing.discard)
+
+    async def _run(self, zygote: Zygote, work: Work, limits: Limits) -> Outcome:
+        def kill() -> None:
+            zygote.tell(op="kill", reason="output")
+
+        outputs = (Output(limits.max_output_bytes, kill), Output(limits.max_output_bytes, kill))
+        try:
+            zygote.start_call(
+                work.mode, work.payload, work.stdin, limits.to_dict(), outputs,
+                closes_after=not work.outputs,
+            )  # fmt: skip
+            ended = await zygote.hear("ended", limits.wall_s + _GRACE_S)
+            await _at_end(outputs)
+            files, refused = await self._collect(zygote, work) if work.outputs else ({}, ())
+        finally:
+            for output in outputs:
+                output.close()
+        (stdout, is_cut), (stderr, is_cut_too) = outputs[0].take(), outputs[1].take()
+        return Outcome(
+            ended["exit_code"], stdout, stderr, ended["reason"], is_cut or is_cut_too, files, refused
+        )
+
+    async def _collect(self, zygote: Zygote, work: Work) -> tuple[dict[str, str], tuple[str, ...]]:
+        """Files of the call that ended, read by another confined process; then the folder goes."""
+        max_bytes = self._config.limits.max_transfer_bytes
+        payload = {"patterns": work.outputs, "max_bytes": max_bytes}
+        limits = self.limits(_COLLECT_S).to_dict()
+        outputs = (Output(2 * max_bytes + (1 << 20), lambda: None), Output(4096, lambda: None))
+        try:
+            zygote.start_call("collect", payload, "", limits, outputs, closes_after=True)
+            await zygote.hear("ended", _COLLECT_S + _GRACE_S)
+            await _at_end(outputs)
+            return checked_files(outputs[0].take()[0])
+        finally:
+            for output in outputs:
+                output.close()
+
+
+async def _at_end(outputs: tuple[Output, Output]) -> None:
+    """Wait until all that was written has been read; whoever could write more is dead."""
+    try:
+        async with asyncio.timeout(_DRAIN_S):
+            for output in outputs:
+                await output.ended.wait()
+    except TimeoutError as error:
+        raise SandboxLostError("a call's output stayed open after its end") from error

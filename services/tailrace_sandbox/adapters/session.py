@@ -1,0 +1,135 @@
+"""A Python that keeps its names from call to call, stopped while nobody calls it.
+
+Whatever the session's process says is checked: it may say anything, since it has run tool code.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import socket
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+from tailrace_sandbox.adapters.files import checked_files
+from tailrace_sandbox.adapters.pipes import Output
+from tailrace_sandbox.adapters.zygote import Zygote
+from tailrace_sandbox.core.limits import Limits
+from tailrace_sandbox.core.outcome import Outcome
+from tailrace_sandbox.engine.call import INTERRUPT_GRACE_S
+from tailrace_sandbox.engine.session import HEADER
+from tailrace_sandbox.ports import SandboxLostError, Work
+
+_GRACE_S = 10.0
+_MAX_OTHER_BYTES = 1 << 20
+
+
+class PythonSession:
+    """`Session` on a zygote of its own. A session that ended by itself begins anew at the next call."""
+
+    def __init__(
+        self,
+        zygote: Zygote,
+        limits: Limits,
+        max_transfer_bytes: int,
+        end: Callable[[], Awaitable[None]],
+    ) -> None:
+        self._zygote = zygote
+        self._limits = limits
+        self._max_transfer_bytes = max_transfer_bytes
+        self._end = end
+        self._channel: asyncio.StreamReader | None = None
+        self._writer: asyncio.StreamWriter | None = None
+        self._outputs: tuple[Output, Output] | None = None
+        self._is_closed = False
+
+    async def execute(self, work: Work) -> Outcome:
+        """See `Session`."""
+        if self._zygote.is_lost or self._is_closed:
+            raise SandboxLostError("the session is over")
+        if self._outputs is None:
+            await self._begin()
+        assert self._outputs is not None
+        wall_s = min(work.wall_s, self._limits.wall_s)
+        self._zygote.tell(op="resume", wall_s=wall_s)
+        replying = asyncio.create_task(self._exchange(work))
+        ending = asyncio.create_task(self._zygote.hear("ended", wall_s + INTERRUPT_GRACE_S + _GRACE_S))
+        try:
+            await asyncio.wait({replying, ending}, return_when=asyncio.FIRST_COMPLETED)
+            if replying.done() and (reply := replying.result()) is not None:
+                return self._paused(reply)
+            if not ending.done():
+                self._zygote.tell(op="kill", reason="")
+            return await self._ended(await ending)
+        finally:
+            replying.cancel()
+            ending.cancel()
+
+    async def close(self) -> None:
+        """See `Session`."""
+        if not self._is_closed:
+            self._is_closed = True
+            self._forget()
+            await self._end()
+
+    async def _begin(self) -> None:
+        ours, theirs = socket.socketpair()
+
+        def kill() -> None:
+            self._zygote.tell(op="kill", reason="output")
+
+        size = self._limits.max_output_bytes
+        outputs = (Output(size, kill), Output(size, kill))
+        with theirs:
+            self._zygote.start_call(
+                "session", {}, "", self._limits.to_dict(), outputs,
+                channel=theirs.fileno(), closes_after=True,
+            )  # fmt: skip
+        self._outputs = outputs
+        self._channel, self._writer = await asyncio.open_connection(sock=ours)
+
+    async def _exchange(self, work: Work) -> dict[str, Any] | None:
+        """The process's answer, or None if there is none that makes sense."""
+        assert self._channel is not None
+        assert self._writer is not None
+        request = {
+            **work.payload, "patterns": work.outputs, "max_bytes": self._max_transfer_bytes
+        }  # fmt: skip
+        data = json.dumps(request).encode()
+        try:
+            self._writer.write(HEADER.pack(len(data)) + data)
+            await self._writer.drain()
+            size = HEADER.unpack(await self._channel.readexactly(HEADER.size))[0]
+            if size > 2 * self._max_transfer_bytes + _MAX_OTHER_BYTES:
+                return None
+            reply = json.loads(await self._channel.readexactly(size))
+        except (EOFError, ConnectionError, ValueError, RecursionError):
+            return None
+        return reply if isinstance(reply, dict) and isinstance(reply.get("exit_code"), int) else None
+
+    def _paused(self, reply: dict[str, Any]) -> Outcome:
+        self._zygote.tell(op="pause")
+        files, refused = checked_files(json.dumps(reply))
+        return self._outcome(reply["exit_code"], "", files, refused)
+
+    async def _ended(self, ended: dict[str, Any]) -> Outcome:
+        outcome = self._outcome(ended["exit_code"], ended["reason"], {}, ())
+        self._forget()
+        return outcome
+
+    def _outcome(
+        self, exit_code: int, reason: str, files: dict[str, str], refused: tuple[str, ...]
+    ) -> Outcome:
+        assert self._outputs is not None
+        for output in self._outputs:
+            output.read_all()
+        (stdout, is_cut), (stderr, is_cut_too) = (output.take() for output in self._outputs)
+        return Outcome(exit_code, stdout, stderr, reason, is_cut or is_cut_too, files, refused)
+
+    def _forget(self) -> None:
+        """Drop what belongs to a process that is gone."""
+        if self._writer is not None:
+            self._writer.close()
+        for output in self._outputs or ():
+            output.close()
+        self._channel = self._writer = self._outputs = None

@@ -1,0 +1,162 @@
+"""A zygote as the service sees it: a process, a socket for orders, and what it reports.
+
+Invariants: what a zygote does at any moment is one call; one that is in doubt (it was cancelled in the
+middle, it does not answer) is never used again; its end is the end of everything it started.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import signal
+import socket
+import sys
+from pathlib import Path
+from typing import Any
+
+from tailrace.log import get_logger
+from tailrace_sandbox.adapters.pipes import Output, sealed
+from tailrace_sandbox.ports import SandboxLostError
+
+log = get_logger(__name__)
+
+SERVICES_DIR = Path(__file__).resolve().parents[2]
+ENVIRONMENT = {"PATH": "/usr/local/bin:/usr/bin:/bin", "LANG": "C.UTF-8", "USER": "sandbox"}
+START_TIMEOUT_S = 30.0
+_EXIT_TIMEOUT_S = 10.0
+_MAX_MESSAGE_BYTES = 65536
+
+
+def program(module: str, argument: str = "") -> str:
+    """Source that runs the engine's `module`, and nothing else of this project."""
+    return (
+        f"import sys; sys.path.insert(0, {str(SERVICES_DIR)!r}); "
+        f"from tailrace_sandbox.engine.{module} import main; sys.path.pop(0); main({argument})"
+    )
+
+
+class Zygote:
+    """One zygote process. `start` it first."""
+
+    def __init__(self, process: asyncio.subprocess.Process, control: socket.socket) -> None:
+        self._process = process
+        self._control = control
+        self._messages: asyncio.Queue[dict[str, Any]] = asyncio.Queue()
+        self._loop = asyncio.get_running_loop()
+        self._loop.add_reader(control.fileno(), self._receive)
+        self.group = 0  # process group of the call
+        self.is_lost = False
+
+    @classmethod
+    async def start(cls, python: str, argument: dict[str, Any]) -> Zygote:
+        """Start and wait until it has confined a child once; raises `SandboxLostError`."""
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        ours.setblocking(False)
+        with theirs:
+            started = await asyncio.create_subprocess_exec(
+                python, "-I", "-X", "utf8", "-c", _LAUNCH, str(theirs.fileno()),
+                program("start", repr(json.dumps(argument))),
+                env=ENVIRONMENT, cwd="/", pass_fds=(theirs.fileno(),), start_new_session=True,
+                stdin=asyncio.subprocess.DEVNULL, stdout=asyncio.subprocess.DEVNULL,
+                stderr=sys.stderr.fileno() if _has_stderr() else asyncio.subprocess.DEVNULL,
+            )  # fmt: skip
+        zygote = cls(started, ours)
+        try:
+            await zygote.hear("ready", START_TIMEOUT_S)
+        except SandboxLostError:
+            await zygote.close()
+            raise
+        return zygote
+
+    def _receive(self) -> None:
+        try:
+            data = self._control.recv(_MAX_MESSAGE_BYTES)
+        except BlockingIOError:
+            return
+        except ConnectionError:
+            data = b""
+        if not data:
+            self._loop.remove_reader(self._control.fileno())
+            self.is_lost = True
+            self._messages.put_nowait({"op": "lost"})
+            return
+        message = json.loads(data)
+        if message["op"] == "started":
+            self.group = message["pid"]
+        else:
+            self._messages.put_nowait(message)
+
+    async def hear(self, op: str, timeout_s: float) -> dict[str, Any]:
+        """The next report, which must be `op`; raises `SandboxLostError`."""
+        try:
+            async with asyncio.timeout(timeout_s):
+                message = await self._messages.get()
+        except TimeoutError as error:
+            self.is_lost = True
+            raise SandboxLostError(f"the sandbox did not answer within {timeout_s:g} s") from error
+        if message["op"] != op:
+            self.is_lost = True
+            raise SandboxLostError("the sandbox's process ended")
+        return message
+
+    def tell(self, **message: Any) -> None:
+        """Give an order."""
+        with contextlib.suppress(OSError):  # lost: `hear` says so
+            self._control.send(json.dumps(message).encode())
+
+    def start_call(
+        self,
+        mode: str,
+        payload: dict[str, Any],
+        stdin: str,
+        limits: dict[str, Any],
+        outputs: tuple[Output, Output],
+        *,
+        channel: int = -1,
+        closes_after: bool = False,
+    ) -> None:
+        """Begin; `outputs` become its standard output and error."""
+        fds = [sealed(json.dumps(payload).encode()), sealed(stdin.encode())]
+        ends = [output.write_fd for output in outputs]
+        message = {"op": "start", "mode": mode, "limits": limits, "closes_after": closes_after}
+        try:
+            extra = [channel] if channel >= 0 else []
+            socket.send_fds(self._control, [json.dumps(message).encode()], [*fds, *ends, *extra])
+        except OSError as error:
+            self.is_lost = True
+            raise SandboxLostError("the sandbox's process ended") from error
+        finally:
+            for fd in fds:
+                os.close(fd)
+            for output in outputs:
+                output.close_write_end()
+
+    async def close(self) -> None:
+        """End it: it ends its call, removes the folder and exits when its socket closes."""
+        if self._control.fileno() >= 0:
+            self._loop.remove_reader(self._control.fileno())
+            self._control.close()
+        try:
+            async with asyncio.timeout(_EXIT_TIMEOUT_S):
+                await self._process.wait()
+        except TimeoutError:
+            log.error("sandbox process killed", pid=self._process.pid)
+            for group in filter(None, (self.group, self._process.pid)):
+                with contextlib.suppress(ProcessLookupError):
+                    os.killpg(group, signal.SIGKILL)
+            await self._process.wait()
+
+
+_LAUNCH = (
+    "import os, sys; fd = int(sys.argv[1]); code = sys.argv[2]; "
+    "fd == 3 or (os.dup2(fd, 3), os.close(fd)); sys.argv[:] = ['']; exec(code)"
+)
+
+
+def _has_stderr() -> bool:
+    try:
+        return sys.stderr.fileno() >= 0
+    except (OSError, ValueError, AttributeError):
+        return False

@@ -1,0 +1,56 @@
+"""Finds out what the kernel offers here, by trying it: one JSON object on standard output."""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import platform
+import sys
+from collections.abc import Callable
+
+from tailrace_sandbox.core.policy import Confinement, filter_program
+from tailrace_sandbox.engine import kernel
+
+_TRIAL_UID = 64999
+
+
+def main() -> None:
+    """Print the features of `core.tiers.Features`."""
+    is_root = os.getuid() == 0
+    features = {
+        "machine": platform.machine(),
+        "landlock_abi": kernel.landlock_abi(),
+        "seccomp": _succeeds(_install),
+        "is_root": is_root,
+        "own_user": is_root and _succeeds(_change_user),
+        "lists_children": os.path.exists(f"/proc/self/task/{os.getpid()}/children"),
+    }
+    sys.stdout.write(json.dumps(features))
+
+
+def _succeeds(attempt: Callable[[], None]) -> bool:
+    """Whether a child can do it."""
+    pid = os.fork()
+    if pid == 0:
+        try:
+            attempt()
+            os._exit(0)
+        finally:
+            os._exit(1)
+    return os.waitpid(pid, 0)[1] == 0
+
+
+def _install() -> None:
+    """A filter that really stops something."""
+    kernel.gain_no_privileges()
+    kernel.install_filter(filter_program(Confinement(platform.machine(), False, 0)))
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.socket(1, 1, 0) >= 0:
+        os._exit(1)
+
+
+def _change_user() -> None:
+    os.setgroups([])
+    os.setresgid(_TRIAL_UID, _TRIAL_UID, _TRIAL_UID)
+    os.setresuid(_TRIAL_UID, _TRIAL_UID, _TRIAL_UID)

@@ -1,0 +1,50 @@
+"""What the tools need of the sandbox: somebody who runs code where it can do no harm."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from tailrace_sandbox.core.outcome import Outcome
+
+
+class SandboxLostError(Exception):
+    """The process that runs tool code ended or does not answer, through no fault of the call."""
+
+
+@dataclass(frozen=True)
+class Work:
+    """One call: a Python program (`mode` python), or a command line (shell)."""
+
+    mode: str
+    code: str
+    wall_s: float
+    stdin: str = ""
+    files: dict[str, str] = field(default_factory=dict)  # content in base64, by path
+    outputs: tuple[str, ...] = ()  # patterns of files that are wanted back
+
+    @property
+    def payload(self) -> dict[str, Any]:
+        """As the confined process reads it."""
+        key = "command" if self.mode == "shell" else "code"
+        return {key: self.code, "files": self.files}
+
+
+class Session(Protocol):
+    """A confined Python that keeps its names from call to call."""
+
+    async def execute(self, work: Work) -> Outcome:
+        """Run a piece of code; raises `SandboxLostError`."""
+
+    async def close(self) -> None:
+        """End it with everything that it started."""
+
+
+class Sandbox(Protocol):
+    """Runs code."""
+
+    async def run(self, work: Work) -> Outcome:
+        """One call; raises `SandboxLostError`."""
+
+    async def open_session(self) -> Session:
+        """A new session; raises `SandboxLostError`."""

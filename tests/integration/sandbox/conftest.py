@@ -1,0 +1,68 @@
+"""A sandbox for the whole session, and things outside it that are worth stealing or breaking."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from tests.integration.sandbox.box import Box
+
+SECRET = "tailrace-secret-4711"
+
+
+@pytest.fixture(scope="session")
+def box() -> Iterator[Box]:
+    # What a service process has: credentials in its environment, and an open file that may be inherited.
+    os.environ["TAILRACE_NATS_PASSWORD"] = SECRET
+    made = Box()
+    yield made
+    made.close()
+    del os.environ["TAILRACE_NATS_PASSWORD"]
+
+
+@dataclass(frozen=True)
+class Outside:
+    """The world around the sandbox. All of it is open to every user of the machine."""
+
+    folder: Path
+    secret: Path
+    victim: subprocess.Popen[bytes]
+    fd: int
+
+    def fill(self, code: str) -> str:
+        """Put the world's names into an attempt."""
+        names = {
+            "$SECRET": str(self.secret),
+            "$FOLDER": str(self.folder),
+            "$VICTIM": str(self.victim.pid),
+            "$SERVICE": str(os.getpid()),
+            "$FD": str(self.fd),
+        }
+        for name, value in names.items():
+            code = code.replace(name, value)
+        return code
+
+
+@pytest.fixture(scope="session")
+def outside() -> Iterator[Outside]:
+    with tempfile.TemporaryDirectory(prefix="outside-") as name:
+        folder = Path(name)
+        folder.chmod(0o777)
+        secret = folder / "secret"
+        secret.write_text(SECRET)
+        secret.chmod(0o666)
+        fd = os.open(secret, os.O_RDONLY)
+        os.set_inheritable(fd, True)
+        # A neighbour of the same user, in nobody's sandbox, that dies of the mildest signal.
+        victim = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
+        yield Outside(folder, secret, victim, fd)
+        victim.kill()
+        victim.wait()
+        os.close(fd)
