@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from concurrent.futures import Executor
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 from tailrace.chat import Renderer
 from tailrace.clock import SystemClock
@@ -20,11 +20,13 @@ from tailrace.envs import make_env
 from tailrace.loops import AGENT_LOOPS, agent_loops, unknown_loop
 from tailrace.policy.activity import Stages
 from tailrace.sdk.agent_loop import AgentLoop, LoopLimits
+from tailrace.sdk.env import Env
 from tailrace.sdk.policy import Policy
 from tailrace_agents.adapters.pictures import Pictures
 from tailrace_agents.config import AgentsConfig, GeneratingArgs
 from tailrace_agents.core.env_player import EnvPlayer
 from tailrace_agents.core.environments import EnvPool
+from tailrace_agents.core.loops.observer import LoopObserver
 from tailrace_agents.core.loops.play import LoopPlan
 from tailrace_agents.core.loops.player import LoopPlayer, ToolSource, row_of
 from tailrace_agents.core.players import EpisodePlayer, PhaseArgs, PlayContext
@@ -34,6 +36,7 @@ from tailrace_agents.core.workflow_player import (
     WorkflowRunner,
     WorkflowTerms,
 )
+from tailrace_agents.ports import MakeRecorder, Recorder
 from tailrace_protos.episode import EpisodeTask
 from tailrace_protos.generation import SamplingParams
 from tailrace_protos.session import ExportStyle
@@ -46,6 +49,13 @@ class WorkflowStage(NamedTuple):
     sessions: Sessions
 
 
+class Watcher(LoopObserver, Protocol):
+    """Sees episodes of every kind."""
+
+    def recorder(self, env: Env, task: EpisodeTask) -> Recorder | None:
+        """Who sees an environment's episode."""
+
+
 class Cast:
     """The players, in two steps: made from the configuration, then given a policy."""
 
@@ -56,8 +66,8 @@ class Cast:
         self._run = run
         self._stages = stages
         self._pools = make_pools(config, source, threads, stages)
-        self._loops = agent_loops(config.agent_loops, f"{source}: agents.agent_loops")
-        self.datasets = load_datasets(config, self._loops, run.seed, source)
+        self.loops = agent_loops(config.agent_loops, f"{source}: agents.agent_loops")
+        self.datasets = load_datasets(config, self.loops, run.seed, source)
 
     def players(
         self,
@@ -66,10 +76,12 @@ class Cast:
         tools: ToolSource,
         is_draining: Callable[[], bool],
         workflow: WorkflowStage | None = None,
+        watcher: Watcher | None = None,
     ) -> dict[str, EpisodePlayer]:
         """A player for every tag. Raises `TemplateError` if the model cannot play what is asked.
 
-        `workflow` is needed if the configuration names one.
+        `workflow` is needed if the configuration names one. `watcher` sees every episode, in the
+        place of those who draw pictures.
         """
         config = self._config
         context = PlayContext(
@@ -84,22 +96,29 @@ class Cast:
             stages=self._stages,
             is_draining=is_draining,
         )
-        players = {**self._env_players(context), **self._loop_players(context, tools)}
+        players = {
+            **self._env_players(context, watcher),
+            **self._loop_players(context, tools, watcher),
+        }
         return {**players, **self._workflow_players(context, workflow)} if workflow else players
 
-    def _env_players(self, context: PlayContext) -> dict[str, EpisodePlayer]:
+    def _env_players(self, context: PlayContext, watcher: Watcher | None) -> dict[str, EpisodePlayer]:
         if self._pools:
             context.renderer.require_plain_turns()
         entries = self._config.custom_envs
-        pictures = Pictures(render_folder(self._run), self._config.render_episodes)
+        recorders: MakeRecorder = Pictures(render_folder(self._run), self._config.render_episodes)
+        if watcher is not None:
+            recorders = watcher.recorder
         return {
-            name: EnvPlayer(pool, context, entries[name].max_tokens_per_step, pictures)
+            name: EnvPlayer(pool, context, entries[name].max_tokens_per_step, recorders)
             for name, pool in self._pools.items()
         }
 
-    def _loop_players(self, context: PlayContext, tools: ToolSource) -> dict[str, EpisodePlayer]:
+    def _loop_players(
+        self, context: PlayContext, tools: ToolSource, watcher: Watcher | None
+    ) -> dict[str, EpisodePlayer]:
         return {
-            name: LoopPlayer(dataset, self._loops, self._plan(name, context), context, tools)
+            name: LoopPlayer(dataset, self.loops, self._plan(name), context, tools, watcher)
             for name, dataset in self.datasets.items()
             if not self._config.is_played_by_workflow(name)
         }
@@ -117,21 +136,27 @@ class Cast:
             if self._config.is_played_by_workflow(name)
         }
 
-    def _plan(self, name: str, context: PlayContext) -> LoopPlan:
-        """How the rows of a data set are played; tokens and time are each phase's and task's own."""
+    def _plan(self, name: str) -> LoopPlan:
+        """How the rows of a data set are played."""
         args = self._config.loop_args
-        limits = LoopLimits(
-            max_episode_tokens=context.max_episode_tokens,
-            max_new_tokens=0,
-            max_tokens_per_step=self._config.datasets[name].max_tokens_per_step,
-            max_turns=args.max_turns,
-            wall_clock_s=0.0,
-            max_tool_s=args.max_tool_s,
-            tool_timeout_s=args.tool_timeout_s,
-            max_tool_output_chars=args.max_tool_output_chars,
-        )
+        limits = loop_limits(self._config, self._config.datasets[name].max_tokens_per_step)
         style = ExportStyle(args.export_style)
         return LoopPlan(limits, style, args.turn_discount, self._run.chat.reasoning)
+
+
+def loop_limits(config: AgentsConfig, max_tokens_per_step: int) -> LoopLimits:
+    """Limits of loops' episodes; sampled tokens and time are each phase's and task's own."""
+    args = config.loop_args
+    return LoopLimits(
+        max_episode_tokens=config.max_episode_tokens,
+        max_new_tokens=0,
+        max_tokens_per_step=max_tokens_per_step,
+        max_turns=args.max_turns,
+        wall_clock_s=0.0,
+        max_tool_s=args.max_tool_s,
+        tool_timeout_s=args.tool_timeout_s,
+        max_tool_output_chars=args.max_tool_output_chars,
+    )
 
 
 def _data_of(dataset: Dataset, task: EpisodeTask) -> dict[str, Any]:

@@ -140,15 +140,46 @@ def episode(
     experiment: ExperimentArgument = None,
     overrides: Overrides = None,
     checkpoint: Annotated[str, typer.Option(help="Checkpoint folder; default: the run's newest.")] = "",
-    task_seed: Annotated[int, typer.Option(help="Seed of the task to play.")] = 0,
+    task_seed: Annotated[
+        int, typer.Option(help="Seed of the task to play, or number of the row.", min=0)
+    ] = 0,
+    tag: Annotated[str, typer.Option(help="What to play; default: the first of eval_tags.")] = "",
+    endpoint: Annotated[
+        str, typer.Option(help="Base URL of an OpenAI endpoint to use instead of a checkpoint.")
+    ] = "",
+    model: Annotated[str, typer.Option(help="The model's name at --endpoint.")] = "",
+    tool: Annotated[
+        list[str] | None, typer.Option(help="module:tool to run in this process; may be repeated.")
+    ] = None,
     config_path: ConfigPath = None,
     config_name: ConfigName = None,
 ) -> None:
-    """Play one episode in this terminal, turn by turn, without any cluster."""
+    """Play one episode in this terminal, turn by turn, without any cluster.
+
+    The key of --endpoint is taken from OPENAI_API_KEY.
+    """
     from tailrace_cli.commands.episode import play_in_terminal  # loads torch: seconds
 
     loaded = _experiment(experiment, overrides, config_path, config_name)
-    play_in_terminal(loaded, console, checkpoint=checkpoint, task_seed=task_seed)
+    play_in_terminal(
+        loaded,
+        console,
+        checkpoint=checkpoint,
+        task_seed=task_seed,
+        tag=tag,
+        endpoint=endpoint,
+        model=model,
+        tools=tool or (),
+        user_modules=locate(experiment, config_path, config_name).parent,
+    )
+
+
+@app.command()
+def doctor() -> None:
+    """Say what this machine gives, what is missing, and what to do about it."""
+    from tailrace_cli.commands.doctor import doctor as report
+
+    raise typer.Exit(report(console))
 
 
 def main() -> None:

@@ -1,0 +1,236 @@
+"""A model behind an OpenAI endpoint as an agent loop sees it: messages only, no tokens."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple, NoReturn
+
+import aiohttp
+import numpy as np
+from numpy.typing import NDArray
+
+from tailrace.config import ConfigError
+from tailrace.sdk.agent_loop import ChatReply, EpisodeOverError, LoopLimits, Remaining
+from tailrace_agents.core.loops.tools import BoundTools
+from tailrace_agents.core.tokens import CheckedRows
+from tailrace_cli.terminal.screen import Screen
+from tailrace_protos.chat import ChatMessage, ToolCall, ToolSchema
+from tailrace_protos.episode import EpisodeTask, Outcome
+from tailrace_protos.generation import FinishReason, SamplingParams
+from tailrace_protos.trajectory import Trajectory
+
+_TIMEOUT_S = 300.0
+
+
+class EndpointError(Exception):
+    """The endpoint did not answer as an OpenAI endpoint does."""
+
+
+class Endpoint(NamedTuple):
+    """Where the model is. `url` ends with `/v1`."""
+
+    url: str
+    model: str
+    api_key: str
+
+    async def ask(self, body: Mapping[str, Any]) -> dict[str, Any]:
+        """The answer to `/chat/completions`; raises `EndpointError`."""
+        url = f"{self.url.rstrip('/')}/chat/completions"
+        headers = {"Authorization": f"Bearer {self.api_key}"}
+        try:
+            async with (
+                aiohttp.ClientSession(
+                    headers=headers, timeout=aiohttp.ClientTimeout(total=_TIMEOUT_S)
+                ) as session,
+                session.post(url, json={"model": self.model, **body}) as response,
+            ):
+                if response.status != 200:
+                    text = (await response.text())[:500]
+                    raise EndpointError(f"{url} answered {response.status}: {text}")
+                answer: dict[str, Any] = await response.json()
+                return answer
+        except (aiohttp.ClientError, TimeoutError) as error:
+            raise EndpointError(f"{url}: {type(error).__name__}: {error}") from error
+
+
+@dataclass
+class EndpointBooks:
+    """`EpisodeBooks` without tokens: what the endpoint says that it counted."""
+
+    rewards: list[float] = field(default_factory=list)
+    num_sampled: int = 0
+    num_prompt: int = 0
+
+    @property
+    def num_turns(self) -> int:
+        """Model calls."""
+        return len(self.rewards)
+
+    @property
+    def turn_rewards(self) -> tuple[float, ...]:
+        """What each call was worth."""
+        return tuple(self.rewards)
+
+    def __len__(self) -> int:
+        return self.num_prompt + self.num_sampled
+
+    def rows(self, reward: float) -> CheckedRows:
+        """None: nobody knows the tokens."""
+        return CheckedRows((), 0)
+
+
+@dataclass
+class EndpointPolicy:
+    """`EpisodePolicy` over an endpoint."""
+
+    endpoint: Endpoint
+    task: EpisodeTask
+    limits: LoopLimits
+    sampling: SamplingParams
+    tools: BoundTools
+    screen: Screen
+    books: EndpointBooks = field(default_factory=EndpointBooks)
+    conversation: list[ChatMessage] = field(default_factory=list)
+    failure: EndpointError | None = None
+    _ids: itertools.count[int] = field(default_factory=itertools.count)
+
+    @property
+    def episode_id(self) -> str:
+        """See `EpisodePolicy`."""
+        return self.task.episode_id
+
+    @property
+    def renderer(self) -> NoReturn:
+        """There is none."""
+        raise ConfigError("this agent loop works with token ids: play it without --endpoint")
+
+    @property
+    def remaining(self) -> Remaining:
+        """See `EpisodePolicy`."""
+        limits, books = self.limits, self.books
+        turns, tokens = limits.max_turns - books.num_turns, limits.max_new_tokens - books.num_sampled
+        return Remaining(turns, tokens, limits.wall_clock_s, limits.max_tool_s - self.tools.spent_s)
+
+    async def chat(
+        self, messages: Sequence[ChatMessage], tools: Sequence[ToolSchema] = ()
+    ) -> ChatMessage:
+        """See `EpisodePolicy`."""
+        return (await self.complete(messages, tools)).message
+
+    async def complete(
+        self,
+        messages: Sequence[ChatMessage],
+        tools: Sequence[ToolSchema] = (),
+        *,
+        max_new_tokens: int | None = None,
+        sampling: SamplingParams | None = None,
+    ) -> ChatReply:
+        """See `EpisodePolicy`."""
+        left = self.remaining
+        if left.turns <= 0 or left.new_tokens <= 0:
+            raise EpisodeOverError("max_turns" if left.turns <= 0 else "max_new_tokens", "used up")
+        known = len(self.conversation)
+        has_forked = list(messages[:known]) != self.conversation
+        self.screen.messages(messages if has_forked else messages[known:])
+        if has_forked:
+            self.screen.line("another conversation, or the messages before were changed")
+        bounds = [bound for bound in (max_new_tokens, self.limits.max_tokens_per_step) if bound]
+        params = sampling or self.sampling
+        body = {
+            "messages": [_on_wire(message) for message in messages],
+            "max_tokens": min([left.new_tokens, *bounds]),
+            "temperature": params.temperature,
+            "top_p": params.top_p,
+        }
+        if tools:
+            body["tools"] = [{"type": "function", "function": _schema(tool)} for tool in tools]
+        reply = await self._ask(body)
+        self.conversation = [*messages, reply.message]
+        return reply
+
+    async def generate(
+        self,
+        prompt_ids: Sequence[int] | NDArray[np.int32],
+        max_new_tokens: int | None = None,
+        sampling: SamplingParams | None = None,
+    ) -> NoReturn:
+        """An endpoint takes text only."""
+        return self.renderer
+
+    def set_reward(self, reward: float, completion_id: str = "") -> None:
+        """See `EpisodePolicy`."""
+        self.books.rewards[int(completion_id) if completion_id else -1] = reward
+
+    def mask(self, completion_id: str, reason: str) -> None:
+        """Nothing is trained here anyway."""
+
+    def finish(
+        self,
+        reward: float | None = None,
+        metrics: Mapping[str, float] | None = None,
+        *,
+        outcome: Outcome = Outcome.OK,
+        reason: str = "",
+    ) -> Trajectory:
+        """See `EpisodePolicy`; there are no rows."""
+        if reward is not None:
+            self.set_reward(reward)
+        task, now_s = self.task, 0.0
+        return Trajectory(
+            task.episode_id, task.group_id, task.member, task.attempt, task.phase, task.task,
+            outcome, reason, sum(self.books.rewards), {**self.tools.counts, **(metrics or {})},
+            now_s, now_s,
+        )  # fmt: skip
+
+    async def _ask(self, body: Mapping[str, Any]) -> ChatReply:
+        try:
+            answer = await self.endpoint.ask(body)
+            choice = answer["choices"][0]
+            said = choice["message"]
+        except EndpointError as error:
+            self.failure = error
+            raise
+        except (KeyError, IndexError, TypeError) as error:
+            self.failure = EndpointError(f"{self.endpoint.url} sent no choices: {error}")
+            raise self.failure from error
+        usage = answer.get("usage") or {}
+        num_prompt, num_sampled = usage.get("prompt_tokens", 0), usage.get("completion_tokens", 0)
+        self.books.num_prompt = num_prompt
+        self.books.num_sampled += num_sampled
+        self.books.rewards.append(0.0)
+        message = _message(said)
+        is_cut = choice.get("finish_reason") == "length"
+        reason = FinishReason.LENGTH if is_cut else FinishReason.STOP
+        self.screen.reply(message, f"{num_prompt} tokens in, {num_sampled} out, {reason.value}")
+        return ChatReply(message, reason, "", str(next(self._ids)), num_sampled)
+
+
+def _message(said: Mapping[str, Any]) -> ChatMessage:
+    calls = tuple(
+        ToolCall(call["id"], call["function"]["name"], call["function"]["arguments"])
+        for call in said.get("tool_calls") or ()
+    )
+    reasoning = said.get("reasoning_content") or said.get("reasoning") or ""
+    return ChatMessage("assistant", said.get("content") or "", calls, reasoning=reasoning)
+
+
+def _on_wire(message: ChatMessage) -> dict[str, Any]:
+    sent: dict[str, Any] = {"role": message.role, "content": message.content}
+    if message.tool_calls:
+        sent["tool_calls"] = [
+            {
+                "id": call.id,
+                "type": "function",
+                "function": {"name": call.name, "arguments": call.arguments},
+            }
+            for call in message.tool_calls
+        ]
+    if message.tool_call_id:
+        sent["tool_call_id"] = message.tool_call_id
+    return sent
+
+
+def _schema(tool: ToolSchema) -> dict[str, Any]:
+    return {"name": tool.name, "description": tool.description, "parameters": tool.parameters}
