@@ -61,6 +61,9 @@ def serve(
     max_concurrency: Annotated[
         int, typer.Option(min=1, help="Calls that run at once; as many may wait.")
     ] = DEFAULT_MAX_CONCURRENCY,
+    connect_within_s: Annotated[
+        float, typer.Option(min=0.1, help="Time for MCP servers to answer at the start.")
+    ] = 30.0,
     nats: Nats = LOCAL,
     user: User = "",
     password: Password = "",
@@ -69,7 +72,8 @@ def serve(
     """Serve tools until SIGTERM or Ctrl-C, which let running calls end."""
     sys.path.insert(0, "")  # modules in the folder where this was started
     log.configure(service="tools", run=run)
-    serving = Serving(tools or [], [*(mcp or []), *(mcp_url or [])], run, max_concurrency)
+    servers = [*(mcp or []), *(mcp_url or [])]
+    serving = Serving(tools or [], servers, run, max_concurrency, connect_within_s)
     service = tool_service(serving, _endpoints(nats, user, password, redis))
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         exit_code = runner.run(service.serve())

@@ -61,6 +61,7 @@ class ToolClient:
         self._delivery = Delivery(self._port, self._watch, self._patience)
         self._homes = Homes()
         self._schemas: dict[str, ToolSchema] = {}
+        self._stateful: set[str] = set()  # names of tools that were called and keep objects
 
     def session(
         self,
@@ -98,6 +99,10 @@ class ToolClient:
             return infra_result(request, f"{request.name}: a payload is lost: {error}")
         return result
 
+    def is_stateful(self, name: str) -> bool:
+        """See `Carrier`."""
+        return name in self._stateful
+
     async def release(self, session_id: str) -> None:
         """Release the session at every worker that has a part of it; `RELEASE_TIMEOUT_S` at most."""
         worker_ids = self._homes.forget(session_id)
@@ -124,6 +129,8 @@ class ToolClient:
         home = self._homes.of(request)
         while True:
             attempt = await self._delivery.deliver(request, home)
+            if home.is_stateful:
+                self._stateful.add(request.name)
             try:
                 return await self._result(attempt)
             except WorkerLostError:

@@ -34,6 +34,9 @@ class Carrier(Protocol):
     async def release(self, session_id: str) -> None:
         """End what the session's calls made."""
 
+    def is_stateful(self, name: str) -> bool:
+        """Whether a tool keeps an object per episode; known once it was called."""
+
 
 class EpisodeTools:
     """Use as an async context manager: what calls made is released once, however the episode ends."""
@@ -87,6 +90,10 @@ class EpisodeTools:
             metrics.CLIENT_CALLS.labels(name, outcome).inc()
             metrics.CLIENT_SECONDS.labels(name).observe(elapsed_s)
         return msgspec.structs.replace(result, call_id=call.id, elapsed_s=elapsed_s)
+
+    def is_stateful(self, name: str) -> bool:
+        """Whether a tool keeps an object for this episode; known once it was called."""
+        return self._carrier.is_stateful(name)
 
     async def release(self) -> None:
         """End the episode's use of its tools; more than once does no harm."""

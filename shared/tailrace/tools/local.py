@@ -45,6 +45,10 @@ class LocalTools:
         self._host.open(request)
         return await self._host.run(request)
 
+    def is_stateful(self, name: str) -> bool:
+        """See `Carrier`."""
+        return any(spec.name == name and spec.is_stateful for spec in self._host.specs)
+
     async def release(self, session_id: str) -> None:
         """Release the session's objects."""
         await self._host.release(session_id)

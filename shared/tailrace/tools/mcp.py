@@ -27,7 +27,6 @@ from tailrace.sdk.tool import Tool, ToolOffer, ToolOutput, ToolSpec, ToolUnavail
 log = get_logger(__name__)
 
 CHECK_EVERY_S = 5.0
-CONNECT_WITHIN_S = 30.0
 _MAX_PAGES = 100
 
 
@@ -59,7 +58,7 @@ class McpServer:
                 log.warning("mcp server lost", target=self.target, reason=self._last_failure)
             await backoff.sleep()
 
-    async def offers(self, wait_s: float = CONNECT_WITHIN_S) -> list[ToolOffer]:
+    async def offers(self, wait_s: float) -> list[ToolOffer]:
         """The server's tools; `ConfigError` if it cannot be reached within `wait_s`."""
         try:
             async with asyncio.timeout(wait_s):

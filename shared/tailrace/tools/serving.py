@@ -26,6 +26,7 @@ class Serving:
     mcp: Sequence[str] = ()
     run: str = ""  # for this run only; empty: for all
     max_concurrency: int = DEFAULT_MAX_CONCURRENCY
+    connect_within_s: float = 30.0  # for MCP servers to answer at the start
     drain_s: float = 10.0
 
 
@@ -92,10 +93,11 @@ class _Process:
             raise ConfigError(
                 "MCP servers need the package mcp: pip install 'tailrace[tools]'"
             ) from error
+        within_s = self._serving.connect_within_s
         servers = [adapter.McpServer(target) for target in self._serving.mcp]
         for server in servers:
             self._service.spawn(server.run(), f"mcp {server.target}")
-        return [offer for server in servers for offer in await server.offers()]
+        return [offer for server in servers for offer in await server.offers(within_s)]
 
     async def drain(self) -> None:
         if self._worker is not None:

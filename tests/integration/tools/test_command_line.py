@@ -1,0 +1,170 @@
+"""`tailrace tools serve | ls | call`, as a user types them, with functions, classes and MCP servers."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from click.testing import Result
+from typer.testing import CliRunner
+
+from tailrace.config import ConfigError
+from tailrace.tools.mcp import McpServer
+from tailrace_cli.commands.tools import app
+from tests.conftest import ServerProcess, free_port, wait_for_port
+
+EXAMPLES = Path(__file__).parents[3] / "examples" / "tools"
+TAILRACE = [sys.executable, "-m", "tailrace_cli", "tools"]
+SERVED = ("my_tools:add", "my_tools:Notebook")
+
+
+def environment(nats_url: str) -> dict[str, str]:
+    return {**os.environ, "TAILRACE_NATS_URL": nats_url, "TAILRACE_LOG": "json"}
+
+
+def run(nats_url: str, *arguments: str) -> Result:
+    """The command in this very process: starting Python costs more than all else here."""
+    return CliRunner().invoke(app, list(arguments), env={"TAILRACE_NATS_URL": nats_url})
+
+
+@contextmanager
+def serving(nats_url: str, *arguments: str) -> Iterator[subprocess.Popen[str]]:
+    """`tailrace tools serve` until the end of the block, once it says that it serves."""
+    process = subprocess.Popen(
+        [*TAILRACE, "serve", *arguments],
+        cwd=EXAMPLES,
+        env=environment(nats_url),
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stderr is not None
+    lines: list[str] = []
+    try:
+        deadline_s = time.monotonic() + 60
+        while not any('"tools served"' in line for line in lines):
+            lines.append(process.stderr.readline())
+            assert lines[-1], lines
+            assert time.monotonic() < deadline_s, lines
+        yield process
+    finally:
+        process.kill()
+        process.wait()
+
+
+@pytest.fixture(scope="module")
+def served(nats_server: ServerProcess) -> Iterator[str]:
+    with serving(nats_server.url, *SERVED, "--run", "cli_run"):
+        yield nats_server.url
+
+
+def test_call_prints_what_the_tool_returns(served: str) -> None:
+    result = run(served, "call", "add", '{"a": 2, "b": 3.5}', "--run", "cli_run")
+    assert (result.exit_code, result.stdout) == (0, "5.5\n"), result.output
+
+
+def test_call_of_wrong_arguments_says_what_is_wrong_and_exits_1(served: str) -> None:
+    result = run(served, "call", "add", '{"a": "two", "b": 1}', "--run", "cli_run")
+    assert result.exit_code == 1
+    assert "Expected `float`, got `str` - at `a`" in result.stdout
+
+
+def test_ls_shows_schema_workers_and_load(served: str) -> None:
+    text = run(served, "ls").stdout
+    assert "add  (cli_run.tool.add)" in text
+    assert "Add two numbers." in text
+    lines = [json.loads(line) for line in run(served, "ls", "--json").stdout.splitlines()]
+    tools = {tool["name"]: tool for tool in lines if tool["subject"].startswith("cli_run.")}
+    assert set(tools) == {"add", "notebook"}
+    assert tools["add"]["parameters"]["properties"]["a"] == {
+        "type": "number",
+        "description": "the first number",
+    }
+    (worker,) = tools["add"]["workers"]
+    assert (worker["num_running"], worker["max_concurrency"]) == (0, 64)
+
+
+def test_call_of_a_tool_that_nobody_serves_says_so_and_exits_1(served: str) -> None:
+    result = run(served, "call", "missing")
+    assert result.exit_code == 1
+    assert "no worker listens on 'tool.missing'" in result.stdout
+
+
+@pytest.mark.parametrize(
+    ("argument", "words"),
+    [
+        ("my_tools:nothing", "module 'my_tools' has no 'nothing'"),
+        ("no_such_module:f", "cannot import 'no_such_module'"),
+        ("asyncio:sleep", "is no tool: mark a function with @tool"),
+    ],
+)
+def test_serving_what_is_no_tool_is_a_user_s_mistake(
+    nats_server: ServerProcess, monkeypatch: pytest.MonkeyPatch, argument: str, words: str
+) -> None:
+    monkeypatch.chdir(EXAMPLES)
+    monkeypatch.syspath_prepend(str(EXAMPLES))
+    result = run(nats_server.url, "serve", argument)
+    assert isinstance(result.exception, ConfigError)
+    assert words in str(result.exception)
+
+
+def test_sigterm_drains_the_worker_and_exits_0(nats_server: ServerProcess) -> None:
+    with serving(nats_server.url, "my_tools:add", "--run", "drained") as process:
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(30) == 0
+
+
+def test_the_tools_of_an_mcp_server_by_stdio_are_served(nats_server: ServerProcess) -> None:
+    command = f"{sys.executable} mcp_server.py"
+    with serving(nats_server.url, "--mcp", command, "--run", "mcp_stdio"):
+        check_mcp(nats_server.url, "mcp_stdio")
+
+
+def test_the_tools_of_an_mcp_server_by_http_are_served(nats_server: ServerProcess) -> None:
+    port = free_port()
+    server = subprocess.Popen(
+        [sys.executable, "mcp_server.py", str(port)],
+        cwd=EXAMPLES,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
+    try:
+        wait_for_port(port, server, 60.0)
+        url = f"http://127.0.0.1:{port}/mcp"
+        with serving(nats_server.url, "--mcp-url", url, "--run", "mcp_http"):
+            check_mcp(nats_server.url, "mcp_http")
+            server.kill()
+            server.wait()
+            lost = run(nats_server.url, "call", "count_words", '{"text": "a"}', "--run", "mcp_http")
+            assert lost.exit_code == 1
+            assert "count_words is not available: MCP server" in lost.stdout
+    finally:
+        server.kill()
+        server.wait()
+
+
+def check_mcp(nats_url: str, run_name: str) -> None:
+    counted = run(nats_url, "call", "count_words", '{"text": "one two three"}', "--run", run_name)
+    assert (counted.exit_code, counted.stdout) == (0, "3\n"), counted.output
+    divided = run(nats_url, "call", "divide", '{"a": 1, "b": 0}', "--run", run_name)
+    assert divided.exit_code == 1
+    assert "division by zero" in divided.stdout
+    wrong = run(nats_url, "call", "divide", '{"a": "one", "b": 2}', "--run", run_name)
+    assert "'one' is not of type 'number' - at `a`" in wrong.stdout
+
+
+async def test_an_mcp_server_that_does_not_exist_is_a_user_s_mistake() -> None:
+    server = McpServer("/no/such/program")
+    connecting = asyncio.create_task(server.run())
+    with pytest.raises(ConfigError, match=r"/no/such/program: not reached within 0\.5 s"):
+        await server.offers(0.5)
+    connecting.cancel()
+    await asyncio.wait({connecting})

@@ -1,0 +1,87 @@
+"""Tools in this very process: the same sessions, limits and errors, without NATS."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from typing import Any
+
+import pytest
+
+from tailrace.sdk.tool import Tool, ToolSession, tool
+from tailrace.tools import LocalTools, ToolErrorKind, ToolsMissingError
+from tailrace_protos.chat import ToolCall
+
+
+@tool
+def block(barrier_s: float) -> str:
+    """Block the thread."""
+    time.sleep(barrier_s)
+    return "done"
+
+
+class Memory(Tool):
+    name = "memory"
+    log: list[str] = []  # noqa: RUF012
+
+    async def create(self, session: ToolSession) -> None:
+        self.items: list[str] = []
+        self.log.append(f"create {session.episode_id}")
+
+    async def execute(self, arguments: dict[str, Any]) -> str:
+        self.items.append(arguments["item"])
+        return ",".join(self.items)
+
+    async def release(self) -> None:
+        self.log.append("release")
+        raise RuntimeError("a release that fails harms nobody else")
+
+
+async def test_state_lives_as_long_as_the_episode() -> None:
+    Memory.log.clear()
+    tools = LocalTools([Memory])
+    async with tools.session("e1", ["memory"]) as episode:
+        for item, expected in (("a", "a"), ("b", "a,b")):
+            result = await episode.call(ToolCall("c", "memory", f'{{"item": "{item}"}}'))
+            assert result.content == expected
+        other = tools.session("e2", ["memory"])
+        assert (await other.call(ToolCall("c", "memory", '{"item": "z"}'))).content == "z"
+        await other.release()
+        await other.release()
+    assert Memory.log == ["create e1", "create e2", "release", "release"]
+
+
+async def test_functions_that_block_run_beside_each_other() -> None:
+    tools = LocalTools([block])
+    running = 0
+    most = 0
+
+    @tool
+    def meet() -> str:
+        nonlocal running, most
+        running += 1
+        most = max(most, running)
+        deadline_s = time.monotonic() + 10
+        while most < 32 and time.monotonic() < deadline_s:
+            time.sleep(0.001)
+        running -= 1
+        return "met"
+
+    tools = LocalTools([meet])
+    sessions = [tools.session(f"e{n}", ["meet"]) for n in range(32)]
+    results = await asyncio.gather(*(s.call(ToolCall("c", "meet", "{}")) for s in sessions))
+    assert {result.content for result in results} == {"met"}
+    assert most == 32
+
+
+async def test_a_tool_that_is_not_there_is_named_with_those_that_are() -> None:
+    tools = LocalTools([block])
+    with pytest.raises(ToolsMissingError, match=r"no worker serves blok .*; block is served"):
+        await tools.schemas(["blok"])
+    result = await tools.session("e", ["block"]).call(ToolCall("c", "blok", "{}"))
+    assert result.error_kind is ToolErrorKind.UNKNOWN_TOOL
+
+
+async def test_tools_of_one_name_are_refused() -> None:
+    with pytest.raises(ValueError, match="different names"):
+        LocalTools([block, block])
