@@ -163,9 +163,7 @@ async def test_a_kept_promise_passes(world: World) -> None:
     world.model.reply = lambda *_: '{"x": 1}'
     client = world.openai(await world.open())
     schema = {"name": "a", "schema": {"required": ["x"]}}
-    answer = await chat(
-        client, USER, response_format={"type": "json_schema", "json_schema": schema}
-    )
+    answer = await chat(client, USER, response_format={"type": "json_schema", "json_schema": schema})
     assert answer.choices[0].message.content == '{"x": 1}'
 
 
@@ -249,11 +247,12 @@ async def test_a_stream_that_fails_late_raises_in_the_client(world: World) -> No
     world.model.hold, world.model.num_before_hold = True, 3
     client = world.openai(await world.open(), max_retries=0)
     stream = await chat(client, USER, stream=True)
-    closing = None
+    async for chunk in stream:
+        if chunk.choices[0].delta.content:
+            break
+    await world.close()
     with pytest.raises(openai.APIError, match="closed while this call ran"):
-        async for chunk in stream:
-            if chunk.choices[0].delta.content and closing is None:
-                closing = await world.close()
+        await anext(stream)
     await until(lambda: len(world.model.aborted) == 1)
 
 

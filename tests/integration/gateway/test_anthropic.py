@@ -1,0 +1,118 @@
+"""Messages with Anthropic's own client."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import anthropic
+import pytest
+
+from tests.integration.gateway.model import call_text
+from tests.integration.gateway.world import World
+
+WEATHER: Any = {"name": "weather", "input_schema": {"type": "object"}}
+USER: Any = {"role": "user", "content": "Weather?"}
+
+
+def say(prompt: str, _: object) -> str:
+    if "18 degrees" in prompt:
+        return "Sunny."
+    return "<think>Hm.</think>Let me see." + call_text("weather", city="Rome")
+
+
+async def ask(client: anthropic.AsyncAnthropic, *messages: Any, **settings: Any) -> Any:
+    settings = {"max_tokens": 500, "system": "Be brief.", "tools": [WEATHER], **settings}
+    return await client.messages.create(model="m", messages=list(messages), **settings)
+
+
+async def test_blocks_of_a_reply_come_back_as_one_message(world: World) -> None:
+    world.model.reply = say
+    client = world.anthropic(await world.open())
+    first = await ask(client, USER)
+    assert [block.type for block in first.content] == ["thinking", "text", "tool_use"]
+    assert (first.stop_reason, first.content[0].thinking) == ("tool_use", "Hm.")
+    assert first.content[2].input == {"city": "Rome"}
+    reply = {"role": "assistant", "content": [block.model_dump() for block in first.content]}
+    result = {
+        "role": "user",
+        "content": [
+            {
+                "type": "tool_result",
+                "tool_use_id": first.content[2].id,
+                "content": [{"type": "text", "text": "18 degrees"}],
+            }
+        ],
+    }
+    second = await ask(client, USER, reply, result)
+    assert second.content[0].text == "Sunny."
+    assert second.stop_reason == "end_turn"
+    assert (await world.export()).metrics["num_forks"] == 0
+    assert "Be brief." in world.model.prompt(0)
+
+
+async def test_the_stream_builds_the_same_message(world: World) -> None:
+    world.model.chunk = 3
+    world.model.reply = say
+    client = world.anthropic(await world.open())
+    async with client.messages.stream(
+        model="m", messages=[USER], max_tokens=500, tools=[WEATHER]
+    ) as stream:
+        final = await stream.get_final_message()
+    assert [block.type for block in final.content] == ["thinking", "text", "tool_use"]
+    text: Any = final.content[1]
+    call: Any = final.content[2]
+    assert text.text == "Let me see."
+    assert call.input == {"city": "Rome"}
+    assert final.stop_reason == "tool_use"
+    assert final.usage.output_tokens > 0
+
+
+@pytest.mark.parametrize("streams", [False, True])
+async def test_a_stop_sequence_is_named(world: World, streams: bool) -> None:
+    world.model.reply = lambda *_: "One STOP two"
+    client = world.anthropic(await world.open())
+    settings: dict[str, Any] = {
+        "model": "m",
+        "messages": [USER],
+        "max_tokens": 50,
+        "stop_sequences": ["STOP"],
+    }
+    if streams:
+        async with client.messages.stream(**settings) as stream:
+            message: Any = await stream.get_final_message()
+    else:
+        message = await client.messages.create(**settings)
+    assert (message.stop_reason, message.stop_sequence) == ("stop_sequence", "STOP")
+    assert message.content[0].text.strip() == "One"
+
+
+async def test_thoughts_can_be_left_out(world: World) -> None:
+    world.model.reply = lambda *_: "<think>Hm.</think>Yes."
+    client = world.anthropic(await world.open())
+    answer = await ask(client, USER, thinking={"type": "disabled"})
+    assert [block.type for block in answer.content] == ["text"]
+
+
+async def test_tokens_are_counted_as_they_would_be_sent(world: World) -> None:
+    client = world.anthropic(await world.open())
+    counted = await client.messages.count_tokens(model="m", messages=[USER])
+    await client.messages.create(model="m", messages=[USER], max_tokens=9)
+    assert counted.input_tokens == len(world.model.requests[0].prompt_ids) // 4
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"tool_choice": {"type": "tool", "name": "x"}}, "tool_choice"),
+        ({"tools": [{"type": "bash_20250124", "name": "bash"}]}, "tools"),
+        ({"top_k": -2}, "top_k"),
+        ({"extra_body": {"made_up": 1}}, "made_up"),
+        ({"stop_sequences": [""]}, "stop_sequences"),
+    ],
+)
+async def test_what_is_not_honoured_is_refused_by_its_name(
+    world: World, settings: dict[str, Any], said: str
+) -> None:
+    client = world.anthropic(await world.open())
+    with pytest.raises(anthropic.BadRequestError, match=said):
+        await ask(client, USER, **settings)

@@ -1,0 +1,84 @@
+"""Completions with OpenAI's own client: token ids in and out."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import openai
+import pytest
+
+from tailrace_protos.base import as_int32
+from tests.integration.gateway.model import renderer
+from tests.integration.gateway.world import World
+
+IDS = [int(i) for i in renderer().encode("Once upon")]
+
+
+async def complete(client: openai.AsyncOpenAI, prompt: Any, **settings: Any) -> Any:
+    return await client.completions.create(model="m", prompt=prompt, **settings)
+
+
+async def test_ids_are_continued_as_they_are_and_matched_by_their_prefix(world: World) -> None:
+    client = world.openai(await world.open())
+    told = {"return_token_ids": True}
+    first = await complete(client, IDS, logprobs=0, extra_body=told)
+    choice = first.choices[0]
+    assert choice.text == "Hello there."
+    assert as_int32(world.model.requests[0].prompt_ids).tolist() == IDS == first.prompt_token_ids
+    assert choice.logprobs.token_logprobs == [-0.25] * len(choice.token_ids)
+    assert "".join(choice.logprobs.tokens) == "Hello there.<|im_end|>"
+    await complete(client, [IDS + choice.token_ids + IDS], extra_body=told)
+    export = await world.export()
+    assert export.metrics["num_forks"] == 0
+    assert len(export.rows) == 2
+
+
+async def test_bare_text_is_encoded_once(world: World) -> None:
+    client = world.openai(await world.open())
+    answer = await complete(client, "Once upon", max_tokens=4)
+    assert as_int32(world.model.requests[0].prompt_ids).tolist() == IDS
+    assert (answer.choices[0].text, answer.choices[0].finish_reason) == ("Hell", "length")
+    assert answer.usage.prompt_tokens == len(IDS)
+
+
+async def test_a_stream_tells_text_and_ids(world: World) -> None:
+    world.model.chunk = 4
+    client = world.openai(await world.open())
+    stream = await complete(
+        client,
+        IDS,
+        stream=True,
+        stop=" there",
+        logprobs=0,
+        stream_options={"include_usage": True},
+        extra_body={"return_token_ids": True},
+    )
+    chunks = [chunk async for chunk in stream]
+    choices = [chunk.choices[0] for chunk in chunks if chunk.choices]
+    assert "".join(choice.text for choice in choices) == "Hello"
+    ids = [i for choice in choices for i in (getattr(choice, "token_ids", None) or ())]
+    assert ids == [int(i) for i in renderer().encode("Hello there")]
+    assert choices[-1].finish_reason == "stop"
+    assert chunks[-1].usage.completion_tokens == len(ids)
+
+
+@pytest.mark.parametrize(
+    ("prompt", "settings", "param"),
+    [
+        (["a", "b"], {}, "prompt"),
+        ([[1], [2]], {}, "prompt"),
+        ([-1], {}, "prompt"),
+        ([], {}, "prompt"),
+        ("x", {"echo": True}, "echo"),
+        ("x", {"logprobs": 2}, "logprobs"),
+        ("x", {"best_of": 2}, "best_of"),
+        ("x", {"suffix": "y"}, "suffix"),
+    ],
+)
+async def test_what_is_not_honoured_is_refused_by_its_name(
+    world: World, prompt: Any, settings: dict[str, Any], param: str
+) -> None:
+    client = world.openai(await world.open())
+    with pytest.raises(openai.BadRequestError) as refused:
+        await complete(client, prompt, **settings)
+    assert refused.value.param == param

@@ -1,0 +1,57 @@
+"""Two replicas on one port: one is killed in the middle of an episode, the episode goes on."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+
+import openai
+
+from tailrace_protos.base import as_int32
+from tests.integration.gateway.world import World, free_port, until
+
+NUM_TURNS = 8
+
+
+async def episode(client: openai.AsyncOpenAI, world: World, kill: asyncio.Event) -> list[str]:
+    """A conversation; `kill` is set in the middle."""
+    messages = [{"role": "user", "content": "Turn 0"}]
+    ids = []
+    for turn in range(NUM_TURNS):
+        if turn == NUM_TURNS // 2:
+            kill.set()
+        answer = await client.chat.completions.create(model="m", messages=messages)  # type: ignore[arg-type]
+        ids.append(answer.id)
+        said = answer.choices[0].message.content or ""
+        messages += [
+            {"role": "assistant", "content": said},
+            {"role": "user", "content": f"Turn {turn + 1}"},
+        ]
+    return ids
+
+
+async def test_episodes_go_on_when_one_of_two_replicas_is_killed(empty_world: World) -> None:
+    world = empty_world
+    port = free_port()
+    replicas = [await world.spawn_gateway(f"gateway-{index}", port) for index in range(2)]
+    sessions = [await world.open(f"g{index}.0") for index in range(6)]
+    assert {opened.base_url for opened in sessions} == {f"http://127.0.0.1:{port}/v1"}
+    kills = [asyncio.Event() for _ in sessions]
+    playing = [
+        asyncio.create_task(episode(world.openai(opened), world, kill))
+        for opened, kill in zip(sessions, kills, strict=True)
+    ]
+    await asyncio.gather(*(kill.wait() for kill in kills))
+    world.model.hold = True
+    await until(lambda: world.model.num_held == len(sessions))
+    replicas[0].send_signal(signal.SIGKILL)
+    await replicas[0].wait()
+    world.model.release()
+    for opened, task in zip(sessions, playing, strict=True):
+        ids = await asyncio.wait_for(task, 60.0)
+        export = await world.export(opened.session_id, {completion_id: 1.0 for completion_id in ids})
+        assert export.metrics["num_calls"] == NUM_TURNS
+        assert export.metrics["num_forks"] == 0
+        longest = max(export.rows, key=lambda row: len(row.token_ids))
+        assert len(as_int32(longest.token_ids)) > 0
+        assert len(export.rewards) == NUM_TURNS

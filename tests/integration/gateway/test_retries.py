@@ -1,0 +1,185 @@
+"""Calls asked twice, calls that nobody waits for, and calls that cannot be captured."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+from pathlib import Path
+from typing import Any
+
+import httpx2
+import openai
+import pytest
+
+from tailrace.bus import CallFailedError
+from tailrace.store import Blobs, connect
+from tailrace_protos.generation import CallErrorCode
+from tailrace_protos.session import SessionExport
+from tests.conftest import ServerProcess, make_redis_server
+from tests.integration.gateway.model import model_card
+from tests.integration.gateway.world import World, until
+
+CHAT = {"model": "any", "messages": [{"role": "user", "content": "Hi"}]}
+
+
+async def ask(client: httpx2.AsyncClient, **headers: str) -> Any:
+    named = {name.replace("_", "-"): value for name, value in headers.items()}
+    return (await client.post("chat/completions", json=CHAT, headers=named)).json()
+
+
+async def test_a_retry_of_a_running_call_waits_for_it(world: World) -> None:
+    world.model.hold = True
+    client = world.http(await world.open())
+    first = asyncio.create_task(ask(client, x_stainless_retry_count="0"))
+    await until(lambda: world.model.num_held == 1)
+    retry = asyncio.create_task(ask(client, x_stainless_retry_count="1"))
+    third = asyncio.create_task(ask(client, x_stainless_retry_count="2"))
+    await asyncio.sleep(0)
+    world.model.release()
+    answers = await asyncio.gather(first, retry, third)
+    assert {answer["id"] for answer in answers} == {answers[0]["id"]}
+    assert len(world.model.requests) == 1
+    assert (await world.export()).metrics["num_calls"] == 1
+
+
+@pytest.mark.parametrize("streams", [False, True])
+async def test_a_retry_of_an_answered_call_gets_the_answer_again(world: World, streams: bool) -> None:
+    client = world.openai(await world.open())
+
+    async def say(count: str) -> tuple[str, str, str]:
+        headers = {"x-stainless-retry-count": count}
+        answer: Any = await client.chat.completions.create(
+            **CHAT, stream=streams, extra_headers=headers
+        )  # type: ignore[call-overload]
+        if not streams:
+            choice = answer.choices[0]
+            return answer.id, choice.message.content, choice.finish_reason
+        chunks = [chunk async for chunk in answer]
+        text = "".join(chunk.choices[0].delta.content or "" for chunk in chunks)
+        return chunks[0].id, text, chunks[-1].choices[0].finish_reason
+
+    assert await say("0") == await say("1")
+    assert len(world.model.requests) == 1
+
+
+async def test_an_idempotency_key_names_a_call_also_on_another_replica(world: World) -> None:
+    opened = await world.open()
+    client = world.http(opened)
+    first = await ask(client, idempotency_key="k1")
+    await world.start_gateway("gateway-1")
+    other = httpx2.AsyncClient(
+        base_url=(await other_url(world, opened.base_url)), headers=client.headers, timeout=20.0
+    )
+    world.stack.push_async_callback(other.aclose)
+    assert (await ask(other, idempotency_key="k1"))["id"] == first["id"]
+    assert (await ask(other, idempotency_key="k2"))["id"] != first["id"]
+    assert len(world.model.requests) == 2
+
+
+async def other_url(world: World, base_url: str) -> str:
+    """The address of the replica that did not answer before."""
+    for number in range(100):
+        opened = await world.open(f"probe.{number}")
+        if opened.base_url != base_url:
+            return opened.base_url
+    raise AssertionError("only one replica answers")
+
+
+async def test_equal_requests_without_a_mark_are_samples_of_their_own(world: World) -> None:
+    client = world.http(await world.open())
+    answers = await asyncio.gather(*(ask(client) for _ in range(3)))
+    assert len({answer["id"] for answer in answers}) == 3
+    assert (await world.export()).metrics["num_calls"] == 3
+
+
+@pytest.mark.parametrize("streams", [False, True])
+async def test_a_client_that_goes_away_aborts_its_call_and_leaves_nothing(
+    world: World, streams: bool
+) -> None:
+    world.model.hold, world.model.num_before_hold = True, 3
+    opened = await world.open()
+    client = world.http(opened)
+    asking = asyncio.create_task(client.post("chat/completions", json={**CHAT, "stream": streams}))
+    await until(lambda: world.model.num_held == 1)
+    asking.cancel()
+    await asyncio.wait({asking})
+    await until(lambda: len(world.model.aborted) == 1)
+    session = (await world.http(opened).get("sessions/current")).json()
+    assert session["metrics"]["num_calls"] == 0
+    assert session["num_sampled_tokens"] == 0
+
+
+async def test_a_client_that_goes_away_leaves_the_call_to_its_retry(world: World) -> None:
+    world.model.hold = True
+    client = world.http(await world.open())
+    first = asyncio.create_task(ask(client))
+    await until(lambda: world.model.num_held == 1)
+    retry = asyncio.create_task(ask(client, x_stainless_retry_count="1"))
+    await asyncio.sleep(0.2)  # the retry has arrived; if not, it begins a call of its own
+    first.cancel()
+    await asyncio.wait({first})
+    world.model.release()
+    assert (await retry)["choices"][0]["message"]["content"] == "Hello there."
+
+
+async def exported_at_last(world: World, rewards: dict[str, float]) -> SessionExport:
+    """The export, asked for until the store answers in time again."""
+    async with asyncio.timeout(20.0):
+        while True:
+            try:
+                return await world.export(rewards=rewards)
+            except CallFailedError as error:
+                if error.code is not CallErrorCode.NOT_READY:
+                    raise
+                await asyncio.sleep(error.retry_after_s)
+
+
+async def with_own_redis(world: World, folder: Path) -> ServerProcess:
+    """Let the world's gateways use a Redis that a test may stop."""
+    world.redis_server = own = make_redis_server(folder)
+    own.start()
+    world.stack.callback(own.kill)
+    redis = await connect(own.url)
+    world.stack.push_async_callback(redis.aclose)
+    await Blobs(redis, world.run).put_model_card(model_card())
+    return own
+
+
+def stop(server: ServerProcess, world: World) -> None:
+    """Let a server hang, at most to the test's end."""
+    assert server.process is not None
+    server.process.send_signal(signal.SIGSTOP)
+    world.stack.callback(server.process.send_signal, signal.SIGCONT)
+
+
+async def test_a_call_that_cannot_be_captured_is_answered_and_never_trained(
+    empty_world: World, tmp_path: Path
+) -> None:
+    world = empty_world
+    own = await with_own_redis(world, tmp_path)
+    await world.start_gateway(store_timeout_s=0.3)
+    client = world.openai(await world.open(), max_retries=0)
+    await client.chat.completions.create(**CHAT)  # type: ignore[call-overload]
+    stop(own, world)
+    answer = await client.chat.completions.create(**CHAT)  # type: ignore[call-overload]
+    assert answer.choices[0].message.content == "Hello there."
+    assert own.process is not None
+    own.process.send_signal(signal.SIGCONT)
+    export = await exported_at_last(world, {answer.id: 1.0})
+    assert export.metrics["num_calls"] == 2
+    assert export.metrics["num_masked_calls"] == 1
+    assert len(export.rows) == 1
+
+
+async def test_a_session_unknown_here_waits_for_the_store_with_503(
+    empty_world: World, tmp_path: Path
+) -> None:
+    world = empty_world
+    own = await with_own_redis(world, tmp_path)
+    await world.start_gateway(store_timeout_s=0.2)
+    opened = await world.open()
+    stop(own, world)
+    with pytest.raises(openai.InternalServerError) as refused:
+        await world.openai(opened, max_retries=0).chat.completions.create(**CHAT)  # type: ignore[call-overload]
+    assert refused.value.status_code == 503
+    assert refused.value.response.headers["retry-after"] == "1"

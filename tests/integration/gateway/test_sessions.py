@@ -1,0 +1,107 @@
+"""Sessions by HTTP and by NATS: opened, rewarded, exported, closed."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+
+from tailrace.store import Blobs
+from tailrace_gateway import handlers
+from tailrace_protos.base import as_float32, as_int32, decode
+from tailrace_protos.session import ExportStyle, SessionExport, SessionOpened
+from tests.integration.gateway.world import ADMIN_KEY, World, until
+
+USER = {"role": "user", "content": "Hi"}
+
+
+async def test_a_session_lives_over_http_alone(world: World) -> None:
+    admin = world.http(await world.open("probe"), ADMIN_KEY)
+    made = await admin.post("sessions", json={"max_new_tokens": 50, "temperature": 0.25})
+    assert made.status_code == 201
+    opened = SessionOpened(**made.json())
+    client, http = world.openai(opened), world.http(opened)
+    answer = await client.chat.completions.create(model="m", messages=[USER])  # type: ignore[list-item]
+    assert world.model.requests[0].max_new_tokens == 50
+    assert world.model.requests[0].sampling.temperature == 0.25
+    rewarded = await http.post("sessions/current/reward", json={"reward": 0.5})
+    assert rewarded.json()["completion_id"] == answer.id
+    exported = (await http.post("sessions/current/export", json={})).json()
+    assert [row["reward"] for row in exported["rows"]] == [0.5]
+    row = exported["rows"][0]
+    assert len(row["token_ids"]) == len(row["loss_mask"]) == len(row["policy_versions"])
+    assert exported["messages"][-1]["content"] == "Hello there."
+    assert (await http.delete("sessions/current")).json()["closed"]
+    assert (await http.get("sessions/current")).status_code == 401
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "status", "param"),
+    [
+        ("sessions", {"session_id": "a b"}, 400, "session_id"),
+        ("sessions", {"max_new_tokens": 0}, 400, "max_new_tokens"),
+        ("sessions", {"made_up": 1}, 400, "made_up"),
+        ("sessions/g0.0/reward", {"reward": 1.0}, 404, None),
+        ("sessions/g0.0/reward", {"reward": 1.0, "completion_id": "x"}, 404, None),
+        ("sessions/g0.0/reward", {}, 400, "reward"),
+        ("sessions/g0.0/export", {"export_style": "poem"}, 400, "export_style"),
+        ("sessions/nobody/export", {}, 404, None),
+    ],
+)
+async def test_what_is_wrong_with_a_session_is_told(
+    world: World, path: str, body: dict[str, object], status: int, param: str | None
+) -> None:
+    admin = world.http(await world.open(), ADMIN_KEY)
+    answer = await admin.post(path, json=body)
+    assert answer.status_code == status
+    assert answer.json()["error"]["param"] == param
+
+
+async def test_rewards_follow_the_conversation_as_the_export_asks(world: World) -> None:
+    client = world.openai(await world.open())
+    first = await client.chat.completions.create(model="m", messages=[USER])  # type: ignore[list-item]
+    more = [USER, {"role": "assistant", "content": "Hello there."}, USER]
+    second = await client.chat.completions.create(model="m", messages=more)  # type: ignore[arg-type]
+    rewards = {first.id: 1.0, second.id: 2.0}
+    rows = (await world.export(rewards=rewards, turn_discount=0.5)).rows
+    assert [row.reward for row in rows] == [2.0, 2.0]
+    whole = await world.export(rewards=rewards, style=ExportStyle.CONCAT)
+    assert len(whole.rows) == 1
+    assert as_float32(whole.rows[0].turn_rewards).tolist() == [1.0, 2.0]
+    assert len(as_int32(whole.rows[0].turn_ends)) == 2
+    assert whole.rewards == (1.0, 2.0)
+
+
+async def test_much_is_exported_by_claim_check(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(handlers, "MAX_INLINE_BYTES", 200)
+    client = world.openai(await world.open())
+    await client.chat.completions.create(model="m", messages=[USER])  # type: ignore[list-item]
+    export = await world.export(rewards={"": 1.0})
+    assert export.rows == ()
+    whole = decode(await Blobs(world.redis, world.run).get(export.blob), SessionExport)
+    assert [row.reward for row in whole.rows] == [1.0]
+
+
+async def test_leases_of_sessions_are_given_back(world: World) -> None:
+    client = world.openai(await world.open())
+    await client.chat.completions.create(model="m", messages=[USER])  # type: ignore[list-item]
+    assert [request.episode_ids for request in world.scheduler.requests] == [("g0.0",)]
+    await world.close()
+    await until(lambda: "g0.0" in world.scheduler.released)
+    await until(lambda: any(a.worker_id == "gateway-0" for a in world.scheduler.activities))
+
+
+async def test_a_restarted_gateway_knows_its_sessions(world: World) -> None:
+    opened = await world.open()
+    await world.http(opened).post("chat/completions", json={"messages": [USER]})
+    other = await world.start_gateway("gateway-1")
+    urls = {opened.base_url}
+    deadline = time.monotonic() + 10
+    while len(urls) < 2 and time.monotonic() < deadline:
+        opened = await world.open()
+        urls.add(opened.base_url)
+    assert other.instance_id == "gateway-1"
+    for url in urls:
+        there = SessionOpened(opened.session_id, url, opened.api_key)
+        shown = (await world.http(there).get("sessions/current")).json()
+        assert shown["metrics"]["num_calls"] == 1
