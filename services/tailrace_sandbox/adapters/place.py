@@ -75,7 +75,8 @@ async def probe(python: str) -> Features:
     """What the kernel offers to a process of this interpreter here."""
     process = await asyncio.create_subprocess_exec(
         python, "-I", "-c", program("probe"), env=ENVIRONMENT, cwd="/",
-        stdin=asyncio.subprocess.DEVNULL, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.DEVNULL,
+        stdin=asyncio.subprocess.DEVNULL, stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.DEVNULL,
     )  # fmt: skip
     async with asyncio.timeout(_PROBE_TIMEOUT_S):
         output, _ = await process.communicate()
@@ -114,8 +115,8 @@ def _interpreter(other_user: bool) -> str:
     if os.access(_SYSTEM_PYTHON, os.X_OK):
         return _SYSTEM_PYTHON
     raise ConfigError(
-        f"sandbox: users other than root cannot enter {sys.base_prefix}, and there is no {_SYSTEM_PYTHON}: "
-        "set sandbox.python to an interpreter that everybody may run, or run the service as another user"
+        f"sandbox: only root may enter {sys.base_prefix}, and there is no {_SYSTEM_PYTHON}: "
+        "set sandbox.python to an interpreter that all may run, or run the service as another user"
     )
 
 

@@ -24,10 +24,13 @@ _OUTPUTS = {
 _TIMEOUT = {"type": "number", "exclusiveMinimum": 0, "description": "Seconds that the call may take."}
 
 
-def _parameters(name: str, description: str) -> dict[str, Any]:
+_STDIN = {"stdin": {"type": "string", "description": "Standard input."}}
+
+
+def _parameters(name: str, description: str, **more: Any) -> dict[str, Any]:
     properties = {
         name: {"type": "string", "description": description},
-        "stdin": {"type": "string", "description": "Standard input."},
+        **more,
         "files": _FILES,
         "outputs": _OUTPUTS,
         "timeout_s": _TIMEOUT,
@@ -48,7 +51,7 @@ class PythonTool(Tool):
         "Run a Python program and return what it prints. Nothing is kept from call to call, and there "
         "is no network. Print the results that you want to see."
     )
-    parameters: ClassVar[dict[str, Any]] = _parameters("code", "Source code of the program.")
+    parameters: ClassVar[dict[str, Any]] = _parameters("code", "Source code of the program.", **_STDIN)
     is_idempotent = True
     is_stateful = False
     mode: ClassVar[str] = "python"
@@ -77,7 +80,7 @@ class ShellTool(PythonTool):
         "Run a command line in a shell and return what it prints. The working folder is empty and "
         "nothing is kept from call to call. There is no network."
     )
-    parameters: ClassVar[dict[str, Any]] = _parameters("command", "The command line.")
+    parameters: ClassVar[dict[str, Any]] = _parameters("command", "The command line.", **_STDIN)
     mode: ClassVar[str] = "shell"
     argument: ClassVar[str] = "command"
 

@@ -28,9 +28,9 @@ def refuse(errno: int) -> int:
 
 
 class Compare(NamedTuple):
-    """True if `arguments[index] & mask == value` (or, negated, if it is not)."""
+    """True if `arguments[argument] & mask == value` (or, negated, if it is not)."""
 
-    index: int
+    argument: int
     value: int
     mask: int = 0xFFFFFFFF
     negated: bool = False
@@ -43,7 +43,7 @@ class Rule(NamedTuple):
     otherwise: int
 
 
-Verdict = Union[int, Rule]
+Verdict = Union[int, Rule]  # noqa: UP007 - also runs on the interpreter of another Python
 
 
 class _Program:
@@ -63,7 +63,10 @@ class _Program:
         self._code.append((_JUMP, 0, label))
 
     def when(self, condition: int, value: int, label: str) -> None:
-        """Go to `label` if the accumulator compares so; a pair of instructions, since short jumps end at 255."""
+        """Go to `label` if the accumulator compares so.
+
+        It takes a pair of instructions, since conditional jumps reach no further than 255.
+        """
         self.put(condition, value)
         self.jump(label)
 
@@ -136,7 +139,7 @@ def _decide(program: _Program, label: str, verdict: Verdict) -> None:
 
 def _check(program: _Program, test: Compare, label: str, failed: str) -> None:
     """Fall through if `test` holds, else go to `failed`."""
-    program.put(_LOAD, _ARGS_AT + 8 * test.index)
+    program.put(_LOAD, _ARGS_AT + 8 * test.argument)
     program.put(_AND, test.mask)
     if test.negated:
         program.when(_IF_EQUAL, test.value, failed)

@@ -16,21 +16,22 @@ from tailrace_sandbox.core.syscalls import AUDIT_ARCH, numbers
 
 _ALLOWED = """
 read write open close stat fstat lstat poll lseek mprotect munmap brk rt_sigaction rt_sigprocmask
-rt_sigreturn pread64 pwrite64 readv writev access pipe select sched_yield mremap msync mincore madvise dup
-dup2 pause nanosleep getitimer alarm setitimer getpid sendfile sendto recvfrom shutdown getsockname
-getpeername setsockopt getsockopt fork vfork execve execveat exit wait4 uname flock fsync fdatasync
-ftruncate getdents getcwd chdir fchdir rename mkdir rmdir creat link unlink symlink readlink umask
-gettimeofday getrlimit getrusage sysinfo times getuid getgid geteuid getegid getppid getpgrp getgroups
-getresuid getresgid getpgid getsid capget rt_sigpending rt_sigtimedwait rt_sigsuspend sigaltstack mknod
-statfs fstatfs getpriority sched_getparam sched_getscheduler sched_get_priority_max
-sched_get_priority_min sched_rr_get_interval mlock munlock arch_prctl setrlimit gettid readahead time
-futex sched_getaffinity epoll_create getdents64 set_tid_address restart_syscall fadvise64 timer_create
-timer_settime timer_gettime timer_getoverrun timer_delete clock_gettime clock_getres clock_nanosleep
-exit_group epoll_wait epoll_ctl waitid openat mkdirat mknodat newfstatat unlinkat renameat linkat symlinkat
-readlinkat faccessat pselect6 ppoll set_robust_list splice epoll_pwait timerfd_create eventfd fallocate
-timerfd_settime timerfd_gettime eventfd2 epoll_create1 dup3 pipe2 preadv pwritev getcpu renameat2 getrandom
-membarrier copy_file_range preadv2 pwritev2 statx rseq close_range openat2 faccessat2 epoll_pwait2
-futex_waitv signalfd signalfd4
+rt_sigreturn pread64 pwrite64 readv writev access pipe select sched_yield mremap msync mincore
+madvise dup dup2 pause nanosleep getitimer alarm setitimer getpid sendfile sendto recvfrom shutdown
+getsockname getpeername setsockopt getsockopt fork vfork execve execveat exit wait4 uname flock
+fsync fdatasync ftruncate getdents getcwd chdir fchdir rename mkdir rmdir creat link unlink symlink
+readlink umask gettimeofday getrlimit getrusage sysinfo times getuid getgid geteuid getegid getppid
+getpgrp getgroups getresuid getresgid getpgid getsid capget rt_sigpending rt_sigtimedwait
+rt_sigsuspend sigaltstack mknod statfs fstatfs getpriority sched_getparam sched_getscheduler
+sched_get_priority_max sched_get_priority_min sched_rr_get_interval mlock munlock arch_prctl
+setrlimit gettid readahead time futex sched_getaffinity epoll_create getdents64 set_tid_address
+restart_syscall fadvise64 timer_create timer_settime timer_gettime timer_getoverrun timer_delete
+clock_gettime clock_getres clock_nanosleep exit_group epoll_wait epoll_ctl waitid openat mkdirat
+mknodat newfstatat unlinkat renameat linkat symlinkat readlinkat faccessat pselect6 ppoll
+set_robust_list splice epoll_pwait timerfd_create eventfd fallocate timerfd_settime timerfd_gettime
+eventfd2 epoll_create1 dup3 pipe2 preadv pwritev getcpu renameat2 getrandom membarrier
+copy_file_range preadv2 pwritev2 statx rseq close_range openat2 faccessat2 epoll_pwait2 futex_waitv
+signalfd signalfd4
 """
 
 _METADATA = """
@@ -40,22 +41,23 @@ chmod fchmod fchmodat fchmodat2 chown fchown lchown fchownat utime utimes futime
 
 _REFUSED = """
 socket connect accept accept4 bind listen sendmsg recvmsg sendmmsg recvmmsg ptrace process_vm_readv
-process_vm_writev kcmp pidfd_open pidfd_getfd pidfd_send_signal rt_sigqueueinfo rt_tgsigqueueinfo tkill
-unshare setns mount umount2 pivot_root chroot open_tree move_mount fsopen fsconfig fsmount fspick
-mount_setattr io_uring_setup io_uring_enter io_uring_register io_setup io_submit bpf keyctl add_key
-request_key perf_event_open userfaultfd shmget shmat shmctl shmdt semget semop semctl semtimedop msgget
-msgsnd msgrcv msgctl mq_open mq_unlink mq_timedsend mq_timedreceive mq_notify mq_getsetattr memfd_secret
-inotify_init inotify_init1 inotify_add_watch fanotify_init fanotify_mark name_to_handle_at
-open_by_handle_at capset seccomp personality ioprio_set sched_setscheduler sched_setparam sched_setattr
-kexec_load kexec_file_load init_module finit_module delete_module reboot syslog swapon swapoff acct
-quotactl settimeofday clock_settime clock_adjtime adjtimex sethostname setdomainname vhangup iopl ioperm
-modify_ldt process_madvise process_mrelease migrate_pages move_pages get_robust_list vmsplice tee sync
-sync_file_range setuid setgid setreuid setregid setgroups setresuid setresgid
+process_vm_writev kcmp pidfd_open pidfd_getfd pidfd_send_signal rt_sigqueueinfo rt_tgsigqueueinfo
+tkill unshare setns mount umount2 pivot_root chroot open_tree move_mount fsopen fsconfig fsmount
+fspick mount_setattr io_uring_setup io_uring_enter io_uring_register io_setup io_submit bpf keyctl
+add_key request_key perf_event_open userfaultfd shmget shmat shmctl shmdt semget semop semctl
+semtimedop msgget msgsnd msgrcv msgctl mq_open mq_unlink mq_timedsend mq_timedreceive mq_notify
+mq_getsetattr memfd_secret inotify_init inotify_init1 inotify_add_watch fanotify_init fanotify_mark
+name_to_handle_at open_by_handle_at capset seccomp personality ioprio_set sched_setscheduler
+sched_setparam sched_setattr kexec_load kexec_file_load init_module finit_module delete_module
+reboot syslog swapon swapoff acct quotactl settimeofday clock_settime clock_adjtime adjtimex
+sethostname setdomainname vhangup iopl ioperm modify_ldt process_madvise process_mrelease
+migrate_pages move_pages get_robust_list vmsplice tee sync sync_file_range setuid setgid setreuid
+setregid setgroups setresuid setresgid
 """
 
 _NO_ATTRIBUTES = """
-setxattr lsetxattr fsetxattr removexattr lremovexattr fremovexattr getxattr lgetxattr fgetxattr listxattr
-llistxattr flistxattr
+setxattr lsetxattr fsetxattr removexattr lremovexattr fremovexattr getxattr lgetxattr fgetxattr
+listxattr llistxattr flistxattr
 """
 
 _REFUSE = refuse(errno.EPERM)
@@ -79,7 +81,7 @@ _FILE_CONTROLS_REFUSED = (8, 10, 15, 1024, 1026, 1031)  # owner, signal, lease, 
 
 @dataclass(frozen=True)
 class Confinement:
-    """What the filter has to make up for. `pid`: the call's first process, used without scoped signals."""
+    """What the filter has to make up for. `pid`: the call's first process."""
 
     machine: str  # as `platform.machine()`
     own_user: bool  # the call runs as a user that owns nothing else

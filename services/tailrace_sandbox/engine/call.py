@@ -20,7 +20,7 @@ INTERRUPT_GRACE_S = 1.0
 
 @dataclass
 class RunningCall:
-    """The processes of a call. `deadline_s`: monotonic; None while a session is between pieces of code."""
+    """The processes of a call. `deadline_s`: monotonic; None while a session waits for code."""
 
     pid: int  # of its first process, and its process group
     folder: str

@@ -63,7 +63,7 @@ class Plan:
         seccomp: bool,
         num_processes_outside: int,
     ) -> Plan:
-        """For tool code that may read `paths` beside the system's own; those that are missing are left out."""
+        """For tool code that may read `paths` beside the system's own; missing ones are left out."""
         handled = _handled(confinement.landlock_abi)
         readable = []
         for path in dict.fromkeys((*SYSTEM_FOLDERS, *SYSTEM_FILES, *paths)):

@@ -91,7 +91,7 @@ def die_with_parent(signal_number: int) -> None:
 
 
 def allow_inspection() -> None:
-    """Let processes of the same user read this process's `/proc` entries (a change of user forbids it)."""
+    """Let the same user read this process's `/proc` entries, which a change of user forbids."""
     _prctl(_PR_SET_DUMPABLE, 1)
 
 

@@ -21,10 +21,10 @@ from tailrace_sandbox.engine.zygote import Zygote
 CONTROL_FD = 3
 _SHARED_USER_HEADROOM = 256
 _WARM = (
-    "ast", "base64", "bisect", "collections", "copy", "csv", "dataclasses", "datetime", "decimal", "enum",
-    "fractions", "functools", "hashlib", "heapq", "io", "itertools", "json", "math", "operator", "random",
-    "re", "shutil", "statistics", "string", "subprocess", "tempfile", "textwrap", "time", "traceback",
-    "typing",
+    "ast", "base64", "bisect", "collections", "copy", "csv", "dataclasses", "datetime", "decimal",
+    "enum", "fractions", "functools", "hashlib", "heapq", "io", "itertools", "json", "math",
+    "operator", "random", "re", "shutil", "statistics", "string", "subprocess", "tempfile",
+    "textwrap", "time", "traceback", "typing",
 )  # fmt: skip
 
 

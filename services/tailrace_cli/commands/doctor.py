@@ -1,0 +1,132 @@
+"""`tailrace doctor`: what this machine gives, what is missing, and what to do about it.
+
+Exit code 0 if everything that a run needs is here and tool code can be fully confined, else 1.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import importlib.metadata
+import os
+import platform
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from rich.console import Console
+from rich.table import Table
+
+from tailrace.config import ConfigError
+from tailrace_cli.cluster.servers import nats_server_binary, redis_server_binary
+from tailrace_cli.config import ClusterConfig
+from tailrace_sandbox.adapters.place import probe
+from tailrace_sandbox.core.tiers import findings, tier
+
+_VERSION_TIMEOUT_S = 20.0
+_MIN_MEMORY_BYTES = 2 << 30
+_PACKAGES = {
+    "torch": "pip install -c constraints.txt torch",
+    "transformers": "pip install 'tailrace[all]'",
+    "nats-py": "pip install 'tailrace[all]'",
+    "redis": "pip install 'tailrace[all]'",
+}
+
+
+@dataclass(frozen=True)
+class Line:
+    """One row of the report. `remedy`: what to do; empty where nothing is wrong."""
+
+    what: str
+    state: str
+    remedy: str = ""
+    is_needed: bool = True  # whether its absence makes the exit code 1
+
+
+def doctor(console: Console) -> int:
+    """Print the report; the exit code."""
+    lines = [*_machine(), *_servers(), *_packages(), *_sandbox()]
+    table = Table(box=None, pad_edge=False)
+    for title in ("", "what", "here", "remedy"):
+        table.add_column(title, overflow="fold")
+    for line in lines:
+        mark = "ok" if not line.remedy else "MISSING" if line.is_needed else "note"
+        table.add_row(mark, line.what, line.state, line.remedy)
+    console.print(table)
+    return 1 if any(line.remedy and line.is_needed for line in lines) else 0
+
+
+def _machine() -> Iterator[Line]:
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    yield Line("system", platform.platform())
+    yield Line("Python", platform.python_version())
+    yield Line(
+        "CPU cores",
+        str(cores),
+        "" if cores >= 2 else "a local cluster runs on one core, but slowly",
+        is_needed=False,
+    )
+    memory_bytes = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    yield Line(
+        "memory",
+        f"{memory_bytes / 2**30:.1f} GiB",
+        "" if memory_bytes >= _MIN_MEMORY_BYTES else "a local cluster wants 2 GiB or more",
+        is_needed=False,
+    )
+    shm = Path("/dev/shm")
+    yield Line(
+        "shared memory",
+        str(shm) if shm.is_dir() and os.access(shm, os.W_OK) else "missing",
+        "" if shm.is_dir() and os.access(shm, os.W_OK) else "mount a tmpfs at /dev/shm for weights",
+    )
+
+
+def _servers() -> Iterator[Line]:
+    for name, find in (("nats-server", nats_server_binary), ("redis-server", redis_server_binary)):
+        try:
+            binary = str(find(ClusterConfig()))
+        except ConfigError as error:
+            yield Line(name, "missing", str(error))
+            continue
+        yield _version(name, binary)
+
+
+def _version(name: str, binary: str) -> Line:
+    try:
+        done = subprocess.run(
+            [binary, "--version"],
+            capture_output=True,
+            text=True,
+            timeout=_VERSION_TIMEOUT_S,
+            check=True,
+        )
+    except (OSError, subprocess.SubprocessError) as error:
+        return Line(name, f"{binary} does not run: {error}", "install it again, or name another one")
+    return Line(name, " ".join(done.stdout.split()[:4]))
+
+
+def _packages() -> Iterator[Line]:
+    for package, remedy in _PACKAGES.items():
+        try:
+            yield Line(package, importlib.metadata.version(package))
+        except importlib.metadata.PackageNotFoundError:
+            yield Line(package, "missing", remedy)
+
+
+def _sandbox() -> Iterator[Line]:
+    """The confinement of tool code, tried in the way in which the sandbox service would."""
+    if sys.platform != "linux":
+        remedy = "run the sandbox service in a Linux container"
+        yield Line("sandbox", "no Linux", remedy, is_needed=False)
+        return
+    try:
+        features = asyncio.run(probe(sys.executable))
+    except (OSError, ValueError, TimeoutError) as error:
+        yield Line("sandbox", f"cannot be tried out: {error}", "report what `python -I` says here")
+        return
+    for finding in findings(features):
+        yield Line(finding.what, finding.state, finding.remedy)
+    found = tier(features)
+    otherwise = f"mend the above, or set sandbox.tier={found} and isolate the service"
+    yield Line("sandbox tier", found, "" if found == "full" else otherwise)
