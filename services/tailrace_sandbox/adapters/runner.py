@@ -102,11 +102,14 @@ class Runner:
 
     async def close(self) -> None:
         """End all idle zygotes and remove the folder; calls must be over."""
-        for owned in self._idle:
-            self._close_later(owned)
-        self._idle.clear()
-        await asyncio.gather(*self._closing)
+        await self.close_processes()
         self._place.remove()
+
+    async def close_processes(self) -> None:
+        """End all idle zygotes; the next call starts one."""
+        while self._idle:
+            self._close_later(self._idle.pop())
+        await asyncio.gather(*self._closing)
 
     async def _start(self) -> Owned:
         uid, claim = self._place.claim_user()
