@@ -31,6 +31,8 @@ SMALL = {
 
 Triple = tuple[int, float, int]
 
+pytestmark = pytest.mark.timeout(300)  # a whole run in a fixture
+
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> tailrace.TrainingRun:

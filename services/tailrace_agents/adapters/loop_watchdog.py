@@ -4,6 +4,8 @@ Code that computes for ever in the event loop stops every episode of a worker, i
 timeouts, so only another thread can see it. It logs where the loop is held; if that is in code that it
 was told of, it raises `LoopBlockedError` there; if even that does not help (a call into C does not
 return), it ends the process, whose episodes are then played elsewhere.
+
+Invariant: a loop that gets no processor is not blocked: time that its thread waits for one counts not.
 """
 
 from __future__ import annotations
@@ -15,6 +17,7 @@ import sys
 import threading
 import time
 import traceback
+from pathlib import Path
 from types import CodeType, FrameType
 
 from tailrace.log import get_logger
@@ -45,6 +48,7 @@ class LoopWatchdog:
         self._num_ticks = 0
         self._loop: asyncio.AbstractEventLoop | None = None
         self._loop_thread = 0
+        self._clock = _ThreadClock()
         self._stopped = threading.Event()
 
     def start(self) -> None:
@@ -53,6 +57,7 @@ class LoopWatchdog:
             return
         self._loop = asyncio.get_running_loop()
         self._loop_thread = threading.get_ident()
+        self._clock = _ThreadClock()
         self._tick()
         threading.Thread(target=self._watch, name="loop watchdog", daemon=True).start()
 
@@ -66,16 +71,14 @@ class LoopWatchdog:
             self._loop.call_later(self._poll_s / 2, self._tick)
 
     def _watch(self) -> None:
-        """Count the time without a tick; a pause of the whole process counts as one poll."""
+        """Count the time without a tick."""
         seen, blocked_s, next_alarm_s = self._num_ticks, 0.0, self._max_blocked_s
-        last_s = time.monotonic()
         while not self._stopped.wait(self._poll_s):
-            now_s = time.monotonic()
-            elapsed_s, last_s = min(now_s - last_s, 2 * self._poll_s), now_s
+            held_s = min(self._clock.held_s(), 2 * self._poll_s)  # all of us may have been suspended
             if seen != self._num_ticks:
                 seen, blocked_s, next_alarm_s = self._num_ticks, 0.0, self._max_blocked_s
                 continue
-            blocked_s += elapsed_s
+            blocked_s += held_s
             if blocked_s >= next_alarm_s:
                 next_alarm_s += self._max_blocked_s
                 self._alarm(blocked_s)
@@ -98,3 +101,22 @@ class LoopWatchdog:
                 return True
             frame = frame.f_back
         return False
+
+
+class _ThreadClock:
+    """How long the thread that made it has run or slept since the last question."""
+
+    def __init__(self) -> None:
+        self._schedstat = Path(f"/proc/self/task/{threading.get_native_id()}/schedstat")
+        self._last_s = self._now_s()
+
+    def held_s(self) -> float:
+        """The time that passed, without what it spent waiting for a processor (known on Linux)."""
+        before_s, self._last_s = self._last_s, self._now_s()
+        return self._last_s - before_s
+
+    def _now_s(self) -> float:
+        waited_ns = 0
+        if self._schedstat.exists():
+            waited_ns = int(self._schedstat.read_text().split()[1])
+        return time.monotonic() - waited_ns * 1e-9
