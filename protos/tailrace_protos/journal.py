@@ -29,6 +29,7 @@ class ToolRecord(Message, frozen=True, tag="tool_record"):
     index: int
     call: ToolCall
     result: ToolResult
+    is_stateful: bool = False  # the tool keeps an object for the episode
 
 
 JournalRecord = TurnRecord | CallRecord | ToolRecord

@@ -127,6 +127,8 @@ def _count(task: EpisodeTask, result: EpisodeResult, num_nonfinite: int) -> None
         metrics.REPLAYED_TURNS.inc(result.num_replayed_turns)
     if result.num_restarts:
         metrics.REPLAY_MISMATCHES.inc(result.num_restarts)
+    for name in metrics.OF_EPISODES.keys() & result.metrics.keys():
+        metrics.OF_EPISODES[name].inc(result.metrics[name])
     if num_nonfinite:
         metrics.NONFINITE_LOGPROBS.inc(num_nonfinite)
     if result.outcome is Outcome.INFRA_FAILURE:

@@ -24,6 +24,18 @@ NONFINITE_LOGPROBS = Counter(
     "tailrace_agents_nonfinite_logprobs",
     "Sampled tokens masked because their log-probability is not finite.",
 )
+OF_EPISODES = {
+    "num_malformed_tool_calls": Counter(
+        "tailrace_agents_malformed_tool_calls", "Tool calls of models that could not be read."
+    ),
+    "num_cut_tool_outputs": Counter(
+        "tailrace_agents_cut_tool_outputs", "Tool results cut to `max_tool_output_chars`."
+    ),
+    "num_forks": Counter(
+        "tailrace_agents_forks", "Model calls whose prompt did not continue recorded tokens."
+    ),
+}
+"""Counters of what episodes count in their own metrics."""
 EPISODES = Gauge("tailrace_agents_episodes", "Episodes in each state at this moment.", ["state"])
 EPISODE_SECONDS = Histogram(
     "tailrace_agents_episode_seconds",

@@ -42,21 +42,21 @@ class LoopJournal:
         self.num_replayed += 1
         return known.pop(0).node
 
-    def known_result(self, call: ToolCall) -> ToolResult | None:
+    def known_result(self, call: ToolCall) -> ToolRecord | None:
         """What this tool call gave before."""
         known = self._tools.get((call.name, call.arguments))
         if not known:
             return None
         same = [index for index, record in enumerate(known) if record.call.id == call.id]
-        return known.pop(same[0] if same else 0).result
+        return known.pop(same[0] if same else 0)
 
     async def keep_call(self, prompt_ids: Int32Bytes, node: LedgerNode) -> None:
         """Keep a model call durably; raises `EpisodeTakenError`."""
         await self._journal.append(CallRecord(self._index(), _digest(prompt_ids), node))
 
-    async def keep_result(self, call: ToolCall, result: ToolResult) -> None:
+    async def keep_result(self, call: ToolCall, result: ToolResult, is_stateful: bool) -> None:
         """Keep a tool's result durably; raises `EpisodeTakenError`."""
-        await self._journal.append(ToolRecord(self._index(), call, result))
+        await self._journal.append(ToolRecord(self._index(), call, result, is_stateful))
 
     def _index(self) -> int:
         index = self._next_index

@@ -1,11 +1,13 @@
 """The tools of a loop's episode: limits, journal and outcome around whoever runs them.
 
 Invariants: no result is cut without a mark that the model sees and a count; a call whose result is in
-the journal is not run again; time is counted while at least one tool is at work.
+the journal is not run again, except to give a tool with state its state back before it is called anew;
+time is counted while at least one tool is at work.
 """
 
 from __future__ import annotations
 
+import asyncio
 from collections import defaultdict
 from collections.abc import Sequence
 
@@ -19,6 +21,7 @@ from tailrace_agents.core.loops.fate import Fate, ToolInfraError
 from tailrace_agents.core.loops.journal import LoopJournal
 from tailrace_agents.core.loops.observer import LoopObserver
 from tailrace_protos.chat import ToolCall, ToolSchema
+from tailrace_protos.journal import ToolRecord
 from tailrace_protos.tool import ToolErrorKind, ToolResult
 
 
@@ -48,6 +51,8 @@ class BoundTools:
         self._num_running = 0
         self._running_since_s = 0.0
         self._spent_s = 0.0
+        self._to_repeat: defaultdict[str, list[ToolRecord]] = defaultdict(list)
+        self._repeating = asyncio.Lock()
 
     @property
     def spent_s(self) -> float:
@@ -59,7 +64,12 @@ class BoundTools:
         """See `LoopTools`; raises `ToolInfraError` and `EpisodeTakenError`."""
         with self._fate:
             known = self._journal.known_result(call)
-            result = known if known is not None else await self._run(call, timeout_s)
+            if known is None:
+                result = await self._run(call, timeout_s)
+            else:
+                result = known.result
+                if known.is_stateful:
+                    self._to_repeat[call.name].append(known)
         self.counts["num_tool_errors"] += result.is_error
         for name, value in result.metrics.items():
             self.counts[name] += value
@@ -70,11 +80,23 @@ class BoundTools:
     async def _run(self, call: ToolCall, timeout_s: float | None) -> ToolResult:
         if refusal := self._refusal(call):
             return refusal
+        if call.name in self._to_repeat:
+            async with self._repeating:
+                await self._repeat(call.name)
         result = self._cut(await self._timed(call, timeout_s))
         if result.infra_error:
             raise ToolInfraError(call.name, result.infra_error)
-        await self._journal.keep_result(call, result)
+        await self._journal.keep_result(call, result, self._session.is_stateful(call.name))
         return result
+
+    async def _repeat(self, name: str) -> None:
+        """Bring a new object of a tool with state to where the one before the restart was."""
+        for record in sorted(self._to_repeat.pop(name, ()), key=lambda one: one.index):
+            again = self._cut(await self._timed(record.call, None))
+            if again.infra_error:
+                raise ToolInfraError(name, again.infra_error)
+            self.counts["num_repeated_tool_calls"] += 1
+            self.counts["num_repeated_otherwise"] += again.content != record.result.content
 
     def _refusal(self, call: ToolCall) -> ToolResult | None:
         """What the model reads instead of a result when the call is not made at all."""

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import json
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
 
 from tailrace.config import ConfigError
 from tailrace.loops import SingleTurnLoop, ToolAgentLoop, agent_loops, unknown_loop
-from tailrace.sdk import AgentLoop, EpisodeOverError, GenerationFailedError, tool
+from tailrace.sdk import AgentLoop, EpisodeOverError, GenerationFailedError, Tool, tool
 from tailrace_agents.core.episode import EpisodeHandedBackError
 from tailrace_agents.ports import EpisodeTakenError
 from tailrace_protos.base import as_float32, as_int32, as_uint8
@@ -325,6 +325,36 @@ async def test_a_loop_that_asks_something_else_after_a_restart_is_answered_anew(
     assert policy.prompts[0].endswith("Other?<|end|><|start|>assistant\n")
     assert (result.num_replayed_turns, result.messages[-1].content) == (0, "b")
     assert len(result.tokens.rows(0.0).rows) == 1
+
+
+class Pile(Tool):
+    """Remembers what it was given."""
+
+    name = "pile"
+    description = "Put something on the pile."
+    parameters: ClassVar[dict[str, Any]] = {
+        "type": "object",
+        "properties": {"thing": {"type": "string"}},
+    }
+
+    async def create(self, session: Any) -> None:
+        self.things: list[str] = []
+
+    async def execute(self, arguments: dict[str, Any]) -> str:
+        self.things.append(arguments["thing"])
+        return " ".join(self.things)
+
+
+async def test_a_tool_with_state_gets_it_back_before_it_is_called_anew() -> None:
+    script = [calls(("pile", {"thing": thing})) for thing in "abc"] + ["Done."]
+    journal = RecordList()
+    whole = await play(ToolAgentLoop, ChatPolicy(*script), [Pile], journal=journal)
+    kept = RecordList(journal.records[:4])  # two replies and their results
+    resumed = await play(ToolAgentLoop, ChatPolicy(*script[2:]), [Pile], journal=kept)
+    assert [one.content for one in resumed.messages] == [one.content for one in whole.messages]
+    assert resumed.messages[-2].content == "a b c"
+    assert resumed.metrics["num_repeated_tool_calls"] == 2
+    assert resumed.metrics["num_repeated_otherwise"] == 0
 
 
 # The registry
