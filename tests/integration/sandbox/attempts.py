@@ -5,6 +5,8 @@ sandbox it succeeds on any Linux machine as any user, which a test proves; the o
 features that the machine may not have.
 """
 
+# ruff: noqa: E501 - one attempt, one line
+
 from __future__ import annotations
 
 from typing import NamedTuple
@@ -67,7 +69,7 @@ PROCESSES = (
     Attempt("lists processes", "import os; os.listdir('/proc'); print('ESCAPED')"),
     Attempt("writes into the memory of its parent", "import os; open(f'/proc/{os.getppid()}/mem', 'r+b'); print('ESCAPED')", False),
     Attempt("finds credentials in its environment", "import os; print('ESCAPED' * any('secret' in v for v in os.environ.values()))"),
-    Attempt("finds credentials in its memory", "import ctypes, os\nname = b'TAILRACE_NATS_PASS' + b'WORD'\nctypes.CDLL(None).getenv.restype = ctypes.c_char_p\nprint('ESCAPED' * (ctypes.CDLL(None).getenv(name) is not None))"),
+    Attempt("finds credentials in its memory", "import ctypes\nlibc = ctypes.CDLL(None)\nlibc.getenv.restype = ctypes.c_char_p\nprint('ESCAPED' * (libc.getenv(b'TAILRACE_NATS_PASSWORD') is not None))"),
     Attempt("reads an inherited descriptor", "import os; os.fstat($FD); print('ESCAPED')"),
     Attempt("finds any descriptor open", "import os\nfor fd in range(3, 1024):\n    try: os.fstat(fd)\n    except OSError: continue\n    print('ESCAPED', fd)", False),
     Attempt("traces a neighbour", _calling("escaped(call(101, 117, 0x4206, $VICTIM, 0, 0))"), False),

@@ -18,7 +18,7 @@ DEADLINE_S = 60.0
 
 # Small, so that a bomb that works does little harm and a test takes little time.
 LIMITS = CallLimits(
-    wall_s=5.0,
+    wall_s=30.0,
     memory_bytes=96 * MIB,
     max_processes=12,
     disk_bytes=4 * MIB,
@@ -50,11 +50,15 @@ class Box:
 
     def python(self, code: str, **more: Any) -> Outcome:
         """One program."""
-        return self.wait(self.runner.run(Work("python", code, more.pop("wall_s", LIMITS.wall_s), **more)))
+        return self.wait(
+            self.runner.run(Work("python", code, more.pop("wall_s", LIMITS.wall_s), **more))
+        )
 
     def shell(self, command: str, **more: Any) -> Outcome:
         """One command line."""
-        return self.wait(self.runner.run(Work("shell", command, more.pop("wall_s", LIMITS.wall_s), **more)))
+        return self.wait(
+            self.runner.run(Work("shell", command, more.pop("wall_s", LIMITS.wall_s), **more))
+        )
 
     def close(self) -> None:
         """End everything."""

@@ -19,7 +19,7 @@ SECRET = "tailrace-secret-4711"
 
 @pytest.fixture(scope="session")
 def box() -> Iterator[Box]:
-    # What a service process has: credentials in its environment, and an open file that may be inherited.
+    # What a service process has: credentials in its environment, and an open file.
     os.environ["TAILRACE_NATS_PASSWORD"] = SECRET
     made = Box()
     yield made
