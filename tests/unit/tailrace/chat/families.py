@@ -113,9 +113,9 @@ FAMILIES = (QWEN, LLAMA3, MISTRAL, HARMONY)
 
 @cache
 def tokenizer(family: Family) -> Tokenizer:
-    """Byte-level BPE that merges across words, line feeds and JSON, with the family's own tokens."""
+    """Byte-level BPE, merges of line feeds and JSON among them, with the family's own tokens."""
     made = Tokenizer(models.BPE())
-    made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     made.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
         vocab_size=450, initial_alphabet=pre_tokenizers.ByteLevel.alphabet(), show_progress=False
