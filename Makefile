@@ -4,7 +4,7 @@ SEED ?= 1
 BIN := .venv/bin
 INSTALL := $(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: demo test test-heavy lint bench-demo bench-transport bench-engine bench-tools clean
+.PHONY: demo test test-heavy lint bench-demo bench-transport bench-engine bench-tools bench-sandbox test-sandbox-container clean
 
 demo: .venv/ready
 	$(BIN)/tailrace train examples/frozen_lake exp_name=demo seed=$(SEED) --overwrite
@@ -31,8 +31,17 @@ bench-transport: .venv/ready-bench
 bench-engine: .venv/ready-dev
 	$(BIN)/python -m benchmarks.bench_engine
 
+bench-gateway: .venv/ready-dev
+	$(BIN)/python -m benchmarks.bench_gateway
+
 bench-tools: .venv/ready-dev
 	$(BIN)/python -m benchmarks.bench_tools
+
+bench-sandbox: .venv/ready-dev
+	$(BIN)/python -m benchmarks.bench_sandbox
+
+test-sandbox-container: .venv/ready-dev
+	tests/container/sandbox.sh
 
 .venv/bin/pip:
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Tailrace needs Python 3.11 or later: make PYTHON=python3.11")'
