@@ -74,7 +74,7 @@ const refuse = (message, code, kind, reason, retryAfterS) => {
   message.respond(new Uint8Array(), { headers: h });
 };
 
-async function outcome(tool, request, signal) {
+async function outcome(tool, request, abort) {
   const wrong = tool.check(request.arguments ?? {});
   if (wrong) return { content: wrong, is_error: true, error_kind: "invalid_arguments" };
   const limitMs = Math.min(tool.timeoutMs, (request.timeout_s || Infinity) * 1000);
@@ -88,19 +88,20 @@ async function outcome(tool, request, signal) {
     () => undefined,
   );
   try {
-    const work = tool.run(request.arguments ?? {}, signal).then((content) => ({ content }));
+    const work = tool.run(request.arguments ?? {}, abort.signal).then((content) => ({ content }));
     return await Promise.race([work, tooLate]);
   } catch (error) {
     return { content: `${request.name} raised ${error}`, is_error: true, error_kind: "raised" };
   } finally {
     timer.abort();
+    abort.abort(); // what was too late
   }
 }
 
 async function serve(call, nc) {
   const { request, abort } = call;
   const started = performance.now();
-  const ended = await outcome(tools[request.name], request, abort.signal);
+  const ended = await outcome(tools[request.name], request, abort);
   running.delete(request.call_id);
   if (call.isCancelled) return;
   const result = {

@@ -53,7 +53,7 @@ async def test_a_worker_in_javascript_serves_lists_refuses_and_dies_like_any_oth
     worker: subprocess.Popen[str], nats_server: ServerProcess, run_name: str
 ) -> None:
     bus = await Bus.connect(endpoints_of(nats_server.url), name="caller", run=run_name)
-    patience = Patience(probe_s=0.1, absent_after_s=0.5, nobody_s=1.0)
+    patience = Patience(probe_s=0.2, absent_after_s=0.5)
     client = ToolClient(bus, run_name, patience=patience)
     async with client.session("e", ["js_reverse", "js_wait"]) as tools:
         reverse, wait = await tools.schemas()
@@ -90,10 +90,9 @@ async def test_a_worker_in_javascript_serves_lists_refuses_and_dies_like_any_oth
 
 
 async def _load(client: ToolClient) -> dict[str, int]:
-    (stats,) = [
-        endpoint.data or {}
-        for worker in (await client.discovery.stats(0.2)).values()
-        for endpoint in worker.endpoints
-        if endpoint.subject == "tool.js_wait"
-    ]
-    return stats
+    """What the worker says of itself, however long it takes to answer."""
+    while True:
+        for worker in (await client.discovery.stats(0.5)).values():
+            for endpoint in worker.endpoints:
+                if endpoint.subject == "tool.js_wait":
+                    return endpoint.data or {}
