@@ -4,7 +4,7 @@ SEED ?= 1
 BIN := .venv/bin
 INSTALL := $(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: demo test test-heavy lint bench-demo bench-transport bench-engine bench-tools bench-sandbox test-sandbox-container clean
+.PHONY: demo docs test test-heavy lint bench-demo bench-transport bench-engine bench-gateway bench-tools bench-sandbox test-sandbox-container clean
 
 demo: .venv/ready
 	$(BIN)/tailrace train examples/frozen_lake exp_name=demo seed=$(SEED) --overwrite
@@ -21,6 +21,9 @@ lint: .venv/ready-dev
 	$(BIN)/mypy -p tailrace_protos -p tailrace
 	for service in services/tailrace_*; do $(BIN)/mypy -p $$(basename $$service) || exit 1; done
 	$(BIN)/lint-imports
+
+docs: .venv/ready
+	$(BIN)/python docs/make_algorithms.py
 
 bench-demo: .venv/ready-dev
 	$(BIN)/python -m benchmarks.bench_demo

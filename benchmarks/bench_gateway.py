@@ -2,9 +2,9 @@
 
     make bench-gateway
 
-The engine answers at once (64 tokens and an end of turn), so that what is measured is the way to it
-and back. `direct` calls the engine over the generation channel with the prompt's ids; `gateway` sends the
-same conversation as HTTP to a gateway process with real NATS and Redis, which matches, renders, captures.
+The engine answers at once (64 tokens and an end of turn), so that what is measured is the way to it and
+back. `direct` calls the engine over the generation channel with the prompt's ids; `gateway` sends the
+same conversation as HTTP to a gateway process, with real NATS and Redis.
 Both alternate in rounds, and the difference of their medians is what the gateway adds.
 
 `sessions` holds 2,000 of them open at once, each with a call that waits two seconds at the engine.

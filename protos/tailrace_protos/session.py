@@ -98,8 +98,8 @@ class ExportSession(Message, frozen=True, tag="export_session"):
 class SessionExport(Message, frozen=True, tag="session_export"):
     """The rows of a session and what is to be counted of it.
 
-    What is too big for one message lies encoded under `blob` (`tailrace.store.Blobs`): then only that and
-    `metrics` are here.
+    What is too big for one message lies encoded under `blob` (`tailrace.store.Blobs`): then only that
+    and `metrics` are here.
     """
 
     rows: tuple[TokenRow, ...] = ()
@@ -116,6 +116,7 @@ class CloseSession(Message, frozen=True, tag="close_session"):
 
 
 class SessionClosed(Message, frozen=True, tag="session_closed"):
-    """The session is gone."""
+    """The session is gone, or takes no more calls."""
 
     session_id: str
+    nonce: str = ""  # which of the sessions that had this id; empty: whichever it is

@@ -67,8 +67,8 @@ class SessionHandler:
 
     async def finish(self, request: ExportSession) -> SessionExport:
         """Export with all rows inline; calls that still run anywhere are ended."""
-        exported = await self._exporter.export(request)
-        await self._announce(SessionClosed(request.session_id))
+        nonce, exported = await self._exporter.export(request)
+        await self._announce(SessionClosed(request.session_id, nonce))
         return exported
 
     async def close(self, request: CloseSession) -> SessionClosed:
@@ -80,14 +80,17 @@ class SessionHandler:
         return SessionClosed(request.session_id)
 
     async def forget(self, session_id: str) -> None:
-        """Forget a session here and everywhere."""
+        """Forget a session here and everywhere; nothing if there is none."""
+        stored = await self._store.read(session_id)
+        if stored is None:
+            return
         await self._store.delete(session_id)
-        self._sessions.forget(session_id)
-        await self._announce(SessionClosed(session_id))
+        self._sessions.forget(session_id, stored.nonce)
+        await self._announce(SessionClosed(session_id, stored.nonce))
 
     async def heard_closed(self, message: SessionClosed) -> None:
         """Another replica closed or exported a session."""
-        self._sessions.forget(message.session_id)
+        self._sessions.forget(message.session_id, message.nonce)
 
 
 def _call_failed(error: ApiError) -> CallFailedError:

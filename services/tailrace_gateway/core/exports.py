@@ -40,8 +40,8 @@ class Exporter:
         session.appended(1, length)
         return entry.completion_id
 
-    async def export(self, request: ExportSession) -> SessionExport:
-        """The rows of a session, which takes no more calls; exporting again gives the same rows."""
+    async def export(self, request: ExportSession) -> tuple[str, SessionExport]:
+        """The nonce and rows of a session, which takes no more calls; the same rows every time."""
         session_id = request.session_id
         try:
             is_there = await self._store.finish(session_id)
@@ -58,7 +58,7 @@ class Exporter:
         ledger = session.ledger
         rows = ledger.rows(request.export_style, request.turn_discount)
         metrics.EXPORTED_ROWS.inc(len(rows))
-        return SessionExport(
+        return session.nonce, SessionExport(
             rows=rows,
             messages=tuple(ledger.messages()) if session.num_calls else (),
             rewards=tuple(node.reward for node in ledger.nodes if node.reward is not None),

@@ -116,11 +116,15 @@ class Sessions:
             return None
         return session
 
-    def forget(self, session_id: str) -> None:
-        """Let go of what is kept here; calls that run are ended."""
-        session = self._sessions.pop(session_id, None)
-        if session is None:
+    def forget(self, session_id: str, nonce: str = "") -> None:
+        """Let go of what is kept here; calls that run are ended.
+
+        With a nonce only of that session: another one may have begun under the same id.
+        """
+        session = self._sessions.get(session_id)
+        if session is None or nonce not in ("", session.nonce):
             return
+        del self._sessions[session_id]
         session.shut()
         self._ids = {hashed: known for hashed, known in self._ids.items() if known != session_id}
         self._policy.end(session_id)

@@ -90,8 +90,8 @@ class Door:
         return await self._sessions.id_of_key(key)
 
     def _count(self, scope: Scope, exchange: Exchange, took_s: float) -> None:
-        route = scope.get("route")
-        name = route.path if isinstance(route, Route) else "none"
+        endpoint = scope.get("endpoint")
+        name = endpoint.path if isinstance(endpoint, _Endpoint) else "none"
         metrics.REQUESTS.labels(name, str(exchange.status)).inc()
         metrics.REQUEST_SECONDS.labels(name).observe(took_s)
 
@@ -106,12 +106,13 @@ def _key_of(exchange: Exchange) -> str:
 class _Endpoint:
     """A route's handler as ASGI, without the costs of a function endpoint."""
 
-    def __init__(self, handler: Callable[[Exchange], Awaitable[None]]) -> None:
-        self._handler = handler
+    def __init__(self, route: HttpRoute) -> None:
+        self._handler = route.handler
+        self.path = route.path
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         await self._handler(scope["exchange"])
 
 
 def _route(route: HttpRoute) -> BaseRoute:
-    return Route(route.path, _Endpoint(route.handler), methods=[route.method])
+    return Route(route.path, _Endpoint(route), methods=[route.method])

@@ -5,7 +5,6 @@ Invariants: a body is never read beyond its bound; an answer is begun once.
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Mapping
 from typing import Any
 
@@ -13,7 +12,12 @@ from starlette.datastructures import Headers
 from starlette.types import Receive, Scope, Send
 
 from tailrace_gateway.core.anthropic_errors import anthropic_error
-from tailrace_gateway.core.errors import ApiError, ForbiddenError, TooLargeError
+from tailrace_gateway.core.errors import (
+    ApiError,
+    ForbiddenError,
+    InvalidRequestError,
+    TooLargeError,
+)
 from tailrace_gateway.core.openai_errors import openai_error
 from tailrace_gateway.core.sse import to_json
 
@@ -71,7 +75,7 @@ class Exchange:
         while more:
             message = await self._receive()
             if message["type"] == "http.disconnect":
-                raise asyncio.CancelledError
+                raise InvalidRequestError("the client hung up before its request was read")
             part = message.get("body", b"")
             size += len(part)
             if size > limit:

@@ -19,9 +19,15 @@ from tailrace_gateway.adapters.http.door import HttpRoute
 from tailrace_gateway.adapters.http.exchange import ADMIN, Exchange
 from tailrace_gateway.config import SessionDefaults
 from tailrace_gateway.core.body import Body, read_body, require_range
-from tailrace_gateway.core.errors import ForbiddenError, InvalidRequestError, NotFoundError
+from tailrace_gateway.core.errors import (
+    ForbiddenError,
+    InvalidRequestError,
+    NotFoundError,
+    UnavailableError,
+)
 from tailrace_gateway.core.exports import Exporter
 from tailrace_gateway.core.sessions import Sessions
+from tailrace_gateway.ports import StoreLostError
 from tailrace_protos.base import as_float32, as_int32, as_uint8
 from tailrace_protos.generation import SamplingParams
 from tailrace_protos.session import ExportSession, ExportStyle, OpenSession, SessionLimits
@@ -145,7 +151,11 @@ class SessionRoutes:
     async def close(self, exchange: Exchange) -> None:
         """Forget a session."""
         session_id = _session_id(exchange)
-        await self._close(session_id)
+        try:
+            await self._close(session_id)
+        except StoreLostError as error:
+            reason = f"the session cannot be closed now: {error}"
+            raise UnavailableError(reason, retry_after_s=1.0) from error
         await exchange.answer({"session_id": session_id, "closed": True})
 
 
