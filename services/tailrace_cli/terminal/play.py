@@ -7,7 +7,7 @@ import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tailrace.clock import SystemClock
 from tailrace.envs import make_env
@@ -30,11 +30,13 @@ from tailrace_agents.ports import NoJournal
 from tailrace_cli.experiment import Experiment
 from tailrace_cli.terminal.endpoint import Endpoint, EndpointBooks, EndpointError, EndpointPolicy
 from tailrace_cli.terminal.gateway import TerminalGateway
-from tailrace_cli.terminal.model import LocalModel
 from tailrace_cli.terminal.screen import Screen
 from tailrace_protos.chat import ChatMessage, ToolSchema
 from tailrace_protos.episode import EnvTask, EpisodeTask, Outcome
 from tailrace_protos.session import SessionOpened
+
+if TYPE_CHECKING:  # torch, which episodes at an endpoint do without
+    from tailrace_cli.terminal.model import LocalModel
 
 WALL_CLOCK_S = 600.0
 
