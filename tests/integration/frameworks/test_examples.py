@@ -16,6 +16,7 @@ from tests.integration.workflows.world import World, trained
 
 ROOT = Path(__file__).parents[3]
 CAMEL = ROOT / ".venv-camel" / "bin" / "python"
+READY = ROOT / ".venv-camel" / "ready"
 
 
 def calls_double(prompt: str, request: GenerateRequest) -> str:
@@ -56,7 +57,7 @@ async def test_the_anthropic_sdk(world: World) -> None:
         pytest.param(
             "camel_agent.Clerk",
             {"mode": "subproc", "subproc_max_workers": 1, "python": str(CAMEL)},
-            marks=pytest.mark.skipif(not CAMEL.exists(), reason="needs make .venv-camel/ready"),
+            marks=pytest.mark.skipif(not READY.exists(), reason="needs make .venv-camel/ready"),
         ),
     ],
 )
