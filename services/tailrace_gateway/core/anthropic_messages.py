@@ -70,6 +70,9 @@ class MessagesRequest(Body, frozen=True, kw_only=True):
     metadata: dict[str, Any] | None = None
     service_tier: str | None = None
     inference_geo: str | None = None
+    diagnostics: Any = None
+    user_profile_id: str | None = None
+    workspace_id: str | None = None
     speed: str | None = None
     cache_control: Any = None
 

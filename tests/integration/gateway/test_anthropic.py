@@ -105,7 +105,7 @@ async def test_tokens_are_counted_as_they_would_be_sent(world: World) -> None:
     [
         ({"tool_choice": {"type": "tool", "name": "x"}}, "tool_choice"),
         ({"tools": [{"type": "bash_20250124", "name": "bash"}]}, "tools"),
-        ({"top_k": -2}, "top_k"),
+        ({"extra_body": {"top_k": -2}}, "top_k"),
         ({"extra_body": {"made_up": 1}}, "made_up"),
         ({"stop_sequences": [""]}, "stop_sequences"),
     ],
