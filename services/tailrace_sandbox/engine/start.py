@@ -19,7 +19,7 @@ from tailrace_sandbox.engine.confine import Plan
 from tailrace_sandbox.engine.zygote import Zygote
 
 CONTROL_FD = 3
-_SHARED_USER_HEADROOM = 256
+_SHARED_USER_HEADROOM = 24
 _WARM = (
     "ast", "base64", "bisect", "collections", "copy", "csv", "dataclasses", "datetime", "decimal",
     "enum", "fractions", "functools", "hashlib", "heapq", "io", "itertools", "json", "math",

@@ -1,8 +1,8 @@
 """Attempts to get out. Each is a program that prints ESCAPED if, and only if, it got what it wanted.
 
 `$SECRET`, `$FOLDER`, `$VICTIM`, `$SERVICE` and `$FD` are filled in by the tests. `works`: without a
-sandbox it succeeds on any Linux machine as any user, which a test proves; the others need rights or
-features that the machine may not have.
+sandbox it succeeds on any Linux machine as any user, also under Docker's default profile, which a test
+proves; the others need rights or features that the machine may not have.
 """
 
 # ruff: noqa: E501 - one attempt, one line
@@ -74,7 +74,7 @@ PROCESSES = (
     Attempt("finds any descriptor open", "import os\nfor fd in range(3, 1024):\n    try: os.fstat(fd)\n    except OSError: continue\n    print('ESCAPED', fd)", False),
     Attempt("traces a neighbour", _calling("escaped(call(101, 117, 0x4206, $VICTIM, 0, 0))"), False),
     Attempt("lets itself be traced", _calling("escaped(call(101, 117, 0, 0, 0, 0))")),
-    Attempt("reads memory of a neighbour", _calling("b = ctypes.create_string_buffer(8)\nv = (ctypes.c_size_t * 2)(ctypes.addressof(b), 8)\nescaped(-1 if call(310, 270, $VICTIM, v, 1, v, 1, 0) < 0 and ctypes.get_errno() == 1 else 0)")),
+    Attempt("reads memory of a neighbour", _calling("b = ctypes.create_string_buffer(8)\nv = (ctypes.c_size_t * 2)(ctypes.addressof(b), 8)\nescaped(-1 if call(310, 270, $VICTIM, v, 1, v, 1, 0) < 0 and ctypes.get_errno() == 1 else 0)"), False),
     Attempt("takes a descriptor of a neighbour", _calling("fd = call(434, 434, $VICTIM, 0)\nescaped(fd)")),
     Attempt("signals a neighbour", "import os; os.kill($VICTIM, 0); print('ESCAPED')"),
     Attempt("signals the service", "import os; os.kill($SERVICE, 0); print('ESCAPED')"),
@@ -107,7 +107,7 @@ KERNEL = (
     Attempt("makes a user namespace", _calling("escaped(libc.unshare(0x10000000))"), False),
     Attempt("makes a mount namespace", _calling("escaped(libc.unshare(0x20000))"), False),
     Attempt("clones into a namespace", _calling("r = call(56, 220, 0x10000000 | 17, 0, 0, 0, 0)\nif r == 0: os._exit(0)\nescaped(r)"), False),
-    Attempt("joins a namespace", _calling("escaped(-1 if libc.setns(-1, 0) < 0 and ctypes.get_errno() == 1 else 0)")),
+    Attempt("joins a namespace", _calling("escaped(-1 if libc.setns(-1, 0) < 0 and ctypes.get_errno() == 1 else 0)"), False),
     Attempt("mounts", _calling("escaped(libc.mount(b'none', b'.', b'tmpfs', 0, None))"), False),
     Attempt("changes the root", _calling("escaped(libc.chroot(b'.'))"), False),
     Attempt("sets up io_uring", _calling("escaped(call(425, 425, 4, ctypes.create_string_buffer(120)))"), False),
@@ -120,7 +120,7 @@ KERNEL = (
     Attempt("makes a POSIX queue", _calling("escaped(call(240, 180, b'residue', 0o102, 0o600, 0))"), False),
     Attempt("makes a file in memory", "import os; os.memfd_create('x'); print('ESCAPED')"),
     Attempt("makes anonymous shared memory", "import mmap; mmap.mmap(-1, 4096); print('ESCAPED')"),
-    Attempt("changes its personality", _calling("escaped(libc.personality(0x0040000))")),
+    Attempt("changes its personality", _calling("escaped(libc.personality(0x0040000))"), False),
     Attempt("adopts orphans", _calling("escaped(libc.prctl(36, 1, 0, 0, 0))")),
     Attempt("installs a filter of its own", _calling("escaped(call(317, 277, 0, 0, 0)) if ctypes.get_errno() else escaped(call(317, 277, 2, 0, (ctypes.c_uint * 1)(0x7fff0000)))")),
     Attempt("types into a terminal", _calling("import pty\npty.openpty(); print('ESCAPED')"), False),

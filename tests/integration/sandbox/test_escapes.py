@@ -58,9 +58,8 @@ def test_without_a_sandbox_the_attempt_succeeds(
 
 
 def test_a_fork_bomb_stays_within_its_limit_and_ends(box: Box) -> None:
-    bomb = "import os, time\nend = time.time() + 1\nwhile time.time() < end:\n    os.fork()"
-    outcome = box.python(bomb, wall_s=3)
-    assert outcome.reason in ("processes", "wall_clock") or outcome.exit_code
+    outcome = box.python("import os\nwhile True: os.fork()")
+    assert outcome.reason == "processes" or "BlockingIOError" in outcome.stderr
     assert box.python("print('still here')").stdout == "still here\n"
 
 
@@ -163,7 +162,7 @@ def test_a_flood_of_output_is_cut_and_ended(box: Box) -> None:
 
 
 def test_a_program_that_does_not_end_is_ended_with_its_output_kept(box: Box) -> None:
-    outcome = box.python("print('begun')\nwhile True: pass", wall_s=0.3)
+    outcome = box.python("print('begun')\nwhile True: pass", wall_s=3)
     assert outcome.reason == "wall_clock"
     assert outcome.stdout == "begun\n"
 
@@ -173,7 +172,7 @@ def test_ignoring_signals_does_not_help(box: Box) -> None:
         "import signal\nfor n in range(1, 65):\n    try: signal.signal(n, signal.SIG_IGN)\n"
         "    except (OSError, ValueError): pass\nwhile True: pass"
     )
-    assert box.python(code, wall_s=0.3).reason == "wall_clock"
+    assert box.python(code, wall_s=3).reason == "wall_clock"
 
 
 def test_nothing_of_a_call_is_there_for_the_next(box: Box) -> None:
@@ -193,7 +192,7 @@ def test_the_memory_of_a_call_shows_no_other_call(box: Box) -> None:
     assert box.python(f"print({marker!r})", files={"f": "cmVzaWR1ZQ=="}).is_ok
     search = (
         "import gc\n"
-        "wanted = 'residue-of-an-' + 'earlier-call'\n"
+        "wanted = ''.join(['residue-of-an-', 'earlier-call'])\n"
         "held = [o for o in gc.get_objects() if isinstance(o, (list, tuple)) and o is not globals()]\n"
         "print(sum(type(v) is str and v == wanted for o in held for v in o))"
     )
