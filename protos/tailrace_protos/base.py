@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 # A field of these types holds the raw little-endian bytes of a one-dimensional array.
 Int32Bytes = memoryview
+Int64Bytes = memoryview
 Float32Bytes = memoryview
 UInt8Bytes = memoryview
 
@@ -91,6 +92,11 @@ def pack_int32(values: Sequence[int] | NDArray[np.int32]) -> Int32Bytes:
     return np.ascontiguousarray(values, dtype="<i4").data.cast("B") if len(values) else EMPTY
 
 
+def pack_int64(values: Sequence[int] | NDArray[np.int64]) -> Int64Bytes:
+    """Raw bytes of integer values [T] that need 64 bits (hashes)."""
+    return np.ascontiguousarray(values, dtype="<i8").data.cast("B") if len(values) else EMPTY
+
+
 def pack_float32(values: Sequence[float] | NDArray[np.float32]) -> Float32Bytes:
     """Raw bytes of float values [T]; no copy when they already are a contiguous float32 array."""
     return np.ascontiguousarray(values, dtype="<f4").data.cast("B") if len(values) else EMPTY
@@ -104,6 +110,11 @@ def pack_uint8(values: Sequence[int] | NDArray[np.uint8]) -> UInt8Bytes:
 def as_int32(raw: Int32Bytes) -> NDArray[np.int32]:
     """Read-only int32 view [T] of raw bytes, without a copy."""
     return np.frombuffer(raw, dtype="<i4")
+
+
+def as_int64(raw: Int64Bytes) -> NDArray[np.int64]:
+    """Read-only int64 view [T] of raw bytes, without a copy."""
+    return np.frombuffer(raw, dtype="<i8")
 
 
 def as_float32(raw: Float32Bytes) -> NDArray[np.float32]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from tailrace_protos.base import EMPTY, Float32Bytes, Int32Bytes, Message, UInt8Bytes
+from tailrace_protos.base import EMPTY, Float32Bytes, Int32Bytes, Int64Bytes, Message, UInt8Bytes
 from tailrace_protos.episode import EnvTask, Outcome
 from tailrace_protos.subjects import Phase
 
@@ -24,6 +24,8 @@ class TokenRow(msgspec.Struct, frozen=True, omit_defaults=True):
     turn_rewards: Float32Bytes = EMPTY  # [K]
     reward: float = 0.0  # the return credited to this row
     row_id: str = ""  # unique in its episode; empty when the episode has one row
+    turn_hashes: Int64Bytes = EMPTY  # [K] of task and observation before each turn; or empty
+    first_turn: int = -1  # where rows are stretches of one line of turns: place of the first in it
 
 
 class Trajectory(Message, frozen=True, tag="trajectory"):
@@ -44,6 +46,7 @@ class Trajectory(Message, frozen=True, tag="trajectory"):
     started_unix_s: float
     finished_unix_s: float
     rows: tuple[TokenRow, ...] = ()
+    is_greedy: bool = False  # played at temperature 0, as a baseline: never trained
 
 
 class TrajectoryGroup(Message, frozen=True, tag="trajectory_group"):

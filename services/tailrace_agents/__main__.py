@@ -98,6 +98,7 @@ class _Worker:
                 clock=SystemClock(),
                 stages=self._stages,
                 lengths=LengthEstimate(config.max_episode_tokens),
+                greedy_baseline=config.greedy_baseline,
             )
         )
         for phase in subjects.PHASES:

@@ -95,6 +95,7 @@ class Cast:
             clock=SystemClock(),
             stages=self._stages,
             is_draining=is_draining,
+            greedy_baseline=config.greedy_baseline,
         )
         players = {
             **self._env_players(context, watcher),

@@ -171,6 +171,10 @@ class AgentsConfig(Config, frozen=True, kw_only=True):
     generating_args: GeneratingArgs = GeneratingArgs()
     """Sampling of training episodes."""
 
+    greedy_baseline: bool = False
+    """Play the first member of every training group at temperature 0, as the baseline of
+    `learner.adv_estimator: remax`; it is not trained."""
+
     eval_generating_args: GeneratingArgs = GeneratingArgs()
     """Sampling of evaluation episodes. Each turn has a seed of its own that follows from the task, the
     member and the turn, so that evaluations are comparable."""

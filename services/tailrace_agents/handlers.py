@@ -6,6 +6,8 @@ import asyncio
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
+import msgspec
+
 from tailrace.clock import Clock
 from tailrace.log import get_logger
 from tailrace.policy.activity import Stages
@@ -18,7 +20,7 @@ from tailrace_agents.adapters.journal import StoredJournal
 from tailrace_agents.adapters.scoring import RewardClient
 from tailrace_agents.core.episode import EpisodeHandedBackError, EpisodeResult
 from tailrace_agents.core.lengths import LengthEstimate
-from tailrace_agents.core.players import EpisodePlayer
+from tailrace_agents.core.players import EpisodePlayer, is_baseline
 from tailrace_agents.core.settlement import apply_score, build_trajectory, score_item
 from tailrace_agents.ports import EpisodeTakenError
 from tailrace_protos.episode import EpisodeTask, Outcome
@@ -43,6 +45,7 @@ class Deck:
     clock: Clock
     stages: Stages
     lengths: LengthEstimate
+    greedy_baseline: bool = False
 
 
 class EpisodeHandler:
@@ -91,6 +94,8 @@ class EpisodeHandler:
         )
         rows, num_nonfinite = result.tokens.rows(reward)
         trajectory = build_trajectory(task, result, rows, reward, started_unix_s, deck.clock.unix_s())
+        if is_baseline(task, deck.greedy_baseline):
+            trajectory = msgspec.structs.replace(trajectory, is_greedy=True)
         deck.stages.num_settling += 1
         try:
             put = await deck.buffer.put_trajectory(trajectory)

@@ -7,6 +7,7 @@ from typing import Any, Literal
 import msgspec
 
 from tailrace.config import Config, RunConfig
+from tailrace_learner.config_algorithm import AlgorithmConfig
 
 
 class FromScratch(Config, frozen=True, kw_only=True):
@@ -103,7 +104,7 @@ class WarmStart(Config, frozen=True, kw_only=True):
     """Gradients are scaled down to this global norm; 0 switches clipping off."""
 
 
-class LearnerConfig(Config, frozen=True, kw_only=True):
+class LearnerConfig(AlgorithmConfig, frozen=True, kw_only=True):
     """One learner process."""
 
     from_scratch: FromScratch | None = None
@@ -124,54 +125,9 @@ class LearnerConfig(Config, frozen=True, kw_only=True):
     num_threads: int = 1
     """Threads that torch may use on the CPU. More than one only pays where cores are idle."""
 
-    adv_estimator: Literal["grpo"] = "grpo"
-    """How advantages are computed from a group's returns (`core/advantages/`)."""
-
-    norm_std: bool = True
-    """Divide group-relative advantages by the group's standard deviation; false is Dr. GRPO."""
-
-    zero_variance_groups: Literal["skip", "redraw"] = "skip"
-    """Groups whose valid members all have the same return teach nothing. `skip`: they count towards
-    the step and are not computed. `redraw`: they do not count, others are admitted for them (DAPO's
-    dynamic sampling)."""
-
-    loss: Literal["ppo_clip", "dapo"] = "ppo_clip"
-    """The policy loss (`core/losses/`)."""
-
-    pg_clip: float = 0.2
-    """How far below 1 the ratio of current and proximal policy is followed; `ppo_clip`: also above."""
-
-    pg_clip_high: float = 0.28
-    """How far above 1 the ratio is followed with `dapo`."""
-
-    loss_aggregation: Literal[
-        "token_mean", "seq_mean_token_sum", "seq_mean_token_mean", "seq_mean_token_sum_norm"
-    ] = "token_mean"
-    """How token losses become one number: mean over all trained tokens; mean over rows of their token
-    sum, of their token mean, or of their token sum divided by `loss_norm_tokens`."""
-
-    loss_norm_tokens: int = 0
-    """Divisor of `seq_mean_token_sum_norm`, usually the longest possible reply; given with it only."""
-
-    entropy_loss_coef: float = 0.0
-    """Weight of the mean token entropy, subtracted from the loss."""
-
-    behaviour_correction: Literal["tis", "none"] = "tis"
-    """Weights tokens by proximal over behaviour probability, truncated at `tis_cap`: what corrects
-    for tokens sampled by older weights or by an engine with other arithmetic."""
-
-    tis_cap: float = 2.0
-    """Where importance weights are truncated."""
-
     stale_tokens: Literal["mask", "drop_group"] = "mask"
     """What becomes of tokens more than `max_staleness` steps old: they alone are not trained, or their
     whole group is given back and others are admitted for it."""
-
-    num_mini_batches: int = 1
-    """Optimizer updates of one step, each on its share of the step's groups."""
-
-    ppo_epochs: int = 1
-    """Passes over a step's groups. Passes after the first begin when all groups have arrived."""
 
     temperature: float = 1.0
     """The temperature at which training episodes are sampled; log-probabilities are taken at it."""
@@ -200,20 +156,16 @@ class LearnerConfig(Config, frozen=True, kw_only=True):
     """Write metrics to `<run_dir>/tensorboard/` as well."""
 
     def __post_init__(self) -> None:
-        positive = ("num_threads", "num_mini_batches", "ppo_epochs", "max_tokens_per_micro_batch")
-        for key in (*positive, "logprob_chunk_tokens", "max_retained_bytes"):
+        super().__post_init__()
+        positive = ("num_threads", "max_tokens_per_micro_batch", "logprob_chunk_tokens")
+        for key in (*positive, "max_retained_bytes"):
             if getattr(self, key) < 1:
                 raise ValueError(f"{key} must be at least 1")
-        for key in ("pg_clip", "pg_clip_high", "tis_cap", "temperature"):
-            if getattr(self, key) <= 0:
-                raise ValueError(f"{key} must be positive")
-        for key in ("loss_norm_tokens", "min_tokens_per_micro_batch", "save_total_limit"):
+        if self.temperature <= 0:
+            raise ValueError("temperature must be positive")
+        for key in ("min_tokens_per_micro_batch", "save_total_limit"):
             if getattr(self, key) < 0:
                 raise ValueError(f"{key} must not be negative")
-        if self.loss_aggregation == "seq_mean_token_sum_norm" and not self.loss_norm_tokens:
-            raise ValueError(
-                "loss_norm_tokens must be given with loss_aggregation seq_mean_token_sum_norm"
-            )
         if self.min_tokens_per_micro_batch > self.max_tokens_per_micro_batch:
             raise ValueError("min_tokens_per_micro_batch must not exceed max_tokens_per_micro_batch")
 
@@ -230,7 +182,7 @@ def check_with_run(config: LearnerConfig, run: RunConfig) -> None:
             f"learner.num_mini_batches ({config.num_mini_batches}) must not exceed groups_per_step "
             f"({run.groups_per_step}): every mini-batch needs a group"
         )
-    if run.group_size < 2:
+    if run.group_size < 2 and config.needs_two_members:
         raise ValueError(
             f"group_size {run.group_size} with adv_estimator {config.adv_estimator!r}: it compares the "
             "members of a group with each other; use at least 2"

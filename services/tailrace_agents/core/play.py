@@ -25,7 +25,7 @@ from tailrace_agents.core.episode import (
     EpisodeResult,
     SamplingPlan,
 )
-from tailrace_agents.core.tokens import EpisodeTokens
+from tailrace_agents.core.tokens import EpisodeTokens, observation_hash
 from tailrace_agents.ports import EpisodeJournal, NoJournal, Observer
 from tailrace_protos.base import as_float32, as_int32, pack_float32, pack_int32
 from tailrace_protos.chat import ChatMessage
@@ -77,6 +77,7 @@ class _Episode:
     observer: Observer | None
     is_draining: Callable[[], bool]
     tokens: EpisodeTokens = field(default_factory=EpisodeTokens)
+    observed: int = 0  # hash of the newest observation
     result: EpisodeResult = field(init=False)
 
     def __post_init__(self) -> None:
@@ -132,6 +133,7 @@ class _Episode:
     def _insert(self, observation: str) -> NDArray[np.int32]:
         """Append the environment's words, rendered, to the tokens and the messages."""
         tokens = self.tokens
+        self.observed = observation_hash(str(self.seed), observation)
         first = not len(tokens)
         ids = self.renderer.observation_ids(
             observation, first, first or self.renderer.is_closed(tokens.last_id)
@@ -204,7 +206,7 @@ class _Episode:
         result = self.result
         result.messages.append(ChatMessage("assistant", reply))
         step = await self.handle.step(reply)
-        self.tokens.finish_turn(step.reward)
+        self.tokens.finish_turn(step.reward, self.observed)
         if "invalid_action" in step.numbers:
             invalid = step.numbers.pop("invalid_action")
             result.metrics["num_invalid_actions"] = (

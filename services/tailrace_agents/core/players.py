@@ -6,6 +6,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
+import msgspec
+
 from tailrace.chat import Renderer
 from tailrace.clock import Clock
 from tailrace.policy.activity import Stages
@@ -45,10 +47,13 @@ class PlayContext:
     clock: Clock
     stages: Stages
     is_draining: Callable[[], bool]
+    greedy_baseline: bool = False
 
     def sampling(self, task: EpisodeTask) -> SamplingPlan:
         """Parameters of every turn; those of evaluations have seeds that follow from the task."""
         params = self.phases[task.phase].sampling
+        if is_baseline(task, self.greedy_baseline):
+            return SamplingPlan(msgspec.structs.replace(params, temperature=0.0))
         if task.phase == "train":
             return SamplingPlan(params)
         return SamplingPlan(params, mix_seed(task.task.seed, task.member))
@@ -56,3 +61,8 @@ class PlayContext:
     def wall_clock_s(self, task: EpisodeTask) -> float:
         """Seconds until the task's deadline."""
         return task.deadline_unix_s - self.clock.unix_s()
+
+
+def is_baseline(task: EpisodeTask, greedy_baseline: bool) -> bool:
+    """Whether the episode is the one of its group that is played greedily: its first member."""
+    return greedy_baseline and task.phase == "train" and task.member == 0

@@ -6,13 +6,14 @@ and policy version -1.
 
 from __future__ import annotations
 
+import hashlib
 from array import array
 from typing import NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from tailrace_protos.base import EMPTY, Int32Bytes, pack_float32, pack_int32
+from tailrace_protos.base import EMPTY, Int32Bytes, pack_float32, pack_int32, pack_int64
 from tailrace_protos.generation import VersionSpan
 from tailrace_protos.trajectory import TokenRow
 
@@ -64,6 +65,7 @@ class EpisodeTokens:
         "_logprobs",
         "_mask",
         "_turn_ends",
+        "_turn_hashes",
         "_turn_rewards",
         "_versions",
         "num_sampled",
@@ -76,6 +78,7 @@ class EpisodeTokens:
         self._versions = array("i")
         self._turn_ends = array("i")
         self._turn_rewards = array("d")
+        self._turn_hashes = array("q")
         self.num_sampled = 0
 
     def __len__(self) -> int:
@@ -120,9 +123,10 @@ class EpisodeTokens:
         self.num_sampled += num
         self._turn_ends.append(len(self._ids))
 
-    def finish_turn(self, reward: float) -> None:
-        """The environment answered the turn sampled last."""
+    def finish_turn(self, reward: float, observed: int) -> None:
+        """The environment answered the turn sampled last, which had begun with `observed`."""
         self._turn_rewards.append(reward)
+        self._turn_hashes.append(observed)
 
     def prompt(self) -> Int32Bytes:
         """All ids so far, copied: buffers go on growing while the request is under way."""
@@ -146,6 +150,7 @@ class EpisodeTokens:
             policy_versions=_bytes(versions),
             turn_ends=pack_int32(ends),
             turn_rewards=pack_float32(self._turn_rewards),
+            turn_hashes=pack_int64(self._turn_hashes),
             reward=reward,
         )
         return CheckedRow(row, num_broken)
@@ -160,3 +165,10 @@ class EpisodeTokens:
 
 def _bytes(values: NDArray[np.generic]) -> memoryview:
     return values.data.cast("B") if len(values) else EMPTY
+
+
+def observation_hash(task: str, observation: str) -> int:
+    """Names what the policy saw, salted with its task: two tasks never share an observation."""
+    salt = hashlib.blake2b(task.encode(), digest_size=16).digest()
+    digest = hashlib.blake2b(observation.encode(), digest_size=8, key=salt).digest()
+    return int.from_bytes(digest, "little", signed=True)

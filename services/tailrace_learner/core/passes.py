@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 import torch
@@ -11,10 +12,13 @@ from torch import Tensor
 
 from tailrace_learner.config import LearnerConfig
 from tailrace_learner.core.aggregation import AGGREGATIONS
-from tailrace_learner.core.correction import CORRECTIONS
-from tailrace_learner.core.losses import Loss, LossInputs
-from tailrace_learner.core.packing import PackedBatch, pack
+from tailrace_learner.core.correction import corrected
+from tailrace_learner.core.losses import Loss, LossInputs, Selection, Spans
+from tailrace_learner.core.losses.base import NO_SPANS
+from tailrace_learner.core.packing import PackedBatch, micro_batches, pack
+from tailrace_learner.core.picking import pick
 from tailrace_learner.core.policy import Policy, StartWeights
+from tailrace_learner.core.proximal import interpolated, interpolation_weights
 from tailrace_learner.core.rows import Row
 from tailrace_learner.core.tally import Tally, k3
 
@@ -33,18 +37,14 @@ class PassRunner:
         self._loss = loss
         self._config = config
         self._start = start
+        self._interpolates = config.proximal_logprobs == "interpolate"
 
     def run(self, rows: Sequence[Row], tally: Tally, *, is_first: bool) -> float:
         """Add the rows' gradients; returns their loss sum. `is_first`: in this step, of these rows."""
         batch = pack(rows, self._policy.device)
         log_pi_old = self._proximal(batch)
         log_pi, entropy = self._policy.forward(batch)
-        inputs = LossInputs(
-            log_pi=log_pi,
-            log_pi_old=log_pi.detach() if log_pi_old is None else log_pi_old,
-            log_mu=self._tensor(batch, lambda row: row.log_mu),
-            advantages=self._tensor(batch, lambda row: row.advantages),
-        )
+        inputs = self._inputs(batch, log_pi, log_pi_old)
         loss = self._loss_sum(batch, inputs, entropy, tally)
         loss.backward()  # type: ignore[no-untyped-call]
         if is_first:
@@ -52,11 +52,42 @@ class PassRunner:
             self._remember(batch, inputs.log_pi_old)
         return float(loss.detach())
 
+    @torch.no_grad()
+    def pick(self, selection: Selection, rows: Sequence[Row]) -> None:
+        """Let `selection` choose among the tokens of a whole mini-batch, by the current weights."""
+        packed: list[Row] = []
+        log_pi: list[NDArray[np.float64]] = []
+        log_pi_old: list[NDArray[np.float64]] = []
+        for part in micro_batches(rows, self._config.max_tokens_per_micro_batch):
+            batch = pack(part, self._policy.device)
+            inputs = self._inputs(batch, self._policy.forward(batch)[0], self._proximal(batch))
+            packed += batch.rows
+            for found, values in ((log_pi, inputs.log_pi), (log_pi_old, inputs.log_pi_old)):
+                found += np.split(values.double().cpu().numpy(), batch.target_offsets[1:-1])
+        pick(selection, packed, log_pi, log_pi_old, self._config)
+
+    def _inputs(self, batch: PackedBatch, log_pi: Tensor, log_pi_old: Tensor | None) -> LossInputs:
+        log_mu = self._tensor(batch, lambda row: row.log_mu)
+        if self._interpolates:
+            ages = np.concatenate([row.staleness for row in batch.rows])
+            alpha = torch.from_numpy(interpolation_weights(ages)).to(log_mu.device)
+            log_pi_old = interpolated(log_pi, log_mu, alpha)
+        is_picked = batch.rows[0].is_picked is not None
+        return LossInputs(
+            log_pi=log_pi,
+            log_pi_old=log_pi.detach() if log_pi_old is None else log_pi_old,
+            log_mu=log_mu,
+            advantages=self._tensor(batch, lambda row: row.advantages),
+            rows=Spans(np.diff(batch.target_offsets)),
+            turns=_turns(batch.rows),
+            is_picked=self._tensor(batch, lambda row: row.is_picked) if is_picked else None,
+        )
+
     def _loss_sum(
         self, batch: PackedBatch, inputs: LossInputs, entropy: Tensor, tally: Tally
     ) -> Tensor:
         terms = self._loss(inputs, self._config)
-        factor, counts = CORRECTIONS[self._config.behaviour_correction](inputs, self._config)
+        factor, counts = corrected(inputs, self._config)
         for name, count in (terms.counts | counts).items():
             tally.add(name, count, len(inputs.log_mu))
         per_token = factor * terms.per_token
@@ -72,7 +103,11 @@ class PassRunner:
 
     @torch.no_grad()
     def _proximal(self, batch: PackedBatch) -> Tensor | None:
-        """log pi_old [M]; None while the current weights are those of the step's start."""
+        """log pi_old [M]; None while the current weights are those of the step's start, or when it
+        is interpolated.
+        """
+        if self._interpolates:
+            return None
         if all(row.log_pi_old is not None for row in batch.rows):
             return self._tensor(batch, lambda row: row.log_pi_old)
         if not self._start.is_kept:
@@ -82,7 +117,9 @@ class PassRunner:
 
     def _measure(self, batch: PackedBatch, inputs: LossInputs, entropy: Tensor, tally: Tally) -> None:
         num_tokens = len(inputs.log_mu)
-        divergence = k3(inputs.log_mu, inputs.log_pi_old)
+        # Where pi_old is interpolated, only passes at the step's start are measured.
+        start = inputs.log_pi.detach() if self._interpolates else inputs.log_pi_old
+        divergence = k3(inputs.log_mu, start)
         current = np.concatenate([row.is_current for row in batch.rows])
         on_own = torch.from_numpy(current).to(divergence.device)
         tally.add("behaviour_kl", divergence.sum(), num_tokens)
@@ -91,12 +128,18 @@ class PassRunner:
 
     def _remember(self, batch: PackedBatch, log_pi_old: Tensor) -> None:
         """Keep log pi_old on the rows when later epochs will want it."""
-        if self._config.ppo_epochs == 1:
+        if self._config.ppo_epochs == 1 or self._interpolates:
             return
         parts = np.split(log_pi_old.cpu().numpy(), batch.target_offsets[1:-1])
         for row, part in zip(batch.rows, parts, strict=True):
             row.log_pi_old = part
 
-    def _tensor(self, batch: PackedBatch, of: Callable[[Row], NDArray[np.float32] | None]) -> Tensor:
+    def _tensor(self, batch: PackedBatch, of: Callable[[Row], NDArray[Any] | None]) -> Tensor:
         parts = [part for row in batch.rows if (part := of(row)) is not None]
         return torch.from_numpy(np.concatenate(parts)).to(self._policy.device)
+
+
+def _turns(rows: Sequence[Row]) -> Spans:
+    """Turns of all rows; empty where the loss does not look at them."""
+    counts = [np.unique(row.turns, return_counts=True)[1] for row in rows if row.turns is not None]
+    return Spans(np.concatenate(counts)) if counts else NO_SPANS

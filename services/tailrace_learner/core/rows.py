@@ -9,15 +9,19 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from tailrace_learner.config import LearnerConfig
-from tailrace_learner.core.advantages import ESTIMATORS, Advantages, Returns, Verdict
+from tailrace_learner.core.advantages import ESTIMATORS, Advantages, Returns, Turns, Verdict
+from tailrace_learner.core.advantages.shaping import shaped
 from tailrace_learner.core.lineage import Ancestry
-from tailrace_protos.base import as_float32, as_int32, as_uint8
-from tailrace_protos.trajectory import TokenRow, TrajectoryGroup
+from tailrace_protos.base import as_float32, as_int32, as_int64, as_uint8
+from tailrace_protos.trajectory import TokenRow, Trajectory, TrajectoryGroup
+
+TURN_LOSSES = frozenset({"segment"})
 
 
 @dataclass(slots=True)
@@ -29,10 +33,12 @@ class Row:
     targets: NDArray[np.int64]  # [M] positions of trained tokens, each >= 1
     target_ids: NDArray[np.int64]  # [M]
     log_mu: NDArray[np.float32]  # [M]
-    advantages: NDArray[np.float32]  # [M]
+    advantages: NDArray[np.floating[Any]]  # [M]; float32 once the step needs nothing more to know
     staleness: NDArray[np.int64]  # [M] optimizer steps
     is_current: NDArray[np.bool_]  # [M] sampled by the very weights that the step starts with
     log_pi_old: NDArray[np.float32] | None = None  # [M] once computed
+    turns: NDArray[np.int64] | None = None  # [M] ascending; only for losses that look at turns
+    is_picked: NDArray[np.float32] | None = None  # [M] 1 where the loss's selection picked the token
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +52,8 @@ class PreparedGroup:
     rewards: tuple[float, ...]  # of valid members
     successes: tuple[float, ...]  # of valid members that report it
     counts: dict[str, int] = field(default_factory=dict)
+    tag: str = ""  # of the task
+    returns: tuple[float, ...] = ()  # rewards as advantages see them: clipped, less length penalty
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,11 +74,12 @@ class RowBuilder:
         self, group: TrajectoryGroup, step: int, book: Mapping[int, tuple[str, int]]
     ) -> PreparedGroup:
         """Advantages and masks of one group for a learner that has done `step` steps."""
-        returns = _returns(group)
+        returns = shaped(_returns(group), self.config)
         advantages = ESTIMATORS[self.config.adv_estimator](returns, self.config)
-        kept = [group.members[index] for index in np.flatnonzero(returns.is_valid)]
+        played = [index for index in np.flatnonzero(returns.is_valid) if index != returns.greedy]
+        kept = [group.members[index] for index in played]
         counts = {
-            "num_invalid_episodes": len(group.members) - len(kept),
+            "num_invalid_episodes": len(group.members) - int(returns.is_valid.sum()),
             f"num_groups_{advantages.verdict.value}": 1,
         }
         rows: tuple[Row, ...] = ()
@@ -86,6 +95,8 @@ class RowBuilder:
             rewards=tuple(member.reward for member in kept),
             successes=tuple(m.metrics["success"] for m in kept if "success" in m.metrics),
             counts=counts,
+            tag=group.members[0].task.env_name,
+            returns=tuple(returns.rewards[played].tolist()),
         )
 
     def _drop_reason(self, verdict: Verdict, counts: Mapping[str, int]) -> str:
@@ -123,10 +134,24 @@ class RowBuilder:
             targets=targets,
             target_ids=token_ids[targets],
             log_mu=log_mu[targets],
-            advantages=advantages[targets].astype(np.float32),
+            advantages=self._final(advantages[targets]),
             staleness=staleness[targets],
             is_current=is_current[targets],
+            turns=self._turns(source, targets),
         )
+
+    def _final(self, advantages: NDArray[np.float64]) -> NDArray[np.floating[Any]]:
+        """Clipped and in the precision of the loss, unless the whole step is needed first."""
+        if self.config.waits_for_step:
+            return advantages
+        if self.config.advantage_clip:
+            advantages = advantages.clip(-self.config.advantage_clip, self.config.advantage_clip)
+        return advantages.astype(np.float32)
+
+    def _turns(self, source: TokenRow, targets: NDArray[np.int64]) -> NDArray[np.int64] | None:
+        if self.config.loss not in TURN_LOSSES:
+            return None
+        return np.searchsorted(as_int32(source.turn_ends)[:-1], targets, side="right")
 
 
 def _returns(group: TrajectoryGroup) -> Returns:
@@ -136,11 +161,26 @@ def _returns(group: TrajectoryGroup) -> Returns:
         member.outcome.is_valid and any(mask.any() for mask in row_masks)
         for member, row_masks in zip(group.members, masks, strict=True)
     ]
+    greedy = [index for index, member in enumerate(group.members) if member.is_greedy]
     return Returns(
         rewards=np.array([member.reward for member in group.members], dtype=np.float64),
         is_valid=np.array(is_valid),
         row_rewards=tuple(np.array([row.reward for row in member.rows]) for member in group.members),
         loss_masks=masks,
+        turns=tuple(_row_turns(member) for member in group.members),
+        greedy=greedy[0] if greedy else -1,
+    )
+
+
+def _row_turns(member: Trajectory) -> tuple[Turns, ...]:
+    return tuple(
+        Turns(
+            as_int32(row.turn_ends),
+            as_float32(row.turn_rewards).astype(np.float64),
+            as_int64(row.turn_hashes),
+            row.first_turn,
+        )
+        for row in member.rows
     )
 
 
@@ -149,6 +189,8 @@ def _valid_rows(
 ) -> Iterator[tuple[str, TokenRow, NDArray[np.float64]]]:
     """Name, tokens and advantages of every row of the valid members."""
     for index in np.flatnonzero(returns.is_valid):
+        if index == returns.greedy:
+            continue
         member = group.members[index]
         for row, per_token in zip(member.rows, advantages.per_token[index], strict=True):
             yield f"{member.episode_id}/{row.row_id}".rstrip("/"), row, per_token

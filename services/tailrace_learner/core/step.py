@@ -2,8 +2,9 @@
 
 Group number i of a step belongs to mini-batch floor(i * num_mini_batches / groups_per_step). Its
 gradients are added unnormalised in passes of any size; a full mini-batch is divided once by its
-count, clipped and applied. Later epochs repeat the mini-batches. Nothing here waits, reads a clock
-or does I/O.
+count, clipped and applied. Later epochs repeat the mini-batches. Configurations that compare beyond
+a group begin when the step is complete, losses that pick tokens when their mini-batch is. Nothing here
+waits, reads a clock or does I/O.
 """
 
 from __future__ import annotations
@@ -17,12 +18,13 @@ import numpy as np
 import torch
 
 from tailrace_learner.config import LearnerConfig
-from tailrace_learner.core.losses import LOSSES
+from tailrace_learner.core.losses import LOSSES, SELECTIONS
 from tailrace_learner.core.optimizer import UpdateResult, apply_update, learning_rate_at
 from tailrace_learner.core.packing import micro_batches
 from tailrace_learner.core.passes import PassRunner, row_count
 from tailrace_learner.core.policy import Policy, StartWeights
 from tailrace_learner.core.rows import PreparedGroup, Row
+from tailrace_learner.core.step_advantages import finish_advantages
 from tailrace_learner.core.tally import Tally
 
 Metrics = dict[str, float | None]
@@ -49,9 +51,11 @@ class StepTrainer:
     ) -> None:
         self._config = config
         self._optimizer = optimizer
+        self._interpolates = config.proximal_logprobs == "interpolate"
         self._groups_per_step = groups_per_step
         self._max_steps = max_steps
         self._start = StartWeights(policy.parameters)
+        self._selection = SELECTIONS.get(config.loss)
         self._passes = PassRunner(policy, LOSSES[config.loss], config, self._start)
         self.begin(0)
 
@@ -60,6 +64,7 @@ class StepTrainer:
         self._step = step
         self._groups: list[PreparedGroup] = []
         self._batches = [_MiniBatch() for _ in range(self._config.num_mini_batches)]
+        self._has_advantages = False  # only for configurations that need the whole step
         self._num_updated = 0  # mini-batches whose first epoch is over
         self._tally = Tally()
         self._losses: list[float] = []
@@ -88,11 +93,13 @@ class StepTrainer:
 
     def work(self) -> bool:
         """Do all passes and updates that are worth doing now; whether there were any."""
+        if self._config.waits_for_step and not self._take_advantages():
+            return False
         worked = False
         while self._num_updated < len(self._batches):
             batch = self._batches[self._num_updated]
             is_full = len(self._groups) >= self._end_of(self._num_updated)
-            if not is_full and self._too_few(batch):
+            if not is_full and (self._selection or self._too_few(batch)):
                 return worked
             worked = True
             self._pass(batch, is_first=True)
@@ -113,6 +120,13 @@ class StepTrainer:
                 self._update(batch)
         return self._metrics()
 
+    def _take_advantages(self) -> bool:
+        """Finish the advantages when the step is complete; whether they are."""
+        if not self._has_advantages and not self.num_missing_groups:
+            finish_advantages(self._groups, self._config)
+            self._has_advantages = True
+        return self._has_advantages
+
     def _end_of(self, index: int) -> int:
         """Number of groups that complete mini-batches 0 to `index`."""
         return math.ceil((index + 1) * self._groups_per_step / self._config.num_mini_batches)
@@ -122,6 +136,9 @@ class StepTrainer:
         return not num_tokens or num_tokens < self._config.min_tokens_per_micro_batch
 
     def _pass(self, batch: _MiniBatch, *, is_first: bool) -> None:
+        if self._selection and batch.waiting:
+            self._passes.pick(self._selection, batch.waiting)
+        is_first = is_first and not (self._interpolates and self._updates)
         for rows in micro_batches(batch.waiting, self._config.max_tokens_per_micro_batch):
             batch.loss_sum += self._passes.run(rows, self._tally, is_first=is_first)
         batch.waiting = []
@@ -148,7 +165,7 @@ class StepTrainer:
 
     def _is_start_needed(self) -> bool:
         """Whether rows without log pi_old may come: in the first epoch, before the last mini-batch."""
-        return self._num_updated + 1 < len(self._batches)
+        return not self._interpolates and self._num_updated + 1 < len(self._batches)
 
     def _metrics(self) -> Metrics:
         rows = [row for batch in self._batches for row in batch.rows]

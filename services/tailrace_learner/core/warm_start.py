@@ -6,8 +6,6 @@ import math
 from collections.abc import Callable, Iterator
 from itertools import islice
 
-import msgspec
-
 from tailrace_learner.config import LearnerConfig, TrainingArgs, WarmStart
 from tailrace_learner.core.losses import sft
 from tailrace_learner.core.optimizer import apply_update, learning_rate_at, make_adamw
@@ -39,9 +37,7 @@ def warm_start(
 ) -> float:
     """Train; returns the last step's mean loss. `on_step(step, loss)` is called after each."""
     args = _training_args(warm)
-    plain = msgspec.structs.replace(
-        config, loss_aggregation="token_mean", behaviour_correction="none", entropy_loss_coef=0.0
-    )
+    plain = LearnerConfig(behaviour_correction="none")  # whatever the run trains with
     optimizer = make_adamw(policy.parameters, args)
     passes = PassRunner(policy, sft, plain, StartWeights(policy.parameters))
     loss = math.nan

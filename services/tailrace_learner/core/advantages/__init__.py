@@ -1,8 +1,35 @@
-"""Advantage estimators by name: one file each, with formula and paper."""
+"""Advantage estimators by name: one file each, with formula and paper.
 
-from tailrace_learner.core.advantages.base import Advantages, Estimator, Returns, Verdict
+All of them leave rows of invalid members (infra_failure, timeout, cancelled) out of every statistic.
+Those that compare the members of a group give advantage 0 to groups with fewer than two valid ones;
+the others need one.
+"""
+
+from tailrace_learner.core.advantages.base import Advantages, Estimator, Returns, Turns, Verdict
+from tailrace_learner.core.advantages.gigpo import gigpo
 from tailrace_learner.core.advantages.grpo import grpo
+from tailrace_learner.core.advantages.opo import opo
+from tailrace_learner.core.advantages.reinforce import reinforce
+from tailrace_learner.core.advantages.reinforce_plus_plus import reinforce_plus_plus
+from tailrace_learner.core.advantages.reinforce_plus_plus_baseline import reinforce_plus_plus_baseline
+from tailrace_learner.core.advantages.remax import remax
+from tailrace_learner.core.advantages.rloo import rloo
+from tailrace_learner.core.advantages.starpo import starpo
+from tailrace_learner.core.advantages.step_reinforce import step_reinforce
+from tailrace_learner.core.advantages.turn_reinforce import turn_reinforce
 
-ESTIMATORS: dict[str, Estimator] = {"grpo": grpo}
+ESTIMATORS: dict[str, Estimator] = {
+    "grpo": grpo,
+    "rloo": rloo,
+    "reinforce": reinforce,
+    "reinforce_plus_plus": reinforce_plus_plus,
+    "reinforce_plus_plus_baseline": reinforce_plus_plus_baseline,
+    "remax": remax,
+    "opo": opo,
+    "starpo": starpo,
+    "turn_reinforce": turn_reinforce,
+    "gigpo": gigpo,
+    "step_reinforce": step_reinforce,
+}
 
-__all__ = ["ESTIMATORS", "Advantages", "Estimator", "Returns", "Verdict"]
+__all__ = ["ESTIMATORS", "Advantages", "Estimator", "Returns", "Turns", "Verdict"]

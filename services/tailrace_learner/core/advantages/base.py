@@ -25,19 +25,34 @@ class Verdict(enum.StrEnum):
 Mask = NDArray[np.uint8]
 TokenValues = tuple[tuple[Float64Array, ...], ...]  # G times R times [T]
 
+STD_EPSILON = 1e-6
+ROUNDING = 1e-12  # relative
+
+
+@dataclass(frozen=True, slots=True)
+class Turns:
+    """The turns that one row trains."""
+
+    ends: NDArray[np.int32]  # [K] end (exclusive) of each
+    rewards: Float64Array  # [K]
+    observations: NDArray[np.int64]  # [K] hash of task and observation; empty: not known
+    first: int = -1  # place in the episode's line of turns; -1: the row is a line by itself
+
 
 @dataclass(frozen=True, slots=True)
 class Returns:
     """A group as an estimator sees it: one entry per member, in their order.
 
-    A member's rows (R of them, often one) may be credited with other returns than the member itself:
-    a row that ends in a discounted turn has less.
+    Valid members have a policy token. A member's rows (R of them, often one) may be credited with other
+    returns than the member itself: a row that ends in a discounted turn has less.
     """
 
     rewards: Float64Array  # [G] episode returns; those of invalid members are never read
     is_valid: NDArray[np.bool_]  # [G]
     row_rewards: tuple[Float64Array, ...]  # G times [R]
     loss_masks: tuple[tuple[Mask, ...], ...]  # G times R times [T]
+    turns: tuple[tuple[Turns, ...], ...] = ()  # G times R, for estimators that read turns
+    greedy: int = -1  # the member played at temperature 0 as a baseline, if there is one
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,3 +78,27 @@ def nothing(returns: Returns, verdict: Verdict) -> Advantages:
     """Advantages of 0 everywhere."""
     zeros = tuple(np.zeros(len(rewards)) for rewards in returns.row_rewards)
     return Advantages(broadcast(zeros, returns), verdict)
+
+
+def compared(returns: Returns, baselines: Float64Array, scale: float) -> Advantages:
+    """(R_ij - baseline_i) / scale on the rows of valid members; `baselines` [G]."""
+    values = tuple(
+        (rewards - baseline) / scale if is_valid else np.zeros(len(rewards))
+        for rewards, baseline, is_valid in zip(
+            returns.row_rewards, baselines, returns.is_valid, strict=True
+        )
+    )
+    return Advantages(broadcast(values, returns), Verdict.TRAIN)
+
+
+def group_verdict(returns: Returns) -> Verdict:
+    """Whether a comparison within the group can teach anything."""
+    valid = returns.rewards[returns.is_valid]
+    if len(valid) < 2:
+        return Verdict.TOO_FEW_VALID
+    return Verdict.ZERO_VARIANCE if are_equal(valid) else Verdict.TRAIN
+
+
+def are_equal(values: Float64Array, rounding: float = ROUNDING) -> bool:
+    """Whether values [n >= 1] differ by rounding only."""
+    return bool(np.ptp(values) <= rounding * np.abs(values).max())

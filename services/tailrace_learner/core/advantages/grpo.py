@@ -21,33 +21,21 @@ import numpy as np
 
 from tailrace_learner.config import LearnerConfig
 from tailrace_learner.core.advantages.base import (
+    STD_EPSILON,
     Advantages,
-    Float64Array,
     Returns,
     Verdict,
-    broadcast,
+    compared,
+    group_verdict,
     nothing,
 )
-
-STD_EPSILON = 1e-6
-ROUNDING = 1e-12  # relative
 
 
 def grpo(returns: Returns, config: LearnerConfig) -> Advantages:
     """Compare the rows of valid members with their group; under two, or all equal, teach nothing."""
+    verdict = group_verdict(returns)
+    if verdict is not Verdict.TRAIN:
+        return nothing(returns, verdict)
     valid = returns.rewards[returns.is_valid]
-    if len(valid) < 2:
-        return nothing(returns, Verdict.TOO_FEW_VALID)
-    if _are_equal(valid):
-        return nothing(returns, Verdict.ZERO_VARIANCE)
     scale = valid.std(ddof=1) + STD_EPSILON if config.norm_std else 1.0
-    mean = valid.mean()
-    values = tuple(
-        (rewards - mean) / scale if is_valid else np.zeros(len(rewards))
-        for rewards, is_valid in zip(returns.row_rewards, returns.is_valid, strict=True)
-    )
-    return Advantages(broadcast(values, returns), Verdict.TRAIN)
-
-
-def _are_equal(values: Float64Array) -> bool:
-    return bool(np.ptp(values) <= ROUNDING * np.abs(values).max())
+    return compared(returns, np.full(len(returns.rewards), valid.mean()), scale)

@@ -14,4 +14,4 @@ from tailrace_learner.core.losses.dapo import clipped
 
 def ppo_clip(inputs: LossInputs, config: LearnerConfig) -> LossTerms:
     """Clip to 1 ± `pg_clip`."""
-    return clipped(inputs, config.pg_clip, config.pg_clip)
+    return clipped(inputs, config.pg_clip, config.pg_clip, config.dual_clip)

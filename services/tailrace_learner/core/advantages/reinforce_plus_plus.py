@@ -1,0 +1,16 @@
+"""REINFORCE with the whole step as baseline.
+
+    A_t = whitened over the step: sum over s >= t of gamma^(s - t) r_s
+
+`reinforce`, always whitened over all trained tokens of the step; therefore it waits for the whole
+step. The paper subtracts a KL penalty to a reference model from every token's reward: without a
+reference model there is none, as with a coefficient of 0.
+
+Hu et al. 2025, "REINFORCE++", arXiv:2501.03262.
+"""
+
+from __future__ import annotations
+
+from tailrace_learner.core.advantages.reinforce import reinforce
+
+reinforce_plus_plus = reinforce

@@ -1,0 +1,55 @@
+"""What is done to returns before any estimator sees them.
+
+1. `reward_clip` c: returns, rows' returns and turn rewards become min(max(R, -c), c).
+2. `overlong_max_tokens` L and `overlong_buffer_tokens` B: an episode of n sampled tokens loses
+   min(max(n - (L - B), 0) / B, 1): nothing up to L - B, 1 from L on. The longest stretch of thought
+   is discouraged before it is cut off.
+
+Soft overlong punishment: Yu et al. 2025, "DAPO", arXiv:2503.14476, equation 13.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+
+from tailrace_learner.config import LearnerConfig
+from tailrace_learner.core.advantages.base import Float64Array, Returns
+
+
+def shaped(returns: Returns, config: LearnerConfig) -> Returns:
+    """Clipped and penalised returns; the same object when neither is switched on."""
+    if config.reward_clip:
+        returns = _clipped(returns, config.reward_clip)
+    if config.overlong_max_tokens:
+        returns = _penalised(returns, config)
+    return returns
+
+
+def _clipped(returns: Returns, bound: float) -> Returns:
+    def clip(values: Float64Array) -> Float64Array:
+        return np.clip(values, -bound, bound)
+
+    return replace(
+        returns,
+        rewards=clip(returns.rewards),
+        row_rewards=tuple(clip(rewards) for rewards in returns.row_rewards),
+        turns=tuple(
+            tuple(replace(row, rewards=clip(row.rewards)) for row in rows) for rows in returns.turns
+        ),
+    )
+
+
+def _penalised(returns: Returns, config: LearnerConfig) -> Returns:
+    lengths = np.array([sum(np.count_nonzero(mask) for mask in masks) for masks in returns.loss_masks])
+    buffer = config.overlong_buffer_tokens
+    over = (lengths - (config.overlong_max_tokens - buffer)) / buffer
+    penalties = np.clip(over, 0.0, 1.0)
+    return replace(
+        returns,
+        rewards=returns.rewards - penalties,
+        row_rewards=tuple(
+            rewards - penalty for rewards, penalty in zip(returns.row_rewards, penalties, strict=True)
+        ),
+    )

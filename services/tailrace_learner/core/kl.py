@@ -1,0 +1,54 @@
+"""Estimates of KL(pi || ref) from tokens that pi sampled, and a coefficient that steers it.
+
+    k1 = log pi - log ref                        unbiased, may be negative
+    k2 = (log pi - log ref)^2 / 2                biased, its gradient is that of the divergence
+    k3 = exp(log ref - log pi) - 1 - (log ref - log pi)      unbiased, never negative
+    abs = |log pi - log ref|
+
+Schulman 2020, "Approximating KL Divergence". The controller: Ziegler et al. 2019, "Fine-Tuning Language
+Models from Human Preferences", arXiv:1909.08593. Arithmetic for runs with a reference model.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+_BOUND = 0.2  # largest relative error that the controller reacts to
+
+
+def k1(log_pi: Tensor, log_ref: Tensor) -> Tensor:
+    """Per-token [M] log-ratio."""
+    return log_pi - log_ref
+
+
+def k2(log_pi: Tensor, log_ref: Tensor) -> Tensor:
+    """Per-token [M] half squared log-ratio."""
+    return 0.5 * (log_pi - log_ref) ** 2
+
+
+def k3(log_pi: Tensor, log_ref: Tensor) -> Tensor:
+    """Per-token [M] control-variate estimate."""
+    difference = log_ref - log_pi
+    return torch.expm1(difference) - difference
+
+
+def absolute(log_pi: Tensor, log_ref: Tensor) -> Tensor:
+    """Per-token [M] absolute log-ratio."""
+    return (log_pi - log_ref).abs()
+
+
+KL_ESTIMATORS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+    "k1": k1,
+    "k2": k2,
+    "k3": k3,
+    "abs": absolute,
+}
+
+
+def adapted(coef: float, kl: float, target_kl: float, num_samples: int, horizon: int) -> float:
+    """The next coefficient: coef (1 + clip(kl / target - 1, -0.2, 0.2) num_samples / horizon)."""
+    error = min(max(kl / target_kl - 1.0, -_BOUND), _BOUND)
+    return coef * (1.0 + error * num_samples / horizon)

@@ -1,0 +1,59 @@
+"""What advantages still need once all groups of a step are there.
+
+1. `starpo` over tags or the whole step: (R - mean) / (std + 1e-6) of the scope's valid episodes.
+2. `advantage_clip` c: A becomes min(max(A, -c), c).
+3. Whitening: (A - mean) / (std + 1e-6), mean and std (ddof 1) over all trained tokens of the step.
+   Tokens that are not trained (inserted, stale, of invalid members or of groups that teach nothing)
+   have no part in it. One token, or equal advantages everywhere, become 0.
+
+Statistics are sums over rows in float64, so neither arrival nor packing changes them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from tailrace_learner.config import LearnerConfig
+from tailrace_learner.core.advantages.base import STD_EPSILON, are_equal
+from tailrace_learner.core.advantages.starpo import statistics
+from tailrace_learner.core.rows import PreparedGroup, Row
+
+
+def finish_advantages(groups: Sequence[PreparedGroup], config: LearnerConfig) -> None:
+    """Write the final advantages into the rows of all groups of a step."""
+    if config.normalises_over_step:
+        _normalise(groups, config)
+    rows = [row for group in groups for row in group.rows]
+    if config.advantage_clip:
+        for row in rows:
+            row.advantages = row.advantages.clip(-config.advantage_clip, config.advantage_clip)
+    if config.whitens:
+        _whiten(rows)
+    for row in rows:
+        row.advantages = row.advantages.astype(np.float32)
+
+
+def _normalise(groups: Sequence[PreparedGroup], config: LearnerConfig) -> None:
+    scopes: dict[str, list[PreparedGroup]] = {}
+    for group in groups:
+        scope = group.tag if config.reward_grouping == "tags" else ""
+        scopes.setdefault(scope, []).append(group)
+    for members in scopes.values():
+        pool = np.sort([value for group in members for value in group.returns])
+        mean, scale = statistics(pool, config)
+        for row in (row for group in members for row in group.rows):
+            row.advantages = (row.advantages - mean) / scale
+
+
+def _whiten(rows: Sequence[Row]) -> None:
+    if not rows:
+        return
+    pool = np.sort(np.concatenate([row.advantages for row in rows]))
+    if len(pool) < 2 or are_equal(pool):
+        mean, scale = 0.0, np.inf
+    else:
+        mean, scale = float(pool.mean()), float(pool.std(ddof=1)) + STD_EPSILON
+    for row in rows:
+        row.advantages = (row.advantages - mean) / scale

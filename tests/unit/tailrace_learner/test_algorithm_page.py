@@ -1,0 +1,88 @@
+"""The page of algorithms says what the code says, and names can be chosen exactly as registered."""
+
+from __future__ import annotations
+
+import runpy
+from pathlib import Path
+from typing import get_args
+
+import pytest
+
+from tailrace_learner.config import LearnerConfig
+from tailrace_learner.config_algorithm import (
+    GROUP_RELATIVE,
+    OFF_POLICY_LOSSES,
+    READERS,
+    AdvEstimator,
+    PolicyLoss,
+)
+from tailrace_learner.core.advantages import ESTIMATORS
+from tailrace_learner.core.correction import CORRECTIONS
+from tailrace_learner.core.losses import LOSSES, SELECTIONS
+
+DOCS = Path(__file__).parents[3] / "docs"
+
+
+def test_the_page_is_up_to_date() -> None:
+    made = runpy.run_path(str(DOCS / "make_algorithms.py"))["page"]()
+    assert (DOCS / "algorithms.md").read_text() == made, "make docs"
+
+
+def test_every_registered_name_can_be_chosen_and_no_other() -> None:
+    assert set(get_args(AdvEstimator)) == set(ESTIMATORS) >= GROUP_RELATIVE
+    assert {*get_args(PolicyLoss), "sft"} == set(LOSSES)
+    assert OFF_POLICY_LOSSES | set(SELECTIONS) <= set(LOSSES)
+    assert set(CORRECTIONS) == {"tis", "mis", "icepop", "none"}
+
+
+def other(key: str) -> object:
+    """A valid value of a key that is not its default."""
+    value = getattr(LearnerConfig(), key)
+    if isinstance(value, bool):
+        return not value
+    if isinstance(value, str):
+        return {"reward_grouping": "batch", "reward_norm": "mean", "correction_level": "sequence"}[key]
+    return 2.0 if key == "dual_clip" else value * 0.9 if value else 0.5
+
+
+@pytest.mark.parametrize("key", READERS)
+def test_a_key_is_refused_where_nothing_reads_it_and_taken_where_something_does(key: str) -> None:
+    selector, readers = READERS[key]
+    settings = {key: other(key)}
+    for chosen in readers:
+        off_policy = selector == "loss" and chosen in OFF_POLICY_LOSSES
+        extra = {"behaviour_correction": "none"} if off_policy else {}
+        LearnerConfig(**{selector: chosen, **settings, **extra})  # type: ignore[arg-type]
+    stranger = {"adv_estimator": "rloo", "loss": "vanilla_pg", "behaviour_correction": "none"}[selector]
+    with pytest.raises(ValueError, match=f"{key} is not read by {selector} '{stranger}'"):
+        LearnerConfig(**{selector: stranger, **settings})  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("settings", "named"),
+    [
+        ({"loss": "topr"}, "behaviour_correction"),
+        ({"dual_clip": 0.5}, "dual_clip"),
+        ({"overlong_max_tokens": 5}, "overlong_buffer_tokens"),
+        ({"overlong_max_tokens": 5, "overlong_buffer_tokens": 6}, "overlong_buffer_tokens"),
+        ({"reward_clip": -1.0}, "reward_clip"),
+        ({"adv_estimator": "reinforce", "gamma": 1.5}, "gamma"),
+        ({"behaviour_correction": "icepop", "icepop_low": 6.0}, "icepop_low"),
+        ({"loss": "sapo", "sapo_tau": 0.0}, "sapo_tau"),
+        ({"ppo_epochs": 0}, "ppo_epochs"),
+        ({"loss_aggregation": "seq_mean_token_sum_norm"}, "loss_norm_tokens"),
+    ],
+)
+def test_impossible_settings_name_the_key(settings: dict[str, object], named: str) -> None:
+    with pytest.raises(ValueError, match=named):
+        LearnerConfig(**settings)  # type: ignore[arg-type]
+
+
+def test_what_waits_for_the_whole_step_is_said() -> None:
+    assert LearnerConfig().waits_for_step == ""
+    assert LearnerConfig(whiten_advantages=True).waits_for_step == "whiten_advantages"
+    assert LearnerConfig(adv_estimator="reinforce_plus_plus").waits_for_step == "whiten_advantages"
+    over_tags = LearnerConfig(adv_estimator="starpo", reward_grouping="tags")
+    assert over_tags.waits_for_step == "reward_grouping"
+    raw = LearnerConfig(adv_estimator="starpo", reward_grouping="tags", reward_norm="none")
+    assert raw.waits_for_step == ""

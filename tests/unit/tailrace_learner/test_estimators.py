@@ -1,0 +1,365 @@
+"""Every advantage estimator against plain Python in float64, on random ragged groups."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tailrace_learner.config import LearnerConfig
+from tailrace_learner.config_algorithm import GROUP_RELATIVE
+from tailrace_learner.core.advantages import ESTIMATORS, Returns, Turns, Verdict
+from tailrace_learner.core.advantages.gae import gae
+from tailrace_learner.core.advantages.shaping import shaped
+
+TOLERANCE = 1e-6
+
+
+@dataclass
+class Member:
+    """One episode: its turns in order, cut into rows."""
+
+    reward: float
+    valid: bool
+    turn_rewards: list[float]
+    turn_tokens: list[int]  # policy tokens of each turn
+    observations: list[int]
+    row_sizes: list[int]  # turns of each row
+
+
+def make_member(rng: np.random.Generator, *, step_rows: bool, valid: bool, same: bool) -> Member:
+    num_turns = int(rng.integers(1, 6))
+    rewards = [0.5] * 3 if same else rng.normal(size=num_turns).round(3).tolist()
+    num_turns = len(rewards)
+    return Member(
+        reward=2.0 if same else float(sum(rewards) + rng.integers(0, 2)),
+        valid=valid,
+        turn_rewards=rewards,
+        turn_tokens=rng.integers(1, 4, num_turns).tolist(),
+        observations=rng.integers(0, 3, num_turns).tolist(),
+        row_sizes=[1] * num_turns if step_rows else [num_turns],
+    )
+
+
+def make_members(seed: int, *, step_rows: bool) -> list[Member]:
+    """A group of 1 to 6; some members invalid, one seed in four without variance."""
+    rng = np.random.default_rng(seed)
+    same = seed % 4 == 3
+    return [
+        make_member(rng, step_rows=step_rows, valid=bool(rng.random() < 0.8) or index == 0, same=same)
+        for index in range(1 if seed == 0 else int(rng.integers(2, 7)))
+    ]
+
+
+def as_returns(members: list[Member]) -> Returns:
+    """Two inserted tokens before every turn; rewards of invalid members would break everything."""
+    rewards, masks, turns = [], [], []
+    for member in members:
+        rewards.append(member.reward if member.valid else float("nan"))
+        member_masks, member_turns, first = [], [], 0
+        for size in member.row_sizes:
+            mask: list[int] = []
+            ends = []
+            for k in range(first, first + size):
+                mask += [0, 0] + [1] * member.turn_tokens[k]
+                ends.append(len(mask))
+            part = slice(first, first + size)
+            member_masks.append(np.array(mask, np.uint8))
+            member_turns.append(
+                Turns(
+                    np.array(ends, np.int32),
+                    np.array(member.turn_rewards[part], np.float64),
+                    np.array(member.observations[part], np.int64),
+                    first if len(member.row_sizes) > 1 else -1,
+                )
+            )
+            first += size
+        masks.append(tuple(member_masks))
+        turns.append(tuple(member_turns))
+    return Returns(
+        rewards=np.array(rewards),
+        is_valid=np.array([member.valid for member in members]),
+        row_rewards=tuple(
+            np.full(len(member.row_sizes), reward)
+            for member, reward in zip(members, rewards, strict=True)
+        ),
+        loss_masks=tuple(masks),
+        turns=tuple(turns),
+    )
+
+
+def mean(values: list[float]) -> float:
+    return sum(values) / len(values)
+
+
+def std(values: list[float]) -> float:
+    centre = mean(values)
+    return (sum((v - centre) ** 2 for v in values) / (len(values) - 1)) ** 0.5
+
+
+def normal(values: list[float], divide: bool = True) -> list[float]:
+    if len(values) < 2 or max(values) - min(values) <= 1e-9:
+        return [0.0] * len(values)
+    return [(v - mean(values)) / ((std(values) + 1e-6) if divide else 1.0) for v in values]
+
+
+def topped_up(member: Member) -> list[float]:
+    """Turn rewards whose sum is the return."""
+    rewards = list(member.turn_rewards)
+    rewards[-1] += member.reward - sum(rewards)
+    return rewards
+
+
+def to_go(rewards: list[float], gamma: float) -> list[float]:
+    return [
+        sum(gamma ** (j - k) * rewards[j] for j in range(k, len(rewards))) for k in range(len(rewards))
+    ]
+
+
+PerToken = list[list[float]]  # policy tokens of each valid member
+
+
+def spread(member: Member, per_turn: list[float]) -> list[float]:
+    return [v for v, n in zip(per_turn, member.turn_tokens, strict=True) for _ in range(n)]
+
+
+def same_everywhere(member: Member, value: float) -> list[float]:
+    return [value] * sum(member.turn_tokens)
+
+
+def over_episodes(per_episode: Callable[[list[Member]], list[float]]) -> Any:
+    def reference(pool: list[Member], config: LearnerConfig) -> PerToken:
+        return [same_everywhere(m, v) for m, v in zip(pool, per_episode(pool), strict=True)]
+
+    return reference
+
+
+def reference_rloo(pool: list[Member]) -> list[float]:
+    rewards = [m.reward for m in pool]
+    if max(rewards) - min(rewards) < 1e-9:
+        return [0.0] * len(pool)
+    return [m.reward - mean([o.reward for o in pool if o is not m]) for m in pool]
+
+
+def reference_opo(pool: list[Member]) -> list[float]:
+    lengths = [sum(m.turn_tokens) for m in pool]
+    baseline = sum(n * m.reward for n, m in zip(lengths, pool, strict=True)) / sum(lengths)
+    return [m.reward - baseline for m in pool]
+
+
+def reference_reinforce(pool: list[Member], config: LearnerConfig) -> PerToken:
+    result = []
+    for member in pool:
+        rewards: list[float] = []
+        for reward, size in zip(topped_up(member), member.turn_tokens, strict=True):
+            rewards += [0.0] * (size - 1) + [reward]
+        result.append(to_go(rewards, config.gamma))
+    return result
+
+
+def reference_baseline(pool: list[Member], config: LearnerConfig) -> PerToken:
+    centre = mean([m.reward for m in pool])
+    if max(m.reward for m in pool) - min(m.reward for m in pool) < 1e-9:
+        return [same_everywhere(m, 0.0) for m in pool]
+    return reference_reinforce([replace(m, reward=m.reward - centre) for m in pool], config)
+
+
+def reference_turns(pool: list[Member], config: LearnerConfig) -> PerToken:
+    gamma = config.gamma if config.adv_estimator == "turn_reinforce" else config.step_gamma
+    worth = [to_go(topped_up(m), gamma) for m in pool]
+    flat = iter(normal([g for each in worth for g in each], config.norm_std))
+    return [spread(m, [next(flat) for _ in each]) for m, each in zip(pool, worth, strict=True)]
+
+
+def reference_steps(pool: list[Member], config: LearnerConfig) -> PerToken:
+    if any(len(m.row_sizes) != len(m.turn_tokens) for m in pool):  # one row per episode
+        values = normal([to_go(topped_up(m), config.step_gamma)[0] for m in pool], config.norm_std)
+        return [same_everywhere(m, v) for m, v in zip(pool, values, strict=True)]
+    return reference_turns(pool, config)
+
+
+def reference_gigpo(pool: list[Member], config: LearnerConfig) -> PerToken:
+    episode = normal([m.reward for m in pool], config.norm_std)
+    worth = [to_go(topped_up(m), config.step_gamma) for m in pool]
+    anchors: dict[int, list[float]] = {}
+    for member, each in zip(pool, worth, strict=True):
+        for observation, value in zip(member.observations, each, strict=True):
+            anchors.setdefault(observation, []).append(value)
+    result = []
+    for member, each, e in zip(pool, worth, episode, strict=True):
+        steps = []
+        for observation, value in zip(member.observations, each, strict=True):
+            anchor = anchors[observation]
+            s = normal(anchor, config.norm_std)[anchor.index(value)]
+            steps.append(config.episode_advantage_weight * e + config.step_advantage_weight * s)
+        result.append(spread(member, steps))
+    return result
+
+
+CASES: dict[str, tuple[dict[str, Any], Any]] = {
+    "grpo": ({}, over_episodes(lambda pool: normal([m.reward for m in pool]))),
+    "rloo": ({}, over_episodes(reference_rloo)),
+    "opo": ({}, over_episodes(reference_opo)),
+    "starpo": ({}, over_episodes(lambda pool: normal([m.reward for m in pool]))),
+    "reinforce": ({"gamma": 0.9}, reference_reinforce),
+    "reinforce_plus_plus": ({"gamma": 0.95}, reference_reinforce),
+    "reinforce_plus_plus_baseline": ({"gamma": 0.9}, reference_baseline),
+    "turn_reinforce": ({"gamma": 0.7}, reference_turns),
+    "step_reinforce": ({"step_gamma": 0.8}, reference_steps),
+    "gigpo": ({"step_advantage_weight": 0.5, "norm_std": False}, reference_gigpo),
+}
+
+
+@pytest.mark.parametrize("step_rows", [False, True])
+@pytest.mark.parametrize("name", CASES)
+def test_an_estimator_equals_its_formula(name: str, step_rows: bool) -> None:
+    settings, reference = CASES[name]
+    config = LearnerConfig(adv_estimator=name, **settings)  # type: ignore[arg-type]
+    num_trained = 0
+    for seed in range(12):
+        members = make_members(seed, step_rows=step_rows)
+        result = ESTIMATORS[name](as_returns(members), config)
+        pool = [member for member in members if member.valid]
+        if len(pool) < 2 and name in GROUP_RELATIVE:
+            assert result.verdict is Verdict.TOO_FEW_VALID
+        expected = iter(reference(pool, config))
+        masks = as_returns(members).loss_masks
+        for member, rows, row_masks in zip(members, result.per_token, masks, strict=True):
+            found = np.concatenate([v[m != 0] for v, m in zip(rows, row_masks, strict=True)])
+            wanted = next(expected) if member.valid else [0.0] * len(found)
+            if result.verdict is not Verdict.TRAIN:
+                wanted = [0.0] * len(found)
+            np.testing.assert_allclose(found, wanted, rtol=TOLERANCE, atol=1e-9)
+            assert not any(v[m == 0].any() for v, m in zip(rows, row_masks, strict=True))
+        num_trained += result.verdict is Verdict.TRAIN
+    assert num_trained >= 6
+
+
+@pytest.mark.parametrize("name", sorted(GROUP_RELATIVE - {"remax"}))
+def test_a_comparison_of_one_or_of_equals_teaches_nothing(name: str) -> None:
+    config = LearnerConfig(adv_estimator=name)  # type: ignore[arg-type]
+    one = ESTIMATORS[name](as_returns(make_members(0, step_rows=True)), config)
+    assert one.verdict is Verdict.TOO_FEW_VALID
+    equal = Member(1.0, True, [1.0], [2], [7], [1])
+    result = ESTIMATORS[name](as_returns([equal, equal, replace(equal, valid=False)]), config)
+    assert result.verdict is Verdict.ZERO_VARIANCE
+    assert not any(values.any() for rows in result.per_token for values in rows)
+
+
+def test_an_estimator_that_compares_nothing_needs_one_valid_row() -> None:
+    member = Member(1.5, True, [0.5, 0.5], [1, 2], [0, 1], [2])
+    for settings in (
+        {"adv_estimator": "reinforce"},
+        {"adv_estimator": "starpo", "reward_norm": "none"},
+    ):
+        config = LearnerConfig(**settings)  # type: ignore[arg-type]
+        estimator = ESTIMATORS[config.adv_estimator]
+        lonely = estimator(as_returns([member, replace(member, valid=False)]), config)
+        assert lonely.verdict is Verdict.TRAIN
+        assert lonely.per_token[0][0].tolist() == [0, 0, 1.5, 0, 0, 1.5, 1.5] or (
+            settings["adv_estimator"] == "reinforce"
+        )
+        nobody = estimator(as_returns([replace(member, valid=False)]), config)
+        assert nobody.verdict is Verdict.TOO_FEW_VALID
+
+
+def test_remax_compares_with_the_greedy_member_and_does_not_train_it() -> None:
+    members = [Member(r, True, [r], [2], [0], [1]) for r in (0.25, 1.0, 0.0)]
+    asked = replace(as_returns(members), greedy=0)
+    result = ESTIMATORS["remax"](asked, LearnerConfig(adv_estimator="remax"))
+    assert [rows[0].tolist() for rows in result.per_token] == [
+        [0, 0, 0, 0],
+        [0, 0, 0.75, 0.75],
+        [0, 0, -0.25, -0.25],
+    ]
+    assert ESTIMATORS["remax"](replace(asked, greedy=-1), LearnerConfig()).verdict is (
+        Verdict.TOO_FEW_VALID
+    )
+    broken = replace(asked, is_valid=np.array([False, True, True]))
+    assert ESTIMATORS["remax"](broken, LearnerConfig()).verdict is Verdict.TOO_FEW_VALID
+
+
+def test_gigpo_by_hand() -> None:
+    # Two episodes in one maze. Both begin at square 5 and meet again nowhere.
+    #   a: 5 -> 6 -> goal, rewards 0, 1:  R 1, G = (0 + 0.95 * 1, 1) = (0.95, 1)
+    #   b: 5 -> 9 -> 9, rewards 0, 0, 0:  R 0, G = (0, 0, 0)
+    # E: mean 0.5, std sqrt(0.5) = 0.7071: +0.7071 and -0.7071 (each over 0.7071 + 1e-6).
+    # Anchor 5: G 0.95 and 0, mean 0.475, std 0.67175: S = +-0.7071. Anchor 6: alone, 0.
+    # Anchor 9: twice worth 0, S = 0.
+    a = Member(1.0, True, [0.0, 1.0], [1, 1], [5, 6], [1, 1])
+    b = Member(0.0, True, [0.0, 0.0, 0.0], [1, 1, 1], [5, 9, 9], [1, 1, 1])
+    result = ESTIMATORS["gigpo"](as_returns([a, b]), LearnerConfig(adv_estimator="gigpo"))
+    found = [[float(row[-1]) for row in rows] for rows in result.per_token]
+    half = 0.5**0.5
+    assert found[0] == pytest.approx([2 * half, half], abs=5e-6)
+    assert found[1] == pytest.approx([-2 * half, -half, -half], abs=5e-6)
+
+
+def test_gigpo_counts_an_episode_once_however_many_steps_it_has() -> None:
+    long = Member(1.0, True, [0.0] * 4 + [1.0], [1] * 5, list(range(5)), [1] * 5)
+    short = [Member(0.0, True, [0.0], [1], [10 + i], [1]) for i in range(2)]
+    config = LearnerConfig(adv_estimator="gigpo", step_advantage_weight=0.0)
+    result = ESTIMATORS["gigpo"](as_returns([long, *short]), config)
+    plain = normal([1.0, 0.0, 0.0])
+    assert [float(row[-1]) for row in result.per_token[0]] == pytest.approx([plain[0]] * 5)
+
+
+def test_starpo_by_hand() -> None:
+    # Turn rewards -0.1, -0.1, 1.0 and -0.1, -0.1: R = 0.8 and -0.2, mean 0.3, std 1 / sqrt(2).
+    a = Member(0.8, True, [-0.1, -0.1, 1.0], [1, 2, 1], [0, 0, 0], [3])
+    b = Member(-0.2, True, [-0.1, -0.1], [1, 1], [0, 0], [2])
+    for norm, expected in (("mean_std", 0.5**0.5), ("mean", 0.5)):
+        config = LearnerConfig(adv_estimator="starpo", reward_norm=norm)  # type: ignore[arg-type]
+        first, second = ESTIMATORS["starpo"](as_returns([a, b]), config).per_token
+        assert first[0][first[0] != 0].tolist() == pytest.approx([expected] * 4, abs=2e-6)
+        assert second[0][second[0] != 0].tolist() == pytest.approx([-expected] * 2, abs=2e-6)
+
+
+def test_a_reward_given_at_the_end_belongs_to_the_last_turn() -> None:
+    scored = Member(1.0, True, [0.0, 0.0], [1, 1], [0, 1], [2])
+    config = LearnerConfig(adv_estimator="reinforce", gamma=0.5)
+    tokens = ESTIMATORS["reinforce"](as_returns([scored]), config).per_token[0][0]
+    assert tokens.tolist() == [0, 0, 0.5, 0, 0, 1.0]
+
+
+def test_gae_skips_the_words_of_the_environment() -> None:
+    rewards, values = np.array([1.0, 2.0]), np.array([0.5, 0.25, 0.125])
+    owners = np.array([0, 0, 1])  # turn 0 has two tokens; what lies between turns is not here
+    advantages, targets = gae(rewards, values, owners, gamma=0.9, lambd=0.8)
+    last = 2.0 - 0.125
+    middle = (1.0 + 0.9 * 0.125 - 0.25) + 0.72 * last
+    first = (0.9 * 0.25 - 0.5) + 0.72 * middle
+    np.testing.assert_allclose(advantages, [first, middle, last], rtol=1e-12)
+    np.testing.assert_allclose(targets, advantages + values, rtol=1e-12)
+    by_turn, _ = gae(rewards, values, owners, gamma=0.9, lambd=0.8, unit="turn")
+    turn = (1.0 + 0.9 * 0.125 - 0.5) + 0.72 * last
+    np.testing.assert_allclose(by_turn, [turn, turn, last], rtol=1e-12)
+
+
+def test_gae_without_discounts_is_the_return_less_the_value() -> None:
+    rng = np.random.default_rng(0)
+    rewards, values = rng.normal(size=6), rng.normal(size=15)
+    owners = np.sort(np.concatenate([np.arange(6), rng.integers(0, 6, 9)]))
+    advantages, targets = gae(rewards, values, owners, gamma=1.0, lambd=1.0)
+    np.testing.assert_allclose(targets, [rewards[k:].sum() for k in owners], rtol=1e-9, atol=1e-12)
+    np.testing.assert_allclose(advantages, targets - values, rtol=1e-12)
+
+
+def test_returns_are_clipped_and_long_episodes_pay() -> None:
+    members = [
+        Member(5.0, True, [-4.0, 9.0], [3, 2], [0, 1], [2]),
+        Member(0.5, True, [0.5], [9], [0], [1]),
+    ]
+    asked = as_returns(members)
+    assert shaped(asked, LearnerConfig()) is asked
+    clipped = shaped(asked, LearnerConfig(reward_clip=1.0))
+    assert clipped.rewards.tolist() == [1.0, 0.5]
+    assert clipped.row_rewards[0].tolist() == [1.0]
+    assert clipped.turns[0][0].rewards.tolist() == [-1.0, 1.0]
+    # 9 tokens of at most 10, the last 4 of which cost: 3 / 4 is lost; 5 tokens cost nothing.
+    paid = shaped(asked, LearnerConfig(overlong_max_tokens=10, overlong_buffer_tokens=4))
+    assert paid.rewards.tolist() == [5.0, -0.25]
+    assert paid.row_rewards[1].tolist() == [-0.25]
