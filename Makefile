@@ -4,13 +4,17 @@ SEED ?= 1
 BIN := .venv/bin
 INSTALL := $(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: demo docs test test-heavy lint bench-demo bench-transport bench-engine bench-gateway bench-tools bench-sandbox test-sandbox-container clean
+.PHONY: demo docs test test-camel test-heavy lint bench-demo bench-transport bench-engine bench-gateway bench-tools bench-sandbox test-sandbox-container clean
 
 demo: .venv/ready
 	$(BIN)/tailrace train examples/frozen_lake exp_name=demo seed=$(SEED) --overwrite
 
-test: .venv/ready-dev .venv-camel/ready
+test: .venv/ready-dev
 	$(BIN)/pytest tests -m "not heavy"
+
+# Slow the first time: it resolves and installs a second environment.
+test-camel: .venv/ready-dev .venv-camel/ready
+	$(BIN)/pytest tests/integration/frameworks -k camel
 
 test-heavy: .venv/ready-dev
 	$(BIN)/pytest tests -m heavy
