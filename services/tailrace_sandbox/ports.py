@@ -5,7 +5,24 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from tailrace_sandbox.core.outcome import Outcome
+
+@dataclass(frozen=True)
+class Outcome:
+    """Of one call. `reason`: the limit that ended it; empty: it ended by itself."""
+
+    exit_code: int  # negative: the signal that ended it
+    stdout: str = ""
+    stderr: str = ""
+    reason: str = ""
+    is_cut: bool = False  # output beyond the limit is missing
+    files: dict[str, str] = field(default_factory=dict)  # content in base64, by path
+    refused: tuple[str, ...] = ()  # files that were asked for and are too large or none
+    elapsed_s: float = 0.0
+
+    @property
+    def is_ok(self) -> bool:
+        """Whether it ended by itself and with success."""
+        return not self.reason and self.exit_code == 0
 
 
 class SandboxLostError(Exception):

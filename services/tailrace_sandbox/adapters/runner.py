@@ -20,8 +20,7 @@ from tailrace_sandbox.adapters.place import Place
 from tailrace_sandbox.adapters.session import PythonSession
 from tailrace_sandbox.adapters.zygote import Zygote
 from tailrace_sandbox.core.limits import Limits
-from tailrace_sandbox.core.outcome import Outcome
-from tailrace_sandbox.ports import SandboxLostError, Work
+from tailrace_sandbox.ports import Outcome, SandboxLostError, Work
 
 log = get_logger(__name__)
 

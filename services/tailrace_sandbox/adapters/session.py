@@ -15,10 +15,9 @@ from tailrace_sandbox.adapters.files import checked_files
 from tailrace_sandbox.adapters.pipes import Output
 from tailrace_sandbox.adapters.zygote import Zygote
 from tailrace_sandbox.core.limits import Limits
-from tailrace_sandbox.core.outcome import Outcome
 from tailrace_sandbox.engine.call import INTERRUPT_GRACE_S
 from tailrace_sandbox.engine.session import HEADER
-from tailrace_sandbox.ports import SandboxLostError, Work
+from tailrace_sandbox.ports import Outcome, SandboxLostError, Work
 
 _GRACE_S = 10.0
 _MAX_OTHER_BYTES = 1 << 20

@@ -7,8 +7,8 @@ from typing import Any, ClassVar
 from tailrace.sdk.tool import Tool, ToolOffer, ToolOutput, ToolSession, ToolUnavailableError
 from tailrace_sandbox import metrics
 from tailrace_sandbox.config import SandboxConfig
-from tailrace_sandbox.core.outcome import Outcome
-from tailrace_sandbox.ports import Sandbox, SandboxLostError, Session, Work
+from tailrace_sandbox.core.outcome import json_of, text_of
+from tailrace_sandbox.ports import Outcome, Sandbox, SandboxLostError, Session, Work
 
 _EXTRA_S = 30.0  # the wait for a free process, beyond the time of a call
 _FILES = {
@@ -160,5 +160,5 @@ def _result(tool: str, work: Work, outcome: Outcome, config: SandboxConfig) -> T
     }
     result = outcome.reason or ("ok" if outcome.is_ok else "failed")
     metrics.CALLS.labels(tool, result).inc()
-    content = outcome.to_json() if work.outputs else outcome.text(shown)
+    content = json_of(outcome) if work.outputs else text_of(outcome, shown)
     return ToolOutput(content, is_error=not outcome.is_ok)

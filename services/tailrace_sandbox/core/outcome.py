@@ -1,10 +1,11 @@
-"""How a call ended, and what a model reads of it."""
+"""What a model, or a program, reads of how a call ended."""
 
 from __future__ import annotations
 
 import json
 import signal
-from dataclasses import dataclass, field
+
+from tailrace_sandbox.ports import Outcome
 
 _REASONS = {
     "wall_clock": "it took longer than {wall_s:g} s",
@@ -18,48 +19,31 @@ _REASONS = {
 }
 
 
-@dataclass(frozen=True)
-class Outcome:
-    """Of one call. `reason`: the limit that ended it; empty: it ended by itself."""
+def text_of(outcome: Outcome, limits: dict[str, float]) -> str:
+    """For a model: output, errors, and one line in brackets for each thing to know."""
+    notes = []
+    if outcome.is_cut:
+        notes.append("output was cut")
+    if outcome.reason:
+        notes.append(f"ended because {_REASONS[outcome.reason].format(**limits)}")
+    elif outcome.exit_code < 0:
+        notes.append(f"ended by {signal.Signals(-outcome.exit_code).name}")
+    elif outcome.exit_code:
+        notes.append(f"exit code {outcome.exit_code}")
+    parts = (outcome.stdout.rstrip("\n"), outcome.stderr.rstrip("\n"), *(f"[{note}]" for note in notes))
+    return "\n".join(part for part in parts if part)
 
-    exit_code: int  # negative: the signal that ended it
-    stdout: str = ""
-    stderr: str = ""
-    reason: str = ""
-    is_cut: bool = False  # output beyond the limit is missing
-    files: dict[str, str] = field(default_factory=dict)  # content in base64, by path
-    refused: tuple[str, ...] = ()  # files that were asked for and are too large or none
-    elapsed_s: float = 0.0
 
-    @property
-    def is_ok(self) -> bool:
-        """Whether it ended by itself and with success."""
-        return not self.reason and self.exit_code == 0
-
-    def text(self, limits: dict[str, float]) -> str:
-        """For a model: output, errors, and one line in brackets for each thing to know."""
-        notes = []
-        if self.is_cut:
-            notes.append("output was cut")
-        if self.reason:
-            notes.append(f"ended because {_REASONS[self.reason].format(**limits)}")
-        elif self.exit_code < 0:
-            notes.append(f"ended by {signal.Signals(-self.exit_code).name}")
-        elif self.exit_code:
-            notes.append(f"exit code {self.exit_code}")
-        parts = (self.stdout.rstrip("\n"), self.stderr.rstrip("\n"), *(f"[{note}]" for note in notes))
-        return "\n".join(part for part in parts if part)
-
-    def to_json(self) -> str:
-        """Everything, for callers that asked for files."""
-        return json.dumps(
-            {
-                "exit_code": self.exit_code,
-                "stdout": self.stdout,
-                "stderr": self.stderr,
-                "reason": self.reason,
-                "output_was_cut": self.is_cut,
-                "files": self.files,
-                "refused_files": list(self.refused),
-            }
-        )
+def json_of(outcome: Outcome) -> str:
+    """Everything, for callers that asked for files."""
+    return json.dumps(
+        {
+            "exit_code": outcome.exit_code,
+            "stdout": outcome.stdout,
+            "stderr": outcome.stderr,
+            "reason": outcome.reason,
+            "output_was_cut": outcome.is_cut,
+            "files": outcome.files,
+            "refused_files": list(outcome.refused),
+        }
+    )

@@ -13,8 +13,8 @@
 """
 
 from tailrace.tools.client import ToolClient
-from tailrace.tools.discovery import ToolsMissingError
 from tailrace.tools.episode_tools import EpisodeTools
+from tailrace.tools.errors import ToolsMissingError
 from tailrace.tools.local import LocalTools
 from tailrace.tools.watch import Patience
 from tailrace.tools.worker import ToolWorker

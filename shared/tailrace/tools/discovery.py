@@ -9,6 +9,7 @@ from typing import Any
 import msgspec
 
 from tailrace.log import get_logger
+from tailrace.tools.errors import ToolsMissingError
 from tailrace.tools.port import ToolPort
 from tailrace_protos import subjects
 from tailrace_protos.chat import ToolSchema
@@ -60,19 +61,6 @@ class WorkerStats(msgspec.Struct, frozen=True):
 
     id: str
     endpoints: tuple[EndpointStats, ...] = ()
-
-
-class ToolsMissingError(LookupError):
-    """Nobody serves some of the tools asked for. Attributes: `names`, `found` (what is served)."""
-
-    def __init__(self, names: Sequence[str], found: Sequence[str], waited_s: float) -> None:
-        known = ", ".join(sorted(found)) or "no tool at all"
-        super().__init__(
-            f"no worker serves {', '.join(names)} (waited {waited_s:g} s; {known} is served): start "
-            "one with `tailrace tools serve module:tool`, or correct the name"
-        )
-        self.names = tuple(names)
-        self.found = tuple(found)
 
 
 class Discovery:

@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from tailrace.sdk.tool import AnyTool
-from tailrace.tools.discovery import ToolsMissingError
 from tailrace.tools.episode_tools import EpisodeTools
+from tailrace.tools.errors import ToolsMissingError
 from tailrace.tools.host import DEFAULT_MAX_CONCURRENCY, ToolHost
 from tailrace_protos.chat import ToolSchema
 from tailrace_protos.tool import CallTool, ToolResult

@@ -10,8 +10,7 @@ from typing import Any, TypeVar
 from tailrace_sandbox.adapters.place import prepare
 from tailrace_sandbox.adapters.runner import Runner
 from tailrace_sandbox.config import CallLimits, SandboxConfig
-from tailrace_sandbox.core.outcome import Outcome
-from tailrace_sandbox.ports import Work
+from tailrace_sandbox.ports import Outcome, Work
 
 MIB = 1024 * 1024
 DEADLINE_S = 60.0

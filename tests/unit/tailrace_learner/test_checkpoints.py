@@ -225,8 +225,8 @@ def test_a_directory_without_a_model_is_the_users_mistake(tmp_path: Path) -> Non
     ("changes", "match"),
     [
         ({"tokenizer": "nowhere:build"}, "cannot import"),
-        ({"tokenizer": "tailrace.envs:nothing"}, "no function"),
-        ({"tokenizer": "nonsense"}, "package.module:function"),
+        ({"tokenizer": "tailrace.envs:nothing"}, "has no .nothing."),
+        ({"tokenizer": "nonsense"}, "package.module:name"),
         ({"model_type": "qwen99"}, "qwen99"),
         ({"config": {"vocab_size": 5}}, "vocab_size"),
     ],

@@ -7,7 +7,7 @@ from typing import Any, Protocol
 
 from tailrace.data import Dataset, Row
 from tailrace.sdk.agent_loop import AgentLoop
-from tailrace.tools import EpisodeTools
+from tailrace.tools.episode_tools import EpisodeTools
 from tailrace_agents.core.episode import EpisodeResult
 from tailrace_agents.core.loops.observer import LoopObserver
 from tailrace_agents.core.loops.play import LoopEpisode, LoopPlan

@@ -16,7 +16,7 @@ import msgspec
 from tailrace.clock import Clock
 from tailrace.policy.activity import Stages
 from tailrace.sdk.agent_loop import LoopLimits
-from tailrace.tools import EpisodeTools
+from tailrace.tools.episode_tools import EpisodeTools
 from tailrace_agents.core.loops.fate import Fate, ToolInfraError
 from tailrace_agents.core.loops.journal import LoopJournal
 from tailrace_agents.core.loops.observer import LoopObserver
