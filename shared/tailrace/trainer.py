@@ -145,7 +145,7 @@ def _run(argv: Sequence[str], environment: Mapping[str, str]) -> None:
         text=True,
         errors="replace",
         start_new_session=True,  # Ctrl-C reaches it through us, once
-        preexec_fn=_die_with_parent,
+        preexec_fn=_prepare_child,
     )
     tail: deque[str] = deque(maxlen=_NUM_TAIL_LINES)
     try:
@@ -169,6 +169,7 @@ def _pass_on(process: subprocess.Popen[str], tail: deque[str]) -> None:
     process.wait()
 
 
-def _die_with_parent() -> None:
-    """Runs in the child before exec: ask the kernel for SIGTERM when our parent dies."""
+def _prepare_child() -> None:
+    """Runs in the child before exec: SIGTERM when our parent dies; SIGINT even if a shell has us ignore it."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
     _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
