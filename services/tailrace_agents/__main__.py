@@ -20,10 +20,10 @@ from tailrace.runtime import Args, Service, run_service
 from tailrace.store import Blobs, Journal, StoreConnection, TrajectoryBuffer, connect
 from tailrace.tools import ToolClient
 from tailrace_agents import metrics
+from tailrace_agents.adapters.casting import Cast, WorkflowStage
 from tailrace_agents.adapters.gateway_sessions import GatewaySessions
 from tailrace_agents.adapters.scoring import RewardClient
 from tailrace_agents.adapters.workflow_runners import Runner, start_runner
-from tailrace_agents.casting import Cast, WorkflowStage
 from tailrace_agents.config import AgentsConfig
 from tailrace_agents.core.lengths import LengthEstimate
 from tailrace_agents.core.players import EpisodePlayer

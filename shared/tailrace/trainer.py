@@ -170,6 +170,6 @@ def _pass_on(process: subprocess.Popen[str], tail: deque[str]) -> None:
 
 
 def _prepare_child() -> None:
-    """Runs in the child before exec: SIGTERM when our parent dies; SIGINT even if a shell has us ignore it."""
+    """Before exec: SIGTERM when our parent dies, and SIGINT even if a shell made us ignore it."""
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)

@@ -17,8 +17,8 @@ from tailrace.sdk.agent_loop import EpisodeOverError, LoopLimits
 from tailrace.sdk.tool import AnyTool
 from tailrace.sdk.workflow import Workflow, load_workflow
 from tailrace.tools import EpisodeTools, LocalTools, ToolsMissingError
+from tailrace_agents.adapters.casting import Cast, WorkflowStage, loop_limits, sampling_params
 from tailrace_agents.adapters.workflow_inline import InlineRunner
-from tailrace_agents.casting import Cast, WorkflowStage, loop_limits, sampling_params
 from tailrace_agents.config import WorkflowArgs
 from tailrace_agents.core.environments import EnvHandle
 from tailrace_agents.core.episode import EpisodeResult
