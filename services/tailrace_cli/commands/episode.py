@@ -16,10 +16,10 @@ from tailrace.dotted import load_dotted
 from tailrace.sdk.tool import AnyTool, as_offer
 from tailrace_agents.core.episode import EpisodeResult
 from tailrace_cli.experiment import Experiment
-from tailrace_cli.terminal.endpoint import Endpoint
 from tailrace_cli.terminal.play import Stage
 from tailrace_cli.terminal.scoring import score_here
 from tailrace_cli.terminal.screen import Screen
+from tailrace_cli.terminal.wire import Endpoint
 
 
 def play_in_terminal(

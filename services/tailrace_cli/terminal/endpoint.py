@@ -5,9 +5,8 @@ from __future__ import annotations
 import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, NoReturn
+from typing import Any, NoReturn
 
-import aiohttp
 import numpy as np
 from numpy.typing import NDArray
 
@@ -16,43 +15,11 @@ from tailrace.sdk.agent_loop import ChatReply, EpisodeOverError, LoopLimits, Rem
 from tailrace_agents.core.loops.tools import BoundTools
 from tailrace_agents.core.tokens import CheckedRows
 from tailrace_cli.terminal.screen import Screen
-from tailrace_protos.chat import ChatMessage, ToolCall, ToolSchema
+from tailrace_cli.terminal.wire import Endpoint, EndpointError, on_wire, read_message, schema_on_wire
+from tailrace_protos.chat import ChatMessage, ToolSchema
 from tailrace_protos.episode import EpisodeTask, Outcome
 from tailrace_protos.generation import FinishReason, SamplingParams
 from tailrace_protos.trajectory import Trajectory
-
-_TIMEOUT_S = 300.0
-
-
-class EndpointError(Exception):
-    """The endpoint did not answer as an OpenAI endpoint does."""
-
-
-class Endpoint(NamedTuple):
-    """Where the model is. `url` ends with `/v1`."""
-
-    url: str
-    model: str
-    api_key: str
-
-    async def ask(self, body: Mapping[str, Any]) -> dict[str, Any]:
-        """The answer to `/chat/completions`; raises `EndpointError`."""
-        url = f"{self.url.rstrip('/')}/chat/completions"
-        headers = {"Authorization": f"Bearer {self.api_key}"}
-        try:
-            async with (
-                aiohttp.ClientSession(
-                    headers=headers, timeout=aiohttp.ClientTimeout(total=_TIMEOUT_S)
-                ) as session,
-                session.post(url, json={"model": self.model, **body}) as response,
-            ):
-                if response.status != 200:
-                    text = (await response.text())[:500]
-                    raise EndpointError(f"{url} answered {response.status}: {text}")
-                answer: dict[str, Any] = await response.json()
-                return answer
-        except (aiohttp.ClientError, TimeoutError) as error:
-            raise EndpointError(f"{url}: {type(error).__name__}: {error}") from error
 
 
 @dataclass
@@ -76,6 +43,12 @@ class EndpointBooks:
     def __len__(self) -> int:
         return self.num_prompt + self.num_sampled
 
+    def add(self, num_prompt: int, num_sampled: int) -> None:
+        """Note a call."""
+        self.num_prompt = num_prompt
+        self.num_sampled += num_sampled
+        self.rewards.append(0.0)
+
     def rows(self, reward: float) -> CheckedRows:
         """None: nobody knows the tokens."""
         return CheckedRows((), 0)
@@ -93,7 +66,6 @@ class EndpointPolicy:
     screen: Screen
     books: EndpointBooks = field(default_factory=EndpointBooks)
     conversation: list[ChatMessage] = field(default_factory=list)
-    failure: EndpointError | None = None
     _ids: itertools.count[int] = field(default_factory=itertools.count)
 
     @property
@@ -139,13 +111,13 @@ class EndpointPolicy:
         bounds = [bound for bound in (max_new_tokens, self.limits.max_tokens_per_step) if bound]
         params = sampling or self.sampling
         body = {
-            "messages": [_on_wire(message) for message in messages],
+            "messages": [on_wire(message) for message in messages],
             "max_tokens": min([left.new_tokens, *bounds]),
             "temperature": params.temperature,
             "top_p": params.top_p,
         }
         if tools:
-            body["tools"] = [{"type": "function", "function": _schema(tool)} for tool in tools]
+            body["tools"] = [{"type": "function", "function": schema_on_wire(tool)} for tool in tools]
         reply = await self._ask(body)
         self.conversation = [*messages, reply.message]
         return reply
@@ -185,52 +157,17 @@ class EndpointPolicy:
         )  # fmt: skip
 
     async def _ask(self, body: Mapping[str, Any]) -> ChatReply:
+        answer = await self.endpoint.ask(body)
         try:
-            answer = await self.endpoint.ask(body)
             choice = answer["choices"][0]
             said = choice["message"]
-        except EndpointError as error:
-            self.failure = error
-            raise
         except (KeyError, IndexError, TypeError) as error:
-            self.failure = EndpointError(f"{self.endpoint.url} sent no choices: {error}")
-            raise self.failure from error
+            raise EndpointError(f"{self.endpoint.url} sent no choices: {error!r}") from error
         usage = answer.get("usage") or {}
         num_prompt, num_sampled = usage.get("prompt_tokens", 0), usage.get("completion_tokens", 0)
-        self.books.num_prompt = num_prompt
-        self.books.num_sampled += num_sampled
-        self.books.rewards.append(0.0)
-        message = _message(said)
+        self.books.add(num_prompt, num_sampled)
+        message = read_message(said)
         is_cut = choice.get("finish_reason") == "length"
         reason = FinishReason.LENGTH if is_cut else FinishReason.STOP
         self.screen.reply(message, f"{num_prompt} tokens in, {num_sampled} out, {reason.value}")
         return ChatReply(message, reason, "", str(next(self._ids)), num_sampled)
-
-
-def _message(said: Mapping[str, Any]) -> ChatMessage:
-    calls = tuple(
-        ToolCall(call["id"], call["function"]["name"], call["function"]["arguments"])
-        for call in said.get("tool_calls") or ()
-    )
-    reasoning = said.get("reasoning_content") or said.get("reasoning") or ""
-    return ChatMessage("assistant", said.get("content") or "", calls, reasoning=reasoning)
-
-
-def _on_wire(message: ChatMessage) -> dict[str, Any]:
-    sent: dict[str, Any] = {"role": message.role, "content": message.content}
-    if message.tool_calls:
-        sent["tool_calls"] = [
-            {
-                "id": call.id,
-                "type": "function",
-                "function": {"name": call.name, "arguments": call.arguments},
-            }
-            for call in message.tool_calls
-        ]
-    if message.tool_call_id:
-        sent["tool_call_id"] = message.tool_call_id
-    return sent
-
-
-def _schema(tool: ToolSchema) -> dict[str, Any]:
-    return {"name": tool.name, "description": tool.description, "parameters": tool.parameters}

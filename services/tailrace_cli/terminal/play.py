@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import copy
+import sys
 import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -24,13 +26,16 @@ from tailrace_agents.core.environments import EnvHandle
 from tailrace_agents.core.episode import EpisodeResult
 from tailrace_agents.core.loops.fate import Fate
 from tailrace_agents.core.loops.journal import LoopJournal
+from tailrace_agents.core.loops.play import blame
 from tailrace_agents.core.loops.player import row_of
 from tailrace_agents.core.loops.tools import BoundTools
 from tailrace_agents.ports import NoJournal
 from tailrace_cli.experiment import Experiment
-from tailrace_cli.terminal.endpoint import Endpoint, EndpointBooks, EndpointError, EndpointPolicy
+from tailrace_cli.terminal.endpoint import EndpointPolicy
 from tailrace_cli.terminal.gateway import TerminalGateway
+from tailrace_cli.terminal.relay import Relay, UnknownCallError
 from tailrace_cli.terminal.screen import Screen
+from tailrace_cli.terminal.wire import Endpoint, EndpointError
 from tailrace_protos.chat import ChatMessage, ToolSchema
 from tailrace_protos.episode import EnvTask, EpisodeTask, Outcome
 from tailrace_protos.session import SessionOpened
@@ -84,10 +89,8 @@ class Stage:
             row = row_of(self._cast.datasets[self._tag], self.task).data
             if agents.workflow is not None and agents.is_played_by_workflow(self._tag):
                 runner = await self._runner(stack, agents.workflow)
-                access = SessionOpened("terminal", endpoint.url, endpoint.api_key)
-                end = await runner.run(row, access, WALL_CLOCK_S)
-                rewards = list(end.rewards.values())
-                return EpisodeResult(end.outcome, end.reason, EndpointBooks(rewards), row=row)
+                relay = await stack.enter_async_context(Relay(endpoint, self._screen))
+                return await _workflow_at(relay, runner, row)
             return await self._loop_at(endpoint, row)
 
     async def _runner(self, stack: AsyncExitStack, args: WorkflowArgs) -> InlineRunner:
@@ -100,19 +103,28 @@ class Stage:
     async def _loop_at(self, endpoint: Endpoint, row: dict[str, Any]) -> EpisodeResult:
         result = EpisodeResult(row=row)
         session = self._tools.session("terminal.0", row["tools"], create_kwargs=row["tools_kwargs"])
-        async with session:
-            try:
+        try:
+            async with asyncio.timeout(WALL_CLOCK_S), session:
                 policy = self._policy(endpoint, self._bound(session, await session.schemas()))
                 result.tokens = policy.books
-                with foreign_code(f"agent loop {row['agent_name']}"):
-                    loop = self._cast.loops[row["agent_name"]]()
-                    made = await loop.run(copy.deepcopy(row), policy)
-                result.outcome, result.reason = made.outcome, made.reason
-                result.metrics.update(made.metrics)
-                result.messages = policy.conversation
-            except (ForeignCodeError, ToolsMissingError) as error:
-                result.outcome, result.reason = Outcome.INFRA_FAILURE, str(error)
+                await self._run_loop(row, policy, result)
+        except ForeignCodeError as error:
+            result.outcome, result.reason = blame(error, result.tokens.num_turns)
+        except ToolsMissingError as error:
+            result.outcome, result.reason = Outcome.INFRA_FAILURE, str(error)
+        except TimeoutError:
+            result.outcome, result.reason = Outcome.TIMEOUT, f"took more than {WALL_CLOCK_S:g} s"
         return result
+
+    async def _run_loop(
+        self, row: dict[str, Any], policy: EndpointPolicy, result: EpisodeResult
+    ) -> None:
+        with foreign_code(f"agent loop {row['agent_name']}"):
+            loop = self._cast.loops[row["agent_name"]]()
+            made = await loop.run(copy.deepcopy(row), policy)
+        result.outcome, result.reason = made.outcome, made.reason
+        result.metrics.update(made.metrics)
+        result.messages = policy.conversation
 
     async def _env_at(self, endpoint: Endpoint) -> EpisodeResult:
         """An environment's words and the model's as messages."""
@@ -137,6 +149,8 @@ class Stage:
             result.outcome, result.reason = Outcome.INFRA_FAILURE, str(error)
         except EpisodeOverError as error:
             result.outcome, result.reason = Outcome.POLICY_FAILURE, str(error)
+        finally:
+            handle.close()
         result.messages = policy.conversation
         return result
 
@@ -153,6 +167,20 @@ class Stage:
     def _limits(self) -> LoopLimits:
         agents = self._experiment.agents
         entry = agents.custom_envs.get(self._tag) or agents.datasets[self._tag]
-        return loop_limits(agents, entry.max_tokens_per_step)._replace(
+        limits = loop_limits(agents, entry.max_tokens_per_step)
+        if self._tag in agents.custom_envs:  # an environment counts its turns itself
+            limits = limits._replace(max_turns=sys.maxsize)
+        return limits._replace(
             max_new_tokens=agents.eval_generating_args.max_new_tokens, wall_clock_s=WALL_CLOCK_S
         )
+
+
+async def _workflow_at(relay: Relay, runner: InlineRunner, row: dict[str, Any]) -> EpisodeResult:
+    access = SessionOpened("terminal", relay.base_url, "terminal")
+    end = await runner.run(row, access, WALL_CLOCK_S)
+    result = EpisodeResult(end.outcome, end.reason, relay.books, relay.conversation, row=row)
+    try:
+        relay.reward(end.rewards)
+    except UnknownCallError as error:
+        result.outcome, result.reason = Outcome.INFRA_FAILURE, str(error)
+    return result

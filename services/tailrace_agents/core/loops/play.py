@@ -80,7 +80,7 @@ class LoopEpisode:
             if not deadline.expired():
                 raise
         except ForeignCodeError as error:
-            result.outcome, result.reason = self._blame(error)
+            result.outcome, result.reason = blame(error, self._books.num_turns)
         except ToolsMissingError as error:
             result.outcome, result.reason = Outcome.INFRA_FAILURE, str(error)
         self._judge(result, deadline.expired())
@@ -114,18 +114,6 @@ class LoopEpisode:
         result.outcome, result.reason = made.outcome, made.reason
         self._metrics.append(made.metrics)
 
-    def _blame(self, error: ForeignCodeError) -> tuple[Outcome, str]:
-        """What an exception of the loop comes to, if no fatal error is behind it."""
-        over = error.error
-        if isinstance(over, ExceptionGroup):
-            found = over.subgroup(EpisodeOverError)
-            over = found.exceptions[0] if found is not None else over
-        if not isinstance(over, EpisodeOverError):
-            return Outcome.INFRA_FAILURE, str(error)
-        if not self._books.num_turns:
-            return Outcome.INFRA_FAILURE, f"before the first model call: {over}"
-        return Outcome.POLICY_FAILURE, str(over)
-
     def _judge(self, result: EpisodeResult, is_late: bool) -> None:
         """Let what the loop cannot decide overrule what it said."""
         match self._fate.error:
@@ -143,3 +131,16 @@ class LoopEpisode:
             result.metrics.update(counts)
         if result.outcome is Outcome.POLICY_FAILURE:
             result.metrics.setdefault("success", 0.0)
+
+
+def blame(error: ForeignCodeError, num_turns: int) -> tuple[Outcome, str]:
+    """What an exception of the loop comes to after `num_turns` calls, if no fatal one is behind it."""
+    over = error.error
+    if isinstance(over, ExceptionGroup):
+        found = over.subgroup(EpisodeOverError)
+        over = found.exceptions[0] if found is not None else over
+    if not isinstance(over, EpisodeOverError):
+        return Outcome.INFRA_FAILURE, str(error)
+    if not num_turns:
+        return Outcome.INFRA_FAILURE, f"before the first model call: {over}"
+    return Outcome.POLICY_FAILURE, str(over)

@@ -1,0 +1,130 @@
+"""Between a workflow and an endpoint: passes calls on, under the model's name, and shows them.
+
+Invariants: the workflow gets the endpoint's bytes as they come; the endpoint's key stays here.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from types import TracebackType
+from typing import Any
+
+import aiohttp
+from aiohttp import web
+
+from tailrace_cli.terminal.endpoint import EndpointBooks
+from tailrace_cli.terminal.screen import Screen
+from tailrace_cli.terminal.wire import TIMEOUT_S, Endpoint, read_message
+from tailrace_protos.chat import ChatMessage
+
+_MAX_BODY_BYTES = 64 << 20
+_CHAT = "chat/completions"
+
+
+class UnknownCallError(Exception):
+    """A reward for a completion id that no call had."""
+
+
+class Relay:
+    """Serves while it is entered, at `base_url`; `books` has what the calls came to."""
+
+    def __init__(self, endpoint: Endpoint, screen: Screen) -> None:
+        self.books = EndpointBooks()
+        self.conversation: list[ChatMessage] = []
+        self.base_url = ""
+        self._endpoint = endpoint
+        self._screen = screen
+        self._places: dict[str, int] = {}
+        app = web.Application(client_max_size=_MAX_BODY_BYTES)
+        app.router.add_route("*", "/v1/{path:.*}", self._pass_on)
+        self._runner = web.AppRunner(app, access_log=None)
+
+    async def __aenter__(self) -> Relay:
+        self._session = aiohttp.ClientSession(
+            timeout=aiohttp.ClientTimeout(total=TIMEOUT_S), auto_decompress=False
+        )
+        await self._runner.setup()
+        await web.TCPSite(self._runner, "127.0.0.1", 0).start()
+        self.base_url = f"http://127.0.0.1:{self._runner.addresses[0][1]}/v1"
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        await self._session.close()
+        await self._runner.cleanup()
+
+    def reward(self, rewards: Mapping[str, float]) -> None:
+        """Note rewards by completion id; the id "" stands for the last call."""
+        for completion_id, reward in rewards.items():
+            place = self._places.get(completion_id) if completion_id else len(self.books.rewards) - 1
+            if place is None or place < 0:
+                raise UnknownCallError(f"the workflow rewarded {completion_id!r}, which no call was")
+            self.books.rewards[place] = reward
+
+    async def _pass_on(self, request: web.Request) -> web.StreamResponse:
+        path, body = request.match_info["path"], await request.read()
+        asked = _object(body)
+        if asked:
+            asked["model"] = self._endpoint.model
+            body = json.dumps(asked).encode()
+        url = f"{self._endpoint.url.rstrip('/')}/{path}"
+        key = self._endpoint.api_key
+        headers = {"Authorization": f"Bearer {key}", "x-api-key": key, "Accept-Encoding": "identity"}
+        headers["Content-Type"] = request.headers.get("Content-Type", "application/json")
+        try:
+            async with self._session.request(request.method, url, data=body, headers=headers) as answer:
+                return await self._answer(request, path, asked, answer)
+        except (aiohttp.ClientError, TimeoutError) as error:
+            reason = f"{url}: {type(error).__name__}: {error}"
+            self._screen.line(reason)
+            return web.json_response({"error": {"message": reason}}, status=502)
+
+    async def _answer(
+        self, request: web.Request, path: str, asked: dict[str, Any], answer: aiohttp.ClientResponse
+    ) -> web.StreamResponse:
+        response = web.StreamResponse(status=answer.status)
+        response.content_type = answer.content_type
+        await response.prepare(request)
+        pieces = []
+        async for piece in answer.content.iter_any():
+            pieces.append(piece)
+            await response.write(piece)
+        told = _object(b"".join(pieces))
+        if path == _CHAT and answer.status == 200 and told.get("choices"):
+            self._show(asked, told)
+        else:
+            self._screen.line(
+                f"{request.method} {path}: {answer.status}, {sum(map(len, pieces))} bytes"
+            )
+        await response.write_eof()
+        return response
+
+    def _show(self, asked: Mapping[str, Any], told: Mapping[str, Any]) -> None:
+        messages = [read_message(message) for message in asked.get("messages", ())]
+        known = len(self.conversation)
+        has_forked = messages[:known] != self.conversation
+        if has_forked:
+            self._screen.line("another conversation, or the messages before were changed")
+        self._screen.messages(messages if has_forked else messages[known:])
+        choice, usage = told["choices"][0], told.get("usage") or {}
+        reply = read_message(choice["message"])
+        self.conversation = [*messages, reply]
+        self._places[told.get("id", "")] = self.books.num_turns
+        num_prompt, num_sampled = usage.get("prompt_tokens", 0), usage.get("completion_tokens", 0)
+        self.books.add(num_prompt, num_sampled)
+        counts = f"{num_prompt} tokens in, {num_sampled} out, {choice.get('finish_reason')}"
+        self._screen.reply(reply, counts)
+
+
+def _object(body: bytes) -> dict[str, Any]:
+    """The JSON object that a body is, else an empty one."""
+    try:
+        found = json.loads(body)
+    except ValueError:
+        return {}
+    return found if isinstance(found, dict) else {}

@@ -1,0 +1,84 @@
+"""OpenAI chat completions from the client's side: the endpoint, and messages as JSON."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import aiohttp
+
+from tailrace_protos.chat import ChatMessage, ToolCall, ToolSchema
+
+TIMEOUT_S = 300.0
+
+
+class EndpointError(Exception):
+    """The endpoint did not answer as an OpenAI endpoint does."""
+
+
+class Endpoint(NamedTuple):
+    """Where the model is. `url` ends with `/v1`."""
+
+    url: str
+    model: str
+    api_key: str
+
+    async def ask(self, body: Mapping[str, Any]) -> dict[str, Any]:
+        """The answer to `/chat/completions`; raises `EndpointError`."""
+        url = f"{self.url.rstrip('/')}/chat/completions"
+        headers = {"Authorization": f"Bearer {self.api_key}"}
+        try:
+            async with (
+                aiohttp.ClientSession(
+                    headers=headers, timeout=aiohttp.ClientTimeout(total=TIMEOUT_S)
+                ) as session,
+                session.post(url, json={"model": self.model, **body}) as response,
+            ):
+                if response.status != 200:
+                    text = (await response.text())[:500]
+                    raise EndpointError(f"{url} answered {response.status}: {text}")
+                answer: dict[str, Any] = await response.json()
+                return answer
+        except (aiohttp.ClientError, TimeoutError) as error:
+            raise EndpointError(f"{url}: {type(error).__name__}: {error}") from error
+
+
+def read_message(said: Mapping[str, Any]) -> ChatMessage:
+    """A message as it came as JSON; of content in parts, the text."""
+    calls = tuple(
+        ToolCall(call["id"], call["function"]["name"], call["function"]["arguments"])
+        for call in said.get("tool_calls") or ()
+    )
+    content = said.get("content") or ""
+    if not isinstance(content, str):
+        content = "".join(part.get("text", "") for part in content)
+    reasoning = said.get("reasoning_content") or said.get("reasoning") or ""
+    return ChatMessage(
+        said.get("role", "assistant"),
+        content,
+        calls,
+        tool_call_id=said.get("tool_call_id", ""),
+        reasoning=reasoning,
+    )
+
+
+def on_wire(message: ChatMessage) -> dict[str, Any]:
+    """A message as `/chat/completions` takes it."""
+    sent: dict[str, Any] = {"role": message.role, "content": message.content}
+    if message.tool_calls:
+        sent["tool_calls"] = [
+            {
+                "id": call.id,
+                "type": "function",
+                "function": {"name": call.name, "arguments": call.arguments},
+            }
+            for call in message.tool_calls
+        ]
+    if message.tool_call_id:
+        sent["tool_call_id"] = message.tool_call_id
+    return sent
+
+
+def schema_on_wire(tool: ToolSchema) -> dict[str, Any]:
+    """A tool as `/chat/completions` takes it."""
+    return {"name": tool.name, "description": tool.description, "parameters": tool.parameters}

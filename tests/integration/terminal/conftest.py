@@ -1,0 +1,118 @@
+"""A tiny model folder, and an OpenAI endpoint that answers by a script."""
+
+from __future__ import annotations
+
+import json
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tailrace.toolbox.byte_tokenizer import build_byte_tokenizer
+from tailrace_cli.__main__ import app
+
+ROOT = Path(__file__).parents[3]
+EXAMPLES = ROOT / "examples"
+
+Play = Callable[..., str]
+
+
+@pytest.fixture(scope="session")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Random weights over bytes, as `save_pretrained` writes them."""
+    from transformers import Qwen3Config, Qwen3ForCausalLM
+
+    folder = build_byte_tokenizer(tmp_path_factory.mktemp("model"))
+    config = Qwen3Config(
+        vocab_size=262,
+        hidden_size=32,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        num_key_value_heads=2,
+        head_dim=16,
+        intermediate_size=64,
+        max_position_embeddings=2048,
+        tie_word_embeddings=True,
+    )
+    Qwen3ForCausalLM(config).save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture
+def play(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Play:
+    """`tailrace episode` in this process; what it printed, without line breaks."""
+    monkeypatch.setattr(sys, "path", sys.path.copy())
+    capfd.readouterr()
+
+    def played(example: str, *arguments: str) -> str:
+        app(["episode", str(EXAMPLES / example), *arguments], standalone_mode=False)
+        out, err = capfd.readouterr()
+        assert "it/s" not in err, "a progress bar"
+        return " ".join(out.split())
+
+    return played
+
+
+@dataclass
+class ScriptedEndpoint:
+    """Answers call after call with the next message of `script`; the last one goes on for ever."""
+
+    url: str = ""
+    script: list[dict[str, Any]] = field(default_factory=lambda: [{"content": "7"}])
+    requests: list[dict[str, Any]] = field(default_factory=list)
+    keys: list[str] = field(default_factory=list)
+    status: int = 200
+
+    def answer(self, request: dict[str, Any]) -> dict[str, Any]:
+        """What `/v1/chat/completions` says."""
+        self.requests.append(request)
+        number = len(self.requests)
+        said = self.script.pop(0) if len(self.script) > 1 else self.script[0]
+        reason = "tool_calls" if said.get("tool_calls") else "stop"
+        return {
+            "id": f"chatcmpl-{number}",
+            "object": "chat.completion",
+            "created": 0,
+            "model": request["model"],
+            "choices": [
+                {"index": 0, "finish_reason": reason, "message": {"role": "assistant", **said}}
+            ],
+            "usage": {
+                "prompt_tokens": 20 + number,
+                "completion_tokens": 3,
+                "total_tokens": 23 + number,
+            },
+        }
+
+
+@pytest.fixture
+def endpoint() -> Iterator[ScriptedEndpoint]:
+    scripted = ScriptedEndpoint()
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            scripted.keys.append(self.headers["Authorization"])
+            body = self.rfile.read(int(self.headers["Content-Length"]))
+            answer = json.dumps(scripted.answer(json.loads(body))).encode()
+            self.send_response(scripted.status if self.path == "/v1/chat/completions" else 404)
+            self.send_header("Content-Type", "application/json")
+            self.send_header("Content-Length", str(len(answer)))
+            self.end_headers()
+            self.wfile.write(answer)
+
+        def log_message(self, format: str, *args: Any) -> None:
+            """Nothing is logged."""
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    scripted.url = f"http://127.0.0.1:{server.server_address[1]}/v1"
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05})
+    thread.start()
+    yield scripted
+    server.shutdown()
+    thread.join()
+    server.server_close()

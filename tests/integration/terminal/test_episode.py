@@ -1,0 +1,105 @@
+"""`tailrace episode` for every kind of player, with a model folder and with an endpoint."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from tests.integration.terminal.conftest import Play, ScriptedEndpoint
+
+CALL = {
+    "id": "call00001",
+    "type": "function",
+    "function": {"name": "calculator", "arguments": '{"expression": "6*7"}'},
+}
+
+
+def test_an_environment_is_played_turn_by_turn_by_a_model_folder(play: Play, checkpoint: Path) -> None:
+    shown = play(
+        "frozen_lake", "agents.max_episode_tokens=1024", "inference.max_model_len=1024",
+        "--checkpoint", str(checkpoint), "--task-seed", "3",
+    )  # fmt: skip
+    assert "task 3 of held_out_lake" in shown
+    assert "model, turn 1 " in shown
+    assert re.search(r"environment, reward \S+ .*outcome ok, return \S+, \d+ turns", shown)
+    assert re.search(r"reward 0 \(success 0\)", shown)
+    assert re.search(r"row 1 of 1: \d+ tokens, \d+ of them sampled at mean log-probability -", shown)
+
+
+def test_an_agent_loop_shows_its_prompt_its_tokens_and_its_reward(play: Play, checkpoint: Path) -> None:
+    shown = play(
+        "calculator", "agents.max_episode_tokens=1024", "inference.max_model_len=1024",
+        "--checkpoint", str(checkpoint), "--tag", "sums",
+    )  # fmt: skip
+    assert "What is " in shown
+    counts = re.search(r"turn 1: (\d+) tokens in \(\1 new\), (\d+) out, (stop|length)", shown)
+    assert counts, shown
+    assert f"{counts[2]} of them sampled" in shown
+    assert "reward 0 (success 0)" in shown
+
+
+def test_a_workflow_calls_a_gateway_of_its_own_and_every_call_is_shown(
+    play: Play, checkpoint: Path
+) -> None:
+    shown = play("frameworks/openai_sdk", "--checkpoint", str(checkpoint), "--task-seed", "2")
+    assert "A number near 20, please." in shown
+    assert re.search(r"turn 1: \d+ new tokens in, \d+ out", shown)
+    assert re.search(r"turn 2: \d+ new tokens in, \d+ out", shown)
+    assert re.search(r"outcome ok, return \S+, 2 turns", shown), shown
+    assert re.search(r"row 1 of \d: \d+ tokens", shown)
+
+
+def test_an_endpoint_plays_an_agent_loop_with_tools(
+    play: Play, endpoint: ScriptedEndpoint, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OPENAI_API_KEY", "a-key")
+    endpoint.script = [{"content": None, "tool_calls": [CALL]}, {"content": "forty-two"}]
+    shown = play("calculator", "--endpoint", endpoint.url, "--model", "some-model")
+    assert "turn 1: 21 tokens in, 3 out, stop" in shown
+    assert '-> calculator({"expression": "6*7"})' in shown
+    assert re.search(r"tool calculator, \d+ ms \S+ │ 42 │", shown)
+    assert "turn 2: 22 tokens in, 3 out, stop" in shown
+    assert "reward 0 (success 0)" in shown
+    first, second = endpoint.requests
+    assert first["model"] == "some-model"
+    assert [tool["function"]["name"] for tool in first["tools"]] == ["calculator"]
+    assert [message["role"] for message in second["messages"]] == ["user", "assistant", "tool"]
+    assert second["messages"][-1]["content"] == "42"
+    assert set(endpoint.keys) == {"Bearer a-key"}
+
+
+def test_an_endpoint_that_calls_tools_for_ever_fails_at_the_limit(
+    play: Play, endpoint: ScriptedEndpoint
+) -> None:
+    endpoint.script = [{"content": None, "tool_calls": [CALL]}]
+    shown = play(
+        "calculator", "agents.loop_args.max_turns=2", "--endpoint", endpoint.url, "--model", "m"
+    )
+    assert len(endpoint.requests) == 2
+    assert re.search(r"outcome policy_failure \(.*max_turns", shown), shown
+
+
+def test_an_endpoint_plays_an_environment(play: Play, endpoint: ScriptedEndpoint) -> None:
+    shown = play("frozen_lake", "--endpoint", endpoint.url, "--model", "m", "--task-seed", "3")
+    assert "Invalid action." in shown
+    assert re.search(r"outcome \w+.*10 turns", shown), shown
+    assert len(endpoint.requests) == 10
+
+
+def test_an_endpoint_plays_a_workflow_and_every_call_is_shown(
+    play: Play, endpoint: ScriptedEndpoint
+) -> None:
+    shown = play("frameworks/openai_sdk", "--endpoint", endpoint.url, "--model", "some-model")
+    assert "A number near 00, please." in shown
+    assert "turn 2: 22 tokens in, 3 out" in shown
+    assert re.search(r"outcome ok, return 2, 2 turns", shown), shown
+    assert [request["model"] for request in endpoint.requests] == ["some-model"] * 2
+
+
+def test_an_endpoint_that_refuses_is_named(play: Play, endpoint: ScriptedEndpoint) -> None:
+    endpoint.status = 503
+    shown = play("calculator", "--endpoint", endpoint.url, "--model", "m")
+    assert "outcome infra_failure" in shown
+    assert "answered 503" in shown
