@@ -119,12 +119,14 @@ class Stage:
     async def _run_loop(
         self, row: dict[str, Any], policy: EndpointPolicy, result: EpisodeResult
     ) -> None:
-        with foreign_code(f"agent loop {row['agent_name']}"):
-            loop = self._cast.loops[row["agent_name"]]()
-            made = await loop.run(copy.deepcopy(row), policy)
+        try:
+            with foreign_code(f"agent loop {row['agent_name']}"):
+                loop = self._cast.loops[row["agent_name"]]()
+                made = await loop.run(copy.deepcopy(row), policy)
+        finally:
+            result.messages = policy.conversation
         result.outcome, result.reason = made.outcome, made.reason
         result.metrics.update(made.metrics)
-        result.messages = policy.conversation
 
     async def _env_at(self, endpoint: Endpoint) -> EpisodeResult:
         """An environment's words and the model's as messages."""
