@@ -29,6 +29,11 @@ class ClusterConfig(Config, frozen=True, kw_only=True):
     """Tools to serve for this run, one process each: `module:tool`, or several with spaces between;
     `module` lies beside the experiment file or is installed."""
 
+    keep_environment: tuple[str, ...] = ()
+    """Names of environment variables, such as the key of a judge's API, that agents, reward workers and
+    tool workers get as the command has them; the other processes, sandboxes above all, never do. One
+    that is not set is left out. Only names stand in the run's files, no values."""
+
     nats_port: int = 0
     """Port of the embedded nats-server on 127.0.0.1; 0 takes a free one."""
 
@@ -68,6 +73,12 @@ class ClusterConfig(Config, frozen=True, kw_only=True):
         for key in ("num_gateways", "num_sandboxes"):
             if (getattr(self, key) or 0) < 0:
                 raise ValueError(f"cluster.{key} must not be negative")
+        for name in self.keep_environment:
+            if not name or "=" in name or name.startswith("TAILRACE_"):
+                raise ValueError(
+                    f"cluster.keep_environment: {name.partition('=')[0]!r} must be the name of a variable "
+                    "of your own, without its value and not beginning with TAILRACE_"
+                )
         for key in ("nats_port", "redis_port"):
             if not 0 <= getattr(self, key) <= 65535:
                 raise ValueError(f"cluster.{key} must be 0 (a free port) or a port number up to 65535")

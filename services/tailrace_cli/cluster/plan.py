@@ -10,12 +10,14 @@ from pathlib import Path
 
 from tailrace_cli.config import ClusterConfig
 
-# What a child keeps of our environment; everything else it gets is written here.
+# What a child keeps of our environment; everything else it gets is written here or, for those that run
+# the user's own code, named in `cluster.keep_environment`.
 KEPT_ENVIRONMENT = (
     "PATH", "HOME", "LANG", "LC_ALL", "TMPDIR", "TZ", "USER", "VIRTUAL_ENV", "PYTHONPATH",
     "CUDA_VISIBLE_DEVICES", "NVIDIA_VISIBLE_DEVICES", "LD_LIBRARY_PATH", "HF_HOME", "HF_TOKEN",
     "HF_HUB_OFFLINE", "OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_TRACES_SAMPLER_ARG", "TAILRACE_LOG_LEVEL",
 )  # fmt: skip
+RUN_USER_CODE = ("agents", "reward", "tools")
 
 
 @dataclass(frozen=True)
@@ -62,7 +64,7 @@ def service_specs(config: ClusterConfig, num_gateways: int, site: Site) -> list[
         "agents": config.num_agents_workers,
     }
     return [
-        _service_spec(service, f"{service}-{index}" if count > 1 else service, site)
+        _service_spec(service, f"{service}-{index}" if count > 1 else service, site, config)
         for service, count in counts.items()
         for index in range(count)
     ]
@@ -74,25 +76,26 @@ def tool_worker_specs(config: ClusterConfig, run: str, site: Site) -> list[Proce
         ProcessSpec(
             f"tools-{index}",
             [sys.executable, "-m", "tailrace_cli", "tools", "serve", "--run", run, *tools.split()],
-            _environment(site) | connection_environment("tools", site.connection),
+            _environment("tools", site, config) | connection_environment("tools", site.connection),
         )
         for index, tools in enumerate(config.tool_workers)
     ]
 
 
-def _service_spec(service: str, instance: str, site: Site) -> ProcessSpec:
+def _service_spec(service: str, instance: str, site: Site, config: ClusterConfig) -> ProcessSpec:
     argv = [sys.executable, "-m", f"tailrace_{service}"]
     argv += ["--config", str(site.config_path), "--instance-id", instance]
-    env = _environment(site)
+    env = _environment(service, site, config)
     if service == "gateway":
         env["TAILRACE_GATEWAY_PORT"] = str(site.gateway_port)
         env["TAILRACE_GATEWAY_ADMIN_KEY"] = site.gateway_admin_key
     return ProcessSpec(instance, argv, env | connection_environment(service, site.connection))
 
 
-def _environment(site: Site) -> dict[str, str]:
-    """What every process gets, whoever it is."""
-    env = {key: os.environ[key] for key in KEPT_ENVIRONMENT if key in os.environ}
+def _environment(service: str, site: Site, config: ClusterConfig) -> dict[str, str]:
+    """What a process gets beside what connects it; the user's own variables only with his own code."""
+    kept = KEPT_ENVIRONMENT + (config.keep_environment if service in RUN_USER_CODE else ())
+    env = {key: os.environ[key] for key in kept if key in os.environ}
     env |= {
         "PYTHONUNBUFFERED": "1",
         "OMP_NUM_THREADS": str(site.num_threads),

@@ -7,7 +7,13 @@ from pathlib import Path
 import pytest
 
 from tailrace_cli.cluster.permissions import SERVICE_USERS
-from tailrace_cli.cluster.plan import Connection, ProcessSpec, Site, service_specs
+from tailrace_cli.cluster.plan import (
+    Connection,
+    ProcessSpec,
+    Site,
+    service_specs,
+    tool_worker_specs,
+)
 from tailrace_cli.config import ClusterConfig
 from tailrace_cli.experiment import count_gateways, load
 
@@ -18,7 +24,7 @@ PASSWORDS = {user: f"key of {user}" for user in SERVICE_USERS}
 def plan(config: ClusterConfig, num_gateways: int = 0, folder: Path | None = None) -> list[ProcessSpec]:
     connection = Connection("nats://here", "redis://here", PASSWORDS)
     site = Site(Path("run/config.yaml"), Path("run/state"), connection, 1, 4711, folder)
-    return service_specs(config, num_gateways, site)
+    return [*tool_worker_specs(config, "run", site), *service_specs(config, num_gateways, site)]
 
 
 def test_gateways_and_sandboxes_are_started_before_the_agents_that_call_them() -> None:
@@ -61,6 +67,26 @@ def test_modules_beside_the_experiment_file_can_be_imported(
     for spec in plan(ClusterConfig(), folder=tmp_path):
         assert spec.env["PYTHONPATH"] == f"{tmp_path}:elsewhere"
     assert load(EXAMPLE).folder == EXAMPLE.parent
+
+
+def test_variables_that_the_user_names_reach_only_the_processes_with_code_of_his_own(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for name in ("JUDGE_KEY", "OTHER_KEY"):
+        monkeypatch.setenv(name, "secret")
+    monkeypatch.delenv("NOT_SET", raising=False)
+    config = ClusterConfig(
+        keep_environment=("JUDGE_KEY", "NOT_SET"), num_sandboxes=1, tool_workers=("mine:add",)
+    )
+    specs = plan(config, 1)
+    assert [spec.name for spec in specs if "JUDGE_KEY" in spec.env] == ["tools-0", "reward", "agents"]
+    assert not [spec for spec in specs if {"OTHER_KEY", "NOT_SET"} & set(spec.env)]
+
+
+@pytest.mark.parametrize("name", ["", "JUDGE_KEY=secret", "TAILRACE_GATEWAY_ADMIN_KEY"])
+def test_what_is_no_variable_of_the_user_is_refused(name: str) -> None:
+    with pytest.raises(ValueError, match=r"cluster\.keep_environment"):
+        ClusterConfig(keep_environment=(name,))
 
 
 @pytest.mark.parametrize(
