@@ -57,7 +57,7 @@ async def test_the_anthropic_sdk(world: World) -> None:
         pytest.param(
             "camel_agent.Clerk",
             {"mode": "subproc", "subproc_max_workers": 1, "python": str(CAMEL)},
-            marks=pytest.mark.skipif(not READY.exists(), reason="needs make .venv-camel/ready"),
+            marks=pytest.mark.skipif(not READY.exists(), reason="no .venv-camel: run make test-camel"),
         ),
     ],
 )
