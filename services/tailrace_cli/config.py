@@ -76,8 +76,8 @@ class ClusterConfig(Config, frozen=True, kw_only=True):
         for name in self.keep_environment:
             if not name or "=" in name or name.startswith("TAILRACE_"):
                 raise ValueError(
-                    f"cluster.keep_environment: {name.partition('=')[0]!r} must be the name of a variable "
-                    "of your own, without its value and not beginning with TAILRACE_"
+                    f"cluster.keep_environment: {name.partition('=')[0]!r} must be the name of a "
+                    "variable of your own, without its value and not beginning with TAILRACE_"
                 )
         for key in ("nats_port", "redis_port"):
             if not 0 <= getattr(self, key) <= 65535:
