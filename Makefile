@@ -41,7 +41,7 @@ bench-engine: .venv/ready-dev
 bench-gateway: .venv/ready-dev
 	$(BIN)/python -m benchmarks.bench_gateway
 
-bench-tools: .venv/ready-dev .venv-trl/ready
+bench-tools: .venv/ready-dev
 	$(BIN)/python -m benchmarks.bench_tools
 
 bench-sandbox: .venv/ready-dev
@@ -73,16 +73,5 @@ test-sandbox-container: .venv/ready-dev
 	.venv-camel/bin/pip install --quiet --disable-pip-version-check -e '.[agents]' camel-ai==0.2.90
 	touch $@
 
-# What the tool phase is compared with; not in our environment, which does not need it.
-.venv-trl/ready:
-	$(PYTHON) -m venv .venv-trl
-	.venv-trl/bin/pip install --quiet --disable-pip-version-check torch==2.13.0 trl==1.16.0 jmespath
-	touch $@
-
-# What the example of a tool worker in JavaScript needs from npm.
-examples/tool_worker_js/node_modules/ready: examples/tool_worker_js/package-lock.json
-	cd examples/tool_worker_js && npm ci --no-audit --no-fund
-	touch $@
-
 clean:
-	rm -rf .venv .venv-camel .venv-trl examples/tool_worker_js/node_modules runs .mypy_cache .ruff_cache .pytest_cache .import_linter_cache
+	rm -rf .venv .venv-camel examples/tool_worker_js/node_modules runs .mypy_cache .ruff_cache .pytest_cache .import_linter_cache
