@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import importlib
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -66,6 +67,7 @@ class _Process:
         self._tools = tools
         self._redis: StoreConnection | None = None
         self._worker: ToolWorker | None = None
+        self._mcp: list[asyncio.Task[None]] = []  # not the service's, whose tasks end before calls do
 
     async def start(self) -> None:
         endpoints = self._service.endpoints
@@ -95,8 +97,9 @@ class _Process:
             ) from error
         within_s = self._serving.connect_within_s
         servers = [adapter.McpServer(target) for target in self._serving.mcp]
-        for server in servers:
-            self._service.spawn(server.run(), f"mcp {server.target}")
+        self._mcp = [
+            asyncio.create_task(server.run(), name=f"mcp {server.target}") for server in servers
+        ]
         return [offer for server in servers for offer in await server.offers(within_s)]
 
     async def drain(self) -> None:
@@ -104,5 +107,9 @@ class _Process:
             await self._worker.drain(self._serving.drain_s)
 
     async def disconnect(self) -> None:
+        for task in self._mcp:
+            task.cancel()
+        if self._mcp:
+            await asyncio.wait(self._mcp)
         if self._redis is not None:
             await self._redis.aclose()

@@ -13,10 +13,7 @@ from collections.abc import Awaitable, Sequence
 from typing import Any
 
 import msgspec
-import nats.micro
 from nats.micro.request import Request
-from nats.micro.service import EndpointStats
-from nats.micro.service import Service as MicroService
 
 from tailrace import tracing
 from tailrace.bus import Bus
@@ -27,12 +24,12 @@ from tailrace.sdk.tool import AnyTool, ToolSpec
 from tailrace.store import StoreConnection
 from tailrace.tools import metrics
 from tailrace.tools.calls import Calls, RunningCall
-from tailrace.tools.discovery import SERVICE_NAME
+from tailrace.tools.ending import Ending
 from tailrace.tools.host import DEFAULT_MAX_CONCURRENCY, ToolHost
+from tailrace.tools.registration import Registration
 from tailrace.tools.replies import Replies, ReplyTo
 from tailrace.tools.results import error_result, infra_result
 from tailrace.tools.wire import ClaimCheck, ClaimCheckError, Form
-from tailrace_protos import subjects
 from tailrace_protos.base import MalformedMessageError, decode_json
 from tailrace_protos.generation import CallErrorCode
 from tailrace_protos.tool import (
@@ -49,9 +46,6 @@ from tailrace_protos.tool import (
 
 log = get_logger(__name__)
 
-CONTRACT_VERSION = "1.0.0"
-OWN_ENDPOINT = "worker"
-SWEEP_S = 0.25
 RETRY_AFTER_MIN_S = 0.05
 RETRY_AFTER_MAX_S = 2.0
 
@@ -77,14 +71,15 @@ class ToolWorker:
         self.worker_id = worker_id or uuid.uuid4().hex
         self.host = ToolHost(tools, max_concurrency)
         self._bus = bus
-        self._run = run
         self._max_calls = max_concurrency + (max_concurrency if max_waiting is None else max_waiting)
         self._claims = ClaimCheck(bus, redis)
         self._replies = Replies(bus, self._claims)
         self._calls = Calls()
+        connection = bus.connection
+        self._ending = Ending(self._calls, self.host, lambda: connection.is_connected, self._spawn)
+        self._registration = Registration(bus, self.worker_id, run, self._load)
         self._guard = Guard(_told_to_stop)
         self._tasks: set[asyncio.Task[Any]] = set()
-        self._micro: MicroService | None = None
         self._is_draining = False
         self._mean_call_s = 0.0
 
@@ -95,27 +90,9 @@ class ToolWorker:
 
     async def start(self) -> None:
         """Register the tools; calls come from here on."""
-        client = self._bus.connection.client
-        self._micro = await nats.micro.add_service(
-            client,
-            name=SERVICE_NAME,
-            version=CONTRACT_VERSION,
-            description="Tailrace tool worker",
-            metadata={"worker_id": self.worker_id, "run": self._run},
-            stats_handler=self._stats,
-        )
-        own = subjects.tool_worker(self.worker_id)
-        await self._micro.add_endpoint(name=OWN_ENDPOINT, subject=own, handler=self._on_request)
-        for spec in self.host.specs:
-            await self._micro.add_endpoint(
-                name=spec.name,
-                subject=subjects.tool(spec.name, self._run),
-                handler=self._on_request,
-                metadata=endpoint_metadata(spec),
-            )
-        await client.flush()
+        await self._registration.enter(self.host.specs, self._on_request)
         self._bus.connection.on_restored.append(self._calls.renew_all)
-        self._spawn(self._sweep(), "sweep")
+        self._spawn(self._ending.sweep(), "sweep")
         names = [spec.name for spec in self.host.specs]
         log.info("tools served", tools=names, worker_id=self.worker_id)
 
@@ -124,30 +101,13 @@ class ToolWorker:
         self._is_draining = True
         try:
             async with asyncio.timeout(within_s):
-                await self._drain_endpoints()
+                await self._registration.drain_tools()
                 while self._calls.running or self.host.session_ids:  # noqa: ASYNC110 - two kinds of ends
                     await asyncio.sleep(0.02)
         except TimeoutError:
             log.warning("drain ends calls", num_calls=len(self._calls.running))
         finally:
             await self.close()
-
-    async def _drain_endpoints(self) -> None:
-        """Hear of no new calls; what is for this worker alone still comes."""
-        micro = self._micro
-        for endpoint in list(micro._endpoints) if micro else ():
-            if micro and endpoint._name != OWN_ENDPOINT and endpoint._subscription is not None:
-                await self._bus.connection.drain(endpoint._subscription)
-                micro._endpoints.remove(endpoint)
-
-    async def _leave(self) -> None:
-        """Be found no more. (nats-py's own `stop` fails on what is drained, or without a server.)"""
-        micro, self._micro = self._micro, None
-        if micro is not None:
-            endpoints = [endpoint._subscription for endpoint in micro._endpoints]
-            for subscription in (*endpoints, *micro._subscriptions.values()):
-                if subscription is not None:
-                    await self._bus.connection.drain(subscription)
 
     async def close(self) -> None:
         """End at once: whoever waits hears that this worker is gone."""
@@ -160,7 +120,7 @@ class ToolWorker:
             task.cancel()
         if self._tasks:
             await asyncio.wait(set(self._tasks), timeout=1.0)
-        await self._leave()
+        await self._registration.leave()
 
     # Requests
 
@@ -180,7 +140,7 @@ class ToolWorker:
                 await self._replies.send(to, self._calls.probed(message, self.host.session_ids))
             case CancelTools():
                 for call_id in message.call_ids:
-                    self._cancel(call_id)
+                    self._ending.cancel(call_id)
             case ReleaseToolSession():
                 self._spawn(self._release(message.session_id, to), "release")
 
@@ -261,42 +221,9 @@ class ToolWorker:
         for to in call.replies:
             await self._replies.result(to, result, call.request.run)
 
-    # What nobody wants any more
-
-    def _cancel(self, call_id: str) -> None:
-        call = self._calls.running.get(call_id)
-        if call is not None:
-            call.cancel()
-
     async def _release(self, session_id: str, to: ReplyTo) -> None:
-        await self._end_session(session_id)
+        await self._ending.end_session(session_id)
         await self._replies.send(to, ToolSessionReleased(session_id))
-
-    async def _end_session(self, session_id: str) -> None:
-        calls = self._calls.of_session(session_id)
-        for call in calls:
-            call.cancel()
-        tasks = {call.task for call in calls if call.task is not None}
-        if tasks:
-            await asyncio.wait(tasks)
-        self._calls.session_leases.end(session_id)
-        await self.host.release(session_id)
-
-    async def _sweep(self) -> None:
-        """End what belongs to callers that fell silent."""
-        while True:
-            await asyncio.sleep(SWEEP_S)
-            if not self._bus.connection.is_connected:
-                continue
-            calls, sessions = self._calls.expired()
-            for call_id in calls:
-                log.warning("caller fell silent", call_id=call_id)
-                metrics.EXPIRED.labels("call").inc()
-                self._cancel(call_id)
-            for session_id in sessions:
-                log.warning("caller fell silent", session_id=session_id)
-                metrics.EXPIRED.labels("session").inc()
-                self._spawn(self._end_session(session_id), "expired session")
 
     def _spawn(self, work: Awaitable[Any], name: str) -> asyncio.Task[Any]:
         task = asyncio.create_task(self._guard.run(name, work), name=name)
@@ -304,7 +231,7 @@ class ToolWorker:
         task.add_done_callback(self._tasks.discard)
         return task
 
-    def _stats(self, _of: EndpointStats) -> dict[str, int]:
+    def _load(self) -> dict[str, int]:
         return {
             "num_running": self.host.num_running,
             "num_waiting": len(self._calls.running) - self.host.num_running,
@@ -312,18 +239,6 @@ class ToolWorker:
             "num_sessions": len(self.host.session_ids),
             "max_concurrency": self.host.max_concurrency,
         }
-
-
-def endpoint_metadata(spec: ToolSpec) -> dict[str, str]:
-    """What `$SRV.INFO` says of a tool; NATS takes strings only."""
-    return {
-        "tool": spec.name,
-        "description": spec.description,
-        "schema": msgspec.json.encode(spec.schema.parameters).decode(),
-        "is_idempotent": str(spec.is_idempotent).lower(),
-        "is_stateful": str(spec.is_stateful).lower(),
-        "timeout_s": f"{spec.timeout_s:g}",
-    }
 
 
 def _told_to_stop(reason: str, _exit_code: int) -> None:
