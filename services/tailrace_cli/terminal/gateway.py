@@ -19,6 +19,7 @@ from tailrace.clock import SystemClock
 from tailrace.ledger import Ledger
 from tailrace.runtime.guard import Guard
 from tailrace.sdk.policy import OnChunk, Policy
+from tailrace_agents.core.workflow_player import SessionFailedError
 from tailrace_cli.experiment import Experiment
 from tailrace_cli.terminal.screen import Screen
 from tailrace_gateway.adapters.http.chat import chat_routes
@@ -30,6 +31,7 @@ from tailrace_gateway.adapters.http.responses import response_routes
 from tailrace_gateway.adapters.server import HttpServer, bind, ended
 from tailrace_gateway.core.calls import Calls
 from tailrace_gateway.core.capture import Capture
+from tailrace_gateway.core.errors import ApiError
 from tailrace_gateway.core.exports import Exporter
 from tailrace_gateway.core.prompts import Prompter
 from tailrace_gateway.core.sampling import Sampler
@@ -219,7 +221,11 @@ class TerminalGateway:
 
     async def export(self, request: ExportSession) -> SessionExport:
         """See `Sessions`."""
-        return await self._exporter.export(request)
+        try:
+            _, exported = await self._exporter.export(request)
+        except ApiError as error:
+            raise SessionFailedError(str(error)) from error
+        return exported
 
     def close(self, session_id: str) -> None:
         """See `Sessions`."""
