@@ -52,9 +52,10 @@ class Calls:
         """
         self._require_room()
         check_schema(call.promises)
+        under_way = self._under_way(session_id, name) if is_retry else None
         session, answer = await self._sessions.refresh(session_id, name if is_retry else "")
-        running = session.by_name.get(name) if is_retry else None
-        if running is None:
+        running = (under_way or self._under_way(session_id, name)) if is_retry else None
+        if running is None or not running.is_joinable:
             running = RunningCall(streams)
             session.calls.add(running)
             session.by_name[name] = running
@@ -64,6 +65,15 @@ class Calls:
             metrics.COALESCED.inc()
         running.join()
         return running
+
+    def _under_way(self, session_id: str, name: str) -> RunningCall | None:
+        """The call that a retry may join.
+
+        Looked for before the store is read and after: one that ends between would be in neither.
+        """
+        session = self._sessions.known(session_id)
+        running = None if session is None else session.by_name.get(name)
+        return running if running is not None and running.is_joinable else None
 
     async def count_tokens(self, session_id: str, call: ModelCall) -> int:
         """Tokens of the prompt that a call would have."""

@@ -40,6 +40,13 @@ class RunningCall:
         self._pieces.append(piece)
         self._news.set()
 
+    @property
+    def is_joinable(self) -> bool:
+        """Whether it runs or ended well; one that is being cancelled, or failed, answers nobody."""
+        if self.task is None or self.task.cancelling() or self.task.cancelled():
+            return False
+        return not self.task.done() or self.task.exception() is None
+
     def join(self) -> None:
         """One more listens."""
         self._num_listeners += 1

@@ -83,6 +83,10 @@ class Sessions:
             raise UnauthorizedError("this key opens no session: it was closed, or never was")
         return session_id
 
+    def known(self, session_id: str) -> Session | None:
+        """The session as it is known here, without a look at the store."""
+        return self._sessions.get(session_id)
+
     async def refresh(self, session_id: str, answer: str = "") -> tuple[Session, bytes | None]:
         """The session with all that was captured of it anywhere, and a recorded answer if there is one.
 
