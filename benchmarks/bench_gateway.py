@@ -42,7 +42,6 @@ from tailrace_protos.session import SessionOpened
 PACKAGES = ("tailrace", "starlette", "uvicorn", "httptools", "aiohttp", "httpx2", "redis", "nats-py")
 WORDS = "Tell me about foxes and what they do all day long. " * 4
 NUM_TURNS = 4
-Send = Callable[[SessionOpened, list[dict[str, str]]], Awaitable[None]]
 
 
 def conversation(num_turns: int, words: str = WORDS) -> list[dict[str, str]]:
@@ -99,18 +98,16 @@ async def measure_latency(world: World, results: Results, in_flight: int, args: 
     took: dict[str, list[float]] = {"direct": [], "gateway": []}
     rounds: dict[str, list[float]] = {"direct": [], "gateway": []}
     num = args.calls // in_flight
-    connector = aiohttp.TCPConnector(limit=0)
+    connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=4.0)
     async with DirectCalls(world) as direct, aiohttp.ClientSession(connector=connector) as http:
         for number in range(args.rounds + 1):
             for path in ("direct", "gateway"):
                 one_round: list[float] = []
-                if path == "direct":
-                    players = [play(direct.call, one_round, num) for _ in range(in_flight)]
-                else:
-                    players = [
-                        play(await through_gateway(world, http), one_round, num)
-                        for _ in range(in_flight)
-                    ]
+                ways = [
+                    direct.call if path == "direct" else await through_gateway(world, http, num)
+                    for _ in range(in_flight)
+                ]
+                players = [play(way, one_round, num) for way in ways]
                 await asyncio.gather(*players)
                 if number:  # the first one warms up
                     took[path] += one_round
@@ -130,14 +127,17 @@ async def measure_latency(world: World, results: Results, in_flight: int, args: 
 
 
 async def through_gateway(
-    world: World, http: aiohttp.ClientSession
+    world: World, http: aiohttp.ClientSession, num: int
 ) -> Callable[[int], Awaitable[None]]:
-    """Calls in a session that begins anew after its last turn."""
+    """`num` calls, every conversation in a session of its own, opened beforehand."""
     bodies = [{"model": "m", "messages": conversation(turn)} for turn in range(NUM_TURNS)]
-    sessions = [await world.open()]
+    sessions = iter(await world.open_many(-(-num // NUM_TURNS)))
+    current: list[SessionOpened] = []
 
     async def call(turn: int) -> None:
-        opened = sessions[0]
+        if turn == 0:
+            current[:] = [next(sessions)]
+        opened = current[0]
         headers = {"authorization": f"Bearer {opened.api_key}"}
         url = f"{opened.base_url}/chat/completions"
         async with http.post(url, json=bodies[turn], headers=headers) as answer:
@@ -153,7 +153,7 @@ async def measure_sessions(world: World, results: Results, num: int) -> None:
     sessions = await world.open_many(num)
     took_s: list[float] = []
     words = f"Think. @{wait_s}@"
-    connector = aiohttp.TCPConnector(limit=0)
+    connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=4.0)
     before = world.gateway.cpu_times()
     started_s = time.perf_counter()
     async with aiohttp.ClientSession(connector=connector, timeout=_FOR_EVER) as http:
@@ -241,10 +241,10 @@ async def run(args: argparse.Namespace, folder: Path) -> Results:
 def main() -> int:
     """Measure, print, write; the exit code."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--calls", type=int, default=1600)
+    parser.add_argument("--calls", type=int, default=400)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--sessions", type=int, default=2000)
-    parser.add_argument("--pool", type=int, nargs="+", default=[250, 1000, 4000])
+    parser.add_argument("--pool", type=int, nargs="+", default=[250, 1000, 2000])
     args = parser.parse_args()
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (min(hard, max(soft, 65_536)), hard))
