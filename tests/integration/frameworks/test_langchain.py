@@ -45,18 +45,19 @@ async def test_plain_calls_and_streams_work_from_threads(world: World) -> None:
     assert "".join(part.text for part in parts) == "Hello there."
 
 
-async def test_a_stream_comes_in_pieces_that_add_up_with_usage(world: World) -> None:
-    world.model.chunk = 1
+async def test_a_stream_comes_while_the_model_still_samples_and_adds_up_with_usage(
+    world: World,
+) -> None:
+    world.model.hold, world.model.num_before_hold = True, 5
     model = await model_of(world)
     whole: AIMessageChunk | None = None
-    num_parts = 0
     async for part in model.astream("Hi"):
         assert isinstance(part, AIMessageChunk)
         whole = part if whole is None else whole + part
-        num_parts += bool(part.text)
+        if whole.text == "Hello":
+            world.model.release()
     assert whole is not None
     assert whole.text == "Hello there."
-    assert num_parts > 2
     assert whole.usage_metadata is not None
     assert whole.usage_metadata["output_tokens"] == len(world.sampled()[0])
     assert whole.response_metadata["finish_reason"] == "stop"
