@@ -9,6 +9,7 @@ from __future__ import annotations
 import sys
 
 from mcp.server.mcpserver import MCPServer
+from mcp.server.mcpserver.exceptions import ToolError
 from mcp_types import ToolAnnotations
 
 server = MCPServer("words")
@@ -23,6 +24,8 @@ def count_words(text: str) -> int:
 @server.tool()
 def divide(a: float, b: float) -> float:
     """Divide one number by another."""
+    if b == 0:
+        raise ToolError("division by zero")  # the text of any other exception stays in the server
     return a / b
 
 
