@@ -76,7 +76,7 @@ class EndpointPolicy:
     @property
     def renderer(self) -> NoReturn:
         """There is none."""
-        raise ConfigError("this agent loop works with token ids: play it without --endpoint")
+        raise _no_tokens()
 
     @property
     def remaining(self) -> Remaining:
@@ -129,7 +129,7 @@ class EndpointPolicy:
         sampling: SamplingParams | None = None,
     ) -> NoReturn:
         """An endpoint takes text only."""
-        return self.renderer
+        raise _no_tokens()
 
     def set_reward(self, reward: float, completion_id: str = "") -> None:
         """See `EpisodePolicy`."""
@@ -171,3 +171,7 @@ class EndpointPolicy:
         reason = FinishReason.LENGTH if is_cut else FinishReason.STOP
         self.screen.reply(message, f"{num_prompt} tokens in, {num_sampled} out, {reason.value}")
         return ChatReply(message, reason, "", str(next(self._ids)), num_sampled)
+
+
+def _no_tokens() -> ConfigError:
+    return ConfigError("this agent loop works with token ids: play it without --endpoint")
