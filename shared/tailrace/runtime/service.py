@@ -218,6 +218,7 @@ class Service:
         self._serving = True
         for actor in tuple(self._actors):  # what is declared from here on starts itself
             await self._start_actor(actor)
+        await self.bus.connection.client.flush()  # who sees us ready can reach every endpoint
         for name, body in loops:
             self._tasks.loop(name, body)
         if self._ready is None:

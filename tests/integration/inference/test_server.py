@@ -44,7 +44,7 @@ async def test_calls_see_every_version_and_the_drain_finishes_them(world: World)
     expected = own_logprobs(old, [5, 6, 7, *short.token_ids.tolist()], 12)
     assert short.inference_logprobs.tolist() == pytest.approx(expected, abs=1e-4)
 
-    long = world.client.generate(address, world.request("long", [1, 2, 3], 3000))
+    long = world.client.generate(address, world.request("long", [1, 2, 3], 4000))
     second = await world.publish(new)
     await world.serving(second)
     process.send_signal(signal.SIGTERM)
@@ -54,8 +54,8 @@ async def test_calls_see_every_version_and_the_drain_finishes_them(world: World)
     assert [span.policy_version for span in generation.version_spans] == [first, second]
     ids = [1, 2, 3, *generation.token_ids.tolist()]
     num_old = generation.version_spans[0].num_tokens
-    by_old = own_logprobs(old, ids, 3000)[:num_old]
-    by_new = own_logprobs(new, ids, 3000)[num_old:]
+    by_old = own_logprobs(old, ids, 4000)[:num_old]
+    by_new = own_logprobs(new, ids, 4000)[num_old:]
     assert generation.inference_logprobs.tolist() == pytest.approx(by_old + by_new, abs=1e-4)
 
     assert await asyncio.to_thread(process.wait, 20) == 0

@@ -30,7 +30,7 @@ async def serving(service: Service) -> AsyncIterator[asyncio.Task[int]]:
     """Serve in the background once started; the task's result is the exit code."""
     task = asyncio.create_task(service.serve())
     try:
-        await eventually(lambda: service.health.port > 0 and service._serving)
+        await eventually(lambda: service._ready is not None)
         yield task
     finally:
         service.stop("end of test")

@@ -13,7 +13,7 @@ from tailrace_sandbox.config import CallLimits, SandboxConfig
 from tailrace_sandbox.ports import Outcome, Work
 
 MIB = 1024 * 1024
-DEADLINE_S = 60.0
+DEADLINE_S = 90.0
 
 # Small, so that a bomb that works does little harm and a test takes little time.
 LIMITS = CallLimits(
