@@ -26,6 +26,7 @@ SMALL = {
     "groups_per_step": 2,
     "scheduler.eval_groups": 2,
     "inference.emission_log": True,
+    "learner.save_trajectories": True,
     "cluster.num_agents_workers": 2,
 }
 
