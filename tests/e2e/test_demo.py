@@ -1,7 +1,6 @@
-"""The demo as `make demo` runs it: the model learns, within the promised memory.
+"""The demo as `make demo` runs it: the model learns what is promised, within the promised memory.
 
-How well it ends over several seeds is what `make bench-demo` measures and judges; here it must have
-learnt far more than the warm start gave, whatever the luck of one seed.
+`make bench-demo` measures and judges several seeds, and times.
 """
 
 from __future__ import annotations
@@ -52,5 +51,5 @@ def test_the_demo_learns_to_cross_held_out_lakes(tmp_path: Path) -> None:
     assert process.returncode == 0, printed
     rows = [json.loads(line) for line in (tmp_path / "demo/metrics.jsonl").read_text().splitlines()]
     assert rows[0]["eval/success_rate"] <= 0.35
-    assert rows[-1]["eval/success_rate"] >= 0.75
+    assert rows[-1]["eval/success_rate"] >= 0.85
     assert peak < MAX_BYTES, f"{peak / 1024**3:.2f} GiB"

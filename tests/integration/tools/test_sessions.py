@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from typing import Any, ClassVar
 
 import pytest
@@ -165,7 +166,8 @@ async def test_a_session_whose_worker_died_is_an_infrastructure_failure(
         await first.close()
         result = await tools.call(add(1))
     assert result.content == ""
-    assert "no worker listens" in result.infra_error
+    # NATS may know of the worker's end before the probes do, or after them.
+    assert re.search("no worker listens|which had the session, died", result.infra_error)
     assert log == ["create e", "release e"]
 
 
