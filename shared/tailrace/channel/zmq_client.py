@@ -1,7 +1,8 @@
 """The channel's client over ZMQ: a DEALER per link, no broker between.
 
-A DEALER's monitor tells when the server's end closes. One that reconnects has a new routing id, which
-the server takes for an unknown client and refuses: no frame is ever lost unnoticed.
+A DEALER's monitor tells when the server's end closes; what the server sent before that is in the socket
+then and is read first. One that reconnects has a new routing id, which the server takes for an unknown
+client and refuses: no frame is ever lost unnoticed.
 """
 
 from __future__ import annotations
@@ -72,9 +73,11 @@ class ZmqClientWire:
     def _on_ready(self, events: int) -> bool:
         if events & zmq.POLLOUT and self._queue:
             self._send_queued()
-        if not events & zmq.POLLIN:
-            return False
-        for _ in range(MAX_FRAMES_PER_WAKE):
+        return bool(events & zmq.POLLIN) and self._receive(MAX_FRAMES_PER_WAKE)
+
+    def _receive(self, max_frames: int) -> bool:
+        """Hand on frames that came; whether there may be more."""
+        for _ in range(max_frames):
             try:
                 data = self._socket.recv(zmq.DONTWAIT)
             except zmq.Again:
@@ -94,7 +97,10 @@ class ZmqClientWire:
         except zmq.Again:
             return False
         if event["event"] == zmq.EVENT_DISCONNECTED:
-            self._link.on_lost(LinkLoss.DISCONNECTED, "the server's end of the connection closed")
+            while not self._closed and self._receive(MAX_FRAMES_PER_WAKE):
+                pass  # the last words of a server that left in order
+            if not self._closed:
+                self._link.on_lost(LinkLoss.DISCONNECTED, "the server's end of the connection closed")
         else:
             self._link.on_lost(LinkLoss.HANDSHAKE, "CURVE handshake failed: wrong keys?")
         return not self._closed

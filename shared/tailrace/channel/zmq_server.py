@@ -25,8 +25,12 @@ from tailrace.channel.zmq_socket import (
     SocketReader,
     make_socket,
 )
+from tailrace.log import get_logger
+
+_log = get_logger(__name__)
 
 _PEER_RETRY_S = 0.002
+_FINISH_S = 1.0  # for slow clients to take what is queued for them when the server stops
 
 
 class ZmqServerWire:
@@ -63,7 +67,7 @@ class ZmqServerWire:
         return True
 
     def send_queued(self) -> bool:
-        """Send what the peer takes; True when nothing is left."""
+        """Send what the peer takes, also after `close`; True when nothing is left."""
         while self._queue:
             if not self._try_send(self._queue[0]):
                 return False
@@ -74,7 +78,6 @@ class ZmqServerWire:
     def close(self) -> None:
         """See `Wire`."""
         self._closed = True
-        self._queue.clear()
 
 
 class ZmqServerTransport:
@@ -86,6 +89,7 @@ class ZmqServerTransport:
         self._keys = keys
         self._blocked: set[ZmqServerWire] = set()
         self._retry_timer: asyncio.TimerHandle | None = None
+        self._all_sent = asyncio.Event()
 
     async def start(self, server: LinkedGenerateServer) -> None:
         """Bind; raises `ValueError` when the endpoint cannot be had."""
@@ -138,14 +142,26 @@ class ZmqServerTransport:
         for wire in blocked:
             if not wire.send_queued():
                 self.retry(wire)
+        if not self._blocked:
+            self._all_sent.set()
 
     async def stop(self) -> None:
         """See `ServerTransport`."""
+        await self._finish()
         if self._retry_timer is not None:
             self._retry_timer.cancel()
         self._reader.close()
         self._socket.close()
         await asyncio.to_thread(self._context.term)
+
+    async def _finish(self) -> None:
+        """Give slow clients a moment for what is queued for them."""
+        self._all_sent.clear()
+        if self._blocked:
+            try:
+                await asyncio.wait_for(self._all_sent.wait(), _FINISH_S)
+            except TimeoutError:
+                _log.warning("clients did not take what was queued", num_clients=len(self._blocked))
 
 
 class ZmqGenerateServer(LinkedGenerateServer):

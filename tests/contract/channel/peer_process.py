@@ -1,6 +1,7 @@
 """One end of the channel in a process of its own, so that tests can kill or stop it.
 
-`server`: sends three tokens of every call and then keeps it open, but ends calls named `quick*`.
+`server`: sends three tokens of every call and then keeps it open, but ends calls named `quick*`. At
+SIGUSR1 it ends the open calls with one more token and leaves in order.
 `client`: makes a call named `orphan` and waits. Both print `ready` when they are up.
 """
 
@@ -18,11 +19,21 @@ from tests.contract.channel.harness import Ends, chunk, request
 
 
 class StallingEngine:
-    """Three tokens, then nothing."""
+    """Three tokens, then nothing until `finish`."""
+
+    def __init__(self) -> None:
+        self._open: dict[str, ChunkSink] = {}
 
     def submit(self, request: GenerateRequest, sink: ChunkSink) -> None:
         finish = FinishReason.STOP if request.call_id.startswith("quick") else None
         sink.send(chunk(request.call_id, 0, 3, finish))
+        if finish is None:
+            self._open[request.call_id] = sink
+
+    def finish(self) -> None:
+        """One more token for every open call, the last."""
+        for call_id, sink in self._open.items():
+            sink.send(chunk(call_id, 3, 1, FinishReason.STOP))
 
     def abort(self, call_id: str) -> None:
         """This process is here to be killed."""
@@ -35,10 +46,15 @@ def say_ready() -> None:
 
 async def run(role: str, ends: Ends) -> None:
     if role == "server":
-        server = await ends.server()
-        await server.start(StallingEngine())
+        server, engine, leaving = await ends.server(), StallingEngine(), asyncio.Event()
+        await server.start(engine)
+        asyncio.get_running_loop().add_signal_handler(signal.SIGUSR1, leaving.set)
         say_ready()
-        await asyncio.Event().wait()
+        await leaving.wait()
+        engine.finish()
+        await server.stop()
+        await ends.close()
+        return
     client = await ends.client()
     call = client.generate(ends.address(), request("orphan"))
     say_ready()

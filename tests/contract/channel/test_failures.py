@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import select
 import signal
 import time
 from collections.abc import Iterator
@@ -122,6 +124,23 @@ async def test_a_stopped_server_tells_its_callers_at_once(ends: Ends) -> None:
             await call.collect()
     assert engine.aborted == ["c1"]
     assert call.partial().num_tokens == 3
+
+
+async def test_the_last_words_of_a_server_that_left_are_heard(ends: Ends) -> None:
+    client = await ends.client()
+    async with peer_process("server", ends) as process:
+        calls = [client.generate(ends.address(), request(f"c{n}")) for n in range(50)]
+        for call in calls:
+            await anext(call)
+        end_of_process = os.pidfd_open(process.pid)
+        process.send_signal(signal.SIGUSR1)
+        # Nothing is read here until the server is gone, as when a busy loop comes to it late.
+        assert select.select([end_of_process], [], [], 20)[0]
+        os.close(end_of_process)
+        async with asyncio.timeout(10):
+            ended = [await call.collect() for call in calls]
+    assert {generation.finish_reason for generation in ended} == {FinishReason.STOP}
+    assert {generation.num_tokens for generation in ended} == {4}
 
 
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP])
