@@ -41,7 +41,7 @@ bench-engine: .venv/ready-dev
 bench-gateway: .venv/ready-dev
 	$(BIN)/python -m benchmarks.bench_gateway
 
-bench-tools: .venv/ready-dev
+bench-tools: .venv/ready-dev .venv-trl/ready
 	$(BIN)/python -m benchmarks.bench_tools
 
 bench-sandbox: .venv/ready-dev
@@ -67,11 +67,18 @@ test-sandbox-container: .venv/ready-dev
 	$(INSTALL) -e '.[all,dev,bench]'
 	touch $@
 
-# CAMEL's pins exclude ours: agents on it run in this environment (agents.workflow.python).
-.venv-camel/ready: pyproject.toml
+# CAMEL's pins exclude a few of ours: agents on it run in this environment (agents.workflow.python).
+.venv-camel/ready: pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv-camel
-	.venv-camel/bin/pip install --quiet --disable-pip-version-check -e '.[agents]' camel-ai==0.2.90
+	grep -vE '^(docstring_parser|psutil|pydantic|pydantic_core|websockets)==' constraints.txt >.venv-camel/constraints.txt
+	.venv-camel/bin/pip install --quiet --disable-pip-version-check -c .venv-camel/constraints.txt -e '.[agents]' camel-ai==0.2.90
+	touch $@
+
+# The yardstick of benchmarks, in an environment of its own.
+.venv-trl/ready: constraints.txt
+	$(PYTHON) -m venv .venv-trl
+	.venv-trl/bin/pip install --quiet --disable-pip-version-check -c constraints.txt torch transformers trl==1.16.0
 	touch $@
 
 clean:
-	rm -rf .venv .venv-camel examples/tool_worker_js/node_modules runs .mypy_cache .ruff_cache .pytest_cache .import_linter_cache
+	rm -rf .venv .venv-camel .venv-trl examples/tool_worker_js/node_modules runs .mypy_cache .ruff_cache .pytest_cache .import_linter_cache
