@@ -31,6 +31,10 @@ class Policy:
 
     def forward(self, batch: PackedBatch) -> tuple[Tensor, Tensor]:
         """log pi [M] and entropy [M] of the batch's targets, in packed order."""
+        return self.predict(self.hidden(batch), batch)
+
+    def hidden(self, batch: PackedBatch) -> Tensor:
+        """The last hidden state [M, H] that predicts each target: what was seen before it."""
         packed = batch.packed
         with torch.autocast(self.device.type, torch.bfloat16, enabled=self.autocast):
             states: Tensor = self.model.base_model(
@@ -43,7 +47,10 @@ class Policy:
                 max_length_q=packed.max_len,
                 max_length_k=packed.max_len,
             ).last_hidden_state
-        hidden = states[0].index_select(0, batch.hidden_index)
+        return states[0].index_select(0, batch.hidden_index)
+
+    def predict(self, hidden: Tensor, batch: PackedBatch) -> tuple[Tensor, Tensor]:
+        """log pi [M] and entropy [M] of the targets that `hidden` [M, H] predicts."""
         weight: Tensor = self.model.get_output_embeddings().weight
         return token_logprobs(
             hidden,
