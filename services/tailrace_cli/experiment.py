@@ -19,6 +19,7 @@ from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from tailrace.config import SECTIONS, ConfigError, RunConfig, run_config, section_config
+from tailrace.config.settings import apply_settings
 from tailrace_agents.config import AgentsConfig
 from tailrace_cli.config import ClusterConfig
 from tailrace_gateway.config import GatewayConfig
@@ -78,6 +79,7 @@ def load(path: Path, overrides: Sequence[str] = ()) -> Experiment:
 
 def decode(content: dict[str, Any], source: str) -> Experiment:
     """Strictly decode every section of a composed experiment."""
+    content = apply_settings(content, source)
     return Experiment(
         source=source,
         run=run_config(content, source),

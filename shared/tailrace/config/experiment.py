@@ -13,6 +13,7 @@ import yaml
 
 from tailrace.config.base import Config, ConfigError
 from tailrace.config.run import RunConfig
+from tailrace.config.settings import ROOTS, apply_settings
 
 SECTIONS = (
     "scheduler",
@@ -30,7 +31,10 @@ C = TypeVar("C", bound=Config)
 
 
 def load_experiment(path: str | Path) -> dict[str, Any]:
-    """The mapping in a resolved experiment file; raises `ConfigError` when it cannot be read."""
+    """An experiment file's settings under the keys that services read.
+
+    Raises `ConfigError` for a file that cannot be read and for settings that contradict each other.
+    """
     try:
         content = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
     except OSError as error:
@@ -39,13 +43,13 @@ def load_experiment(path: str | Path) -> dict[str, Any]:
         raise ConfigError(f"{path} is not valid YAML: {error}") from error
     if not isinstance(content, dict):
         raise ConfigError(f"{path}: expected keys at the top level, found {type(content).__name__}")
-    return content
+    return apply_settings(content, str(path))
 
 
 def run_config(experiment: Mapping[str, Any], source: str) -> RunConfig:
     """Decode the top-level keys; sections are left to their services, other names are errors."""
     top = {key: value for key, value in experiment.items() if key not in SECTIONS}
-    return decode_config(top, RunConfig, source, also_valid=SECTIONS)
+    return decode_config(top, RunConfig, source, also_valid=(*SECTIONS, *ROOTS))
 
 
 def section_config(experiment: Mapping[str, Any], section: str, kind: type[C], source: str) -> C:

@@ -1,0 +1,54 @@
+"""`actor_infer`: the policy as the inference servers sample from it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tailrace.config.settings import values
+from tailrace.config.settings.setting import Refused, Renamed, Setting, choice
+
+_ARGS = "actor_infer.generating_args"
+_STRATEGY = "actor_infer.strategy_args"
+
+
+def _same(*keys: str) -> tuple[Setting, ...]:
+    return tuple(Renamed(f"{_ARGS}.{key}", (f"agents.generating_args.{key}",)) for key in keys)
+
+
+def _forward(strategy: Any) -> str:
+    if strategy in ("vllm", "sglang"):
+        raise ValueError(
+            f"{strategy} is no engine of this version: torch is our own, hf_infer the same with the "
+            "modules of Hugging Face"
+        )
+    return str(_FORWARDS(strategy))
+
+
+_FORWARDS = choice(torch="auto", hf_infer="generic")
+
+ACTOR_INFER: tuple[Setting, ...] = (
+    Renamed("actor_infer.model_args.dtype", ("inference.dtype",), values.engine_dtype),
+    *_same("max_new_tokens", "top_p", "top_k", "min_p"),
+    Renamed(
+        f"{_ARGS}.temperature",
+        ("agents.generating_args.temperature", "learner.temperature"),
+        remark="where it is sampled, and at which log-probabilities are taken",
+    ),
+    Renamed(f"{_ARGS}.num_return_sequences", ("group_size",), remark="episodes of one task in a group"),
+    Refused(f"{_ARGS}.num_beams", "replies are sampled, never searched", (1,)),
+    Refused(f"{_ARGS}.repetition_penalty", "it would sample from another policy than is trained", (1,)),
+    Renamed(
+        f"{_STRATEGY}.strategy_name",
+        ("inference.forward",),
+        _forward,
+        "`hf_infer` runs the modules of Hugging Face, `torch` our lean forward where it agrees",
+    ),
+    *(
+        Refused(
+            f"{_STRATEGY}.{key}",
+            "an engine has one device; cluster.num_inference_servers is how many engines there are",
+            (1,),
+        )
+        for key in ("tp_size", "pp_size")
+    ),
+)

@@ -1,0 +1,84 @@
+"""`actor_train`: the policy as the learner trains it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from tailrace.config.run import RunConfig
+from tailrace.config.settings import values
+from tailrace.config.settings.setting import Derived, Lookup, Renamed, Setting
+
+_ARGS = "actor_train.training_args"
+_MAX_TOKENS = "learner.max_tokens_per_micro_batch"
+_MIN_TOKENS = "learner.min_tokens_per_micro_batch"
+_ENOUGH_TOKENS = 1024  # for a pass that does not wait for more
+
+
+def _tokens_of_a_pass(rows: Any, lookup: Lookup) -> Mapping[str, Any]:
+    longest = lookup("agents.max_episode_tokens")
+    if longest is None:
+        raise ValueError("needs agents.max_episode_tokens, the length of a row: give it as well")
+    tokens = _count(rows) * _count(longest)
+    values = {_MAX_TOKENS: tokens}
+    return values if lookup(_MIN_TOKENS) else values | {_MIN_TOKENS: min(tokens, _ENOUGH_TOKENS)}
+
+
+def _updates_of_a_step(passes: Any, lookup: Lookup) -> Mapping[str, Any]:
+    tokens, longest = lookup(_MAX_TOKENS), lookup("agents.max_episode_tokens")
+    if tokens is None or longest is None:
+        raise ValueError(f"needs {_ARGS}.per_device_train_batch_size: give it as well")
+    ranks = _count(lookup("learner.strategy_args.num_ranks", 1))
+    rows_of_update = _count(passes) * (tokens // longest) * ranks
+    rows = _of_run("group_size", lookup) * _of_run("groups_per_step", lookup)
+    if rows % rows_of_update:
+        raise ValueError(
+            f"an update of {rows_of_update} rows (rows of a pass x passes x ranks) does not divide the "
+            f"{rows} rows of a step (group_size x groups_per_step): change one of them"
+        )
+    return {"learner.num_mini_batches": rows // rows_of_update}
+
+
+def _of_run(key: str, lookup: Lookup) -> int:
+    return _count(lookup(key, getattr(RunConfig(exp_name="any"), key)))
+
+
+def _count(value: Any) -> int:
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        raise ValueError(f"expected a whole number from 1 on, found {value!r}")
+    return value
+
+
+def _same(*keys: str) -> tuple[Setting, ...]:
+    return tuple(Renamed(f"{_ARGS}.{key}", (f"learner.training_args.{key}",)) for key in keys)
+
+
+ACTOR_TRAIN: tuple[Setting, ...] = (
+    Renamed("actor_train.model_args.dtype", ("learner.model_args.dtype",), values.dtype),
+    Renamed(
+        "actor_train.model_args.attn_implementation",
+        ("learner.model_args.attn_implementation",),
+        values.attention,
+    ),
+    Renamed(
+        "actor_train.model_args.disable_gradient_checkpointing",
+        ("learner.model_args.disable_gradient_checkpointing",),
+    ),
+    *_same("learning_rate", "weight_decay", "warmup_steps", "max_grad_norm"),
+    *_same("adam_beta1", "adam_beta2", "adam_epsilon", "min_lr_ratio"),
+    Renamed(
+        f"{_ARGS}.lr_scheduler_type", ("learner.training_args.lr_scheduler_type",), values.schedule
+    ),
+    Derived(
+        f"{_ARGS}.per_device_train_batch_size",
+        (_MAX_TOKENS, _MIN_TOKENS),
+        _tokens_of_a_pass,
+        "rows of one pass; times `agents.max_episode_tokens`, since passes are packed by tokens",
+    ),
+    Derived(
+        f"{_ARGS}.gradient_accumulation_steps",
+        ("learner.num_mini_batches",),
+        _updates_of_a_step,
+        "passes of an update; a step's rows (`group_size` x `groups_per_step`) divided by an update's",
+    ),
+)
