@@ -25,6 +25,16 @@ class ClusterConfig(Config, frozen=True, kw_only=True):
     num_sandboxes: int = 0
     """Sandbox processes, which serve the tools that run a model's code."""
 
+    num_gpus_per_node: int | None = None
+    """GPUs of this machine that the run may use, the first ones; 0: none; null: all."""
+
+    learner_gpus: tuple[int, ...] = ()
+    """GPUs that the learner sees, counted from 0 among those of the run; empty: all of them."""
+
+    inference_gpus: tuple[int, ...] = ()
+    """GPUs of the inference servers, one each and in turn if there are more servers; empty: each server
+    sees all of them."""
+
     tool_workers: tuple[str, ...] = ()
     """Tools to serve for this run, one process each: `module:tool`, or several with spaces between;
     `module` lies beside the experiment file or is installed."""
@@ -73,6 +83,7 @@ class ClusterConfig(Config, frozen=True, kw_only=True):
         for key in ("num_gateways", "num_sandboxes"):
             if (getattr(self, key) or 0) < 0:
                 raise ValueError(f"cluster.{key} must not be negative")
+        self._check_gpus()
         for name in self.keep_environment:
             if not name or "=" in name or name.startswith("TAILRACE_"):
                 raise ValueError(
@@ -82,3 +93,20 @@ class ClusterConfig(Config, frozen=True, kw_only=True):
         for key in ("nats_port", "redis_port"):
             if not 0 <= getattr(self, key) <= 65535:
                 raise ValueError(f"cluster.{key} must be 0 (a free port) or a port number up to 65535")
+
+    def _check_gpus(self) -> None:
+        count = self.num_gpus_per_node
+        if (count or 0) < 0:
+            raise ValueError("cluster.num_gpus_per_node must not be negative")
+        for key in ("learner_gpus", "inference_gpus"):
+            for gpu in getattr(self, key):
+                if gpu < 0 or (count is not None and gpu >= count):
+                    raise ValueError(
+                        f"cluster.{key}: there is no GPU {gpu}: they are counted from 0 to "
+                        "cluster.num_gpus_per_node - 1"
+                    )
+        if len(self.inference_gpus) > self.num_inference_servers:
+            raise ValueError(
+                f"cluster.inference_gpus names {len(self.inference_gpus)} GPUs for "
+                f"{self.num_inference_servers} inference servers: raise cluster.num_inference_servers"
+            )

@@ -67,7 +67,7 @@ class LocalCluster:
         config = self._experiment.cluster
         self._prepare_run_dir()
         self.supervisor = Supervisor(
-            self.run_dir / "logs",
+            self._experiment.run.logs_dir,
             max_restarts=config.max_restarts,
             restart_window_s=config.restart_window_s,
         )

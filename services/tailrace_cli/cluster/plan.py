@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -64,7 +64,7 @@ def service_specs(config: ClusterConfig, num_gateways: int, site: Site) -> list[
         "agents": config.num_agents_workers,
     }
     return [
-        _service_spec(service, f"{service}-{index}" if count > 1 else service, site, config)
+        _service_spec(service, index, count, site, config)
         for service, count in counts.items()
         for index in range(count)
     ]
@@ -82,10 +82,14 @@ def tool_worker_specs(config: ClusterConfig, run: str, site: Site) -> list[Proce
     ]
 
 
-def _service_spec(service: str, instance: str, site: Site, config: ClusterConfig) -> ProcessSpec:
+def _service_spec(
+    service: str, index: int, count: int, site: Site, config: ClusterConfig
+) -> ProcessSpec:
+    instance = f"{service}-{index}" if count > 1 else service
     argv = [sys.executable, "-m", f"tailrace_{service}"]
     argv += ["--config", str(site.config_path), "--instance-id", instance]
     env = _environment(service, site, config)
+    env |= gpu_environment(service, index, config, env.get("CUDA_VISIBLE_DEVICES"))
     if service == "gateway":
         env["TAILRACE_GATEWAY_PORT"] = str(site.gateway_port)
         env["TAILRACE_GATEWAY_ADMIN_KEY"] = site.gateway_admin_key
@@ -109,6 +113,30 @@ def _environment(service: str, site: Site, config: ClusterConfig) -> dict[str, s
         inherited = env.get("PYTHONPATH", "")
         env["PYTHONPATH"] = os.pathsep.join(filter(None, [str(site.user_modules), inherited]))
     return env
+
+
+def gpu_environment(
+    service: str, index: int, config: ClusterConfig, visible: str | None
+) -> dict[str, str]:
+    """What a process may see of the GPUs that this process sees (`visible`, in CUDA's words)."""
+    wanted = _gpus_of(service, index, config)
+    if wanted is None:
+        return {}
+    names = visible.split(",") if visible else []
+    return {"CUDA_VISIBLE_DEVICES": ",".join(_nth(names, gpu) for gpu in wanted)}
+
+
+def _gpus_of(service: str, index: int, config: ClusterConfig) -> Sequence[int] | None:
+    """Numbers of a process's GPUs; None: whatever there is."""
+    if service == "learner" and config.learner_gpus:
+        return config.learner_gpus
+    if service == "inference" and config.inference_gpus:
+        return (config.inference_gpus[index % len(config.inference_gpus)],)
+    return None if config.num_gpus_per_node is None else range(config.num_gpus_per_node)
+
+
+def _nth(names: Sequence[str], gpu: int) -> str:
+    return names[gpu] if gpu < len(names) else str(gpu)
 
 
 def connection_environment(user: str, connection: Connection) -> dict[str, str]:

@@ -48,7 +48,7 @@ async def _run(
     interrupted = _interruption()
     name = experiment.run.exp_name
     async with LocalCluster(experiment, attachment, _teller(console)) as cluster:
-        console.print(f"run {name}: logs in {cluster.run_dir / 'logs'}", highlight=False)
+        console.print(f"run {name}: logs in {experiment.run.logs_dir}", highlight=False)
         with ProgressView(console, name) as view:
             return await watch(
                 cluster.endpoints, name, view.update, cluster.supervisor.failed, interrupted

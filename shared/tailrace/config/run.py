@@ -44,6 +44,10 @@ class RunConfig(Config, frozen=True, kw_only=True):
     render_save_dir: str = ""
     """Where rendered episodes of the last evaluation go; empty: `renders/` in the run directory."""
 
+    logging_dir: str = ""
+    """Where the services' logs go: `<logging_dir>/<exp_name>/<service>.log`; empty: `logs/` in the run
+    directory."""
+
     group_size: int = 8
     """Episodes of one task whose returns are compared with each other."""
 
@@ -69,3 +73,10 @@ class RunConfig(Config, frozen=True, kw_only=True):
     def run_dir(self) -> Path:
         """The run directory, absolute."""
         return Path(self.output_dir).absolute() / self.exp_name
+
+    @property
+    def logs_dir(self) -> Path:
+        """The folder of the services' logs, absolute."""
+        if not self.logging_dir:
+            return self.run_dir / "logs"
+        return Path(self.logging_dir).absolute() / self.exp_name

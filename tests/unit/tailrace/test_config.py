@@ -94,3 +94,10 @@ def test_unreadable_files_are_user_errors(tmp_path: Path) -> None:
 def test_services_started_by_hand_are_told_what_is_missing() -> None:
     with pytest.raises(ConfigError, match="TAILRACE_NATS_URL and TAILRACE_REDIS_URL not set"):
         Endpoints.from_env({})
+
+
+def test_logs_go_to_the_runs_folder_or_where_they_are_wanted(tmp_path: Path) -> None:
+    given = {"exp_name": "a", "output_dir": str(tmp_path)}
+    assert run_config(given, "f").logs_dir == tmp_path / "a" / "logs"
+    elsewhere = run_config(given | {"logging_dir": str(tmp_path / "logs")}, "f")
+    assert elsewhere.logs_dir == tmp_path / "logs" / "a"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -81,6 +82,50 @@ def test_variables_that_the_user_names_reach_only_the_processes_with_code_of_his
     specs = plan(config, 1)
     assert [spec.name for spec in specs if "JUDGE_KEY" in spec.env] == ["tools-0", "reward", "agents"]
     assert not [spec for spec in specs if {"OTHER_KEY", "NOT_SET"} & set(spec.env)]
+
+
+def gpus(config: ClusterConfig) -> dict[str, str]:
+    """What each process that is told about GPUs is told."""
+    specs = plan(config)
+    key = "CUDA_VISIBLE_DEVICES"
+    return {spec.name: spec.env[key] for spec in specs if key in spec.env}
+
+
+def test_learner_and_servers_see_the_gpus_that_are_theirs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    assert gpus(ClusterConfig()) == {}
+    config = ClusterConfig(learner_gpus=(0, 1), inference_gpus=(2, 3), num_inference_servers=3)
+    assert gpus(config) == {
+        "learner": "0,1",
+        "inference-0": "2",
+        "inference-1": "3",
+        "inference-2": "2",
+    }
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,5,6,GPU-7")
+    named = gpus(config)
+    assert [named["learner"], named["inference-1"], named["agents"]] == ["4,5", "GPU-7", "4,5,6,GPU-7"]
+
+
+def test_a_run_sees_no_more_gpus_than_it_may_use(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    assert set(gpus(ClusterConfig(num_gpus_per_node=0)).values()) == {""}
+    config = ClusterConfig(num_gpus_per_node=2, inference_gpus=(1,))
+    assert gpus(config)["inference"] == "1"
+    assert gpus(config)["learner"] == "0,1"
+
+
+@pytest.mark.parametrize(
+    ("make", "remedy"),
+    [
+        (lambda: ClusterConfig(num_gpus_per_node=2, learner_gpus=(2,)), r"learner_gpus: .* no GPU 2"),
+        (lambda: ClusterConfig(inference_gpus=(-1,)), r"inference_gpus: .* no GPU -1"),
+        (lambda: ClusterConfig(inference_gpus=(0, 1)), "raise cluster.num_inference_servers"),
+        (lambda: ClusterConfig(num_gpus_per_node=-1), "num_gpus_per_node"),
+    ],
+)
+def test_gpus_that_are_not_there_are_refused(make: Callable[[], object], remedy: str) -> None:
+    with pytest.raises(ValueError, match=remedy):
+        make()
 
 
 @pytest.mark.parametrize("name", ["", "JUDGE_KEY=secret", "TAILRACE_GATEWAY_ADMIN_KEY"])

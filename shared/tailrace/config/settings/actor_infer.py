@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from tailrace.config.settings import values
-from tailrace.config.settings.setting import Refused, Renamed, Setting, choice
+from tailrace.config.settings.setting import Derived, Lookup, Refused, Renamed, Setting, choice
 
 _ARGS = "actor_infer.generating_args"
 _STRATEGY = "actor_infer.strategy_args"
@@ -24,10 +25,23 @@ def _forward(strategy: Any) -> str:
     return str(_FORWARDS(strategy))
 
 
+def _servers(mapping: Any, lookup: Lookup) -> Mapping[str, Any]:
+    gpus = values.devices(mapping)
+    given = lookup("cluster.num_inference_servers")
+    servers = {} if given else {"cluster.num_inference_servers": len(gpus)}
+    return {"cluster.inference_gpus": gpus, **servers}
+
+
 _FORWARDS = choice(torch="auto", hf_infer="generic")
 
 ACTOR_INFER: tuple[Setting, ...] = (
     Renamed("actor_infer.model_args.dtype", ("inference.dtype",), values.engine_dtype),
+    Derived(
+        "actor_infer.device_mapping",
+        ("cluster.inference_gpus", "cluster.num_inference_servers"),
+        _servers,
+        "an inference server on each of these GPUs",
+    ),
     *_same("max_new_tokens", "top_p", "top_k", "min_p"),
     Renamed(
         f"{_ARGS}.temperature",

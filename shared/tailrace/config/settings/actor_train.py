@@ -53,7 +53,24 @@ def _same(*keys: str) -> tuple[Setting, ...]:
     return tuple(Renamed(f"{_ARGS}.{key}", (f"learner.training_args.{key}",)) for key in keys)
 
 
+def _architecture(model_type: Any, lookup: Lookup) -> Mapping[str, Any]:
+    if model_type == "causal_lm":  # what an actor always is
+        return {}
+    if not isinstance(lookup("learner.from_scratch"), Mapping):
+        raise ValueError(
+            f"{model_type!r} is the architecture of a model with random weights, and "
+            "learner.from_scratch does not describe one; a model of `pretrain` is causal_lm here"
+        )
+    return {"learner.from_scratch.model_type": model_type}
+
+
 ACTOR_TRAIN: tuple[Setting, ...] = (
+    Derived(
+        "actor_train.model_args.model_type",
+        ("learner.from_scratch.model_type",),
+        _architecture,
+        "the architecture, by its Hugging Face name; `causal_lm` leaves it to the model of `pretrain`",
+    ),
     Renamed("actor_train.model_args.dtype", ("learner.model_args.dtype",), values.dtype),
     Renamed(
         "actor_train.model_args.attn_implementation",
@@ -63,6 +80,12 @@ ACTOR_TRAIN: tuple[Setting, ...] = (
     Renamed(
         "actor_train.model_args.disable_gradient_checkpointing",
         ("learner.model_args.disable_gradient_checkpointing",),
+    ),
+    Renamed(
+        "actor_train.device_mapping",
+        ("cluster.learner_gpus",),
+        values.devices,
+        "a list of GPUs, or text like `list(range(0, 4))`",
     ),
     *_same("learning_rate", "weight_decay", "warmup_steps", "max_grad_norm"),
     *_same("adam_beta1", "adam_beta2", "adam_epsilon", "min_lr_ratio"),

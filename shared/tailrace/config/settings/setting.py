@@ -36,7 +36,8 @@ class Renamed:
 class Derived:
     """`name` sets keys to values that depend on further settings, which are read by our keys.
 
-    `derive(value, lookup)` returns them by key, all among `sets`; `ValueError` with the remedy. It sees what `Renamed` lines and the `Derived` ones before it have set.
+    `derive(value, lookup)` returns them by key, all among `sets`; it raises `ValueError` with the
+    remedy. It sees what `Renamed` lines and the `Derived` ones before it have set.
     """
 
     name: str

@@ -18,4 +18,5 @@ _ALGORITHM = (
 TOP_LEVEL: tuple[Setting, ...] = (
     *(Renamed(key, (f"learner.{key}",)) for key in _ALGORITHM),
     Renamed("custom_envs", ("agents.custom_envs",)),
+    Renamed("num_gpus_per_node", ("cluster.num_gpus_per_node",)),
 )

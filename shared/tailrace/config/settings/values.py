@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import re
+from typing import Any
+
 from tailrace.config.settings.setting import choice
 
 dtype = choice(
@@ -35,3 +38,18 @@ schedule = choice(
     linear="linear",
     cosine="cosine",
 )
+
+_RANGE = re.compile(r"list\(range\((\d+)(?:, *(\d+))?\)\)")
+
+
+def devices(mapping: Any) -> list[int]:
+    """Numbers of GPUs: a list, or text like `list(range(0, 4))`; raises `ValueError` for others."""
+    if isinstance(mapping, str) and (found := _RANGE.fullmatch(mapping.strip())):
+        first, end = found.groups()
+        mapping = list(range(int(first)) if end is None else range(int(first), int(end)))
+    is_list = isinstance(mapping, list) and all(type(gpu) is int for gpu in mapping)
+    if not is_list or not mapping:
+        raise ValueError(
+            f"expected numbers of GPUs, like [0, 1] or list(range(0, 2)), found {mapping!r}"
+        )
+    return list(mapping)

@@ -95,6 +95,33 @@ def test_derived_settings_see_what_stands_under_any_name_in_any_order() -> None:
         assert apply_settings(content, "run.yaml", settings) == {"long": {"name": 2, "twice": 4}}
 
 
+@pytest.mark.parametrize("mapping", [[2, 3], "list(range(2, 4))", "list(range(2,4))"])
+def test_the_engines_devices_are_servers_on_them(mapping: object) -> None:
+    cluster = renamed_by("actor_infer.device_mapping", mapping)["cluster"]
+    assert cluster == {"inference_gpus": [2, 3], "num_inference_servers": 2}
+    shared = {"num_inference_servers": 5}
+    assert renamed_by("actor_infer.device_mapping", mapping, cluster=shared)["cluster"] == {
+        "inference_gpus": [2, 3],
+        "num_inference_servers": 5,
+    }
+    assert renamed_by("actor_train.device_mapping", mapping)["cluster"] == {"learner_gpus": [2, 3]}
+
+
+@pytest.mark.parametrize("mapping", ["0-3", [], [True], ["0"], 3, "list(range(0))"])
+def test_devices_are_a_list_of_numbers_or_a_range(mapping: object) -> None:
+    with pytest.raises(ConfigError, match=r"actor_train\.device_mapping: expected numbers of GPUs"):
+        renamed_by("actor_train.device_mapping", mapping)
+
+
+def test_an_architecture_needs_the_rest_of_the_model() -> None:
+    scratch = {"learner": {"from_scratch": {"tokenizer": "m:f"}}}
+    content = renamed_by("actor_train.model_args.model_type", "llama", **scratch)
+    assert content["learner"]["from_scratch"] == {"tokenizer": "m:f", "model_type": "llama"}
+    assert "learner" not in renamed_by("actor_train.model_args.model_type", "causal_lm")
+    with pytest.raises(ConfigError, match=r"model_args\.model_type: 'llama' .* causal_lm"):
+        renamed_by("actor_train.model_args.model_type", "llama")
+
+
 BATCH = {"per_device_train_batch_size": 4, "gradient_accumulation_steps": 2}
 
 
