@@ -2,7 +2,9 @@
 
 Everything but attention runs on the flat tokens without padding. Here each bucket of rows becomes a
 dense [rows, length] batch under plain causal attention; padded places come after all tokens of
-their row, so they change nothing, and their outputs are left behind. Exact, on every device.
+their row, so they change nothing, and their outputs are left behind. Exact, on every device: the CPU
+has an arrangement of its own (`tree_attention`), others take Hugging Face's kernel bucket by bucket or,
+where rows share prefixes, `flex`.
 """
 
 from __future__ import annotations
@@ -15,7 +17,9 @@ from torch.nn import functional
 from transformers import AttentionInterface
 from transformers.masking_utils import AttentionMaskInterface
 
+from tailrace_learner.core.flex import flex
 from tailrace_learner.core.packing import Bucket, PackedRows
+from tailrace_learner.core.tree_attention import tree_attention
 
 IMPLEMENTATION = "tailrace_packed"
 
@@ -82,6 +86,12 @@ def packed_attention(
             raise UnsupportedAttentionError(what)
     assert dropout == 0.0, "dropout is switched off when the model is made"
     flat = [states[0].transpose(0, 1) for states in (query, key, value)]  # [N, H, D]
+    if query.device.type == "cpu":
+        same = [states.to(value.dtype) for states in flat]  # autocast: norms leave q and k in float32
+        output = tree_attention(*same, packed_rows, scale=scaling, window=sliding_window)
+        return output.unsqueeze(0), None
+    if packed_rows.branches:
+        return flex(query, key, value, packed_rows, scale=scaling, window=sliding_window), None
     parts = [_bucket_attention(bucket, flat, scaling, sliding_window) for bucket in packed_rows.buckets]
     parts.reverse()  # buckets come longest first, tokens shortest first
     output = parts[0] if len(parts) == 1 else torch.cat(parts)
@@ -108,18 +118,19 @@ def _bucket_attention(
         enable_gqa=key.shape[1] != query.shape[1],
     )
     places_out = output.transpose(1, 2).flatten(0, 1)  # [rows * length, H, D]
-    if bucket.gather is None:
+    if bucket.filled is None:
         return places_out
-    collected: Tensor = _Collect.apply(places_out, bucket.gather)  # type: ignore[no-untyped-call]
+    collected: Tensor = _Collect.apply(places_out, bucket.filled)  # type: ignore[no-untyped-call]
     return collected
 
 
 def _dense(bucket: Bucket, states: Tensor) -> Tensor:
     """The bucket's tokens [rows, length, H, D], padded where rows are shorter."""
     tokens = states[bucket.start : bucket.stop]
-    if bucket.spread is not None:
-        tokens = _Rearrange.apply(tokens, bucket.spread, bucket.gather)  # type: ignore[no-untyped-call]
-    return tokens.view(bucket.num_rows, bucket.max_len, *states.shape[1:])
+    if bucket.places is not None:
+        places = bucket.places - bucket.start
+        tokens = _Rearrange.apply(tokens, places, bucket.filled)  # type: ignore[no-untyped-call]
+    return tokens.view(bucket.num_segments, bucket.max_len, *states.shape[1:])
 
 
 def no_mask(*args: Any, **kwargs: Any) -> None:

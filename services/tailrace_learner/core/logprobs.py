@@ -19,7 +19,8 @@ class _TokenLogprobs(torch.autograd.Function):
     def forward(
         ctx: Any, hidden: Tensor, weight: Tensor, targets: Tensor, temperature: float, chunk_tokens: int
     ) -> tuple[Tensor, Tensor]:
-        log_pi = torch.empty(len(targets), dtype=torch.float32, device=hidden.device)
+        dtype = torch.float64 if hidden.dtype == torch.float64 else torch.float32
+        log_pi = torch.empty(len(targets), dtype=dtype, device=hidden.device)
         entropy = torch.empty_like(log_pi)
         for start in range(0, len(targets), chunk_tokens):
             part = slice(start, start + chunk_tokens)
@@ -49,7 +50,8 @@ class _TokenLogprobs(torch.autograd.Function):
 
 
 def _log_softmax(hidden: Tensor, weight: Tensor, temperature: float) -> Tensor:
-    logits = matmul_t(hidden, weight).float()
+    logits = matmul_t(hidden, weight)
+    logits = logits if logits.dtype == torch.float64 else logits.float()
     return torch.log_softmax(logits if temperature == 1.0 else logits / temperature, dim=-1)
 
 
@@ -71,9 +73,9 @@ def _grad_logits(
 def token_logprobs(
     hidden: Tensor, weight: Tensor, targets: Tensor, *, temperature: float, chunk_tokens: int
 ) -> tuple[Tensor, Tensor]:
-    """log pi(target) [M] and the entropy of the distribution [M], float32, both differentiable.
+    """log pi(target) [M] and the entropy of the distribution [M], both differentiable.
 
-    `hidden` [M, H] predicts `targets` [M]; `weight` [V, H] is the output matrix.
+    Both are float32, or float64 if `hidden` is. `hidden` [M, H] predicts `targets` [M]; `weight` [V, H] is the output matrix.
     """
     outputs: tuple[Tensor, Tensor] = _TokenLogprobs.apply(  # type: ignore[no-untyped-call]
         hidden, weight, targets, temperature, chunk_tokens
