@@ -72,6 +72,7 @@ def num_finished(run_dir: Path) -> int:
     return events.read_bytes().count(b'"step_finished"') if events.exists() else 0
 
 
+@pytest.mark.heavy
 @pytest.mark.timeout(DEADLINE_S + 60)
 def test_a_run_survives_the_death_of_every_process(tmp_path: Path) -> None:
     chance = random.Random(SEED)

@@ -168,6 +168,7 @@ async def exceed_the_limit(users: Users) -> None:
     writer.close()
 
 
+@pytest.mark.heavy
 @pytest.mark.timeout(300)
 def test_nonsense_on_every_subject_is_answered_or_buried_and_named(tmp_path: Path) -> None:
     argv = command(

@@ -13,7 +13,6 @@ Line = tuple[str, str]
 _LAST_VALUES = (
     ("reward of the last step", "reward_mean", "{:.3f}"),
     ("wall time", "time_s", "{:.1f} s"),
-    ("trained tokens per second", "tokens_per_s", "{:,.0f}"),
 )
 _SHORTEST_WAIT_S = 0.05
 
@@ -25,6 +24,7 @@ def summary_rows(rows: Sequence[Row]) -> list[Line]:
         ("optimizer steps", num_steps),
         *_success(rows),
         *_last_values(rows),
+        *_rate(rows),
         *_staleness(rows),
         *_outcomes(rows),
         *_waits(rows),
@@ -43,6 +43,14 @@ def _last_values(rows: Sequence[Row]) -> Iterator[Line]:
         value = last(rows, key)
         if value is not None:
             yield name, pattern.format(value)
+
+
+def _rate(rows: Sequence[Row]) -> Iterator[Line]:
+    """Over all steps: single ones, late in a run, may have nothing left to train on."""
+    times = series(rows, "time_s")[1]
+    num_tokens = sum(series(rows, "num_trained_tokens")[1])
+    if num_tokens and times[-1] > times[0]:
+        yield "trained tokens per second", f"{num_tokens / (times[-1] - times[0]):,.0f}"
 
 
 def _staleness(rows: Sequence[Row]) -> Iterator[Line]:
