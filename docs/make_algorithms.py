@@ -27,7 +27,6 @@ into a conversation is never trained, averaged or discounted through. Episodes t
 infra_failure, timeout or cancellation are left out of every statistic.
 """
 ARITHMETIC = (
-    ("gae", "advantages/gae"),
     ("value_clip", "losses/value_clip"),
     ("Divergence from a reference", "kl"),
 )

@@ -8,71 +8,19 @@ import msgspec
 
 from tailrace.config import Config, RunConfig
 from tailrace_learner.config_algorithm import AlgorithmConfig
+from tailrace_learner.config_models import FromScratch, ModelArgs, TrainingArgs
+from tailrace_learner.config_roles import CriticArgs, ReferenceArgs, check_roles
 
-
-class FromScratch(Config, frozen=True, kw_only=True):
-    """A model with random weights, for when `pretrain` is empty."""
-
-    model_type: str
-    """Architecture by its Hugging Face name: `qwen3`, `llama`, ..."""
-
-    config: dict[str, Any] = msgspec.field(default_factory=dict)
-    """Keys of the architecture's Hugging Face configuration. `vocab_size` and the ids of special tokens
-    come from the tokenizer and need not be given."""
-
-    tokenizer: str
-    """`package.module:function`, called with a directory into which it writes a tokenizer's files."""
-
-    init_std: float = 0.02
-    """Standard deviation of the initial weights."""
-
-
-class ModelArgs(Config, frozen=True, kw_only=True):
-    """How the model computes."""
-
-    dtype: Literal["float32", "bfloat16"] = "float32"
-    """Type of activations and of published weights. Master weights, gradients and optimizer state are
-    float32 either way."""
-
-    attn_implementation: Literal[
-        "packed", "sdpa", "eager", "flash_attention_2", "flash_attention_3"
-    ] = "packed"
-    """`packed` computes each row of a packed batch by itself and works everywhere. The others are
-    Hugging Face's own; `sdpa` and `eager` cost memory quadratic in the tokens of a micro-batch."""
-
-    disable_gradient_checkpointing: bool = True
-    """false: keep no activations inside layers but compute them again backward, for long rows."""
-
-
-class TrainingArgs(Config, frozen=True, kw_only=True):
-    """The optimizer, AdamW, and its schedule over learner steps."""
-
-    learning_rate: float = 1e-6
-    """Peak learning rate, reached after `warmup_steps`."""
-
-    lr_scheduler_type: Literal["constant", "linear", "cosine"] = "constant"
-    """How the rate falls between the warm-up and `max_steps`."""
-
-    warmup_steps: int = 0
-    """Learner steps over which the rate rises linearly from 0."""
-
-    min_lr_ratio: float = 0.0
-    """What is left of the peak rate at `max_steps`, with `linear` and `cosine`."""
-
-    weight_decay: float = 0.0
-    """Decay of matrices; biases and norms are left alone."""
-
-    adam_beta1: float = 0.9
-    """Decay of the first moment."""
-
-    adam_beta2: float = 0.95
-    """Decay of the second moment."""
-
-    adam_epsilon: float = 1e-8
-    """Added to the root of the second moment."""
-
-    max_grad_norm: float = 1.0
-    """Gradients of an update are scaled down to this global norm; 0 switches clipping off."""
+__all__ = [
+    "CriticArgs",
+    "FromScratch",
+    "LearnerConfig",
+    "ModelArgs",
+    "ReferenceArgs",
+    "TrainingArgs",
+    "WarmStart",
+    "check_with_run",
+]
 
 
 class WarmStart(Config, frozen=True, kw_only=True):
@@ -119,6 +67,13 @@ class LearnerConfig(AlgorithmConfig, frozen=True, kw_only=True):
     training_args: TrainingArgs = TrainingArgs()
     """The optimizer and its schedule."""
 
+    reference: ReferenceArgs | None = None
+    """The model from which the divergence is taken (`init_kl_coef`); without it, the weights at the
+    run's start."""
+
+    critic: CriticArgs | None = None
+    """The model that values what was said so far, for `adv_estimator: gae`."""
+
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """Where the model computes; `auto` takes the CUDA device if torch sees one."""
 
@@ -133,8 +88,13 @@ class LearnerConfig(AlgorithmConfig, frozen=True, kw_only=True):
     """The temperature at which training episodes are sampled; log-probabilities are taken at it."""
 
     max_tokens_per_micro_batch: int = 4096
-    """Tokens in one forward and backward pass: bounds memory, changes no result. A longer row goes
-    alone."""
+    """Tokens in one forward and backward pass, shared ones counted once: bounds memory, changes no
+    result. A longer row goes alone."""
+
+    share_prefixes: bool = True
+    """Compute what rows of a pass have in common from their beginning only once: the prompt of a group,
+    the history of an episode's turns. Changes no result, only its cost. Takes effect with
+    `model_args.attn_implementation: packed`; the other implementations cannot."""
 
     min_tokens_per_micro_batch: int = 1024
     """Wait for so many tokens before a pass, unless the mini-batch is complete."""
@@ -155,8 +115,14 @@ class LearnerConfig(AlgorithmConfig, frozen=True, kw_only=True):
     tensorboard: bool = True
     """Write metrics to `<run_dir>/tensorboard/` as well."""
 
+    @property
+    def shares_prefixes(self) -> bool:
+        """Whether passes share prefixes: asked for, and possible."""
+        return self.share_prefixes and self.model_args.attn_implementation == "packed"
+
     def __post_init__(self) -> None:
         super().__post_init__()
+        check_roles(self, self.reference, self.critic)
         positive = ("num_threads", "max_tokens_per_micro_batch", "logprob_chunk_tokens")
         for key in (*positive, "max_retained_bytes"):
             if getattr(self, key) < 1:

@@ -8,7 +8,7 @@ from typing import get_args
 
 import pytest
 
-from tailrace_learner.config import LearnerConfig
+from tailrace_learner.config import CriticArgs, LearnerConfig, ReferenceArgs
 from tailrace_learner.config_algorithm import (
     GROUP_RELATIVE,
     OFF_POLICY_LOSSES,
@@ -41,7 +41,12 @@ def other(key: str) -> object:
     if isinstance(value, bool):
         return not value
     if isinstance(value, str):
-        return {"reward_grouping": "batch", "reward_norm": "mean", "correction_level": "sequence"}[key]
+        return {
+            "reward_grouping": "batch",
+            "reward_norm": "mean",
+            "correction_level": "sequence",
+            "gae_unit": "turn",
+        }[key]
     return 2.0 if key == "dual_clip" else value * 0.9 if value else 0.5
 
 
@@ -51,7 +56,8 @@ def test_a_key_is_refused_where_nothing_reads_it_and_taken_where_something_does(
     settings = {key: other(key)}
     for chosen in readers:
         off_policy = selector == "loss" and chosen in OFF_POLICY_LOSSES
-        extra = {"behaviour_correction": "none"} if off_policy else {}
+        extra: dict[str, object] = {"behaviour_correction": "none"} if off_policy else {}
+        extra |= {"critic": CriticArgs()} if chosen == "gae" else {}
         LearnerConfig(**{selector: chosen, **settings, **extra})  # type: ignore[arg-type]
     stranger = {"adv_estimator": "rloo", "loss": "vanilla_pg", "behaviour_correction": "none"}[selector]
     with pytest.raises(ValueError, match=f"{key} is not read by {selector} '{stranger}'"):
@@ -70,12 +76,35 @@ def test_a_key_is_refused_where_nothing_reads_it_and_taken_where_something_does(
         ({"behaviour_correction": "icepop", "icepop_low": 6.0}, "icepop_low"),
         ({"loss": "sapo", "sapo_tau": 0.0}, "sapo_tau"),
         ({"ppo_epochs": 0}, "ppo_epochs"),
+        ({"init_kl_coef": -0.1}, "init_kl_coef"),
+        ({"kl_estimator": "k1"}, "kl_estimator"),
+        ({"target_kl": 0.1}, "target_kl"),
+        ({"init_kl_coef": 0.1, "kl_horizon": 5}, "target_kl"),
+        ({"init_kl_coef": 0.1, "target_kl": 0.1, "kl_horizon": 0}, "kl_horizon"),
+        ({"init_kl_coef": 0.1, "kl_in": "reward"}, "kl_in"),
+        ({"reference": ReferenceArgs()}, "init_kl_coef"),
+        ({"adv_estimator": "gae"}, "learner.critic"),
+        ({"critic": CriticArgs()}, "critic is not read"),
         ({"loss_aggregation": "seq_mean_token_sum_norm"}, "loss_norm_tokens"),
     ],
 )
 def test_impossible_settings_name_the_key(settings: dict[str, object], named: str) -> None:
     with pytest.raises(ValueError, match=named):
         LearnerConfig(**settings)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("settings", "named"),
+    [
+        ({"value_clip": -1.0}, "critic.value_clip"),
+        ({"critic_warmup": -1}, "critic.critic_warmup"),
+        ({"shared": True, "pretrain": "gpt2"}, "critic.shared"),
+        ({"value_loss_coef": 0.5}, "critic.value_loss_coef"),
+    ],
+)
+def test_an_impossible_critic_names_the_key(settings: dict[str, object], named: str) -> None:
+    with pytest.raises(ValueError, match=named):
+        CriticArgs(**settings)  # type: ignore[arg-type]
 
 
 def test_what_waits_for_the_whole_step_is_said() -> None:

@@ -9,10 +9,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tailrace_learner.config import LearnerConfig
+from tailrace_learner.config import CriticArgs, LearnerConfig
 from tailrace_learner.config_algorithm import GROUP_RELATIVE
 from tailrace_learner.core.advantages import ESTIMATORS, Returns, Turns, Verdict
-from tailrace_learner.core.advantages.gae import gae
 from tailrace_learner.core.advantages.shaping import shaped
 
 TOLERANCE = 1e-6
@@ -325,27 +324,121 @@ def test_a_reward_given_at_the_end_belongs_to_the_last_turn() -> None:
     assert tokens.tolist() == [0, 0, 0.5, 0, 0, 1.0]
 
 
-def test_gae_skips_the_words_of_the_environment() -> None:
-    rewards, values = np.array([1.0, 2.0]), np.array([0.5, 0.25, 0.125])
-    owners = np.array([0, 0, 1])  # turn 0 has two tokens; what lies between turns is not here
-    advantages, targets = gae(rewards, values, owners, gamma=0.9, lambd=0.8)
+def valued(members: list[Member], seed: int) -> Returns:
+    """Random values and token rewards, which must not be read where the mask is 0."""
+    returns = as_returns(members)
+    rng = np.random.default_rng(seed)
+
+    def drawn() -> Any:
+        return tuple(
+            tuple(np.where(mask != 0, rng.normal(size=len(mask)), np.nan) for mask in masks)
+            for masks in returns.loss_masks
+        )
+
+    return replace(returns, values=drawn(), token_rewards=drawn())
+
+
+def reference_gae(rewards: list[float], values: list[float], gamma: float, lambd: float) -> list[float]:
+    """The sum over all later errors, written out."""
+    deltas = [
+        r + gamma * (values[t + 1] if t + 1 < len(values) else 0.0) - values[t]
+        for t, r in enumerate(rewards)
+    ]
+    return to_go(deltas, gamma * lambd)
+
+
+@pytest.mark.parametrize("unit", ["token", "turn"])
+@pytest.mark.parametrize("step_rows", [False, True])
+def test_gae_equals_its_formula(unit: Any, step_rows: bool) -> None:
+    critic = CriticArgs()
+    config = LearnerConfig(adv_estimator="gae", gae_unit=unit, gamma=0.9, lambd=0.7, critic=critic)
+    for seed in range(8):
+        members = make_members(seed, step_rows=step_rows)
+        returns = valued(members, seed)
+        result = ESTIMATORS["gae"](returns, config)
+        assert returns.values is not None
+        assert returns.token_rewards is not None
+        assert result.value_targets is not None
+        for index, member in enumerate(members):
+            masks = returns.loss_masks[index]
+
+            def tokens(
+                of: Any, index: int = index, masks: Any = masks
+            ) -> list[float]:  # of all rows, in order
+                return [
+                    float(v) for row, mask in zip(of[index], masks, strict=True) for v in row[mask != 0]
+                ]
+
+            advantages, targets = tokens(result.per_token), tokens(result.value_targets)
+            if not member.valid:
+                assert not any(advantages)
+                continue
+            values, extra = tokens(returns.values), tokens(returns.token_rewards)
+            lasts = np.cumsum(member.turn_tokens) - 1
+            for last, reward in zip(lasts, topped_up(member), strict=True):
+                extra[last] += reward
+            firsts = lasts + 1 - np.array(member.turn_tokens)
+            if unit == "token":
+                wanted, base = reference_gae(extra, values, 0.9, 0.7), values
+            else:
+                of_turns = [sum(extra[a : b + 1]) for a, b in zip(firsts, lasts, strict=True)]
+                at_turns = [values[a] for a in firsts]
+                wanted = spread(member, reference_gae(of_turns, at_turns, 0.9, 0.7))
+                base = spread(member, at_turns)
+            np.testing.assert_allclose(advantages, wanted, rtol=TOLERANCE, atol=1e-9)
+            np.testing.assert_allclose(
+                targets, [a + v for a, v in zip(wanted, base, strict=True)], rtol=TOLERANCE, atol=1e-9
+            )
+
+
+def two_turns(values: list[float]) -> Returns:
+    """One episode: a turn of two tokens worth 1, a turn of one worth 2."""
+    member = Member(3.0, True, [1.0, 2.0], [2, 1], [0, 1], [2])
+    returns = as_returns([member])
+    placed = np.zeros(len(returns.loss_masks[0][0]))
+    placed[returns.loss_masks[0][0] != 0] = values
+    return replace(returns, values=((placed,),))
+
+
+@pytest.mark.parametrize("unit", ["token", "turn"])
+def test_gae_skips_the_words_of_the_environment(unit: Any) -> None:
+    config = LearnerConfig(
+        adv_estimator="gae", gamma=0.9, lambd=0.8, gae_unit=unit, critic=CriticArgs()
+    )
+    found = ESTIMATORS["gae"](two_turns([0.5, 0.25, 0.125]), config).per_token[0][0]
     last = 2.0 - 0.125
     middle = (1.0 + 0.9 * 0.125 - 0.25) + 0.72 * last
     first = (0.9 * 0.25 - 0.5) + 0.72 * middle
-    np.testing.assert_allclose(advantages, [first, middle, last], rtol=1e-12)
-    np.testing.assert_allclose(targets, advantages + values, rtol=1e-12)
-    by_turn, _ = gae(rewards, values, owners, gamma=0.9, lambd=0.8, unit="turn")
     turn = (1.0 + 0.9 * 0.125 - 0.5) + 0.72 * last
-    np.testing.assert_allclose(by_turn, [turn, turn, last], rtol=1e-12)
+    wanted = [first, middle, last] if unit == "token" else [turn, turn, last]
+    np.testing.assert_allclose(found[[2, 3, 6]], wanted, rtol=1e-12)
+    assert not found[[0, 1, 4, 5]].any()
 
 
 def test_gae_without_discounts_is_the_return_less_the_value() -> None:
-    rng = np.random.default_rng(0)
-    rewards, values = rng.normal(size=6), rng.normal(size=15)
-    owners = np.sort(np.concatenate([np.arange(6), rng.integers(0, 6, 9)]))
-    advantages, targets = gae(rewards, values, owners, gamma=1.0, lambd=1.0)
-    np.testing.assert_allclose(targets, [rewards[k:].sum() for k in owners], rtol=1e-9, atol=1e-12)
-    np.testing.assert_allclose(advantages, targets - values, rtol=1e-12)
+    config = LearnerConfig(adv_estimator="gae", gamma=1.0, lambd=1.0, critic=CriticArgs())
+    result = ESTIMATORS["gae"](two_turns([0.5, 0.25, 0.125]), config)
+    assert result.value_targets is not None
+    np.testing.assert_allclose(result.value_targets[0][0][[2, 3, 6]], [3.0, 3.0, 2.0])
+    np.testing.assert_allclose(result.per_token[0][0][[2, 3, 6]], [2.5, 2.75, 1.875])
+
+
+@pytest.mark.parametrize("name", ["reinforce", "gae"])
+def test_a_turn_whose_tokens_are_all_masked_leaves_its_reward_to_the_turn_before(name: str) -> None:
+    mask = np.array([1, 1, 0, 1], np.uint8)
+    turns = Turns(np.array([2, 3, 4], np.int32), np.array([1.0, 10.0, 100.0]), np.zeros(0, np.int64))
+    returns = Returns(
+        rewards=np.array([111.0]),
+        is_valid=np.array([True]),
+        row_rewards=(np.array([111.0]),),
+        loss_masks=((mask,),),
+        turns=((turns,),),
+    )
+    critic = CriticArgs() if name == "gae" else None
+    unit: Any = "turn" if name == "gae" else "token"
+    config = LearnerConfig(adv_estimator=name, critic=critic, gae_unit=unit)  # type: ignore[arg-type]
+    wanted = {"reinforce": [111, 111, 0, 100], "gae": [11 + 0.95 * 100] * 2 + [0, 100]}[name]
+    np.testing.assert_allclose(ESTIMATORS[name](returns, config).per_token[0][0], wanted)
 
 
 def test_returns_are_clipped_and_long_episodes_pay() -> None:

@@ -6,6 +6,7 @@ the others need one.
 """
 
 from tailrace_learner.core.advantages.base import Advantages, Estimator, Returns, Turns, Verdict
+from tailrace_learner.core.advantages.gae import gae
 from tailrace_learner.core.advantages.gigpo import gigpo
 from tailrace_learner.core.advantages.grpo import grpo
 from tailrace_learner.core.advantages.opo import opo
@@ -24,6 +25,7 @@ ESTIMATORS: dict[str, Estimator] = {
     "reinforce": reinforce,
     "reinforce_plus_plus": reinforce_plus_plus,
     "reinforce_plus_plus_baseline": reinforce_plus_plus_baseline,
+    "gae": gae,
     "remax": remax,
     "opo": opo,
     "starpo": starpo,

@@ -53,6 +53,8 @@ class Returns:
     loss_masks: tuple[tuple[Mask, ...], ...]  # G times R times [T]
     turns: tuple[tuple[Turns, ...], ...] = ()  # G times R, for estimators that read turns
     greedy: int = -1  # the member played at temperature 0 as a baseline, if there is one
+    token_rewards: TokenValues | None = None  # of single policy tokens, beyond those of turns
+    values: TokenValues | None = None  # a critic's, of policy tokens
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +63,7 @@ class Advantages:
 
     per_token: TokenValues
     verdict: Verdict
+    value_targets: TokenValues | None = None  # what a critic should have said, where there is one
 
 
 Estimator = Callable[[Returns, LearnerConfig], Advantages]

@@ -30,18 +30,32 @@ class Line:
     observations: NDArray[np.int64]  # [K], or empty where any is not known
     row_starts: NDArray[np.int64]  # [R] first turn of each row
     turn_of_token: NDArray[np.int64]  # [N] turn of each policy token of all rows
+    token_rewards: Float64Array  # [N] beyond those of turns
+    values: Float64Array  # [N] a critic's; 0 without one
 
     @property
     def num_tokens(self) -> NDArray[np.int64]:
         """Policy tokens of each turn [K]."""
         return np.bincount(self.turn_of_token, minlength=len(self.rewards))
 
+    def rewards_of_tokens(self) -> Float64Array:
+        """All rewards [N]: a turn's lies on its last policy token, or that of a turn before it."""
+        result = self.token_rewards.copy()
+        places = np.cumsum(self.num_tokens) - 1
+        np.add.at(result, places[places >= 0], self.rewards[places >= 0])
+        return result
+
     def returns_to_go(self, gamma: float) -> Float64Array:
         """G_k = r_k + gamma G_(k+1), [K]."""
-        result = self.rewards.copy()
-        for k in range(len(result) - 2, -1, -1):
-            result[k] += gamma * result[k + 1]
-        return result
+        return discounted(self.rewards, gamma)
+
+
+def discounted(rewards: Float64Array, factor: float) -> Float64Array:
+    """x_t = r_t + factor x_(t+1), [n]."""
+    ahead, result = 0.0, rewards.tolist()
+    for t in range(len(result) - 1, -1, -1):
+        ahead = result[t] = result[t] + factor * ahead
+    return np.array(result)
 
 
 def lines(returns: Returns) -> list[Line]:
@@ -74,7 +88,27 @@ def _line(member: int, rows: tuple[int, ...], total: float, returns: Returns) ->
     owners = [start + _turn_of_token(r, m) for start, r, m in zip(starts, turns, masks, strict=True)]
     is_known = all(len(row.observations) == len(row.rewards) for row in turns)
     hashes = np.concatenate([row.observations for row in turns]) if is_known else _NO_OBSERVATIONS
-    return Line(member, rows, rewards, hashes, starts, np.concatenate(owners))
+    return Line(
+        member,
+        rows,
+        rewards,
+        hashes,
+        starts,
+        np.concatenate(owners),
+        token_rewards=_policy_tokens(returns.token_rewards, member, rows, masks),
+        values=_policy_tokens(returns.values, member, rows, masks),
+    )
+
+
+def _policy_tokens(
+    values: TokenValues | None, member: int, rows: tuple[int, ...], masks: list[Mask]
+) -> Float64Array:
+    """Those of the policy tokens of all rows, [N]; zeros where there are none."""
+    if values is None:
+        return np.zeros(sum(np.count_nonzero(mask) for mask in masks))
+    return np.concatenate(
+        [values[member][row][mask != 0] for row, mask in zip(rows, masks, strict=True)]
+    )
 
 
 def _at_least_one(turns: Turns) -> Turns:

@@ -1,0 +1,74 @@
+"""Models and optimizers of the `learner` section, whatever their role."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import msgspec
+
+from tailrace.config import Config
+
+
+class FromScratch(Config, frozen=True, kw_only=True):
+    """A model with random weights, for when `pretrain` is empty."""
+
+    model_type: str
+    """Architecture by its Hugging Face name: `qwen3`, `llama`, ..."""
+
+    config: dict[str, Any] = msgspec.field(default_factory=dict)
+    """Keys of the architecture's Hugging Face configuration. `vocab_size` and the ids of special tokens
+    come from the tokenizer and need not be given."""
+
+    tokenizer: str
+    """`package.module:function`, called with a directory into which it writes a tokenizer's files."""
+
+    init_std: float = 0.02
+    """Standard deviation of the initial weights."""
+
+
+class ModelArgs(Config, frozen=True, kw_only=True):
+    """How the model computes."""
+
+    dtype: Literal["float32", "bfloat16"] = "float32"
+    """Type of activations and of published weights. Master weights, gradients and optimizer state are
+    float32 either way."""
+
+    attn_implementation: Literal[
+        "packed", "sdpa", "eager", "flash_attention_2", "flash_attention_3"
+    ] = "packed"
+    """`packed` computes each row of a packed batch by itself and works everywhere. The others are
+    Hugging Face's own; `sdpa` and `eager` cost memory quadratic in the tokens of a micro-batch."""
+
+    disable_gradient_checkpointing: bool = True
+    """false: keep no activations inside layers but compute them again backward, for long rows."""
+
+
+class TrainingArgs(Config, frozen=True, kw_only=True):
+    """The optimizer, AdamW, and its schedule over learner steps."""
+
+    learning_rate: float = 1e-6
+    """Peak learning rate, reached after `warmup_steps`."""
+
+    lr_scheduler_type: Literal["constant", "linear", "cosine"] = "constant"
+    """How the rate falls between the warm-up and `max_steps`."""
+
+    warmup_steps: int = 0
+    """Learner steps over which the rate rises linearly from 0."""
+
+    min_lr_ratio: float = 0.0
+    """What is left of the peak rate at `max_steps`, with `linear` and `cosine`."""
+
+    weight_decay: float = 0.0
+    """Decay of matrices; biases and norms are left alone."""
+
+    adam_beta1: float = 0.9
+    """Decay of the first moment."""
+
+    adam_beta2: float = 0.95
+    """Decay of the second moment."""
+
+    adam_epsilon: float = 1e-8
+    """Added to the root of the second moment."""
+
+    max_grad_norm: float = 1.0
+    """Gradients of an update are scaled down to this global norm; 0 switches clipping off."""

@@ -1,0 +1,71 @@
+"""Models beside the policy: the reference and the critic."""
+
+from __future__ import annotations
+
+from tailrace.config import Config
+from tailrace_learner.config_algorithm import AlgorithmConfig
+from tailrace_learner.config_models import TrainingArgs
+
+
+class ReferenceArgs(Config, frozen=True, kw_only=True):
+    """The frozen model that the policy is held near to, while `init_kl_coef` is not 0."""
+
+    pretrain: str = ""
+    """Directory (or hub name) of its weights. Empty: the weights at the run's start, also after a
+    resume."""
+
+    offload: bool = False
+    """Keep its weights in host memory and bring them to the device for each pass: slower, but the
+    device holds one model less in between. Without a device of its own it changes nothing."""
+
+
+class CriticArgs(Config, frozen=True, kw_only=True):
+    """The model that values what was said so far: a trunk and a linear head, which begins at 0."""
+
+    pretrain: str = ""
+    """Directory (or hub name) of a model of the policy's vocabulary to start from. Empty: a copy of the
+    policy at the run's start."""
+
+    shared: bool = False
+    """true: no trunk of its own, the head reads the policy's hidden states."""
+
+    value_loss_coef: float = 0.1
+    """With `shared`: weight of the value loss in the gradient of the policy's trunk; 0 lets the head
+    alone learn from it."""
+
+    training_args: TrainingArgs = TrainingArgs(learning_rate=1e-5)
+    """The critic's optimizer and its schedule; with `shared`, the head's."""
+
+    value_clip: float = 0.2
+    """How far values are followed from those at the step's start; 0 switches the clip off."""
+
+    critic_warmup: int = 0
+    """Learner steps at the beginning in which the critic alone is trained."""
+
+    def __post_init__(self) -> None:
+        for key in ("value_clip", "critic_warmup", "value_loss_coef"):
+            if not getattr(self, key) >= 0:
+                raise ValueError(f"critic.{key} must not be negative")
+        if self.shared and self.pretrain:
+            raise ValueError(
+                "critic.pretrain names a model of its own, critic.shared says there is none: give one"
+            )
+        if not self.shared and self.value_loss_coef != 0.1:
+            raise ValueError("critic.value_loss_coef is read with critic.shared only: remove it")
+
+
+def check_roles(
+    config: AlgorithmConfig, reference: ReferenceArgs | None, critic: CriticArgs | None
+) -> None:
+    """Raise `ValueError` for a model that nothing uses, and for one that is missing."""
+    if reference is not None and not config.needs_reference:
+        raise ValueError("reference is not read while init_kl_coef is 0: remove it or set that")
+    if config.adv_estimator == "gae" and critic is None:
+        raise ValueError(
+            "adv_estimator 'gae' needs values: give learner.critic ({} is a copy of the policy) or use "
+            "another estimator"
+        )
+    if critic is not None and config.adv_estimator != "gae":
+        raise ValueError(
+            f"critic is not read by adv_estimator {config.adv_estimator!r} (only by gae): remove it"
+        )
