@@ -347,6 +347,16 @@ def reference_gae(rewards: list[float], values: list[float], gamma: float, lambd
     return to_go(deltas, gamma * lambd)
 
 
+def tokens_of(returns: Returns, member: int) -> Callable[[Any], list[float]]:
+    """Picks the values of a member's policy tokens, of all its rows in order."""
+
+    def tokens(values: Any) -> list[float]:
+        pairs = zip(values[member], returns.loss_masks[member], strict=True)
+        return [float(value) for row, mask in pairs for value in row[mask != 0]]
+
+    return tokens
+
+
 @pytest.mark.parametrize("unit", ["token", "turn"])
 @pytest.mark.parametrize("step_rows", [False, True])
 def test_gae_equals_its_formula(unit: Any, step_rows: bool) -> None:
@@ -360,15 +370,7 @@ def test_gae_equals_its_formula(unit: Any, step_rows: bool) -> None:
         assert returns.token_rewards is not None
         assert result.value_targets is not None
         for index, member in enumerate(members):
-            masks = returns.loss_masks[index]
-
-            def tokens(
-                of: Any, index: int = index, masks: Any = masks
-            ) -> list[float]:  # of all rows, in order
-                return [
-                    float(v) for row, mask in zip(of[index], masks, strict=True) for v in row[mask != 0]
-                ]
-
+            tokens = tokens_of(returns, index)
             advantages, targets = tokens(result.per_token), tokens(result.value_targets)
             if not member.valid:
                 assert not any(advantages)
