@@ -70,8 +70,8 @@ test-sandbox-container: .venv/ready-dev
 # CAMEL's pins exclude a few of ours: agents on it run in this environment (agents.workflow.python).
 .venv-camel/ready: pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv-camel
-	grep -vE '^(docstring_parser|psutil|pydantic|pydantic_core|websockets)==' constraints.txt >.venv-camel/constraints.txt
-	.venv-camel/bin/pip install --quiet --disable-pip-version-check -c .venv-camel/constraints.txt -e '.[agents]' camel-ai==0.2.90
+	grep -vE '^(docstring_parser|mcp|mcp-types|psutil|pydantic|pydantic_core|websockets)==' constraints.txt >.venv-camel/constraints.txt
+	.venv-camel/bin/pip install --quiet --disable-pip-version-check -c .venv-camel/constraints.txt -e '.[agents,camel]' camel-ai==0.2.90
 	touch $@
 
 # The yardstick of benchmarks, in an environment of its own.

@@ -11,6 +11,7 @@ from camel.agents import ChatAgent
 from camel.models import ModelFactory
 from camel.toolkits import FunctionTool
 from camel.types import ModelPlatformType
+from camel.utils import BaseTokenCounter
 
 
 def double(number: int) -> int:
@@ -20,6 +21,22 @@ def double(number: int) -> int:
         number: What to double.
     """
     return 2 * number
+
+
+class CharacterCounter(BaseTokenCounter):
+    """One token per character: CAMEL's own counter would load OpenAI's vocabulary from the Internet."""
+
+    def count_tokens_from_messages(self, messages: list[Any]) -> int:
+        """Characters of all contents."""
+        return sum(len(str(message.get("content") or "")) for message in messages)
+
+    def encode(self, text: str) -> list[int]:
+        """Code points."""
+        return [ord(char) for char in text]
+
+    def decode(self, token_ids: list[int]) -> str:
+        """The text of code points."""
+        return "".join(map(chr, token_ids))
 
 
 class Clerk:
@@ -33,6 +50,7 @@ class Clerk:
             url=base_url,
             api_key=api_key,
             model_config_dict={"max_tokens": 64},
+            token_counter=CharacterCounter(),
         )
         clerk = ChatAgent("Answer in digits.", model=model, tools=[FunctionTool(double)])
         response = clerk.step(data["prompt"])  # blocks: mode subproc
