@@ -194,7 +194,9 @@ class Renderer:
         )
 
     def _encode(self, text: str) -> NDArray[np.int32]:
-        ids = np.array(self._tokenizer.encode(text, add_special_tokens=False).ids, dtype=np.int32)
+        # The same ids as by `encode`, without the places of the tokens in the text: a third cheaper.
+        (encoding,) = self._tokenizer.encode_batch_fast([text], add_special_tokens=False)
+        ids = np.array(encoding.ids, dtype=np.int32)
         ids.flags.writeable = False
         return ids
 

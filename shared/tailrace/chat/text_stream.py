@@ -24,22 +24,25 @@ class TokenText:
         self._held_end: int | None = None
         self._context: list[int] = []  # given already; decoders look at the neighbours of a token
         self._fresh: list[int] = []
-        self._num_given = 0  # characters of context and fresh ids that were given
+        self._num_given = 0  # characters of context and fresh ids that were given; -1: all, uncounted
 
     def feed(self, token_ids: Sequence[int]) -> str:
         """The text that has become certain."""
         ids = list(token_ids) if self._held_end is None else [self._held_end, *token_ids]
         self._held_end = ids.pop() if ids and ids[-1] in self._end_ids else None
-        self._fresh += [token_id for token_id in ids if token_id not in self._dropped_ids]
-        if not self._fresh:
+        fresh = [token_id for token_id in ids if token_id not in self._dropped_ids]
+        if not (fresh or self._fresh):
             return ""
+        if self._num_given < 0:  # counted only now: most replies come whole
+            self._num_given = len(self._decode())
+        self._fresh += fresh
         text = self._decode()
         certain = text.rstrip(_INCOMPLETE)
         delta = certain[self._num_given :]
         self._num_given = max(self._num_given, len(certain))
         if certain == text:
             self._context, self._fresh = self._fresh, []
-            self._num_given = len(self._decode())
+            self._num_given = -1
         return delta
 
     def finish(self) -> str:
