@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Container, Sequence
 from pathlib import Path
-from typing import ParamSpec, Protocol, TypeVar
+from typing import NamedTuple, ParamSpec, Protocol, TypeVar
 
 from tailrace.weights.tensors import TensorBytes
 from tailrace_protos.event import CheckpointSaved, EventBody
@@ -72,6 +72,42 @@ class Computer(Protocol):
 
     async def __call__(self, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         """The result of `work`."""
+        ...
+
+
+class Ranks(Protocol):
+    """The processes that compute one step together. Every rank makes the same calls, in one order."""
+
+    @property
+    def rank(self) -> int: ...  # noqa: D102
+    @property
+    def num_ranks(self) -> int: ...  # noqa: D102
+
+    def sums(self, values: Sequence[float]) -> list[float]:
+        """Each value summed over the ranks."""
+        ...
+
+    def collect(self, mine: T) -> list[T]:
+        """What every rank gives, in the order of ranks."""
+        ...
+
+
+class UpdateResult(NamedTuple):
+    """What an update did."""
+
+    grad_norm: float  # of the normalised gradient, before clipping
+    is_applied: bool  # False: no or non-finite gradient, weights unchanged
+
+
+class Optimizer(Protocol):
+    """Changes the weights by gradients that are unnormalised sums."""
+
+    def update(self, *, count: float, learning_rate: float, max_grad_norm: float) -> UpdateResult:
+        """Divide by `count`, bound the norm, change the weights, clear the gradients."""
+        ...
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """Clear the gradients."""
         ...
 
 

@@ -6,12 +6,15 @@ Gradients arrive as unnormalised sums; division by the count and clipping are on
 from __future__ import annotations
 
 import math
-from typing import NamedTuple
+from collections.abc import Sequence
 
 import torch
-from torch import nn
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 
 from tailrace_learner.config import TrainingArgs
+from tailrace_learner.core.ranks import ONE_RANK
+from tailrace_learner.ports import Optimizer, Ranks, UpdateResult
 
 
 def learning_rate_at(step: int, max_steps: int, args: TrainingArgs) -> float:
@@ -29,7 +32,49 @@ def learning_rate_at(step: int, max_steps: int, args: TrainingArgs) -> float:
     return args.learning_rate * (floor + (1.0 - floor) * shape)
 
 
-def make_adamw(parameters: list[nn.Parameter], args: TrainingArgs) -> torch.optim.AdamW:
+class SummedAdamW(torch.optim.AdamW):
+    """AdamW for unnormalised gradients, whole or sharded over `ranks`."""
+
+    ranks: Ranks = ONE_RANK
+
+    @torch.no_grad()
+    def update(self, *, count: float, learning_rate: float, max_grad_norm: float) -> UpdateResult:
+        """Divide summed gradients by `count`, clip, step, clear; what is not finite is thrown away.
+
+        The norm is that of all shards. Every rank must call it.
+        """
+        grads = [local(p.grad) for p in self._parameters() if p.grad is not None]
+        if not grads or count <= 0:
+            self.zero_grad(set_to_none=True)
+            return UpdateResult(0.0, False)
+        grad_norm = self._norm(grads) / count
+        if not math.isfinite(grad_norm):
+            self.zero_grad(set_to_none=True)
+            return UpdateResult(grad_norm, False)
+        bounded = max_grad_norm / grad_norm if 0 < max_grad_norm < grad_norm else 1.0
+        torch._foreach_mul_(grads, bounded / count)
+        for group in self.param_groups:
+            group["lr"] = learning_rate
+        self.step()
+        self.zero_grad(set_to_none=True)
+        return UpdateResult(grad_norm, True)
+
+    def _parameters(self) -> list[nn.Parameter]:
+        return [parameter for group in self.param_groups for parameter in group["params"]]
+
+    def _norm(self, grads: Sequence[Tensor]) -> float:
+        norm = float(torch.linalg.vector_norm(torch.stack(torch._foreach_norm(list(grads)))))
+        if self.ranks.num_ranks == 1:
+            return norm
+        return math.sqrt(self.ranks.sums([norm * norm])[0])
+
+
+def local(tensor: Tensor) -> Tensor:
+    """This rank's shard, sharing memory with the tensor; a whole tensor is its own shard."""
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+
+
+def make_adamw(parameters: list[nn.Parameter], args: TrainingArgs) -> SummedAdamW:
     """AdamW that decays matrices only, in one kernel per device."""
     matrices = [p for p in parameters if p.dim() >= 2]
     others = [p for p in parameters if p.dim() < 2]
@@ -37,7 +82,7 @@ def make_adamw(parameters: list[nn.Parameter], args: TrainingArgs) -> torch.opti
         {"params": matrices, "weight_decay": args.weight_decay},
         {"params": others, "weight_decay": 0.0},
     ]
-    return torch.optim.AdamW(
+    return SummedAdamW(
         [group for group in groups if group["params"]],
         lr=args.learning_rate,
         betas=(args.adam_beta1, args.adam_beta2),
@@ -46,31 +91,8 @@ def make_adamw(parameters: list[nn.Parameter], args: TrainingArgs) -> torch.opti
     )
 
 
-class UpdateResult(NamedTuple):
-    """What an update did."""
-
-    grad_norm: float  # of the normalised gradient, before clipping
-    is_applied: bool  # False: no or non-finite gradient, weights unchanged
-
-
-@torch.no_grad()
 def apply_update(
-    optimizer: torch.optim.AdamW, *, count: float, learning_rate: float, max_grad_norm: float
+    optimizer: Optimizer, *, count: float, learning_rate: float, max_grad_norm: float
 ) -> UpdateResult:
-    """Divide summed gradients by `count`, clip, step, clear. Non-finite gradients are thrown away."""
-    grads = [p.grad for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
-    if not grads or count <= 0:
-        optimizer.zero_grad(set_to_none=True)
-        return UpdateResult(0.0, False)
-    norms = torch._foreach_norm(grads)
-    grad_norm = float(torch.linalg.vector_norm(torch.stack(norms))) / count
-    if not math.isfinite(grad_norm):
-        optimizer.zero_grad(set_to_none=True)
-        return UpdateResult(grad_norm, False)
-    bounded = max_grad_norm / grad_norm if 0 < max_grad_norm < grad_norm else 1.0
-    torch._foreach_mul_(grads, bounded / count)
-    for group in optimizer.param_groups:
-        group["lr"] = learning_rate
-    optimizer.step()
-    optimizer.zero_grad(set_to_none=True)
-    return UpdateResult(grad_norm, True)
+    """`optimizer.update`, by the name that passes know."""
+    return optimizer.update(count=count, learning_rate=learning_rate, max_grad_norm=max_grad_norm)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -39,9 +40,14 @@ class PassRunner:
         self._start = start
         self._interpolates = config.proximal_logprobs == "interpolate"
 
+    def micro_batches(self, rows: Sequence[Row]) -> Iterator[list[Row]]:
+        """Rows of one pass each."""
+        limit = self._config.max_tokens_per_micro_batch
+        return micro_batches(rows, limit, share_prefixes=self._config.shares_prefixes)
+
     def run(self, rows: Sequence[Row], tally: Tally, *, is_first: bool) -> float:
         """Add the rows' gradients; returns their loss sum. `is_first`: in this step, of these rows."""
-        batch = pack(rows, self._policy.device)
+        batch = pack(rows, self._policy.device, share_prefixes=self._config.shares_prefixes)
         log_pi_old = self._proximal(batch)
         log_pi, entropy = self._policy.forward(batch)
         inputs = self._inputs(batch, log_pi, log_pi_old)
@@ -52,14 +58,25 @@ class PassRunner:
             self._remember(batch, inputs.log_pi_old)
         return float(loss.detach())
 
+    def idle(self, like: Row, *, is_first: bool) -> None:
+        """Take part in a pass of other ranks without rows: all of it, on one token, for no gradient.
+
+        `like`: one of the rows that they may be computing, so that the same forwards are done.
+        """
+        batch = pack([_shortest(like)], self._policy.device)
+        if is_first:
+            self._proximal(batch)
+        log_pi, entropy = self._policy.forward(batch)
+        (0.0 * (log_pi + entropy)).sum().backward()  # type: ignore[no-untyped-call]
+
     @torch.no_grad()
     def pick(self, selection: Selection, rows: Sequence[Row]) -> None:
         """Let `selection` choose among the tokens of a whole mini-batch, by the current weights."""
         packed: list[Row] = []
         log_pi: list[NDArray[np.float64]] = []
         log_pi_old: list[NDArray[np.float64]] = []
-        for part in micro_batches(rows, self._config.max_tokens_per_micro_batch):
-            batch = pack(part, self._policy.device)
+        for part in self.micro_batches(rows):
+            batch = pack(part, self._policy.device, share_prefixes=self._config.shares_prefixes)
             inputs = self._inputs(batch, self._policy.forward(batch)[0], self._proximal(batch))
             packed += batch.rows
             for found, values in ((log_pi, inputs.log_pi), (log_pi_old, inputs.log_pi_old)):
@@ -137,6 +154,18 @@ class PassRunner:
     def _tensor(self, batch: PackedBatch, of: Callable[[Row], NDArray[Any] | None]) -> Tensor:
         parts = [part for row in batch.rows if (part := of(row)) is not None]
         return torch.from_numpy(np.concatenate(parts)).to(self._policy.device)
+
+
+def _shortest(row: Row) -> Row:
+    """The row up to its first trained token."""
+    return replace(
+        row,
+        token_ids=row.token_ids[: row.targets[0]],
+        targets=row.targets[:1],
+        target_ids=row.target_ids[:1],
+        log_mu=row.log_mu[:1],
+        log_pi_old=None if row.log_pi_old is None else row.log_pi_old[:1],
+    )
 
 
 def _turns(rows: Sequence[Row]) -> Spans:

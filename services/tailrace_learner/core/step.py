@@ -3,8 +3,9 @@
 Group number i of a step belongs to mini-batch floor(i * num_mini_batches / groups_per_step). Its
 gradients are added unnormalised in passes of any size; a full mini-batch is divided once by its
 count, clipped and applied. Later epochs repeat the mini-batches. Configurations that compare beyond
-a group begin when the step is complete, losses that pick tokens when their mini-batch is. Nothing here
-waits, reads a clock or does I/O.
+a group begin when the step is complete, losses that pick tokens when their mini-batch is. Over several
+ranks every rank trains the same groups and computes its share of their rows. Nothing here waits, reads
+a clock or does I/O.
 """
 
 from __future__ import annotations
@@ -15,26 +16,27 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
-import torch
 
 from tailrace_learner.config import LearnerConfig
 from tailrace_learner.core.losses import LOSSES, SELECTIONS
-from tailrace_learner.core.optimizer import UpdateResult, apply_update, learning_rate_at
-from tailrace_learner.core.packing import micro_batches
+from tailrace_learner.core.optimizer import learning_rate_at
 from tailrace_learner.core.passes import PassRunner, row_count
 from tailrace_learner.core.policy import Policy, StartWeights
+from tailrace_learner.core.ranks import ONE_RANK, Shares
 from tailrace_learner.core.rows import PreparedGroup, Row
 from tailrace_learner.core.step_advantages import finish_advantages
 from tailrace_learner.core.tally import Tally
+from tailrace_learner.ports import Optimizer, Ranks, UpdateResult
 
 Metrics = dict[str, float | None]
 
 
 @dataclass(slots=True)
 class _MiniBatch:
+    shares: Shares
     rows: list[Row] = field(default_factory=list)
     waiting: list[Row] = field(default_factory=list)  # not passed yet in this epoch
-    loss_sum: float = 0.0
+    loss_sum: float = 0.0  # of this rank's rows
 
 
 class StepTrainer:
@@ -43,13 +45,15 @@ class StepTrainer:
     def __init__(
         self,
         policy: Policy,
-        optimizer: torch.optim.AdamW,
+        optimizer: Optimizer,
         config: LearnerConfig,
         *,
         groups_per_step: int,
         max_steps: int,
+        ranks: Ranks = ONE_RANK,
     ) -> None:
         self._config = config
+        self._ranks = ranks
         self._optimizer = optimizer
         self._interpolates = config.proximal_logprobs == "interpolate"
         self._groups_per_step = groups_per_step
@@ -63,7 +67,9 @@ class StepTrainer:
         """Start over with the weights as they are, after `step` finished steps."""
         self._step = step
         self._groups: list[PreparedGroup] = []
-        self._batches = [_MiniBatch() for _ in range(self._config.num_mini_batches)]
+        self._batches = [
+            _MiniBatch(Shares(self._ranks.num_ranks)) for _ in range(self._config.num_mini_batches)
+        ]
         self._has_advantages = False  # only for configurations that need the whole step
         self._num_updated = 0  # mini-batches whose first epoch is over
         self._tally = Tally()
@@ -138,9 +144,13 @@ class StepTrainer:
     def _pass(self, batch: _MiniBatch, *, is_first: bool) -> None:
         if self._selection and batch.waiting:
             self._passes.pick(self._selection, batch.waiting)
-        is_first = is_first and not (self._interpolates and self._updates)
-        for rows in micro_batches(batch.waiting, self._config.max_tokens_per_micro_batch):
-            batch.loss_sum += self._passes.run(rows, self._tally, is_first=is_first)
+        is_measured = is_first and not (self._interpolates and self._updates)
+        cut = self._passes.micro_batches
+        for rows in batch.shares.passes(batch.waiting, self._ranks.rank, cut):
+            if rows:
+                batch.loss_sum += self._passes.run(rows, self._tally, is_first=is_measured)
+            else:
+                self._passes.idle(batch.waiting[0], is_first=is_first)
         batch.waiting = []
 
     def _update(self, batch: _MiniBatch) -> None:
@@ -155,8 +165,7 @@ class StepTrainer:
         self._losses.append(batch.loss_sum / count)
         batch.loss_sum = 0.0
         self._updates.append(
-            apply_update(
-                self._optimizer,
+            self._optimizer.update(
                 count=count,
                 learning_rate=learning_rate_at(self._step, self._max_steps, args),
                 max_grad_norm=args.max_grad_norm,
@@ -171,10 +180,10 @@ class StepTrainer:
         rows = [row for batch in self._batches for row in batch.rows]
         staleness = np.concatenate([row.staleness for row in rows]) if rows else np.zeros(0)
         metrics: Metrics = {"kl": None, "mismatch_kl": None, "behaviour_kl": None, "entropy": None}
-        metrics |= self._tally.means()
+        metrics |= Tally.of_all(self._ranks.collect(self._tally.totals())).means()
         metrics |= _returns(self._groups)
         metrics |= dict(_count_groups(self._groups))
-        metrics["loss"] = _mean(self._losses)
+        metrics["loss"] = _mean(self._ranks.sums(self._losses))
         metrics["grad_norm"] = _mean([update.grad_norm for update in self._updates])
         metrics["num_skipped_updates"] = float(sum(not update.is_applied for update in self._updates))
         metrics["learning_rate"] = learning_rate_at(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -21,6 +22,19 @@ class Tally:
             total.detach().double() if isinstance(total, Tensor) else total
         )
         self._weights[name] += weight
+
+    def totals(self) -> dict[str, tuple[float, float]]:
+        """Sum and weight per name."""
+        return {name: (float(self._sums[name]), weight) for name, weight in self._weights.items()}
+
+    @classmethod
+    def of_all(cls, totals: Sequence[Mapping[str, tuple[float, float]]]) -> Tally:
+        """The sums of several tallies together."""
+        tally = cls()
+        for part in totals:
+            for name, (total, weight) in part.items():
+                tally.add(name, total, weight)
+        return tally
 
     def means(self) -> dict[str, float]:
         """Mean per name; names whose weights are 0 are left out."""

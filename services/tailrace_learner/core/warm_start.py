@@ -8,12 +8,13 @@ from itertools import islice
 
 from tailrace_learner.config import LearnerConfig, TrainingArgs, WarmStart
 from tailrace_learner.core.losses import sft
-from tailrace_learner.core.optimizer import apply_update, learning_rate_at, make_adamw
-from tailrace_learner.core.packing import micro_batches
+from tailrace_learner.core.optimizer import learning_rate_at, make_adamw
 from tailrace_learner.core.passes import PassRunner, row_count
 from tailrace_learner.core.policy import Policy, StartWeights
+from tailrace_learner.core.ranks import ONE_RANK, Shares
 from tailrace_learner.core.rows import Row
 from tailrace_learner.core.tally import Tally
+from tailrace_learner.ports import Ranks
 
 
 class TooFewDemonstrationsError(ValueError):
@@ -34,11 +35,22 @@ def warm_start(
     warm: WarmStart,
     config: LearnerConfig,
     on_step: Callable[[int, float], None],
+    ranks: Ranks = ONE_RANK,
 ) -> float:
-    """Train; returns the last step's mean loss. `on_step(step, loss)` is called after each."""
+    """Train; returns the last step's mean loss. `on_step(step, loss)` is called after each.
+
+    Every rank is given the same rows.
+    """
     args = _training_args(warm)
-    plain = LearnerConfig(behaviour_correction="none")  # whatever the run trains with
+    plain = LearnerConfig(  # whatever the run trains with
+        behaviour_correction="none",
+        max_tokens_per_micro_batch=config.max_tokens_per_micro_batch,
+        min_tokens_per_micro_batch=0,
+        share_prefixes=config.share_prefixes,
+        model_args=config.model_args,
+    )
     optimizer = make_adamw(policy.parameters, args)
+    optimizer.ranks = ranks
     passes = PassRunner(policy, sft, plain, StartWeights(policy.parameters))
     loss = math.nan
     for step in range(warm.num_steps):
@@ -46,17 +58,21 @@ def warm_start(
         if len(batch) < warm.batch_size:
             taken = step * warm.batch_size + len(batch)
             raise TooFewDemonstrationsError(taken, warm.num_steps * warm.batch_size)
-        tally = Tally()
-        loss_sum = sum(
-            passes.run(part, tally, is_first=False)
-            for part in micro_batches(batch, config.max_tokens_per_micro_batch)
-        )
+        parts = Shares(ranks.num_ranks).passes(batch, ranks.rank, passes.micro_batches)
+        loss_sum = sum(_pass(passes, part, batch) for part in parts)
         count = row_count(batch, plain)
         rate = learning_rate_at(step, warm.num_steps, args)
-        apply_update(optimizer, count=count, learning_rate=rate, max_grad_norm=args.max_grad_norm)
-        loss = loss_sum / count
+        optimizer.update(count=count, learning_rate=rate, max_grad_norm=args.max_grad_norm)
+        loss = ranks.sums([loss_sum])[0] / count
         on_step(step + 1, loss)
     return loss
+
+
+def _pass(passes: PassRunner, rows: list[Row], batch: list[Row]) -> float:
+    if rows:
+        return passes.run(rows, Tally(), is_first=False)
+    passes.idle(batch[0], is_first=False)
+    return 0.0
 
 
 def _training_args(warm: WarmStart) -> TrainingArgs:

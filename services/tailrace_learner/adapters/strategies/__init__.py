@@ -1,0 +1,4 @@
+"""Ways to lay a model and its optimizer over ranks, one per file.
+
+`single` (one process), `fsdp2` (PyTorch's fully sharded data parallel), `deepspeed` (ZeRO).
+"""

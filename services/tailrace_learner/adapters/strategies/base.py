@@ -1,0 +1,48 @@
+"""What every strategy offers. Methods that say so are collectives: all ranks must call them, in one
+order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Protocol
+
+from torch import Tensor, nn
+
+from tailrace_learner.config_models import TrainingArgs
+from tailrace_learner.core.policy import Policy
+from tailrace_learner.ports import Optimizer, Ranks
+
+Moments = dict[str, Tensor]
+
+
+class Strategy(Protocol):
+    """One model with its optimizer, as it lies on this rank and the others."""
+
+    ranks: Ranks
+
+    def spread(self, policy: Policy) -> Policy:
+        """Lay the model's weights over the ranks (collective); its names stay."""
+        ...
+
+    def make_optimizer(self, policy: Policy, args: TrainingArgs) -> Optimizer:
+        """AdamW of the trained parameters, laid out as they are."""
+        ...
+
+    def whole(self, tensor: Tensor) -> Tensor:
+        """A weight in full (collective)."""
+        ...
+
+    def moments(self, optimizer: Optimizer, parameter: nn.Parameter) -> Moments:
+        """AdamW's moments of a parameter in full (collective); empty before its first update."""
+        ...
+
+    def set_moments(
+        self, optimizer: Optimizer, parameter: nn.Parameter, moments: Mapping[str, Tensor]
+    ) -> None:
+        """Give a parameter the moments that a checkpoint holds, in full."""
+        ...
+
+    def shape(self, parameter: nn.Parameter) -> tuple[int, ...]:
+        """The parameter's shape in full."""
+        ...

@@ -1,0 +1,114 @@
+"""`fsdp2`: weights, gradients and AdamW's moments cut over the ranks by PyTorch's `fully_shard`.
+
+Every decoder layer is gathered when it computes; what is not in a layer (embeddings, last norm, output
+matrix) when a forward begins. After a forward and after a backward nothing stays gathered, so weights
+may be read or changed in between. Gradients are *summed* over ranks: core divides once, by the step's
+global count.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, fields
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor, distribute_tensor
+
+from tailrace_learner.adapters.strategies.base import Moments
+from tailrace_learner.config_models import TrainingArgs
+from tailrace_learner.core.optimizer import SummedAdamW, make_adamw
+from tailrace_learner.core.packing import PackedBatch
+from tailrace_learner.core.policy import Policy
+from tailrace_learner.ports import Ranks
+
+T = TypeVar("T")
+
+
+class _Root(nn.Module):
+    """Around the model, so that whatever a policy does with it happens inside one forward."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, work: Callable[[], T]) -> T:
+        """The result of `work`, with the weights gathered."""
+        return work()
+
+
+@dataclass(frozen=True, slots=True)
+class ShardedPolicy(Policy):
+    """A policy whose weights are gathered while it computes."""
+
+    root: Any = None
+
+    def forward(self, batch: PackedBatch) -> tuple[Tensor, Tensor]:
+        """log pi [M] and entropy [M] of the batch's targets, in packed order."""
+        log_pi, entropy = self.root(lambda: Policy.forward(self, batch))
+        return log_pi, entropy
+
+
+class Fsdp2Strategy:
+    """Data parallel and fully sharded."""
+
+    def __init__(self, ranks: Ranks, device: torch.device) -> None:
+        self.ranks = ranks
+        self._mesh: DeviceMesh = init_device_mesh(device.type, (ranks.num_ranks,))
+
+    def spread(self, policy: Policy) -> ShardedPolicy:
+        """Cut the weights; every rank must have loaded the same ones."""
+        for layer in _layers(policy.model):
+            self._shard(layer)
+        root = _Root(policy.model)
+        self._shard(root)
+        given = {field.name: getattr(policy, field.name) for field in fields(policy)}
+        return ShardedPolicy(**given, root=root)
+
+    def make_optimizer(self, policy: Policy, args: TrainingArgs) -> SummedAdamW:
+        """AdamW of the shards; its norm is that of all ranks."""
+        optimizer = make_adamw(policy.parameters, args)
+        optimizer.ranks = self.ranks
+        return optimizer
+
+    def whole(self, tensor: Tensor) -> Tensor:
+        """All shards together (collective)."""
+        tensor = tensor.detach()
+        return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+
+    def moments(self, optimizer: SummedAdamW, parameter: nn.Parameter) -> Moments:
+        """All shards of the moments (collective)."""
+        state = optimizer.state.get(parameter, {})
+        return {name: self.whole(value) for name, value in state.items()}
+
+    def set_moments(
+        self, optimizer: SummedAdamW, parameter: nn.Parameter, moments: Mapping[str, Tensor]
+    ) -> None:
+        """Cut the moments as their parameter is cut; the count of steps is everybody's."""
+        optimizer.state[parameter] = {
+            name: self._part(value, parameter) if value.dim() else value.to(parameter.device)
+            for name, value in moments.items()
+        }
+
+    def shape(self, parameter: nn.Parameter) -> tuple[int, ...]:
+        """The shape of all shards together."""
+        return tuple(parameter.shape)
+
+    def _part(self, tensor: Tensor, like: nn.Parameter) -> Tensor:
+        assert isinstance(like, DTensor)
+        on_device = tensor.to(like.device)
+        return distribute_tensor(on_device, like.device_mesh, like.placements, src_data_rank=None)
+
+    def _shard(self, module: nn.Module) -> None:
+        sharded = fully_shard(module, mesh=self._mesh, reshard_after_forward=True)
+        sharded.set_gradient_divide_factor(1.0)
+        sharded.set_force_sum_reduction_for_comms(True)
+
+
+def _layers(model: Any) -> list[nn.Module]:
+    """The modules that the architecture itself says must not be split."""
+    names = set(model._no_split_modules or ())
+    return [module for module in model.modules() if type(module).__name__ in names]

@@ -1,0 +1,47 @@
+"""`single`: one process holds weights, gradients and optimizer."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from torch import Tensor, nn
+
+from tailrace_learner.adapters.strategies.base import Moments
+from tailrace_learner.config_models import TrainingArgs
+from tailrace_learner.core.optimizer import SummedAdamW, make_adamw
+from tailrace_learner.core.policy import Policy
+from tailrace_learner.core.ranks import ONE_RANK
+from tailrace_learner.ports import Ranks
+
+
+class SingleStrategy:
+    """Everything as torch makes it."""
+
+    ranks: Ranks = ONE_RANK
+
+    def spread(self, policy: Policy) -> Policy:
+        """The policy as it is."""
+        return policy
+
+    def make_optimizer(self, policy: Policy, args: TrainingArgs) -> SummedAdamW:
+        """AdamW in one kernel."""
+        return make_adamw(policy.parameters, args)
+
+    def whole(self, tensor: Tensor) -> Tensor:
+        """The weight itself."""
+        return tensor.detach()
+
+    def moments(self, optimizer: SummedAdamW, parameter: nn.Parameter) -> Moments:
+        """The moments themselves."""
+        return dict(optimizer.state.get(parameter, {}))
+
+    def set_moments(
+        self, optimizer: SummedAdamW, parameter: nn.Parameter, moments: Mapping[str, Tensor]
+    ) -> None:
+        """Put the moments on the parameter's device."""
+        device = parameter.device
+        optimizer.state[parameter] = {name: value.to(device) for name, value in moments.items()}
+
+    def shape(self, parameter: nn.Parameter) -> tuple[int, ...]:
+        """The parameter's shape."""
+        return tuple(parameter.shape)

@@ -1,0 +1,74 @@
+"""Configuration of where the learner computes: ranks, and adapters instead of whole weights."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from tailrace.config import Config
+
+
+class StrategyArgs(Config, frozen=True, kw_only=True):
+    """How the model and its optimizer lie on the learner's ranks."""
+
+    strategy_name: Literal["auto", "single", "fsdp2", "deepspeed"] = "auto"
+    """`single`: one process holds everything. `fsdp2`: PyTorch's fully sharded data parallel, weights,
+    gradients and optimizer cut over the ranks, rows spread over them. `deepspeed`: ZeRO by the package
+    of that name. `auto`: `single` for one rank, `fsdp2` for more."""
+
+    num_ranks: int = 1
+    """Processes that compute a step together, started on this host; one GPU each, if there are any."""
+
+    zero_stage: Literal[1, 2, 3] = 2
+    """What `deepspeed` cuts over the ranks: optimizer state (1), gradients too (2), weights too (3)."""
+
+    timeout_s: float = 600.0
+    """A rank that waits so long for another inside a pass gives up, which restarts the learner."""
+
+    def __post_init__(self) -> None:
+        if self.num_ranks < 1:
+            raise ValueError("strategy_args.num_ranks must be at least 1")
+        if self.strategy_name == "single" and self.num_ranks > 1:
+            raise ValueError(
+                "strategy_args.strategy_name single computes on one rank: use num_ranks 1 or fsdp2"
+            )
+        if self.timeout_s <= 0:
+            raise ValueError("strategy_args.timeout_s must be positive")
+
+    @property
+    def resolved_name(self) -> str:
+        """The strategy that `auto` stands for."""
+        if self.strategy_name != "auto":
+            return self.strategy_name
+        return "single" if self.num_ranks == 1 else "fsdp2"
+
+
+class LoraArgs(Config, frozen=True, kw_only=True):
+    """Low-rank adapters by `peft` (extra `lora`); the model's own weights stay as they are.
+
+    Hu et al. 2021, "LoRA", arXiv:2106.09685: W + (alpha / r) B A.
+    """
+
+    r: int = 16
+    """Rank of the adapters."""
+
+    alpha: float = 32.0
+    """Their scale is alpha / r."""
+
+    dropout: float = 0.0
+    """Only 0: training must compute what the engine sampled from."""
+
+    target_modules: tuple[str, ...] = ("q_proj", "k_proj", "v_proj", "o_proj")
+    """Linear layers that get adapters, by the last part of their names; `all-linear`: every one."""
+
+    def __post_init__(self) -> None:
+        if self.r < 1:
+            raise ValueError("lora.r must be at least 1")
+        if self.alpha <= 0:
+            raise ValueError("lora.alpha must be positive")
+        if self.dropout:
+            raise ValueError(
+                "lora.dropout must be 0: with dropout the learner's log-probabilities are not those "
+                "that the engine sampled with"
+            )
+        if not self.target_modules:
+            raise ValueError("lora.target_modules must name at least one layer, or all-linear")
