@@ -8,14 +8,29 @@ from typing import Any
 import pytest
 
 from tailrace.config import ConfigError
-from tailrace.config.settings import TABLES, Refused
+from tailrace.config.settings import TABLES, Derived, Refused
 from tailrace_cli.experiment import Experiment, decode
+from tailrace_learner.config import CriticArgs, ReferenceArgs
 
+OPTIMIZER = {
+    "learning_rate": 0.5,
+    "weight_decay": 0.25,
+    "warmup_steps": 7,
+    "max_grad_norm": 3.0,
+    "adam_beta1": 0.8,
+    "adam_beta2": 0.8,
+    "adam_epsilon": 0.1,
+    "min_lr_ratio": 0.5,
+    "lr_scheduler_type": "cosine",
+}
 # A value of each setting that is not the default, and what the services then read by our keys.
 CASES: dict[str, tuple[Any, dict[str, Any]]] = {
     "adv_estimator": ("rloo", {"learner.adv_estimator": "rloo"}),
     "ppo_epochs": (3, {"learner.ppo_epochs": 3}),
     "gamma": (0.5, {"learner.gamma": 0.5}),
+    "lambd": (0.5, {"learner.lambd": 0.5}),
+    "init_kl_coef": (0.1, {"learner.init_kl_coef": 0.1}),
+    "target_kl": (0.2, {"learner.target_kl": 0.2}),
     "pg_clip": (0.1, {"learner.pg_clip": 0.1}),
     "whiten_advantages": (True, {"learner.whiten_advantages": True}),
     "entropy_loss_coef": (0.02, {"learner.entropy_loss_coef": 0.02}),
@@ -36,17 +51,7 @@ CASES: dict[str, tuple[Any, dict[str, Any]]] = {
     "actor_train.device_mapping": ("list(range(0, 2))", {"cluster.learner_gpus": (0, 1)}),
     **{
         f"actor_train.training_args.{key}": (value, {f"learner.training_args.{key}": value})
-        for key, value in {
-            "learning_rate": 0.5,
-            "weight_decay": 0.25,
-            "warmup_steps": 7,
-            "max_grad_norm": 3.0,
-            "adam_beta1": 0.8,
-            "adam_beta2": 0.8,
-            "adam_epsilon": 0.1,
-            "min_lr_ratio": 0.5,
-            "lr_scheduler_type": "cosine",
-        }.items()
+        for key, value in OPTIMIZER.items()
     },
     "actor_train.training_args.per_device_train_batch_size": (
         2,
@@ -68,10 +73,41 @@ CASES: dict[str, tuple[Any, dict[str, Any]]] = {
     ),
     "actor_infer.generating_args.num_return_sequences": (4, {"run.group_size": 4}),
     "actor_infer.strategy_args.strategy_name": ("hf_infer", {"inference.forward": "generic"}),
+    "critic": ({}, {"learner.critic": CriticArgs()}),
+    **{
+        f"critic.{key}": (value, {f"learner.critic.{key}": value})
+        for key, value in {
+            "pretrain": "owner/model",
+            "shared": True,
+            "value_loss_coef": 0.5,
+            "value_clip": 0.5,
+            "critic_warmup": 3,
+        }.items()
+    },
+    **{
+        f"critic.training_args.{key}": (value, {f"learner.critic.training_args.{key}": value})
+        for key, value in OPTIMIZER.items()
+    },
+    "reference": ({}, {"learner.reference": ReferenceArgs()}),
+    **{
+        f"reference.{key}": (value, {f"learner.reference.{key}": value})
+        for key, value in {"pretrain": "owner/model", "offload": True}.items()
+    },
 }
+GAE: dict[str, Any] = {"adv_estimator": "gae", "learner": {"critic": {}}}
+REFERENCE: dict[str, Any] = {"init_kl_coef": 0.1, "learner": {"reference": {}}}
 # What else a setting needs beside it.
 BESIDE: dict[str, dict[str, Any]] = {
     "gamma": {"adv_estimator": "reinforce"},
+    "lambd": GAE,
+    "target_kl": {"init_kl_coef": 0.1},
+    "critic": {"adv_estimator": "gae"},
+    **{f"critic.{key}": GAE for key in ("pretrain", "shared", "value_clip", "critic_warmup")},
+    **{f"critic.training_args.{key}": GAE for key in OPTIMIZER},
+    "critic.value_loss_coef": {"adv_estimator": "gae", "learner": {"critic": {"shared": True}}},
+    "reference": {"init_kl_coef": 0.1},
+    "reference.pretrain": REFERENCE,
+    "reference.offload": REFERENCE,
     "actor_train.model_args.model_type": {"learner": {"from_scratch": {"tokenizer": "m:f"}}},
     "actor_train.training_args.per_device_train_batch_size": {"agents": {"max_episode_tokens": 100}},
     "actor_train.training_args.gradient_accumulation_steps": {
@@ -81,8 +117,16 @@ BESIDE: dict[str, dict[str, Any]] = {
         "actor_train": {"training_args": {"per_device_train_batch_size": 1}},
     },
 }
+MAY_BE_BESIDE = {"cluster.num_inference_servers"}  # servers may share devices
 SETTINGS = {setting.name: setting for part in TABLES.values() for setting in part}
-LIVE = [name for name, setting in SETTINGS.items() if not isinstance(setting, Refused)]
+REPEATS = [
+    name for name, setting in SETTINGS.items() if isinstance(setting, Derived) and not setting.sets
+]
+LIVE = [
+    name
+    for name, setting in SETTINGS.items()
+    if not isinstance(setting, Refused) and name not in REPEATS
+]
 
 
 def merged(first: dict[str, Any], second: dict[str, Any]) -> dict[str, Any]:
@@ -93,13 +137,18 @@ def merged(first: dict[str, Any], second: dict[str, Any]) -> dict[str, Any]:
     return both
 
 
-def decoded(name: str, **given: Any) -> Experiment:
-    """An experiment with the dotted setting `name`, if there is a `value`, and what it needs."""
-    content: Any = given.get("value")
-    for step in reversed(name.split(".") if given else ()):
-        content = {step: content}
+def nested(name: str, value: Any) -> dict[str, Any]:
+    """`value` at the dotted `name`."""
+    for step in reversed(name.split(".")):
+        value = {step: value}
+    return value  # type: ignore[no-any-return]
+
+
+def decoded(name: str, *value: Any) -> Experiment:
+    """An experiment with what the setting `name` needs, and the setting itself if there is a value."""
     base = {"exp_name": "a", "scheduler": {"tags": ["lake"]}}
-    return decode(merged(merged(base, BESIDE.get(name, {})), content or {}), "run.yaml")
+    content = merged(base, BESIDE.get(name, {}))
+    return decode(merged(content, nested(name, *value)) if value else content, "run.yaml")
 
 
 def read(experiment: Experiment, key: str) -> Any:
@@ -112,40 +161,57 @@ def read(experiment: Experiment, key: str) -> Any:
 @pytest.mark.parametrize("name", LIVE)
 def test_a_setting_changes_the_key_that_the_service_reads(name: str) -> None:
     value, expected = CASES[name]
-    with_it = decoded(name, value=value)
+    with_it = decoded(name, value)
     assert {key: read(with_it, key) for key in expected} == expected
-    if name != "actor_train.model_args.model_type":  # a model to make has no default
+    if name not in ("actor_train.model_args.model_type", "critic"):  # without them it is no experiment
         without = decoded(name)
         assert all(read(without, key) != read(with_it, key) for key in expected)
 
 
-@pytest.mark.parametrize("name", [name for name in SETTINGS if name not in LIVE])
+ANOTHER = {
+    "model_args.dtype": "fp32",
+    "model_args.attn_implementation": "sdpa",
+    "model_args.disable_gradient_checkpointing": True,
+    "device_mapping": [7],
+    "training_args.per_device_train_batch_size": 3,
+    "training_args.gradient_accumulation_steps": 8,
+}
+
+
+@pytest.mark.parametrize("name", REPEATS)
+def test_a_model_beside_the_policy_may_only_repeat_how_the_policy_computes(name: str) -> None:
+    key = name.partition(".")[2]
+    of_actor = f"actor_train.{key}"
+    value, _ = CASES[of_actor]
+    base = {"exp_name": "a", "scheduler": {"tags": ["lake"]}}
+    given = merged(merged(base, BESIDE.get(of_actor, {})), nested(of_actor, value))
+    assert decode(merged(given, nested(name, value)), "f") == decode(given, "f")
+    with pytest.raises(ConfigError, match="it computes with the policy") as raised:
+        decode(merged(given, nested(name, ANOTHER[key])), "f")
+    assert name in str(raised.value)
+    assert of_actor in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    "name", [name for name, setting in SETTINGS.items() if isinstance(setting, Refused)]
+)
 def test_what_has_no_meaning_here_is_refused_with_the_remedy_and_never_ignored(name: str) -> None:
     setting = SETTINGS[name]
     assert isinstance(setting, Refused)
     with pytest.raises(ConfigError) as raised:
-        decoded(name, value="something else")
+        decoded(name, "something else")
     assert name in str(raised.value)
     assert setting.remedy in str(raised.value)
     for harmless in setting.harmless:
-        assert decoded(name, value=harmless) == decoded(name)
+        assert decoded(name, harmless) == decoded(name)
 
 
 @pytest.mark.parametrize("name", [name for name in LIVE if name not in BESIDE])
 def test_a_setting_under_two_names_is_an_error_that_names_both(name: str) -> None:
     value, expected = CASES[name]
-    for key in expected:
-        section, _, inner = key.removeprefix("run.").removesuffix(".keys").rpartition(".")
-        other: Any = {inner: value}
-        for step in reversed(section.split(".") if section else ()):
-            other = {step: other}
-        content = merged({"exp_name": "a"}, other)
-        mine: Any = value
-        for step in reversed(name.split(".")):
-            mine = {step: mine}
-        if name == "actor_infer.device_mapping" and inner == "num_inference_servers":
-            continue  # servers may share devices
+    for read_key in expected.keys() - MAY_BE_BESIDE:
+        key = read_key.removeprefix("run.").removesuffix(".keys")
         with pytest.raises(ConfigError, match="both given") as raised:
-            decode(merged(content, mine), "run.yaml")
+            decode(merged({"exp_name": "a"} | nested(key, value), nested(name, value)), "run.yaml")
         assert name in str(raised.value)
-        assert key.removeprefix("run.").removesuffix(".keys") in str(raised.value)
+        assert key in str(raised.value)

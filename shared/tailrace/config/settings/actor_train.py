@@ -12,10 +12,22 @@ from tailrace.config.settings.setting import Derived, Lookup, Renamed, Setting
 _ARGS = "actor_train.training_args"
 _MAX_TOKENS = "learner.max_tokens_per_micro_batch"
 _MIN_TOKENS = "learner.min_tokens_per_micro_batch"
+OPTIMIZER = (
+    "learning_rate",
+    "weight_decay",
+    "warmup_steps",
+    "max_grad_norm",
+    "adam_beta1",
+    "adam_beta2",
+    "adam_epsilon",
+    "min_lr_ratio",
+)
+SCHEDULE = "lr_scheduler_type"
 _ENOUGH_TOKENS = 1024  # for a pass that does not wait for more
 
 
-def _tokens_of_a_pass(rows: Any, lookup: Lookup) -> Mapping[str, Any]:
+def tokens_of_a_pass(rows: Any, lookup: Lookup) -> Mapping[str, Any]:
+    """Bounds of a pass of `rows` rows, each as long as an episode may become."""
     longest = lookup("agents.max_episode_tokens")
     if longest is None:
         raise ValueError("needs agents.max_episode_tokens, the length of a row: give it as well")
@@ -24,7 +36,8 @@ def _tokens_of_a_pass(rows: Any, lookup: Lookup) -> Mapping[str, Any]:
     return values if lookup(_MIN_TOKENS) else values | {_MIN_TOKENS: min(tokens, _ENOUGH_TOKENS)}
 
 
-def _updates_of_a_step(passes: Any, lookup: Lookup) -> Mapping[str, Any]:
+def updates_of_a_step(passes: Any, lookup: Lookup) -> Mapping[str, Any]:
+    """How many updates a step has if each is made of so many passes."""
     tokens, longest = lookup(_MAX_TOKENS), lookup("agents.max_episode_tokens")
     if tokens is None or longest is None:
         raise ValueError(f"needs {_ARGS}.per_device_train_batch_size: give it as well")
@@ -47,10 +60,6 @@ def _count(value: Any) -> int:
     if isinstance(value, bool) or not isinstance(value, int) or value < 1:
         raise ValueError(f"expected a whole number from 1 on, found {value!r}")
     return value
-
-
-def _same(*keys: str) -> tuple[Setting, ...]:
-    return tuple(Renamed(f"{_ARGS}.{key}", (f"learner.training_args.{key}",)) for key in keys)
 
 
 def _architecture(model_type: Any, lookup: Lookup) -> Mapping[str, Any]:
@@ -87,21 +96,18 @@ ACTOR_TRAIN: tuple[Setting, ...] = (
         values.devices,
         "a list of GPUs, or text like `list(range(0, 4))`",
     ),
-    *_same("learning_rate", "weight_decay", "warmup_steps", "max_grad_norm"),
-    *_same("adam_beta1", "adam_beta2", "adam_epsilon", "min_lr_ratio"),
-    Renamed(
-        f"{_ARGS}.lr_scheduler_type", ("learner.training_args.lr_scheduler_type",), values.schedule
-    ),
+    *(Renamed(f"{_ARGS}.{key}", (f"learner.training_args.{key}",)) for key in OPTIMIZER),
+    Renamed(f"{_ARGS}.{SCHEDULE}", (f"learner.training_args.{SCHEDULE}",), values.schedule),
     Derived(
         f"{_ARGS}.per_device_train_batch_size",
         (_MAX_TOKENS, _MIN_TOKENS),
-        _tokens_of_a_pass,
+        tokens_of_a_pass,
         "rows of one pass; times `agents.max_episode_tokens`, since passes are packed by tokens",
     ),
     Derived(
         f"{_ARGS}.gradient_accumulation_steps",
         ("learner.num_mini_batches",),
-        _updates_of_a_step,
+        updates_of_a_step,
         "passes of an update; a step's rows (`group_size` x `groups_per_step`) divided by an update's",
     ),
 )

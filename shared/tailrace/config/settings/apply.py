@@ -41,10 +41,10 @@ def _given(
     """The settings that stand at and below `name`."""
     if value is None:
         return
-    if name in by_name:
+    below = sorted({key[len(name) + 1 :].partition(".")[0] for key in by_name if _is_below(key, name)})
+    if name in by_name and not (below and value):  # of a section, `{}` alone is a setting
         yield name, value
         return
-    below = sorted({key[len(name) + 1 :].partition(".")[0] for key in by_name if _is_below(key, name)})
     if not below:
         parent, _, key = name.rpartition(".")
         raise ConfigError(f"{source}: unknown key {name!r}; {_remedy(key, parent, by_name)}")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from tailrace.config.settings.actor_infer import ACTOR_INFER
 from tailrace.config.settings.actor_train import ACTOR_TRAIN
+from tailrace.config.settings.beside_policy import CRITIC, REFERENCE
 from tailrace.config.settings.setting import Setting
 from tailrace.config.settings.top_level import TOP_LEVEL
 
@@ -11,6 +12,8 @@ TABLES: dict[str, tuple[Setting, ...]] = {
     "At the top level": TOP_LEVEL,
     "actor_train": ACTOR_TRAIN,
     "actor_infer": ACTOR_INFER,
+    "critic": CRITIC,
+    "reference": REFERENCE,
 }
 """The settings by the part of the page that lists them."""
 
