@@ -1,8 +1,8 @@
-"""The tool phase of TRL's own `GRPOTrainer`: `.venv-trl/bin/python benchmarks/tools/trl_loop.py ROUNDS`.
+"""The tool phase of TRL's own `GRPOTrainer`: `.venv-trl/bin/python benchmarks/tools/trl_loop.py 3`.
 
-Whole training steps of 32 rollouts of a tiny random Qwen3. Only sampling is replaced: every rollout asks
-for one tool call, then answers; TRL parses the call, runs the tool and renders its result. A phase is
-from the first call's start to the last one's end, so TRL's own work around the phase does not count.
+Whole training steps, one a round: 32 rollouts of a tiny random Qwen3. Only sampling is replaced: every
+rollout asks for one tool call, then answers; TRL parses the call, runs the tool and renders its result.
+A phase is from the first call's start to the last one's end: TRL's work around it does not count.
 Prints one JSON object: seconds per round by the tool's kind.
 """
 
