@@ -3,7 +3,8 @@
 Every environment here is a `gymnasium.Env[str, str]`: observations are what the model reads, actions
 are the model's replies. Its last `info` carries `success` (float). An environment is a pure function
 of its configuration, the seed of `reset` and the replies, so that an interrupted episode can be
-replayed from its journal.
+replayed from its journal. `env_type: module:Class` names any class of yours instead
+(`tailrace.sdk.env.Env`); its constructor gets the keys of `env_config`.
 """
 
 from __future__ import annotations
@@ -12,15 +13,25 @@ import difflib
 from collections.abc import Callable, Mapping
 from typing import Any
 
-import gymnasium
-
+from tailrace.config import ConfigError
+from tailrace.dotted import load_dotted
 from tailrace.envs.frozen_lake import FrozenLakeText
+from tailrace.sdk.env import Env
 
 __all__ = ["ENV_TYPES", "FrozenLakeText", "UnknownEnvTypeError", "make_env"]
 
-ENV_TYPES: dict[str, Callable[..., gymnasium.Env[str, str]]] = {
-    "frozen_lake": FrozenLakeText,
+# By name, so that only what an experiment plays is imported.
+ENV_TYPES: dict[str, str] = {
+    "frozen_lake": "tailrace.envs.frozen_lake:FrozenLakeText",
+    "sokoban": "tailrace.envs.sokoban.environment:SokobanText",
+    "webshop": "tailrace.envs.webshop.environment:WebShopText",
+    "maths": "tailrace.envs.maths.environment:MathsText",
+    "gymnasium": "tailrace.envs.published.gymnasium_env:GymnasiumText",
+    "verifiers": "tailrace.envs.published.verifiers_env:VerifiersText",
+    "openenv": "tailrace.envs.published.openenv_env:OpenEnvText",
 }
+
+_METHODS = ("reset", "step", "close")
 
 
 class UnknownEnvTypeError(ValueError):
@@ -28,14 +39,29 @@ class UnknownEnvTypeError(ValueError):
 
     def __init__(self, env_type: str, valid: tuple[str, ...]) -> None:
         near = difflib.get_close_matches(env_type, valid, n=1, cutoff=0.5)
-        remedy = f"did you mean {near[0]!r}?" if near else f"valid types: {', '.join(sorted(valid))}"
-        super().__init__(f"unknown env_type {env_type!r}; {remedy}")
+        known = f"valid types: {', '.join(sorted(valid))}, or module:Class of your own"
+        super().__init__(
+            f"unknown env_type {env_type!r}; {f'did you mean {near[0]!r}?' if near else known}"
+        )
         self.env_type = env_type
         self.valid = valid
 
 
-def make_env(env_type: str, env_config: Mapping[str, Any]) -> gymnasium.Env[str, str]:
+def make_env(env_type: str, env_config: Mapping[str, Any]) -> Env:
     """A new environment; `ValueError` names an unknown type or key, and the closest valid one."""
-    if env_type not in ENV_TYPES:
+    return env_maker(env_type)(**env_config)
+
+
+def env_maker(env_type: str) -> Callable[..., Env]:
+    """What makes environments of a type from the keys of `env_config`."""
+    is_foreign = ":" in env_type
+    if not is_foreign and env_type not in ENV_TYPES:
         raise UnknownEnvTypeError(env_type, tuple(ENV_TYPES))
-    return ENV_TYPES[env_type](**env_config)
+    maker = load_dotted(env_type if is_foreign else ENV_TYPES[env_type], "env_type")
+    missing = [name for name in _METHODS if not hasattr(maker, name)]
+    if isinstance(maker, type) and missing:
+        raise ConfigError(
+            f"env_type: {env_type!r} has no {' and no '.join(missing)}: an environment has the methods "
+            "of tailrace.sdk.env.Env"
+        )
+    return maker

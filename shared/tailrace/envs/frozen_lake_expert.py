@@ -1,71 +1,50 @@
-"""Demonstrations for a warm start: shortest-path play with a share of random moves.
-
-Rows are whole episodes in the very tokens that agents would produce, because the same renderer writes
-them. Maps come from the train split only. The random moves keep the warm-started policy
-uncertain, which leaves reinforcement learning something to do.
-"""
+"""Demonstrations of FrozenLake for a warm start: shortest-path play with a share of random moves."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from functools import lru_cache
-from typing import Any, Protocol
+from collections.abc import Iterator, Sequence
+from functools import lru_cache, partial
+from typing import Any
 
-import numpy as np
-from numpy.typing import NDArray
-
+from tailrace.envs.demonstrations import (
+    ChatRenderer,
+    DemonstrationRow,
+    play_demonstrations,
+    train_options,
+)
 from tailrace.envs.frozen_lake import ACTIONS, FrozenLakeText, lake_on
 from tailrace.envs.frozen_lake_maps import FrozenLakeMap
 
 
-class ChatRenderer(Protocol):
-    """What is needed of `tailrace.chat.Renderer`."""
+class FrozenLakeExpert:
+    """Walks shortest paths."""
 
-    def observation_ids(self, text: str, first: bool) -> NDArray[np.int32]:
-        """Ids inserted before the model's turn."""
-        ...
+    def best_replies(self, env: FrozenLakeText) -> Sequence[str]:
+        """The words that begin a shortest path."""
+        return best_moves(env.lake_map, env.position)
 
-    def reply_ids(self, text: str) -> NDArray[np.int32]:
-        """Ids as the model would sample them, the end of its turn included."""
-        ...
+    def any_replies(self, env: FrozenLakeText) -> Sequence[str]:
+        """The four words."""
+        return tuple(ACTIONS)
 
 
 def demonstrations(
     renderer: ChatRenderer, *, seed: int, num_episodes: int, random_moves: float = 0.5, **options: Any
-) -> Iterator[tuple[list[int], list[int]]]:
+) -> Iterator[DemonstrationRow]:
     """Yield `num_episodes` rows of token ids and loss mask, both [T]; the mask is 1 on replies.
 
     `random_moves` is the share of moves drawn uniformly from the four words; `options` are the
     environment's own (`FrozenLakeConfig`), always played on the train split.
     """
-    if not 0.0 <= random_moves <= 1.0:
-        raise ValueError("random_moves must be 0 to 1")
-    if options.setdefault("split", "train") != "train":
-        raise ValueError("demonstrations come from the train split: leave out `split`")
-    env = FrozenLakeText(**options)
-    random = np.random.default_rng(seed)
-    for _ in range(num_episodes):
-        yield _episode(renderer, env, random, random_moves)
-
-
-def _episode(
-    renderer: ChatRenderer, env: FrozenLakeText, random: np.random.Generator, random_moves: float
-) -> tuple[list[int], list[int]]:
-    token_ids: list[int] = []
-    loss_mask: list[int] = []
-    observation, _ = env.reset(seed=int(random.integers(2**31)))
-    done = False
-    while not done:
-        is_random = random.random() < random_moves
-        words = tuple(ACTIONS) if is_random else best_moves(env.lake_map, env.position)
-        word = words[int(random.integers(len(words)))]
-        inserted = renderer.observation_ids(observation, not token_ids)
-        reply = renderer.reply_ids(word)
-        token_ids += [*inserted.tolist(), *reply.tolist()]
-        loss_mask += [0] * len(inserted) + [1] * len(reply)
-        observation, _, terminated, truncated, _ = env.step(word)
-        done = terminated or truncated
-    return token_ids, loss_mask
+    options = train_options(options, random_moves)
+    yield from play_demonstrations(
+        partial(FrozenLakeText, **options),
+        FrozenLakeExpert(),
+        renderer,
+        seed=seed,
+        num_episodes=num_episodes,
+        random_moves=random_moves,
+    )
 
 
 def best_moves(lake_map: FrozenLakeMap, position: int) -> tuple[str, ...]:

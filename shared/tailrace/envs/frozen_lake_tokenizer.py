@@ -8,33 +8,14 @@ is the user's marker, four rows, the assistant's marker (inserted), an action an
 
 from __future__ import annotations
 
-import json
-import re
 from itertools import product
 from pathlib import Path
 
-from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers
-
 from tailrace.envs.frozen_lake import ACTIONS, INVALID_NOTE
+from tailrace.envs.word_tokenizer import any_of, build_word_tokenizer
 
-PAD, UNK, SYSTEM, USER, ASSISTANT, END = SPECIAL_TOKENS = (
-    "<|pad|>",
-    "<|unk|>",
-    "<|system|>",
-    "<|user|>",
-    "<|assistant|>",
-    "<|end|>",
-)
 CELLS = "FHSGP"
 CHARACTERS = (*CELLS, "\n", " ", ".")
-
-CHAT_TEMPLATE = (
-    "{%- for message in messages -%}"
-    "{{- '<|' + message['role'] + '|>' + message['content'] -}}"
-    "{%- if message['role'] == 'assistant' -%}{{- '<|end|>' -}}{%- endif -%}"
-    "{%- endfor -%}"
-    "{%- if add_generation_prompt -%}{{- '<|assistant|>' -}}{%- endif -%}"
-)
 
 
 def row_tokens() -> list[str]:
@@ -52,28 +33,6 @@ def _can_occur(row: str) -> bool:
 
 def build_frozen_lake_tokenizer(directory: str | Path) -> Path:
     """Write `tokenizer.json` and `tokenizer_config.json`; `AutoTokenizer` loads the directory."""
-    folder = Path(directory)
-    folder.mkdir(parents=True, exist_ok=True)
     words = [*row_tokens(), *ACTIONS, INVALID_NOTE, *CHARACTERS]
-    vocabulary = {token: index for index, token in enumerate((*SPECIAL_TOKENS, *words))}
-    tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token=UNK))
-    tokenizer.add_special_tokens([AddedToken(token, normalized=False) for token in SPECIAL_TOKENS])
-    pattern = rf"[{CELLS}]{{4}}\n|{'|'.join(ACTIONS)}|{re.escape(INVALID_NOTE)}|[\s\S]"
-    tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex(pattern), behavior="isolated")
-    tokenizer.decoder = decoders.Fuse()
-    tokenizer.save(str(folder / "tokenizer.json"))
-    (folder / "tokenizer_config.json").write_text(json.dumps(_config(), indent=2), encoding="utf-8")
-    return folder
-
-
-def _config() -> dict[str, object]:
-    return {
-        "tokenizer_class": "PreTrainedTokenizerFast",
-        "pad_token": PAD,
-        "unk_token": UNK,
-        "eos_token": END,
-        "additional_special_tokens": [SYSTEM, USER, ASSISTANT],
-        "clean_up_tokenization_spaces": False,
-        "model_max_length": 1024,
-        "chat_template": CHAT_TEMPLATE,
-    }
+    pattern = rf"[{CELLS}]{{4}}\n|{any_of([*ACTIONS, INVALID_NOTE])}"
+    return build_word_tokenizer(directory, words, pattern=pattern, max_length=1024)

@@ -1,0 +1,95 @@
+"""Demonstrations for a warm start: an expert's play with a share of random replies.
+
+Rows are whole episodes in the very tokens that agents would produce, because the same renderer writes
+them. Tasks come from the train split only. The random replies keep the warm-started policy
+uncertain, which leaves reinforcement learning something to do.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Protocol, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tailrace.sdk.env import Env
+
+E_contra = TypeVar("E_contra", bound=Env, contravariant=True)
+E = TypeVar("E", bound=Env)
+
+DemonstrationRow = tuple[list[int], list[int]]  # token ids and loss mask, both [T]
+
+
+class ChatRenderer(Protocol):
+    """What is needed of `tailrace.chat.Renderer`."""
+
+    def observation_ids(self, text: str, first: bool) -> NDArray[np.int32]:
+        """Ids inserted before the model's turn."""
+        ...
+
+    def reply_ids(self, text: str) -> NDArray[np.int32]:
+        """Ids as the model would sample them, the end of its turn included."""
+        ...
+
+
+class Expert(Protocol[E_contra]):
+    """Plays an environment that it may look into."""
+
+    def best_replies(self, env: E_contra) -> Sequence[str]:
+        """Replies that are as good as any now; empty if nothing helps any more."""
+        ...
+
+    def any_replies(self, env: E_contra) -> Sequence[str]:
+        """Replies that a random player chooses from; never empty."""
+        ...
+
+
+def train_options(options: dict[str, Any], random_moves: float) -> dict[str, Any]:
+    """The environment's options on the train split; `ValueError` for options that cannot be."""
+    if not 0.0 <= random_moves <= 1.0:
+        raise ValueError("random_moves must be 0 to 1")
+    if options.get("split", "train") != "train":
+        raise ValueError("demonstrations come from the train split: leave out `split`")
+    return {**options, "split": "train"}
+
+
+def play_demonstrations(
+    make: Callable[[], E],
+    expert: Expert[E],
+    renderer: ChatRenderer,
+    *,
+    seed: int,
+    num_episodes: int,
+    random_moves: float,
+) -> Iterator[DemonstrationRow]:
+    """Yield `num_episodes` rows; the mask is 1 on replies. `random_moves`: the share of random ones."""
+    env = make()
+    random = np.random.default_rng(seed)
+    for _ in range(num_episodes):
+        yield _episode(renderer, env, expert, random, random_moves)
+
+
+def _episode(
+    renderer: ChatRenderer,
+    env: E,
+    expert: Expert[E],
+    random: np.random.Generator,
+    random_moves: float,
+) -> DemonstrationRow:
+    token_ids: list[int] = []
+    loss_mask: list[int] = []
+    observation, _ = env.reset(seed=int(random.integers(2**31)))
+    done = False
+    while not done:
+        is_random = random.random() < random_moves
+        choices = () if is_random else expert.best_replies(env)
+        choices = choices or expert.any_replies(env)
+        reply = choices[int(random.integers(len(choices)))]
+        inserted = renderer.observation_ids(observation, not token_ids)
+        sampled = renderer.reply_ids(reply)
+        token_ids += [*inserted.tolist(), *sampled.tolist()]
+        loss_mask += [0] * len(inserted) + [1] * len(sampled)
+        observation, _, terminated, truncated, _ = env.step(reply)
+        done = terminated or truncated
+    return token_ids, loss_mask

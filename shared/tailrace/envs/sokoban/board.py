@@ -1,0 +1,65 @@
+"""The rules of Sokoban on a board of cells numbered row by row.
+
+A board is immutable: moves give positions. `Position` is all that changes in an episode. Letters:
+`#` wall, `_` floor, `O` goal, `X` box, `*` box on a goal, `P` player, `S` player on a goal.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+DIRECTIONS = ("Up", "Down", "Left", "Right")
+
+
+class Position(NamedTuple):
+    """Where the player and the boxes are."""
+
+    player: int
+    boxes: frozenset[int]
+
+
+class Board(NamedTuple):
+    """What does not move: walls all around, goals."""
+
+    num_columns: int
+    is_floor: tuple[bool, ...]  # per cell
+    goals: frozenset[int]
+
+    @property
+    def steps(self) -> tuple[int, int, int, int]:
+        """Difference of cell numbers for each of `DIRECTIONS`."""
+        return (-self.num_columns, self.num_columns, -1, 1)
+
+    def moved(self, position: Position, step: int) -> Position:
+        """The position after the player tries to walk, or to push a box; the same if nothing moves."""
+        ahead = position.player + step
+        if ahead not in position.boxes:
+            return Position(ahead, position.boxes) if self.is_floor[ahead] else position
+        beyond = ahead + step
+        if not self.is_floor[beyond] or beyond in position.boxes:
+            return position
+        return Position(ahead, (position.boxes - {ahead}) | {beyond})
+
+    def num_on_goals(self, position: Position) -> int:
+        """Boxes that stand on goals."""
+        return len(position.boxes & self.goals)
+
+    def is_solved(self, position: Position) -> bool:
+        """Whether every box stands on a goal."""
+        return position.boxes <= self.goals
+
+    def text(self, position: Position) -> str:
+        """The board as letters, a line per row."""
+        cells = [self._letter(cell, position) for cell in range(len(self.is_floor))]
+        width = self.num_columns
+        rows = ("".join(cells[start : start + width]) for start in range(0, len(cells), width))
+        return "\n".join(rows) + "\n"
+
+    def _letter(self, cell: int, position: Position) -> str:
+        if not self.is_floor[cell]:
+            return "#"
+        if cell == position.player:
+            return "S" if cell in self.goals else "P"
+        if cell in position.boxes:
+            return "*" if cell in self.goals else "X"
+        return "O" if cell in self.goals else "_"

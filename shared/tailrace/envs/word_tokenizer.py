@@ -1,0 +1,82 @@
+"""Tokenizers of a few hundred words for tiny models that know one game, as Hugging Face files.
+
+A word is whatever the game gives as one; text between words is split into single characters, and what
+the vocabulary lacks is `<|unk|>`, so that every text can be encoded. The chat template marks roles by
+one token each and ends the assistant's turn with `<|end|>`.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable
+from pathlib import Path
+
+from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
+
+PAD, UNK, SYSTEM, USER, ASSISTANT, END = SPECIAL_TOKENS = (
+    "<|pad|>",
+    "<|unk|>",
+    "<|system|>",
+    "<|user|>",
+    "<|assistant|>",
+    "<|end|>",
+)
+
+CHAT_TEMPLATE = (
+    "{%- for message in messages -%}"
+    "{{- '<|' + message['role'] + '|>' + message['content'] -}}"
+    "{%- if message['role'] == 'assistant' -%}{{- '<|end|>' -}}{%- endif -%}"
+    "{%- endfor -%}"
+    "{%- if add_generation_prompt -%}{{- '<|assistant|>' -}}{%- endif -%}"
+)
+
+
+def build_word_tokenizer(
+    directory: str | Path,
+    words: Iterable[str],
+    *,
+    pattern: str,
+    max_length: int,
+    drops_spaces: bool = False,
+) -> Path:
+    """Write `tokenizer.json` and `tokenizer_config.json`; `AutoTokenizer` loads the directory.
+
+    `pattern` (a regular expression) finds words in a text. With `drops_spaces` runs of blanks are not
+    encoded, and decoded words stand a blank apart; without, decoding gives the text back.
+    """
+    folder = Path(directory)
+    folder.mkdir(parents=True, exist_ok=True)
+    vocabulary = {token: index for index, token in enumerate(dict.fromkeys((*SPECIAL_TOKENS, *words)))}
+    tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token=UNK))
+    tokenizer.add_special_tokens([AddedToken(token, normalized=False) for token in SPECIAL_TOKENS])
+    split = pre_tokenizers.Split(Regex(rf"{pattern}|[\s\S]"), behavior="isolated")
+    if drops_spaces:
+        tokenizer.normalizer = normalizers.Lowercase()
+        blanks = pre_tokenizers.Split(Regex(" +"), behavior="removed")
+        tokenizer.pre_tokenizer = pre_tokenizers.Sequence([blanks, split])
+    else:
+        tokenizer.pre_tokenizer = split
+        tokenizer.decoder = decoders.Fuse()
+    tokenizer.save(str(folder / "tokenizer.json"))
+    config = json.dumps(_config(max_length), indent=2)
+    (folder / "tokenizer_config.json").write_text(config, encoding="utf-8")
+    return folder
+
+
+def any_of(words: Iterable[str]) -> str:
+    """A pattern of these words, longer ones first."""
+    return "|".join(map(re.escape, sorted(words, key=len, reverse=True)))
+
+
+def _config(max_length: int) -> dict[str, object]:
+    return {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "pad_token": PAD,
+        "unk_token": UNK,
+        "eos_token": END,
+        "additional_special_tokens": [SYSTEM, USER, ASSISTANT],
+        "clean_up_tokenization_spaces": False,
+        "model_max_length": max_length,
+        "chat_template": CHAT_TEMPLATE,
+    }
