@@ -93,6 +93,11 @@ class AlgorithmConfig(DivergenceConfig, frozen=True, kw_only=True):
     ppo_epochs: int = 1
     """Passes over a step's groups. Passes after the first begin when all groups have arrived."""
 
+    @property
+    def needs_estimates(self) -> bool:
+        """Whether models must be asked about all policy tokens before advantages are known."""
+        return self.adv_estimator == "gae" or self.rewards_divergence
+
     def __post_init__(self) -> None:
         for key in ("num_mini_batches", "ppo_epochs"):
             if getattr(self, key) < 1:

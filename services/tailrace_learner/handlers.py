@@ -23,7 +23,8 @@ from tailrace.weights.tensors import TensorBytes
 from tailrace_learner import metrics
 from tailrace_learner.config import LearnerConfig
 from tailrace_learner.core.books import Books, Timing, saved_event
-from tailrace_learner.core.rows import PreparedGroup, RowBuilder
+from tailrace_learner.core.row_builder import RowBuilder
+from tailrace_learner.core.rows import PreparedGroup
 from tailrace_learner.core.run_state import RunState
 from tailrace_learner.core.step import StepTrainer
 from tailrace_learner.ports import (

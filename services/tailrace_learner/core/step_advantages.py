@@ -12,13 +12,24 @@ Statistics are sums over rows in float64, so neither arrival nor packing changes
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from tailrace_learner.config import LearnerConfig
 from tailrace_learner.core.advantages.base import STD_EPSILON, are_equal
 from tailrace_learner.core.advantages.starpo import statistics
 from tailrace_learner.core.rows import PreparedGroup, Row
+
+
+def settled(advantages: NDArray[np.float64], config: LearnerConfig) -> NDArray[np.floating[Any]]:
+    """Clipped and in the precision of the loss, unless the whole step is needed first."""
+    if config.waits_for_step:
+        return advantages
+    if config.advantage_clip:
+        advantages = advantages.clip(-config.advantage_clip, config.advantage_clip)
+    return advantages.astype(np.float32)
 
 
 def finish_advantages(groups: Sequence[PreparedGroup], config: LearnerConfig) -> None:

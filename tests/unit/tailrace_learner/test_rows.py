@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 from tailrace_learner.core.lineage import Ancestor, Ancestry
-from tailrace_learner.core.rows import RowBuilder, demonstration_row
+from tailrace_learner.core.row_builder import RowBuilder
+from tailrace_learner.core.rows import demonstration_row
 from tailrace_protos.episode import Outcome
 from tests.unit.tailrace_learner.factory import config, episode_of_rows, group, token_row, trajectory
 

@@ -1,0 +1,96 @@
+"""What estimators look at in a group, and which of its members and rows can be used at all.
+
+A member counts if its outcome is valid, its rewards are finite numbers, its rows are whole, and it has
+a sampled token. What cannot be used is counted by its reason and leaves every statistic.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from dataclasses import dataclass
+
+import numpy as np
+
+from tailrace_learner.core.advantages import Returns, Turns
+from tailrace_protos.base import as_float32, as_int32, as_int64, as_uint8
+from tailrace_protos.trajectory import TokenRow, Trajectory, TrajectoryGroup
+
+
+@dataclass(frozen=True, slots=True)
+class RowLimits:
+    """What the model can read."""
+
+    max_tokens: int = 0  # of one row; 0: any number
+    vocabulary: int = 0  # token ids lie below; 0: any id
+
+
+NO_LIMITS = RowLimits()
+
+
+def group_returns(group: TrajectoryGroup, limits: RowLimits, counts: Counter[str]) -> Returns:
+    """Returns and masks of all members; those that cannot be used are not valid."""
+    is_valid = [_is_usable(member, limits, counts) for member in group.members]
+    greedy = [index for index, member in enumerate(group.members) if member.is_greedy]
+    return Returns(
+        rewards=np.array([member.reward for member in group.members], dtype=np.float64),
+        is_valid=np.array(is_valid, dtype=np.bool_),
+        row_rewards=tuple(
+            np.array([row.reward for row in member.rows], dtype=np.float64) for member in group.members
+        ),
+        loss_masks=tuple(
+            tuple(as_uint8(row.loss_mask) for row in member.rows) for member in group.members
+        ),
+        turns=tuple(_row_turns(member) for member in group.members),
+        greedy=greedy[0] if greedy else -1,
+    )
+
+
+def is_overlong(row: TokenRow, limits: RowLimits) -> bool:
+    """Whether the row has more tokens than the model reads."""
+    return 0 < limits.max_tokens < len(as_int32(row.token_ids))
+
+
+def _is_usable(member: Trajectory, limits: RowLimits, counts: Counter[str]) -> bool:
+    if not member.outcome.is_valid:
+        return False
+    if any(_is_malformed(row, limits) for row in member.rows):
+        counts["num_malformed_episodes"] += 1
+        return False
+    if not _has_finite_rewards(member):
+        counts["num_nonfinite_rewards"] += 1
+        return False
+    return any(as_uint8(row.loss_mask).any() for row in member.rows)
+
+
+def _has_finite_rewards(member: Trajectory) -> bool:
+    if not math.isfinite(member.reward) or not all(math.isfinite(row.reward) for row in member.rows):
+        return False
+    return all(np.isfinite(as_float32(row.turn_rewards)).all() for row in member.rows)
+
+
+def _is_malformed(row: TokenRow, limits: RowLimits) -> bool:
+    """Whether arrays disagree in length, or a token id is none of the model's."""
+    ids = as_int32(row.token_ids)
+    arrays = (
+        as_uint8(row.loss_mask),
+        as_float32(row.inference_logprobs),
+        as_int32(row.policy_versions),
+    )
+    if any(len(array) != len(ids) for array in arrays):
+        return True
+    if len(as_int32(row.turn_ends)) != len(as_float32(row.turn_rewards)):
+        return True
+    return bool(len(ids) and (ids.min() < 0 or 0 < limits.vocabulary <= ids.max()))
+
+
+def _row_turns(member: Trajectory) -> tuple[Turns, ...]:
+    return tuple(
+        Turns(
+            as_int32(row.turn_ends),
+            as_float32(row.turn_rewards).astype(np.float64),
+            as_int64(row.turn_hashes),
+            row.first_turn,
+        )
+        for row in member.rows
+    )

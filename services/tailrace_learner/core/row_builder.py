@@ -1,0 +1,102 @@
+"""Groups into what a step trains: rows with advantages, and what counted or was left out.
+
+Rows of invalid members are left out, and rows longer than the model reads, whose episodes still count
+where episodes are compared. Where advantages need values or divergences (`core/estimates.py`), rows
+come without them.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from tailrace_learner.config import LearnerConfig
+from tailrace_learner.core.advantages import ESTIMATORS, Advantages, Returns, Verdict
+from tailrace_learner.core.advantages.shaping import shaped
+from tailrace_learner.core.group_returns import NO_LIMITS, RowLimits, group_returns, is_overlong
+from tailrace_learner.core.lineage import Ancestry
+from tailrace_learner.core.rows import PreparedGroup, Source, Unestimated
+from tailrace_learner.core.step_advantages import settled
+from tailrace_learner.core.token_rows import TokenReader
+from tailrace_protos.base import as_int32
+from tailrace_protos.trajectory import TrajectoryGroup
+
+
+@dataclass(frozen=True, slots=True)
+class RowBuilder:
+    """Prepares groups for one step of one lineage."""
+
+    config: LearnerConfig
+    max_staleness: int
+    ancestry: Ancestry
+    limits: RowLimits = NO_LIMITS
+
+    def unknown_versions(self, group: TrajectoryGroup, book: Mapping[int, tuple[str, int]]) -> set[int]:
+        """Versions of the group's tokens that `book` does not list (yet)."""
+        arrays = [as_int32(row.policy_versions) for member in group.members for row in member.rows]
+        versions = {version for array in arrays for version in np.unique(array).tolist()}
+        return {version for version in versions if version >= 0 and version not in book}
+
+    def prepare(
+        self, group: TrajectoryGroup, step: int, book: Mapping[int, tuple[str, int]]
+    ) -> PreparedGroup:
+        """Advantages and masks of one group for a learner that has done `step` steps."""
+        counts: Counter[str] = Counter()
+        returns = shaped(group_returns(group, self.limits, counts), self.config)
+        advantages = ESTIMATORS[self.config.adv_estimator](returns, self.config)
+        played = [index for index in np.flatnonzero(returns.is_valid) if index != returns.greedy]
+        kept = [group.members[index] for index in played]
+        counts["num_invalid_episodes"] = len(group.members) - int(returns.is_valid.sum())
+        counts[f"num_groups_{advantages.verdict.value}"] = 1
+        sources: tuple[Source, ...] = ()
+        if advantages.verdict is Verdict.TRAIN:
+            reader = TokenReader(self.config, self.max_staleness, self.ancestry, step, book, counts)
+            sources = tuple(self._sources(group, played, reader))
+        return PreparedGroup(
+            group_id=group.group_id,
+            group_index=group.group_index,
+            rows=tuple(source.trained for source in sources if source.trained is not None),
+            drop_reason=self._drop_reason(advantages.verdict, counts),
+            rewards=tuple(member.reward for member in kept),
+            successes=tuple(m.metrics["success"] for m in kept if "success" in m.metrics),
+            counts=dict(counts),
+            tag=group.members[0].task.env_name if group.members else "",
+            returns=tuple(returns.rewards[played].tolist()),
+            unestimated=self._settle(returns, advantages, sources),
+        )
+
+    def _sources(
+        self, group: TrajectoryGroup, played: Sequence[int], reader: TokenReader
+    ) -> Iterator[Source]:
+        """Every row of the members that are trained."""
+        for member in played:
+            episode = group.members[member]
+            for index, row in enumerate(episode.rows):
+                if is_overlong(row, self.limits):
+                    reader.counts["num_overlong_rows"] += 1
+                    continue
+                row_id = f"{episode.episode_id}/{row.row_id}".rstrip("/")
+                whole = reader.whole(row_id, row) if self.config.needs_estimates else None
+                yield Source(member, index, whole, reader.trained(row_id, row))
+
+    def _settle(
+        self, returns: Returns, advantages: Advantages, sources: Sequence[Source]
+    ) -> Unestimated | None:
+        """Write the advantages into the rows, or say what they still need."""
+        if self.config.needs_estimates:
+            return Unestimated(returns, tuple(sources))
+        for source in sources:
+            if source.trained is not None:
+                per_token = advantages.per_token[source.member][source.index]
+                source.trained.advantages = settled(per_token[source.trained.targets], self.config)
+        return None
+
+    def _drop_reason(self, verdict: Verdict, counts: Mapping[str, int]) -> str:
+        if verdict is Verdict.ZERO_VARIANCE and self.config.zero_variance_groups == "redraw":
+            return "zero_variance"
+        if counts.get("num_stale_tokens") and self.config.stale_tokens == "drop_group":
+            return "stale"
+        return ""

@@ -1,0 +1,91 @@
+"""The tokens of an episode's row: which of them are trained, and how stale they are.
+
+Invariants: every trained token is a sampled one (loss mask 1) that something predicts, its
+log-probability is finite, and it is at most `max_staleness` steps old. Whatever is left out is counted.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tailrace_learner.config import LearnerConfig
+from tailrace_learner.core.lineage import Ancestry
+from tailrace_learner.core.rows import Row
+from tailrace_protos.base import as_float32, as_int32, as_uint8
+from tailrace_protos.trajectory import TokenRow
+
+TURN_LOSSES = frozenset({"segment"})
+
+
+@dataclass(frozen=True, slots=True)
+class TokenReader:
+    """Reads rows for a learner of this ancestry that has done `step` steps; adds to `counts`."""
+
+    config: LearnerConfig
+    max_staleness: int
+    ancestry: Ancestry
+    step: int
+    book: Mapping[int, tuple[str, int]]  # policy_version -> (lineage, optimizer step)
+    counts: Counter[str]
+
+    def trained(self, row_id: str, source: TokenRow) -> Row | None:
+        """The row to train, its advantages still 0, or None when all of its tokens are masked."""
+        log_mu = as_float32(source.inference_logprobs)
+        sampled = _sampled(source)
+        staleness, is_current = self.ancestry.ages(
+            as_int32(source.policy_versions), self.step, self.book
+        )
+        finite = np.isfinite(log_mu)
+        fresh = staleness <= self.max_staleness
+        self.counts["num_nonfinite_tokens"] += int(np.count_nonzero(sampled & ~finite))
+        self.counts["num_stale_tokens"] += int(np.count_nonzero(sampled & finite & ~fresh))
+        targets = np.flatnonzero(sampled & finite & fresh)
+        return self._row(row_id, source, targets, log_mu, staleness, is_current)
+
+    def whole(self, row_id: str, source: TokenRow) -> Row | None:
+        """The row with all sampled tokens as targets, trained or not; None if it has none."""
+        log_mu = as_float32(source.inference_logprobs)
+        num = len(log_mu)
+        known = np.where(np.isfinite(log_mu), log_mu, np.float32(0.0))
+        ages, current = np.zeros(num, np.int64), np.zeros(num, np.bool_)
+        return self._row(row_id, source, np.flatnonzero(_sampled(source)), known, ages, current)
+
+    def _row(
+        self,
+        row_id: str,
+        source: TokenRow,
+        targets: NDArray[np.int64],
+        log_mu: NDArray[np.float32],
+        staleness: NDArray[np.int64],
+        is_current: NDArray[np.bool_],
+    ) -> Row | None:
+        if not len(targets):
+            return None
+        token_ids = as_int32(source.token_ids).astype(np.int64)
+        return Row(
+            row_id=row_id,
+            token_ids=token_ids[: targets[-1]],
+            targets=targets,
+            target_ids=token_ids[targets],
+            log_mu=log_mu[targets],
+            advantages=np.zeros(len(targets), np.float32),
+            staleness=staleness[targets],
+            is_current=is_current[targets],
+            turns=self._turns(source, targets),
+        )
+
+    def _turns(self, source: TokenRow, targets: NDArray[np.int64]) -> NDArray[np.int64] | None:
+        if self.config.loss not in TURN_LOSSES:
+            return None
+        return np.searchsorted(as_int32(source.turn_ends)[:-1], targets, side="right")
+
+
+def _sampled(source: TokenRow) -> NDArray[np.bool_]:
+    sampled = as_uint8(source.loss_mask) != 0
+    sampled[:1] = False  # nothing predicts the first token
+    return sampled
