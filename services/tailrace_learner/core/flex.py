@@ -33,20 +33,21 @@ def visible(packed: PackedRows, window: int | None) -> MaskMod:
 
 
 def flex(
-    query: Tensor,  # [1, H, N, D]
-    key: Tensor,  # [1, KH, N, D]
-    value: Tensor,  # [1, KH, N, D]
+    query: Tensor,  # [N, H, D]
+    key: Tensor,  # [N, KH, D]
+    value: Tensor,  # [N, KH, D]
     packed: PackedRows,
     *,
     scale: float | None,
     window: int | None,
 ) -> Tensor:
-    """Attention output [1, N, H, D]."""
-    mask = _block_mask(packed, window, query.device)
-    same = [states.to(value.dtype) for states in (query, key, value)]
+    """Attention output [N, H, D]."""
+    heads_first = [states.transpose(0, 1).unsqueeze(0) for states in (query, key, value)]
     kernel = _compiled() if query.is_cuda else flex_attention
-    output = kernel(*same, block_mask=mask, scale=scale, enable_gqa=key.shape[1] != query.shape[1])
-    return output.transpose(1, 2)
+    mask = _block_mask(packed, window, query.device)
+    enable_gqa = key.shape[1] != query.shape[1]
+    output: Tensor = kernel(*heads_first, block_mask=mask, scale=scale, enable_gqa=enable_gqa)
+    return output[0].transpose(0, 1)
 
 
 def _block_mask(packed: PackedRows, window: int | None, device: torch.device) -> BlockMask:
