@@ -252,4 +252,5 @@ async def test_a_worker_that_starts_before_its_queue_exists_waits_for_it(
     async with serving(service):
         await bus.provision_run(bus.run)
         await bus.publish_durable_many(outgoing(bus.run, range(1)))
-        await eventually(lambda: handled == ["g0.0"])
+        await eventually(lambda: len(handled) > 0)
+    assert handled == ["g0.0"]

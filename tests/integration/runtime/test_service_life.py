@@ -186,9 +186,10 @@ async def test_handlers_may_be_declared_while_serving(bus: Bus, nats_server: Ser
 
     async with serving(service):
         service.endpoint(f"{bus.run}.late", LeaseRequest, handler)
-        await bus.request(
+        reply = await bus.request(
             f"{bus.run}.late", lease_request(), LeaseReply, timeout_s=5, idempotent_retries=5
         )
+    assert reply == lease_reply()
 
 
 async def test_a_spawned_task_that_fails_is_a_counted_failure(

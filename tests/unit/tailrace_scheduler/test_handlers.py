@@ -181,6 +181,7 @@ async def test_a_full_queue_does_not_hold_up_settlements() -> None:
 async def test_a_vanished_queue_is_provisioned_again() -> None:
     world = FakeWorld(*EVENTS)
     await run_until(made_actor(world), world, "provision", "relay", "reconcile")
+    assert world.did.index("ready") < world.did.index("provision")
 
 
 async def test_a_lease_request_whose_lists_do_not_match_is_the_callers_error() -> None:
