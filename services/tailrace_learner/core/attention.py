@@ -52,13 +52,14 @@ def packed_attention(
         if kwargs.get(what) is not None:
             raise UnsupportedAttentionError(what)
     assert dropout == 0.0, "dropout is switched off when the model is made"
-    # Under autocast norms leave queries and keys in float32.
-    flat = [states[0].transpose(0, 1).to(value.dtype) for states in (query, key, value)]  # [N, H, D]
+    # [N, H, D]; under autocast norms leave queries and keys in float32
+    query, key, value = (states[0].transpose(0, 1).to(value.dtype) for states in (query, key, value))
     if query.device.type == "cpu":
         compute = tree_attention
     else:
         compute = flex if packed_rows.branches else bucket_attention
-    return compute(*flat, packed_rows, scale=scaling, window=sliding_window).unsqueeze(0), None
+    output = compute(query, key, value, packed_rows, scale=scaling, window=sliding_window)
+    return output.unsqueeze(0), None
 
 
 def no_mask(*args: Any, **kwargs: Any) -> None:

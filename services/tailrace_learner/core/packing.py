@@ -147,12 +147,11 @@ def pack(rows: Sequence[Row], device: torch.device, *, share_prefixes: bool = Fa
 def _flat(forest: Forest, starts: NDArray[np.int64], index: int, row: Row) -> NDArray[np.int64]:
     """[m] flat tokens before the row's targets."""
     path = forest.path(index)
-    if len(path) == 1:
-        return row.targets - 1 + starts[path[0]]
     borders = np.array([forest.segments[segment].start for segment in path])
-    places = row.targets - 1
-    which = np.searchsorted(borders, places, side="right") - 1
-    return places + (starts[path] - borders)[which]
+    shifts: NDArray[np.int64] = starts[path] - borders  # from places in the row to flat tokens
+    which = np.searchsorted(borders, row.targets - 1, side="right") - 1
+    flat: NDArray[np.int64] = row.targets - 1 + shifts[which]
+    return flat
 
 
 def _packed_rows(

@@ -104,6 +104,7 @@ def _dense(bucket: Bucket, states: Tensor, fill: float | None = None) -> Tensor:
     elif fill is None or bucket.filled is None:
         tokens = states.index_select(0, bucket.places)
     else:
+        assert bucket.tokens is not None
         tokens = states.new_full((len(bucket.places), *states.shape[1:]), fill)
         tokens.index_copy_(0, bucket.filled, states.index_select(0, bucket.tokens))
     return tokens.view(bucket.num_segments, bucket.max_len, *states.shape[1:]).transpose(1, 2)
@@ -115,6 +116,7 @@ def _put(bucket: Bucket, whole: Tensor, dense: Tensor) -> None:
     if bucket.places is None:
         whole[bucket.start : bucket.stop] = part
         return
+    assert bucket.tokens is not None
     part = part if bucket.filled is None else part.index_select(0, bucket.filled)
     whole.index_copy_(0, bucket.tokens, part)
 
