@@ -10,10 +10,10 @@ from collections.abc import Sequence
 
 import torch
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor
 
 from tailrace_learner.config import TrainingArgs
 from tailrace_learner.core.ranks import ONE_RANK
+from tailrace_learner.core.shards import local
 from tailrace_learner.ports import Optimizer, Ranks, UpdateResult
 
 
@@ -67,11 +67,6 @@ class SummedAdamW(torch.optim.AdamW):
         if self.ranks.num_ranks == 1:
             return norm
         return math.sqrt(self.ranks.sums([norm * norm])[0])
-
-
-def local(tensor: Tensor) -> Tensor:
-    """This rank's shard, sharing memory with the tensor; a whole tensor is its own shard."""
-    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
 def make_adamw(parameters: list[nn.Parameter], args: TrainingArgs) -> SummedAdamW:

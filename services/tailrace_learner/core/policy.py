@@ -9,9 +9,11 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 
 from tailrace_learner.core.logprobs import token_logprobs
 from tailrace_learner.core.packing import PackedBatch
+from tailrace_learner.core.shards import local
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +74,7 @@ class StartWeights:
     @torch.no_grad()
     def keep(self) -> None:
         """Copy the current weights, into the memory of the last copy."""
-        current = [parameter.data for parameter in self._parameters]
+        current = self._current()
         if self._kept:
             torch._foreach_copy_(self._kept, current)
         else:
@@ -93,6 +95,17 @@ class StartWeights:
         finally:
             self._swap()
 
+    def _current(self) -> list[Tensor]:
+        return [local(parameter.data) for parameter in self._parameters]
+
+    @torch.no_grad()
     def _swap(self) -> None:
         for index, parameter in enumerate(self._parameters):
-            self._kept[index], parameter.data = parameter.data, self._kept[index]
+            kept = self._kept[index]
+            if isinstance(parameter, DTensor):  # what gathers it reads the shard where it lies
+                shard = local(parameter)
+                now = shard.clone()
+                shard.copy_(kept)
+                kept.copy_(now)
+            else:
+                self._kept[index], parameter.data = parameter.data, kept

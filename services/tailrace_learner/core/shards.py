@@ -1,0 +1,11 @@
+"""Tensors that may be cut over ranks, as this rank holds them."""
+
+from __future__ import annotations
+
+from torch import Tensor
+from torch.distributed.tensor import DTensor
+
+
+def local(tensor: Tensor) -> Tensor:
+    """This rank's shard, sharing memory with the tensor; a whole tensor is its own shard."""
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
