@@ -73,7 +73,8 @@ class SandboxConfig(Config, frozen=True, kw_only=True):
     sandbox's user may not enter its folder."""
 
     preload: tuple[str, ...] = ()
-    """Modules that every call finds imported already, for example numpy."""
+    """Modules that every call finds imported already, for example numpy. Random numbers that a module
+    seeds when it is imported are then the same in each call."""
 
     readable: tuple[str, ...] = ()
     """Folders and files that tool code may read besides the system's programs and the interpreter."""

@@ -10,7 +10,7 @@ import asyncio
 import socket
 import time
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import ExitStack, asynccontextmanager
 
 from tailrace.log import get_logger
 from tailrace_sandbox import metrics
@@ -84,11 +84,10 @@ class Runner:
     async def open_session(self) -> PythonSession:
         """See `Sandbox`. Waits until there is room for one more session."""
         await self._session_room.acquire()
-        try:
+        with ExitStack() as undo:
+            undo.callback(self._session_room.release)
             owned = await self._start()
-        except BaseException:
-            self._session_room.release()
-            raise
+            undo.pop_all()
         metrics.SESSIONS.inc()
 
         async def end() -> None:
@@ -111,30 +110,33 @@ class Runner:
         await asyncio.gather(*self._closing)
 
     async def _start(self) -> Owned:
-        uid, claim = self._place.claim_user()
-        try:
-            zygote = await Zygote.start(self._place.python, self._place.start_argument(uid))
-        except BaseException:
+        with ExitStack() as undo:
+            uid, claim = self._place.claim_user()
             if claim is not None:
-                claim.close()
-            raise
+                undo.callback(claim.close)
+            zygote = await Zygote.start(self._place.python, self._place.start_argument(uid))
+            undo.pop_all()
         return Owned(zygote, claim)
 
     @asynccontextmanager
     async def _zygote(self) -> AsyncIterator[Zygote]:
         async with self._room:
             while self._idle and self._idle[-1].zygote.is_lost:
-                metrics.LOST_ZYGOTES.inc()
                 self._close_later(self._idle.pop())
             owned = self._idle.pop() if self._idle else await self._start()
+            ended_in_order = False
             try:
                 yield owned.zygote
-            except BaseException:
-                self._close_later(owned)
-                raise
-            self._idle.append(owned)
+                ended_in_order = True
+            finally:
+                if ended_in_order:
+                    self._idle.append(owned)
+                else:
+                    self._close_later(owned)
 
     def _close_later(self, owned: Owned) -> None:
+        if owned.zygote.is_lost:
+            metrics.LOST_ZYGOTES.inc()
         task = asyncio.create_task(owned.close())
         self._closing.add(task)
         task.add_done_callback(self._closing.discard)
@@ -146,10 +148,10 @@ class Runner:
         outputs = (Output(limits.max_output_bytes, kill), Output(limits.max_output_bytes, kill))
         try:
             zygote.start_call(
-                work.mode, work.payload, work.stdin, limits.to_dict(), outputs,
+                work.mode, work.payload, work.stdin, limits, outputs,
                 closes_after=not work.outputs,
             )  # fmt: skip
-            ended = await zygote.hear("ended", limits.wall_s + _GRACE_S)
+            ended = await zygote.ended(limits.wall_s + _GRACE_S)
             await _at_end(outputs)
             files, refused = await self._collect(zygote, work) if work.outputs else ({}, ())
         finally:
@@ -157,18 +159,18 @@ class Runner:
                 output.close()
         (stdout, is_cut), (stderr, is_cut_too) = outputs[0].take(), outputs[1].take()
         return Outcome(
-            ended["exit_code"], stdout, stderr, ended["reason"], is_cut or is_cut_too, files, refused
+            ended.exit_code, stdout, stderr, ended.reason, is_cut or is_cut_too, files, refused
         )
 
     async def _collect(self, zygote: Zygote, work: Work) -> tuple[dict[str, str], tuple[str, ...]]:
         """Files of the call that ended, read by another confined process; then the folder goes."""
         max_bytes = self._config.limits.max_transfer_bytes
         payload = {"patterns": work.outputs, "max_bytes": max_bytes}
-        limits = self.limits(_COLLECT_S).to_dict()
+        limits = self.limits(_COLLECT_S)
         outputs = (Output(2 * max_bytes + (1 << 20), lambda: None), Output(4096, lambda: None))
         try:
             zygote.start_call("collect", payload, "", limits, outputs, closes_after=True)
-            await zygote.hear("ended", _COLLECT_S + _GRACE_S)
+            await zygote.ended(_COLLECT_S + _GRACE_S)
             await _at_end(outputs)
             return checked_files(outputs[0].take()[0])
         finally:

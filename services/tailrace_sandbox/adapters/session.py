@@ -13,7 +13,7 @@ from typing import Any
 
 from tailrace_sandbox.adapters.files import checked_files
 from tailrace_sandbox.adapters.pipes import Output
-from tailrace_sandbox.adapters.zygote import Zygote
+from tailrace_sandbox.adapters.zygote import Ended, Zygote
 from tailrace_sandbox.core.limits import Limits
 from tailrace_sandbox.engine.call import INTERRUPT_GRACE_S
 from tailrace_sandbox.engine.session import HEADER
@@ -52,7 +52,7 @@ class PythonSession:
         wall_s = min(work.wall_s, self._limits.wall_s)
         self._zygote.tell(op="resume", wall_s=wall_s)
         replying = asyncio.create_task(self._exchange(work))
-        ending = asyncio.create_task(self._zygote.hear("ended", wall_s + INTERRUPT_GRACE_S + _GRACE_S))
+        ending = asyncio.create_task(self._zygote.ended(wall_s + INTERRUPT_GRACE_S + _GRACE_S))
         try:
             await asyncio.wait({replying, ending}, return_when=asyncio.FIRST_COMPLETED)
             if replying.done() and (reply := replying.result()) is not None:
@@ -81,7 +81,7 @@ class PythonSession:
         outputs = (Output(size, kill), Output(size, kill))
         with theirs:
             self._zygote.start_call(
-                "session", {}, "", self._limits.to_dict(), outputs,
+                "session", {}, "", self._limits, outputs,
                 channel=theirs.fileno(), closes_after=True,
             )  # fmt: skip
         self._outputs = outputs
@@ -111,8 +111,8 @@ class PythonSession:
         files, refused = checked_files(json.dumps(reply))
         return self._outcome(reply["exit_code"], "", files, refused)
 
-    async def _ended(self, ended: dict[str, Any]) -> Outcome:
-        outcome = self._outcome(ended["exit_code"], ended["reason"], {}, ())
+    async def _ended(self, ended: Ended) -> Outcome:
+        outcome = self._outcome(ended.exit_code, ended.reason, {}, ())
         self._forget()
         return outcome
 

@@ -9,15 +9,17 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import marshal
 import os
 import signal
 import socket
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from tailrace.log import get_logger
 from tailrace_sandbox.adapters.pipes import Output, sealed
+from tailrace_sandbox.core.limits import Limits
 from tailrace_sandbox.ports import SandboxLostError
 
 log = get_logger(__name__)
@@ -27,6 +29,7 @@ ENVIRONMENT = {"PATH": "/usr/local/bin:/usr/bin:/bin", "LANG": "C.UTF-8", "USER"
 START_TIMEOUT_S = 30.0
 _EXIT_TIMEOUT_S = 10.0
 _MAX_MESSAGE_BYTES = 65536
+_FORMAT = 2  # of marshal: which every Python 3 reads
 
 
 def program(module: str, argument: str = "") -> str:
@@ -37,13 +40,20 @@ def program(module: str, argument: str = "") -> str:
     )
 
 
+class Ended(NamedTuple):
+    """How a call ended. `reason`: the limit that ended it; empty: it ended by itself."""
+
+    exit_code: int  # negative: the signal that ended it
+    reason: str
+
+
 class Zygote:
     """One zygote process. `start` it first."""
 
     def __init__(self, process: asyncio.subprocess.Process, control: socket.socket) -> None:
         self._process = process
         self._control = control
-        self._messages: asyncio.Queue[dict[str, Any]] = asyncio.Queue()
+        self._reports: asyncio.Queue[list[str]] = asyncio.Queue()
         self._loop = asyncio.get_running_loop()
         self._loop.add_reader(control.fileno(), self._receive)
         self.group = 0  # process group of the call
@@ -55,19 +65,20 @@ class Zygote:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         ours.setblocking(False)
         with theirs:
-            started = await asyncio.create_subprocess_exec(
+            process = await asyncio.create_subprocess_exec(
                 python, "-I", "-X", "utf8", "-c", _LAUNCH, str(theirs.fileno()),
                 program("start", repr(json.dumps(argument))),
                 env=ENVIRONMENT, cwd="/", pass_fds=(theirs.fileno(),), start_new_session=True,
                 stdin=asyncio.subprocess.DEVNULL, stdout=asyncio.subprocess.DEVNULL,
                 stderr=sys.stderr.fileno() if _has_stderr() else asyncio.subprocess.DEVNULL,
             )  # fmt: skip
-        zygote = cls(started, ours)
+        zygote, started = cls(process, ours), False
         try:
-            await zygote.hear("ready", START_TIMEOUT_S)
-        except SandboxLostError:
-            await zygote.close()
-            raise
+            await zygote._hear("ready", START_TIMEOUT_S)
+            started = True
+        finally:
+            if not started:
+                await zygote.close()
         return zygote
 
     def _receive(self) -> None:
@@ -80,50 +91,55 @@ class Zygote:
         if not data:
             self._loop.remove_reader(self._control.fileno())
             self.is_lost = True
-            self._messages.put_nowait({"op": "lost"})
+            self._reports.put_nowait(["lost"])
             return
-        message = json.loads(data)
-        if message["op"] == "started":
-            self.group = message["pid"]
+        report = data.decode().split(" ")
+        if report[0] == "started":
+            self.group = int(report[1])
         else:
-            self._messages.put_nowait(message)
+            self._reports.put_nowait(report)
 
-    async def hear(self, op: str, timeout_s: float) -> dict[str, Any]:
-        """The next report, which must be `op`; raises `SandboxLostError`."""
+    async def ended(self, timeout_s: float) -> Ended:
+        """The end of the call; raises `SandboxLostError`."""
+        exit_code, reason = await self._hear("ended", timeout_s)
+        return Ended(int(exit_code), reason)
+
+    async def _hear(self, op: str, timeout_s: float) -> list[str]:
+        """What the next report says, which must be `op`."""
         try:
             async with asyncio.timeout(timeout_s):
-                message = await self._messages.get()
+                found, *values = await self._reports.get()
         except TimeoutError as error:
             self.is_lost = True
             raise SandboxLostError(f"the sandbox did not answer within {timeout_s:g} s") from error
-        if message["op"] != op:
+        if found != op:
             self.is_lost = True
             raise SandboxLostError("the sandbox's process ended")
-        return message
+        return values
 
     def tell(self, **message: Any) -> None:
         """Give an order."""
-        with contextlib.suppress(OSError):  # lost: `hear` says so
-            self._control.send(json.dumps(message).encode())
+        with contextlib.suppress(OSError):  # lost: `ended` says so
+            self._control.send(marshal.dumps(message, _FORMAT))
 
     def start_call(
         self,
         mode: str,
         payload: dict[str, Any],
         stdin: str,
-        limits: dict[str, Any],
+        limits: Limits,
         outputs: tuple[Output, Output],
         *,
         channel: int = -1,
         closes_after: bool = False,
     ) -> None:
         """Begin; `outputs` become its standard output and error."""
-        fds = [sealed(json.dumps(payload).encode()), sealed(stdin.encode())]
+        fds = [sealed(marshal.dumps(payload, _FORMAT)), sealed(stdin.encode())]
         ends = [output.write_fd for output in outputs]
-        message = {"op": "start", "mode": mode, "limits": limits, "closes_after": closes_after}
+        message = {"op": "start", "mode": mode, "limits": limits.values, "closes_after": closes_after}
         try:
             extra = [channel] if channel >= 0 else []
-            socket.send_fds(self._control, [json.dumps(message).encode()], [*fds, *ends, *extra])
+            socket.send_fds(self._control, [marshal.dumps(message, _FORMAT)], [*fds, *ends, *extra])
         except OSError as error:
             self.is_lost = True
             raise SandboxLostError("the sandbox's process ended") from error

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import dataclass, fields
 
 MIB = 1024 * 1024
 
@@ -21,11 +20,7 @@ class Limits:
     max_open_files: int = 128  # per process
     max_output_bytes: int = 64 * 1024  # kept of standard output, and again of standard error
 
-    def to_dict(self) -> dict[str, Any]:
-        """For the way to the process that runs the call."""
-        return asdict(self)
-
-    @classmethod
-    def from_dict(cls, content: dict[str, Any]) -> Limits:
-        """The inverse of `to_dict`."""
-        return cls(**content)
+    @property
+    def values(self) -> tuple[float, ...]:
+        """For the way to the process that runs the call, which makes `Limits(*values)` of them."""
+        return tuple(getattr(self, field.name) for field in fields(self))

@@ -6,7 +6,6 @@ import os
 import signal
 import time
 from dataclasses import dataclass, field
-from typing import Any
 
 from tailrace_sandbox.core.limits import Limits
 from tailrace_sandbox.engine import processes, workspace
@@ -92,8 +91,6 @@ class RunningCall:
         processes.send(self.pid, signal.SIGSTOP)
         self.deadline_s = None
 
-    def end(self, reason: str) -> dict[str, Any]:
-        """Kill what is left; how it ended, as it is told to the service."""
-        status, cpu_s, peak_bytes = processes.end(self.pid)
-        code = os.waitstatus_to_exitcode(status)
-        return {"exit_code": code, "reason": reason, "cpu_s": cpu_s, "peak_bytes": peak_bytes}
+    def end(self) -> int:
+        """Kill what is left; the exit code of the first process, negative for a signal."""
+        return os.waitstatus_to_exitcode(processes.end(self.pid))

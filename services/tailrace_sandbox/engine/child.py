@@ -6,11 +6,15 @@ standard error and exits with 125; nothing of the zygote stays open in it.
 
 from __future__ import annotations
 
+import _signal  # type: ignore[import-not-found]
 import contextlib
 import json
+import marshal
 import os
+import random
 import signal
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,7 +26,7 @@ NOT_CONFINED = 125
 _NOT_FOUND = 127
 _CHANNEL_FD = 3
 _SHELLS = ("/bin/bash", "/bin/sh")
-_CHUNK_BYTES = 1 << 20
+_reseed = super(random.Random, random._inst).seed
 
 
 @dataclass(frozen=True)
@@ -32,7 +36,7 @@ class Order:
     mode: str  # python, shell, session, collect
     workspace: str
     limits: Limits
-    fds: tuple[int, ...]
+    fds: Sequence[int]
 
 
 def main(plan: Plan, order: Order) -> None:
@@ -40,7 +44,7 @@ def main(plan: Plan, order: Order) -> None:
     os.setsid()
     kernel.die_with_parent(signal.SIGKILL)
     _take_defaults()
-    payload = json.loads(_read_all(order.fds[0]))
+    payload = marshal.loads(_read_all(order.fds[0]))
     last_fd = _arrange(order.fds)
     _settle(order.workspace)
     try:
@@ -48,27 +52,40 @@ def main(plan: Plan, order: Order) -> None:
     except OSError as error:
         os.write(2, f"the sandbox could not confine this call: {error}\n".encode())
         os._exit(NOT_CONFINED)
-    files.put(payload.get("files", {}))
+    if payload.get("files"):
+        files.put(payload["files"])
     _RUN[order.mode](payload)
 
 
-def _take_defaults() -> None:
-    """Signals as a program expects them."""
-    signal.set_wakeup_fd(-1)
-    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+def prepare() -> None:
+    """What need not be done for each call: done by the zygote, inherited by each child."""
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the service's to handle
+    os.umask(0o077)
+    sys.argv = [program.FILE_NAME]
+    sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
+
+
+def _take_defaults() -> None:
+    """Signals as a program expects them, and random numbers that no other call has.
+
+    By the functions in C below those of the library: see `kernel.fork`.
+    """
+    _signal.set_wakeup_fd(-1)
+    _signal.signal(_signal.SIGCHLD, _signal.SIG_DFL)
+    _signal.signal(_signal.SIGINT, _signal.default_int_handler)
+    _reseed()
 
 
 def _read_all(fd: int) -> bytes:
-    pieces, offset = [], 0
-    while piece := os.pread(fd, _CHUNK_BYTES, offset):
+    pieces, offset, size = [], 0, os.fstat(fd).st_size
+    while offset < size and (piece := os.pread(fd, size - offset, offset)):
         pieces.append(piece)
         offset += len(piece)
     return b"".join(pieces)
 
 
-def _arrange(fds: tuple[int, ...]) -> int:
+def _arrange(fds: Sequence[int]) -> int:
     """Put input, output, error and the channel at 0 to 3; the last of them."""
     for target, fd in enumerate(fds[1:]):
         os.dup2(fd, target, inheritable=target < _CHANNEL_FD)
@@ -76,18 +93,16 @@ def _arrange(fds: tuple[int, ...]) -> int:
 
 
 def _settle(workspace: str) -> None:
-    os.environ.update(HOME=workspace, TMPDIR=workspace, PWD=workspace)
-    os.umask(0o077)
     os.chdir(workspace)
-    with contextlib.suppress(OSError):  # the first to go when the machine runs out of memory
+    try:  # the first to go when the machine runs out of memory
         fd = os.open("/proc/self/oom_score_adj", os.O_WRONLY)
-        os.write(fd, b"1000")
-        os.close(fd)
+    except OSError:
+        return
+    os.write(fd, b"1000")
+    os.close(fd)
 
 
 def _python(payload: dict[str, Any]) -> None:
-    sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
-    sys.argv = [program.FILE_NAME]
     sys.path.insert(0, os.getcwd())
     attempt = program.run(payload["code"], program.fresh_main())
     program.leave(attempt.exit_code)
@@ -102,7 +117,6 @@ def _shell(payload: dict[str, Any]) -> None:
 
 
 def _session(payload: dict[str, Any]) -> None:
-    sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
     sys.path.insert(0, os.getcwd())
     session.serve(_CHANNEL_FD)
 

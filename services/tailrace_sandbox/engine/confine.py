@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import os
 import resource
+import sys
 from dataclasses import dataclass
 
 from tailrace_sandbox.core.limits import MIB, Limits
@@ -33,6 +34,12 @@ SYSTEM_FILES = ("/etc/ld.so.cache", "/etc/localtime", "/dev/random", "/dev/urand
 _SHARED_DEVICE = "/dev/null"
 _ADDRESS_SPACE_BYTES = 4096 * MIB
 _MAX_FDS = 1 << 16
+_LOCKED_BYTES = 64 * 1024
+_LIMITED = (
+    resource.RLIMIT_CORE, resource.RLIMIT_NPROC, resource.RLIMIT_CPU, resource.RLIMIT_DATA,
+    resource.RLIMIT_AS, resource.RLIMIT_FSIZE, resource.RLIMIT_NOFILE, resource.RLIMIT_MEMLOCK,
+    resource.RLIMIT_MSGQUEUE,
+)  # fmt: skip
 _NICE = 5  # tool code yields to the services beside it
 
 
@@ -50,8 +57,8 @@ class Plan:
     seccomp: bool
     confinement: Confinement
     program: bytes
-    readable: tuple[tuple[int, int], ...]  # open path, access
-    writable: tuple[tuple[int, int], ...]
+    rules: tuple[bytes, ...]  # of Landlock, besides that of the call's folder
+    max_limits: tuple[int, ...]  # of `_LIMITED`: what this process may ask for at most
     num_processes_outside: int  # of the same user, which the kernel counts together with the call's
 
     @classmethod
@@ -65,21 +72,24 @@ class Plan:
     ) -> Plan:
         """For tool code that may read `paths` beside the system's own; missing ones are left out."""
         handled = _handled(confinement.landlock_abi)
-        readable = []
+        rules = [kernel.landlock_rule(_open(_SHARED_DEVICE), _READ_FILE | _WRITE_FILE)]
         for path in dict.fromkeys((*SYSTEM_FOLDERS, *SYSTEM_FILES, *paths)):
             with contextlib.suppress(FileNotFoundError, PermissionError):
                 access = _READ & handled if os.path.isdir(path) else _READ & _FILE_ONLY
-                readable.append((os.open(path, os.O_PATH | os.O_CLOEXEC), access))
-        null = os.open(_SHARED_DEVICE, os.O_PATH | os.O_CLOEXEC)
+                rules.append(kernel.landlock_rule(_open(path), access))
         return cls(
             confinement.landlock_abi,
             seccomp,
             confinement,
             filter_program(confinement) if seccomp else b"",
-            tuple(readable),
-            ((null, (_READ_FILE | _WRITE_FILE)),),
+            tuple(rules),
+            tuple(map(_hard_limit, _LIMITED)),
             num_processes_outside,
         )
+
+
+def _open(path: str) -> int:
+    return os.open(path, os.O_PATH | os.O_CLOEXEC)
 
 
 def confine(plan: Plan, workspace: str, limits: Limits, first_foreign_fd: int) -> None:
@@ -87,7 +97,7 @@ def confine(plan: Plan, workspace: str, limits: Limits, first_foreign_fd: int) -
 
     Descriptors from `first_foreign_fd` on are closed.
     """
-    _limit(limits, plan.num_processes_outside)
+    _limit(limits, plan)
     os.nice(_NICE)
     kernel.gain_no_privileges()
     if plan.landlock_abi:
@@ -108,32 +118,33 @@ def _restrict_files(plan: Plan, workspace: str) -> None:
     abi = plan.landlock_abi
     handled = _handled(abi)
     ruleset = kernel.landlock_create(handled, _TCP if abi >= 4 else 0, _SCOPES if abi >= 6 else 0, abi)
-    own = os.open(workspace, os.O_PATH | os.O_CLOEXEC)
-    for path_fd, access in (*plan.readable, *plan.writable, (own, _OWN & handled)):
-        kernel.landlock_allow(ruleset, path_fd, access)
+    own = _open(workspace)
+    for rule in plan.rules:
+        kernel.landlock_allow(ruleset, rule)
+    kernel.landlock_allow(ruleset, kernel.landlock_rule(own, _OWN & handled))
     kernel.landlock_restrict(ruleset)
     os.close(own)
     os.close(ruleset)
 
 
-def _limit(limits: Limits, num_processes_outside: int) -> None:
+def _limit(limits: Limits, plan: Plan) -> None:
     """Limits of each single process; the zygote watches what all of them use together."""
-    for kind, soft in (
-        (resource.RLIMIT_CORE, 0),
-        (resource.RLIMIT_NPROC, limits.max_processes + num_processes_outside),
-        (resource.RLIMIT_CPU, limits.cpu_s),
-        (resource.RLIMIT_DATA, limits.memory_bytes),
-        (resource.RLIMIT_AS, limits.memory_bytes + _ADDRESS_SPACE_BYTES),
-        (resource.RLIMIT_FSIZE, limits.disk_bytes),
-        (resource.RLIMIT_NOFILE, limits.max_open_files),
-        (resource.RLIMIT_MEMLOCK, 64 * 1024),
-        (resource.RLIMIT_MSGQUEUE, 0),
-    ):
-        _lower(kind, soft)
+    wanted = (
+        0,
+        limits.max_processes + plan.num_processes_outside,
+        limits.cpu_s,
+        limits.memory_bytes,
+        limits.memory_bytes + _ADDRESS_SPACE_BYTES,
+        limits.disk_bytes,
+        limits.max_open_files,
+        _LOCKED_BYTES,
+        0,
+    )
+    for kind, value, most in zip(_LIMITED, wanted, plan.max_limits, strict=True):
+        value = min(value, most)
+        resource.setrlimit(kind, (value, value))
 
 
-def _lower(kind: int, wanted: int) -> None:
-    """Set a limit, or keep the one that is there if it is already lower."""
-    _, hard = resource.getrlimit(kind)
-    value = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
-    resource.setrlimit(kind, (value, value))
+def _hard_limit(kind: int) -> int:
+    hard = resource.getrlimit(kind)[1]
+    return sys.maxsize if hard == resource.RLIM_INFINITY else hard

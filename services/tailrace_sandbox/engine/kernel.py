@@ -7,10 +7,11 @@ import ctypes
 import os
 import platform
 import struct
+from collections.abc import Callable
+from typing import Any
 
 _LIBC = ctypes.CDLL(None, use_errno=True)
-_SYSCALL = _LIBC.syscall
-_SYSCALL.restype = ctypes.c_long
+_FORK = ctypes.PyDLL(None, use_errno=True).fork  # keeps the interpreter's lock: it returns twice
 
 _LANDLOCK_CREATE, _LANDLOCK_ADD, _LANDLOCK_RESTRICT = 444, 445, 446
 _CAPSET = {"x86_64": 126, "aarch64": 91}
@@ -27,25 +28,45 @@ class _Filter(ctypes.Structure):
     _fields_ = [("length", ctypes.c_ushort), ("code", ctypes.c_char_p)]
 
 
-def _call(number: int, *args: object) -> int:
-    result = int(_SYSCALL(ctypes.c_long(number), *args))
+def _syscall(*argument_types: Any) -> Callable[..., int]:
+    """`syscall` for arguments of these types after the number: converted in C, since each call pays."""
+    function = _LIBC["syscall"]
+    function.restype = ctypes.c_long
+    function.argtypes = (ctypes.c_long, *argument_types)
+    return function
+
+
+_LIBC.prctl.argtypes = (ctypes.c_int, *(4 * (ctypes.c_ulong,)))
+_create_ruleset = _syscall(ctypes.c_char_p, ctypes.c_size_t, ctypes.c_uint)
+_add_rule = _syscall(ctypes.c_int, ctypes.c_int, ctypes.c_char_p, ctypes.c_uint)
+_restrict_self = _syscall(ctypes.c_int, ctypes.c_uint)
+_capset = _syscall(ctypes.c_char_p, ctypes.c_char_p)
+
+
+def _checked(result: int) -> int:
     if result < 0:
         code = ctypes.get_errno()
         raise OSError(code, os.strerror(code))
     return result
 
 
-def _prctl(option: int, *values: int) -> None:
-    arguments = [ctypes.c_ulong(value) for value in (*values, 0, 0, 0, 0)[:4]]
-    if _LIBC.prctl(ctypes.c_int(option), *arguments) < 0:
-        code = ctypes.get_errno()
-        raise OSError(code, os.strerror(code))
+def _prctl(option: int, value: int = 0, more: int = 0) -> None:
+    _checked(_LIBC.prctl(option, value, more, 0, 0))
+
+
+def fork() -> int:
+    """`os.fork` without the hooks that Python runs around it, for a process with a single thread.
+
+    The hooks touch pages all over the heap, each of which the kernel then copies. What they would do
+    here is to give `random` another seed, which is left to the caller.
+    """
+    return _checked(_FORK())
 
 
 def landlock_abi() -> int:
     """Version of Landlock that this kernel speaks; 0 if it has none."""
     try:
-        return _call(_LANDLOCK_CREATE, None, ctypes.c_size_t(0), ctypes.c_uint(1))
+        return _checked(_create_ruleset(_LANDLOCK_CREATE, None, 0, 1))
     except OSError:
         return 0
 
@@ -54,18 +75,22 @@ def landlock_create(filesystem: int, network: int, scopes: int, abi: int) -> int
     """A rule set that handles these accesses; its descriptor."""
     words = 3 if abi >= 6 else 2 if abi >= 4 else 1
     attributes = struct.pack("=QQQ", filesystem, network, scopes)[: 8 * words]
-    return _call(_LANDLOCK_CREATE, attributes, ctypes.c_size_t(len(attributes)), ctypes.c_uint(0))
+    return _checked(_create_ruleset(_LANDLOCK_CREATE, attributes, len(attributes), 0))
 
 
-def landlock_allow(ruleset: int, path_fd: int, access: int) -> None:
-    """Allow `access` at and beneath the open path."""
-    rule = struct.pack("=Qi", access, path_fd)
-    _call(_LANDLOCK_ADD, ctypes.c_int(ruleset), ctypes.c_int(_PATH_RULE), rule, ctypes.c_uint(0))
+def landlock_rule(path_fd: int, access: int) -> bytes:
+    """The rule that allows `access` at and beneath the open path."""
+    return struct.pack("=Qi", access, path_fd)
+
+
+def landlock_allow(ruleset: int, rule: bytes) -> None:
+    """Add a rule."""
+    _checked(_add_rule(_LANDLOCK_ADD, ruleset, _PATH_RULE, rule, 0))
 
 
 def landlock_restrict(ruleset: int) -> None:
     """Confine this thread and what it forks, for ever."""
-    _call(_LANDLOCK_RESTRICT, ctypes.c_int(ruleset), ctypes.c_uint(0))
+    _checked(_restrict_self(_LANDLOCK_RESTRICT, ruleset, 0))
 
 
 def install_filter(program: bytes) -> None:
@@ -109,7 +134,7 @@ def bar_capabilities() -> None:
 def drop_capabilities() -> None:
     """Give up every capability of this process for good."""
     header = struct.pack("=Ii", _CAPABILITY_VERSION_3, 0)
-    _call(_CAPSET[platform.machine()], header, bytes(24))
+    _checked(_capset(_CAPSET[platform.machine()], header, bytes(24)))
 
 
 def use_few_arenas() -> None:

@@ -123,28 +123,26 @@ def send(group: int, number: int) -> None:
         return
 
 
-def end(group: int) -> tuple[int, float, int]:
-    """Kill and wait for everything: wait status of the first process, CPU seconds, peak memory of one.
+def end(group: int) -> int:
+    """Kill and wait for everything; the wait status of the first process.
 
     Raises `StuckError` for what does not die within 5 s.
     """
     send(group, signal.SIGKILL)
-    status, cpu_s, peak_bytes = 0, 0.0, 0
+    status = 0
     give_up_s = time.monotonic() + _REAP_TIMEOUT_S
     while True:
         try:
-            pid, one_status, usage = os.wait4(-1, os.WNOHANG)
+            pid, one_status = os.waitpid(-1, os.WNOHANG)
         except ChildProcessError:
-            return status, cpu_s, peak_bytes
-        if pid == 0:
+            return status
+        if pid == group:
+            status = one_status
+        elif pid == 0:
             if time.monotonic() > give_up_s:
                 raise StuckError(f"{len(list(descendants(os.getpid())))} processes do not end")
             _kill_stragglers(group)
             time.sleep(_REAP_POLL_S)
-            continue
-        status = one_status if pid == group else status
-        cpu_s += usage.ru_utime + usage.ru_stime
-        peak_bytes = max(peak_bytes, usage.ru_maxrss * 1024)
 
 
 def _kill_stragglers(group: int) -> None:

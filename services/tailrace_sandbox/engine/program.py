@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import _thread
 import ast
 import atexit
 import builtins
@@ -97,7 +98,8 @@ def leave(exit_code: int) -> None:
     """End the process as the interpreter would, without the time that taking it apart would take."""
     attempt = Attempt()
     with attempt:
-        threading._shutdown()  # type: ignore[attr-defined]
+        if _thread._count():  # beside this one
+            threading._shutdown()  # type: ignore[attr-defined]
         atexit._run_exitfuncs()
     flush()
     os._exit(exit_code or attempt.exit_code)

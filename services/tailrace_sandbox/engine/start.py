@@ -8,13 +8,12 @@ import json
 import os
 import platform
 import resource
-import signal
 import socket
 import sys
 from dataclasses import dataclass
 
 from tailrace_sandbox.core.policy import Confinement
-from tailrace_sandbox.engine import kernel
+from tailrace_sandbox.engine import child, kernel
 from tailrace_sandbox.engine.confine import Plan
 from tailrace_sandbox.engine.zygote import Zygote
 
@@ -46,10 +45,9 @@ def main(argument: str) -> None:
     control = socket.socket(fileno=CONTROL_FD)
     control.set_inheritable(False)
     _become(start.uid)
-    os.umask(0o077)
+    child.prepare()
     for module in (*_WARM, *start.preload):
         importlib.import_module(module)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the service's to handle
     kernel.adopt_orphans()
     kernel.use_few_arenas()
     abi = kernel.landlock_abi() if start.landlock else 0
@@ -61,11 +59,12 @@ def main(argument: str) -> None:
         seccomp=start.seccomp,
         num_processes_outside=_processes_outside(start.uid),
     )
-    zygote = Zygote(control, plan, start.base)
+    # Modules that nobody here knows may have hooks to run at a fork.
+    zygote = Zygote(control, plan, start.base, os.fork if start.preload else kernel.fork)
     gc.collect()
     gc.freeze()  # calls share this memory as long as nobody writes to it
     zygote.try_out()
-    control.send(json.dumps({"op": "ready"}).encode())
+    control.send(b"ready")
     zygote.serve()
 
 

@@ -29,7 +29,7 @@ class Usage(NamedTuple):
 
 def create(base: str) -> str:
     """A new, empty folder under `base` with a name that nobody can guess."""
-    path = os.path.join(base, f"call-{secrets.token_hex(12)}")
+    path = f"{base}/call-{os.urandom(12).hex()}"
     os.mkdir(path, 0o700)
     return path
 

@@ -8,13 +8,15 @@ begins, its folder is gone. It ends with the service that started it, and everyt
 
 from __future__ import annotations
 
+import array
 import contextlib
-import json
+import marshal
 import os
 import select
 import signal
 import socket
 import time
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from tailrace_sandbox.core.limits import Limits
@@ -23,14 +25,16 @@ from tailrace_sandbox.engine.call import RunningCall
 from tailrace_sandbox.engine.confine import Plan
 
 _MAX_MESSAGE_BYTES = 65536
-_MAX_FDS = 8
+_FOLDER_NAMES = ("HOME", "TMPDIR", "PWD")
+_ANCILLARY_BYTES = socket.CMSG_SPACE(8 * array.array("i").itemsize)  # 8 descriptors
 
 
 class Zygote:
     """Obeys one service over `control`."""
 
-    def __init__(self, control: socket.socket, plan: Plan, base: str) -> None:
+    def __init__(self, control: socket.socket, plan: Plan, base: str, fork: Callable[[], int]) -> None:
         self._control = control
+        self._fork_process = fork
         self._plan = plan
         self._base = base
         self._call: RunningCall | None = None
@@ -64,31 +68,40 @@ class Zygote:
 
     def _obey(self) -> bool:
         """Do what one message says; False when the service is gone."""
-        data, fds, _, _ = socket.recv_fds(self._control, _MAX_MESSAGE_BYTES, _MAX_FDS)
+        data, ancillary, _, _ = self._control.recvmsg(_MAX_MESSAGE_BYTES, _ANCILLARY_BYTES)
         if not data:
             return False
-        message = json.loads(data)
+        fds = array.array("i")
+        for _, _, content in ancillary:
+            fds.frombytes(content)
+        message = marshal.loads(data)
         try:
-            getattr(self, f"_on_{message['op']}")(message, tuple(fds))
+            getattr(self, f"_on_{message['op']}")(message, fds)
         finally:
             for fd in fds:
                 os.close(fd)
         return True
 
-    def _on_start(self, message: dict[str, Any], fds: tuple[int, ...]) -> None:
+    def _on_start(self, message: dict[str, Any], fds: Sequence[int]) -> None:
         if not self._folder:
-            self._folder = workspace.create(self._base)
-        limits = Limits.from_dict(message["limits"])
+            self._make_folder()
+        limits = Limits(*message["limits"])
         mode = message["mode"]
         pid = self._fork(child.Order(mode, self._folder, limits, fds))
         is_session = mode == "session"
         deadline_s = None if is_session else time.monotonic() + limits.wall_s
         self._call = RunningCall(pid, self._folder, limits, is_session, deadline_s)
         self._closes_after = message["closes_after"]
-        self._tell({"op": "started", "pid": pid})
+        self._tell(f"started {pid}")
+
+    def _make_folder(self) -> None:
+        self._folder = workspace.create(self._base)
+        # Set here, since a child would copy every page that it touches for this.
+        for name in _FOLDER_NAMES:
+            os.environ[name] = self._folder
 
     def _fork(self, order: child.Order) -> int:
-        pid = os.fork()
+        pid = self._fork_process()
         if pid:
             return pid
         try:
@@ -96,49 +109,45 @@ class Zygote:
         finally:
             os._exit(child.NOT_CONFINED)
 
-    def _on_resume(self, message: dict[str, Any], _: tuple[int, ...]) -> None:
+    def _on_resume(self, message: dict[str, Any], _: Sequence[int]) -> None:
         if self._call is not None:
             self._call.resume(message["wall_s"])
 
-    def _on_pause(self, _: dict[str, Any], __: tuple[int, ...]) -> None:
+    def _on_pause(self, _: dict[str, Any], __: Sequence[int]) -> None:
         if self._call is not None and not self._call.has_ended():
             self._call.pause()
 
-    def _on_kill(self, message: dict[str, Any], _: tuple[int, ...]) -> None:
+    def _on_kill(self, message: dict[str, Any], _: Sequence[int]) -> None:
         if self._call is not None:
             self._end(message["reason"])
 
-    def _on_close(self, _: dict[str, Any], __: tuple[int, ...]) -> None:
-        self._close()
-        self._tell({"op": "closed"})
-
     def _end(self, reason: str) -> None:
         assert self._call is not None
-        ended = self._call.end(reason)
+        exit_code = self._call.end()
         self._call = None
-        self._tell({"op": "ended", **ended})
+        self._tell(f"ended {exit_code} {reason}")
         if self._closes_after:
             self._close()
 
     def _close(self) -> None:
         """Leave nothing of the call."""
         if self._call is not None:
-            self._call.end("")
+            self._call.end()
             self._call = None
         if self._folder:
             workspace.remove(self._folder)
             self._folder = ""
 
-    def _tell(self, message: dict[str, Any]) -> None:
+    def _tell(self, report: str) -> None:
         with contextlib.suppress(ConnectionError):  # the service is gone: the next message says so
-            self._control.send(json.dumps(message).encode())
+            self._control.send(report.encode())
 
     def try_out(self) -> None:
         """Confine a child once, for nothing; raises `OSError` if that fails."""
         folder = workspace.create(self._base)
         fds = [os.memfd_create("trial"), *(os.open(os.devnull, os.O_RDWR) for _ in range(3))]
-        os.write(fds[0], b'{"patterns": [], "max_bytes": 0}')
-        self._fork(child.Order("collect", folder, Limits(), tuple(fds)))
+        os.write(fds[0], marshal.dumps({"patterns": [], "max_bytes": 0}))
+        self._fork(child.Order("collect", folder, Limits(), fds))
         _, status = os.wait()
         for fd in fds:
             os.close(fd)
