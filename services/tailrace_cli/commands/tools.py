@@ -64,6 +64,9 @@ def serve(
     connect_within_s: Annotated[
         float, typer.Option(min=0.1, help="Time for MCP servers to answer at the start.")
     ] = 30.0,
+    drain_s: Annotated[
+        float, typer.Option(min=0.0, help="Time for running calls and sessions to end at the end.")
+    ] = 10.0,
     nats: Nats = LOCAL,
     user: User = "",
     password: Password = "",
@@ -73,7 +76,7 @@ def serve(
     sys.path.insert(0, "")  # modules in the folder where this was started
     log.configure(service="tools", run=run)
     servers = [*(mcp or []), *(mcp_url or [])]
-    serving = Serving(tools or [], servers, run, max_concurrency, connect_within_s)
+    serving = Serving(tools or [], servers, run, max_concurrency, connect_within_s, drain_s)
     service = tool_service(serving, _endpoints(nats, user, password, redis))
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         exit_code = runner.run(service.serve())

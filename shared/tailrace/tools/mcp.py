@@ -36,8 +36,10 @@ class McpServer:
     A command gets a minimal environment (PATH, HOME and the like), none of our credentials.
     """
 
-    def __init__(self, target: str) -> None:
+    def __init__(self, target: str, check_every_s: float = CHECK_EVERY_S) -> None:
         self.target = target
+        self._check_every_s = check_every_s
+        self._num_calls = 0
         self._client: mcp.Client | None = None
         self._tools: list[mcp_types.Tool] = []
         self._changed = asyncio.Event()
@@ -75,6 +77,7 @@ class McpServer:
         client = self._client
         if client is None:
             raise ToolUnavailableError(f"MCP server {self.target}: {self._last_failure}")
+        self._num_calls += 1
         try:
             with foreign_code(name):
                 result = await client.call_tool(name, arguments)
@@ -84,6 +87,8 @@ class McpServer:
                 return ToolOutput(f"{name}: {cause.message}", is_error=True)
             self._is_lost.set()
             raise ToolUnavailableError(f"MCP server {self.target}: {_innermost(cause)}") from error
+        finally:
+            self._num_calls -= 1
         return ToolOutput(_text_of(result), is_error=result.is_error)
 
     @asynccontextmanager
@@ -100,16 +105,27 @@ class McpServer:
                 self._client = None
 
     async def _stay(self) -> None:
-        """Return when the connection is lost; ask for the tools now and then to notice."""
+        """Return when the connection is lost; ask for the tools now and then to notice.
+
+        Not while a call runs: a server of one thread answers nothing meanwhile, and calls have limits.
+        """
         while not self._is_lost.is_set():
             try:
-                async with asyncio.timeout(CHECK_EVERY_S):
+                async with asyncio.timeout(self._check_every_s):
                     await self._is_lost.wait()
             except TimeoutError:
                 client = self._client
-                if client is not None:
-                    async with asyncio.timeout(2 * CHECK_EVERY_S):
-                        await client.list_tools()
+                if client is not None and not self._num_calls:
+                    await self._check(client)
+
+    async def _check(self, client: mcp.Client) -> None:
+        """Return if the server answers or is busy with a call that came meanwhile."""
+        try:
+            async with asyncio.timeout(2 * self._check_every_s):
+                await client.list_tools()
+        except TimeoutError:
+            if not self._num_calls:
+                raise
 
     def _offer(self, listed: mcp_types.Tool) -> ToolOffer:
         hints = listed.annotations

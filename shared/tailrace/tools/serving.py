@@ -28,7 +28,7 @@ class Serving:
     run: str = ""  # for this run only; empty: for all
     max_concurrency: int = DEFAULT_MAX_CONCURRENCY
     connect_within_s: float = 30.0  # for MCP servers to answer at the start
-    drain_s: float = 10.0
+    drain_s: float = 10.0  # for running calls and open sessions to end at the end
 
 
 def tool_service(serving: Serving, endpoints: Endpoints) -> Service:
