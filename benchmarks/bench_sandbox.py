@@ -32,11 +32,11 @@ WORK = Work("python", CODE, 10.0)
 NUM_ROUNDS = 5
 _COLD_UID = 64998
 _COLD = f"""
-import os, platform, sys
+import os, sys
 sys.path.insert(0, {str(SERVICES_DIR)!r})
 from tailrace_sandbox.core.limits import Limits
 from tailrace_sandbox.core.policy import Confinement
-from tailrace_sandbox.engine import kernel, workspace
+from tailrace_sandbox.engine import kernel
 from tailrace_sandbox.engine.confine import Plan, confine
 base, uid, seccomp = sys.argv[1], int(sys.argv[2]), sys.argv[3] == "True"
 kernel.bar_capabilities()
@@ -44,10 +44,11 @@ if uid >= 0:
     os.setgroups([]); os.setresgid(uid, uid, uid); os.setresuid(uid, uid, uid)
 kernel.drop_capabilities()
 plan = Plan.make(
-    Confinement(platform.machine(), uid >= 0, kernel.landlock_abi()),
+    Confinement(os.uname().machine, uid >= 0, kernel.landlock_abi()),
     (sys.prefix, sys.base_prefix), seccomp=seccomp, num_processes_outside=64,
 )
-folder = workspace.create(base)
+folder = f"{{base}}/cold-{{os.urandom(12).hex()}}"
+os.mkdir(folder, 0o700)
 os.chdir(folder)
 confine(plan, folder, Limits(), 3)
 exec({CODE!r})
