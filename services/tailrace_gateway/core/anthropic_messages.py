@@ -18,16 +18,16 @@ from tailrace_gateway.core.anthropic_blocks import (
     read_anthropic_messages,
     read_system,
 )
-from tailrace_gateway.core.body import Body, read_body, refuse, require_range, stop_strings
+from tailrace_gateway.core.body import Body, Neutral, Ranges, read_body, stop_strings
 from tailrace_gateway.core.call import (
     Choice,
     Completion,
     Ending,
     ModelCall,
-    Promises,
     SamplingWishes,
 )
 from tailrace_gateway.core.errors import InvalidRequestError, UnsupportedError
+from tailrace_gateway.core.tool_choice import ToolChoice, tool_promises
 from tailrace_protos.chat import ChatMessage, ToolSchema
 
 _STOP_REASONS = {
@@ -35,6 +35,10 @@ _STOP_REASONS = {
     Ending.LENGTH: "max_tokens",
     Ending.TOOL_CALLS: "tool_use",
 }
+_NEUTRAL = Neutral(
+    container=(), context_management=(), mcp_servers=([],), output_config=({},), output_format=()
+)
+_RANGES = Ranges(max_tokens=(1, 1 << 31), temperature=(0, 100), top_p=(1e-6, 1), top_k=(0, 1 << 30))
 
 
 class AnthropicTool(msgspec.Struct, frozen=True):
@@ -97,21 +101,8 @@ def read_count_request(raw: bytes) -> ModelCall:
 
 def call_of(body: MessagesRequest) -> ModelCall:
     """What a body asks of the model."""
-    refuse(
-        body,
-        ("container", (None,)),
-        ("context_management", (None,)),
-        ("mcp_servers", (None, [])),
-        ("output_config", (None, {})),
-        ("output_format", (None,)),
-    )
-    for name, low, high in (
-        ("max_tokens", 1, 1 << 31),
-        ("temperature", 0, 100),
-        ("top_p", 1e-6, 1),
-        ("top_k", 0, 1 << 30),
-    ):
-        require_range(body, name, low, high)
+    _NEUTRAL.require(body)
+    _RANGES.require(body)
     tools = _tools(body.tools or [])
     system = read_system(body.system)
     first = (ChatMessage("system", system),) if system else ()
@@ -125,7 +116,11 @@ def call_of(body: MessagesRequest) -> ModelCall:
             top_k=body.top_k,
             stop=stop_strings(body.stop_sequences, "stop_sequences"),
         ),
-        promises=_promises(body.tool_choice, tools),
+        promises=tool_promises(
+            _choice(body.tool_choice or {}),
+            tools,
+            is_parallel=not (body.tool_choice or {}).get("disable_parallel_tool_use"),
+        ),
     )
 
 
@@ -140,22 +135,14 @@ def _tools(tools: list[AnthropicTool]) -> tuple[ToolSchema, ...]:
     )
 
 
-def _promises(choice: dict[str, Any] | None, tools: tuple[ToolSchema, ...]) -> Promises:
-    kind = (choice or {}).get("type", "auto")
-    most = 1 if choice and choice.get("disable_parallel_tool_use") else None
-    name = str(choice.get("name", "")) if choice and kind == "tool" else ""
-    if kind not in ("auto", "any", "tool", "none"):
-        raise UnsupportedError(f"tool_choice: type {kind!r} is not supported", param="tool_choice")
-    if kind == "tool" and name not in {tool.name for tool in tools}:
-        raise InvalidRequestError(f"tool_choice: there is no tool {name!r}", param="tool_choice")
-    if kind == "any" and not tools:
-        raise InvalidRequestError("tool_choice: any, but there are no tools", param="tool_choice")
-    return Promises(
-        needs_tool_call=kind in ("any", "tool"),
-        forbids_tool_calls=kind == "none",
-        tool_name=name,
-        max_tool_calls=most,
-    )
+def _choice(choice: dict[str, Any]) -> ToolChoice:
+    match choice.get("type", "auto"):
+        case "tool":
+            return ToolChoice("tool", str(choice.get("name", "")))
+        case "auto" | "any" | "none" as kind:
+            return ToolChoice(kind)
+        case other:
+            raise UnsupportedError(f"tool_choice: type {other!r} is not supported", param="tool_choice")
 
 
 def messages_answer(body: MessagesRequest, completion: Completion) -> dict[str, Any]:

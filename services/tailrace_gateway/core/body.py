@@ -7,8 +7,9 @@ skipped over.
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable
 from functools import cache
+from operator import attrgetter
 from typing import Any, TypeVar
 
 import msgspec
@@ -67,19 +68,49 @@ def _explained(reason: str) -> InvalidRequestError:
     return InvalidRequestError(f"{param}: {problem}" if param else problem, param=param)
 
 
-def refuse(body: Body, *neutral: tuple[str, Sequence[Any]]) -> None:
-    """Refuse fields whose value is not one of those that change nothing."""
-    for name, values in neutral:
-        value = getattr(body, name)
-        if value not in values:
-            raise UnsupportedError(f"{name}: {value!r} is not supported here", param=name)
+class Neutral:
+    """Fields that a dialect has and the gateway does not honour, with the values that change nothing.
+
+    None is one of them always.
+    """
+
+    def __init__(self, **values: Any) -> None:
+        self._values = {name: (None, *values[name]) for name in values}
+        self._said = _getter(tuple(values))
+        self._nothing = (None,) * len(values)
+
+    def require(self, body: Body) -> None:
+        """Refuse a field that has another value."""
+        said = self._said(body)
+        if said == self._nothing:
+            return
+        for (name, values), value in zip(self._values.items(), said, strict=True):
+            if value not in values:
+                raise UnsupportedError(f"{name}: {value!r} is not supported here", param=name)
 
 
-def require_range(body: Body, name: str, low: float, high: float) -> None:
-    """Refuse a number outside [low, high]; None passes."""
-    value = getattr(body, name)
-    if value is not None and not low <= value <= high:
-        raise InvalidRequestError(f"{name}: {value} is not between {low:g} and {high:g}", param=name)
+class Ranges:
+    """Numbers that must lie between two others, both included; None passes."""
+
+    def __init__(self, **bounds: tuple[float, float]) -> None:
+        self._bounds = bounds
+        self._said = _getter(tuple(bounds))
+        self._nothing = (None,) * len(bounds)
+
+    def require(self, body: Body) -> None:
+        """Refuse a number outside its range."""
+        said = self._said(body)
+        if said == self._nothing:
+            return
+        for (name, (low, high)), value in zip(self._bounds.items(), said, strict=True):
+            if value is not None and not low <= value <= high:
+                reason = f"{name}: {value} is not between {low:g} and {high:g}"
+                raise InvalidRequestError(reason, param=name)
+
+
+def _getter(names: tuple[str, ...]) -> Callable[[Body], tuple[Any, ...]]:
+    """All these fields at once: a request has dozens, and most of them say nothing."""
+    return attrgetter(*names) if len(names) > 1 else lambda body: (getattr(body, names[0]),)
 
 
 def text_of(content: Content, place: str) -> str:

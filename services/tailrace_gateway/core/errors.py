@@ -15,6 +15,11 @@ class ApiError(Exception):
     status = 400
     code = "invalid_request"
 
+    def __init_subclass__(cls, *, status: int = 0, code: str = "") -> None:
+        super().__init_subclass__()
+        cls.status = status or cls.status
+        cls.code = code or cls.code
+
     def __init__(
         self, message: str, *, param: str = "", code: str = "", retry_after_s: float | None = None
     ) -> None:
@@ -29,16 +34,12 @@ class InvalidRequestError(ApiError):
     """The request is wrong in itself, or asks for what cannot be had here."""
 
 
-class UnsupportedError(InvalidRequestError):
+class UnsupportedError(InvalidRequestError, code="unsupported_parameter"):
     """A field of the dialect that the gateway does not honour, so that it is refused."""
 
-    code = "unsupported_parameter"
 
-
-class ContextOverflowError(ApiError):
+class ContextOverflowError(ApiError, code="context_length_exceeded"):
     """The conversation is longer than the session allows. Attributes: `num_tokens`, `limit_tokens`."""
-
-    code = "context_length_exceeded"
 
     def __init__(self, num_tokens: int, limit_tokens: int) -> None:
         super().__init__(
@@ -51,10 +52,8 @@ class ContextOverflowError(ApiError):
         self.limit_tokens = limit_tokens
 
 
-class BudgetSpentError(ApiError):
+class BudgetSpentError(ApiError, code="token_budget_exceeded"):
     """The session sampled all that it may. Attributes: `num_sampled`, `limit_tokens`."""
-
-    code = "token_budget_exceeded"
 
     def __init__(self, num_sampled: int, limit_tokens: int) -> None:
         super().__init__(
@@ -65,70 +64,44 @@ class BudgetSpentError(ApiError):
         self.limit_tokens = limit_tokens
 
 
-class UnauthorizedError(ApiError):
+class UnauthorizedError(ApiError, status=401, code="invalid_api_key"):
     """No key, or one that opens nothing."""
 
-    status = 401
-    code = "invalid_api_key"
 
-
-class ForbiddenError(ApiError):
+class ForbiddenError(ApiError, status=403, code="permission_denied"):
     """The key is good, but not for this."""
 
-    status = 403
-    code = "permission_denied"
 
-
-class NotFoundError(ApiError):
+class NotFoundError(ApiError, status=404, code="not_found"):
     """No such route or object."""
 
-    status = 404
-    code = "not_found"
 
-
-class SessionOverError(ApiError):
+class SessionOverError(ApiError, status=410, code="session_closed"):
     """The session was closed or exported, or its deadline has passed."""
 
-    status = 410
-    code = "session_closed"
 
-
-class TooLargeError(ApiError):
+class TooLargeError(ApiError, status=413, code="request_too_large"):
     """The body has more bytes than `gateway.max_body_bytes`."""
 
-    status = 413
-    code = "request_too_large"
 
-
-class UnmetPromiseError(ApiError):
+class UnmetPromiseError(ApiError, status=422):
     """The model's reply does not keep what the request asked it to promise.
 
     The reply is in the ledger like any other; `completion_id` names it.
     """
-
-    status = 422
 
     def __init__(self, message: str, *, param: str, completion_id: str) -> None:
         super().__init__(message, param=param, code=f"{param}_not_met")
         self.completion_id = completion_id
 
 
-class OverloadedError(ApiError):
+class OverloadedError(ApiError, status=429, code="rate_limit_exceeded"):
     """Too many calls at once in this replica."""
 
-    status = 429
-    code = "rate_limit_exceeded"
 
-
-class UnavailableError(ApiError):
+class UnavailableError(ApiError, status=503, code="service_unavailable"):
     """Something behind the gateway is away: inference servers, Redis, or this replica drains."""
 
-    status = 503
-    code = "service_unavailable"
 
-
-class InternalError(ApiError):
+class InternalError(ApiError, status=500, code="internal_error"):
     """A defect of the gateway, which its log describes."""
-
-    status = 500
-    code = "internal_error"

@@ -10,22 +10,26 @@ from typing import Any
 
 import msgspec
 
-from tailrace_gateway.core.body import Body, read_body, refuse, require_range
+from tailrace_gateway.core.body import Body, Neutral, Ranges, read_body
 from tailrace_gateway.core.call import Completion, Ending, ModelCall, SamplingWishes
 from tailrace_gateway.core.errors import InvalidRequestError, UnsupportedError
-from tailrace_gateway.core.openai_fields import (
-    InSchema,
-    TokenText,
-    format_promise,
-    refuse_prefill,
-    schema_of,
-    tool_promises,
-)
+from tailrace_gateway.core.openai_answers import TokenText
+from tailrace_gateway.core.openai_fields import InSchema, refuse_prefill, schema_of
+from tailrace_gateway.core.openai_promises import read_promises
 from tailrace_gateway.core.responses_items import InItem, output_items, read_items
 from tailrace_protos.chat import ChatMessage, ToolSchema
 
 _LOGPROBS = "message.output_text.logprobs"
 _INCLUDES = (_LOGPROBS, "reasoning.encrypted_content")  # thoughts come in plain words anyway
+_NEUTRAL = Neutral(
+    background=(False,),
+    conversation=(),
+    prompt=(),
+    truncation=("disabled",),
+    max_tool_calls=(),
+    top_logprobs=(0,),
+)
+_RANGES = Ranges(max_output_tokens=(1, 1 << 31), temperature=(0, 100), top_p=(1e-6, 1))
 
 
 class ResponseTool(InSchema, frozen=True):
@@ -86,31 +90,22 @@ def read_response(raw: bytes) -> tuple[ResponseRequest, ModelCall]:
     body = read_body(raw, ResponseRequest)
     _refuse_unsupported(body)
     tools = _tools(body.tools or [])
-    promises = tool_promises(body.tool_choice, body.parallel_tool_calls, tools)
-    format_fields = format_promise(body.text.format if body.text else None, "text.format")
+    wanted = body.text.format if body.text else None
     return body, ModelCall(
         messages=_messages(body),
         previous_id=body.previous_response_id or "",
         tools=tools,
         max_new_tokens=body.max_output_tokens,
         sampling=SamplingWishes(temperature=body.temperature, top_p=body.top_p),
-        promises=msgspec.structs.replace(promises, **format_fields) if format_fields else promises,
+        promises=read_promises(
+            body.tool_choice, body.parallel_tool_calls, tools, wanted, "text.format"
+        ),
     )
 
 
 def _refuse_unsupported(body: ResponseRequest) -> None:
-    refuse(
-        body,
-        ("background", (None, False)),
-        ("conversation", (None,)),
-        ("prompt", (None,)),
-        ("truncation", (None, "disabled")),
-        ("max_tool_calls", (None,)),
-        ("top_logprobs", (None, 0)),
-    )
-    require_range(body, "max_output_tokens", 1, 1 << 31)
-    require_range(body, "temperature", 0, 100)
-    require_range(body, "top_p", 1e-6, 1)
+    _NEUTRAL.require(body)
+    _RANGES.require(body)
     if any(value is not None for value in (body.reasoning or {}).values()):
         reason = "reasoning: the model thinks as it was trained to; leave it out"
         raise UnsupportedError(reason, param="reasoning")

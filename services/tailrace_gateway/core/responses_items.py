@@ -14,7 +14,8 @@ import msgspec
 from tailrace_gateway.core.body import Content, TextPart, text_of
 from tailrace_gateway.core.call import Choice
 from tailrace_gateway.core.errors import InvalidRequestError, UnsupportedError
-from tailrace_gateway.core.openai_fields import ROLES, TokenText, logprob_entries
+from tailrace_gateway.core.openai_answers import TokenText, logprob_entries
+from tailrace_gateway.core.openai_fields import ROLES
 from tailrace_protos.chat import ChatMessage, ToolCall
 
 

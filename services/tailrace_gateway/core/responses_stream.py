@@ -6,7 +6,7 @@ from typing import Any
 
 from tailrace_gateway.core.call import Choice, Completion, Ending, Opening, Piece
 from tailrace_gateway.core.errors import ApiError
-from tailrace_gateway.core.openai_fields import TokenText
+from tailrace_gateway.core.openai_answers import TokenText
 from tailrace_gateway.core.openai_responses import (
     ResponseRequest,
     response_answer,

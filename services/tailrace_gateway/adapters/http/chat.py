@@ -7,9 +7,9 @@ from functools import partial
 from tailrace_gateway.adapters.http.calls import CallRoute, Dialect
 from tailrace_gateway.adapters.http.door import HttpRoute
 from tailrace_gateway.core.calls import Calls
+from tailrace_gateway.core.openai_answers import TokenText
 from tailrace_gateway.core.openai_chat import chat_answer, read_chat
 from tailrace_gateway.core.openai_chat_stream import ChatStream
-from tailrace_gateway.core.openai_fields import TokenText
 
 
 def chat_routes(calls: Calls, tokens: TokenText) -> list[HttpRoute]:

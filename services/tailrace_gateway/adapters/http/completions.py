@@ -7,12 +7,12 @@ from functools import partial
 from tailrace_gateway.adapters.http.calls import CallRoute, Dialect
 from tailrace_gateway.adapters.http.door import HttpRoute
 from tailrace_gateway.core.calls import Calls
+from tailrace_gateway.core.openai_answers import TokenText
 from tailrace_gateway.core.openai_completions import (
     CompletionStream,
     completion_answer,
     read_completion,
 )
-from tailrace_gateway.core.openai_fields import TokenText
 
 
 def completion_routes(calls: Calls, tokens: TokenText) -> list[HttpRoute]:

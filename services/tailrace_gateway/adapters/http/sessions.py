@@ -18,7 +18,7 @@ import numpy as np
 from tailrace_gateway.adapters.http.door import HttpRoute
 from tailrace_gateway.adapters.http.exchange import ADMIN, Exchange
 from tailrace_gateway.config import SessionDefaults
-from tailrace_gateway.core.body import Body, read_body, require_range
+from tailrace_gateway.core.body import Body, Ranges, read_body
 from tailrace_gateway.core.errors import (
     ForbiddenError,
     InvalidRequestError,
@@ -34,6 +34,14 @@ from tailrace_protos.session import ExportSession, ExportStyle, OpenSession, Ses
 from tailrace_protos.trajectory import TokenRow
 
 _SESSION_ID = re.compile(r"^[A-Za-z0-9_.:-]{1,200}$")
+_RANGES = Ranges(
+    max_episode_tokens=(1, 1 << 31),
+    max_new_tokens=(1, 1 << 31),
+    timeout_s=(1e-3, 1e9),
+    temperature=(0, 100),
+    top_p=(1e-6, 1),
+    top_k=(0, 1 << 30),
+)
 
 
 class Opening(Body, frozen=True, kw_only=True):
@@ -169,15 +177,7 @@ def _session_id(exchange: Exchange) -> str:
 
 
 def _record(body: Opening, defaults: SessionDefaults) -> OpenSession:
-    for name, low, high in (
-        ("max_episode_tokens", 1, 1 << 31),
-        ("max_new_tokens", 1, 1 << 31),
-        ("timeout_s", 1e-3, 1e9),
-        ("temperature", 0, 100),
-        ("top_p", 1e-6, 1),
-        ("top_k", 0, 1 << 30),
-    ):
-        require_range(body, name, low, high)
+    _RANGES.require(body)
     session_id = body.session_id or f"http-{uuid.uuid4().hex}"
     if not _SESSION_ID.match(session_id):
         reason = "session_id: 1 to 200 letters, digits and any of _ . : -"

@@ -1,0 +1,109 @@
+"""What the answers of OpenAI's dialects have in common: heads, token counts, log-probabilities."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tailrace_gateway.core.call import Choice, Completion, Opening
+from tailrace_gateway.core.errors import ApiError
+from tailrace_gateway.core.openai_errors import openai_error
+from tailrace_gateway.core.openai_request import OpenAIRequest
+from tailrace_gateway.core.sse import DONE, data_event
+
+
+class TokenText(Protocol):
+    """Gives the text of single tokens, for log-probabilities."""
+
+    def token_text(self, token_id: int) -> str:
+        """Text of one token; broken characters are replaced by U+FFFD."""
+
+
+def whole_answer(
+    body: OpenAIRequest, kind: str, completion: Completion, tell: Callable[[Choice], dict[str, Any]]
+) -> dict[str, Any]:
+    """The answer to a request that does not stream; `tell` gives what is the dialect's of a choice."""
+    choices = [tell(choice) for choice in completion.choices]
+    answer = {
+        **_head(body, kind, completion.opening),
+        "choices": choices,
+        "usage": usage_of(completion),
+    }
+    if body.return_token_ids:
+        answer["prompt_token_ids"] = completion.opening.prompt_ids.tolist()
+        for told, choice in zip(choices, completion.choices, strict=True):
+            told["token_ids"] = choice.token_ids.tolist()
+    return answer
+
+
+class OpenAIStream:
+    """A stream's head, its end and its failure; what stands between is the dialect's."""
+
+    def __init__(self, body: OpenAIRequest, kind: str) -> None:
+        self._body = body
+        self._kind = kind
+        self._base: dict[str, Any] = {}
+
+    def opened(self, opening: Opening) -> dict[str, Any]:
+        """Begin; what the first chunk tells besides, the prompt's ids if they were asked for."""
+        self._base = _head(self._body, self._kind, opening)
+        return {"prompt_token_ids": opening.prompt_ids.tolist()} if self._body.return_token_ids else {}
+
+    def chunk(self, choices: list[dict[str, Any]], **more: Any) -> bytes:
+        """One event."""
+        return data_event({**self._base, "choices": choices, **more})
+
+    def end(self, completion: Completion) -> bytes:
+        """Usage if it was asked for."""
+        return (self.chunk([], usage=usage_of(completion)) if self._body.with_usage else b"") + DONE
+
+    def error(self, error: ApiError) -> bytes:
+        """An error object in place of a chunk, which the client raises."""
+        return data_event(openai_error(error))
+
+
+def _head(body: OpenAIRequest, kind: str, opening: Opening) -> dict[str, Any]:
+    return {
+        "id": opening.completion_id,
+        "object": kind,
+        "created": opening.created_unix_s,
+        "model": body.model,
+    }
+
+
+def usage_of(completion: Completion) -> dict[str, Any]:
+    """Token counts."""
+    prompt, sampled = completion.num_prompt_tokens, completion.num_sampled
+    return {
+        "prompt_tokens": prompt,
+        "completion_tokens": sampled,
+        "total_tokens": prompt + sampled,
+        "prompt_tokens_details": {"cached_tokens": completion.num_cached_tokens},
+    }
+
+
+def logprob_entries(
+    tokens: TokenText, token_ids: NDArray[np.int32], logprobs: NDArray[np.float32]
+) -> list[dict[str, Any]]:
+    """The sampled tokens with their log-probabilities, in the form of chat completions."""
+    entries: list[dict[str, Any]] = []
+    for token_id, logprob in zip(token_ids.tolist(), logprobs.tolist(), strict=True):
+        text = tokens.token_text(token_id)
+        raw = None if "\ufffd" in text else list(text.encode())
+        entries.append({"token": text, "logprob": logprob, "bytes": raw, "top_logprobs": []})
+    return entries
+
+
+def tool_calls_of(choice: Choice) -> list[dict[str, Any]]:
+    """A reply's tool calls in the form of chat completions."""
+    return [
+        {
+            "id": call.id,
+            "type": "function",
+            "function": {"name": call.name, "arguments": call.arguments},
+        }
+        for call in choice.message.tool_calls
+    ]
