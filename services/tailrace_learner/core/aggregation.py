@@ -12,10 +12,15 @@ were summed.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
+import numpy as np
+import torch
+from torch import Tensor
+
 from tailrace_learner.config import LearnerConfig
+from tailrace_learner.core.rows import Row
 
 
 class RowShare(NamedTuple):
@@ -33,3 +38,17 @@ AGGREGATIONS: dict[str, Aggregation] = {
     "seq_mean_token_mean": lambda num_tokens, config: RowShare(1.0 / num_tokens, 1.0),
     "seq_mean_token_sum_norm": lambda num_tokens, config: RowShare(1.0 / config.loss_norm_tokens, 1.0),
 }
+
+
+def row_count(rows: Sequence[Row], config: LearnerConfig) -> float:
+    """What the rows add to the number that their gradients are divided by."""
+    share = AGGREGATIONS[config.loss_aggregation]
+    return sum(share(len(row.targets), config).divisor for row in rows)
+
+
+def token_weights(rows: Sequence[Row], config: LearnerConfig) -> Tensor:
+    """The weight [M] of every trained token of the rows, float32 on the host."""
+    share = AGGREGATIONS[config.loss_aggregation]
+    lengths = [len(row.targets) for row in rows]
+    weights = [share(length, config).token_weight for length in lengths]
+    return torch.from_numpy(np.repeat(weights, lengths).astype(np.float32))

@@ -12,22 +12,19 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from tailrace_learner.config import LearnerConfig
-from tailrace_learner.core.aggregation import AGGREGATIONS
+from tailrace_learner.core.aggregation import token_weights
 from tailrace_learner.core.correction import corrected
+from tailrace_learner.core.kl import KL_ESTIMATORS
 from tailrace_learner.core.losses import Loss, LossInputs, Selection, Spans
 from tailrace_learner.core.losses.base import NO_SPANS
 from tailrace_learner.core.packing import PackedBatch, micro_batches, pack
 from tailrace_learner.core.picking import pick
 from tailrace_learner.core.policy import Policy, StartWeights
 from tailrace_learner.core.proximal import interpolated, interpolation_weights
-from tailrace_learner.core.rows import Row
+from tailrace_learner.core.rows import Row, gathered
 from tailrace_learner.core.tally import Tally, k3
 
-
-def row_count(rows: Sequence[Row], config: LearnerConfig) -> float:
-    """What the rows add to the number that their gradients are divided by."""
-    share = AGGREGATIONS[config.loss_aggregation]
-    return sum(share(len(row.targets), config).divisor for row in rows)
+ValueLoss = Callable[[PackedBatch, Tensor], Tensor]
 
 
 class PassRunner:
@@ -45,14 +42,29 @@ class PassRunner:
         limit = self._config.max_tokens_per_micro_batch
         return micro_batches(rows, limit, share_prefixes=self._config.shares_prefixes)
 
-    def run(self, rows: Sequence[Row], tally: Tally, *, is_first: bool) -> float:
-        """Add the rows' gradients; returns their loss sum. `is_first`: in this step, of these rows."""
+    def run(
+        self,
+        rows: Sequence[Row],
+        tally: Tally,
+        *,
+        is_first: bool,
+        kl_coef: float = 0.0,
+        value_loss: ValueLoss | None = None,
+    ) -> float:
+        """Add the rows' gradients; returns their loss sum. `is_first`: in this step, of these rows.
+
+        `kl_coef` weighs the divergence from the reference in the loss; `value_loss` gives the summed
+        loss of a critic on the policy's hidden states [M, H], which the returned sum leaves out.
+        """
         batch = pack(rows, self._policy.device, share_prefixes=self._config.shares_prefixes)
         log_pi_old = self._proximal(batch)
-        log_pi, entropy = self._policy.forward(batch)
+        log_pi, entropy, of_values = self._forward(batch, value_loss)
         inputs = self._inputs(batch, log_pi, log_pi_old)
         loss = self._loss_sum(batch, inputs, entropy, tally)
-        loss.backward()  # type: ignore[no-untyped-call]
+        if kl_coef:
+            weights = self._token_weights(batch)
+            loss = loss + kl_coef * (weights * self._divergence(batch, log_pi)).sum()
+        (loss + of_values).backward()  # type: ignore[no-untyped-call]
         if is_first:
             self._measure(batch, inputs, entropy, tally)
             self._remember(batch, inputs.log_pi_old)
@@ -82,6 +94,19 @@ class PassRunner:
             for found, values in ((log_pi, inputs.log_pi), (log_pi_old, inputs.log_pi_old)):
                 found += np.split(values.double().cpu().numpy(), batch.target_offsets[1:-1])
         pick(selection, packed, log_pi, log_pi_old, self._config)
+
+    def _forward(
+        self, batch: PackedBatch, value_loss: ValueLoss | None
+    ) -> tuple[Tensor, Tensor, Tensor | float]:
+        if value_loss is None:
+            return (*self._policy.forward(batch), 0.0)
+        hidden = self._policy.hidden(batch)
+        return (*self._policy.predict(hidden, batch), value_loss(batch, hidden))
+
+    def _divergence(self, batch: PackedBatch, log_pi: Tensor) -> Tensor:
+        """From the reference model, estimated at each target [M]."""
+        estimate = KL_ESTIMATORS[self._config.kl_estimator]
+        return estimate(log_pi, self._tensor(batch, lambda row: row.log_ref))
 
     def _inputs(self, batch: PackedBatch, log_pi: Tensor, log_pi_old: Tensor | None) -> LossInputs:
         log_mu = self._tensor(batch, lambda row: row.log_mu)
@@ -113,10 +138,7 @@ class PassRunner:
         return (per_token * self._token_weights(batch)).sum()
 
     def _token_weights(self, batch: PackedBatch) -> Tensor:
-        share = AGGREGATIONS[self._config.loss_aggregation]
-        lengths = [len(row.targets) for row in batch.rows]
-        weights = [share(length, self._config).token_weight for length in lengths]
-        return torch.from_numpy(np.repeat(weights, lengths).astype(np.float32)).to(self._policy.device)
+        return token_weights(batch.rows, self._config).to(self._policy.device)
 
     @torch.no_grad()
     def _proximal(self, batch: PackedBatch) -> Tensor | None:
@@ -142,6 +164,8 @@ class PassRunner:
         tally.add("behaviour_kl", divergence.sum(), num_tokens)
         tally.add("mismatch_kl", divergence[on_own].sum(), int(current.sum()))
         tally.add("entropy", entropy.sum(), num_tokens)
+        if batch.rows[0].log_ref is not None:
+            tally.add("kl", self._divergence(batch, start).sum(), num_tokens)
 
     def _remember(self, batch: PackedBatch, log_pi_old: Tensor) -> None:
         """Keep log pi_old on the rows when later epochs will want it."""
@@ -152,8 +176,7 @@ class PassRunner:
             row.log_pi_old = part
 
     def _tensor(self, batch: PackedBatch, of: Callable[[Row], NDArray[Any] | None]) -> Tensor:
-        parts = [part for row in batch.rows if (part := of(row)) is not None]
-        return torch.from_numpy(np.concatenate(parts)).to(self._policy.device)
+        return gathered(batch.rows, of).to(self._policy.device)
 
 
 def _shortest(row: Row) -> Row:

@@ -6,11 +6,14 @@ learnt.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 from tailrace_learner.core.advantages import Returns
 
@@ -87,3 +90,9 @@ def demonstration_row(
         is_current=np.zeros(len(targets), dtype=np.bool_),
         log_pi_old=zeros,
     )
+
+
+def gathered(rows: Sequence[Row], of: Callable[[Row], NDArray[Any] | None]) -> Tensor:
+    """What `of` says of the targets of all rows, [M], on the host; rows of which it is None are skipped."""
+    parts = [part for row in rows if (part := of(row)) is not None]
+    return torch.from_numpy(np.concatenate(parts))

@@ -18,9 +18,10 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from tailrace_learner.config import LearnerConfig
+from tailrace_learner.core.aggregation import row_count
 from tailrace_learner.core.losses import LOSSES, SELECTIONS
 from tailrace_learner.core.optimizer import learning_rate_at
-from tailrace_learner.core.passes import PassRunner, row_count
+from tailrace_learner.core.passes import PassRunner
 from tailrace_learner.core.policy import Policy, StartWeights
 from tailrace_learner.core.ranks import ONE_RANK, Shares
 from tailrace_learner.core.rows import PreparedGroup, Row

@@ -7,9 +7,10 @@ from collections.abc import Callable, Iterator
 from itertools import islice
 
 from tailrace_learner.config import LearnerConfig, TrainingArgs, WarmStart
+from tailrace_learner.core.aggregation import row_count
 from tailrace_learner.core.losses import sft
 from tailrace_learner.core.optimizer import learning_rate_at, make_adamw
-from tailrace_learner.core.passes import PassRunner, row_count
+from tailrace_learner.core.passes import PassRunner
 from tailrace_learner.core.policy import Policy, StartWeights
 from tailrace_learner.core.ranks import ONE_RANK, Shares
 from tailrace_learner.core.rows import Row

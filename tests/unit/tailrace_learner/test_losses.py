@@ -8,10 +8,11 @@ import torch
 from numpy.typing import NDArray
 
 from tailrace_learner.config import LearnerConfig
+from tailrace_learner.core.aggregation import row_count
 from tailrace_learner.core.correction import CORRECTIONS
 from tailrace_learner.core.losses import LOSSES, LossInputs
 from tailrace_learner.core.losses.dapo import clipped
-from tailrace_learner.core.passes import PassRunner, row_count
+from tailrace_learner.core.passes import PassRunner
 from tailrace_learner.core.policy import StartWeights
 from tailrace_learner.core.tally import Tally, k3
 from tests.unit.tailrace_learner.factory import config, make_policy, make_rows

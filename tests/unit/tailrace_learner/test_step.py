@@ -11,10 +11,11 @@ import pytest
 import torch
 
 from tailrace_learner.config import TrainingArgs
+from tailrace_learner.core.aggregation import row_count
 from tailrace_learner.core.losses import LOSSES
 from tailrace_learner.core.optimizer import apply_update, learning_rate_at, make_adamw
 from tailrace_learner.core.packing import pack
-from tailrace_learner.core.passes import PassRunner, row_count
+from tailrace_learner.core.passes import PassRunner
 from tailrace_learner.core.policy import Policy, StartWeights
 from tailrace_learner.core.rows import PreparedGroup, Row
 from tailrace_learner.core.step import StepTrainer

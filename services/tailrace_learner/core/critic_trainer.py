@@ -1,0 +1,135 @@
+"""Trains the critic beside the policy, on the same mini-batches, by an optimizer of its own.
+
+Its loss is divided as the policy's is: gradients are summed and divided once per mini-batch. Values that
+advantages are made of, and that later ones are clipped around, are those of the step's start. Over
+several ranks every rank has the critic whole and computes all rows, so that all stay equal.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from tailrace_learner.config import LearnerConfig
+from tailrace_learner.core.aggregation import row_count, token_weights
+from tailrace_learner.core.critic import Critic
+from tailrace_learner.core.losses.value_clip import value_clip
+from tailrace_learner.core.optimizer import learning_rate_at
+from tailrace_learner.core.packing import PackedBatch, micro_batches, pack
+from tailrace_learner.core.policy import StartWeights
+from tailrace_learner.core.row_values import row_values
+from tailrace_learner.core.rows import Row, gathered
+from tailrace_learner.core.tally import Tally
+from tailrace_learner.ports import Optimizer, UpdateResult
+
+
+class CriticTrainer:
+    """`begin` a step; `fill` values; `run` and `update` mini-batches; `metrics` at the end."""
+
+    def __init__(
+        self,
+        critic: Critic,
+        optimizer: Optimizer,
+        config: LearnerConfig,
+        *,
+        max_steps: int,
+    ) -> None:
+        self.critic = critic
+        self._optimizer = optimizer
+        self._config = config
+        self._max_steps = max_steps
+        self._start = StartWeights(critic.parameters)
+        self.begin(0)
+
+    def begin(self, step: int) -> None:
+        """Start over with the weights as they are."""
+        self._step = step
+        self._tally = Tally()
+        self._updates: list[UpdateResult] = []
+        self._start.forget()
+        self._optimizer.zero_grad(set_to_none=True)
+
+    @property
+    def is_warming_up(self) -> bool:
+        """Whether the critic alone is trained in this step."""
+        return self._step < self.critic.args.critic_warmup
+
+    @property
+    def trains_with_policy(self) -> bool:
+        """Whether the value loss belongs into the policy's own passes."""
+        return self.critic.args.shared and not self.is_warming_up
+
+    def fill(self, rows: Sequence[Row]) -> None:
+        """Give rows the values of the step's start."""
+        if self._start.is_kept:
+            with self._start.restored():
+                self._fill(rows)
+        else:
+            self._fill(rows)
+
+    def run(self, rows: Sequence[Row]) -> None:
+        """Add the gradients of the value loss of some rows, in passes of its own."""
+        shares = self._config.shares_prefixes
+        limit = self._config.max_tokens_per_micro_batch
+        for part in micro_batches(rows, limit, share_prefixes=shares):
+            batch = pack(part, self.critic.trunk.device, share_prefixes=shares)
+            with torch.set_grad_enabled(not self.critic.args.shared):
+                hidden = self.critic.trunk.hidden(batch)
+            self.loss(batch, hidden).backward()  # type: ignore[no-untyped-call]
+
+    def loss(self, batch: PackedBatch, hidden: Tensor) -> Tensor:
+        """The summed value loss of a batch, from its hidden states [M, H]."""
+        values = self.critic.read(hidden)
+        device = values.device
+        targets = gathered(batch.rows, lambda row: row.value_targets).to(device)
+        old = gathered(batch.rows, lambda row: row.values).to(device)
+        terms = value_clip(values, old, targets, self.critic.args.value_clip or math.inf)
+        weights = token_weights(batch.rows, self._config).to(device)
+        num_tokens = len(values)
+        self._tally.add("value_loss", terms.per_token.sum(), num_tokens)
+        for name, count in terms.counts.items():
+            self._tally.add(name, count, num_tokens)
+        return (weights * terms.per_token).sum()
+
+    def update(self, rows: Sequence[Row], *, is_last: bool) -> None:
+        """Apply the gradients of a mini-batch; `is_last`: no more values will be wanted in this step."""
+        if not self._start.is_kept and not is_last:
+            self._start.keep()
+        args = self.critic.args.training_args
+        self._updates.append(
+            self._optimizer.update(
+                count=row_count(rows, self._config),
+                learning_rate=learning_rate_at(self._step, self._max_steps, args),
+                max_grad_norm=args.max_grad_norm,
+            )
+        )
+
+    def metrics(self, rows: Sequence[Row]) -> dict[str, float | None]:
+        """Losses of the step, and how good the values were that it started with.
+
+        `explained_variance` is 1 - var(target - V) / var(target) over the step's trained tokens.
+        """
+        found: dict[str, float | None] = {"value_loss": None, "explained_variance": None}
+        found |= self._tally.means()
+        if rows:
+            targets = np.concatenate(
+                [row.value_targets for row in rows if row.value_targets is not None]
+            )
+            values = np.concatenate([row.values for row in rows if row.values is not None])
+            found["value_mean"] = float(values.mean())
+            found["value_target_mean"] = float(targets.mean())
+            if (variance := float(targets.var())) > 0:
+                found["explained_variance"] = 1.0 - float((targets - values).var()) / variance
+        norms = [update.grad_norm for update in self._updates]
+        found["critic_grad_norm"] = float(np.mean(norms)) if norms else None
+        found["num_skipped_critic_updates"] = float(sum(not one.is_applied for one in self._updates))
+        return found
+
+    def _fill(self, rows: Sequence[Row]) -> None:
+        critic = self.critic
+        for row, values in row_values(rows, critic.values, critic.trunk.device, self._config):
+            row.values = values

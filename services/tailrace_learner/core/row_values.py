@@ -1,0 +1,29 @@
+"""What a model says about tokens, row by row, without gradient."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from tailrace_learner.config import LearnerConfig
+from tailrace_learner.core.packing import PackedBatch, micro_batches, pack
+from tailrace_learner.core.rows import Row
+
+
+def row_values(
+    rows: Sequence[Row],
+    ask: Callable[[PackedBatch], Tensor],
+    device: torch.device,
+    config: LearnerConfig,
+) -> Iterator[tuple[Row, NDArray[np.float32]]]:
+    """Each row with `ask`'s answer [M] to its targets; `ask` gets packed batches of any size."""
+    shares = config.shares_prefixes
+    for part in micro_batches(rows, config.max_tokens_per_micro_batch, share_prefixes=shares):
+        batch = pack(part, device, share_prefixes=shares)
+        with torch.no_grad():
+            answers = ask(batch).float().cpu().numpy()
+        yield from zip(batch.rows, np.split(answers, batch.target_offsets[1:-1]), strict=True)
