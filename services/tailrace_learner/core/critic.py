@@ -52,7 +52,7 @@ class Critic:
         return self.read(self.trunk.hidden(batch))
 
     def read(self, hidden: Tensor) -> Tensor:
-        """V [M] from hidden states [M, H]; with `shared`, `value_loss_coef` of the gradient flows on."""
+        """V [M] from hidden states [M, H]; `value_loss_coef` of the gradient reaches a shared trunk."""
         if self.args.shared:
             share = self.args.value_loss_coef
             hidden = share * hidden + (1.0 - share) * hidden.detach()

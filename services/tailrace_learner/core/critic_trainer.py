@@ -1,7 +1,7 @@
 """Trains the critic beside the policy, on the same mini-batches, by an optimizer of its own.
 
-Its loss is divided as the policy's is: gradients are summed and divided once per mini-batch. Values that
-advantages are made of, and that later ones are clipped around, are those of the step's start. Over
+Its loss is divided as the policy's is: gradients are summed and divided once per mini-batch. Values
+that advantages are made of, and that later ones are clipped around, are those of the step's start. Over
 several ranks every rank has the critic whole and computes all rows, so that all stay equal.
 """
 
@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from contextlib import ExitStack
 
 import numpy as np
 import torch
@@ -63,13 +64,21 @@ class CriticTrainer:
         """Whether the value loss belongs into the policy's own passes."""
         return self.critic.args.shared and not self.is_warming_up
 
-    def fill(self, rows: Sequence[Row]) -> None:
+    @property
+    def reads_policy(self) -> bool:
+        """Whether values depend on the policy's weights."""
+        return self.critic.args.shared
+
+    def fill(self, rows: Sequence[Row], policy_start: StartWeights) -> None:
         """Give rows the values of the step's start."""
-        if self._start.is_kept:
-            with self._start.restored():
-                self._fill(rows)
-        else:
-            self._fill(rows)
+        critic = self.critic
+        with ExitStack() as stack:
+            for start in (self._start, *([policy_start] if self.reads_policy else [])):
+                if start.is_kept:
+                    stack.enter_context(start.restored())
+            answers = row_values(rows, critic.values, critic.trunk.device, self._config)
+            for row, values in answers:
+                row.values = values
 
     def run(self, rows: Sequence[Row]) -> None:
         """Add the gradients of the value loss of some rows, in passes of its own."""
@@ -96,7 +105,7 @@ class CriticTrainer:
         return (weights * terms.per_token).sum()
 
     def update(self, rows: Sequence[Row], *, is_last: bool) -> None:
-        """Apply the gradients of a mini-batch; `is_last`: no more values will be wanted in this step."""
+        """Apply a mini-batch's gradients; `is_last`: no more values will be wanted in this step."""
         if not self._start.is_kept and not is_last:
             self._start.keep()
         args = self.critic.args.training_args
@@ -116,10 +125,8 @@ class CriticTrainer:
         found: dict[str, float | None] = {"value_loss": None, "explained_variance": None}
         found |= self._tally.means()
         if rows:
-            targets = np.concatenate(
-                [row.value_targets for row in rows if row.value_targets is not None]
-            )
-            values = np.concatenate([row.values for row in rows if row.values is not None])
+            targets = gathered(rows, lambda row: row.value_targets).double().numpy()
+            values = gathered(rows, lambda row: row.values).double().numpy()
             found["value_mean"] = float(values.mean())
             found["value_target_mean"] = float(targets.mean())
             if (variance := float(targets.var())) > 0:
@@ -128,8 +135,3 @@ class CriticTrainer:
         found["critic_grad_norm"] = float(np.mean(norms)) if norms else None
         found["num_skipped_critic_updates"] = float(sum(not one.is_applied for one in self._updates))
         return found
-
-    def _fill(self, rows: Sequence[Row]) -> None:
-        critic = self.critic
-        for row, values in row_values(rows, critic.values, critic.trunk.device, self._config):
-            row.values = values

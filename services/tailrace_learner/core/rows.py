@@ -93,6 +93,6 @@ def demonstration_row(
 
 
 def gathered(rows: Sequence[Row], of: Callable[[Row], NDArray[Any] | None]) -> Tensor:
-    """What `of` says of the targets of all rows, [M], on the host; rows of which it is None are skipped."""
+    """What `of` says of the targets of all rows [M], on the host; rows that lack it are skipped."""
     parts = [part for row in rows if (part := of(row)) is not None]
     return torch.from_numpy(np.concatenate(parts))

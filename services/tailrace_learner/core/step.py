@@ -11,14 +11,13 @@ a clock or does I/O.
 from __future__ import annotations
 
 import math
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-import numpy as np
-
 from tailrace_learner.config import LearnerConfig
 from tailrace_learner.core.aggregation import row_count
+from tailrace_learner.core.estimates import NO_ROLES, Estimates, Roles
+from tailrace_learner.core.kl import adapted
 from tailrace_learner.core.losses import LOSSES, SELECTIONS
 from tailrace_learner.core.optimizer import learning_rate_at
 from tailrace_learner.core.passes import PassRunner
@@ -26,10 +25,11 @@ from tailrace_learner.core.policy import Policy, StartWeights
 from tailrace_learner.core.ranks import ONE_RANK, Shares
 from tailrace_learner.core.rows import PreparedGroup, Row
 from tailrace_learner.core.step_advantages import finish_advantages
+from tailrace_learner.core.step_metrics import Metrics, data_metrics, mean
 from tailrace_learner.core.tally import Tally
 from tailrace_learner.ports import Optimizer, Ranks, UpdateResult
 
-Metrics = dict[str, float | None]
+__all__ = ["Metrics", "StepTrainer"]
 
 
 @dataclass(slots=True)
@@ -52,7 +52,12 @@ class StepTrainer:
         groups_per_step: int,
         max_steps: int,
         ranks: Ranks = ONE_RANK,
+        roles: Roles = NO_ROLES,
+        kl_coef: float | None = None,
     ) -> None:
+        self.kl_coef = config.init_kl_coef if kl_coef is None else kl_coef
+        self._roles = roles
+        self._critic = roles.critic
         self._config = config
         self._ranks = ranks
         self._optimizer = optimizer
@@ -60,6 +65,7 @@ class StepTrainer:
         self._groups_per_step = groups_per_step
         self._max_steps = max_steps
         self._start = StartWeights(policy.parameters)
+        self._estimates = Estimates(roles, self._start, config)
         self._selection = SELECTIONS.get(config.loss)
         self._passes = PassRunner(policy, LOSSES[config.loss], config, self._start)
         self.begin(0)
@@ -68,6 +74,7 @@ class StepTrainer:
         """Start over with the weights as they are, after `step` finished steps."""
         self._step = step
         self._groups: list[PreparedGroup] = []
+        self._num_estimated = 0
         self._batches = [
             _MiniBatch(Shares(self._ranks.num_ranks)) for _ in range(self._config.num_mini_batches)
         ]
@@ -77,6 +84,8 @@ class StepTrainer:
         self._losses: list[float] = []
         self._updates: list[UpdateResult] = []
         self._start.forget()
+        if self._critic is not None:
+            self._critic.begin(step)
         self._optimizer.zero_grad(set_to_none=True)
 
     @property
@@ -100,9 +109,9 @@ class StepTrainer:
 
     def work(self) -> bool:
         """Do all passes and updates that are worth doing now; whether there were any."""
+        worked = self._estimate()
         if self._config.waits_for_step and not self._take_advantages():
-            return False
-        worked = False
+            return worked
         while self._num_updated < len(self._batches):
             batch = self._batches[self._num_updated]
             is_full = len(self._groups) >= self._end_of(self._num_updated)
@@ -125,7 +134,24 @@ class StepTrainer:
                 batch.waiting = list(batch.rows)
                 self._pass(batch, is_first=False)
                 self._update(batch)
-        return self._metrics()
+        metrics = self._metrics()
+        self._adapt(metrics)
+        return metrics
+
+    def _estimate(self) -> bool:
+        """Complete the advantages of groups that need a model's opinion; whether there were any."""
+        if not self._config.needs_estimates or self._num_estimated == len(self._groups):
+            return False
+        self._estimates.complete(self._groups[self._num_estimated :], self.kl_coef)
+        self._num_estimated = len(self._groups)
+        return True
+
+    def _adapt(self, metrics: Metrics) -> None:
+        """Steer the weight of the divergence for the next step."""
+        config, kl = self._config, metrics["kl"]
+        if config.target_kl and kl is not None:
+            num_episodes = sum(len(group.rewards) for group in self._groups)
+            self.kl_coef = adapted(self.kl_coef, kl, config.target_kl, num_episodes, config.kl_horizon)
 
     def _take_advantages(self) -> bool:
         """Finish the advantages when the step is complete; whether they are."""
@@ -143,21 +169,47 @@ class StepTrainer:
         return not num_tokens or num_tokens < self._config.min_tokens_per_micro_batch
 
     def _pass(self, batch: _MiniBatch, *, is_first: bool) -> None:
+        if self._critic is not None and not self._critic.trains_with_policy:
+            self._critic.run(batch.waiting)
+        if not self._is_warming_up:
+            self._pass_policy(batch, is_first=is_first)
+        batch.waiting = []
+
+    @property
+    def _is_warming_up(self) -> bool:
+        """Whether the policy is left alone in this step."""
+        return self._critic is not None and self._critic.is_warming_up
+
+    def _pass_policy(self, batch: _MiniBatch, *, is_first: bool) -> None:
+        config, critic = self._config, self._critic
         if self._selection and batch.waiting:
             self._passes.pick(self._selection, batch.waiting)
         is_measured = is_first and not (self._interpolates and self._updates)
-        cut = self._passes.micro_batches
-        for rows in batch.shares.passes(batch.waiting, self._ranks.rank, cut):
+        parts = batch.shares.passes(batch.waiting, self._ranks.rank, self._passes.micro_batches)
+        if config.needs_reference and self._roles.reference is not None:
+            self._roles.reference.fill([row for part in parts for row in part])
+        for rows in parts:
             if rows:
-                batch.loss_sum += self._passes.run(rows, self._tally, is_first=is_measured)
+                batch.loss_sum += self._passes.run(
+                    rows,
+                    self._tally,
+                    is_first=is_measured,
+                    kl_coef=self.kl_coef if config.kl_in == "loss" else 0.0,
+                    value_loss=critic.loss if critic and critic.trains_with_policy else None,
+                )
             else:
                 self._passes.idle(batch.waiting[0], is_first=is_first)
-        batch.waiting = []
 
     def _update(self, batch: _MiniBatch) -> None:
         """Apply the mini-batch's gradients; without rows there are none and nothing changes."""
         if not batch.rows:
             return
+        if self._critic is not None:
+            self._critic.update(batch.rows, is_last=not self.num_missing_groups)
+        if not self._is_warming_up:
+            self._update_policy(batch)
+
+    def _update_policy(self, batch: _MiniBatch) -> None:
         is_last = len(self._updates) + 1 == self._config.num_mini_batches * self._config.ppo_epochs
         if not self._start.is_kept and not is_last and self._is_start_needed():
             self._start.keep()
@@ -175,56 +227,22 @@ class StepTrainer:
 
     def _is_start_needed(self) -> bool:
         """Whether rows without log pi_old may come: in the first epoch, before the last mini-batch."""
-        return not self._interpolates and self._num_updated + 1 < len(self._batches)
+        is_wanted = not self._interpolates or (self._critic is not None and self._critic.reads_policy)
+        return is_wanted and self._num_updated + 1 < len(self._batches)
 
     def _metrics(self) -> Metrics:
         rows = [row for batch in self._batches for row in batch.rows]
-        staleness = np.concatenate([row.staleness for row in rows]) if rows else np.zeros(0)
         metrics: Metrics = {"kl": None, "mismatch_kl": None, "behaviour_kl": None, "entropy": None}
         metrics |= Tally.of_all(self._ranks.collect(self._tally.totals())).means()
-        metrics |= _returns(self._groups)
-        metrics |= dict(_count_groups(self._groups))
-        metrics["loss"] = _mean(self._ranks.sums(self._losses))
-        metrics["grad_norm"] = _mean([update.grad_norm for update in self._updates])
+        metrics |= data_metrics(self._groups, rows)
+        metrics["loss"] = mean(self._ranks.sums(self._losses))
+        metrics["grad_norm"] = mean([update.grad_norm for update in self._updates])
         metrics["num_skipped_updates"] = float(sum(not update.is_applied for update in self._updates))
         metrics["learning_rate"] = learning_rate_at(
             self._step, self._max_steps, self._config.training_args
         )
-        metrics["staleness_mean"] = float(staleness.mean()) if len(staleness) else None
-        metrics["staleness_max"] = float(staleness.max()) if len(staleness) else None
-        metrics["num_groups"] = float(len(self._groups))
-        metrics["num_trained_tokens"] = float(len(staleness))
-        metrics["num_row_tokens"] = float(sum(len(row.token_ids) for row in rows))
+        if self._config.needs_reference:
+            metrics["kl_coef"] = self.kl_coef
+        if self._critic is not None:
+            metrics |= self._critic.metrics(rows)
         return metrics
-
-
-_COUNTED = (
-    "num_invalid_episodes",
-    "num_nonfinite_tokens",
-    "num_stale_tokens",
-    "num_groups_train",
-    "num_groups_zero_variance",
-    "num_groups_too_few_valid",
-)
-
-
-def _count_groups(groups: Sequence[PreparedGroup]) -> Counter[str]:
-    counts: Counter[str] = Counter(dict.fromkeys(_COUNTED, 0))
-    for group in groups:
-        counts.update(group.counts)
-    return counts
-
-
-def _returns(groups: Sequence[PreparedGroup]) -> Metrics:
-    """Mean and sample deviation of the returns of valid members, and their success rate."""
-    rewards = [reward for group in groups for reward in group.rewards]
-    successes = [success for group in groups for success in group.successes]
-    return {
-        "reward_mean": _mean(rewards),
-        "reward_std": float(np.std(rewards, ddof=1)) if len(rewards) > 1 else None,
-        "success_rate": _mean(successes),
-    }
-
-
-def _mean(values: Sequence[float]) -> float | None:
-    return float(np.mean(values)) if values else None
