@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import importlib
 import os
 import sys
 from collections.abc import Coroutine, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 
@@ -20,6 +21,9 @@ from tailrace_cli.terminal.play import Stage
 from tailrace_cli.terminal.scoring import score_here
 from tailrace_cli.terminal.screen import Screen
 from tailrace_cli.terminal.wire import Endpoint
+
+if TYPE_CHECKING:
+    from tailrace_cli.terminal.model import LocalModel
 
 
 def play_in_terminal(
@@ -49,9 +53,9 @@ def play_in_terminal(
         there = Endpoint(endpoint, model, os.environ.get("OPENAI_API_KEY", ""))
         asyncio.run(_played(experiment, stage, screen, stage.play_at(there)))
         return
-    from tailrace_cli.terminal.model import load_model  # torch: seconds
-
-    local = load_model(experiment, checkpoint)
+    # Imported here alone: torch takes seconds, and whoever plays at an endpoint needs none of it.
+    terminal_model = importlib.import_module("tailrace_cli.terminal.model")
+    local: LocalModel = terminal_model.load_model(experiment, checkpoint)
     console.print(f"model {local.folder}", highlight=False)
     asyncio.run(_played(experiment, stage, screen, stage.play(local)))
 

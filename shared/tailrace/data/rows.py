@@ -29,9 +29,7 @@ def complete_row(data: object, origin: str, entry: DatasetEntry) -> Row:
     row["agent_name"] = row.get("agent_name") or entry.agent_name or "single_turn_agent"
     row["tools"] = entry.tools if row.get("tools") is None else row["tools"]
     row["tools_kwargs"] = {**entry.tools_kwargs, **_mapping(row, "tools_kwargs", origin)}
-    for key, check in _CHECKS.items():
-        if key in row and (problem := check(row[key])):
-            raise ConfigError(f"{origin}: key {key!r}: {problem}")
+    _check_keys(row, origin)
     row["tools"] = list(row["tools"])
     if entry.system_prompt and "prompt" in row:
         row["prompt"] = _with_system(row["prompt"], entry.system_prompt)
@@ -54,6 +52,12 @@ def require_prompt(row: Row) -> None:
             f"{row.origin}: key 'prompt' is missing (found {', '.join(sorted(row.data))}): agent loop "
             f"{row.data['agent_name']!r} needs it; write a converter if it has another name"
         )
+
+
+def _check_keys(row: Mapping[str, Any], origin: str) -> None:
+    for key, check in _CHECKS.items():
+        if key in row and (problem := check(row[key])):
+            raise ConfigError(f"{origin}: key {key!r}: {problem}")
 
 
 def _mapping(row: dict[str, Any], key: str, origin: str) -> Mapping[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
@@ -84,14 +85,12 @@ def _decode(content: bytes, place: str) -> Any:
 
 
 def _parquet(entry: DatasetEntry, key: str) -> RawRows:
-    try:
-        from pyarrow import ArrowInvalid, parquet  # an extra
-    except ImportError as error:
-        raise _missing(key, "parquet files need pyarrow") from error
+    needs = "parquet files need pyarrow"
+    pyarrow, parquet = _extra("pyarrow", key, needs), _extra("pyarrow.parquet", key, needs)
     path = _file(entry, key)
     try:
         batches = parquet.ParquetFile(path).iter_batches()
-    except (OSError, ArrowInvalid) as error:
+    except (OSError, pyarrow.ArrowInvalid) as error:
         raise ConfigError(f"{key}.path: cannot read {path}: {error}") from error
     rows = (row for batch in batches for row in batch.to_pylist())
     for index, row in enumerate(rows):
@@ -99,10 +98,7 @@ def _parquet(entry: DatasetEntry, key: str) -> RawRows:
 
 
 def _hub(entry: DatasetEntry, key: str) -> RawRows:
-    try:
-        import datasets  # an extra
-    except ImportError as error:
-        raise _missing(key, f"hub data set {entry.path!r} needs the package datasets") from error
+    datasets = _extra("datasets", key, f"hub data set {entry.path!r} needs the package datasets")
     try:
         with foreign_code(f"{key}: loading {entry.path!r} from the hub"):
             name = entry.name or None
@@ -125,8 +121,12 @@ def _python(entry: DatasetEntry, key: str) -> RawRows:
         yield row, f"{entry.path}[{index}]"
 
 
-def _missing(key: str, what: str) -> ConfigError:
-    return ConfigError(f"{key}.path: {what}: pip install 'tailrace[data]'")
+def _extra(module: str, key: str, needs: str) -> Any:
+    """A module that only the extra `data` installs; `ConfigError` if it is not there."""
+    try:
+        return importlib.import_module(module)
+    except ImportError as error:
+        raise ConfigError(f"{key}.path: {needs}: pip install 'tailrace[data]'") from error
 
 
 _SOURCES: dict[str, Callable[[DatasetEntry, str], RawRows]] = {

@@ -96,18 +96,30 @@ def _entries(lines: list[str], start: int, head: re.Pattern[str]) -> dict[str, s
     """Entries from `start` to the end of the section; lines indented deeper continue an entry."""
     found: dict[str, str] = {}
     current = ""
-    depth = next((_indent(line) for line in lines[start:] if line.strip()), 0)
-    for index in range(start, len(lines)):
-        line = lines[index]
-        if line.strip() and (_indent(line) < depth or _begins_section(lines, index)):
-            break
+    section = _section(lines, start)
+    depth = _indent(section[0]) if section else 0
+    for line in section:
         match = head.match(line.strip()) if _indent(line) == depth else None
         if match:
             current = match.group(1)
             found[current] = match.group(2) if head.groups > 1 else ""
-        elif current and line.strip():
+        elif current:
             found[current] += " " + line.strip()
     return found
+
+
+def _section(lines: list[str], start: int) -> list[str]:
+    """Lines with words from `start` to the next section, or to one indented less than the first."""
+    section: list[str] = []
+    for index in range(start, len(lines)):
+        line = lines[index]
+        if not line.strip():
+            continue
+        is_outside = bool(section) and _indent(line) < _indent(section[0])
+        if is_outside or _begins_section(lines, index):
+            break
+        section.append(line)
+    return section
 
 
 def _rest(text: str) -> dict[str, str]:

@@ -87,18 +87,23 @@ def _dotted(node: ast.expr) -> str:
 
 def _value(node: ast.expr) -> Any:
     """A literal as a JSON value."""
-    if isinstance(node, ast.Constant) and isinstance(node.value, str | int | float | None):
-        return node.value
-    if isinstance(node, ast.Name) and node.id in _NAMES:
-        return _NAMES[node.id]
-    if isinstance(node, ast.List | ast.Tuple):
-        return [_value(item) for item in node.elts]
-    if isinstance(node, ast.Dict):
-        return {_key(key): _value(item) for key, item in zip(node.keys, node.values, strict=True)}
-    if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub):
-        number = _value(node.operand)
-        if isinstance(number, int | float):
-            return -number
+    match node:
+        case ast.Constant(value=str() | int() | float() | None as constant):
+            return constant
+        case ast.Name(id=name) if name in _NAMES:
+            return _NAMES[name]
+        case ast.List(elts=items) | ast.Tuple(elts=items):
+            return [_value(item) for item in items]
+        case ast.Dict(keys=keys, values=values):
+            return dict(zip(map(_key, keys), map(_value, values), strict=True))
+        case ast.UnaryOp(op=ast.USub(), operand=operand):
+            return _negated(_value(operand))
+    raise NoCallError("arguments must be literals")
+
+
+def _negated(number: Any) -> float:
+    if isinstance(number, int | float):
+        return -number
     raise NoCallError("arguments must be literals")
 
 
