@@ -1,5 +1,8 @@
 """The learner's process: loads or makes the model, puts the parts together, runs.
 
+With several ranks it is their launcher: each rank is a process of this module, the first one the
+service, the others its mirrors.
+
 Order of the start: model, card, optimizer, warm start, credit and leftovers of the checkpoint, the
 event of the new lineage, first version; then steps.
 """
@@ -8,43 +11,41 @@ from __future__ import annotations
 
 import hashlib
 import math
+import sys
 import time
 
 import msgspec
-import torch
 
 from tailrace.clock import SystemClock
 from tailrace.config import ConfigError
 from tailrace.log import get_logger
-from tailrace.runtime import Args, Service, StopService, run_service
+from tailrace.runtime import Args, Service, StopService, run_with_args, serve
 from tailrace.store import Blobs, Outbox, TrajectoryBuffer, Versions, connect
 from tailrace.weights import WeightPublisher
-from tailrace_learner.adapters import hf_model
 from tailrace_learner.adapters.allocator import keep_freed_memory
 from tailrace_learner.adapters.checkpoints import (
     BoundStore,
     Checkpoint,
     CheckpointFolder,
-    load_optimizer,
     named_checkpoint,
 )
 from tailrace_learner.adapters.compute_thread import ComputeThread
 from tailrace_learner.adapters.demonstrations import demonstrations
-from tailrace_learner.adapters.hf_model import LoadedModel
+from tailrace_learner.adapters.ranks import launched_rank
+from tailrace_learner.adapters.team import Team
+from tailrace_learner.adapters.teaming import gather_team, join_team, leave
 from tailrace_learner.adapters.tensorboard import TensorboardWriter
+from tailrace_learner.adapters.torchrun import run_ranks
 from tailrace_learner.adapters.trajectory_files import TrajectoryFiles
+from tailrace_learner.adapters.worker import Worker
 from tailrace_learner.config import LearnerConfig, WarmStart, check_with_run
 from tailrace_learner.core.books import saved_event
-from tailrace_learner.core.optimizer import make_adamw
-from tailrace_learner.core.policy import Policy
 from tailrace_learner.core.run_state import RunState, first_state, resumed_state
 from tailrace_learner.core.start import Origin, origin
-from tailrace_learner.core.step import StepTrainer
-from tailrace_learner.core.warm_start import TooFewDemonstrationsError, warm_start
+from tailrace_learner.core.warm_start import TooFewDemonstrationsError
 from tailrace_learner.handlers import SERVICE, Learner, World
 from tailrace_protos.base import encode_json
 from tailrace_protos.event import LearnerResumed, ModelPrepared
-from tailrace_protos.weights import ModelCard
 
 log = get_logger(__name__)
 
@@ -56,11 +57,7 @@ class _Process:
 
     def __init__(self, args: Args) -> None:
         self.args, self.run = args, args.run
-        self.config = args.section("learner", LearnerConfig)
-        try:
-            check_with_run(self.config, self.run)
-        except ValueError as error:
-            raise ConfigError(f"{args.config}: {error}") from error
+        self.config = checked_config(args)
         self.digest = hashlib.sha256(encode_json(args.experiment)).hexdigest()
         self.service = Service(SERVICE, args.run, args.endpoints, instance_id=args.instance_id)
         self.compute = ComputeThread(self.config.num_threads)
@@ -126,38 +123,39 @@ class _Process:
 
     async def prepare(self, checkpoint: Checkpoint | None) -> Learner:
         """Model, card, optimizer and state; a warm start only for a run that begins."""
+        self.team: Worker | Team = await self.compute(gather_team, self.run, self.config)
+        if isinstance(self.team, Team):
+            self.service.on_drain(self.disband)
+        path = "" if checkpoint is None else str(checkpoint.path)
+        await self.compute(self.team.load, path)
+        await self.blobs.put_model_card(self.team.card)
         if checkpoint is None:
-            loaded = await self.compute(hf_model.first_model, self.run, self.config)
-        else:
-            loaded = await self.compute(
-                hf_model.load_model, str(checkpoint.path), self.config, "resume_from_checkpoint"
-            )
-        card = hf_model.model_card(loaded, self.config)
-        await self.blobs.put_model_card(card)
-        policy = hf_model.make_policy(loaded, self.config)
-        optimizer = make_adamw(policy.parameters, self.config.training_args)
-        if checkpoint is None:
-            await self.begin(loaded, policy, card)
+            await self.begin()
             state = msgspec.structs.replace(first_state(), config_digest=self.digest)
         else:
-            load_optimizer(checkpoint.path, loaded.model, optimizer)
             state = resumed_state(checkpoint.state, self.digest)
-        return self.put_together(loaded, policy, optimizer, state)
+        await self.compute(self.team.restore, path)
+        return self.put_together(state)
 
-    async def begin(self, loaded: LoadedModel, policy: Policy, card: ModelCard) -> None:
+    async def disband(self) -> None:
+        """Send the other ranks home."""
+        assert isinstance(self.team, Team)
+        await self.compute(self.team.end)
+
+    async def begin(self) -> None:
         """Warm-start a new model, if that is wanted, and say that it is ready."""
         began_s, warm, loss = time.monotonic(), self.config.warm_start, math.nan
         if warm is not None:
-            loss = await self.compute(self.warm_start, warm, policy, card)
+            loss = await self.compute(self.warm_start, warm)
         prepared = ModelPrepared(
-            num_parameters=loaded.num_parameters,
+            num_parameters=self.team.num_parameters,
             warm_start_steps=0 if warm is None else warm.num_steps,
             warm_start_s=0.0 if warm is None else time.monotonic() - began_s,
             warm_start_loss=None if math.isnan(loss) else loss,
         )
         await self.outbox.emit(SERVICE, prepared)
 
-    def warm_start(self, warm: WarmStart, policy: Policy, card: ModelCard) -> float:
+    def warm_start(self, warm: WarmStart) -> float:
         """Run the supervised steps; they end early when the service drains."""
 
         def on_step(step: int, loss: float) -> None:
@@ -166,15 +164,13 @@ class _Process:
             if step % _LOG_EVERY == 0 or step == warm.num_steps:
                 log.info("warm start", step=step, num_steps=warm.num_steps, loss=loss)
 
-        rows = demonstrations(warm, card, self.run.chat, self.run.seed)
+        rows = demonstrations(warm, self.team.card, self.run.chat, self.run.seed)
         try:
-            return warm_start(policy, rows, warm, self.config, on_step)
+            return self.team.warm_start(rows, on_step)
         except TooFewDemonstrationsError as error:
             raise ConfigError(str(error)) from error
 
-    def put_together(
-        self, loaded: LoadedModel, policy: Policy, optimizer: torch.optim.AdamW, state: RunState
-    ) -> Learner:
+    def put_together(self, state: RunState) -> Learner:
         """The learner and its world."""
         run, config, service = self.run, self.config, self.service
         weights = WeightPublisher(service.bus, run.exp_name, service.endpoints.host_id)
@@ -188,17 +184,24 @@ class _Process:
             events=self.outbox,
             versions=self.versions,
             weights=weights,
-            checkpoints=BoundStore(self.folder, loaded, optimizer),
+            checkpoints=BoundStore(self.folder, self.team.snapshot),
             compute=self.compute,
             clock=SystemClock(),
-            read_weights=lambda: hf_model.weight_bytes(loaded.model, config.model_args.dtype),
+            read_weights=self.team.weights,
             writers=writers,
             trajectories=TrajectoryFiles(run.run_dir) if config.save_trajectories else None,
         )
-        trainer = StepTrainer(
-            policy, optimizer, config, groups_per_step=run.groups_per_step, max_steps=run.max_steps
-        )
-        return Learner(world, trainer, run, config, state)
+        return Learner(world, self.team, run, config, state)
+
+
+def checked_config(args: Args) -> LearnerConfig:
+    """The learner's section, checked together with the run's keys."""
+    config = args.section("learner", LearnerConfig)
+    try:
+        check_with_run(config, args.run)
+    except ValueError as error:
+        raise ConfigError(f"{args.config}: {error}") from error
+    return config
 
 
 def build(args: Args) -> Service:
@@ -206,9 +209,19 @@ def build(args: Args) -> Service:
     return _Process(args).service
 
 
+def run(args: Args) -> int:
+    """Be the launcher of the ranks, the service, or one of its mirrors; the exit code."""
+    config, rank = checked_config(args), launched_rank()
+    if rank is None and config.strategy_args.num_ranks > 1:
+        return run_ranks(config.strategy_args, "tailrace_learner", sys.argv[1:])
+    if rank:
+        return join_team(args.run, config, args.instance_id)
+    return serve(build, args)
+
+
 def main() -> int:
     """Run until told to stop."""
-    return run_service(build)
+    return leave(run_with_args(run))
 
 
 if __name__ == "__main__":

@@ -8,6 +8,7 @@ import msgspec
 
 from tailrace.config import Config, RunConfig
 from tailrace_learner.config_algorithm import AlgorithmConfig
+from tailrace_learner.config_execution import StrategyArgs
 from tailrace_learner.config_models import FromScratch, ModelArgs, TrainingArgs
 from tailrace_learner.config_roles import CriticArgs, ReferenceArgs, check_roles
 
@@ -17,6 +18,7 @@ __all__ = [
     "LearnerConfig",
     "ModelArgs",
     "ReferenceArgs",
+    "StrategyArgs",
     "TrainingArgs",
     "WarmStart",
     "check_with_run",
@@ -53,7 +55,7 @@ class WarmStart(Config, frozen=True, kw_only=True):
 
 
 class LearnerConfig(AlgorithmConfig, frozen=True, kw_only=True):
-    """One learner process."""
+    """The learner, whatever its number of processes."""
 
     from_scratch: FromScratch | None = None
     """The model when the run's `pretrain` is empty; exactly one of the two must be given."""
@@ -73,6 +75,9 @@ class LearnerConfig(AlgorithmConfig, frozen=True, kw_only=True):
 
     critic: CriticArgs | None = None
     """The model that values what was said so far, for `adv_estimator: gae`."""
+
+    strategy_args: StrategyArgs = StrategyArgs()
+    """How model and optimizer lie on how many ranks."""
 
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """Where the model computes; `auto` takes the CUDA device if torch sees one."""

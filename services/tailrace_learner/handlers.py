@@ -2,8 +2,9 @@
 
 Order of a step: groups are taken and computed as they come; the weights change; the next step begins
 while this one's weights are published; `StepFinished` follows the publication. A checkpoint waits
-for the publication of its step, is written while nothing computes, and then releases its groups in
-the buffer. Whatever fails here ends the process: the next one goes on from the newest checkpoint.
+for the publication of its step, is copied between two passes and written while training goes on;
+its groups are released in the buffer once it is durable. Whatever fails here ends the process: the
+next one goes on from the newest checkpoint.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -26,7 +27,6 @@ from tailrace_learner.core.books import Books, Timing, saved_event
 from tailrace_learner.core.row_builder import RowBuilder
 from tailrace_learner.core.rows import PreparedGroup
 from tailrace_learner.core.run_state import RunState
-from tailrace_learner.core.step import StepTrainer
 from tailrace_learner.ports import (
     CheckpointStore,
     Computer,
@@ -34,6 +34,7 @@ from tailrace_learner.ports import (
     GroupSource,
     MetricsWriter,
     Taken,
+    Trainer,
     TrajectoryLog,
     VersionBook,
     WeightSink,
@@ -60,7 +61,7 @@ class World:
     events: EventSink
     versions: VersionBook
     weights: WeightSink
-    checkpoints: CheckpointStore[RunState]
+    checkpoints: CheckpointStore[RunState, Any]
     compute: Computer
     clock: Clock
     read_weights: Callable[[], list[TensorBytes]]
@@ -72,7 +73,12 @@ class Learner:
     """Trains from `state` to `run.max_steps`. `run_forever` is the body of the service's loop."""
 
     def __init__(
-        self, world: World, trainer: StepTrainer, run: RunConfig, config: LearnerConfig, state: RunState
+        self,
+        world: World,
+        trainer: Trainer[PreparedGroup],
+        run: RunConfig,
+        config: LearnerConfig,
+        state: RunState,
     ) -> None:
         self._world = world
         self._trainer = trainer
@@ -82,6 +88,7 @@ class Learner:
         self._builder = RowBuilder(config, run.max_staleness, state.ancestry)
         self._versions: dict[int, tuple[str, int]] = {}
         self._publishing: asyncio.Task[None] | None = None
+        self._saving: asyncio.Task[None] | None = None
         self._entered = False
         self._step_ended_s = world.clock.monotonic_s()
 
@@ -100,12 +107,13 @@ class Learner:
         async with asyncio.TaskGroup() as tasks:
             while not self._books.is_finished:
                 await self._step(tasks)
-                await self._save_if_due()
+                await self._save_if_due(tasks)
             await self._published()
+            await self._save_last()
 
     async def save_first(self) -> None:
         """Checkpoint before the first step, so that a restart need not prepare the model again."""
-        await self._save()
+        await self._save(*await self._copy())
 
     async def publish_start(self) -> None:
         """Publish the weights as they are before the first step."""
@@ -204,33 +212,50 @@ class Learner:
 
     # Checkpoints
 
-    async def _save_if_due(self) -> None:
+    async def _save_if_due(self, tasks: asyncio.TaskGroup) -> None:
         if not self._books.is_save_due:
             return
         await self._published()
-        while not await self._save() and self._books.is_finished:
-            await self._world.clock.sleep(_SAVE_AGAIN_S)
+        await self._saved()  # one at a time: a disk that is too slow slows the steps
+        copy, state = await self._copy()
+        self._saving = tasks.create_task(self._save(copy, state), name="save")
 
-    async def _save(self) -> bool:
-        """Write a checkpoint and release its groups; False when the disk did not take it."""
+    async def _save_last(self) -> None:
+        """See that the last checkpoint gets on disk, however long that takes."""
+        await self._saved()
+        while self._books.is_save_overdue:
+            await self._world.clock.sleep(_SAVE_AGAIN_S)
+            await self._save(*await self._copy())
+
+    async def _copy(self) -> tuple[object, RunState]:
+        """The model as it is, between two passes, and what its checkpoint says."""
+        copy = await self._world.compute(self._world.checkpoints.take)
+        return copy, self._books.saving(self._world.clock.unix_s())
+
+    async def _save(self, copy: object, state: RunState) -> None:
+        """Write a checkpoint beside the training, and release its groups once it is durable."""
         world, books = self._world, self._books
-        state = books.checkpoint_state(world.clock.unix_s())
         began_s = world.clock.monotonic_s()
         try:
-            path = await world.compute(world.checkpoints.save, state)
+            path = await asyncio.to_thread(world.checkpoints.write, copy, state)
         except OSError as error:
-            books.is_save_overdue = True
+            books.not_saved()
             metrics.FAILED_CHECKPOINTS.inc()
             log.error("checkpoint not saved", step=state.step, error=str(error))
-            return False
+            return
         metrics.CHECKPOINT_SECONDS.observe(world.clock.monotonic_s() - began_s)
         await world.source.commit_checkpoint(state.entry_ids, saved_event(state, str(path)))
         books.saved()
-        metrics.RETAINED_BYTES.set(0)
+        metrics.RETAINED_BYTES.set(books.retained_bytes)
         lineages = {state.lineage, *(ancestor.lineage for ancestor in state.ancestors)}
-        await world.compute(world.checkpoints.prune, self._config.save_total_limit, lineages)
+        await asyncio.to_thread(world.checkpoints.prune, self._config.save_total_limit, lineages)
         log.info("checkpoint saved", step=state.step, path=str(path), num_groups=len(state.group_ids))
-        return True
+
+    async def _saved(self) -> None:
+        """Wait for the checkpoint that is being written; raises what went wrong with it."""
+        if self._saving is not None:
+            saving, self._saving = self._saving, None
+            await saving
 
     # Time
 

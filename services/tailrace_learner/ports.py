@@ -112,17 +112,46 @@ class Optimizer(Protocol):
 
 
 StateT = TypeVar("StateT", contravariant=True)
+GroupT = TypeVar("GroupT", contravariant=True)
+CopyT = TypeVar("CopyT")
 
 
-class CheckpointStore(Protocol[StateT]):
-    """Durable checkpoints of the weights and optimizer as they are when `save` is called."""
+class CheckpointStore(Protocol[StateT, CopyT]):
+    """Durable checkpoints: a copy is taken between two passes, and written while training goes on."""
 
-    def save(self, state: StateT) -> Path:
-        """Write one; `OSError` with a remedy when the disk does not take it."""
+    def take(self) -> CopyT:
+        """A copy on the host of the weights and the optimizer as they are."""
+        ...
+
+    def write(self, copy: CopyT, state: StateT) -> Path:
+        """Make one of a copy; `OSError` with a remedy when the disk does not take it."""
         ...
 
     def prune(self, keep: int, lineages: Container[str]) -> None:
         """Remove all but the newest of these lineages; 0 keeps all."""
+        ...
+
+
+class Trainer(Protocol[GroupT]):
+    """Trains one step at a time: `begin`, then `add` groups and `work`, then `finish`."""
+
+    def begin(self, step: int) -> None:
+        """Start over with the weights as they are, after `step` finished steps."""
+        ...
+
+    @property
+    def num_missing_groups(self) -> int: ...  # noqa: D102
+
+    def add(self, group: GroupT) -> None:
+        """Take a group into the step; costs nothing until `work`."""
+        ...
+
+    def work(self) -> bool:
+        """Do all passes and updates that are worth doing now; whether there were any."""
+        ...
+
+    def finish(self) -> dict[str, float | None]:
+        """What is left of the step, then its metrics."""
         ...
 
 

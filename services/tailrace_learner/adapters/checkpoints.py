@@ -11,28 +11,23 @@ from __future__ import annotations
 import os
 import shutil
 import uuid
-from collections.abc import Container
+from collections.abc import Callable, Container
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import msgspec
-import torch
-from safetensors import SafetensorError, safe_open
+from safetensors import SafetensorError
 from safetensors.torch import save_file
-from torch import Tensor
 
 from tailrace.config import ConfigError
 from tailrace.log import get_logger
-from tailrace_learner.adapters.hf_model import LoadedModel
+from tailrace_learner.adapters.snapshots import OPTIMIZER_FILE, Snapshot
 from tailrace_learner.core.run_state import SCHEMA, RunState
 
 log = get_logger(__name__)
 
 STATE_FILE = "run_state.json"
-OPTIMIZER_FILE = "optimizer.safetensors"
-_RNG = "rng.torch"
-_MOMENTS = ("exp_avg", "exp_avg_sq", "step")
 
 
 class CheckpointNotSavedError(OSError):
@@ -60,15 +55,15 @@ class CheckpointFolder:
     def __init__(self, run_dir: Path) -> None:
         self.root = run_dir / "checkpoints"
 
-    def save(self, loaded: LoadedModel, optimizer: torch.optim.AdamW, state: RunState) -> Path:
+    def save(self, snapshot: Snapshot, state: RunState) -> Path:
         """Write `step_<N>` durably; `CheckpointNotSavedError` when the disk does not take it."""
         target = self.root / f"step_{state.step}"
         part = self.root / f".part-{state.step}-{uuid.uuid4().hex[:8]}"
         try:
             part.mkdir(parents=True)
-            loaded.model.save_pretrained(part)
-            loaded.tokenizer.save_pretrained(part)
-            save_file(_optimizer_tensors(loaded.model, optimizer), part / OPTIMIZER_FILE)
+            snapshot.loaded.model.save_pretrained(part, state_dict=snapshot.weights)
+            snapshot.loaded.tokenizer.save_pretrained(part)
+            save_file(snapshot.optimizer, part / OPTIMIZER_FILE)
             (part / STATE_FILE).write_bytes(msgspec.json.format(msgspec.json.encode(state)))
             _sync_tree(part)
             _replace(part, target)
@@ -113,15 +108,14 @@ class CheckpointFolder:
 
 @dataclass(frozen=True, slots=True)
 class BoundStore:
-    """Saves one model and its optimizer, as they are at that moment."""
+    """Checkpoints of one model; `take` copies it and its optimizer as they are."""
 
     folder: CheckpointFolder
-    loaded: LoadedModel
-    optimizer: torch.optim.AdamW
+    take: Callable[[], Snapshot]
 
-    def save(self, state: RunState) -> Path:
-        """Checkpoint the weights as they are; `CheckpointNotSavedError` when the disk is full."""
-        return self.folder.save(self.loaded, self.optimizer, state)
+    def write(self, copy: Snapshot, state: RunState) -> Path:
+        """Write a copy durably; `CheckpointNotSavedError` when the disk is full."""
+        return self.folder.save(copy, state)
 
     def prune(self, keep: int, lineages: Container[str]) -> None:
         """Remove all but the newest of these lineages."""
@@ -148,37 +142,6 @@ def read_checkpoint(path: Path) -> Checkpoint:
             "use the version of Tailrace that wrote it"
         )
     return Checkpoint(path, state)
-
-
-def load_optimizer(path: Path, model: Any, optimizer: torch.optim.AdamW) -> None:
-    """Restore AdamW's moments and the random generator; `ConfigError` if they do not fit."""
-    kept: dict[str, Tensor] = {}
-    try:
-        with safe_open(path / OPTIMIZER_FILE, framework="pt") as file:
-            kept = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - no mapping
-    except (OSError, SafetensorError) as error:
-        raise ConfigError(f"resume_from_checkpoint: {path / OPTIMIZER_FILE}: {error}") from error
-    torch.set_rng_state(kept.pop(_RNG))
-    for name, parameter in model.named_parameters():
-        moments = {moment: kept.get(f"{name}.{moment}") for moment in _MOMENTS}
-        if moments["exp_avg"] is None:
-            continue  # a parameter that never had a gradient
-        if moments["exp_avg"].shape != parameter.shape:
-            raise ConfigError(
-                f"resume_from_checkpoint: {path}: optimizer state of {name} has another shape"
-            )
-        device = parameter.device
-        optimizer.state[parameter] = {
-            key: value.to(device) for key, value in moments.items() if value is not None
-        }
-
-
-def _optimizer_tensors(model: Any, optimizer: torch.optim.AdamW) -> dict[str, Tensor]:
-    tensors = {_RNG: torch.get_rng_state()}
-    for name, parameter in model.named_parameters():
-        for moment, value in optimizer.state.get(parameter, {}).items():
-            tensors[f"{name}.{moment}"] = value.detach().cpu().contiguous()
-    return tensors
 
 
 def _replace(part: Path, target: Path) -> None:

@@ -185,19 +185,16 @@ def model_card(loaded: LoadedModel, config: LearnerConfig) -> ModelCard:
     return ModelCard(config_json=config_json, tokenizer_files=written)
 
 
-def weight_bytes(model: Any, dtype: str) -> list[TensorBytes]:
-    """A copy of all weights on the host, tied ones once, under their Hugging Face names."""
-    return [_tensor_bytes(name, tensor, dtype) for name, tensor in _weights(model)]
-
-
-def _weights(model: Any) -> Iterator[tuple[str, Tensor]]:
+def named_weights(model: Any) -> Iterator[tuple[str, Tensor]]:
+    """All weights and saved buffers under their Hugging Face names, tied ones once."""
     yield from model.named_parameters()
     parameters = {name for name, _ in model.named_parameters(remove_duplicate=False)}
     saved = model.state_dict()
     yield from ((name, tensor) for name, tensor in saved.items() if name not in parameters)
 
 
-def _tensor_bytes(name: str, tensor: Tensor, dtype: str) -> TensorBytes:
+def tensor_bytes(name: str, tensor: Tensor, dtype: str) -> TensorBytes:
+    """A copy on the host, in `dtype` if it holds floating-point numbers."""
     wanted = getattr(torch, dtype) if tensor.is_floating_point() else tensor.dtype
     copy = tensor.detach().to("cpu", wanted, copy=True).contiguous()
     raw = copy.view(torch.uint8) if copy.dim() else copy.reshape(1).view(torch.uint8)

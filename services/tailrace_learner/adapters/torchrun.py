@@ -36,10 +36,10 @@ def run_ranks(args: StrategyArgs, module: str, argv: Sequence[str]) -> int:
         max_nodes=1,
         nproc_per_node=args.num_ranks,
         rdzv_backend="c10d",
-        rdzv_endpoint="localhost:0",
+        rdzv_endpoint="127.0.0.1:0",
         max_restarts=0,
         monitor_interval=0.2,
-        start_method="spawn",
+        local_addr="127.0.0.1",
     )
     try:
         elastic_launch(launch, sys.executable)("-m", module, *argv)

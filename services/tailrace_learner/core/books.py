@@ -31,6 +31,14 @@ class _Held:
     group_ids: list[str] = field(default_factory=list)
     num_bytes: int = 0
 
+    def with_later(self, later: _Held) -> _Held:
+        """These groups and those trained after them."""
+        return _Held(
+            self.entry_ids + later.entry_ids,
+            self.group_ids + later.group_ids,
+            self.num_bytes + later.num_bytes,
+        )
+
 
 class Books:
     """Kept by the one who trains; no I/O, no clock."""
@@ -41,11 +49,12 @@ class Books:
         self._run = run
         self._max_retained_bytes = max_retained_bytes
         self._held = _Held()
+        self._saving = _Held()
 
     @property
     def retained_bytes(self) -> int:
-        """Size of the groups that no checkpoint holds."""
-        return self._held.num_bytes
+        """Size of the groups that no durable checkpoint holds."""
+        return self._held.num_bytes + self._saving.num_bytes
 
     @property
     def is_finished(self) -> bool:
@@ -101,19 +110,25 @@ class Books:
             metrics=numbers,
         )
 
-    def checkpoint_state(self, unix_s: float) -> RunState:
-        """What a checkpoint written now stores."""
+    def saving(self, unix_s: float) -> RunState:
+        """What a checkpoint of this moment stores; later groups belong to the next one."""
+        self._saving, self._held = self._saving.with_later(self._held), _Held()
+        self.is_save_overdue = False
         return msgspec.structs.replace(
             self.state,
-            entry_ids=tuple(self._held.entry_ids),
-            group_ids=tuple(self._held.group_ids),
+            entry_ids=tuple(self._saving.entry_ids),
+            group_ids=tuple(self._saving.group_ids),
             saved_unix_s=unix_s,
         )
 
     def saved(self) -> None:
-        """A checkpoint holds all groups so far."""
-        self._held = _Held()
-        self.is_save_overdue = False
+        """The checkpoint is durable and holds the groups that it was begun with."""
+        self._saving = _Held()
+
+    def not_saved(self) -> None:
+        """The disk did not take the checkpoint: its groups wait for the next one."""
+        self._held, self._saving = self._saving.with_later(self._held), _Held()
+        self.is_save_overdue = True
 
 
 def saved_event(state: RunState, path: str) -> CheckpointSaved:

@@ -8,9 +8,19 @@ a logged, counted, typed failure.
 from __future__ import annotations
 
 from tailrace.runtime.guard import Failure
-from tailrace.runtime.process import Args, run_service
+from tailrace.runtime.process import Args, run_service, run_with_args, serve
 from tailrace.runtime.service import Service
 from tailrace.runtime.settlement import Delivery
 from tailrace.runtime.signals import HandBack, StopService
 
-__all__ = ["Args", "Delivery", "Failure", "HandBack", "Service", "StopService", "run_service"]
+__all__ = [
+    "Args",
+    "Delivery",
+    "Failure",
+    "HandBack",
+    "Service",
+    "StopService",
+    "run_service",
+    "run_with_args",
+    "serve",
+]

@@ -64,14 +64,23 @@ Build = Callable[[Args], Awaitable[Service] | Service]
 
 def run_service(build: Build, argv: Sequence[str] | None = None) -> int:
     """Run the service that `build` makes until it ends; the process's exit code."""
+    return run_with_args(lambda args: serve(build, args), argv)
+
+
+def run_with_args(work: Callable[[Args], int], argv: Sequence[str] | None = None) -> int:
+    """Run `work` with what the command line says; the process's exit code."""
     options = _parse(argv)
     try:
-        args = _args(options)
-        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-            return runner.run(_serve(build, args))
+        return work(_args(options))
     except ConfigError as error:
         _tell(str(error))
         return EXIT_CONFIG
+
+
+def serve(build: Build, args: Args) -> int:
+    """Run the service that `build` makes until it ends; its exit code."""
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        return runner.run(_serve(build, args))
 
 
 def _tell(mistake: str) -> None:

@@ -16,14 +16,16 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from tailrace.config import ConfigError, RunConfig
+from tailrace.weights.tensors import TensorBytes
 from tailrace_learner.adapters import hf_model
 from tailrace_learner.adapters.checkpoints import (
     CheckpointFolder,
     CheckpointNotSavedError,
-    load_optimizer,
     named_checkpoint,
 )
 from tailrace_learner.adapters.hf_model import LoadedModel
+from tailrace_learner.adapters.snapshots import Snapshot, load_optimizer, take_snapshot
+from tailrace_learner.adapters.strategies.single import SingleStrategy
 from tailrace_learner.config import FromScratch, LearnerConfig, TrainingArgs
 from tailrace_learner.core.optimizer import make_adamw
 from tailrace_learner.core.run_state import RunState, resumed_state
@@ -71,6 +73,9 @@ class Session:
             self.trainer.work()
             self.trainer.finish()
 
+    def snapshot(self) -> Snapshot:
+        return take_snapshot(self.loaded, self.optimizer, SingleStrategy())
+
     def weights(self) -> dict[str, torch.Tensor]:
         return {name: tensor.clone() for name, tensor in self.loaded.model.state_dict().items()}
 
@@ -86,11 +91,11 @@ def state(step: int, **changes: Any) -> RunState:
 
 def test_training_continues_bit_for_bit(tmp_path: Path, fresh: Session) -> None:
     fresh.train(range(3))
-    path = CheckpointFolder(tmp_path).save(fresh.loaded, fresh.optimizer, state(3))
+    path = CheckpointFolder(tmp_path).save(fresh.snapshot(), state(3))
     fresh.train(range(3, 6))
 
     again = Session(hf_model.load_model(str(path), CONFIG))
-    load_optimizer(path, again.loaded.model, again.optimizer)
+    load_optimizer(path, again.loaded, again.optimizer, SingleStrategy())
     again.train(range(3, 6))
     for name, tensor in fresh.weights().items():
         assert torch.equal(tensor, again.weights()[name]), name
@@ -98,7 +103,7 @@ def test_training_continues_bit_for_bit(tmp_path: Path, fresh: Session) -> None:
 
 def test_a_checkpoint_loads_with_plain_hugging_face(tmp_path: Path, fresh: Session) -> None:
     fresh.train(range(1))
-    path = CheckpointFolder(tmp_path).save(fresh.loaded, fresh.optimizer, state(1))
+    path = CheckpointFolder(tmp_path).save(fresh.snapshot(), state(1))
     model = AutoModelForCausalLM.from_pretrained(path)
     tokenizer = AutoTokenizer.from_pretrained(path)
     ids = torch.tensor([tokenizer.encode("SFFF\n")])
@@ -110,7 +115,7 @@ def test_a_checkpoint_loads_with_plain_hugging_face(tmp_path: Path, fresh: Sessi
 
 def test_the_state_survives_the_round_trip(tmp_path: Path, fresh: Session) -> None:
     saved = state(4, next_group_index=70, num_trained_groups=64, entry_ids=("1-0",), group_ids=("t7",))
-    path = CheckpointFolder(tmp_path).save(fresh.loaded, fresh.optimizer, saved)
+    path = CheckpointFolder(tmp_path).save(fresh.snapshot(), saved)
     assert named_checkpoint(str(path)).state == saved
     resumed = resumed_state(saved, "digest")
     assert resumed.lineage.startswith("4-")
@@ -120,7 +125,7 @@ def test_the_state_survives_the_round_trip(tmp_path: Path, fresh: Session) -> No
 
 def test_torn_and_unfinished_checkpoints_are_ignored_and_swept(tmp_path: Path, fresh: Session) -> None:
     folder = CheckpointFolder(tmp_path)
-    folder.save(fresh.loaded, fresh.optimizer, state(2))
+    folder.save(fresh.snapshot(), state(2))
     (folder.root / "step_9").mkdir()
     (folder.root / "step_8").mkdir()
     (folder.root / "step_8" / "run_state.json").write_text('{"step": 8, "li')
@@ -134,8 +139,8 @@ def test_torn_and_unfinished_checkpoints_are_ignored_and_swept(tmp_path: Path, f
 
 def test_the_newest_is_the_last_saved_not_the_highest_step(tmp_path: Path, fresh: Session) -> None:
     folder = CheckpointFolder(tmp_path)
-    folder.save(fresh.loaded, fresh.optimizer, state(50, lineage="0-old", saved_unix_s=1.0))
-    folder.save(fresh.loaded, fresh.optimizer, state(5, lineage="0-new", saved_unix_s=2.0))
+    folder.save(fresh.snapshot(), state(50, lineage="0-old", saved_unix_s=1.0))
+    folder.save(fresh.snapshot(), state(5, lineage="0-new", saved_unix_s=2.0))
     newest, live = folder.newest(), folder.newest_of({"0-old"})
     assert newest is not None
     assert newest.state.step == 5
@@ -146,8 +151,8 @@ def test_the_newest_is_the_last_saved_not_the_highest_step(tmp_path: Path, fresh
 
 def test_the_same_step_can_be_saved_again(tmp_path: Path, fresh: Session) -> None:
     folder = CheckpointFolder(tmp_path)
-    folder.save(fresh.loaded, fresh.optimizer, state(2, lineage="0-old"))
-    path = folder.save(fresh.loaded, fresh.optimizer, state(2, lineage="0-new"))
+    folder.save(fresh.snapshot(), state(2, lineage="0-old"))
+    path = folder.save(fresh.snapshot(), state(2, lineage="0-new"))
     assert named_checkpoint(str(path)).state.lineage == "0-new"
     assert [entry.name for entry in folder.root.iterdir()] == ["step_2"]
 
@@ -155,8 +160,8 @@ def test_the_same_step_can_be_saved_again(tmp_path: Path, fresh: Session) -> Non
 def test_only_the_newest_of_our_lineages_are_kept(tmp_path: Path, fresh: Session) -> None:
     folder = CheckpointFolder(tmp_path)
     for step in (1, 2, 3):
-        folder.save(fresh.loaded, fresh.optimizer, state(step))
-    folder.save(fresh.loaded, fresh.optimizer, state(9, lineage="0-other"))
+        folder.save(fresh.snapshot(), state(step))
+    folder.save(fresh.snapshot(), state(9, lineage="0-other"))
     folder.prune(2, {"0-a"})
     assert {path.name for path in folder.root.iterdir()} == {"step_2", "step_3", "step_9"}
     folder.prune(0, {"0-a"})
@@ -180,15 +185,15 @@ def test_a_disk_without_room_leaves_the_old_checkpoint_and_says_what_to_do(
     tmp_path: Path, fresh: Session
 ) -> None:
     folder = CheckpointFolder(tmp_path)
-    old = folder.save(fresh.loaded, fresh.optimizer, state(1))
+    old = folder.save(fresh.snapshot(), state(1))
     with pytest.raises(CheckpointNotSavedError, match="free space"), no_room():
-        folder.save(fresh.loaded, fresh.optimizer, state(2))
+        folder.save(fresh.snapshot(), state(2))
     assert [checkpoint.path for checkpoint in folder.all()] == [old]
     assert os.listdir(folder.root) == ["step_1"]
 
 
 def test_a_checkpoint_of_another_schema_is_refused(tmp_path: Path, fresh: Session) -> None:
-    path = CheckpointFolder(tmp_path).save(fresh.loaded, fresh.optimizer, state(1))
+    path = CheckpointFolder(tmp_path).save(fresh.snapshot(), state(1))
     other = msgspec.structs.replace(state(1), schema=99)
     (path / "run_state.json").write_bytes(msgspec.json.encode(other))
     with pytest.raises(ConfigError, match="schema 99"):
@@ -236,15 +241,20 @@ def test_an_impossible_model_from_scratch_names_the_key(changes: dict[str, Any],
         hf_model.make_model(msgspec.structs.replace(SCRATCH, **changes), CONFIG, 0)
 
 
+def published(session: Session, dtype: str) -> list[TensorBytes]:
+    named = hf_model.named_weights(session.loaded.model)
+    return [hf_model.tensor_bytes(name, tensor, dtype) for name, tensor in named]
+
+
 def test_the_card_and_the_weights_describe_the_same_model(fresh: Session) -> None:
     card = hf_model.model_card(fresh.loaded, CONFIG)
     assert {"tokenizer.json", "tokenizer_config.json"} <= set(card.tokenizer_files)
     assert msgspec.json.decode(card.config_json)["model_type"] == "qwen3"
-    tensors = hf_model.weight_bytes(fresh.loaded.model, "float32")
+    tensors = published(fresh, "float32")
     names = [tensor.name for tensor in tensors]
     assert "model.embed_tokens.weight" in names
     assert "lm_head.weight" not in names
-    half = hf_model.weight_bytes(fresh.loaded.model, "bfloat16")
+    half = published(fresh, "bfloat16")
     for wide, narrow in zip(tensors, half, strict=True):
         assert wide.data.nbytes == 2 * narrow.data.nbytes
         restored = torch.frombuffer(bytearray(wide.data), dtype=torch.float32).view(wide.shape)
@@ -252,7 +262,7 @@ def test_the_card_and_the_weights_describe_the_same_model(fresh: Session) -> Non
 
 
 def test_published_bytes_do_not_follow_later_updates(fresh: Session) -> None:
-    before = [bytes(tensor.data) for tensor in hf_model.weight_bytes(fresh.loaded.model, "float32")]
-    tensors = hf_model.weight_bytes(fresh.loaded.model, "float32")
+    before = [bytes(tensor.data) for tensor in published(fresh, "float32")]
+    tensors = published(fresh, "float32")
     fresh.train(range(1))
     assert [bytes(tensor.data) for tensor in tensors] == before

@@ -1,0 +1,80 @@
+"""What a checkpoint holds of a model, copied to the host: weights and AdamW's moments, in full.
+
+Names are those of the Hugging Face model, tied weights share memory as they do in the model. Copies
+are taken while nothing computes; afterwards training may go on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+
+from tailrace.config import ConfigError
+from tailrace_learner.adapters.hf_model import LoadedModel
+from tailrace_learner.adapters.strategies.base import Strategy
+from tailrace_learner.ports import Optimizer
+
+OPTIMIZER_FILE = "optimizer.safetensors"
+_RNG = "rng.torch"
+
+
+class Snapshot(NamedTuple):
+    """A model at one moment; empty on all ranks but the first."""
+
+    loaded: LoadedModel  # architecture and tokenizer; its weights move on
+    weights: dict[str, Tensor]
+    optimizer: dict[str, Tensor]  # "<parameter>.<moment>", and the random generator
+
+
+def take_snapshot(loaded: LoadedModel, optimizer: Optimizer, strategy: Strategy) -> Snapshot:
+    """Copy the model and its optimizer as they are (collective)."""
+    copies: dict[int, Tensor] = {}
+    weights: dict[str, Tensor] = {}
+    for name, tensor in loaded.model.state_dict(keep_vars=True).items():
+        if id(tensor) not in copies:
+            copies[id(tensor)] = _host_copy(strategy.whole(tensor))
+        weights[name] = copies[id(tensor)]
+    moments = {_RNG: torch.get_rng_state()}
+    for name, parameter in loaded.model.named_parameters():
+        for moment, value in strategy.moments(optimizer, parameter).items():
+            moments[f"{name}.{moment}"] = _host_copy(value)
+    if strategy.ranks.rank:
+        return Snapshot(loaded, {}, {})
+    return Snapshot(loaded, weights, moments)
+
+
+def load_optimizer(path: Path, loaded: LoadedModel, optimizer: Optimizer, strategy: Strategy) -> None:
+    """Restore the moments and the random generator; `ConfigError` if they do not fit.
+
+    They may come from any number of ranks.
+    """
+    try:
+        with safe_open(path / OPTIMIZER_FILE, framework="pt") as file:
+            names = set(file.keys())
+            torch.set_rng_state(file.get_tensor(_RNG))
+            for name, parameter in loaded.model.named_parameters():
+                kept = {
+                    moment: file.get_tensor(f"{name}.{moment}") for moment in _moments_of(name, names)
+                }
+                if not kept:
+                    continue  # a parameter that never had a gradient
+                if tuple(kept["exp_avg"].shape) != strategy.shape(parameter):
+                    raise ConfigError(
+                        f"resume_from_checkpoint: {path}: optimizer state of {name} has another shape"
+                    )
+                strategy.set_moments(optimizer, parameter, kept)
+    except (OSError, SafetensorError) as error:
+        raise ConfigError(f"resume_from_checkpoint: {path / OPTIMIZER_FILE}: {error}") from error
+
+
+def _moments_of(name: str, stored: Iterable[str]) -> list[str]:
+    return [moment for moment in ("exp_avg", "exp_avg_sq", "step") if f"{name}.{moment}" in stored]
+
+
+def _host_copy(tensor: Tensor) -> Tensor:
+    return tensor.detach().to("cpu", copy=True).contiguous()

@@ -1,0 +1,145 @@
+"""Rank 0's way to have all ranks do the same, and the loop in which the others do it.
+
+Invariants: commands are given on the compute thread alone, one after another; a follower repeats every
+one of them, so that collectives meet; when rank 0 ends, it tells the others, and when any rank fails,
+its launcher ends them all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import islice
+from typing import Any, NamedTuple
+
+from tailrace.log import get_logger
+from tailrace.weights.tensors import TensorBytes
+from tailrace_learner.adapters.ranks import TorchRanks
+from tailrace_learner.adapters.snapshots import Snapshot
+from tailrace_learner.adapters.worker import OnStep, Worker
+from tailrace_learner.core.rows import PreparedGroup, Row
+from tailrace_learner.core.step import Metrics
+from tailrace_protos.weights import ModelCard
+
+log = get_logger(__name__)
+
+
+class Command(NamedTuple):
+    """A method of the worker and what it is called with; no method: the end."""
+
+    method: str
+    arguments: tuple[Any, ...] = ()
+
+
+_END = Command("")
+_BLOCK = 256  # rows of a warm start told at once
+COMMANDS = frozenset(
+    {"load", "restore", "begin", "add_all", "work", "finish", "weights", "snapshot", "warm_start"}
+)
+
+
+class LeaderGoneError(RuntimeError):
+    """Rank 0 ended the team in the middle of something."""
+
+
+class Team:
+    """The worker of rank 0 with all its mirrors; offers what a trainer offers."""
+
+    def __init__(self, worker: Worker, ranks: TorchRanks) -> None:
+        self._worker = worker
+        self._ranks = ranks
+        self._untold: list[PreparedGroup] = []
+
+    @property
+    def card(self) -> ModelCard:
+        """What others need to know of the model."""
+        return self._worker.card
+
+    @property
+    def num_parameters(self) -> int:
+        """Trained parameters of the whole model."""
+        return self._worker.num_parameters
+
+    def load(self, checkpoint: str) -> None:
+        """Load the model on every rank."""
+        self._tell("load", checkpoint)
+        self._worker.load(checkpoint)
+
+    def warm_start(self, rows: Iterator[Row], on_step: OnStep) -> float:
+        """Warm-start on every rank, with rows that rank 0 makes."""
+        self._tell("warm_start")
+        return self._worker.warm_start(self._shared(rows), on_step)
+
+    def restore(self, checkpoint: str) -> None:
+        """Restore the optimizer on every rank."""
+        self._tell("restore", checkpoint)
+        self._worker.restore(checkpoint)
+
+    def begin(self, step: int) -> None:
+        """Begin a step on every rank."""
+        self._tell("begin", step)
+        self._worker.begin(step)
+
+    @property
+    def num_missing_groups(self) -> int:
+        """Groups that the step still needs."""
+        return self._worker.num_missing_groups
+
+    def add(self, group: PreparedGroup) -> None:
+        """Take a group into the step; the others hear of it before they work."""
+        self._worker.add(group)
+        self._untold.append(group)
+
+    def work(self) -> bool:
+        """Do on every rank what is worth doing now."""
+        told, self._untold = self._untold, []
+        self._tell("add_all", told)
+        self._tell("work")
+        return self._worker.work()
+
+    def finish(self) -> Metrics:
+        """Finish the step on every rank."""
+        self._tell("finish")
+        return self._worker.finish()
+
+    def weights(self) -> list[TensorBytes]:
+        """Gather all weights."""
+        self._tell("weights")
+        return self._worker.weights()
+
+    def snapshot(self) -> Snapshot:
+        """Gather what a checkpoint holds."""
+        self._tell("snapshot")
+        return self._worker.snapshot()
+
+    def end(self) -> None:
+        """Tell the others to end."""
+        self._ranks.told(_END)
+        self._ranks.leave()
+
+    def _tell(self, method: str, *arguments: Any) -> None:
+        assert method in COMMANDS
+        self._ranks.told(Command(method, arguments))
+
+    def _shared(self, rows: Iterator[Row]) -> Iterator[Row]:
+        while block := list(islice(rows, _BLOCK)):
+            yield from self._ranks.told(block)
+
+
+def follow(worker: Worker, ranks: TorchRanks) -> None:
+    """Repeat what rank 0 does until it ends."""
+    while (command := ranks.told(_END)) != _END:
+        assert command.method in COMMANDS
+        if command.method == "warm_start":
+            worker.warm_start(_heard(ranks), lambda step, loss: None)
+        else:
+            getattr(worker, command.method)(*command.arguments)
+    ranks.leave()
+
+
+def _heard(ranks: TorchRanks) -> Iterator[Row]:
+    """Rows as rank 0 makes them."""
+    while True:
+        block = ranks.told(_END)
+        if block == _END:
+            raise LeaderGoneError("rank 0 ended during the warm start")
+        yield from block

@@ -1,0 +1,69 @@
+"""How a process becomes the learner's only worker, the first rank of a team, or one of its mirrors."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+
+import torch
+
+from tailrace import log as logging
+from tailrace.config import RunConfig
+from tailrace.log import get_logger
+from tailrace_learner.adapters.hf_model import pick_device
+from tailrace_learner.adapters.ranks import TorchRanks, check_launch, launched_rank
+from tailrace_learner.adapters.strategies.base import Strategy
+from tailrace_learner.adapters.strategies.fsdp2 import Fsdp2Strategy
+from tailrace_learner.adapters.strategies.single import SingleStrategy
+from tailrace_learner.adapters.team import Team, follow
+from tailrace_learner.adapters.torchrun import die_with_agent
+from tailrace_learner.adapters.worker import Worker
+from tailrace_learner.config import LearnerConfig
+
+log = get_logger(__name__)
+
+
+def gather_team(run: RunConfig, config: LearnerConfig) -> Worker | Team:
+    """What trains: a worker alone, or (in rank 0) all ranks, once every one of them is there."""
+    if launched_rank() is None:
+        return Worker(run, config, SingleStrategy())
+    ranks = _join(config)
+    return Team(Worker(run, config, _strategy(ranks, config)), ranks)
+
+
+def join_team(run: RunConfig, config: LearnerConfig, instance_id: str) -> int:
+    """Mirror rank 0 until it ends; the exit code."""
+    # The launcher ends all ranks at once; rank 0 needs us until it has drained, and then says so.
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    logging.configure(run=run.exp_name, instance_id=f"{instance_id}-r{launched_rank()}")
+    logging.bind(service="learner")
+    torch.set_num_threads(config.num_threads)
+    ranks = _join(config)
+    follow(Worker(run, config, _strategy(ranks, config)), ranks)
+    return 0
+
+
+def leave(exit_code: int) -> int:
+    """End a rank at once: its threads may wait for ranks that are gone. Other processes go on."""
+    if launched_rank() is not None:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(exit_code)
+    return exit_code
+
+
+def _join(config: LearnerConfig) -> TorchRanks:
+    die_with_agent()
+    check_launch(config.strategy_args)
+    device = pick_device(config)
+    if device.type == "cuda":
+        torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
+    ranks = TorchRanks(config.strategy_args, device)
+    log.info("rank joined", rank=ranks.rank, num_ranks=ranks.num_ranks)
+    return ranks
+
+
+def _strategy(ranks: TorchRanks, config: LearnerConfig) -> Strategy:
+    return Fsdp2Strategy(ranks, pick_device(config))

@@ -1,0 +1,106 @@
+"""What one rank of the learner holds: the model, its optimizer and its trainer.
+
+Every rank is a mirror of rank 0: the same methods are called on all of them with the same arguments, in
+the same order (`adapters/team.py`). Only rank 0 gets weights and snapshots out of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+
+from tailrace.config import RunConfig
+from tailrace.weights.tensors import TensorBytes
+from tailrace_learner.adapters import hf_model
+from tailrace_learner.adapters.snapshots import Snapshot, load_optimizer, take_snapshot
+from tailrace_learner.adapters.strategies.base import Strategy
+from tailrace_learner.config import LearnerConfig
+from tailrace_learner.core.rows import PreparedGroup, Row
+from tailrace_learner.core.step import Metrics, StepTrainer
+from tailrace_learner.core.warm_start import warm_start
+
+OnStep = Callable[[int, float], None]
+
+
+class Worker:
+    """One rank's part of the learner. `load` first, then an optional `warm_start`, then `restore`."""
+
+    def __init__(self, run: RunConfig, config: LearnerConfig, strategy: Strategy) -> None:
+        self._run = run
+        self._config = config
+        self._strategy = strategy
+
+    def load(self, checkpoint: str) -> None:
+        """The model of a checkpoint's folder, or (empty) the one that a new run starts from."""
+        if checkpoint:
+            self.loaded = hf_model.load_model(checkpoint, self._config, "resume_from_checkpoint")
+        else:
+            self.loaded = hf_model.first_model(self._run, self._config)
+        self.card = hf_model.model_card(self.loaded, self._config)
+        self.num_parameters = self.loaded.num_parameters
+        self._policy = self._strategy.spread(hf_model.make_policy(self.loaded, self._config))
+
+    def warm_start(self, rows: Iterator[Row], on_step: OnStep) -> float:
+        """Supervised steps on `rows`, which are the same on all ranks; the last step's mean loss."""
+        assert self._config.warm_start is not None
+        ranks = self._strategy.ranks
+        return warm_start(self._policy, rows, self._config.warm_start, self._config, on_step, ranks)
+
+    def restore(self, checkpoint: str) -> None:
+        """Make the optimizer, with the moments of a checkpoint unless it is empty; then the trainer."""
+        args = self._config.training_args
+        self._optimizer = self._strategy.make_optimizer(self._policy, args)
+        if checkpoint:
+            load_optimizer(Path(checkpoint), self.loaded, self._optimizer, self._strategy)
+        self._trainer = StepTrainer(
+            self._policy,
+            self._optimizer,
+            self._config,
+            groups_per_step=self._run.groups_per_step,
+            max_steps=self._run.max_steps,
+            ranks=self._strategy.ranks,
+        )
+
+    # Steps
+
+    def begin(self, step: int) -> None:
+        """Start over with the weights as they are, after `step` finished steps."""
+        self._trainer.begin(step)
+
+    @property
+    def num_missing_groups(self) -> int:
+        """Groups that the step still needs."""
+        return self._trainer.num_missing_groups
+
+    def add(self, group: PreparedGroup) -> None:
+        """Take a group into the step."""
+        self._trainer.add(group)
+
+    def add_all(self, groups: Iterable[PreparedGroup]) -> None:
+        """Take groups into the step."""
+        for group in groups:
+            self._trainer.add(group)
+
+    def work(self) -> bool:
+        """Do all passes and updates that are worth doing now; whether there were any."""
+        return self._trainer.work()
+
+    def finish(self) -> Metrics:
+        """What is left of the step, then its metrics."""
+        return self._trainer.finish()
+
+    # What others get
+
+    def weights(self) -> list[TensorBytes]:
+        """A copy of all weights on the host, under their Hugging Face names (collective)."""
+        dtype, is_first = self._config.model_args.dtype, self._strategy.ranks.rank == 0
+        copies: list[TensorBytes] = []
+        for name, tensor in hf_model.named_weights(self.loaded.model):
+            whole = self._strategy.whole(tensor)
+            if is_first:
+                copies.append(hf_model.tensor_bytes(name, whole, dtype))
+        return copies
+
+    def snapshot(self) -> Snapshot:
+        """A copy of what a checkpoint holds (collective)."""
+        return take_snapshot(self.loaded, self._optimizer, self._strategy)
