@@ -16,6 +16,7 @@ from typing import Any
 from tailrace.config import ConfigError
 from tailrace.dotted import load_dotted
 from tailrace.envs.frozen_lake import FrozenLakeText
+from tailrace.foreign import ForeignCodeError
 from tailrace.sdk.env import Env
 
 __all__ = ["ENV_TYPES", "FrozenLakeText", "UnknownEnvTypeError", "make_env"]
@@ -31,6 +32,7 @@ ENV_TYPES: dict[str, str] = {
     "openenv": "tailrace.envs.published.openenv_env:OpenEnvText",
 }
 
+_EXTRAS = {"webshop": "webshop", "verifiers": "verifiers", "openenv": "openenv"}
 _METHODS = ("reset", "step", "close")
 
 
@@ -54,10 +56,9 @@ def make_env(env_type: str, env_config: Mapping[str, Any]) -> Env:
 
 def env_maker(env_type: str) -> Callable[..., Env]:
     """What makes environments of a type from the keys of `env_config`."""
-    is_foreign = ":" in env_type
-    if not is_foreign and env_type not in ENV_TYPES:
+    if ":" not in env_type and env_type not in ENV_TYPES:
         raise UnknownEnvTypeError(env_type, tuple(ENV_TYPES))
-    maker = load_dotted(env_type if is_foreign else ENV_TYPES[env_type], "env_type")
+    maker = _load(env_type)
     missing = [name for name in _METHODS if not hasattr(maker, name)]
     if isinstance(maker, type) and missing:
         raise ConfigError(
@@ -65,3 +66,17 @@ def env_maker(env_type: str) -> Callable[..., Env]:
             "of tailrace.sdk.env.Env"
         )
     return maker
+
+
+def _load(env_type: str) -> Callable[..., Env]:
+    try:
+        return load_dotted(ENV_TYPES.get(env_type, env_type), "env_type")
+    except ConfigError as error:
+        extra = _EXTRAS.get(env_type)
+        cause = error.__cause__
+        if extra is None or not isinstance(cause, ForeignCodeError):
+            raise
+        raise ConfigError(
+            f"env_type {env_type!r} needs a package that does not import ({cause.error}): "
+            f"pip install 'tailrace[{extra}]'"
+        ) from error

@@ -43,7 +43,8 @@ def build_word_tokenizer(
     """Write `tokenizer.json` and `tokenizer_config.json`; `AutoTokenizer` loads the directory.
 
     `pattern` (a regular expression) finds words in a text. With `drops_spaces` runs of blanks are not
-    encoded, and decoded words stand a blank apart; without, decoding gives the text back.
+    encoded, letters are in lower case, and decoded words stand a blank apart; without, decoding gives
+    the text back.
     """
     folder = Path(directory)
     folder.mkdir(parents=True, exist_ok=True)
@@ -53,8 +54,8 @@ def build_word_tokenizer(
     split = pre_tokenizers.Split(Regex(rf"{pattern}|[\s\S]"), behavior="isolated")
     if drops_spaces:
         tokenizer.normalizer = normalizers.Lowercase()
-        blanks = pre_tokenizers.Split(Regex(" +"), behavior="removed")
-        tokenizer.pre_tokenizer = pre_tokenizers.Sequence([blanks, split])
+        blanks = pre_tokenizers.Split(Regex("^ +$"), behavior="removed")
+        tokenizer.pre_tokenizer = pre_tokenizers.Sequence([split, blanks])
     else:
         tokenizer.pre_tokenizer = split
         tokenizer.decoder = decoders.Fuse()

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from tailrace.config import decode_config
 from tailrace.envs.game import Answer, TextGame
-from tailrace.envs.sokoban.board import DIRECTIONS, Board, Position
+from tailrace.envs.sokoban.board import DIRECTIONS, Board
 from tailrace.envs.sokoban.config import SokobanConfig
 from tailrace.envs.sokoban.levels import level_for_seed
 from tailrace.envs.sokoban.picture import draw
@@ -82,6 +82,3 @@ def parse_action(board: Board, reply: str) -> int | None:
     """The step of the first direction word in `reply`, in any case; None without one."""
     found = _ACTION.search(reply)
     return board.steps[DIRECTIONS.index(found.group(1).capitalize())] if found else None
-
-
-__all__ = ["Position", "SokobanConfig", "SokobanText"]

@@ -1,0 +1,95 @@
+"""WebShop as a conversation: pages as text, answered by `search[words]` or `click[name]`.
+
+The first action in a reply counts; names are matched without regard to case. A reply without an action
+that the page offers is answered by a note and the same page. `click[buy now]` ends the episode with the
+published reward; everything before it is worth nothing.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+from tailrace.config import decode_config
+from tailrace.envs.game import Answer, TextGame
+from tailrace.envs.webshop.config import WebShopConfig
+from tailrace.envs.webshop.goals import Goal
+from tailrace.envs.webshop.pages import Page, text_of
+from tailrace.envs.webshop.scoring import score
+from tailrace.envs.webshop.shop import Shop, open_shop
+
+INVALID_NOTE = "Invalid action.\n"
+RULES = (
+    "You are shopping. Find the product of the instruction, choose its options and buy it. Answer "
+    "every page with one of its available actions, search[words] or click[name].\n"
+)
+MAX_QUERY_CHARS = 1000
+
+_ACTION = re.compile(r"\b(search|click)\s*\[([^\]]*)\]", re.IGNORECASE)
+
+
+class WebShopText(TextGame):
+    """One shopping trip at a time, for the goal that the seed of `reset` chooses from the split.
+
+    The reward of a purchase is `scoring.score`; `info["success"]` is 1.0 for a reward of 1. The last
+    `info` of a purchase has its parts. Options are the keys of `WebShopConfig`.
+    """
+
+    metadata = {"render_modes": []}  # noqa: RUF012 gymnasium's declaration
+
+    def __init__(self, **options: Any) -> None:
+        self.config = decode_config(options, WebShopConfig, "env_config")
+        super().__init__(self.config.max_turns)
+        self.shop: Shop = open_shop(self.config.catalogue)
+        self.goal: Goal = self.shop.goal_for_seed(self.config.split, 0)  # an empty split fails here
+        self.page = Page()
+        self._reward = 0.0
+
+    def begin(self, seed: int) -> str:
+        """See `TextGame`."""
+        self.goal = self.shop.goal_for_seed(self.config.split, seed)
+        self.page = Page()
+        self._reward = 0.0
+        return (RULES if self.config.instructions else "") + self._wish() + self._shown()
+
+    def answer(self, reply: str) -> Answer:
+        """See `TextGame`."""
+        page = self._next_page(reply)
+        if page is None:
+            reward = 0.0 - self.config.invalid_action_penalty
+            return Answer(INVALID_NOTE + self._text(), reward, is_invalid=True)
+        self.page = page
+        if page.kind != "bought":
+            return Answer(self._text(), 0.0)
+        assert page.item is not None
+        found = score(self.goal, page.item, page.chosen.values())
+        self._reward = found.reward
+        numbers = {name: value for name, value in found._asdict().items() if name != "reward"}
+        return Answer(self._text(), found.reward, is_over=True, numbers=numbers)
+
+    def success(self) -> float:
+        """See `TextGame`."""
+        return float(self._reward >= 1.0)
+
+    def _next_page(self, reply: str) -> Page | None:
+        """Where the reply leads, None if nowhere."""
+        found = _ACTION.search(reply)
+        if found is None:
+            return None
+        verb, words = found.group(1).lower(), " ".join(found.group(2).lower().split())
+        if verb == "search":
+            if self.page.kind != "start" or not words:
+                return None
+            query = words[:MAX_QUERY_CHARS]
+            return Page("results", self.shop.find(query, self.config.max_results))
+        clicks = self.page.clicks(self.config.items_per_page)
+        return self.page.clicked(words) if words in clicks else None
+
+    def _text(self) -> str:
+        return (self._wish() if self.config.repeat_instruction else "") + self._shown()
+
+    def _shown(self) -> str:
+        return text_of(self.page, self.config.items_per_page)
+
+    def _wish(self) -> str:
+        return f"Instruction: {self.goal.instruction}\n"

@@ -1,0 +1,118 @@
+"""The published WebShop data as our products.
+
+`items_shuffle.json` (or its part of 1,000): a list of products with `asin`, `name`, `category`,
+`query`, `product_category`, `pricing` ("$12.99", or "$10.00$20.00" for a range, whose lower end counts
+here), `customization_options`, `small_description`, `full_description`. `items_ins_v2.json`:
+`attributes`, `instruction` and `instruction_attributes` by asin. `items_human_ins.json`: by asin a list
+of `instruction`, `instruction_attributes` and `instruction_options`.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from tailrace.config import ConfigError
+from tailrace.envs.webshop.catalogue import Instruction, Product, read_file
+from tailrace.envs.webshop.config import CatalogueArgs
+
+UNKNOWN_PRICE = 100.0
+MAX_ASIN = 10
+
+_NUMBER = re.compile(r"\d[\d,]*\.?\d*")
+
+
+def read_public(args: CatalogueArgs) -> tuple[Product, ...]:
+    """Products in the file's order; those without a usable asin and repeated ones are left out."""
+    raws = _json(args.path, "catalogue.path", list)
+    notes = _json(args.attributes_path, "catalogue.attributes_path", dict)
+    wishes = _json(args.human_path, "catalogue.human_path", dict)
+    products: dict[str, Product] = {}
+    for index, raw in enumerate(raws):
+        place = f"{args.path}[{index}]"
+        if not isinstance(raw, dict) or not isinstance(raw.get("asin"), str):
+            raise ConfigError(f"{place}: a product must be an object with 'asin'")
+        asin = raw["asin"].lower()
+        if asin == "nan" or len(asin) > MAX_ASIN or asin in products:
+            continue
+        try:
+            products[asin] = _product(asin, raw, notes.get(raw["asin"]) or {}, wishes.get(raw["asin"]))
+        except (KeyError, TypeError, AttributeError, ValueError) as error:
+            raise ConfigError(
+                f"{place}: product {asin} cannot be read ({type(error).__name__}: {error})"
+            ) from error
+        if len(products) == args.num_products:
+            break
+    if not products:
+        raise ConfigError(f"catalogue.path: {args.path} holds no product")
+    return tuple(products.values())
+
+
+def _product(asin: str, raw: dict[str, Any], note: Mapping[str, Any], wishes: Any) -> Product:
+    features = raw.get("small_description") or []
+    return Product(
+        asin=asin,
+        title=raw["name"],
+        price=price_of(raw.get("pricing") or ""),
+        category=raw.get("category") or "",
+        query=(raw.get("query") or "").lower().strip(),
+        product_category=raw.get("product_category") or "",
+        options=_options(raw.get("customization_options") or {}),
+        attributes=tuple(note.get("attributes") or ()),
+        description=raw.get("full_description") or "",
+        features=tuple([features] if isinstance(features, str) else features),
+        instructions=_instructions(note, wishes),
+    )
+
+
+def price_of(pricing: str) -> float:
+    """The lower end of a price; `UNKNOWN_PRICE` if there is no number in it."""
+    found = _NUMBER.search(pricing)
+    return float(found.group().replace(",", "")) if found else UNKNOWN_PRICE
+
+
+def _options(raw: Mapping[str, Any]) -> dict[str, tuple[str, ...]]:
+    """Values in lower case; a slash would look like two of them."""
+    return {
+        name.lower(): tuple(
+            dict.fromkeys(one["value"].strip().replace("/", " | ").lower() for one in values)
+        )
+        for name, values in raw.items()
+        if values
+    }
+
+
+def _instructions(note: Mapping[str, Any], wishes: Any) -> tuple[Instruction, ...]:
+    if wishes:
+        return tuple(
+            Instruction(wish["instruction"].strip(". "), attributes, _chosen(wish))
+            for wish in wishes
+            if (attributes := tuple(wish["instruction_attributes"]))
+        )
+    attributes = tuple(note.get("instruction_attributes") or ())
+    text = note.get("instruction") or ""
+    return (Instruction(text.strip(". "), attributes),) if text and attributes else ()
+
+
+def _chosen(wish: Mapping[str, Any]) -> dict[str, str]:
+    """Options by name; the published file has lists of values as well."""
+    options = wish.get("instruction_options") or {}
+    if isinstance(options, dict):
+        return {name.lower(): value.lower() for name, value in options.items()}
+    return {f"option {number}": value.lower() for number, value in enumerate(options, start=1)}
+
+
+def _json(path: str, key: str, kind: type[Any]) -> Any:
+    if not path:
+        return kind()
+    try:
+        content = msgspec.json.decode(read_file(Path(path), key))
+    except msgspec.DecodeError as error:
+        raise ConfigError(f"{key}: {path} is not valid JSON: {error}") from error
+    if not isinstance(content, kind):
+        raise ConfigError(f"{key}: {path} must hold a {kind.__name__} at the top: is it another file?")
+    return content
