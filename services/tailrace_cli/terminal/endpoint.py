@@ -103,11 +103,7 @@ class EndpointPolicy:
         left = self.remaining
         if left.turns <= 0 or left.new_tokens <= 0:
             raise EpisodeOverError("max_turns" if left.turns <= 0 else "max_new_tokens", "used up")
-        known = len(self.conversation)
-        has_forked = list(messages[:known]) != self.conversation
-        self.screen.messages(messages if has_forked else messages[known:])
-        if has_forked:
-            self.screen.line("another conversation, or the messages before were changed")
+        self._show(messages)
         bounds = [bound for bound in (max_new_tokens, self.limits.max_tokens_per_step) if bound]
         params = sampling or self.sampling
         body = {
@@ -121,6 +117,15 @@ class EndpointPolicy:
         reply = await self._ask(body)
         self.conversation = [*messages, reply.message]
         return reply
+
+    def _show(self, messages: Sequence[ChatMessage]) -> None:
+        """On the screen: what is new."""
+        known = len(self.conversation)
+        if list(messages[:known]) == self.conversation:
+            self.screen.messages(messages[known:])
+            return
+        self.screen.messages(messages)
+        self.screen.line("another conversation, or the messages before were changed")
 
     async def generate(
         self,
