@@ -73,13 +73,13 @@ class Estimates:
                 self._write(source, source.trained, source.whole, advantages)
 
     def _write(self, source: Source, trained: Row, whole: Row, advantages: Advantages) -> None:
-        per_token = advantages.per_token[source.member][source.index]
+        per_token = advantages.per_token[source.member][source.place]
         trained.advantages = settled(per_token[trained.targets], self._config)
         places = np.searchsorted(whole.targets, trained.targets)
         if whole.log_ref is not None:
             trained.log_ref = whole.log_ref[places]
         if whole.values is not None and advantages.value_targets is not None:
-            targets = advantages.value_targets[source.member][source.index]
+            targets = advantages.value_targets[source.member][source.place]
             trained.values = whole.values[places]
             trained.value_targets = targets[trained.targets].astype(np.float32)
 
@@ -102,7 +102,7 @@ def _placed(group: Unestimated, of: OfRow) -> TokenValues:
     result = _zeros(group.returns)
     for source in group.sources:
         if source.whole is not None:
-            result[source.member][source.index][source.whole.targets] = of(source.whole)
+            result[source.member][source.place][source.whole.targets] = of(source.whole)
     return result
 
 

@@ -10,11 +10,13 @@ import math
 from collections import Counter
 from dataclasses import dataclass
 
+import msgspec
 import numpy as np
 
 from tailrace_learner.core.advantages import Returns, Turns
 from tailrace_protos.base import as_float32, as_int32, as_int64, as_uint8
 from tailrace_protos.trajectory import TokenRow, Trajectory, TrajectoryGroup
+from tailrace_protos.weights import ModelCard
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +45,15 @@ def group_returns(group: TrajectoryGroup, limits: RowLimits, counts: Counter[str
         ),
         turns=tuple(_row_turns(member) for member in group.members),
         greedy=greedy[0] if greedy else -1,
+    )
+
+
+def limits_of(card: ModelCard) -> RowLimits:
+    """What the model of a card can read."""
+    architecture = msgspec.json.decode(card.config_json)
+    return RowLimits(
+        max_tokens=architecture.get("max_position_embeddings") or 0,
+        vocabulary=architecture.get("vocab_size") or 0,
     )
 
 

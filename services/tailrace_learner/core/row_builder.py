@@ -47,7 +47,7 @@ class RowBuilder:
         counts: Counter[str] = Counter()
         returns = shaped(group_returns(group, self.limits, counts), self.config)
         advantages = ESTIMATORS[self.config.adv_estimator](returns, self.config)
-        played = [index for index in np.flatnonzero(returns.is_valid) if index != returns.greedy]
+        played = [i for i in np.flatnonzero(returns.is_valid).tolist() if i != returns.greedy]
         kept = [group.members[index] for index in played]
         counts["num_invalid_episodes"] = len(group.members) - int(returns.is_valid.sum())
         counts[f"num_groups_{advantages.verdict.value}"] = 1
@@ -90,7 +90,7 @@ class RowBuilder:
             return Unestimated(returns, tuple(sources))
         for source in sources:
             if source.trained is not None:
-                per_token = advantages.per_token[source.member][source.index]
+                per_token = advantages.per_token[source.member][source.place]
                 source.trained.advantages = settled(per_token[source.trained.targets], self.config)
         return None
 

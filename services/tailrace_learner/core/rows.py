@@ -42,7 +42,7 @@ class Source(NamedTuple):
     """A row of a group."""
 
     member: int
-    index: int  # among the member's rows
+    place: int  # among the member's rows
     whole: Row | None  # with all sampled tokens as targets, where a model is to be asked
     trained: Row | None
 

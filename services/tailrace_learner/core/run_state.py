@@ -9,6 +9,13 @@ from tailrace_learner.core.lineage import Ancestor, Ancestry, new_lineage
 SCHEMA = 1
 
 
+class ReferenceState(msgspec.Struct, frozen=True, kw_only=True):
+    """Which weights the reference model has."""
+
+    source: str  # directory, or name in the hub
+    digest: str  # of all weights
+
+
 class RunState(msgspec.Struct, frozen=True, kw_only=True):
     """`run_state.json`. The groups of `entry_ids` are in the weights and leave the buffer."""
 
@@ -23,6 +30,8 @@ class RunState(msgspec.Struct, frozen=True, kw_only=True):
     policy_version: int = -1  # newest one published
     saved_unix_s: float = 0.0
     config_digest: str = ""
+    reference: ReferenceState | None = None  # of a run that has one
+    kl_coef: float | None = None  # as steered so far
 
     @property
     def ancestry(self) -> Ancestry:

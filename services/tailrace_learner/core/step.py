@@ -136,6 +136,8 @@ class StepTrainer:
                 self._update(batch)
         metrics = self._metrics()
         self._adapt(metrics)
+        if self._config.needs_reference:
+            metrics["kl_coef"] = self.kl_coef
         return metrics
 
     def _estimate(self) -> bool:
@@ -241,8 +243,6 @@ class StepTrainer:
         metrics["learning_rate"] = learning_rate_at(
             self._step, self._max_steps, self._config.training_args
         )
-        if self._config.needs_reference:
-            metrics["kl_coef"] = self.kl_coef
         if self._critic is not None:
             metrics |= self._critic.metrics(rows)
         return metrics

@@ -86,6 +86,6 @@ class TokenReader:
 
 
 def _sampled(source: TokenRow) -> NDArray[np.bool_]:
-    sampled = as_uint8(source.loss_mask) != 0
+    sampled: NDArray[np.bool_] = as_uint8(source.loss_mask) != 0
     sampled[:1] = False  # nothing predicts the first token
     return sampled

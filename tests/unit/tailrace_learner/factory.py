@@ -14,9 +14,11 @@ from transformers import AutoModelForCausalLM, LlamaConfig, Qwen2Config, Qwen3Co
 from tailrace_learner.config import LearnerConfig
 from tailrace_learner.core import attention
 from tailrace_learner.core.cpu_kernels import use_cpu_kernels
+from tailrace_learner.core.lineage import Ancestry
 from tailrace_learner.core.policy import Policy
-from tailrace_learner.core.rows import Row
-from tailrace_protos.base import pack_float32, pack_int32, pack_uint8
+from tailrace_learner.core.row_builder import RowBuilder
+from tailrace_learner.core.rows import PreparedGroup, Row
+from tailrace_protos.base import as_float32, pack_float32, pack_int32, pack_uint8
 from tailrace_protos.episode import EnvTask, Outcome
 from tailrace_protos.trajectory import TokenRow, Trajectory, TrajectoryGroup
 
@@ -146,3 +148,48 @@ def token_row(
 
 def group(members: Sequence[Trajectory], index: int = 0) -> TrajectoryGroup:
     return TrajectoryGroup(group_id=members[0].group_id, group_index=index, members=tuple(members))
+
+
+def random_row(rng: np.random.Generator, row_id: str, num_turns: int, first_turn: int = -1) -> TokenRow:
+    """Turns of a few inserted and a few sampled tokens; near-policy log-probabilities."""
+    mask: list[int] = []
+    ends = []
+    for _ in range(num_turns):
+        mask += [0] * int(rng.integers(1, 4)) + [1] * int(rng.integers(1, 5))
+        ends.append(len(mask))
+    sampled = np.array(mask)
+    rewards = rng.normal(size=num_turns).astype(np.float32)
+    return TokenRow(
+        token_ids=pack_int32(rng.integers(0, VOCABULARY, len(mask))),
+        loss_mask=pack_uint8(mask),
+        inference_logprobs=pack_float32(np.where(sampled, rng.normal(-3.4, 0.3, len(mask)), 0.0)),
+        policy_versions=pack_int32(np.where(sampled, 1, -1)),
+        turn_ends=pack_int32(ends),
+        turn_rewards=pack_float32(rewards),
+        reward=float(rewards.sum()),
+        row_id=row_id,
+        first_turn=first_turn,
+    )
+
+
+def random_group(
+    index: int, *, num_members: int = 3, num_turns: int = 3, step_rows: bool = False
+) -> TrajectoryGroup:
+    """Episodes of several turns, each one row or a row for every turn."""
+    rng = np.random.default_rng(index)
+    members = []
+    for member in range(num_members):
+        if step_rows:
+            rows = [random_row(rng, str(k), 1, first_turn=k) for k in range(num_turns)]
+        else:
+            rows = [random_row(rng, "", num_turns)]
+        total = float(sum(as_float32(row.turn_rewards).sum() for row in rows))
+        made = trajectory(member, total, group_id=f"g{index}")
+        members.append(replace(made, rows=tuple(replace(row, reward=total) for row in rows)))
+    return group(members, index)
+
+
+def prepared_group(given: TrajectoryGroup, settings: LearnerConfig) -> PreparedGroup:
+    """As the learner prepares it in its first step, all tokens being fresh."""
+    builder = RowBuilder(settings, 4, Ancestry("0-a"))
+    return builder.prepare(given, 0, {1: ("0-a", 0)})
