@@ -1,0 +1,125 @@
+"""The divergence from a reference model: in the loss, in the reward, and steered."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from tailrace_learner.core.kl import KL_ESTIMATORS
+from tailrace_learner.core.packing import pack
+from tests.unit.tailrace_learner.factory import CPU, make_policy, prepared_group, random_group
+from tests.unit.tailrace_learner.stepping import Stepper, distance, moved, stepped
+
+GROUPS = [random_group(index) for index in range(4)]
+
+
+def plain(name: str, log_pi: np.ndarray, log_ref: np.ndarray) -> np.ndarray:
+    d = log_ref - log_pi
+    return {"k1": -d, "k2": d**2 / 2, "k3": np.exp(d) - 1 - d, "abs": np.abs(d)}[name]
+
+
+def both(rows: Any) -> tuple[np.ndarray, np.ndarray]:
+    """log pi and log ref of all targets, by forward passes of single rows."""
+    policies = make_policy(), moved(make_policy(), seed=3)
+    with torch.no_grad():
+        return tuple(
+            np.concatenate([policy.forward(pack([row], CPU))[0].double().numpy() for row in rows])
+            for policy in policies
+        )  # type: ignore[return-value]
+
+
+@pytest.mark.parametrize("name", KL_ESTIMATORS)
+def test_the_metric_is_the_mean_estimate_over_trained_tokens(name: Any) -> None:
+    stepper = Stepper(4, init_kl_coef=0.1, kl_estimator=name)
+    metrics = stepper.step(GROUPS, 4).metrics
+    assert metrics["kl"] == pytest.approx(plain(name, *both(stepper.rows)).mean(), rel=1e-4)
+    assert metrics["kl_coef"] == 0.1
+
+
+@pytest.mark.parametrize("name", KL_ESTIMATORS)
+def test_in_the_loss_its_weighted_gradient_is_added(name: Any) -> None:
+    with_it = stepped(GROUPS, init_kl_coef=0.3, kl_estimator=name)
+    without = stepped(GROUPS)
+    policy, reference = make_policy(), moved(make_policy(), seed=3)
+    rows = [row for group in with_it.trainer.groups for row in group.rows]
+    count = sum(len(row.targets) for row in rows)
+    for row in rows:
+        batch = pack([row], CPU)
+        with torch.no_grad():
+            log_ref = reference.forward(batch)[0]
+        (KL_ESTIMATORS[name](policy.forward(batch)[0], log_ref).sum() / count).backward()  # type: ignore[no-untyped-call]
+    added = torch.cat([p.grad.flatten() for p in policy.parameters if p.grad is not None])
+    assert distance(with_it.grads[0] - without.grads[0], 0.3 * added) < 1e-4
+
+
+def test_in_the_reward_every_policy_token_pays_for_its_own() -> None:
+    settings: dict[str, Any] = {"adv_estimator": "reinforce", "gamma": 0.9}
+    stepper = Stepper(1, init_kl_coef=0.2, kl_in="reward", kl_estimator="k1", **settings)
+    stepper.step(GROUPS[:1], 1)
+    free = Stepper(1, **settings)
+    free.step(GROUPS[:1], 1)
+    for row, other in zip(stepper.rows, free.rows, strict=True):
+        _, log_ref = both([row])
+        ahead, paid = 0.0, []
+        for cost in (0.2 * (row.log_mu.astype(float) - log_ref))[::-1]:
+            ahead = cost + 0.9 * ahead
+            paid.append(ahead)
+        np.testing.assert_allclose(row.advantages, other.advantages - paid[::-1], rtol=1e-4, atol=1e-5)
+
+
+def test_masked_tokens_pay_too_since_they_were_said() -> None:
+    """The first turn's tokens are stale: not trained, but part of the sequence."""
+    settings: dict[str, Any] = {"adv_estimator": "reinforce", "init_kl_coef": 0.2, "kl_in": "reward"}
+    stepper = Stepper(1, **settings)
+    prepared = prepared_group(GROUPS[0], stepper.config)
+    sources = prepared.unestimated.sources  # type: ignore[union-attr]
+    assert all(len(source.whole.targets) >= len(source.trained.targets) for source in sources)
+    whole = sources[0].whole
+    sources[0].trained.targets = whole.targets[2:]
+    for name in ("target_ids", "log_mu", "advantages", "staleness", "is_current"):
+        setattr(sources[0].trained, name, getattr(sources[0].trained, name)[2:])
+    stepper.trainer.add(prepared)
+    stepper.trainer.work()
+    full = Stepper(1, **settings)
+    full.step(GROUPS[:1], 1)
+    np.testing.assert_allclose(stepper.rows[0].advantages, full.rows[0].advantages[2:], rtol=1e-5)
+    np.testing.assert_allclose(stepper.rows[0].log_ref, full.rows[0].log_ref[2:], rtol=1e-5)
+
+
+CASES: list[dict[str, Any]] = [
+    {"init_kl_coef": 0.3},
+    {"init_kl_coef": 0.3, "kl_estimator": "k2", "num_mini_batches": 2, "ppo_epochs": 2},
+    {"init_kl_coef": 0.3, "kl_in": "reward", "adv_estimator": "reinforce_plus_plus"},
+    {"init_kl_coef": 0.3, "kl_in": "reward", "adv_estimator": "reinforce", "num_mini_batches": 2},
+]
+
+
+@pytest.mark.parametrize("settings", CASES)
+def test_gradients_do_not_depend_on_arrival_packing_or_order(settings: dict[str, Any]) -> None:
+    whole = stepped(GROUPS, 4, **settings)
+    for at_once, limit, shares in ((1, 4096, True), (2, 30, True), (4, 1, False)):
+        parts = stepped(
+            GROUPS, at_once, max_tokens_per_micro_batch=limit, share_prefixes=shares, **settings
+        )
+        assert distance(parts.grads[0], whole.grads[0]) < 1e-5
+        assert parts.metrics["kl"] == pytest.approx(whole.metrics["kl"], rel=1e-3)
+    if settings.get("num_mini_batches", 1) == 1:
+        turned = stepped(GROUPS[::-1], 4, **settings)
+        assert distance(turned.grads[0], whole.grads[0]) < 1e-5
+
+
+def test_the_weight_follows_the_divergence() -> None:
+    near = stepped(GROUPS, init_kl_coef=0.1, target_kl=1e9, kl_horizon=24)
+    assert near.metrics["kl_coef"] == pytest.approx(0.1 * (1 - 0.2 * 12 / 24))  # 12 episodes
+    far = stepped(GROUPS, init_kl_coef=0.1, target_kl=1e-9, kl_horizon=48)
+    assert far.metrics["kl_coef"] == pytest.approx(0.1 * (1 + 0.2 * 12 / 48))
+
+
+def test_without_a_weight_nobody_asks_for_a_reference() -> None:
+    result = stepped(GROUPS)
+    assert result.metrics["kl"] is None
+    assert "kl_coef" not in result.metrics
+    assert all(row.log_ref is None for group in result.trainer.groups for row in group.rows)
