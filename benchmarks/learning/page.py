@@ -1,0 +1,86 @@
+"""`docs/results.md` and its pictures, from the rows of `benchmarks/results/learning.json` alone."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from matplotlib.figure import Figure
+
+from benchmarks.learning.recipes import RECIPES, Recipe
+from benchmarks.learning.runs import ROOT, Outcome
+from benchmarks.results import Target
+
+PAGE = ROOT / "docs" / "results.md"
+PICTURES = ROOT / "docs" / "results"
+
+_HEAD = """# What learns what
+
+`make results` makes this page: every run is `tailrace train` through all services, the model is the
+demo's (half a million random weights, a short warm start), on two CPU cores without a GPU. Success is
+that of held-out tasks, sampled at temperature 1, before reinforcement learning and after the last step.
+
+| environment | algorithm | seed | before | after | seconds, warm start included |
+|---|---|---|---|---|---|
+"""
+
+
+def write(outcomes: Sequence[Outcome], targets: Sequence[Target]) -> None:
+    """Write the page and a picture per recipe that was run."""
+    known = [recipe for recipe in RECIPES if _of(recipe, outcomes)]
+    PICTURES.mkdir(parents=True, exist_ok=True)
+    rows = [_row(recipe, outcome) for recipe in known for outcome in _of(recipe, outcomes)]
+    promises = [_promise(target) for target in targets]
+    sections = [_section(recipe, _of(recipe, outcomes)) for recipe in known]
+    text = _HEAD + "\n".join(rows) + "\n\n" + "\n".join(promises) + "\n\n" + "\n".join(sections)
+    PAGE.write_text(text, encoding="utf-8")
+
+
+def _of(recipe: Recipe, outcomes: Sequence[Outcome]) -> list[Outcome]:
+    return [outcome for outcome in outcomes if outcome.recipe == recipe.name]
+
+
+def _promise(target: Target) -> str:
+    mark = "holds" if target.holds else "**missed**"
+    return f"- {mark}: {target.what}: {target.value:g} (goal {target.goal})"
+
+
+def _row(recipe: Recipe, outcome: Outcome) -> str:
+    cells = (
+        recipe.environment,
+        recipe.algorithm,
+        str(outcome.seed),
+        f"{outcome.start:.3f}",
+        f"{outcome.end:.3f}",
+        f"{outcome.total_s:.0f}",
+    )
+    return f"| {' | '.join(cells)} |"
+
+
+def _section(recipe: Recipe, outcomes: Sequence[Outcome]) -> str:
+    picture = _draw(recipe, outcomes)
+    command = " ".join(["tailrace train", recipe.experiment, *map(_quoted, recipe.overrides), "seed=1"])
+    return (
+        f"## {recipe.environment}: {recipe.algorithm}\n\n```bash\n{command}\n```\n\n"
+        f"![held-out success by optimizer step]({picture.relative_to(PAGE.parent)})\n"
+    )
+
+
+def _quoted(override: str) -> str:
+    return f"'{override}'" if " " in override else override
+
+
+def _draw(recipe: Recipe, outcomes: Sequence[Outcome]) -> Path:
+    figure = Figure(figsize=(6.4, 3.0), layout="constrained")
+    axes = figure.add_subplot()
+    for outcome in outcomes:
+        steps, success = zip(*outcome.curve, strict=True)
+        axes.plot(steps, success, label=f"seed {outcome.seed}", linewidth=1.3, marker="o", markersize=3)
+    axes.set_xlabel("optimizer step")
+    axes.set_ylabel("held-out success")
+    axes.set_ylim(0.0, 1.0)
+    axes.grid(alpha=0.3)
+    axes.legend(fontsize=8)
+    path = PICTURES / f"{recipe.name}.svg"
+    figure.savefig(path, metadata={"Date": None})
+    return path

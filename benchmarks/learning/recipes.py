@@ -1,0 +1,86 @@
+"""The runs behind `docs/results.md`: an experiment, what is changed in it, and what is expected.
+
+Everything that a run depends on stands here or in the experiment file, so that a reader can repeat
+any of them with `tailrace train EXPERIMENT OVERRIDES seed=N`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+LAKE = "examples/frozen_lake"
+SOKOBAN = "examples/sokoban"
+WEBSHOP = "examples/webshop"
+
+# Every move waits as an environment behind a network would: lognormal, median 50 ms, a heavy tail.
+_SLOW_LAKE = (
+    "agents.custom_envs.frozen_lake.env_type=benchmarks.learning.slow_lake:SlowLake",
+    "+agents.custom_envs.frozen_lake.env_config.median_s=0.05",
+    "+agents.custom_envs.frozen_lake.env_config.sigma=1.0",
+    "+agents.custom_envs.frozen_lake.in_threads=true",
+    "+agents.env_threads=512",
+    "max_steps=100",
+)
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """One line of the table; every seed of it is a run."""
+
+    name: str
+    environment: str
+    algorithm: str
+    experiment: str
+    overrides: tuple[str, ...] = ()
+    compares: bool = False  # against another recipe, not by how much it learnt
+
+
+RECIPES = (
+    Recipe("lake_grpo", "FrozenLake 4x4", "grpo, dapo loss", LAKE),
+    Recipe(
+        "lake_ppo",
+        "FrozenLake 4x4",
+        "gae with a critic, ppo_clip loss",
+        LAKE,
+        ("learner.adv_estimator=gae", "learner.loss=ppo_clip", "+learner.critic={shared: true}"),
+    ),
+    Recipe(
+        "lake_gigpo",
+        "FrozenLake 4x4",
+        "gigpo, step-wise rows",
+        LAKE,
+        ("+granularity=step", "learner.adv_estimator=gigpo"),
+    ),
+    Recipe(
+        "lake_reinforce_plus_plus",
+        "FrozenLake 4x4",
+        "reinforce_plus_plus",
+        LAKE,
+        ("learner.adv_estimator=reinforce_plus_plus",),
+    ),
+    Recipe("sokoban_starpo", "Sokoban", "starpo", SOKOBAN, ("learner.adv_estimator=starpo",)),
+    Recipe(
+        "sokoban_gigpo",
+        "Sokoban",
+        "gigpo, step-wise rows",
+        SOKOBAN,
+        ("+granularity=step", "learner.adv_estimator=gigpo"),
+    ),
+    Recipe("webshop_grpo", "WebShop", "grpo", WEBSHOP, ("learner.adv_estimator=grpo",)),
+    Recipe(
+        "slow_lake_synchronous",
+        "FrozenLake, 50 ms a move",
+        "grpo, max_staleness 0",
+        LAKE,
+        (*_SLOW_LAKE, "max_staleness=0"),
+        compares=True,
+    ),
+    Recipe(
+        "slow_lake_asynchronous",
+        "FrozenLake, 50 ms a move",
+        "grpo, max_staleness 4",
+        LAKE,
+        (*_SLOW_LAKE, "max_staleness=4"),
+        compares=True,
+    ),
+)

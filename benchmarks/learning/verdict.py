@@ -1,0 +1,54 @@
+"""What the runs must show: that algorithms learn, and what asynchrony gains without costing success."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Sequence
+
+from benchmarks.learning.recipes import RECIPES
+from benchmarks.learning.runs import Outcome
+from benchmarks.results import Results, median
+
+MIN_GAIN, GOOD_ENOUGH = 0.2, 0.9
+MAX_RUN_S = 600.0
+MIN_SPEEDUP = 1.5
+_MIN_NOISE = 0.02  # of a mean of three success rates over 1,024 maps
+
+
+def judge(results: Results, outcomes: Sequence[Outcome]) -> None:
+    """Add the targets of all recipes that were run."""
+    for recipe in RECIPES:
+        of_recipe = [outcome for outcome in outcomes if outcome.recipe == recipe.name]
+        if not of_recipe or recipe.compares:
+            continue
+        worst = min(_progress(outcome) for outcome in of_recipe)
+        what = f"{recipe.name}: gain over {MIN_GAIN:g} or success over {GOOD_ENOUGH:g}, worst seed"
+        results.at_least(what, worst, 1.0)
+        slowest = max(outcome.total_s for outcome in of_recipe)
+        results.at_most(f"{recipe.name}: seconds of the slowest run", slowest, MAX_RUN_S)
+    _compare(results, outcomes)
+
+
+def _progress(outcome: Outcome) -> float:
+    """1 where the promise is just kept: of the gain or of the final success, whichever is nearer."""
+    return max((outcome.end - outcome.start) / MIN_GAIN, outcome.end / GOOD_ENOUGH)
+
+
+def _compare(results: Results, outcomes: Sequence[Outcome]) -> None:
+    waiting = [outcome for outcome in outcomes if outcome.recipe == "slow_lake_synchronous"]
+    streaming = [outcome for outcome in outcomes if outcome.recipe == "slow_lake_asynchronous"]
+    if not waiting or not streaming:
+        return
+    ends = [[outcome.end for outcome in group] for group in (waiting, streaming)]
+    loss = statistics.mean(ends[0]) - statistics.mean(ends[1])
+    results.at_most("success lost by asynchrony, in mean", loss, max(_MIN_NOISE, _noise(ends)))
+    ratio = median(o.training_s for o in waiting) / median(o.training_s for o in streaming)
+    results.at_least("asynchronous training against synchronous, in wall time", ratio, MIN_SPEEDUP)
+
+
+def _noise(ends: Sequence[Sequence[float]]) -> float:
+    """Two standard errors of the difference of the means."""
+    if any(len(values) < 2 for values in ends):
+        return 0.0
+    return 2.0 * math.sqrt(sum(statistics.variance(values) / len(values) for values in ends))
