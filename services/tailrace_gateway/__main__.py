@@ -14,30 +14,22 @@ from tailrace.channel import GenerateClient, NatsGenerateClient, ZmqGenerateClie
 from tailrace.chat import ChatArgs, Renderer, TemplateError
 from tailrace.clock import SystemClock
 from tailrace.config import ConfigError
-from tailrace.ledger import Ledger
 from tailrace.log import get_logger
 from tailrace.policy import ContinuingPolicy, Stages
 from tailrace.policy.leases import LeaseClient
 from tailrace.policy.reporting import Reporter
 from tailrace.runtime import Args, Service, run_service
 from tailrace.runtime.guard import Guard
-from tailrace.store import Blobs, SessionLogs, StoreConnection, connect
+from tailrace.store import Blobs, SessionLogs, StoreConnection, StoreUnavailableError, connect
 from tailrace_gateway import metrics
-from tailrace_gateway.adapters.http.chat import chat_routes
-from tailrace_gateway.adapters.http.completions import completion_routes
 from tailrace_gateway.adapters.http.door import Door
-from tailrace_gateway.adapters.http.messages import message_routes
-from tailrace_gateway.adapters.http.models import model_routes
-from tailrace_gateway.adapters.http.responses import response_routes
+from tailrace_gateway.adapters.http.model_calls import model_call_routes
 from tailrace_gateway.adapters.http.sessions import SessionRoutes
 from tailrace_gateway.adapters.server import HttpServer, bind, ended
-from tailrace_gateway.adapters.store import TimedSessionLogs
+from tailrace_gateway.adapters.store import RedisSessions
 from tailrace_gateway.config import GatewayConfig
 from tailrace_gateway.core.calls import Calls
-from tailrace_gateway.core.capture import Capture
-from tailrace_gateway.core.exports import Exporter
-from tailrace_gateway.core.prompts import Prompter
-from tailrace_gateway.core.sampling import Sampler
+from tailrace_gateway.core.gateway import Gateway, Voices
 from tailrace_gateway.core.sessions import Identity, Sessions
 from tailrace_gateway.handlers import SessionHandler
 from tailrace_protos import subjects
@@ -94,75 +86,64 @@ class _Gateway:
     async def start(self) -> None:
         """Connect, wait for the model card, listen."""
         service, config = self._service, self._config
-        self._redis = redis = await connect(service.endpoints.redis_url)
+        self._redis = redis = await connect(
+            service.endpoints.redis_url, patience_s=config.store_timeout_s
+        )
         blobs = Blobs(redis, self._run)
-        card = await _model_card(blobs)
-        renderer = _renderer(card, service.run.chat)
-        plain = _renderer(card, msgspec.structs.replace(service.run.chat, **_AS_TEXT))
+        voices = _voices(await _model_card(blobs), service.run.chat)
         self._client = client = self._make_client()
         await client.start()
         stages = Stages()
-        policy = ContinuingPolicy(
-            self._leases, client, stages, max_attempts=config.max_generation_attempts
-        )
-        reporter = Reporter(service.bus, self._run, service.instance_id, stages, self._leases)
-        store = TimedSessionLogs(SessionLogs(redis, self._run), config.store_timeout_s)
-        clock = SystemClock()
-        sessions = Sessions(
-            Identity(
-                self._run,
-                self._admin_key,
-                renderer.stop_token_ids,
-                config.session_keep_s,
-                config.session_idle_s,
-            ),
+        attempts = config.max_generation_attempts
+        store = RedisSessions(SessionLogs(redis, self._run))
+        gateway = Gateway.over(
+            ContinuingPolicy(self._leases, client, stages, max_attempts=attempts),
             store,
-            policy,
-            partial(Ledger, renderer, reasoning=service.run.chat.reasoning),
-            clock,
+            self._identity(voices.chat),
+            voices,
+            SystemClock(),
+            max_concurrent_calls=config.max_concurrent_calls,
         )
-        self._calls = calls = Calls(
-            sessions,
-            Prompter(renderer),
-            Sampler(policy, renderer, plain, Capture(store), clock),
-            clock,
-            max_concurrent=config.max_concurrent_calls,
+        self._calls = gateway.calls
+        handler = SessionHandler(gateway, store, self._url, self._announce, partial(_put_blob, blobs))
+        self._listen(gateway, handler, voices.chat)
+        self._declare(handler)
+        service.loop(
+            "report",
+            Reporter(service.bus, self._run, service.instance_id, stages, self._leases).run,
         )
-        exporter = Exporter(sessions, store)
-        handler = SessionHandler(
-            sessions, exporter, store, self._url, self._announce, partial(_put_blob, blobs)
-        )
-        session_routes = SessionRoutes(
-            sessions, exporter, config.session_defaults, self._url, handler.finish, handler.forget
-        )
-        routes = [
-            *chat_routes(calls, renderer),
-            *completion_routes(calls, renderer),
-            *response_routes(calls, renderer),
-            *message_routes(calls),
-            *model_routes(service.run.pretrain or self._run),
-            *session_routes.routes(),
-        ]
-        guard = Guard(service.stop)
-        self._listen(Door(sessions, guard, routes, config.max_body_bytes), guard)
-        self._declare(handler, sessions, reporter)
-        _export(calls, sessions)
+        service.loop("reap", partial(_reap, gateway.sessions))
+        _export(gateway)
 
-    def _declare(self, handler: SessionHandler, sessions: Sessions, reporter: Reporter) -> None:
+    def _identity(self, renderer: Renderer) -> Identity:
+        config = self._config
+        return Identity(
+            self._run,
+            self._admin_key,
+            renderer.stop_token_ids,
+            config.session_keep_s,
+            config.session_idle_s,
+        )
+
+    def _declare(self, handler: SessionHandler) -> None:
         service, run = self._service, self._run
         service.endpoint(subjects.gateway_open(run), OpenSession, handler.open)
         service.endpoint(subjects.gateway_export(run), ExportSession, handler.export)
         service.endpoint(subjects.gateway_close(run), CloseSession, handler.close)
         service.subscribe(subjects.gateway_closed(run), SessionClosed, handler.heard_closed)
-        service.loop("report", reporter.run)
-        service.loop("reap", partial(_reap, sessions))
 
-    def _listen(self, door: Door, guard: Guard) -> None:
-        config = self._config
+    def _listen(self, gateway: Gateway, handler: SessionHandler, renderer: Renderer) -> None:
+        config, run = self._config, self._service.run
         port = config.port or int(os.environ.get(SHARED_PORT, "0"))
         listener = bind(config.host, port)
         origin = config.advertised_url.rstrip("/")
         self._base_url = f"{origin or f'http://{config.host}:{listener.getsockname()[1]}'}/v1"
+        routes = [
+            *model_call_routes(gateway.calls, renderer, run.pretrain or self._run),
+            *SessionRoutes(gateway, config.session_defaults, self._url, handler).routes(),
+        ]
+        guard = Guard(self._service.stop)
+        door = Door(gateway.sessions, guard, routes, config.max_body_bytes)
         self._server = server = HttpServer(door, listener, config.keep_alive_s)
         self._serving = asyncio.create_task(guard.run("http", server.serve()), name="http")
         self._serving.add_done_callback(self._on_http_end)
@@ -198,19 +179,28 @@ class _Gateway:
         return NatsGenerateClient(self._service.bus.connection.client, channel)
 
 
-def _renderer(card: ModelCard, chat: ChatArgs) -> Renderer:
+def _voices(card: ModelCard, chat: ChatArgs) -> Voices:
     try:
-        return Renderer.from_model_card(card, chat)
+        return Voices(
+            Renderer.from_model_card(card, chat),
+            Renderer.from_model_card(card, msgspec.structs.replace(chat, **_AS_TEXT)),
+            chat.reasoning,
+        )
     except TemplateError as error:
         raise ConfigError(f"pretrain: {error}") from error
 
 
 async def _model_card(blobs: Blobs) -> ModelCard:
-    """The model card, however long the learner takes to write it."""
-    while (card := await blobs.get_model_card()) is None:
+    """The model card, however long the learner takes to write it and Redis to come back."""
+    while True:
+        try:
+            card = await blobs.get_model_card()
+        except StoreUnavailableError:
+            continue
+        if card is not None:
+            return card
         log.info("waiting for the model card of the learner")
         await asyncio.sleep(0.2)
-    return card
 
 
 async def _put_blob(blobs: Blobs, data: bytes) -> str:
@@ -223,10 +213,10 @@ async def _reap(sessions: Sessions) -> None:
         sessions.reap()
 
 
-def _export(calls: Calls, sessions: Sessions) -> None:
+def _export(gateway: Gateway) -> None:
     """Let a scrape read the gauges as they are then."""
-    metrics.CALLS.set_function(lambda: len(calls.running))
-    metrics.SESSIONS.set_function(lambda: len(sessions))
+    metrics.CALLS.set_function(lambda: len(gateway.calls.running))
+    metrics.SESSIONS.set_function(lambda: len(gateway.sessions))
 
 
 def main() -> int:

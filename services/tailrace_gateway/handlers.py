@@ -6,8 +6,7 @@ from collections.abc import Awaitable, Callable
 
 from tailrace.bus import CallFailedError
 from tailrace_gateway.core.errors import ApiError
-from tailrace_gateway.core.exports import Exporter
-from tailrace_gateway.core.sessions import Sessions
+from tailrace_gateway.core.gateway import Gateway
 from tailrace_gateway.ports import SessionStore, StoreLostError
 from tailrace_protos.base import encode
 from tailrace_protos.generation import CallErrorCode
@@ -32,15 +31,14 @@ class SessionHandler:
 
     def __init__(
         self,
-        sessions: Sessions,
-        exporter: Exporter,
+        gateway: Gateway,
         store: SessionStore,
         base_url: Callable[[], str],
         announce: Announce,
         put_blob: PutBlob,
     ) -> None:
-        self._sessions = sessions
-        self._exporter = exporter
+        self._sessions = gateway.sessions
+        self._exporter = gateway.exporter
         self._store = store
         self._base_url = base_url
         self._announce = announce

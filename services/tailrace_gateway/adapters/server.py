@@ -42,6 +42,7 @@ class HttpServer:
             log_config=None,
             access_log=False,
             server_header=False,
+            proxy_headers=False,
             timeout_keep_alive=keep_alive_s,
             backlog=_BACKLOG,
         )

@@ -28,10 +28,16 @@ class Session:
     """
 
     def __init__(
-        self, record: OpenSession, nonce: str, ledger: Ledger, sampling: SamplingParams
+        self,
+        record: OpenSession,
+        nonce: str,
+        key_hash: str,
+        ledger: Ledger,
+        sampling: SamplingParams,
     ) -> None:
         self.record = record
         self.nonce = nonce
+        self.key_hash = key_hash
         self.ledger = ledger
         self.sampling = sampling  # the session's own, with the model's ends of turn
         self.num_read = 0

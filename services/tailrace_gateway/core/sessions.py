@@ -70,15 +70,16 @@ class Sessions:
             return fresh
         return session_key(who.admin_key, who.run, record.episode_id, kept)
 
+    def known_id(self, key: str) -> str:
+        """The session that a key opens, if it is known here; else empty."""
+        return self._ids.get(key_hash(key), "")
+
     async def id_of_key(self, key: str) -> str:
         """The session that a key opens; `UnauthorizedError` if it opens none."""
-        hashed = key_hash(key)
-        session_id = self._ids.get(hashed)
-        if session_id is None:
-            try:
-                session_id = await self._store.find(hashed)
-            except StoreLostError as error:
-                raise _store_away(error) from error
+        try:
+            session_id = await self._store.find(key_hash(key))
+        except StoreLostError as error:
+            raise _store_away(error) from error
         if not session_id:
             raise UnauthorizedError("this key opens no session: it was closed, or never was")
         return session_id
@@ -130,7 +131,7 @@ class Sessions:
             return
         del self._sessions[session_id]
         session.shut()
-        self._ids = {hashed: known for hashed, known in self._ids.items() if known != session_id}
+        self._ids.pop(session.key_hash, None)
         self._policy.end(session_id)
 
     def reap(self) -> None:
@@ -143,10 +144,11 @@ class Sessions:
 
     def _begin(self, stored: StoredSession) -> Session:
         record, who = stored.record, self.identity
-        session = Session(record, stored.nonce, self._make_ledger(), self._sampling(record.sampling))
+        hashed = key_hash(session_key(who.admin_key, who.run, record.episode_id, stored.nonce))
+        sampling = self._sampling(record.sampling)
+        session = Session(record, stored.nonce, hashed, self._make_ledger(), sampling)
         self._sessions[record.episode_id] = session
-        key = session_key(who.admin_key, who.run, record.episode_id, stored.nonce)
-        self._ids[key_hash(key)] = record.episode_id
+        self._ids[hashed] = record.episode_id
         self._policy.begin(record.episode_id, record.limits.max_new_tokens)
         return session
 

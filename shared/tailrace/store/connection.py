@@ -22,7 +22,14 @@ _LONGEST_WAIT_S = 5.0
 class StoreConnection:
     """An open store; made by `connect`, ended by `aclose`."""
 
-    def __init__(self, url: str, *, outage_s: float = 300.0, full_s: float = 300.0) -> None:
+    def __init__(
+        self,
+        url: str,
+        *,
+        outage_s: float = 300.0,
+        full_s: float = 300.0,
+        patience_s: float | None = None,
+    ) -> None:
         pool = BlockingConnectionPool.from_url(
             url,
             max_connections=16,
@@ -36,8 +43,11 @@ class StoreConnection:
         )
         self.url = without_credentials(url)
         self.redis = Redis(connection_pool=pool)
-        own = pool.connection_class(**pool.connection_kwargs)
-        self.pipeline = AutoPipeline(own, self.url, outage_s=outage_s, full_s=full_s)
+        # The pipeline has timeouts of its own; redis-py would make a task for every write to have one.
+        own = pool.connection_class(**{**pool.connection_kwargs, "socket_timeout": None})
+        self.pipeline = AutoPipeline(
+            own, self.url, outage_s=outage_s, full_s=full_s, patience_s=patience_s
+        )
 
     async def ping(self) -> None:
         """Return once Redis has answered."""
@@ -71,13 +81,21 @@ class StoreConnection:
 
 
 async def connect(
-    redis_url: str, *, wait_s: float = 30.0, outage_s: float = 300.0, full_s: float = 300.0
+    redis_url: str,
+    *,
+    wait_s: float = 30.0,
+    outage_s: float = 300.0,
+    full_s: float = 300.0,
+    patience_s: float | None = None,
 ) -> StoreConnection:
-    """A store connection that has been answered once; waits at most `wait_s` for Redis to come up."""
-    connection = StoreConnection(redis_url, outage_s=outage_s, full_s=full_s)
+    """A store connection that has been answered once; waits at most `wait_s` for Redis to come up.
+
+    For `outage_s`, `full_s` and `patience_s` see `AutoPipeline`.
+    """
+    connection = StoreConnection(redis_url, outage_s=outage_s, full_s=full_s, patience_s=patience_s)
     try:
         async with asyncio.timeout(wait_s):
-            await connection.ping()
+            await _first_answer(connection)
     except StoreRefusedError:
         await connection.aclose()
         raise
@@ -85,6 +103,14 @@ async def connect(
         await connection.aclose()
         raise StoreUnavailableError(connection.url, wait_s, connection.pipeline.last_failure) from error
     return connection
+
+
+async def _first_answer(connection: StoreConnection) -> None:
+    while True:
+        try:
+            return await connection.ping()
+        except StoreUnavailableError:  # its patience is shorter than ours
+            continue
 
 
 def without_credentials(url: str) -> str:

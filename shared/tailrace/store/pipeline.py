@@ -14,6 +14,7 @@ import math
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import hiredis
@@ -37,6 +38,7 @@ from tailrace.log import get_logger
 from tailrace.retry import Backoff
 from tailrace.store import metrics
 from tailrace.store.errors import StoreError, StoreFullError, StoreRefusedError, StoreUnavailableError
+from tailrace.store.patience import Patience
 from tailrace.store.scripts import Script
 
 log = get_logger(__name__)
@@ -63,6 +65,7 @@ class AutoPipeline:
 
     `max_commands` and `max_bytes` bound a batch, `answer_s` the wait for its answers, `outage_s` the
     time that commands are tried again while Redis is away, `full_s` while it has no room for them.
+    With `patience_s` a command fails after that time, whatever the reason; it may be executed yet.
     """
 
     def __init__(
@@ -75,6 +78,7 @@ class AutoPipeline:
         answer_s: float = 30.0,
         outage_s: float = 300.0,
         full_s: float = 300.0,
+        patience_s: float | None = None,
     ) -> None:
         self._connection = connection
         self._url = url
@@ -83,6 +87,9 @@ class AutoPipeline:
         self._answer_s = answer_s
         self._outage_s = outage_s
         self._full_s = full_s
+        self._patience: Patience | None = None
+        if patience_s is not None:
+            self._patience = Patience(patience_s, partial(self._late, patience_s))
         self._waiting: deque[_Command] = deque()
         self._sender: asyncio.Task[None] | None = None
         self._aside: list[_Command] = []
@@ -102,6 +109,8 @@ class AutoPipeline:
 
     async def close(self) -> None:
         """Fail what is waiting and close the connection."""
+        if self._patience is not None:
+            self._patience.close()
         for task in (self._room_wait, self._sender):
             if task is not None and not task.done():
                 task.cancel()
@@ -117,8 +126,13 @@ class AutoPipeline:
         loop = asyncio.get_running_loop()
         command = _Command(_pack(*call, *arguments), script, loop.create_future())
         self._waiting.append(command)
+        if self._patience is not None:
+            self._patience.limit(command.answer)
         self._wake()
         return command.answer
+
+    def _late(self, patience_s: float) -> StoreUnavailableError:
+        return StoreUnavailableError(self._url, patience_s, self.last_failure)
 
     def _wake(self) -> None:
         if self._sender is None or self._sender.done():

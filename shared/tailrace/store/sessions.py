@@ -24,10 +24,15 @@ class StoredSession:
     """A session as Redis knows it, with the log entries that the reader lacked."""
 
     is_open: bool
-    record: OpenSession
+    encoded_record: bytes
     nonce: str  # differs between two sessions of one id
     entries: tuple[bytes, ...]
     answer: bytes | None  # the one asked for
+
+    @property
+    def record(self) -> OpenSession:
+        """What it was opened with; read only where it is wanted, since it never changes."""
+        return decode(self.encoded_record, OpenSession)
 
 
 class SessionLogs:
@@ -62,9 +67,7 @@ class SessionLogs:
         if not found:
             return None
         state, record, nonce, entries, kept = found
-        return StoredSession(
-            state == b"open", decode(record, OpenSession), nonce.decode(), tuple(entries), kept or None
-        )
+        return StoredSession(state == b"open", record, nonce.decode(), tuple(entries), kept or None)
 
     async def append(
         self,

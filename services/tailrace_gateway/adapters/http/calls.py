@@ -86,23 +86,28 @@ class _Listening:
     """One listener of a running call: leaves it when the client hangs up or was served."""
 
     def __init__(self, running: RunningCall, exchange: Exchange) -> None:
+        assert running.task is not None
         self._running = running
         self._has_left = False
         self.is_gone = False
+        self._over: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        running.task.add_done_callback(self._on_over)
         self._watch = asyncio.create_task(exchange.gone())
         self._watch.add_done_callback(self._on_gone)
 
     async def until_over(self) -> bool:
         """Wait for the call; False when the client hung up before."""
-        task = self._running.task
-        assert task is not None
-        await asyncio.wait((task, self._watch), return_when=asyncio.FIRST_COMPLETED)
-        return not self.is_gone and task.done()
+        await self._over
+        return not self.is_gone
 
     def end(self) -> None:
         """Stop listening."""
         self._watch.cancel()
         self._leave()
+
+    def _on_over(self, _: object) -> None:
+        if not self._over.done():
+            self._over.set_result(None)
 
     def _on_gone(self, watch: asyncio.Task[None]) -> None:
         if watch.cancelled():
@@ -111,6 +116,7 @@ class _Listening:
         if not self._has_left:
             metrics.ABORTED.inc()
         self._leave()
+        self._on_over(watch)
 
     def _leave(self) -> None:
         if not self._has_left:
@@ -123,8 +129,8 @@ def _retry_mark(exchange: Exchange, raw: bytes) -> tuple[str, bool]:
 
     Two equal requests without a mark are two samples: agents that vote ask the same thing often.
     """
-    key = exchange.headers.get("idempotency-key", "")
+    key = exchange.header(b"idempotency-key")
     digest = hashlib.blake2b(raw, digest_size=16)
     digest.update(f"\n{exchange.path}\n{key}".encode())
-    count = exchange.headers.get("x-stainless-retry-count", "0")
+    count = exchange.header(b"x-stainless-retry-count")
     return digest.hexdigest(), bool(key) or (count.isdigit() and int(count) > 0)

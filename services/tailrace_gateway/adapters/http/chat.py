@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import partial
 
 from tailrace_gateway.adapters.http.calls import CallRoute, Dialect
-from tailrace_gateway.adapters.http.door import HttpRoute
+from tailrace_gateway.adapters.http.routes import HttpRoute
 from tailrace_gateway.core.calls import Calls
 from tailrace_gateway.core.openai_answers import TokenText
 from tailrace_gateway.core.openai_chat import chat_answer, read_chat

@@ -5,10 +5,8 @@ Invariants: a body is never read beyond its bound; an answer is begun once.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
-from starlette.datastructures import Headers
 from starlette.types import Receive, Scope, Send
 
 from tailrace_gateway.core.anthropic_errors import anthropic_error
@@ -34,25 +32,25 @@ class Exchange:
     """A request in the hands of its route. `caller` is the session that its key opens, or `ADMIN`."""
 
     def __init__(self, scope: Scope, receive: Receive, send: Send, max_body_bytes: int) -> None:
-        self.scope = scope
-        self.headers = Headers(scope=scope)
+        self.method: str = scope["method"]
         self.path: str = scope["path"]
+        self.route = "none"  # the pattern of the path, once it is found
+        self.params: dict[str, str] = {}  # what the pattern captured
         self.caller = ADMIN
         self.status = 0  # of the answer, once it has begun
+        self._headers: dict[bytes, bytes] = dict(scope["headers"])  # names come in lower case
         self._receive = receive
         self._send = send
         self._max_body_bytes = max_body_bytes
 
+    def header(self, name: bytes) -> str:
+        """A header by its name in lower case; empty: it was not sent."""
+        return self._headers.get(name, b"").decode("latin-1")
+
     @property
     def speaks_anthropic(self) -> bool:
         """Which dialect errors are told in."""
-        return self.path.startswith("/v1/messages") or "anthropic-version" in self.headers
-
-    @property
-    def params(self) -> Mapping[str, str]:
-        """What the route's path captured."""
-        params: Mapping[str, str] = self.scope.get("path_params", {})
-        return params
+        return self.path.startswith("/v1/messages") or b"anthropic-version" in self._headers
 
     def require_session(self) -> str:
         """The caller's session; the admin's key opens none."""
@@ -68,7 +66,7 @@ class Exchange:
     async def body(self) -> bytes:
         """The whole body; `TooLargeError` when it is longer than allowed."""
         limit = self._max_body_bytes
-        if int(self.headers.get("content-length") or 0) > limit:
+        if int(self._headers.get(b"content-length") or 0) > limit:
             raise TooLargeError(f"the body has more than {limit} bytes")
         parts: list[bytes] = []
         size, more = 0, True

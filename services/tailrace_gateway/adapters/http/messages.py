@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from tailrace_gateway.adapters.http.calls import CallRoute, Dialect
-from tailrace_gateway.adapters.http.door import HttpRoute
 from tailrace_gateway.adapters.http.exchange import Exchange
+from tailrace_gateway.adapters.http.routes import HttpRoute
 from tailrace_gateway.core.anthropic_messages import (
     messages_answer,
     read_count_request,

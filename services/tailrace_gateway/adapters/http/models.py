@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from tailrace_gateway.adapters.http.door import HttpRoute
 from tailrace_gateway.adapters.http.exchange import Exchange
+from tailrace_gateway.adapters.http.routes import HttpRoute
 from tailrace_gateway.core.errors import NotFoundError
 
 _CREATED = "1970-01-01T00:00:00Z"

@@ -9,14 +9,14 @@ from __future__ import annotations
 import re
 import time
 import uuid
-from collections.abc import Awaitable, Callable
-from typing import Any
+from collections.abc import Callable
+from typing import Any, Protocol
 
 import msgspec
 import numpy as np
 
-from tailrace_gateway.adapters.http.door import HttpRoute
 from tailrace_gateway.adapters.http.exchange import ADMIN, Exchange
+from tailrace_gateway.adapters.http.routes import HttpRoute
 from tailrace_gateway.config import SessionDefaults
 from tailrace_gateway.core.body import Body, Ranges, read_body
 from tailrace_gateway.core.errors import (
@@ -25,12 +25,17 @@ from tailrace_gateway.core.errors import (
     NotFoundError,
     UnavailableError,
 )
-from tailrace_gateway.core.exports import Exporter
-from tailrace_gateway.core.sessions import Sessions
+from tailrace_gateway.core.gateway import Gateway
 from tailrace_gateway.ports import StoreLostError
 from tailrace_protos.base import as_float32, as_int32, as_uint8
 from tailrace_protos.generation import SamplingParams
-from tailrace_protos.session import ExportSession, ExportStyle, OpenSession, SessionLimits
+from tailrace_protos.session import (
+    ExportSession,
+    ExportStyle,
+    OpenSession,
+    SessionExport,
+    SessionLimits,
+)
 from tailrace_protos.trajectory import TokenRow
 
 _SESSION_ID = re.compile(r"^[A-Za-z0-9_.:-]{1,200}$")
@@ -73,24 +78,31 @@ class Exporting(Body, frozen=True, kw_only=True):
     turn_discount: float = 1.0
 
 
+class Everywhere(Protocol):
+    """Ends sessions in all replicas."""
+
+    async def finish(self, request: ExportSession) -> SessionExport:
+        """Export; calls that still run anywhere are ended."""
+
+    async def forget(self, session_id: str) -> None:
+        """Forget a session; nothing if there is none."""
+
+
 class SessionRoutes:
-    """Answers the routes of sessions. `close(session_id)` forgets one everywhere."""
+    """Answers the routes of sessions."""
 
     def __init__(
         self,
-        sessions: Sessions,
-        exporter: Exporter,
+        gateway: Gateway,
         defaults: SessionDefaults,
         base_url: Callable[[], str],
-        finish: Callable[[ExportSession], Awaitable[Any]],
-        close: Callable[[str], Awaitable[None]],
+        everywhere: Everywhere,
     ) -> None:
-        self._sessions = sessions
-        self._exporter = exporter
+        self._sessions = gateway.sessions
+        self._exporter = gateway.exporter
         self._defaults = defaults
         self._base_url = base_url
-        self._finish = finish
-        self._close = close
+        self._everywhere = everywhere
 
     def routes(self) -> list[HttpRoute]:
         """The routes of sessions."""
@@ -143,7 +155,7 @@ class SessionRoutes:
         """Close a session for calls and give its rows out as JSON."""
         session_id = _session_id(exchange)
         body = read_body(await exchange.body() or b"{}", Exporting)
-        exported = await self._finish(
+        exported = await self._everywhere.finish(
             ExportSession(session_id, body.rewards, body.export_style, body.turn_discount)
         )
         await exchange.answer(
@@ -160,7 +172,7 @@ class SessionRoutes:
         """Forget a session."""
         session_id = _session_id(exchange)
         try:
-            await self._close(session_id)
+            await self._everywhere.forget(session_id)
         except StoreLostError as error:
             reason = f"the session cannot be closed now: {error}"
             raise UnavailableError(reason, retry_after_s=1.0) from error

@@ -1,0 +1,53 @@
+"""The gateway without a transport: sessions, calls and exports over one policy and one store."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import NamedTuple
+
+from tailrace.chat import Renderer
+from tailrace.chat.config import ReasoningPolicy
+from tailrace.clock import Clock
+from tailrace.ledger import Ledger
+from tailrace_gateway.core.calls import Calls
+from tailrace_gateway.core.capture import Capture
+from tailrace_gateway.core.exports import Exporter
+from tailrace_gateway.core.prompts import Prompter
+from tailrace_gateway.core.sampling import Sampler
+from tailrace_gateway.core.sessions import Identity, Sessions
+from tailrace_gateway.ports import SessionPolicy, SessionStore
+
+
+class Voices(NamedTuple):
+    """How the model is spoken to: as a conversation, and `plain`, where a reply is bare text."""
+
+    chat: Renderer
+    plain: Renderer
+    reasoning: ReasoningPolicy
+
+
+class Gateway(NamedTuple):
+    """What routes and handlers need."""
+
+    sessions: Sessions
+    calls: Calls
+    exporter: Exporter
+
+    @classmethod
+    def over(
+        cls,
+        policy: SessionPolicy,
+        store: SessionStore,
+        identity: Identity,
+        voices: Voices,
+        clock: Clock,
+        *,
+        max_concurrent_calls: int,
+    ) -> Gateway:
+        """The parts, put together."""
+        make_ledger = partial(Ledger, voices.chat, reasoning=voices.reasoning)
+        sessions = Sessions(identity, store, policy, make_ledger, clock)
+        sampler = Sampler(policy, voices.chat, voices.plain, Capture(store), clock)
+        prompter = Prompter(voices.chat)
+        calls = Calls(sessions, prompter, sampler, clock, max_concurrent=max_concurrent_calls)
+        return cls(sessions, calls, Exporter(sessions, store))
