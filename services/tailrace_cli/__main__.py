@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -13,6 +14,7 @@ from tailrace.log import configure
 from tailrace_cli.cluster.attached import Attachment
 from tailrace_cli.cluster.supervisor import USER_ERROR, ServiceFailedError
 from tailrace_cli.commands.cluster_run import keep_up, prepare_run_dir
+from tailrace_cli.commands.import_config import import_config as convert_config
 from tailrace_cli.commands.tools import app as tools_app
 from tailrace_cli.commands.validate import validate as validate_experiment
 from tailrace_cli.experiment import Experiment, load, locate
@@ -172,6 +174,24 @@ def episode(
         tools=tool or (),
         user_modules=locate(experiment, config_path, config_name).parent,
     )
+
+
+@app.command("import-config")
+def import_config(
+    system: Annotated[str, typer.Argument(help="roll, verl or areal.")],
+    file: Annotated[str, typer.Argument(help="Its configuration, as YAML.")],
+    output: Annotated[str, typer.Option("-o", "--output", help="Write there, not to stdout.")] = "",
+    strict: Annotated[bool, typer.Option("--strict", help="Exit code 2 if anything is left.")] = False,
+) -> None:
+    """Write another system's configuration in our keys; what has no place in it goes to stderr."""
+    text, left = convert_config(system, Path(file))
+    if output:
+        Path(output).write_text(text, encoding="utf-8")
+    else:
+        sys.stdout.write(text)
+    for line in left:
+        sys.stderr.write(f"{line}\n")
+    raise typer.Exit(USER_ERROR if strict and left else 0)
 
 
 @app.command()

@@ -1,0 +1,174 @@
+"""AReaL (inclusionAI/AReaL): experiments of asynchronous PPO and GRPO."""
+
+from __future__ import annotations
+
+from tailrace.config.settings import Derived, Refused, values
+from tailrace_cli.importing import areal_rules as rules
+from tailrace_cli.importing import words
+from tailrace_cli.importing.rules import System, not_, nothing, ratio_of_steps, to, when
+
+_ARGS = "learner.training_args"
+_SAMPLING = "agents.generating_args"
+_ESTIMATOR = ("learner.adv_estimator", "learner.norm_std", "learner.whiten_advantages")
+_OPTIMIZER = (
+    ("lr", "learning_rate"),
+    ("weight_decay", "weight_decay"),
+    ("beta1", "adam_beta1"),
+    ("beta2", "adam_beta2"),
+    ("eps", "adam_epsilon"),
+    ("gradient_clipping", "max_grad_norm"),
+    ("min_lr_ratio", "min_lr_ratio"),
+)
+_SERVERS = (
+    ("sglang", "context_length", "max_running_requests"),
+    ("vllm", "max_model_len", "max_num_seqs"),
+)
+
+AREAL = System(
+    "areal",
+    "AReaL",
+    (
+        Derived("experiment_name", ("exp_name",), rules.name, "with `trial_name`"),
+        Derived("trial_name", (), nothing, "with `experiment_name`"),
+        Refused("*.experiment_name", "the run has one name, exp_name"),
+        Refused("*.trial_name", "the run has one name, exp_name"),
+        to("seed", "seed"),
+        to("total_train_steps", "max_steps"),
+        Refused("total_train_epochs", words.NO_EPOCHS),
+        Refused("async_training", "give max_staleness: 0 is synchronous", (True,)),
+        Derived("tokenizer_path", (), rules.same_model, "the model's own"),
+        Derived(
+            "allocation_mode",
+            ("cluster.num_inference_servers", "learner.strategy_args.num_ranks"),
+            rules.allocation,
+            "data-parallel engines and ranks",
+        ),
+        to("cluster.fileroot", "output_dir"),
+        to("cluster.n_gpus_per_node", "cluster.num_gpus_per_node"),
+        Refused("cluster.n_nodes", "a local cluster is one machine", (1,)),
+        to("rollout.max_concurrent_rollouts", "agents.max_concurrent_episodes"),
+        to("rollout.max_head_offpolicyness", "max_staleness"),
+        to("rollout.consumer_batch_size", "groups_per_step"),
+        to("gconfig.n_samples", "group_size"),
+        to("gconfig.max_new_tokens", f"{_SAMPLING}.max_new_tokens"),
+        to("gconfig.max_tokens", "agents.max_episode_tokens"),
+        Refused("gconfig.min_new_tokens", "a reply may end at any token", (0,)),
+        Refused("gconfig.greedy", "set the temperature to 0", (False,)),
+        to("gconfig.temperature", f"{_SAMPLING}.temperature", "learner.temperature", by=float),
+        to("gconfig.top_p", f"{_SAMPLING}.top_p", by=float),
+        to("gconfig.top_k", f"{_SAMPLING}.top_k", by=rules.top_k),
+        to("gconfig.stop", f"{_SAMPLING}.stop", by=list),
+        to("actor.path", "pretrain"),
+        Refused("*.init_from_scratch", "describe the model under learner.from_scratch", (False,)),
+        Refused("*.disable_dropout", "there never is dropout", (True,)),
+        to("actor.dtype", "learner.model_args.dtype", by=values.dtype),
+        to("actor.attn_impl", "learner.model_args.attn_implementation", by=values.attention),
+        to(
+            "actor.gradient_checkpointing",
+            "learner.model_args.disable_gradient_checkpointing",
+            by=not_,
+        ),
+        to("actor.backend", "learner.strategy_args.strategy_name", by=rules.strategy),
+        Derived(
+            "actor.mb_spec.max_tokens_per_mb",
+            ("learner.max_tokens_per_micro_batch", "learner.min_tokens_per_micro_batch"),
+            rules.tokens_of_a_pass,
+            "tokens of a pass",
+        ),
+        Refused("actor.optimizer.type", "the optimizer is AdamW", ("adam", "adamw")),
+        *(to(f"actor.optimizer.{key}", f"{_ARGS}.{ours}") for key, ours in _OPTIMIZER),
+        to("actor.optimizer.lr_scheduler_type", f"{_ARGS}.lr_scheduler_type", by=values.schedule),
+        ratio_of_steps(
+            "actor.optimizer.warmup_steps_proportion", f"{_ARGS}.warmup_steps", "total_train_steps"
+        ),
+        Derived("actor.group_size", (), rules.same_group, "as `gconfig.n_samples`"),
+        Derived("actor.max_new_tokens", (), nothing, "as `gconfig.max_new_tokens`"),
+        Derived("actor.temperature", (), rules.same_temperature, "as `gconfig.temperature`"),
+        Derived("actor.use_decoupled_loss", ("learner.loss",), rules.decoupled, "the loss"),
+        Derived(
+            "actor.importance_sampling_level", ("learner.loss",), rules.level, "`gspo` by sequence"
+        ),
+        Derived("actor.use_sapo_loss", ("learner.loss",), rules.sapo, "the loss"),
+        Derived("actor.use_m2po_loss", ("learner.loss",), rules.m2po, "the loss"),
+        Derived("actor.eps_clip", ("learner.pg_clip",), rules.clip, "below 1, and above where alone"),
+        Derived("actor.eps_clip_higher", ("learner.loss",), rules.clip_higher, "`dapo`"),
+        to("actor.c_clip", "learner.dual_clip"),
+        to("actor.behav_imp_weight_cap", "learner.tis_cap", by=float),
+        Derived("actor.recompute_logprob", (), rules.recomputes, "else nothing is compared with"),
+        to("actor.prox_logp_method", "learner.proximal_logprobs", by=rules.proximal),
+        to("actor.ppo_n_minibatches", "learner.num_mini_batches"),
+        to("actor.reward_clip", "learner.reward_clip", by=float),
+        Refused("actor.reward_scaling", "give the weight of a component under reward.rewards", (1.0,)),
+        Refused("actor.reward_bias", "rewards are compared with each other or with values", (0.0,)),
+        Derived(
+            "actor.kl_ctl", ("learner.init_kl_coef", "learner.kl_in"), rules.kl, "KL in the reward"
+        ),
+        when(
+            "actor.kl_estimator",
+            "learner.kl_estimator",
+            lambda lookup: bool(lookup("actor.kl_ctl")),
+            words.NO_KL,
+            words.kl_estimator,
+        ),
+        Derived("actor.discount", ("learner.gamma",), rules.discount, "where an estimator discounts"),
+        when("actor.gae_lambda", "learner.lambd", rules.has_critic, rules.NO_CRITIC),
+        Derived("actor.reward_norm", _ESTIMATOR, rules.reward_norm, "the estimator"),
+        Derived("actor.adv_norm", _ESTIMATOR, rules.adv_norm, "the estimator"),
+        Derived("actor.group_reward_norm", _ESTIMATOR, rules.group_norm, "the estimator"),
+        Derived("critic.path", ("learner.critic",), rules.critic, "the estimator is `gae`"),
+        Refused("critic.is_critic", "a critic is one", (True,)),
+        to("critic.eps_clip", "learner.critic.value_clip"),
+        Derived("critic.dtype", (), rules.same_dtype, "as `actor.dtype`"),
+        *(
+            to(f"critic.optimizer.{key}", f"learner.critic.training_args.{ours}")
+            for key, ours in _OPTIMIZER
+        ),
+        to(
+            "critic.optimizer.lr_scheduler_type",
+            "learner.critic.training_args.lr_scheduler_type",
+            by=values.schedule,
+        ),
+        Refused("critic.optimizer.type", "the optimizer is AdamW", ("adam", "adamw")),
+        Derived("ref.path", ("learner.reference.pretrain",), rules.reference, "unless the policy's"),
+        Derived("ref.dtype", (), rules.same_dtype, "as `actor.dtype`"),
+        *(
+            setting
+            for server, length, running in _SERVERS
+            for setting in (
+                to(f"{server}.{length}", "inference.max_model_len"),
+                to(f"{server}.{running}", "inference.max_running"),
+                to(f"{server}.dtype", "inference.dtype", by=values.engine_dtype),
+                Derived(f"{server}.model_path", (), rules.same_model, "the policy's"),
+                Derived(f"{server}.model", (), rules.same_model, "the policy's"),
+                Refused(server, words.NO_ENGINE),
+            )
+        ),
+        to("train_dataset.batch_size", "groups_per_step"),
+        Derived(
+            "train_dataset.path",
+            ("agents.datasets.train.path", "scheduler.tags"),
+            lambda path, _: words.datasets("train", "scheduler.tags", path),
+            "the data set `train`; rows need a `prompt`",
+        ),
+        Derived(
+            "train_dataset.max_length",
+            ("agents.max_episode_tokens",),
+            rules.longest,
+            "with `gconfig.max_new_tokens`",
+        ),
+        Refused("train_dataset.shuffle", "rows are shuffled anew in every epoch", (True,)),
+        to("valid_dataset.batch_size", "scheduler.eval_groups"),
+        Derived(
+            "valid_dataset.path",
+            ("agents.datasets.validation.path", "scheduler.eval_tags"),
+            lambda path, _: words.datasets("validation", "scheduler.eval_tags", path),
+            "the data set `validation`",
+        ),
+        to("saver.freq_steps", "save_steps"),
+        to("evaluator.freq_steps", "eval_steps"),
+        Refused(
+            "stats_logger.wandb.mode", "metrics go to TensorBoard and metrics.jsonl", ("disabled",)
+        ),
+        to("workflow", "agents.workflow.agent"),
+    ),
+)

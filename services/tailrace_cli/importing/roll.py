@@ -1,0 +1,144 @@
+"""ROLL (alibaba/ROLL): pipelines of agents and of verifiable rewards.
+
+Its roles have the names that ours have too: those lines are the table of our own settings.
+"""
+
+from __future__ import annotations
+
+from tailrace.config.settings import TABLES, Derived, Refused, values
+from tailrace.config.settings.setting import choice
+from tailrace_cli.importing import roll_rules as rules
+from tailrace_cli.importing import words
+from tailrace_cli.importing.rules import System, nothing, ratio_of_steps, run_name, to, when
+
+_OF_CRITIC = "a critic there is with adv_estimator gae only"
+_RUN = (
+    "seed",
+    "output_dir",
+    "logging_dir",
+    "render_save_dir",
+    "max_steps",
+    "logging_steps",
+    "pretrain",
+)
+_ENV = "custom_envs.*"
+_INFER = "actor_infer.strategy_args.strategy_config"
+_OURS = tuple(
+    setting
+    for table in TABLES.values()
+    for setting in table
+    if setting.name not in ("critic", "reference", "custom_envs")
+)
+
+ROLL = System(
+    "roll",
+    "ROLL",
+    (
+        to("exp_name", "exp_name", by=run_name),
+        *(to(key, key) for key in _RUN),
+        to("save_steps", "save_steps", by=words.steps_or_never),
+        to("eval_steps", "eval_steps", by=words.steps_or_never),
+        to("resume_from_checkpoint", "resume_from_checkpoint"),
+        to("track_with", "learner.tensorboard", by=rules.tracker),
+        Derived(
+            "rollout_batch_size", ("groups_per_step",), rules.groups, "episodes of a step, by group"
+        ),
+        to("num_return_sequences_in_group", "group_size"),
+        Derived(
+            "actor_infer.generating_args.num_return_sequences",
+            ("group_size",),
+            rules.replies,
+            "with `train_env_manager` 1",
+        ),
+        to("max_grad_norm", "learner.training_args.max_grad_norm"),
+        Refused("reward_pretrain", "give it again if a component of the reward shall be this model"),
+        Refused("rpc_timeout", "every call has a deadline of its own"),
+        Refused("system_envs", "set the variables where tailrace starts (cluster.keep_environment)"),
+        Refused("tracker_kwargs", "metrics lie in the run directory"),
+        Derived(
+            "train_env_manager.num_env_groups", ("groups_per_step",), rules.env_groups, "of a step"
+        ),
+        Derived("val_batch_size", ("scheduler.eval_groups",), rules.evaluation, "episodes, by group"),
+        to("sequence_length", *rules.LENGTHS),
+        Derived("response_length", rules.LENGTHS, rules.longest, "with `prompt_length`"),
+        Derived("prompt_length", (), nothing, "with `response_length`"),
+        to("async_generation_ratio", "max_staleness", by=rules.staleness),
+        Derived(
+            "adv_estimator", ("learner.adv_estimator",), rules.estimator, "with `reward_normalization`"
+        ),
+        when(
+            f"{rules.NORM}.grouping",
+            "learner.reward_grouping",
+            lambda lookup: (
+                rules.is_starpo(lookup) or lookup(f"{rules.NORM}.grouping") == "traj_group_id"
+            ),
+            "episodes are compared beyond their group by starpo only",
+        ),
+        when(
+            f"{rules.NORM}.method",
+            "learner.reward_norm",
+            lambda lookup: rules.is_starpo(lookup) or lookup(f"{rules.NORM}.method") == "mean_std",
+            "only starpo has a choice",
+            choice(mean_std="mean_std", mean="mean", identity="none"),
+        ),
+        to("step_reward_gamma", "learner.step_gamma"),
+        to("episode_reward_weight", "learner.episode_advantage_weight"),
+        to("step_reward_weight", "learner.step_advantage_weight"),
+        to("pg_clip_low", "learner.pg_clip"),
+        to("pg_clip_high", "learner.pg_clip_high"),
+        Derived("pg_variant", ("learner.loss", "learner.behaviour_correction"), rules.loss, "the loss"),
+        Derived("actor_train.pg_variant", ("learner.loss",), rules.loss, "the loss"),
+        Derived(
+            "use_pg_clip_range",
+            ("learner.loss",),
+            lambda used, _lookup: {"learner.loss": "dapo"} if used else {},
+            "a range of its own above 1 is `dapo`",
+        ),
+        Derived(
+            "dual_clip_loss",
+            ("learner.dual_clip",),
+            lambda used, lookup: (
+                {"learner.dual_clip": 1.0 + 2.0 * lookup("pg_clip", 0.2)} if used else {}
+            ),
+            "1 + 2 `pg_clip`",
+        ),
+        to("loss_agg_mode", "learner.loss_aggregation", by=words.aggregation),
+        Derived(
+            "use_kl_loss", ("learner.init_kl_coef", "learner.kl_in"), rules.kl_in_loss, "KL in the loss"
+        ),
+        Derived(
+            "add_token_level_kl",
+            ("learner.init_kl_coef", "learner.kl_in"),
+            rules.kl_in_reward,
+            "KL in the reward",
+        ),
+        Derived("kl_loss_coef", (), nothing, "with `use_kl_loss`"),
+        Derived("init_kl_coef", (), nothing, "with `add_token_level_kl`"),
+        when("kl_penalty", "learner.kl_estimator", rules.has_kl, words.NO_KL, words.kl_estimator),
+        when("target_kl", "learner.target_kl", rules.has_kl, words.NO_KL),
+        when("kl_horizon", "learner.kl_horizon", rules.has_kl, words.NO_KL),
+        when("value_clip", "learner.critic.value_clip", rules.has_critic, _OF_CRITIC),
+        when("critic_warmup", "learner.critic.critic_warmup", rules.has_critic, _OF_CRITIC),
+        when("lambd", "learner.lambd", rules.has_critic, "only gae looks ahead by values"),
+        to(
+            "actor_train.model_args.flash_attn",
+            "learner.model_args.attn_implementation",
+            by=values.attention,
+        ),
+        ratio_of_steps(
+            "actor_train.training_args.warmup_ratio", "learner.training_args.warmup_steps", "max_steps"
+        ),
+        to("actor_infer.generating_args.stop_strings", "agents.generating_args.stop", by=tuple),
+        to(f"{_INFER}.max_model_len", "inference.max_model_len"),
+        to(f"{_INFER}.max_num_seqs", "inference.max_running"),
+        to(f"{_INFER}.max_num_batched_tokens", "inference.max_batched_tokens"),
+        Refused(_INFER, words.NO_ENGINE),
+        to(f"{_ENV}.env_type", "agents.custom_envs.*.env_type"),
+        to(f"{_ENV}.max_tokens_per_step", "agents.custom_envs.*.max_tokens_per_step"),
+        to(f"{_ENV}.max_steps", "agents.custom_envs.*.env_config.max_turns"),
+        to(f"{_ENV}.use_thread_lock", "agents.custom_envs.*.in_threads"),
+        to(f"{_ENV}.env_config.max_steps", "agents.custom_envs.*.env_config.max_turns"),
+        to(f"{_ENV}.env_config.*", "agents.custom_envs.*.env_config.*"),
+        *_OURS,
+    ),
+)

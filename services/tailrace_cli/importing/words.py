@@ -1,0 +1,49 @@
+"""Values that several of the other systems write in the same words."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from tailrace.config.settings.setting import Lookup, choice
+
+kl_estimator = choice(kl="k1", k1="k1", abs="abs", mse="k2", k2="k2", low_var_kl="k3", k3="k3")
+
+NO_ENGINE = "inference servers run our own torch engine, which has no such setting"
+PARALLEL = "an engine and a learner's rank have one device each; more of them share the work"
+NO_EPOCHS = "give max_steps: rows are drawn for as many steps as a run has"
+NO_KL = "nothing weighs the divergence: its coefficient is 0 or it is switched off"
+
+
+def all_or(value: Any) -> int:
+    """`top_k`: -1 and None are "from all", 0 here."""
+    return max(int(value), 0)
+
+
+def aggregation(value: Any) -> str:
+    """Names of the ways from token losses to one number."""
+    ours = str(value).replace("-", "_")
+    known = ("token_mean", "seq_mean_token_sum", "seq_mean_token_mean", "seq_mean_token_sum_norm")
+    if ours not in known:
+        raise ValueError(f"is none of {', '.join(known)}")
+    return ours
+
+
+def steps_or_never(value: Any) -> int:
+    """An interval in steps: negative is never, 0 here."""
+    return max(int(value), 0)
+
+
+def estimates_values(estimator: str) -> Callable[[Lookup], bool]:
+    """Whether the setting `estimator` chooses one with a critic."""
+    return lambda lookup: str(lookup(estimator)) == "gae"
+
+
+def datasets(tag: str, key: str, paths: Any) -> Mapping[str, Any]:
+    """Data sets of files or hub names: their entries and, at `key`, their names."""
+    files = [paths] if isinstance(paths, str) else list(paths)
+    names = [tag] if len(files) == 1 else [f"{tag}_{index}" for index in range(len(files))]
+    entries = {
+        f"agents.datasets.{name}.path": str(path) for name, path in zip(names, files, strict=True)
+    }
+    return {**entries, key: names}

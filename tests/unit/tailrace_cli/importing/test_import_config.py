@@ -1,0 +1,237 @@
+"""Configurations in other systems' formats become experiments; nothing of them is lost in silence."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from typer.testing import CliRunner
+
+from tailrace.config import ConfigError
+from tailrace_cli.__main__ import app
+from tailrace_cli.commands.import_config import SYSTEMS, import_config
+from tailrace_cli.experiment import load
+from tailrace_cli.importing.convert import at, convert
+from tailrace_cli.importing.source import read_source
+from tailrace_cli.validation import check_experiment
+
+HERE = Path(__file__).parent
+FILES = {"roll": "roll_agentic.yaml", "verl": "verl_grpo.yaml", "areal": "areal_ppo.yaml"}
+EXPECTED: dict[str, dict[str, Any]] = {
+    "roll": {
+        "exp_name": "lake_walkers",
+        "logging_dir": "./out/logs",
+        "max_steps": 300,
+        "groups_per_step": 16,  # 128 episodes in groups of 8
+        "max_staleness": 1,
+        "scheduler.eval_groups": 64,
+        "agents.custom_envs.Lake.env_config": {"size": 4, "p": 0.8, "max_turns": 12},
+        "agents.custom_envs.Lake.max_tokens_per_step": 64,
+        "agents.max_episode_tokens": 4096,
+        "agents.generating_args.temperature": 0.9,
+        "learner.temperature": 0.9,
+        "learner.adv_estimator": "grpo",
+        "learner.dual_clip": 1.2,
+        "learner.init_kl_coef": 0.01,
+        "learner.kl_in": "loss",
+        "learner.training_args.learning_rate": 2e-6,
+        "learner.training_args.max_grad_norm": 0.5,
+        "learner.model_args.attn_implementation": "flash_attention_2",
+        "learner.max_tokens_per_micro_batch": 4 * 4096,
+        "cluster.learner_gpus": [0, 1, 2, 3],
+        "cluster.num_inference_servers": 4,
+        "inference.max_running": 128,
+    },
+    "verl": {
+        "exp_name": "sums_grpo",
+        "output_dir": "checkpoints/sums/sums/grpo",
+        "pretrain": "Qwen/Qwen2.5-0.5B-Instruct",
+        "max_steps": 400,
+        "eval_steps": 0,
+        "groups_per_step": 256,
+        "group_size": 8,
+        "scheduler.tags": ["train"],
+        "scheduler.eval_tags": ["validation_0", "validation_1"],
+        "agents.datasets.validation_1.path": "~/data/sums/hard.parquet",
+        "agents.max_episode_tokens": 1536,
+        "agents.generating_args.top_k": 0,
+        "agents.eval_generating_args.temperature": 0.0,
+        "learner.num_mini_batches": 4,
+        "learner.loss": "dapo",
+        "learner.pg_clip_high": 0.28,
+        "learner.norm_std": False,
+        "learner.kl_estimator": "k3",
+        "learner.loss_aggregation": "seq_mean_token_mean",
+        "learner.zero_variance_groups": "redraw",
+        "learner.training_args.warmup_steps": 20,
+        "learner.training_args.adam_beta2": 0.95,
+        "learner.max_tokens_per_micro_batch": 16384,
+    },
+    "areal": {
+        "exp_name": "sums-ppo_trial3",
+        "max_staleness": 3,
+        "groups_per_step": 64,
+        "group_size": 4,
+        "agents.max_episode_tokens": 1280,
+        "agents.max_concurrent_episodes": 192,
+        "cluster.num_inference_servers": 4,
+        "learner.strategy_args": {"strategy_name": "fsdp2", "num_ranks": 2},
+        "learner.adv_estimator": "gae",
+        "learner.critic": {"value_clip": 0.5, "training_args": {"learning_rate": 2e-5}},
+        "learner.loss": "decoupled_ppo",
+        "learner.behaviour_correction": "none",
+        "learner.tis_cap": 5.0,
+        "learner.whiten_advantages": True,
+        "learner.lambd": 0.9,
+        "learner.kl_in": "reward",
+        "learner.training_args.learning_rate": 1e-5,
+        "learner.training_args.warmup_steps": 5,
+    },
+}
+LISTED = {
+    "roll": {
+        "actor_infer.strategy_args.strategy_name",
+        "custom_envs.Lake.agent_system_template",
+        "value_clip",
+        "system_envs.NCCL_DEBUG",
+    },
+    "verl": {
+        "actor_rollout_ref.rollout.tensor_model_parallel_size",
+        "actor_rollout_ref.rollout.gpu_memory_utilization",
+        "custom_reward_function.path",
+        "ray_kwargs.ray_init.num_cpus",
+        "trainer.total_epochs",
+        "algorithm.lam",
+    },
+    "areal": {
+        "actor.reward_scaling",
+        "saver.freq_epochs",
+        "total_train_epochs",
+        "sglang.mem_fraction_static",
+    },
+}
+
+
+@pytest.mark.parametrize("system", FILES)
+def test_settings_arrive_under_our_keys_with_our_values(system: str) -> None:
+    text, _ = import_config(system, HERE / FILES[system])
+    content = yaml.safe_load(text)
+    assert {key: at(content, key) for key in EXPECTED[system]} == EXPECTED[system]
+
+
+@pytest.mark.parametrize("system", FILES)
+def test_what_has_no_place_is_listed_with_its_name(system: str) -> None:
+    _, lines = import_config(system, HERE / FILES[system])
+    listed = {line.split(": ")[1] for line in lines if line.startswith("not mapped: ")}
+    assert listed >= LISTED[system]
+    content = yaml.safe_load(import_config(system, HERE / FILES[system])[0])
+    assert not any(at(content, name) for name in listed)
+
+
+# Settings that another one of the same file overrules, in that system as well.
+OVERRULED = {
+    "roll": {"init_kl_coef"},
+    "verl": {
+        "actor_rollout_ref.actor.clip_ratio",
+        "actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu",
+        "algorithm.kl_penalty",
+        "algorithm.kl_ctrl.type",
+        "algorithm.kl_ctrl.kl_coef",
+    },
+    "areal": set(),
+}
+
+
+def leaves(value: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
+    if isinstance(value, Mapping):
+        for key, inner in value.items():
+            yield from leaves(inner, (*path, key))
+    elif value is not None:
+        yield path
+
+
+def changed(settings: Any, path: tuple[str, ...]) -> Any:
+    """The settings with another value, of the same type, at `path`."""
+    if path:
+        return {**settings, path[0]: changed(settings[path[0]], path[1:])}
+    if isinstance(settings, bool):
+        return not settings
+    if isinstance(settings, int | float):
+        return settings + 7
+    return [*settings, "x"] if isinstance(settings, list) else f"{settings}x"
+
+
+@pytest.mark.parametrize("system", FILES)
+def test_every_setting_changes_the_result_or_the_list(system: str) -> None:
+    settings, _ = read_source(HERE / FILES[system])
+    before = convert(SYSTEMS[system], settings)
+    lost = {
+        ".".join(path)
+        for path in leaves(settings)
+        if ".".join(path) not in before.unmapped
+        and convert(SYSTEMS[system], changed(settings, path)) == before
+    }
+    assert lost == OVERRULED[system]
+
+
+def test_a_source_that_says_everything_is_valid_at_once(tmp_path: Path) -> None:
+    text, lines = import_config("areal", HERE / "areal_ppo.yaml")
+    assert [line for line in lines if line.startswith("missing")] == [
+        "missing: reward.rewards: say what scores the replies to the rows of the data sets"
+    ]
+    experiment = tmp_path / "experiment.yaml"
+    experiment.write_text(text)
+    check_experiment(load(experiment))
+
+
+def test_what_the_source_does_not_say_is_called_missing(tmp_path: Path) -> None:
+    source = tmp_path / "half.yaml"
+    source.write_text("trainer: {experiment_name: half}\ndata: {train_files: rows.jsonl}\n")
+    _, lines = import_config("verl", source)
+    assert any("missing" in line and "neither pretrain nor" in line for line in lines)
+
+
+def test_references_and_compositions_are_followed_or_listed(tmp_path: Path) -> None:
+    source = tmp_path / "run.yaml"
+    source.write_text(
+        "defaults: [base]\nexp_name: a\npretrain: ${model}\nmax_steps: ${steps}\nsteps: 7\n"
+    )
+    text, lines = import_config("roll", source)
+    assert yaml.safe_load(text) == {"exp_name": "a", "max_steps": 7}
+    assert any(line.startswith("not mapped: defaults: composition by Hydra") for line in lines)
+    assert any(line.startswith("not mapped: pretrain: Interpolation key 'model'") for line in lines)
+
+
+def test_the_command_writes_to_a_file_and_is_strict_when_told(tmp_path: Path) -> None:
+    source, target = str(HERE / "roll_agentic.yaml"), tmp_path / "ours.yaml"
+    run = CliRunner().invoke
+    printed = run(app, ["import-config", "roll", source])
+    assert printed.exit_code == 0
+    assert yaml.safe_load(printed.stdout)["exp_name"] == "lake_walkers"
+    assert "not mapped: value_clip" in printed.stderr
+    written = run(app, ["import-config", "roll", source, "-o", str(target), "--strict"])
+    assert written.exit_code == 2
+    assert written.stdout == ""
+    assert target.read_text() == printed.stdout
+
+
+@pytest.mark.parametrize(
+    ("system", "content", "named"),
+    [
+        ("trl", "a: 1", "unknown system 'trl': choose one of roll, verl, areal"),
+        ("roll", "a: [1", "not valid YAML"),
+        ("roll", "- 1", "expected keys"),
+        ("roll", None, "cannot read"),
+    ],
+)
+def test_mistakes_of_the_user_are_named(
+    system: str, content: str | None, named: str, tmp_path: Path
+) -> None:
+    path = tmp_path / "source.yaml"
+    if content is not None:
+        path.write_text(content)
+    with pytest.raises(ConfigError, match=named):
+        import_config(system, path)
