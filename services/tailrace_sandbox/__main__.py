@@ -1,15 +1,66 @@
-"""The sandbox process: confines, then serves its tools to every run."""
+"""The sandbox process: confines, then serves its tools to its run."""
 
 from __future__ import annotations
 
 import sys
+import uuid
 
 from tailrace.runtime import Args, Service, run_service
+from tailrace.store import StoreConnection, connect
 from tailrace.tools import ToolWorker
 from tailrace_sandbox.adapters.place import prepare
 from tailrace_sandbox.adapters.runner import Runner
 from tailrace_sandbox.adapters.tools import offers
 from tailrace_sandbox.config import SandboxConfig
+
+_CLOSE_S = 15.0  # for each step of the end, once running calls had their `drain_s`
+
+
+class _Process:
+    """Tool worker, runner and Redis connection of one process."""
+
+    def __init__(self, args: Args, config: SandboxConfig, runner: Runner) -> None:
+        self._config = config
+        self._runner = runner
+        self._redis: StoreConnection | None = None
+        self._worker: ToolWorker | None = None
+        self._run = args.run.exp_name
+        # New at each start: callers never believe in a worker again that they found dead.
+        self._worker_id = f"{args.instance_id}-{uuid.uuid4().hex[:8]}"
+        self.service = Service(
+            "sandbox",
+            args.run,
+            args.endpoints,
+            instance_id=args.instance_id,
+            drain_s=config.drain_s + _CLOSE_S,
+        )
+        self.service.on_start(self.start)
+        self.service.on_drain(self.close)
+        self.service.on_drain(self.drain)  # which comes before `close`
+
+    async def start(self) -> None:
+        """Serve the tools. Redis carries files that are too big for a message."""
+        self._redis = await connect(self.service.endpoints.redis_url)
+        self._worker = ToolWorker(
+            offers(self._runner, self._config),
+            self.service.bus,
+            max_concurrency=self._config.max_concurrency + self._config.max_sessions,
+            run=self._run,
+            worker_id=self._worker_id,
+            redis=self._redis,
+        )
+        await self._worker.start()
+
+    async def drain(self) -> None:
+        """Let calls and sessions end."""
+        if self._worker is not None:
+            await self._worker.drain(self._config.drain_s)
+
+    async def close(self) -> None:
+        """Leave nothing behind."""
+        await self._runner.close()
+        if self._redis is not None:
+            await self._redis.aclose()
 
 
 async def build(args: Args) -> Service:
@@ -17,19 +68,7 @@ async def build(args: Args) -> Service:
     config = args.section("sandbox", SandboxConfig)
     runner = Runner(await prepare(config))
     await runner.warm_up()
-    service = Service(
-        "sandbox", args.run, args.endpoints, instance_id=args.instance_id, drain_s=config.drain_s
-    )
-    service.on_drain(runner.close)
-    worker = ToolWorker(
-        offers(runner, config),
-        service.bus,
-        max_concurrency=config.max_concurrency + config.max_sessions,
-        run=args.run.exp_name,
-        worker_id=args.instance_id,
-    )
-    worker.join(service)
-    return service
+    return _Process(args, config, runner).service
 
 
 def main() -> int:

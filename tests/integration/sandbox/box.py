@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import threading
+import time
 from collections.abc import Coroutine
 from typing import Any, TypeVar
 
@@ -58,6 +60,17 @@ class Box:
         return self.wait(
             self.runner.run(Work("shell", command, more.pop("wall_s", LIMITS.wall_s), **more))
         )
+
+    def folders(self) -> list[str]:
+        """Folders of calls that are there."""
+        return [name for name in os.listdir(self.place.base) if name.startswith("call-")]
+
+    def leaves_no_folder(self) -> bool:
+        """Whether those of all calls are removed, which for the last one is after its end."""
+        give_up_s = time.monotonic() + DEADLINE_S
+        while self.folders() and time.monotonic() < give_up_s:
+            time.sleep(0.01)
+        return not self.folders()
 
     def close(self) -> None:
         """End everything."""

@@ -6,7 +6,7 @@ import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,6 +15,7 @@ import pytest
 from tests.integration.sandbox.box import Box
 
 SECRET = "tailrace-secret-4711"
+_ATTEMPT = ("escape_attempt", True)
 
 
 @pytest.fixture(scope="session")
@@ -48,6 +49,24 @@ class Outside:
         for name, value in names.items():
             code = code.replace(name, value)
         return code
+
+
+@pytest.fixture(autouse=True)
+def counted(request: pytest.FixtureRequest, record_property: Callable[[str, object], None]) -> None:
+    """Each test of the escape suite that asks the sandbox for something is an attempt."""
+    if "test_escapes" in request.node.nodeid and "box" in request.fixturenames:
+        record_property(*_ATTEMPT)
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """How many ways out were tried, and how many of these tests failed."""
+    num_tried, num_failed = (
+        sum(_ATTEMPT in report.user_properties for report in terminalreporter.stats.get(outcome, ()))
+        for outcome in ("passed", "failed")
+    )
+    if num_tried or num_failed:
+        line = f"escape attempts: {num_tried + num_failed}, escapes: {num_failed}"
+        terminalreporter.write_line(line)
 
 
 @pytest.fixture(scope="session")
