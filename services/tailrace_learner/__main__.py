@@ -40,6 +40,7 @@ from tailrace_learner.adapters.trajectory_files import TrajectoryFiles
 from tailrace_learner.adapters.worker import Worker
 from tailrace_learner.config import LearnerConfig, WarmStart, check_with_run
 from tailrace_learner.core.books import saved_event
+from tailrace_learner.core.group_returns import limits_of
 from tailrace_learner.core.run_state import RunState, first_state, resumed_state
 from tailrace_learner.core.start import Origin, origin
 from tailrace_learner.core.warm_start import TooFewDemonstrationsError
@@ -135,7 +136,7 @@ class _Process:
         else:
             state = resumed_state(checkpoint.state, self.digest)
         await self.compute(self.team.restore, path)
-        return self.put_together(state)
+        return self.put_together(msgspec.structs.replace(state, reference=self.team.reference))
 
     async def disband(self) -> None:
         """Send the other ranks home."""
@@ -191,7 +192,7 @@ class _Process:
             writers=writers,
             trajectories=TrajectoryFiles(run.run_dir) if config.save_trajectories else None,
         )
-        return Learner(world, self.team, run, config, state)
+        return Learner(world, self.team, run, config, state, limits_of(self.team.card))
 
 
 def checked_config(args: Args) -> LearnerConfig:

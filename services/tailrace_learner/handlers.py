@@ -24,6 +24,7 @@ from tailrace.weights.tensors import TensorBytes
 from tailrace_learner import metrics
 from tailrace_learner.config import LearnerConfig
 from tailrace_learner.core.books import Books, Timing, saved_event
+from tailrace_learner.core.group_returns import NO_LIMITS, RowLimits
 from tailrace_learner.core.row_builder import RowBuilder
 from tailrace_learner.core.rows import PreparedGroup
 from tailrace_learner.core.run_state import RunState
@@ -79,13 +80,14 @@ class Learner:
         run: RunConfig,
         config: LearnerConfig,
         state: RunState,
+        limits: RowLimits = NO_LIMITS,
     ) -> None:
         self._world = world
         self._trainer = trainer
         self._run = run
         self._config = config
         self._books = Books(state, run, config.max_retained_bytes)
-        self._builder = RowBuilder(config, run.max_staleness, state.ancestry)
+        self._builder = RowBuilder(config, run.max_staleness, state.ancestry, limits)
         self._versions: dict[int, tuple[str, int]] = {}
         self._publishing: asyncio.Task[None] | None = None
         self._saving: asyncio.Task[None] | None = None

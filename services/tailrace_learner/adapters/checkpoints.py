@@ -1,9 +1,9 @@
 """Checkpoint folders: written beside, made durable, then renamed; never half there under their name.
 
 `step_<N>/` loads with `AutoModelForCausalLM` and `AutoTokenizer`; beside the model lie
-`optimizer.safetensors` (AdamW's moments by parameter name, and the random generator's state) and
-`run_state.json`, written last. Names that begin with a dot are unfinished or superseded and are
-ignored and swept.
+`optimizer.safetensors` (AdamW's moments by parameter name, and the random generator's state), the
+critic's files if there is one, and `run_state.json`, written last. Names that begin with a dot are
+unfinished or superseded and are ignored and swept.
 """
 
 from __future__ import annotations
@@ -64,6 +64,8 @@ class CheckpointFolder:
             snapshot.loaded.model.save_pretrained(part, state_dict=snapshot.weights)
             snapshot.loaded.tokenizer.save_pretrained(part)
             save_file(snapshot.optimizer, part / OPTIMIZER_FILE)
+            for name, tensors in snapshot.others.items():
+                save_file(dict(tensors), part / name)
             (part / STATE_FILE).write_bytes(msgspec.json.format(msgspec.json.encode(state)))
             _sync_tree(part)
             _replace(part, target)

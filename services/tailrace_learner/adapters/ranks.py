@@ -47,12 +47,11 @@ class TorchRanks:
         distributed.all_gather_object(found, mine, group=self._control)
         return found
 
-    def told(self, message: T | None = None) -> T:
+    def told(self, message: Any) -> Any:
         """Rank 0's message, on every rank; the others wait for it as long as it takes."""
-        held: list[Any] = [message]
+        held = [message]
         distributed.broadcast_object_list(held, src=0, group=self._control)
-        told: T = held[0]
-        return told
+        return held[0]
 
     def leave(self) -> None:
         """End the groups."""

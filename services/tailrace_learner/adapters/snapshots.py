@@ -6,8 +6,9 @@ are taken while nothing computes; afterwards training may go on.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import NamedTuple
 
 import torch
@@ -17,7 +18,6 @@ from torch import Tensor
 from tailrace.config import ConfigError
 from tailrace_learner.adapters.hf_model import LoadedModel
 from tailrace_learner.adapters.strategies.base import Strategy
-from tailrace_learner.ports import Optimizer
 
 OPTIMIZER_FILE = "optimizer.safetensors"
 _RNG = "rng.torch"
@@ -29,9 +29,10 @@ class Snapshot(NamedTuple):
     loaded: LoadedModel  # architecture and tokenizer; its weights move on
     weights: dict[str, Tensor]
     optimizer: dict[str, Tensor]  # "<parameter>.<moment>", and the random generator
+    others: Mapping[str, Mapping[str, Tensor]] = MappingProxyType({})  # files of other models
 
 
-def take_snapshot(loaded: LoadedModel, optimizer: Optimizer, strategy: Strategy) -> Snapshot:
+def take_snapshot(loaded: LoadedModel, strategy: Strategy) -> Snapshot:
     """Copy the model and its optimizer as they are (collective)."""
     copies: dict[int, Tensor] = {}
     weights: dict[str, Tensor] = {}
@@ -41,14 +42,14 @@ def take_snapshot(loaded: LoadedModel, optimizer: Optimizer, strategy: Strategy)
         weights[name] = copies[id(tensor)]
     moments = {_RNG: torch.get_rng_state()}
     for name, parameter in loaded.model.named_parameters():
-        for moment, value in strategy.moments(optimizer, parameter).items():
+        for moment, value in strategy.moments(parameter).items():
             moments[f"{name}.{moment}"] = _host_copy(value)
     if strategy.ranks.rank:
         return Snapshot(loaded, {}, {})
     return Snapshot(loaded, weights, moments)
 
 
-def load_optimizer(path: Path, loaded: LoadedModel, optimizer: Optimizer, strategy: Strategy) -> None:
+def load_optimizer(path: Path, loaded: LoadedModel, strategy: Strategy) -> None:
     """Restore the moments and the random generator; `ConfigError` if they do not fit.
 
     They may come from any number of ranks.
@@ -67,7 +68,7 @@ def load_optimizer(path: Path, loaded: LoadedModel, optimizer: Optimizer, strate
                     raise ConfigError(
                         f"resume_from_checkpoint: {path}: optimizer state of {name} has another shape"
                     )
-                strategy.set_moments(optimizer, parameter, kept)
+                strategy.set_moments(parameter, kept)
     except (OSError, SafetensorError) as error:
         raise ConfigError(f"resume_from_checkpoint: {path / OPTIMIZER_FILE}: {error}") from error
 

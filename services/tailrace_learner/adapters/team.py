@@ -17,6 +17,7 @@ from tailrace_learner.adapters.ranks import TorchRanks
 from tailrace_learner.adapters.snapshots import Snapshot
 from tailrace_learner.adapters.worker import OnStep, Worker
 from tailrace_learner.core.rows import PreparedGroup, Row
+from tailrace_learner.core.run_state import ReferenceState
 from tailrace_learner.core.step import Metrics
 from tailrace_protos.weights import ModelCard
 
@@ -58,6 +59,11 @@ class Team:
     def num_parameters(self) -> int:
         """Trained parameters of the whole model."""
         return self._worker.num_parameters
+
+    @property
+    def reference(self) -> ReferenceState | None:
+        """Which weights the reference model has, once all is restored."""
+        return self._worker.reference
 
     def load(self, checkpoint: str) -> None:
         """Load the model on every rank."""
@@ -127,7 +133,7 @@ class Team:
 
 def follow(worker: Worker, ranks: TorchRanks) -> None:
     """Repeat what rank 0 does until it ends."""
-    while (command := ranks.told(_END)) != _END:
+    while (command := ranks.told(None)) != _END:
         assert command.method in COMMANDS
         if command.method == "warm_start":
             worker.warm_start(_heard(ranks), lambda step, loss: None)
@@ -139,7 +145,7 @@ def follow(worker: Worker, ranks: TorchRanks) -> None:
 def _heard(ranks: TorchRanks) -> Iterator[Row]:
     """Rows as rank 0 makes them."""
     while True:
-        block = ranks.told(_END)
+        block = ranks.told(None)
         if block == _END:
             raise LeaderGoneError("rank 0 ended during the warm start")
         yield from block

@@ -12,6 +12,8 @@ from pathlib import Path
 from tailrace.config import RunConfig
 from tailrace.weights.tensors import TensorBytes
 from tailrace_learner.adapters import hf_model
+from tailrace_learner.adapters.critic_files import critic_tensors
+from tailrace_learner.adapters.roles import RoleMaker
 from tailrace_learner.adapters.snapshots import Snapshot, load_optimizer, take_snapshot
 from tailrace_learner.adapters.strategies.base import Strategy
 from tailrace_learner.config import LearnerConfig
@@ -47,18 +49,25 @@ class Worker:
         return warm_start(self._policy, rows, self._config.warm_start, self._config, on_step, ranks)
 
     def restore(self, checkpoint: str) -> None:
-        """Make the optimizer, with the moments of a checkpoint unless it is empty; then the trainer."""
+        """Make optimizer, reference, critic and trainer, as a checkpoint has them unless it is empty."""
         args = self._config.training_args
-        self._optimizer = self._strategy.make_optimizer(self._policy, args)
+        optimizer = self._strategy.make_optimizer(self._policy, args)
         if checkpoint:
-            load_optimizer(Path(checkpoint), self.loaded, self._optimizer, self._strategy)
+            load_optimizer(Path(checkpoint), self.loaded, self._strategy)
+        maker = RoleMaker(
+            self._run, self._config, self.loaded, self._policy, self._strategy, checkpoint
+        )
+        roles = maker.make()
+        self._critic, self.reference = roles.critic, maker.reference
         self._trainer = StepTrainer(
             self._policy,
-            self._optimizer,
+            optimizer,
             self._config,
             groups_per_step=self._run.groups_per_step,
             max_steps=self._run.max_steps,
             ranks=self._strategy.ranks,
+            roles=roles,
+            kl_coef=maker.kl_coef,
         )
 
     # Steps
@@ -103,4 +112,7 @@ class Worker:
 
     def snapshot(self) -> Snapshot:
         """A copy of what a checkpoint holds (collective)."""
-        return take_snapshot(self.loaded, self._optimizer, self._strategy)
+        copy = take_snapshot(self.loaded, self._strategy)
+        if self._critic is None or self._strategy.ranks.rank:
+            return copy
+        return copy._replace(others=critic_tensors(self._critic.critic, self._critic.optimizer))

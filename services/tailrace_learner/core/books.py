@@ -89,6 +89,7 @@ class Books:
             self.state,
             step=self.state.step + 1,
             num_trained_groups=self.state.num_trained_groups + self._run.groups_per_step,
+            kl_coef=numbers.get("kl_coef"),
         )
 
     def published(self, policy_version: int) -> None:

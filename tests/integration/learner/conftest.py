@@ -62,7 +62,16 @@ def experiment(run: str, folder: Path, **changes: Any) -> dict[str, Any]:
     return content
 
 
-_LEARNER_KEYS = {"warm_start", "save_trajectories", "tensorboard", "from_scratch", "num_mini_batches"}
+_LEARNER_KEYS = {
+    "from_scratch",
+    "lora",
+    "num_mini_batches",
+    "save_trajectories",
+    "strategy_args",
+    "tensorboard",
+    "wandb",
+    "warm_start",
+}
 
 
 @dataclass

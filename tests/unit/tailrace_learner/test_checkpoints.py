@@ -27,7 +27,6 @@ from tailrace_learner.adapters.hf_model import LoadedModel
 from tailrace_learner.adapters.snapshots import Snapshot, load_optimizer, take_snapshot
 from tailrace_learner.adapters.strategies.single import SingleStrategy
 from tailrace_learner.config import FromScratch, LearnerConfig, TrainingArgs
-from tailrace_learner.core.optimizer import make_adamw
 from tailrace_learner.core.run_state import RunState, resumed_state
 from tailrace_learner.core.step import StepTrainer
 from tests.unit.tailrace_learner.factory import make_rows
@@ -63,8 +62,9 @@ class Session:
     def __init__(self, loaded: LoadedModel) -> None:
         self.loaded = loaded
         policy = hf_model.make_policy(loaded, CONFIG)
-        self.optimizer = make_adamw(policy.parameters, CONFIG.training_args)
-        self.trainer = StepTrainer(policy, self.optimizer, CONFIG, groups_per_step=1, max_steps=8)
+        self.strategy = SingleStrategy()
+        optimizer = self.strategy.make_optimizer(policy, CONFIG.training_args)
+        self.trainer = StepTrainer(policy, optimizer, CONFIG, groups_per_step=1, max_steps=8)
 
     def train(self, steps: range) -> None:
         for step in steps:
@@ -74,7 +74,7 @@ class Session:
             self.trainer.finish()
 
     def snapshot(self) -> Snapshot:
-        return take_snapshot(self.loaded, self.optimizer, SingleStrategy())
+        return take_snapshot(self.loaded, self.strategy)
 
     def weights(self) -> dict[str, torch.Tensor]:
         return {name: tensor.clone() for name, tensor in self.loaded.model.state_dict().items()}
@@ -95,7 +95,7 @@ def test_training_continues_bit_for_bit(tmp_path: Path, fresh: Session) -> None:
     fresh.train(range(3, 6))
 
     again = Session(hf_model.load_model(str(path), CONFIG))
-    load_optimizer(path, again.loaded, again.optimizer, SingleStrategy())
+    load_optimizer(path, again.loaded, again.strategy)
     again.train(range(3, 6))
     for name, tensor in fresh.weights().items():
         assert torch.equal(tensor, again.weights()[name]), name

@@ -26,20 +26,18 @@ class Strategy(Protocol):
         ...
 
     def make_optimizer(self, policy: Policy, args: TrainingArgs) -> Optimizer:
-        """AdamW of the trained parameters, laid out as they are."""
+        """AdamW of the trained parameters, laid out as they are; moments are those of the last made."""
         ...
 
     def whole(self, tensor: Tensor) -> Tensor:
         """A weight in full (collective)."""
         ...
 
-    def moments(self, optimizer: Optimizer, parameter: nn.Parameter) -> Moments:
+    def moments(self, parameter: nn.Parameter) -> Moments:
         """AdamW's moments of a parameter in full (collective); empty before its first update."""
         ...
 
-    def set_moments(
-        self, optimizer: Optimizer, parameter: nn.Parameter, moments: Mapping[str, Tensor]
-    ) -> None:
+    def set_moments(self, parameter: nn.Parameter, moments: Mapping[str, Tensor]) -> None:
         """Give a parameter the moments that a checkpoint holds, in full."""
         ...
 

@@ -70,25 +70,23 @@ class Fsdp2Strategy:
 
     def make_optimizer(self, policy: Policy, args: TrainingArgs) -> SummedAdamW:
         """AdamW of the shards; its norm is that of all ranks."""
-        optimizer = make_adamw(policy.parameters, args)
-        optimizer.ranks = self.ranks
-        return optimizer
+        self._optimizer = make_adamw(policy.parameters, args)
+        self._optimizer.ranks = self.ranks
+        return self._optimizer
 
     def whole(self, tensor: Tensor) -> Tensor:
         """All shards together (collective)."""
         tensor = tensor.detach()
         return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
 
-    def moments(self, optimizer: SummedAdamW, parameter: nn.Parameter) -> Moments:
+    def moments(self, parameter: nn.Parameter) -> Moments:
         """All shards of the moments (collective)."""
-        state = optimizer.state.get(parameter, {})
+        state = self._optimizer.state.get(parameter, {})
         return {name: self.whole(value) for name, value in state.items()}
 
-    def set_moments(
-        self, optimizer: SummedAdamW, parameter: nn.Parameter, moments: Mapping[str, Tensor]
-    ) -> None:
+    def set_moments(self, parameter: nn.Parameter, moments: Mapping[str, Tensor]) -> None:
         """Cut the moments as their parameter is cut; the count of steps is everybody's."""
-        optimizer.state[parameter] = {
+        self._optimizer.state[parameter] = {
             name: self._part(value, parameter) if value.dim() else value.to(parameter.device)
             for name, value in moments.items()
         }

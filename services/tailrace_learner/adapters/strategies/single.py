@@ -25,22 +25,21 @@ class SingleStrategy:
 
     def make_optimizer(self, policy: Policy, args: TrainingArgs) -> SummedAdamW:
         """AdamW in one kernel."""
-        return make_adamw(policy.parameters, args)
+        self._optimizer = make_adamw(policy.parameters, args)
+        return self._optimizer
 
     def whole(self, tensor: Tensor) -> Tensor:
         """The weight itself."""
         return tensor.detach()
 
-    def moments(self, optimizer: SummedAdamW, parameter: nn.Parameter) -> Moments:
+    def moments(self, parameter: nn.Parameter) -> Moments:
         """The moments themselves."""
-        return dict(optimizer.state.get(parameter, {}))
+        return dict(self._optimizer.state.get(parameter, {}))
 
-    def set_moments(
-        self, optimizer: SummedAdamW, parameter: nn.Parameter, moments: Mapping[str, Tensor]
-    ) -> None:
+    def set_moments(self, parameter: nn.Parameter, moments: Mapping[str, Tensor]) -> None:
         """Put the moments on the parameter's device."""
         device = parameter.device
-        optimizer.state[parameter] = {name: value.to(device) for name, value in moments.items()}
+        self._optimizer.state[parameter] = {name: value.to(device) for name, value in moments.items()}
 
     def shape(self, parameter: nn.Parameter) -> tuple[int, ...]:
         """The parameter's shape."""
