@@ -49,7 +49,7 @@ class Worker:
         return warm_start(self._policy, rows, self._config.warm_start, self._config, on_step, ranks)
 
     def restore(self, checkpoint: str) -> None:
-        """Make optimizer, reference, critic and trainer, as a checkpoint has them unless it is empty."""
+        """Make optimizer, reference, critic, trainer; as a checkpoint has them unless it is empty."""
         args = self._config.training_args
         optimizer = self._strategy.make_optimizer(self._policy, args)
         if checkpoint:

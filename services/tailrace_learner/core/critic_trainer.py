@@ -19,13 +19,13 @@ from tailrace_learner.config import LearnerConfig
 from tailrace_learner.core.aggregation import row_count, token_weights
 from tailrace_learner.core.critic import Critic
 from tailrace_learner.core.losses.value_clip import value_clip
-from tailrace_learner.core.optimizer import learning_rate_at
+from tailrace_learner.core.optimizer import SummedAdamW, learning_rate_at
 from tailrace_learner.core.packing import PackedBatch, micro_batches, pack
 from tailrace_learner.core.policy import StartWeights
 from tailrace_learner.core.row_values import row_values
 from tailrace_learner.core.rows import Row, gathered
 from tailrace_learner.core.tally import Tally
-from tailrace_learner.ports import Optimizer, UpdateResult
+from tailrace_learner.ports import UpdateResult
 
 
 class CriticTrainer:
@@ -34,13 +34,13 @@ class CriticTrainer:
     def __init__(
         self,
         critic: Critic,
-        optimizer: Optimizer,
+        optimizer: SummedAdamW,
         config: LearnerConfig,
         *,
         max_steps: int,
     ) -> None:
         self.critic = critic
-        self._optimizer = optimizer
+        self.optimizer = optimizer
         self._config = config
         self._max_steps = max_steps
         self._start = StartWeights(critic.parameters)
@@ -52,7 +52,7 @@ class CriticTrainer:
         self._tally = Tally()
         self._updates: list[UpdateResult] = []
         self._start.forget()
-        self._optimizer.zero_grad(set_to_none=True)
+        self.optimizer.zero_grad(set_to_none=True)
 
     @property
     def is_warming_up(self) -> bool:
@@ -110,7 +110,7 @@ class CriticTrainer:
             self._start.keep()
         args = self.critic.args.training_args
         self._updates.append(
-            self._optimizer.update(
+            self.optimizer.update(
                 count=row_count(rows, self._config),
                 learning_rate=learning_rate_at(self._step, self._max_steps, args),
                 max_grad_norm=args.max_grad_norm,
