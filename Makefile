@@ -4,7 +4,7 @@ SEED ?= 1
 BIN := .venv/bin
 INSTALL := $(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: demo docs results test test-camel test-heavy lint bench-demo bench-transport bench-engine bench-gateway bench-tools bench-sandbox test-sandbox-container clean
+.PHONY: test-envs demo docs results test test-camel test-heavy lint bench-demo bench-transport bench-engine bench-gateway bench-tools bench-sandbox test-sandbox-container clean
 
 demo: .venv/ready
 	$(BIN)/tailrace train examples/frozen_lake exp_name=demo seed=$(SEED) --overwrite
@@ -15,6 +15,10 @@ test: .venv/ready-dev
 # Slow the first time: it resolves and installs a second environment.
 test-camel: .venv/ready-dev .venv-camel/ready
 	$(BIN)/pytest tests/integration/frameworks -k camel
+
+# The packages verifiers and openenv-core, each with what it brings, in an environment of their own.
+test-envs: .venv-envs/ready
+	.venv-envs/bin/python -m pytest tests/unit/tailrace/envs/published
 
 test-heavy: .venv/ready-dev
 	$(BIN)/pytest tests -m heavy
@@ -84,5 +88,11 @@ test-sandbox-container: .venv/ready-dev
 	.venv-trl/bin/pip install --quiet --disable-pip-version-check -c constraints.txt torch transformers trl==1.16.0
 	touch $@
 
+.venv-envs/ready: pyproject.toml
+	$(PYTHON) -m venv .venv-envs
+	.venv-envs/bin/pip install --quiet --disable-pip-version-check -e '.[agents,verifiers,openenv]' \
+		verifiers==0.2.1 openenv-core==0.3.0 'fastmcp<4' pytest pytest-asyncio pytest-timeout
+	touch $@
+
 clean:
-	rm -rf .venv .venv-camel .venv-trl examples/tool_worker_js/node_modules runs .mypy_cache .ruff_cache .pytest_cache .import_linter_cache
+	rm -rf .venv .venv-envs .venv-camel .venv-trl examples/tool_worker_js/node_modules runs .mypy_cache .ruff_cache .pytest_cache .import_linter_cache

@@ -1,0 +1,132 @@
+"""Environments behind an OpenEnv server, unchanged: `env_type: openenv`.
+
+An instance holds one session at the server (a WebSocket), opened by the first `reset`. Calls wait for
+the server, so set `in_threads: true`. Whether a seed fixes an episode is the server's matter.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+from openenv.core import GenericEnvClient
+from openenv.core.sync_client import SyncEnvClient
+
+from tailrace.config import Config, decode_config
+from tailrace.dotted import load_dotted
+from tailrace.envs.game import Answer, TextGame
+
+
+class OpenEnvConfig(Config, frozen=True, kw_only=True):
+    """The keys of `env_config` for `env_type: openenv`."""
+
+    base_url: str
+    """Where the server is, for example `http://localhost:8000`."""
+
+    action_field: str = "message"
+    """Field of an action that takes the model's reply."""
+
+    action: dict[str, Any] = msgspec.field(default_factory=dict)
+    """Further fields of every action."""
+
+    to_action: str = ""
+    """`module:function` that makes the action (a dict) of a reply, instead."""
+
+    observation_field: str = ""
+    """Field of an observation that the model reads; empty: all of them, as JSON."""
+
+    to_text: str = ""
+    """`module:function` that makes a text of an observation (a dict), instead."""
+
+    reset: dict[str, Any] = msgspec.field(default_factory=dict)
+    """Arguments of every `reset`, besides the seed."""
+
+    instructions: str = ""
+    """Text before the first observation."""
+
+    max_turns: int = 100
+    """Replies after which the episode is truncated."""
+
+    success_return: float = 1.0
+    """An episode whose rewards add up to this is a success."""
+
+    connect_timeout_s: float = 10.0
+    """How long connecting may take."""
+
+    message_timeout_s: float = 60.0
+    """How long the server may take to answer."""
+
+    def __post_init__(self) -> None:
+        if not self.base_url.startswith(("http://", "https://", "ws://", "wss://")):
+            raise ValueError("base_url must begin with http://, https://, ws:// or wss://")
+        if self.max_turns < 1:
+            raise ValueError("max_turns must be at least 1")
+        for key in ("connect_timeout_s", "message_timeout_s"):
+            if getattr(self, key) <= 0:
+                raise ValueError(f"{key} must be positive")
+        if self.to_text and self.observation_field:
+            raise ValueError("observation_field and to_text are both given: keep one")
+
+
+class OpenEnvText(TextGame):
+    """Options are the keys of `OpenEnvConfig`."""
+
+    metadata = {"render_modes": []}  # noqa: RUF012 gymnasium's declaration
+
+    def __init__(self, **options: Any) -> None:
+        self.config = config = decode_config(options, OpenEnvConfig, "env_config")
+        super().__init__(config.max_turns)
+        own = load_dotted(config.to_text, "to_text") if config.to_text else None
+        self._describe: Callable[[dict[str, Any]], str] = own or self._field_text
+        act = load_dotted(config.to_action, "to_action") if config.to_action else None
+        self._act: Callable[[str], dict[str, Any]] = act or self._field_action
+        self._client: SyncEnvClient[Any, Any, Any] | None = None
+        self._return = 0.0
+
+    def begin(self, seed: int) -> str:
+        """See `TextGame`."""
+        self._return = 0.0
+        result = self._session().reset(seed=seed, **self.config.reset)
+        return self.config.instructions + self._describe(result.observation)
+
+    def answer(self, reply: str) -> Answer:
+        """See `TextGame`."""
+        result = self._session().step(self._act(reply))
+        reward = float(result.reward or 0.0)
+        self._return += reward
+        return Answer(self._describe(result.observation), reward, bool(result.done))
+
+    def success(self) -> float:
+        """See `TextGame`."""
+        return float(self._return >= self.config.success_return)
+
+    def close(self) -> None:
+        """End the session."""
+        if self._client is not None:
+            self._client.close()
+            self._client = None
+
+    def _session(self) -> SyncEnvClient[Any, Any, Any]:
+        if self._client is None:
+            config = self.config
+            client = GenericEnvClient(
+                config.base_url,
+                connect_timeout_s=config.connect_timeout_s,
+                message_timeout_s=config.message_timeout_s,
+            )
+            self._client = client.sync()
+        return self._client
+
+    def _field_text(self, observation: dict[str, Any]) -> str:
+        field = self.config.observation_field
+        if not field:
+            return json.dumps(observation, ensure_ascii=False, sort_keys=True) + "\n"
+        if field not in observation:
+            found = ", ".join(sorted(observation))
+            raise KeyError(f"observation_field: the observation has no {field!r} (found {found})")
+        return str(observation[field])
+
+    def _field_action(self, reply: str) -> dict[str, Any]:
+        return {**self.config.action, self.config.action_field: reply}

@@ -1,0 +1,82 @@
+"""Between gymnasium's spaces and texts: observations become words, replies become actions."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+from gymnasium import spaces
+
+_DECIMALS = 3
+_NUMBER = re.compile(r"-?\d+(?:\.\d+)?")
+
+ReadAction = Callable[[str], Any]  # None for a reply without an action
+
+
+def observation_text(space: spaces.Space[Any], observation: Any) -> str:
+    """What an observation says: texts as they are, numbers rounded, parts by name."""
+    if isinstance(space, spaces.Dict):
+        parts = (f"{key}: {observation_text(space[key], observation[key])}" for key in space)
+        return "\n".join(parts)
+    if isinstance(space, spaces.Tuple):
+        pairs = zip(space.spaces, observation, strict=True)
+        return "\n".join(observation_text(part, value) for part, value in pairs)
+    if isinstance(space, spaces.Text) or isinstance(observation, str):
+        return str(observation)
+    values = np.asarray(observation)
+    if np.issubdtype(values.dtype, np.floating):
+        values = np.round(values.astype(np.float64), _DECIMALS)
+    return np.array2string(values, separator=", ", floatmode="maxprec", threshold=10_000)
+
+
+def action_reader(space: spaces.Space[Any], names: Sequence[str]) -> ReadAction:
+    """How replies are read. `names`: words for the actions of a discrete space, in its order.
+
+    Raises `ValueError` for a space that has no reading here, and for names that do not fit it.
+    """
+    if names and not isinstance(space, spaces.Discrete):
+        raise ValueError(f"actions: names are for discrete action spaces, found {space}: leave it out")
+    if isinstance(space, spaces.Discrete):
+        return _discrete_reader(space, names)
+    if isinstance(space, spaces.Text):
+        return lambda reply: reply if space.contains(reply) else None
+    if isinstance(space, spaces.Box | spaces.MultiDiscrete | spaces.MultiBinary):
+        return _array_reader(space)
+    raise ValueError(f"action space {space} has no reading as text: write one and name it as to_action")
+
+
+def _discrete_reader(space: spaces.Discrete[Any], names: Sequence[str]) -> ReadAction:
+    words = [str(name).lower() for name in names] or [
+        str(number) for number in range(int(space.start), int(space.start) + int(space.n))
+    ]
+    if len(words) != space.n or len(set(words)) != len(words):
+        raise ValueError(
+            f"actions must name all {space.n} actions, each by another word: found {names}"
+        )
+    longest_first = sorted(words, key=len, reverse=True)
+    pattern = re.compile(rf"(?<!\w)({'|'.join(map(re.escape, longest_first))})(?!\w)")
+
+    def read(reply: str) -> Any:
+        found = pattern.search(reply.lower())
+        return space.start + words.index(found.group(1)) if found else None
+
+    return read
+
+
+def _array_reader(space: spaces.Box | spaces.MultiDiscrete | spaces.MultiBinary) -> ReadAction:
+    """As many numbers as the space has, the first ones of the reply, brought within its bounds."""
+    num_numbers = int(np.prod(space.shape))
+
+    def read(reply: str) -> Any:
+        numbers = _NUMBER.findall(reply)[:num_numbers]
+        if len(numbers) < num_numbers:
+            return None
+        values = np.array([float(number) for number in numbers]).reshape(space.shape)
+        if isinstance(space, spaces.Box):
+            values = np.clip(values, space.low, space.high)
+        action = values.astype(space.dtype)
+        return action if space.contains(action) else None
+
+    return read
