@@ -33,7 +33,7 @@ class Reference:
         if not lacking:
             return
         policy = self._policy
-        with self._on_device():
+        with self.present():
             answers = row_values(
                 lacking, lambda batch: policy.forward(batch)[0], policy.device, self._config
             )
@@ -41,7 +41,8 @@ class Reference:
                 row.log_ref = log_ref
 
     @contextmanager
-    def _on_device(self) -> Iterator[None]:
+    def present(self) -> Iterator[None]:
+        """The weights on the device, whatever their home."""
         if self._home == self._policy.device:
             yield
             return

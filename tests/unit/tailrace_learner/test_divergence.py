@@ -7,10 +7,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from torch import nn
 
 from tailrace_learner.core.kl import KL_ESTIMATORS
 from tailrace_learner.core.packing import pack
-from tests.unit.tailrace_learner.factory import CPU, make_policy, prepared_group, random_group
+from tailrace_learner.core.policy import Policy
+from tailrace_learner.core.reference import Reference
+from tests.unit.tailrace_learner.factory import CPU, config, make_policy, prepared_group, random_group
 from tests.unit.tailrace_learner.stepping import Stepper, distance, moved, stepped
 
 GROUPS = [random_group(index) for index in range(4)]
@@ -116,6 +119,28 @@ def test_the_weight_follows_the_divergence() -> None:
     assert near.metrics["kl_coef"] == pytest.approx(0.1 * (1 - 0.2 * 12 / 24))  # 12 episodes
     far = stepped(GROUPS, init_kl_coef=0.1, target_kl=1e-9, kl_horizon=48)
     assert far.metrics["kl_coef"] == pytest.approx(0.1 * (1 + 0.2 * 12 / 48))
+
+
+class Traveller(nn.Module):
+    """A model that only remembers where it was sent."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.places: list[str] = []
+
+    def to(self, device: torch.device) -> Traveller:  # type: ignore[override]
+        self.places.append(device.type)
+        return self
+
+
+@pytest.mark.parametrize("offload", [False, True])
+def test_an_offloaded_reference_visits_the_device_and_lives_on_the_host(offload: bool) -> None:
+    model = Traveller()
+    reference = Reference(Policy(model, torch.device("cuda"), 1.0, 7), config(), offload=offload)
+    assert model.places == ["cpu" if offload else "cuda"]
+    with reference.present():
+        assert model.places[-1] == "cuda"
+    assert model.places == (["cpu", "cuda", "cpu"] if offload else ["cuda"])
 
 
 def test_without_a_weight_nobody_asks_for_a_reference() -> None:
