@@ -1,0 +1,65 @@
+"""Run a function on several real gloo ranks: forked children, which need not import torch again."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import pickle
+import socket
+import traceback
+from collections.abc import Callable
+from multiprocessing.connection import Connection
+from typing import Any
+
+import torch
+
+from tailrace_learner.adapters.ranks import TorchRanks
+from tailrace_learner.config_execution import StrategyArgs
+
+TIMEOUT_S = 90.0
+
+
+def on_ranks(num_ranks: int, work: Callable[..., Any], *args: Any) -> list[Any]:
+    """What `work(ranks, *args)` returns on each rank."""
+    context = multiprocessing.get_context("fork")
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    pipes = [context.Pipe(duplex=False) for _ in range(num_ranks)]
+    children = [
+        context.Process(target=_child, args=(rank, num_ranks, port, pipe[1], work, args), daemon=True)
+        for rank, pipe in enumerate(pipes)
+    ]
+    for child in children:
+        child.start()
+    try:
+        return [_result(pipe[0], rank) for rank, pipe in enumerate(pipes)]
+    finally:
+        for child in children:
+            child.kill()
+            child.join()
+
+
+def _result(pipe: Connection, rank: int) -> Any:
+    assert pipe.poll(TIMEOUT_S), f"rank {rank} says nothing"
+    is_good, result = pickle.loads(pipe.recv_bytes())
+    assert is_good, f"rank {rank}:\n{result}"
+    return result
+
+
+def _child(
+    rank: int, num_ranks: int, port: int, pipe: Connection, work: Callable[..., Any], args: Any
+) -> None:
+    os.environ |= {
+        "RANK": str(rank),
+        "WORLD_SIZE": str(num_ranks),
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(port),
+    }
+    torch.set_num_threads(1)
+    try:
+        ranks = TorchRanks(StrategyArgs(num_ranks=num_ranks), torch.device("cpu"))
+        pipe.send_bytes(pickle.dumps((True, work(ranks, *args))))
+    except BaseException:  # noqa: BLE001 - told to the test
+        pipe.send_bytes(pickle.dumps((False, traceback.format_exc())))
+    os._exit(0)

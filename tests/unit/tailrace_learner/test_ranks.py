@@ -1,0 +1,127 @@
+"""Rows over ranks: shares, idle passes, and the same weights and metrics on two ranks as on one."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from tailrace_learner.adapters.ranks import TorchRanks
+from tailrace_learner.adapters.strategies.base import Strategy
+from tailrace_learner.adapters.strategies.fsdp2 import Fsdp2Strategy
+from tailrace_learner.adapters.strategies.single import SingleStrategy
+from tailrace_learner.config import TrainingArgs
+from tailrace_learner.core.ranks import Shares
+from tailrace_learner.core.step import StepTrainer
+from tests.unit.tailrace_learner.factory import CPU, config, make_policy, make_rows
+from tests.unit.tailrace_learner.ranks import on_ranks
+from tests.unit.tailrace_learner.test_step import prepared
+
+# A large epsilon: Adam would make equal steps of gradients that are nothing but rounding.
+ARGS = TrainingArgs(learning_rate=0.1, weight_decay=0.01, adam_epsilon=1e-2, max_grad_norm=0.5)
+Trained = tuple[dict[str, torch.Tensor], dict[str, torch.Tensor], dict[str, float | None]]
+
+
+def halves(rows: Any) -> list[Any]:
+    return [rows[:2], rows[2:]] if len(rows) > 2 else [rows] if rows else []
+
+
+def test_rows_are_spread_by_their_tokens_and_every_rank_does_as_many_passes() -> None:
+    rows = make_rows(9, max_len=40)
+    shares = Shares(2)
+    first, second = shares.split(rows)
+    assert sorted(row.row_id for row in first + second) == sorted(row.row_id for row in rows)
+    sizes = [sum(len(row.token_ids) for row in share) for share in (first, second)]
+    assert abs(sizes[0] - sizes[1]) <= max(len(row.token_ids) for row in rows)
+    assert len(shares.passes(rows, 0, halves)) == len(shares.passes(rows, 1, halves))
+    assert Shares(2).passes(rows[:1], 1, halves) == [[]]
+
+
+def test_a_row_stays_with_its_rank_however_it_comes_again() -> None:
+    rows = make_rows(6)
+    shares = Shares(3)
+    before = [shares.split(rows[:2]), shares.split(rows[2:])]
+    owner = {row.row_id: rank for part in before for rank, of in enumerate(part) for row in of}
+    again = {row.row_id: rank for rank, of in enumerate(shares.split(rows[::-1])) for row in of}
+    assert again == owner
+
+
+def train(strategy: Strategy, family: str, settings: dict[str, Any]) -> Trained:
+    """Weights, moments and last metrics after two steps of three groups, one of a single row."""
+    policy = strategy.spread(make_policy(family))
+    given = config(training_args=ARGS, max_tokens_per_micro_batch=40, **settings)
+    optimizer = strategy.make_optimizer(policy, ARGS)
+    trainer = StepTrainer(
+        policy, optimizer, given, groups_per_step=3, max_steps=8, ranks=strategy.ranks
+    )
+    for step in range(2):
+        trainer.begin(step)
+        for index, num_rows in enumerate((5, 1, 4)):
+            trainer.add(prepared(make_rows(num_rows, seed=step * 10 + index)))
+            trainer.work()
+        metrics = trainer.finish()
+    named = list(policy.model.named_parameters())
+    weights = {name: strategy.whole(parameter).clone() for name, parameter in named}
+    moments = {
+        f"{name}.{moment}": value.clone()
+        for name, parameter in named
+        for moment, value in strategy.moments(parameter).items()
+    }
+    return weights, moments, metrics
+
+
+def train_sharded(ranks: TorchRanks, family: str, settings: dict[str, Any]) -> Trained:
+    return train(Fsdp2Strategy(ranks, CPU), family, settings)
+
+
+@pytest.mark.parametrize(
+    ("family", "settings"),
+    [
+        ("qwen3", {}),
+        ("llama", {"num_mini_batches": 2, "ppo_epochs": 2, "entropy_loss_coef": 0.01}),
+        (
+            "qwen2",
+            {
+                "loss": "m2po",
+                "behaviour_correction": "none",
+                "num_mini_batches": 3,
+                "loss_aggregation": "seq_mean_token_mean",
+            },
+        ),
+    ],
+)
+def test_two_ranks_train_as_one_does(family: str, settings: dict[str, Any]) -> None:
+    one = train(SingleStrategy(), family, settings)
+    for trained in on_ranks(2, train_sharded, family, settings):
+        for found, expected in zip(trained[:2], one[:2], strict=True):
+            assert found.keys() == expected.keys()
+            for name, tensor in expected.items():
+                scale = float(tensor.abs().max())
+                torch.testing.assert_close(found[name], tensor, rtol=1e-5, atol=1e-5 * scale, msg=name)
+        assert trained[2].keys() == one[2].keys()
+        for name, value in one[2].items():
+            assert trained[2][name] == (value if value is None else pytest.approx(value, 1e-5, 1e-7))
+
+
+def gradients(strategy: Strategy) -> tuple[float, bool]:
+    """What an update does when only the last rank's gradient is not finite."""
+    policy = strategy.spread(make_policy())
+    optimizer = strategy.make_optimizer(policy, ARGS)
+    before = {name: strategy.whole(p).clone() for name, p in policy.model.named_parameters()}
+    for parameter in policy.parameters:
+        parameter.grad = torch.full_like(parameter, 1.0)
+    if strategy.ranks.rank == strategy.ranks.num_ranks - 1:
+        policy.parameters[0].grad = torch.full_like(policy.parameters[0], torch.nan)
+    result = optimizer.update(count=1.0, learning_rate=1.0, max_grad_norm=1.0)
+    after = {name: strategy.whole(p) for name, p in policy.model.named_parameters()}
+    unchanged = all(torch.equal(before[name], after[name]) for name in before)
+    return float(result.is_applied), unchanged
+
+
+def gradients_sharded(ranks: TorchRanks) -> tuple[float, bool]:
+    return gradients(Fsdp2Strategy(ranks, CPU))
+
+
+def test_a_gradient_that_is_not_finite_on_one_rank_is_thrown_away_by_all() -> None:
+    assert on_ranks(2, gradients_sharded) == [(0.0, True)] * 2
