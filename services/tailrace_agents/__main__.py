@@ -107,7 +107,7 @@ class _Worker:
                 phase,
                 EpisodeTask,
                 handler.handle,
-                max_in_flight=config.max_in_flight,
+                max_in_flight=config.max_in_flight(phase),
                 max_deliveries=config.max_deliveries,
             )
 

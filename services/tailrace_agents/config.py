@@ -185,6 +185,9 @@ class AgentsConfig(Config, frozen=True, kw_only=True):
     max_concurrent_episodes: int = 1024
     """Episodes that one worker plays at once, of each phase (training, evaluation)."""
 
+    max_concurrent_eval_episodes: int | None = None
+    """As `max_concurrent_episodes`, of evaluation; null: the same number."""
+
     env_threads: int = 16
     """Threads of one worker for environments with `in_threads`."""
 
@@ -222,6 +225,8 @@ class AgentsConfig(Config, frozen=True, kw_only=True):
         for key in ("render_episodes", "drain_s"):
             if getattr(self, key) < 0:
                 raise ValueError(f"{key} must not be negative")
+        if self.max_concurrent_eval_episodes is not None:
+            _require_positive(self, "max_concurrent_eval_episodes")
         for name in self.custom_envs.keys() & self.datasets.keys():
             raise ValueError(f"{name!r} is in custom_envs and in datasets: rename one of them")
         for name in self.workflow.datasets if self.workflow else ():
@@ -232,12 +237,14 @@ class AgentsConfig(Config, frozen=True, kw_only=True):
         """Whether the rows of this data set are the workflow's; else an agent loop plays them."""
         return self.workflow is not None and dataset in (self.workflow.datasets or self.datasets)
 
-    @property
-    def max_in_flight(self) -> int:
+    def max_in_flight(self, phase: str) -> int:
         """Episodes of a phase that a worker takes; no more than it has processes to play them in."""
+        wanted = self.max_concurrent_episodes
+        if phase == "eval" and self.max_concurrent_eval_episodes is not None:
+            wanted = self.max_concurrent_eval_episodes
         workflow = self.workflow
         if workflow is None or workflow.mode == "inline" or self.custom_envs:
-            return self.max_concurrent_episodes
+            return wanted
         if not all(map(self.is_played_by_workflow, self.datasets)):
-            return self.max_concurrent_episodes
-        return min(self.max_concurrent_episodes, workflow.subproc_max_workers)
+            return wanted
+        return min(wanted, workflow.subproc_max_workers)

@@ -18,6 +18,10 @@ class SchedulerConfig(Config, frozen=True, kw_only=True):
     """What to evaluate on, in turn; empty: what `tags` names. Name here environments whose
     `env_config` plays held-out tasks, and data sets of held-out rows."""
 
+    eval_num_groups_partition: tuple[int, ...] = ()
+    """Tasks of each evaluation tag in every cycle of the evaluation set, in the order of `eval_tags`;
+    empty: one each."""
+
     eval_groups: int = 128
     """Tasks of the evaluation set. Their seeds are 0 to `eval_groups` - 1 whatever `seed` says, so that
     curves of different runs can be compared."""
@@ -57,7 +61,13 @@ class SchedulerConfig(Config, frozen=True, kw_only=True):
     in two of them goes out again."""
 
     def __post_init__(self) -> None:
-        _check_data_order(self.tags, self.num_groups_partition)
+        if not self.tags:
+            raise ValueError("tags must name at least one of agents.custom_envs or agents.datasets")
+        _check_shares("tags", self.tags, "num_groups_partition", self.num_groups_partition)
+        eval_tags = self.eval_tags or self.tags
+        _check_shares(
+            "eval_tags", eval_tags, "eval_num_groups_partition", self.eval_num_groups_partition
+        )
         for key in ("eval_groups", "eval_group_size", "max_buffered_groups", "max_attempts"):
             if getattr(self, key) < 1:
                 raise ValueError(f"{key} must be at least 1")
@@ -78,10 +88,8 @@ class SchedulerConfig(Config, frozen=True, kw_only=True):
         return self.min_valid or min(2, group_size)
 
 
-def _check_data_order(tags: tuple[str, ...], partition: tuple[int, ...]) -> None:
-    if not tags:
-        raise ValueError("tags must name at least one of agents.custom_envs or agents.datasets")
-    if partition and len(partition) != len(tags):
-        raise ValueError("num_groups_partition must have one number for each of tags")
-    if any(share < 1 for share in partition):
-        raise ValueError("num_groups_partition must hold positive numbers")
+def _check_shares(tags_key: str, tags: tuple[str, ...], key: str, shares: tuple[int, ...]) -> None:
+    if shares and len(shares) != len(tags):
+        raise ValueError(f"{key} must have one number for each of {tags_key}")
+    if any(share < 1 for share in shares):
+        raise ValueError(f"{key} must hold positive numbers")

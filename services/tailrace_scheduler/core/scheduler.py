@@ -72,7 +72,13 @@ class SchedulerCore:
         policy = policy or LeastOutstandingTokens()
         self._run = run
         self._config = config
-        self._tasks = TaskSource(run.seed, config.tags, config.num_groups_partition, config.eval_tags)
+        self._tasks = TaskSource(
+            run.seed,
+            config.tags,
+            config.num_groups_partition,
+            config.eval_tags,
+            config.eval_num_groups_partition,
+        )
         self._rule = AdmissionRule(run, config)
         self._lineage = Lineage()
         self._groups = GroupBook()

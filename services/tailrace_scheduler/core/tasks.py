@@ -23,12 +23,12 @@ class TaskSource:
         tags: Sequence[str],
         partition: Sequence[int] = (),
         eval_tags: Sequence[str] = (),
+        eval_partition: Sequence[int] = (),
     ) -> None:
         assert tags
-        shares = partition or [1] * len(tags)
         self._seed = seed
-        self._cycle = [tag for tag, share in zip(tags, shares, strict=True) for _ in range(share)]
-        self._eval_tags = tuple(eval_tags or tags)
+        self._cycle = _cycle(tags, partition)
+        self._eval_cycle = _cycle(eval_tags or tags, eval_partition)
 
     def train_task(self, index: int) -> EnvTask:
         """The task of training group `index`; every cycle holds each tag as often as its share."""
@@ -41,13 +41,19 @@ class TaskSource:
 
     def eval_task(self, index: int) -> EnvTask:
         """Task `index` of the evaluation set: its seed is `index`, whatever the run's seed is."""
-        tag = self._eval_tags[index % len(self._eval_tags)]
-        return EnvTask(tag, index, _ordinal(self._eval_tags, index))
+        tag = self._eval_cycle[index % len(self._eval_cycle)]
+        return EnvTask(tag, index, _ordinal(self._eval_cycle, index))
 
     def _draw(self, purpose: str, *numbers: int) -> int:
         """64 pseudo-random bits, the same on every machine and Python."""
         text = ":".join([purpose, str(self._seed), *map(str, numbers)])
         return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "big")
+
+
+def _cycle(tags: Sequence[str], partition: Sequence[int]) -> list[str]:
+    """Every tag as often as its share, once where there are no shares."""
+    shares = partition or [1] * len(tags)
+    return [tag for tag, share in zip(tags, shares, strict=True) for _ in range(share)]
 
 
 def _ordinal(tags: Sequence[str], index: int) -> int:

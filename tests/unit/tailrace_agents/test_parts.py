@@ -177,3 +177,12 @@ async def test_a_folder_that_cannot_be_written_is_no_failure_of_the_episode(tmp_
 def test_an_impossible_configuration_names_its_key(make: Any, key: str) -> None:
     with pytest.raises(ValueError, match=key):
         make()
+
+
+def test_evaluations_have_a_bound_of_their_own_where_one_is_given() -> None:
+    both = AgentsConfig(max_concurrent_episodes=8)
+    assert (both.max_in_flight("train"), both.max_in_flight("eval")) == (8, 8)
+    own = AgentsConfig(max_concurrent_episodes=8, max_concurrent_eval_episodes=3)
+    assert (own.max_in_flight("train"), own.max_in_flight("eval")) == (8, 3)
+    with pytest.raises(ValueError, match="max_concurrent_eval_episodes"):
+        AgentsConfig(max_concurrent_eval_episodes=0)

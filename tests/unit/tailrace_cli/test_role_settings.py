@@ -73,6 +73,16 @@ CASES: dict[str, tuple[Any, dict[str, Any]]] = {
     ),
     "actor_infer.generating_args.num_return_sequences": (4, {"run.group_size": 4}),
     "actor_infer.strategy_args.strategy_name": ("hf_infer", {"inference.forward": "generic"}),
+    "train_env_manager.tags": (["b", "c"], {"scheduler.tags": ("b", "c")}),
+    "train_env_manager.num_env_groups": (7, {"run.groups_per_step": 7}),
+    "train_env_manager.group_size": (5, {"run.group_size": 5}),
+    "train_env_manager.num_groups_partition": ([4], {"scheduler.num_groups_partition": (4,)}),
+    "train_env_manager.max_env_num_per_worker": (9, {"agents.max_concurrent_episodes": 9}),
+    "val_env_manager.tags": (["b", "c"], {"scheduler.eval_tags": ("b", "c")}),
+    "val_env_manager.num_env_groups": (7, {"scheduler.eval_groups": 7}),
+    "val_env_manager.group_size": (5, {"scheduler.eval_group_size": 5}),
+    "val_env_manager.num_groups_partition": ([4], {"scheduler.eval_num_groups_partition": (4,)}),
+    "val_env_manager.max_env_num_per_worker": (9, {"agents.max_concurrent_eval_episodes": 9}),
     "critic": ({}, {"learner.critic": CriticArgs()}),
     **{
         f"critic.{key}": (value, {f"learner.critic.{key}": value})
@@ -117,6 +127,8 @@ BESIDE: dict[str, dict[str, Any]] = {
         "actor_train": {"training_args": {"per_device_train_batch_size": 1}},
     },
 }
+# Without them the rest is no experiment.
+NEEDED = ("actor_train.model_args.model_type", "critic", "train_env_manager.tags")
 MAY_BE_BESIDE = {"cluster.num_inference_servers"}  # servers may share devices
 SETTINGS = {setting.name: setting for part in TABLES.values() for setting in part}
 REPEATS = [
@@ -146,7 +158,8 @@ def nested(name: str, value: Any) -> dict[str, Any]:
 
 def decoded(name: str, *value: Any) -> Experiment:
     """An experiment with what the setting `name` needs, and the setting itself if there is a value."""
-    base = {"exp_name": "a", "scheduler": {"tags": ["lake"]}}
+    names_tags = name == "train_env_manager.tags"
+    base = {"exp_name": "a"} | ({} if names_tags else {"scheduler": {"tags": ["lake"]}})
     content = merged(base, BESIDE.get(name, {}))
     return decode(merged(content, nested(name, *value)) if value else content, "run.yaml")
 
@@ -163,7 +176,7 @@ def test_a_setting_changes_the_key_that_the_service_reads(name: str) -> None:
     value, expected = CASES[name]
     with_it = decoded(name, value)
     assert {key: read(with_it, key) for key in expected} == expected
-    if name not in ("actor_train.model_args.model_type", "critic"):  # without them it is no experiment
+    if name not in NEEDED:
         without = decoded(name)
         assert all(read(without, key) != read(with_it, key) for key in expected)
 
@@ -215,3 +228,15 @@ def test_a_setting_under_two_names_is_an_error_that_names_both(name: str) -> Non
             decode(merged({"exp_name": "a"} | nested(key, value), nested(name, value)), "run.yaml")
         assert name in str(raised.value)
         assert key in str(raised.value)
+
+
+def test_shares_of_tags_that_do_not_make_the_number_of_groups_are_refused() -> None:
+    manager = {"tags": ["b", "c"], "num_env_groups": 8, "num_groups_partition": [4, 3]}
+    with pytest.raises(
+        ConfigError, match=r"adds up to 7, and train_env_manager.num_env_groups .* is 8"
+    ):
+        decode({"exp_name": "a", "train_env_manager": manager}, "run.yaml")
+    fitting = decode(
+        {"exp_name": "a", "train_env_manager": {**manager, "num_groups_partition": [5, 3]}}, "run.yaml"
+    )
+    assert fitting.scheduler.num_groups_partition == (5, 3)

@@ -55,3 +55,17 @@ def test_a_workflow_needs_a_gateway() -> None:
     settings = ["agents.workflow.agent=my_module.MyAgent", "cluster.num_gateways=0"]
     with pytest.raises(ConfigError, match=r"cluster\.num_gateways is 0"):
         check_experiment(load(EXAMPLE, settings))
+
+
+@pytest.mark.parametrize(
+    "override",
+    [
+        "scheduler.num_groups_partition=[1,2]",
+        "scheduler.eval_num_groups_partition=[1,2]",
+        "scheduler.num_groups_partition=[0]",
+        "scheduler.eval_num_groups_partition=[0]",
+    ],
+)
+def test_shares_must_fit_the_tags(override: str) -> None:
+    with pytest.raises(ConfigError, match=override.split("=")[0].rpartition(".")[2]):
+        check_experiment(load(EXAMPLE, [override]))

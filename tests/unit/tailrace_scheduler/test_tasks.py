@@ -63,3 +63,11 @@ def test_the_evaluation_set_is_the_same_for_every_seed() -> None:
 
 def test_evaluation_plays_the_training_environments_where_none_are_named() -> None:
     assert TaskSource(0, ["A"]).eval_task(5) == EnvTask("A", 5, 5)
+
+
+def test_shares_of_evaluation_tags_count_in_every_cycle() -> None:
+    source = TaskSource(3, ["A"], (), ["X", "Y"], (3, 1))
+    drawn = [source.eval_task(n) for n in range(8)]
+    assert [task.env_name for task in drawn] == ["X", "X", "X", "Y"] * 2
+    assert [task.ordinal for task in drawn] == [0, 1, 2, 0, 3, 4, 5, 1]
+    assert [task.seed for task in drawn] == list(range(8))
