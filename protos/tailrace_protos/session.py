@@ -17,6 +17,7 @@ class ExportStyle(enum.StrEnum):
 
     INDIVIDUAL = "individual"  # one row per model call
     CONCAT = "concat"  # one row per leaf of the message tree; every node is trained once
+    STEP = "step"  # one row per model call; those of the last conversation are one line of turns
 
 
 class LedgerNode(Message, frozen=True, tag="ledger_node", omit_defaults=True):

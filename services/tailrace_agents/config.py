@@ -7,7 +7,7 @@ from typing import Any, Literal
 import msgspec
 
 from tailrace.channel.config import ChannelConfig
-from tailrace.config import Config
+from tailrace.config import Config, RunConfig
 from tailrace.data.config import DatasetEntry
 
 
@@ -28,6 +28,10 @@ class EnvEntry(Config, frozen=True, kw_only=True):
     max_tokens_per_step: int = 512
     """Tokens that one reply may have; a longer one is cut and given to the environment as it is."""
 
+    history_turns: int | None = None
+    """With `granularity: step`: how many earlier turns the policy sees before the newest observation, 0
+    only that. null: all of them. `max_episode_tokens` then bounds what the policy sees at once."""
+
     in_threads: bool = False
     """true: `reset` and `step` run in threads, for environments that wait or compute for longer than a
     millisecond. false: they run in the event loop, which is faster for quick ones and stops
@@ -35,6 +39,8 @@ class EnvEntry(Config, frozen=True, kw_only=True):
 
     def __post_init__(self) -> None:
         _require_positive(self, "max_tokens_per_step")
+        if self.history_turns is not None and self.history_turns < 0:
+            raise ValueError("history_turns must not be negative; null is all turns")
 
 
 class GeneratingArgs(Config, frozen=True, kw_only=True):
@@ -84,9 +90,10 @@ class LoopArgs(Config, frozen=True, kw_only=True):
     """A longer tool result is cut in its middle, with a mark that says so, and counted
     (`num_cut_tool_outputs`). 0: never."""
 
-    export_style: Literal["concat", "individual"] = "concat"
-    """`concat`: a conversation is one row, and where it forks, its branches are rows that train what
-    they do not share. `individual`: every model call is a row."""
+    export_style: Literal["concat", "individual"] | None = None
+    """`concat` (null): a conversation is one row, and where it forks, its branches are rows that train
+    what they do not share. `individual`: every model call is a row that stands for itself. Not given
+    with `granularity: step`."""
 
     turn_discount: float = 1.0
     """A call's return is its reward plus this share of the return of the call that follows."""
@@ -132,8 +139,9 @@ class WorkflowArgs(Config, frozen=True, kw_only=True):
     turn_discount: float = 1.0
     """A call's return is its reward plus this share of the mean return of the calls that follow it."""
 
-    export_style: Literal["individual", "concat"] = "individual"
-    """`individual`: every model call is a row to train. `concat`: every conversation is one."""
+    export_style: Literal["individual", "concat"] | None = None
+    """`individual` (null): every model call is a row to train and stands for itself. `concat`: every
+    conversation is one. Not given with `granularity: step`."""
 
     http_library: Literal["auto", "httpx", "httpx2"] = "auto"
     """Whose `AsyncClient` the argument `http_client` is; `auto`: of httpx2 if it is installed."""
@@ -248,3 +256,22 @@ class AgentsConfig(Config, frozen=True, kw_only=True):
         if not all(map(self.is_played_by_workflow, self.datasets)):
             return wanted
         return min(wanted, workflow.subproc_max_workers)
+
+
+def check_with_run(config: AgentsConfig, run: RunConfig) -> None:
+    """Raise `ValueError` for settings that are possible alone but not together with the run's."""
+    for name, entry in config.custom_envs.items():
+        if entry.history_turns is not None and run.granularity != "step":
+            raise ValueError(
+                f"agents.custom_envs.{name}.history_turns needs granularity: step, since a row of a "
+                "whole episode has all its turns: remove it or set that"
+            )
+    given = {"loop_args": config.loop_args.export_style}
+    if config.workflow is not None:
+        given["workflow"] = config.workflow.export_style
+    for section, style in given.items():
+        if run.granularity == "step" and style is not None:
+            raise ValueError(
+                f"agents.{section}.export_style {style!r} and granularity 'step' both say what is a "
+                "row: remove the first"
+            )

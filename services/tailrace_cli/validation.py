@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from tailrace.config import ConfigError
+from tailrace_agents.config import check_with_run as check_agents
 from tailrace_cli.experiment import Experiment
 from tailrace_learner.config import check_with_run
 from tailrace_scheduler.core.capacity import check_capacity
@@ -20,6 +21,7 @@ def check_experiment(experiment: Experiment) -> None:
     try:
         check_capacity(experiment.run, experiment.scheduler)
         check_with_run(experiment.learner, experiment.run)
+        check_agents(experiment.agents, experiment.run)
     except ValueError as error:
         raise ConfigError(f"{experiment.source}: {error}") from error
 

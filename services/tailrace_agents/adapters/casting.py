@@ -17,19 +17,22 @@ from tailrace.config import ConfigError, RunConfig
 from tailrace.data import Dataset, load_dataset
 from tailrace.data.rows import require_prompt
 from tailrace.envs import make_env
+from tailrace.foreign import ForeignCodeError, foreign_code
 from tailrace.loops import AGENT_LOOPS, agent_loops, unknown_loop
 from tailrace.policy.activity import Stages
 from tailrace.sdk.agent_loop import AgentLoop, LoopLimits
 from tailrace.sdk.env import Env
 from tailrace.sdk.policy import Policy
 from tailrace_agents.adapters.pictures import Pictures
-from tailrace_agents.config import AgentsConfig, GeneratingArgs
+from tailrace_agents.config import AgentsConfig, EnvEntry, GeneratingArgs, check_with_run
 from tailrace_agents.core.env_player import EnvPlayer
 from tailrace_agents.core.environments import EnvPool
 from tailrace_agents.core.loops.observer import LoopObserver
 from tailrace_agents.core.loops.play import LoopPlan
 from tailrace_agents.core.loops.player import LoopPlayer, ToolSource, row_of
 from tailrace_agents.core.players import EpisodePlayer, PhaseArgs, PlayContext
+from tailrace_agents.core.step_tokens import StepTokens
+from tailrace_agents.core.tokens import EpisodeTokens
 from tailrace_agents.core.workflow_player import (
     Sessions,
     WorkflowPlayer,
@@ -62,6 +65,10 @@ class Cast:
     def __init__(
         self, config: AgentsConfig, run: RunConfig, source: str, threads: Executor, stages: Stages
     ) -> None:
+        try:
+            check_with_run(config, run)
+        except ValueError as error:
+            raise ConfigError(f"{source}: {error}") from error
         self._config = config
         self._run = run
         self._stages = stages
@@ -111,9 +118,20 @@ class Cast:
         if watcher is not None:
             recorders = watcher.recorder
         return {
-            name: EnvPlayer(pool, context, entries[name].max_tokens_per_step, recorders)
+            name: EnvPlayer(
+                pool,
+                context,
+                entries[name].max_tokens_per_step,
+                recorders,
+                self._token_books(entries[name]),
+            )
             for name, pool in self._pools.items()
         }
+
+    def _token_books(self, entry: EnvEntry) -> Callable[[], EpisodeTokens]:
+        if self._run.granularity == "step":
+            return partial(StepTokens, entry.history_turns)
+        return EpisodeTokens
 
     def _loop_players(
         self, context: PlayContext, tools: ToolSource, watcher: Watcher | None
@@ -129,7 +147,7 @@ class Cast:
     ) -> dict[str, EpisodePlayer]:
         args = self._config.workflow
         assert args is not None
-        style = ExportStyle(args.export_style)
+        style = self._style(args.export_style, ExportStyle.INDIVIDUAL)
         terms = WorkflowTerms(style, args.turn_discount, args.timeout_s)
         return {
             name: WorkflowPlayer(*workflow, context, terms, partial(_data_of, dataset))
@@ -137,11 +155,16 @@ class Cast:
             if self._config.is_played_by_workflow(name)
         }
 
+    def _style(self, given: str | None, default: ExportStyle) -> ExportStyle:
+        if self._run.granularity == "step":
+            return ExportStyle.STEP
+        return default if given is None else ExportStyle(given)
+
     def _plan(self, name: str) -> LoopPlan:
         """How the rows of a data set are played."""
         args = self._config.loop_args
         limits = loop_limits(self._config, self._config.datasets[name].max_tokens_per_step)
-        style = ExportStyle(args.export_style)
+        style = self._style(args.export_style, ExportStyle.CONCAT)
         return LoopPlan(limits, style, args.turn_discount, self._run.chat.reasoning)
 
 
@@ -172,9 +195,11 @@ def make_pools(
     for name, entry in config.custom_envs.items():
         make = partial(make_env, entry.env_type, entry.env_config)
         try:
-            make().close()
-        except ValueError as error:
-            raise ConfigError(f"{source}: agents.custom_envs.{name}: {error}") from error
+            with foreign_code("making the environment"):
+                make().close()
+        except ForeignCodeError as error:
+            reason = error.error if isinstance(error.error, ValueError) else error
+            raise ConfigError(f"{source}: agents.custom_envs.{name}: {reason}") from error
         pools[name] = EnvPool(make, threads if entry.in_threads else None, stages)
     return pools
 

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from tailrace.foreign import ForeignCodeError
 from tailrace.log import get_logger
 from tailrace_agents.core.environments import EnvHandle, EnvPool
 from tailrace_agents.core.episode import EpisodeLimits, EpisodeResult
 from tailrace_agents.core.play import play_episode
 from tailrace_agents.core.players import PlayContext
+from tailrace_agents.core.tokens import EpisodeTokens
 from tailrace_agents.ports import EpisodeJournal, MakeRecorder, no_recorder
 from tailrace_protos.episode import EpisodeTask, Outcome
 
@@ -23,7 +26,9 @@ class EnvPlayer:
         context: PlayContext,
         max_tokens_per_step: int,
         make_recorder: MakeRecorder = no_recorder,
+        make_tokens: Callable[[], EpisodeTokens] = EpisodeTokens,
     ) -> None:
+        self._make_tokens = make_tokens
         self._pool = pool
         self._context = context
         self._max_tokens_per_step = max_tokens_per_step
@@ -50,6 +55,7 @@ class EnvPlayer:
                 journal=journal,
                 observer=recorder,
                 is_draining=context.is_draining,
+                make_tokens=self._make_tokens,
             )
             clean = result.outcome.is_valid
         finally:

@@ -18,14 +18,14 @@ _MASK_64 = (1 << 64) - 1
 class EpisodeLimits(NamedTuple):
     """When an episode ends although its environment goes on."""
 
-    max_episode_tokens: int  # inserted and sampled together
+    max_episode_tokens: int  # that the policy sees at once, inserted and sampled together
     max_new_tokens: int  # sampled, over all turns
     max_tokens_per_step: int  # sampled, in one turn
     wall_clock_s: float
 
     def turn_budget(self, tokens: EpisodeTokens) -> int:
         """How many tokens the next turn may sample; 0 or less: none is left."""
-        left = min(self.max_new_tokens - tokens.num_sampled, self.max_episode_tokens - len(tokens))
+        left = min(self.max_new_tokens - tokens.num_sampled, self.max_episode_tokens - tokens.num_shown)
         return min(left, self.max_tokens_per_step)
 
 

@@ -50,15 +50,16 @@ async def play_episode(
     threads: Executor | None = None,
     observer: Observer | None = None,
     is_draining: Callable[[], bool] = lambda: False,
+    make_tokens: Callable[[], EpisodeTokens] = EpisodeTokens,
 ) -> EpisodeResult:
-    """Play the episode that `seed` fixes to its end.
+    """Play the episode that `seed` fixes to its end; `make_tokens` decides what the policy sees.
 
     Raises `EpisodeHandedBackError` between two turns once `is_draining`, and `EpisodeTakenError` when
     the journal says that the episode is no longer ours; all other endings are outcomes of the result.
     """
     handle = env if isinstance(env, EnvHandle) else EnvHandle(env, threads)
     episode = _Episode(
-        handle, renderer, policy, limits, sampling, seed, episode_id, observer, is_draining
+        handle, renderer, policy, limits, sampling, seed, episode_id, observer, is_draining, make_tokens
     )
     return await episode.play(journal or NoJournal())
 
@@ -76,11 +77,13 @@ class _Episode:
     episode_id: str
     observer: Observer | None
     is_draining: Callable[[], bool]
-    tokens: EpisodeTokens = field(default_factory=EpisodeTokens)
+    make_tokens: Callable[[], EpisodeTokens]
+    tokens: EpisodeTokens = field(init=False)
     observed: int = 0  # hash of the newest observation
     result: EpisodeResult = field(init=False)
 
     def __post_init__(self) -> None:
+        self.tokens = self.make_tokens()
         self.result = EpisodeResult(tokens=self.tokens)
 
     async def play(self, journal: EpisodeJournal) -> EpisodeResult:
@@ -103,7 +106,7 @@ class _Episode:
             await self._play_turns(journal, recorded)
         except _ReplayMismatchError:
             await journal.clear()
-            self.tokens = EpisodeTokens()
+            self.tokens = self.make_tokens()
             self.result = EpisodeResult(tokens=self.tokens, num_restarts=1)
             await self._play_turns(journal, ())
 
@@ -139,6 +142,8 @@ class _Episode:
             observation, first, first or self.renderer.is_closed(tokens.last_id)
         )
         tokens.insert(ids)
+        if tokens.shows_windows:
+            tokens.open_with(ids if first else self.renderer.observation_ids(observation, True, True))
         self.result.messages.append(ChatMessage("user", observation))
         return ids
 

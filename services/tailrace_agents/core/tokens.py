@@ -71,6 +71,8 @@ class EpisodeTokens:
         "num_sampled",
     )
 
+    shows_windows = False  # whether a prompt may begin with a later observation than the first
+
     def __init__(self) -> None:
         self._ids = array("i")
         self._mask = bytearray()
@@ -127,6 +129,14 @@ class EpisodeTokens:
         """The environment answered the turn sampled last, which had begun with `observed`."""
         self._turn_rewards.append(reward)
         self._turn_hashes.append(observed)
+
+    @property
+    def num_shown(self) -> int:
+        """Tokens of the next turn's prompt."""
+        return len(self)
+
+    def open_with(self, ids: NDArray[np.int32]) -> None:
+        """The observation inserted last as it is rendered where nothing stands before it."""
 
     def prompt(self) -> Int32Bytes:
         """All ids so far, copied: buffers go on growing while the request is under way."""

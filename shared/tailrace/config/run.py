@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Literal
 
 from tailrace.config.base import Config
 from tailrace.config.chat import ChatArgs
@@ -53,6 +54,11 @@ class RunConfig(Config, frozen=True, kw_only=True):
 
     groups_per_step: int = 32
     """Groups that make one optimizer step."""
+
+    granularity: Literal["trajectory", "step"] = "trajectory"
+    """What is a row to train. `trajectory`: an episode with all its turns (where a conversation forks,
+    its branches are rows). `step`: every turn, with what the policy saw before it as context; the rows
+    of an episode are one line of turns. For environments, agent loops and workflows alike."""
 
     max_staleness: int = 2
     """Optimizer steps that a trained token's policy may lie behind the learner. 0: synchronous."""

@@ -1,19 +1,27 @@
-"""A ledger's rows: `individual` (one per call) or `concat` (one per leaf of the token tree).
+"""A ledger's rows: `individual` and `step` (one per call) or `concat` (one per leaf of the token tree).
 
 Every call's tokens are trained by exactly one row. In `concat` a call that several leaves share is
 trained by the first of them; the others show it as context. A row of `concat` is credited the return
 of the first call that it trains; its turns keep their own rewards in their places. A row of
 `individual` stands for itself: its one turn is worth the call's return. Rows that train nothing are
 left out.
+
+`step` is `individual` with places: the calls of the last conversation are one line of turns, each turn
+worth its own reward and named by what was inserted before it. Calls beside that line (sub-agents,
+abandoned branches) stand for themselves, worth their return.
 """
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Iterator
+
+import msgspec
 
 from tailrace.ledger.returns import own_reward, returns
 from tailrace.ledger.row_builder import RowBuilder
-from tailrace.ledger.tree import CallTree
+from tailrace.ledger.tree import Call, CallTree
+from tailrace_protos.base import pack_int64
 from tailrace_protos.session import ExportStyle
 from tailrace_protos.trajectory import TokenRow
 
@@ -35,6 +43,32 @@ def _individual(tree: CallTree, worth: dict[str, float]) -> Iterator[TokenRow]:
             yield row.row(completion_id, worth[completion_id])
 
 
+def _step(tree: CallTree, worth: dict[str, float]) -> Iterator[TokenRow]:
+    line = tree.find("").message_path() if len(tree) else []
+    places = {call.node.completion_id: place for place, call in enumerate(line)}
+    for call in tree:
+        row = RowBuilder()
+        *before, last = call.token_path()
+        for earlier in before:
+            row.context(earlier)
+        completion_id = last.node.completion_id
+        row.turn(last, own_reward(last))
+        if row.has_trained_tokens:
+            yield msgspec.structs.replace(
+                row.row(completion_id, worth[completion_id]),
+                first_turn=places.get(completion_id, -1),
+                turn_hashes=pack_int64([observation_hash(call)]),
+            )
+
+
+def observation_hash(call: Call) -> int:
+    """Names what was inserted before a call, salted with what its conversation began with."""
+    task = bytes(call.message_path()[0].node.inserted_ids)
+    salt = hashlib.blake2b(task, digest_size=16).digest()
+    digest = hashlib.blake2b(bytes(call.node.inserted_ids), digest_size=8, key=salt).digest()
+    return int.from_bytes(digest, "little", signed=True)
+
+
 def _concat(tree: CallTree, worth: dict[str, float]) -> Iterator[TokenRow]:
     trained: set[str] = set()
     for leaf in (call for call in tree if call.is_token_leaf):
@@ -54,4 +88,5 @@ def _concat(tree: CallTree, worth: dict[str, float]) -> Iterator[TokenRow]:
 _STYLES: dict[ExportStyle, Callable[[CallTree, dict[str, float]], Iterator[TokenRow]]] = {
     ExportStyle.INDIVIDUAL: _individual,
     ExportStyle.CONCAT: _concat,
+    ExportStyle.STEP: _step,
 }

@@ -3,7 +3,8 @@
 A line is a sequence of turns with its own return: an episode whose rows are stretches of it
 (`Turns.first`), or a row that stands for itself. What a line's return says beyond the sum of its turn
 rewards (a reward given at the end, a tree's discount) is added to the reward of its last turn, so
-that turn rewards always sum to the return. Tokens after the last end belong to the last turn; a row
+that turn rewards always sum to the return. Where rows beside an episode's line stand for themselves
+(those of a sub-agent), what their turns earned is not the line's. Tokens after the last end belong to the last turn; a row
 without turns is one turn.
 """
 
@@ -72,7 +73,8 @@ def _lines_of(member: int, returns: Returns) -> Iterator[Line]:
     turns = returns.turns[member]
     chained = sorted((i for i, t in enumerate(turns) if t.first >= 0), key=lambda i: turns[i].first)
     if chained:
-        yield _line(member, tuple(chained), float(returns.rewards[member]), returns)
+        beside = sum(float(row.rewards.sum()) for row in turns if row.first < 0)
+        yield _line(member, tuple(chained), float(returns.rewards[member]) - beside, returns)
     for index, row in enumerate(turns):
         if row.first < 0:
             yield _line(member, (index,), float(returns.row_rewards[member][index]), returns)
