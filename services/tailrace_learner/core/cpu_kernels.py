@@ -1,27 +1,37 @@
 """Faster float32 arithmetic on the CPU inside a Hugging Face model, with the same results.
 
-Linear layers go through oneDNN, which uses AVX-512 where the default library falls back to AVX2
-(measured on an AMD EPYC, 128 x 256, one thread: 235 against 100 GFLOP/s), forward and backward. RMS
-norms keep one activation instead of three. Parameters, their names and what is saved stay the
-model's own.
+Where torch's default library falls back to AVX2, linear layers go through oneDNN, which uses AVX-512
+(an AMD EPYC, 128 x 256, one thread: 235 against 100 GFLOP/s), forward and backward. On Intel's
+processors the default is the faster one (a Xeon, 128 x 384: 172 against 162, and 153 against 94 for
+the gradient of the weight). RMS norms keep one activation instead of three. Parameters, their names and
+what is saved stay the model's own.
 """
 
 from __future__ import annotations
 
+from functools import cache
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-_HAS_ONEDNN_LINEAR = bool(torch.backends.mkldnn.is_available()) and hasattr(  # type: ignore[no-untyped-call]
-    torch.ops.mkldnn, "_linear_pointwise"
-)
+_CPU_INFO = Path("/proc/cpuinfo")
 
 
+@cache
 def has_onednn_linear() -> bool:
-    """Whether this torch build has the fused linear kernel."""
-    return _HAS_ONEDNN_LINEAR
+    """Whether this torch build has oneDNN's fused linear kernel."""
+    has_library = bool(torch.backends.mkldnn.is_available())  # type: ignore[no-untyped-call]
+    return has_library and hasattr(torch.ops.mkldnn, "_linear_pointwise")
+
+
+@cache
+def prefers_onednn() -> bool:
+    """Whether that kernel beats the default library's on this processor."""
+    is_intel = _CPU_INFO.is_file() and "GenuineIntel" in _CPU_INFO.read_text(encoding="utf-8")
+    return has_onednn_linear() and not is_intel
 
 
 def _matmul_t(left: Tensor, right: Tensor) -> Tensor:
@@ -36,9 +46,12 @@ def matmul_t(left: Tensor, right: Tensor) -> Tensor:
 
 
 def _is_fast(*tensors: Tensor) -> bool:
-    return has_onednn_linear() and all(
-        t.device.type == "cpu" and t.dtype == torch.float32 for t in tensors
-    )
+    return prefers_onednn() and is_plain(*tensors)
+
+
+def is_plain(*tensors: Tensor) -> bool:
+    """Whether all are float32 on the CPU."""
+    return all(t.device.type == "cpu" and t.dtype == torch.float32 for t in tensors)
 
 
 class _Linear(torch.autograd.Function):
@@ -99,7 +112,7 @@ def _with_fast_forward(kind: type[nn.Module]) -> type[nn.Module]:
     """The norm's class, faster for float32; other types take its own forward."""
 
     def forward(self: nn.Module, hidden_states: Tensor) -> Tensor:
-        if _is_fast(hidden_states):
+        if is_plain(hidden_states):
             return _fast_rms_norm(self, hidden_states)
         plain: Tensor = kind.forward(self, hidden_states)
         return plain
@@ -109,13 +122,11 @@ def _with_fast_forward(kind: type[nn.Module]) -> type[nn.Module]:
 
 def use_cpu_kernels(model: nn.Module) -> int:
     """Replace the forwards that can be; returns how many modules were changed."""
-    if not has_onednn_linear():
-        return 0
     changed = 0
     norms: dict[type[nn.Module], type[nn.Module]] = {}
     for module in model.modules():
         kind = type(module)
-        if kind is nn.Linear:
+        if kind is nn.Linear and prefers_onednn():
             module.__class__ = OneDnnLinear
             changed += 1
         elif kind in norms or _is_plain_rms_norm(module):

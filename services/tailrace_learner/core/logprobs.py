@@ -75,7 +75,8 @@ def token_logprobs(
 ) -> tuple[Tensor, Tensor]:
     """log pi(target) [M] and the entropy of the distribution [M], both differentiable.
 
-    Both are float32, or float64 if `hidden` is. `hidden` [M, H] predicts `targets` [M]; `weight` [V, H] is the output matrix.
+    Both are float32, or float64 if `hidden` is. `hidden` [M, H] predicts `targets` [M]; `weight` [V, H]
+    is the output matrix.
     """
     outputs: tuple[Tensor, Tensor] = _TokenLogprobs.apply(  # type: ignore[no-untyped-call]
         hidden, weight, targets, temperature, chunk_tokens

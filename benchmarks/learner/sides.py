@@ -1,0 +1,111 @@
+"""One optimizer step over the same rows: padded as plain trainers do it, packed, with shared prefixes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
+from transformers import AutoModelForCausalLM, Qwen3Config
+
+from benchmarks.learner.task import MODEL, PAD_ID, ROWS_PER_PASS, Sample
+from tailrace_learner.config import LearnerConfig, ModelArgs, TrainingArgs
+from tailrace_learner.core import attention
+from tailrace_learner.core.optimizer import make_adamw
+from tailrace_learner.adapters.hf_model import prepared
+from tailrace_learner.core.policy import Policy
+from tailrace_learner.core.rows import PreparedGroup, Row
+from tailrace_learner.core.step import StepTrainer
+
+Step = Callable[[], object]
+CLIP = 0.2
+
+
+def make_model(implementation: str) -> Any:
+    """Seeded random weights."""
+    attention.register()
+    torch.manual_seed(0)
+    config = Qwen3Config(**MODEL)
+    return AutoModelForCausalLM.from_config(config, attn_implementation=implementation).train()
+
+
+def row_of(index: int, sample: Sample) -> Row:
+    """The learner's row of a sample."""
+    token_ids = np.concatenate((sample.prompt, sample.completion))
+    size = len(sample.completion)
+    return Row(
+        row_id=str(index),
+        token_ids=token_ids[:-1],
+        targets=np.arange(len(sample.prompt), len(token_ids)),
+        target_ids=sample.completion,
+        log_mu=sample.logprobs,
+        advantages=np.full(size, sample.advantage, np.float32),
+        staleness=np.zeros(size, np.int64),
+        is_current=np.ones(size, np.bool_),
+    )
+
+
+def packed_step(samples: Sequence[Sample], *, share_prefixes: bool) -> Step:
+    """The learner's own step."""
+    args = TrainingArgs(learning_rate=1e-6)
+    config = LearnerConfig(share_prefixes=share_prefixes, training_args=args)
+    model = prepared(make_model(attention.IMPLEMENTATION), config)
+    policy = Policy(model, torch.device("cpu"), 1.0, config.logprob_chunk_tokens)
+    optimizer = make_adamw(policy.parameters, args)
+    trainer = StepTrainer(policy, optimizer, config, groups_per_step=1, max_steps=1000)
+    rows = tuple(row_of(index, sample) for index, sample in enumerate(samples))
+
+    def step() -> object:
+        trainer.begin(0)
+        trainer.add(PreparedGroup("g", 0, rows, "", (1.0,), ()))
+        trainer.work()
+        return trainer.finish()
+
+    return step
+
+
+def padded_step(samples: Sequence[Sample]) -> Step:
+    """Rows in the order of arrival, eight a pass, padded to the pass's longest; plain Hugging Face."""
+    model = make_model("sdpa")
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-6, fused=True)
+    count = sum(len(sample.completion) for sample in samples)
+
+    def step() -> object:
+        for start in range(0, len(samples), ROWS_PER_PASS):
+            torch.autograd.backward(_padded_loss(model, samples[start : start + ROWS_PER_PASS]) / count)
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+        return None
+
+    return step
+
+
+def _padded_loss(model: Any, samples: Sequence[Sample]) -> Tensor:
+    """The clipped loss, summed over completion tokens."""
+    rows = [np.concatenate((sample.prompt, sample.completion)) for sample in samples]
+    ids = _pad([torch.from_numpy(row) for row in rows], PAD_ID)
+    seen = _pad([torch.ones(len(row), dtype=torch.long) for row in rows], 0)
+    zeros = [np.zeros(len(sample.prompt), np.float32) for sample in samples]
+    old = _pad([_tensor(zero, s.logprobs) for zero, s in zip(zeros, samples, strict=True)], 0.0)[:, 1:]
+    mask = _pad([_tensor(zero, 1 + 0 * s.logprobs) for zero, s in zip(zeros, samples, strict=True)], 0.0)
+    logits = model(input_ids=ids, attention_mask=seen, use_cache=False).logits[:, :-1]
+    log_all = torch.log_softmax(logits, dim=-1)
+    entropy = -(log_all.detach().exp() * log_all.detach()).sum(-1)
+    assert bool(entropy.isfinite().all())
+    log_pi = log_all.gather(-1, ids[:, 1:, None])[..., 0]
+    ratio = torch.exp(log_pi - old)
+    advantages = torch.tensor([sample.advantage for sample in samples])[:, None]
+    gain = torch.minimum(ratio * advantages, ratio.clamp(1 - CLIP, 1 + CLIP) * advantages)
+    return -(gain * mask[:, 1:]).sum()
+
+
+def _tensor(*parts: Any) -> Tensor:
+    return torch.from_numpy(np.concatenate(parts))
+
+
+def _pad(rows: list[Tensor], value: float) -> Tensor:
+    return pad_sequence(rows, batch_first=True, padding_value=value)
