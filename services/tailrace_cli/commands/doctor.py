@@ -11,7 +11,7 @@ import os
 import platform
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -22,7 +22,9 @@ from tailrace.config import ConfigError
 from tailrace_cli.cluster.servers import nats_server_binary, redis_server_binary
 from tailrace_cli.config import ClusterConfig
 from tailrace_sandbox.adapters.place import probe
-from tailrace_sandbox.core.tiers import findings, tier
+from tailrace_sandbox.core.tiers import Features, findings, tier
+
+FindFeatures = Callable[[str], Awaitable[Features]]  # of the kernel, by an interpreter's path
 
 _VERSION_TIMEOUT_S = 20.0
 _MIN_MEMORY_BYTES = 2 << 30
@@ -44,9 +46,9 @@ class Line:
     is_needed: bool = True  # whether its absence makes the exit code 1
 
 
-def doctor(console: Console) -> int:
-    """Print the report; the exit code."""
-    lines = [*_machine(), *_servers(), *_packages(), *_sandbox()]
+def doctor(console: Console, find_features: FindFeatures = probe) -> int:
+    """Print the report; the exit code. `find_features` asks the kernel what it can confine."""
+    lines = [*_machine(), *_servers(), *_packages(), *_sandbox(find_features)]
     table = Table(box=None, pad_edge=False)
     for title in ("", "what", "here", "remedy"):
         table.add_column(title, overflow="fold")
@@ -114,14 +116,14 @@ def _packages() -> Iterator[Line]:
             yield Line(package, "missing", remedy)
 
 
-def _sandbox() -> Iterator[Line]:
+def _sandbox(find_features: FindFeatures) -> Iterator[Line]:
     """The confinement of tool code, tried in the way in which the sandbox service would."""
     if sys.platform != "linux":
         remedy = "run the sandbox service in a Linux container"
         yield Line("sandbox", "no Linux", remedy, is_needed=False)
         return
     try:
-        features = asyncio.run(probe(sys.executable))
+        features = asyncio.run(_ask(find_features))
     except (OSError, ValueError, TimeoutError) as error:
         yield Line("sandbox", f"cannot be tried out: {error}", "report what `python -I` says here")
         return
@@ -130,3 +132,7 @@ def _sandbox() -> Iterator[Line]:
     found = tier(features)
     otherwise = f"mend the above, or set sandbox.tier={found} and isolate the service"
     yield Line("sandbox tier", found, "" if found == "full" else otherwise)
+
+
+async def _ask(find_features: FindFeatures) -> Features:
+    return await find_features(sys.executable)

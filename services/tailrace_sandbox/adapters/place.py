@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import fcntl
 import json
 import os
 import shutil
@@ -10,9 +12,10 @@ import socket
 import stat
 import sys
 import tempfile
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from tailrace.config import ConfigError
 from tailrace.log import get_logger
@@ -20,12 +23,15 @@ from tailrace_sandbox import metrics
 from tailrace_sandbox.adapters.zygote import ENVIRONMENT, program
 from tailrace_sandbox.config import SandboxConfig
 from tailrace_sandbox.core.tiers import TIERS, Features, findings, tier
+from tailrace_sandbox.engine import workspace
 
 log = get_logger(__name__)
 
 _SYSTEM_PYTHON = "/usr/bin/python3"
 _PROBE_TIMEOUT_S = 20.0
 _NUM_UIDS = 512
+_BASE_PREFIX = "tailrace-sandbox-"
+_LOCK = "lock"
 
 
 @dataclass(frozen=True)
@@ -37,6 +43,7 @@ class Place:
     features: Features
     tier: str
     config: SandboxConfig
+    lock: IO[bytes]  # on `base`, for as long as this process lives
 
     def start_argument(self, uid: int) -> dict[str, Any]:
         """What a zygote is started with."""
@@ -68,7 +75,8 @@ class Place:
 
     def remove(self) -> None:
         """Leave nothing behind."""
-        shutil.rmtree(self.base, ignore_errors=True)
+        self.lock.close()
+        _remove(self.base)
 
 
 async def probe(python: str) -> Features:
@@ -83,9 +91,24 @@ async def probe(python: str) -> Features:
     return Features.from_dict(json.loads(output))
 
 
-async def prepare(config: SandboxConfig) -> Place:
+async def prepare(
+    config: SandboxConfig, find_features: Callable[[str], Awaitable[Features]] = probe
+) -> Place:
     """Find out and decide; `ConfigError` where the machine gives less than the configuration wants."""
-    features = await probe(sys.executable)
+    features = await find_features(sys.executable)
+    found = _accepted_tier(features, config)
+    metrics.TIER.labels(found).set(1)
+    if found != "full":
+        log.warning("tool code is not fully confined", tier=found)
+    python = config.python or _interpreter(features.own_user)
+    if shutil.which(python) is None:
+        raise ConfigError(f"sandbox.python: {python} is no program here; leave it out, or name another")
+    base, lock = _make_base(config.workspace_dir, features.own_user)
+    log.info("sandbox", tier=found, landlock_abi=features.landlock_abi, python=python, base=base)
+    return Place(python, base, features, found, config, lock)
+
+
+def _accepted_tier(features: Features, config: SandboxConfig) -> str:
     found = tier(features)
     if TIERS.index(found) < TIERS.index(config.tier):
         missing = [
@@ -97,15 +120,43 @@ async def prepare(config: SandboxConfig) -> Place:
             f"sandbox.tier is {config.tier!r}, but this machine gives {found!r}: {'; '.join(missing)}. "
             "Mend that, or, if something else isolates the service, set sandbox.tier to what is there"
         )
-    metrics.TIER.labels(found).set(1)
-    if found != "full":
-        log.warning("tool code is not fully confined", tier=found)
-    python = config.python or _interpreter(features.own_user)
-    base = tempfile.mkdtemp(prefix="tailrace-sandbox-", dir=config.workspace_dir or None)
-    if features.own_user:
+    return found
+
+
+def _make_base(folder: str, own_user: bool) -> tuple[str, IO[bytes]]:
+    """The folder for those of calls, with a lock on it; those of services that were killed go."""
+    folder = folder or tempfile.gettempdir()
+    for name in os.listdir(folder):
+        if name.startswith(_BASE_PREFIX):
+            _remove_if_left(os.path.join(folder, name))
+    base = tempfile.mkdtemp(prefix=_BASE_PREFIX, dir=folder)
+    lock = open(os.path.join(base, _LOCK), "wb")  # noqa: SIM115 - held until the end
+    fcntl.flock(lock, fcntl.LOCK_EX)
+    if own_user:
         os.chmod(base, 0o1733)  # each user makes folders here, and sees no others
-    log.info("sandbox", tier=found, landlock_abi=features.landlock_abi, python=python, base=base)
-    return Place(python, base, features, found, config)
+    return base, lock
+
+
+def _remove_if_left(base: str) -> None:
+    """Remove it if it is ours and nobody holds its lock; without a lock it is being made."""
+    with contextlib.suppress(OSError):
+        found = os.lstat(base)
+        if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid():
+            return
+        with open(os.open(os.path.join(base, _LOCK), os.O_RDONLY | os.O_NOFOLLOW), "rb") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            _remove(base)
+
+
+def _remove(base: str) -> None:
+    """Calls leave trees too deep for `shutil.rmtree` if their zygote was killed."""
+    with contextlib.suppress(OSError):
+        for entry in list(os.scandir(base)):
+            if entry.is_dir(follow_symlinks=False):
+                workspace.remove(entry.path)
+            else:
+                os.unlink(entry.path)
+        os.rmdir(base)
 
 
 def _interpreter(other_user: bool) -> str:

@@ -20,6 +20,7 @@ from typing import Any, NamedTuple
 from tailrace.log import get_logger
 from tailrace_sandbox.adapters.pipes import Output, sealed
 from tailrace_sandbox.core.limits import Limits
+from tailrace_sandbox.engine import workspace
 from tailrace_sandbox.ports import SandboxLostError
 
 log = get_logger(__name__)
@@ -56,7 +57,8 @@ class Zygote:
         self._reports: asyncio.Queue[list[str]] = asyncio.Queue()
         self._loop = asyncio.get_running_loop()
         self._loop.add_reader(control.fileno(), self._receive)
-        self.group = 0  # process group of the call
+        self._group = 0  # of the call's processes, while there are some
+        self._folder = ""  # of the last call
         self.is_lost = False
 
     @classmethod
@@ -93,11 +95,13 @@ class Zygote:
             self.is_lost = True
             self._reports.put_nowait(["lost"])
             return
-        report = data.decode().split(" ")
-        if report[0] == "started":
-            self.group = int(report[1])
+        op, _, values = data.decode().partition(" ")
+        if op == "started":
+            group, self._folder = values.split(" ", 1)
+            self._group = int(group)
         else:
-            self._reports.put_nowait(report)
+            self._group = 0
+            self._reports.put_nowait([op, *values.split(" ")])
 
     async def ended(self, timeout_s: float) -> Ended:
         """The end of the call; raises `SandboxLostError`."""
@@ -159,10 +163,19 @@ class Zygote:
                 await self._process.wait()
         except TimeoutError:
             log.error("sandbox process killed", pid=self._process.pid)
-            for group in filter(None, (self.group, self._process.pid)):
-                with contextlib.suppress(ProcessLookupError):
-                    os.killpg(group, signal.SIGKILL)
+            self._process.kill()
             await self._process.wait()
+        if self._process.returncode:
+            self._clean_up()
+
+    def _clean_up(self) -> None:
+        """Do what a zygote does at its end, for one that was killed: its call's processes live on."""
+        if self._group:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self._group, signal.SIGKILL)
+        if self._folder:
+            with contextlib.suppress(OSError):  # gone, or processes that are dying still write there
+                workspace.remove(self._folder)
 
 
 _LAUNCH = (

@@ -14,6 +14,7 @@ from typing import NamedTuple
 
 BLOCK_BYTES = 512
 _MAX_DEPTH = 64
+_FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW
 
 
 class UninspectableError(Exception):
@@ -71,16 +72,14 @@ def remove(path: str) -> None:
 
     Folders are moved to the top before they are opened, so that no path gets long.
     """
-    os.chmod(path, 0o700)
-    top = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+    top = _open(path)
     try:
-        waiting = _empty(top, top, "")
+        waiting = _empty(top, top)
         while waiting:
             name = waiting.pop()
-            os.chmod(name, 0o700, dir_fd=top)  # a folder: links were unlinked
-            folder = os.open(name, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW, dir_fd=top)
+            folder = _open(name, top)
             try:
-                waiting += _empty(folder, top, name)
+                waiting += _empty(folder, top)
             finally:
                 os.close(folder)
             os.rmdir(name, dir_fd=top)
@@ -89,7 +88,22 @@ def remove(path: str) -> None:
     os.rmdir(path)
 
 
-def _empty(folder: int, top: int, name: str) -> list[str]:
+def _open(name: str, parent: int | None = None) -> int:
+    """A descriptor of a folder that may be read and written from now on.
+
+    Modes are changed by name only where they keep us out, which they never do to root: a name could be
+    a link by now.
+    """
+    try:
+        folder = os.open(name, _FOLDER, dir_fd=parent)
+    except PermissionError:
+        os.chmod(name, 0o700, dir_fd=parent)
+        folder = os.open(name, _FOLDER, dir_fd=parent)
+    os.fchmod(folder, 0o700)
+    return folder
+
+
+def _empty(folder: int, top: int) -> list[str]:
     """Unlink what is in `folder`; its folders go to the top, under the returned names."""
     moved = []
     for index, entry in enumerate(os.listdir(folder)):
@@ -100,7 +114,14 @@ def _empty(folder: int, top: int, name: str) -> list[str]:
             os.rmdir(entry, dir_fd=folder)
             continue
         fresh = f"{secrets.token_hex(8)}-{index}"
-        os.chmod(entry, 0o700, dir_fd=folder)  # a folder that moves is written to
-        os.rename(entry, fresh, src_dir_fd=folder, dst_dir_fd=top)
+        _move(entry, folder, fresh, top)
         moved.append(fresh)
     return moved
+
+
+def _move(entry: str, folder: int, fresh: str, top: int) -> None:
+    try:
+        os.rename(entry, fresh, src_dir_fd=folder, dst_dir_fd=top)
+    except PermissionError:  # a folder that moves is written to
+        os.chmod(entry, 0o700, dir_fd=folder)
+        os.rename(entry, fresh, src_dir_fd=folder, dst_dir_fd=top)

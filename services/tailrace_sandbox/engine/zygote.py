@@ -92,7 +92,7 @@ class Zygote:
         deadline_s = None if is_session else time.monotonic() + limits.wall_s
         self._call = RunningCall(pid, self._folder, limits, is_session, deadline_s)
         self._closes_after = message["closes_after"]
-        self._tell(f"started {pid}")
+        self._tell(f"started {pid} {self._folder}")
 
     def _make_folder(self) -> None:
         self._folder = workspace.create(self._base)

@@ -46,18 +46,17 @@ class Sandbox:
         with log.open("ab") as output:
             self.process = subprocess.Popen(argv, env=env, stdout=output, stderr=output)
 
-    @property
     def zygotes(self) -> list[psutil.Process]:
         """Processes that wait for calls, or run one."""
-        return psutil.Process(self.process.pid).children()
+        return children(psutil.Process(self.process.pid))
 
     def running_calls(self) -> list[psutil.Process]:
         """First processes of calls."""
-        return [child for zygote in self.zygotes for child in zygote.children()]
+        return [child for zygote in self.zygotes() for child in children(zygote)]
 
     def family(self) -> list[psutil.Process]:
         """Everything that it started."""
-        return psutil.Process(self.process.pid).children(recursive=True)
+        return children(psutil.Process(self.process.pid), recursive=True)
 
     def base(self) -> Path:
         """Where the folders of its calls are."""
@@ -135,6 +134,14 @@ class Cluster:
             sandbox.stop()
         for server in self._servers:
             server.kill()
+
+
+def children(process: psutil.Process, *, recursive: bool = False) -> list[psutil.Process]:
+    """None of a process that has ended meanwhile."""
+    try:
+        return process.children(recursive=recursive)
+    except psutil.NoSuchProcess:
+        return []
 
 
 async def call(tools: EpisodeTools, name: str, **arguments: Any) -> ToolResult:

@@ -64,9 +64,9 @@ def test_a_fork_bomb_stays_within_its_limit_and_ends(box: Box) -> None:
 
 
 def test_a_bomb_of_threads_is_stopped(box: Box) -> None:
-    bomb = "import threading, time\nwhile True: threading.Thread(target=time.sleep, args=(9,)).start()"
-    outcome = box.python(bomb, wall_s=3)
-    assert outcome.reason or "can't start new thread" in outcome.stderr
+    one = "threading.Thread(target=time.sleep, args=(99,), daemon=True).start()"
+    outcome = box.python(f"import threading, time\nwhile True: {one}")
+    assert outcome.reason in ("processes", "memory") or "can't start new thread" in outcome.stderr
     assert not outcome.is_ok
 
 
@@ -171,7 +171,7 @@ def test_ignoring_signals_does_not_help(box: Box) -> None:
         "import signal\nfor n in range(1, 65):\n    try: signal.signal(n, signal.SIG_IGN)\n"
         "    except (OSError, ValueError): pass\nwhile True: pass"
     )
-    assert box.python(code, wall_s=3).reason == "wall_clock"
+    assert box.python(code, wall_s=1).reason == "wall_clock"
 
 
 def test_nothing_of_a_call_is_there_for_the_next(box: Box) -> None:

@@ -6,6 +6,7 @@ import asyncio
 import base64
 import json
 import signal
+import tempfile
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
@@ -13,7 +14,15 @@ import psutil
 import pytest
 
 from tailrace.tools import ToolClient
-from tests.integration.sandbox.cluster import DEADLINE_S, TOOLS, Cluster, call, until
+from tests.integration.sandbox.cluster import (
+    DEADLINE_S,
+    TOOLS,
+    Cluster,
+    Sandbox,
+    call,
+    children,
+    until,
+)
 
 SECTION = {"drain_s": 30.0, "limits": {"wall_s": 60.0}}
 FOREVER = "while True: pass"
@@ -38,6 +47,27 @@ async def gone(processes: list[psutil.Process]) -> bool:
     """Whether all of them end."""
     _, alive = await asyncio.to_thread(psutil.wait_procs, processes, timeout=DEADLINE_S)
     return alive == []
+
+
+def forked_twice(sandbox: Sandbox) -> tuple[psutil.Process, list[psutil.Process]] | None:
+    """The zygote whose call has four processes by now, and these."""
+    for zygote in sandbox.zygotes():
+        if len(family := children(zygote, recursive=True)) == 4:
+            return zygote, family
+    return None
+
+
+@pytest.fixture
+def flag() -> Iterator[Path]:
+    """A file that is not there yet, in a folder that calls may look into."""
+    with tempfile.TemporaryDirectory(prefix="flag-") as name:
+        Path(name).chmod(0o755)
+        yield Path(name) / "flag"
+
+
+def waiting_for(flag: Path) -> str:
+    """A program that ends when the file is there; calls cannot read it, but see that it exists."""
+    return f"import os, time\nwhile not os.path.exists({str(flag)!r}): time.sleep(0.01)\nprint('done')"
 
 
 async def test_an_episode_calls_all_three_tools(client: ToolClient) -> None:
@@ -96,13 +126,15 @@ async def test_a_cancelled_call_leaves_no_process(cluster: Cluster, client: Tool
 async def test_a_dead_zygote_fails_its_call_and_no_other(cluster: Cluster, client: ToolClient) -> None:
     sandbox = cluster.sandboxes[-1]
     async with client.session("e1", TOOLS) as tools:
-        calling = asyncio.create_task(call(tools, "python", code=FOREVER))
-        (running,) = await until(sandbox.running_calls)
-        running.parent().kill()
+        await call(tools, "python", code="print('it is up')")
+        code = "import os, time\nos.makedirs('a/b')\nos.fork()\nos.fork()\nwhile True: time.sleep(1)"
+        calling = asyncio.create_task(call(tools, "python", code=code))
+        zygote, family = await until(lambda: forked_twice(sandbox))
+        zygote.kill()
         result = await calling
         assert result.infra_error
         assert not result.is_error
-        assert await gone([running])
+        assert await gone(family)
         assert (await call(tools, "python", code="print('next')")).content == "next"
 
 
@@ -121,37 +153,42 @@ async def test_a_dead_zygote_ends_its_session_as_an_infra_failure(
 
 
 async def test_a_call_whose_service_dies_runs_again_on_another(
-    cluster: Cluster, client: ToolClient
+    cluster: Cluster, client: ToolClient, flag: Path
 ) -> None:
     first = cluster.sandboxes[-1]
     async with client.session("e1", TOOLS) as tools:
         await call(tools, "python_session", code="x = 5")
-        code = "import time\ntime.sleep(3)\nprint('done')"
-        calling = asyncio.create_task(call(tools, "python", code=code))
+        calling = asyncio.create_task(call(tools, "python", code=waiting_for(flag)))
         await until(lambda: len(first.running_calls()) == 2)
-        left = first.family()
+        left, base = first.family(), first.base()
         first.process.kill()
         first.ends()
+        assert base.is_dir()
         second = cluster.start_sandbox()  # as the supervisor would: under the same name
+        flag.touch()
         assert (await calling).content == "done"
         assert await gone(left)
         assert (await call(tools, "python_session", code="x")).infra_error
     async with client.session("e2", TOOLS) as tools:
         assert (await call(tools, "python_session", code="1 + 1")).content == "2"
     assert second.process.poll() is None
+    assert not base.exists()
 
 
-async def test_sigterm_lets_a_call_end_and_leaves_nothing(cluster: Cluster, client: ToolClient) -> None:
+async def test_sigterm_lets_a_call_end_and_leaves_nothing(
+    cluster: Cluster, client: ToolClient, flag: Path
+) -> None:
     sandbox = cluster.sandboxes[-1]
     base = sandbox.base()
     assert base.is_dir()
     async with client.session("e1", TOOLS) as tools:
-        code = "import sys, time\ntime.sleep(2)\nprint('ended by itself')"
-        calling = asyncio.create_task(call(tools, "python", code=code))
+        calling = asyncio.create_task(call(tools, "python", code=waiting_for(flag)))
         await until(sandbox.running_calls)
         family = sandbox.family()
         sandbox.process.send_signal(signal.SIGTERM)
-        assert (await calling).content == "ended by itself"
+        await until(lambda: "SIGTERM" in sandbox.log.read_text())
+        flag.touch()
+        assert (await calling).content == "done"
     assert sandbox.ends() == 0
     assert await gone(family)
     assert not base.exists()
@@ -176,12 +213,14 @@ async def test_a_call_that_outlasts_the_drain_is_an_infra_failure(tmp_path: Path
         other.close()
 
 
-def test_the_service_refuses_to_start_where_it_cannot_confine(tmp_path: Path) -> None:
+def test_an_interpreter_that_is_not_there_is_a_mistake_of_the_configuration(tmp_path: Path) -> None:
     made = Cluster(tmp_path, {"python": "/nowhere/python"})
     made.start(num_sandboxes=0)
     try:
         sandbox = made.start_sandbox()
-        assert sandbox.ends() != 0
-        assert "/nowhere/python" in sandbox.log.read_text()
+        assert sandbox.ends() == 2
+        last_line = sandbox.log.read_text().splitlines()[-1]
+        assert "sandbox.python" in last_line
+        assert "/nowhere/python" in last_line
     finally:
         made.close()

@@ -1,0 +1,81 @@
+"""What the sandbox decides from what the kernel offers, and what it clears away of others."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Awaitable, Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from tailrace.config import ConfigError
+from tailrace_sandbox.adapters.place import prepare
+from tailrace_sandbox.config import SandboxConfig
+from tailrace_sandbox.core.tiers import Features
+
+FULL = Features("x86_64", 7, seccomp=True, is_root=False, own_user=False, lists_children=True)
+
+
+def reporting(features: Features) -> Callable[[str], Awaitable[Features]]:
+    """A kernel that offers these."""
+
+    async def find_features(_python: str) -> Features:
+        return features
+
+    return find_features
+
+
+@pytest.mark.parametrize(
+    ("features", "tier", "remedy"),
+    [
+        (replace(FULL, landlock_abi=0), "full", "Linux 5.13"),
+        (replace(FULL, is_root=True), "full", "run as another user"),
+        (replace(FULL, seccomp=False, landlock_abi=0), "partial", "seccomp filters"),
+    ],
+)
+async def test_a_machine_that_confines_less_than_wanted_is_refused_with_the_remedy(
+    features: Features, tier: str, remedy: str, tmp_path: Path
+) -> None:
+    config = SandboxConfig(tier=tier, workspace_dir=str(tmp_path))  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match=r"sandbox\.tier") as refused:
+        await prepare(config, reporting(features))
+    assert remedy in str(refused.value)
+    assert os.listdir(tmp_path) == []
+
+
+async def test_less_is_accepted_where_the_configuration_says_so(tmp_path: Path) -> None:
+    config = SandboxConfig(tier="partial", workspace_dir=str(tmp_path))
+    place = await prepare(config, reporting(replace(FULL, landlock_abi=0)))
+    assert place.tier == "partial"
+    assert place.start_argument(-1)["landlock"] is False
+    place.remove()
+    assert os.listdir(tmp_path) == []
+
+
+async def test_folders_of_a_killed_sandbox_go_and_those_of_a_living_one_stay(tmp_path: Path) -> None:
+    config = SandboxConfig(workspace_dir=str(tmp_path))
+    living = await prepare(config, reporting(FULL))
+    killed = await prepare(config, reporting(FULL))
+    (Path(killed.base) / "call-1" / "left").mkdir(parents=True)
+    killed.lock.close()  # as the kernel does for a process that ends
+    newest = await prepare(config, reporting(FULL))
+    assert sorted(os.listdir(tmp_path)) == sorted(map(os.path.basename, (living.base, newest.base)))
+    living.remove()
+    newest.remove()
+
+
+async def test_links_in_a_folder_that_was_left_are_not_followed(tmp_path: Path) -> None:
+    outside = tmp_path / "outside"
+    outside.mkdir(mode=0o755)
+    (outside / "kept").touch()
+    config = SandboxConfig(workspace_dir=str(tmp_path))
+    killed = await prepare(config, reporting(FULL))
+    (Path(killed.base) / "link").symlink_to(outside)
+    (Path(killed.base) / "call-1").mkdir()
+    (Path(killed.base) / "call-1" / "link").symlink_to(outside)
+    killed.lock.close()
+    (await prepare(config, reporting(FULL))).remove()
+    assert not Path(killed.base).exists()
+    assert os.listdir(outside) == ["kept"]
+    assert outside.stat().st_mode & 0o777 == 0o755
