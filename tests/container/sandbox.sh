@@ -14,8 +14,10 @@ readonly PYTHON=.venv/bin/python
 readonly DEBIAN=bookworm
 readonly DEBIAN_PYTHON=3.11
 readonly IMAGE=tailrace-sandbox-test:$DEBIAN
+readonly POLICY=/usr/sbin/policy-rc.d
 work=$(mktemp -d)
 dockerd_pid=
+made_policy=
 
 cannot() {
     echo "the escape suite cannot run in a container here: $1" >&2
@@ -28,6 +30,7 @@ clean_up() {
         kill "$dockerd_pid" 2>/dev/null || true
         wait "$dockerd_pid" 2>/dev/null || true
     fi
+    [ -z "$made_policy" ] || rm -f "$POLICY"
     umount "$work/root/proc" 2>/dev/null || true # debootstrap leaves it when it is interrupted
     rm -rf --one-file-system "$work"
 }
@@ -35,16 +38,21 @@ clean_up() {
 install_programs() {
     command -v debootstrap >/dev/null && [ -x "$DOCKER" ] && command -v dockerd >/dev/null && return
     command -v apt-get >/dev/null || cannot "docker.io and debootstrap are missing, and so is apt-get"
-    export DEBIAN_FRONTEND=noninteractive
-    { apt-get update && apt-get install -y --no-install-recommends docker.io debootstrap; } \
-        >"$work/apt.log" 2>&1 || cannot "apt-get could not install docker.io and debootstrap:" "$work/apt.log"
+    if [ ! -e "$POLICY" ]; then # or the package starts a daemon that stays
+        printf '#!/bin/sh\nexit 101\n' >"$POLICY"
+        chmod +x "$POLICY"
+        made_policy=yes
+    fi
+    { apt-get update && DEBIAN_FRONTEND=noninteractive apt-get install -y --no-install-recommends \
+        docker.io debootstrap; } >"$work/apt.log" 2>&1 ||
+        cannot "apt-get could not install docker.io and debootstrap:" "$work/apt.log"
 }
 
 reach_docker() {
     export DOCKER_HOST=${DOCKER_HOST:-unix:///var/run/docker.sock}
     "$DOCKER" info >/dev/null 2>&1 && return
     export DOCKER_HOST=unix://$work/docker.sock
-    dockerd --host "$DOCKER_HOST" --pidfile "$work/docker.pid" --exec-root "$work/exec" \
+    setpriv --pdeathsig TERM dockerd --host "$DOCKER_HOST" --pidfile "$work/docker.pid" --exec-root "$work/exec" \
         --bridge none --iptables=false --ip6tables=false >"$work/dockerd.log" 2>&1 &
     dockerd_pid=$!
     for _ in $(seq 120); do
