@@ -64,7 +64,8 @@ def locate(experiment: str | None, config_path: str | None, config_name: str | N
         path = Path(experiment)
     else:
         raise ConfigError("no experiment given: name a YAML file, or --config_path and --config_name")
-    candidates = (path, path / "experiment.yaml", path.with_name(path.name + ".yaml"))
+    beside = path.parent / f"{path.name}.yaml"  # `.` has no name to replace
+    candidates = (path, path / "experiment.yaml", beside)
     for candidate in candidates:
         if candidate.is_file():
             return candidate.absolute()
