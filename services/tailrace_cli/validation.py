@@ -18,6 +18,7 @@ def check_experiment(experiment: Experiment) -> None:
     _check_model(experiment)
     _check_resume(experiment)
     _check_sampling(experiment)
+    _check_judges(experiment)
     try:
         check_capacity(experiment.run, experiment.scheduler)
         check_with_run(experiment.learner, experiment.run)
@@ -84,6 +85,17 @@ def _check_sampling(experiment: Experiment) -> None:
             f"{experiment.source}: agents.max_episode_tokens ({longest}) exceeds "
             f"inference.max_model_len ({room}): lower the first or raise the second"
         )
+
+
+def _check_judges(experiment: Experiment) -> None:
+    kept = experiment.cluster.keep_environment
+    for entry in experiment.reward.components:
+        variable = entry.judge.api_key_env if entry.judge else ""
+        if variable and variable not in kept:
+            raise ConfigError(
+                f"{experiment.source}: reward {entry.name!r}: judge.api_key_env: reward workers do "
+                f"not get the variable {variable}: name it under cluster.keep_environment as well"
+            )
 
 
 def _check_resume(experiment: Experiment) -> None:

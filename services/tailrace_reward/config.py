@@ -5,7 +5,12 @@ from __future__ import annotations
 import re
 from typing import Literal
 
+from msgspec.structs import replace
+
 from tailrace.config import Config
+from tailrace_reward.config_models import JudgeArgs, RewardModelArgs
+
+__all__ = ["JudgeArgs", "RewardConfig", "RewardEntry", "RewardModelArgs"]
 
 _FUNCTION = re.compile(r"^[A-Za-z_][\w.]*:[A-Za-z_]\w*$")
 
@@ -16,37 +21,63 @@ class RewardEntry(Config, frozen=True, kw_only=True):
     name: str
     """Name of the component in scores and metrics."""
 
-    kind: Literal["env_return", "function"] = "env_return"
-    """`env_return`: the sum of the environment's rewards. `function`: a Python function."""
+    kind: Literal["env_return", "function", "model", "judge"] = "env_return"
+    """`env_return`: the sum of the environment's rewards. `function`: a Python function. `model`: a
+    reward model. `judge`: a language model that is asked for a number."""
 
     function: str = ""
     """`module:name` of the function, for example `my_rewards:brevity`, which is a `def brevity(task,
     messages, metrics) -> float`, plain or async. The module is imported from the folder where Tailrace
     was started or from what is installed."""
 
+    pretrain: str = ""
+    """Directory (or hub name) of the reward model; empty: `reward_pretrain`."""
+
+    judge: JudgeArgs | None = None
+    """Where the judge is and what it is asked."""
+
     weight: float = 1.0
     """Factor of this component in the sum."""
 
     timeout_s: float = 10.0
-    """A call of the function that takes longer is killed; its episode has no reward then and counts as
-    an infrastructure failure."""
+    """A call of the function, or all attempts at the judge together, that take longer are ended; the
+    episode has no reward then and counts as an infrastructure failure. Not read by other kinds."""
 
     def __post_init__(self) -> None:
         if self.kind == "function" and not _FUNCTION.match(self.function):
             raise ValueError(
                 f"reward {self.name!r}: function must be written module:name, found {self.function!r}"
             )
-        if self.kind == "env_return" and self.function:
-            raise ValueError(f"reward {self.name!r}: has a function, so kind must be 'function'")
+        if self.kind == "judge" and self.judge is None:
+            raise ValueError(
+                f"reward {self.name!r}: kind judge needs `judge` with base_url, model, prompt"
+            )
+        owners = {"function": "function", "pretrain": "model", "judge": "judge"}
+        for key, kind in owners.items():
+            if getattr(self, key) and self.kind != kind:
+                raise ValueError(f"reward {self.name!r}: has a {key}, so kind must be {kind!r}")
         if self.timeout_s <= 0:
             raise ValueError(f"reward {self.name!r}: timeout_s must be positive")
+
+
+_OF_ENVIRONMENT = (RewardEntry(name="env_return"),)
+_OF_MODEL = (RewardEntry(name="reward_model", kind="model"),)
 
 
 class RewardConfig(Config, frozen=True, kw_only=True):
     """The reward service."""
 
-    rewards: tuple[RewardEntry, ...] = (RewardEntry(name="env_return"),)
-    """Components; an episode's reward is their weighted sum."""
+    rewards: tuple[RewardEntry, ...] = ()
+    """Components; an episode's reward is their weighted sum. Empty: the reward model if there is a
+    `reward_pretrain`, else the return of the environment."""
+
+    reward_pretrain: str = ""
+    """Directory (or hub name) of a reward model, for components of the kind `model` that name none: a
+    Hugging Face model for the classification of sequences with one label, or of tokens with a value for
+    each, of which the last counts."""
+
+    model_args: RewardModelArgs = RewardModelArgs()
+    """How reward models compute."""
 
     num_processes: int = 2
     """Processes that call reward functions; a call occupies one. None is started without functions."""
@@ -57,13 +88,36 @@ class RewardConfig(Config, frozen=True, kw_only=True):
     drain_s: float = 10.0
     """At SIGTERM accepted requests get so long to be answered."""
 
+    @property
+    def components(self) -> tuple[RewardEntry, ...]:
+        """The components with what they have by default."""
+        rewards = self.rewards or (_OF_MODEL if self.reward_pretrain else _OF_ENVIRONMENT)
+        return tuple(map(self._with_model, rewards))
+
+    def _with_model(self, entry: RewardEntry) -> RewardEntry:
+        if entry.kind != "model":
+            return entry
+        return replace(entry, pretrain=entry.pretrain or self.reward_pretrain)
+
     def __post_init__(self) -> None:
         names = [entry.name for entry in self.rewards]
-        if not names:
-            raise ValueError("rewards must name at least one component")
         if len(set(names)) < len(names):
             raise ValueError(f"rewards must have different names, found {', '.join(names)}")
         if self.num_processes < 1 or self.mailbox < 1:
             raise ValueError("num_processes and mailbox must be at least 1")
         if self.drain_s < 0:
             raise ValueError("drain_s must not be negative")
+        for entry in self.components:
+            if entry.kind == "model" and not entry.pretrain:
+                raise ValueError(
+                    f"reward {entry.name!r}: kind model needs a model: give it a pretrain, or give "
+                    "reward_pretrain"
+                )
+        if self.reward_pretrain and not any(
+            entry.kind == "model" and entry.pretrain == self.reward_pretrain
+            for entry in self.components
+        ):
+            raise ValueError(
+                "reward_pretrain is read by components of the kind model without a pretrain of their "
+                "own, and there is none: add one to rewards, or remove it"
+            )

@@ -16,3 +16,8 @@ REPLACED_PROCESSES = Counter(
     "Processes replaced, by cause (timeout, crash).",
     ["cause"],
 )
+JUDGE_RETRIES = Counter(
+    "tailrace_reward_judge_retries", "Times that a judge's attempt brought no score.", ["component"]
+)
+MODEL_ITEMS = Counter("tailrace_reward_model_items", "Conversations that a model scored.", ["model"])
+MODEL_BATCHES = Counter("tailrace_reward_model_batches", "Batches that a model computed.", ["model"])

@@ -1,4 +1,4 @@
-"""What scoring needs from outside: somebody who calls the user's functions."""
+"""What scoring needs from outside: somebody who gives a component's number."""
 
 from __future__ import annotations
 
@@ -7,17 +7,17 @@ from typing import Protocol
 from tailrace_protos.reward import ScoreItem
 
 
-class FunctionFailedError(Exception):
-    """A reward function gave no number. Attributes: `function`, `reason`."""
+class ComponentFailedError(Exception):
+    """A component gave no number. Attributes: `source` (function, model, judge), `reason`."""
 
-    def __init__(self, function: str, reason: str) -> None:
-        super().__init__(f"{function} {reason}")
-        self.function = function
+    def __init__(self, source: str, reason: str) -> None:
+        super().__init__(f"{source} {reason}")
+        self.source = source
         self.reason = reason
 
 
-class FunctionRunner(Protocol):
-    """Calls reward functions where they can do no harm."""
+class Component(Protocol):
+    """Gives the number of one component of the reward, where it can do no harm."""
 
-    async def call(self, function: str, item: ScoreItem, timeout_s: float) -> float:
-        """What `function` (`module:name`) gives for the item; raises `FunctionFailedError`."""
+    async def score(self, item: ScoreItem) -> float:
+        """The number for the item; raises `ComponentFailedError`."""

@@ -12,7 +12,7 @@ from tailrace.processes import WorkerProcess
 from tailrace_protos.reward import ScoreItem
 from tailrace_reward import metrics
 from tailrace_reward.adapters.frames import Call, Loaded, Returned
-from tailrace_reward.ports import FunctionFailedError
+from tailrace_reward.ports import ComponentFailedError
 
 log = get_logger(__name__)
 
@@ -29,7 +29,7 @@ class FunctionLoadError(Exception):
 
 
 class ProcessPool:
-    """`FunctionRunner` with `num_processes` processes."""
+    """Calls functions (`module:name`) in `num_processes` processes."""
 
     def __init__(self, functions: Sequence[str], num_processes: int) -> None:
         self._functions = tuple(functions)
@@ -40,15 +40,19 @@ class ProcessPool:
         await self._processes.open()
 
     async def call(self, function: str, item: ScoreItem, timeout_s: float) -> float:
-        """See `FunctionRunner`."""
+        """What the function gives for the item; raises `ComponentFailedError`."""
         try:
             async with self._processes.lend() as process:
                 returned = await self._call(process, Call(function, item), timeout_s)
         except FunctionLoadError as error:
-            raise FunctionFailedError(function, f"cannot be loaded any more: {error}") from error
+            raise ComponentFailedError(function, f"cannot be loaded any more: {error}") from error
         if returned.error:
-            raise FunctionFailedError(function, returned.error)
+            raise ComponentFailedError(function, returned.error)
         return returned.value
+
+    def component(self, function: str, timeout_s: float) -> FunctionComponent:
+        """The function as a component of the reward."""
+        return FunctionComponent(self, function, timeout_s)
 
     async def close(self) -> None:
         """Kill all processes."""
@@ -74,11 +78,11 @@ class ProcessPool:
                 returned = await process.exchange(call, Returned)
         except TimeoutError as error:
             self._replaced("timeout", call)
-            raise FunctionFailedError(call.function, f"took more than {timeout_s:g} s") from error
+            raise ComponentFailedError(call.function, f"took more than {timeout_s:g} s") from error
         except EOFError as error:
             self._replaced("crash", call)
             reason = f"ended its process (exit code {await process.exit_code()})"
-            raise FunctionFailedError(call.function, reason) from error
+            raise ComponentFailedError(call.function, reason) from error
         metrics.CALL_SECONDS.labels(call.function).observe(time.perf_counter() - started_s)
         return returned
 
@@ -90,3 +94,16 @@ class ProcessPool:
             function=call.function,
             episode_id=call.item.episode_id,
         )
+
+
+class FunctionComponent:
+    """`Component` of a function in a pool."""
+
+    def __init__(self, pool: ProcessPool, function: str, timeout_s: float) -> None:
+        self._pool = pool
+        self._function = function
+        self._timeout_s = timeout_s
+
+    async def score(self, item: ScoreItem) -> float:
+        """See `Component`."""
+        return await self._pool.call(self._function, item, self._timeout_s)

@@ -10,13 +10,13 @@ import asyncio
 import hashlib
 import math
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from tailrace_protos.base import encode
 from tailrace_protos.generation import CallError, CallErrorCode
 from tailrace_protos.reward import Score, ScoreItem
 from tailrace_reward.config import RewardEntry
-from tailrace_reward.ports import FunctionFailedError, FunctionRunner
+from tailrace_reward.ports import Component, ComponentFailedError
 
 _MAX_REMEMBERED = 8192
 
@@ -24,19 +24,20 @@ _MAX_REMEMBERED = 8192
 class Scorer:
     """Scores items by the components of the configuration.
 
-    Requests are repeated when an answer takes long; scores of function rewards are therefore
+    Requests are repeated when an answer takes long; scores that had to be asked for are therefore
     remembered (the newest 8,192, also those still being computed).
     """
 
-    def __init__(self, entries: Sequence[RewardEntry], functions: FunctionRunner) -> None:
+    def __init__(
+        self, entries: Sequence[RewardEntry], components: Mapping[str, Component] | None = None
+    ) -> None:
         self._entries = tuple(entries)
-        self._functions = functions
-        self._calls_functions = any(entry.kind == "function" for entry in entries)
+        self._components = components or {}  # by name: all but the environment's return
         self._remembered: OrderedDict[bytes, asyncio.Task[Score]] = OrderedDict()
 
     async def score(self, items: Sequence[ScoreItem]) -> tuple[Score, ...]:
         """Scores in the order of the items."""
-        if not self._calls_functions:
+        if not self._components:
             return tuple([await self._score(item) for item in items])
         tasks = [self._once(item) for item in items]
         # shielded: two requests may wait for one task, and one of them may be cancelled
@@ -56,7 +57,7 @@ class Scorer:
         try:
             for entry in self._entries:
                 components[entry.name] = await self._component(entry, item)
-        except FunctionFailedError as error:
+        except ComponentFailedError as error:
             return Score(item.episode_id, error=CallError(CallErrorCode.INTERNAL, str(error)))
         reward = sum(entry.weight * components[entry.name] for entry in self._entries)
         return Score(item.episode_id, reward, components)
@@ -64,7 +65,7 @@ class Scorer:
     async def _component(self, entry: RewardEntry, item: ScoreItem) -> float:
         if entry.kind == "env_return":
             return math.fsum(item.turn_rewards)
-        value = await self._functions.call(entry.function, item, entry.timeout_s)
+        value = await self._components[entry.name].score(item)
         if not math.isfinite(value):
-            raise FunctionFailedError(entry.function, f"returned {value}")
+            raise ComponentFailedError(entry.name, f"returned {value}")
         return value

@@ -15,7 +15,7 @@ from tailrace_protos.chat import ChatMessage
 from tailrace_protos.episode import EnvTask
 from tailrace_protos.reward import ScoreItem
 from tailrace_reward.adapters.process_pool import FunctionLoadError, ProcessPool
-from tailrace_reward.ports import FunctionFailedError
+from tailrace_reward.ports import ComponentFailedError
 
 MODULE = """
 import asyncio, os, sys, time
@@ -85,9 +85,9 @@ async def test_plain_and_async_functions_give_their_numbers_whatever_they_print(
 async def test_exceptions_and_nonsense_are_failures_of_the_call_and_the_process_goes_on() -> None:
     async with pool("raises", "returns_text", "sleeps") as made:
         pid = await made.call("user_rewards:sleeps", item(), 10)
-        with pytest.raises(FunctionFailedError, match="LookupError: nothing there"):
+        with pytest.raises(ComponentFailedError, match="LookupError: nothing there"):
             await made.call("user_rewards:raises", item(), 10)
-        with pytest.raises(FunctionFailedError, match="ValueError"):
+        with pytest.raises(ComponentFailedError, match="ValueError"):
             await made.call("user_rewards:returns_text", item(), 10)
         assert await made.call("user_rewards:sleeps", item(), 10) == pid
 
@@ -97,7 +97,7 @@ async def test_a_function_stuck_in_computation_is_killed_and_others_are_not_held
         started_s = time.monotonic()
         stuck = asyncio.create_task(made.call("user_rewards:spins", item(), 1.0))
         await made.call("user_rewards:sleeps", item(1), 10)
-        with pytest.raises(FunctionFailedError, match="took more than 1 s"):
+        with pytest.raises(ComponentFailedError, match="took more than 1 s"):
             await stuck
         assert time.monotonic() - started_s < 10
         pids = await asyncio.gather(*(made.call("user_rewards:sleeps", item(50), 10) for _ in range(4)))
@@ -108,7 +108,7 @@ async def test_a_function_stuck_in_computation_is_killed_and_others_are_not_held
 @pytest.mark.parametrize(("name", "code"), [("exits", "7"), ("leaves", "3")])
 async def test_a_function_that_ends_its_process_fails_alone(name: str, code: str) -> None:
     async with pool(name, "count_words") as made:
-        with pytest.raises(FunctionFailedError, match=f"exit code {code}"):
+        with pytest.raises(ComponentFailedError, match=f"exit code {code}"):
             await made.call(f"user_rewards:{name}", item(), 10)
         assert await made.call("user_rewards:count_words", item(), 10) == 2.0
 

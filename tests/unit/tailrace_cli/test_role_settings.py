@@ -37,6 +37,7 @@ CASES: dict[str, tuple[Any, dict[str, Any]]] = {
     "advantage_clip": (4.0, {"learner.advantage_clip": 4.0}),
     "reward_clip": (5.0, {"learner.reward_clip": 5.0}),
     "custom_envs": ({"lake": {"env_type": "x"}}, {"agents.custom_envs.keys": {"lake"}}),
+    "reward_pretrain": ("owner/model", {"reward.reward_pretrain": "owner/model"}),
     "num_gpus_per_node": (0, {"cluster.num_gpus_per_node": 0}),
     "actor_train.model_args.model_type": ("llama", {"learner.from_scratch.model_type": "llama"}),
     "actor_train.model_args.dtype": ("bf16", {"learner.model_args.dtype": "bfloat16"}),

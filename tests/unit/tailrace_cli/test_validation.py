@@ -51,6 +51,14 @@ def test_a_data_set_may_be_a_tag() -> None:
     check_experiment(load(EXAMPLE, settings))
 
 
+def test_the_key_of_a_judge_must_reach_the_reward_workers() -> None:
+    judge = "{base_url: 'http://x', model: m, prompt: p, api_key_env: JUDGE_KEY}"
+    settings = [f"reward.rewards=[{{name: q, kind: judge, judge: {judge}}}]"]
+    with pytest.raises(ConfigError, match=r"JUDGE_KEY: name it under cluster\.keep_environment"):
+        check_experiment(load(EXAMPLE, settings))
+    check_experiment(load(EXAMPLE, [*settings, "cluster.keep_environment=[JUDGE_KEY]"]))
+
+
 def test_a_workflow_needs_a_gateway() -> None:
     settings = ["agents.workflow.agent=my_module.MyAgent", "cluster.num_gateways=0"]
     with pytest.raises(ConfigError, match=r"cluster\.num_gateways is 0"):

@@ -21,5 +21,6 @@ _ALGORITHM = (
 TOP_LEVEL: tuple[Setting, ...] = (
     *(Renamed(key, (f"learner.{key}",)) for key in _ALGORITHM),
     Renamed("custom_envs", ("agents.custom_envs",)),
+    Renamed("reward_pretrain", ("reward.reward_pretrain",)),
     Renamed("num_gpus_per_node", ("cluster.num_gpus_per_node",)),
 )

@@ -1,0 +1,122 @@
+"""The components of the configuration, put together: functions' processes, models, judges."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass, field
+
+from tailrace.config import ConfigError
+from tailrace_reward.adapters.judge import Judge
+from tailrace_reward.adapters.process_pool import FunctionLoadError, ProcessPool
+from tailrace_reward.config import RewardConfig, RewardEntry, RewardModelArgs
+from tailrace_reward.ports import Component
+
+FunctionMaker = Callable[[str, float], Component]  # of `module:name` and timeout_s
+
+
+@dataclass
+class Components:
+    """Components by name, and how they are closed."""
+
+    by_name: dict[str, Component] = field(default_factory=dict)
+    closers: list[Callable[[], Awaitable[None]]] = field(default_factory=list)
+
+    async def close(self) -> None:
+        """Close all."""
+        for close in self.closers:
+            await close()
+
+
+async def open_components(
+    config: RewardConfig, source: str, make_function: FunctionMaker | None = None
+) -> Components:
+    """Everything that scores but the environment's return.
+
+    `make_function` replaces processes of our own. Raises `ConfigError` for what cannot be loaded.
+    """
+    made = Components()
+    try:
+        await _open_functions(config, source, made, make_function)
+        for entry in config.components:
+            if entry.kind == "judge":
+                made.by_name[entry.name] = _judge(entry, source, made)
+        await _open_models(config, made)
+    except ConfigError:
+        await made.close()
+        raise
+    return made
+
+
+async def _open_functions(
+    config: RewardConfig, source: str, made: Components, make: FunctionMaker | None
+) -> None:
+    functions = [entry for entry in config.components if entry.kind == "function"]
+    if functions and make is None:
+        make = await _pool(config, source, made)
+    for entry in functions:
+        assert make is not None
+        made.by_name[entry.name] = make(entry.function, entry.timeout_s)
+
+
+async def _pool(config: RewardConfig, source: str, made: Components) -> FunctionMaker:
+    places = {
+        entry.function: f"reward.rewards[{index}].function"
+        for index, entry in enumerate(config.rewards)
+        if entry.kind == "function"
+    }
+    pool = ProcessPool(tuple(places), config.num_processes)
+    made.closers.append(pool.close)
+    try:
+        await pool.start()
+    except FunctionLoadError as error:
+        raise ConfigError(_not_loaded(error, places, source)) from error
+    return pool.component
+
+
+def _not_loaded(error: FunctionLoadError, places: Mapping[str, str], source: str) -> str:
+    reasons = "; ".join(
+        f"{places[function]} {function!r}: {reason}" for function, reason in error.errors.items()
+    )
+    return (
+        f"{source}: {reasons}. Write it module:name, with the module in the folder where Tailrace "
+        "was started or installed in its environment"
+    )
+
+
+def _judge(entry: RewardEntry, source: str, made: Components) -> Component:
+    assert entry.judge is not None
+    variable = entry.judge.api_key_env
+    if variable and not os.environ.get(variable):
+        raise ConfigError(
+            f"{source}: reward {entry.name!r}: judge.api_key_env: the variable {variable} is not set: "
+            "set it where tailrace starts, and name it under cluster.keep_environment"
+        )
+    key = os.environ[variable] if variable else ""
+    judge = Judge(entry.name, entry.judge, entry.timeout_s, key)
+    made.closers.append(judge.close)
+    return judge
+
+
+async def _open_models(config: RewardConfig, made: Components) -> None:
+    """Each model once, however many components it has."""
+    opened: dict[str, Component] = {}
+    for entry in config.components:
+        if entry.kind == "model":
+            if entry.pretrain not in opened:
+                opened[entry.pretrain] = await _model(entry.pretrain, config.model_args, made)
+            made.by_name[entry.name] = opened[entry.pretrain]
+
+
+async def _model(pretrain: str, args: RewardModelArgs, made: Components) -> Component:
+    try:  # torch is loaded where there is a model only: it takes seconds, and is an extra
+        from tailrace_reward.adapters.reward_model import RewardModel
+    except ModuleNotFoundError as error:
+        raise ConfigError(
+            f"reward model {pretrain}: {error.name} is not installed: "
+            "pip install 'tailrace[reward-model]'"
+        ) from error
+    model = await asyncio.to_thread(RewardModel, pretrain, args)
+    made.closers.append(model.close)
+    return model

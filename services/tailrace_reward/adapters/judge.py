@@ -1,0 +1,136 @@
+"""A judge behind an OpenAI endpoint, over aiohttp."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from typing import Any
+
+import aiohttp
+import jinja2
+import jinja2.sandbox
+
+from tailrace.config import ConfigError
+from tailrace.log import get_logger
+from tailrace.retry import Backoff
+from tailrace_protos.reward import ScoreItem
+from tailrace_reward import metrics
+from tailrace_reward.config import JudgeArgs
+from tailrace_reward.core.judging import NoScoreError, read_score, template_names
+from tailrace_reward.ports import ComponentFailedError
+
+log = get_logger(__name__)
+
+_RETRIED = frozenset({408, 409, 425, 429, 500, 502, 503, 504})
+_MAX_WAIT_S = 30.0
+_FIRST_WAIT_S = 0.5
+
+
+class _PassingError(Exception):
+    """An attempt failed in a way that another may not."""
+
+    def __init__(self, reason: str, wait_s: float = 0.0) -> None:
+        super().__init__(reason)
+        self.wait_s = wait_s  # that the endpoint asks for
+
+
+class Judge:
+    """`Component` that asks a language model; close it.
+
+    Raises `ConfigError` for a prompt that is no template.
+    """
+
+    def __init__(self, name: str, args: JudgeArgs, timeout_s: float, api_key: str = "") -> None:
+        self._name = name
+        self._args = args
+        self._timeout_s = timeout_s
+        self._headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
+        self._free = asyncio.Semaphore(args.max_concurrency)
+        self._session: aiohttp.ClientSession | None = None
+        environment = jinja2.sandbox.ImmutableSandboxedEnvironment(undefined=jinja2.StrictUndefined)
+        try:
+            self._prompt = environment.from_string(args.prompt)
+        except jinja2.TemplateError as error:
+            raise ConfigError(f"reward {name!r}: judge.prompt is no template: {error}") from error
+
+    async def score(self, item: ScoreItem) -> float:
+        """See `Component`."""
+        body = self._body(item)
+        async with self._free:
+            try:
+                async with asyncio.timeout(self._timeout_s):
+                    return await self._ask_until_answered(body, item.episode_id)
+            except TimeoutError as error:
+                raise self._failure(f"gave no score within {self._timeout_s:g} s") from error
+
+    async def close(self) -> None:
+        """Close its connections."""
+        if self._session is not None:
+            await self._session.close()
+
+    def _body(self, item: ScoreItem) -> dict[str, Any]:
+        args = self._args
+        try:
+            prompt = self._prompt.render(template_names(item))
+        except (jinja2.TemplateError, TypeError, ValueError, LookupError) as error:
+            raise self._failure(f"cannot be asked: judge.prompt: {error}") from error
+        told = [{"role": "system", "content": args.system_prompt}] if args.system_prompt else []
+        return {
+            "model": args.model,
+            "messages": [*told, {"role": "user", "content": prompt}],
+            "temperature": args.temperature,
+            "max_tokens": args.max_tokens,
+        }
+
+    async def _ask_until_answered(self, body: dict[str, Any], episode_id: str) -> float:
+        backoff = Backoff(_FIRST_WAIT_S, _MAX_WAIT_S)
+        for attempt in range(1, self._args.max_attempts + 1):
+            try:
+                return read_score(await self._ask(body), self._args)
+            except (_PassingError, NoScoreError) as error:
+                reason = str(error)
+                wait_s = max(backoff.next_s(), getattr(error, "wait_s", 0.0))
+            metrics.JUDGE_RETRIES.labels(self._name).inc()
+            log.info("judge asked again", judge=self._name, episode_id=episode_id, reason=reason)
+            if attempt < self._args.max_attempts:
+                await asyncio.sleep(wait_s)
+        raise self._failure(f"gave no score in {self._args.max_attempts} attempts: {reason}")
+
+    async def _ask(self, body: dict[str, Any]) -> str:
+        """Its reply; raises `_PassingError`, and `ComponentFailedError` where asking again is vain."""
+        url = f"{self._args.base_url.rstrip('/')}/chat/completions"
+        timeout = aiohttp.ClientTimeout(total=self._args.attempt_timeout_s)
+        try:
+            async with self._open().post(url, json=body, timeout=timeout) as response:
+                text = await response.text()
+                if response.status in _RETRIED:
+                    wait_s = _seconds(response.headers.get("Retry-After", ""))
+                    raise _PassingError(f"status {response.status}: {text[:200]}", wait_s)
+        except (aiohttp.ClientError, TimeoutError, UnicodeDecodeError) as error:
+            raise _PassingError(f"{type(error).__name__}: {error}") from error
+        if response.status >= 400:
+            raise self._failure(f"refused with status {response.status}: {text[:200]}")
+        return _content(text)
+
+    def _open(self) -> aiohttp.ClientSession:
+        """One session for all requests; made in the event loop that uses it."""
+        if self._session is None:
+            self._session = aiohttp.ClientSession(headers=self._headers)
+        return self._session
+
+    def _failure(self, reason: str) -> ComponentFailedError:
+        return ComponentFailedError(f"judge {self._name!r} ({self._args.base_url})", reason)
+
+
+def _content(text: str) -> str:
+    """The text of the first choice; another shape may be a passing fault of a proxy."""
+    try:
+        content = json.loads(text)["choices"][0]["message"]["content"]
+    except (ValueError, LookupError, TypeError) as error:
+        raise _PassingError(f"no chat completion: {text[:200]!r}") from error
+    return str(content or "")
+
+
+def _seconds(retry_after: str) -> float:
+    """0 for dates, which are rare, and nonsense."""
+    return min(float(retry_after), _MAX_WAIT_S) if retry_after.isdecimal() else 0.0

@@ -1,0 +1,110 @@
+"""Models that score: one of our own beside the service, or a judge behind an endpoint."""
+
+from __future__ import annotations
+
+import re
+from typing import Literal
+
+from tailrace.config import Config
+
+_NUMBER = r"(-?\d+(?:\.\d+)?)"
+
+
+class RewardModelArgs(Config, frozen=True, kw_only=True):
+    """How reward models compute, all of them."""
+
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    """Where they compute; `auto` takes the CUDA device if torch sees one."""
+
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
+    """Type of weights and activations; `auto` is float32 on the CPU, and what the model's own
+    `config.json` names on CUDA."""
+
+    max_batch_tokens: int = 16_384
+    """Tokens computed at once, padding included. A longer conversation goes alone."""
+
+    max_length: int = 0
+    """Longest conversation in tokens; a longer one has no score, and its episode counts as an
+    infrastructure failure. 0: what the model's configuration says."""
+
+    num_threads: int = 1
+    """Threads that torch may use on the CPU. More than one only pays where cores are idle."""
+
+    def __post_init__(self) -> None:
+        if self.max_batch_tokens < 1 or self.num_threads < 1:
+            raise ValueError("model_args: max_batch_tokens and num_threads must be at least 1")
+        if self.max_length < 0:
+            raise ValueError("model_args.max_length must not be negative")
+
+
+class JudgeArgs(Config, frozen=True, kw_only=True):
+    """A language model that reads an episode and writes a number."""
+
+    base_url: str
+    """Where its OpenAI API is, for example `https://api.example.com/v1`."""
+
+    model: str
+    """Its name there."""
+
+    prompt: str
+    """What it is asked: a Jinja template that may use `conversation` (all messages as text), `question`
+    (the first message of the user), `answer` (the last of the assistant), `messages`, `row` (of a data
+    set) and `metrics`."""
+
+    system_prompt: str = ""
+    """What it is told before; empty: nothing."""
+
+    api_key_env: str = ""
+    """Name of the environment variable with its key; empty: it needs none. In a local cluster the name
+    stands under `cluster.keep_environment` too."""
+
+    score_pattern: str = rf"(?i)score[^\w-]*{_NUMBER}"
+    """Regular expression for the score in its reply, with one group around the number; the last match
+    counts."""
+
+    min_score: float = 0.0
+    """A lower number is no score."""
+
+    max_score: float = 10.0
+    """A higher number is no score."""
+
+    temperature: float = 0.0
+    """At which it is sampled."""
+
+    max_tokens: int = 1024
+    """Tokens that its reply may have."""
+
+    max_attempts: int = 4
+    """Times that it is asked for one score: while it cannot be reached, is overloaded or fails, and
+    when its reply has no score."""
+
+    attempt_timeout_s: float = 60.0
+    """Seconds until an attempt without an answer is given up."""
+
+    max_concurrency: int = 16
+    """Requests of one reward worker to it at once; others wait, which is not part of `timeout_s`."""
+
+    def __post_init__(self) -> None:
+        for key in ("base_url", "model", "prompt"):
+            if not getattr(self, key):
+                raise ValueError(f"judge.{key} must not be empty")
+        if not self.base_url.startswith(("http://", "https://")):
+            raise ValueError(f"judge.base_url must begin with http:// or https://: {self.base_url!r}")
+        for key in ("max_tokens", "max_attempts", "max_concurrency", "attempt_timeout_s"):
+            if getattr(self, key) <= 0:
+                raise ValueError(f"judge.{key} must be positive")
+        if self.temperature < 0 or self.min_score >= self.max_score:
+            raise ValueError(
+                "judge: temperature must not be negative, min_score must be below max_score"
+            )
+        self._check_pattern()
+
+    def _check_pattern(self) -> None:
+        try:
+            groups = re.compile(self.score_pattern).groups
+        except re.error as error:
+            raise ValueError(f"judge.score_pattern {self.score_pattern!r}: {error}") from error
+        if groups != 1:
+            raise ValueError(
+                f"judge.score_pattern must have one group, around the number; it has {groups}"
+            )
