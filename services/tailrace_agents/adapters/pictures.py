@@ -1,5 +1,6 @@
 """Rendered episodes as files: `<env>_seed<n>.gif`, and all frames side by side in `<env>_seed<n>.png`.
 
+A frame is what `render` gives: an RGB array, or a text, which is drawn as it would stand in a terminal.
 A picture is a pleasure, not a result: what fails here is logged and the episode goes on.
 """
 
@@ -7,10 +8,12 @@ from __future__ import annotations
 
 import asyncio
 import os
+import textwrap
 from pathlib import Path
+from typing import Any
 
 import numpy as np
-from PIL import Image
+from PIL import Image, ImageDraw, ImageFont
 
 from tailrace.foreign import ForeignCodeError, foreign_code
 from tailrace.log import get_logger
@@ -23,6 +26,9 @@ _FRAME_MS = 500
 _LAST_FRAME_MS = 1500
 _MAX_FRAMES = 200
 _STRIP_FRAMES = 16
+_MAX_COLUMNS, _MAX_LINES = 96, 32  # of texts; all frames of an animation have one size
+_MARGIN = 8
+_TEXT_WIDTH, _TEXT_HEIGHT = 600, 400
 
 
 class Pictures:
@@ -70,10 +76,25 @@ class FrameRecorder:
             with foreign_code("env.render"):
                 frame = self._env.render()
                 if frame is not None:
-                    self.frames.append(Image.fromarray(np.asarray(frame, dtype=np.uint8)))
+                    self.frames.append(_image(frame))
         except ForeignCodeError as error:
             self._is_broken = True
             log.warning("episode is not rendered", reason=str(error))
+
+
+def _image(frame: Any) -> Image.Image:
+    if isinstance(frame, str):
+        return _drawn(frame)
+    return Image.fromarray(np.asarray(frame, dtype=np.uint8))
+
+
+def _drawn(text: str) -> Image.Image:
+    """A text on white, its long lines broken."""
+    lines = [part for line in text.splitlines() for part in textwrap.wrap(line, _MAX_COLUMNS) or [""]]
+    canvas = Image.new("RGB", (_TEXT_WIDTH, _TEXT_HEIGHT), "white")
+    shown = "\n".join(lines[:_MAX_LINES])
+    ImageDraw.Draw(canvas).multiline_text((_MARGIN, _MARGIN), shown, "black", ImageFont.load_default())
+    return canvas
 
 
 def save_frames(frames: list[Image.Image], folder: Path, name: str) -> None:

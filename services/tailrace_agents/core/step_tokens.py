@@ -7,6 +7,8 @@ episode as they are. Invariant: a row's context is what the policy saw when it s
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 from msgspec.structs import replace
 from numpy.typing import NDArray
@@ -62,16 +64,15 @@ class StepTokens(EpisodeTokens):
     def prompt(self) -> Int32Bytes:
         """The window of the next turn."""
         turn = len(self._reply_starts)
-        return pack_int32(self._window(turn, as_int32(super().prompt()), len(self)))
+        return pack_int32(self._window(turn, as_int32(self.transcript()), len(self)))
 
     def rows(self, reward: float) -> CheckedRows:
         """A row for every turn that the environment has answered, all credited with `reward`."""
         if not len(self):
             return CheckedRows((), 0)
         whole, num_nonfinite = self.row(reward)
-        return CheckedRows(
-            tuple(self._row(whole, turn) for turn in range(self.num_turns)), num_nonfinite
-        )
+        rows = tuple(self._row(whole, turn) for turn in range(self.num_turns))
+        return CheckedRows(rows, num_nonfinite)
 
     def _first_of(self, turn: int) -> int:
         """The first turn that the policy sees in `turn`."""
@@ -88,7 +89,7 @@ class StepTokens(EpisodeTokens):
         ids = self._window(turn, as_int32(whole.token_ids), stop)
         num_shown = len(ids) - (stop - start)
 
-        def placed(values: NDArray[np.generic], fill: int) -> NDArray[np.generic]:
+        def placed(values: NDArray[Any], fill: int) -> NDArray[Any]:
             return np.concatenate([np.full(num_shown, fill, values.dtype), values[start:stop]])
 
         return replace(

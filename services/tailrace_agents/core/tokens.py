@@ -139,6 +139,10 @@ class EpisodeTokens:
         """The observation inserted last as it is rendered where nothing stands before it."""
 
     def prompt(self) -> Int32Bytes:
+        """What the next turn is asked with: all ids so far."""
+        return self.transcript()
+
+    def transcript(self) -> Int32Bytes:
         """All ids so far, copied: buffers go on growing while the request is under way."""
         return memoryview(self._ids.tobytes())
 
@@ -154,7 +158,7 @@ class EpisodeTokens:
             logprobs[broken], versions[broken] = 0.0, -1
         ends = self._turn_ends[: self.num_turns]
         row = TokenRow(
-            token_ids=self.prompt(),
+            token_ids=self.transcript(),
             loss_mask=_bytes(mask),
             inference_logprobs=_bytes(logprobs),
             policy_versions=_bytes(versions),

@@ -4,8 +4,8 @@ A line is a sequence of turns with its own return: an episode whose rows are str
 (`Turns.first`), or a row that stands for itself. What a line's return says beyond the sum of its turn
 rewards (a reward given at the end, a tree's discount) is added to the reward of its last turn, so
 that turn rewards always sum to the return. Where rows beside an episode's line stand for themselves
-(those of a sub-agent), what their turns earned is not the line's. Tokens after the last end belong to the last turn; a row
-without turns is one turn.
+(those of a sub-agent), what their turns earned is not the line's. Tokens after the last end belong to
+the last turn; a row without turns is one turn.
 """
 
 from __future__ import annotations

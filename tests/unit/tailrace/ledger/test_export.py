@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from tailrace.ledger import Ledger
-from tailrace_protos.base import as_float32, as_int32, as_uint8
+from tailrace_protos.base import as_float32, as_int32, as_int64, as_uint8
 from tailrace_protos.generation import VersionSpan
 from tailrace_protos.session import ExportStyle
 from tailrace_protos.trajectory import TokenRow
@@ -190,3 +190,35 @@ def test_a_later_reward_replaces_an_earlier_one_and_the_last_call_needs_no_id() 
     ledger.set_reward(-1.0)
     assert [node.reward for node in ledger.nodes] == [1.0, None, 4.0, -1.0]
     assert np.isclose(ledger.rows(INDIVIDUAL, 0.5)[0].reward, 1 + 0.5 * (2 - 1) / 2)
+
+
+def test_steps_of_the_last_conversation_are_a_line_and_others_stand_for_themselves() -> None:
+    """
+    a (r 1) ── b (r 0) ── c (r 4)
+            └─ d (r 2)               recorded last: the line is a, d
+    s (r 7)                          a sub-agent
+    """
+    ledger = ledger_of(
+        node("a", "", [1, 2], [3], 1.0),
+        node("b", "a", [4], [5, 6]),
+        node("c", "b", [7], [8], 4.0),
+        node("s", "", [1, 2], [3], 7.0),
+        node("d", "a", [4], [10], 2.0),
+    )
+    rows = {row.row_id: row for row in ledger.rows(ExportStyle.STEP, 0.5)}
+    places = {name: row.first_turn for name, row in rows.items()}
+    assert places == {"a": 0, "b": -1, "c": -1, "s": -1, "d": 1}
+    # own rewards are the turns'; the row is credited its discounted return
+    found = {n: (float(as_float32(r.turn_rewards)[0]), r.reward) for n, r in rows.items()}
+    assert found == {"a": (1, 2), "b": (0, 2), "c": (4, 4), "s": (7, 7), "d": (2, 2)}
+    names = {name: int(as_int64(row.turn_hashes)[0]) for name, row in rows.items()}
+    assert names["b"] == names["d"]  # asked the same within the same conversation
+    assert names["a"] == names["s"]
+    assert len({names[name] for name in "abc"}) == 3
+
+
+def test_a_step_row_has_the_tokens_of_an_individual_one() -> None:
+    pairs = zip(branching().rows(ExportStyle.STEP), branching().rows(INDIVIDUAL), strict=True)
+    for step, single in pairs:
+        assert bytes(step.token_ids) == bytes(single.token_ids)
+        assert bytes(step.loss_mask) == bytes(single.loss_mask)

@@ -1,0 +1,114 @@
+"""Episodes whose turns are rows: what the policy sees, and what is trained."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tailrace_agents.core.episode import EpisodeResult
+from tailrace_agents.core.play import play_episode
+from tailrace_agents.core.step_tokens import StepTokens
+from tailrace_agents.core.tokens import EpisodeTokens
+from tailrace_protos.base import as_float32, as_int32, as_int64, as_uint8
+from tailrace_protos.episode import Outcome
+from tests.unit.tailrace_agents.fakes import (
+    LIMITS,
+    PLAN,
+    ListJournal,
+    ScriptedPolicy,
+    StairsEnv,
+    renderer,
+)
+
+REPLIES = ("Right", "Left", "Right", "Right")
+VIEWS = ["PFFF\n", "FFFF\nPFFF\n", "FFFF\nPFFF\n", "FFFF\nFFFF\nPFFF\n"]
+
+
+async def play(
+    policy: ScriptedPolicy, history_turns: int | None = None, **options: Any
+) -> EpisodeResult:
+    options = {"limits": LIMITS, "sampling": PLAN, **options}
+    made = partial(StepTokens, history_turns)
+    return await play_episode(StairsEnv(), renderer(), policy, seed=0, make_tokens=made, **options)
+
+
+def said(first: int, turn: int) -> list[int]:
+    """The window of `turn` that begins with the observation of turn `first`."""
+    ids = renderer().observation_ids(VIEWS[first], True).tolist()
+    for k in range(first, turn):
+        ids += renderer().reply_ids(REPLIES[k]).tolist()
+        ids += renderer().observation_ids(VIEWS[k + 1], False).tolist()
+    return ids
+
+
+@pytest.mark.parametrize(
+    ("history_turns", "firsts"),
+    [(None, [0, 0, 0, 0]), (2, [0, 0, 0, 1]), (1, [0, 0, 1, 2]), (0, [0, 1, 2, 3])],
+)
+async def test_the_policy_sees_so_many_turns_and_the_newest_observation(
+    history_turns: int | None, firsts: list[int]
+) -> None:
+    policy = ScriptedPolicy(*REPLIES)
+    result = await play(policy, history_turns)
+    assert result.outcome is Outcome.OK
+    assert policy.prompts == [said(first, turn) for turn, first in enumerate(firsts)]
+
+
+@pytest.mark.parametrize("history_turns", [None, 0, 1, 9])
+async def test_a_row_is_what_the_policy_saw_and_said_in_one_turn(history_turns: int | None) -> None:
+    policy = ScriptedPolicy(*REPLIES, version=7)
+    result = await play(policy, history_turns)
+    rows, num_nonfinite = result.tokens.rows(2.5)
+    assert num_nonfinite == 0
+    assert len(rows) == 4
+    for turn, (row, prompt) in enumerate(zip(rows, policy.prompts, strict=True)):
+        reply = renderer().reply_ids(REPLIES[turn]).tolist()
+        assert as_int32(row.token_ids).tolist() == prompt + reply
+        assert as_uint8(row.loss_mask).tolist() == [0] * len(prompt) + [1] * len(reply)
+        wanted = [-1] * len(prompt) + [7] * len(reply)
+        assert as_int32(row.policy_versions).tolist() == wanted
+        logprobs = [0.0] * len(prompt) + [-0.5] * len(reply)
+        assert as_float32(row.inference_logprobs).tolist() == logprobs
+        assert as_int32(row.turn_ends).tolist() == [len(prompt) + len(reply)]
+        assert (row.first_turn, row.row_id, row.reward) == (turn, str(turn), 2.5)
+    rewards = [float(as_float32(row.turn_rewards)[0]) for row in rows]
+    assert tuple(rewards) == result.tokens.turn_rewards
+    names = [int(as_int64(row.turn_hashes)[0]) for row in rows]
+    assert names[1] == names[2]  # the same view
+    assert len(set(names)) == 3
+
+
+async def test_all_history_asks_what_a_whole_episode_asks() -> None:
+    whole, stepwise = ScriptedPolicy(*REPLIES), ScriptedPolicy(*REPLIES)
+    await play_episode(StairsEnv(), renderer(), whole, LIMITS, PLAN, seed=0)
+    result = await play(stepwise)
+    assert stepwise.prompts == whole.prompts
+    assert len(result.tokens) > 0
+
+
+async def test_the_longest_window_is_bounded_not_the_episode() -> None:
+    room = len(said(3, 3)) + len(renderer().reply_ids("Right"))
+    limits = LIMITS._replace(max_episode_tokens=room)
+    assert (await play(ScriptedPolicy(*REPLIES), 0, limits=limits)).outcome is Outcome.OK
+    cut = await play(ScriptedPolicy(*REPLIES), None, limits=limits)
+    assert cut.outcome is Outcome.POLICY_FAILURE
+
+
+async def test_a_resumed_episode_has_the_rows_of_an_uninterrupted_one() -> None:
+    journal = ListJournal()
+    whole = await play(ScriptedPolicy(*REPLIES), 1, journal=journal)
+    policy = ScriptedPolicy(*REPLIES[2:])
+    resumed = await play(policy, 1, journal=ListJournal(journal.records[:2]))
+    assert resumed.num_replayed_turns == 2
+    for one, other in zip(resumed.tokens.rows(1.0).rows, whole.tokens.rows(1.0).rows, strict=True):
+        assert np.array_equal(as_int32(one.token_ids), as_int32(other.token_ids))
+        assert np.array_equal(as_uint8(one.loss_mask), as_uint8(other.loss_mask))
+
+
+async def test_an_unanswered_turn_and_an_episode_that_never_began_have_no_row() -> None:
+    tokens = StepTokens(1)
+    assert tokens.rows(0.0).rows == ()
+    assert EpisodeTokens().rows(0.0).rows == ()
