@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 from rich.console import Console
@@ -192,6 +192,26 @@ def import_config(
     for line in left:
         sys.stderr.write(f"{line}\n")
     raise typer.Exit(USER_ERROR if strict and left else 0)
+
+
+@app.command()
+def export(
+    to: Annotated[str, typer.Option(help="New folder for the model.")],
+    experiment: ExperimentArgument = None,
+    overrides: Overrides = None,
+    checkpoint: Annotated[str, typer.Option(help="Checkpoint folder; default: the run's newest.")] = "",
+    dtype: Annotated[
+        Literal["", "float32", "bfloat16", "float16"],
+        typer.Option(help="Type of the weights; default: as they were trained."),
+    ] = "",
+    config_path: ConfigPath = None,
+    config_name: ConfigName = None,
+) -> None:
+    """Write a checkpoint as a plain Hugging Face model: weights, configuration, tokenizer."""
+    from tailrace_cli.commands.export import export as export_model  # loads torch: seconds
+
+    loaded = _experiment(experiment, overrides, config_path, config_name)
+    export_model(loaded, to, console, checkpoint=checkpoint, dtype=dtype)
 
 
 @app.command()

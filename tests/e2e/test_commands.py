@@ -13,7 +13,9 @@ from pathlib import Path
 import nats
 import pytest
 import redis
+import torch
 import yaml
+from safetensors.torch import load_file
 
 from tailrace_protos import subjects
 from tests.audit import build_ledger, check_ledger
@@ -71,6 +73,22 @@ def test_eval_of_a_folder_without_a_model_is_refused(finished: Path, tmp_path: P
     assert result.returncode == 2
     assert f"{tmp_path} is no checkpoint" in result.stdout
     assert "Traceback" not in result.stdout + result.stderr
+
+
+def test_export_writes_the_newest_checkpoint_as_a_plain_model(finished: Path, tmp_path: Path) -> None:
+    argv = command("export", output_dir=finished.parent, exp_name="small")
+    folder = tmp_path / "model"
+    result = run([*argv, "--to", str(folder), "--dtype", "bfloat16"])
+    assert result.returncode == 0, result.stdout + result.stderr
+    assert not {"optimizer.safetensors", "run_state.json"} & {path.name for path in folder.iterdir()}
+    trained = load_file(finished / "checkpoints" / "step_2" / "model.safetensors")
+    exported = load_file(folder / "model.safetensors")
+    assert exported.keys() == trained.keys()
+    assert all(torch.equal(exported[name], trained[name].bfloat16()) for name in trained)
+    assert (folder / "tokenizer.json").is_file()
+    again = run([*argv, "--to", str(folder)])
+    assert again.returncode == 2
+    assert "is not empty" in again.stdout
 
 
 def test_episode_shows_every_turn_of_the_newest_checkpoint(finished: Path) -> None:

@@ -84,7 +84,17 @@ def load_model(source: str, config: LearnerConfig, key: str = "pretrain") -> Loa
 
 def make_model(scratch: FromScratch, config: LearnerConfig, seed: int) -> LoadedModel:
     """Random weights, the same for the same seed."""
-    tokenizer = _build_tokenizer(scratch)
+    tokenizer = build_tokenizer(scratch)
+    architecture = scratch_architecture(scratch, tokenizer)
+    torch.manual_seed(seed)
+    model = AutoModelForCausalLM.from_config(  # type: ignore[no-untyped-call]
+        architecture, dtype=torch.float32, attn_implementation=_implementation(config)
+    )
+    return LoadedModel(prepared(model, config), tokenizer)
+
+
+def scratch_architecture(scratch: FromScratch, tokenizer: Any) -> Any:
+    """The Hugging Face configuration of a model that is made."""
     ids = {f"{kind}_token_id": getattr(tokenizer, f"{kind}_token_id") for kind in ("bos", "eos", "pad")}
     known = {"vocab_size": len(tokenizer), "initializer_range": scratch.init_std, **ids}
     try:
@@ -96,11 +106,7 @@ def make_model(scratch: FromScratch, config: LearnerConfig, seed: int) -> Loaded
             f"learner.from_scratch.config.vocab_size {architecture.vocab_size} is less than the "
             f"tokenizer's {len(tokenizer)}: leave it out"
         )
-    torch.manual_seed(seed)
-    model = AutoModelForCausalLM.from_config(  # type: ignore[no-untyped-call]
-        architecture, dtype=torch.float32, attn_implementation=_implementation(config)
-    )
-    return LoadedModel(prepared(model, config), tokenizer)
+    return architecture
 
 
 def first_model(run: RunConfig, config: LearnerConfig) -> LoadedModel:
@@ -110,7 +116,8 @@ def first_model(run: RunConfig, config: LearnerConfig) -> LoadedModel:
     return load_model(run.pretrain, config)
 
 
-def _build_tokenizer(scratch: FromScratch) -> Any:
+def build_tokenizer(scratch: FromScratch) -> Any:
+    """The tokenizer that the user's function writes."""
     key = "learner.from_scratch.tokenizer"
     build = load_dotted(scratch.tokenizer, key)
     with tempfile.TemporaryDirectory(prefix="tailrace-tokenizer-") as folder:

@@ -14,6 +14,7 @@ from tailrace.weights.tensors import TensorBytes
 from tailrace_learner.adapters import hf_model
 from tailrace_learner.adapters.critic_files import critic_tensors
 from tailrace_learner.adapters.roles import RoleMaker
+from tailrace_learner.adapters.same_model import check_same_model
 from tailrace_learner.adapters.snapshots import Snapshot, load_optimizer, take_snapshot
 from tailrace_learner.adapters.strategies.base import Strategy
 from tailrace_learner.config import LearnerConfig
@@ -36,6 +37,7 @@ class Worker:
         """The model of a checkpoint's folder, or (empty) the one that a new run starts from."""
         if checkpoint:
             self.loaded = hf_model.load_model(checkpoint, self._config, "resume_from_checkpoint")
+            check_same_model(checkpoint, self.loaded, self._run, self._config)
         else:
             self.loaded = hf_model.first_model(self._run, self._config)
         self.card = hf_model.model_card(self.loaded, self._config)

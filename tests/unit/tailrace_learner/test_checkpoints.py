@@ -24,6 +24,7 @@ from tailrace_learner.adapters.checkpoints import (
     named_checkpoint,
 )
 from tailrace_learner.adapters.hf_model import LoadedModel
+from tailrace_learner.adapters.same_model import OtherModelError, check_same_model
 from tailrace_learner.adapters.snapshots import Snapshot, load_optimizer, take_snapshot
 from tailrace_learner.adapters.strategies.single import SingleStrategy
 from tailrace_learner.config import FromScratch, LearnerConfig, TrainingArgs
@@ -266,3 +267,37 @@ def test_published_bytes_do_not_follow_later_updates(fresh: Session) -> None:
     tensors = published(fresh, "float32")
     fresh.train(range(1))
     assert [bytes(tensor.data) for tensor in tensors] == before
+
+
+@pytest.mark.parametrize(
+    ("changes", "match"),
+    [
+        ({"model_type": "llama"}, "qwen3, here llama"),
+        ({"config": SCRATCH.config | {"hidden_size": 64}}, r"\(107, 32\), here \(107, 64\)"),
+        ({"config": SCRATCH.config | {"num_hidden_layers": 1}}, "here None"),
+        ({"tokenizer": "tests.unit.tailrace_learner.tokenizers:reversed_tokenizer"}, "other tokens"),
+    ],
+)
+def test_a_checkpoint_of_another_model_is_refused_with_the_difference(
+    tmp_path: Path, fresh: Session, changes: dict[str, Any], match: str
+) -> None:
+    path = str(CheckpointFolder(tmp_path).save(fresh.snapshot(), state(1)))
+    loaded = hf_model.load_model(path, CONFIG)
+    check_same_model(path, loaded, RUN, CONFIG)
+    other = msgspec.structs.replace(CONFIG, from_scratch=msgspec.structs.replace(SCRATCH, **changes))
+    with pytest.raises(OtherModelError, match=match):
+        check_same_model(path, loaded, RUN, other)
+
+
+def test_a_checkpoint_is_compared_with_the_pretrained_model_that_its_run_began_with(
+    tmp_path: Path, fresh: Session
+) -> None:
+    path = str(CheckpointFolder(tmp_path / "a").save(fresh.snapshot(), state(1)))
+    pretrained = msgspec.structs.replace(CONFIG, from_scratch=None)
+    loaded = hf_model.load_model(path, CONFIG)
+    check_same_model(path, loaded, msgspec.structs.replace(RUN, pretrain=path), pretrained)
+    wide = msgspec.structs.replace(SCRATCH, config=SCRATCH.config | {"intermediate_size": 64})
+    other = Session(hf_model.make_model(wide, CONFIG, 3))
+    start = str(CheckpointFolder(tmp_path / "b").save(other.snapshot(), state(1)))
+    with pytest.raises(OtherModelError, match="down_proj"):
+        check_same_model(path, loaded, msgspec.structs.replace(RUN, pretrain=start), pretrained)
