@@ -3,7 +3,8 @@
 The first row is the evaluation of the first step, before reinforcement learning; then comes one row
 per learner step, in order. The row of a step that is evaluated waits for that evaluation, and the rows
 after it wait behind it. A learner that resumes at step s takes back all rows beyond s. Every row has
-every key of `METRIC_KEYS`, null where nobody knows.
+every key of `METRIC_KEYS`, null where nobody knows; what else a learner says of a step (its critic, what
+its corrections touched) follows them.
 """
 
 from __future__ import annotations
@@ -137,6 +138,7 @@ class RunLog:
         busy_s = body.metrics.get("learner_busy_s") or 0.0
         row = self._new_row(event, body.step, body.policy_version, busy_s, cut_idle)
         row.update({key: body.metrics.get(key) for key in LEARNER_KEYS})
+        row.update({key: value for key, value in body.metrics.items() if key not in row})
         if row["num_groups"] is None:
             row["num_groups"] = len(body.group_ids)
         return row

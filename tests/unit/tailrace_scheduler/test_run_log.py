@@ -66,11 +66,11 @@ def test_outcomes_and_seconds_of_a_row_are_those_since_the_row_before() -> None:
     log.apply(made_settlement("t1", 0))
     log.apply(made_settlement("t1", 1, Outcome.TIMEOUT))
     log.apply(made_settlement("e0.1", 0))
-    [row] = log.step(1, loss=2.0, learner_busy_s=1.5, secret=3.0)
+    [row] = log.step(1, loss=2.0, learner_busy_s=1.5, value_loss=3.0)
     assert isinstance(row, dict)
     assert (row["outcome/ok"], row["outcome/timeout"], row["loss"]) == (1, 1, 2.0)
     assert row["idle/credit"] == 4.0 - 1.5
-    assert "secret" not in row
+    assert row["value_loss"] == 3.0  # what only some algorithms say
 
 
 def test_steps_of_a_lineage_that_did_not_survive_make_no_rows() -> None:
