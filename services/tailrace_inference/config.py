@@ -34,6 +34,10 @@ class InferenceConfig(Config, frozen=True, kw_only=True):
     kv_cache_tokens: int = 65536
     """Tokens whose keys and values fit into the cache, running and kept prefixes together."""
 
+    gpu_memory_utilization: float = 0.0
+    """On CUDA: the share of the device's memory that weights, activations and cache may take together.
+    The cache then holds what fits, and `kv_cache_tokens` is not read. 0: `kv_cache_tokens` counts."""
+
     kv_block_tokens: int = 16
     """Tokens of one cache block, the unit of allocation."""
 
@@ -96,6 +100,7 @@ class InferenceConfig(Config, frozen=True, kw_only=True):
         for key in ("max_model_len", "stream_interval_ms", "drain_s"):
             if getattr(self, key) < 0:
                 raise ValueError(f"{key} must not be negative")
+        self._check_cache()
         if self.heartbeat_s <= 0:
             raise ValueError("heartbeat_s must be positive")
         if not self.transports:
@@ -104,6 +109,14 @@ class InferenceConfig(Config, frozen=True, kw_only=True):
             raise ValueError(
                 f"max_batched_tokens ({self.max_batched_tokens}) must be at least max_running "
                 f"({self.max_running}): every running request decodes one token a step"
+            )
+
+    def _check_cache(self) -> None:
+        if not 0 <= self.gpu_memory_utilization <= 1:
+            raise ValueError("gpu_memory_utilization must be a share, 0 to 1")
+        if self.gpu_memory_utilization and self.device == "cpu":
+            raise ValueError(
+                "gpu_memory_utilization is read on CUDA only: remove it, or set device to auto or cuda"
             )
         if self.kv_cache_tokens < self.max_running * self.kv_block_tokens:
             raise ValueError(

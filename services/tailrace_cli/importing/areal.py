@@ -20,8 +20,8 @@ _OPTIMIZER = (
     ("min_lr_ratio", "min_lr_ratio"),
 )
 _SERVERS = (
-    ("sglang", "context_length", "max_running_requests"),
-    ("vllm", "max_model_len", "max_num_seqs"),
+    ("sglang", "context_length", "max_running_requests", "mem_fraction_static"),
+    ("vllm", "max_model_len", "max_num_seqs", "gpu_memory_utilization"),
 )
 
 AREAL = System(
@@ -133,10 +133,11 @@ AREAL = System(
         Derived("ref.dtype", (), rules.same_dtype, "as `actor.dtype`"),
         *(
             setting
-            for server, length, running in _SERVERS
+            for server, length, running, share in _SERVERS
             for setting in (
                 to(f"{server}.{length}", "inference.max_model_len"),
                 to(f"{server}.{running}", "inference.max_running"),
+                to(f"{server}.{share}", "inference.gpu_memory_utilization"),
                 to(f"{server}.dtype", "inference.dtype", by=values.engine_dtype),
                 Derived(f"{server}.model_path", (), rules.same_model, "the policy's"),
                 Derived(f"{server}.model", (), rules.same_model, "the policy's"),

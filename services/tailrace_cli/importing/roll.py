@@ -129,6 +129,7 @@ ROLL = System(
             "actor_train.training_args.warmup_ratio", "learner.training_args.warmup_steps", "max_steps"
         ),
         to("actor_infer.generating_args.stop_strings", "agents.generating_args.stop", by=tuple),
+        to(f"{_INFER}.gpu_memory_utilization", "inference.gpu_memory_utilization"),
         to(f"{_INFER}.max_model_len", "inference.max_model_len"),
         to(f"{_INFER}.max_num_seqs", "inference.max_running"),
         to(f"{_INFER}.max_num_batched_tokens", "inference.max_batched_tokens"),

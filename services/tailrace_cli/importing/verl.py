@@ -156,6 +156,7 @@ VERL = System(
         to(f"{ROLLOUT}.top_p", f"{_SAMPLING}.top_p", by=float),
         to(f"{ROLLOUT}.top_k", f"{_SAMPLING}.top_k", by=words.all_or),
         to(f"{ROLLOUT}.dtype", "inference.dtype", by=values.engine_dtype),
+        to(f"{ROLLOUT}.gpu_memory_utilization", "inference.gpu_memory_utilization"),
         to(f"{ROLLOUT}.max_num_seqs", "inference.max_running"),
         to(f"{ROLLOUT}.max_num_batched_tokens", "inference.max_batched_tokens"),
         Derived(f"{ROLLOUT}.max_model_len", (), nothing, "with `data.max_prompt_length`"),

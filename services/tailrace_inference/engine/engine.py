@@ -46,7 +46,7 @@ class TorchEngine:
         self._tokenizer = tokenizer
         self._block_tokens = config.kv_block_tokens
         self._max_gathered_blocks = _MAX_GATHERED_BLOCKS[model.device.type]
-        num_blocks = config.kv_cache_tokens // self._block_tokens
+        num_blocks = model.cache_tokens // self._block_tokens
         self.capacity_tokens = num_blocks * self._block_tokens
         self.max_len = min(model.max_len, self.capacity_tokens)
         cache = KVCache(model.layers, num_blocks + 1, self._block_tokens, model.device, model.dtype)
@@ -104,9 +104,16 @@ class TorchEngine:
         """See `Engine`."""
         self._aborts.append(None)
 
-    def stage(self, tensors: Iterable[NamedTensor], policy_version: int) -> None:
+    @property
+    def base_version(self) -> int:
         """See `Engine`."""
-        self._staged = self._weights.load(tensors, policy_version)
+        return self._weights.base_version
+
+    def stage(
+        self, tensors: Iterable[NamedTensor], policy_version: int, base_version: int | None = None
+    ) -> None:
+        """See `Engine`."""
+        self._staged = self._weights.load(tensors, policy_version, base_version)
 
     def apply(self) -> float:
         """See `Engine`."""

@@ -25,6 +25,7 @@ from tailrace_inference.engine.attention import (
     UnsupportedModelError,
     register_attention,
 )
+from tailrace_inference.engine.cache_size import NoRoomError, Sizes, cache_tokens
 from tailrace_inference.engine.kv_cache import KVCache, KVShape
 from tailrace_inference.engine.lean import LeanForward, supports_lean
 
@@ -77,11 +78,19 @@ class GenericForward:
 class LoadedModel:
     """A model on its device with the forward chosen for it."""
 
-    def __init__(self, model: nn.Module, forward: Forward, layers: list[KVShape], max_len: int) -> None:
+    def __init__(
+        self,
+        model: nn.Module,
+        forward: Forward,
+        layers: list[KVShape],
+        max_len: int,
+        cache_tokens: int,
+    ) -> None:
         self.model = model
         self.forward = forward
         self.layers = layers
         self.max_len = max_len
+        self.cache_tokens = cache_tokens  # that fit on the device
         self.device: torch.device = next(model.parameters()).device
         self.dtype: torch.dtype = next(model.parameters()).dtype
         config: Any = model.config
@@ -137,9 +146,33 @@ def load_model(config_json: bytes, config: InferenceConfig) -> LoadedModel:
     error_size = _disagreement(generic, expected, layers, dtype)
     if not error_size < _TOLERANCE[dtype]:
         raise UnsupportedModelError(model_type, f"its logits came out {error_size:.3g} deviations off")
-    max_len = _max_len(config, model.config)
+    num_cached = _cache_tokens(config, model, layers)
+    max_len = _max_len(config, model.config, num_cached)
     forward = _choose_forward(model, generic, expected, layers, max_len, config)
-    return LoadedModel(model, forward, layers, max_len)
+    return LoadedModel(model, forward, layers, max_len, num_cached)
+
+
+def _cache_tokens(config: InferenceConfig, model: Any, layers: list[KVShape]) -> int:
+    """What the cache holds; raises `DeviceError` where the device has no room or no such memory."""
+    weight: Tensor = next(model.parameters())
+    if config.gpu_memory_utilization and weight.device.type != "cuda":
+        raise DeviceError(
+            "inference.gpu_memory_utilization needs a CUDA device, and torch sees none: remove it, and "
+            "give inference.kv_cache_tokens instead"
+        )
+    text_config = model.config.get_text_config()
+    sizes = Sizes(
+        weights=sum(each.numel() * each.element_size() for each in model.parameters()),
+        element=weight.element_size(),
+        hidden_size=int(text_config.hidden_size),
+        vocab_size=int(text_config.vocab_size),
+    )
+    is_cuda = weight.device.type == "cuda"
+    free, total = torch.cuda.mem_get_info(weight.device) if is_cuda else (0, 0)
+    try:
+        return cache_tokens(config, layers, sizes, total, free)
+    except NoRoomError as error:
+        raise DeviceError(str(error)) from error
 
 
 def _build(
@@ -165,9 +198,9 @@ def _pick_dtype(config: InferenceConfig, hf_config: Any, device: torch.device) -
     return named if isinstance(named, torch.dtype) else getattr(torch, str(named))
 
 
-def _max_len(config: InferenceConfig, hf_config: Any) -> int:
+def _max_len(config: InferenceConfig, hf_config: Any, num_cached: int) -> int:
     """Longest sequence that model, configuration and cache allow."""
-    limits = [config.kv_cache_tokens]
+    limits = [num_cached]
     model_len = getattr(hf_config.get_text_config(), "max_position_embeddings", None)
     limits += [limit for limit in (model_len, config.max_model_len) if limit]
     return min(limits)

@@ -49,7 +49,16 @@ CASES: dict[str, tuple[Any, dict[str, Any]]] = {
         False,
         {"learner.model_args.disable_gradient_checkpointing": False},
     ),
-    "actor_train.device_mapping": ("list(range(0, 2))", {"cluster.learner_gpus": (0, 1)}),
+    "actor_train.device_mapping": (
+        "list(range(0, 2))",
+        {"cluster.learner_gpus": (0, 1), "learner.strategy_args.num_ranks": 2},
+    ),
+    "actor_train.strategy_args.strategy_name": (
+        "deepspeed_train",
+        {"learner.strategy_args.strategy_name": "deepspeed"},
+    ),
+    "actor_train.strategy_args.num_ranks": (2, {"learner.strategy_args.num_ranks": 2}),
+    "actor_train.strategy_args.zero_stage": (3, {"learner.strategy_args.zero_stage": 3}),
     **{
         f"actor_train.training_args.{key}": (value, {f"learner.training_args.{key}": value})
         for key, value in OPTIMIZER.items()
@@ -73,6 +82,10 @@ CASES: dict[str, tuple[Any, dict[str, Any]]] = {
         {"agents.generating_args.temperature": 0.5, "learner.temperature": 0.5},
     ),
     "actor_infer.generating_args.num_return_sequences": (4, {"run.group_size": 4}),
+    "actor_infer.strategy_args.gpu_memory_utilization": (
+        0.5,
+        {"inference.gpu_memory_utilization": 0.5},
+    ),
     "actor_infer.strategy_args.strategy_name": ("hf_infer", {"inference.forward": "generic"}),
     "train_env_manager.tags": (["b", "c"], {"scheduler.tags": ("b", "c")}),
     "train_env_manager.num_env_groups": (7, {"run.groups_per_step": 7}),
@@ -130,7 +143,10 @@ BESIDE: dict[str, dict[str, Any]] = {
 }
 # Without them the rest is no experiment.
 NEEDED = ("actor_train.model_args.model_type", "critic", "train_env_manager.tags")
-MAY_BE_BESIDE = {"cluster.num_inference_servers"}  # servers may share devices
+MAY_BE_BESIDE = {
+    "cluster.num_inference_servers",
+    "learner.strategy_args.num_ranks",
+}  # servers may share devices
 SETTINGS = {setting.name: setting for part in TABLES.values() for setting in part}
 REPEATS = [
     name for name, setting in SETTINGS.items() if isinstance(setting, Derived) and not setting.sets
@@ -187,6 +203,7 @@ ANOTHER = {
     "model_args.attn_implementation": "sdpa",
     "model_args.disable_gradient_checkpointing": True,
     "device_mapping": [7],
+    "strategy_args.strategy_name": "fsdp2",
     "training_args.per_device_train_batch_size": 3,
     "training_args.gradient_accumulation_steps": 8,
 }

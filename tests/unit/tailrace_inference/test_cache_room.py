@@ -9,9 +9,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tailrace_inference.config import InferenceConfig
+from tailrace_inference.engine.cache_size import NoRoomError, Sizes, cache_tokens
+from tailrace_inference.engine.forward import DeviceError, load_model
 from tailrace_inference.engine.kv_cache import BlockPool, KVCache, KVShape
 from tailrace_inference.engine.prefix import Prefix, PrefixStore, common_length
-from tests.unit.tailrace_inference.harness import Client, make_engine, make_model, random_prompt
+from tests.unit.tailrace_inference.harness import (
+    Client,
+    config_json,
+    make_engine,
+    make_model,
+    random_prompt,
+)
 
 
 def prefix(length: int, first_block: int) -> Prefix:
@@ -109,3 +117,39 @@ def test_after_any_traffic_every_block_is_free_or_in_a_kept_prefix() -> None:
 def test_impossible_configurations_name_their_key(settings_: dict[str, object], field: str) -> None:
     with pytest.raises(ValueError, match=field):
         InferenceConfig(**settings_)  # type: ignore[arg-type]
+
+
+LAYERS = [KVShape(2, 8, 8), KVShape(2, 8, 8)]  # 64 values a token
+SIZES = Sizes(weights=1000, element=2, hidden_size=4, vocab_size=10)
+
+
+def room(utilization: float, total_bytes: int, free_bytes: int) -> int:
+    config = InferenceConfig(
+        gpu_memory_utilization=utilization, max_running=2, max_batched_tokens=2, kv_block_tokens=4
+    )
+    return cache_tokens(config, LAYERS, SIZES, total_bytes, free_bytes)
+
+
+def test_the_cache_gets_what_weights_and_activations_leave_of_the_share() -> None:
+    activations = 2 * 10 * 16 + 2 * 4 * 12 * 2
+    used = 2 * 1000 + activations
+    total = 4 * (used + 128 * 100)
+    assert room(0.25, total, total) == 100
+    assert room(0.5, total, total) > 200
+    assert room(0.25, total + 4 * 128 * 7, total) == 104, "whole blocks"
+    assert room(0.25, total, 1000 + activations + 128 * 40) == 40, "never more than is free"
+    assert room(0.0, total, total) == InferenceConfig().kv_cache_tokens
+
+
+def test_a_share_without_room_for_the_running_requests_says_what_to_change() -> None:
+    with pytest.raises(NoRoomError, match="raise it or lower max_running") as raised:
+        room(0.25, 4 * 2500, 10_000)
+    assert raised.value.needed_bytes == 2 * 4 * 128
+
+
+def test_a_share_of_gpu_memory_needs_a_gpu() -> None:
+    with pytest.raises(ValueError, match="read on CUDA only"):
+        InferenceConfig(gpu_memory_utilization=0.5, device="cpu")
+    if not torch.cuda.is_available():
+        with pytest.raises(DeviceError, match="needs a CUDA device"):
+            load_model(config_json(), InferenceConfig(gpu_memory_utilization=0.5))

@@ -57,6 +57,7 @@ ACTOR_INFER: tuple[Setting, ...] = (
         _forward,
         "`hf_infer` runs the modules of Hugging Face, `torch` our lean forward where it agrees",
     ),
+    Renamed(f"{_STRATEGY}.gpu_memory_utilization", ("inference.gpu_memory_utilization",)),
     *(
         Refused(
             f"{_STRATEGY}.{key}",

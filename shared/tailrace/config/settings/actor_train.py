@@ -7,9 +7,11 @@ from typing import Any
 
 from tailrace.config.run import RunConfig
 from tailrace.config.settings import values
-from tailrace.config.settings.setting import Derived, Lookup, Renamed, Setting
+from tailrace.config.settings.setting import Derived, Lookup, Refused, Renamed, Setting
 
 _ARGS = "actor_train.training_args"
+_STRATEGY = "actor_train.strategy_args"
+_RANKS = "learner.strategy_args.num_ranks"
 _MAX_TOKENS = "learner.max_tokens_per_micro_batch"
 _MIN_TOKENS = "learner.min_tokens_per_micro_batch"
 OPTIMIZER = (
@@ -41,7 +43,7 @@ def updates_of_a_step(passes: Any, lookup: Lookup) -> Mapping[str, Any]:
     tokens, longest = lookup(_MAX_TOKENS), lookup("agents.max_episode_tokens")
     if tokens is None or longest is None:
         raise ValueError(f"needs {_ARGS}.per_device_train_batch_size: give it as well")
-    ranks = _count(lookup("learner.strategy_args.num_ranks", 1))
+    ranks = _count(lookup(_RANKS, 1))
     rows_of_update = _count(passes) * (tokens // longest) * ranks
     rows = _of_run("group_size", lookup) * _of_run("groups_per_step", lookup)
     if rows % rows_of_update:
@@ -73,6 +75,12 @@ def _architecture(model_type: Any, lookup: Lookup) -> Mapping[str, Any]:
     return {"learner.from_scratch.model_type": model_type}
 
 
+def _ranks(mapping: Any, lookup: Lookup) -> Mapping[str, Any]:
+    gpus = values.devices(mapping)
+    ranks = {} if len(gpus) == 1 or lookup(_RANKS) else {_RANKS: len(gpus)}
+    return {"cluster.learner_gpus": gpus, **ranks}
+
+
 ACTOR_TRAIN: tuple[Setting, ...] = (
     Derived(
         "actor_train.model_args.model_type",
@@ -90,11 +98,20 @@ ACTOR_TRAIN: tuple[Setting, ...] = (
         "actor_train.model_args.disable_gradient_checkpointing",
         ("learner.model_args.disable_gradient_checkpointing",),
     ),
-    Renamed(
+    Derived(
         "actor_train.device_mapping",
-        ("cluster.learner_gpus",),
-        values.devices,
-        "a list of GPUs, or text like `list(range(0, 4))`",
+        ("cluster.learner_gpus", _RANKS),
+        _ranks,
+        "a rank on each of these GPUs: a list, or text like `list(range(0, 4))`",
+    ),
+    Renamed(f"{_STRATEGY}.strategy_name", ("learner.strategy_args.strategy_name",), values.strategy),
+    *(
+        Renamed(f"{_STRATEGY}.{key}", (f"learner.strategy_args.{key}",))
+        for key in ("num_ranks", "zero_stage")
+    ),
+    *(
+        Refused(f"{_STRATEGY}.{key}", "ranks share rows and weights: give num_ranks", (1,))
+        for key in ("tp_size", "pp_size")
     ),
     *(Renamed(f"{_ARGS}.{key}", (f"learner.training_args.{key}",)) for key in OPTIMIZER),
     Renamed(f"{_ARGS}.{SCHEDULE}", (f"learner.training_args.{SCHEDULE}",), values.schedule),

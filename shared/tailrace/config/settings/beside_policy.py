@@ -81,6 +81,11 @@ CRITIC: tuple[Setting, ...] = (
         ("auto_token_classification", "trl"),
     ),
     *_model_args("critic"),
+    _repeated(
+        "critic.strategy_args.strategy_name",
+        "actor_train.strategy_args.strategy_name",
+        _to("learner.strategy_args.strategy_name", values.strategy),
+    ),
     *(
         Renamed(f"critic.training_args.{key}", (f"learner.critic.training_args.{key}",))
         for key in OPTIMIZER

@@ -32,6 +32,15 @@ attention = choice(
     fa3="flash_attention_3",
     flash_attention_3="flash_attention_3",
 )
+strategy = choice(
+    auto="auto",
+    single="single",
+    fsdp2="fsdp2",
+    fsdp_train="fsdp2",
+    fsdp2_train="fsdp2",
+    deepspeed="deepspeed",
+    deepspeed_train="deepspeed",
+)
 schedule = choice(
     constant="constant",
     constant_with_warmup="constant",

@@ -78,6 +78,7 @@ EXPECTED: dict[str, dict[str, Any]] = {
         "agents.max_episode_tokens": 1280,
         "agents.max_concurrent_episodes": 192,
         "cluster.num_inference_servers": 4,
+        "inference.gpu_memory_utilization": 0.8,
         "learner.strategy_args": {"strategy_name": "fsdp2", "num_ranks": 2},
         "learner.adv_estimator": "gae",
         "learner.critic": {"value_clip": 0.5, "training_args": {"learning_rate": 2e-5}},
@@ -100,7 +101,7 @@ LISTED = {
     },
     "verl": {
         "actor_rollout_ref.rollout.tensor_model_parallel_size",
-        "actor_rollout_ref.rollout.gpu_memory_utilization",
+        "actor_rollout_ref.rollout.name",
         "custom_reward_function.path",
         "ray_kwargs.ray_init.num_cpus",
         "trainer.total_epochs",
@@ -110,7 +111,6 @@ LISTED = {
         "actor.reward_scaling",
         "saver.freq_epochs",
         "total_train_epochs",
-        "sglang.mem_fraction_static",
     },
 }
 

@@ -1,0 +1,62 @@
+"""How many tokens the cache of keys and values holds (pure).
+
+With `gpu_memory_utilization` it gets what weights and activations leave of a share of the device's
+memory: weights twice, since a new version is staged beside the one in use; activations by an upper
+estimate.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from tailrace_inference.config import InferenceConfig
+from tailrace_inference.engine.kv_cache import KVShape
+
+_WEIGHT_SETS = 2
+_LOGIT_BYTES = 16  # float32 logits, their sorted copy, probabilities and their sums
+_LAYER_WIDTHS = 12  # widths of the hidden state that a layer has in memory at once
+
+
+class Sizes(NamedTuple):
+    """What takes up memory, in bytes where nothing else is said."""
+
+    weights: int
+    element: int  # of an activation, a key or a value
+    hidden_size: int  # elements
+    vocab_size: int  # elements
+
+
+class NoRoomError(ValueError):
+    """The share of the memory does not hold a cache. Attributes: `room_bytes`, `needed_bytes`."""
+
+    def __init__(self, room_bytes: int, needed_bytes: int) -> None:
+        super().__init__(
+            f"inference.gpu_memory_utilization leaves {room_bytes >> 20} MiB for keys and values, and "
+            f"max_running requests need {needed_bytes >> 20} MiB: raise it or lower max_running"
+        )
+        self.room_bytes = room_bytes
+        self.needed_bytes = needed_bytes
+
+
+def cache_tokens(
+    config: InferenceConfig, layers: Sequence[KVShape], sizes: Sizes, total_bytes: int, free_bytes: int
+) -> int:
+    """Tokens that the cache holds; raises `NoRoomError`.
+
+    `free_bytes` of the device's `total_bytes` are free now, with one set of weights loaded.
+    """
+    if not config.gpu_memory_utilization:
+        return config.kv_cache_tokens
+    activations = config.max_running * sizes.vocab_size * _LOGIT_BYTES
+    activations += config.max_batched_tokens * sizes.hidden_size * _LAYER_WIDTHS * sizes.element
+    share = int(config.gpu_memory_utilization * total_bytes)
+    room = min(
+        share - _WEIGHT_SETS * sizes.weights - activations,
+        free_bytes - (_WEIGHT_SETS - 1) * sizes.weights - activations,
+    )
+    token = sum(each.num_heads * (each.key_dim + each.value_dim) for each in layers) * sizes.element
+    least = config.max_running * config.kv_block_tokens
+    if room < least * token:
+        raise NoRoomError(max(room, 0), least * token)
+    return room // token // config.kv_block_tokens * config.kv_block_tokens
