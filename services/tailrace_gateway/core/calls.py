@@ -82,7 +82,7 @@ class Calls:
 
     def _require_room(self) -> None:
         if self.is_draining:
-            raise UnavailableError("this gateway is stopping: ask again", retry_after_s=0.0)
+            raise _stopping()
         if len(self.running) >= self._max_concurrent:
             reason = f"{len(self.running)} calls are in flight in this gateway"
             raise OverloadedError(reason, retry_after_s=_RETRY_AFTER_S)
@@ -116,6 +116,10 @@ class Calls:
         """Let calls end in that time, then end them."""
         tasks = {running.task for running in self.running if running.task is not None}
         if tasks:
-            _, late = await asyncio.wait(tasks, timeout=patience_s)
-            for task in late:
-                task.cancel()
+            await asyncio.wait(tasks, timeout=patience_s)
+        for running in list(self.running):
+            running.end(_stopping())
+
+
+def _stopping() -> UnavailableError:
+    return UnavailableError("this gateway is stopping: ask again", retry_after_s=0.0)

@@ -1,7 +1,7 @@
 """A call under way, for one listener or for several that asked the same.
 
 Invariants: the call is cancelled when its last listener has gone; every listener of a stream hears it
-from its beginning.
+from its beginning; who ends a call says why, and every listener is told.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from collections.abc import AsyncIterator, Coroutine
 from typing import Any
 
 from tailrace_gateway.core.call import Completion, Opening, Piece
+from tailrace_gateway.core.errors import ApiError, SessionOverError
 
 
 class RunningCall:
@@ -22,6 +23,8 @@ class RunningCall:
         self._pieces: list[Piece] = []
         self._news = asyncio.Event()
         self._num_listeners = 0
+        self._refusal: ApiError | None = None
+        self._deadline: asyncio.TimerHandle | None = None
         self.task: asyncio.Task[Completion] | None = None
 
     def start(self, work: Coroutine[Any, Any, Completion]) -> None:
@@ -29,6 +32,29 @@ class RunningCall:
         self.task = asyncio.create_task(work)
         if self.streams:
             self.task.add_done_callback(lambda _: self._news.set())
+
+    def limit(self, left_s: float, refusal: ApiError) -> None:
+        """End the call with `refusal` after so long, unless `lift` comes before."""
+        self._deadline = asyncio.get_running_loop().call_later(left_s, self.end, refusal)
+
+    def lift(self) -> None:
+        """What `limit` said holds no more."""
+        if self._deadline is not None:
+            self._deadline.cancel()
+
+    def end(self, refusal: ApiError) -> None:
+        """End the call; its listeners are told why."""
+        self._refusal = refusal
+        if self.task is not None:
+            self.task.cancel()
+
+    def outcome(self) -> Completion:
+        """What became of a call that is over; raises an `ApiError` if it failed or was ended."""
+        task = self.task
+        assert task is not None
+        if not task.cancelled():
+            return task.result()
+        raise self._refusal or SessionOverError("the session was closed while this call ran")
 
     def open(self, opening: Opening) -> None:
         """The call was accepted."""

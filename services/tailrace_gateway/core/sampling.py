@@ -6,6 +6,7 @@ Invariant: an answer goes out only after its tokens are in the log, or their nod
 from __future__ import annotations
 
 import asyncio
+import itertools
 import uuid
 from collections.abc import Coroutine, Sequence
 from dataclasses import dataclass
@@ -64,6 +65,8 @@ class Sampler:
         self._plain = plain  # reads replies as bare text
         self._capture = capture
         self._clock = clock
+        own = uuid.uuid4().hex[:20]  # no other replica makes these ids
+        self._ids = map(f"tr-{own}{{:012x}}".format, itertools.count())
 
     async def sample(
         self, session: Session, call: ModelCall, prompt: Prompt, name: str, running: RunningCall
@@ -72,7 +75,7 @@ class Sampler:
         limits, num_sampled = session.record.limits, session.ledger.num_sampled
         num_prompt = len(prompt.prompt_ids)
         budget = reply_budget(limits, num_sampled, num_prompt, call.num_choices, call.max_new_tokens)
-        opening = Opening(f"tr-{uuid.uuid4().hex}", int(self._clock.unix_s()), prompt.prompt_ids)
+        opening = Opening(next(self._ids), int(self._clock.unix_s()), prompt.prompt_ids)
         running.open(opening)
         job = _Job(
             session,
@@ -94,18 +97,17 @@ class Sampler:
         return completion
 
     async def _all_choices(self, job: _Job) -> list[_Sampled]:
-        left_s = job.session.record.limits.deadline_unix_s - self._clock.unix_s()
-        deadline = asyncio.timeout(left_s)
-        work = [self._choice(job, index) for index in range(job.call.num_choices)]
+        session, num_choices = job.session, job.call.num_choices
+        left_s = session.record.limits.deadline_unix_s - self._clock.unix_s()
+        job.running.limit(left_s, session.too_late())
         try:
-            async with deadline:
-                return [await work[0]] if len(work) == 1 else await _together(work)
+            if num_choices == 1:
+                return [await self._choice(job, 0)]
+            return await _together([self._choice(job, index) for index in range(num_choices)])
         except GenerationFailedError as error:
             raise _failed(error) from error
-        except TimeoutError as error:
-            if deadline.expired():
-                raise job.session.too_late() from error
-            raise
+        finally:
+            job.running.lift()
 
     async def _choice(self, job: _Job, index: int) -> _Sampled:
         session, call = job.session, job.call

@@ -119,5 +119,4 @@ class Session:
         """No more calls; those that run end."""
         self.is_open = False
         for call in self.calls:
-            if call.task is not None:
-                call.task.cancel()
+            call.end(SessionOverError("the session was closed while this call ran"))

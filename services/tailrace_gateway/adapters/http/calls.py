@@ -11,7 +11,7 @@ from tailrace_gateway import metrics
 from tailrace_gateway.adapters.http.exchange import Exchange
 from tailrace_gateway.core.call import Completion, ModelCall
 from tailrace_gateway.core.calls import Calls
-from tailrace_gateway.core.errors import ApiError, SessionOverError, UnavailableError
+from tailrace_gateway.core.errors import ApiError
 from tailrace_gateway.core.running import RunningCall
 from tailrace_gateway.core.sse import StreamDialect
 
@@ -44,7 +44,7 @@ class CallRoute:
             if streams:
                 await self._tell(exchange, body, running, listening)
             elif await listening.until_over():
-                await exchange.answer(self._dialect.answer(body, self._outcome(running)))
+                await exchange.answer(self._dialect.answer(body, running.outcome()))
         finally:
             listening.end()
 
@@ -54,7 +54,7 @@ class CallRoute:
         opening = await running.opened()
         if opening is None:
             if not listening.is_gone:
-                self._outcome(running)
+                running.outcome()
             return
         dialect = self._dialect.stream(body)
         await exchange.begin_events()
@@ -67,19 +67,10 @@ class CallRoute:
 
     def _ending(self, dialect: StreamDialect, running: RunningCall) -> bytes:
         try:
-            completion = self._outcome(running)
+            completion = running.outcome()
         except ApiError as error:
             return dialect.error(error)
         return b"".join(map(dialect.choice, completion.choices)) + dialect.end(completion)
-
-    def _outcome(self, running: RunningCall) -> Completion:
-        task = running.task
-        assert task is not None
-        if not task.cancelled():
-            return task.result()
-        if self._calls.is_draining:
-            raise UnavailableError("this gateway is stopping: ask again", retry_after_s=0.0)
-        raise SessionOverError("the session was closed while this call ran")
 
 
 class _Listening:
