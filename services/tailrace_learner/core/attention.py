@@ -52,14 +52,27 @@ def packed_attention(
         if kwargs.get(what) is not None:
             raise UnsupportedAttentionError(what)
     assert dropout == 0.0, "dropout is switched off when the model is made"
-    # [N, H, D]; under autocast norms leave queries and keys in float32
-    query, key, value = (states[0].transpose(0, 1).to(value.dtype) for states in (query, key, value))
-    if query.device.type == "cpu":
-        compute = tree_attention
-    else:
-        compute = flex if packed_rows.branches else bucket_attention
-    output = compute(query, key, value, packed_rows, scale=scaling, window=sliding_window)
+    query, key, value = (states[0].transpose(0, 1) for states in (query, key, value))
+    output = attend(query, key, value, packed_rows, scale=scaling, window=sliding_window)
     return output.unsqueeze(0), None
+
+
+def attend(
+    query: Tensor,  # [N, H, D]
+    key: Tensor,  # [N, KH, D]
+    value: Tensor,  # [N, KH, D]
+    packed: PackedRows,
+    *,
+    scale: float | None,
+    window: int | None,
+) -> Tensor:
+    """Attention output [N, H, D] by what suits the device."""
+    # Under autocast norms leave queries and keys in float32.
+    query, key = query.to(value.dtype), key.to(value.dtype)
+    if query.device.type == "cpu":
+        return tree_attention(query, key, value, packed, scale=scale, window=window)
+    compute = flex if packed.branches else bucket_attention
+    return compute(query, key, value, packed, scale=scale, window=window)
 
 
 def no_mask(*args: Any, **kwargs: Any) -> None:

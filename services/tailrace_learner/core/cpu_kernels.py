@@ -17,6 +17,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from tailrace_learner.core.fast_attention import use_fast_attention
+
 _CPU_INFO = Path("/proc/cpuinfo")
 
 
@@ -122,7 +124,7 @@ def _with_fast_forward(kind: type[nn.Module]) -> type[nn.Module]:
 
 def use_cpu_kernels(model: nn.Module) -> int:
     """Replace the forwards that can be; returns how many modules were changed."""
-    changed = 0
+    changed = use_fast_attention(model)
     norms: dict[type[nn.Module], type[nn.Module]] = {}
     for module in model.modules():
         kind = type(module)

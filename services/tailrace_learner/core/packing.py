@@ -144,6 +144,13 @@ def pack(rows: Sequence[Row], device: torch.device, *, share_prefixes: bool = Fa
     )
 
 
+def lone_tokens(lengths: Sequence[int], device: torch.device) -> PackedRows:
+    """What rows of these lengths see that share nothing."""
+    forest = prefix_tree.lone_rows([np.zeros(length, np.int64) for length in lengths])
+    positions = np.concatenate([np.arange(length) for length in lengths])
+    return _packed_rows(forest, forest.starts, torch.from_numpy(positions).to(device), device)
+
+
 def _flat(forest: Forest, starts: NDArray[np.int64], index: int, row: Row) -> NDArray[np.int64]:
     """[m] flat tokens before the row's targets."""
     path = forest.path(index)

@@ -16,6 +16,7 @@ from torch.nn.functional import rms_norm
 
 from tailrace_learner.config import ModelArgs, TrainingArgs
 from tailrace_learner.core.bucket_attention import bucket_attention
+from tailrace_learner.core.fast_attention import use_fast_attention
 from tailrace_learner.core.flex import flex, visible
 from tailrace_learner.core.losses import LOSSES
 from tailrace_learner.core.optimizer import make_adamw
@@ -219,7 +220,8 @@ def test_a_tree_beyond_the_bound_is_cut_within_it() -> None:
 def stepped(shares: bool, **settings: Any) -> torch.Tensor:
     """Weights after a step of two groups and an episode's turns."""
     policy = make_policy()
-    args = TrainingArgs(learning_rate=1e-2, max_grad_norm=0.5)
+    # A small epsilon would make updates of gradients that are rounding errors as large as any.
+    args = TrainingArgs(learning_rate=1e-2, max_grad_norm=0.5, adam_epsilon=1e-3)
     given = config(share_prefixes=shares, training_args=args, **settings)
     optimizer = make_adamw(policy.parameters, args)
     trainer = StepTrainer(policy, optimizer, given, groups_per_step=3, max_steps=10)
@@ -264,3 +266,29 @@ def test_other_implementations_of_attention_share_nothing() -> None:
     rows = mixed_rows()
     expected = gradients(make_policy(), [rows], shares=False)
     assert relative_error(gradients(policy, [rows], True, model_args=args), expected) < 1e-5
+
+
+def test_the_fast_attention_module_is_used_and_computes_what_the_plain_one_does() -> None:
+    rows = mixed_rows()
+    for family in ("qwen3", "qwen2", "llama"):
+        plain, fast = make_model(family), make_model(family)
+        assert use_fast_attention(fast) == 2
+        expected, found = (
+            gradients(Policy(model, CPU, 1.0, 7), [rows], shares=True) for model in (plain, fast)
+        )
+        assert relative_error(found, expected) < 1e-6
+
+
+def test_an_attention_that_computes_something_else_keeps_its_own_forward() -> None:
+    model = make_model()
+    kind = type(model.model.layers[0].self_attn)
+
+    class Halved(kind):  # type: ignore[misc, valid-type]
+        def forward(self, hidden_states: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+            output, weights = super().forward(hidden_states, *args, **kwargs)
+            return 0.5 * output, weights
+
+    model.model.layers[0].self_attn.__class__ = Halved
+    assert use_fast_attention(model) == 1
+    assert type(model.model.layers[0].self_attn) is Halved
+    assert use_fast_attention(make_model("qwen3", "eager")) == 0
