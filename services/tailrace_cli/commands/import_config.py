@@ -10,10 +10,10 @@ import yaml
 from tailrace.config import SECTIONS, ConfigError
 from tailrace_cli.experiment import decode
 from tailrace_cli.importing.areal import AREAL
-from tailrace_cli.importing.convert import Imported, at, convert
+from tailrace_cli.importing.convert import ONLY_REFERRED_TO, Imported, at, convert
 from tailrace_cli.importing.roll import ROLL
 from tailrace_cli.importing.rules import System
-from tailrace_cli.importing.source import read_source
+from tailrace_cli.importing.source import read_source, references
 from tailrace_cli.importing.verl import VERL
 from tailrace_cli.validation import check_experiment
 
@@ -30,6 +30,8 @@ def import_config(system: str, path: Path) -> tuple[str, tuple[str, ...]]:
     settings, unread = read_source(path)
     imported = convert(SYSTEMS[system], settings)
     imported.unmapped.update(unread)
+    for key in imported.unmapped.keys() & references(path):
+        imported.unmapped[key] = ONLY_REFERRED_TO
     lines = [f"not mapped: {key}: {reason}" for key, reason in sorted(imported.unmapped.items())]
     missing = [f"missing: {line}" for line in _missing(imported)]
     text = yaml.safe_dump(_ordered(imported.content), sort_keys=False, allow_unicode=True)

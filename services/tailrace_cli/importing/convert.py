@@ -14,6 +14,7 @@ from tailrace.config.settings import Derived, Refused, Renamed, Setting
 from tailrace_cli.importing.rules import System
 
 NO_EQUIVALENT = "has no equivalent"
+ONLY_REFERRED_TO = "read by other settings alone, which have its value"
 
 
 @dataclass

@@ -22,6 +22,8 @@ _RUN = (
     "pretrain",
 )
 _ENV = "custom_envs.*"
+_READING = ("action_pattern", "action_lookup", "grid_lookup", "grid_vocab", "env_instruction")
+_OWN_READING = "environments here read replies and write observations in words of their own"
 _INFER = "actor_infer.strategy_args.strategy_config"
 _OURS = tuple(
     setting
@@ -50,6 +52,8 @@ ROLL = System(
             rules.replies,
             "with `train_env_manager` 1",
         ),
+        Refused("train_env_manager.format_penalty", "give it to environments, in their env_config"),
+        Refused("val_env_manager.format_penalty", "give it to environments, in their env_config"),
         to("max_grad_norm", "learner.training_args.max_grad_norm"),
         Refused("reward_pretrain", "give it again if a component of the reward shall be this model"),
         Refused("rpc_timeout", "every call has a deadline of its own"),
@@ -137,8 +141,15 @@ ROLL = System(
         to(f"{_ENV}.env_type", "agents.custom_envs.*.env_type"),
         to(f"{_ENV}.max_tokens_per_step", "agents.custom_envs.*.max_tokens_per_step"),
         to(f"{_ENV}.max_steps", "agents.custom_envs.*.env_config.max_turns"),
+        to(f"{_ENV}.env_manager_cls", "granularity", by=rules.granularity),
         to(f"{_ENV}.use_thread_lock", "agents.custom_envs.*.in_threads"),
         to(f"{_ENV}.env_config.max_steps", "agents.custom_envs.*.env_config.max_turns"),
+        to(
+            f"{_ENV}.env_config.format_penalty",
+            "agents.custom_envs.*.env_config.invalid_action_penalty",
+            by=abs,
+        ),
+        *(Refused(f"{_ENV}.env_config.{key}", _OWN_READING) for key in _READING),
         to(f"{_ENV}.env_config.*", "agents.custom_envs.*.env_config.*"),
         *_OURS,
     ),

@@ -114,6 +114,14 @@ def has_kl(lookup: Lookup) -> bool:
     return bool(lookup("learner.init_kl_coef"))
 
 
+def granularity(manager: str) -> str:
+    """What a row is: StepEnvManager and its kin make one of every turn."""
+    for suffix, unit in (("StepEnvManager", "step"), ("TrajEnvManager", "trajectory")):
+        if manager.endswith(suffix):
+            return unit
+    raise ValueError("granularity is step or trajectory, and this class does not say which")
+
+
 def staleness(ratio: float) -> int:
     """Steps that rollouts may be ahead."""
     return math.ceil(ratio)

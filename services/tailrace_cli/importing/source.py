@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from tailrace.config import ConfigError
 
+_REFERENCE = re.compile(r"\$\{([\w.]+)\}")
 _COMPOSITION = ("defaults", "hydra")
 
 
@@ -36,6 +38,11 @@ def read_source(path: Path) -> tuple[dict[str, Any], dict[str, str]]:
         str(key): _plain(content, key, str(key), unread) for key in content if key not in _COMPOSITION
     }
     return settings, unread
+
+
+def references(path: Path) -> frozenset[str]:
+    """The keys that others refer to."""
+    return frozenset(_REFERENCE.findall(path.read_text(encoding="utf-8")))
 
 
 def _plain(parent: DictConfig, key: Any, name: str, unread: dict[str, str]) -> Any:

@@ -27,6 +27,12 @@ EXPECTED: dict[str, dict[str, Any]] = {
         "max_steps": 300,
         "groups_per_step": 16,  # 128 episodes in groups of 8
         "max_staleness": 1,
+        "granularity": "trajectory",
+        "group_size": 8,
+        "learner.num_mini_batches": 1,  # 4 rows x 8 passes x 4 ranks are all 128 rows
+        "scheduler.tags": ["Lake"],
+        "scheduler.eval_tags": ["Lake"],
+        "agents.max_concurrent_episodes": 16,
         "scheduler.eval_groups": 64,
         "agents.custom_envs.Lake.env_config": {"size": 4, "p": 0.8, "max_turns": 12},
         "agents.custom_envs.Lake.max_tokens_per_step": 64,
@@ -177,11 +183,15 @@ def test_every_setting_changes_the_result_or_the_list(system: str) -> None:
     assert lost == OVERRULED[system]
 
 
-def test_a_source_that_says_everything_is_valid_at_once(tmp_path: Path) -> None:
-    text, lines = import_config("areal", HERE / "areal_ppo.yaml")
-    assert [line for line in lines if line.startswith("missing")] == [
-        "missing: reward.rewards: say what scores the replies to the rows of the data sets"
-    ]
+REWARD = "missing: reward.rewards: say what scores the replies to the rows of the data sets"
+
+
+@pytest.mark.parametrize(("system", "missing"), [("roll", []), ("verl", [REWARD]), ("areal", [REWARD])])
+def test_a_source_that_says_everything_is_valid_at_once(
+    system: str, missing: list[str], tmp_path: Path
+) -> None:
+    text, lines = import_config(system, HERE / FILES[system])
+    assert [line for line in lines if line.startswith("missing")] == missing
     experiment = tmp_path / "experiment.yaml"
     experiment.write_text(text)
     check_experiment(load(experiment))
@@ -202,6 +212,7 @@ def test_references_and_compositions_are_followed_or_listed(tmp_path: Path) -> N
     text, lines = import_config("roll", source)
     assert yaml.safe_load(text) == {"exp_name": "a", "max_steps": 7}
     assert any(line.startswith("not mapped: defaults: composition by Hydra") for line in lines)
+    assert any(line.startswith("not mapped: steps: read by other settings") for line in lines)
     assert any(line.startswith("not mapped: pretrain: Interpolation key 'model'") for line in lines)
 
 
