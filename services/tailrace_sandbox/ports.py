@@ -17,7 +17,6 @@ class Outcome:
     is_cut: bool = False  # output beyond the limit is missing
     files: dict[str, str] = field(default_factory=dict)  # content in base64, by path
     refused: tuple[str, ...] = ()  # files that were asked for and are too large or none
-    elapsed_s: float = 0.0
 
     @property
     def is_ok(self) -> bool:

@@ -97,12 +97,12 @@ def confine(plan: Plan, workspace: str, limits: Limits, first_foreign_fd: int) -
 
     Descriptors from `first_foreign_fd` on are closed.
     """
-    _limit(limits, plan)
     os.nice(_NICE)
     kernel.gain_no_privileges()
     if plan.landlock_abi:
         _restrict_files(plan, workspace)
     os.closerange(first_foreign_fd, _MAX_FDS)
+    _limit(limits, plan)  # after what opens files
     if plan.seccomp:
         kernel.install_filter(_program_of(plan))
 

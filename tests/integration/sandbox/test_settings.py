@@ -1,0 +1,116 @@
+"""What the keys of the section `sandbox` change, seen from inside a call."""
+
+from __future__ import annotations
+
+import asyncio
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from tailrace_sandbox.adapters.tools import PythonTool
+from tailrace_sandbox.config import CallLimits, SandboxConfig
+from tests.integration.sandbox.box import Box
+
+LIMITS = CallLimits(max_output_bytes=400, max_transfer_bytes=1000, max_open_files=20, wall_s=1.0)
+
+
+@dataclass(frozen=True)
+class Tuned:
+    """A sandbox whose every setting differs from the default."""
+
+    box: Box
+    folder: Path
+    config: SandboxConfig
+
+
+@pytest.fixture(scope="module")
+def tuned() -> Iterator[Tuned]:
+    with tempfile.TemporaryDirectory(prefix="tuned-") as name:
+        folder = Path(name)
+        folder.chmod(0o755)
+        (folder / "data").mkdir()
+        (folder / "data" / "file").write_text("given")
+        (folder / "data" / "file").chmod(0o666)
+        config = SandboxConfig(
+            limits=LIMITS,
+            max_concurrency=1,
+            preload=("colorsys",),
+            readable=(str(folder / "data"),),
+            workspace_dir=str(folder),
+        )
+        box = Box(config)
+        yield Tuned(box, folder, config)
+        box.close()
+
+
+def test_preloaded_modules_are_imported_already(tuned: Tuned, box: Box) -> None:
+    code = "import sys; print('colorsys' in sys.modules)"
+    assert tuned.box.python(code).stdout == "True\n"
+    assert box.python(code).stdout == "False\n"
+
+
+def test_random_numbers_differ_beside_preloaded_modules_too(tuned: Tuned) -> None:
+    code = "import random; print(random.random())"
+    assert tuned.box.python(code).stdout != tuned.box.python(code).stdout
+
+
+def test_what_is_readable_can_be_read_and_not_written(tuned: Tuned, box: Box) -> None:
+    path = tuned.folder / "data" / "file"
+    assert tuned.box.python(f"print(open({str(path)!r}).read())").stdout == "given\n"
+    assert "PermissionError" in tuned.box.python(f"open({str(path)!r}, 'a')").stderr
+    assert "PermissionError" in box.python(f"open({str(path)!r})").stderr
+
+
+def test_folders_of_calls_are_made_where_the_configuration_says(tuned: Tuned) -> None:
+    assert tuned.box.python("import os; print(os.getcwd())").stdout.startswith(f"{tuned.folder}/")
+
+
+def test_output_beyond_the_limit_is_cut(tuned: Tuned) -> None:
+    outcome = tuned.box.python("print('x' * 1000)")
+    assert (len(outcome.stdout), outcome.is_cut, outcome.is_ok) == (400, True, True)
+
+
+def test_open_files_are_limited(tuned: Tuned, box: Box) -> None:
+    code = "files = [open('/dev/null') for _ in range(30)]"
+    assert "Too many open files" in tuned.box.python(code).stderr
+    assert box.python(code).is_ok
+
+
+def test_files_beyond_the_limit_are_refused_in_both_directions(tuned: Tuned) -> None:
+    tool = PythonTool(tuned.box.runner, tuned.config)
+    with pytest.raises(ValueError, match="more than 1000 bytes"):
+        asyncio.run(tool.execute({"code": "", "files": {"f": "x" * 2000}}))
+    outcome = tuned.box.python("open('f', 'wb').write(bytes(1001))", outputs=("f",))
+    assert (outcome.files, outcome.refused) == ({}, ("f",))
+
+
+def test_a_call_may_not_ask_for_more_time_than_the_most(tuned: Tuned) -> None:
+    assert tuned.box.runner.limits(1e9).wall_s == LIMITS.max_wall_s
+
+
+def test_threads_processes_and_loops_work_in_a_call(box: Box) -> None:
+    code = (
+        "import asyncio, os, subprocess, threading\n"
+        "from concurrent.futures import ThreadPoolExecutor\n"
+        "with ThreadPoolExecutor(2) as pool: print(sum(pool.map(lambda n: n * n, range(4))))\n"
+        "print(subprocess.run(['echo', 'process'], capture_output=True, text=True).stdout.strip())\n"
+        "print(asyncio.run(asyncio.sleep(0, 'loop')))\n"
+        "print(threading.current_thread() is threading.main_thread(), flush=True)\n"
+        "if os.fork() == 0: os._exit(0)\n"
+        "os.wait()\n"
+        "threading.Timer(0.05, lambda: print('waited for')).start()\n"
+    )
+    assert box.python(code).stdout.split("\n") == ["14", "process", "loop", "True", "waited for", ""]
+
+
+def test_a_call_starts_with_the_signals_of_a_program(box: Box) -> None:
+    code = (
+        "import signal\n"
+        "print(signal.getsignal(signal.SIGINT) is signal.default_int_handler,\n"
+        "      signal.getsignal(signal.SIGCHLD) == signal.SIG_DFL,\n"
+        "      signal.getsignal(signal.SIGTERM) == signal.SIG_DFL, signal.set_wakeup_fd(-1))"
+    )
+    assert box.python(code).stdout == "True True True -1\n"
