@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -10,6 +11,8 @@ from math_verify import parse, verify
 from tailrace.sdk import reward
 from tailrace_protos.chat import ChatMessage
 from tailrace_protos.episode import EnvTask
+
+logging.getLogger("math_verify").setLevel(logging.ERROR)  # it warns of what `correct` does on purpose
 
 INSTRUCTION = "Think step by step. Put your final answer, a single number, in \\boxed{}."
 TOOL_INSTRUCTION = (
@@ -35,6 +38,13 @@ def correct(task: EnvTask, messages: Sequence[ChatMessage], metrics: Mapping[str
     # Both time limits off: they need signals, and the reward service has a limit of its own.
     truth = parse(task.row["reward_model"]["ground_truth"], parsing_timeout=None)
     return float(verify(truth, parse(said, parsing_timeout=None), timeout_seconds=None))
+
+
+@reward
+def chatter(task: EnvTask, messages: Sequence[ChatMessage], metrics: Mapping[str, float]) -> float:
+    """Minus the share of what is no digit in the last reply: even random weights can learn from it."""
+    said = messages[-1].content
+    return -sum(not char.isdigit() for char in said) / len(said) if said else -1.0
 
 
 def _row(raw: Mapping[str, Any], instruction: str, agent_name: str) -> dict[str, Any]:

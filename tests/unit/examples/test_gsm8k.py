@@ -87,3 +87,10 @@ def test_a_row_in_another_form_is_named(gsm8k: Any, tmp_path: Path) -> None:
     entry = DatasetEntry(path=str(path), converter="gsm8k:single_turn_row")
     with pytest.raises(ConfigError, match=r"test\.jsonl:1: .*'answer' has no line"):
         load_dataset(entry, 1, "agents.datasets.gsm8k")
+
+
+@pytest.mark.parametrize(
+    ("reply", "expected"), [("42", 0.0), ("a4b2", -0.5), ("no idea", -1.0), ("", -1.0)]
+)
+def test_what_is_no_digit_is_chatter(gsm8k: Any, reply: str, expected: float) -> None:
+    assert gsm8k.chatter(EnvTask("gsm8k", 0), [ChatMessage("assistant", reply)], {}) == expected
