@@ -3,8 +3,8 @@
 The first row is the evaluation of the first step, before reinforcement learning; then comes one row
 per learner step, in order. The row of a step that is evaluated waits for that evaluation, and the rows
 after it wait behind it. A learner that resumes at step s takes back all rows beyond s. Every row has
-every key of `METRIC_KEYS`, null where nobody knows; what else a learner says of a step (its critic, what
-its corrections touched) follows them.
+every key of `METRIC_KEYS`, null where nobody knows; what else a learner says of a step (its critic,
+what its corrections touched) follows them.
 """
 
 from __future__ import annotations

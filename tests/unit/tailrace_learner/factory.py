@@ -18,7 +18,7 @@ from tailrace_learner.core.lineage import Ancestry
 from tailrace_learner.core.policy import Policy
 from tailrace_learner.core.row_builder import RowBuilder
 from tailrace_learner.core.rows import PreparedGroup, Row
-from tailrace_protos.base import as_float32, pack_float32, pack_int32, pack_uint8
+from tailrace_protos.base import as_float32, pack_float32, pack_int32, pack_int64, pack_uint8
 from tailrace_protos.episode import EnvTask, Outcome
 from tailrace_protos.trajectory import TokenRow, Trajectory, TrajectoryGroup
 
@@ -169,6 +169,7 @@ def random_row(rng: np.random.Generator, row_id: str, num_turns: int, first_turn
         reward=float(rewards.sum()),
         row_id=row_id,
         first_turn=first_turn,
+        turn_hashes=pack_int64(np.arange(num_turns) % 2),
     )
 
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 import pytest
 import torch
 
 from tailrace_learner.config import TrainingArgs
+from tailrace_learner.config_algorithm import PolicyLoss
 from tailrace_learner.core.optimizer import make_adamw
 from tailrace_learner.core.policy import Policy
 from tailrace_learner.core.rows import PreparedGroup
@@ -62,17 +63,31 @@ def gradient(groups: list[PreparedGroup], at_once: int, **settings: Any) -> tupl
     return seen, trainer.finish(), policy
 
 
-LOSSES: list[dict[str, Any]] = [
-    {"loss": "gspo", "loss_aggregation": "seq_mean_token_mean", "gspo_clip": 0.1},
+CASES: list[dict[str, Any]] = [
+    {"loss": "vanilla_pg", "entropy_loss_coef": 0.1},
+    {"loss": "ppo_clip", "dual_clip": 1.1, "loss_aggregation": "seq_mean_token_sum"},
+    {"loss": "dapo", "adv_estimator": "reinforce_plus_plus", "advantage_clip": 1.0},
+    {"loss": "decoupled_ppo", "behaviour_correction": "none"},
     {"loss": "segment", "proximal_logprobs": "interpolate"},
+    {"loss": "gspo", "loss_aggregation": "seq_mean_token_mean", "gspo_clip": 0.1},
+    {"loss": "gmpo", "loss_aggregation": "seq_mean_token_sum_norm", "loss_norm_tokens": 9},
+    {"loss": "cispo", "behaviour_correction": "mis"},
+    {"loss": "sapo", "behaviour_correction": "icepop"},
+    {"loss": "tis_pg", "behaviour_correction": "none"},
+    {"loss": "topr", "behaviour_correction": "none"},
     {"loss": "kimi15", "correction_level": "sequence", "geometric_mask": 0.5},
     {"loss": "m2po", "behaviour_correction": "none", "m2_threshold": 0.3},
+    {"loss": "kl_cov", "cov_fraction": 0.3},
     {"loss": "clip_cov", "cov_fraction": 0.3, "clip_cov_low": 0.0},
-    {"loss": "dapo", "adv_estimator": "reinforce_plus_plus", "advantage_clip": 1.0},
+    {"loss": "dppo_tv", "behaviour_correction": "none", "dppo_kl_coef": 0.1},
 ]
 
 
-@pytest.mark.parametrize("settings", LOSSES, ids=lambda s: s["loss"])
+def test_every_loss_is_tried_for_independence() -> None:
+    assert {case["loss"] for case in CASES} == set(get_args(PolicyLoss))
+
+
+@pytest.mark.parametrize("settings", CASES, ids=lambda s: s["loss"])
 def test_gradients_do_not_depend_on_arrival_packing_or_micro_batches(settings: dict[str, Any]) -> None:
     (whole,), metrics, _ = gradient(made(4, **settings), 4, **settings)
     for at_once, limit in ((1, 4096), (2, 30), (4, 1)):

@@ -1,0 +1,142 @@
+"""Bad input: what cannot be used is left out and counted, and the step is that of the rest."""
+
+from __future__ import annotations
+
+import math
+from typing import Any, get_args
+
+import numpy as np
+import pytest
+import torch
+from msgspec.structs import replace
+
+from tailrace.config import ConfigError, section_config
+from tailrace_learner.config import CriticArgs, LearnerConfig
+from tailrace_learner.config_algorithm import AdvEstimator
+from tailrace_learner.core.group_returns import RowLimits, limits_of
+from tailrace_learner.core.lineage import Ancestry
+from tailrace_learner.core.row_builder import RowBuilder
+from tailrace_protos.base import as_float32, pack_float32, pack_int32
+from tailrace_protos.trajectory import Trajectory, TrajectoryGroup
+from tailrace_protos.weights import ModelCard
+from tests.unit.tailrace_learner.factory import VOCABULARY, config, group, random_group
+from tests.unit.tailrace_learner.stepping import Stepper, weights
+
+LIMITS = RowLimits(max_tokens=64, vocabulary=VOCABULARY)
+BOOK = {1: ("0-a", 0)}
+ESTIMATORS = get_args(AdvEstimator)
+
+
+def settings_of(name: str) -> dict[str, Any]:
+    critic = {"critic": CriticArgs()} if name == "gae" else {}
+    return {"adv_estimator": name, **critic}
+
+
+def prepare(given: TrajectoryGroup, limits: RowLimits = LIMITS, **settings: Any) -> Any:
+    return RowBuilder(config(**settings), 4, Ancestry("0-a"), limits).prepare(given, 0, BOOK)
+
+
+def spoilt(member: Trajectory, **fields: Any) -> Trajectory:
+    """The member with other fields in its only row."""
+    return replace(member, rows=(replace(member.rows[0], **fields),))
+
+
+def bad_members(member: Trajectory) -> dict[str, Trajectory]:
+    """What may be wrong with a member, by the count that tells of it."""
+    row = member.rows[0]
+    rewards = as_float32(row.turn_rewards).copy()
+    rewards[0] = np.nan
+    return {
+        "num_nonfinite_rewards": replace(member, reward=math.nan),
+        "num_nonfinite_rewards/row": spoilt(member, reward=math.inf),
+        "num_nonfinite_rewards/turn": spoilt(member, turn_rewards=pack_float32(rewards)),
+        "num_malformed_episodes/mask": spoilt(member, loss_mask=bytes(3)),
+        "num_malformed_episodes/turns": spoilt(member, turn_ends=pack_int32([1])),
+        "num_malformed_episodes/ids": spoilt(
+            member, token_ids=pack_int32(np.full(len(row.token_ids) // 4, VOCABULARY))
+        ),
+    }
+
+
+KINDS = list(bad_members(random_group(0).members[0]))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("name", ESTIMATORS)
+def test_a_bad_member_leaves_the_sample_and_is_counted(name: str, kind: str) -> None:
+    members = random_group(3, num_members=4).members
+    whole = group([*members[:-1], replace(members[-1], is_greedy=name == "remax")])
+    bad = bad_members(whole.members[0])[kind]
+    settings = settings_of(name)
+    found = prepare(group([bad, *whole.members[1:]]), **settings)
+    rest = prepare(group(whole.members[1:]), **settings)
+    assert found.counts[kind.partition("/")[0]] == 1
+    assert found.counts["num_invalid_episodes"] == 1
+    assert found.rewards == rest.rewards
+    assert len(found.rows) == len(rest.rows) > 0
+    for row, other in zip(found.rows, rest.rows, strict=True):
+        np.testing.assert_array_equal(row.advantages, other.advantages)
+
+
+@pytest.mark.parametrize("name", ESTIMATORS)
+def test_an_empty_group_teaches_nothing_and_is_counted(name: str) -> None:
+    found = prepare(TrajectoryGroup("g", 0, ()), **settings_of(name))
+    assert found.rows == ()
+    assert found.counts["num_groups_too_few_valid"] == 1
+    stepper = Stepper(2, **settings_of(name))
+    before = weights(stepper.policy.parameters)
+    empty = TrajectoryGroup("g", 0, ())
+    metrics = stepper.step([empty, empty], 1).metrics
+    assert torch.equal(weights(stepper.policy.parameters), before)
+    assert metrics["num_groups_too_few_valid"] == 2
+
+
+def test_a_row_longer_than_the_model_reads_is_dropped_and_counted() -> None:
+    whole = random_group(3)
+    lengths = [len(member.rows[0].token_ids) // 4 for member in whole.members]
+    limits = RowLimits(max_tokens=max(lengths) - 1)
+    found, all_rows = prepare(whole, limits), prepare(whole)
+    kept = [row for row, length in zip(all_rows.rows, lengths, strict=True) if length < max(lengths)]
+    assert found.counts["num_overlong_rows"] == lengths.count(max(lengths))
+    assert [row.row_id for row in found.rows] == [row.row_id for row in kept]
+    for row, other in zip(found.rows, kept, strict=True):  # the episode still is in the baseline
+        np.testing.assert_array_equal(row.advantages, other.advantages)
+
+
+def test_the_models_card_says_what_it_reads() -> None:
+    card = ModelCard(b'{"max_position_embeddings": 128, "vocab_size": 31}', {})
+    assert limits_of(card) == RowLimits(max_tokens=128, vocabulary=31)
+    assert limits_of(ModelCard(b"{}", {})) == RowLimits()
+
+
+def test_bad_groups_between_good_ones_change_no_update() -> None:
+    good = [random_group(index) for index in range(2)]
+    bad = group([bad_members(random_group(9).members[0])["num_nonfinite_rewards"]], 9)
+
+    def trained(groups: list[TrajectoryGroup]) -> tuple[torch.Tensor, dict[str, float | None]]:
+        stepper = Stepper(len(groups))
+        stepped = stepper.step(groups, 1)
+        return weights(stepped.policy.parameters), stepped.metrics
+
+    clean, _ = trained(good)
+    found, metrics = trained([good[0], bad, TrajectoryGroup("e", 8, ()), good[1]])
+    torch.testing.assert_close(found, clean, rtol=1e-4, atol=1e-6)
+    assert metrics["num_nonfinite_rewards"] == 1
+    assert metrics["num_skipped_updates"] == 0
+
+
+@pytest.mark.parametrize(
+    ("section", "named"),
+    [
+        ({"adv_estimator": "gigopo"}, "learner.adv_estimator"),
+        ({"loss": "ppo"}, "learner.loss"),
+        ({"kl_estimator": "k4"}, "learner.kl_estimator"),
+        ({"adv_estimater": "grpo"}, "adv_estimator"),
+        ({"critic": {"value_clop": 1}}, "value_clip"),
+    ],
+)
+def test_an_unknown_name_is_refused_at_the_start_with_its_key(
+    section: dict[str, Any], named: str
+) -> None:
+    with pytest.raises(ConfigError, match=rf"experiment\.yaml.*{named}"):
+        section_config({"learner": section}, "learner", LearnerConfig, "experiment.yaml")
