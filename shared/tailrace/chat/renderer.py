@@ -31,6 +31,9 @@ _DEFAULTS = ChatArgs()
 _MAX_CACHED_TEXTS = 16_384
 _MAX_CACHED_CHARS = 512
 _MAX_CACHED_REPLY_BYTES = 128
+# The episodes of a group open with the same text, often a long one, at about the same time.
+_MAX_CACHED_OPENINGS = 128
+_MAX_CACHED_OPENING_CHARS = 65_536
 
 
 class Renderer:
@@ -48,6 +51,9 @@ class Renderer:
         self._continuations = Continuations(model.template, special)
         self._find_ends(special, model.eos_token_ids)
         self._cached_encode: Callable[[str], NDArray[np.int32]] = lru_cache(_MAX_CACHED_TEXTS)(
+            self._encode
+        )
+        self._cached_opening: Callable[[str], NDArray[np.int32]] = lru_cache(_MAX_CACHED_OPENINGS)(
             self._encode
         )
         self._cached_decode: Callable[[bytes], str] = lru_cache(_MAX_CACHED_TEXTS)(self._decode)
@@ -109,7 +115,9 @@ class Renderer:
         self, messages: Sequence[ChatMessage], tools: Sequence[ToolSchema] = ()
     ) -> NDArray[np.int32]:
         """Ids [o] of a conversation seen for the first time, with the prompt for a reply, read-only."""
-        return self._encode(self._template.render(messages, tools, add_generation_prompt=True))
+        text = self._template.render(messages, tools, add_generation_prompt=True)
+        is_short = len(text) <= _MAX_CACHED_OPENING_CHARS
+        return self._cached_opening(text) if is_short else self._encode(text)
 
     def continuation_ids(
         self,
