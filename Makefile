@@ -32,6 +32,7 @@ lint: .venv/ready-dev
 
 docs: .venv/ready
 	$(BIN)/python docs/make_algorithms.py
+	$(BIN)/python docs/make_settings.py
 
 bench-demo: .venv/ready-dev
 	$(BIN)/python -m benchmarks.bench_demo

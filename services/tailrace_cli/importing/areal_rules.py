@@ -10,7 +10,7 @@ from tailrace.config.settings.setting import Lookup, choice
 from tailrace_cli.importing import words
 from tailrace_cli.importing.rules import run_name
 
-NO_CRITIC = "only gae looks ahead by values, and there is no critic"
+NO_CRITIC = "there is no critic, and gae alone looks ahead by values"
 _CHOICES_OF_LOSS = {"learner.behaviour_correction": "none"}
 _DISCOUNTED = ("gae", "reinforce", "reinforce_plus_plus")
 _PLAN = re.compile(r"(?:[a-z]+[:.])?((?:[dtpce]\d+)+)(?:\+(?:[a-z]+[:.])?((?:[dtpce]\d+)+))?")

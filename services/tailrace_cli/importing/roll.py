@@ -11,7 +11,7 @@ from tailrace_cli.importing import roll_rules as rules
 from tailrace_cli.importing import words
 from tailrace_cli.importing.rules import System, nothing, ratio_of_steps, run_name, to, when
 
-_OF_CRITIC = "a critic there is with adv_estimator gae only"
+_OF_CRITIC = "there is no critic: adv_estimator is not gae"
 _RUN = (
     "seed",
     "output_dir",
@@ -76,13 +76,13 @@ ROLL = System(
             lambda lookup: (
                 rules.is_starpo(lookup) or lookup(f"{rules.NORM}.grouping") == "traj_group_id"
             ),
-            "episodes are compared beyond their group by starpo only",
+            "the estimator is not starpo, which alone compares beyond groups",
         ),
         when(
             f"{rules.NORM}.method",
             "learner.reward_norm",
             lambda lookup: rules.is_starpo(lookup) or lookup(f"{rules.NORM}.method") == "mean_std",
-            "only starpo has a choice",
+            "the estimator is not starpo, which alone has a choice",
             choice(mean_std="mean_std", mean="mean", identity="none"),
         ),
         to("step_reward_gamma", "learner.step_gamma"),
@@ -123,7 +123,12 @@ ROLL = System(
         when("kl_horizon", "learner.kl_horizon", rules.has_kl, words.NO_KL),
         when("value_clip", "learner.critic.value_clip", rules.has_critic, _OF_CRITIC),
         when("critic_warmup", "learner.critic.critic_warmup", rules.has_critic, _OF_CRITIC),
-        when("lambd", "learner.lambd", rules.has_critic, "only gae looks ahead by values"),
+        when(
+            "lambd",
+            "learner.lambd",
+            rules.has_critic,
+            "the estimator is not gae, which alone looks ahead by values",
+        ),
         to(
             "actor_train.model_args.flash_attn",
             "learner.model_args.attn_implementation",

@@ -42,7 +42,7 @@ def when(
             raise ValueError(otherwise)
         return {key: by(value)}
 
-    return Derived(name, (key,), derive, otherwise)
+    return Derived(name, (key,), derive, f"not where {otherwise}")
 
 
 def ratio_of_steps(name: str, key: str, steps: str) -> Setting:

@@ -14,7 +14,7 @@ _ARGS = "learner.training_args"
 _CRITIC_ARGS = "learner.critic.training_args"
 _SAMPLING = "agents.generating_args"
 _EVAL = "agents.eval_generating_args"
-_OF_CRITIC = "a critic there is with algorithm.adv_estimator gae only"
+_OF_CRITIC = "there is no critic: algorithm.adv_estimator is not gae"
 _FUNCTION = (
     "functions of rewards have other arguments here: write `def f(task, messages, metrics) -> float`, "
     "which finds the row in task.row, and name it under reward.rewards"
@@ -98,7 +98,7 @@ VERL = System(
             f"{ACTOR}.ppo_max_token_len_per_gpu",
             "learner.max_tokens_per_micro_batch",
             lambda lookup: bool(lookup(f"{ACTOR}.use_dynamic_bsz")),
-            "read with use_dynamic_bsz",
+            "use_dynamic_bsz is off",
         ),
         Derived(f"{ACTOR}.use_dynamic_bsz", (), nothing, "passes are always packed by tokens"),
         Refused(f"{ACTOR}.shuffle", "mini-batches are made of groups as they arrive", (False,)),
@@ -113,7 +113,7 @@ VERL = System(
             f"{ACTOR}.clip_ratio_c",
             "learner.dual_clip",
             rules.is_vanilla,
-            "a bound of the vanilla loss",
+            "the loss is not vanilla, which alone has this bound",
         ),
         Derived(f"{ACTOR}.policy_loss.loss_mode", ("learner.loss",), rules.loss, "the loss"),
         to(f"{ACTOR}.loss_agg_mode", "learner.loss_aggregation", by=words.aggregation),
@@ -145,7 +145,7 @@ VERL = System(
             f"{ACTOR}.optim.warmup_style",
             f"{_ARGS}.lr_scheduler_type",
             rules.schedule,
-            "optim.lr_scheduler_type says it",
+            "optim.lr_scheduler_type says it already",
             values.schedule,
         ),
         Refused(f"{_REF}.fsdp_config.param_offload", "set learner.reference.offload", (False,)),
@@ -182,9 +182,19 @@ VERL = System(
             rules.estimator,
             "`remax` with `agents.greedy_baseline`, `gae` with `learner.critic`",
         ),
-        when("algorithm.norm_adv_by_std_in_grpo", "learner.norm_std", rules.is_grpo, "grpo's alone"),
+        when(
+            "algorithm.norm_adv_by_std_in_grpo",
+            "learner.norm_std",
+            rules.is_grpo,
+            "the estimator is not grpo",
+        ),
         when("algorithm.gamma", "learner.gamma", rules.discounts, "this estimator does not discount"),
-        when("algorithm.lam", "learner.lambd", rules.has_critic, "only gae looks ahead by values"),
+        when(
+            "algorithm.lam",
+            "learner.lambd",
+            rules.has_critic,
+            "the estimator is not gae, which alone looks ahead by values",
+        ),
         Derived(
             "algorithm.use_kl_in_reward", ("learner.init_kl_coef",), rules.kl_in_reward, "KL in rewards"
         ),

@@ -12,7 +12,7 @@ kl_estimator = choice(kl="k1", k1="k1", abs="abs", mse="k2", k2="k2", low_var_kl
 NO_ENGINE = "inference servers run our own torch engine, which has no such setting"
 PARALLEL = "an engine and a learner's rank have one device each; more of them share the work"
 NO_EPOCHS = "give max_steps: rows are drawn for as many steps as a run has"
-NO_KL = "nothing weighs the divergence: its coefficient is 0 or it is switched off"
+NO_KL = "the divergence weighs nothing: its coefficient is 0 or it is switched off"
 
 
 def all_or(value: Any) -> int:

@@ -49,7 +49,7 @@ def _to(key: str, convert: Callable[[Any], Any] = same) -> Derive:
 
 
 def _model_args(role: str) -> tuple[Setting, ...]:
-    converters = {
+    converters: dict[str, Callable[[Any], Any]] = {
         "dtype": values.dtype,
         "attn_implementation": values.attention,
         "disable_gradient_checkpointing": same,

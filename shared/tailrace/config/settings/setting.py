@@ -69,12 +69,19 @@ def _shown(value: Any) -> str:
 Setting = Renamed | Derived | Refused
 
 
-def choice(**ours: Any) -> Callable[[Any], Any]:
+class Choice:
     """A conversion between names of values; raises `ValueError` that lists those that there are."""
 
-    def convert(value: Any) -> Any:
-        if value not in ours:
-            raise ValueError(f"{value!r} is none of {', '.join(sorted(ours))}")
-        return ours[value]
+    def __init__(self, ours: Mapping[str, Any]) -> None:
+        self.ours = dict(ours)
 
-    return convert
+    def __call__(self, value: Any) -> Any:
+        """Our value for a name."""
+        if value not in self.ours:
+            raise ValueError(f"{value!r} is none of {', '.join(sorted(self.ours))}")
+        return self.ours[value]
+
+
+def choice(**ours: Any) -> Choice:
+    """Our values by name."""
+    return Choice(ours)

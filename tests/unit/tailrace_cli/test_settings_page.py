@@ -1,0 +1,54 @@
+"""The page of settings says what the tables say, and tables set keys that there are."""
+
+from __future__ import annotations
+
+import dataclasses
+import runpy
+from pathlib import Path
+from typing import Any, get_type_hints
+
+import msgspec
+import pytest
+
+from tailrace.config import RunConfig
+from tailrace.config.settings import TABLES
+from tailrace_cli.commands.import_config import SYSTEMS
+from tailrace_cli.experiment import Experiment
+
+DOCS = Path(__file__).parents[3] / "docs"
+SECTIONS = {
+    field.name: get_type_hints(Experiment)[field.name] for field in dataclasses.fields(Experiment)
+}
+SET = {
+    key
+    for table in (*TABLES.values(), *(system.settings for system in SYSTEMS.values()))
+    for setting in table
+    for key in setting.sets
+}
+
+
+def test_the_page_is_up_to_date() -> None:
+    made = runpy.run_path(str(DOCS / "make_settings.py"))["page"]()
+    assert (DOCS / "settings.md").read_text() == made, "make docs"
+
+
+def below(info: Any, step: str) -> Any:
+    """The type of `step` in a Struct or a dict, whatever optional types are around it."""
+    for inner in getattr(info, "types", (info,)):
+        for field in getattr(inner, "fields", ()):
+            if field.encode_name == step:
+                return field.type
+        if isinstance(inner, msgspec.inspect.DictType):
+            return inner.value_type
+    raise KeyError(step)
+
+
+@pytest.mark.parametrize("key", sorted(SET))
+def test_every_key_that_a_table_sets_is_one_of_a_service_or_of_the_run(key: str) -> None:
+    section, *steps = key.split(".")
+    in_run = section not in SECTIONS
+    info = msgspec.inspect.type_info(RunConfig if in_run else SECTIONS[section])
+    for step in [section, *steps] if in_run else steps:
+        if isinstance(info, msgspec.inspect.AnyType):  # an environment's own
+            break
+        info = below(info, step)
