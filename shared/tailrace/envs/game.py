@@ -28,6 +28,8 @@ class Answer(NamedTuple):
 class TextGame(gymnasium.Env[str, str]):
     """Turns of a game. A subclass defines `begin`, `answer`, `success` and perhaps `render`."""
 
+    metadata = {"render_modes": ["ansi"]}  # noqa: RUF012 gymnasium's declaration
+    render_mode = "ansi"
     observation_space = TEXT_SPACE
     action_space = TEXT_SPACE
 
@@ -35,6 +37,7 @@ class TextGame(gymnasium.Env[str, str]):
         self._max_turns = max_turns
         self._num_turns = 0
         self._num_invalid = 0
+        self._shown = ""
         self.is_done = True
 
     @abstractmethod
@@ -54,10 +57,10 @@ class TextGame(gymnasium.Env[str, str]):
     ) -> tuple[str, dict[str, Any]]:
         """The first observation. Without a seed the environment's own generator draws one."""
         super().reset(seed=seed)
-        observation = self.begin(int(self.np_random.integers(2**31)) if seed is None else seed)
+        self._shown = self.begin(int(self.np_random.integers(2**31)) if seed is None else seed)
         self._num_turns = self._num_invalid = 0
         self.is_done = False
-        return observation, {}
+        return self._shown, {}
 
     def step(self, action: str) -> tuple[str, float, bool, bool, dict[str, Any]]:
         """Play one reply of the model; raises `gymnasium.error.ResetNeeded` after the last one."""
@@ -65,6 +68,7 @@ class TextGame(gymnasium.Env[str, str]):
             raise gymnasium.error.ResetNeeded("the episode is over: call reset before step")
         answer = self.answer(action)
         self._num_turns += 1
+        self._shown = f"> {action}\n\n{answer.observation}"
         self._num_invalid += answer.is_invalid
         is_truncated = not answer.is_over and self._num_turns >= self._max_turns
         self.is_done = answer.is_over or is_truncated
@@ -73,6 +77,11 @@ class TextGame(gymnasium.Env[str, str]):
             info["success"] = self.success()
             info["num_invalid_actions"] = self._num_invalid
         return answer.observation, answer.reward, answer.is_over, is_truncated, info
+
+    def render(self) -> Any:
+        """The newest reply and what came of it, as text; games that draw give a picture instead."""
+        self.require_reset()
+        return self._shown
 
     def require_reset(self) -> None:
         """Raise `ResetNeeded` before the first `reset`."""

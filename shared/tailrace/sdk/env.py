@@ -27,7 +27,7 @@ class Env(Protocol):
         """Take the model's reply: (observation, reward, terminated, truncated, info)."""
 
     def render(self) -> Any:
-        """The current frame as RGB array [height, width, 3] of uint8, or None."""
+        """The current frame as RGB array [height, width, 3] of uint8 or as text, or None."""
 
     def close(self) -> None:
         """Free what the environment holds."""

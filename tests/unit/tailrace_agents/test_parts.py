@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from PIL import Image
 
 from tailrace.foreign import ForeignCodeError
 from tailrace.policy.activity import Stages
@@ -152,6 +153,22 @@ async def test_an_environment_that_cannot_draw_itself_leaves_no_picture(tmp_path
     recorder.on_turn("", "", 0.0, True)
     await recorder.save()
     assert list(tmp_path.iterdir()) == []
+
+
+async def test_an_environment_of_words_leaves_pictures_of_them(tmp_path: Any) -> None:
+    class Wordy(StairsEnv):
+        def render(self) -> Any:
+            return self.view() + "word " * 300
+
+    recorder = FrameRecorder(env := Wordy(), tmp_path, "wordy")
+    env.reset(seed=0)
+    recorder.on_reset("")
+    env.step("Right")
+    recorder.on_turn("", "", 0.0, True)
+    await recorder.save()
+    with Image.open(tmp_path / "wordy.gif") as animation:
+        assert animation.n_frames == 2
+        assert animation.convert("L").getextrema()[0] < 128 < animation.convert("L").getextrema()[1]
 
 
 async def test_a_folder_that_cannot_be_written_is_no_failure_of_the_episode(tmp_path: Any) -> None:

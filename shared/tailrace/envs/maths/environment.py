@@ -25,8 +25,6 @@ WRONG = "{} is not right. "
 class MathsText(TextGame):
     """One problem at a time, chosen by the seed of `reset`. Options are the keys of `MathsConfig`."""
 
-    metadata = {"render_modes": []}  # noqa: RUF012 gymnasium's declaration
-
     def __init__(self, **options: Any) -> None:
         self.config = decode_config(options, MathsConfig, "env_config")
         super().__init__(self.config.max_attempts)

@@ -73,8 +73,6 @@ class OpenEnvConfig(Config, frozen=True, kw_only=True):
 class OpenEnvText(TextGame):
     """Options are the keys of `OpenEnvConfig`."""
 
-    metadata = {"render_modes": []}  # noqa: RUF012 gymnasium's declaration
-
     def __init__(self, **options: Any) -> None:
         self.config = config = decode_config(options, OpenEnvConfig, "env_config")
         super().__init__(config.max_turns)

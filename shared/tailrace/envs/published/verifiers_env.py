@@ -61,8 +61,6 @@ class Loaded:
 class VerifiersText(TextGame):
     """Options are the keys of `VerifiersConfig`."""
 
-    metadata = {"render_modes": []}  # noqa: RUF012 gymnasium's declaration
-
     def __init__(self, **options: Any) -> None:
         self.config = config = decode_config(options, VerifiersConfig, "env_config")
         super().__init__(config.max_turns)

@@ -35,8 +35,6 @@ class WebShopText(TextGame):
     `info` of a purchase has its parts. Options are the keys of `WebShopConfig`.
     """
 
-    metadata = {"render_modes": []}  # noqa: RUF012 gymnasium's declaration
-
     def __init__(self, **options: Any) -> None:
         self.config = decode_config(options, WebShopConfig, "env_config")
         super().__init__(self.config.max_turns)
@@ -50,7 +48,7 @@ class WebShopText(TextGame):
         self.goal = self.shop.goal_for_seed(self.config.split, seed)
         self.page = Page()
         self._reward = 0.0
-        return (RULES if self.config.instructions else "") + self._wish() + self._shown()
+        return (RULES if self.config.instructions else "") + self._wish() + self._page_text()
 
     def answer(self, reply: str) -> Answer:
         """See `TextGame`."""
@@ -86,9 +84,9 @@ class WebShopText(TextGame):
         return self.page.clicked(words) if words in clicks else None
 
     def _text(self) -> str:
-        return (self._wish() if self.config.repeat_instruction else "") + self._shown()
+        return (self._wish() if self.config.repeat_instruction else "") + self._page_text()
 
-    def _shown(self) -> str:
+    def _page_text(self) -> str:
         return text_of(self.page, self.config.items_per_page)
 
     def _wish(self) -> str:

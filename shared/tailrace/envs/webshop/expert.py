@@ -28,7 +28,9 @@ class WebShopExpert:
             return (f"click[{self._on_results(env)}]",)
         if page.kind == "detail" or page.item != goal.product:
             return (f"click[{PREVIOUS}]",)
-        missing = [value for name, value in goal.options if page.chosen.get(name) != value]
+        clicks = page.clicks(env.config.items_per_page)
+        chosen = page.chosen.values()
+        missing = [value for value in goal.values if value in clicks and value not in chosen]
         return tuple(f"click[{value}]" for value in missing[:1] or (BUY,))
 
     def any_replies(self, env: WebShopText) -> Sequence[str]:

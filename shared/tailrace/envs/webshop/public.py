@@ -10,7 +10,7 @@ of `instruction`, `instruction_attributes` and `instruction_options`.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -40,7 +40,9 @@ def read_public(args: CatalogueArgs) -> tuple[Product, ...]:
         if asin == "nan" or len(asin) > MAX_ASIN or asin in products:
             continue
         try:
-            products[asin] = _product(asin, raw, notes.get(raw["asin"]) or {}, wishes.get(raw["asin"]))
+            note = notes.get(raw["asin"]) or {}
+            given = wishes.get(raw["asin"], ()) if args.human_path else _own_wish(note)
+            products[asin] = _product(asin, raw, note.get("attributes") or (), given)
         except (KeyError, TypeError, AttributeError, ValueError) as error:
             raise ConfigError(
                 f"{place}: product {asin} cannot be read ({type(error).__name__}: {error})"
@@ -52,7 +54,7 @@ def read_public(args: CatalogueArgs) -> tuple[Product, ...]:
     return tuple(products.values())
 
 
-def _product(asin: str, raw: dict[str, Any], note: Mapping[str, Any], wishes: Any) -> Product:
+def _product(asin: str, raw: dict[str, Any], attributes: Sequence[str], wishes: Any) -> Product:
     features = raw.get("small_description") or []
     return Product(
         asin=asin,
@@ -62,10 +64,10 @@ def _product(asin: str, raw: dict[str, Any], note: Mapping[str, Any], wishes: An
         query=(raw.get("query") or "").lower().strip(),
         product_category=raw.get("product_category") or "",
         options=_options(raw.get("customization_options") or {}),
-        attributes=tuple(note.get("attributes") or ()),
+        attributes=tuple(attributes),
         description=raw.get("full_description") or "",
         features=tuple([features] if isinstance(features, str) else features),
-        instructions=_instructions(note, wishes),
+        instructions=_instructions(wishes),
     )
 
 
@@ -86,16 +88,17 @@ def _options(raw: Mapping[str, Any]) -> dict[str, tuple[str, ...]]:
     }
 
 
-def _instructions(note: Mapping[str, Any], wishes: Any) -> tuple[Instruction, ...]:
-    if wishes:
-        return tuple(
-            Instruction(wish["instruction"].strip(". "), attributes, _chosen(wish))
-            for wish in wishes
-            if (attributes := tuple(wish["instruction_attributes"]))
-        )
-    attributes = tuple(note.get("instruction_attributes") or ())
-    text = note.get("instruction") or ""
-    return (Instruction(text.strip(". "), attributes),) if text and attributes else ()
+def _own_wish(note: Mapping[str, Any]) -> tuple[Mapping[str, Any], ...]:
+    """The instruction that comes with a product's attributes."""
+    return (note,) if note.get("instruction") else ()
+
+
+def _instructions(wishes: Sequence[Mapping[str, Any]]) -> tuple[Instruction, ...]:
+    return tuple(
+        Instruction(wish["instruction"].strip(". "), attributes, _chosen(wish))
+        for wish in wishes
+        if (attributes := tuple(wish.get("instruction_attributes") or ()))
+    )
 
 
 def _chosen(wish: Mapping[str, Any]) -> dict[str, str]:

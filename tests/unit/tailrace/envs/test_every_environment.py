@@ -1,0 +1,187 @@
+"""What holds for every environment: seeds fix everything, whoever else plays, and texts come and go."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from typing import Any
+
+import gymnasium
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tailrace.channel.generation import Generation
+from tailrace.chat import Renderer
+from tailrace.envs import make_env
+from tailrace.sdk.env import Env
+from tailrace.toolbox.byte_tokenizer import build_byte_tokenizer
+from tailrace_agents.core.episode import EpisodeLimits, EpisodeResult
+from tailrace_agents.core.play import play_episode
+from tailrace_protos.base import Int32Bytes
+from tailrace_protos.weights import ModelCard
+from tests.unit.tailrace.policy.fakes import generation
+from tests.unit.tailrace_agents.fakes import PLAN, ListJournal
+
+GYM = {"id": "Blackjack-v1", "actions": ["stick", "hit"]}
+WORDS = ["Left", "Down", "Right", "Up", "no"]
+CLICKS = ["back to search", "next >", "< prev", "red", "small", "lemon", "features", "buy now", "b012"]
+SHOPPING = ["search[red lamp]", "search[tea]", *(f"click[{name}]" for name in CLICKS)]
+# The configuration, and replies that a careless player gives.
+KINDS: dict[str, tuple[dict[str, Any], Sequence[str]]] = {
+    "frozen_lake": ({"is_slippery": True, "p": 0.9}, WORDS),
+    "sokoban": ({}, WORDS),
+    "webshop": ({"items_per_page": 3}, SHOPPING),
+    "maths": ({"max_attempts": 5}, ["#### 3", "hm", "#### 12", "#### 1/2"]),
+    "gymnasium": (GYM, ["hit", "stick", "what"]),
+}
+SPLIT = ["frozen_lake", "sokoban", "webshop", "maths"]
+
+Step = tuple[str, float, bool, bool, dict[str, Any]]
+
+
+def replies_of(kind: str, seed: int) -> list[str]:
+    """Always the same careless replies."""
+    return random.Random(seed).choices(list(KINDS[kind][1]), k=60)
+
+
+@pytest.fixture(scope="module")
+def renderer(tmp_path_factory: pytest.TempPathFactory) -> Renderer:
+    """Of a model that reads and writes any text."""
+    folder = build_byte_tokenizer(tmp_path_factory.mktemp("tokenizer"))
+    files = {path.name: path.read_bytes() for path in folder.iterdir()}
+    return Renderer.from_model_card(ModelCard(config_json=b"{}", tokenizer_files=files))
+
+
+class Replies:
+    """A policy that says these, one after another."""
+
+    def __init__(self, renderer: Renderer, replies: Sequence[str]) -> None:
+        self._renderer = renderer
+        self._replies = iter(replies)
+
+    async def generate(
+        self, prompt_ids: Int32Bytes, max_new_tokens: int, *_: object, **__: object
+    ) -> Generation:
+        return generation(self._renderer.reply_ids(next(self._replies)), 1)
+
+
+class Playing:
+    """An environment at an episode, a step at a time."""
+
+    def __init__(self, kind: str, seed: int) -> None:
+        self.env: Env = make_env(kind, KINDS[kind][0])
+        self.seen: list[object] = [self.env.reset(seed=seed)]
+        self._replies = iter(replies_of(kind, seed))
+        self.is_over = False
+
+    def step(self) -> None:
+        reply = next(self._replies, None)
+        if self.is_over or reply is None:
+            self.is_over = True
+            return
+        step = self.env.step(reply)
+        self.seen.append(step)
+        self.is_over = step[2] or step[3]
+
+
+def played(kind: str, seed: int) -> list[object]:
+    playing = Playing(kind, seed)
+    while not playing.is_over:
+        playing.step()
+    return playing.seen
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@settings(max_examples=15, deadline=None)
+@given(
+    seeds=st.lists(st.integers(0, 2**31 - 1), min_size=2, max_size=4), order_seed=st.integers(0, 2**32)
+)
+def test_seed_and_replies_fix_an_episode_whatever_is_played_at_the_same_time(
+    kind: str, seeds: list[int], order_seed: int
+) -> None:
+    alone = [played(kind, seed) for seed in seeds]
+    together = [Playing(kind, seed) for seed in seeds]
+    order = random.Random(order_seed)
+    while not all(one.is_over for one in together):
+        order.choice(together).step()
+    assert [one.seen for one in together] == alone
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_an_instance_plays_one_episode_after_another_as_a_new_one_would(kind: str) -> None:
+    env = make_env(kind, KINDS[kind][0])
+    for seed in (3, 4, 3):
+        seen: list[object] = [env.reset(seed=seed)]
+        for reply in replies_of(kind, seed):
+            seen.append(step := env.step(reply))
+            if step[2] or step[3]:
+                break
+        assert seen == played(kind, seed)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_different_seeds_give_different_episodes(kind: str) -> None:
+    env = make_env(kind, KINDS[kind][0])
+    assert len({env.reset(seed=seed)[0] for seed in range(20)}) > 3
+
+
+@pytest.mark.parametrize("kind", KINDS)
+async def test_an_episode_that_is_handed_on_goes_on_from_its_journal(
+    kind: str, renderer: Renderer
+) -> None:
+    replies = replies_of(kind, 5)
+    limits = EpisodeLimits(1_000_000, 50_000, 512, wall_clock_s=60.0)
+
+    async def play(said: Sequence[str], journal: ListJournal) -> EpisodeResult:
+        env, policy = make_env(kind, KINDS[kind][0]), Replies(renderer, said)
+        return await play_episode(env, renderer, policy, limits, PLAN, seed=5, journal=journal)
+
+    journal = ListJournal()
+    whole = await play(replies, journal)
+    for num_done in range(len(journal.records) + 1):
+        resumed = await play(replies[num_done:], ListJournal(journal.records[:num_done]))
+        assert (resumed.num_replayed_turns, resumed.num_restarts) == (num_done, 0)
+        assert resumed.messages == whole.messages
+        assert resumed.tokens.turn_rewards == whole.tokens.turn_rewards
+        assert resumed.metrics == whole.metrics
+
+
+@pytest.mark.parametrize("kind", SPLIT)
+def test_train_and_held_out_tasks_have_nothing_in_common(kind: str) -> None:
+    config = KINDS[kind][0]
+    first = {
+        split: {make_env(kind, {**config, "split": split}).reset(seed=seed)[0] for seed in range(60)}
+        for split in ("train", "held_out")
+    }
+    assert first["train"].isdisjoint(first["held_out"])
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_success_is_told_with_the_last_step_alone(kind: str) -> None:
+    steps: list[Step] = played(kind, 1)[1:]  # type: ignore[assignment]
+    assert ["success" in step[4] for step in steps] == [False] * (len(steps) - 1) + [True]
+    assert 0.0 <= steps[-1][4]["success"] <= 1.0
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_environment_has_frames(kind: str) -> None:
+    env = make_env(kind, KINDS[kind][0])
+    env.reset(seed=1)
+    frame = env.render()
+    assert isinstance(frame, str) or (frame.ndim == 3 and frame.shape[2] == 3)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_after_the_end_only_reset_is_allowed(kind: str) -> None:
+    playing = Playing(kind, 1)
+    for _ in range(200):
+        try:
+            _, _, terminated, truncated, _ = playing.env.step(KINDS[kind][1][0])
+        except gymnasium.error.ResetNeeded:
+            break
+        assert not (terminated and truncated)
+    else:
+        pytest.fail("the episode never ended")
+    playing.env.reset(seed=2)
+    playing.env.step(KINDS[kind][1][0])
