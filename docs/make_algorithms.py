@@ -26,10 +26,6 @@ R a return, g a group of episodes of one task. Everything counts policy tokens o
 into a conversation is never trained, averaged or discounted through. Episodes that ended by
 infra_failure, timeout or cancellation are left out of every statistic.
 """
-ARITHMETIC = (
-    ("value_clip", "losses/value_clip"),
-    ("Divergence from a reference", "kl"),
-)
 
 
 def page() -> str:
@@ -49,10 +45,12 @@ def _lines() -> Iterator[str]:
     rest = [
         ("Aggregation", "aggregation"),
         ("Behaviour correction", "correction"),
+        ("Divergence from a reference", "kl"),
         ("Interpolated proximal policy", "proximal"),
     ]
     yield from _part("Around every loss", "", rest)
-    yield from _part("Arithmetic for further models", "Not selectable by themselves.", ARITHMETIC)
+    critic = [("Value loss", "losses/value_clip")]
+    yield from _part("The critic", "`learner.critic`, given with `adv_estimator: gae`.", critic)
 
 
 def _part(title: str, remark: str, entries: Sequence[tuple[str, str]], key: str = "") -> Iterator[str]:

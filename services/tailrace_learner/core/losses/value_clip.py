@@ -2,8 +2,12 @@
 
     loss = 1/2 max((V - target)^2, (clip(V, V_old - eps, V_old + eps) - target)^2)
 
+eps is `critic.value_clip`; 0 leaves (V - target)^2 / 2. Targets come from `gae`. The loss becomes one
+number as the policy's does (`loss_aggregation`), on the same trained tokens and mini-batches. In the
+first `critic.critic_warmup` steps nothing else is trained.
+
 Schulman et al. 2017, "Proximal Policy Optimization Algorithms", arXiv:1707.06347, and its authors'
-code. Needs a critic, so it is the arithmetic alone.
+code.
 """
 
 from __future__ import annotations
