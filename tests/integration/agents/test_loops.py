@@ -37,7 +37,9 @@ def reply_to(prompt: str) -> str:
 
 
 class ChatServer(FakeServer):
-    """An inference server that says what `reply_to` makes of the prompt."""
+    """An inference server that says what `reply` makes of the prompt."""
+
+    reply = staticmethod(reply_to)
 
     def submit(self, request: GenerateRequest, sink: ChunkSink) -> None:
         self.requests.append(request)
@@ -48,7 +50,7 @@ class ChatServer(FakeServer):
             self._answer(request, sink)
 
     def _answer(self, request: GenerateRequest, sink: ChunkSink) -> None:
-        ids = RENDERER.reply_ids(reply_to(text_of(as_int32(request.prompt_ids)))).tolist()
+        ids = RENDERER.reply_ids(self.reply(text_of(as_int32(request.prompt_ids)))).tolist()
         ids = ids[request.num_continued :]
         spans = (VersionSpan(self.policy_version, len(ids)),)
         logprobs = pack_float32([-0.125] * len(ids))
