@@ -31,6 +31,7 @@ actor_train:
   model_args: {dtype: bf16}
   training_args: {learning_rate: 1.0e-6, per_device_train_batch_size: 8, gradient_accumulation_steps: 4}
   device_mapping: list(range(0, 2))
+agents: {max_episode_tokens: 2048}
 actor_infer:
   generating_args: {temperature: 0.9, max_new_tokens: 1024}
   device_mapping: [2, 3]

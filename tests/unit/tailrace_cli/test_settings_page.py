@@ -9,11 +9,12 @@ from typing import Any, get_type_hints
 
 import msgspec
 import pytest
+import yaml
 
 from tailrace.config import RunConfig
 from tailrace.config.settings import TABLES
 from tailrace_cli.commands.import_config import SYSTEMS
-from tailrace_cli.experiment import Experiment
+from tailrace_cli.experiment import Experiment, decode
 
 DOCS = Path(__file__).parents[3] / "docs"
 SECTIONS = {
@@ -30,6 +31,13 @@ SET = {
 def test_the_page_is_up_to_date() -> None:
     made = runpy.run_path(str(DOCS / "make_settings.py"))["page"]()
     assert (DOCS / "settings.md").read_text() == made, "make docs"
+
+
+def test_the_example_on_the_page_is_an_experiment() -> None:
+    example = (DOCS / "settings.md").read_text().split("```yaml")[1].split("```")[0]
+    experiment = decode({"exp_name": "a", **yaml.safe_load(example)}, "settings.md")
+    assert experiment.learner.num_mini_batches == 4
+    assert experiment.cluster.num_inference_servers == 2
 
 
 def below(info: Any, step: str) -> Any:
