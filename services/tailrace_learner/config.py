@@ -8,7 +8,7 @@ import msgspec
 
 from tailrace.config import Config, RunConfig
 from tailrace_learner.config_algorithm import AlgorithmConfig
-from tailrace_learner.config_execution import StrategyArgs
+from tailrace_learner.config_execution import LoraArgs, StrategyArgs
 from tailrace_learner.config_models import FromScratch, ModelArgs, TrainingArgs
 from tailrace_learner.config_roles import CriticArgs, ReferenceArgs, check_roles
 
@@ -16,6 +16,7 @@ __all__ = [
     "CriticArgs",
     "FromScratch",
     "LearnerConfig",
+    "LoraArgs",
     "ModelArgs",
     "ReferenceArgs",
     "StrategyArgs",
@@ -79,6 +80,10 @@ class LearnerConfig(AlgorithmConfig, frozen=True, kw_only=True):
     strategy_args: StrategyArgs = StrategyArgs()
     """How model and optimizer lie on how many ranks."""
 
+    lora: LoraArgs | None = None
+    """Train low-rank adapters instead of the model's own weights, in the warm start too; only adapters
+    travel to the engines after the first version."""
+
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """Where the model computes; `auto` takes the CUDA device if torch sees one."""
 
@@ -127,7 +132,7 @@ class LearnerConfig(AlgorithmConfig, frozen=True, kw_only=True):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_roles(self, self.reference, self.critic)
+        check_roles(self, self.reference, self.critic, self.strategy_args.num_ranks)
         positive = ("num_threads", "max_tokens_per_micro_batch", "logprob_chunk_tokens")
         for key in (*positive, "max_retained_bytes"):
             if getattr(self, key) < 1:

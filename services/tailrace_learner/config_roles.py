@@ -55,7 +55,10 @@ class CriticArgs(Config, frozen=True, kw_only=True):
 
 
 def check_roles(
-    config: AlgorithmConfig, reference: ReferenceArgs | None, critic: CriticArgs | None
+    config: AlgorithmConfig,
+    reference: ReferenceArgs | None,
+    critic: CriticArgs | None,
+    num_ranks: int,
 ) -> None:
     """Raise `ValueError` for a model that nothing uses, and for one that is missing."""
     if reference is not None and not config.needs_reference:
@@ -68,4 +71,9 @@ def check_roles(
     if critic is not None and config.adv_estimator != "gae":
         raise ValueError(
             f"critic is not read by adv_estimator {config.adv_estimator!r} (only by gae): remove it"
+        )
+    if critic is not None and critic.shared and num_ranks > 1:
+        raise ValueError(
+            f"critic.shared with {num_ranks} ranks: a trunk on several ranks cannot have a value head; "
+            "set critic.shared to false, or strategy_args.num_ranks to 1"
         )

@@ -8,7 +8,7 @@ from typing import get_args
 
 import pytest
 
-from tailrace_learner.config import CriticArgs, LearnerConfig, ReferenceArgs
+from tailrace_learner.config import CriticArgs, LearnerConfig, ReferenceArgs, StrategyArgs
 from tailrace_learner.config_algorithm import (
     GROUP_RELATIVE,
     OFF_POLICY_LOSSES,
@@ -85,6 +85,14 @@ def test_a_key_is_refused_where_nothing_reads_it_and_taken_where_something_does(
         ({"reference": ReferenceArgs()}, "init_kl_coef"),
         ({"adv_estimator": "gae"}, "learner.critic"),
         ({"critic": CriticArgs()}, "critic is not read"),
+        (
+            {
+                "adv_estimator": "gae",
+                "critic": CriticArgs(shared=True),
+                "strategy_args": StrategyArgs(num_ranks=2),
+            },
+            "critic.shared with 2 ranks",
+        ),
         ({"loss_aggregation": "seq_mean_token_sum_norm"}, "loss_norm_tokens"),
     ],
 )
