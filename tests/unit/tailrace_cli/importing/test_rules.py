@@ -1,0 +1,309 @@
+"""Settings of other systems whose meaning depends on others: pieces of configurations, one by one."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import yaml
+
+from tailrace_cli.commands.import_config import SYSTEMS
+from tailrace_cli.importing.convert import at, convert
+
+PIECES: list[tuple[str, str, dict[str, Any]]] = [
+    ("roll", "{rollout_batch_size: 64, num_return_sequences_in_group: 8}", {"groups_per_step": 64}),
+    (
+        "roll",
+        "{rollout_batch_size: 64, train_env_manager: {group_size: 8}}",
+        {"groups_per_step": 8, "group_size": 8},
+    ),
+    ("roll", "{train_env_manager: {num_env_groups: 5}}", {"groups_per_step": 5}),
+    ("roll", "{prompt_length: 10, response_length: 20}", {"agents.max_episode_tokens": 30}),
+    (
+        "roll",
+        "{sequence_length: 50, prompt_length: 10, response_length: 20}",
+        {"agents.max_episode_tokens": 50, "inference.max_model_len": 50},
+    ),
+    ("roll", "{async_generation_ratio: 0.5}", {"max_staleness": 1}),
+    (
+        "roll",
+        "{adv_estimator: gigpo, step_reward_gamma: 0.9, episode_reward_weight: 0.5}",
+        {
+            "learner.adv_estimator": "gigpo",
+            "learner.step_gamma": 0.9,
+            "learner.episode_advantage_weight": 0.5,
+        },
+    ),
+    (
+        "roll",
+        "{adv_estimator: grpo, reward_normalization: {grouping: batch, method: mean}}",
+        {
+            "learner.adv_estimator": "starpo",
+            "learner.reward_grouping": "batch",
+            "learner.reward_norm": "mean",
+        },
+    ),
+    (
+        "roll",
+        "{adv_estimator: gae, value_clip: 0.3, lambd: 0.9, gamma: 0.99}",
+        {
+            "learner.adv_estimator": "gae",
+            "learner.critic": {"value_clip": 0.3},
+            "learner.lambd": 0.9,
+            "learner.gamma": 0.99,
+        },
+    ),
+    (
+        "roll",
+        "{pg_variant: topr}",
+        {"learner.loss": "topr", "learner.behaviour_correction": "none"},
+    ),
+    (
+        "roll",
+        "{use_pg_clip_range: true, pg_clip_low: 0.1, pg_clip_high: 0.3}",
+        {"learner.loss": "dapo", "learner.pg_clip": 0.1, "learner.pg_clip_high": 0.3},
+    ),
+    (
+        "roll",
+        "{add_token_level_kl: true, init_kl_coef: 0.2, kl_penalty: mse, target_kl: 0.1}",
+        {
+            "learner.init_kl_coef": 0.2,
+            "learner.kl_in": "reward",
+            "learner.kl_estimator": "k2",
+            "learner.target_kl": 0.1,
+        },
+    ),
+    (
+        "roll",
+        "{custom_envs: {S: {env_manager_cls: a.b.StepEnvManager, env_config: {format_penalty: -0.5}}}}",
+        {
+            "granularity": "step",
+            "agents.custom_envs.S.env_config": {"invalid_action_penalty": 0.5},
+        },
+    ),
+    (
+        "verl",
+        "{algorithm: {adv_estimator: gae, lam: 0.9, gamma: 0.99}, critic: {optim: {lr: 0.1}, "
+        "cliprange_value: 0.4, model: {path: c}}, actor_rollout_ref: {model: {path: p}}}",
+        {
+            "learner.adv_estimator": "gae",
+            "learner.critic": {
+                "value_clip": 0.4,
+                "training_args": {"learning_rate": 0.1},
+                "pretrain": "c",
+            },
+            "learner.lambd": 0.9,
+            "learner.gamma": 0.99,
+        },
+    ),
+    (
+        "verl",
+        "{algorithm: {adv_estimator: remax}}",
+        {"learner.adv_estimator": "remax", "agents.greedy_baseline": True},
+    ),
+    (
+        "verl",
+        "{algorithm: {use_kl_in_reward: true, kl_penalty: abs, "
+        "kl_ctrl: {type: adaptive, kl_coef: 0.2, target_kl: 0.3, horizon: 50}}}",
+        {
+            "learner.init_kl_coef": 0.2,
+            "learner.kl_in": "reward",
+            "learner.kl_estimator": "abs",
+            "learner.target_kl": 0.3,
+            "learner.kl_horizon": 50,
+        },
+    ),
+    (
+        "verl",
+        "{actor_rollout_ref: {actor: {policy_loss: {loss_mode: gspo}, clip_ratio_low: 0.0003, "
+        "clip_ratio_high: 0.0004, clip_ratio_c: 3.0}}}",
+        {
+            "learner.loss": "gspo",
+            "learner.gspo_clip": 0.0003,
+            "learner.gspo_clip_high": 0.0004,
+            "learner.dual_clip": None,
+        },
+    ),
+    (
+        "verl",
+        "{actor_rollout_ref: {actor: {clip_ratio: 0.3}}}",
+        {"learner.loss": "ppo_clip", "learner.pg_clip": 0.3},
+    ),
+    (
+        "verl",
+        "{data: {max_prompt_length: 100, max_response_length: 28}, "
+        "actor_rollout_ref: {actor: {ppo_micro_batch_size_per_gpu: 4}, rollout: {max_model_len: 256}}}",
+        {
+            "agents.max_episode_tokens": 128,
+            "inference.max_model_len": 256,
+            "learner.max_tokens_per_micro_batch": 512,
+            "learner.min_tokens_per_micro_batch": 512,
+        },
+    ),
+    (
+        "verl",
+        "{actor_rollout_ref: {model: {lora_rank: 8, lora_alpha: 32, target_modules: all-linear}}}",
+        {"learner.lora": {"r": 8, "alpha": 32.0, "target_modules": ["all-linear"]}},
+    ),
+    (
+        "verl",
+        "{data: {train_files: a.jsonl}, actor_rollout_ref: {rollout: {multi_turn: {enable: true, "
+        "max_assistant_turns: 3}}}}",
+        {
+            "agents.datasets.train": {"path": "a.jsonl", "agent_name": "tool_agent"},
+            "agents.loop_args.max_turns": 3,
+        },
+    ),
+    (
+        "verl",
+        "{reward_model: {enable: true, model: {path: rm}}}",
+        {"reward.reward_pretrain": "rm"},
+    ),
+    (
+        "areal",
+        "{actor: {reward_norm: {mean_level: group, std_level: none}, use_decoupled_loss: false, "
+        "eps_clip: 0.2, eps_clip_higher: 0.28}}",
+        {
+            "learner.adv_estimator": "grpo",
+            "learner.norm_std": False,
+            "learner.loss": "dapo",
+            "learner.pg_clip": 0.2,
+            "learner.pg_clip_high": 0.28,
+        },
+    ),
+    (
+        "areal",
+        "{actor: {reward_norm: {mean_level: group, mean_leave1out: true}}}",
+        {"learner.adv_estimator": "rloo"},
+    ),
+    (
+        "areal",
+        "{actor: {adv_norm: {mean_level: group, std_level: group}}}",
+        {"learner.adv_estimator": "grpo", "learner.norm_std": True},
+    ),
+    (
+        "areal",
+        "{actor: {importance_sampling_level: sequence, eps_clip: 0.0003, eps_clip_higher: 0.0004}}",
+        {
+            "learner.loss": "gspo",
+            "learner.gspo_clip": 0.0003,
+            "learner.gspo_clip_high": 0.0004,
+        },
+    ),
+    (
+        "areal",
+        "{actor: {path: p, kl_ctl: 0.1, kl_estimator: k1}, ref: {path: r}}",
+        {
+            "learner.init_kl_coef": 0.1,
+            "learner.kl_in": "loss",
+            "learner.kl_estimator": "k1",
+            "learner.reference": {"pretrain": "r"},
+        },
+    ),
+    (
+        "areal",
+        "{allocation_mode: d2+d3}",
+        {"cluster.num_inference_servers": 2, "learner.strategy_args.num_ranks": 3},
+    ),
+    (
+        "areal",
+        "{actor: {prox_logp_method: loglinear, recompute_logprob: false, use_m2po_loss: true}}",
+        {
+            "learner.proximal_logprobs": "interpolate",
+            "learner.loss": "m2po",
+            "learner.behaviour_correction": "none",
+        },
+    ),
+    ("areal", "{gconfig: {top_k: 100000000}}", {"agents.generating_args.top_k": 0}),
+]
+
+
+@pytest.mark.parametrize(("system", "piece", "expected"), PIECES)
+def test_settings_mean_what_they_mean_together(
+    system: str, piece: str, expected: dict[str, Any]
+) -> None:
+    imported = convert(SYSTEMS[system], yaml.safe_load(piece))
+    assert {key: at(imported.content, key) for key in expected} == expected
+
+
+UNMAPPED: list[tuple[str, str, str, str]] = [
+    (
+        "roll",
+        "{rollout_batch_size: 9, train_env_manager: {group_size: 8}}",
+        "rollout_batch_size",
+        "multiple",
+    ),
+    ("roll", "{adv_estimator: lite_ppo}", "adv_estimator", "is none of"),
+    (
+        "roll",
+        "{custom_envs: {S: {env_manager_cls: mine.Manager}}}",
+        "custom_envs.S.env_manager_cls",
+        "step",
+    ),
+    (
+        "roll",
+        "{adv_estimator: gigpo, reward_normalization: {grouping: batch}}",
+        "reward_normalization.grouping",
+        "starpo",
+    ),
+    ("roll", "{track_with: wandb}", "track_with", "is none of"),
+    (
+        "verl",
+        "{data: {train_batch_size: 10}, actor_rollout_ref: {actor: {ppo_mini_batch_size: 3}}}",
+        "actor_rollout_ref.actor.ppo_mini_batch_size",
+        "does not divide",
+    ),
+    (
+        "verl",
+        "{actor_rollout_ref: {actor: {loss_agg_mode: token-median}}}",
+        "actor_rollout_ref.actor.loss_agg_mode",
+        "token_mean",
+    ),
+    (
+        "verl",
+        "{actor_rollout_ref: {actor: {ppo_micro_batch_size_per_gpu: 3}}}",
+        "actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu",
+        "unknown length",
+    ),
+    ("verl", "{reward_model: {enable: true}}", "reward_model.enable", "does not say which"),
+    ("verl", "{trainer: {logger: [console, swanlab]}}", "trainer.logger", "swanlab"),
+    ("areal", "{allocation_mode: 'sglang:d2t2+d2'}", "allocation_mode", "one device each"),
+    ("areal", "{allocation_mode: anything}", "allocation_mode", "like sglang:d4"),
+    (
+        "areal",
+        "{gconfig: {temperature: 1.0}, actor: {temperature: 0.5}}",
+        "actor.temperature",
+        "differs from",
+    ),
+    ("areal", "{actor: {recompute_logprob: false}}", "actor.recompute_logprob", "interpolate"),
+    (
+        "areal",
+        "{actor: {use_decoupled_loss: true, eps_clip_higher: 0.3}}",
+        "actor.eps_clip_higher",
+        "decoupled_ppo",
+    ),
+    ("areal", "{actor: {discount: 0.9}}", "actor.discount", "do not discount"),
+    ("areal", "{actor: {path: p}, ref: {path: r}}", "ref.path", "weighs nothing"),
+    (
+        "areal",
+        "{critic: {path: p}, actor: {reward_norm: {mean_level: group}}}",
+        "actor.reward_norm",
+        "with a critic",
+    ),
+    (
+        "areal",
+        "{rollout: {consumer_batch_size: 3}, train_dataset: {batch_size: 4}}",
+        "train_dataset.batch_size",
+        "groups_per_step is 3 by another setting",
+    ),
+    ("areal", "{gconfig: {top_k: many}}", "gconfig.top_k", "many"),
+]
+
+
+@pytest.mark.parametrize(("system", "piece", "name", "reason"), UNMAPPED)
+def test_what_contradicts_or_has_no_meaning_is_unmapped_with_the_reason(
+    system: str, piece: str, name: str, reason: str
+) -> None:
+    unmapped = convert(SYSTEMS[system], yaml.safe_load(piece)).unmapped
+    assert list(unmapped) == [name]
+    assert reason in unmapped[name]
