@@ -80,7 +80,14 @@ def load(path: Path, overrides: Sequence[str] = ()) -> Experiment:
 
 def decode(content: dict[str, Any], source: str) -> Experiment:
     """Strictly decode every section of a composed experiment."""
-    content = apply_settings(content, source)
+    applied = apply_settings(content, source)
+    try:
+        return _decode(applied.content, source)
+    except ConfigError as error:
+        raise ConfigError(applied.as_given(str(error))) from error
+
+
+def _decode(content: dict[str, Any], source: str) -> Experiment:
     return Experiment(
         source=source,
         run=run_config(content, source),

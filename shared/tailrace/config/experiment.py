@@ -43,7 +43,7 @@ def load_experiment(path: str | Path) -> dict[str, Any]:
         raise ConfigError(f"{path} is not valid YAML: {error}") from error
     if not isinstance(content, dict):
         raise ConfigError(f"{path}: expected keys at the top level, found {type(content).__name__}")
-    return apply_settings(content, str(path))
+    return apply_settings(content, str(path)).content
 
 
 def run_config(experiment: Mapping[str, Any], source: str) -> RunConfig:

@@ -209,6 +209,11 @@ ANOTHER = {
 }
 
 
+def test_a_wrong_value_is_named_as_the_user_wrote_it() -> None:
+    with pytest.raises(ConfigError, match=r"\(given as actor_train\.training_args\.learning_rate\)"):
+        decoded("actor_train.training_args.learning_rate", "fast")
+
+
 @pytest.mark.parametrize("name", REPEATS)
 def test_a_model_beside_the_policy_may_only_repeat_how_the_policy_computes(name: str) -> None:
     key = name.partition(".")[2]

@@ -8,8 +8,18 @@ table to its own result changes nothing.
 
 from __future__ import annotations
 
-from tailrace.config.settings.apply import apply_settings
+from tailrace.config.settings.apply import Applied, apply_settings
 from tailrace.config.settings.setting import Choice, Derived, Refused, Renamed, Setting
 from tailrace.config.settings.table import ROOTS, TABLES
 
-__all__ = ["ROOTS", "TABLES", "Choice", "Derived", "Refused", "Renamed", "Setting", "apply_settings"]
+__all__ = [
+    "ROOTS",
+    "TABLES",
+    "Applied",
+    "Choice",
+    "Derived",
+    "Refused",
+    "Renamed",
+    "Setting",
+    "apply_settings",
+]

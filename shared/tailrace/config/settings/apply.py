@@ -4,17 +4,34 @@ from __future__ import annotations
 
 import copy
 import difflib
+import re
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from tailrace.config.base import ConfigError
 from tailrace.config.settings.setting import Derived, Refused, Renamed, Setting
 from tailrace.config.settings.table import SETTINGS
 
 
+class Applied(NamedTuple):
+    """An experiment as services read it."""
+
+    content: dict[str, Any]
+    set_by: dict[str, str]  # by our key: the name that it was given by
+
+    def as_given(self, message: str) -> str:
+        """`message`, with the names that the user gave to the keys that it speaks of."""
+        found = {name: None for key, name in self.set_by.items() if _speaks_of(message, key)}
+        return f"{message} (given as {', '.join(found)})" if found else message
+
+
+def _speaks_of(message: str, key: str) -> bool:
+    return re.search(rf"(?<![\w.]){re.escape(key)}\b", message) is not None
+
+
 def apply_settings(
     content: Mapping[str, Any], source: str, settings: Sequence[Setting] = SETTINGS
-) -> dict[str, Any]:
+) -> Applied:
     """`content` with every setting of the table under the key that a service reads.
 
     Null is the same as not given. Raises `ConfigError` naming the setting, `source` and the remedy.
@@ -32,7 +49,7 @@ def apply_settings(
         for setting in settings:
             if isinstance(setting, kind) and setting.name in given:
                 _apply(setting, given[setting.name], target, source)
-    return target.content
+    return Applied(target.content, target.set_by)
 
 
 def _given(
@@ -92,7 +109,7 @@ class _Target:
     def __init__(self, content: dict[str, Any], source: str) -> None:
         self.content = content
         self._source = source
-        self._set_by: dict[str, str] = {}
+        self.set_by: dict[str, str] = {}
 
     def lookup(self, key: str, default: Any = None) -> Any:
         """See `Lookup`."""
@@ -104,11 +121,11 @@ class _Target:
     def set(self, key: str, value: Any, name: str) -> None:
         """Write `value` at `key` for the setting `name`; `ConfigError` where it is given twice."""
         if self.lookup(key) is not None:
-            other = self._set_by.get(key, key)
+            other = self.set_by.get(key, key)
             raise ConfigError(
                 f"{self._source}: {name} and {other} are both given and mean the same: keep one of them"
             )
-        self._set_by[key] = name
+        self.set_by[key] = name
         *parents, last = key.split(".")
         place = self.content
         for step in parents:

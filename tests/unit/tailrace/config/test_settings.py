@@ -15,7 +15,7 @@ def renamed_by(name: str, value: Any, **content: Any) -> dict[str, Any]:
     inner: Any = value
     for step in reversed(name.split(".")):
         inner = {step: inner}
-    return apply_settings({"exp_name": "a", **content, **inner}, "run.yaml")
+    return apply_settings({"exp_name": "a", **content, **inner}, "run.yaml").content
 
 
 def test_a_setting_of_a_role_is_put_where_the_service_reads_it() -> None:
@@ -28,7 +28,7 @@ def test_a_setting_of_a_role_is_put_where_the_service_reads_it() -> None:
 
 def test_what_is_mapped_once_is_left_alone_the_second_time() -> None:
     once = renamed_by("actor_infer.generating_args.temperature", 0.7)
-    assert apply_settings(once, "run.yaml") == once
+    assert apply_settings(once, "run.yaml").content == once
 
 
 def test_the_experiment_that_was_given_is_not_changed() -> None:
@@ -74,7 +74,8 @@ def test_a_value_where_keys_belong_lists_the_keys() -> None:
 def test_a_value_without_meaning_here_names_setting_and_remedy() -> None:
     with pytest.raises(ConfigError, match=r"run\.yaml: x\.y: 2 has no meaning here: do that"):
         apply_settings({"x": {"y": 2}}, "run.yaml", (Refused("x.y", "do that", (1,)),))
-    assert apply_settings({"x": {"y": 1}}, "run.yaml", (Refused("x.y", "do that", (1,)),)) == {}
+    harmless = apply_settings({"x": {"y": 1}}, "run.yaml", (Refused("x.y", "do that", (1,)),))
+    assert harmless.content == {}
 
 
 def test_a_value_in_other_words_is_translated_and_an_unknown_word_lists_the_known_ones() -> None:
@@ -92,7 +93,9 @@ def test_derived_settings_see_what_stands_under_any_name_in_any_order() -> None:
         ),
     )
     for content in ({"short": 2, "twice": 1}, {"twice": 1, "long": {"name": 2}}):
-        assert apply_settings(content, "run.yaml", settings) == {"long": {"name": 2, "twice": 4}}
+        assert apply_settings(content, "run.yaml", settings).content == {
+            "long": {"name": 2, "twice": 4}
+        }
 
 
 @pytest.mark.parametrize("mapping", [[2, 3], "list(range(2, 4))", "list(range(2,4))"])
@@ -155,3 +158,12 @@ def test_batch_sizes_that_do_not_fit_say_what_to_change(
 ) -> None:
     with pytest.raises(ConfigError, match=named):
         renamed_by("actor_train.training_args", args, **given)
+
+
+def test_messages_about_a_key_tell_the_name_that_it_was_given_by() -> None:
+    given = {"gamma": 2, "actor_infer": {"generating_args": {"temperature": 1}}}
+    applied = apply_settings(given, "run.yaml")
+    said = applied.as_given("learner.temperature: must equal agents.generating_args.temperature")
+    assert said.endswith("(given as actor_infer.generating_args.temperature)")
+    assert applied.as_given("learner.gamma must be less").endswith("(given as gamma)")
+    assert applied.as_given("learner.gammas") == "learner.gammas"
