@@ -13,6 +13,7 @@ from omegaconf.errors import OmegaConfBaseException
 from tailrace.config import ConfigError
 
 _REFERENCE = re.compile(r"\$\{([\w.]+)\}")
+_NO_SETTING = "_target_"  # a class of that system's own
 _COMPOSITION = ("defaults", "hydra")
 
 
@@ -55,6 +56,6 @@ def _plain(parent: DictConfig, key: Any, name: str, unread: dict[str, str]) -> A
         unread[name] = str(error).splitlines()[0]
         return None
     if isinstance(value, DictConfig):
-        keys = {inner: str(inner) for inner in value}
+        keys = {inner: str(inner) for inner in value if inner != _NO_SETTING}
         return {key: _plain(value, inner, f"{name}.{key}", unread) for inner, key in keys.items()}
     return value

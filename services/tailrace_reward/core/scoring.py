@@ -25,7 +25,8 @@ class Scorer:
     """Scores items by the components of the configuration.
 
     Requests are repeated when an answer takes long; scores that had to be asked for are therefore
-    remembered (the newest 8,192, also those still being computed).
+    remembered (the newest 8,192, also those still being computed). Failures are not: what is asked for
+    again after one may find a judge that has come back.
     """
 
     def __init__(
@@ -46,7 +47,7 @@ class Scorer:
     def _once(self, item: ScoreItem) -> asyncio.Task[Score]:
         key = hashlib.blake2b(encode(item), digest_size=16).digest()
         task = self._remembered.get(key)
-        if task is None or task.cancelled():
+        if task is None or _is_void(task):
             task = self._remembered[key] = asyncio.create_task(self._score(item))
             if len(self._remembered) > _MAX_REMEMBERED:
                 self._remembered.popitem(last=False)
@@ -69,3 +70,10 @@ class Scorer:
         if not math.isfinite(value):
             raise ComponentFailedError(entry.name, f"returned {value}")
         return value
+
+
+def _is_void(task: asyncio.Task[Score]) -> bool:
+    """Whether it has ended without a score."""
+    return task.done() and (
+        task.cancelled() or bool(task.exception()) or task.result().error is not None
+    )

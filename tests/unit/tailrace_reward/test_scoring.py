@@ -85,6 +85,16 @@ async def test_an_item_asked_for_again_meanwhile_or_later_is_computed_once() -> 
     assert len(functions.episodes) == 2
 
 
+async def test_a_failure_is_not_remembered() -> None:
+    calls = Calls("m:bad")
+    scorer = Scorer((entry("m:bad"),), {"m:bad": calls})
+    (failed,) = await scorer.score([item()])
+    calls.name = "m:half"
+    (score,) = await scorer.score([item()])
+    assert failed.error is not None
+    assert score.reward == 0.5
+
+
 def test_a_reward_model_alone_is_the_reward() -> None:
     (only,) = RewardConfig(reward_pretrain="owner/model").components
     assert (only.kind, only.pretrain, only.name) == ("model", "owner/model", "reward_model")
