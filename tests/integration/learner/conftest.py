@@ -63,11 +63,17 @@ def experiment(run: str, folder: Path, **changes: Any) -> dict[str, Any]:
 
 
 _LEARNER_KEYS = {
+    "adv_estimator",
+    "critic",
     "from_scratch",
+    "init_kl_coef",
+    "kl_horizon",
+    "kl_in",
     "lora",
     "num_mini_batches",
     "save_trajectories",
     "strategy_args",
+    "target_kl",
     "tensorboard",
     "wandb",
     "warm_start",
@@ -120,8 +126,13 @@ class LearnerRun:
     def log_of(self, service: str) -> str:
         return (self.folder / f"{service}.log").read_text()
 
-    async def put_group(self, index: int) -> str:
-        """A closed group whose tokens came from the newest version; half of its members succeed."""
+    async def put_group(
+        self, index: int, change: Callable[[Trajectory], Trajectory] = lambda member: member
+    ) -> str:
+        """A closed group whose tokens came from the newest version; half of its members succeed.
+
+        `change` is made to every member.
+        """
         group_id = f"t{index:08d}"
         tasks = tuple(EnvTask("lake", index) for _ in range(GROUP_SIZE))
         record = GroupRecord(
@@ -136,7 +147,7 @@ class LearnerRun:
         await self.buffer.record_group(record)
         version = max(await self.versions.all(), default=1)
         for member in range(GROUP_SIZE):
-            await self.buffer.put_trajectory(_trajectory(record, member, version))
+            await self.buffer.put_trajectory(change(_trajectory(record, member, version)))
         return group_id
 
     async def until(self, kind: type[Any], found: Callable[[Any], bool] = lambda body: True) -> Any:
