@@ -24,7 +24,7 @@ class WeightManifest(Message, frozen=True, tag="weight_manifest"):
     policy_version: int  # never reused
     lineage: str  # changes when a learner resumes from a checkpoint
     optimizer_step: int
-    base_version: int | None  # None: full weights
+    base_version: int | None  # None: full weights; else adapters that add to that version's weights
     tensors: tuple[TensorEntry, ...]
     num_bytes: int
 
@@ -51,11 +51,19 @@ class WeightsTaken(Message, frozen=True, tag="weights_taken"):
     policy_version: int
 
 
+class BaseWeights(msgspec.Struct, frozen=True):
+    """The version that another one adds to, with where to fetch it."""
+
+    manifest: WeightManifest
+    source: WeightSource
+
+
 class WeightsAvailable(Message, frozen=True, tag="weights_available"):
     """New weights for every inference server, with where to fetch them."""
 
     manifest: WeightManifest
     source: WeightSource
+    base: BaseWeights | None = None  # for servers that do not hold `manifest.base_version` yet
 
 
 class CurrentWeightsRequest(Message, frozen=True, tag="current_weights_request"):

@@ -70,8 +70,17 @@ class Engine(Protocol):
     def abort_all(self) -> None:
         """End every call at the next step."""
 
-    def stage(self, tensors: Iterable[NamedTensor], policy_version: int) -> None:
-        """Load a full set of weights beside the active one; `WeightMismatchError` changes nothing."""
+    @property
+    def base_version(self) -> int:
+        """The version that adapters can be staged upon; -1 before a set of weights that has some."""
+
+    def stage(
+        self, tensors: Iterable[NamedTensor], policy_version: int, base_version: int | None = None
+    ) -> None:
+        """Load weights beside the active ones; `WeightMismatchError` changes nothing.
+
+        They are a full set, or the adapters alone that add to `base_version`.
+        """
 
     def apply(self) -> float:
         """Make the staged weights the active ones between two steps; returns the seconds it took."""

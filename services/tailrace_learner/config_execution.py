@@ -51,7 +51,7 @@ class LoraArgs(Config, frozen=True, kw_only=True):
     r: int = 16
     """Rank of the adapters."""
 
-    alpha: float = 32.0
+    alpha: int = 32
     """Their scale is alpha / r."""
 
     dropout: float = 0.0

@@ -65,7 +65,7 @@ class World:
     checkpoints: CheckpointStore[RunState, Any]
     compute: Computer
     clock: Clock
-    read_weights: Callable[[], list[TensorBytes]]
+    read_weights: Callable[[bool], list[TensorBytes]]  # all of them, or what may change of them
     writers: Sequence[MetricsWriter] = ()
     trajectories: TrajectoryLog | None = None
 
@@ -91,6 +91,7 @@ class Learner:
         self._versions: dict[int, tuple[str, int]] = {}
         self._publishing: asyncio.Task[None] | None = None
         self._saving: asyncio.Task[None] | None = None
+        self._base_version: int | None = None  # None: every version is whole
         self._entered = False
         self._step_ended_s = world.clock.monotonic_s()
 
@@ -119,8 +120,11 @@ class Learner:
 
     async def publish_start(self) -> None:
         """Publish the weights as they are before the first step."""
-        weights = await self._world.compute(self._world.read_weights)
-        self._books.published(await self._offer(weights, self.state.step))
+        weights = await self._world.compute(self._world.read_weights, True)
+        version = await self._offer(weights, self.state.step)
+        if self._config.lora is not None:  # from now on only adapters change
+            self._base_version = version
+        self._books.published(version)
 
     async def _step(self, tasks: asyncio.TaskGroup) -> None:
         timing = Timing(self._step_ended_s)
@@ -137,7 +141,7 @@ class Learner:
             if taken:
                 await self._compute(timing, trainer.work)
         numbers = await self._compute(timing, trainer.finish)
-        weights = await world.compute(world.read_weights)
+        weights = await world.compute(world.read_weights, False)
         self._step_ended_s = world.clock.monotonic_s()
         self._books.step_done(timing, self._step_ended_s, numbers)
         _observe(self.state.step, timing, numbers)
@@ -202,7 +206,9 @@ class Learner:
     async def _offer(self, weights: Sequence[TensorBytes], step: int) -> int:
         began_s = self._world.clock.monotonic_s()
         lineage = self.state.lineage
-        version = await self._world.weights.publish(weights, lineage=lineage, optimizer_step=step)
+        version = await self._world.weights.publish(
+            weights, lineage=lineage, optimizer_step=step, base_version=self._base_version
+        )
         metrics.PUBLISH_SECONDS.observe(self._world.clock.monotonic_s() - began_s)
         return version
 

@@ -61,9 +61,17 @@ class WeightSink(Protocol):
     """Takes new weights."""
 
     async def publish(
-        self, tensors: Sequence[TensorBytes], *, lineage: str, optimizer_step: int
+        self,
+        tensors: Sequence[TensorBytes],
+        *,
+        lineage: str,
+        optimizer_step: int,
+        base_version: int | None = None,
     ) -> int:
-        """Their policy version, once somebody else holds a verified copy."""
+        """Their policy version, once somebody else holds a verified copy.
+
+        `base_version`: what they add to; None: they are whole.
+        """
         ...
 
 

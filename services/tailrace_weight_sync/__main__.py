@@ -13,6 +13,7 @@ from tailrace_protos import subjects
 from tailrace_protos.weights import (
     CurrentWeightsRequest,
     OfferWeights,
+    WeightManifest,
     WeightsApplied,
     WeightsAvailable,
 )
@@ -21,7 +22,7 @@ from tailrace_weight_sync.adapters.redis_book import RedisBook
 from tailrace_weight_sync.adapters.segment_vault import SegmentVault
 from tailrace_weight_sync.adapters.snapshot_file import SnapshotFile
 from tailrace_weight_sync.config import WeightSyncConfig
-from tailrace_weight_sync.core.catalogue import Catalogue
+from tailrace_weight_sync.core.catalogue import BaseNotHeldError, Catalogue
 from tailrace_weight_sync.handlers import WeightSync
 
 log = get_logger(__name__)
@@ -36,6 +37,8 @@ class _Process:
         self.redis_url = args.endpoints.redis_url
         state_dir = Path(os.environ.get("TAILRACE_STATE_DIR", "") or args.run.run_dir / "state")
         self.snapshot = SnapshotFile(state_dir / "weight_sync" / f"{self.run}.weights")
+        self.base_snapshot = SnapshotFile(state_dir / "weight_sync" / f"{self.run}.base.weights")
+        self.saved_base = -1  # version in the latter
         self.service = Service("weight_sync", args.run, args.endpoints, instance_id=args.instance_id)
         self.vault = SegmentVault(
             self.run,
@@ -69,14 +72,26 @@ class _Process:
 
     async def recover(self, lineages: frozenset[str]) -> None:
         """Hold again what a predecessor held, of lineages that this run's Redis knows."""
-        for manifest in await self.vault.adopt(lineages):
-            await self.sync.hold(manifest)
-        saved = await asyncio.to_thread(self.snapshot.load)
-        if saved is None:
-            return
-        manifest, data = saved
-        is_newer = manifest.policy_version >= self.catalogue.next_version
-        if is_newer and manifest.lineage in lineages and await self.vault.restore(manifest, data):
+        adopted = await self.vault.adopt(lineages)
+        for manifest in sorted(adopted, key=lambda manifest: manifest.policy_version):
+            await self.hold_again(manifest)
+        for snapshot in (self.base_snapshot, self.snapshot):
+            saved = await asyncio.to_thread(snapshot.load)
+            if saved is None:
+                continue
+            manifest, data = saved
+            is_newer = manifest.policy_version >= self.catalogue.next_version
+            if is_newer and manifest.lineage in lineages and await self.vault.restore(manifest, data):
+                await self.hold_again(manifest)
+
+    async def hold_again(self, manifest: WeightManifest) -> None:
+        """Hold a recovered version, unless what it adds to is lost: servers could not use it."""
+        try:
+            self.catalogue.base_of(manifest)
+        except BaseNotHeldError as error:
+            log.warning("adapters dropped", policy_version=manifest.policy_version, error=str(error))
+            self.vault.drop(manifest.policy_version)
+        else:
             await self.sync.hold(manifest)
 
     async def announce_often(self) -> None:
@@ -100,10 +115,19 @@ class _Process:
         if newest is None or data is None:
             return
         try:
+            await self.save_base(newest)
             await asyncio.to_thread(self.snapshot.save, newest, data)
         except OSError as error:
             metrics.FAILED_SNAPSHOTS.inc()
             log.error("snapshot not saved: free space", path=str(self.snapshot.path), error=str(error))
+
+    async def save_base(self, newest: WeightManifest) -> None:
+        """Write what the newest version adds to, once."""
+        base = self.catalogue.base_of(newest)
+        data = None if base is None else self.vault.buffer(base.policy_version)
+        if base is not None and data is not None and base.policy_version != self.saved_base:
+            await asyncio.to_thread(self.base_snapshot.save, base, data)
+            self.saved_base = base.policy_version
 
     async def leave(self) -> None:
         """Save the newest version and give all memory back."""

@@ -20,6 +20,7 @@ from tailrace.weights import (
 from tailrace.weights.tensors import check_manifest
 from tailrace_protos.generation import CallErrorCode
 from tailrace_protos.weights import (
+    BaseWeights,
     CurrentWeightsReply,
     CurrentWeightsRequest,
     OfferWeights,
@@ -30,10 +31,18 @@ from tailrace_protos.weights import (
     WeightsTaken,
 )
 from tailrace_weight_sync import metrics
-from tailrace_weight_sync.core.catalogue import Catalogue, ConflictingOfferError
+from tailrace_weight_sync.core.catalogue import BaseNotHeldError, Catalogue, ConflictingOfferError
 from tailrace_weight_sync.ports import Vault, VersionBook
 
 log = get_logger(__name__)
+
+_REFUSED = (
+    BaseNotHeldError,
+    ChecksumError,
+    ConflictingOfferError,
+    ManifestError,
+    SegmentSpaceError,
+)
 
 Announce = Callable[[WeightsAvailable], Awaitable[None]]
 
@@ -57,7 +66,7 @@ class WeightSync:
             async with self._turn:
                 with metrics.TAKE_SECONDS.time():
                     return WeightsTaken(await self._take(offer))
-        except (ChecksumError, ManifestError, ConflictingOfferError, SegmentSpaceError) as error:
+        except _REFUSED as error:
             raise self._refusal(CallErrorCode.INVALID, error) from error
         except (WeightsGoneError, WeightsUnreachableError, StoreError) as error:
             raise self._refusal(CallErrorCode.INTERNAL, error) from error
@@ -99,6 +108,7 @@ class WeightSync:
     async def _take(self, offer: OfferWeights) -> int:
         offered = offer.manifest
         check_manifest(offered)
+        self._catalogue.base_of(offered)
         held = self._catalogue.find(offered)
         if held is not None:
             await self._book.record(held)
@@ -132,7 +142,9 @@ class WeightSync:
         newest = self._catalogue.newest
         if newest is None:
             return None
-        return WeightsAvailable(newest, self._vault.source(newest.policy_version))
+        whole = self._catalogue.base_of(newest)
+        base = BaseWeights(whole, self._vault.source(whole.policy_version)) if whole else None
+        return WeightsAvailable(newest, self._vault.source(newest.policy_version), base)
 
     def _refusal(self, code: CallErrorCode, error: Exception) -> CallFailedError:
         metrics.REFUSED_OFFERS.inc()

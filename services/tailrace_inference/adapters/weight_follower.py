@@ -1,5 +1,7 @@
 """Keeps an engine on the newest policy version: fetch and stage while it generates, then swap.
 
+A version of adapters alone is preceded by the one that they add to, if the engine does not hold that.
+
 Invariants: versions only rise; one is fetched at a time, and those overtaken meanwhile are skipped;
 an update that fails leaves the version in force, is reported, and is tried again when it is announced
 again, unless its tensors do not fit the model, which no repetition would change.
@@ -60,7 +62,7 @@ class WeightFollower:
             await self._announced.wait()
             self._announced.clear()
             if self._newest is not None:
-                await self._take(self._newest)
+                await self._take_with_base(self._newest)
 
     def _offer(self, available: WeightsAvailable) -> None:
         offered = available.manifest.policy_version
@@ -69,6 +71,12 @@ class WeightFollower:
             self._newest = available
             self._announced.set()
 
+    async def _take_with_base(self, available: WeightsAvailable) -> None:
+        base_version, base = available.manifest.base_version, available.base
+        if base_version is not None and base_version != self._driver.engine.base_version and base:
+            await self._take(WeightsAvailable(base.manifest, base.source))
+        await self._take(available)
+
     async def _take(self, available: WeightsAvailable) -> None:
         """Fetch, stage, swap and report one version."""
         policy_version = available.manifest.policy_version
@@ -76,7 +84,7 @@ class WeightFollower:
         try:
             staged = await self._receiver.fetch(available)
             fetched_s = time.perf_counter()
-            await asyncio.to_thread(self._stage, staged, policy_version)
+            await asyncio.to_thread(self._stage, staged)
         except WeightMismatchError as error:
             self._refused_version = policy_version
             await self._report_failure(policy_version, error)
@@ -97,9 +105,10 @@ class WeightFollower:
             WeightsApplied(self._server_id, policy_version, fetch_s, stage_s, swap_s)
         )
 
-    def _stage(self, staged: StagedWeights, policy_version: int) -> None:
+    def _stage(self, staged: StagedWeights) -> None:
+        manifest = staged.manifest
         try:
-            self._driver.engine.stage(staged.tensors(), policy_version)
+            self._driver.engine.stage(staged.tensors(), manifest.policy_version, manifest.base_version)
         finally:
             staged.close()
 

@@ -1,13 +1,17 @@
 """Taking new weights: checked and loaded beside the active ones, then copied in between two steps.
 
+An update is whole, or holds only adapters (`<layer>.lora_A.weight`, `<layer>.lora_B.weight`) and names
+the version whose weights they add to: W + B A is what becomes active. The scale is in B already.
+
 Invariants: nothing of the active weights changes before every tensor of the update has been checked;
-names that the model ties to one parameter may come once or several times, but never differ.
+names that the model ties to one parameter may come once or several times, but never differ; weights
+that adapters add to are kept as they came, so that errors do not add up.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
 import torch
@@ -24,12 +28,22 @@ class WeightMismatchError(ValueError):
         self.policy_version = policy_version
 
 
+LORA_A, LORA_B = ".lora_A.weight", ".lora_B.weight"
+
+
 class Staged(NamedTuple):
     """A complete update on the model's device."""
 
     policy_version: int
     targets: list[Tensor]
     values: list[Tensor]
+
+
+class _Base(NamedTuple):
+    """The weights that later adapters add to, by their layers; of a whole update."""
+
+    policy_version: int
+    weights: dict[str, Tensor]
 
 
 class WeightStage:
@@ -40,9 +54,78 @@ class WeightStage:
         buffers = dict(model.named_buffers(remove_duplicate=False))
         names |= {name: buffers[name] for name in model.state_dict() if name in buffers}
         self._targets: dict[str, Tensor] = names
+        self._base = _Base(-1, {})
 
-    def load(self, tensors: Iterable[NamedTensor], policy_version: int) -> Staged:
-        """Copy an update into fresh tensors of the model's type; raises `WeightMismatchError`."""
+    @property
+    def base_version(self) -> int:
+        """The version whose weights adapters can add to; -1: none."""
+        return self._base.policy_version
+
+    def load(
+        self, tensors: Iterable[NamedTensor], policy_version: int, base_version: int | None = None
+    ) -> Staged:
+        """Copy an update into fresh tensors of the model's type; raises `WeightMismatchError`.
+
+        `base_version`: what its adapters add to; None: the update is whole.
+        """
+        parts: dict[str, Tensor] = {}
+        whole: list[NamedTensor] = []
+        for tensor in tensors:
+            if tensor.name.endswith((LORA_A, LORA_B)):
+                parts[tensor.name] = _bytes_tensor(tensor, policy_version)
+            else:
+                whole.append(tensor)
+        if base_version is not None:
+            return self._adapted(parts, whole, policy_version, base_version)
+        staged = self._load_whole(whole, policy_version)
+        layers = {name.removesuffix(LORA_A) for name in parts if name.endswith(LORA_A)}
+        values = {id(t): v for t, v in zip(staged.targets, staged.values, strict=True)}
+        bases = {layer: values[id(self._layer_weight(layer, policy_version))] for layer in layers}
+        adapted = self._merge(_Base(policy_version, bases), parts, policy_version)
+        if bases:
+            self._base = _Base(policy_version, bases)
+        values |= {id(t): v for t, v in zip(adapted.targets, adapted.values, strict=True)}
+        return Staged(policy_version, staged.targets, [values[id(t)] for t in staged.targets])
+
+    def _adapted(
+        self,
+        parts: Mapping[str, Tensor],
+        whole: list[NamedTensor],
+        policy_version: int,
+        base_version: int,
+    ) -> Staged:
+        if whole:
+            reason = f"{whole[0].name!r} is no adapter, but the update is based on {base_version}"
+            raise WeightMismatchError(policy_version, reason)
+        if base_version != self._base.policy_version:
+            reason = f"its adapters add to version {base_version}, held is {self._base.policy_version}"
+            raise WeightMismatchError(policy_version, reason)
+        return self._merge(self._base, parts, policy_version)
+
+    def _merge(self, base: _Base, parts: Mapping[str, Tensor], policy_version: int) -> Staged:
+        """W + B A of every layer that has adapters."""
+        expected = {f"{layer}{end}" for layer in base.weights for end in (LORA_A, LORA_B)}
+        if different := sorted(expected ^ parts.keys()):
+            raise WeightMismatchError(policy_version, f"adapter {different[0]!r} is missing or unknown")
+        targets: list[Tensor] = []
+        values: list[Tensor] = []
+        for layer, weight in base.weights.items():
+            down, up = parts[layer + LORA_A], parts[layer + LORA_B]
+            if (up.shape[0], down.shape[1]) != tuple(weight.shape) or up.shape[1] != down.shape[0]:
+                reason = f"adapters of {layer!r} have shapes {tuple(up.shape)} and {tuple(down.shape)}"
+                raise WeightMismatchError(policy_version, reason)
+            product = up.to(weight.device, torch.float32) @ down.to(weight.device, torch.float32)
+            targets.append(self._layer_weight(layer, policy_version))
+            values.append((weight.float() + product).to(weight.dtype))
+        return Staged(policy_version, targets, values)
+
+    def _layer_weight(self, layer: str, policy_version: int) -> Tensor:
+        target = self._targets.get(f"{layer}.weight")
+        if target is None:
+            raise WeightMismatchError(policy_version, f"the model has no layer {layer!r} for adapters")
+        return target
+
+    def _load_whole(self, tensors: Iterable[NamedTensor], policy_version: int) -> Staged:
         values: dict[int, Tensor] = {}
         targets: dict[int, Tensor] = {}
         for tensor in tensors:
@@ -70,13 +153,18 @@ def _read(tensor: NamedTensor, target: Tensor, policy_version: int) -> Tensor:
             f"{tensor.name!r} has shape {tuple(tensor.shape)}, the model wants {tuple(target.shape)}"
         )
         raise WeightMismatchError(policy_version, reason)
+    value = torch.empty(target.shape, dtype=target.dtype, device=target.device)
+    value.copy_(_bytes_tensor(tensor, policy_version))
+    return value
+
+
+def _bytes_tensor(tensor: NamedTensor, policy_version: int) -> Tensor:
+    """The tensor's bytes, copied, as a tensor of its own type on the host."""
     dtype = getattr(torch, tensor.dtype, None)
     if not isinstance(dtype, torch.dtype):
         raise WeightMismatchError(policy_version, f"{tensor.name!r} has unknown dtype {tensor.dtype!r}")
     if tensor.data.nbytes != math.prod(tensor.shape) * dtype.itemsize:
         raise WeightMismatchError(policy_version, f"{tensor.name!r} has {tensor.data.nbytes} bytes")
-    value = torch.empty(target.shape, dtype=target.dtype, device=target.device)
-    if value.numel():
-        source = torch.frombuffer(bytearray(tensor.data), dtype=dtype)
-        value.copy_(source.view(tensor.shape))
-    return value
+    if not tensor.data.nbytes:
+        return torch.empty(tuple(tensor.shape), dtype=dtype)
+    return torch.frombuffer(bytearray(tensor.data), dtype=dtype).view(tensor.shape)

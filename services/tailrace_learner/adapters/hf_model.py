@@ -49,7 +49,7 @@ class LoadedModel:
     @property
     def num_parameters(self) -> int:
         """Trained parameters, tied ones once."""
-        return sum(parameter.numel() for parameter in self.model.parameters())
+        return sum(p.numel() for p in self.model.parameters() if p.requires_grad)
 
 
 def pick_device(config: LearnerConfig) -> torch.device:

@@ -9,13 +9,14 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from types import MappingProxyType
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from tailrace.config import ConfigError
+from tailrace_learner.adapters import lora
 from tailrace_learner.adapters.hf_model import LoadedModel
 from tailrace_learner.adapters.strategies.base import Strategy
 
@@ -34,19 +35,33 @@ class Snapshot(NamedTuple):
 
 def take_snapshot(loaded: LoadedModel, strategy: Strategy) -> Snapshot:
     """Copy the model and its optimizer as they are (collective)."""
-    copies: dict[int, Tensor] = {}
-    weights: dict[str, Tensor] = {}
-    for name, tensor in loaded.model.state_dict(keep_vars=True).items():
-        if id(tensor) not in copies:
-            copies[id(tensor)] = _host_copy(strategy.whole(tensor))
-        weights[name] = copies[id(tensor)]
+    weights = host_weights(loaded.model, strategy)
+    others = {}
+    if adapters := lora.kept_adapters(loaded.model, strategy.whole):
+        others[lora.LORA_FILE] = adapters
     moments = {_RNG: torch.get_rng_state()}
     for name, parameter in loaded.model.named_parameters():
         for moment, value in strategy.moments(parameter).items():
             moments[f"{name}.{moment}"] = _host_copy(value)
     if strategy.ranks.rank:
         return Snapshot(loaded, {}, {})
-    return Snapshot(loaded, weights, moments)
+    return Snapshot(loaded, weights, moments, others)
+
+
+@torch.no_grad()
+def host_weights(model: Any, strategy: Strategy) -> dict[str, Tensor]:
+    """All weights under their Hugging Face names, adapters merged into them (collective)."""
+    copies: dict[int, Tensor] = {}
+    weights: dict[str, Tensor] = {}
+    for name, tensor in model.state_dict(keep_vars=True).items():
+        if lora.is_adapter(name):
+            continue
+        if id(tensor) not in copies:
+            copies[id(tensor)] = _host_copy(strategy.whole(tensor))
+        weights[lora.plain_name(name)] = copies[id(tensor)]
+    for name, tensor in lora.merged(model, strategy.whole).items():
+        weights[name].copy_(tensor)
+    return weights
 
 
 def load_optimizer(path: Path, loaded: LoadedModel, strategy: Strategy) -> None:

@@ -16,6 +16,7 @@ import torch
 
 from tailrace.config import RunConfig
 from tailrace_learner.adapters.hf_model import LoadedModel
+from tailrace_learner.adapters.snapshots import host_weights
 from tailrace_learner.adapters.strategies.base import Strategy
 from tailrace_learner.config import LearnerConfig
 
@@ -30,8 +31,7 @@ def keep_start(run: RunConfig, config: LearnerConfig, loaded: LoadedModel, strat
     if found := pretrained_start(run, config):
         return found
     folder = run.run_dir / "start"
-    tensors = loaded.model.state_dict(keep_vars=True).items()
-    weights = {name: strategy.whole(tensor).cpu() for name, tensor in tensors}
+    weights = host_weights(loaded.model, strategy)
     if strategy.ranks.rank == 0:
         part = folder.with_name(".part-start")
         shutil.rmtree(part, ignore_errors=True)

@@ -107,10 +107,10 @@ class Team:
         self._tell("finish")
         return self._worker.finish()
 
-    def weights(self) -> list[TensorBytes]:
-        """Gather all weights."""
-        self._tell("weights")
-        return self._worker.weights()
+    def weights(self, is_whole: bool) -> list[TensorBytes]:
+        """Gather the weights to publish."""
+        self._tell("weights", is_whole)
+        return self._worker.weights(is_whole)
 
     def snapshot(self) -> Snapshot:
         """Gather what a checkpoint holds."""

@@ -9,9 +9,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
-from tailrace.config import RunConfig
+import torch
+from torch import Tensor
+
+from tailrace.config import ConfigError, RunConfig
 from tailrace.weights.tensors import TensorBytes
-from tailrace_learner.adapters import hf_model
+from tailrace_learner.adapters import hf_model, lora
 from tailrace_learner.adapters.critic_files import critic_tensors
 from tailrace_learner.adapters.roles import RoleMaker
 from tailrace_learner.adapters.same_model import check_same_model
@@ -40,6 +43,7 @@ class Worker:
             check_same_model(checkpoint, self.loaded, self._run, self._config)
         else:
             self.loaded = hf_model.first_model(self._run, self._config)
+        self._adapt(checkpoint)
         self.card = hf_model.model_card(self.loaded, self._config)
         self.num_parameters = self.loaded.num_parameters
         self._policy = self._strategy.spread(hf_model.make_policy(self.loaded, self._config))
@@ -102,19 +106,45 @@ class Worker:
 
     # What others get
 
-    def weights(self) -> list[TensorBytes]:
-        """A copy of all weights on the host, under their Hugging Face names (collective)."""
+    @torch.no_grad()
+    def weights(self, is_whole: bool) -> list[TensorBytes]:
+        """A copy of the weights on the host, under their Hugging Face names (collective).
+
+        Adapters come beside the weights that they add to, or alone unless `is_whole`.
+        """
         dtype, is_first = self._config.model_args.dtype, self._strategy.ranks.rank == 0
         copies: list[TensorBytes] = []
-        for name, tensor in hf_model.named_weights(self.loaded.model):
-            whole = self._strategy.whole(tensor)
+        for name, tensor in self._published(is_whole):
             if is_first:
-                copies.append(hf_model.tensor_bytes(name, whole, dtype))
+                copies.append(hf_model.tensor_bytes(name, tensor, dtype))
         return copies
+
+    def _published(self, is_whole: bool) -> Iterator[tuple[str, Tensor]]:
+        model, whole = self.loaded.model, self._strategy.whole
+        if is_whole or self._config.lora is None:
+            for name, tensor in hf_model.named_weights(model):
+                if not lora.is_adapter(name):
+                    yield lora.plain_name(name), whole(tensor)
+        yield from lora.published_adapters(model, whole)
+
+    def _adapt(self, checkpoint: str) -> None:
+        """Put adapters into the model, or refuse a checkpoint that has some where none are wanted."""
+        folder = Path(checkpoint)
+        if self._config.lora is None:
+            if checkpoint and (folder / lora.LORA_FILE).exists():
+                raise ConfigError(
+                    f"resume_from_checkpoint: {folder} holds adapters: give learner.lora as it was, or "
+                    "begin a new run with pretrain: that folder (their sum is in its weights)"
+                )
+            return
+        lora.add_adapters(self.loaded.model, self._config.lora, self._run.seed)
+        if checkpoint:
+            lora.restore_adapters(self.loaded.model, folder)
 
     def snapshot(self) -> Snapshot:
         """A copy of what a checkpoint holds (collective)."""
         copy = take_snapshot(self.loaded, self._strategy)
         if self._critic is None or self._strategy.ranks.rank:
             return copy
-        return copy._replace(others=critic_tensors(self._critic.critic, self._critic.optimizer))
+        others = critic_tensors(self._critic.critic, self._critic.optimizer)
+        return copy._replace(others={**copy.others, **others})

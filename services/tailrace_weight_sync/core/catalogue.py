@@ -1,7 +1,7 @@
-"""The versions held: the newest few, each for one (lineage, optimizer step).
+"""The versions held: the newest few, each for one (lineage, optimizer step), and what they add to.
 
 Invariants: numbers only grow; a step offered again gets the version it has; a step never has two
-different contents.
+different contents; the base of a held version is held.
 """
 
 from __future__ import annotations
@@ -25,8 +25,19 @@ class ConflictingOfferError(ValueError):
         self.tensor = tensor
 
 
+class BaseNotHeldError(ValueError):
+    """Adapters were offered for a version that nobody could fetch. Attribute: `base_version`."""
+
+    def __init__(self, base_version: int) -> None:
+        super().__init__(
+            f"policy version {base_version}, which these adapters add to, is not held any more: offer "
+            "whole weights first"
+        )
+        self.base_version = base_version
+
+
 class Catalogue:
-    """The newest `keep` versions."""
+    """The newest `keep` versions, and the bases of those that are adapters."""
 
     def __init__(self, keep: int) -> None:
         self._keep = keep
@@ -52,11 +63,22 @@ class Catalogue:
                 return held
         return None
 
+    def base_of(self, manifest: WeightManifest) -> WeightManifest | None:
+        """What `manifest` adds to, None if it is whole; `BaseNotHeldError` if that is gone."""
+        if manifest.base_version is None:
+            return None
+        base = self._held.get(manifest.base_version)
+        if base is None or base.base_version is not None:
+            raise BaseNotHeldError(manifest.base_version)
+        return base
+
     def add(self, manifest: WeightManifest) -> list[int]:
         """Hold a version; returns the versions that are not held any more, which may include it."""
         self._held[manifest.policy_version] = manifest
         self._highest = max(self._highest, manifest.policy_version)
-        dropped = sorted(self._held)[: -self._keep]
+        kept = sorted(self._held)[-self._keep :]
+        needed = {*kept, *(self._held[policy_version].base_version for policy_version in kept)}
+        dropped = [policy_version for policy_version in self._held if policy_version not in needed]
         for policy_version in dropped:
             del self._held[policy_version]
         return dropped

@@ -20,7 +20,13 @@ from tailrace.weights.segment import Segment, SegmentFolder
 from tailrace.weights.tensors import TensorBytes, fill, layout
 from tailrace_protos import subjects
 from tailrace_protos.generation import CallErrorCode
-from tailrace_protos.weights import OfferWeights, WeightManifest, WeightSource, WeightsTaken
+from tailrace_protos.weights import (
+    OfferWeights,
+    TensorEntry,
+    WeightManifest,
+    WeightSource,
+    WeightsTaken,
+)
 
 log = get_logger(__name__)
 
@@ -53,9 +59,16 @@ class WeightPublisher:
         self._turn = asyncio.Lock()
 
     async def publish(
-        self, tensors: Sequence[TensorBytes], *, lineage: str, optimizer_step: int
+        self,
+        tensors: Sequence[TensorBytes],
+        *,
+        lineage: str,
+        optimizer_step: int,
+        base_version: int | None = None,
     ) -> int:
         """The policy version of these weights, once weight_sync holds a verified copy of them.
+
+        They are all of the model's, or the adapters that add to those of `base_version`.
 
         Waits while weight_sync is away, `outage_s` at most. `ManifestError` when the tensors contradict
         themselves, `SegmentSpaceError` without room for them, `WeightsNotTakenError` when refused.
@@ -64,7 +77,10 @@ class WeightPublisher:
             if not self._server.endpoint:
                 await self._server.start()
             num_bytes = sum(tensor.data.nbytes for tensor in tensors)
-            manifest = await bulk(num_bytes, self._stage, tensors, lineage, optimizer_step)
+            entries, num_bytes = await bulk(num_bytes, self._stage, tensors)
+            manifest = WeightManifest(
+                _UNASSIGNED, lineage, optimizer_step, base_version, entries, num_bytes
+            )
             assert self._segment is not None
             source = WeightSource(
                 host_id=self._host_id,
@@ -81,17 +97,14 @@ class WeightPublisher:
             self._segment.close(delete=True)
             self._segment = None
 
-    def _stage(
-        self, tensors: Sequence[TensorBytes], lineage: str, optimizer_step: int
-    ) -> WeightManifest:
+    def _stage(self, tensors: Sequence[TensorBytes]) -> tuple[tuple[TensorEntry, ...], int]:
         offsets, num_bytes = layout(tensors)
         if self._segment is None or self._segment.num_bytes != num_bytes:
             if self._segment is not None:
                 self._segment.close(delete=True)
                 self._segment = None
             self._segment = self._folder.create(num_bytes)
-        entries = fill(self._segment.data, tensors, offsets)
-        return WeightManifest(_UNASSIGNED, lineage, optimizer_step, None, entries, num_bytes)
+        return fill(self._segment.data, tensors, offsets), num_bytes
 
     async def _offer(self, offer: OfferWeights) -> int:
         loop = asyncio.get_running_loop()

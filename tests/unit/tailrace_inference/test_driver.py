@@ -50,7 +50,11 @@ class FakeEngine:
         for ids, _ in self.left.values():
             ids.clear()
 
-    def stage(self, tensors: Iterable[NamedTensor], policy_version: int) -> None:
+    base_version = -1
+
+    def stage(
+        self, tensors: Iterable[NamedTensor], policy_version: int, base_version: int | None = None
+    ) -> None:
         raise NotImplementedError
 
     def apply(self) -> float:

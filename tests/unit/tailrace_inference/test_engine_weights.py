@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 
+from tailrace.weights.tensors import TensorBytes
 from tailrace_inference.engine.weights import WeightMismatchError
 from tests.unit.tailrace_inference.harness import (
     Client,
@@ -161,3 +162,66 @@ def test_broken_weights_are_reported_honestly_and_poison_nothing_after_them() ->
     for one, num_sick in ((again, 4), (healthy, 0)):
         exact = own_logprobs(good, one.ids)[len(one.prompt) - 1 :]
         assert np.abs(one.generation.inference_logprobs - exact)[num_sick:].max() < 1e-4
+
+
+LAYER = "model.layers.0.self_attn.q_proj"
+
+
+def adapters(seed: int, out: int, inner: int) -> list[TensorBytes]:
+    """Random A and B of one layer."""
+    rng = np.random.default_rng(seed)
+    down, up = rng.normal(0, 0.3, (2, inner)), rng.normal(0, 0.3, (out, 2))
+    return [
+        TensorBytes(
+            f"{LAYER}.{part}.weight",
+            "float32",
+            array.shape,
+            memoryview(array.astype(np.float32)).cast("B"),
+        )
+        for part, array in (("lora_A", down), ("lora_B", up))
+    ]
+
+
+def test_adapters_alone_add_to_the_weights_that_came_before_not_to_each_other() -> None:
+    model, expected = make_model(seed=1), make_model(seed=1)
+    weight = dict(expected.named_parameters())[f"{LAYER}.weight"]
+    shape = tuple(weight.shape)
+    client = Client(make_engine(make_model()))
+    client.engine.stage([*weights_of(model), *adapters(0, *shape)], 1)
+    client.engine.apply()
+    assert client.engine.base_version == 1
+    for version in (2, 3):
+        client.engine.stage(adapters(version, *shape), version, base_version=1)
+        client.engine.apply()
+    down, up = (
+        torch.frombuffer(bytearray(part.data), dtype=torch.float32).view(part.shape)
+        for part in adapters(3, *shape)
+    )
+    weight.data.add_(up @ down)
+    asked = client.one([1, 2, 3], 5)
+    exact = own_logprobs(expected, asked.ids)[2:]
+    assert np.abs(asked.generation.inference_logprobs - exact).max() < 1e-4
+    assert [span.policy_version for span in asked.generation.version_spans] == [3]
+
+
+def test_adapters_for_weights_that_are_not_there_are_refused() -> None:
+    model = make_model()
+    shape = tuple(dict(model.named_parameters())[f"{LAYER}.weight"].shape)
+    client = Client(make_engine(model))
+    first = adapters(0, *shape)
+    with pytest.raises(WeightMismatchError, match="add to version 0, held is -1"):
+        client.engine.stage(first, 1, base_version=0)
+    client.engine.stage([*weights_of(model), *first], 1)
+    client.engine.apply()
+    stray = first[0]._replace(name="model.extra.lora_A.weight")
+    bad = {
+        "is missing or unknown": [first[0]],
+        "is no adapter": [*first, weights_of(model)[0]],
+        "missing or unknown": [*first, stray],
+        "have shapes": [first[0], first[0]._replace(name=first[1].name)],
+    }
+    for reason, tensors in bad.items():
+        with pytest.raises(WeightMismatchError, match=reason):
+            client.engine.stage(tensors, 2, base_version=1)
+    with pytest.raises(WeightMismatchError, match=r"no layer 'model\.extra'"):
+        client.engine.stage([*weights_of(model), stray], 2)

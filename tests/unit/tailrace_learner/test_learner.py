@@ -78,7 +78,12 @@ class FakeWorld:
         return self.book
 
     async def publish(
-        self, tensors: Sequence[TensorBytes], *, lineage: str, optimizer_step: int
+        self,
+        tensors: Sequence[TensorBytes],
+        *,
+        lineage: str,
+        optimizer_step: int,
+        base_version: int | None = None,
     ) -> int:
         if self.publish_error is not None:
             raise self.publish_error
@@ -106,6 +111,10 @@ class FakeWorld:
 async def compute(work: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     await asyncio.sleep(0)
     return work(*args, **kwargs)
+
+
+def no_weights(is_whole: bool) -> list[TensorBytes]:
+    return []
 
 
 class InstantClock(SystemClock):
@@ -136,7 +145,15 @@ def learner(
         max_steps=run.max_steps,
     )
     whole = World(
-        source, world, world, world, world, compute, InstantClock(), list, trajectories=trajectories
+        source,
+        world,
+        world,
+        world,
+        world,
+        compute,
+        InstantClock(),
+        no_weights,
+        trajectories=trajectories,
     )
     return Learner(whole, trainer, run, given, state or RunState(step=0, lineage="0-a"))
 

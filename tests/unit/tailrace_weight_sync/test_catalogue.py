@@ -5,9 +5,10 @@ from __future__ import annotations
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from tailrace_protos.weights import TensorEntry, WeightManifest
-from tailrace_weight_sync.core.catalogue import Catalogue, ConflictingOfferError
+from tailrace_weight_sync.core.catalogue import BaseNotHeldError, Catalogue, ConflictingOfferError
 
 
 def manifest(version: int, step: int, *, lineage: str = "a", checksum: int = 1) -> WeightManifest:
@@ -52,3 +53,24 @@ def test_the_newest_are_kept_and_each_other_is_dropped_once(versions: list[int],
     assert catalogue.next_version == max(versions, default=-1) + 1
     for version in versions:
         assert (catalogue.find(manifest(-1, step=version)) is not None) == (version in held)
+
+
+def test_what_held_adapters_add_to_is_held_as_long_as_they_are() -> None:
+    catalogue = Catalogue(keep=2)
+    catalogue.add(manifest(0, step=0))
+    adapters = [replace(manifest(step, step=step), base_version=0) for step in range(1, 6)]
+    assert [catalogue.add(version) for version in adapters] == [[], [], [1], [2], [3]]
+    assert catalogue.newest is not None
+    assert catalogue.base_of(catalogue.newest) == manifest(0, step=0)
+    assert catalogue.add(manifest(6, step=6)) == [4]
+    assert sorted(catalogue.add(manifest(7, step=7))) == [0, 5]
+
+
+def test_adapters_of_a_version_that_is_not_held_are_refused() -> None:
+    catalogue = Catalogue(keep=2)
+    assert catalogue.base_of(manifest(0, step=0)) is None
+    catalogue.add(manifest(0, step=0))
+    catalogue.add(replace(manifest(1, step=1), base_version=0))
+    for missing in (7, 1):  # 1 is no set of whole weights itself
+        with pytest.raises(BaseNotHeldError, match=f"version {missing}"):
+            catalogue.base_of(replace(manifest(-1, step=2), base_version=missing))

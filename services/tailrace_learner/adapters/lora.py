@@ -1,0 +1,143 @@
+"""Low-rank adapters by `peft`: put into a model, told apart from its own weights, merged with them.
+
+The model's own weights keep their Hugging Face names outside of this process. Adapters are published as
+`<layer>.lora_A.weight` [r, in] and `<layer>.lora_B.weight` [out, r], the latter with the scale in it:
+W + B A is the layer's weight. A checkpoint holds merged weights, which load anywhere, and beside them
+the adapters in `lora.safetensors`; a learner that resumes subtracts these from those in float64.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file
+from torch import Tensor, nn
+
+from tailrace.config import ConfigError
+from tailrace_learner.config_execution import LoraArgs
+
+LORA_FILE = "lora.safetensors"
+_ADAPTER = "default"  # peft's name for the only one
+
+Whole = Callable[[Tensor], Tensor]  # a weight in full, whatever holds it
+
+
+class AdaptedLayer(NamedTuple):
+    """A linear layer with an adapter."""
+
+    name: str  # in the Hugging Face model
+    module: Any  # peft.tuners.lora.Linear
+
+    @property
+    def down(self) -> nn.Parameter:
+        """A, [r, in]."""
+        parameter: nn.Parameter = self.module.lora_A[_ADAPTER].weight
+        return parameter
+
+    @property
+    def up(self) -> nn.Parameter:
+        """B without its scale, [out, r]."""
+        parameter: nn.Parameter = self.module.lora_B[_ADAPTER].weight
+        return parameter
+
+    @property
+    def scale(self) -> float:
+        """alpha / r."""
+        return float(self.module.scaling[_ADAPTER])
+
+
+def add_adapters(model: Any, args: LoraArgs, seed: int) -> None:
+    """Give the named layers adapters that change nothing yet; only these have gradients from now on.
+
+    `ConfigError` when `peft` is not installed or no layer has such a name.
+    """
+    try:
+        # An extra: who trains whole weights does without it.
+        from peft import LoraConfig, inject_adapter_in_model
+    except ImportError as error:
+        raise ConfigError("learner.lora needs peft: pip install 'tailrace[lora]'") from error
+    names = args.target_modules
+    config = LoraConfig(
+        r=args.r,
+        lora_alpha=args.alpha,
+        lora_dropout=0.0,
+        target_modules="all-linear" if names == ("all-linear",) else list(names),
+    )
+    torch.manual_seed(seed)
+    try:
+        inject_adapter_in_model(config, model, adapter_name=_ADAPTER)
+    except ValueError as error:
+        raise ConfigError(f"learner.lora.target_modules: {error}") from error
+
+
+def adapted_layers(model: nn.Module) -> list[AdaptedLayer]:
+    """All layers with an adapter; none in a model that is trained whole."""
+    named = model.named_modules()
+    return [AdaptedLayer(name, module) for name, module in named if hasattr(module, "lora_A")]
+
+
+def plain_name(name: str) -> str:
+    """A weight's name in the Hugging Face model."""
+    return name.replace(".base_layer.", ".")
+
+
+def is_adapter(name: str) -> bool:
+    """Whether a parameter of the model belongs to an adapter."""
+    return ".lora_A." in name or ".lora_B." in name
+
+
+def published_adapters(model: nn.Module, whole: Whole) -> Iterator[tuple[str, Tensor]]:
+    """All adapters as engines take them (collective)."""
+    for layer in adapted_layers(model):
+        yield f"{layer.name}.lora_A.weight", whole(layer.down)
+        yield f"{layer.name}.lora_B.weight", whole(layer.up) * layer.scale
+
+
+def merged(model: nn.Module, whole: Whole) -> dict[str, Tensor]:
+    """W + B A by the name of each adapted layer's weight (collective)."""
+    return {
+        f"{layer.name}.weight": whole(layer.module.base_layer.weight)
+        + layer.scale * (whole(layer.up) @ whole(layer.down))
+        for layer in adapted_layers(model)
+    }
+
+
+def kept_adapters(model: nn.Module, whole: Whole) -> dict[str, Tensor]:
+    """What `restore_adapters` needs, on the host (collective)."""
+    kept: dict[str, Tensor] = {}
+    for layer in adapted_layers(model):
+        for part, parameter in (("lora_A", layer.down), ("lora_B", layer.up)):
+            kept[f"{layer.name}.{part}.weight"] = whole(parameter).to("cpu", copy=True).contiguous()
+    return kept
+
+
+@torch.no_grad()
+def restore_adapters(model: nn.Module, folder: Path) -> None:
+    """Take a checkpoint's adapters, and out of its merged weights; before weights are spread.
+
+    `ConfigError` if it has none or others.
+    """
+    try:
+        kept = load_file(folder / LORA_FILE)
+    except (OSError, SafetensorError) as error:
+        raise ConfigError(
+            f"resume_from_checkpoint: {folder} has no adapters ({error}): it was saved by a run "
+            "without learner.lora; begin a new run with pretrain: that folder"
+        ) from error
+    layers = adapted_layers(model)
+    shapes = {f"{layer.name}.lora_A.weight": layer.down.shape for layer in layers}
+    shapes |= {f"{layer.name}.lora_B.weight": layer.up.shape for layer in layers}
+    if shapes != {name: tensor.shape for name, tensor in kept.items()}:
+        raise ConfigError(
+            f"resume_from_checkpoint: {folder} has other adapters: give learner.lora as it was"
+        )
+    for layer in layers:
+        layer.down.copy_(kept[f"{layer.name}.lora_A.weight"])
+        layer.up.copy_(kept[f"{layer.name}.lora_B.weight"])
+        weight = layer.module.base_layer.weight
+        product = layer.scale * (layer.up.double() @ layer.down.double())
+        weight.copy_(weight.double() - product)
