@@ -84,12 +84,12 @@ class Estimates:
             trained.value_targets = targets[trained.targets].astype(np.float32)
 
     def _divergence(self, row: Row) -> NDArray[np.float64]:
-        """At every policy token [M]."""
+        """At every policy token [M]; 0 where the engine reported no finite log-probability."""
         assert row.log_ref is not None
         estimate = KL_ESTIMATORS[self._config.kl_estimator]
         log_mu, log_ref = (torch.from_numpy(part).double() for part in (row.log_mu, row.log_ref))
         found: NDArray[np.float64] = estimate(log_mu, log_ref).numpy()
-        return found
+        return np.where(np.isfinite(row.log_mu), found, 0.0)
 
 
 def _values(row: Row) -> NDArray[Any]:

@@ -48,12 +48,13 @@ class TokenReader:
         return self._row(row_id, source, targets, log_mu, staleness, is_current)
 
     def whole(self, row_id: str, source: TokenRow) -> Row | None:
-        """The row with all sampled tokens as targets, trained or not; None if it has none."""
+        """The row with all sampled tokens as targets, trained or not; None if it has none.
+
+        Their log-probabilities are as the engine reported them, finite or not.
+        """
         log_mu = as_float32(source.inference_logprobs)
-        num = len(log_mu)
-        known = np.where(np.isfinite(log_mu), log_mu, np.float32(0.0))
-        ages, current = np.zeros(num, np.int64), np.zeros(num, np.bool_)
-        return self._row(row_id, source, np.flatnonzero(_sampled(source)), known, ages, current)
+        ages, current = np.zeros(len(log_mu), np.int64), np.zeros(len(log_mu), np.bool_)
+        return self._row(row_id, source, np.flatnonzero(_sampled(source)), log_mu, ages, current)
 
     def _row(
         self,

@@ -7,13 +7,22 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from msgspec.structs import replace
 from torch import nn
 
 from tailrace_learner.core.kl import KL_ESTIMATORS
 from tailrace_learner.core.packing import pack
 from tailrace_learner.core.policy import Policy
 from tailrace_learner.core.reference import Reference
-from tests.unit.tailrace_learner.factory import CPU, config, make_policy, prepared_group, random_group
+from tailrace_protos.base import as_float32, as_uint8, pack_float32
+from tests.unit.tailrace_learner.factory import (
+    CPU,
+    config,
+    group,
+    make_policy,
+    prepared_group,
+    random_group,
+)
 from tests.unit.tailrace_learner.stepping import Stepper, distance, moved, stepped
 
 GROUPS = [random_group(index) for index in range(4)]
@@ -90,6 +99,25 @@ def test_masked_tokens_pay_too_since_they_were_said() -> None:
     full.step(GROUPS[:1], 1)
     np.testing.assert_allclose(stepper.rows[0].advantages, full.rows[0].advantages[2:], rtol=1e-5)
     np.testing.assert_allclose(stepper.rows[0].log_ref, full.rows[0].log_ref[2:], rtol=1e-5)
+
+
+def test_a_token_whose_log_probability_is_lost_pays_nothing() -> None:
+    settings: dict[str, Any] = {"adv_estimator": "reinforce", "gamma": 1.0}
+    (row,) = GROUPS[0].members[0].rows
+    logprobs = as_float32(row.inference_logprobs).copy()
+    sampled = np.flatnonzero(as_uint8(row.loss_mask))
+    logprobs[sampled[-2]] = np.nan
+    broken = replace(row, inference_logprobs=pack_float32(logprobs))
+    one = group([replace(GROUPS[0].members[0], rows=(broken,))])
+    paying = Stepper(1, init_kl_coef=0.2, kl_in="reward", kl_estimator="k1", **settings)
+    paying.step([one], 1)
+    free = Stepper(1, **settings)
+    free.step([one], 1)
+    (trained,), (other,) = paying.rows, free.rows
+    assert sampled[-2] not in trained.targets
+    costs = 0.2 * (trained.log_mu.astype(float) - trained.log_ref)
+    wanted = other.advantages - np.cumsum(costs[::-1])[::-1]
+    np.testing.assert_allclose(trained.advantages, wanted, rtol=1e-4, atol=1e-5)
 
 
 CASES: list[dict[str, Any]] = [
