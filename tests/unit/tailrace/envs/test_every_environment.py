@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import random
+import subprocess
+import sys
 from collections.abc import Sequence
 from typing import Any
 
@@ -14,35 +17,18 @@ from hypothesis import strategies as st
 from tailrace.channel.generation import Generation
 from tailrace.chat import Renderer
 from tailrace.envs import make_env
-from tailrace.sdk.env import Env
 from tailrace.toolbox.byte_tokenizer import build_byte_tokenizer
 from tailrace_agents.core.episode import EpisodeLimits, EpisodeResult
 from tailrace_agents.core.play import play_episode
 from tailrace_protos.base import Int32Bytes
 from tailrace_protos.weights import ModelCard
+from tests.unit.tailrace.envs.playing import KINDS, Playing, fingerprint, played, replies_of
 from tests.unit.tailrace.policy.fakes import generation
 from tests.unit.tailrace_agents.fakes import PLAN, ListJournal
 
-GYM = {"id": "Blackjack-v1", "actions": ["stick", "hit"]}
-WORDS = ["Left", "Down", "Right", "Up", "no"]
-CLICKS = ["back to search", "next >", "< prev", "red", "small", "lemon", "features", "buy now", "b012"]
-SHOPPING = ["search[red lamp]", "search[tea]", *(f"click[{name}]" for name in CLICKS)]
-# The configuration, and replies that a careless player gives.
-KINDS: dict[str, tuple[dict[str, Any], Sequence[str]]] = {
-    "frozen_lake": ({"is_slippery": True, "p": 0.9}, WORDS),
-    "sokoban": ({}, WORDS),
-    "webshop": ({"items_per_page": 3}, SHOPPING),
-    "maths": ({"max_attempts": 5}, ["#### 3", "hm", "#### 12", "#### 1/2"]),
-    "gymnasium": (GYM, ["hit", "stick", "what"]),
-}
 SPLIT = ["frozen_lake", "sokoban", "webshop", "maths"]
 
 Step = tuple[str, float, bool, bool, dict[str, Any]]
-
-
-def replies_of(kind: str, seed: int) -> list[str]:
-    """Always the same careless replies."""
-    return random.Random(seed).choices(list(KINDS[kind][1]), k=60)
 
 
 @pytest.fixture(scope="module")
@@ -64,32 +50,6 @@ class Replies:
         self, prompt_ids: Int32Bytes, max_new_tokens: int, *_: object, **__: object
     ) -> Generation:
         return generation(self._renderer.reply_ids(next(self._replies)), 1)
-
-
-class Playing:
-    """An environment at an episode, a step at a time."""
-
-    def __init__(self, kind: str, seed: int) -> None:
-        self.env: Env = make_env(kind, KINDS[kind][0])
-        self.seen: list[object] = [self.env.reset(seed=seed)]
-        self._replies = iter(replies_of(kind, seed))
-        self.is_over = False
-
-    def step(self) -> None:
-        reply = next(self._replies, None)
-        if self.is_over or reply is None:
-            self.is_over = True
-            return
-        step = self.env.step(reply)
-        self.seen.append(step)
-        self.is_over = step[2] or step[3]
-
-
-def played(kind: str, seed: int) -> list[object]:
-    playing = Playing(kind, seed)
-    while not playing.is_over:
-        playing.step()
-    return playing.seen
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -185,3 +145,15 @@ def test_after_the_end_only_reset_is_allowed(kind: str) -> None:
         pytest.fail("the episode never ended")
     playing.env.reset(seed=2)
     playing.env.step(KINDS[kind][1][0])
+
+
+def test_another_process_plays_the_same_episodes_in_whatever_order() -> None:
+    seeds = [0, 7, 2**31 - 1]
+    found = subprocess.run(
+        [sys.executable, "-m", "tests.unit.tailrace.envs.playing", *map(str, reversed(seeds))],
+        env={**os.environ, "PYTHONHASHSEED": "5"},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert found.stdout.split() == [fingerprint(seeds)]

@@ -1,0 +1,110 @@
+"""Every environment as agents play it: evaluation is fixed, at its own settings, with pictures."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+from PIL import Image
+
+from tailrace.channel.generation import Generation
+from tailrace.chat import Renderer
+from tailrace.config import RunConfig
+from tailrace.policy.activity import Stages
+from tailrace.toolbox.byte_tokenizer import build_byte_tokenizer
+from tailrace.tools import LocalTools
+from tailrace_agents.adapters.casting import Cast
+from tailrace_agents.config import AgentsConfig, EnvEntry, GeneratingArgs
+from tailrace_agents.core.episode import EpisodeResult
+from tailrace_agents.core.players import EpisodePlayer
+from tailrace_agents.ports import NoJournal
+from tailrace_protos.base import Int32Bytes
+from tailrace_protos.episode import EpisodeTask
+from tailrace_protos.generation import SamplingParams
+from tailrace_protos.weights import ModelCard
+from tailrace_scheduler.core.tasks import TaskSource
+from tests.unit.tailrace.envs.playing import KINDS, replies_of
+from tests.unit.tailrace.policy.fakes import generation
+
+
+class Careless:
+    """Gives replies that the sampling seed fixes, and keeps how it was asked."""
+
+    def __init__(self, renderer: Renderer, kind: str) -> None:
+        self._renderer = renderer
+        self._kind = kind
+        self.asked: list[SamplingParams] = []
+
+    async def generate(
+        self, prompt_ids: Int32Bytes, max_new_tokens: int, sampling: SamplingParams, **_: object
+    ) -> Generation:
+        self.asked.append(sampling)
+        reply = replies_of(self._kind, (sampling.seed or 0) + len(self.asked))[0]
+        return generation(self._renderer.reply_ids(reply)[:max_new_tokens], 1)
+
+
+@pytest.fixture(scope="module")
+def renderer(tmp_path_factory: pytest.TempPathFactory) -> Renderer:
+    folder = build_byte_tokenizer(tmp_path_factory.mktemp("tokenizer"))
+    files = {path.name: path.read_bytes() for path in folder.iterdir()}
+    return Renderer.from_model_card(ModelCard(config_json=b"{}", tokenizer_files=files))
+
+
+@pytest.fixture
+def threads() -> Iterator[ThreadPoolExecutor]:
+    with ThreadPoolExecutor(1) as threads:
+        yield threads
+
+
+def player(
+    kind: str,
+    run_seed: int,
+    policy: Careless,
+    renderer: Renderer,
+    threads: ThreadPoolExecutor,
+    folder: Path,
+) -> EpisodePlayer:
+    """Who plays the tag `it`."""
+    config = AgentsConfig(
+        custom_envs={"it": EnvEntry(env_type=kind, env_config=KINDS[kind][0])},
+        generating_args=GeneratingArgs(temperature=1.0),
+        eval_generating_args=GeneratingArgs(temperature=0.25, top_p=0.5),
+        max_episode_tokens=1_000_000,
+        render_episodes=1,
+    )
+    run = RunConfig(exp_name="a", seed=run_seed, render_save_dir=str(folder))
+    cast = Cast(config, run, "run.yaml", threads, Stages())
+    return cast.players(renderer, policy, LocalTools([]), lambda: False)["it"]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+async def test_evaluation_is_fixed_has_its_own_sampling_and_leaves_pictures(
+    kind: str, renderer: Renderer, threads: ThreadPoolExecutor, tmp_path: Path
+) -> None:
+    results: list[list[EpisodeResult]] = []
+    for run_seed in (1, 2):
+        policy = Careless(renderer, kind)
+        plays = player(kind, run_seed, policy, renderer, threads, tmp_path / str(run_seed))
+        source = TaskSource(run_seed, ["it"])
+        tasks = [source.eval_task(0), source.eval_task(1), source.train_task(0)]
+        played = []
+        for number, task in enumerate(tasks):
+            policy.asked.clear()
+            phase = "train" if number == 2 else "eval"
+            episode = EpisodeTask(f"g{number}.0", f"g{number}", 0, 0, phase, task, 2e10)
+            played.append(await plays.play(episode, NoJournal()))
+            wanted = (1.0, 1.0) if phase == "train" else (0.25, 0.5)
+            assert {(asked.temperature, asked.top_p) for asked in policy.asked} == {wanted}
+        results.append(played)
+        animation = tmp_path / str(run_seed) / "it_seed000.gif"
+        assert [path.name for path in (tmp_path / str(run_seed)).glob("*.gif")] == [animation.name]
+        with Image.open(animation) as frames:
+            assert frames.n_frames >= 1
+    first, second = results
+    for number in (0, 1):
+        assert first[number].messages == second[number].messages
+        assert first[number].metrics == second[number].metrics
+    assert first[0].messages != first[1].messages
+    assert first[2].messages[0] != second[2].messages[0]
