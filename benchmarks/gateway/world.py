@@ -34,7 +34,10 @@ class World:
 
     bus: Bus
     engine: Address
+    engine_process: psutil.Process
     gateway: psutil.Process
+    hello: psutil.Process
+    hello_url: str
     num_opened: int = 0
 
     async def open(self, max_new_tokens: int = 1 << 20) -> SessionOpened:
@@ -44,10 +47,6 @@ class World:
         request = OpenSession(f"episode.{self.num_opened}", limits)
         subject = subjects.gateway_open(RUN)
         return await self.bus.request(subject, request, SessionOpened, timeout_s=60.0)
-
-    async def open_many(self, count: int) -> list[SessionOpened]:
-        """So many sessions."""
-        return [await self.open() for _ in range(count)]
 
 
 def _free_port() -> int:
@@ -70,7 +69,7 @@ def _servers(folder: Path, nats_port: int, redis_port: int) -> list[list[str]]:
 @asynccontextmanager
 async def world_of(folder: Path) -> AsyncIterator[World]:
     """Everything up; all processes end with the block."""
-    ports = _free_port(), _free_port()
+    ports, hello_port = (_free_port(), _free_port()), _free_port()
     endpoints = Endpoints(
         nats_url=f"nats://127.0.0.1:{ports[0]}",
         redis_url=f"redis://127.0.0.1:{ports[1]}/0",
@@ -99,12 +98,14 @@ async def world_of(folder: Path) -> AsyncIterator[World]:
         redis = await connect(endpoints.redis_url)
         stack.push_async_callback(redis.aclose)
         await Blobs(redis, RUN).put_model_card(model_card())
-        start(sys.executable, "-m", "benchmarks.gateway.engine", RUN, engine)
+        engine_process = start(sys.executable, "-m", "benchmarks.gateway.engine", RUN, engine)
+        hello = start(sys.executable, "-m", "benchmarks.gateway.hello", str(hello_port))
         gateway = start(sys.executable, "-m", "tailrace_gateway", "--config", str(config))
         bus = Bus(endpoints, name="bench", run=RUN)
         await bus.start()
         stack.push_async_callback(bus.close)
-        world = World(bus, Address("s0", "", engine), gateway)
+        address, hello_url = Address("s0", "", engine), f"http://127.0.0.1:{hello_port}/v1"
+        world = World(bus, address, engine_process, gateway, hello, hello_url)
         await _until_open(world)
         yield world
 

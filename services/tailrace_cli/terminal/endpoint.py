@@ -11,7 +11,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tailrace.config import ConfigError
-from tailrace.sdk.agent_loop import ChatReply, EpisodeOverError, LoopLimits, Remaining
+from tailrace.sdk.agent_loop import (
+    ChatReply,
+    EpisodeOverError,
+    EpisodePolicy,
+    LoopLimits,
+    Remaining,
+)
 from tailrace_agents.core.loops.tools import BoundTools
 from tailrace_agents.core.tokens import CheckedRows
 from tailrace_cli.terminal.screen import Screen
@@ -54,9 +60,9 @@ class EndpointBooks:
         return CheckedRows((), 0)
 
 
-@dataclass
-class EndpointPolicy:
-    """`EpisodePolicy` over an endpoint."""
+@dataclass(slots=True)
+class EndpointPolicy(EpisodePolicy):
+    """The policy behind an endpoint."""
 
     endpoint: Endpoint
     task: EpisodeTask
@@ -84,12 +90,6 @@ class EndpointPolicy:
         limits, books = self.limits, self.books
         turns, tokens = limits.max_turns - books.num_turns, limits.max_new_tokens - books.num_sampled
         return Remaining(turns, tokens, limits.wall_clock_s, limits.max_tool_s - self.tools.spent_s)
-
-    async def chat(
-        self, messages: Sequence[ChatMessage], tools: Sequence[ToolSchema] = ()
-    ) -> ChatMessage:
-        """See `EpisodePolicy`."""
-        return (await self.complete(messages, tools)).message
 
     async def complete(
         self,
@@ -143,21 +143,12 @@ class EndpointPolicy:
     def mask(self, completion_id: str, reason: str) -> None:
         """Nothing is trained here anyway."""
 
-    def finish(
-        self,
-        reward: float | None = None,
-        metrics: Mapping[str, float] | None = None,
-        *,
-        outcome: Outcome = Outcome.OK,
-        reason: str = "",
-    ) -> Trajectory:
+    def conclude(self, metrics: Mapping[str, float], outcome: Outcome, reason: str) -> Trajectory:
         """See `EpisodePolicy`; there are no rows."""
-        if reward is not None:
-            self.set_reward(reward)
         task, now_s = self.task, 0.0
         return Trajectory(
             task.episode_id, task.group_id, task.member, task.attempt, task.phase, task.task,
-            outcome, reason, sum(self.books.rewards), {**self.tools.counts, **(metrics or {})},
+            outcome, reason, sum(self.books.rewards), {**self.tools.counts, **metrics},
             now_s, now_s,
         )  # fmt: skip
 

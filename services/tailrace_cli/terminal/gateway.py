@@ -10,11 +10,10 @@ import asyncio
 import secrets
 from types import TracebackType
 
-from tailrace.channel.generation import Generation
 from tailrace.chat import Renderer
 from tailrace.clock import SystemClock
 from tailrace.runtime.guard import Guard
-from tailrace.sdk.policy import OnChunk, Policy
+from tailrace.sdk.policy import Policy
 from tailrace_agents.core.workflow_player import SessionFailedError
 from tailrace_cli.experiment import Experiment
 from tailrace_cli.terminal.screen import Screen
@@ -25,8 +24,6 @@ from tailrace_gateway.adapters.server import HttpServer, bind, ended
 from tailrace_gateway.core.errors import ApiError
 from tailrace_gateway.core.gateway import Gateway, Voices
 from tailrace_gateway.core.sessions import Identity
-from tailrace_protos.base import Int32Bytes
-from tailrace_protos.generation import SamplingParams
 from tailrace_protos.session import ExportSession, OpenSession, SessionExport, SessionOpened
 
 _RUN = "terminal"
@@ -36,28 +33,13 @@ class _Unleased:
     """`SessionPolicy` of one engine that needs no leases."""
 
     def __init__(self, policy: Policy) -> None:
-        self._policy = policy
+        self.generate = policy.generate
 
     def begin(self, episode_id: str, predicted_tokens: int) -> None:
         """Nothing to lease."""
 
     def end(self, episode_id: str) -> None:
         """Nothing to give back."""
-
-    async def generate(
-        self,
-        prompt_ids: Int32Bytes,
-        max_new_tokens: int,
-        sampling: SamplingParams,
-        *,
-        episode_id: str,
-        turn: int,
-        on_chunk: OnChunk | None = None,
-    ) -> Generation:
-        """See `Policy`."""
-        return await self._policy.generate(
-            prompt_ids, max_new_tokens, sampling, episode_id=episode_id, turn=turn, on_chunk=on_chunk
-        )
 
 
 class TerminalGateway:

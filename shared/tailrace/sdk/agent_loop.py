@@ -84,6 +84,14 @@ class LoopTools(Protocol):
 class EpisodePolicy(Protocol):
     """The model, the tools and the books of one episode."""
 
+    __slots__ = ()
+
+    tools: LoopTools
+    """The tools that the row names."""
+
+    limits: LoopLimits
+    """What the episode may use in all."""
+
     @property
     def episode_id(self) -> str:
         """`<group>.<member>`."""
@@ -93,14 +101,6 @@ class EpisodePolicy(Protocol):
         """Text to token ids and back."""
 
     @property
-    def tools(self) -> LoopTools:
-        """The tools that the row names."""
-
-    @property
-    def limits(self) -> LoopLimits:
-        """What the episode may use in all."""
-
-    @property
     def remaining(self) -> Remaining:
         """What is left of the limits now."""
 
@@ -108,6 +108,7 @@ class EpisodePolicy(Protocol):
         self, messages: Sequence[ChatMessage], tools: Sequence[ToolSchema] = ()
     ) -> ChatMessage:
         """The model's answer to a conversation; raises `EpisodeOverError` if nothing is left."""
+        return (await self.complete(messages, tools)).message
 
     async def complete(
         self,
@@ -143,6 +144,12 @@ class EpisodePolicy(Protocol):
         reason: str = "",
     ) -> Trajectory:
         """The episode as it stands. `reward` is that of the newest call."""
+        if reward is not None:
+            self.set_reward(reward)
+        return self.conclude(metrics or {}, outcome, reason)
+
+    def conclude(self, metrics: Mapping[str, float], outcome: Outcome, reason: str) -> Trajectory:
+        """The episode as it stands, with its rewards set; loops call `finish`."""
 
 
 class AgentLoop:

@@ -18,7 +18,13 @@ from numpy.typing import NDArray
 from tailrace.channel.generation import Generation
 from tailrace.chat import Renderer
 from tailrace.ledger import Ledger, Prompt
-from tailrace.sdk.agent_loop import ChatReply, EpisodeOverError, LoopLimits, Remaining
+from tailrace.sdk.agent_loop import (
+    ChatReply,
+    EpisodeOverError,
+    EpisodePolicy,
+    LoopLimits,
+    Remaining,
+)
 from tailrace_agents.core.episode import EpisodeHandedBackError, SamplingPlan
 from tailrace_agents.core.loops.books import LedgerBooks
 from tailrace_agents.core.loops.fate import Fate
@@ -35,8 +41,8 @@ from tailrace_protos.trajectory import Trajectory
 
 
 @dataclass(slots=True)
-class LoopPolicy:
-    """`EpisodePolicy` of one task."""
+class LoopPolicy(EpisodePolicy):
+    """The policy of one task."""
 
     task: EpisodeTask
     context: PlayContext
@@ -81,12 +87,6 @@ class LoopPolicy:
             wall_clock_s=limits.wall_clock_s - (self.context.clock.monotonic_s() - self.started_s),
             tool_s=limits.max_tool_s - self.tools.spent_s,
         )
-
-    async def chat(
-        self, messages: Sequence[ChatMessage], tools: Sequence[ToolSchema] = ()
-    ) -> ChatMessage:
-        """See `EpisodePolicy`."""
-        return (await self.complete(messages, tools)).message
 
     async def complete(
         self,
@@ -133,17 +133,8 @@ class LoopPolicy:
         """See `EpisodePolicy`."""
         self.ledger.mask(completion_id, reason)
 
-    def finish(
-        self,
-        reward: float | None = None,
-        metrics: Mapping[str, float] | None = None,
-        *,
-        outcome: Outcome = Outcome.OK,
-        reason: str = "",
-    ) -> Trajectory:
+    def conclude(self, metrics: Mapping[str, float], outcome: Outcome, reason: str) -> Trajectory:
         """See `EpisodePolicy`."""
-        if reward is not None:
-            self.set_reward(reward)
         task = self.task
         value = sum(self.books.turn_rewards)
         return Trajectory(
@@ -156,7 +147,7 @@ class LoopPolicy:
             outcome=outcome,
             reason=reason,
             reward=value,
-            metrics={**self.ledger.counts(), **self.tools.counts, **(metrics or {})},
+            metrics={**self.ledger.counts(), **self.tools.counts, **metrics},
             started_unix_s=self.started_unix_s,
             finished_unix_s=self.context.clock.unix_s(),
             rows=self.books.rows(value).rows,
