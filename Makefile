@@ -4,7 +4,7 @@ SEED ?= 1
 BIN := .venv/bin
 INSTALL := $(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: test-envs demo docs results test test-camel test-heavy lint bench-demo bench-transport bench-engine bench-gateway bench-tools bench-sandbox test-sandbox-container clean
+.PHONY: test-envs demo docs results test test-camel test-heavy lint bench-demo bench-transport bench-engine bench-gateway bench-tools bench-learner bench-sandbox test-sandbox-container clean
 
 demo: .venv/ready
 	$(BIN)/tailrace train examples/frozen_lake exp_name=demo seed=$(SEED) --overwrite
@@ -52,6 +52,9 @@ bench-gateway: .venv/ready-dev
 
 bench-tools: .venv/ready-dev .venv-trl/ready
 	$(BIN)/python -m benchmarks.bench_tools
+
+bench-learner: .venv/ready-dev .venv-trl/ready
+	$(BIN)/python -m benchmarks.bench_learner
 
 bench-sandbox: .venv/ready-dev
 	$(BIN)/python -m benchmarks.bench_sandbox

@@ -99,7 +99,10 @@ def prepared_group(index: int, rollouts: list[Rollout], age: int) -> PreparedGro
     """Rows with the advantages of GRPO."""
     rewards = np.array([rollout.reward for rollout in rollouts])
     advantages = (rewards - rewards.mean()) / (rewards.std(ddof=1) + 1e-6)
-    rows = [_row(f"{index}.{i}", *pair, age) for i, pair in enumerate(zip(rollouts, advantages, strict=True))]
+    rows = [
+        _row(f"{index}.{i}", *pair, age)
+        for i, pair in enumerate(zip(rollouts, advantages, strict=True))
+    ]
     return PreparedGroup(f"g{index}", index, tuple(rows), "", tuple(rewards.tolist()), ())
 
 

@@ -12,10 +12,10 @@ from torch.nn.utils.rnn import pad_sequence
 from transformers import AutoModelForCausalLM, Qwen3Config
 
 from benchmarks.learner.task import MODEL, PAD_ID, ROWS_PER_PASS, Sample
-from tailrace_learner.config import LearnerConfig, ModelArgs, TrainingArgs
+from tailrace_learner.adapters.hf_model import prepared
+from tailrace_learner.config import LearnerConfig, TrainingArgs
 from tailrace_learner.core import attention
 from tailrace_learner.core.optimizer import make_adamw
-from tailrace_learner.adapters.hf_model import prepared
 from tailrace_learner.core.policy import Policy
 from tailrace_learner.core.rows import PreparedGroup, Row
 from tailrace_learner.core.step import StepTrainer
@@ -75,7 +75,7 @@ def padded_step(samples: Sequence[Sample]) -> Step:
 
     def step() -> object:
         for start in range(0, len(samples), ROWS_PER_PASS):
-            torch.autograd.backward(_padded_loss(model, samples[start : start + ROWS_PER_PASS]) / count)
+            torch.autograd.backward(padded_loss(model, samples[start : start + ROWS_PER_PASS]) / count)
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
@@ -84,14 +84,16 @@ def padded_step(samples: Sequence[Sample]) -> Step:
     return step
 
 
-def _padded_loss(model: Any, samples: Sequence[Sample]) -> Tensor:
+def padded_loss(model: Any, samples: Sequence[Sample]) -> Tensor:
     """The clipped loss, summed over completion tokens."""
     rows = [np.concatenate((sample.prompt, sample.completion)) for sample in samples]
     ids = _pad([torch.from_numpy(row) for row in rows], PAD_ID)
     seen = _pad([torch.ones(len(row), dtype=torch.long) for row in rows], 0)
     zeros = [np.zeros(len(sample.prompt), np.float32) for sample in samples]
     old = _pad([_tensor(zero, s.logprobs) for zero, s in zip(zeros, samples, strict=True)], 0.0)[:, 1:]
-    mask = _pad([_tensor(zero, 1 + 0 * s.logprobs) for zero, s in zip(zeros, samples, strict=True)], 0.0)
+    mask = _pad(
+        [_tensor(zero, 1 + 0 * s.logprobs) for zero, s in zip(zeros, samples, strict=True)], 0.0
+    )
     logits = model(input_ids=ids, attention_mask=seen, use_cache=False).logits[:, :-1]
     log_all = torch.log_softmax(logits, dim=-1)
     entropy = -(log_all.detach().exp() * log_all.detach()).sum(-1)
