@@ -1,7 +1,7 @@
 """The digits task on our engine and learner, in one process: sample, train, swap the weights, again.
 
-The engine samples on one thread while the learner trains on another; both wait for each other at the end of a
-step, so that every token is at most `lag` steps old. `lag` 0 takes turns, as TRL does.
+The engine samples on one thread while the learner trains on another; at the end of a step they wait for
+each other, so that every token is at most `lag` steps old. `lag` 0 takes turns, as TRL does.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""One optimizer step over the same rows: padded as plain trainers do it, packed, with shared prefixes."""
+"""One optimizer step over the same rows: padded as plain trainers pad, packed, with shared prefixes."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 from transformers import AutoModelForCausalLM, Qwen3Config
@@ -89,11 +90,8 @@ def padded_loss(model: Any, samples: Sequence[Sample]) -> Tensor:
     rows = [np.concatenate((sample.prompt, sample.completion)) for sample in samples]
     ids = _pad([torch.from_numpy(row) for row in rows], PAD_ID)
     seen = _pad([torch.ones(len(row), dtype=torch.long) for row in rows], 0)
-    zeros = [np.zeros(len(sample.prompt), np.float32) for sample in samples]
-    old = _pad([_tensor(zero, s.logprobs) for zero, s in zip(zeros, samples, strict=True)], 0.0)[:, 1:]
-    mask = _pad(
-        [_tensor(zero, 1 + 0 * s.logprobs) for zero, s in zip(zeros, samples, strict=True)], 0.0
-    )
+    old = _pad([_after_prompt(sample, sample.logprobs) for sample in samples], 0.0)[:, 1:]
+    mask = _pad([_after_prompt(s, np.ones_like(s.logprobs)) for s in samples], 0.0)[:, 1:]
     logits = model(input_ids=ids, attention_mask=seen, use_cache=False).logits[:, :-1]
     log_all = torch.log_softmax(logits, dim=-1)
     entropy = -(log_all.detach().exp() * log_all.detach()).sum(-1)
@@ -102,11 +100,12 @@ def padded_loss(model: Any, samples: Sequence[Sample]) -> Tensor:
     ratio = torch.exp(log_pi - old)
     advantages = torch.tensor([sample.advantage for sample in samples])[:, None]
     gain = torch.minimum(ratio * advantages, ratio.clamp(1 - CLIP, 1 + CLIP) * advantages)
-    return -(gain * mask[:, 1:]).sum()
+    return -(gain * mask).sum()
 
 
-def _tensor(*parts: Any) -> Tensor:
-    return torch.from_numpy(np.concatenate(parts))
+def _after_prompt(sample: Sample, values: NDArray[np.float32]) -> Tensor:
+    """[P + C] zeros, then `values`."""
+    return torch.from_numpy(np.concatenate((np.zeros(len(sample.prompt), np.float32), values)))
 
 
 def _pad(rows: list[Tensor], value: float) -> Tensor:

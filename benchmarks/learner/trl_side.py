@@ -1,8 +1,8 @@
-"""TRL's own `GRPOTrainer` on the same model: `.venv-trl/bin/python -m benchmarks.learner.trl_side steps 3`.
+"""TRL's own `GRPOTrainer` on the same model: `python -m benchmarks.learner.trl_side steps 3`.
 
-`steps`: seconds of optimizer steps over the rows of `task`, by TRL's own `training_step`; only where rows come
-from is replaced. `digits`: whole training until the mean reward of a step reaches the goal.
-Prints one JSON object.
+`steps`: seconds of so many optimizer steps over the rows of `task`, by TRL's own `training_step`; only
+where the rows come from is replaced. `digits`: whole training, with this seed, until the mean reward of
+a step reaches the goal. Prints one JSON object. Runs in `.venv-trl`.
 """
 
 from __future__ import annotations
