@@ -55,7 +55,6 @@ def read_public(args: CatalogueArgs) -> tuple[Product, ...]:
 
 
 def _product(asin: str, raw: dict[str, Any], attributes: Sequence[str], wishes: Any) -> Product:
-    features = raw.get("small_description") or []
     return Product(
         asin=asin,
         title=raw["name"],
@@ -65,10 +64,15 @@ def _product(asin: str, raw: dict[str, Any], attributes: Sequence[str], wishes: 
         product_category=raw.get("product_category") or "",
         options=_options(raw.get("customization_options") or {}),
         attributes=tuple(attributes),
-        description=raw.get("full_description") or "",
-        features=tuple([features] if isinstance(features, str) else features),
+        description=" ".join(_texts(raw.get("full_description"))),
+        features=_texts(raw.get("small_description")),
         instructions=_instructions(wishes),
     )
+
+
+def _texts(value: Any) -> tuple[str, ...]:
+    """One text, several, or none."""
+    return (value,) if isinstance(value, str) else tuple(value or ())
 
 
 def price_of(pricing: str) -> float:

@@ -28,7 +28,7 @@ from tailrace.envs.webshop.catalogue import Product
 from tailrace.envs.webshop.goals import Goal
 
 ALIKE = 85.0
-_WORD = re.compile(r"[a-z][a-z'-]+")
+_WORD = re.compile(r"[^\W\d_][\w'-]+")
 _FUNCTION_WORDS = frozenset(
     _WORD.findall(
         "a an and are as at be by for from in is it of on or our that the this to up with your "

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import bm25s
 import numpy as np
 
-_WORD = re.compile(r"[a-z0-9]+(?:\.[0-9]+)?")
+_WORD = re.compile(r"[^\W_]+(?:\.[0-9]+)?")
 
 
 class SearchIndex:
