@@ -38,9 +38,10 @@ actor_infer:
 train_env_manager: {tags: [lake], num_env_groups: 32, group_size: 8}
 ```
 
-Whole configurations of ROLL, verl and AReaL are translated by a command, which writes our keys to
-standard output (`-o FILE`: to a file) and to standard error every setting that it could not map and
-what is missing then (`--strict`: with exit code 2):
+Whole configurations of ROLL, verl and AReaL are translated by a command. It writes our keys to
+standard output (`-o FILE`: to a file), and to standard error a line for every setting that it could
+not map, for what is missing then, and for settings that change nothing in their own system either.
+With `--strict` the exit code is 2 if anything is not mapped or missing.
 
 ```bash
 tailrace import-config verl my_verl_run.yaml -o experiment.yaml

@@ -184,14 +184,14 @@ def import_config(
     strict: Annotated[bool, typer.Option("--strict", help="Exit code 2 if anything is left.")] = False,
 ) -> None:
     """Write another system's configuration in our keys; what has no place in it goes to stderr."""
-    text, left = convert_config(system, Path(file))
+    converted = convert_config(system, Path(file))
     if output:
-        Path(output).write_text(text, encoding="utf-8")
+        Path(output).write_text(converted.text, encoding="utf-8")
     else:
-        sys.stdout.write(text)
-    for line in left:
+        sys.stdout.write(converted.text)
+    for line in (*converted.left, *converted.idle):
         sys.stderr.write(f"{line}\n")
-    raise typer.Exit(USER_ERROR if strict and left else 0)
+    raise typer.Exit(USER_ERROR if strict and converted.left else 0)
 
 
 @app.command()

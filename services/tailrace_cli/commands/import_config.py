@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import yaml
 
@@ -20,8 +20,16 @@ from tailrace_cli.validation import check_experiment
 SYSTEMS: dict[str, System] = {system.name: system for system in (ROLL, VERL, AREAL)}
 
 
-def import_config(system: str, path: Path) -> tuple[str, tuple[str, ...]]:
-    """The experiment as YAML, and a line for every setting that it lacks or that is not possible.
+class Converted(NamedTuple):
+    """An experiment and what is to be said of it, a line each."""
+
+    text: str  # YAML
+    left: tuple[str, ...]  # what is not mapped, or missing
+    idle: tuple[str, ...]  # what changes nothing in its own system either
+
+
+def import_config(system: str, path: Path) -> Converted:
+    """The experiment, and a line for every setting that it lacks or that is not possible.
 
     Raises `ConfigError` for a system that is not known and a file that cannot be read.
     """
@@ -36,7 +44,8 @@ def import_config(system: str, path: Path) -> tuple[str, tuple[str, ...]]:
     missing = [f"missing: {line}" for line in _missing(imported)]
     text = yaml.safe_dump(_ordered(imported.content), sort_keys=False, allow_unicode=True)
     header = f"# From a configuration of {SYSTEMS[system].title}: {path.name}\n"
-    return header + text, (*lines, *missing)
+    idle = tuple(f"no effect: {key}: {reason}" for key, reason in sorted(imported.idle.items()))
+    return Converted(header + text, (*lines, *missing), idle)
 
 
 def _missing(imported: Imported) -> list[str]:

@@ -1,7 +1,7 @@
 """Applying a system's table to one of its configurations (pure).
 
-Invariant: every setting of the source is in the result or among `unmapped`; none is dropped in silence
-but those that are null.
+Invariant: every setting of the source is in the result, or among `unmapped` or `idle`; none is dropped
+in silence but those that are null.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from tailrace.config.settings import Derived, Refused, Renamed, Setting
-from tailrace_cli.importing.rules import System
+from tailrace_cli.importing.rules import NoEffectError, System
 
 NO_EQUIVALENT = "has no equivalent"
 ONLY_REFERRED_TO = "read by other settings alone, which have its value"
@@ -19,10 +19,14 @@ ONLY_REFERRED_TO = "read by other settings alone, which have its value"
 
 @dataclass
 class Imported:
-    """The experiment so far, and what of the source it lacks: reason by dotted key."""
+    """The experiment so far, and what of the source it lacks: reasons by dotted key.
+
+    `idle` settings change nothing in their own system either.
+    """
 
     content: dict[str, Any] = field(default_factory=dict)
     unmapped: dict[str, str] = field(default_factory=dict)
+    idle: dict[str, str] = field(default_factory=dict)
 
 
 def convert(system: System, source: Mapping[str, Any]) -> Imported:
@@ -124,6 +128,8 @@ class _Result:
         try:
             for key, new in self._values(value, matched.setting).items():
                 self._set(_filled(key, matched.stars), new)
+        except NoEffectError as error:
+            self.imported.idle[name] = str(error)
         except (ValueError, TypeError) as error:  # TypeError: another type than that system has there
             self.imported.unmapped[name] = f"{value!r}: {error}"
 

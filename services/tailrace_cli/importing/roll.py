@@ -6,7 +6,6 @@ Its roles have the names that ours have too: those lines are the table of our ow
 from __future__ import annotations
 
 from tailrace.config.settings import TABLES, Derived, Refused, values
-from tailrace.config.settings.setting import choice
 from tailrace_cli.importing import roll_rules as rules
 from tailrace_cli.importing import words
 from tailrace_cli.importing.rules import System, nothing, ratio_of_steps, run_name, to, when
@@ -70,21 +69,13 @@ ROLL = System(
         Derived(
             "adv_estimator", ("learner.adv_estimator",), rules.estimator, "with `reward_normalization`"
         ),
-        when(
+        Derived(
             f"{rules.NORM}.grouping",
-            "learner.reward_grouping",
-            lambda lookup: (
-                rules.is_starpo(lookup) or lookup(f"{rules.NORM}.grouping") == "traj_group_id"
-            ),
-            "the estimator is not starpo, which alone compares beyond groups",
+            ("learner.reward_grouping",),
+            rules.grouping,
+            "beyond groups: `starpo`",
         ),
-        when(
-            f"{rules.NORM}.method",
-            "learner.reward_norm",
-            lambda lookup: rules.is_starpo(lookup) or lookup(f"{rules.NORM}.method") == "mean_std",
-            "the estimator is not starpo, which alone has a choice",
-            choice(mean_std="mean_std", mean="mean", identity="none"),
-        ),
+        Derived(f"{rules.NORM}.method", ("learner.reward_norm",), rules.method, "of `starpo`"),
         to("step_reward_gamma", "learner.step_gamma"),
         to("episode_reward_weight", "learner.episode_advantage_weight"),
         to("step_reward_weight", "learner.step_advantage_weight"),

@@ -21,6 +21,7 @@ _ESTIMATORS = choice(
     gigpo="gigpo",
     step_reinforce="step_reinforce",
 )
+_METHODS = choice(mean_std="mean_std", mean="mean", identity="none")
 _LOSSES = choice(
     ppo="ppo_clip", vanilla="vanilla_pg", topr="topr", tis="tis_pg", cispo="cispo", kimi15="kimi15"
 )
@@ -83,6 +84,20 @@ def estimator(name: Any, lookup: Lookup) -> Mapping[str, Any]:
 def is_starpo(lookup: Lookup) -> bool:
     """Whether it came out as starpo."""
     return bool(estimator(lookup("adv_estimator"), lookup)["learner.adv_estimator"] == "starpo")
+
+
+def grouping(value: Any, lookup: Lookup) -> Mapping[str, Any]:
+    """What episodes are compared with; estimators but starpo have their own."""
+    if value != "traj_group_id" and not is_starpo(lookup):
+        raise ValueError("only starpo compares beyond groups")
+    return {"learner.reward_grouping": value}
+
+
+def method(value: Any, lookup: Lookup) -> Mapping[str, Any]:
+    """How episodes are compared; estimators but starpo have their own."""
+    if value != "mean_std" and not is_starpo(lookup):
+        raise ValueError("only starpo has a choice")
+    return {"learner.reward_norm": _METHODS(value)}
 
 
 def loss(variant: Any, lookup: Lookup) -> Mapping[str, Any]:

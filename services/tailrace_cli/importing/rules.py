@@ -28,6 +28,10 @@ def to(name: str, *keys: str, by: Callable[[Any], Any] = same, remark: str = "")
     return Renamed(name, keys, by, remark)
 
 
+class NoEffectError(ValueError):
+    """A setting that changes nothing in its own system either, beside the others there; and why."""
+
+
 def when(
     name: str,
     key: str,
@@ -35,11 +39,11 @@ def when(
     otherwise: str,
     by: Callable[[Any], Any] = same,
 ) -> Setting:
-    """`name` sets `key` where `holds`; `otherwise` says why it has no meaning elsewhere."""
+    """`name` sets `key` where `holds`; `otherwise` says why it changes nothing elsewhere."""
 
     def derive(value: Any, lookup: Lookup) -> Mapping[str, Any]:
         if not holds(lookup):
-            raise ValueError(otherwise)
+            raise NoEffectError(otherwise)
         return {key: by(value)}
 
     return Derived(name, (key,), derive, f"not where {otherwise}")
