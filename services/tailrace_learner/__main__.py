@@ -17,7 +17,7 @@ import time
 import msgspec
 
 from tailrace.clock import SystemClock
-from tailrace.config import ConfigError
+from tailrace.config import ConfigError, RunConfig
 from tailrace.log import get_logger
 from tailrace.runtime import Args, Service, StopService, run_with_args, serve
 from tailrace.store import Blobs, Outbox, TrajectoryBuffer, Versions, connect
@@ -37,6 +37,7 @@ from tailrace_learner.adapters.teaming import gather_team, join_team, leave
 from tailrace_learner.adapters.tensorboard import TensorboardWriter
 from tailrace_learner.adapters.torchrun import run_ranks
 from tailrace_learner.adapters.trajectory_files import TrajectoryFiles
+from tailrace_learner.adapters.wandb_writer import WandbWriter
 from tailrace_learner.adapters.worker import Worker
 from tailrace_learner.config import LearnerConfig, WarmStart, check_with_run
 from tailrace_learner.core.books import saved_event
@@ -176,10 +177,9 @@ class _Process:
         run, config, service = self.run, self.config, self.service
         weights = WeightPublisher(service.bus, run.exp_name, service.endpoints.host_id)
         service.on_drain(weights.close)
-        writers = []
-        if config.tensorboard:
-            writers.append(TensorboardWriter(run.run_dir, state.step + 1))
-            service.on_drain(writers[0].close)
+        writers = make_writers(run, config, state.step + 1)
+        for writer in writers:
+            service.on_drain(writer.close)
         world = World(
             source=self.buffer,
             events=self.outbox,
@@ -193,6 +193,18 @@ class _Process:
             trajectories=TrajectoryFiles(run.run_dir) if config.save_trajectories else None,
         )
         return Learner(world, self.team, run, config, state, limits_of(self.team.card))
+
+
+def make_writers(
+    run: RunConfig, config: LearnerConfig, first_step: int
+) -> list[TensorboardWriter | WandbWriter]:
+    """The trackers that are wanted beside `metrics.jsonl`."""
+    writers: list[TensorboardWriter | WandbWriter] = []
+    if config.tensorboard:
+        writers.append(TensorboardWriter(run.run_dir, first_step))
+    if config.wandb is not None:
+        writers.append(WandbWriter(config.wandb, run))
+    return writers
 
 
 def checked_config(args: Args) -> LearnerConfig:
@@ -213,7 +225,7 @@ def build(args: Args) -> Service:
 def run(args: Args) -> int:
     """Be the launcher of the ranks, the service, or one of its mirrors; the exit code."""
     config, rank = checked_config(args), launched_rank()
-    if rank is None and config.strategy_args.num_ranks > 1:
+    if rank is None and config.strategy_args.resolved_name != "single":
         return run_ranks(config.strategy_args, "tailrace_learner", sys.argv[1:])
     if rank:
         return join_team(args.run, config, args.instance_id)

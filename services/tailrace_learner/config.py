@@ -8,7 +8,7 @@ import msgspec
 
 from tailrace.config import Config, RunConfig
 from tailrace_learner.config_algorithm import AlgorithmConfig
-from tailrace_learner.config_execution import LoraArgs, StrategyArgs
+from tailrace_learner.config_execution import LoraArgs, StrategyArgs, WandbArgs
 from tailrace_learner.config_models import FromScratch, ModelArgs, TrainingArgs
 from tailrace_learner.config_roles import CriticArgs, ReferenceArgs, check_roles
 
@@ -21,6 +21,7 @@ __all__ = [
     "ReferenceArgs",
     "StrategyArgs",
     "TrainingArgs",
+    "WandbArgs",
     "WarmStart",
     "check_with_run",
 ]
@@ -124,6 +125,9 @@ class LearnerConfig(AlgorithmConfig, frozen=True, kw_only=True):
 
     tensorboard: bool = True
     """Write metrics to `<run_dir>/tensorboard/` as well."""
+
+    wandb: WandbArgs | None = None
+    """Write metrics for Weights & Biases as well."""
 
     @property
     def shares_prefixes(self) -> bool:

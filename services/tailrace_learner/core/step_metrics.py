@@ -29,6 +29,7 @@ def data_metrics(groups: Sequence[PreparedGroup], rows: Sequence[Row]) -> Metric
     staleness = np.concatenate([row.staleness for row in rows]) if rows else np.zeros(0)
     return {
         **_returns(groups),
+        **_returns_by_tag(groups),
         **_count_groups(groups),
         "staleness_mean": float(staleness.mean()) if len(staleness) else None,
         "staleness_max": float(staleness.max()) if len(staleness) else None,
@@ -59,3 +60,15 @@ def _returns(groups: Sequence[PreparedGroup]) -> Metrics:
         "reward_std": float(np.std(rewards, ddof=1)) if len(rewards) > 1 else None,
         "success_rate": mean(successes),
     }
+
+
+def _returns_by_tag(groups: Sequence[PreparedGroup]) -> Metrics:
+    """The same for the tasks of each tag, with the number of its groups."""
+    by_tag: dict[str, list[PreparedGroup]] = {}
+    for group in groups:
+        by_tag.setdefault(group.tag, []).append(group)
+    metrics: Metrics = {}
+    for tag, members in sorted(by_tag.items()):
+        metrics |= {f"tag/{tag}/{name}": value for name, value in _returns(members).items()}
+        metrics[f"tag/{tag}/num_groups"] = float(len(members))
+    return metrics
