@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from tailrace.config import ConfigError
+from tailrace.envs import check_env_type
 from tailrace_agents.config import check_with_run as check_agents
 from tailrace_cli.experiment import Experiment
 from tailrace_learner.config import check_with_run
@@ -14,6 +15,7 @@ from tailrace_scheduler.core.capacity import check_capacity
 def check_experiment(experiment: Experiment) -> None:
     """Raise `ConfigError` for an experiment that could not run; each message names key and remedy."""
     _check_tags(experiment)
+    _check_environments(experiment)
     _check_gateways(experiment)
     _check_model(experiment)
     _check_resume(experiment)
@@ -38,6 +40,15 @@ def _check_tags(experiment: Experiment) -> None:
                     f"agents.custom_envs nor in agents.datasets ({names}): define it there or correct "
                     "the name"
                 )
+
+
+def _check_environments(experiment: Experiment) -> None:
+    """The types alone: whether an environment can be made is seen where it is played."""
+    for name, entry in experiment.agents.custom_envs.items():
+        try:
+            check_env_type(entry.env_type)
+        except ValueError as error:
+            raise ConfigError(f"{experiment.source}: agents.custom_envs.{name}: {error}") from error
 
 
 def _check_gateways(experiment: Experiment) -> None:

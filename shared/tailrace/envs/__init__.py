@@ -19,7 +19,7 @@ from tailrace.envs.frozen_lake import FrozenLakeText
 from tailrace.foreign import ForeignCodeError
 from tailrace.sdk.env import Env
 
-__all__ = ["ENV_TYPES", "FrozenLakeText", "UnknownEnvTypeError", "make_env"]
+__all__ = ["ENV_TYPES", "FrozenLakeText", "UnknownEnvTypeError", "check_env_type", "make_env"]
 
 # By name, so that only what an experiment plays is imported.
 ENV_TYPES: dict[str, str] = {
@@ -56,8 +56,7 @@ def make_env(env_type: str, env_config: Mapping[str, Any]) -> Env:
 
 def env_maker(env_type: str) -> Callable[..., Env]:
     """What makes environments of a type from the keys of `env_config`."""
-    if ":" not in env_type and env_type not in ENV_TYPES:
-        raise UnknownEnvTypeError(env_type, tuple(ENV_TYPES))
+    check_env_type(env_type)
     maker = _load(env_type)
     missing = [name for name in _METHODS if not hasattr(maker, name)]
     if isinstance(maker, type) and missing:
@@ -66,6 +65,12 @@ def env_maker(env_type: str) -> Callable[..., Env]:
             "of tailrace.sdk.env.Env"
         )
     return maker
+
+
+def check_env_type(env_type: str) -> None:
+    """Raise `UnknownEnvTypeError` for a name that is none of ours; imports nothing."""
+    if ":" not in env_type and env_type not in ENV_TYPES:
+        raise UnknownEnvTypeError(env_type, tuple(ENV_TYPES))
 
 
 def _load(env_type: str) -> Callable[..., Env]:

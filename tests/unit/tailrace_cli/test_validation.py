@@ -32,6 +32,7 @@ def test_the_resolved_experiment_loads_to_the_same() -> None:
         ("learner.temperature=0.5", "learner.temperature"),
         ("agents.max_episode_tokens=1000", "inference.max_model_len"),
         ("scheduler.eval_tags=[nowhere]", "scheduler.eval_tags"),
+        ("agents.custom_envs.frozen_lake.env_type=frozenlake", "did you mean 'frozen_lake'"),
         ("pretrain=./nothing", "pretrain"),
         ("learner.from_scratch=null", "learner.from_scratch"),
         ("resume_from_checkpoint=./nothing", "resume_from_checkpoint"),

@@ -131,7 +131,8 @@ class GymnasiumText(TextGame):
     def render(self) -> Any:
         """The environment's frame: an array, or a text where that is how it renders."""
         self.require_reset()
-        return self._env.render()
+        frame = self._env.render()
+        return plain_text(frame) if isinstance(frame, str) else frame
 
     def close(self) -> None:
         """See `gymnasium.Env`."""

@@ -19,7 +19,10 @@ class SearchLimitError(Exception):
     """The search gave up. Attribute: `max_states`."""
 
     def __init__(self, max_states: int) -> None:
-        super().__init__(f"no solution among the first {max_states} positions: raise max_states")
+        super().__init__(
+            f"no solution among the first {max_states} positions: take smaller levels or fewer boxes, or "
+            "let the search go on (max_states)"
+        )
         self.max_states = max_states
 
 

@@ -28,6 +28,7 @@ def test_an_environment_that_renders_as_text_is_read_as_text_without_colours() -
     assert env.reset(seed=0)[0] == "\n[S]FFF\nFHFH\nFFFH\nHFFG\n"
     observation, *_ = env.step("I go down.")
     assert observation == "  (Down)\nSFFF\n[F]HFH\nFFFH\nHFFG\n"
+    assert env.render() == observation
 
 
 def test_its_rewards_and_endings_are_the_environments_own() -> None:
