@@ -20,8 +20,8 @@ class SearchLimitError(Exception):
 
     def __init__(self, max_states: int) -> None:
         super().__init__(
-            f"no solution among the first {max_states} positions: take smaller levels or fewer boxes, or "
-            "let the search go on (max_states)"
+            f"no solution among the first {max_states} positions: take smaller levels or fewer "
+            "boxes, or let the search go on (max_states)"
         )
         self.max_states = max_states
 
