@@ -15,19 +15,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from tailrace_learner.config import LearnerConfig
-from tailrace_learner.core.aggregation import row_count
 from tailrace_learner.core.estimates import NO_ROLES, Estimates, Roles
 from tailrace_learner.core.kl import adapted
-from tailrace_learner.core.losses import LOSSES, SELECTIONS
-from tailrace_learner.core.optimizer import learning_rate_at
-from tailrace_learner.core.passes import PassRunner
-from tailrace_learner.core.policy import Policy, StartWeights
+from tailrace_learner.core.policy import Policy
+from tailrace_learner.core.policy_trainer import PolicyTrainer
 from tailrace_learner.core.ranks import ONE_RANK, Shares
 from tailrace_learner.core.rows import PreparedGroup, Row
 from tailrace_learner.core.step_advantages import finish_advantages
-from tailrace_learner.core.step_metrics import Metrics, data_metrics, mean
-from tailrace_learner.core.tally import Tally
-from tailrace_learner.ports import Optimizer, Ranks, UpdateResult
+from tailrace_learner.core.step_metrics import Metrics, data_metrics
+from tailrace_learner.ports import Optimizer, Ranks
 
 __all__ = ["Metrics", "StepTrainer"]
 
@@ -41,7 +37,10 @@ class _MiniBatch:
 
 
 class StepTrainer:
-    """Trains one step at a time: `begin`, then `add` groups and `work`, then `finish`."""
+    """Trains one step at a time: `begin`, then `add` groups and `work`, then `finish`.
+
+    `roles` are the models beside the policy; `kl_coef` the weight of the divergence to go on with.
+    """
 
     def __init__(
         self,
@@ -55,38 +54,27 @@ class StepTrainer:
         roles: Roles = NO_ROLES,
         kl_coef: float | None = None,
     ) -> None:
-        self.kl_coef = config.init_kl_coef if kl_coef is None else kl_coef
-        self._roles = roles
-        self._critic = roles.critic
         self._config = config
-        self._ranks = ranks
-        self._optimizer = optimizer
-        self._interpolates = config.proximal_logprobs == "interpolate"
         self._groups_per_step = groups_per_step
-        self._max_steps = max_steps
-        self._start = StartWeights(policy.parameters)
-        self._estimates = Estimates(roles, self._start, config)
-        self._selection = SELECTIONS.get(config.loss)
-        self._passes = PassRunner(policy, LOSSES[config.loss], config, self._start)
+        self._num_ranks = ranks.num_ranks
+        self._kl_coef = config.init_kl_coef if kl_coef is None else kl_coef
+        self._policy = PolicyTrainer(policy, optimizer, config, roles, ranks, max_steps=max_steps)
+        self._critic = roles.critic
+        self._estimates = Estimates(roles, self._policy.start, config)
         self.begin(0)
 
     def begin(self, step: int) -> None:
         """Start over with the weights as they are, after `step` finished steps."""
-        self._step = step
         self._groups: list[PreparedGroup] = []
         self._num_estimated = 0
         self._batches = [
-            _MiniBatch(Shares(self._ranks.num_ranks)) for _ in range(self._config.num_mini_batches)
+            _MiniBatch(Shares(self._num_ranks)) for _ in range(self._config.num_mini_batches)
         ]
         self._has_advantages = False  # only for configurations that need the whole step
         self._num_updated = 0  # mini-batches whose first epoch is over
-        self._tally = Tally()
-        self._losses: list[float] = []
-        self._updates: list[UpdateResult] = []
-        self._start.forget()
+        self._policy.begin(step)
         if self._critic is not None:
             self._critic.begin(step)
-        self._optimizer.zero_grad(set_to_none=True)
 
     @property
     def num_missing_groups(self) -> int:
@@ -115,7 +103,7 @@ class StepTrainer:
         while self._num_updated < len(self._batches):
             batch = self._batches[self._num_updated]
             is_full = len(self._groups) >= self._end_of(self._num_updated)
-            if not is_full and (self._selection or self._too_few(batch)):
+            if not is_full and (self._policy.picks_tokens or self._too_few(batch)):
                 return worked
             worked = True
             self._pass(batch, is_first=True)
@@ -134,26 +122,15 @@ class StepTrainer:
                 batch.waiting = list(batch.rows)
                 self._pass(batch, is_first=False)
                 self._update(batch)
-        metrics = self._metrics()
-        self._adapt(metrics)
-        if self._config.needs_reference:
-            metrics["kl_coef"] = self.kl_coef
-        return metrics
+        return self._metrics()
 
     def _estimate(self) -> bool:
         """Complete the advantages of groups that need a model's opinion; whether there were any."""
         if not self._config.needs_estimates or self._num_estimated == len(self._groups):
             return False
-        self._estimates.complete(self._groups[self._num_estimated :], self.kl_coef)
+        self._estimates.complete(self._groups[self._num_estimated :], self._kl_coef)
         self._num_estimated = len(self._groups)
         return True
-
-    def _adapt(self, metrics: Metrics) -> None:
-        """Steer the weight of the divergence for the next step."""
-        config, kl = self._config, metrics["kl"]
-        if config.target_kl and kl is not None:
-            num_episodes = sum(len(group.rewards) for group in self._groups)
-            self.kl_coef = adapted(self.kl_coef, kl, config.target_kl, num_episodes, config.kl_horizon)
 
     def _take_advantages(self) -> bool:
         """Finish the advantages when the step is complete; whether they are."""
@@ -170,37 +147,19 @@ class StepTrainer:
         num_tokens = sum(len(row.token_ids) for row in batch.waiting)
         return not num_tokens or num_tokens < self._config.min_tokens_per_micro_batch
 
+    @property
+    def _is_warming_up(self) -> bool:
+        """Whether the critic alone is trained in this step."""
+        return self._critic is not None and self._critic.is_warming_up
+
     def _pass(self, batch: _MiniBatch, *, is_first: bool) -> None:
         if self._critic is not None and not self._critic.trains_with_policy:
             self._critic.run(batch.waiting)
         if not self._is_warming_up:
-            self._pass_policy(batch, is_first=is_first)
+            batch.loss_sum += self._policy.run(
+                batch.waiting, batch.shares, self._kl_coef, is_first=is_first
+            )
         batch.waiting = []
-
-    @property
-    def _is_warming_up(self) -> bool:
-        """Whether the policy is left alone in this step."""
-        return self._critic is not None and self._critic.is_warming_up
-
-    def _pass_policy(self, batch: _MiniBatch, *, is_first: bool) -> None:
-        config, critic = self._config, self._critic
-        if self._selection and batch.waiting:
-            self._passes.pick(self._selection, batch.waiting)
-        is_measured = is_first and not (self._interpolates and self._updates)
-        parts = batch.shares.passes(batch.waiting, self._ranks.rank, self._passes.micro_batches)
-        if config.needs_reference and self._roles.reference is not None:
-            self._roles.reference.fill([row for part in parts for row in part])
-        for rows in parts:
-            if rows:
-                batch.loss_sum += self._passes.run(
-                    rows,
-                    self._tally,
-                    is_first=is_measured,
-                    kl_coef=self.kl_coef if config.kl_in == "loss" else 0.0,
-                    value_loss=critic.loss if critic and critic.trains_with_policy else None,
-                )
-            else:
-                self._passes.idle(batch.waiting[0], is_first=is_first)
 
     def _update(self, batch: _MiniBatch) -> None:
         """Apply the mini-batch's gradients; without rows there are none and nothing changes."""
@@ -209,40 +168,25 @@ class StepTrainer:
         if self._critic is not None:
             self._critic.update(batch.rows, is_last=not self.num_missing_groups)
         if not self._is_warming_up:
-            self._update_policy(batch)
-
-    def _update_policy(self, batch: _MiniBatch) -> None:
-        is_last = len(self._updates) + 1 == self._config.num_mini_batches * self._config.ppo_epochs
-        if not self._start.is_kept and not is_last and self._is_start_needed():
-            self._start.keep()
-        args = self._config.training_args
-        count = row_count(batch.rows, self._config)
-        self._losses.append(batch.loss_sum / count)
+            is_more_to_come = self._num_updated + 1 < len(self._batches)
+            self._policy.update(batch.rows, batch.loss_sum, is_more_to_come=is_more_to_come)
         batch.loss_sum = 0.0
-        self._updates.append(
-            self._optimizer.update(
-                count=count,
-                learning_rate=learning_rate_at(self._step, self._max_steps, args),
-                max_grad_norm=args.max_grad_norm,
-            )
-        )
-
-    def _is_start_needed(self) -> bool:
-        """Whether rows without log pi_old may come: in the first epoch, before the last mini-batch."""
-        is_wanted = not self._interpolates or (self._critic is not None and self._critic.reads_policy)
-        return is_wanted and self._num_updated + 1 < len(self._batches)
 
     def _metrics(self) -> Metrics:
         rows = [row for batch in self._batches for row in batch.rows]
-        metrics: Metrics = {"kl": None, "mismatch_kl": None, "behaviour_kl": None, "entropy": None}
-        metrics |= Tally.of_all(self._ranks.collect(self._tally.totals())).means()
-        metrics |= data_metrics(self._groups, rows)
-        metrics["loss"] = mean(self._ranks.sums(self._losses))
-        metrics["grad_norm"] = mean([update.grad_norm for update in self._updates])
-        metrics["num_skipped_updates"] = float(sum(not update.is_applied for update in self._updates))
-        metrics["learning_rate"] = learning_rate_at(
-            self._step, self._max_steps, self._config.training_args
-        )
+        metrics = self._policy.metrics() | data_metrics(self._groups, rows)
         if self._critic is not None:
             metrics |= self._critic.metrics(rows)
+        if self._config.needs_reference:
+            self._adapt(metrics["kl"])
+            metrics["kl_coef"] = self._kl_coef
         return metrics
+
+    def _adapt(self, kl: float | None) -> None:
+        """Steer the weight of the divergence for the next step."""
+        config = self._config
+        if config.target_kl and kl is not None:
+            num_episodes = sum(len(group.rewards) for group in self._groups)
+            self._kl_coef = adapted(
+                self._kl_coef, kl, config.target_kl, num_episodes, config.kl_horizon
+            )
