@@ -13,6 +13,9 @@ REQUEST_SECONDS = Histogram(
 )
 ABORTED = Counter("tailrace_gateway_aborted", "Calls whose client went away.")
 COALESCED = Counter("tailrace_gateway_coalesced", "Retries answered by the call that they repeat.")
+WAITING_RETRIES = Gauge(
+    "tailrace_gateway_waiting_retries", "Retries that wait for a call of another replica."
+)
 UNCAPTURED = Counter(
     "tailrace_gateway_uncaptured", "Calls answered and masked because they could not be captured."
 )

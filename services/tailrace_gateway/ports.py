@@ -66,6 +66,12 @@ class SessionStore(Protocol):
     ) -> int:
         """Append entries in one step; the log's new length, or -1 when the session is over."""
 
+    async def claim(self, session_id: str, name: str, holder: str, lifetime_s: float) -> str:
+        """Who may answer the call of this name: `holder`, or who has it until its time is over."""
+
+    async def unclaim(self, session_id: str, name: str, holder: str) -> None:
+        """Let the call go, if `holder` has it."""
+
     async def finish(self, session_id: str) -> bool:
         """Let nothing be appended any more; False when there is no such session."""
 

@@ -42,6 +42,14 @@ class RedisSessions:
         """See `SessionStore`."""
         return await _answered(self._logs.append(session_id, nonce, entry_id, entries, answer=answer))
 
+    async def claim(self, session_id: str, name: str, holder: str, lifetime_s: float) -> str:
+        """See `SessionStore`."""
+        return await _answered(self._logs.claim(session_id, name, holder, lifetime_s))
+
+    async def unclaim(self, session_id: str, name: str, holder: str) -> None:
+        """See `SessionStore`."""
+        await _answered(self._logs.unclaim(session_id, name, holder))
+
     async def finish(self, session_id: str) -> bool:
         """See `SessionStore`."""
         return await _answered(self._logs.finish(session_id))

@@ -1,7 +1,7 @@
 """Model calls of sessions: begun, joined by retries, answered from the record, and ended.
 
-Invariants: a retry of a call that runs or has been answered samples nothing; a call whose listeners
-have gone is aborted; no more than `max_concurrent` run in this replica.
+Invariants: a retry of a call that has been answered, or of a retry that runs in any replica, samples
+nothing; a call whose listeners have gone is aborted; no more than `max_concurrent` run in this replica.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import asyncio
 from tailrace.clock import Clock
 from tailrace_gateway import metrics
 from tailrace_gateway.core.call import Completion, ModelCall
+from tailrace_gateway.core.claims import Claims
 from tailrace_gateway.core.errors import OverloadedError, SessionOverError, UnavailableError
 from tailrace_gateway.core.promises import check_promises, check_schema
 from tailrace_gateway.core.prompts import Prompter
@@ -31,6 +32,7 @@ class Calls:
         sessions: Sessions,
         prompter: Prompter,
         sampler: Sampler,
+        claims: Claims,
         clock: Clock,
         *,
         max_concurrent: int,
@@ -38,6 +40,7 @@ class Calls:
         self._sessions = sessions
         self._prompter = prompter
         self._sampler = sampler
+        self._claims = claims
         self._clock = clock
         self._max_concurrent = max_concurrent
         self.is_draining = False
@@ -46,21 +49,21 @@ class Calls:
     async def begin(
         self, session_id: str, call: ModelCall, name: str, *, is_retry: bool, streams: bool
     ) -> RunningCall:
-        """A running call to listen to: a new one, the one that runs under this name, or its record.
+        """A running call to listen to: a new one, or for a retry the one that runs under this name.
 
         `name` is equal for a request and its retries. Leave the call when done with it.
         """
         self._require_room()
         check_schema(call.promises)
         under_way = self._under_way(session_id, name) if is_retry else None
-        session, answer = await self._sessions.refresh(session_id, name if is_retry else "")
+        session, _ = await self._sessions.refresh(session_id)
         running = (under_way or self._under_way(session_id, name)) if is_retry else None
         if running is None or not running.is_joinable:
             running = RunningCall(streams)
             session.calls.add(running)
             session.by_name[name] = running
             self.running.add(running)
-            running.start(self._work(session, call, name, running, answer))
+            running.start(self._work(session, call, name, running, is_retry=is_retry))
         else:
             metrics.COALESCED.inc()
         running.join()
@@ -88,16 +91,13 @@ class Calls:
             raise OverloadedError(reason, retry_after_s=_RETRY_AFTER_S)
 
     async def _work(
-        self, session: Session, call: ModelCall, name: str, running: RunningCall, answer: bytes | None
+        self, session: Session, call: ModelCall, name: str, running: RunningCall, *, is_retry: bool
     ) -> Completion:
         try:
-            if answer is not None:
-                metrics.COALESCED.inc()
-                completion = completion_of(answer, session, running)
+            if is_retry:
+                completion = await self._answer_again(session, call, name, running)
             else:
-                self._require_open(session)
-                prompt = self._prompter.prompt(session, call)
-                completion = await self._sampler.sample(session, call, prompt, name, running)
+                completion = await self._sample(session, call, name, running)
             check_promises(call.promises, completion)
             return completion
         finally:
@@ -105,6 +105,24 @@ class Calls:
             session.calls.discard(running)
             if session.by_name.get(name) is running:
                 del session.by_name[name]
+
+    async def _answer_again(
+        self, session: Session, call: ModelCall, name: str, running: RunningCall
+    ) -> Completion:
+        """What was answered before, here or elsewhere; else a sample, the only one in all replicas."""
+        async with self._claims.hold(session.session_id, name):
+            session, answer = await self._sessions.refresh(session.session_id, name)
+            if answer is None:
+                return await self._sample(session, call, name, running)
+        metrics.COALESCED.inc()
+        return completion_of(answer, session, running)
+
+    async def _sample(
+        self, session: Session, call: ModelCall, name: str, running: RunningCall
+    ) -> Completion:
+        self._require_open(session)
+        prompt = self._prompter.prompt(session, call)
+        return await self._sampler.sample(session, call, prompt, name, running)
 
     def _require_open(self, session: Session) -> None:
         if not session.is_open:

@@ -11,6 +11,7 @@ from tailrace.clock import Clock
 from tailrace.ledger import Ledger
 from tailrace_gateway.core.calls import Calls
 from tailrace_gateway.core.capture import Capture
+from tailrace_gateway.core.claims import Claims
 from tailrace_gateway.core.exports import Exporter
 from tailrace_gateway.core.prompts import Prompter
 from tailrace_gateway.core.sampling import Sampler
@@ -49,5 +50,7 @@ class Gateway(NamedTuple):
         sessions = Sessions(identity, store, policy, make_ledger, clock)
         sampler = Sampler(policy, voices.chat, voices.plain, Capture(store), clock)
         prompter = Prompter(voices.chat)
-        calls = Calls(sessions, prompter, sampler, clock, max_concurrent=max_concurrent_calls)
+        calls = Calls(
+            sessions, prompter, sampler, Claims(store), clock, max_concurrent=max_concurrent_calls
+        )
         return cls(sessions, calls, Exporter(sessions, store))

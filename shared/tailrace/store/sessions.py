@@ -84,6 +84,21 @@ class SessionLogs:
         )
         return length
 
+    async def claim(self, session_id: str, name: str, holder: str, lifetime_s: float) -> str:
+        """Who may answer the call of this name: `holder`, or who has it until its time is over.
+
+        A holder that claims again holds it for `lifetime_s` from then on.
+        """
+        lifetime_ms = max(1, int(lifetime_s * 1000))
+        kept: bytes = await self._script(
+            scripts.CLAIM_SESSION, self._prefix, session_id, name, holder, lifetime_ms
+        )
+        return kept.decode()
+
+    async def unclaim(self, session_id: str, name: str, holder: str) -> None:
+        """Let the call go, if `holder` has it."""
+        await self._script(scripts.UNCLAIM_SESSION, self._prefix, session_id, name, holder)
+
     async def finish(self, session_id: str) -> bool:
         """Let nothing be appended any more; False when there is no such session."""
         return bool(await self._script(scripts.FINISH_SESSION, self._prefix, session_id))

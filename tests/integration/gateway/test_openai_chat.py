@@ -266,3 +266,26 @@ async def test_an_edited_history_forks_and_is_not_trained_twice(world: World) ->
     trained = as_uint8(row.loss_mask).astype(bool)
     assert text_of(as_int32(row.token_ids)[trained]) == "Hello there.<|im_end|>"
     assert "Goodbye." in text_of(as_int32(row.token_ids)[~trained])
+
+
+@pytest.mark.parametrize("streams", [False, True])
+async def test_a_reply_that_ends_at_once_is_empty_and_its_end_is_trained(
+    world: World, streams: bool
+) -> None:
+    world.model.reply = lambda *_: ""
+    client = world.openai(await world.open())
+    if streams:
+        chunks = await streamed(client, USER)
+        text = "".join(c.choices[0].delta.content or "" for c in chunks)
+        reason = chunks[-1].choices[0].finish_reason
+    else:
+        choice = (await chat(client, USER)).choices[0]
+        text, reason = choice.message.content or "", choice.finish_reason
+    assert (text, reason) == ("", "stop")
+    again = {"role": "assistant", "content": text}
+    await chat(client, USER, again, {"role": "user", "content": "And?"})
+    export = await world.export(rewards={"": 1.0})
+    assert export.metrics["num_forks"] == 0
+    for row in export.rows:
+        trained = np.frombuffer(row.loss_mask, np.uint8).astype(bool)
+        assert as_int32(row.token_ids)[trained].tolist() == [renderer().end_of_turn_id]

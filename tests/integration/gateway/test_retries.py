@@ -13,6 +13,7 @@ import pytest
 
 from tailrace.bus import CallFailedError
 from tailrace.store import Blobs, connect
+from tailrace_gateway import metrics
 from tailrace_protos.generation import CallErrorCode
 from tailrace_protos.session import SessionExport
 from tests.conftest import ServerProcess, make_redis_server
@@ -74,6 +75,55 @@ async def test_an_idempotency_key_names_a_call_also_on_another_replica(world: Wo
     assert (await ask(other, idempotency_key="k1"))["id"] == first["id"]
     assert (await ask(other, idempotency_key="k2"))["id"] != first["id"]
     assert len(world.model.requests) == 2
+
+
+async def two_replicas(world: World) -> tuple[httpx2.AsyncClient, httpx2.AsyncClient]:
+    """A client of each of two replicas, both in one session."""
+    opened = await world.open()
+    await world.start_gateway("gateway-1")
+    first = world.http(opened)
+    url = await other_url(world, opened.base_url)
+    other = httpx2.AsyncClient(base_url=url, headers=first.headers, timeout=60.0)
+    world.stack.push_async_callback(other.aclose)
+    return first, other
+
+
+def num_waiting() -> float:
+    samples = [sample for family in metrics.WAITING_RETRIES.collect() for sample in family.samples]
+    return sum(sample.value for sample in samples)
+
+
+@pytest.mark.parametrize("mark", [{"x_stainless_retry_count": "1"}, {"idempotency_key": "k1"}])
+async def test_two_retries_of_one_call_on_two_replicas_are_one_sample(
+    world: World, mark: dict[str, str]
+) -> None:
+    first, other = await two_replicas(world)
+    world.model.hold = True
+    here = asyncio.create_task(ask(first, **mark))
+    await until(lambda: world.model.num_held == 1)
+    there = asyncio.create_task(ask(other, **mark))
+    await until(lambda: num_waiting() == 1)
+    world.model.release()
+    answers = await asyncio.gather(here, there)
+    assert answers[0]["choices"] == answers[1]["choices"]
+    assert answers[0]["id"] == answers[1]["id"]
+    assert len(world.model.requests) == 1
+    assert (await world.export()).metrics["num_calls"] == 1
+
+
+async def test_a_retry_goes_on_where_the_one_it_waited_for_was_given_up(world: World) -> None:
+    first, other = await two_replicas(world)
+    world.model.hold = True
+    here = asyncio.create_task(ask(first, idempotency_key="k1"))
+    await until(lambda: world.model.num_held == 1)
+    there = asyncio.create_task(ask(other, idempotency_key="k1"))
+    await until(lambda: num_waiting() == 1)
+    here.cancel()
+    await until(lambda: len(world.model.aborted) == 1)
+    await until(lambda: world.model.num_held == 1)
+    world.model.release()
+    assert (await there)["choices"][0]["message"]["content"] == "Hello there."
+    assert (await world.export()).metrics["num_calls"] == 1
 
 
 async def other_url(world: World, base_url: str) -> str:

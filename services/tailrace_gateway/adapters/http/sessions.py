@@ -218,4 +218,5 @@ def _row(row: TokenRow) -> dict[str, Any]:
         "turn_rewards": numbers(as_float32(row.turn_rewards)),
         "reward": row.reward,
         "row_id": row.row_id,
+        "server_spans": [[span.source, span.num_tokens] for span in row.server_spans],
     }
