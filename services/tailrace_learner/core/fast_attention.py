@@ -103,11 +103,14 @@ def _looks_alike(module: nn.Module) -> bool:
     """Whether the module has the parts of such an attention and no others."""
     children = {name for name, _ in module.named_children()}
     config = getattr(module, "config", None)
+    # A window of the configuration that is not the layer's own attribute is passed on by other ways.
+    has_window = getattr(config, "sliding_window", None) is not None
     return (
         children in (_PROJECTIONS, _PROJECTIONS | _NORMS)
         and not list(module.parameters(recurse=False))
         and hasattr(module, "head_dim")
         and hasattr(module, "scaling")
+        and (hasattr(module, "sliding_window") or not has_window)
         and getattr(config, "_attn_implementation", "") == IMPLEMENTATION
     )
 
