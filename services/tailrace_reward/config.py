@@ -107,16 +107,17 @@ class RewardConfig(Config, frozen=True, kw_only=True):
             raise ValueError("num_processes and mailbox must be at least 1")
         if self.drain_s < 0:
             raise ValueError("drain_s must not be negative")
-        for entry in self.components:
-            if entry.kind == "model" and not entry.pretrain:
+        self._check_models()
+
+    def _check_models(self) -> None:
+        models = [entry for entry in self.components if entry.kind == "model"]
+        for entry in models:
+            if not entry.pretrain:
                 raise ValueError(
                     f"reward {entry.name!r}: kind model needs a model: give it a pretrain, or give "
                     "reward_pretrain"
                 )
-        if self.reward_pretrain and not any(
-            entry.kind == "model" and entry.pretrain == self.reward_pretrain
-            for entry in self.components
-        ):
+        if self.reward_pretrain and self.reward_pretrain not in {entry.pretrain for entry in models}:
             raise ValueError(
                 "reward_pretrain is read by components of the kind model without a pretrain of their "
                 "own, and there is none: add one to rewards, or remove it"

@@ -167,9 +167,8 @@ AREAL = System(
         ),
         to("saver.freq_steps", "save_steps"),
         to("evaluator.freq_steps", "eval_steps"),
-        Refused(
-            "stats_logger.wandb.mode", "metrics go to TensorBoard and metrics.jsonl", ("disabled",)
-        ),
+        Derived("stats_logger.wandb.mode", words.TRACKERS, rules.tracker, "if not disabled"),
+        Derived("stats_logger.wandb.project", (), nothing, "with `stats_logger.wandb.mode`"),
         to("workflow", "agents.workflow.agent"),
     ),
 )

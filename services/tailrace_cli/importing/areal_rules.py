@@ -16,6 +16,7 @@ _DISCOUNTED = ("gae", "reinforce", "reinforce_plus_plus")
 _PLAN = re.compile(r"(?:[a-z]+[:.])?((?:[dtpce]\d+)+)(?:\+(?:[a-z]+[:.])?((?:[dtpce]\d+)+))?")
 
 strategy = choice(fsdp="fsdp2")
+_MODES = choice(online="online", offline="offline")
 proximal = choice(recompute="recompute", loglinear="interpolate")
 
 
@@ -28,6 +29,14 @@ def name(experiment: Any, lookup: Lookup) -> Mapping[str, Any]:
 def longest(prompt: Any, lookup: Lookup) -> Mapping[str, Any]:
     """Prompt and reply together."""
     return {"agents.max_episode_tokens": prompt + lookup("gconfig.max_new_tokens", 0)}
+
+
+def tracker(mode: Any, lookup: Lookup) -> Mapping[str, Any]:
+    """W&B, whose project is the experiment's name unless it has one."""
+    if mode == "disabled":
+        return {}
+    project = lookup("stats_logger.wandb.project", lookup("experiment_name"))
+    return {"learner.wandb.project": str(project), "learner.wandb.mode": _MODES(mode)}
 
 
 def allocation(plan: Any, _lookup: Lookup) -> Mapping[str, Any]:

@@ -40,7 +40,7 @@ ROLL = System(
         to("save_steps", "save_steps", by=words.steps_or_never),
         to("eval_steps", "eval_steps", by=words.steps_or_never),
         to("resume_from_checkpoint", "resume_from_checkpoint"),
-        to("track_with", "learner.tensorboard", by=rules.tracker),
+        Derived("track_with", words.TRACKERS, rules.tracker, "`wandb` and `tensorboard`"),
         Derived(
             "rollout_batch_size", ("groups_per_step",), rules.groups, "episodes of a step, by group"
         ),
@@ -57,6 +57,7 @@ ROLL = System(
         Refused("reward_pretrain", "give it again if a component of the reward shall be this model"),
         Refused("rpc_timeout", "every call has a deadline of its own"),
         Refused("system_envs", "set the variables where tailrace starts (cluster.keep_environment)"),
+        Derived("tracker_kwargs.project", (), nothing, "with `track_with: wandb`"),
         Refused("tracker_kwargs", "metrics lie in the run directory"),
         Derived(
             "train_env_manager.num_env_groups", ("groups_per_step",), rules.env_groups, "of a step"

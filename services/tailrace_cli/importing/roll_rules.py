@@ -142,6 +142,7 @@ def staleness(ratio: float) -> int:
     return math.ceil(ratio)
 
 
-def tracker(value: Any) -> bool:
-    """Whether TensorBoard files are written."""
-    return bool(choice(tensorboard=True, stdout=False)(value))
+def tracker(name: Any, lookup: Lookup) -> Mapping[str, Any]:
+    """TensorBoard's files, W&B's, or none."""
+    project = lookup("tracker_kwargs.project", lookup("exp_name"))
+    return words.trackers([name], project, ("stdout",))

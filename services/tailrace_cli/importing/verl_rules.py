@@ -32,7 +32,7 @@ _LOSSES = choice(
     cispo="cispo",
     sapo="sapo",
 )
-_TRACKERS = ("console", "tensorboard", "file")
+_WRITTEN_ANYWAY = ("console", "file")
 
 
 def updates(rows: Any, lookup: Lookup) -> Mapping[str, Any]:
@@ -158,12 +158,11 @@ def schedule(lookup: Lookup) -> bool:
     return lookup(f"{ACTOR}.optim.lr_scheduler_type") is None
 
 
-def trackers(names: Any) -> bool:
-    """Whether TensorBoard is among them."""
-    unknown = [name for name in ([names] if isinstance(names, str) else names) if name not in _TRACKERS]
-    if unknown:
-        raise ValueError(f"there is no tracker {unknown[0]}, but metrics.jsonl and TensorBoard")
-    return "tensorboard" in names
+def trackers(names: Any, lookup: Lookup) -> Mapping[str, Any]:
+    """Some of several, or one by its name alone."""
+    given = [names] if isinstance(names, str) else list(names)
+    project = lookup("trainer.project_name", lookup("trainer.experiment_name"))
+    return words.trackers(given, project, _WRITTEN_ANYWAY)
 
 
 def lora(rank: Any, lookup: Lookup) -> Mapping[str, Any]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from tailrace.config.settings.setting import Lookup, choice
@@ -13,6 +13,20 @@ NO_ENGINE = "inference servers run our own torch engine, which has no such setti
 PARALLEL = "an engine and a learner's rank have one device each; more of them share the work"
 NO_EPOCHS = "give max_steps: rows are drawn for as many steps as a run has"
 NO_KL = "the divergence weighs nothing: its coefficient is 0 or it is switched off"
+
+
+TRACKERS = ("learner.tensorboard", "learner.wandb.project", "learner.wandb.mode")
+
+
+def trackers(names: Sequence[Any], project: Any, without: Sequence[str]) -> Mapping[str, Any]:
+    """Which trackers are on; those of `without` write nothing that is not written anyway."""
+    unknown = [name for name in names if name not in ("tensorboard", "wandb", *without)]
+    if unknown:
+        raise ValueError(f"there is no tracker {unknown[0]}, but TensorBoard, W&B and metrics.jsonl")
+    ours: dict[str, Any] = {"learner.tensorboard": "tensorboard" in names}
+    if "wandb" in names:
+        ours |= {"learner.wandb.project": str(project), "learner.wandb.mode": "online"}
+    return ours
 
 
 def all_or(value: Any) -> int:

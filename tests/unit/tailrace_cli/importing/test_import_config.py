@@ -138,6 +138,7 @@ def test_what_has_no_place_is_listed_with_its_name(system: str) -> None:
 OVERRULED = {
     "roll": {"init_kl_coef"},
     "verl": {
+        "trainer.project_name",  # for wandb alone
         "actor_rollout_ref.actor.clip_ratio",
         "actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu",
         "algorithm.kl_penalty",

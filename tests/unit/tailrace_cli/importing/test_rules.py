@@ -214,6 +214,21 @@ PIECES: list[tuple[str, str, dict[str, Any]]] = [
             "learner.behaviour_correction": "none",
         },
     ),
+    (
+        "roll",
+        "{exp_name: a, track_with: wandb}",
+        {"learner.wandb": {"project": "a", "mode": "online"}, "learner.tensorboard": False},
+    ),
+    (
+        "verl",
+        "{trainer: {logger: [console, wandb, tensorboard], project_name: p}}",
+        {"learner.wandb": {"project": "p", "mode": "online"}, "learner.tensorboard": True},
+    ),
+    (
+        "areal",
+        "{experiment_name: e, stats_logger: {wandb: {mode: offline}}}",
+        {"learner.wandb": {"project": "e", "mode": "offline"}},
+    ),
     ("areal", "{gconfig: {top_k: 100000000}}", {"agents.generating_args.top_k": 0}),
 ]
 
@@ -246,7 +261,7 @@ UNMAPPED: list[tuple[str, str, str, str]] = [
         "reward_normalization.grouping",
         "starpo",
     ),
-    ("roll", "{track_with: wandb}", "track_with", "is none of"),
+    ("roll", "{track_with: swanlab}", "track_with", "swanlab"),
     (
         "verl",
         "{data: {train_batch_size: 10}, actor_rollout_ref: {actor: {ppo_mini_batch_size: 3}}}",
