@@ -103,3 +103,54 @@ def test_an_endpoint_that_refuses_is_named(play: Play, endpoint: ScriptedEndpoin
     shown = play("calculator", "--endpoint", endpoint.url, "--model", "m")
     assert "outcome infra_failure" in shown
     assert "answered 503" in shown
+
+
+EDITOR = '''
+from tailrace.sdk import AgentLoop
+from tailrace_protos.chat import ChatMessage
+
+
+class Editor(AgentLoop):
+    """Asks, changes what it asked, and asks again."""
+
+    async def run(self, row, policy):
+        first = ChatMessage("user", row["prompt"])
+        reply = (await policy.complete([first], max_new_tokens=8)).message
+        await policy.chat([ChatMessage("user", "Something else."), reply, ChatMessage("user", "So?")])
+        return policy.finish()
+'''
+EXPERIMENT = """
+exp_name: editor
+pretrain: CHECKPOINT
+scheduler: {tags: [questions]}
+agents:
+  agent_loops: {editor: "an_editor:Editor"}
+  datasets: {questions: {path: QUESTIONS, agent_name: editor}}
+  max_episode_tokens: 1024
+  generating_args: {max_new_tokens: 64}
+  eval_generating_args: {max_new_tokens: 64}
+  loop_args: {max_turns: 4}
+inference: {device: cpu, max_model_len: 1024}
+"""
+
+
+@pytest.mark.parametrize("place", ["checkpoint", "endpoint"])
+def test_a_conversation_that_was_changed_shows_where_it_forked(
+    play: Play, checkpoint: Path, endpoint: ScriptedEndpoint, tmp_path: Path, place: str
+) -> None:
+    (tmp_path / "an_editor.py").write_text(EDITOR)
+    (tmp_path / "rows.jsonl").write_text('{"prompt": "First things first?"}\n')
+    path = tmp_path / "experiment.yaml"
+    content = EXPERIMENT.replace("QUESTIONS", str(tmp_path / "rows.jsonl"))
+    path.write_text(content.replace("CHECKPOINT", str(checkpoint)))
+    source = {
+        "checkpoint": ("--checkpoint", str(checkpoint)),
+        "endpoint": ("--endpoint", endpoint.url, "--model", "m"),
+    }[place]
+    shown = play(str(path), *source)
+    before, fork, after = shown.partition(
+        "the prefix forked" if place == "checkpoint" else "another conversation"
+    )
+    assert fork, shown
+    assert "First things first?" in before
+    assert "turn 2:" in after

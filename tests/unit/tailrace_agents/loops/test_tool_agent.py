@@ -11,6 +11,7 @@ import pytest
 
 from tailrace.loops import SingleTurnLoop, ToolAgentLoop
 from tailrace.sdk import Tool, ToolUnavailableError, tool
+from tailrace_agents.config import LoopArgs
 from tailrace_protos.base import as_int32, as_uint8
 from tailrace_protos.episode import Outcome
 from tests.unit.tailrace_agents.loops.world import (
@@ -266,12 +267,18 @@ async def test_a_long_output_is_cut_with_a_mark_and_counted() -> None:
     assert result.metrics["num_cut_tool_outputs"] == 1
 
 
-async def test_an_output_within_the_limit_is_whole() -> None:
-    limits = LIMITS._replace(max_tool_output_chars=305)
-    policy = ChatPolicy(calls(say("y" * 300)), "Ok.")
-    result = await play(ToolAgentLoop, policy, [echo], limits=limits)
+@pytest.mark.parametrize(("limit", "num_chars"), [(300, 300), (LoopArgs().max_tool_output_chars, 3000)])
+async def test_an_output_within_the_limit_is_whole(limit: int, num_chars: int) -> None:
+    @tool
+    def page() -> str:
+        """A page of text."""
+        return "y" * num_chars
+
+    limits = LIMITS._replace(max_tool_output_chars=limit)
+    policy = ChatPolicy(calls(("page", {})), "Ok.")
+    result = await play(ToolAgentLoop, policy, [page], limits=limits)
     (content,) = [one.content for one in result.messages if one.role == "tool"]
-    assert content == "echo " + "y" * 300
+    assert content == "y" * num_chars
     assert "num_cut_tool_outputs" not in result.metrics
 
 
