@@ -16,8 +16,8 @@ _DISCOUNTED = ("gae", "reinforce", "reinforce_plus_plus")
 _PLAN = re.compile(r"(?:[a-z]+[:.])?((?:[dtpce]\d+)+)(?:\+(?:[a-z]+[:.])?((?:[dtpce]\d+)+))?")
 
 strategy = choice(fsdp="fsdp2")
-_MODES = choice(online="online", offline="offline")
-proximal = choice(recompute="recompute", loglinear="interpolate")
+_MODES = choice("online", "offline")
+proximal = choice("recompute", loglinear="interpolate")
 
 
 def name(experiment: Any, lookup: Lookup) -> Mapping[str, Any]:

@@ -13,18 +13,9 @@ NORM = "reward_normalization"
 LENGTHS = ("agents.max_episode_tokens", "inference.max_model_len")
 
 has_critic = words.estimates_values("adv_estimator")
-_ESTIMATORS = choice(
-    gae="gae",
-    grpo="grpo",
-    reinforce="reinforce",
-    agentic_reinforce="starpo",
-    gigpo="gigpo",
-    step_reinforce="step_reinforce",
-)
-_METHODS = choice(mean_std="mean_std", mean="mean", identity="none")
-_LOSSES = choice(
-    ppo="ppo_clip", vanilla="vanilla_pg", topr="topr", tis="tis_pg", cispo="cispo", kimi15="kimi15"
-)
+_ESTIMATORS = choice("gae", "grpo", "reinforce", "gigpo", "step_reinforce", agentic_reinforce="starpo")
+_METHODS = choice("mean_std", "mean", identity="none")
+_LOSSES = choice("topr", "cispo", "kimi15", ppo="ppo_clip", vanilla="vanilla_pg", tis="tis_pg")
 
 
 def groups(rows: Any, lookup: Lookup) -> Mapping[str, Any]:

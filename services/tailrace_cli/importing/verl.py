@@ -84,7 +84,7 @@ VERL = System(
         to(
             f"{ACTOR}.strategy",
             "learner.strategy_args.strategy_name",
-            by=choice(fsdp="fsdp2", fsdp2="fsdp2"),
+            by=choice("fsdp2", fsdp="fsdp2"),
         ),
         Derived(
             f"{ACTOR}.ppo_mini_batch_size", ("learner.num_mini_batches",), rules.updates, "per update"

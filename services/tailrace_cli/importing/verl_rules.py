@@ -14,24 +14,10 @@ ROLLOUT = "actor_rollout_ref.rollout"
 
 has_critic = words.estimates_values("algorithm.adv_estimator")
 _ESTIMATORS = choice(
-    gae="gae",
-    grpo="grpo",
-    reinforce_plus_plus="reinforce_plus_plus",
-    reinforce_plus_plus_baseline="reinforce_plus_plus_baseline",
-    remax="remax",
-    rloo="rloo",
-    opo="opo",
+    "gae", "grpo", "reinforce_plus_plus", "reinforce_plus_plus_baseline", "remax", "rloo", "opo"
 )
 _DISCOUNTED = ("gae", "reinforce_plus_plus", "reinforce_plus_plus_baseline")
-_LOSSES = choice(
-    gspo="gspo",
-    clip_cov="clip_cov",
-    kl_cov="kl_cov",
-    geo_mean="gmpo",
-    gpg="vanilla_pg",
-    cispo="cispo",
-    sapo="sapo",
-)
+_LOSSES = choice("gspo", "clip_cov", "kl_cov", "cispo", "sapo", geo_mean="gmpo", gpg="vanilla_pg")
 _WRITTEN_ANYWAY = ("console", "file")
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from tailrace.config.settings.setting import Lookup, choice
 
-kl_estimator = choice(kl="k1", k1="k1", abs="abs", mse="k2", k2="k2", low_var_kl="k3", k3="k3")
+kl_estimator = choice("k1", "abs", "k2", "k3", kl="k1", mse="k2", low_var_kl="k3")
 
 NO_ENGINE = "inference servers run our own torch engine, which has no such setting"
 PARALLEL = "an engine and a learner's rank have one device each; more of them share the work"

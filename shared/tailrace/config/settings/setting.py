@@ -82,6 +82,6 @@ class Choice:
         return self.ours[value]
 
 
-def choice(**ours: Any) -> Choice:
-    """Our values by name."""
-    return Choice(ours)
+def choice(*same: str, **ours: Any) -> Choice:
+    """Values that are called the same here, and our values by name."""
+    return Choice({**{name: name for name in same}, **ours})

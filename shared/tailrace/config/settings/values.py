@@ -7,46 +7,30 @@ from typing import Any
 
 from tailrace.config.settings.setting import choice
 
-dtype = choice(
-    float32="float32",
-    fp32="float32",
-    bfloat16="bfloat16",
-    bf16="bfloat16",
-)
+dtype = choice("float32", "bfloat16", fp32="float32", bf16="bfloat16")
 engine_dtype = choice(
-    auto="auto",
-    float32="float32",
-    fp32="float32",
-    bfloat16="bfloat16",
-    bf16="bfloat16",
-    float16="float16",
-    fp16="float16",
+    "auto", "float32", "bfloat16", "float16", fp32="float32", bf16="bfloat16", fp16="float16"
 )
 attention = choice(
-    packed="packed",
+    "packed",
+    "sdpa",
+    "eager",
+    "flash_attention_2",
+    "flash_attention_3",
     auto="packed",
-    sdpa="sdpa",
-    eager="eager",
     fa2="flash_attention_2",
-    flash_attention_2="flash_attention_2",
     fa3="flash_attention_3",
-    flash_attention_3="flash_attention_3",
 )
 strategy = choice(
-    auto="auto",
-    single="single",
-    fsdp2="fsdp2",
+    "auto",
+    "single",
+    "fsdp2",
+    "deepspeed",
     fsdp_train="fsdp2",
     fsdp2_train="fsdp2",
-    deepspeed="deepspeed",
     deepspeed_train="deepspeed",
 )
-schedule = choice(
-    constant="constant",
-    constant_with_warmup="constant",
-    linear="linear",
-    cosine="cosine",
-)
+schedule = choice("constant", "linear", "cosine", constant_with_warmup="constant")
 
 _RANGE = re.compile(r"list\(range\((\d+)(?:, *(\d+))?\)\)")
 
