@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from tailrace_learner.core import attention
+from tailrace_learner.core import attention, cpu_kernels
 from tailrace_learner.core.attention import UnsupportedAttentionError
 from tailrace_learner.core.logprobs import token_logprobs
 from tailrace_learner.core.losses import LOSSES
@@ -65,10 +65,19 @@ def test_gradients_do_not_depend_on_micro_batches_packing_or_order(family: str) 
     assert relative_error(gradients(policy, list(micro_batches(shuffled, 40))), whole) < 1e-5
 
 
+@pytest.mark.parametrize("prefers_onednn", [True, False])
 @pytest.mark.parametrize("family", FAMILIES)
-def test_fast_kernels_give_the_gradients_of_the_plain_modules(family: str) -> None:
+def test_fast_kernels_give_the_gradients_of_the_plain_modules(
+    family: str, prefers_onednn: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if prefers_onednn and not cpu_kernels.has_onednn_linear():
+        pytest.skip("this torch has no oneDNN")
+    monkeypatch.setattr(cpu_kernels, "prefers_onednn", lambda: prefers_onednn)
     rows = make_rows(8, seed=5)
-    fast = gradients(make_policy(family, fast=True), [rows])
+    policy = make_policy(family, fast=True)
+    linears = {type(each) for each in policy.model.modules() if isinstance(each, torch.nn.Linear)}
+    assert linears == {cpu_kernels.OneDnnLinear if prefers_onednn else torch.nn.Linear}
+    fast = gradients(policy, [rows])
     plain = gradients(make_policy(family, fast=False), [rows])
     assert relative_error(fast, plain) < 1e-5
 
