@@ -129,7 +129,9 @@ class GymnasiumText(TextGame):
         return self._said if self._said is not None else float(self._return > 0)
 
     def render(self) -> Any:
-        """The environment's frame: an array, or a text where that is how it renders."""
+        """The environment's frame, an array or a text; what the model reads if it renders nothing."""
+        if self._env.render_mode is None:
+            return super().render()
         self.require_reset()
         frame = self._env.render()
         return plain_text(frame) if isinstance(frame, str) else frame
@@ -142,9 +144,9 @@ class GymnasiumText(TextGame):
         config = self.config
         try:
             with foreign_code(f"gymnasium.make({config.id!r})"):
-                modes = gymnasium.spec(config.id).kwargs | config.kwargs
-                mode = modes.get("render_mode") or self._render_mode()
-                return gymnasium.make(config.id, **{**config.kwargs, "render_mode": mode})
+                mode = config.kwargs.get("render_mode") or self._render_mode()
+                rendering = {"render_mode": mode} if mode else {}
+                return gymnasium.make(config.id, **{**config.kwargs, **rendering})
         except ForeignCodeError as error:
             raise ConfigError(
                 f"id {config.id!r} with kwargs {config.kwargs}: {error.error}: correct them, or "

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from pathlib import Path
 from typing import Any
 
 import gymnasium
@@ -74,6 +75,41 @@ def test_the_seed_fixes_the_episode() -> None:
     for seed in range(8):
         assert first.reset(seed=seed)[0] == second.reset(seed=seed)[0]
         assert first.step("1")[:4] == second.step("1")[:4]
+
+
+def test_text_before_the_first_observation_is_a_key() -> None:
+    shown, _ = make_env("gymnasium", LAKE).reset(seed=0)
+    assert make_env("gymnasium", {**LAKE, "instructions": "Go!"}).reset(seed=0)[0] == f"Go!{shown}"
+
+
+MODULE = """
+import gymnasium
+
+
+class Modest(gymnasium.Env):
+    observation_space = action_space = gymnasium.spaces.Discrete(2)
+
+    def reset(self, *, seed=None, options=None):
+        return 0, {}
+
+    def step(self, action):
+        return 1, -1.0, True, False, {"is_success": True}
+
+
+gymnasium.register("Modest-v0", Modest)
+"""
+
+
+def test_what_an_environment_of_another_module_says_of_success_counts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "modest_games.py").write_text(MODULE)
+    monkeypatch.syspath_prepend(tmp_path)
+    for config, success in (({}, 1.0), ({"success_return": 0.0}, 0.0)):
+        env = make_env("gymnasium", {"id": "modest_games:Modest-v0", **config})
+        assert env.reset(seed=0)[0] == "0\n"
+        assert env.render() == "0\n"
+        assert env.step("1")[4]["success"] == success
 
 
 def test_a_picture_is_drawn_where_the_environment_draws_one() -> None:

@@ -17,6 +17,8 @@ pytest.importorskip("openenv.core", reason="make test-envs runs these in their o
 import uvicorn
 from openenv.core.env_server import Action, Environment, Observation, State, create_app
 
+AWAKE = threading.Event()  # what slow steps wait for
+
 
 class Say(Action):
     message: str
@@ -38,6 +40,8 @@ class Counter(Environment[Say, Heard, State]):
         return Heard(text=f"{self.number}?", done=False, reward=None)
 
     def step(self, action: Say, timeout_s: float | None = None, **kwargs: Any) -> Heard:
+        if action.tone == "slow":
+            AWAKE.wait(60)
         is_next = action.message == str(self.number + 1)
         self.number += is_next
         done = self.number == self.end
@@ -121,6 +125,41 @@ def test_a_server_that_is_not_there_is_an_error() -> None:
         env = make_env("openenv", {"base_url": f"http://127.0.0.1:{taken.getsockname()[1]}"})
         with pytest.raises(ConnectionError):
             env.reset(seed=0)
+
+
+def test_texts_limits_and_what_counts_as_success_are_keys(url: str) -> None:
+    config = {
+        "base_url": url,
+        "instructions": "Count! ",
+        "observation_field": "text",
+        "action_field": "tone",
+        "action": {"message": "2"},
+        "success_return": 0.5,
+        "max_turns": 1,
+    }
+    env = make_env("openenv", config)
+    assert env.reset(seed=1)[0] == "Count! 1?"
+    observation, reward, terminated, truncated, info = env.step("loud")
+    assert (observation, reward, terminated, truncated) == ("2? (loud)", 0.5, False, True)
+    assert info["success"] == 1.0
+    env.close()
+
+
+def test_a_server_that_does_not_answer_in_time_is_an_error(url: str) -> None:
+    AWAKE.clear()
+    env = make_env("openenv", {"base_url": url, "message_timeout_s": 0.2, "action": {"tone": "slow"}})
+    env.reset(seed=1)
+    with pytest.raises(TimeoutError):
+        env.step("2")
+    AWAKE.set()
+
+
+def test_a_server_that_does_not_greet_in_time_is_an_error() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        url = f"http://127.0.0.1:{silent.getsockname()[1]}"
+        env = make_env("openenv", {"base_url": url, "connect_timeout_s": 0.2})
+        with pytest.raises((TimeoutError, ConnectionError)):
+            env.reset(seed=1)
 
 
 def test_an_address_without_a_scheme_is_refused() -> None:

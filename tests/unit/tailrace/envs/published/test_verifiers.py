@@ -111,6 +111,17 @@ def test_its_own_limit_of_turns_ends_the_episode() -> None:
     assert endings == [False, False, True]
 
 
+def test_our_limit_of_turns_and_what_counts_as_success_are_keys() -> None:
+    env = make_env("verifiers", config(kind="multi", max_turns=1))
+    env.reset(seed=0)
+    assert env.step("9")[2:4] == (False, True)
+    env.close()
+    for wanted, success in ((1.0, 0.0), (0.0, 1.0)):
+        env = make_env("verifiers", config(success_reward=wanted))
+        env.reset(seed=1)
+        assert env.step("wrong")[4]["success"] == success
+
+
 def test_held_out_rows_come_from_the_data_set_for_evaluation_and_repeat() -> None:
     env = make_env("verifiers", config(split="held_out"))
     asked = [env.reset(seed=seed)[0].partition("\n\n")[2] for seed in range(4)]

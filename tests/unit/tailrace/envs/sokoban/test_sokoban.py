@@ -117,6 +117,14 @@ def test_every_level_has_a_solution_within_the_turns_and_no_box_starts_on_a_goal
         assert (len(rows), len(rows[0])) == config.dim_room
 
 
+def test_walls_are_a_share_of_the_inner_cells() -> None:
+    def num_floor(wall_share: float) -> int:
+        config = SokobanConfig(wall_share=wall_share, split="all")
+        return sum(level_for_seed(config, 3).board.is_floor)
+
+    assert [num_floor(share) for share in (0.0, 0.25)] == [16, 12]
+
+
 def test_the_expert_solves_in_as_many_moves_as_the_solver_says() -> None:
     env, expert = SokobanText(), SokobanExpert()
     for seed in range(30):
