@@ -15,6 +15,7 @@ from tailrace_agents.adapters.casting import Cast
 from tailrace_agents.config import AgentsConfig, EnvEntry, LoopArgs, WorkflowArgs, check_with_run
 from tailrace_agents.ports import NoJournal
 from tailrace_protos.episode import EnvTask, EpisodeTask
+from tailrace_protos.session import ExportStyle
 from tailrace_protos.trajectory import TokenRow
 from tests.unit.tailrace_agents.fakes import ScriptedPolicy, renderer
 
@@ -44,6 +45,18 @@ async def test_granularity_decides_what_a_row_is() -> None:
     rows, _ = await played(run_of(granularity="step"))
     assert whole.first_turn == -1
     assert [row.first_turn for row in rows] == [0, 1, 2, 3]
+
+
+@pytest.mark.parametrize("default", [ExportStyle.CONCAT, ExportStyle.INDIVIDUAL])
+def test_loops_and_workflows_export_turns_too(default: ExportStyle) -> None:
+    def style(given: str | None, **settings: Any) -> ExportStyle:
+        with ThreadPoolExecutor(1) as threads:
+            cast = Cast(AgentsConfig(), run_of(**settings), "test", threads, Stages())
+        return cast._style(given, default)
+
+    assert style(None, granularity="step") is ExportStyle.STEP
+    assert style(None) is default
+    assert style("individual") is ExportStyle.INDIVIDUAL
 
 
 async def test_history_turns_decides_what_the_policy_sees() -> None:
