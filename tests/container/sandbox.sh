@@ -5,7 +5,7 @@
 # The image is Debian's Python from debootstrap, so it needs no registry; it stays in Docker's store and
 # is made once. Packages and the suite are mounted into it. Where no Docker daemon answers, one runs for
 # as long as the suite, without a network of its own. Needs root and, the first time, apt and a Debian
-# mirror; says so and fails where it cannot run.
+# mirror; where it cannot run it says why and exits with 77.
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 
@@ -15,6 +15,7 @@ readonly DEBIAN=bookworm
 readonly DEBIAN_PYTHON=3.11
 readonly IMAGE=tailrace-sandbox-test:$DEBIAN
 readonly POLICY=/usr/sbin/policy-rc.d
+readonly CANNOT=77
 work=$(mktemp -d)
 dockerd_pid=
 made_policy=
@@ -22,7 +23,7 @@ made_policy=
 cannot() {
     echo "the escape suite cannot run in a container here: $1" >&2
     [ ! -s "${2:-}" ] || tail -n 15 "$2" >&2
-    exit 1
+    exit "$CANNOT"
 }
 
 clean_up() {
