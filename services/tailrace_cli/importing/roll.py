@@ -135,6 +135,29 @@ ROLL = System(
         to(f"{_INFER}.max_num_seqs", "inference.max_running"),
         to(f"{_INFER}.max_num_batched_tokens", "inference.max_batched_tokens"),
         Refused(_INFER, words.NO_ENGINE),
+        Derived(
+            "actor_train.data_args.file_name",
+            ("agents.datasets.train.path", "scheduler.tags"),
+            rules.train_files,
+            "data sets `train`, in `dataset_dir`; rows need a `prompt`",
+        ),
+        Derived(
+            "validation.data_args.file_name",
+            ("agents.datasets.validation.path", "scheduler.eval_tags"),
+            rules.validation_files,
+            "data sets `validation`",
+        ),
+        *(
+            Derived(f"{role}.data_args.dataset_dir", (), nothing, "with `file_name`")
+            for role in ("actor_train", "validation")
+        ),
+        *(
+            to(f"validation.generating_args.{key}", f"agents.eval_generating_args.{key}")
+            for key in ("max_new_tokens", "temperature", "top_p", "top_k")
+        ),
+        to("validation.generating_args.num_return_sequences", "scheduler.eval_group_size"),
+        Refused("validation.generating_args.num_beams", "replies are sampled, never searched", (1,)),
+        to("validation.eval_steps", "eval_steps", by=words.steps_or_never),
         to(f"{_ENV}.env_type", "agents.custom_envs.*.env_type"),
         to(f"{_ENV}.max_tokens_per_step", "agents.custom_envs.*.max_tokens_per_step"),
         to(f"{_ENV}.max_steps", "agents.custom_envs.*.env_config.max_turns"),

@@ -49,6 +49,25 @@ def replies(count: Any, lookup: Lookup) -> Mapping[str, Any]:
     return {}
 
 
+def train_files(files: Any, lookup: Lookup) -> Mapping[str, Any]:
+    """Data sets to train on."""
+    return words.datasets("train", "scheduler.tags", _in_folder("actor_train", files, lookup))
+
+
+def validation_files(files: Any, lookup: Lookup) -> Mapping[str, Any]:
+    """Data sets to evaluate on."""
+    return words.datasets("validation", "scheduler.eval_tags", _in_folder("validation", files, lookup))
+
+
+def _in_folder(role: str, files: Any, lookup: Lookup) -> list[str]:
+    """Files beside their folder, which some name again."""
+    folder = lookup(f"{role}.data_args.dataset_dir", "")
+    names = [files] if isinstance(files, str) else list(files)
+    if not folder:
+        return names
+    return [name if name.startswith((f"{folder}/", "/")) else f"{folder}/{name}" for name in names]
+
+
 def evaluation(rows: Any, lookup: Lookup) -> Mapping[str, Any]:
     """Tasks of the evaluation set."""
     return {"scheduler.eval_groups": max(rows // lookup("val_env_manager.group_size", 1), 1)}
@@ -74,7 +93,8 @@ def estimator(name: Any, lookup: Lookup) -> Mapping[str, Any]:
 
 def is_starpo(lookup: Lookup) -> bool:
     """Whether it came out as starpo."""
-    return bool(estimator(lookup("adv_estimator"), lookup)["learner.adv_estimator"] == "starpo")
+    name = lookup("adv_estimator")
+    return name is not None and estimator(name, lookup)["learner.adv_estimator"] == "starpo"
 
 
 def grouping(value: Any, lookup: Lookup) -> Mapping[str, Any]:

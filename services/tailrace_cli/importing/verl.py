@@ -197,6 +197,19 @@ VERL = System(
             "the estimator is not gae, which alone looks ahead by values",
         ),
         Derived(
+            "algorithm.rollout_correction.rollout_is",
+            ("learner.behaviour_correction", "learner.correction_level"),
+            rules.correction,
+            "`tis` of tokens or of rows",
+        ),
+        when(
+            "algorithm.rollout_correction.rollout_is_threshold",
+            "learner.tis_cap",
+            rules.corrects,
+            "rollout_is names no weights",
+            float,
+        ),
+        Derived(
             "algorithm.use_kl_in_reward", ("learner.init_kl_coef",), rules.kl_in_reward, "KL in rewards"
         ),
         *(

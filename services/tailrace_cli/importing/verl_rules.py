@@ -60,6 +60,17 @@ def estimator(name: Any, _lookup: Lookup) -> Mapping[str, Any]:
     return ours
 
 
+def correction(level: Any, _lookup: Lookup) -> Mapping[str, Any]:
+    """Weights for tokens that another policy sampled."""
+    weights = {"learner.behaviour_correction": "tis"}
+    return weights | {"learner.correction_level": choice("token", "sequence")(level)}
+
+
+def corrects(lookup: Lookup) -> bool:
+    """Whether there are such weights."""
+    return lookup("algorithm.rollout_correction.rollout_is") is not None
+
+
 def is_grpo(lookup: Lookup) -> bool:
     """Whether the deviation can be left out."""
     return bool(lookup("algorithm.adv_estimator") == "grpo")

@@ -216,6 +216,28 @@ PIECES: list[tuple[str, str, dict[str, Any]]] = [
     ),
     (
         "roll",
+        "{actor_train: {data_args: {file_name: [data/a.jsonl, b.jsonl], dataset_dir: data}}, "
+        "validation: {data_args: {file_name: c.jsonl}, generating_args: {top_p: 0.6}}}",
+        {
+            "agents.datasets.train_0.path": "data/a.jsonl",
+            "agents.datasets.train_1.path": "data/b.jsonl",
+            "agents.datasets.validation.path": "c.jsonl",
+            "scheduler.tags": ["train_0", "train_1"],
+            "scheduler.eval_tags": ["validation"],
+            "agents.eval_generating_args.top_p": 0.6,
+        },
+    ),
+    (
+        "verl",
+        "{algorithm: {rollout_correction: {rollout_is: sequence, rollout_is_threshold: 3}}}",
+        {
+            "learner.behaviour_correction": "tis",
+            "learner.correction_level": "sequence",
+            "learner.tis_cap": 3.0,
+        },
+    ),
+    (
+        "roll",
         "{exp_name: a, track_with: wandb}",
         {"learner.wandb": {"project": "a", "mode": "online"}, "learner.tensorboard": False},
     ),
