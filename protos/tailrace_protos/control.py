@@ -35,12 +35,28 @@ class ServerStatus(Message, frozen=True, tag="server_status"):
     busy_s: float
     heartbeat_unix_s: float
     zmq_public_key: str = ""  # CURVE key, when the cluster is more than one host
+    incarnation: str = ""  # another one after each start of its process
+
+
+def source_of(server_id: str, incarnation: str) -> str:
+    """Names the process that samples: a server that was started again is another source."""
+    return f"{server_id}#{incarnation}" if incarnation else server_id
+
+
+def split_source(source: str) -> tuple[str, str]:
+    """Server id and incarnation of a source."""
+    server_id, _, incarnation = source.partition("#")
+    return server_id, incarnation
 
 
 class DrainRequest(Message, frozen=True, tag="drain_request"):
-    """Tells an inference server to leave; it answers with its `ServerStatus`."""
+    """Tells an inference server to leave; it answers with its `ServerStatus`.
+
+    With `incarnation`: only if it is still that one; a later one answers and goes on.
+    """
 
     reason: str = ""
+    incarnation: str = ""
 
 
 class LeaseRequest(Message, frozen=True, tag="lease_request"):
@@ -62,6 +78,7 @@ class Lease(msgspec.Struct, frozen=True):
     nats_subject: str
     zmq_endpoint: str
     zmq_public_key: str = ""
+    incarnation: str = ""
 
 
 class LeaseReply(Message, frozen=True, tag="lease_reply"):

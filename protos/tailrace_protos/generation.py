@@ -54,10 +54,14 @@ class GenerateRequest(Message, frozen=True, tag="generate_request", gc=False):
 
 
 class VersionSpan(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """`num_tokens` consecutive tokens sampled from one policy version."""
+    """`num_tokens` consecutive tokens sampled from one policy version by one server.
+
+    `source` is set by who made the call, not on the wire between engine and caller.
+    """
 
     policy_version: int
     num_tokens: int
+    source: str = ""  # `tailrace_protos.control.source_of` of the server; empty: not known
 
 
 class CallErrorCode(enum.StrEnum):

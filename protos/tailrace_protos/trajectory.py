@@ -9,6 +9,13 @@ from tailrace_protos.episode import EnvTask, Outcome
 from tailrace_protos.subjects import Phase
 
 
+class ServerSpan(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """`num_tokens` trained tokens of a row, in a row's order, that one process sampled."""
+
+    source: str  # as in `VersionSpan`
+    num_tokens: int
+
+
 class TokenRow(msgspec.Struct, frozen=True, omit_defaults=True):
     """One row to train: tokens exactly as the engine saw and emitted them.
 
@@ -26,6 +33,7 @@ class TokenRow(msgspec.Struct, frozen=True, omit_defaults=True):
     row_id: str = ""  # unique in its episode; empty when the episode has one row
     turn_hashes: Int64Bytes = EMPTY  # [K] of task and observation before each turn; or empty
     first_turn: int = -1  # where rows are stretches of one line of turns: place of the first in it
+    server_spans: tuple[ServerSpan, ...] = ()  # of all tokens with mask 1, or empty: not known
 
 
 class Trajectory(Message, frozen=True, tag="trajectory"):

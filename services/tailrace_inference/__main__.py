@@ -6,6 +6,7 @@ import asyncio
 import os
 import sys
 import time
+import uuid
 from pathlib import Path
 
 from prometheus_client import REGISTRY
@@ -51,6 +52,7 @@ class _Process:
         )
         self.run = args.run.exp_name
         self.server_id = args.server_id
+        self.incarnation = uuid.uuid4().hex[:8]
         state_dir = os.environ.get("TAILRACE_STATE_DIR", "") or args.run.run_dir / "state"
         self.state_dir = Path(state_dir)
         self.emission_path = args.run.run_dir / f"emissions-{self.server_id}.bin"
@@ -132,6 +134,7 @@ class _Process:
             idle_s=driver.idle_s,
             busy_s=driver.busy_s,
             heartbeat_unix_s=time.time(),
+            incarnation=self.incarnation,
         )
 
     async def leave(self) -> None:

@@ -93,5 +93,8 @@ class ControlHandler:
 
     async def drain(self, request: DrainRequest) -> ServerStatus:
         """Begin to drain; what is in flight at this moment is in the reply."""
+        status = self._status()
+        if request.incarnation not in ("", status.incarnation):
+            return status
         self._stop(f"drain asked for: {request.reason or 'no reason given'}")
         return self._status()

@@ -13,6 +13,7 @@ from typing import NamedTuple, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from tailrace.ledger.provenance import server_spans
 from tailrace_protos.base import EMPTY, Int32Bytes, pack_float32, pack_int32, pack_int64
 from tailrace_protos.generation import VersionSpan
 from tailrace_protos.trajectory import TokenRow
@@ -64,6 +65,7 @@ class EpisodeTokens:
         "_ids",
         "_logprobs",
         "_mask",
+        "_spans",
         "_turn_ends",
         "_turn_hashes",
         "_turn_rewards",
@@ -78,6 +80,7 @@ class EpisodeTokens:
         self._mask = bytearray()
         self._logprobs = array("f")
         self._versions = array("i")
+        self._spans: list[VersionSpan] = []  # of all sampled tokens
         self._turn_ends = array("i")
         self._turn_rewards = array("d")
         self._turn_hashes = array("q")
@@ -120,6 +123,7 @@ class EpisodeTokens:
         self._ids.frombytes(ids.tobytes())
         self._mask.extend(b"\x01" * num)
         self._logprobs.frombytes(logprobs.tobytes())
+        self._spans += spans
         for span in spans:
             self._versions.extend((span.policy_version,) * span.num_tokens)
         self.num_sampled += num
@@ -157,6 +161,7 @@ class EpisodeTokens:
             mask = np.where(broken, np.uint8(0), mask)
             logprobs[broken], versions[broken] = 0.0, -1
         ends = self._turn_ends[: self.num_turns]
+        is_sampled = np.frombuffer(bytes(self._mask), dtype=np.bool_)
         row = TokenRow(
             token_ids=self.transcript(),
             loss_mask=_bytes(mask),
@@ -166,6 +171,7 @@ class EpisodeTokens:
             turn_rewards=pack_float32(self._turn_rewards),
             turn_hashes=pack_int64(self._turn_hashes),
             reward=reward,
+            server_spans=server_spans(self._spans, ~broken[is_sampled]),
         )
         return CheckedRow(row, num_broken)
 

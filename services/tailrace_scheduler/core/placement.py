@@ -192,4 +192,5 @@ def _lease(episode_id: str, status: ServerStatus) -> Lease:
         nats_subject=status.nats_subject,
         zmq_endpoint=status.zmq_endpoint,
         zmq_public_key=status.zmq_public_key,
+        incarnation=status.incarnation,
     )

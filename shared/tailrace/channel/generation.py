@@ -22,7 +22,7 @@ class Generation:
 
     token_ids: NDArray[np.int32]  # [T]
     inference_logprobs: NDArray[np.float32]  # [T]
-    version_spans: tuple[VersionSpan, ...]  # num_tokens sum to T; neighbours differ in version
+    version_spans: tuple[VersionSpan, ...]  # num_tokens sum to T; neighbours differ
     finish_reason: FinishReason | None
     stop_matched: int | str | None
     num_cached_tokens: int  # prompt tokens whose KV was reused
@@ -32,16 +32,32 @@ class Generation:
         """T."""
         return len(self.token_ids)
 
+    def sampled_by(self, source: str) -> Generation:
+        """The same tokens, all of one source."""
+        return Generation(
+            self.token_ids,
+            self.inference_logprobs,
+            tuple(VersionSpan(s.policy_version, s.num_tokens, source) for s in self.version_spans),
+            self.finish_reason,
+            self.stop_matched,
+            self.num_cached_tokens,
+        )
+
 
 def join_spans(spans: Iterable[VersionSpan]) -> tuple[VersionSpan, ...]:
-    """The same spans with neighbours of one version made one."""
+    """The same spans with neighbours of one version and one source made one."""
     joined: list[VersionSpan] = []
     for span in spans:
-        if joined and joined[-1].policy_version == span.policy_version:
-            span = VersionSpan(span.policy_version, joined.pop().num_tokens + span.num_tokens)
+        if joined and _is_alike(joined[-1], span):
+            num_tokens = joined.pop().num_tokens + span.num_tokens
+            span = VersionSpan(span.policy_version, num_tokens, span.source)
         if span.num_tokens:
             joined.append(span)
     return tuple(joined)
+
+
+def _is_alike(one: VersionSpan, other: VersionSpan) -> bool:
+    return one.policy_version == other.policy_version and one.source == other.source
 
 
 class TokenLedger:

@@ -6,7 +6,7 @@ import enum
 from typing import NamedTuple, Protocol
 
 from tailrace.channel.call import GenerateCall
-from tailrace_protos.control import Lease
+from tailrace_protos.control import Lease, source_of
 from tailrace_protos.generation import GenerateRequest, TokenChunk
 
 
@@ -17,11 +17,23 @@ class Address(NamedTuple):
     nats_subject: str = ""
     zmq_endpoint: str = ""
     zmq_public_key: str = ""
+    incarnation: str = ""
 
     @classmethod
     def of(cls, lease: Lease) -> Address:
         """The address in a placement lease."""
-        return cls(lease.server_id, lease.nats_subject, lease.zmq_endpoint, lease.zmq_public_key)
+        return cls(
+            lease.server_id,
+            lease.nats_subject,
+            lease.zmq_endpoint,
+            lease.zmq_public_key,
+            lease.incarnation,
+        )
+
+    @property
+    def source(self) -> str:
+        """Names the server's process in the provenance of tokens."""
+        return source_of(self.server_id, self.incarnation)
 
 
 class GenerateClient(Protocol):

@@ -156,6 +156,6 @@ def cut_spans(spans: tuple[VersionSpan, ...], start: int, end: int) -> tuple[Ver
     for span in spans:
         overlap = min(end, begin + span.num_tokens) - max(start, begin)
         if overlap > 0:
-            cut.append(VersionSpan(span.policy_version, overlap))
+            cut.append(VersionSpan(span.policy_version, overlap, span.source))
         begin += span.num_tokens
     return tuple(cut)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
+from tailrace.ledger.provenance import server_spans
 from tailrace.ledger.tree import Call
 from tailrace_protos.base import (
     as_float32,
@@ -17,6 +18,7 @@ from tailrace_protos.base import (
     pack_int32,
     pack_uint8,
 )
+from tailrace_protos.generation import VersionSpan
 from tailrace_protos.session import LedgerNode
 from tailrace_protos.trajectory import TokenRow
 
@@ -31,6 +33,8 @@ class RowBuilder:
         self._versions: list[NDArray[np.int32]] = []
         self._turn_ends: list[int] = []
         self._turn_rewards: list[float] = []
+        self._spans: list[VersionSpan] = []  # of all turns, with `_is_sampled_trained`
+        self._is_sampled_trained: list[NDArray[np.bool_]] = []
         self._num_tokens = 0
         self.has_trained_tokens = False
 
@@ -46,6 +50,8 @@ class RowBuilder:
         logprobs = as_float32(node.inference_logprobs)
         trained = trained_tokens(node)
         self._append(as_int32(node.token_ids), trained, logprobs, version_per_token(node))
+        self._spans += node.version_spans
+        self._is_sampled_trained.append(trained)
         self._turn_ends.append(self._num_tokens)
         self._turn_rewards.append(reward)
         self.has_trained_tokens = self.has_trained_tokens or bool(trained.any())
@@ -61,6 +67,7 @@ class RowBuilder:
             turn_rewards=pack_float32(self._turn_rewards),
             reward=reward,
             row_id=row_id,
+            server_spans=server_spans(self._spans, np.concatenate(self._is_sampled_trained)),
         )
 
     def _append(

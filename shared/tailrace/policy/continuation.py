@@ -129,8 +129,9 @@ class ContinuingPolicy:
         try:
             generation = await (_stream(call, on_chunk) if on_chunk else call.collect())
         except ChannelError as error:
-            outcome: Generation | _Failure = _failure(error)
+            outcome: Generation | _Failure = _failure(error, address.source)
         else:
+            generation = generation.sampled_by(address.source)
             if generation.finish_reason in _FINISHED:
                 outcome = generation
             else:  # aborted by the server, not by us
@@ -188,12 +189,13 @@ async def _stream(call: GenerateCall, on_chunk: OnChunk) -> Generation:
     return call.partial()
 
 
-def _failure(error: ChannelError) -> _Failure:
+def _failure(error: ChannelError, source: str) -> _Failure:
+    partial = error.partial.sampled_by(source)
     if not isinstance(error, GenerateRefusedError):
-        return _Failure(str(error), error.partial)
+        return _Failure(str(error), partial)
     return _Failure(
         str(error),
-        error.partial,
+        partial,
         error.retry_after_s,
         is_servers_fault=error.code is CallErrorCode.INTERNAL,
         is_final=error.code is CallErrorCode.INVALID,

@@ -102,7 +102,7 @@ async def test_a_lost_call_goes_on_elsewhere_after_the_tokens_that_came() -> Non
     world = World(lost(7, 8, version=1), generation([9, 99], version=2))
     result = await world.turn(max_new_tokens=10)
     assert result.token_ids.tolist() == [7, 8, 9, 99]
-    assert result.version_spans == (VersionSpan(1, 2), VersionSpan(2, 2))
+    assert result.version_spans == (VersionSpan(1, 2, "s0"), VersionSpan(2, 2, "s1"))
     assert len(result.inference_logprobs) == 4
     assert result.finish_reason is FinishReason.STOP
     assert world.client.servers == ["s0", "s1"]
