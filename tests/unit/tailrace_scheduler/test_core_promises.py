@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -25,7 +26,9 @@ from tests.unit.tailrace_scheduler.simulation import SimulatedRun
 OUTCOMES = [*[Outcome.OK] * 6, Outcome.POLICY_FAILURE, Outcome.INFRA_FAILURE, Outcome.TIMEOUT]
 
 
-def made_run(seed: int, max_staleness: int, group_size: int = 3, max_steps: int = 5) -> SimulatedRun:
+def made_run(
+    seed: int, max_staleness: int, group_size: int = 3, max_steps: int = 5, **settings: Any
+) -> SimulatedRun:
     run = RunConfig(
         exp_name="x",
         seed=seed,
@@ -41,6 +44,7 @@ def made_run(seed: int, max_staleness: int, group_size: int = 3, max_steps: int 
         eval_interim_groups=2,
         group_timeout_s=30.0,
         max_buffered_groups=7,
+        **settings,
     )
     return SimulatedRun(run, config, seed)
 
@@ -164,6 +168,24 @@ def test_training_begins_only_after_the_first_evaluation_has_its_result() -> Non
     world.decide()
     assert [group.plan.phase for group in world.open.values()] == ["train"] * 7
     assert world.core.status(world.now_s).blocked_by == "buffer"
+
+
+@pytest.mark.parametrize(
+    ("settings", "tags"),
+    [
+        ({}, ["A", "B", "A", "B"]),
+        ({"eval_tags": ("C",)}, ["C", "C", "C", "C"]),
+        ({"eval_num_groups_partition": (3, 1)}, ["A", "A", "A", "B"]),
+        ({"eval_tags": ("C", "D"), "eval_num_groups_partition": (1, 3)}, ["C", "D", "D", "D"]),
+    ],
+)
+def test_an_evaluation_plays_its_tags_by_their_shares(settings: Any, tags: list[str]) -> None:
+    world = made_run(0, 2, **settings)
+    world.resume(0)
+    world.served_version = 0
+    world.beat()
+    world.decide()
+    assert [group.plan.tasks[0].env_name for group in world.open.values()] == tags
 
 
 def test_nothing_is_evaluated_while_a_server_serves_an_older_version() -> None:
