@@ -16,6 +16,7 @@ import uvicorn
 from starlette.types import ASGIApp
 
 from tailrace.config import ConfigError
+from tailrace_gateway.adapters.one_write import OneWriteProtocol
 
 _BACKLOG = 4096
 
@@ -35,7 +36,7 @@ class HttpServer:
     def __init__(self, app: ASGIApp, listener: socket.socket, keep_alive_s: int) -> None:
         config = uvicorn.Config(
             app,
-            http="httptools",
+            http=OneWriteProtocol,
             ws="none",
             lifespan="off",
             loop="none",
