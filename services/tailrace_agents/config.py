@@ -32,10 +32,11 @@ class EnvEntry(Config, frozen=True, kw_only=True):
     """With `granularity: step`: how many earlier turns the policy sees before the newest observation, 0
     only that. null: all of them. `max_episode_tokens` then bounds what the policy sees at once."""
 
-    in_threads: bool = False
+    in_threads: bool | None = None
     """true: `reset` and `step` run in threads, for environments that wait or compute for longer than a
     millisecond. false: they run in the event loop, which is faster for quick ones and stops
-    every episode of this worker while one step runs."""
+    every episode of this worker while one step runs. null: as the environment's class says (`waits`),
+    which is true of `verifiers` and `openenv`."""
 
     def __post_init__(self) -> None:
         _require_positive(self, "max_tokens_per_step")

@@ -16,7 +16,7 @@ from tailrace.clock import SystemClock
 from tailrace.config import ConfigError, RunConfig
 from tailrace.data import Dataset, load_dataset
 from tailrace.data.rows import require_prompt
-from tailrace.envs import make_env
+from tailrace.envs import env_maker, make_env
 from tailrace.foreign import ForeignCodeError, foreign_code
 from tailrace.loops import AGENT_LOOPS, agent_loops, unknown_loop
 from tailrace.policy.activity import Stages
@@ -200,7 +200,10 @@ def make_pools(
         except ForeignCodeError as error:
             reason = error.error if isinstance(error.error, ValueError) else error
             raise ConfigError(f"{source}: agents.custom_envs.{name}: {reason}") from error
-        pools[name] = EnvPool(make, threads if entry.in_threads else None, stages)
+        in_threads = entry.in_threads
+        if in_threads is None:
+            in_threads = bool(getattr(env_maker(entry.env_type), "waits", False))
+        pools[name] = EnvPool(make, threads if in_threads else None, stages)
     return pools
 
 

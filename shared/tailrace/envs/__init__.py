@@ -19,7 +19,14 @@ from tailrace.envs.frozen_lake import FrozenLakeText
 from tailrace.foreign import ForeignCodeError
 from tailrace.sdk.env import Env
 
-__all__ = ["ENV_TYPES", "FrozenLakeText", "UnknownEnvTypeError", "check_env_type", "make_env"]
+__all__ = [
+    "ENV_TYPES",
+    "FrozenLakeText",
+    "UnknownEnvTypeError",
+    "check_env_type",
+    "env_maker",
+    "make_env",
+]
 
 # By name, so that only what an experiment plays is imported.
 ENV_TYPES: dict[str, str] = {

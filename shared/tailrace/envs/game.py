@@ -30,6 +30,7 @@ class TextGame(gymnasium.Env[str, str]):
 
     metadata = {"render_modes": ["ansi"]}  # noqa: RUF012 gymnasium's declaration
     render_mode = "ansi"
+    waits = False  # whether steps belong into threads, unless the experiment says it
     observation_space = TEXT_SPACE
     action_space = TEXT_SPACE
 

@@ -1,7 +1,7 @@
 """Environments behind an OpenEnv server, unchanged: `env_type: openenv`.
 
 An instance holds one session at the server (a WebSocket), opened by the first `reset`. Calls wait for
-the server, so set `in_threads: true`. Whether a seed fixes an episode is the server's matter.
+the server. Whether a seed fixes an episode is the server's matter.
 """
 
 from __future__ import annotations
@@ -72,6 +72,8 @@ class OpenEnvConfig(Config, frozen=True, kw_only=True):
 
 class OpenEnvText(TextGame):
     """Options are the keys of `OpenEnvConfig`."""
+
+    waits = True
 
     def __init__(self, **options: Any) -> None:
         self.config = config = decode_config(options, OpenEnvConfig, "env_config")

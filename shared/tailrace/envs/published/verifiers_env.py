@@ -61,6 +61,8 @@ class Loaded:
 class VerifiersText(TextGame):
     """Options are the keys of `VerifiersConfig`."""
 
+    waits = True
+
     def __init__(self, **options: Any) -> None:
         self.config = config = decode_config(options, VerifiersConfig, "env_config")
         super().__init__(config.max_turns)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import threading
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -61,6 +62,32 @@ async def test_a_class_of_the_user_is_made_with_its_keys_and_played() -> None:
     handle = pools("own_envs:Parrot", word="hi")["mine"].take()
     assert await handle.reset(3) == "Say hi 3."
     assert (await handle.step("no")).numbers == {"success": 0.0}
+
+
+class Slow(Parrot):
+    """Says in which thread it was asked."""
+
+    waits = True
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[str, dict[str, Any]]:
+        return threading.current_thread().name, {}
+
+
+class Quick(Slow):
+    waits = False
+
+
+@pytest.mark.parametrize(
+    ("env_type", "in_threads", "thread"),
+    [("Slow", None, "env"), ("Quick", None, "Main"), ("Slow", False, "Main"), ("Quick", True, "env")],
+)
+async def test_environments_that_wait_run_in_threads_unless_the_entry_says_otherwise(
+    env_type: str, in_threads: bool | None, thread: str
+) -> None:
+    entry = EnvEntry(env_type=f"own_envs:{env_type}", in_threads=in_threads)
+    with ThreadPoolExecutor(1, "env") as threads:
+        made = make_pools(AgentsConfig(custom_envs={"mine": entry}), "f", threads, Stages())
+        assert (await made["mine"].take().reset(1)).startswith(thread)
 
 
 @pytest.mark.parametrize(
