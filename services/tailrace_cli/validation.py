@@ -20,7 +20,7 @@ def check_experiment(experiment: Experiment) -> None:
     _check_model(experiment)
     _check_resume(experiment)
     _check_sampling(experiment)
-    _check_judges(experiment)
+    _check_rewards(experiment)
     try:
         check_capacity(experiment.run, experiment.scheduler)
         check_with_run(experiment.learner, experiment.run)
@@ -98,9 +98,15 @@ def _check_sampling(experiment: Experiment) -> None:
         )
 
 
-def _check_judges(experiment: Experiment) -> None:
-    kept = experiment.cluster.keep_environment
+def _check_rewards(experiment: Experiment) -> None:
+    kept, patience = experiment.cluster.keep_environment, experiment.agents.reward_timeout_s
     for entry in experiment.reward.components:
+        if entry.kind in ("function", "judge") and entry.timeout_s > patience:
+            raise ConfigError(
+                f"{experiment.source}: reward {entry.name!r}: timeout_s ({entry.timeout_s:g}) exceeds "
+                f"agents.reward_timeout_s ({patience:g}), after which a request is sent again: "
+                "raise the latter"
+            )
         variable = entry.judge.api_key_env if entry.judge else ""
         if variable and variable not in kept:
             raise ConfigError(

@@ -52,6 +52,15 @@ def test_a_data_set_may_be_a_tag() -> None:
     check_experiment(load(EXAMPLE, settings))
 
 
+def test_agents_wait_for_the_slowest_reward() -> None:
+    slow = "reward.rewards=[{name: f, kind: function, function: 'm:f', timeout_s: 60}]"
+    with pytest.raises(
+        ConfigError, match=r"reward 'f': timeout_s \(60\) exceeds agents\.reward_timeout_s"
+    ):
+        check_experiment(load(EXAMPLE, [slow]))
+    check_experiment(load(EXAMPLE, [slow, "agents.reward_timeout_s=60"]))
+
+
 def test_the_key_of_a_judge_must_reach_the_reward_workers() -> None:
     judge = "{base_url: 'http://x', model: m, prompt: p, api_key_env: JUDGE_KEY}"
     settings = [f"reward.rewards=[{{name: q, kind: judge, judge: {judge}}}]"]
