@@ -11,6 +11,8 @@ from tailrace_protos.base import Float32Bytes, Int32Bytes, Message
 from tailrace_protos.generation import FinishReason, VersionSpan
 from tailrace_protos.subjects import Phase
 
+OVER_BUDGET = "over_budget"  # metric, 1 for an episode that was cut off by one of its limits
+
 
 class Outcome(enum.StrEnum):
     """How an episode ended. Only the first two carry a reward that may be learnt from."""

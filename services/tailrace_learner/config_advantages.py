@@ -88,6 +88,11 @@ class AdvantageConfig(Config, frozen=True, kw_only=True):
     """Over so many tokens before `overlong_max_tokens` the penalty rises linearly from 0; given with
     it only."""
 
+    over_budget_episodes: Literal["train", "mask"] = "train"
+    """Episodes of environments and agent loops that one of their limits cut off (`max_new_tokens`,
+    `max_episode_tokens`, `max_turns` of loops). `train`: a failure like any other. `mask`: they count
+    where episodes are compared but are not trained (DAPO's overlong filtering)."""
+
     advantage_clip: float = 0.0
     """Clip advantages to plus or minus this, before whitening; 0 switches it off."""
 

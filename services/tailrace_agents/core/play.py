@@ -29,7 +29,7 @@ from tailrace_agents.core.tokens import EpisodeTokens, observation_hash
 from tailrace_agents.ports import EpisodeJournal, NoJournal, Observer
 from tailrace_protos.base import as_float32, as_int32, pack_float32, pack_int32
 from tailrace_protos.chat import ChatMessage
-from tailrace_protos.episode import Outcome, TurnRecord
+from tailrace_protos.episode import OVER_BUDGET, Outcome, TurnRecord
 from tailrace_protos.generation import FinishReason
 
 
@@ -161,6 +161,7 @@ class _Episode:
             reason = f"over budget after {tokens.num_sampled} sampled tokens ({len(tokens)} in all)"
             self._end(Outcome.POLICY_FAILURE, reason)
             self.result.metrics.setdefault("success", 0.0)
+            self.result.metrics[OVER_BUDGET] = 1.0
         return False
 
     async def _sample(self, turn: int, inserted: NDArray[np.int32]) -> tuple[StepResult, TurnRecord]:

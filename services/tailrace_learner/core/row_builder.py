@@ -1,8 +1,8 @@
 """Groups into what a step trains: rows with advantages, and what counted or was left out.
 
-Rows of invalid members are left out, and rows longer than the model reads, whose episodes still count
-where episodes are compared. Where advantages need values or divergences (`core/estimates.py`), rows
-come without them.
+Rows of invalid members are left out, those of cut-off episodes where that is wanted, and rows longer
+than the model reads; the episodes of the latter two still count where episodes are compared. Where
+advantages need values or divergences (`core/estimates.py`), rows come without them.
 """
 
 from __future__ import annotations
@@ -16,12 +16,14 @@ import numpy as np
 from tailrace_learner.config import LearnerConfig
 from tailrace_learner.core.advantages import ESTIMATORS, Advantages, Returns, Verdict
 from tailrace_learner.core.advantages.shaping import shaped
+from tailrace_learner.core.drift import NO_QUARANTINE
 from tailrace_learner.core.group_returns import NO_LIMITS, RowLimits, group_returns, is_overlong
 from tailrace_learner.core.lineage import Ancestry
 from tailrace_learner.core.rows import PreparedGroup, Source, Unestimated
 from tailrace_learner.core.step_advantages import settled
 from tailrace_learner.core.token_rows import TokenReader
 from tailrace_protos.base import as_int32
+from tailrace_protos.episode import OVER_BUDGET
 from tailrace_protos.trajectory import TrajectoryGroup
 
 
@@ -33,6 +35,7 @@ class RowBuilder:
     max_staleness: int
     ancestry: Ancestry
     limits: RowLimits = NO_LIMITS
+    quarantine: Mapping[str, int] = NO_QUARANTINE  # may change between groups
 
     def unknown_versions(self, group: TrajectoryGroup, book: Mapping[int, tuple[str, int]]) -> set[int]:
         """Versions of the group's tokens that `book` does not list (yet)."""
@@ -53,7 +56,15 @@ class RowBuilder:
         counts[f"num_groups_{advantages.verdict.value}"] = 1
         sources: tuple[Source, ...] = ()
         if advantages.verdict is Verdict.TRAIN:
-            reader = TokenReader(self.config, self.max_staleness, self.ancestry, step, book, counts)
+            reader = TokenReader(
+                self.config,
+                self.max_staleness,
+                self.ancestry,
+                step,
+                book,
+                counts,
+                self.quarantine,
+            )
             sources = tuple(self._sources(group, played, reader))
         return PreparedGroup(
             group_id=group.group_id,
@@ -74,6 +85,9 @@ class RowBuilder:
         """Every row of the members that are trained."""
         for member in played:
             episode = group.members[member]
+            if self.config.over_budget_episodes == "mask" and episode.metrics.get(OVER_BUDGET):
+                reader.counts["num_masked_episodes"] += 1
+                continue
             for index, row in enumerate(episode.rows):
                 if is_overlong(row, self.limits):
                     reader.counts["num_overlong_rows"] += 1

@@ -21,7 +21,7 @@ from tailrace_agents.core.episode import (
 from tailrace_agents.core.play import play_episode
 from tailrace_agents.ports import EpisodeTakenError
 from tailrace_protos.base import as_float32, as_int32, as_uint8
-from tailrace_protos.episode import Outcome
+from tailrace_protos.episode import OVER_BUDGET, Outcome
 from tailrace_protos.generation import SamplingParams
 from tests.unit.tailrace_agents.fakes import (
     LIMITS,
@@ -104,6 +104,7 @@ async def test_a_turn_gets_what_is_left_of_the_episodes_budget() -> None:
     assert result.outcome is Outcome.POLICY_FAILURE
     assert "over budget" in result.reason
     assert result.metrics["success"] == 0.0
+    assert result.metrics[OVER_BUDGET] == 1.0
     assert result.tokens.num_sampled == limits.max_new_tokens
 
 

@@ -6,11 +6,12 @@ import math
 
 import numpy as np
 import pytest
+from msgspec.structs import replace
 
 from tailrace_learner.core.lineage import Ancestor, Ancestry
 from tailrace_learner.core.row_builder import RowBuilder
 from tailrace_learner.core.rows import demonstration_row
-from tailrace_protos.episode import Outcome
+from tailrace_protos.episode import OVER_BUDGET, Outcome
 from tests.unit.tailrace_learner.factory import config, episode_of_rows, group, token_row, trajectory
 
 BOOK = {1: ("0-a", 0), 2: ("0-a", 1), 3: ("0-a", 2), 4: ("0-a", 3)}
@@ -158,3 +159,17 @@ def test_a_demonstration_trains_its_mask_only() -> None:
     assert row.targets.tolist() == [2, 3]
     assert row.token_ids.tolist() == [5, 6, 7]
     assert demonstration_row("d", np.array([5, 6]), np.array([1, 0], dtype=np.uint8)) is None
+
+
+@pytest.mark.parametrize(("choice", "trained"), [("train", 3), ("mask", 2)])
+def test_episodes_that_were_cut_off_may_be_compared_without_being_trained(
+    choice: str, trained: int
+) -> None:
+    cut = trajectory(1, 0.0, outcome=Outcome.POLICY_FAILURE)
+    cut = replace(cut, metrics={**cut.metrics, OVER_BUDGET: 1.0})
+    members = [trajectory(0, 1.0), cut, trajectory(2, 0.0)]
+    prepared = builder(over_budget_episodes=choice).prepare(group(members), 0, BOOK)
+    assert len(prepared.rows) == trained
+    assert prepared.counts.get("num_masked_episodes", 0) == 3 - trained
+    deviation = math.sqrt(1 / 3)
+    assert prepared.rows[0].advantages[0] == pytest.approx((2 / 3) / (deviation + 1e-6))

@@ -27,7 +27,7 @@ from tailrace_agents.core.loops.policy import LoopPolicy
 from tailrace_agents.core.loops.tools import BoundTools
 from tailrace_agents.core.players import PlayContext
 from tailrace_agents.ports import EpisodeJournal, EpisodeTakenError
-from tailrace_protos.episode import EpisodeTask, Outcome
+from tailrace_protos.episode import OVER_BUDGET, EpisodeTask, Outcome
 from tailrace_protos.session import ExportStyle
 from tailrace_protos.trajectory import Trajectory
 
@@ -81,6 +81,8 @@ class LoopEpisode:
                 raise
         except ForeignCodeError as error:
             result.outcome, result.reason = blame(error, self._books.num_turns)
+            if result.outcome is Outcome.POLICY_FAILURE:
+                self._metrics.append({OVER_BUDGET: 1.0})
         except ToolsMissingError as error:
             result.outcome, result.reason = Outcome.INFRA_FAILURE, str(error)
         self._judge(result, deadline.expired())

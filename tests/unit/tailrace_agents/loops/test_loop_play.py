@@ -16,7 +16,7 @@ from tailrace_agents.core.episode import EpisodeHandedBackError
 from tailrace_agents.ports import EpisodeTakenError
 from tailrace_protos.base import as_float32, as_int32, as_uint8
 from tailrace_protos.chat import ChatMessage, ToolCall
-from tailrace_protos.episode import Outcome
+from tailrace_protos.episode import OVER_BUDGET, Outcome
 from tailrace_protos.generation import SamplingParams
 from tailrace_protos.session import ExportStyle
 from tests.unit.tailrace_agents.loops.world import (
@@ -177,6 +177,7 @@ async def test_a_budget_that_ends_inside_a_group_of_tasks_is_a_policy_failure() 
         Greedy, ChatPolicy(by_prompt=lambda _: "y"), limits=LIMITS._replace(max_turns=5)
     )
     assert result.outcome is Outcome.POLICY_FAILURE
+    assert result.metrics[OVER_BUDGET] == 1.0
     assert "max_turns" in result.reason
 
 
