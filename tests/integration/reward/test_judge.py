@@ -94,7 +94,12 @@ async def test_a_judge_is_asked_by_the_template_with_its_key_and_its_number_is_t
     async with (
         endpoint(lambda _n, _body: says("Fine. Score: 8.5")) as judge,
         scorer(
-            judge.url, prompt=prompt, api_key_env="JUDGE_KEY", system_prompt="Judge.", max_tokens=9
+            judge.url,
+            prompt=prompt,
+            api_key_env="JUDGE_KEY",
+            system_prompt="Judge.",
+            max_tokens=9,
+            temperature=0.3,
         ) as made,
     ):
         (score,) = await made.score([item()])
@@ -108,7 +113,7 @@ async def test_a_judge_is_asked_by_the_template_with_its_key_and_its_number_is_t
             {"role": "system", "content": "Judge."},
             {"role": "user", "content": "[user]\n2 + 2?\n\n[assistant]\n4\ntruth: 4"},
         ],
-        "temperature": 0.0,
+        "temperature": 0.3,
         "max_tokens": 9,
     }
 

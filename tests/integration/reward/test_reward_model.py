@@ -28,6 +28,7 @@ from tailrace_protos.reward import ScoreItem, ScoreReply, ScoreRequest
 from tailrace_protos.weights import ModelCard
 from tailrace_reward.__main__ import build
 from tailrace_reward.adapters.components import open_components
+from tailrace_reward.adapters.reward_model import RewardModel
 from tailrace_reward.config import RewardConfig
 from tailrace_reward.core.scoring import Scorer
 from tests.conftest import ServerProcess
@@ -107,6 +108,23 @@ async def test_batch_size_and_type_change_the_work_and_not_the_meaning(tmp_path:
     rough = [score.reward for score in await scores_of(folder, items, dtype="bfloat16")]
     assert rough != alone
     assert rough == pytest.approx(alone, rel=0.2, abs=0.2)
+
+
+async def test_models_compute_with_the_threads_that_they_are_given(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = save(tmp_path, AutoModelForSequenceClassification, num_labels=1, pad_token_id=0)
+    seen: list[int] = []
+    forward = RewardModel._forward
+
+    def watched(model: RewardModel, batch: Any) -> list[float]:
+        seen.append(torch.get_num_threads())
+        return forward(model, batch)
+
+    monkeypatch.setattr(RewardModel, "_forward", watched)
+    for num_threads in (1, 2):
+        await scores_of(folder, [item(0)], num_threads=num_threads)
+    assert seen == [1, 2]
 
 
 async def test_a_conversation_that_is_too_long_has_no_score_and_others_have(tmp_path: Path) -> None:
