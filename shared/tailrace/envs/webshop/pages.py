@@ -11,6 +11,7 @@ from typing import Literal, NamedTuple
 from tailrace.envs.webshop.catalogue import Product
 
 BACK, NEXT, PREVIOUS, BUY = "back to search", "next >", "< prev", "buy now"
+SEPARATOR = " / "  # published option values never have a slash, but may have a bar
 DETAILS = ("description", "features", "reviews")
 
 Kind = Literal["start", "results", "item", "detail", "bought"]
@@ -79,7 +80,7 @@ def text_of(page: Page, per_page: int) -> str:
     if page.kind == "bought":
         return "Thank you for shopping.\n"
     clicks = page.clicks(per_page)
-    actions = f"click[{' | '.join(clicks)}]" if clicks else "search[words]"
+    actions = f"click[{SEPARATOR.join(clicks)}]" if clicks else "search[words]"
     body = _BODIES[page.kind](page, per_page)
     return f"{body}Available actions: {actions}\n"
 
@@ -102,7 +103,7 @@ def _item(page: Page, per_page: int) -> str:
     lines = [f"{item.asin}: {item.title} ${item.price:.2f}{rating}"]
     for name, values in item.options.items():
         chosen = page.chosen.get(name)
-        lines.append(f"{name}: {' | '.join(values)}" + (f" chosen {chosen}" if chosen else ""))
+        lines.append(f"{name}: {SEPARATOR.join(values)}" + (f" chosen {chosen}" if chosen else ""))
     return "\n".join(lines) + "\n"
 
 

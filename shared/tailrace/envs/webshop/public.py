@@ -82,7 +82,7 @@ def price_of(pricing: str) -> float:
 
 
 def _options(raw: Mapping[str, Any]) -> dict[str, tuple[str, ...]]:
-    """Values in lower case; a slash would look like two of them."""
+    """Values in lower case, with bars for slashes, as published code has them."""
     return {
         name.lower(): tuple(
             dict.fromkeys(one["value"].strip().replace("/", " | ").lower() for one in values)

@@ -12,11 +12,11 @@ from pathlib import Path
 from tailrace.envs.webshop.config import CatalogueArgs
 from tailrace.envs.webshop.environment import INVALID_NOTE
 from tailrace.envs.webshop.generated import KINDS, PRICES
-from tailrace.envs.webshop.pages import BACK, BUY, DETAILS, NEXT, PREVIOUS
+from tailrace.envs.webshop.pages import BACK, BUY, DETAILS, NEXT, PREVIOUS, SEPARATOR
 from tailrace.envs.word_tokenizer import any_of, build_word_tokenizer
 
 _PHRASES = (
-    "search[words]", "search[", "click[", "]", "|", BACK, NEXT, PREVIOUS, BUY, *DETAILS,
+    "search[words]", "search[", "click[", "]", SEPARATOR.strip(), BACK, NEXT, PREVIOUS, BUY, *DETAILS,
     "instruction:", "available actions:", "i am looking for", "and price lower than", "dollars",
     INVALID_NOTE.strip().lower(), "\n", ":", ",", "page", "of", "results", "chosen", "rated",
     "(", ")", "with", "and", "a", "that is", "good",

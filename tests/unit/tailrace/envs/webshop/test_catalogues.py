@@ -182,3 +182,13 @@ def test_a_catalogue_that_gives_no_goals_is_refused_with_the_remedy(tmp_path: Pa
     write_catalogue(path, [Product(asin="a", title="b", price=1.0)])
     with pytest.raises(ConfigError, match=r"has no train goal \(0 in all\): give products attributes"):
         make_env("webshop", {"catalogue": {"path": str(path)}})
+
+
+def test_an_option_value_with_a_bar_can_be_told_from_two_values(published: dict[str, str]) -> None:
+    env = WebShopText(catalogue={**published, "human_path": "", "num_products": 0}, split="all")
+    env.reset(seed=0)
+    env.step("search[shirt]")
+    item, *_ = env.step("click[b0abcdefg1]")
+    assert "color: red | white / blue\n" in item
+    assert env.step("click[red | white]")[4]["invalid_action"] is False
+    assert env.page.chosen == {"color": "red | white"}

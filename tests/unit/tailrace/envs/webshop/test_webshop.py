@@ -27,7 +27,7 @@ def test_a_trip_from_the_search_to_the_purchase() -> None:
     assert reward == 0.0
     item, *_ = env.step(f"I choose click[{product.asin.upper()}]")
     for name, values in product.options.items():
-        assert f"{name}: {' | '.join(values)}\n" in item
+        assert f"{name}: {' / '.join(values)}\n" in item
     for name, value in env.goal.options:
         chosen, *_ = env.step(f"click[{value}]")
         assert f" chosen {value}\n" in chosen
