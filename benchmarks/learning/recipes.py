@@ -42,7 +42,11 @@ RECIPES = (
         "FrozenLake 4x4",
         "gae with a critic, ppo_clip loss",
         LAKE,
-        ("learner.adv_estimator=gae", "learner.loss=ppo_clip", "+learner.critic={shared: true}"),
+        (
+            "learner.adv_estimator=gae",
+            "learner.loss=ppo_clip",
+            "+learner.critic={shared: true, training_args: {learning_rate: 3.0e-3}}",
+        ),
     ),
     Recipe(
         "lake_gigpo",
