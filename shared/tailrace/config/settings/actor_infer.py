@@ -35,7 +35,18 @@ def _servers(mapping: Any, lookup: Lookup) -> Mapping[str, Any]:
 _FORWARDS = choice(torch="auto", hf_infer="generic")
 
 ACTOR_INFER: tuple[Setting, ...] = (
+    Refused("actor_infer.model_args.model_type", "an engine serves the policy", ("causal_lm",)),
     Renamed("actor_infer.model_args.dtype", ("inference.dtype",), values.engine_dtype),
+    Refused(
+        "actor_infer.model_args.attn_implementation",
+        "the engine attends over its cache by its own means: remove it",
+    ),
+    Refused(
+        "actor_infer.model_args.disable_gradient_checkpointing",
+        "an engine computes no gradients",
+        (True,),
+    ),
+    Refused("actor_infer.training_args", "the policy is trained as actor_train says", ({},)),
     Derived(
         "actor_infer.device_mapping",
         ("cluster.inference_gpus", "cluster.num_inference_servers"),

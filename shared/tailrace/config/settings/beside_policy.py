@@ -69,6 +69,10 @@ def _model_args(role: str) -> tuple[Setting, ...]:
     )
 
 
+def _samples_nothing(role: str) -> Setting:
+    return Refused(f"{role}.generating_args", "only actor_infer samples", ({},))
+
+
 CRITIC: tuple[Setting, ...] = (
     Renamed("critic", ("learner.critic",), remark="`{}`: one with all defaults"),
     *(
@@ -102,6 +106,7 @@ CRITIC: tuple[Setting, ...] = (
             ("gradient_accumulation_steps", updates_of_a_step),
         )
     ),
+    _samples_nothing("critic"),
 )
 
 REFERENCE: tuple[Setting, ...] = (
@@ -116,4 +121,6 @@ REFERENCE: tuple[Setting, ...] = (
         "it computes in the learner, with the modules of Hugging Face",
         ("hf_infer",),
     ),
+    Refused("reference.training_args", "it is never trained", ({},)),
+    _samples_nothing("reference"),
 )
