@@ -35,6 +35,10 @@ class ClusterConfig(Config, frozen=True, kw_only=True):
     """GPUs of the inference servers, one each and in turn if there are more servers; empty: each server
     sees all of them."""
 
+    reward_gpus: tuple[int, ...] = ()
+    """GPUs of the reward workers, for reward models, one each and in turn if there are more workers;
+    empty: each worker sees all of them."""
+
     tool_workers: tuple[str, ...] = ()
     """Tools to serve for this run, one process each: `module:tool`, or several with spaces between;
     `module` lies beside the experiment file or is installed."""
@@ -98,15 +102,20 @@ class ClusterConfig(Config, frozen=True, kw_only=True):
         count = self.num_gpus_per_node
         if (count or 0) < 0:
             raise ValueError("cluster.num_gpus_per_node must not be negative")
-        for key in ("learner_gpus", "inference_gpus"):
+        for key in ("learner_gpus", "inference_gpus", "reward_gpus"):
             for gpu in getattr(self, key):
                 if gpu < 0 or (count is not None and gpu >= count):
                     raise ValueError(
                         f"cluster.{key}: there is no GPU {gpu}: they are counted from 0 to "
                         "cluster.num_gpus_per_node - 1"
                     )
-        if len(self.inference_gpus) > self.num_inference_servers:
-            raise ValueError(
-                f"cluster.inference_gpus names {len(self.inference_gpus)} GPUs for "
-                f"{self.num_inference_servers} inference servers: raise cluster.num_inference_servers"
-            )
+        for key, count_key in _GPUS_OF_REPLICAS.items():
+            gpus, replicas = getattr(self, key), getattr(self, count_key)
+            if len(gpus) > replicas:
+                raise ValueError(
+                    f"cluster.{key} names {len(gpus)} GPUs for {replicas} processes: raise "
+                    f"cluster.{count_key}"
+                )
+
+
+_GPUS_OF_REPLICAS = {"inference_gpus": "num_inference_servers", "reward_gpus": "num_reward_workers"}

@@ -130,8 +130,9 @@ def _gpus_of(service: str, index: int, config: ClusterConfig) -> Sequence[int] |
     """Numbers of a process's GPUs; None: whatever there is."""
     if service == "learner" and config.learner_gpus:
         return config.learner_gpus
-    if service == "inference" and config.inference_gpus:
-        return (config.inference_gpus[index % len(config.inference_gpus)],)
+    for replicas, gpus in (("inference", config.inference_gpus), ("reward", config.reward_gpus)):
+        if service == replicas and gpus:
+            return (gpus[index % len(gpus)],)
     return None if config.num_gpus_per_node is None else range(config.num_gpus_per_node)
 
 

@@ -109,9 +109,10 @@ def test_learner_and_servers_see_the_gpus_that_are_theirs(monkeypatch: pytest.Mo
 def test_a_run_sees_no_more_gpus_than_it_may_use(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     assert set(gpus(ClusterConfig(num_gpus_per_node=0)).values()) == {""}
-    config = ClusterConfig(num_gpus_per_node=2, inference_gpus=(1,))
+    config = ClusterConfig(num_gpus_per_node=3, inference_gpus=(1,), reward_gpus=(2,))
     assert gpus(config)["inference"] == "1"
-    assert gpus(config)["learner"] == "0,1"
+    assert gpus(config)["reward"] == "2"
+    assert gpus(config)["learner"] == "0,1,2"
 
 
 @pytest.mark.parametrize(
@@ -120,6 +121,7 @@ def test_a_run_sees_no_more_gpus_than_it_may_use(monkeypatch: pytest.MonkeyPatch
         (lambda: ClusterConfig(num_gpus_per_node=2, learner_gpus=(2,)), r"learner_gpus: .* no GPU 2"),
         (lambda: ClusterConfig(inference_gpus=(-1,)), r"inference_gpus: .* no GPU -1"),
         (lambda: ClusterConfig(inference_gpus=(0, 1)), "raise cluster.num_inference_servers"),
+        (lambda: ClusterConfig(reward_gpus=(0, 1)), "raise cluster.num_reward_workers"),
         (lambda: ClusterConfig(num_gpus_per_node=-1), "num_gpus_per_node"),
     ],
 )
