@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from pathlib import Path
 
 import pytest
@@ -50,6 +51,17 @@ def test_combinations_that_cannot_run_name_the_key_or_the_remedy(override: str, 
 def test_a_data_set_may_be_a_tag() -> None:
     settings = ["scheduler.tags=[sums]", "agents.datasets.sums.path=sums.jsonl"]
     check_experiment(load(EXAMPLE, settings))
+
+
+def test_the_settings_in_the_readme_of_rewards_are_possible() -> None:
+    readme = (EXAMPLE.parents[2] / "services" / "tailrace_reward" / "README.md").read_text()
+    blocks = [textwrap.dedent(part.split("```")[0]) for part in readme.split("```yaml")[1:]]
+    of_example = yaml.safe_load(EXAMPLE.read_text())
+    for block in map(yaml.safe_load, blocks):
+        content = {**of_example, **block, "agents": of_example["agents"] | block.get("agents", {})}
+        content.pop("reward" if "reward_pretrain" in block else "", None)
+        check_experiment(decode(content, "README.md"))
+    assert len(blocks) == 2
 
 
 def test_agents_wait_for_the_slowest_reward() -> None:
