@@ -148,6 +148,22 @@ class EvaluationFinished(msgspec.Struct, frozen=True, tag="evaluation_finished")
     num_episodes: int
 
 
+class ServerQuarantined(msgspec.Struct, frozen=True, tag="server_quarantined"):
+    """A server's log-probabilities are not those of the weights that it says it has.
+
+    Its tokens of later steps than `good_step` are not trained any more, and this start of its process
+    is to leave.
+    """
+
+    server_id: str
+    incarnation: str
+    mismatch: float  # mean |log pi - log mu| over version-matched tokens
+    max_mismatch: float
+    num_tokens: int  # that were read
+    step: int  # optimizer step of the weights with which it was read
+    good_step: int  # of its last good reading; -1: there was none
+
+
 class RunFinished(msgspec.Struct, frozen=True, tag="run_finished"):
     """The run ended by itself: all steps, the final checkpoint and the final evaluation are done."""
 
@@ -170,6 +186,7 @@ EventBody = (
     | CheckpointSaved
     | EvaluationStarted
     | EvaluationFinished
+    | ServerQuarantined
     | RunFinished
 )
 

@@ -24,6 +24,7 @@ from tailrace.weights.tensors import TensorBytes
 from tailrace_learner import metrics
 from tailrace_learner.config import LearnerConfig
 from tailrace_learner.core.books import Books, Timing, saved_event
+from tailrace_learner.core.drift import DRIFT, Sentinel
 from tailrace_learner.core.group_returns import NO_LIMITS, RowLimits
 from tailrace_learner.core.row_builder import RowBuilder
 from tailrace_learner.core.rows import PreparedGroup
@@ -40,7 +41,7 @@ from tailrace_learner.ports import (
     VersionBook,
     WeightSink,
 )
-from tailrace_protos.event import StepFinished
+from tailrace_protos.event import ServerQuarantined, StepFinished
 from tailrace_protos.trajectory import TrajectoryGroup
 
 log = get_logger(__name__)
@@ -49,6 +50,10 @@ SERVICE = "learner"
 _BLOCK_S = 1.0  # longest wait for groups at once
 _SAVE_AGAIN_S = 10.0  # between attempts to save the last checkpoint
 _EXIT_FAILED = 1
+_DRIFT_REMEDY = (
+    "it is started anew; if new ones differ as much, give learner and inference one dtype and one "
+    "temperature, or raise learner.max_mismatch"
+)
 _LOGGED = ("reward_mean", "success_rate", "loss", "grad_norm", "staleness_mean", "tokens_per_s")
 
 T = TypeVar("T")
@@ -87,7 +92,9 @@ class Learner:
         self._run = run
         self._config = config
         self._books = Books(state, run, config.max_retained_bytes)
-        self._builder = RowBuilder(config, run.max_staleness, state.ancestry, limits)
+        self._sentinel = Sentinel(config.max_mismatch, config.min_mismatch_tokens)
+        quarantine = self._sentinel.quarantine
+        self._builder = RowBuilder(config, run.max_staleness, state.ancestry, limits, quarantine)
         self._versions: dict[int, tuple[str, int]] = {}
         self._publishing: asyncio.Task[None] | None = None
         self._saving: asyncio.Task[None] | None = None
@@ -141,6 +148,7 @@ class Learner:
             if taken:
                 await self._compute(timing, trainer.work)
         numbers = await self._compute(timing, trainer.finish)
+        await self._watch_servers(numbers)
         weights = await world.compute(world.read_weights, False)
         self._step_ended_s = world.clock.monotonic_s()
         self._books.step_done(timing, self._step_ended_s, numbers)
@@ -175,10 +183,17 @@ class Learner:
                 log.error("tokens of unrecorded versions", group_id=group.group_id, versions=unknown)
         prepared = self._builder.prepare(group, self.state.step, self._versions)
         metrics.GROUPS.labels(_fate(prepared)).inc()
-        for reason in ("stale", "nonfinite"):
+        for reason in ("stale", "nonfinite", "quarantined"):
             count = prepared.counts.get(f"num_{reason}_tokens", 0)
             metrics.MASKED_TOKENS.labels(reason).inc(count)
         return prepared
+
+    async def _watch_servers(self, numbers: dict[str, float | None]) -> None:
+        """Read every server's error from a step's numbers; those beyond the limit are to leave."""
+        quarantined = self._sentinel.read(numbers, self.state.step)
+        _observe_drift(numbers, quarantined)
+        if quarantined:
+            await self._world.events.emit(SERVICE, *quarantined)
 
     def _keep_trajectories(self, groups: Sequence[TrajectoryGroup]) -> None:
         if self._world.trajectories is None:
@@ -293,3 +308,14 @@ def _observe(step: int, timing: Timing, numbers: dict[str, float | None]) -> Non
     metrics.WAIT_SECONDS.observe(timing.wait_s)
     metrics.TRAINED_TOKENS.inc(numbers["num_trained_tokens"] or 0.0)
     metrics.SKIPPED_UPDATES.inc(numbers["num_skipped_updates"] or 0.0)
+
+
+def _observe_drift(numbers: dict[str, float | None], quarantined: Sequence[ServerQuarantined]) -> None:
+    for name, error in numbers.items():
+        if name.startswith(DRIFT) and error is not None:
+            metrics.DRIFT.labels(name.removeprefix(DRIFT)).set(error)
+    if num_servers := numbers.get("num_servers_beyond_mismatch"):
+        log.error("all inference servers beyond max_mismatch", num=num_servers, remedy=_DRIFT_REMEDY)
+    for event in quarantined:
+        metrics.QUARANTINES.inc()
+        log.error("inference server quarantined", **msgspec.structs.asdict(event), remedy=_DRIFT_REMEDY)

@@ -22,6 +22,12 @@ GROUPS = Counter("tailrace_learner_groups", "Groups taken, by what became of the
 MASKED_TOKENS = Counter(
     "tailrace_learner_masked_tokens", "Sampled tokens not trained, by reason.", ["reason"]
 )
+DRIFT = Gauge(
+    "tailrace_learner_drift",
+    "Mean |log pi - log mu| of a server on tokens of the learner's version, in the last step.",
+    ["server_id"],
+)
+QUARANTINES = Counter("tailrace_learner_quarantines", "Servers found beyond `max_mismatch`.")
 RETAINED_BYTES = Gauge(
     "tailrace_learner_retained_bytes", "Trained groups that no checkpoint holds yet."
 )

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 
 from tailrace_learner.config import LearnerConfig
 from tailrace_learner.core.aggregation import row_count
+from tailrace_learner.core.drift import DRIFT, TOKENS
 from tailrace_learner.core.estimates import Roles
 from tailrace_learner.core.losses import LOSSES, SELECTIONS
 from tailrace_learner.core.optimizer import learning_rate_at
@@ -105,7 +106,9 @@ class PolicyTrainer:
     def metrics(self) -> Metrics:
         """Of all ranks."""
         found: Metrics = {"kl": None, "mismatch_kl": None, "behaviour_kl": None, "entropy": None}
-        found |= Tally.of_all(self._ranks.collect(self._tally.totals())).means()
+        tally = Tally.of_all(self._ranks.collect(self._tally.totals()))
+        found |= tally.means()
+        found |= {TOKENS + source: count for source, count in tally.weights(DRIFT).items()}
         found["loss"] = mean(self._ranks.sums(self._losses))
         found["grad_norm"] = mean([update.grad_norm for update in self._updates])
         found["num_skipped_updates"] = float(sum(not update.is_applied for update in self._updates))

@@ -9,14 +9,13 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
 from tailrace_learner.config import LearnerConfig
 from tailrace_learner.core.advantages import ESTIMATORS, Advantages, Returns, Verdict
 from tailrace_learner.core.advantages.shaping import shaped
-from tailrace_learner.core.drift import NO_QUARANTINE
 from tailrace_learner.core.group_returns import NO_LIMITS, RowLimits, group_returns, is_overlong
 from tailrace_learner.core.lineage import Ancestry
 from tailrace_learner.core.rows import PreparedGroup, Source, Unestimated
@@ -35,7 +34,7 @@ class RowBuilder:
     max_staleness: int
     ancestry: Ancestry
     limits: RowLimits = NO_LIMITS
-    quarantine: Mapping[str, int] = NO_QUARANTINE  # may change between groups
+    quarantine: Mapping[str, int] = field(default_factory=dict)  # may change between groups
 
     def unknown_versions(self, group: TrajectoryGroup, book: Mapping[int, tuple[str, int]]) -> set[int]:
         """Versions of the group's tokens that `book` does not list (yet)."""

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from tailrace_learner.core.advantages import Returns
+from tailrace_protos.trajectory import ServerSpan
 
 
 @dataclass(slots=True)
@@ -36,6 +37,7 @@ class Row:
     log_ref: NDArray[np.float32] | None = None  # [M] of the reference model, once computed
     values: NDArray[np.float32] | None = None  # [M] of the critic at the step's start, once computed
     value_targets: NDArray[np.float32] | None = None  # [M] what the critic is trained to say
+    server_spans: tuple[ServerSpan, ...] = ()  # of all targets, or empty: not known
 
 
 class Source(NamedTuple):

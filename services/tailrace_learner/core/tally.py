@@ -36,6 +36,14 @@ class Tally:
                 tally.add(name, total, weight)
         return tally
 
+    def weights(self, prefix: str) -> dict[str, float]:
+        """How many things stand behind each name that begins with `prefix`, named without it."""
+        return {
+            name.removeprefix(prefix): weight
+            for name, weight in self._weights.items()
+            if name.startswith(prefix)
+        }
+
     def means(self) -> dict[str, float]:
         """Mean per name; names whose weights are 0 are left out."""
         return {name: float(self._sums[name]) / w for name, w in self._weights.items() if w > 0}

@@ -8,16 +8,17 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
 
 from tailrace_learner.config import LearnerConfig
+from tailrace_learner.core.drift import per_token
 from tailrace_learner.core.lineage import Ancestry
 from tailrace_learner.core.rows import Row
 from tailrace_protos.base import as_float32, as_int32, as_uint8
-from tailrace_protos.trajectory import TokenRow
+from tailrace_protos.trajectory import ServerSpan, TokenRow
 
 TURN_LOSSES = frozenset({"segment"})
 
@@ -32,6 +33,8 @@ class TokenReader:
     step: int
     book: Mapping[int, tuple[str, int]]  # policy_version -> (lineage, optimizer step)
     counts: Counter[str]
+    # source -> last step of which its tokens are good
+    quarantine: Mapping[str, int] = field(default_factory=dict)
 
     def trained(self, row_id: str, source: TokenRow) -> Row | None:
         """The row to train, its advantages still 0, or None when all of its tokens are masked."""
@@ -42,9 +45,12 @@ class TokenReader:
         )
         finite = np.isfinite(log_mu)
         fresh = staleness <= self.max_staleness
+        trusted = self._trusted(source, staleness)
         self.counts["num_nonfinite_tokens"] += int(np.count_nonzero(sampled & ~finite))
         self.counts["num_stale_tokens"] += int(np.count_nonzero(sampled & finite & ~fresh))
-        targets = np.flatnonzero(sampled & finite & fresh)
+        usable = sampled & finite & fresh
+        self.counts["num_quarantined_tokens"] += int(np.count_nonzero(usable & ~trusted))
+        targets = np.flatnonzero(usable & trusted)
         return self._row(row_id, source, targets, log_mu, staleness, is_current)
 
     def whole(self, row_id: str, source: TokenRow) -> Row | None:
@@ -78,12 +84,45 @@ class TokenReader:
             staleness=staleness[targets],
             is_current=is_current[targets],
             turns=self._turns(source, targets),
+            server_spans=_spans_of(source, targets),
         )
+
+    def _trusted(self, source: TokenRow, staleness: NDArray[np.int64]) -> NDArray[np.bool_]:
+        """Where no token of a quarantined server stands that is newer than its last good reading."""
+        trusted = np.ones(len(staleness), np.bool_)
+        if not any(span.source in self.quarantine for span in source.server_spans):
+            return trusted
+        names: list[str] = []
+        places = np.flatnonzero(as_uint8(source.loss_mask))
+        owners = per_token(source.server_spans, len(places), names)
+        for owner, name in enumerate(names):
+            if name in self.quarantine:
+                mine = places[owners == owner]
+                trusted[mine] = self.step - staleness[mine] <= self.quarantine[name]
+        return trusted
 
     def _turns(self, source: TokenRow, targets: NDArray[np.int64]) -> NDArray[np.int64] | None:
         if self.config.loss not in TURN_LOSSES:
             return None
         return np.searchsorted(as_int32(source.turn_ends)[:-1], targets, side="right")
+
+
+def _spans_of(source: TokenRow, targets: NDArray[np.int64]) -> tuple[ServerSpan, ...]:
+    """The sources of the targets alone."""
+    spans = source.server_spans
+    if not spans:
+        return ()
+    if len(spans) == 1:
+        return (ServerSpan(spans[0].source, len(targets)),)
+    names: list[str] = []
+    places = np.flatnonzero(as_uint8(source.loss_mask))
+    owners = per_token(spans, len(places), names)[np.isin(places, targets)]
+    starts = np.flatnonzero(np.diff(owners, prepend=-2))
+    counts = np.diff(starts, append=len(owners))
+    return tuple(
+        ServerSpan(names[owner] if owner >= 0 else "", int(count))
+        for owner, count in zip(owners[starts], counts, strict=True)
+    )
 
 
 def _sampled(source: TokenRow) -> NDArray[np.bool_]:
