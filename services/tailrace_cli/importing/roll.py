@@ -98,6 +98,7 @@ ROLL = System(
             ),
             "1 + 2 `pg_clip`",
         ),
+        to("max_len_mask", "learner.over_budget_episodes", by=words.masked),
         to("loss_agg_mode", "learner.loss_aggregation", by=words.aggregation),
         Derived(
             "use_kl_loss", ("learner.init_kl_coef", "learner.kl_in"), rules.kl_in_loss, "KL in the loss"

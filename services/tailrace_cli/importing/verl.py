@@ -232,6 +232,14 @@ VERL = System(
             "critic.model.path", ("learner.critic.pretrain",), rules.critic_path, "if not the policy's"
         ),
         Derived(
+            "reward_model.overlong_buffer.enable",
+            ("learner.overlong_max_tokens", "learner.overlong_buffer_tokens"),
+            rules.overlong,
+            "with its length and `data.max_response_length`",
+        ),
+        Derived("reward_model.overlong_buffer.len", (), nothing, "with `enable`"),
+        Refused("reward_model.overlong_buffer.penalty_factor", "the penalty rises to 1", (1.0,)),
+        Derived(
             "reward_model.enable", ("reward.reward_pretrain",), rules.reward_model, "with its model"
         ),
         Derived("reward_model.model.path", (), nothing, "with `reward_model.enable`"),

@@ -186,6 +186,16 @@ def critic_path(path: Any, lookup: Lookup) -> Mapping[str, Any]:
     return {} if is_copy or not has_critic(lookup) else {"learner.critic.pretrain": path}
 
 
+def overlong(used: Any, lookup: Lookup) -> Mapping[str, Any]:
+    """A penalty for the last tokens before the longest reply."""
+    if not used:
+        return {}
+    longest, buffer = lookup("data.max_response_length"), lookup("reward_model.overlong_buffer.len")
+    if not longest or not buffer:
+        raise ValueError("needs data.max_response_length and the length of the buffer")
+    return {"learner.overlong_max_tokens": longest, "learner.overlong_buffer_tokens": buffer}
+
+
 def reward_model(used: Any, lookup: Lookup) -> Mapping[str, Any]:
     """Its directory."""
     path = lookup("reward_model.model.path")

@@ -43,6 +43,11 @@ def aggregation(value: Any) -> str:
     return ours
 
 
+def masked(used: Any) -> str:
+    """What becomes of replies that were cut."""
+    return "mask" if used else "train"
+
+
 def steps_or_never(value: Any) -> int:
     """An interval in steps: negative is never, 0 here."""
     return max(int(value), 0)

@@ -236,6 +236,12 @@ PIECES: list[tuple[str, str, dict[str, Any]]] = [
             "learner.tis_cap": 3.0,
         },
     ),
+    ("roll", "{max_len_mask: true}", {"learner.over_budget_episodes": "mask"}),
+    (
+        "verl",
+        "{data: {max_response_length: 100}, reward_model: {overlong_buffer: {enable: true, len: 20}}}",
+        {"learner.overlong_max_tokens": 100, "learner.overlong_buffer_tokens": 20},
+    ),
     (
         "roll",
         "{exp_name: a, track_with: wandb}",
