@@ -19,6 +19,7 @@ class Panel:
     keys: tuple[str, ...]
 
 
+_CRITIC = ("value_loss", "explained_variance")
 PANELS = (
     Panel("Success rate: held-out evaluation, training", ("eval/success_rate", "success_rate")),
     Panel("Reward per episode", ("reward_mean", "reward_std")),
@@ -27,7 +28,9 @@ PANELS = (
     Panel("Staleness of trained tokens, optimizer steps", ("staleness_mean", "staleness_max")),
     Panel("Learner against inference log-probabilities", ("mismatch_kl", "behaviour_kl")),
     Panel("Trained tokens per second", ("tokens_per_s",)),
-    Panel("Gradient norm", ("grad_norm",)),
+    Panel("Gradient norm", ("grad_norm", "critic_grad_norm")),
+    Panel("Divergence from the reference, and its weight", ("kl", "kl_coef")),
+    Panel("The critic: its loss, and the variance of returns that it explains", _CRITIC),
 )
 
 
