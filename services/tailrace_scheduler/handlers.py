@@ -19,18 +19,32 @@ from typing import Generic, TypeVar
 
 import msgspec
 
-from tailrace.bus import Bus, CallFailedError
+from tailrace.bus import Bus, CallFailedError, CallTimeoutError, NoResponderError
 from tailrace.clock import Clock
 from tailrace.log import get_logger
 from tailrace.retry import Backoff
 from tailrace_protos import subjects
-from tailrace_protos.control import AgentActivity, LeaseReply, LeaseReport, LeaseRequest, ServerStatus
+from tailrace_protos.control import (
+    AgentActivity,
+    DrainRequest,
+    LeaseReply,
+    LeaseReport,
+    LeaseRequest,
+    ServerStatus,
+)
 from tailrace_protos.episode import EpisodeTask
 from tailrace_protos.event import Event, RunStarted
 from tailrace_protos.generation import CallErrorCode
 from tailrace_protos.subjects import PHASES, Phase
 from tailrace_scheduler import metrics
-from tailrace_scheduler.core.decisions import AdmitGroup, Decision, Emit, Republish, SettleMembers
+from tailrace_scheduler.core.decisions import (
+    AdmitGroup,
+    Decision,
+    DrainServer,
+    Emit,
+    Republish,
+    SettleMembers,
+)
 from tailrace_scheduler.core.run_log import Change, Rewind, fold
 from tailrace_scheduler.core.scheduler import SchedulerCore
 from tailrace_scheduler.ports import (
@@ -48,6 +62,7 @@ READ_EVENTS = 512
 COALESCE_S = 0.01  # the relay waits so long after a small batch, that the next one is larger
 TICK_S = 0.1
 STATUS_S = 0.5
+DRAIN_TIMEOUT_S = 2.0
 MODEL_CHECK_S = 2.0
 BATCH = 256
 PUBLISH_BATCH = 512
@@ -314,11 +329,15 @@ class SchedulerActor:
             episode for episode in others if episode is not None
         ]
 
-    async def _do_one(self, decision: SettleMembers | Republish | Emit) -> EpisodeTask | None:
+    async def _do_one(
+        self, decision: SettleMembers | Republish | Emit | DrainServer
+    ) -> EpisodeTask | None:
         store = self._world.store
         match decision:
             case Emit(once, body):
                 await store.emit(once, body)
+            case DrainServer():
+                await self._drain(decision)
             case SettleMembers(group_id, members, outcome, reason):
                 await store.settle(group_id, members, outcome, reason)
             case Republish(plan, member, reason):
@@ -328,6 +347,20 @@ class SchedulerActor:
                 )
                 return None if attempt is None else plan.episode(member, attempt)
         return None
+
+    async def _drain(self, decision: DrainServer) -> None:
+        """Ask a server to leave; one that does not answer is asked again while it shows itself."""
+        server_id, incarnation, reason = decision
+        subject = subjects.inference_control(self._world.run, server_id)
+        request = DrainRequest(reason, incarnation)
+        try:
+            await self._world.bus.request(subject, request, ServerStatus, timeout_s=DRAIN_TIMEOUT_S)
+        except (NoResponderError, CallTimeoutError, CallFailedError) as error:
+            log.warning(
+                "server did not hear that it shall leave", server_id=server_id, error=str(error)
+            )
+        else:
+            log.warning("server told to leave", server_id=server_id, reason=reason)
 
     async def _reconcile(self, phase: Phase) -> None:
         queue = self._world.queue

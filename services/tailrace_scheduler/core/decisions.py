@@ -39,4 +39,12 @@ class Emit(NamedTuple):
     body: EventBody
 
 
-Decision = AdmitGroup | SettleMembers | Republish | Emit
+class DrainServer(NamedTuple):
+    """Ask this start of an inference server to leave."""
+
+    server_id: str
+    incarnation: str
+    reason: str
+
+
+Decision = AdmitGroup | SettleMembers | Republish | Emit | DrainServer

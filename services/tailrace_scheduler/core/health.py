@@ -3,7 +3,8 @@
 A server is healthy while it is READY, its heartbeat is fresh, and its callers do not report that it
 fails. A server whose recent calls mostly failed is suspended, for longer each time; after that it is on
 probation with a few leases until a call succeeds. So one that fails fast, and is therefore always idle,
-attracts nothing.
+attracts nothing. A server that the learner found to sample from other weights than it says is not used
+again until its process has been started anew.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ SUSPEND_AT_RATE = 0.5
 FIRST_SUSPENSION_S = 1.0
 LONGEST_SUSPENSION_S = 60.0
 PROBATION_LEASES = 2
+ASK_TO_LEAVE_AGAIN_S = 10.0
 
 
 @dataclass(slots=True)
@@ -71,6 +73,8 @@ class ServerHealth:
         self._statuses: dict[str, ServerStatus] = {}
         self._heard_s: dict[str, float] = {}  # by our own clock, so that clocks may differ
         self._records: dict[str, CallRecord] = {}
+        self._distrusted: set[tuple[str, str]] = set()  # server id and incarnation
+        self._asked_s: dict[tuple[str, str], float] = {}  # when it was last told to leave
 
     @property
     def statuses(self) -> Mapping[str, ServerStatus]:
@@ -94,8 +98,29 @@ class ServerHealth:
                 failures, successes, now_s
             )
 
+    def distrust(self, server_id: str, incarnation: str) -> None:
+        """Never use this start of the server again."""
+        self._distrusted.add((server_id, incarnation))
+
+    def to_leave(self, now_s: float) -> list[ServerStatus]:
+        """Distrusted servers that are still there and were not asked lately; counts as asking them."""
+        due = []
+        for key in self._distrusted:
+            status = self._statuses.get(key[0])
+            if status is None or status.incarnation != key[1] or not self._serves(key[0], now_s):
+                continue
+            if now_s - self._asked_s.get(key, -1e18) >= ASK_TO_LEAVE_AGAIN_S:
+                self._asked_s[key] = now_s
+                due.append(status)
+        return due
+
     def is_alive(self, server_id: str, now_s: float) -> bool:
-        """Whether it says itself that it can be used, and said so lately."""
+        """Whether it says itself that it can be used, said so lately, and is not known to be wrong."""
+        status = self._statuses.get(server_id)
+        is_trusted = status is None or (server_id, status.incarnation) not in self._distrusted
+        return is_trusted and self._serves(server_id, now_s)
+
+    def _serves(self, server_id: str, now_s: float) -> bool:
         status = self._statuses.get(server_id)
         fresh = now_s - self._heard_s.get(server_id, -1e18) <= self._timeout_s
         return status is not None and status.state is ServerState.READY and fresh

@@ -31,6 +31,7 @@ from tailrace_protos.event import (
     GroupDropped,
     LearnerResumed,
     RunFinished,
+    ServerQuarantined,
     StepFinished,
     WeightsPublished,
 )
@@ -41,6 +42,7 @@ from tailrace_scheduler.core.admission import WEIGHTS, AdmissionRule, BufferStat
 from tailrace_scheduler.core.decisions import (
     AdmitGroup,
     Decision,
+    DrainServer,
     Emit,
     SettleMembers,
 )
@@ -160,6 +162,10 @@ class SchedulerCore:
         """Everything to be done now; each decision is returned once and must be carried out."""
         self._placement.expire(now_s)
         decided: list[Decision] = [*self._groups.due(now_s), *self._evaluations.results()]
+        decided += [
+            DrainServer(one.server_id, one.incarnation, "the learner found it to have wrong weights")
+            for one in self._health.to_leave(now_s)
+        ]
         decided += self._cancel_stale_evaluations()
         if self._lineage.started:
             decided += self._start_evaluation(now_s)
@@ -222,6 +228,8 @@ class SchedulerCore:
                 self._groups.close(body.group_id)
                 self._lineage.closed(body)
                 self._evaluations.close(body)
+            case ServerQuarantined(server_id=server_id, incarnation=incarnation):
+                self._health.distrust(server_id, incarnation)
             case GroupAdmitted(phase="train", group_index=index):
                 self._highest_index = max(self._highest_index, index)
             case _:

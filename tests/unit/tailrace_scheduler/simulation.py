@@ -41,6 +41,7 @@ def made_status(
     state: ServerState = ServerState.READY,
     idle_s: float = 0.0,
     busy_s: float = 0.0,
+    incarnation: str = "",
 ) -> ServerStatus:
     return ServerStatus(
         server_id=server_id,
@@ -57,6 +58,7 @@ def made_status(
         idle_s=idle_s,
         busy_s=busy_s,
         heartbeat_unix_s=heartbeat_unix_s,
+        incarnation=incarnation,
     )
 
 

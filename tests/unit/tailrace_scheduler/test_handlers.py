@@ -123,13 +123,15 @@ class FakeMetrics:
         pass
 
 
-def made_actor(world: FakeWorld, group_timeout_s: float = 600.0) -> SchedulerActor:
+def made_actor(
+    world: FakeWorld, group_timeout_s: float = 600.0, bus: Bus | None = None
+) -> SchedulerActor:
     config = SchedulerConfig(tags=("A",), eval_groups=3, group_timeout_s=group_timeout_s)
     core = SchedulerCore(RunConfig(exp_name="x"), config, 0.0)
     ports = World(
         run="x",
         config_digest="",
-        bus=cast(Bus, None),
+        bus=cast(Bus, bus),
         store=world,
         source=world,
         queue=world,
