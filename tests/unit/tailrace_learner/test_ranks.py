@@ -18,8 +18,9 @@ from tests.unit.tailrace_learner.factory import CPU, config, make_policy, make_r
 from tests.unit.tailrace_learner.ranks import on_ranks
 from tests.unit.tailrace_learner.test_step import prepared
 
-# A large epsilon: Adam would make equal steps of gradients that are nothing but rounding.
-ARGS = TrainingArgs(learning_rate=0.1, weight_decay=0.01, adam_epsilon=1e-2, max_grad_norm=0.5)
+# A large epsilon: Adam would make equal steps of gradients that are nothing but rounding. Rates of 0.1
+# make 2e-5 of rounding within two steps, also on one rank with other micro-batches.
+ARGS = TrainingArgs(learning_rate=0.02, weight_decay=0.01, adam_epsilon=1e-2, max_grad_norm=0.5)
 Trained = tuple[dict[str, torch.Tensor], dict[str, torch.Tensor], dict[str, float | None]]
 
 
