@@ -84,3 +84,18 @@ async def test_groups_that_cannot_be_used_are_counted_and_the_run_goes_on(
     assert good["num_nonfinite_rewards"] == 0
     assert Path(saved.path).is_dir()
     assert (await run.buffer.counters()).retained_groups == 0
+
+
+async def test_two_ranks_train_with_a_critic_and_a_reference(learner_run: LearnerRun) -> None:
+    run = learner_run
+    run.configure(max_steps=2, strategy_args={"num_ranks": 2}, **ROLES)
+    run.start("weight_sync")
+    run.start("learner")
+    for index in range(4):
+        await run.put_group(index)
+    saved = await run.until(CheckpointSaved, lambda body: body.step == 2)
+    assert (Path(saved.path) / "critic.safetensors").is_file()
+    _, second = (body.metrics for body in run.bodies(StepFinished))
+    assert second["loss"] is not None
+    assert second["explained_variance"] is not None
+    assert second["kl"] == pytest.approx(0.0, abs=1e-6)  # the first step that moves the policy
