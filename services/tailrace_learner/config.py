@@ -116,8 +116,8 @@ class LearnerConfig(AlgorithmConfig, frozen=True, kw_only=True):
     max_mismatch: float | None = 0.1
     """The largest mean of |log pi - log mu| of one inference server on tokens that it sampled from the
     very weights that a step begins with. A server beyond it has gone wrong: its tokens since its last
-    good reading are not trained, and it is started anew. Engines in float32 show about 1e-6, in bfloat16
-    about 1e-2, wrong weights several tenths. Null: errors are measured, nothing is done."""
+    good reading are not trained, and it is started anew. In float32 engines show about 1e-6, in
+    bfloat16 about 1e-2, with wrong weights several tenths. Null: errors are only measured."""
 
     min_mismatch_tokens: int = 256
     """So many version-matched tokens of a server make a reading; fewer wait for later steps'."""

@@ -92,7 +92,8 @@ class Learner:
         self._run = run
         self._config = config
         self._books = Books(state, run, config.max_retained_bytes)
-        self._sentinel = Sentinel(config.max_mismatch, config.min_mismatch_tokens)
+        limits_of_drift = config.max_mismatch, config.min_mismatch_tokens
+        self._sentinel = Sentinel(*limits_of_drift, state.quarantine)
         quarantine = self._sentinel.quarantine
         self._builder = RowBuilder(config, run.max_staleness, state.ancestry, limits, quarantine)
         self._versions: dict[int, tuple[str, int]] = {}
@@ -193,6 +194,7 @@ class Learner:
         quarantined = self._sentinel.read(numbers, self.state.step)
         _observe_drift(numbers, quarantined)
         if quarantined:
+            self._books.quarantined(self._sentinel.quarantine)
             await self._world.events.emit(SERVICE, *quarantined)
 
     def _keep_trajectories(self, groups: Sequence[TrajectoryGroup]) -> None:

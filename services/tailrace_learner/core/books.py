@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import msgspec
@@ -91,6 +91,10 @@ class Books:
             num_trained_groups=self.state.num_trained_groups + self._run.groups_per_step,
             kl_coef=numbers.get("kl_coef"),
         )
+
+    def quarantined(self, quarantine: Mapping[str, int]) -> None:
+        """Whose tokens are not trained, also after a resume: later groups may still hold some."""
+        self.state = msgspec.structs.replace(self.state, quarantine=dict(quarantine))
 
     def published(self, policy_version: int) -> None:
         """The newest weights have a version."""

@@ -81,8 +81,10 @@ class _Reading:
 class Sentinel:
     """Judges sources step by step. `quarantine` is live: source -> step of its last good reading."""
 
-    def __init__(self, max_mismatch: float | None, min_tokens: int) -> None:
-        self.quarantine: dict[str, int] = {}
+    def __init__(
+        self, max_mismatch: float | None, min_tokens: int, quarantine: Mapping[str, int] | None = None
+    ) -> None:
+        self.quarantine: dict[str, int] = dict(quarantine or {})
         self._max_mismatch = max_mismatch
         self._min_tokens = min_tokens
         self._open: dict[str, _Reading] = {}

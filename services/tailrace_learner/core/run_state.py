@@ -32,6 +32,7 @@ class RunState(msgspec.Struct, frozen=True, kw_only=True):
     config_digest: str = ""
     reference: ReferenceState | None = None  # of a run that has one
     kl_coef: float | None = None  # as steered so far
+    quarantine: dict[str, int] = {}  # source of wrong tokens -> step of its last good reading
 
     @property
     def ancestry(self) -> Ancestry:

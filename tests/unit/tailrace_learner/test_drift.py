@@ -15,6 +15,7 @@ from tailrace_learner.core.drift import Sentinel, drift_sums
 from tailrace_learner.core.lineage import Ancestry
 from tailrace_learner.core.row_builder import RowBuilder
 from tailrace_learner.core.rows import PreparedGroup, Row
+from tailrace_learner.core.run_state import RunState
 from tailrace_protos.event import ServerQuarantined
 from tailrace_protos.trajectory import ServerSpan, Trajectory
 from tests.unit.tailrace_learner.factory import config, group, trajectory
@@ -174,10 +175,11 @@ def test_of_a_turn_that_two_servers_sampled_only_one_ones_tokens_are_left_out() 
     assert second.server_spans == ()
 
 
-def ready(index: int, version: int, right: dict[str, float]) -> Ready:
+def ready(index: int, version: int, rewards: dict[str, float]) -> Ready:
+    """A group with one episode of each source."""
     members = [
-        by(source, trajectory(i, float(i), versions=(version,) * 3, group_id=f"g{index}"))
-        for i, source in enumerate(right)
+        by(source, trajectory(i, reward, versions=(version,) * 3, group_id=f"g{index}"))
+        for i, (source, reward) in enumerate(rewards.items())
     ]
     return Ready(f"{index}-0", 100, group(members, index))
 
@@ -195,6 +197,7 @@ async def test_a_learner_tells_of_a_wrong_server_and_trains_its_tokens_no_more(
     first, second = (step.metrics for step in steps(world))
     assert first["drift/inference-1"] > 0.01
     assert first["num_quarantined_tokens"] == 0
+    assert world.saved[-1].quarantine == one.state.quarantine == ({BAD: -1} if found else {})
     if max_mismatch is None:
         assert found == []
         assert (second["num_quarantined_tokens"], second["num_trained_tokens"]) == (0, 6)
@@ -204,6 +207,21 @@ async def test_a_learner_tells_of_a_wrong_server_and_trains_its_tokens_no_more(
         ]
         assert (second["num_quarantined_tokens"], second["num_trained_tokens"]) == (3, 3)
         assert "drift/inference-1" not in second
+
+
+async def test_a_resumed_learner_still_leaves_a_wrong_servers_tokens_out() -> None:
+    world = FakeWorld(book={5: ("0-a", 0)})
+    state = RunState(step=0, lineage="0-a", quarantine={BAD: -1})
+    one = learner(
+        FakeSource([ready(0, 5, {BAD: 0.0, "": 1.0})]),
+        world,
+        state=state,
+        groups_per_step=1,
+        max_steps=1,
+    )
+    await one.run_forever()
+    (step,) = steps(world)
+    assert step.metrics["num_quarantined_tokens"] == 3
 
 
 def test_the_default_limit_lies_between_arithmetic_and_wrong_weights() -> None:
