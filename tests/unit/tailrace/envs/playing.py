@@ -16,7 +16,7 @@ CLICKS = ["back to search", "next >", "< prev", "red", "small", "lemon", "featur
 SHOPPING = ["search[red lamp]", "search[tea]", *(f"click[{name}]" for name in CLICKS)]
 # The configuration, and replies that a careless player gives.
 KINDS: dict[str, tuple[dict[str, Any], Sequence[str]]] = {
-    "frozen_lake": ({"is_slippery": True, "p": 0.9}, WORDS),
+    "frozen_lake": ({"is_slippery": True}, WORDS),
     "sokoban": ({}, WORDS),
     "webshop": ({"items_per_page": 3}, SHOPPING),
     "maths": ({"max_attempts": 5}, ["#### 3", "hm", "#### 12", "#### 1/2"]),
