@@ -98,6 +98,7 @@ CASES: list[dict[str, Any]] = [
     {**gae(), "gae_unit": "turn", "num_mini_batches": 2, "whiten_advantages": True},
     {**gae(value_clip=0.01), "num_mini_batches": 2, "ppo_epochs": 2},
     {**gae(shared=True, value_loss_coef=0.7), "num_mini_batches": 2},
+    {**gae(shared=True), "num_mini_batches": 2, "proximal_logprobs": "interpolate"},
     {**gae(), "init_kl_coef": 0.2, "kl_in": "reward", "loss_aggregation": "seq_mean_token_mean"},
 ]
 
