@@ -58,7 +58,7 @@ CASES: dict[str, tuple[Any, dict[str, Any]]] = {
         {"learner.strategy_args.strategy_name": "deepspeed"},
     ),
     "actor_train.strategy_args.num_ranks": (2, {"learner.strategy_args.num_ranks": 2}),
-    "actor_train.strategy_args.zero_stage": (3, {"learner.strategy_args.zero_stage": 3}),
+    "actor_train.strategy_args.zero_stage": (1, {"learner.strategy_args.zero_stage": 1}),
     **{
         f"actor_train.training_args.{key}": (value, {f"learner.training_args.{key}": value})
         for key, value in OPTIMIZER.items()
