@@ -4,7 +4,7 @@ SEED ?= 1
 BIN := .venv/bin
 INSTALL := $(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: test-envs demo docs results test test-camel test-heavy lint bench-demo bench-transport bench-engine bench-gateway bench-tools bench-learner bench-sandbox test-sandbox-container clean
+.PHONY: test-envs demo docs results test test-camel test-deepspeed test-heavy lint bench-demo bench-transport bench-engine bench-gateway bench-tools bench-learner bench-sandbox test-sandbox-container clean
 
 demo: .venv/ready
 	$(BIN)/tailrace train examples/frozen_lake exp_name=demo seed=$(SEED) --overwrite
@@ -19,6 +19,10 @@ test-camel: .venv/ready-dev .venv-camel/ready
 # The packages verifiers and openenv-core, each with what it brings, in an environment of their own.
 test-envs: .venv-envs/ready
 	.venv-envs/bin/python -m pytest tests/unit/tailrace/envs/published
+
+# Slow the first time: a second torch, and DeepSpeed is built from its sources.
+test-deepspeed: .venv-deepspeed/ready
+	.venv-deepspeed/bin/python -m pytest tests/unit/tailrace_learner/test_deepspeed.py
 
 test-heavy: .venv/ready-dev
 	$(BIN)/pytest tests -m heavy
@@ -98,5 +102,14 @@ test-sandbox-container: .venv/ready-dev
 		verifiers==0.2.1 openenv-core==0.3.0 'fastmcp<4' pytest pytest-asyncio pytest-timeout
 	touch $@
 
+.venv-deepspeed/ready: pyproject.toml constraints.txt
+	$(PYTHON) -m venv .venv-deepspeed
+	.venv-deepspeed/bin/pip install --quiet --disable-pip-version-check -c constraints.txt torch setuptools wheel
+	DS_BUILD_OPS=0 .venv-deepspeed/bin/pip install --quiet --disable-pip-version-check -c constraints.txt \
+		--no-build-isolation deepspeed==0.19.8
+	.venv-deepspeed/bin/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[learner,cli]' \
+		editables hatchling pytest pytest-asyncio pytest-timeout hypothesis
+	touch $@
+
 clean:
-	rm -rf .venv .venv-envs .venv-camel .venv-trl examples/tool_worker_js/node_modules runs .mypy_cache .ruff_cache .pytest_cache .import_linter_cache
+	rm -rf .venv .venv-deepspeed .venv-envs .venv-camel .venv-trl examples/tool_worker_js/node_modules runs .mypy_cache .ruff_cache .pytest_cache .import_linter_cache

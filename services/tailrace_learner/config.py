@@ -159,6 +159,20 @@ class LearnerConfig(AlgorithmConfig, frozen=True, kw_only=True):
                 raise ValueError(f"{key} must not be negative")
         if self.min_tokens_per_micro_batch > self.max_tokens_per_micro_batch:
             raise ValueError("min_tokens_per_micro_batch must not exceed max_tokens_per_micro_batch")
+        self._check_strategy()
+
+    def _check_strategy(self) -> None:
+        strategy = self.strategy_args.resolved_name
+        if strategy == "deepspeed" and self.warm_start is not None:
+            raise ValueError(
+                "warm_start has an optimizer of its own, which strategy_name deepspeed does not take: "
+                "use fsdp2, or warm-start in a run before and give its checkpoint as pretrain"
+            )
+        if strategy != "single" and self.critic is not None and self.critic.shared:
+            raise ValueError(
+                f"critic.shared reads hidden states that strategy_name {strategy} spreads over ranks: "
+                "use a critic with a trunk of its own (shared: false), or one rank"
+            )
 
 
 def check_with_run(config: LearnerConfig, run: RunConfig) -> None:

@@ -18,8 +18,9 @@ class StrategyArgs(Config, frozen=True, kw_only=True):
     num_ranks: int = 1
     """Processes that compute a step together, started on this host; one GPU each, if there are any."""
 
-    zero_stage: Literal[1, 2, 3] = 2
-    """What `deepspeed` cuts over the ranks: optimizer state (1), gradients too (2), weights too (3)."""
+    zero_stage: Literal[1, 2] = 2
+    """What `deepspeed` cuts over the ranks: the optimizer's state (1), gradients too (2). `fsdp2` cuts
+    weights too."""
 
     timeout_s: float = 600.0
     """A rank that waits so long for another inside a pass gives up, which restarts the learner."""

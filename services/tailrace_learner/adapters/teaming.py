@@ -14,6 +14,7 @@ from tailrace.log import get_logger
 from tailrace_learner.adapters.hf_model import pick_device
 from tailrace_learner.adapters.ranks import TorchRanks, check_launch, launched_rank
 from tailrace_learner.adapters.strategies.base import Strategy
+from tailrace_learner.adapters.strategies.deepspeed import DeepspeedStrategy
 from tailrace_learner.adapters.strategies.fsdp2 import Fsdp2Strategy
 from tailrace_learner.adapters.strategies.single import SingleStrategy
 from tailrace_learner.adapters.team import Team, follow
@@ -66,4 +67,11 @@ def _join(config: LearnerConfig) -> TorchRanks:
 
 
 def _strategy(ranks: TorchRanks, config: LearnerConfig) -> Strategy:
-    return Fsdp2Strategy(ranks, pick_device(config))
+    args = config.strategy_args
+    match args.resolved_name:
+        case "fsdp2":
+            return Fsdp2Strategy(ranks, pick_device(config))
+        case "deepspeed":
+            return DeepspeedStrategy(ranks, args.zero_stage, config.training_args)
+        case _:
+            return SingleStrategy()

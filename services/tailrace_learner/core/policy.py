@@ -9,7 +9,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor
 
 from tailrace_learner.core.logprobs import token_logprobs
 from tailrace_learner.core.packing import PackedBatch
@@ -96,14 +95,14 @@ class StartWeights:
             self._swap()
 
     def _current(self) -> list[Tensor]:
-        return [local(parameter.data) for parameter in self._parameters]
+        return [local(parameter).detach() for parameter in self._parameters]
 
     @torch.no_grad()
     def _swap(self) -> None:
         for index, parameter in enumerate(self._parameters):
             kept = self._kept[index]
-            if isinstance(parameter, DTensor):  # what gathers it reads the shard where it lies
-                shard = local(parameter)
+            if (shard := local(parameter)) is not parameter:
+                # What gathers it reads the shard where it lies.
                 now = shard.clone()
                 shard.copy_(kept)
                 kept.copy_(now)

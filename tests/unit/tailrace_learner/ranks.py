@@ -52,6 +52,7 @@ def _child(
 ) -> None:
     os.environ |= {
         "RANK": str(rank),
+        "LOCAL_RANK": str(rank),
         "WORLD_SIZE": str(num_ranks),
         "MASTER_ADDR": "127.0.0.1",
         "MASTER_PORT": str(port),

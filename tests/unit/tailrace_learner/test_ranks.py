@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
 import pytest
 import torch
 
@@ -11,7 +12,7 @@ from tailrace_learner.adapters.ranks import TorchRanks
 from tailrace_learner.adapters.strategies.base import Strategy
 from tailrace_learner.adapters.strategies.fsdp2 import Fsdp2Strategy
 from tailrace_learner.adapters.strategies.single import SingleStrategy
-from tailrace_learner.config import TrainingArgs
+from tailrace_learner.config import LearnerConfig, StrategyArgs, TrainingArgs
 from tailrace_learner.core.ranks import Shares
 from tailrace_learner.core.step import StepTrainer
 from tests.unit.tailrace_learner.factory import CPU, config, make_policy, make_rows
@@ -21,6 +22,7 @@ from tests.unit.tailrace_learner.test_step import prepared
 # A large epsilon: Adam would make equal steps of gradients that are nothing but rounding. Rates of 0.1
 # make 2e-5 of rounding within two steps, also on one rank with other micro-batches.
 ARGS = TrainingArgs(learning_rate=0.02, weight_decay=0.01, adam_epsilon=1e-2, max_grad_norm=0.5)
+WARM_START = {"demonstrations": "module:function", "num_steps": 1}
 Trained = tuple[dict[str, torch.Tensor], dict[str, torch.Tensor], dict[str, float | None]]
 
 
@@ -126,3 +128,37 @@ def gradients_sharded(ranks: TorchRanks) -> tuple[float, bool]:
 
 def test_a_gradient_that_is_not_finite_on_one_rank_is_thrown_away_by_all() -> None:
     assert on_ranks(2, gradients_sharded) == [(0.0, True)] * 2
+
+
+@pytest.mark.parametrize(
+    ("settings", "match"),
+    [
+        ({"strategy_args": {"num_ranks": 0}}, "num_ranks must be at least 1"),
+        ({"strategy_args": {"num_ranks": 2, "strategy_name": "single"}}, "single computes on one rank"),
+        ({"strategy_args": {"timeout_s": 0}}, "timeout_s must be positive"),
+        ({"strategy_args": {"strategy_name": "ddp"}}, "ddp"),
+        ({"strategy_args": {"zero_stage": 3}}, "zero_stage"),
+        (
+            {"strategy_args": {"strategy_name": "deepspeed"}, "warm_start": WARM_START},
+            "warm_start has an optimizer of its own",
+        ),
+        (
+            {
+                "strategy_args": {"num_ranks": 2},
+                "adv_estimator": "gae",
+                "critic": {"shared": True},
+            },
+            r"critic\.shared",
+        ),
+    ],
+)
+def test_impossible_strategies_are_refused_by_key(settings: dict[str, Any], match: str) -> None:
+    with pytest.raises(msgspec.ValidationError, match=match):
+        msgspec.convert(settings, LearnerConfig)
+
+
+def test_more_than_one_rank_means_sharded_unless_another_strategy_is_named() -> None:
+    assert StrategyArgs().resolved_name == "single"
+    assert StrategyArgs(num_ranks=2).resolved_name == "fsdp2"
+    assert StrategyArgs(strategy_name="fsdp2").resolved_name == "fsdp2"
+    assert StrategyArgs(num_ranks=2, strategy_name="deepspeed").resolved_name == "deepspeed"

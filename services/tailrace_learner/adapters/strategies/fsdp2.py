@@ -8,9 +8,9 @@ global count.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, fields
-from typing import Any, TypeVar
+from collections.abc import Mapping
+from dataclasses import fields
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -19,37 +19,11 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor, distribute_tensor
 
 from tailrace_learner.adapters.strategies.base import Moments
+from tailrace_learner.adapters.strategies.root import Root, RootedPolicy
 from tailrace_learner.config_models import TrainingArgs
 from tailrace_learner.core.optimizer import SummedAdamW, make_adamw
-from tailrace_learner.core.packing import PackedBatch
 from tailrace_learner.core.policy import Policy
 from tailrace_learner.ports import Ranks
-
-T = TypeVar("T")
-
-
-class _Root(nn.Module):
-    """Around the model, so that whatever a policy does with it happens inside one forward."""
-
-    def __init__(self, model: nn.Module) -> None:
-        super().__init__()
-        self.model = model
-
-    def forward(self, work: Callable[[], T]) -> T:
-        """The result of `work`, with the weights gathered."""
-        return work()
-
-
-@dataclass(frozen=True, slots=True)
-class ShardedPolicy(Policy):
-    """A policy whose weights are gathered while it computes."""
-
-    root: Any = None
-
-    def forward(self, batch: PackedBatch) -> tuple[Tensor, Tensor]:
-        """log pi [M] and entropy [M] of the batch's targets, in packed order."""
-        log_pi, entropy = self.root(lambda: Policy.forward(self, batch))
-        return log_pi, entropy
 
 
 class Fsdp2Strategy:
@@ -59,14 +33,14 @@ class Fsdp2Strategy:
         self.ranks = ranks
         self._mesh: DeviceMesh = init_device_mesh(device.type, (ranks.num_ranks,))
 
-    def spread(self, policy: Policy) -> ShardedPolicy:
+    def spread(self, policy: Policy) -> RootedPolicy:
         """Cut the weights; every rank must have loaded the same ones."""
         for layer in _layers(policy.model):
             self._shard(layer)
-        root = _Root(policy.model)
+        root = Root(policy.model)
         self._shard(root)
-        given = {field.name: getattr(policy, field.name) for field in fields(policy)}
-        return ShardedPolicy(**given, root=root)
+        given = {field.name: getattr(policy, field.name) for field in fields(Policy)}
+        return RootedPolicy(**given, root=root)
 
     def make_optimizer(self, policy: Policy, args: TrainingArgs) -> SummedAdamW:
         """AdamW of the shards; its norm is that of all ranks."""

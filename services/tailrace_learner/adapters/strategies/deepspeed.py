@@ -1,0 +1,141 @@
+"""`deepspeed`: ZeRO stages 1 and 2 by the package of that name (extra `deepspeed`).
+
+Rajbhandari et al. 2020, "ZeRO", arXiv:1910.02054. DeepSpeed reduces gradients as mean over ranks after
+every backward and keeps only what its stage keeps. Core wants sums, divided once by the step's count:
+dividing by `count / num_ranks` is what DeepSpeed calls unscaling, so the count is its loss scale.
+Weights stay whole on every rank: stage 3, which cuts them too, is what `fsdp2` does.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import fields
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from tailrace.config import ConfigError
+from tailrace_learner.adapters.strategies.base import Moments
+from tailrace_learner.adapters.strategies.root import Root, RootedPolicy
+from tailrace_learner.config_models import TrainingArgs
+from tailrace_learner.core.optimizer import make_adamw
+from tailrace_learner.core.policy import Policy
+from tailrace_learner.ports import Ranks, UpdateResult
+
+_COMPILED_COLLECTIVES = (
+    "deepspeed_shm_comm"  # on the CPU it would compile them when it starts; gloo does
+)
+
+
+class ZeroOptimizer:
+    """DeepSpeed's engine as an optimizer of summed gradients."""
+
+    def __init__(self, engine: Any, num_ranks: int) -> None:
+        self._engine = engine
+        self._num_ranks = num_ranks
+
+    def update(self, *, count: float, learning_rate: float, max_grad_norm: float) -> UpdateResult:
+        """Divide summed gradients by `count`, clip, step, clear; what is not finite is thrown away."""
+        zero = self._engine.optimizer
+        if count <= 0:
+            self.zero_grad()
+            return UpdateResult(0.0, False)
+        for group in zero.param_groups:
+            group["lr"] = learning_rate
+        zero.clip_grad = max_grad_norm
+        zero.loss_scaler.cur_scale = count / self._num_ranks
+        try:
+            self._engine.step()
+        finally:
+            zero.loss_scaler.cur_scale = 1.0
+        norm = float(self._engine.get_global_grad_norm())
+        return UpdateResult(norm, bool(self._engine.was_step_applied()) and math.isfinite(norm))
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """Clear the gradients."""
+        self._engine.optimizer.zero_grad(set_to_none=set_to_none)
+
+
+class DeepspeedStrategy:
+    """ZeRO of one stage over all ranks."""
+
+    def __init__(self, ranks: Ranks, stage: int, args: TrainingArgs) -> None:
+        self.ranks = ranks
+        self._stage = stage
+        self._args = args
+
+    def spread(self, policy: Policy) -> RootedPolicy:
+        """Give the model to DeepSpeed (collective); `ConfigError` without the package."""
+        try:
+            import deepspeed  # an extra; and it looks at the machine when it is imported
+        except ImportError as error:
+            raise ConfigError(
+                "learner.strategy_args.strategy_name deepspeed needs it: "
+                "pip install 'tailrace[deepspeed]'"
+            ) from error
+        deepspeed.ops.__compatible_ops__[_COMPILED_COLLECTIVES] = False
+        self._deepspeed = deepspeed
+        root = Root(policy.model)
+        self._engine, *_ = deepspeed.initialize(
+            model=root,
+            optimizer=make_adamw(policy.parameters, self._args),
+            config=self._config(),
+            dist_init_required=False,
+        )
+        self._make_states()
+        given = {field.name: getattr(policy, field.name) for field in fields(Policy)}
+        return RootedPolicy(**given, root=self._engine)
+
+    def make_optimizer(self, policy: Policy, args: TrainingArgs) -> ZeroOptimizer:
+        """The engine's AdamW, which was made with the model."""
+        return ZeroOptimizer(self._engine, self.ranks.num_ranks)
+
+    def whole(self, tensor: Tensor) -> Tensor:
+        """The weight itself, which every rank has."""
+        return tensor.detach()
+
+    def moments(self, parameter: nn.Parameter) -> Moments:
+        """The moments in full (collective); there are none before the first update."""
+        step = next(iter(self._states()), {}).get("step")
+        if step is None or not float(step) or not parameter.requires_grad:
+            return {}
+        get = self._deepspeed.utils.safe_get_full_optimizer_state
+        return {"step": step} | {name: get(parameter, name) for name in ("exp_avg", "exp_avg_sq")}
+
+    def set_moments(self, parameter: nn.Parameter, moments: Mapping[str, Tensor]) -> None:
+        """Give each rank its part; the count of steps is everybody's."""
+        for name in ("exp_avg", "exp_avg_sq"):
+            value = moments[name].to(parameter.device)
+            self._deepspeed.utils.safe_set_full_optimizer_state(parameter, value, name)
+        for state in self._states():
+            state["step"].copy_(moments["step"])
+
+    def shape(self, parameter: nn.Parameter) -> tuple[int, ...]:
+        """The parameter's shape."""
+        return tuple(parameter.shape)
+
+    def _config(self) -> dict[str, Any]:
+        return {
+            "train_micro_batch_size_per_gpu": 1,
+            "managed_gradient_accumulation": False,  # an update comes when core says so
+            "gradient_clipping": self._args.max_grad_norm,
+            "zero_allow_untested_optimizer": True,
+            "zero_force_ds_cpu_optimizer": False,
+            "zero_optimization": {"stage": self._stage, "overlap_comm": False},
+        }
+
+    def _states(self) -> list[dict[str, Any]]:
+        return list(self._engine.optimizer.optimizer.state.values())
+
+    def _make_states(self) -> None:
+        """AdamW's state before the first step; DeepSpeed would have it made by that."""
+        zero = self._engine.optimizer
+        for flat in zero.single_partition_of_fp32_groups:
+            zero.optimizer.state[flat] = {
+                "step": torch.zeros((), device=flat.device),
+                "exp_avg": torch.zeros_like(flat),
+                "exp_avg_sq": torch.zeros_like(flat),
+            }
+        zero._lazy_init_hp_params_optimizer_state()
