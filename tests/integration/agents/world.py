@@ -40,7 +40,6 @@ from tailrace_protos.event import EpisodeSettled
 from tailrace_protos.generation import FinishReason, GenerateRequest, TokenChunk, VersionSpan
 from tailrace_protos.reward import ScoreRequest
 from tailrace_protos.trajectory import Trajectory
-from tailrace_reward.adapters.process_pool import ProcessPool
 from tailrace_reward.config import RewardConfig
 from tailrace_reward.core.scoring import Scorer
 from tailrace_reward.handlers import ScoreHandler
@@ -317,7 +316,7 @@ async def world_of(
         await Blobs(redis, run).put_model_card(model_card())
         service = make_service(nats.url, run, "scheduler")
         scheduler = FakeScheduler(service, run)
-        scorer = Scorer(RewardConfig().rewards, ProcessPool((), 1))
+        scorer = Scorer(RewardConfig().components)
         service.endpoint(subjects.score(run), ScoreRequest, ScoreHandler(scorer).score)
         await stack.enter_async_context(serving(service))
         await service.bus.provision_run(run, StreamLimits(ack_wait_s=1.0))
