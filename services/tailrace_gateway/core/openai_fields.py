@@ -89,20 +89,27 @@ def _message(message: InMessage, index: int) -> ChatMessage:
     if not isinstance(content, str):
         content = text_of(content, f"messages[{index}].content")
     if role == "assistant":
-        calls = message.tool_calls
-        return ChatMessage(
-            role,
-            content,
-            tuple([ToolCall(call.id, call.function.name, call.function.arguments) for call in calls])
-            if calls
-            else (),
-            name=message.name or "",
-            reasoning=_reasoning(message),
-        )
+        return _said(message, content)
     if role == "tool" and not message.tool_call_id:
         param = f"messages[{index}].tool_call_id"
         raise InvalidRequestError(f"{param} is missing in a message of the role tool", param=param)
     return ChatMessage(role, content, tool_call_id=message.tool_call_id or "", name=message.name or "")
+
+
+def _said(message: InMessage, content: str) -> ChatMessage:
+    """What the assistant said, with its calls and thoughts."""
+    calls = [
+        ToolCall(call.id, call.function.name, call.function.arguments)
+        for call in message.tool_calls or ()
+    ]
+    reasoning = message.reasoning_content or message.reasoning
+    return ChatMessage(
+        "assistant",
+        content,
+        tuple(calls),
+        name=message.name or "",
+        reasoning=reasoning if isinstance(reasoning, str) else "",
+    )
 
 
 def _refusal(message: InMessage, place: str) -> InvalidRequestError:
@@ -111,12 +118,6 @@ def _refusal(message: InMessage, place: str) -> InvalidRequestError:
         return InvalidRequestError(reason, param=f"{place}.role")
     param = f"{place}.{'function_call' if message.function_call else 'audio'}"
     return UnsupportedError(f"{param} is not supported", param=param)
-
-
-def _reasoning(message: InMessage) -> str:
-    if message.reasoning_content:
-        return message.reasoning_content
-    return message.reasoning if isinstance(message.reasoning, str) else ""
 
 
 def read_tools(tools: Sequence[InTool] | None) -> tuple[ToolSchema, ...]:
