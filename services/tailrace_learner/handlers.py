@@ -317,7 +317,7 @@ def _observe_drift(numbers: dict[str, float | None], quarantined: Sequence[Serve
         if name.startswith(DRIFT) and error is not None:
             metrics.DRIFT.labels(name.removeprefix(DRIFT)).set(error)
     if num_servers := numbers.get("num_servers_beyond_mismatch"):
-        log.error("all inference servers beyond max_mismatch", num=num_servers, remedy=_DRIFT_REMEDY)
+        log.error("servers differ, none is to blame", num_servers=num_servers, remedy=_DRIFT_REMEDY)
     for event in quarantined:
         metrics.QUARANTINES.inc()
         log.error("inference server quarantined", **msgspec.structs.asdict(event), remedy=_DRIFT_REMEDY)

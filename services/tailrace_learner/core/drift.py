@@ -89,12 +89,14 @@ class Sentinel:
         self._min_tokens = min_tokens
         self._open: dict[str, _Reading] = {}
         self._good: dict[str, int] = {}
+        self._restarted: set[str] = set()  # server ids that were started anew and never good before
 
     def read(self, numbers: dict[str, float | None], step: int) -> list[ServerQuarantined]:
         """Judge by a step's numbers, which begin with the weights of `step`; the newly quarantined.
 
         `numbers` come with sources and are left with server ids. Where every one of several sources is
-        beyond the limit, none is quarantined: not the servers are wrong.
+        beyond the limit, or a new start of a server changed nothing and no other was ever good, none is
+        quarantined: not the servers are wrong, but dtypes or temperatures differ.
         """
         found = _taken(numbers)
         _tell(numbers, found)
@@ -103,14 +105,19 @@ class Sentinel:
         ripe = {source: reading for source in found if (reading := self._add(source, found[source]))}
         bad = {one: reading for one, reading in ripe.items() if reading.mean > self._max_mismatch}
         self._good.update(dict.fromkeys(ripe.keys() - bad.keys(), step))
-        if len(bad) == len(ripe) > 1:
-            numbers["num_servers_beyond_mismatch"] = float(len(bad))
-            return []
-        return [
-            self._quarantine(source, reading, step)
-            for source, reading in bad.items()
-            if source not in self.quarantine
-        ]
+        suspects = [source for source in bad if source not in self.quarantine]
+        blamed = (
+            [] if len(bad) == len(ripe) > 1 else [one for one in suspects if self._is_to_blame(one)]
+        )
+        if len(blamed) < len(suspects):
+            numbers["num_servers_beyond_mismatch"] = float(len(suspects) - len(blamed))
+        return [self._quarantine(source, bad[source], step) for source in blamed]
+
+    def _is_to_blame(self, source: str) -> bool:
+        """Whether a new start may help: it may unless it did not before and no server was ever good."""
+        server_id = split_source(source)[0]
+        is_shown = any(source == one or split_source(one)[0] != server_id for one in self._good)
+        return is_shown or server_id not in self._restarted
 
     def _add(self, source: str, more: _Reading) -> _Reading | None:
         """The source's reading, once there are enough tokens for one."""
@@ -122,6 +129,8 @@ class Sentinel:
     def _quarantine(self, source: str, reading: _Reading, step: int) -> ServerQuarantined:
         good_step = self.quarantine[source] = self._good.get(source, -1)
         server_id, incarnation = split_source(source)
+        if source not in self._good:
+            self._restarted.add(server_id)
         return ServerQuarantined(
             server_id=server_id,
             incarnation=incarnation,

@@ -91,8 +91,7 @@ def test_a_step_tells_the_error_of_every_server() -> None:
 
 
 def test_tokens_of_older_versions_give_no_reading() -> None:
-    old = {"versions": (0, 0, 0)}
-    members = [by(GOOD, trajectory(0, 1.0, **old)), by(GOOD, trajectory(1, 0.0, **old))]
+    members = [by(GOOD, trajectory(i, float(i), versions=(0, 0, 0))) for i in range(2)]
     told = Stepper(1).step([group(members)], 1).metrics
     assert not [name for name in told if name.startswith("drift")]
 
@@ -130,6 +129,23 @@ def test_where_all_servers_differ_none_is_blamed() -> None:
     assert sentinel.read(told, 0) == []
     assert told["num_servers_beyond_mismatch"] == 2.0
     assert sentinel.quarantine == {}
+
+
+def test_a_server_whose_new_start_is_no_better_is_let_be_where_none_was_ever_good() -> None:
+    sentinel = Sentinel(0.1, 1)
+    assert len(sentinel.read(numbers("s#1", 0.5, 6), 0)) == 1
+    told = numbers("s#2", 0.5, 6)
+    assert sentinel.read(told, 1) == []
+    assert told["num_servers_beyond_mismatch"] == 1.0
+    assert sentinel.read(numbers("s#2", 0.5, 6) | numbers(GOOD, 0.0, 6), 2) != []
+    assert set(sentinel.quarantine) == {"s#1", "s#2"}
+
+
+def test_a_server_that_was_good_is_started_anew_whenever_it_goes_wrong() -> None:
+    sentinel = Sentinel(0.1, 1)
+    for start in ("s#1", "s#2", "s#3"):
+        assert sentinel.read(numbers(start, 0.0, 6), 0) == []
+        assert len(sentinel.read(numbers(start, 0.5, 6), 1)) == 1
 
 
 def test_without_a_limit_errors_are_told_and_nothing_is_done() -> None:
