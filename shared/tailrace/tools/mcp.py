@@ -40,6 +40,7 @@ class McpServer:
         self.target = target
         self._check_every_s = check_every_s
         self._num_calls = 0
+        self._is_stopped = self._is_closing = False
         self._client: mcp.Client | None = None
         self._tools: list[mcp_types.Tool] = []
         self._changed = asyncio.Event()
@@ -47,9 +48,9 @@ class McpServer:
         self._last_failure = "it has not answered yet"
 
     async def run(self) -> None:
-        """Stay connected for ever."""
+        """Stay connected until `stop`."""
         backoff = Backoff(0.2, 10.0)
-        while True:
+        while not self._is_stopped:
             try:
                 with foreign_code(f"MCP server {self.target}"):
                     async with self._connected():
@@ -58,7 +59,16 @@ class McpServer:
             except ForeignCodeError as error:
                 self._last_failure = _innermost(error.error)
                 log.warning("mcp server lost", target=self.target, reason=self._last_failure)
-            await backoff.sleep()
+            finally:
+                self._is_closing = False
+            if not self._is_stopped:
+                await backoff.sleep()
+
+    def stop(self, running: asyncio.Task[None]) -> None:
+        """End the task of `run`; closing is not cancelled, since then its process would live on."""
+        self._is_stopped = True
+        if not self._is_closing:
+            running.cancel()
 
     async def offers(self, wait_s: float) -> list[ToolOffer]:
         """The server's tools; `ConfigError` if it cannot be reached within `wait_s`."""
@@ -102,7 +112,7 @@ class McpServer:
             try:
                 yield
             finally:
-                self._client = None
+                self._client, self._is_closing = None, True
 
     async def _stay(self) -> None:
         """Return when the connection is lost; ask for the tools now and then to notice.

@@ -16,6 +16,7 @@ from tailrace.store import StoreConnection, connect
 from tailrace.tools.host import DEFAULT_MAX_CONCURRENCY
 from tailrace.tools.worker import ToolWorker
 
+MCP_CLOSE_S = 10.0  # for MCP servers to end; the client kills a command within 4 s
 NO_RUN = "tools"  # the name of the service's run where it serves all runs
 
 
@@ -67,7 +68,9 @@ class _Process:
         self._tools = tools
         self._redis: StoreConnection | None = None
         self._worker: ToolWorker | None = None
-        self._mcp: list[asyncio.Task[None]] = []  # not the service's, whose tasks end before calls do
+        self._mcp: list[
+            tuple[Any, asyncio.Task[None]]
+        ] = []  # not the service's, whose tasks end before calls do
 
     async def start(self) -> None:
         endpoints = self._service.endpoints
@@ -98,7 +101,8 @@ class _Process:
         within_s = self._serving.connect_within_s
         servers = [adapter.McpServer(target) for target in self._serving.mcp]
         self._mcp = [
-            asyncio.create_task(server.run(), name=f"mcp {server.target}") for server in servers
+            (server, asyncio.create_task(server.run(), name=f"mcp {server.target}"))
+            for server in servers
         ]
         return [offer for server in servers for offer in await server.offers(within_s)]
 
@@ -107,9 +111,9 @@ class _Process:
             await self._worker.drain(self._serving.drain_s)
 
     async def disconnect(self) -> None:
-        for task in self._mcp:
-            task.cancel()
+        for server, task in self._mcp:
+            server.stop(task)
         if self._mcp:
-            await asyncio.wait(self._mcp)
+            await asyncio.wait({task for _, task in self._mcp}, timeout=MCP_CLOSE_S)
         if self._redis is not None:
             await self._redis.aclose()

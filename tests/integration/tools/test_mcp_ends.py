@@ -115,18 +115,38 @@ async def test_a_call_whose_mcp_server_is_killed_is_an_infrastructure_failure_an
 
 
 async def test_a_server_of_one_thread_is_not_taken_for_lost_while_it_works(
-    client: ToolClient, serve: Serve, tmp_path: Path
+    client: ToolClient, serve: Serve, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    server = McpServer(f"{sys.executable} {SERVER}", check_every_s=0.05)
+    server = McpServer(f"{sys.executable} {SERVER}", check_every_s=1.0)
     connected = asyncio.create_task(server.run())
     await serve(*await server.offers(60.0))
     async with client.session("e", ["busy"]) as tools:
         calling = asyncio.create_task(tools.call(call(tmp_path / "gate", "busy")))
         await begun(tmp_path / "gate")
-        _, waiting = await asyncio.wait({calling}, timeout=0.5)  # ten checks
+        monkeypatch.setattr(server, "_check_every_s", 0.05)  # only now: idle servers may be slow
+        _, waiting = await asyncio.wait({calling}, timeout=2.0)
         assert waiting
         (tmp_path / "gate.open").touch()
         result = await asyncio.wait_for(calling, 60)
     assert (result.content, result.infra_error) == ("done", "")
     connected.cancel()
     await asyncio.wait({connected})
+
+
+async def test_a_server_that_hangs_is_ended_also_while_its_connection_is_being_closed(
+    client: ToolClient, serve: Serve, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server = McpServer(f"{sys.executable} {SERVER}", check_every_s=1.0)
+    connected = asyncio.create_task(server.run())
+    await serve(*await server.offers(60.0))
+    (tmp_path / "gate.open").touch()
+    async with client.session("e", ["held"]) as tools:
+        assert (await tools.call(call(tmp_path / "gate"))).content == "done"
+    process_id = await begun(tmp_path / "gate")
+    os.kill(process_id, signal.SIGSTOP)
+    monkeypatch.setattr(server, "_check_every_s", 0.05)
+    await eventually(lambda: server._is_closing, 60.0)
+    server.stop(connected)
+    ended, _ = await asyncio.wait({connected}, timeout=60)
+    assert ended
+    assert not Path(f"/proc/{process_id}").exists()
