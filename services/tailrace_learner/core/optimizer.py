@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from tailrace_learner.config import TrainingArgs
 from tailrace_learner.core.ranks import ONE_RANK
 from tailrace_learner.core.shards import local
-from tailrace_learner.ports import Optimizer, Ranks, UpdateResult
+from tailrace_learner.ports import Ranks, UpdateResult
 
 
 def learning_rate_at(step: int, max_steps: int, args: TrainingArgs) -> float:
@@ -84,10 +84,3 @@ def make_adamw(parameters: list[nn.Parameter], args: TrainingArgs) -> SummedAdam
         eps=args.adam_epsilon,
         fused=True,
     )
-
-
-def apply_update(
-    optimizer: Optimizer, *, count: float, learning_rate: float, max_grad_norm: float
-) -> UpdateResult:
-    """`optimizer.update`, by the name that passes know."""
-    return optimizer.update(count=count, learning_rate=learning_rate, max_grad_norm=max_grad_norm)

@@ -13,7 +13,7 @@ import torch
 from tailrace_learner.config import TrainingArgs
 from tailrace_learner.core.aggregation import row_count
 from tailrace_learner.core.losses import LOSSES
-from tailrace_learner.core.optimizer import apply_update, learning_rate_at, make_adamw
+from tailrace_learner.core.optimizer import learning_rate_at, make_adamw
 from tailrace_learner.core.packing import pack
 from tailrace_learner.core.passes import PassRunner
 from tailrace_learner.core.policy import Policy, StartWeights
@@ -105,7 +105,7 @@ def test_every_mini_batch_is_measured_against_the_policy_at_the_start_of_the_ste
         rows = [row for each in half for row in each.rows]
         runner.run(rows, Tally(), is_first=False)
         count = row_count(rows, settings)
-        apply_update(optimizer, count=count, learning_rate=1e-2, max_grad_norm=0.5)
+        optimizer.update(count=count, learning_rate=1e-2, max_grad_norm=0.5)
     assert difference(streamed, weights(policy)) < 1e-3
 
 
@@ -202,9 +202,8 @@ def test_an_update_equals_torchs_own_clipping_and_adamw() -> None:
         torch.manual_seed(1)
         for parameter in each.parameters:
             parameter.grad = torch.randn_like(parameter) * 8
-    result = apply_update(
-        make_adamw(policy.parameters, ARGS), count=8.0, learning_rate=3e-3, max_grad_norm=0.5
-    )
+    optimizer = make_adamw(policy.parameters, ARGS)
+    result = optimizer.update(count=8.0, learning_rate=3e-3, max_grad_norm=0.5)
     for parameter in twin.parameters:
         parameter.grad /= 8.0
     norm = torch.nn.utils.clip_grad_norm_(twin.parameters, 0.5)
