@@ -151,7 +151,7 @@ class ZmqServerTransport:
         if self._retry_timer is not None:
             self._retry_timer.cancel()
         self._reader.close()
-        self._socket.close()
+        self._socket.close(int(1000 * _FINISH_S))
         await asyncio.to_thread(self._context.term)
 
     async def _finish(self) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import signal
+from dataclasses import dataclass
 
 import pytest
 from prometheus_client import REGISTRY
@@ -14,7 +15,7 @@ from tailrace_inference.adapters.emission_log import read_emissions
 from tailrace_protos import subjects
 from tailrace_protos.base import as_int32
 from tailrace_protos.control import DrainRequest, ServerState, ServerStatus
-from tailrace_protos.generation import CallErrorCode, FinishReason
+from tailrace_protos.generation import CallErrorCode, FinishReason, VersionSpan
 from tests.integration.inference.world import (
     SERVER_ID,
     World,
@@ -25,6 +26,49 @@ from tests.integration.inference.world import (
 )
 
 FAST = {"max_running": 16, "kv_cache_tokens": 65536, "heartbeat_s": 0.1}
+
+
+PROMPT = [1, 2, 3]
+NUM_TOKENS = 1000
+
+
+@dataclass(frozen=True)
+class Ended:
+    """A call that ended, with all ids that the model saw."""
+
+    name: str
+    ids: list[int]
+    logprobs: list[float]
+    spans: tuple[VersionSpan, ...]
+    finish_reason: FinishReason
+
+
+class Calls:
+    """Callers that call again and again, so that a call is under way whatever happens when."""
+
+    def __init__(self, world: World, address: Address) -> None:
+        self._stopping = False
+        self._callers = [asyncio.create_task(self._call(world, address, f"c{n}")) for n in range(3)]
+
+    async def _call(self, world: World, address: Address, caller: str) -> list[Ended]:
+        ended: list[Ended] = []
+        while not self._stopping:
+            name = f"{caller}-{len(ended)}"
+            call = world.client.generate(address, world.request(name, PROMPT, NUM_TOKENS))
+            try:
+                got = await call.collect()
+            except GenerateRefusedError as error:  # it came when the server was leaving already
+                assert error.code is CallErrorCode.NOT_READY
+                break
+            ids = [*PROMPT, *got.token_ids.tolist()]
+            logprobs = got.inference_logprobs.tolist()
+            ended.append(Ended(name, ids, logprobs, got.version_spans, got.finish_reason))
+        return ended
+
+    async def finish(self) -> list[Ended]:
+        """Begin no more calls; what became of all."""
+        self._stopping = True
+        return [one for ended in await asyncio.gather(*self._callers) for one in ended]
 
 
 def sample(name: str) -> float:
@@ -44,25 +88,27 @@ async def test_calls_see_every_version_and_the_drain_finishes_them(world: World)
     expected = own_logprobs(old, [5, 6, 7, *short.token_ids.tolist()], 12)
     assert short.inference_logprobs.tolist() == pytest.approx(expected, abs=1e-4)
 
-    long = world.client.generate(address, world.request("long", [1, 2, 3], 4000))
+    calls = Calls(world, address)
     second = await world.publish(new)
     await world.serving(second)
     process.send_signal(signal.SIGTERM)
-    generation = await long.collect()
+    ended = await calls.finish()
+    across = [one for one in ended if [span.policy_version for span in one.spans] == [first, second]]
 
-    assert generation.finish_reason is FinishReason.LENGTH
-    assert [span.policy_version for span in generation.version_spans] == [first, second]
-    ids = [1, 2, 3, *generation.token_ids.tolist()]
-    num_old = generation.version_spans[0].num_tokens
-    by_old = own_logprobs(old, ids, 4000)[:num_old]
-    by_new = own_logprobs(new, ids, 4000)[num_old:]
-    assert generation.inference_logprobs.tolist() == pytest.approx(by_old + by_new, abs=1e-4)
+    assert {one.finish_reason for one in ended} == {FinishReason.LENGTH}
+    assert across, "no call was under way when the weights changed"
+    for one in across:
+        num_old = one.spans[0].num_tokens
+        by_old = own_logprobs(old, one.ids, NUM_TOKENS)[:num_old]
+        by_new = own_logprobs(new, one.ids, NUM_TOKENS)[num_old:]
+        assert one.logprobs == pytest.approx(by_old + by_new, abs=1e-4)
 
     assert await asyncio.to_thread(process.wait, 20) == 0
     path = world.services.folder / world.run / f"emissions-{SERVER_ID}.bin"
-    emitted = [e for e in read_emissions(path) if e.episode_id == "long.episode"]
-    ids_emitted = [i for e in emitted for i in as_int32(e.chunk.token_ids).tolist()]
-    assert ids_emitted == generation.token_ids.tolist()
+    emissions = list(read_emissions(path))
+    for one in ended:
+        chunks = [e.chunk.token_ids for e in emissions if e.episode_id == f"{one.name}.episode"]
+        assert [*PROMPT, *(i for ids in chunks for i in as_int32(ids).tolist())] == one.ids
 
 
 @pytest.mark.parametrize("world", [{**FAST, "drain_s": 0.3}], indirect=True)
