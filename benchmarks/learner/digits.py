@@ -1,7 +1,8 @@
-"""The digits task on our engine and learner, in one process: sample, train, swap the weights, again.
+"""The digits task on our engine and learner: sample, train, swap the weights, again.
 
-The engine samples on one thread while the learner trains on another; at the end of a step they wait for
-each other, so that every token is at most `lag` steps old. `lag` 0 takes turns, as TRL does.
+The engine is a process beside the learner's, as in a run, with a pipe in place of queues. With `lag` 1
+it samples the next step's answers while the learner trains: no token is more than one step old. `lag` 0
+takes turns, as TRL does.
 """
 
 from __future__ import annotations
@@ -10,8 +11,8 @@ import argparse
 import json
 import sys
 import time
-from collections.abc import Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from multiprocessing import get_context
+from multiprocessing.connection import Connection
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -40,7 +41,7 @@ class Tensor(NamedTuple):
     name: str
     dtype: str
     shape: tuple[int, ...]
-    data: memoryview
+    data: Any  # bytes on their way, a memoryview for the engine
 
 
 class Rollout(NamedTuple):
@@ -147,41 +148,54 @@ class Learner:
 
     def weights(self) -> list[Tensor]:
         """Copies, as they would be published."""
-        return list(self._tensors())
+        return [
+            Tensor(name, "float32", tuple(parameter.shape), parameter.detach().numpy().tobytes())
+            for name, parameter in self._model.named_parameters()
+        ]
 
-    def _tensors(self) -> Iterator[Tensor]:
-        for name, parameter in self._model.named_parameters():
-            copy = parameter.detach().clone().numpy()
-            yield Tensor(name, "float32", tuple(parameter.shape), memoryview(copy).cast("B"))
+
+def serve(learner: Connection, seed: int) -> None:
+    """The engine's process: weights and a step's number in, the step's groups out; None ends it."""
+    keep_freed_memory()
+    sampler = Sampler(seed)
+    learner.send("ready")
+    while (asked := learner.recv()) is not None:
+        weights, step = asked
+        sampler.load([each._replace(data=memoryview(each.data)) for each in weights], step)
+        learner.send(sampler.sample(step))
 
 
 def run(seed: int, lag: int) -> dict[str, Any]:
     """Rewards and seconds per step up to the goal."""
-    sampler, learner = Sampler(seed), Learner()
-    sampler.load(learner.weights(), 0)
+    context = get_context("spawn")
+    engine, theirs = context.Pipe()
+    process = context.Process(target=serve, args=(theirs, seed))
+    process.start()
+    theirs.close()  # the engine's end alone keeps the pipe open
+    learner = Learner()
+    assert engine.recv() == "ready"
     rewards: list[float] = []
     times_s: list[float] = []
     began_s = time.perf_counter()
-    with ThreadPoolExecutor(1) as thread:
-        waiting: Future[list[list[Rollout]]] = thread.submit(sampler.sample, 0)
-        for step in range(task.MAX_STEPS):
-            groups = waiting.result()
-            if lag:
-                waiting = thread.submit(sampler.sample, step + 1)
-            rewards.append(float(np.mean([rollout.reward for group in groups for rollout in group])))
-            learner.train(step, groups, min(lag, step))
-            if lag:
-                waiting.exception()  # the engine is between two batches now
-            sampler.load(learner.weights(), step + 1)
-            if not lag:
-                waiting = thread.submit(sampler.sample, step + 1)
-            times_s.append(time.perf_counter() - began_s)
-            if rewards[-1] >= task.GOAL:
-                break
+    engine.send((learner.weights(), 0))
+    for step in range(task.MAX_STEPS):
+        groups = engine.recv()
+        if lag:
+            engine.send((learner.weights(), step + 1))
+        rewards.append(float(np.mean([rollout.reward for group in groups for rollout in group])))
+        learner.train(step, groups, min(lag, step))
+        if not lag:
+            engine.send((learner.weights(), step + 1))
+        times_s.append(time.perf_counter() - began_s)
+        if rewards[-1] >= task.GOAL:
+            break
+    engine.recv()
+    engine.send(None)
+    process.join()
     return {"rewards": rewards, "times_s": times_s}
 
 
-def main() -> None:
+def main() -> int:
     """Run one seed."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seed", type=int, default=0)
@@ -190,6 +204,7 @@ def main() -> None:
     keep_freed_memory()
     torch.set_num_threads(1)
     print(json.dumps(run(args.seed, args.lag)))
+    return 0
 
 
 if __name__ == "__main__":
