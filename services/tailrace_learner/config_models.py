@@ -36,9 +36,9 @@ class ModelArgs(Config, frozen=True, kw_only=True):
     attn_implementation: Literal[
         "packed", "sdpa", "eager", "flash_attention_2", "flash_attention_3"
     ] = "packed"
-    """`packed` computes each row of a packed batch by itself, or with `share_prefixes` what rows have in
-    common once, and works everywhere. The others are Hugging Face's own; `sdpa` and `eager` cost memory
-    quadratic in the tokens of a micro-batch."""
+    """`packed` computes each row of a packed batch by itself, or with `share_prefixes` what rows have
+    in common once, and works everywhere. The others are Hugging Face's own; `sdpa` and `eager` cost
+    memory quadratic in the tokens of a micro-batch."""
 
     disable_gradient_checkpointing: bool = True
     """false: keep no activations inside layers but compute them again backward, for long rows."""
