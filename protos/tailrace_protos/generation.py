@@ -12,6 +12,8 @@ import msgspec
 
 from tailrace_protos.base import EMPTY, Float32Bytes, Int32Bytes, Message
 
+MAX_TOP_LOGPROBS = 20  # what `GenerateRequest.top_logprobs` may be at most
+
 
 class FinishReason(enum.StrEnum):
     """Why a generation ended; means the same for every engine."""
@@ -42,6 +44,7 @@ class GenerateRequest(Message, frozen=True, tag="generate_request", gc=False):
 
     The last `num_continued` ids of `prompt_ids` were sampled by another server for this same call
     before it failed: stop strings see them and a seeded sample continues after them.
+    With `top_logprobs` k above 0, each sampled token comes with the k likeliest tokens of its step.
     """
 
     call_id: str
@@ -51,6 +54,7 @@ class GenerateRequest(Message, frozen=True, tag="generate_request", gc=False):
     sampling: SamplingParams = SamplingParams()
     num_continued: int = 0
     traceparent: str = ""
+    top_logprobs: int = 0  # at most `MAX_TOP_LOGPROBS`; a smaller vocabulary gives fewer
 
 
 class VersionSpan(msgspec.Struct, frozen=True, array_like=True, gc=False):
@@ -82,7 +86,11 @@ class CallError(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
 
 
 class TokenChunk(Message, frozen=True, tag="token_chunk", omit_defaults=True, gc=False):
-    """Some newly sampled tokens of a call; the last chunk has `finish_reason` or `error`."""
+    """Some newly sampled tokens of a call; the last chunk has `finish_reason` or `error`.
+
+    `top_ids` and `top_logprobs` hold k entries a token, the likeliest first, of the distribution that
+    `inference_logprobs` are of; empty unless the request asked. k is one for all chunks of a call.
+    """
 
     call_id: str
     token_ids: Int32Bytes = EMPTY  # [t]
@@ -92,6 +100,8 @@ class TokenChunk(Message, frozen=True, tag="token_chunk", omit_defaults=True, gc
     stop_matched: int | str | None = None  # the stop token id or stop string that matched
     num_cached_tokens: int = 0  # prompt tokens whose KV was reused (last chunk only)
     error: CallError | None = None
+    top_ids: Int32Bytes = EMPTY  # [t * k]
+    top_logprobs: Float32Bytes = EMPTY  # [t * k]
 
 
 class AbortRequest(Message, frozen=True, tag="abort_request"):

@@ -16,7 +16,7 @@ from tailrace_protos.generation import GenerateRequest, SamplingParams, TokenChu
 
 
 class LocalPolicy:
-    """`tailrace.sdk.policy.Policy` over an engine: `async with LocalPolicy(engine) as policy:`."""
+    """`sdk.policy.RankingPolicy` over an engine: `async with LocalPolicy(engine) as policy:`."""
 
     def __init__(self, engine: Engine) -> None:
         self._driver = EngineDriver(engine, in_thread=False)
@@ -43,8 +43,9 @@ class LocalPolicy:
         episode_id: str,
         turn: int,
         on_chunk: OnChunk | None = None,
+        top_logprobs: int = 0,
     ) -> Generation:
-        """See `Policy`; a cancelled caller aborts its call, a broken engine raises what broke it."""
+        """See `RankingPolicy`; a cancelled caller aborts its call, a broken engine raises why."""
         assert self._running is not None, "used outside `async with`"
         ledger = TokenLedger()
         ended = asyncio.get_running_loop().create_future()
@@ -57,7 +58,9 @@ class LocalPolicy:
                 ended.set_result(None)
 
         call_id = f"{episode_id}.{turn}"
-        request = GenerateRequest(call_id, episode_id, prompt_ids, max_new_tokens, sampling)
+        request = GenerateRequest(
+            call_id, episode_id, prompt_ids, max_new_tokens, sampling, top_logprobs=top_logprobs
+        )
         self._driver.submit(request, on_part)
         try:
             await asyncio.wait({ended, self._running}, return_when=asyncio.FIRST_COMPLETED)

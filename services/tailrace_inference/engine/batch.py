@@ -2,7 +2,8 @@
 
 Invariants: a row's tokens are `tokens[row, :length]`; the keys and values of the first `computed` of
 them are in the cache blocks `table[row, :num_blocks]`, whose other entries are 0 (the block of zeros);
-`computed < length`; what was sampled but not sent is `out_ids[row, :num_out]`, of one policy version.
+`computed < length`; what was sampled but not sent is `out_ids[row, :num_out]`, of one policy version,
+and the likeliest tokens of those steps `out_top_ids[row, :num_out, :num_tops]`.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from tailrace_inference.engine.kv_cache import Int64Array
 from tailrace_inference.engine.sampling import SamplingRows
 from tailrace_inference.engine.stops import StopStrings
 from tailrace_inference.ports import OnChunk
-from tailrace_protos.generation import SamplingParams
+from tailrace_protos.generation import MAX_TOP_LOGPROBS, SamplingParams
 
 _NO_TOKEN = -1
 
@@ -36,6 +37,7 @@ class Call:
     key: int  # of its random numbers
     on_chunk: OnChunk
     stops: StopStrings | None
+    num_tops: int = 0  # likeliest tokens to tell of each step
     num_cached: int = 0
     num_seen: int = 0  # tokens computed at least once
     row: int = -1  # -1 while it waits
@@ -68,6 +70,10 @@ class Batch:
         self.out_ids: NDArray[np.int32] = column(np.int32, chunk_tokens)
         self.out_logprobs: NDArray[np.float32] = column(np.float32, chunk_tokens)
         self.num_out: Int64Array = column(np.int64)
+        self.num_tops: Int64Array = column(np.int64)
+        self.num_asking = 0  # rows whose `num_tops` is above 0
+        self.out_top_ids: NDArray[np.int32] = column(np.int32, chunk_tokens, MAX_TOP_LOGPROBS)
+        self.out_top_logprobs: NDArray[np.float32] = column(np.float32, chunk_tokens, MAX_TOP_LOGPROBS)
         self.sent_s: NDArray[np.float64] = column(np.float64)
         self._free = list(range(max_running - 1, -1, -1))
         self._order: list[int] = []
@@ -105,6 +111,8 @@ class Batch:
         self.seen[row] = max(call.num_seen, computed)
         self.max_len[row], self.kv_version[row], self.num_out[row] = call.max_len, kv_version, 0
         self.sent_s[row] = now_s
+        self.num_tops[row] = call.num_tops
+        self.num_asking += call.num_tops > 0
         self._set_sampling(row, call)
         return row
 
@@ -137,6 +145,7 @@ class Batch:
         call.token_ids = self.tokens[row, : self.length[row]].copy()
         call.num_seen = int(self.seen[row])
         call.row = -1
+        self.num_asking -= call.num_tops > 0
         self._calls[row] = None
         self._free.append(row)
         self._order.remove(row)
@@ -168,6 +177,12 @@ class Batch:
             self.key[rows],
             self.length[rows] - self.counter_base[rows],
         )
+
+    def put_tops(self, rows: Int64Array, ids: Int64Array, logprobs: NDArray[np.float32]) -> None:
+        """The likeliest tokens [n, k] of the step whose tokens `append` is about to take."""
+        place = self.num_out[rows]
+        self.out_top_ids[rows, place, : ids.shape[1]] = ids
+        self.out_top_logprobs[rows, place, : ids.shape[1]] = logprobs
 
     def append(self, rows: Int64Array, tokens: Int64Array, logprobs: NDArray[np.float32]) -> None:
         """A sampled token for each of `rows` [n]."""

@@ -10,7 +10,7 @@ import numpy as np
 
 from tailrace_inference.engine.batch import Batch, Call
 from tailrace_inference.engine.kv_cache import Int64Array
-from tailrace_protos.base import pack_float32, pack_int32
+from tailrace_protos.base import EMPTY, Float32Bytes, Int32Bytes, pack_float32, pack_int32
 from tailrace_protos.generation import CallError, CallErrorCode, FinishReason, TokenChunk, VersionSpan
 
 Ended = tuple[int, FinishReason, int | str | None]  # row, reason, the stop that matched
@@ -106,4 +106,14 @@ class Emitter:
             reason,
             matched,
             call.num_cached if reason is not None else 0,
+            None,
+            *(self._tops(row, count, call.num_tops) if call.num_tops else (EMPTY, EMPTY)),
+        )
+
+    def _tops(self, row: int, count: int, width: int) -> tuple[Int32Bytes, Float32Bytes]:
+        """Ids and log-probabilities [count * width] of the likeliest tokens of a row's pending steps."""
+        batch = self._batch
+        return (
+            pack_int32(batch.out_top_ids[row, :count, :width].flatten()),
+            pack_float32(batch.out_top_logprobs[row, :count, :width].flatten()),
         )

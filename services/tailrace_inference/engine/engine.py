@@ -25,7 +25,7 @@ from tailrace_inference.engine.kv_cache import BlockPool, Int64Array, KVCache
 from tailrace_inference.engine.planner import GroupPlan, StepPlan, plan_step
 from tailrace_inference.engine.request import InvalidRequestError, make_call
 from tailrace_inference.engine.residency import Residency
-from tailrace_inference.engine.sampling import sample
+from tailrace_inference.engine.sampling import choose, scaled_logprobs
 from tailrace_inference.engine.weights import Staged, WeightStage
 from tailrace_inference.ports import EngineStats, NamedTensor, OnChunk
 from tailrace_protos.generation import CallErrorCode, FinishReason, GenerateRequest
@@ -206,12 +206,25 @@ class TorchEngine:
         batch.computed[plan.rows] += plan.take
         if not len(sampled_rows):
             return
-        tokens, logprobs = sample(logits, batch.sampling_rows(sampled_rows))
-        batch.append(sampled_rows, tokens.cpu().numpy(), logprobs.cpu().numpy())
+        sampling = batch.sampling_rows(sampled_rows)
+        logprobs = scaled_logprobs(logits, sampling)
+        tokens, chosen = choose(logprobs, sampling)
+        if batch.num_asking:
+            self._put_tops(sampled_rows, logprobs)
+        batch.append(sampled_rows, tokens.cpu().numpy(), chosen.cpu().numpy())
         self._num_stale += int(np.count_nonzero(batch.kv_version[sampled_rows] != self.policy_version))
         for row, reason, stop_matched in self._emitter.ended(sampled_rows):
             self._finish(row, reason, stop_matched)
         self._emitter.flush_due(self.policy_version, now_s)
+
+    def _put_tops(self, rows: Int64Array, logprobs: Tensor) -> None:
+        """Keep the likeliest tokens of `logprobs` [n, vocabulary] for those of `rows` [n] that ask."""
+        batch = self._batch
+        asking = np.flatnonzero(batch.num_tops[rows])
+        if len(asking):
+            width = int(batch.num_tops[rows].max())
+            tops = logprobs.index_select(0, self._tensor(asking)).topk(width, dim=-1)
+            batch.put_tops(rows[asking], tops.indices.cpu().numpy(), tops.values.cpu().numpy())
 
     def _flush_row(self, row: int) -> None:
         self._emitter.flush(np.array([row]), self.policy_version, time.perf_counter())

@@ -11,7 +11,7 @@ from tailrace_inference.engine.batch import Call
 from tailrace_inference.engine.stops import StopStrings
 from tailrace_inference.ports import OnChunk
 from tailrace_protos.base import as_int32
-from tailrace_protos.generation import GenerateRequest, SamplingParams
+from tailrace_protos.generation import MAX_TOP_LOGPROBS, GenerateRequest, SamplingParams
 
 
 class InvalidRequestError(ValueError):
@@ -31,7 +31,7 @@ def make_call(
             f"prompt_ids has {len(request.prompt_ids)} bytes, not a multiple of 4"
         )
     prompt = as_int32(request.prompt_ids)
-    _check_lengths(request, len(prompt), max_len)
+    _check_counts(request, len(prompt), max_len)
     if int(prompt.min()) < 0 or int(prompt.max()) >= vocab_size:
         raise InvalidRequestError(f"prompt_ids must lie in 0..{vocab_size - 1}")
     sampling = request.sampling
@@ -55,10 +55,11 @@ def make_call(
         key=secrets.randbits(64) if sampling.seed is None else sampling.seed & (2**64 - 1),
         on_chunk=on_chunk,
         stops=stops,
+        num_tops=min(request.top_logprobs, vocab_size),
     )
 
 
-def _check_lengths(request: GenerateRequest, num_prompt: int, max_len: int) -> None:
+def _check_counts(request: GenerateRequest, num_prompt: int, max_len: int) -> None:
     if num_prompt == 0:
         raise InvalidRequestError("prompt_ids is empty")
     if request.max_new_tokens < 1:
@@ -66,6 +67,10 @@ def _check_lengths(request: GenerateRequest, num_prompt: int, max_len: int) -> N
     if num_prompt >= max_len:
         raise InvalidRequestError(
             f"prompt_ids has {num_prompt} tokens; with an answer at most {max_len} fit"
+        )
+    if not 0 <= request.top_logprobs <= MAX_TOP_LOGPROBS:
+        raise InvalidRequestError(
+            f"top_logprobs is {request.top_logprobs}, must be in 0..{MAX_TOP_LOGPROBS}"
         )
     if not 0 <= request.num_continued <= num_prompt:
         raise InvalidRequestError(

@@ -3,7 +3,8 @@
 A row's randomness is a pure function of its key and of how many tokens its call has sampled before, so
 it does not depend on the batch it is in. Sampling inverts the cumulative distribution: one uniform
 number per row is enough, whatever the size of the vocabulary. Log-probabilities are those after the
-temperature and before the filters; greedy rows (temperature 0) report those at temperature 1.
+temperature and before the filters, the sampled token's and the likeliest tokens' alike; greedy rows
+(temperature 0) report those at temperature 1.
 """
 
 from __future__ import annotations
@@ -49,13 +50,22 @@ def _mix(state: NDArray[np.uint64]) -> NDArray[np.uint64]:
 
 def sample(logits: Tensor, rows: SamplingRows) -> tuple[Tensor, Tensor]:
     """Tokens [n] int64 and their log-probabilities [n] float32 for `logits` [n, vocabulary]."""
-    device = logits.device
-    greedy = rows.temperature == 0.0
+    return choose(scaled_logprobs(logits, rows), rows)
+
+
+def scaled_logprobs(logits: Tensor, rows: SamplingRows) -> Tensor:
+    """Log-probabilities [n, vocabulary] float32 after the temperature; greedy rows are not scaled."""
     scaled = logits.float()
     if (rows.temperature != 1.0).any():
-        scale = np.where(greedy, np.float32(1.0), rows.temperature)
-        scaled = scaled / torch.from_numpy(scale).to(device).unsqueeze(1)
-    logprobs = torch.log_softmax(scaled, dim=-1)
+        scale = np.where(rows.temperature == 0.0, np.float32(1.0), rows.temperature)
+        scaled = scaled / torch.from_numpy(scale).to(logits.device).unsqueeze(1)
+    return torch.log_softmax(scaled, dim=-1)
+
+
+def choose(logprobs: Tensor, rows: SamplingRows) -> tuple[Tensor, Tensor]:
+    """Tokens [n] int64 drawn from `logprobs` [n, vocabulary], and those of them [n]."""
+    device = logprobs.device
+    greedy = rows.temperature == 0.0
     if greedy.all():
         tokens = logprobs.argmax(dim=-1, keepdim=True)
     else:

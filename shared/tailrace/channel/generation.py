@@ -1,18 +1,20 @@
 """A call's tokens put together: what `GenerateCall.collect` returns and what a failed call leaves.
 
 Invariant: `token_ids`, `inference_logprobs` and the tokens counted by `version_spans` are always
-equally many, and a prefix of what the server sampled.
+equally many, and a prefix of what the server sampled; so are the rows of `top_ids` and `top_logprobs`
+where the call asked for them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
-from tailrace_protos.base import as_float32, as_int32
+from tailrace.channel.tops import TopArrays, TopLedger, tops_per_token
+from tailrace_protos.base import EMPTY, as_float32, as_int32
 from tailrace_protos.generation import FinishReason, TokenChunk, VersionSpan
 
 
@@ -26,6 +28,8 @@ class Generation:
     finish_reason: FinishReason | None
     stop_matched: int | str | None
     num_cached_tokens: int  # prompt tokens whose KV was reused
+    top_ids: NDArray[np.int32] | None = None  # [T, k], the likeliest first; None: not asked for
+    top_logprobs: NDArray[np.float32] | None = None  # [T, k]
 
     @property
     def num_tokens(self) -> int:
@@ -41,6 +45,8 @@ class Generation:
             self.finish_reason,
             self.stop_matched,
             self.num_cached_tokens,
+            self.top_ids,
+            self.top_logprobs,
         )
 
 
@@ -60,16 +66,26 @@ def _is_alike(one: VersionSpan, other: VersionSpan) -> bool:
     return one.policy_version == other.policy_version and one.source == other.source
 
 
+def join_tops(parts: Sequence[Generation]) -> TopArrays:
+    """`top_ids` and `top_logprobs` of consecutive parts; None unless all their tokens have them."""
+    ids = [part.top_ids for part in parts if part.num_tokens and part.top_ids is not None]
+    logprobs = [p.top_logprobs for p in parts if p.num_tokens and p.top_logprobs is not None]
+    if not ids or sum(map(len, ids)) != sum(part.num_tokens for part in parts):
+        return None, None
+    return np.concatenate(ids), np.concatenate(logprobs)
+
+
 class TokenLedger:
     """Grows by chunks and copies their bytes: a view would keep whole frames alive."""
 
-    __slots__ = ("last", "logprob_bytes", "num_tokens", "spans", "token_bytes")
+    __slots__ = ("last", "logprob_bytes", "num_tokens", "spans", "token_bytes", "tops")
 
     def __init__(self) -> None:
         self.token_bytes = bytearray()
         self.logprob_bytes = bytearray()
         self.spans: list[VersionSpan] = []
         self.num_tokens = 0
+        self.tops: TopLedger | None = None  # once a chunk brought some
         self.last: TokenChunk | None = None  # the chunk with the finish reason or the error
 
     def add(self, chunk: TokenChunk) -> str:
@@ -82,6 +98,8 @@ class TokenLedger:
             num_spanned += span.num_tokens
         if num_spanned != num_bytes >> 2:
             return f"{num_bytes >> 2} tokens with versions for {num_spanned}"
+        if (self.tops is not None or len(chunk.top_ids)) and (wrong := self._add_tops(chunk)):
+            return wrong
         if num_bytes:
             self.token_bytes += chunk.token_ids
             self.logprob_bytes += chunk.inference_logprobs
@@ -91,9 +109,19 @@ class TokenLedger:
             self.last = chunk
         return ""
 
+    def _add_tops(self, chunk: TokenChunk) -> str:
+        tops = self.tops
+        if tops is None:  # all tokens of a call have them or none
+            tops = TopLedger(0 if self.num_tokens else tops_per_token(chunk))
+        wrong = tops.add(chunk)
+        if not wrong:
+            self.tops = tops
+        return wrong
+
     def since(self, num_tokens: int, num_spans: int, call_id: str) -> TokenChunk:
         """Everything after the first `num_tokens` tokens and `num_spans` spans as one chunk."""
         last = self.last
+        top_ids, top_logprobs = self.tops.since(num_tokens) if self.tops else (EMPTY, EMPTY)
         return TokenChunk(
             call_id=call_id,
             token_ids=memoryview(bytes(self.token_bytes[4 * num_tokens :])),
@@ -102,6 +130,8 @@ class TokenLedger:
             finish_reason=last.finish_reason if last else None,
             stop_matched=last.stop_matched if last else None,
             num_cached_tokens=last.num_cached_tokens if last else 0,
+            top_ids=top_ids,
+            top_logprobs=top_logprobs,
         )
 
     def generation(self) -> Generation:
@@ -114,4 +144,5 @@ class TokenLedger:
             last.finish_reason if last else None,
             last.stop_matched if last else None,
             last.num_cached_tokens if last else 0,
+            *(self.tops.arrays() if self.tops else (None, None)),
         )

@@ -10,6 +10,7 @@ from __future__ import annotations
 from typing import Protocol
 
 from tailrace.channel.generation import join_spans
+from tailrace.channel.tops import cut_tops, merged_tops, tops_per_token
 from tailrace_protos.generation import CallError, CallErrorCode, TokenChunk, VersionSpan
 
 MAX_CHUNK_TOKENS = 65536  # 512 KiB of ids and log-probabilities: a chunk fits into a frame
@@ -102,9 +103,10 @@ class CallSink:
         if not parts:
             return parts
         chunk = parts[0] if len(parts) == 1 else merge(parts)
-        return (
-            [chunk] if len(chunk.token_ids) <= 4 * MAX_CHUNK_TOKENS else split(chunk, MAX_CHUNK_TOKENS)
-        )
+        limit = MAX_CHUNK_TOKENS
+        if len(chunk.top_ids):
+            limit //= 1 + tops_per_token(chunk)
+        return [chunk] if len(chunk.token_ids) <= 4 * limit else split(chunk, limit)
 
 
 def merge(parts: list[TokenChunk]) -> TokenChunk:
@@ -119,6 +121,7 @@ def merge(parts: list[TokenChunk]) -> TokenChunk:
         last.stop_matched,
         last.num_cached_tokens,
         last.error,
+        *merged_tops(parts),
     )
 
 
@@ -126,16 +129,7 @@ def split(chunk: TokenChunk, max_tokens: int) -> list[TokenChunk]:
     """A chunk as consecutive chunks of at most `max_tokens`; only the last one has the ending."""
     num_tokens = len(chunk.token_ids) >> 2
     starts = range(0, num_tokens, max_tokens)
-    pieces = [
-        TokenChunk(
-            chunk.call_id,
-            chunk.token_ids[4 * start : 4 * (start + max_tokens)],
-            chunk.inference_logprobs[4 * start : 4 * (start + max_tokens)],
-            cut_spans(chunk.version_spans, start, min(start + max_tokens, num_tokens)),
-        )
-        for start in starts
-    ]
-    final = pieces.pop()
+    *pieces, final = (_cut(chunk, start, min(start + max_tokens, num_tokens)) for start in starts)
     ending = TokenChunk(
         chunk.call_id,
         final.token_ids,
@@ -145,8 +139,23 @@ def split(chunk: TokenChunk, max_tokens: int) -> list[TokenChunk]:
         chunk.stop_matched,
         chunk.num_cached_tokens,
         chunk.error,
+        final.top_ids,
+        final.top_logprobs,
     )
     return [*pieces, ending]
+
+
+def _cut(chunk: TokenChunk, start: int, end: int) -> TokenChunk:
+    """Tokens `start` to `end`, without the ending."""
+    top_ids, top_logprobs = cut_tops(chunk, start, end)
+    return TokenChunk(
+        chunk.call_id,
+        chunk.token_ids[4 * start : 4 * end],
+        chunk.inference_logprobs[4 * start : 4 * end],
+        cut_spans(chunk.version_spans, start, end),
+        top_ids=top_ids,
+        top_logprobs=top_logprobs,
+    )
 
 
 def cut_spans(spans: tuple[VersionSpan, ...], start: int, end: int) -> tuple[VersionSpan, ...]:

@@ -22,7 +22,7 @@ from tailrace.channel.errors import (
     NoRouteError,
     OversizeRequestError,
 )
-from tailrace.channel.generation import Generation, join_spans
+from tailrace.channel.generation import Generation, join_spans, join_tops
 from tailrace.channel.ports import Address, GenerateClient
 from tailrace.policy import metrics
 from tailrace.policy.activity import Stages
@@ -91,8 +91,9 @@ class ContinuingPolicy:
         episode_id: str,
         turn: int,
         on_chunk: OnChunk | None = None,
+        top_logprobs: int = 0,
     ) -> Generation:
-        """One turn, by one server or, after failures, by several; see `Policy`."""
+        """One turn, by one server or, after failures, by several; see `RankingPolicy`."""
         request = GenerateRequest(
             call_id=f"{episode_id}.{turn}.{next(self._call_ids)}",
             episode_id=episode_id,
@@ -100,6 +101,7 @@ class ContinuingPolicy:
             max_new_tokens=max_new_tokens,
             sampling=sampling,
             traceparent=current_traceparent(),
+            top_logprobs=top_logprobs,
         )
         self._stages.num_generating += 1
         try:
@@ -221,4 +223,5 @@ def _join(parts: list[Generation], finish_reason: FinishReason | None = None) ->
         finish_reason,
         parts[-1].stop_matched,
         parts[0].num_cached_tokens,
+        *join_tops(parts),
     )

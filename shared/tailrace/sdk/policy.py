@@ -40,3 +40,22 @@ class Policy(Protocol):
         `on_chunk` gets newly sampled tokens as they arrive: each once, in order, never an empty
         chunk; how the call ended is told by the returned generation only. Cancelling aborts the call.
         """
+
+
+class RankingPolicy(Policy, Protocol):
+    """A policy that also tells what else it might have said."""
+
+    async def generate(
+        self,
+        prompt_ids: Int32Bytes,
+        max_new_tokens: int,
+        sampling: SamplingParams,
+        *,
+        episode_id: str,
+        turn: int,
+        on_chunk: OnChunk | None = None,
+        top_logprobs: int = 0,
+    ) -> Generation:
+        """See `Policy`; `top_logprobs` k above 0 fills `Generation.top_ids` [T, k] and
+        `top_logprobs` [T, k], and the same fields of every chunk.
+        """

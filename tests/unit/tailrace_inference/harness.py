@@ -143,6 +143,7 @@ class Client:
         *,
         episode: str = "",
         continued: int = 0,
+        tops: int = 0,
         **sampling: Any,
     ) -> Asked:
         call_id = f"call-{len(self.asked)}"
@@ -153,6 +154,7 @@ class Client:
             num_new,
             SamplingParams(**sampling),
             continued,
+            top_logprobs=tops,
         )
         asked = Asked(request, list(prompt))
         self.asked.append(asked)

@@ -11,7 +11,7 @@ from tailrace.channel.call import GenerateCall
 from tailrace.channel.errors import ChannelError, GenerateRefusedError
 from tailrace.channel.generation import Generation
 from tailrace.channel.ports import Address
-from tailrace_protos.base import pack_float32, pack_int32
+from tailrace_protos.base import EMPTY, pack_float32, pack_int32
 from tailrace_protos.generation import (
     CallError,
     FinishReason,
@@ -74,6 +74,10 @@ async def _feed(call: GenerateCall, answer: Generation | ChannelError) -> None:
                 pack_int32(tokens.token_ids[at : at + 1]),
                 pack_float32(tokens.inference_logprobs[at : at + 1]),
                 (VersionSpan(version, 1),),
+                top_ids=EMPTY if tokens.top_ids is None else pack_int32(tokens.top_ids[at]),
+                top_logprobs=(
+                    EMPTY if tokens.top_logprobs is None else pack_float32(tokens.top_logprobs[at])
+                ),
             )
         )
     await asyncio.sleep(0)
