@@ -57,6 +57,9 @@ class RecordedAnswer(Message, frozen=True, tag="recorded_answer", omit_defaults=
     stops_matched: tuple[str | None, ...]  # the stop string that ended each choice
     num_prompt_tokens: int
     num_cached_tokens: int = 0
+    # One per choice where the request asked for the likeliest tokens of each step, as in `TokenChunk`.
+    top_ids: tuple[Int32Bytes, ...] = ()
+    top_logprobs: tuple[Float32Bytes, ...] = ()
 
 
 class SessionLimits(msgspec.Struct, frozen=True):

@@ -65,6 +65,7 @@ class ModelCall:
     tools: tuple[ToolSchema, ...] = ()
     num_choices: int = 1
     max_new_tokens: int | None = None
+    top_logprobs: int = 0  # likeliest tokens to tell of each step
     sampling: SamplingWishes = field(default_factory=SamplingWishes)
     promises: Promises = field(default_factory=Promises)
 
@@ -93,6 +94,8 @@ class Choice:
     stop_matched: str | None  # the stop string that ended it
     token_ids: NDArray[np.int32]  # [T]
     logprobs: NDArray[np.float32]  # [T]
+    top_ids: NDArray[np.int32] | None = None  # [T, k], the likeliest first; None: not asked for
+    top_logprobs: NDArray[np.float32] | None = None  # [T, k]
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,3 +134,5 @@ class Piece:
     delta: ReplyDelta
     token_ids: NDArray[np.int32]
     logprobs: NDArray[np.float32]
+    top_ids: NDArray[np.int32] | None = None
+    top_logprobs: NDArray[np.float32] | None = None

@@ -15,6 +15,26 @@ from tailrace_gateway.core.openai_request import OpenAIRequest
 from tailrace_gateway.core.sse import DONE, data_event
 
 
+class Sampled(Protocol):
+    """Tokens [T] of a choice, whole or a piece, with what else each step might have said [T, k]."""
+
+    @property
+    def token_ids(self) -> NDArray[np.int32]:
+        """Sampled."""
+
+    @property
+    def logprobs(self) -> NDArray[np.float32]:
+        """Of those."""
+
+    @property
+    def top_ids(self) -> NDArray[np.int32] | None:
+        """The likeliest first; None: not asked for."""
+
+    @property
+    def top_logprobs(self) -> NDArray[np.float32] | None:
+        """Of those."""
+
+
 class TokenText(Protocol):
     """Gives the text of single tokens, for log-probabilities."""
 
@@ -85,16 +105,29 @@ def usage_of(completion: Completion) -> dict[str, Any]:
     }
 
 
-def logprob_entries(
-    tokens: TokenText, token_ids: NDArray[np.int32], logprobs: NDArray[np.float32]
-) -> list[dict[str, Any]]:
+def logprob_entries(tokens: TokenText, sampled: Sampled) -> list[dict[str, Any]]:
     """The sampled tokens with their log-probabilities, in the form of chat completions."""
-    entries: list[dict[str, Any]] = []
-    for token_id, logprob in zip(token_ids.tolist(), logprobs.tolist(), strict=True):
-        text = tokens.token_text(token_id)
-        raw = None if "\ufffd" in text else list(text.encode())
-        entries.append({"token": text, "logprob": logprob, "bytes": raw, "top_logprobs": []})
-    return entries
+    return [
+        _entry(tokens, token_id, logprob)
+        | {"top_logprobs": [_entry(tokens, *likely) for likely in tops]}
+        for token_id, logprob, tops in zip(
+            sampled.token_ids.tolist(), sampled.logprobs.tolist(), tops_of(sampled), strict=True
+        )
+    ]
+
+
+def tops_of(sampled: Sampled) -> list[list[tuple[int, float]]]:
+    """The likeliest ids of each step with their log-probabilities; none where nobody asked."""
+    if sampled.top_ids is None or sampled.top_logprobs is None:
+        return [[] for _ in range(len(sampled.token_ids))]
+    rows = zip(sampled.top_ids.tolist(), sampled.top_logprobs.tolist(), strict=True)
+    return [list(zip(ids, logprobs, strict=True)) for ids, logprobs in rows]
+
+
+def _entry(tokens: TokenText, token_id: int, logprob: float) -> dict[str, Any]:
+    text = tokens.token_text(token_id)
+    raw = None if "\ufffd" in text else list(text.encode())
+    return {"token": text, "logprob": logprob, "bytes": raw}
 
 
 def tool_calls_of(choice: Choice) -> list[dict[str, Any]]:

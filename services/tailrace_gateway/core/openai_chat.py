@@ -10,7 +10,7 @@ from typing import Any
 
 from tailrace_gateway.core.body import Neutral, Ranges, read_body
 from tailrace_gateway.core.call import Choice, Completion, ModelCall
-from tailrace_gateway.core.errors import InvalidRequestError, UnsupportedError
+from tailrace_gateway.core.errors import InvalidRequestError
 from tailrace_gateway.core.openai_answers import (
     TokenText,
     logprob_entries,
@@ -20,9 +20,10 @@ from tailrace_gateway.core.openai_answers import (
 from tailrace_gateway.core.openai_fields import InMessage, InTool, read_messages, read_tools
 from tailrace_gateway.core.openai_promises import read_promises
 from tailrace_gateway.core.openai_request import OpenAIRequest
+from tailrace_protos.generation import MAX_TOP_LOGPROBS
 
 _NEUTRAL = Neutral(modalities=(["text"],), functions=([],), function_call=("auto", "none"))
-_RANGES = Ranges(max_completion_tokens=(1, 1 << 31))
+_RANGES = Ranges(max_completion_tokens=(1, 1 << 31), top_logprobs=(0, MAX_TOP_LOGPROBS))
 
 
 class ChatRequest(OpenAIRequest, frozen=True, kw_only=True):
@@ -62,6 +63,7 @@ def read_chat(raw: bytes) -> tuple[ChatRequest, ModelCall]:
         tools=tools,
         num_choices=body.num_choices,
         max_new_tokens=_max_tokens(body),
+        top_logprobs=body.top_logprobs or 0,
         sampling=body.wishes(),
         promises=read_promises(body.tool_choice, body.parallel_tool_calls, tools, body.response_format),
     )
@@ -77,18 +79,13 @@ def _max_tokens(body: ChatRequest) -> int | None:
 def _require_logprobs(body: ChatRequest) -> None:
     if body.top_logprobs and not body.logprobs:
         raise InvalidRequestError("top_logprobs needs logprobs: true", param="top_logprobs")
-    if body.top_logprobs:
-        raise UnsupportedError(
-            "top_logprobs: the engine keeps the sampled token's log-probability only; use 0",
-            param="top_logprobs",
-        )
 
 
 def chat_answer(body: ChatRequest, completion: Completion, tokens: TokenText) -> dict[str, Any]:
     """The answer to a request that does not stream."""
 
     def tell(choice: Choice) -> dict[str, Any]:
-        entries = logprob_entries(tokens, choice.token_ids, choice.logprobs) if body.logprobs else None
+        entries = logprob_entries(tokens, choice) if body.logprobs else None
         return {
             "index": choice.index,
             "message": _message(choice),

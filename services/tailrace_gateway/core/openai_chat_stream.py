@@ -39,8 +39,7 @@ class ChatStream(OpenAIStream):
             delta["reasoning_content"] = piece.delta.reasoning
         told: dict[str, Any] = {}
         if self._chat.logprobs and len(piece.token_ids):
-            entries = logprob_entries(self._tokens, piece.token_ids, piece.logprobs)
-            told["logprobs"] = {"content": entries}
+            told["logprobs"] = {"content": logprob_entries(self._tokens, piece)}
         if self._chat.return_token_ids and len(piece.token_ids):
             told["token_ids"] = piece.token_ids.tolist()
         return self._chunk(piece.index, delta, None, told) if delta or told else b""

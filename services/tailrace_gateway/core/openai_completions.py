@@ -11,13 +11,20 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from tailrace_gateway.core.body import Neutral, read_body
+from tailrace_gateway.core.body import Neutral, Ranges, read_body
 from tailrace_gateway.core.call import Choice, Completion, Ending, ModelCall, Opening, Piece
 from tailrace_gateway.core.errors import InvalidRequestError, UnsupportedError
-from tailrace_gateway.core.openai_answers import OpenAIStream, TokenText, whole_answer
+from tailrace_gateway.core.openai_answers import (
+    OpenAIStream,
+    Sampled,
+    TokenText,
+    tops_of,
+    whole_answer,
+)
 from tailrace_gateway.core.openai_request import OpenAIRequest
 
 _NEUTRAL = Neutral(echo=(False,), suffix=("",), best_of=(1,))
+_RANGES = Ranges(logprobs=(0, 5))
 _MAX_ID = (1 << 31) - 1
 
 
@@ -37,15 +44,14 @@ def read_completion(raw: bytes) -> tuple[CompletionRequest, ModelCall]:
     body = read_body(raw, CompletionRequest)
     body.require_shared()
     _NEUTRAL.require(body)
-    if body.logprobs:
-        reason = "logprobs: the engine keeps the sampled token's log-probability only; use 0"
-        raise UnsupportedError(reason, param="logprobs")
+    _RANGES.require(body)
     text, ids = _prompt(body.prompt)
     return body, ModelCall(
         prompt_text=text,
         prompt_ids=ids,
         num_choices=body.num_choices,
         max_new_tokens=body.max_tokens,
+        top_logprobs=body.logprobs or 0,
         sampling=body.wishes(),
     )
 
@@ -78,7 +84,7 @@ def completion_answer(
             "finish_reason": _reason(choice),
         }
         if body.logprobs is not None:
-            told["logprobs"] = logprob_lists(tokens, choice.token_ids, choice.logprobs, 0)
+            told["logprobs"] = logprob_lists(tokens, choice, 0)
         return told
 
     return whole_answer(body, "text_completion", completion, tell)
@@ -88,21 +94,31 @@ def _reason(choice: Choice) -> str:
     return "length" if choice.ending is Ending.LENGTH else "stop"
 
 
-def logprob_lists(
-    tokens: TokenText, token_ids: NDArray[np.int32], logprobs: NDArray[np.float32], offset: int
-) -> dict[str, Any]:
+def logprob_lists(tokens: TokenText, sampled: Sampled, offset: int) -> dict[str, Any]:
     """The sampled tokens with their log-probabilities, in the form of completions."""
-    texts = [tokens.token_text(token_id) for token_id in token_ids.tolist()]
+    texts = [tokens.token_text(token_id) for token_id in sampled.token_ids.tolist()]
     offsets = []
     for text in texts:
         offsets.append(offset)
         offset += len(text)
     return {
         "tokens": texts,
-        "token_logprobs": logprobs.tolist(),
-        "top_logprobs": None,
+        "token_logprobs": sampled.logprobs.tolist(),
+        "top_logprobs": None if sampled.top_ids is None else _likeliest(tokens, texts, sampled),
         "text_offset": offsets,
     }
+
+
+def _likeliest(tokens: TokenText, texts: list[str], sampled: Sampled) -> list[dict[str, float]]:
+    """The likeliest texts of each step and the sampled one; of tokens that read alike the likeliest."""
+    told: list[dict[str, float]] = []
+    for text, logprob, tops in zip(texts, sampled.logprobs.tolist(), tops_of(sampled), strict=True):
+        likely: dict[str, float] = {}
+        for token_id, value in tops:
+            likely.setdefault(tokens.token_text(token_id), value)
+        likely.setdefault(text, logprob)
+        told.append(likely)
+    return told
 
 
 class CompletionStream(OpenAIStream):
@@ -124,7 +140,7 @@ class CompletionStream(OpenAIStream):
         told: dict[str, Any] = {}
         if self._completion.logprobs is not None and len(piece.token_ids):
             offset = self._offsets.get(piece.index, 0)
-            lists = logprob_lists(self._tokens, piece.token_ids, piece.logprobs, offset)
+            lists = logprob_lists(self._tokens, piece, offset)
             self._offsets[piece.index] = offset + sum(map(len, lists["tokens"]))
             told["logprobs"] = lists
         if self._completion.return_token_ids and len(piece.token_ids):

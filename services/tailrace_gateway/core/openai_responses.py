@@ -18,6 +18,7 @@ from tailrace_gateway.core.openai_fields import InSchema, refuse_prefill, schema
 from tailrace_gateway.core.openai_promises import read_promises
 from tailrace_gateway.core.responses_items import InItem, output_items, read_items
 from tailrace_protos.chat import ChatMessage, ToolSchema
+from tailrace_protos.generation import MAX_TOP_LOGPROBS
 
 _LOGPROBS = "message.output_text.logprobs"
 _INCLUDES = (_LOGPROBS, "reasoning.encrypted_content")  # thoughts come in plain words anyway
@@ -27,9 +28,13 @@ _NEUTRAL = Neutral(
     prompt=(),
     truncation=("disabled",),
     max_tool_calls=(),
-    top_logprobs=(0,),
 )
-_RANGES = Ranges(max_output_tokens=(1, 1 << 31), temperature=(0, 100), top_p=(1e-6, 1))
+_RANGES = Ranges(
+    max_output_tokens=(1, 1 << 31),
+    temperature=(0, 100),
+    top_p=(1e-6, 1),
+    top_logprobs=(0, MAX_TOP_LOGPROBS),
+)
 
 
 class ResponseTool(InSchema, frozen=True):
@@ -61,6 +66,7 @@ class ResponseRequest(Body, frozen=True, kw_only=True):
     parallel_tool_calls: bool | None = None
     text: TextFormat | None = None
     include: list[str] | None = None
+    top_logprobs: int | None = None
 
     background: bool | None = None
     conversation: Any = None
@@ -68,7 +74,6 @@ class ResponseRequest(Body, frozen=True, kw_only=True):
     reasoning: dict[str, Any] | None = None
     truncation: str | None = None
     max_tool_calls: int | None = None
-    top_logprobs: int | None = None
     # Said for somebody else's books: they change nothing in a reply.
     metadata: dict[str, Any] | None = None
     store: bool | None = None
@@ -96,6 +101,7 @@ def read_response(raw: bytes) -> tuple[ResponseRequest, ModelCall]:
         previous_id=body.previous_response_id or "",
         tools=tools,
         max_new_tokens=body.max_output_tokens,
+        top_logprobs=body.top_logprobs or 0,
         sampling=SamplingWishes(temperature=body.temperature, top_p=body.top_p),
         promises=read_promises(
             body.tool_choice, body.parallel_tool_calls, tools, wanted, "text.format"
@@ -106,6 +112,9 @@ def read_response(raw: bytes) -> tuple[ResponseRequest, ModelCall]:
 def _refuse_unsupported(body: ResponseRequest) -> None:
     _NEUTRAL.require(body)
     _RANGES.require(body)
+    if body.top_logprobs and not body.with_logprobs:
+        reason = f"top_logprobs needs include: [{_LOGPROBS!r}]"
+        raise InvalidRequestError(reason, param="top_logprobs")
     if any(value is not None for value in (body.reasoning or {}).values()):
         reason = "reasoning: the model thinks as it was trained to; leave it out"
         raise UnsupportedError(reason, param="reasoning")

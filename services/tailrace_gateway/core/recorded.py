@@ -2,12 +2,25 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
+from tailrace.channel.tops import as_tops
 from tailrace.chat import ReplyDelta
 from tailrace_gateway.core.call import Choice, Completion, Opening, Piece
 from tailrace_gateway.core.replies import ending_of
 from tailrace_gateway.core.running import RunningCall
 from tailrace_gateway.core.session import Session
-from tailrace_protos.base import as_float32, as_int32, decode, encode
+from tailrace_protos.base import (
+    EMPTY,
+    Float32Bytes,
+    Int32Bytes,
+    as_float32,
+    as_int32,
+    decode,
+    encode,
+    pack_float32,
+    pack_int32,
+)
 from tailrace_protos.session import LedgerNode, RecordedAnswer
 
 
@@ -21,7 +34,22 @@ def answer_of(completion: Completion) -> bytes:
             tuple(choice.stop_matched for choice in completion.choices),
             completion.num_prompt_tokens,
             completion.num_cached_tokens,
+            *_packed_tops(completion.choices),
         )
+    )
+
+
+def _packed_tops(
+    choices: Sequence[Choice],
+) -> tuple[tuple[Int32Bytes, ...], tuple[Float32Bytes, ...]]:
+    """`top_ids` and `top_logprobs` of every choice; nothing where nobody asked for them."""
+    ids = [one.top_ids for one in choices]
+    logprobs = [one.top_logprobs for one in choices]
+    if all(one is None for one in ids):
+        return (), ()
+    return (
+        tuple(EMPTY if one is None else pack_int32(one.ravel()) for one in ids),
+        tuple(EMPTY if one is None else pack_float32(one.ravel()) for one in logprobs),
     )
 
 
@@ -32,23 +60,29 @@ def completion_of(answer: bytes, session: Session, running: RunningCall) -> Comp
     prompt_ids = session.prompt_ids(recorded.node_ids[0])
     opening = Opening(recorded.completion_id, recorded.created_unix_s, prompt_ids)
     running.open(opening)
-    choices = tuple(
-        _choice(index, node, stop)
-        for index, (node, stop) in enumerate(zip(nodes, recorded.stops_matched, strict=True))
-    )
+    choices = tuple(_choice(index, node, recorded) for index, node in enumerate(nodes))
     for choice in choices:
         said = ReplyDelta(choice.message.content, choice.message.reasoning)
-        running.say(Piece(choice.index, said, choice.token_ids, choice.logprobs))
+        tops = choice.top_ids, choice.top_logprobs
+        running.say(Piece(choice.index, said, choice.token_ids, choice.logprobs, *tops))
     return Completion(opening, choices, recorded.num_cached_tokens)
 
 
-def _choice(index: int, node: LedgerNode, stop_matched: str | None) -> Choice:
+def _choice(index: int, node: LedgerNode, recorded: RecordedAnswer) -> Choice:
+    token_ids = as_int32(node.token_ids)
+    top_ids, top_logprobs = (
+        as_tops(recorded.top_ids[index], recorded.top_logprobs[index], len(token_ids))
+        if recorded.top_ids
+        else (None, None)
+    )
     return Choice(
         index,
         node.completion_id,
         node.reply,
         ending_of(node.reply, node.finish_reason),
-        stop_matched,
-        as_int32(node.token_ids),
+        recorded.stops_matched[index],
+        token_ids,
         as_float32(node.inference_logprobs),
+        top_ids,
+        top_logprobs,
     )

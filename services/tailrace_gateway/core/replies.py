@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
+from tailrace.channel.tops import top_arrays
 from tailrace.chat import ParsedReply, ReplyStream
 from tailrace_gateway.core.call import Ending, Piece
 from tailrace_gateway.core.running import RunningCall
@@ -28,7 +29,8 @@ class ReplyTeller:
         """Pass new tokens on."""
         token_ids = as_int32(chunk.token_ids)
         delta = self._stream.feed(token_ids)
-        self._running.say(Piece(self._index, delta, token_ids, as_float32(chunk.inference_logprobs)))
+        logprobs = as_float32(chunk.inference_logprobs)
+        self._running.say(Piece(self._index, delta, token_ids, logprobs, *top_arrays(chunk)))
 
     def finish(self) -> ParsedReply:
         """The whole reply; what was held back until its end is said now."""

@@ -100,7 +100,7 @@ def output_items(choice: Choice, tokens: TokenText, *, with_logprobs: bool) -> l
     if message.content or not (items or message.tool_calls):
         part = text_part(message.content)
         if with_logprobs:
-            part["logprobs"] = logprob_entries(tokens, choice.token_ids, choice.logprobs)
+            part["logprobs"] = logprob_entries(tokens, choice)
         items.append(message_item(suffix, [part]))
     return [*items, *map(call_item, message.tool_calls)]
 

@@ -124,6 +124,7 @@ class Sampler:
             episode_id=session.session_id,
             turn=job.ordinal,
             on_chunk=None if teller is None else teller.on_chunk,
+            top_logprobs=call.top_logprobs,
         )
         if teller is not None:
             return generation, teller.finish()
@@ -156,6 +157,8 @@ def _choice(index: int, opening: Opening, parsed: ParsedReply, generation: Gener
         stop if isinstance(stop, str) else None,
         generation.token_ids,
         generation.inference_logprobs,
+        generation.top_ids,
+        generation.top_logprobs,
     )
 
 

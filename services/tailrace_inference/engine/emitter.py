@@ -111,7 +111,7 @@ class Emitter:
         )
 
     def _tops(self, row: int, count: int, width: int) -> tuple[Int32Bytes, Float32Bytes]:
-        """Ids and log-probabilities [count * width] of the likeliest tokens of a row's pending steps."""
+        """The likeliest tokens of a row's pending steps [count * width] and their log-probabilities."""
         batch = self._batch
         return (
             pack_int32(batch.out_top_ids[row, :count, :width].flatten()),

@@ -59,13 +59,16 @@ def tops_per_token(chunk: TokenChunk) -> int:
 
 def top_arrays(chunk: TokenChunk) -> TopArrays:
     """Those of one chunk."""
-    width = tops_per_token(chunk)
-    if not width:
+    if not len(chunk.top_ids):
         return None, None
-    return (
-        as_int32(chunk.top_ids).reshape(-1, width),
-        as_float32(chunk.top_logprobs).reshape(-1, width),
-    )
+    return as_tops(chunk.top_ids, chunk.top_logprobs, len(chunk.token_ids) >> 2)
+
+
+def as_tops(ids: Int32Bytes, logprobs: Float32Bytes, num_tokens: int) -> TopArrays:
+    """Read-only views [T, k] of the raw bytes of `num_tokens` tokens."""
+    if not num_tokens:
+        return None, None
+    return as_int32(ids).reshape(num_tokens, -1), as_float32(logprobs).reshape(num_tokens, -1)
 
 
 def merged_tops(parts: Sequence[TokenChunk]) -> TopBytes:

@@ -127,9 +127,24 @@ class ScriptedModel:
     ) -> None:
         spans = (VersionSpan(3, len(ids)),) if ids else ()
         logprobs = [-0.25] * len(ids)
+        tops = [likely for token_id in ids for likely in tops_of(token_id, request.top_logprobs)]
         sink.send(
-            TokenChunk(request.call_id, pack_int32(ids), pack_float32(logprobs), spans, reason, stop)
+            TokenChunk(
+                request.call_id,
+                pack_int32(ids),
+                pack_float32(logprobs),
+                spans,
+                reason,
+                stop,
+                top_ids=pack_int32([token_id for token_id, _ in tops]),
+                top_logprobs=pack_float32([logprob for _, logprob in tops]),
+            )
         )
+
+
+def tops_of(token_id: int, num_tops: int) -> list[tuple[int, float]]:
+    """What the scripted model says was likeliest where it sampled `token_id`; that is not among it."""
+    return [((token_id + 1 + place) % 256, -1.0 - place) for place in range(num_tops)]
 
 
 def text_of(ids: Any) -> str:
@@ -272,4 +287,13 @@ async def until(condition: Callable[[], bool], timeout_s: float = 20.0) -> None:
     await eventually(condition, timeout_s)
 
 
-__all__ = ["ADMIN_KEY", "ScriptedModel", "World", "free_port", "text_of", "until", "world_of"]
+__all__ = [
+    "ADMIN_KEY",
+    "ScriptedModel",
+    "World",
+    "free_port",
+    "text_of",
+    "tops_of",
+    "until",
+    "world_of",
+]

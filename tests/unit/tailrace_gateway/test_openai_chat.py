@@ -23,7 +23,8 @@ def body(*messages: Any, **fields: Any) -> bytes:
 @pytest.mark.parametrize(
     ("fields", "param"),
     [
-        ({"top_logprobs": 2, "logprobs": True}, "top_logprobs"),
+        ({"top_logprobs": 21, "logprobs": True}, "top_logprobs"),
+        ({"top_logprobs": -1, "logprobs": True}, "top_logprobs"),
         ({"top_logprobs": 2}, "top_logprobs"),
         ({"logit_bias": {"5": 1}}, "logit_bias"),
         ({"frequency_penalty": 0.5}, "frequency_penalty"),
