@@ -19,8 +19,6 @@ from tailrace_protos.session import ExportStyle
 from tailrace_protos.trajectory import TokenRow
 from tests.unit.tailrace_agents.fakes import ScriptedPolicy, renderer
 
-TASK = EpisodeTask("g.0", "g", 0, 0, "train", EnvTask("lake", 5), time.time() + 60)
-
 
 def run_of(**settings: Any) -> RunConfig:
     return RunConfig(exp_name="unit", **settings)
@@ -32,11 +30,12 @@ async def played(run: RunConfig, **entry: Any) -> tuple[tuple[TokenRow, ...], li
     agents = AgentsConfig(
         custom_envs={"lake": EnvEntry(env_type="frozen_lake", env_config=config, **entry)}
     )
+    task = EpisodeTask("g.0", "g", 0, 0, "train", EnvTask("lake", 5), time.time() + 60)
     policy = ScriptedPolicy(*["Left"] * 4)
     with ThreadPoolExecutor(1) as threads:
         cast = Cast(agents, run, "test", threads, Stages())
         players = cast.players(renderer(), policy, LocalTools([]), lambda: False)
-        result = await players["lake"].play(TASK, NoJournal())
+        result = await players["lake"].play(task, NoJournal())
     return result.tokens.rows(1.0).rows, policy.prompts
 
 
