@@ -14,6 +14,8 @@ from tailrace_gateway.core.openai_errors import openai_error
 from tailrace_gateway.core.openai_request import OpenAIRequest
 from tailrace_gateway.core.sse import DONE, data_event
 
+_LEAST = np.float32(-9999.0)  # OpenAI's word for all but impossible; JSON has no -inf
+
 
 class Sampled(Protocol):
     """Tokens [T] of a choice, whole or a piece, with what else each step might have said [T, k]."""
@@ -120,8 +122,9 @@ def tops_of(sampled: Sampled) -> list[list[tuple[int, float]]]:
     """The likeliest ids of each step with their log-probabilities; none where nobody asked."""
     if sampled.top_ids is None or sampled.top_logprobs is None:
         return [[] for _ in range(len(sampled.token_ids))]
-    rows = zip(sampled.top_ids.tolist(), sampled.top_logprobs.tolist(), strict=True)
-    return [list(zip(ids, logprobs, strict=True)) for ids, logprobs in rows]
+    logprobs = np.maximum(sampled.top_logprobs, _LEAST).tolist()
+    rows = zip(sampled.top_ids.tolist(), logprobs, strict=True)
+    return [list(zip(ids, values, strict=True)) for ids, values in rows]
 
 
 def _entry(tokens: TokenText, token_id: int, logprob: float) -> dict[str, Any]:

@@ -13,6 +13,9 @@ from tailrace_inference.engine.kv_cache import Int64Array
 from tailrace_protos.base import EMPTY, Float32Bytes, Int32Bytes, pack_float32, pack_int32
 from tailrace_protos.generation import CallError, CallErrorCode, FinishReason, TokenChunk, VersionSpan
 
+_TopBytes = tuple[Int32Bytes, Float32Bytes]
+_NO_TOPS: _TopBytes = (EMPTY, EMPTY)
+
 Ended = tuple[int, FinishReason, int | str | None]  # row, reason, the stop that matched
 
 
@@ -96,6 +99,7 @@ class Emitter:
         count = int(batch.num_out[row])
         logprobs = batch.out_logprobs[row, :count].copy()
         batch.num_out[row] = 0
+        tops = self._tops(row, count, call.num_tops) if call.num_tops else _NO_TOPS
         self.num_generated += count
         self.num_nonfinite += count - int(np.count_nonzero(np.isfinite(logprobs)))
         return TokenChunk(
@@ -107,10 +111,11 @@ class Emitter:
             matched,
             call.num_cached if reason is not None else 0,
             None,
-            *(self._tops(row, count, call.num_tops) if call.num_tops else (EMPTY, EMPTY)),
+            tops[0],
+            tops[1],
         )
 
-    def _tops(self, row: int, count: int, width: int) -> tuple[Int32Bytes, Float32Bytes]:
+    def _tops(self, row: int, count: int, width: int) -> _TopBytes:
         """The likeliest tokens of a row's pending steps [count * width] and their log-probabilities."""
         batch = self._batch
         return (

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from tailrace.channel.tops import TopArrays, TopLedger, tops_per_token
-from tailrace_protos.base import EMPTY, as_float32, as_int32
+from tailrace.channel.tops import NO_TOPS, TopArrays, TopLedger, tops_per_token
+from tailrace_protos.base import as_float32, as_int32
 from tailrace_protos.generation import FinishReason, TokenChunk, VersionSpan
 
 
@@ -98,7 +98,7 @@ class TokenLedger:
             num_spanned += span.num_tokens
         if num_spanned != num_bytes >> 2:
             return f"{num_bytes >> 2} tokens with versions for {num_spanned}"
-        if (self.tops is not None or len(chunk.top_ids)) and (wrong := self._add_tops(chunk)):
+        if (chunk.top_ids or self.tops) and (wrong := self._add_tops(chunk)):
             return wrong
         if num_bytes:
             self.token_bytes += chunk.token_ids
@@ -121,7 +121,7 @@ class TokenLedger:
     def since(self, num_tokens: int, num_spans: int, call_id: str) -> TokenChunk:
         """Everything after the first `num_tokens` tokens and `num_spans` spans as one chunk."""
         last = self.last
-        top_ids, top_logprobs = self.tops.since(num_tokens) if self.tops else (EMPTY, EMPTY)
+        top_ids, top_logprobs = self.tops.since(num_tokens) if self.tops else NO_TOPS
         return TokenChunk(
             call_id=call_id,
             token_ids=memoryview(bytes(self.token_bytes[4 * num_tokens :])),
@@ -137,6 +137,7 @@ class TokenLedger:
     def generation(self) -> Generation:
         """All tokens so far."""
         last = self.last
+        top_ids, top_logprobs = self.tops.arrays() if self.tops else (None, None)
         return Generation(
             as_int32(memoryview(bytes(self.token_bytes))),
             as_float32(memoryview(bytes(self.logprob_bytes))),
@@ -144,5 +145,6 @@ class TokenLedger:
             last.finish_reason if last else None,
             last.stop_matched if last else None,
             last.num_cached_tokens if last else 0,
-            *(self.tops.arrays() if self.tops else (None, None)),
+            top_ids,
+            top_logprobs,
         )

@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import Protocol
 
 from tailrace.channel.generation import join_spans
-from tailrace.channel.tops import cut_tops, merged_tops, tops_per_token
+from tailrace.channel.tops import NO_TOPS, cut_tops, merged_tops, tops_per_token
 from tailrace_protos.generation import CallError, CallErrorCode, TokenChunk, VersionSpan
 
 MAX_CHUNK_TOKENS = 65536  # 512 KiB of ids and log-probabilities: a chunk fits into a frame
@@ -104,7 +104,7 @@ class CallSink:
             return parts
         chunk = parts[0] if len(parts) == 1 else merge(parts)
         limit = MAX_CHUNK_TOKENS
-        if len(chunk.top_ids):
+        if chunk.top_ids:
             limit //= 1 + tops_per_token(chunk)
         return [chunk] if len(chunk.token_ids) <= 4 * limit else split(chunk, limit)
 
@@ -112,6 +112,7 @@ class CallSink:
 def merge(parts: list[TokenChunk]) -> TokenChunk:
     """Consecutive chunks of one call as one; the last one's ending holds."""
     last = parts[-1]
+    top_ids, top_logprobs = merged_tops(parts) if parts[0].top_ids else NO_TOPS
     return TokenChunk(
         last.call_id,
         memoryview(b"".join([part.token_ids for part in parts])),
@@ -121,7 +122,8 @@ def merge(parts: list[TokenChunk]) -> TokenChunk:
         last.stop_matched,
         last.num_cached_tokens,
         last.error,
-        *merged_tops(parts),
+        top_ids,
+        top_logprobs,
     )
 
 

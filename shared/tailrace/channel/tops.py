@@ -16,6 +16,7 @@ from tailrace_protos.generation import TokenChunk
 
 TopArrays = tuple[NDArray[np.int32] | None, NDArray[np.float32] | None]  # [T, k] both, or None both
 TopBytes = tuple[Int32Bytes, Float32Bytes]  # [T * k] both
+NO_TOPS: TopBytes = (EMPTY, EMPTY)
 
 
 class TopLedger:
@@ -59,7 +60,7 @@ def tops_per_token(chunk: TokenChunk) -> int:
 
 def top_arrays(chunk: TokenChunk) -> TopArrays:
     """Those of one chunk."""
-    if not len(chunk.top_ids):
+    if not chunk.top_ids:
         return None, None
     return as_tops(chunk.top_ids, chunk.top_logprobs, len(chunk.token_ids) >> 2)
 
@@ -73,8 +74,6 @@ def as_tops(ids: Int32Bytes, logprobs: Float32Bytes, num_tokens: int) -> TopArra
 
 def merged_tops(parts: Sequence[TokenChunk]) -> TopBytes:
     """Those of consecutive chunks of one call."""
-    if not len(parts[0].top_ids):
-        return EMPTY, EMPTY
     return (
         memoryview(b"".join([part.top_ids for part in parts])),
         memoryview(b"".join([part.top_logprobs for part in parts])),
@@ -83,7 +82,7 @@ def merged_tops(parts: Sequence[TokenChunk]) -> TopBytes:
 
 def cut_tops(chunk: TokenChunk, start: int, end: int) -> TopBytes:
     """Those of tokens `start` to `end`."""
-    if not len(chunk.top_ids):
-        return EMPTY, EMPTY
+    if not chunk.top_ids:
+        return NO_TOPS
     first, last = (4 * tops_per_token(chunk) * place for place in (start, end))
     return chunk.top_ids[first:last], chunk.top_logprobs[first:last]

@@ -124,6 +124,7 @@ async def test_responses_tell_them_where_log_probabilities_are_included(
     if streams:
         answer = [event async for event in answer][-1].response
     assert told(answer.output[0].content[0].logprobs) == expected(4)
+    assert answer.top_logprobs == 4
 
 
 @pytest.mark.parametrize(
