@@ -79,7 +79,8 @@ async def test_a_killed_learner_goes_on_from_its_checkpoint_and_replays_what_cam
     run.start("learner")
     first = await run.until(LearnerResumed)
     group_ids = await feed(run, range(6))
-    await run.until(StepFinished, lambda body: body.step == 3)  # the checkpoint is that of step 2
+    await run.until(StepFinished, lambda body: body.step == 3)
+    await run.until(CheckpointSaved, lambda body: body.step == 2)  # written while step 3 was trained
     run.kill("learner")
     assert (await run.buffer.counters()).retained_groups == 2
 
