@@ -4,7 +4,7 @@ SEED ?= 1
 BIN := .venv/bin
 INSTALL := $(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: test-envs demo docs results test test-camel test-deepspeed test-heavy lint bench-demo bench-transport bench-engine bench-gateway bench-tools bench-learner bench-sandbox test-sandbox-container clean
+.PHONY: test-envs demo docs results test test-camel test-deepspeed test-megatron test-heavy lint bench-demo bench-transport bench-engine bench-gateway bench-tools bench-learner bench-sandbox test-sandbox-container clean
 
 demo: .venv/ready
 	$(BIN)/tailrace train examples/frozen_lake exp_name=demo seed=$(SEED) --overwrite
@@ -23,6 +23,10 @@ test-envs: .venv-envs/ready
 # Slow the first time: a second torch, and DeepSpeed is built from its sources.
 test-deepspeed: .venv-deepspeed/ready
 	.venv-deepspeed/bin/python -m pytest tests/unit/tailrace_learner/test_deepspeed.py
+
+# Slow the first time: a second torch.
+test-megatron: .venv-megatron/ready
+	.venv-megatron/bin/python -m pytest tests/unit/tailrace_learner/test_megatron.py
 
 test-heavy: .venv/ready-dev
 	$(BIN)/pytest tests -m heavy
@@ -111,5 +115,12 @@ test-sandbox-container: .venv/ready-dev
 		editables hatchling pytest pytest-asyncio pytest-timeout hypothesis
 	touch $@
 
+.venv-megatron/ready: pyproject.toml constraints.txt
+	$(PYTHON) -m venv .venv-megatron
+	.venv-megatron/bin/pip install --quiet --disable-pip-version-check -c constraints.txt torch
+	.venv-megatron/bin/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[learner,cli]' \
+		megatron-core==0.16.1 editables hatchling pytest pytest-asyncio pytest-timeout hypothesis
+	touch $@
+
 clean:
-	rm -rf .venv .venv-deepspeed .venv-envs .venv-camel .venv-trl examples/tool_worker_js/node_modules runs .mypy_cache .ruff_cache .pytest_cache .import_linter_cache
+	rm -rf .venv .venv-deepspeed .venv-megatron .venv-envs .venv-camel .venv-trl examples/tool_worker_js/node_modules runs .mypy_cache .ruff_cache .pytest_cache .import_linter_cache

@@ -3,9 +3,10 @@
     make bench-gateway
 
 `direct` calls the engine over the generation channel with prompts that were rendered beforehand;
-`gateway` sends the same conversation as HTTP to a gateway process, with real NATS and Redis; `hello` is
-starlette on uvicorn that answers without doing anything. They take turns in rounds. A call's latency is
-the time beyond what the engine itself takes; the gateway adds the difference of the medians.
+`gateway` sends the same conversation as HTTP to a gateway process, with real NATS and Redis, in
+requests that were written beforehand, by a client that only sends them and reads the answers; `hello`
+is starlette on uvicorn that answers without doing anything. They take turns in rounds. A call's latency
+is the time beyond what the engine itself takes; the gateway adds the difference of the medians.
 
 At 1 in flight the engine answers at once. At 16 in flight each reply of 65 tokens takes 25 to 75 ms, at
 random, which is faster than engines are: callers who come back the moment they are answered measure how
@@ -33,7 +34,7 @@ import httpx
 import httpx2
 import uvloop
 
-from benchmarks.gateway.callers import Caller, Callers, Cpu, HttpCaller, unlimited_http
+from benchmarks.gateway.callers import Caller, Callers, Cpu, HttpCaller
 from benchmarks.gateway.talks import NUM_TURNS, Talk
 from benchmarks.gateway.world import World, world_of
 from benchmarks.results import Results, median
@@ -63,6 +64,7 @@ async def play(caller: Caller, talks: list[Talk], took_s: list[float]) -> None:
             started_s = time.perf_counter()
             await caller.call(turn)
             took_s.append(time.perf_counter() - started_s - talk.waits_s[turn])
+    await caller.end()
 
 
 async def measure_latency(
@@ -104,21 +106,21 @@ async def measure_latency(
 
 async def measure_sessions(world: World, results: Results, num: int) -> None:
     """Many sessions at once, each with a call that waits for the model."""
-    async with unlimited_http() as http:
-        callers = [HttpCaller(world, http) for _ in range(num)]
-        talks = [Talk(_SESSION_WAIT_S) for _ in callers]
-        for caller, talk in zip(callers, talks, strict=True):
-            await caller.begin(talk)
-        took_s: list[float] = []
+    callers = [HttpCaller(world) for _ in range(num)]
+    talks = [Talk(_SESSION_WAIT_S) for _ in callers]
+    for caller, talk in zip(callers, talks, strict=True):
+        await caller.begin(talk)
+    took_s: list[float] = []
 
-        async def one(caller: HttpCaller, talk: Talk) -> None:
-            begun_s = time.perf_counter()
-            await caller.call(0)
-            took_s.append(time.perf_counter() - begun_s - talk.waits_s[0])
+    async def one(caller: HttpCaller, talk: Talk) -> None:
+        begun_s = time.perf_counter()
+        await caller.call(0)
+        took_s.append(time.perf_counter() - begun_s - talk.waits_s[0])
+        await caller.end()
 
-        before = Cpu.now(world.gateway)
-        await asyncio.gather(*map(one, callers, talks))
-        after = Cpu.now(world.gateway)
+    before = Cpu.now(world.gateway)
+    await asyncio.gather(*map(one, callers, talks))
+    after = Cpu.now(world.gateway)
     took_s.sort()
     results.add(
         part="sessions",

@@ -7,9 +7,9 @@ import time
 from contextlib import AsyncExitStack
 from typing import NamedTuple, Protocol
 
-import aiohttp
 import psutil
 
+from benchmarks.gateway.lean_http import LeanHttp, post
 from benchmarks.gateway.model import renderer
 from benchmarks.gateway.talks import NUM_TURNS, Talk
 from benchmarks.gateway.world import World
@@ -17,7 +17,6 @@ from tailrace.channel import ZmqGenerateClient
 from tailrace_protos.base import pack_int32
 from tailrace_protos.chat import ChatMessage
 from tailrace_protos.generation import GenerateRequest
-from tailrace_protos.session import SessionOpened
 
 
 class Caller(Protocol):
@@ -28,6 +27,9 @@ class Caller(Protocol):
 
     async def call(self, turn: int) -> None:
         """One reply."""
+
+    async def end(self) -> None:
+        """No more calls."""
 
 
 class DirectCaller:
@@ -56,32 +58,41 @@ class DirectCaller:
         request = GenerateRequest(name, name, self._prompts[turn], 256)
         await self._client.generate(self._engine, request).collect()
 
+    async def end(self) -> None:
+        """See `Caller`."""
+
 
 class HttpCaller:
     """Through HTTP: to the gateway with a session for each conversation, or to `url` without any."""
 
-    def __init__(self, world: World, http: aiohttp.ClientSession, url: str = "") -> None:
+    def __init__(self, world: World, url: str = "") -> None:
         self._world = world
-        self._http = http
         self._url = url
-        self._session: SessionOpened | None = None
-        self._bodies: list[dict[str, object]] = []
+        self._http: LeanHttp | None = None
+        self._requests: list[bytes] = []
 
     async def begin(self, talk: Talk) -> None:
-        """Open a session."""
-        self._bodies = [{"model": "m", "messages": talk.messages(turn)} for turn in range(NUM_TURNS)]
-        if not self._url:
-            self._session = await self._world.open()
+        """Open a session, write all requests."""
+        base_url, key = self._url, "none"
+        if not base_url:
+            session = await self._world.open()
+            base_url, key = session.base_url, session.api_key
+        url = f"{base_url}/chat/completions"
+        self._requests = [
+            post(url, key, {"model": "m", "messages": talk.messages(turn)}) for turn in range(NUM_TURNS)
+        ]
+        if self._http is None:
+            self._http = await LeanHttp.connect(url)
 
     async def call(self, turn: int) -> None:
         """See `Caller`."""
-        session = self._session
-        base_url = session.base_url if session else self._url
-        headers = {"authorization": f"Bearer {session.api_key if session else 'none'}"}
-        url = f"{base_url}/chat/completions"
-        async with self._http.post(url, json=self._bodies[turn], headers=headers) as answer:
-            assert answer.status == 200, await answer.text()
-            await answer.read()
+        assert self._http is not None
+        await self._http.ask(self._requests[turn])
+
+    async def end(self) -> None:
+        """See `Caller`."""
+        if self._http is not None:
+            self._http.close()
 
 
 class Callers:
@@ -101,7 +112,6 @@ class Callers:
     async def __aenter__(self) -> Callers:
         await self._client.start()
         self._stack.push_async_callback(self._client.close)
-        self._http = await self._stack.enter_async_context(unlimited_http())
         return self
 
     async def __aexit__(self, *error: object) -> None:
@@ -111,7 +121,7 @@ class Callers:
         """A caller of its own."""
         if path == "direct":
             return DirectCaller(self._world, self._client, f"direct.{next(self._numbers)}")
-        return HttpCaller(self._world, self._http, self._world.hello_url if path == "hello" else "")
+        return HttpCaller(self._world, self._world.hello_url if path == "hello" else "")
 
 
 class Cpu(NamedTuple):
@@ -125,9 +135,3 @@ class Cpu(NamedTuple):
         """As far as the system has counted: in steps of 10 ms."""
         times = process.cpu_times()
         return cls(times.user + times.system, time.perf_counter())
-
-
-def unlimited_http() -> aiohttp.ClientSession:
-    """A client that lets as many requests wait as there are."""
-    connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=4.0)
-    return aiohttp.ClientSession(connector=connector, timeout=aiohttp.ClientTimeout(total=None))

@@ -1,8 +1,9 @@
-"""The digits task on our engine and learner: sample, train, swap the weights, again.
+"""The digits task on our engine and learner: sample, train, swap the weights, all at once.
 
-The engine is a process beside the learner's, as in a run, with a pipe in place of queues. With `lag` 1
-it samples the next step's answers while the learner trains: no token is more than one step old. `lag` 0
-takes turns, as TRL does.
+The engine is a process beside the learner's, as in a run, with a pipe in place of queues. It samples
+for the step that is trained next and for `ahead` more, and swaps weights between two tokens as soon as
+there are new ones, keeping keys and values: no token is more than `ahead` steps old. With `ahead` 0
+they take turns, as TRL does.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import argparse
 import json
 import sys
 import time
+from collections import deque
 from multiprocessing import get_context
 from multiprocessing.connection import Connection
 from typing import Any, NamedTuple
@@ -23,6 +25,7 @@ from benchmarks.learner import task
 from benchmarks.learner.sides import make_model
 from tailrace_inference.config import InferenceConfig
 from tailrace_inference.engine.engine import TorchEngine
+from tailrace_inference.ports import OnChunk
 from tailrace_learner.adapters.allocator import keep_freed_memory
 from tailrace_learner.adapters.hf_model import prepared
 from tailrace_learner.config import LearnerConfig, TrainingArgs
@@ -50,64 +53,114 @@ class Rollout(NamedTuple):
     prompt: NDArray[np.int64]
     token_ids: NDArray[np.int64]
     logprobs: NDArray[np.float32]
+    versions: NDArray[np.int64]  # of the weights that sampled each token
     reward: float
 
 
+class Batch:
+    """A step's groups while they are sampled."""
+
+    def __init__(self) -> None:
+        self._chunks: dict[tuple[int, int], list[TokenChunk]] = {}
+        self._num_open = 0
+
+    def begin(self, prompt: int, member: int) -> OnChunk:
+        """Where the chunks of an answer go."""
+        chunks = self._chunks[prompt, member] = []
+        self._num_open += 1
+
+        def on_chunk(chunk: TokenChunk) -> None:
+            chunks.append(chunk)
+            self._num_open -= chunk.finish_reason is not None
+
+        return on_chunk
+
+    @property
+    def is_done(self) -> bool:
+        """Whether all answers are whole."""
+        return self._num_open == 0
+
+    def groups(self) -> list[list[Rollout]]:
+        """Answers by prompt."""
+        members = range(task.GROUP_SIZE)
+        return [
+            [_rollout(prompt, self._chunks[index, member]) for member in members]
+            for index, prompt in enumerate(map(prompt_ids, task.PROMPTS))
+        ]
+
+
+def prompt_ids(prompt: str) -> NDArray[np.int64]:
+    """A token per byte."""
+    return np.frombuffer(prompt.encode(), np.uint8).astype(np.int64)
+
+
+def _rollout(prompt: NDArray[np.int64], chunks: list[TokenChunk]) -> Rollout:
+    token_ids = np.concatenate([as_int32(chunk.token_ids) for chunk in chunks]).astype(np.int64)
+    logprobs = np.concatenate([as_float32(chunk.inference_logprobs) for chunk in chunks])
+    spans = [span for chunk in chunks for span in chunk.version_spans]
+    versions = np.repeat(
+        [span.policy_version for span in spans], [span.num_tokens for span in spans]
+    ).astype(np.int64)
+    reward = task.digit_share(task.text_of(token_ids.tolist()))
+    return Rollout(prompt, token_ids, logprobs, versions, reward)
+
+
 class Sampler:
-    """The engine, and what it needs to sample a step's groups."""
+    """The engine and the batches that it works on."""
 
     def __init__(self, seed: int) -> None:
         content = {"model_type": "qwen3", **task.MODEL}
-        config = InferenceConfig(max_running=64, kv_cache_tokens=16384, stream_interval_ms=1e6)
+        config = InferenceConfig(
+            max_running=128, kv_cache_tokens=16384, kv_on_update="keep", stream_interval_ms=1e6
+        )
         self._engine = TorchEngine.from_config_json(json.dumps(content).encode(), config)
+        self._engine.attach()
         self._seed = seed * 1_000_003
+        self._batches: deque[Batch] = deque()
 
     def load(self, weights: list[Tensor], policy_version: int) -> None:
-        """Swap the weights."""
+        """Swap the weights, whatever is under way."""
         self._engine.stage(weights, policy_version)
         self._engine.apply()
 
-    def sample(self, step: int) -> list[list[Rollout]]:
-        """A group of answers for every prompt."""
-        self._engine.attach()
-        self._parts: dict[str, list[TokenChunk]] = {}
-        names = []
+    def begin(self, number: int) -> None:
+        """Start on one more batch."""
+        batch = Batch()
+        self._batches.append(batch)
         for index, prompt in enumerate(task.PROMPTS):
-            ids = np.frombuffer(prompt.encode(), np.uint8).astype(np.int64)
-            group = [self._submit(f"{step}.{index}.{member}", ids) for member in range(task.GROUP_SIZE)]
-            names.append((ids, group))
-        while self._engine.has_work():
-            self._engine.step()
-        return [[self._rollout(ids, name) for name in group] for ids, group in names]
+            ids = pack_int32(prompt_ids(prompt))
+            for member in range(task.GROUP_SIZE):
+                self._seed += 1
+                sampling = SamplingParams(seed=self._seed, stop_token_ids=(task.END_ID,))
+                name = f"{number}.{index}.{member}"
+                request = GenerateRequest(name, name, ids, task.MAX_NEW_TOKENS, sampling)
+                self._engine.submit(request, batch.begin(index, member))
 
-    def _submit(self, name: str, ids: NDArray[np.int64]) -> str:
-        self._seed += 1
-        sampling = SamplingParams(seed=self._seed, stop_token_ids=(task.END_ID,))
-        prompt = pack_int32(ids)
-        request = GenerateRequest(name, name, prompt, task.MAX_NEW_TOKENS, sampling)
-        self._parts[name] = []
-        self._engine.submit(request, self._parts[name].append)
-        return name
+    def step(self) -> list[list[Rollout]] | None:
+        """A token for every answer under way; the oldest batch, if it is whole."""
+        self._engine.step()
+        if self._batches and self._batches[0].is_done:
+            return self._batches.popleft().groups()
+        return None
 
-    def _rollout(self, prompt: NDArray[np.int64], name: str) -> Rollout:
-        chunks = self._parts.pop(name)
-        token_ids = np.concatenate([as_int32(chunk.token_ids) for chunk in chunks]).astype(np.int64)
-        logprobs = np.concatenate([as_float32(chunk.inference_logprobs) for chunk in chunks])
-        return Rollout(prompt, token_ids, logprobs, task.digit_share(task.text_of(token_ids.tolist())))
+    @property
+    def is_idle(self) -> bool:
+        """Whether there is nothing to sample."""
+        return not self._batches
 
 
-def prepared_group(index: int, rollouts: list[Rollout], age: int) -> PreparedGroup:
+def prepared_group(index: int, rollouts: list[Rollout], step: int) -> PreparedGroup:
     """Rows with the advantages of GRPO."""
     rewards = np.array([rollout.reward for rollout in rollouts])
     advantages = (rewards - rewards.mean()) / (rewards.std(ddof=1) + 1e-6)
     rows = [
-        _row(f"{index}.{i}", *pair, age)
+        _row(f"{index}.{i}", *pair, step)
         for i, pair in enumerate(zip(rollouts, advantages, strict=True))
     ]
     return PreparedGroup(f"g{index}", index, tuple(rows), "", tuple(rewards.tolist()), ())
 
 
-def _row(name: str, rollout: Rollout, advantage: float, age: int) -> Row:
+def _row(name: str, rollout: Rollout, advantage: float, step: int) -> Row:
     token_ids = np.concatenate((rollout.prompt, rollout.token_ids))
     size = len(rollout.token_ids)
     return Row(
@@ -117,8 +170,8 @@ def _row(name: str, rollout: Rollout, advantage: float, age: int) -> Row:
         target_ids=rollout.token_ids,
         log_mu=rollout.logprobs,
         advantages=np.full(size, advantage, np.float32),
-        staleness=np.full(size, age),
-        is_current=np.full(size, age == 0),
+        staleness=step - rollout.versions,
+        is_current=rollout.versions == step,
     )
 
 
@@ -137,12 +190,12 @@ class Learner:
             policy, optimizer, config, groups_per_step=len(task.PROMPTS), max_steps=task.MAX_STEPS
         )
 
-    def train(self, step: int, groups: list[list[Rollout]], age: int) -> None:
+    def train(self, step: int, groups: list[list[Rollout]]) -> None:
         """One optimizer step."""
         torch.set_num_threads(1)
         self._trainer.begin(step)
         for index, rollouts in enumerate(groups):
-            self._trainer.add(prepared_group(index, rollouts, age))
+            self._trainer.add(prepared_group(index, rollouts, step))
         self._trainer.work()
         self._trainer.finish()
 
@@ -154,22 +207,32 @@ class Learner:
         ]
 
 
-def serve(learner: Connection, seed: int) -> None:
-    """The engine's process: weights and a step's number in, the step's groups out; None ends it."""
+def serve(learner: Connection, seed: int, ahead: int) -> None:
+    """The engine's process: weights and their version in, groups of a step out; None ends it."""
     keep_freed_memory()
     sampler = Sampler(seed)
     learner.send("ready")
-    while (asked := learner.recv()) is not None:
-        weights, step = asked
-        sampler.load([each._replace(data=memoryview(each.data)) for each in weights], step)
-        learner.send(sampler.sample(step))
+    num_begun = 0
+    while True:
+        if sampler.is_idle or learner.poll():
+            asked = learner.recv()
+            if asked is None:
+                return
+            weights, version = asked
+            sampler.load([each._replace(data=memoryview(each.data)) for each in weights], version)
+            while num_begun <= version + ahead:
+                sampler.begin(num_begun)
+                num_begun += 1
+        groups = sampler.step()
+        if groups is not None:
+            learner.send(groups)
 
 
-def run(seed: int, lag: int) -> dict[str, Any]:
+def run(seed: int, ahead: int) -> dict[str, Any]:
     """Rewards and seconds per step up to the goal."""
     context = get_context("spawn")
     engine, theirs = context.Pipe()
-    process = context.Process(target=serve, args=(theirs, seed))
+    process = context.Process(target=serve, args=(theirs, seed, ahead))
     process.start()
     theirs.close()  # the engine's end alone keeps the pipe open
     learner = Learner()
@@ -180,16 +243,12 @@ def run(seed: int, lag: int) -> dict[str, Any]:
     engine.send((learner.weights(), 0))
     for step in range(task.MAX_STEPS):
         groups = engine.recv()
-        if lag:
-            engine.send((learner.weights(), step + 1))
         rewards.append(float(np.mean([rollout.reward for group in groups for rollout in group])))
-        learner.train(step, groups, min(lag, step))
-        if not lag:
-            engine.send((learner.weights(), step + 1))
+        learner.train(step, groups)
         times_s.append(time.perf_counter() - began_s)
         if rewards[-1] >= task.GOAL:
             break
-    engine.recv()
+        engine.send((learner.weights(), step + 1))
     engine.send(None)
     process.join()
     return {"rewards": rewards, "times_s": times_s}
@@ -199,11 +258,11 @@ def main() -> int:
     """Run one seed."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--lag", type=int, choices=(0, 1), default=1)
+    parser.add_argument("--ahead", type=int, default=1)
     args = parser.parse_args()
     keep_freed_memory()
     torch.set_num_threads(1)
-    print(json.dumps(run(args.seed, args.lag)))
+    print(json.dumps(run(args.seed, args.ahead)))
     return 0
 
 

@@ -137,6 +137,14 @@ class EvaluationStarted(msgspec.Struct, frozen=True, tag="evaluation_started"):
     num_episodes: int
 
 
+class TagEvaluation(msgspec.Struct, frozen=True):
+    """What an evaluation found on the tasks of one tag; both means are 0 without a valid episode."""
+
+    success_rate: float
+    reward_mean: float
+    num_valid: int
+
+
 class EvaluationFinished(msgspec.Struct, frozen=True, tag="evaluation_finished"):
     """The evaluation's result over its valid episodes."""
 
@@ -146,6 +154,7 @@ class EvaluationFinished(msgspec.Struct, frozen=True, tag="evaluation_finished")
     reward_mean: float
     num_valid: int
     num_episodes: int
+    tags: dict[str, TagEvaluation] = {}  # of the tags that were played
 
 
 class ServerQuarantined(msgspec.Struct, frozen=True, tag="server_quarantined"):

@@ -88,15 +88,18 @@ class ClusterConfig(Config, frozen=True, kw_only=True):
             if (getattr(self, key) or 0) < 0:
                 raise ValueError(f"cluster.{key} must not be negative")
         self._check_gpus()
+        self._check_environment()
+        for key in ("nats_port", "redis_port"):
+            if not 0 <= getattr(self, key) <= 65535:
+                raise ValueError(f"cluster.{key} must be 0 (a free port) or a port number up to 65535")
+
+    def _check_environment(self) -> None:
         for name in self.keep_environment:
             if not name or "=" in name or name.startswith("TAILRACE_"):
                 raise ValueError(
                     f"cluster.keep_environment: {name.partition('=')[0]!r} must be the name of a "
                     "variable of your own, without its value and not beginning with TAILRACE_"
                 )
-        for key in ("nats_port", "redis_port"):
-            if not 0 <= getattr(self, key) <= 65535:
-                raise ValueError(f"cluster.{key} must be 0 (a free port) or a port number up to 65535")
 
     def _check_gpus(self) -> None:
         count = self.num_gpus_per_node

@@ -15,6 +15,7 @@ from tailrace_scheduler.core.capacity import check_capacity
 def check_experiment(experiment: Experiment) -> None:
     """Raise `ConfigError` for an experiment that could not run; each message names key and remedy."""
     _check_tags(experiment)
+    _check_observations(experiment)
     _check_environments(experiment)
     _check_gateways(experiment)
     _check_model(experiment)
@@ -40,6 +41,19 @@ def _check_tags(experiment: Experiment) -> None:
                     f"agents.custom_envs nor in agents.datasets ({names}): define it there or correct "
                     "the name"
                 )
+
+
+def _check_observations(experiment: Experiment) -> None:
+    """Rows of loops and workflows name what was observed before a turn only if turns are rows."""
+    if experiment.run.granularity == "step" or not experiment.learner.compares_observations:
+        return
+    for tag in experiment.scheduler.tags:
+        if tag in experiment.agents.datasets:
+            raise ConfigError(
+                f"{experiment.source}: learner.adv_estimator gigpo compares turns that began with the "
+                f"same observation, and the rows of {tag!r} (scheduler.tags, agents.datasets) only say "
+                "what that was with granularity: step: set it, or use another estimator"
+            )
 
 
 def _check_environments(experiment: Experiment) -> None:

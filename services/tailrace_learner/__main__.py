@@ -13,6 +13,8 @@ import hashlib
 import math
 import sys
 import time
+from collections.abc import Callable
+from functools import partial
 
 import msgspec
 
@@ -32,12 +34,14 @@ from tailrace_learner.adapters.checkpoints import (
 from tailrace_learner.adapters.compute_thread import ComputeThread
 from tailrace_learner.adapters.demonstrations import demonstrations
 from tailrace_learner.adapters.ranks import launched_rank
+from tailrace_learner.adapters.row_file import RowFile
 from tailrace_learner.adapters.team import Team
 from tailrace_learner.adapters.teaming import gather_team, join_team, leave
 from tailrace_learner.adapters.tensorboard import TensorboardWriter
 from tailrace_learner.adapters.torchrun import run_ranks
+from tailrace_learner.adapters.tracker_feed import TrackerFeed
 from tailrace_learner.adapters.trajectory_files import TrajectoryFiles
-from tailrace_learner.adapters.wandb_writer import WandbWriter
+from tailrace_learner.adapters.wandb_writer import WandbWriter, check_wandb
 from tailrace_learner.adapters.worker import Worker
 from tailrace_learner.config import LearnerConfig, WarmStart, check_with_run
 from tailrace_learner.core.books import saved_event
@@ -46,6 +50,7 @@ from tailrace_learner.core.run_state import RunState, first_state, resumed_state
 from tailrace_learner.core.start import Origin, origin
 from tailrace_learner.core.warm_start import TooFewDemonstrationsError
 from tailrace_learner.handlers import SERVICE, Learner, World
+from tailrace_learner.ports import Tracker
 from tailrace_protos.base import encode_json
 from tailrace_protos.event import LearnerResumed, ModelPrepared
 
@@ -177,9 +182,10 @@ class _Process:
         run, config, service = self.run, self.config, self.service
         weights = WeightPublisher(service.bus, run.exp_name, service.endpoints.host_id)
         service.on_drain(weights.close)
-        writers = make_writers(run, config, state.step + 1)
-        for writer in writers:
-            service.on_drain(writer.close)
+        feeds = tracker_feeds(run, config, state.step)
+        for feed in feeds:
+            service.on_drain(feed.close)
+            feed.start()
         world = World(
             source=self.buffer,
             events=self.outbox,
@@ -189,22 +195,22 @@ class _Process:
             compute=self.compute,
             clock=SystemClock(),
             read_weights=self.team.weights,
-            writers=writers,
+            followers=feeds,
             trajectories=TrajectoryFiles(run.run_dir) if config.save_trajectories else None,
         )
         return Learner(world, self.team, run, config, state, limits_of(self.team.card))
 
 
-def make_writers(
-    run: RunConfig, config: LearnerConfig, first_step: int
-) -> list[TensorboardWriter | WandbWriter]:
-    """The trackers that are wanted beside `metrics.jsonl`."""
-    writers: list[TensorboardWriter | WandbWriter] = []
+def tracker_feeds(run: RunConfig, config: LearnerConfig, step: int) -> list[TrackerFeed]:
+    """What brings the rows of `metrics.jsonl` to the trackers that are wanted; not started."""
+    begin: dict[str, Callable[[], Tracker]] = {}
     if config.tensorboard:
-        writers.append(TensorboardWriter(run.run_dir, first_step))
+        begin["tensorboard"] = partial(TensorboardWriter, run.run_dir)
     if config.wandb is not None:
-        writers.append(WandbWriter(config.wandb, run))
-    return writers
+        check_wandb()
+        begin["wandb"] = partial(WandbWriter, config.wandb, run)
+    path = run.run_dir / "metrics.jsonl"
+    return [TrackerFeed(name, make, RowFile(path), step) for name, make in begin.items()]
 
 
 def checked_config(args: Args) -> LearnerConfig:

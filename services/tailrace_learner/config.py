@@ -168,6 +168,11 @@ class LearnerConfig(AlgorithmConfig, frozen=True, kw_only=True):
                 "warm_start has an optimizer of its own, which strategy_name deepspeed does not take: "
                 "use fsdp2, or warm-start in a run before and give its checkpoint as pretrain"
             )
+        if strategy == "megatron" and self.lora is not None:
+            raise ValueError(
+                "lora puts adapters beside layers that strategy_name megatron replaces: use fsdp2, or "
+                "train all weights"
+            )
         if strategy != "single" and self.critic is not None and self.critic.shared:
             raise ValueError(
                 f"critic.shared reads hidden states that strategy_name {strategy} spreads over ranks: "

@@ -117,6 +117,11 @@ class AdvantageConfig(Config, frozen=True, kw_only=True):
         return self.adv_estimator == "starpo" and beyond
 
     @property
+    def compares_observations(self) -> bool:
+        """Whether turns are compared by what was observed before them."""
+        return self.adv_estimator == "gigpo" and self.step_advantage_weight != 0
+
+    @property
     def needs_two_members(self) -> bool:
         """Whether a group with one valid member teaches nothing."""
         own = self.adv_estimator == "starpo" and self.reward_norm != "none"

@@ -33,7 +33,7 @@ READERS: dict[str, tuple[str, frozenset[str]]] = {
     "step_advantage_weight": ("adv_estimator", frozenset({"gigpo"})),
     "reward_grouping": ("adv_estimator", frozenset({"starpo"})),
     "reward_norm": ("adv_estimator", frozenset({"starpo"})),
-    "dual_clip": ("loss", frozenset({"ppo_clip", "dapo", "decoupled_ppo"})),
+    "dual_clip": ("loss", frozenset({"ppo_clip", "dapo", "grpo", "decoupled_ppo"})),
     "gspo_clip": ("loss", frozenset({"gspo"})),
     "gspo_clip_high": ("loss", frozenset({"gspo"})),
     "gmpo_clip": ("loss", frozenset({"gmpo"})),

@@ -48,14 +48,26 @@ class DivergenceConfig(LossConfig, frozen=True, kw_only=True):
                 raise ValueError(f"{key} must not be negative")
         if self.kl_horizon < 1:
             raise ValueError("kl_horizon must be at least 1")
+        self._check_all_read()
+        if self.rewards_divergence:
+            self._check_rewards()
+
+    def _check_all_read(self) -> None:
         fields = dict(zip(self.__struct_fields__, self.__struct_defaults__, strict=True))
         for key in () if self.needs_reference else _UNREAD:
             if getattr(self, key) != fields[key]:
                 raise ValueError(f"{key} is not read while init_kl_coef is 0: remove it or set that")
         if self.kl_horizon != fields["kl_horizon"] and not self.target_kl:
             raise ValueError("kl_horizon is not read without target_kl: remove it or set that")
-        if self.rewards_divergence and self.adv_estimator not in TOKEN_REWARDED:
+
+    def _check_rewards(self) -> None:
+        if self.adv_estimator not in TOKEN_REWARDED:
             raise ValueError(
                 f"kl_in 'reward' needs rewards of single tokens, adv_estimator {self.adv_estimator!r} "
                 f"has none: set kl_in to loss, or use {', '.join(sorted(TOKEN_REWARDED))}"
+            )
+        if self.loss == "grpo":
+            raise ValueError(
+                "kl_in 'reward' with loss 'grpo', which has its divergence in the loss: set kl_in to "
+                "loss, or use loss ppo_clip"
             )

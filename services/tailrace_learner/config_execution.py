@@ -10,17 +10,24 @@ from tailrace.config import Config
 class StrategyArgs(Config, frozen=True, kw_only=True):
     """How the model and its optimizer lie on the learner's ranks."""
 
-    strategy_name: Literal["auto", "single", "fsdp2", "deepspeed"] = "auto"
+    strategy_name: Literal["auto", "single", "fsdp2", "deepspeed", "megatron"] = "auto"
     """`single`: one process holds everything. `fsdp2`: PyTorch's fully sharded data parallel, weights,
     gradients and optimizer cut over the ranks, rows spread over them. `deepspeed`: ZeRO by the package
-    of that name. `auto`: `single` for one rank, `fsdp2` for more."""
+    of that name. `megatron`: every layer cut over `tensor_parallel_size` ranks by the linear layers of
+    megatron-core, for `llama`, `mistral`, `qwen2` and `qwen3`. `auto`: `single` for one rank, `fsdp2`
+    for more."""
 
     num_ranks: int = 1
     """Processes that compute a step together, started on this host; one GPU each, if there are any."""
 
-    zero_stage: Literal[1, 2] = 2
-    """What `deepspeed` cuts over the ranks: the optimizer's state (1), gradients too (2). `fsdp2` cuts
-    weights too."""
+    zero_stage: Literal[1, 2, 3] = 2
+    """What `deepspeed` cuts over the ranks: the optimizer's state (1), gradients too (2), weights too
+    (3). `fsdp2` cuts all of them."""
+
+    tensor_parallel_size: int = 1
+    """Neighbouring ranks over which `megatron` cuts every layer. They compute the same rows together;
+    rows are spread over the `num_ranks` / `tensor_parallel_size` groups. It must divide the model's
+    heads, key-value heads and inner size."""
 
     timeout_s: float = 600.0
     """A rank that waits so long for another inside a pass gives up, which restarts the learner."""
@@ -34,6 +41,22 @@ class StrategyArgs(Config, frozen=True, kw_only=True):
             )
         if self.timeout_s <= 0:
             raise ValueError("strategy_args.timeout_s must be positive")
+        self._check_tensor_parallel()
+
+    def _check_tensor_parallel(self) -> None:
+        size = self.tensor_parallel_size
+        if size < 1:
+            raise ValueError("strategy_args.tensor_parallel_size must be at least 1")
+        if size > 1 and self.strategy_name != "megatron":
+            raise ValueError(
+                f"strategy_args.tensor_parallel_size {size} is for strategy_name megatron, which alone "
+                "cuts layers: name it, or leave tensor_parallel_size out"
+            )
+        if self.num_ranks % size:
+            raise ValueError(
+                f"strategy_args.num_ranks {self.num_ranks} is no multiple of tensor_parallel_size "
+                f"{size}: use one"
+            )
 
     @property
     def resolved_name(self) -> str:

@@ -10,6 +10,7 @@ PolicyLoss = Literal[
     "vanilla_pg",
     "ppo_clip",
     "dapo",
+    "grpo",
     "decoupled_ppo",
     "segment",
     "gspo",
@@ -36,7 +37,7 @@ class LossConfig(AdvantageConfig, frozen=True, kw_only=True):
     """The policy loss (`core/losses/`)."""
 
     pg_clip: float = 0.2
-    """How far below 1 the ratio of current and proximal policy is followed (`ppo_clip`, `dapo`,
+    """How far below 1 the ratio of current and proximal policy is followed (`ppo_clip`, `dapo`, `grpo`,
     `decoupled_ppo`, `segment`, `clip_cov`); above too, but for `dapo`, `segment`, `clip_cov`."""
 
     pg_clip_high: float = 0.28
@@ -44,7 +45,7 @@ class LossConfig(AdvantageConfig, frozen=True, kw_only=True):
 
     dual_clip: float = 0.0
     """Bound, above 1, of the ratio of tokens with negative advantages (`ppo_clip`, `dapo`,
-    `decoupled_ppo`); 0 switches it off."""
+    `grpo`, `decoupled_ppo`); 0 switches it off."""
 
     gspo_clip: float = 3e-4
     """How far below 1 the sequence ratio is followed with `gspo`."""

@@ -24,7 +24,7 @@ from tailrace.weights.tensors import TensorBytes
 from tailrace_learner import metrics
 from tailrace_learner.config import LearnerConfig
 from tailrace_learner.core.books import Books, Timing, saved_event
-from tailrace_learner.core.drift import DRIFT, Sentinel
+from tailrace_learner.core.drift import DRIFT
 from tailrace_learner.core.group_returns import NO_LIMITS, RowLimits
 from tailrace_learner.core.row_builder import RowBuilder
 from tailrace_learner.core.rows import PreparedGroup
@@ -34,13 +34,14 @@ from tailrace_learner.ports import (
     Computer,
     EventSink,
     GroupSource,
-    MetricsWriter,
+    StepFollower,
     Taken,
     Trainer,
     TrajectoryLog,
     VersionBook,
     WeightSink,
 )
+from tailrace_protos.control import source_of
 from tailrace_protos.event import ServerQuarantined, StepFinished
 from tailrace_protos.trajectory import TrajectoryGroup
 
@@ -53,6 +54,10 @@ _EXIT_FAILED = 1
 _DRIFT_REMEDY = (
     "it is started anew; if new ones differ as much, give learner and inference one dtype and one "
     "temperature, or raise learner.max_mismatch"
+)
+_UNNAMED_REMEDY = (
+    "set granularity: step for loops and workflows, or use another adv_estimator: turns whose "
+    "observation is not known have no step advantage"
 )
 _LOGGED = ("reward_mean", "success_rate", "loss", "grad_norm", "staleness_mean", "tokens_per_s")
 
@@ -71,7 +76,7 @@ class World:
     compute: Computer
     clock: Clock
     read_weights: Callable[[bool], list[TensorBytes]]  # all of them, or what may change of them
-    writers: Sequence[MetricsWriter] = ()
+    followers: Sequence[StepFollower] = ()
     trajectories: TrajectoryLog | None = None
 
 
@@ -92,10 +97,8 @@ class Learner:
         self._run = run
         self._config = config
         self._books = Books(state, run, config.max_retained_bytes)
-        limits_of_drift = config.max_mismatch, config.min_mismatch_tokens
-        self._sentinel = Sentinel(*limits_of_drift, state.quarantine)
-        quarantine = self._sentinel.quarantine
-        self._builder = RowBuilder(config, run.max_staleness, state.ancestry, limits, quarantine)
+        self._quarantine = dict(state.quarantine)  # source -> step of its last good reading
+        self._builder = RowBuilder(config, run.max_staleness, state.ancestry, limits, self._quarantine)
         self._versions: dict[int, tuple[str, int]] = {}
         self._publishing: asyncio.Task[None] | None = None
         self._saving: asyncio.Task[None] | None = None
@@ -148,8 +151,9 @@ class Learner:
             num_dropped += len(taken) - len(kept)
             if taken:
                 await self._compute(timing, trainer.work)
+                await self._quarantine_found()
         numbers = await self._compute(timing, trainer.finish)
-        await self._watch_servers(numbers)
+        _observe_drift(numbers)
         weights = await world.compute(world.read_weights, False)
         self._step_ended_s = world.clock.monotonic_s()
         self._books.step_done(timing, self._step_ended_s, numbers)
@@ -184,18 +188,23 @@ class Learner:
                 log.error("tokens of unrecorded versions", group_id=group.group_id, versions=unknown)
         prepared = self._builder.prepare(group, self.state.step, self._versions)
         metrics.GROUPS.labels(_fate(prepared)).inc()
-        for reason in ("stale", "nonfinite", "quarantined"):
+        for reason in ("stale", "nonfinite"):
             count = prepared.counts.get(f"num_{reason}_tokens", 0)
             metrics.MASKED_TOKENS.labels(reason).inc(count)
         return prepared
 
-    async def _watch_servers(self, numbers: dict[str, float | None]) -> None:
-        """Read every server's error from a step's numbers; those beyond the limit are to leave."""
-        quarantined = self._sentinel.read(numbers, self.state.step)
-        _observe_drift(numbers, quarantined)
-        if quarantined:
-            self._books.quarantined(self._sentinel.quarantine)
-            await self._world.events.emit(SERVICE, *quarantined)
+    async def _quarantine_found(self) -> None:
+        """Have servers leave that passes found wrong; groups that come later lack their tokens."""
+        found: list[ServerQuarantined] = []
+        for event in self._trainer.quarantined:
+            source = source_of(event.server_id, event.incarnation)
+            if source not in self._quarantine:
+                self._quarantine[source] = event.good_step
+                found.append(event)
+        if found:
+            _observe_quarantine(found)
+            self._books.quarantined(self._quarantine)
+            await self._world.events.emit(SERVICE, *found)
 
     def _keep_trajectories(self, groups: Sequence[TrajectoryGroup]) -> None:
         if self._world.trajectories is None:
@@ -214,9 +223,9 @@ class Learner:
         finished = msgspec.structs.replace(finished, policy_version=version)
         await self._world.events.emit(SERVICE, finished)
         self._books.published(version)
-        for writer in self._world.writers:
-            writer.write(finished.step, finished.metrics)
-        if finished.step % max(self._run.logging_steps, 1) == 0:
+        for follower in self._world.followers:
+            follower.reached(finished.step)
+        if finished.step % self._run.logging_steps == 0:
             shown = {key: finished.metrics.get(key) for key in _LOGGED}
             log.info("step finished", step=finished.step, policy_version=version, **shown)
 
@@ -310,14 +319,21 @@ def _observe(step: int, timing: Timing, numbers: dict[str, float | None]) -> Non
     metrics.WAIT_SECONDS.observe(timing.wait_s)
     metrics.TRAINED_TOKENS.inc(numbers["num_trained_tokens"] or 0.0)
     metrics.SKIPPED_UPDATES.inc(numbers["num_skipped_updates"] or 0.0)
+    # Some were left out when their group came, others when their server was found wrong.
+    metrics.MASKED_TOKENS.labels("quarantined").inc(numbers["num_quarantined_tokens"] or 0.0)
+    if num_turns := numbers.get("num_unnamed_turns"):
+        log.warning("turns without observation", step=step, num_turns=num_turns, remedy=_UNNAMED_REMEDY)
 
 
-def _observe_drift(numbers: dict[str, float | None], quarantined: Sequence[ServerQuarantined]) -> None:
+def _observe_drift(numbers: dict[str, float | None]) -> None:
     for name, error in numbers.items():
         if name.startswith(DRIFT) and error is not None:
             metrics.DRIFT.labels(name.removeprefix(DRIFT)).set(error)
     if num_servers := numbers.get("num_servers_beyond_mismatch"):
         log.error("servers differ, none is to blame", num_servers=num_servers, remedy=_DRIFT_REMEDY)
-    for event in quarantined:
+
+
+def _observe_quarantine(found: Sequence[ServerQuarantined]) -> None:
+    for event in found:
         metrics.QUARANTINES.inc()
         log.error("inference server quarantined", **msgspec.structs.asdict(event), remedy=_DRIFT_REMEDY)

@@ -37,4 +37,7 @@ FAILED_CHECKPOINTS = Counter(
 FAILED_TRAJECTORY_FILES = Counter(
     "tailrace_learner_failed_trajectory_files", "Trajectory files the disk did not take."
 )
+FAILED_TRACKERS = Counter(
+    "tailrace_learner_failed_trackers", "Times that a tracker did not take rows.", ["tracker"]
+)
 SKIPPED_UPDATES = Counter("tailrace_learner_skipped_updates", "Updates without a finite gradient.")

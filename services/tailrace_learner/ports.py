@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import NamedTuple, ParamSpec, Protocol, TypeVar
 
 from tailrace.weights.tensors import TensorBytes
-from tailrace_protos.event import CheckpointSaved, EventBody
+from tailrace_protos.event import CheckpointSaved, EventBody, ServerQuarantined
 from tailrace_protos.trajectory import TrajectoryGroup
 
 P = ParamSpec("P")
@@ -149,6 +149,10 @@ class Trainer(Protocol[GroupT]):
 
     @property
     def num_missing_groups(self) -> int: ...  # noqa: D102
+    @property
+    def quarantined(self) -> Sequence[ServerQuarantined]:
+        """Servers found wrong in this step; groups added from now on must come without their tokens."""
+        ...
 
     def add(self, group: GroupT) -> None:
         """Take a group into the step; costs nothing until `work`."""
@@ -163,11 +167,41 @@ class Trainer(Protocol[GroupT]):
         ...
 
 
-class MetricsWriter(Protocol):
-    """A place for a step's numbers beside the events."""
+Row = dict[str, float | int | None]
+"""A line of `metrics.jsonl`: the numbers of a step, null where nobody knows."""
 
-    def write(self, step: int, metrics: dict[str, float | None]) -> None:
-        """Keep the numbers of one step."""
+
+def known_numbers(row: Row) -> tuple[int, dict[str, float]]:
+    """A row's step, and its other numbers as far as they are known."""
+    step = int(row["step"] or 0)
+    return step, {key: value for key, value in row.items() if value is not None and key != "step"}
+
+
+class TrackerError(Exception):
+    """A tracker does not take rows."""
+
+
+class Tracker(Protocol):
+    """Shows the rows of a run; made anew it holds none. Raises `OSError` or `TrackerError`."""
+
+    def write(self, row: Row) -> None:
+        """Take the row of the next step."""
+        ...
+
+    def flush(self) -> None:
+        """Pass on what was taken; raises what went wrong with it."""
+        ...
+
+    def close(self) -> None:
+        """Pass on what was taken, and end."""
+        ...
+
+
+class StepFollower(Protocol):
+    """Wants to know how far the learner is."""
+
+    def reached(self, step: int) -> None:
+        """`StepFinished` of this step was emitted. Returns at once."""
         ...
 
 

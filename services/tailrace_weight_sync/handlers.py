@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from contextlib import ExitStack
 
 import msgspec
 
@@ -116,17 +117,13 @@ class WeightSync:
         numbering = asyncio.create_task(
             self._book.allocate(offered.lineage, offered.optimizer_step, self._catalogue.next_version)
         )
-        try:
+        with ExitStack() as undo:
+            undo.callback(numbering.cancel)
             copy = await self._vault.copy(offered, offer.source)
-        except BaseException:
-            numbering.cancel()
-            raise
-        try:
+            undo.callback(copy.discard)
             manifest = msgspec.structs.replace(offered, policy_version=await numbering)
             copy.seal(manifest)
-        except BaseException:
-            copy.discard()
-            raise
+            undo.pop_all()
         await self.hold(manifest)
         metrics.PUBLISHED_VERSIONS.inc()
         await self.announce_newest()

@@ -70,6 +70,9 @@ def test_a_server_with_wrong_weights_is_caught_and_the_run_goes_on(tmp_path: Pat
     known = {server: [error for error in errors[server] if error is not None] for server in errors}
     assert max(known["inference-0"]) < 1e-3
     assert max(known[WRONG]) > caught["max_mismatch"]
+    assert sum(row.get("num_quarantined_tokens") or 0 for row in rows) > 0
+    (finding,) = [row for row in rows if row.get("step") == caught["step"] + 1]
+    assert finding["num_quarantined_tokens"] > 0, "the step that found it trains its tokens no more"
     assert known[WRONG][-1] < 1e-3, "the server that was started anew has good weights"
     ledger = build_ledger(run_dir)
     check_ledger(ledger)

@@ -13,6 +13,7 @@ import msgspec
 import numpy as np
 import psutil
 import pytest
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from tailrace_inference.adapters.emission_log import read_emissions
 from tailrace_learner.adapters.trajectory_files import read_groups
@@ -24,11 +25,11 @@ from tests.e2e.runs import command, run
 
 METRICS_KEYS = {
     "step", "time_s", "policy_version", "reward_mean", "reward_std", "success_rate",
-    "eval/success_rate", "loss", "grad_norm", "entropy", "kl", "mismatch_kl", "behaviour_kl",
-    "idle/credit", "idle/straggler", "idle/tool", "idle/reward", "idle/weights", "idle/transport",
-    "staleness_mean", "staleness_max", "num_groups", "num_trained_tokens", "tokens_per_s",
-    "outcome/ok", "outcome/policy_failure", "outcome/infra_failure", "outcome/timeout",
-    "outcome/cancelled",
+    "eval/success_rate", "eval/reward_mean", "loss", "grad_norm", "entropy", "kl", "mismatch_kl",
+    "behaviour_kl", "idle/credit", "idle/straggler", "idle/tool", "idle/reward", "idle/weights",
+    "idle/transport", "staleness_mean", "staleness_max", "num_groups", "num_trained_tokens",
+    "tokens_per_s", "outcome/ok", "outcome/policy_failure", "outcome/infra_failure",
+    "outcome/timeout", "outcome/cancelled",
 }  # fmt: skip
 
 
@@ -61,11 +62,26 @@ def test_the_run_directory_holds_what_the_readme_promises(asynchronous: tuple[Pa
     for name in ("config.yaml", "metrics.jsonl", "events.jsonl", "report.html", "checkpoints/step_6"):
         assert (run_dir / name).exists(), name
     assert list((run_dir / "renders").iterdir())
-    assert list((run_dir / "tensorboard").iterdir())
     assert list((run_dir / "trajectories").iterdir())
     assert "held-out success" in printed
     assert "report.html" in printed
     assert "data:image/png;base64" in (run_dir / "report.html").read_text()
+
+
+def test_tensorboard_shows_every_number_of_the_rows(asynchronous: tuple[Path, str]) -> None:
+    check_tensorboard(asynchronous[0])
+
+
+def check_tensorboard(run_dir: Path) -> None:
+    """Every number of the rows is a point, once."""
+    rows = rows_of(run_dir)
+    shown = EventAccumulator(str(run_dir / "tensorboard")).Reload()
+    for tag in shown.Tags()["scalars"]:
+        points = [(row["step"], row[tag]) for row in rows if row.get(tag) is not None]
+        found = [(point.step, point.value) for point in shown.Scalars(tag)]
+        assert found == [(step, pytest.approx(value, rel=1e-6)) for step, value in points]
+    known = {key for row in rows for key, value in row.items() if value is not None}
+    assert set(shown.Tags()["scalars"]) == known - {"step"}
 
 
 def test_metrics_begin_with_step_0_end_with_the_last_and_have_every_key(
@@ -200,6 +216,7 @@ def test_a_run_continues_from_its_checkpoint(asynchronous: tuple[Path, str]) -> 
     assert ledger.last_step == 8
     assert len(ledger.trained) >= before + 8
     assert [row["step"] for row in rows_of(run_dir)] == list(range(9))
+    check_tensorboard(run_dir)
     versions = [published["policy_version"] for published in ledger.of_type("weights_published")]
     assert versions == sorted(set(versions)), "a policy version is never used twice"
 

@@ -52,11 +52,10 @@ class LocalCluster:
         self._services: list[str] = []
 
     async def __aenter__(self) -> LocalCluster:
-        try:
+        async with contextlib.AsyncExitStack() as undo:
+            undo.push_async_callback(self.stop)
             await self.start()
-        except BaseException:
-            await self.stop()
-            raise
+            undo.pop_all()
         return self
 
     async def __aexit__(self, *exc: object) -> None:

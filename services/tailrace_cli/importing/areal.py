@@ -39,9 +39,14 @@ AREAL = System(
         Derived("tokenizer_path", (), rules.same_model, "the model's own"),
         Derived(
             "allocation_mode",
-            ("cluster.num_inference_servers", "learner.strategy_args.num_ranks"),
+            (
+                "cluster.num_inference_servers",
+                "learner.strategy_args.num_ranks",
+                "learner.strategy_args.tensor_parallel_size",
+                "learner.strategy_args.strategy_name",
+            ),
             rules.allocation,
-            "data-parallel engines and ranks",
+            "data-parallel engines and ranks; ranks of `megatron` may be tensor-parallel too",
         ),
         to("cluster.fileroot", "output_dir"),
         to("cluster.n_gpus_per_node", "cluster.num_gpus_per_node"),

@@ -13,9 +13,11 @@ from tailrace_cli.importing.rules import run_name
 NO_CRITIC = "there is no critic, and gae alone looks ahead by values"
 _CHOICES_OF_LOSS = {"learner.behaviour_correction": "none"}
 _DISCOUNTED = ("gae", "reinforce", "reinforce_plus_plus")
-_PLAN = re.compile(r"(?:[a-z]+[:.])?((?:[dtpce]\d+)+)(?:\+(?:[a-z]+[:.])?((?:[dtpce]\d+)+))?")
+_SIZES = r"(?:[dtpce]\d+)+"
+_PLAN = re.compile(rf"(?:[a-z]+[:.])?({_SIZES})(?:\+(?:([a-z]+)[:.])?({_SIZES}))?")
+_STRATEGY = "learner.strategy_args"
 
-strategy = choice(fsdp="fsdp2")
+strategy = choice("megatron", fsdp="fsdp2")
 _MODES = choice("online", "offline")
 proximal = choice("recompute", loglinear="interpolate")
 
@@ -39,20 +41,34 @@ def tracker(mode: Any, lookup: Lookup) -> Mapping[str, Any]:
     return {"learner.wandb.project": str(project), "learner.wandb.mode": _MODES(mode)}
 
 
-def allocation(plan: Any, _lookup: Lookup) -> Mapping[str, Any]:
-    """`sglang:d4t1p1+d2t1p1`: engines and ranks that share the work; others are refused."""
+def allocation(plan: Any, lookup: Lookup) -> Mapping[str, Any]:
+    """`sglang:d4t1p1+d2t1p1`: engines and ranks that share the work; others are refused.
+
+    With `megatron` ranks may share layers too: `sglang:d4+megatron:d2t2`.
+    """
     found = _PLAN.fullmatch(str(plan))
     if not found:
         raise ValueError("expected engines and ranks, like sglang:d4+d4")
-    engines, ranks = (_data_parallel(part or "d1") for part in found.groups())
-    return {"cluster.num_inference_servers": engines, "learner.strategy_args.num_ranks": ranks}
+    engines, backend, ranks = found.groups()
+    cuts = "megatron" in (backend, lookup(f"{_STRATEGY}.strategy_name"))
+    num_engines, _ = _sizes(engines, "d")
+    num_groups, size = _sizes(ranks or "d1", "dt" if cuts else "d")
+    ours = {
+        "cluster.num_inference_servers": num_engines,
+        f"{_STRATEGY}.num_ranks": num_groups * size,
+    }
+    if not cuts:
+        return ours
+    of_cut = {f"{_STRATEGY}.strategy_name": "megatron", f"{_STRATEGY}.tensor_parallel_size": size}
+    return {**ours, **of_cut}
 
 
-def _data_parallel(part: str) -> int:
+def _sizes(part: str, allowed: str) -> tuple[int, int]:
+    """How many share the work, and how many of them share layers."""
     sizes = {kind: int(size) for kind, size in re.findall(r"([dtpce])(\d+)", part)}
-    if any(size != 1 for kind, size in sizes.items() if kind != "d"):
+    if any(size != 1 for kind, size in sizes.items() if kind not in allowed):
         raise ValueError(f"{part}: {words.PARALLEL}")
-    return sizes.get("d", 1)
+    return sizes.get("d", 1), sizes.get("t", 1)
 
 
 def top_k(value: Any) -> int:

@@ -84,8 +84,15 @@ VERL = System(
         to(
             f"{ACTOR}.strategy",
             "learner.strategy_args.strategy_name",
-            by=choice("fsdp2", fsdp="fsdp2"),
+            by=choice("fsdp2", "megatron", fsdp="fsdp2"),
         ),
+        Derived(
+            f"{ACTOR}.megatron.tensor_model_parallel_size",
+            ("learner.strategy_args.tensor_parallel_size", "learner.strategy_args.num_ranks"),
+            rules.tensor_parallel,
+            "one group of ranks that share the layers, with `strategy: megatron`",
+        ),
+        Refused(f"{ACTOR}.megatron.pipeline_model_parallel_size", words.NO_STAGES, (1,)),
         Derived(
             f"{ACTOR}.ppo_mini_batch_size", ("learner.num_mini_batches",), rules.updates, "per update"
         ),

@@ -7,6 +7,7 @@ from typing import Any
 
 from tailrace.config.settings.setting import Lookup, choice
 from tailrace_cli.importing import words
+from tailrace_cli.importing.rules import NoEffectError
 
 ACTOR = "actor_rollout_ref.actor"
 MODEL = "actor_rollout_ref.model"
@@ -41,6 +42,14 @@ def row_budget(rows: Any, lookup: Lookup) -> Mapping[str, Any]:
         "learner.max_tokens_per_micro_batch": tokens,
         "learner.min_tokens_per_micro_batch": min(tokens, 1024),
     }
+
+
+def tensor_parallel(size: Any, lookup: Lookup) -> Mapping[str, Any]:
+    """Ranks that share layers; as many of them as one group needs."""
+    if lookup("learner.strategy_args.strategy_name") != "megatron":
+        raise NoEffectError(words.NO_CUT)
+    strategy = "learner.strategy_args"
+    return {f"{strategy}.tensor_parallel_size": size, f"{strategy}.num_ranks": size}
 
 
 def longest(prompt: Any, lookup: Lookup) -> Mapping[str, Any]:

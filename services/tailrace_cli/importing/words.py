@@ -11,6 +11,8 @@ kl_estimator = choice("k1", "abs", "k2", "k3", kl="k1", mse="k2", low_var_kl="k3
 
 NO_ENGINE = "inference servers run our own torch engine, which has no such setting"
 PARALLEL = "an engine and a learner's rank have one device each; more of them share the work"
+NO_CUT = "megatron alone cuts layers over ranks"
+NO_STAGES = "a rank has all layers, or a part of each: cut them by tensor parallelism"
 NO_EPOCHS = "give max_steps: rows are drawn for as many steps as a run has"
 NO_KL = "the divergence weighs nothing: its coefficient is 0 or it is switched off"
 

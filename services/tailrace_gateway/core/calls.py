@@ -56,7 +56,9 @@ class Calls:
         self._require_room()
         check_schema(call.promises)
         under_way = self._under_way(session_id, name) if is_retry else None
-        session, _ = await self._sessions.refresh(session_id)
+        session = None if is_retry else self._sessions.use(session_id)
+        if session is None:
+            session, _ = await self._sessions.refresh(session_id)
         running = (under_way or self._under_way(session_id, name)) if is_retry else None
         if running is None or not running.is_joinable:
             running = RunningCall(streams)
@@ -121,7 +123,11 @@ class Calls:
         self, session: Session, call: ModelCall, name: str, running: RunningCall
     ) -> Completion:
         self._require_open(session)
-        prompt = self._prompter.prompt(session, call)
+        prompt = self._prompter.prompt_at_hand(session, call)
+        if prompt is None:
+            session, _ = await self._sessions.refresh(session.session_id)
+            self._require_open(session)
+            prompt = self._prompter.prompt(session, call)
         return await self._sampler.sample(session, call, prompt, name, running)
 
     def _require_open(self, session: Session) -> None:

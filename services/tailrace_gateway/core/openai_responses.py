@@ -120,9 +120,9 @@ def _refuse_unsupported(body: ResponseRequest) -> None:
         raise UnsupportedError(reason, param="reasoning")
     if body.text is not None and body.text.verbosity not in (None, "medium"):
         raise UnsupportedError("text.verbosity is not supported here", param="text.verbosity")
-    for wanted in body.include or ():
-        if wanted not in _INCLUDES:
-            raise UnsupportedError(f"include: {wanted!r} is not supported here", param="include")
+    unknown = set(body.include or ()) - set(_INCLUDES)
+    if unknown:
+        raise UnsupportedError(f"include: {min(unknown)!r} is not supported here", param="include")
 
 
 def _messages(body: ResponseRequest) -> tuple[ChatMessage, ...]:

@@ -28,6 +28,17 @@ class Prompter:
         except TemplateError as error:
             raise InvalidRequestError(f"messages: {error}", param="messages") from error
 
+    def prompt_at_hand(self, session: Session, call: ModelCall) -> Prompt | None:
+        """The prompt, if nothing that other replicas may have captured could change it; else None.
+
+        They may know of replies that the caller's conversation goes through and this replica does not.
+        """
+        is_known = not call.previous_id or session.has_call(call.previous_id)
+        if call.is_token_level or session.is_behind or not is_known:
+            return None
+        prompt = self.prompt(session, call)
+        return None if any(one.role == "assistant" for one in prompt.messages) else prompt
+
     def _token_prompt(self, call: ModelCall) -> NDArray[np.int32]:
         ids = self._renderer.encode(call.prompt_text) if call.prompt_ids is None else call.prompt_ids
         if not len(ids):

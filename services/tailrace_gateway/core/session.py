@@ -41,6 +41,7 @@ class Session:
         self.ledger = ledger
         self.sampling = sampling  # the session's own, with the model's ends of turn
         self.num_read = 0
+        self.is_behind = False  # others are known to have appended what was not read yet
         self.is_open = True
         self.last_used_s = 0.0
         self.calls: set[RunningCall] = set()
@@ -80,10 +81,11 @@ class Session:
         return np.concatenate(parts[::-1])
 
     def apply(self, entries: Sequence[bytes], first: int) -> None:
-        """Take log entries, the first of which is number `first`; known ones are skipped."""
+        """Take log entries, number `first` to the last one; known ones are skipped."""
         for entry in entries[max(0, self.num_read - first) :]:
             self.take(_decoder.decode(entry))
             self.num_read += 1
+        self.is_behind = False
 
     def take(self, entry: LedgerNode | RewardSet) -> None:
         """Take one thing that happened."""
@@ -109,6 +111,8 @@ class Session:
         """
         if length == self.num_read + num_entries:
             self.num_read = length
+        else:
+            self.is_behind = True
 
     def too_late(self) -> SessionOverError:
         """The refusal of a call after the deadline."""

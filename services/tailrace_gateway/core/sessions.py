@@ -18,7 +18,7 @@ from tailrace_gateway import metrics
 from tailrace_gateway.core.errors import SessionOverError, UnauthorizedError, UnavailableError
 from tailrace_gateway.core.keys import key_hash, session_key
 from tailrace_gateway.core.session import Session
-from tailrace_gateway.ports import SessionPolicy, SessionStore, StoredSession, StoreLostError
+from tailrace_gateway.ports import SessionPolicy, SessionStore, StoreLostError
 from tailrace_protos.generation import SamplingParams
 from tailrace_protos.session import OpenSession
 
@@ -67,6 +67,8 @@ class Sessions:
         except StoreLostError as error:
             raise _store_away(error) from error
         if kept == nonce:
+            self.forget(record.episode_id)  # an earlier one of this id
+            self._begin(record, nonce)
             return fresh
         return session_key(who.admin_key, who.run, record.episode_id, kept)
 
@@ -88,6 +90,11 @@ class Sessions:
         """The session as it is known here, without a look at the store."""
         return self._sessions.get(session_id)
 
+    def use(self, session_id: str) -> Session | None:
+        """The session as it is known here, for a call that needs no more."""
+        session = self._sessions.get(session_id)
+        return None if session is None else self._in_use(session)
+
     async def refresh(self, session_id: str, answer: str = "") -> tuple[Session, bytes | None]:
         """The session with all that was captured of it anywhere, and a recorded answer if there is one.
 
@@ -107,7 +114,7 @@ class Sessions:
             return await self.refresh(session_id, answer)
         if stored is None:
             raise SessionOverError(f"the session {session_id!r} was closed")
-        session = self._sessions.get(session_id) or self._begin(stored)
+        session = self._sessions.get(session_id) or self._begin(stored.record, stored.nonce)
         session.apply(stored.entries, num_known)
         if not stored.is_open:
             session.shut()
@@ -142,11 +149,11 @@ class Sessions:
             if is_idle or now_unix_s > session.record.limits.deadline_unix_s + self.identity.idle_s:
                 self.forget(session_id)
 
-    def _begin(self, stored: StoredSession) -> Session:
-        record, who = stored.record, self.identity
-        hashed = key_hash(session_key(who.admin_key, who.run, record.episode_id, stored.nonce))
+    def _begin(self, record: OpenSession, nonce: str) -> Session:
+        who = self.identity
+        hashed = key_hash(session_key(who.admin_key, who.run, record.episode_id, nonce))
         sampling = self._sampling(record.sampling)
-        session = Session(record, stored.nonce, hashed, self._make_ledger(), sampling)
+        session = self._in_use(Session(record, nonce, hashed, self._make_ledger(), sampling))
         self._sessions[record.episode_id] = session
         self._ids[hashed] = record.episode_id
         self._policy.begin(record.episode_id, record.limits.max_new_tokens)

@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import gelu, relu, silu
+from torch.nn.functional import gelu, relu, rms_norm, silu
 
 from tailrace_inference.engine.attention import AttentionStep, ShapeProbe, Variant
 from tailrace_inference.engine.linear import project, project_onto
@@ -153,6 +153,10 @@ class LeanForward:
 
     def _norm(self, states: Tensor, weight: Tensor) -> Tensor:
         """RMS norm over the last dimension, in float32."""
+        if states.dtype == torch.float32:
+            if weight.dim() == 1:
+                return rms_norm(states, weight.shape, weight, self._eps)
+            return rms_norm(states, states.shape[-1:], eps=self._eps).mul_(weight)
         wide = states.float()
         scale = torch.rsqrt(wide.square().mean(-1, keepdim=True) + self._eps)
         return weight * (wide * scale).to(states.dtype)

@@ -17,6 +17,7 @@ from torch import distributed
 
 from tailrace.config import ConfigError
 from tailrace_learner.config_execution import StrategyArgs
+from tailrace_learner.ports import Ranks
 
 T = TypeVar("T")
 
@@ -56,6 +57,25 @@ class TorchRanks:
     def leave(self) -> None:
         """End the groups."""
         distributed.destroy_process_group()
+
+
+class DataParallelRanks:
+    """Groups of neighbours that compute the same rows together: each counts as one rank."""
+
+    def __init__(self, world: Ranks, group_size: int) -> None:
+        self._world = world
+        self._group_size = group_size
+        self.rank: int = world.rank // group_size
+        self.num_ranks: int = world.num_ranks // group_size
+
+    def sums(self, values: Sequence[float]) -> list[float]:
+        """Each value, the same on all neighbours, summed over the groups."""
+        is_first = self._world.rank % self._group_size == 0
+        return self._world.sums(values if is_first else [0.0] * len(values))
+
+    def collect(self, mine: T) -> list[T]:
+        """What the first of every group gives."""
+        return self._world.collect(mine)[:: self._group_size]
 
 
 def launched_rank() -> int | None:

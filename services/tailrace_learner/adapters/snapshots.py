@@ -43,7 +43,7 @@ def take_snapshot(loaded: LoadedModel, strategy: Strategy) -> Snapshot:
     for name, parameter in loaded.model.named_parameters():
         for moment, value in strategy.moments(parameter).items():
             moments[f"{name}.{moment}"] = _host_copy(value)
-    if strategy.ranks.rank:
+    if strategy.world.rank:
         return Snapshot(loaded, {}, {})
     return Snapshot(loaded, weights, moments, others)
 

@@ -32,7 +32,7 @@ def keep_start(run: RunConfig, config: LearnerConfig, loaded: LoadedModel, strat
         return found
     folder = run.run_dir / "start"
     weights = host_weights(loaded.model, strategy)
-    if strategy.ranks.rank == 0:
+    if strategy.world.rank == 0:
         part = folder.with_name(".part-start")
         shutil.rmtree(part, ignore_errors=True)
         part.mkdir(parents=True)
@@ -40,7 +40,7 @@ def keep_start(run: RunConfig, config: LearnerConfig, loaded: LoadedModel, strat
         loaded.tokenizer.save_pretrained(part)
         shutil.rmtree(folder, ignore_errors=True)
         os.replace(part, folder)
-    strategy.ranks.collect(None)  # nobody reads before it is written
+    strategy.world.collect(None)  # nobody reads before it is written
     return str(folder)
 
 

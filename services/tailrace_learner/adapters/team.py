@@ -7,7 +7,7 @@ its launcher ends them all.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from itertools import islice
 from typing import Any, NamedTuple
 
@@ -19,6 +19,7 @@ from tailrace_learner.adapters.worker import OnStep, Worker
 from tailrace_learner.core.rows import PreparedGroup, Row
 from tailrace_learner.core.run_state import ReferenceState
 from tailrace_learner.core.step import Metrics
+from tailrace_protos.event import ServerQuarantined
 from tailrace_protos.weights import ModelCard
 
 log = get_logger(__name__)
@@ -89,6 +90,11 @@ class Team:
     def num_missing_groups(self) -> int:
         """Groups that the step still needs."""
         return self._worker.num_missing_groups
+
+    @property
+    def quarantined(self) -> Sequence[ServerQuarantined]:
+        """Servers found wrong in this step, the same by all ranks."""
+        return self._worker.quarantined
 
     def add(self, group: PreparedGroup) -> None:
         """Take a group into the step; the others hear of it before they work."""

@@ -16,7 +16,9 @@ from tailrace_learner.adapters.ranks import TorchRanks, check_launch, launched_r
 from tailrace_learner.adapters.strategies.base import Strategy
 from tailrace_learner.adapters.strategies.deepspeed import DeepspeedStrategy
 from tailrace_learner.adapters.strategies.fsdp2 import Fsdp2Strategy
+from tailrace_learner.adapters.strategies.megatron import MegatronStrategy
 from tailrace_learner.adapters.strategies.single import SingleStrategy
+from tailrace_learner.adapters.strategies.zero3 import Zero3Strategy
 from tailrace_learner.adapters.team import Team, follow
 from tailrace_learner.adapters.torchrun import die_with_agent
 from tailrace_learner.adapters.worker import Worker
@@ -71,7 +73,11 @@ def _strategy(ranks: TorchRanks, config: LearnerConfig) -> Strategy:
     match args.resolved_name:
         case "fsdp2":
             return Fsdp2Strategy(ranks, pick_device(config))
+        case "deepspeed" if args.zero_stage == 3:
+            return Zero3Strategy(ranks, config.training_args)
         case "deepspeed":
             return DeepspeedStrategy(ranks, args.zero_stage, config.training_args)
+        case "megatron":
+            return MegatronStrategy(ranks, args)
         case _:
             return SingleStrategy()

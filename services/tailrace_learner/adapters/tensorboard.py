@@ -1,57 +1,48 @@
-"""Metrics for tensorboard, under `<run_dir>/tensorboard/`: a convenience that never stops the run."""
+"""Rows for TensorBoard, under `<run_dir>/tensorboard/`: one record per row, its keys as scalars."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
-from torch.utils.tensorboard import SummaryWriter
+import msgspec
+from tensorboard.compat.proto.event_pb2 import Event, SessionLog
+from tensorboard.compat.proto.summary_pb2 import Summary
+from tensorboard.summary.writer.event_file_writer import EventFileWriter
 
-from tailrace.log import get_logger
+from tailrace_learner.ports import Row, known_numbers
 
-log = get_logger(__name__)
+
+class _FirstEvent(msgspec.Struct):
+    """What is needed of the first line of `events.jsonl`."""
+
+    unix_s: float
 
 
 class TensorboardWriter:
-    """Writes the numbers of each step; steps beyond a resume are hidden from view.
+    """A file of rows from the run's first on; it hides what earlier files of the folder hold.
 
-    What a full disk does not take is missing there; `metrics.jsonl` has it.
+    Points have the time at which their step ended, also those written again. `OSError` when the disk
+    does not take them: it needs another file then.
     """
 
-    def __init__(self, run_dir: Path, first_step: int) -> None:
-        self._folder = run_dir / "tensorboard"
-        self._first_step = first_step
-        self._writer: SummaryWriter | None = None
-        self._open()
+    def __init__(self, run_dir: Path) -> None:
+        with (run_dir / "events.jsonl").open("rb") as events:
+            self._started_unix_s = msgspec.json.decode(events.readline(), type=_FirstEvent).unix_s
+        self._writer = EventFileWriter(str(run_dir / "tensorboard"))
+        begin = SessionLog(status=SessionLog.START)  # TensorBoard drops older points from `step` on
+        self._writer.add_event(Event(wall_time=self._started_unix_s, step=0, session_log=begin))
 
-    def write(self, step: int, metrics: dict[str, float | None]) -> None:
+    def write(self, row: Row) -> None:
         """Write what is known; unknown values leave a gap."""
-        if self._writer is None:
-            self._open()
-        if self._writer is None:
-            return
-        try:
-            for name, value in metrics.items():
-                if value is not None:
-                    self._writer.add_scalar(name, value, step)
-        except OSError as error:  # raised by every later write as well: it needs a new file
-            self._writer = None
-            self._say(error)
+        step, numbers = known_numbers(row)
+        values = [Summary.Value(tag=key, simple_value=number) for key, number in numbers.items()]
+        time_s = self._started_unix_s + numbers["time_s"]
+        self._writer.add_event(Event(wall_time=time_s, step=step, summary=Summary(value=values)))
 
-    async def close(self) -> None:
-        """Flush."""
-        if self._writer is None:
-            return
-        try:
-            self._writer.close()
-        except OSError as error:
-            self._say(error)
+    def flush(self) -> None:
+        """Return once all of it is in the file."""
+        self._writer.flush()
 
-    def _open(self) -> None:
-        try:
-            self._writer = SummaryWriter(str(self._folder), purge_step=self._first_step, flush_secs=10)
-        except OSError as error:
-            self._say(error)
-
-    def _say(self, error: OSError) -> None:
-        remedy = "free space on the disk of output_dir"
-        log.error("tensorboard not written", error=str(error), remedy=remedy)
+    def close(self) -> None:
+        """Flush, and close the file."""
+        self._writer.close()

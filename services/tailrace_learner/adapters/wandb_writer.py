@@ -1,34 +1,35 @@
-"""Metrics for Weights & Biases, under `<run_dir>/wandb/`: a convenience that never stops the run."""
+"""Rows for Weights & Biases, under `<run_dir>/wandb/`."""
 
 from __future__ import annotations
 
-import asyncio
+from importlib.util import find_spec
 from typing import Any
 
 from tailrace.config import ConfigError, RunConfig
-from tailrace.log import get_logger
 from tailrace_learner.config_execution import WandbArgs
+from tailrace_learner.ports import Row, TrackerError, known_numbers
 
-log = get_logger(__name__)
+
+def check_wandb() -> None:
+    """`ConfigError` without the package."""
+    if find_spec("wandb") is None:
+        raise ConfigError("learner.wandb needs wandb: pip install 'tailrace[wandb]'")
 
 
 class WandbWriter:
-    """Writes the numbers of each step; a learner that resumes begins another file.
+    """A W&B run with all rows from the first on; `TrackerError` where W&B does not take them.
 
-    What is not taken is missing there; `metrics.jsonl` has it. `ConfigError` without the package.
+    W&B takes no step back: a learner that resumes begins another run of the same name and group.
     """
 
     def __init__(self, args: WandbArgs, run: RunConfig) -> None:
+        import wandb  # an extra: who does not track there does without it
+
+        self._error = wandb.Error
+        # A run of its own, also where one before it failed and is still open.
+        settings = wandb.Settings(console="off", silent=True, x_disable_stats=True, reinit="create_new")
         try:
-            import wandb  # an extra: who does not track there does without it
-        except ImportError as error:
-            raise ConfigError("learner.wandb needs wandb: pip install 'tailrace[wandb]'") from error
-        self._errors: tuple[type[Exception], ...] = (wandb.Error, OSError)
-        self._run: Any = None
-        run.run_dir.mkdir(parents=True, exist_ok=True)
-        settings = wandb.Settings(console="off", silent=True, x_disable_stats=True)
-        try:
-            self._run = wandb.init(
+            self._run: Any = wandb.init(
                 project=args.project,
                 name=run.exp_name,
                 group=run.exp_name,
@@ -36,30 +37,23 @@ class WandbWriter:
                 dir=run.run_dir,
                 settings=settings,
             )
-        except self._errors as error:
-            self._say(error)
+        except self._error as error:
+            raise TrackerError(str(error)) from error
 
-    def write(self, step: int, metrics: dict[str, float | None]) -> None:
+    def write(self, row: Row) -> None:
         """Write what is known; unknown values leave a gap."""
-        if self._run is None:
-            return
-        known = {name: value for name, value in metrics.items() if value is not None}
+        step, numbers = known_numbers(row)
         try:
-            self._run.log(known, step=step)
-        except self._errors as error:
-            self._say(error)
+            self._run.log(numbers, step=step)
+        except self._error as error:
+            raise TrackerError(str(error)) from error
 
-    async def close(self) -> None:
-        """Flush."""
-        if self._run is None:
-            return
-        run, self._run = self._run, None
+    def flush(self) -> None:
+        """W&B's own process has the rows and writes them."""
+
+    def close(self) -> None:
+        """Return once all of it is written, or sent."""
         try:
-            await asyncio.to_thread(run.finish)
-        except self._errors as error:
-            self._say(error)
-
-    def _say(self, error: Exception) -> None:
-        self._run = None
-        remedy = "free space on the disk of output_dir, or set learner.wandb.mode to offline"
-        log.error("wandb not written", error=str(error), remedy=remedy)
+            self._run.finish()
+        except self._error as error:
+            raise TrackerError(str(error)) from error

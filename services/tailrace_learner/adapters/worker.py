@@ -6,7 +6,7 @@ the same order (`adapters/team.py`). Only rank 0 gets weights and snapshots out 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 
 import torch
@@ -24,6 +24,7 @@ from tailrace_learner.config import LearnerConfig
 from tailrace_learner.core.rows import PreparedGroup, Row
 from tailrace_learner.core.step import Metrics, StepTrainer
 from tailrace_learner.core.warm_start import warm_start
+from tailrace_protos.event import ServerQuarantined
 
 OnStep = Callable[[int, float], None]
 
@@ -51,8 +52,15 @@ class Worker:
     def warm_start(self, rows: Iterator[Row], on_step: OnStep) -> float:
         """Supervised steps on `rows`, which are the same on all ranks; the last step's mean loss."""
         assert self._config.warm_start is not None
-        ranks = self._strategy.ranks
-        return warm_start(self._policy, rows, self._config.warm_start, self._config, on_step, ranks)
+        return warm_start(
+            self._policy,
+            rows,
+            self._config.warm_start,
+            self._config,
+            on_step,
+            self._strategy.ranks,
+            self._strategy.make_optimizer,
+        )
 
     def restore(self, checkpoint: str) -> None:
         """Make optimizer, reference, critic, trainer; as a checkpoint has them unless it is empty."""
@@ -87,6 +95,11 @@ class Worker:
         """Groups that the step still needs."""
         return self._trainer.num_missing_groups
 
+    @property
+    def quarantined(self) -> Sequence[ServerQuarantined]:
+        """Servers found wrong in this step."""
+        return self._trainer.quarantined
+
     def add(self, group: PreparedGroup) -> None:
         """Take a group into the step."""
         self._trainer.add(group)
@@ -112,7 +125,7 @@ class Worker:
 
         Adapters come beside the weights that they add to, or alone unless `is_whole`.
         """
-        dtype, is_first = self._config.model_args.dtype, self._strategy.ranks.rank == 0
+        dtype, is_first = self._config.model_args.dtype, self._strategy.world.rank == 0
         copies: list[TensorBytes] = []
         for name, tensor in self._published(is_whole):
             if is_first:
@@ -144,7 +157,7 @@ class Worker:
     def snapshot(self) -> Snapshot:
         """A copy of what a checkpoint holds (collective)."""
         copy = take_snapshot(self.loaded, self._strategy)
-        if self._critic is None or self._strategy.ranks.rank:
+        if self._critic is None or self._strategy.world.rank:
             return copy
         others = critic_tensors(self._critic.critic, self._critic.optimizer)
         return copy._replace(others={**copy.others, **others})

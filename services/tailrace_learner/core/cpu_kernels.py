@@ -10,16 +10,14 @@ what is saved stay the model's own.
 from __future__ import annotations
 
 from functools import cache
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from tailrace.processor import is_intel
 from tailrace_learner.core.fast_attention import use_fast_attention
-
-_CPU_INFO = Path("/proc/cpuinfo")
 
 
 @cache
@@ -32,8 +30,7 @@ def has_onednn_linear() -> bool:
 @cache
 def prefers_onednn() -> bool:
     """Whether that kernel beats the default library's on this processor."""
-    is_intel = _CPU_INFO.is_file() and "GenuineIntel" in _CPU_INFO.read_text(encoding="utf-8")
-    return has_onednn_linear() and not is_intel
+    return has_onednn_linear() and not is_intel()
 
 
 def _matmul_t(left: Tensor, right: Tensor) -> Tensor:

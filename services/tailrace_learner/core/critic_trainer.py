@@ -49,7 +49,8 @@ class CriticTrainer:
     def begin(self, step: int) -> None:
         """Start over with the weights as they are."""
         self._step = step
-        self._tally = Tally()
+        self._tally = Tally()  # of the mini-batch
+        self._done = Tally()  # of those before it
         self._updates: list[UpdateResult] = []
         self._start.forget()
         self.optimizer.zero_grad(set_to_none=True)
@@ -104,10 +105,17 @@ class CriticTrainer:
             self._tally.add(name, count, num_tokens)
         return (weights * terms.per_token).sum()
 
+    def discard(self) -> None:
+        """Forget all passes of a mini-batch that was not applied yet."""
+        self.optimizer.zero_grad(set_to_none=True)
+        self._tally = Tally()
+
     def update(self, rows: Sequence[Row], *, is_last: bool) -> None:
         """Apply a mini-batch's gradients; `is_last`: no more values will be wanted in this step."""
         if not self._start.is_kept and not is_last:
             self._start.keep()
+        self._done.take(self._tally)
+        self._tally = Tally()
         args = self.critic.args.training_args
         self._updates.append(
             self.optimizer.update(
@@ -123,7 +131,7 @@ class CriticTrainer:
         `explained_variance` is 1 - var(target - V) / var(target) over the step's trained tokens.
         """
         found: dict[str, float | None] = {"value_loss": None, "explained_variance": None}
-        found |= self._tally.means()
+        found |= self._done.means()
         if rows:
             targets = gathered(rows, lambda row: row.value_targets).double().numpy()
             values = gathered(rows, lambda row: row.values).double().numpy()

@@ -6,7 +6,7 @@ gone wrong. The error is the mean of |log pi - log mu| and not the divergence: a
 outweigh all others, it is linear in what is wrong, and one can say how much is normal.
 
 Tokens of other versions say nothing about a server and are not read. A server of whose tokens too few
-match in one step is read once enough have come; until then it is trusted as before.
+match is read once enough have come, over several mini-batches and steps; until then it is trusted.
 """
 
 from __future__ import annotations
@@ -66,12 +66,26 @@ def _owners(rows: Sequence[Row]) -> tuple[list[str], NDArray[np.int64]]:
     return names, np.concatenate(owners)
 
 
+def spans_of(owners: NDArray[np.int64], names: Sequence[str]) -> tuple[ServerSpan, ...]:
+    """What `per_token` made, as spans again."""
+    starts = np.flatnonzero(np.diff(owners, prepend=-2))
+    counts = np.diff(starts, append=len(owners))
+    return tuple(
+        ServerSpan(names[owner] if owner >= 0 else "", int(count))
+        for owner, count in zip(owners[starts], counts, strict=True)
+    )
+
+
 @dataclass(slots=True)
 class _Reading:
-    """What was measured of one source and not judged yet."""
+    """Errors of one source or server."""
 
     error: float = 0.0
-    num_tokens: int = 0
+    num_tokens: float = 0.0
+
+    def add(self, error: float, num_tokens: float) -> None:
+        self.error += error
+        self.num_tokens += num_tokens
 
     @property
     def mean(self) -> float:
@@ -79,54 +93,88 @@ class _Reading:
 
 
 class Sentinel:
-    """Judges sources step by step. `quarantine` is live: source -> step of its last good reading."""
+    """Judges sources: `begin` a step, `read` every mini-batch of it, then `numbers` for its metrics.
 
-    def __init__(
-        self, max_mismatch: float | None, min_tokens: int, quarantine: Mapping[str, int] | None = None
-    ) -> None:
-        self.quarantine: dict[str, int] = dict(quarantine or {})
+    `quarantine` is live: source -> step of its last good reading. Over several ranks each has its own
+    sentinel, which reads the same sums and so comes to the same verdicts.
+    """
+
+    def __init__(self, max_mismatch: float | None, min_tokens: int) -> None:
+        self.quarantine: dict[str, int] = {}
+        self.found: list[ServerQuarantined] = []  # in this step
         self._max_mismatch = max_mismatch
         self._min_tokens = min_tokens
-        self._open: dict[str, _Reading] = {}
-        self._good: dict[str, int] = {}
+        self._step = -1
+        self._open: dict[str, _Reading] = {}  # since the last verdict, of all steps
+        self._told: dict[str, _Reading] = {}  # by server id, in this step
+        self._good: dict[str, int] = {}  # source -> last step over which it was good
+        self._within: set[str] = set()  # sources with a good reading in this step
+        self._beyond: set[str] = set()  # and those beyond the limit without being to blame
         self._restarted: set[str] = set()  # server ids that were started anew and never good before
 
-    def read(self, numbers: dict[str, float | None], step: int) -> list[ServerQuarantined]:
-        """Judge by a step's numbers, which begin with the weights of `step`; the newly quarantined.
+    def begin(self, step: int) -> None:
+        """A step on the weights of `step` begins.
 
-        `numbers` come with sources and are left with server ids. Where every one of several sources is
-        beyond the limit, or a new start of a server changed nothing and no other was ever good, none is
-        quarantined: not the servers are wrong, but dtypes or temperatures differ.
+        Only now are the sources of the last one good: those of the same version may have gone wrong
+        after a good reading.
         """
-        found = _taken(numbers)
-        _tell(numbers, found)
-        if self._max_mismatch is None:
+        self._good.update(dict.fromkeys(self._within - self.quarantine.keys(), self._step))
+        self._step = step
+        self.found = []
+        self._told, self._within, self._beyond = {}, set(), set()
+
+    def read(self, sums: Mapping[str, tuple[float, float]]) -> list[ServerQuarantined]:
+        """Judge by a mini-batch's sums of errors and numbers of tokens per source; the newly found.
+
+        Sums are pooled over mini-batches and steps until there are enough tokens for a verdict. Where
+        every one of several sources is beyond the limit, or a new start of a server changed nothing and
+        no other was ever good, none is quarantined: not the servers are wrong, but dtypes or
+        temperatures differ.
+        """
+        pooled = {
+            source: self._add(source, *sums[source]) for source in sums if _is_known(*sums[source])
+        }
+        limit = self._max_mismatch
+        if limit is None:
             return []
-        ripe = {source: reading for source in found if (reading := self._add(source, found[source]))}
-        bad = {one: reading for one, reading in ripe.items() if reading.mean > self._max_mismatch}
-        self._good.update(dict.fromkeys(ripe.keys() - bad.keys(), step))
-        suspects = [source for source in bad if source not in self.quarantine]
-        blamed = (
-            [] if len(bad) == len(ripe) > 1 else [one for one in suspects if self._is_to_blame(one)]
-        )
-        if len(blamed) < len(suspects):
-            numbers["num_servers_beyond_mismatch"] = float(len(suspects) - len(blamed))
-        return [self._quarantine(source, bad[source], step) for source in blamed]
+        beyond = {source for source, reading in pooled.items() if reading.mean > limit}
+        ripe = {source for source, reading in pooled.items() if reading.num_tokens >= self._min_tokens}
+        for source in ripe:
+            del self._open[source]
+        self._within |= ripe - beyond
+        suspects = [source for source in pooled if source in ripe & beyond - self.quarantine.keys()]
+        is_shared = len(beyond) == len(pooled) > 1
+        blamed = [source for source in suspects if not is_shared and self._is_to_blame(source)]
+        self._beyond.update(set(suspects).difference(blamed))
+        found = [self._quarantine(source, pooled[source], limit) for source in blamed]
+        self.found += found
+        return found
+
+    def numbers(self) -> dict[str, float | None]:
+        """The errors of the step by server id, and how many servers differ without being to blame."""
+        told: dict[str, float | None] = {}
+        for server_id, reading in self._told.items():
+            told[DRIFT + server_id] = reading.mean
+            told[TOKENS + server_id] = reading.num_tokens
+        if self._beyond:
+            told["num_servers_beyond_mismatch"] = float(len(self._beyond))
+        return told
 
     def _is_to_blame(self, source: str) -> bool:
         """Whether a new start may help: it may unless it did not before and no server was ever good."""
         server_id = split_source(source)[0]
-        is_shown = any(source == one or split_source(one)[0] != server_id for one in self._good)
+        good = self._good.keys() | self._within
+        is_shown = any(source == one or split_source(one)[0] != server_id for one in good)
         return is_shown or server_id not in self._restarted
 
-    def _add(self, source: str, more: _Reading) -> _Reading | None:
-        """The source's reading, once there are enough tokens for one."""
+    def _add(self, source: str, error: float, num_tokens: float) -> _Reading:
+        """What is known of the source since its last verdict."""
+        self._told.setdefault(split_source(source)[0], _Reading()).add(error, num_tokens)
         reading = self._open.setdefault(source, _Reading())
-        reading.error += more.error
-        reading.num_tokens += more.num_tokens
-        return self._open.pop(source) if reading.num_tokens >= self._min_tokens else None
+        reading.add(error, num_tokens)
+        return reading
 
-    def _quarantine(self, source: str, reading: _Reading, step: int) -> ServerQuarantined:
+    def _quarantine(self, source: str, reading: _Reading, limit: float) -> ServerQuarantined:
         good_step = self.quarantine[source] = self._good.get(source, -1)
         server_id, incarnation = split_source(source)
         if source not in self._good:
@@ -135,31 +183,12 @@ class Sentinel:
             server_id=server_id,
             incarnation=incarnation,
             mismatch=reading.mean,
-            max_mismatch=self._max_mismatch or 0.0,
-            num_tokens=reading.num_tokens,
-            step=step,
+            max_mismatch=limit,
+            num_tokens=int(reading.num_tokens),
+            step=self._step,
             good_step=good_step,
         )
 
 
-def _taken(numbers: dict[str, float | None]) -> dict[str, _Reading]:
-    """Take the sources' sums out of a step's numbers; what is no number is left out."""
-    found: dict[str, _Reading] = {}
-    for name in [name for name in numbers if name.startswith(DRIFT)]:
-        source, mean = name.removeprefix(DRIFT), numbers.pop(name)
-        num_tokens = int(numbers.pop(TOKENS + source) or 0)
-        if mean is not None and not math.isnan(mean) and num_tokens:
-            found[source] = _Reading(mean * num_tokens, num_tokens)
-    return found
-
-
-def _tell(numbers: dict[str, float | None], found: Mapping[str, _Reading]) -> None:
-    """Put the errors into the numbers, by server id."""
-    by_server: dict[str, _Reading] = {}
-    for source, reading in found.items():
-        total = by_server.setdefault(split_source(source)[0], _Reading())
-        total.error += reading.error
-        total.num_tokens += reading.num_tokens
-    for server_id, total in by_server.items():
-        numbers[DRIFT + server_id] = total.mean
-        numbers[TOKENS + server_id] = float(total.num_tokens)
+def _is_known(error: float, num_tokens: float) -> bool:
+    return num_tokens > 0 and not math.isnan(error)

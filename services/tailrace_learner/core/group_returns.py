@@ -48,6 +48,12 @@ def group_returns(group: TrajectoryGroup, limits: RowLimits, counts: Counter[str
     )
 
 
+def num_unnamed_turns(returns: Returns) -> int:
+    """Turns of the valid members of which it is not known what was observed before them."""
+    rows = (row for member in np.flatnonzero(returns.is_valid) for row in returns.turns[member])
+    return sum(len(row.rewards) for row in rows if len(row.observations) != len(row.rewards))
+
+
 def limits_of(card: ModelCard) -> RowLimits:
     """What the model of a card can read."""
     architecture = msgspec.json.decode(card.config_json)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import Self
 
 import torch
 from torch import Tensor, nn
@@ -36,6 +37,23 @@ class SummedAdamW(torch.optim.AdamW):
     """AdamW for unnormalised gradients, whole or sharded over `ranks`."""
 
     ranks: Ranks = ONE_RANK
+
+    @classmethod
+    def of(cls, parameters: list[nn.Parameter], args: TrainingArgs) -> Self:
+        """One that decays matrices only, in one kernel per device."""
+        matrices = [p for p in parameters if p.dim() >= 2]
+        others = [p for p in parameters if p.dim() < 2]
+        groups = [
+            {"params": matrices, "weight_decay": args.weight_decay},
+            {"params": others, "weight_decay": 0.0},
+        ]
+        return cls(
+            [group for group in groups if group["params"]],
+            lr=args.learning_rate,
+            betas=(args.adam_beta1, args.adam_beta2),
+            eps=args.adam_epsilon,
+            fused=True,
+        )
 
     @torch.no_grad()
     def update(self, *, count: float, learning_rate: float, max_grad_norm: float) -> UpdateResult:
@@ -71,16 +89,4 @@ class SummedAdamW(torch.optim.AdamW):
 
 def make_adamw(parameters: list[nn.Parameter], args: TrainingArgs) -> SummedAdamW:
     """AdamW that decays matrices only, in one kernel per device."""
-    matrices = [p for p in parameters if p.dim() >= 2]
-    others = [p for p in parameters if p.dim() < 2]
-    groups = [
-        {"params": matrices, "weight_decay": args.weight_decay},
-        {"params": others, "weight_decay": 0.0},
-    ]
-    return SummedAdamW(
-        [group for group in groups if group["params"]],
-        lr=args.learning_rate,
-        betas=(args.adam_beta1, args.adam_beta2),
-        eps=args.adam_epsilon,
-        fused=True,
-    )
+    return SummedAdamW.of(parameters, args)

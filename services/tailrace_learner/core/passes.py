@@ -84,7 +84,10 @@ class PassRunner:
 
     @torch.no_grad()
     def pick(self, selection: Selection, rows: Sequence[Row]) -> None:
-        """Let `selection` choose among the tokens of a whole mini-batch, by the current weights."""
+        """Let `selection` choose among the tokens of a whole mini-batch, by the current weights.
+
+        Every rank sees all rows here and keeps their log pi_old, for later epochs to choose alike.
+        """
         packed: list[Row] = []
         log_pi: list[NDArray[np.float64]] = []
         log_pi_old: list[NDArray[np.float64]] = []
@@ -92,6 +95,7 @@ class PassRunner:
             batch = pack(part, self._policy.device, share_prefixes=self._config.shares_prefixes)
             inputs = self._inputs(batch, self._policy.forward(batch)[0], self._proximal(batch))
             packed += batch.rows
+            self._remember(batch, inputs.log_pi_old)
             for found, values in ((log_pi, inputs.log_pi), (log_pi_old, inputs.log_pi_old)):
                 found += np.split(values.double().cpu().numpy(), batch.target_offsets[1:-1])
         pick(selection, packed, log_pi, log_pi_old, self._config)

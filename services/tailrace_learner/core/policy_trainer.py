@@ -1,6 +1,7 @@
 """Trains the policy on the mini-batches of a step: passes, updates, and what they tell.
 
-Losses are measured against the policy at the start of the step: its weights are kept as long as rows
+Before an update every rank is told which servers all ranks' passes found wrong (`judge`). Losses are
+measured against the policy at the start of the step: its weights are kept as long as rows
 may come that were not passed before the first update. Over several ranks each computes its share of a
 mini-batch's rows, in the same number of passes.
 """
@@ -11,7 +12,7 @@ from collections.abc import Sequence
 
 from tailrace_learner.config import LearnerConfig
 from tailrace_learner.core.aggregation import row_count
-from tailrace_learner.core.drift import DRIFT, TOKENS
+from tailrace_learner.core.drift import DRIFT, Sentinel
 from tailrace_learner.core.estimates import Roles
 from tailrace_learner.core.losses import LOSSES, SELECTIONS
 from tailrace_learner.core.optimizer import learning_rate_at
@@ -25,7 +26,7 @@ from tailrace_learner.ports import Optimizer, Ranks, UpdateResult
 
 
 class PolicyTrainer:
-    """`begin` a step; `run` and `update` mini-batches; `metrics` at the end."""
+    """`begin` a step; `run`, `judge` and `update` mini-batches; `metrics` at the end."""
 
     def __init__(
         self,
@@ -47,12 +48,15 @@ class PolicyTrainer:
         self._selection = SELECTIONS.get(config.loss)
         self._interpolates = config.proximal_logprobs == "interpolate"
         self._passes = PassRunner(policy, LOSSES[config.loss], config, self.start)
+        self.sentinel = Sentinel(config.max_mismatch, config.min_mismatch_tokens)
         self.begin(0)
 
     def begin(self, step: int) -> None:
         """Start over with the weights as they are."""
         self._step = step
-        self._tally = Tally()
+        self.sentinel.begin(step)
+        self._tally = Tally()  # of the mini-batch
+        self._done = Tally()  # of those before it
         self._losses: list[float] = []
         self._updates: list[UpdateResult] = []
         self.start.forget()
@@ -68,9 +72,9 @@ class PolicyTrainer:
 
         `is_first`: in this step, of these rows.
         """
-        if self._selection and rows:
-            self._passes.pick(self._selection, rows)
+        self._pick(rows)
         is_measured = is_first and not (self._interpolates and self._updates)
+        loss_coef = kl_coef if self._config.kl_in == "loss" else 0.0
         parts = shares.passes(rows, self._ranks.rank, self._passes.micro_batches)
         if self._reference is not None:
             self._reference.fill([row for part in parts for row in part])
@@ -81,18 +85,38 @@ class PolicyTrainer:
                     part,
                     self._tally,
                     is_first=is_measured,
-                    kl_coef=kl_coef if self._config.kl_in == "loss" else 0.0,
+                    kl_coef=loss_coef,
                     value_loss=self._value_loss,
                 )
             else:
                 self._passes.idle(rows[0], is_first=is_first)
         return loss_sum
 
+    def _pick(self, rows: Sequence[Row]) -> None:
+        if self._selection and rows:
+            self._passes.pick(self._selection, rows)
+
+    def judge(self) -> bool:
+        """Read what a mini-batch's first passes say of servers (collective); whether one is wrong."""
+        drift = self._tally.split(DRIFT)
+        found = Tally.of_all(self._ranks.collect(drift.totals()))
+        return bool(self.sentinel.read(found.totals()))
+
+    def discard(self, rows: Sequence[Row]) -> None:
+        """Forget all passes of a mini-batch that was not applied yet; `rows` are those left of it."""
+        self._optimizer.zero_grad(set_to_none=True)
+        self._tally = Tally()
+        for row in rows:
+            row.log_pi_old = None  # all ranks must compute it again, or none
+
     def update(self, rows: Sequence[Row], loss_sum: float, *, is_more_to_come: bool) -> None:
         """Apply a mini-batch's gradients; `is_more_to_come`: rows that were not passed yet."""
         reads_start = not self._interpolates or (self._critic is not None and self._critic.reads_policy)
         if is_more_to_come and reads_start and not self.start.is_kept:
             self.start.keep()
+        self._tally.split(DRIFT)  # of passes done again: they were read
+        self._done.take(self._tally)
+        self._tally = Tally()
         count = row_count(rows, self._config)
         self._losses.append(loss_sum / count)
         self._updates.append(
@@ -106,9 +130,8 @@ class PolicyTrainer:
     def metrics(self) -> Metrics:
         """Of all ranks."""
         found: Metrics = {"kl": None, "mismatch_kl": None, "behaviour_kl": None, "entropy": None}
-        tally = Tally.of_all(self._ranks.collect(self._tally.totals()))
-        found |= tally.means()
-        found |= {TOKENS + source: count for source, count in tally.weights(DRIFT).items()}
+        found |= Tally.of_all(self._ranks.collect(self._done.totals())).means()
+        found |= self.sentinel.numbers()
         found["loss"] = mean(self._ranks.sums(self._losses))
         found["grad_norm"] = mean([update.grad_norm for update in self._updates])
         found["num_skipped_updates"] = float(sum(not update.is_applied for update in self._updates))

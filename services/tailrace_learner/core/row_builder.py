@@ -16,7 +16,13 @@ import numpy as np
 from tailrace_learner.config import LearnerConfig
 from tailrace_learner.core.advantages import ESTIMATORS, Advantages, Returns, Verdict
 from tailrace_learner.core.advantages.shaping import shaped
-from tailrace_learner.core.group_returns import NO_LIMITS, RowLimits, group_returns, is_overlong
+from tailrace_learner.core.group_returns import (
+    NO_LIMITS,
+    RowLimits,
+    group_returns,
+    is_overlong,
+    num_unnamed_turns,
+)
 from tailrace_learner.core.lineage import Ancestry
 from tailrace_learner.core.rows import PreparedGroup, Source, Unestimated
 from tailrace_learner.core.step_advantages import settled
@@ -53,6 +59,8 @@ class RowBuilder:
         kept = [group.members[index] for index in played]
         counts["num_invalid_episodes"] = len(group.members) - int(returns.is_valid.sum())
         counts[f"num_groups_{advantages.verdict.value}"] = 1
+        if self.config.compares_observations:
+            counts["num_unnamed_turns"] = num_unnamed_turns(returns)
         sources: tuple[Source, ...] = ()
         if advantages.verdict is Verdict.TRAIN:
             reader = TokenReader(

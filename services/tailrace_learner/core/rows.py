@@ -38,6 +38,7 @@ class Row:
     values: NDArray[np.float32] | None = None  # [M] of the critic at the step's start, once computed
     value_targets: NDArray[np.float32] | None = None  # [M] what the critic is trained to say
     server_spans: tuple[ServerSpan, ...] = ()  # of all targets, or empty: not known
+    unsettled: NDArray[np.float64] | None = None  # [M] advantages before the whole step was compared
 
 
 class Source(NamedTuple):

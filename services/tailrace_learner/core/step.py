@@ -2,10 +2,11 @@
 
 Group number i of a step belongs to mini-batch floor(i * num_mini_batches / groups_per_step). Its
 gradients are added unnormalised in passes of any size; a full mini-batch is divided once by its
-count, clipped and applied. Later epochs repeat the mini-batches. Configurations that compare beyond
-a group begin when the step is complete, losses that pick tokens when their mini-batch is. Over several
-ranks every rank trains the same groups and computes its share of their rows. Nothing here waits, reads
-a clock or does I/O.
+count, clipped and applied. If its passes show that a server sampled from other weights than it says,
+they are forgotten and done again without that server's tokens. Later epochs repeat the mini-batches.
+Configurations that compare beyond a group begin when the step is complete, losses that pick tokens
+when their mini-batch is. Over several ranks every rank trains the same groups and computes its share of
+their rows. Nothing here waits, reads a clock or does I/O.
 """
 
 from __future__ import annotations
@@ -19,11 +20,13 @@ from tailrace_learner.core.estimates import NO_ROLES, Estimates, Roles
 from tailrace_learner.core.kl import adapted
 from tailrace_learner.core.policy import Policy
 from tailrace_learner.core.policy_trainer import PolicyTrainer
+from tailrace_learner.core.quarantine import without_wrong
 from tailrace_learner.core.ranks import ONE_RANK, Shares
 from tailrace_learner.core.rows import PreparedGroup, Row
 from tailrace_learner.core.step_advantages import finish_advantages
 from tailrace_learner.core.step_metrics import Metrics, data_metrics
 from tailrace_learner.ports import Optimizer, Ranks
+from tailrace_protos.event import ServerQuarantined
 
 __all__ = ["Metrics", "StepTrainer"]
 
@@ -65,6 +68,7 @@ class StepTrainer:
 
     def begin(self, step: int) -> None:
         """Start over with the weights as they are, after `step` finished steps."""
+        self._step = step
         self._groups: list[PreparedGroup] = []
         self._num_estimated = 0
         self._batches = [
@@ -86,11 +90,16 @@ class StepTrainer:
         """Groups added so far."""
         return self._groups
 
+    @property
+    def quarantined(self) -> Sequence[ServerQuarantined]:
+        """Servers found wrong in this step; groups added from now on must come without their tokens."""
+        return self._policy.sentinel.found
+
     def add(self, group: PreparedGroup) -> None:
         """Take a group into the step; costs nothing until `work`."""
         assert self.num_missing_groups > 0
         assert not group.drop_reason
-        index = len(self._groups) * self._config.num_mini_batches // self._groups_per_step
+        index = self._batch_of(len(self._groups))
         self._groups.append(group)
         self._batches[index].rows += group.rows
         self._batches[index].waiting += group.rows
@@ -109,6 +118,8 @@ class StepTrainer:
             self._pass(batch, is_first=True)
             if not is_full:
                 return worked
+            if self._policy.judge():
+                self._pass_again(batch)
             self._update(batch)
             self._num_updated += 1
         return worked
@@ -117,6 +128,8 @@ class StepTrainer:
         """Later epochs, then the step's metrics; the step must have all its groups and `work` done."""
         assert self.num_missing_groups == 0
         assert self._num_updated == len(self._batches)
+        if self._config.ppo_epochs > 1 and self.quarantined:
+            self._leave_out_wrong(0)
         for _ in range(1, self._config.ppo_epochs):
             for batch in self._batches:
                 batch.waiting = list(batch.rows)
@@ -139,6 +152,10 @@ class StepTrainer:
             self._has_advantages = True
         return self._has_advantages
 
+    def _batch_of(self, index: int) -> int:
+        """The mini-batch of group number `index`."""
+        return index * self._config.num_mini_batches // self._groups_per_step
+
     def _end_of(self, index: int) -> int:
         """Number of groups that complete mini-batches 0 to `index`."""
         return math.ceil((index + 1) * self._groups_per_step / self._config.num_mini_batches)
@@ -160,6 +177,28 @@ class StepTrainer:
                 batch.waiting, batch.shares, self._kl_coef, is_first=is_first
             )
         batch.waiting = []
+
+    def _pass_again(self, batch: _MiniBatch) -> None:
+        """Begin a mini-batch over, without the tokens of servers found wrong by its passes."""
+        self._leave_out_wrong(self._num_updated)
+        self._policy.discard(batch.rows)
+        if self._critic is not None:
+            self._critic.discard()
+        batch.loss_sum = 0.0
+        batch.waiting = list(batch.rows)
+        self._pass(batch, is_first=True)
+
+    def _leave_out_wrong(self, first: int) -> None:
+        """Take the tokens of servers found wrong out of mini-batch `first` and all after it."""
+        quarantine = self._policy.sentinel.quarantine
+        for index, group in enumerate(self._groups):
+            if self._batch_of(index) >= first:
+                self._groups[index] = without_wrong(group, quarantine, self._step)
+        for batch in self._batches[first:]:
+            batch.rows = [row for row in batch.rows if len(row.targets)]
+            batch.waiting = [row for row in batch.waiting if len(row.targets)]
+        if self._has_advantages:
+            finish_advantages(self._groups, self._config)
 
     def _update(self, batch: _MiniBatch) -> None:
         """Apply the mini-batch's gradients; without rows there are none and nothing changes."""

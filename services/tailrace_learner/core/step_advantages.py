@@ -4,7 +4,8 @@
 2. `advantage_clip` c: A becomes min(max(A, -c), c).
 3. Whitening: (A - mean) / (std + 1e-6), mean and std (ddof 1) over all trained tokens of the step.
    Tokens that are not trained (inserted, stale, of invalid members or of groups that teach nothing)
-   have no part in it. One token, or equal advantages everywhere, become 0.
+   have no part in it; those of a scope of equal returns (1) have, with 0. One token, or equal
+   advantages everywhere, become 0.
 
 Statistics are sums over rows in float64, so neither arrival nor packing changes them.
 """
@@ -33,10 +34,14 @@ def settled(advantages: NDArray[np.float64], config: LearnerConfig) -> NDArray[n
 
 
 def finish_advantages(groups: Sequence[PreparedGroup], config: LearnerConfig) -> None:
-    """Write the final advantages into the rows of all groups of a step."""
+    """Write the final advantages into the rows of all groups of a step; also again, of fewer tokens."""
+    rows = [row for group in groups for row in group.rows]
+    for row in rows:
+        if row.unsettled is None:
+            row.unsettled = row.advantages.astype(np.float64)
+        row.advantages = row.unsettled
     if config.normalises_over_step:
         _normalise(groups, config)
-    rows = [row for group in groups for row in group.rows]
     if config.advantage_clip:
         for row in rows:
             row.advantages = row.advantages.clip(-config.advantage_clip, config.advantage_clip)

@@ -23,9 +23,21 @@ class Tally:
         )
         self._weights[name] += weight
 
+    def take(self, other: Tally) -> None:
+        """Add all sums of another tally."""
+        for name, weight in other._weights.items():
+            self.add(name, other._sums[name], weight)
+
     def totals(self) -> dict[str, tuple[float, float]]:
         """Sum and weight per name."""
         return {name: (float(self._sums[name]), weight) for name, weight in self._weights.items()}
+
+    def split(self, prefix: str) -> Tally:
+        """Take out what has a name that begins with `prefix`, named without it."""
+        part = Tally()
+        for name in [name for name in self._weights if name.startswith(prefix)]:
+            part.add(name.removeprefix(prefix), self._sums.pop(name), self._weights.pop(name))
+        return part
 
     @classmethod
     def of_all(cls, totals: Sequence[Mapping[str, tuple[float, float]]]) -> Tally:
@@ -35,14 +47,6 @@ class Tally:
             for name, (total, weight) in part.items():
                 tally.add(name, total, weight)
         return tally
-
-    def weights(self, prefix: str) -> dict[str, float]:
-        """How many things stand behind each name that begins with `prefix`, named without it."""
-        return {
-            name.removeprefix(prefix): weight
-            for name, weight in self._weights.items()
-            if name.startswith(prefix)
-        }
 
     def means(self) -> dict[str, float]:
         """Mean per name; names whose weights are 0 are left out."""

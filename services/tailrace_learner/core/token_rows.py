@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tailrace_learner.config import LearnerConfig
-from tailrace_learner.core.drift import per_token
+from tailrace_learner.core.drift import per_token, spans_of
 from tailrace_learner.core.lineage import Ancestry
 from tailrace_learner.core.rows import Row
 from tailrace_protos.base import as_float32, as_int32, as_uint8
@@ -117,12 +117,7 @@ def _spans_of(source: TokenRow, targets: NDArray[np.int64]) -> tuple[ServerSpan,
     names: list[str] = []
     places = np.flatnonzero(as_uint8(source.loss_mask))
     owners = per_token(spans, len(places), names)[np.isin(places, targets)]
-    starts = np.flatnonzero(np.diff(owners, prepend=-2))
-    counts = np.diff(starts, append=len(owners))
-    return tuple(
-        ServerSpan(names[owner] if owner >= 0 else "", int(count))
-        for owner, count in zip(owners[starts], counts, strict=True)
-    )
+    return spans_of(owners, names)
 
 
 def _sampled(source: TokenRow) -> NDArray[np.bool_]:

@@ -15,7 +15,9 @@ from tailrace_learner.core.policy import Policy, StartWeights
 from tailrace_learner.core.ranks import ONE_RANK, Shares
 from tailrace_learner.core.rows import Row
 from tailrace_learner.core.tally import Tally
-from tailrace_learner.ports import Ranks
+from tailrace_learner.ports import Optimizer, Ranks
+
+MakeOptimizer = Callable[[Policy, TrainingArgs], Optimizer]
 
 
 class TooFewDemonstrationsError(ValueError):
@@ -30,6 +32,10 @@ class TooFewDemonstrationsError(ValueError):
         self.num_needed = num_needed
 
 
+def _plain_adamw(policy: Policy, args: TrainingArgs) -> Optimizer:
+    return make_adamw(policy.parameters, args)
+
+
 def warm_start(
     policy: Policy,
     rows: Iterator[Row],
@@ -37,10 +43,11 @@ def warm_start(
     config: LearnerConfig,
     on_step: Callable[[int, float], None],
     ranks: Ranks = ONE_RANK,
+    make_optimizer: MakeOptimizer = _plain_adamw,
 ) -> float:
     """Train; returns the last step's mean loss. `on_step(step, loss)` is called after each.
 
-    Every rank is given the same rows.
+    Every rank is given the same rows; `make_optimizer` knows how the weights lie on them.
     """
     args = _training_args(warm)
     plain = LearnerConfig(  # whatever the run trains with
@@ -50,8 +57,7 @@ def warm_start(
         share_prefixes=config.share_prefixes,
         model_args=config.model_args,
     )
-    optimizer = make_adamw(policy.parameters, args)
-    optimizer.ranks = ranks
+    optimizer = make_optimizer(policy, args)
     passes = PassRunner(policy, sft, plain, StartWeights(policy.parameters))
     loss = math.nan
     for step in range(warm.num_steps):

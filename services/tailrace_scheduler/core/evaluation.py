@@ -8,6 +8,7 @@ least as new as its step's. A learner that resumes at step s takes back the eval
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
@@ -17,12 +18,36 @@ from tailrace_protos.event import (
     EvaluationFinished,
     EvaluationStarted,
     GroupClosed,
+    TagEvaluation,
 )
 from tailrace_scheduler.config import SchedulerConfig
 from tailrace_scheduler.core.admission import ServerView
 from tailrace_scheduler.core.decisions import Emit
 from tailrace_scheduler.core.tasks import TaskSource
 from tailrace_scheduler.ports import GroupPlan
+
+
+@dataclass
+class Tally:
+    """Sums over episodes."""
+
+    num_valid: int = 0
+    reward_sum: float = 0.0
+    num_successes: float = 0.0
+
+    def count(self, event: EpisodeSettled) -> None:
+        """Add an episode. Where an environment reports no success, a positive reward is one."""
+        if event.outcome.is_valid:
+            self.num_valid += 1
+            self.reward_sum += event.reward
+            self.num_successes += float(event.reward > 0) if event.success is None else event.success
+
+    def means(self) -> TagEvaluation:
+        """Means over the valid episodes."""
+        num_valid = max(self.num_valid, 1)
+        return TagEvaluation(
+            self.num_successes / num_valid, self.reward_sum / num_valid, self.num_valid
+        )
 
 
 @dataclass
@@ -33,30 +58,28 @@ class Evaluation:
     num_groups: int
     closed: set[str] = field(default_factory=set)
     settled: set[str] = field(default_factory=set)
-    num_valid: int = 0
-    reward_sum: float = 0.0
-    num_successes: float = 0.0
+    all_tags: Tally = field(default_factory=Tally)
+    tags: defaultdict[str, Tally] = field(default_factory=lambda: defaultdict(Tally))
 
-    def settle(self, event: EpisodeSettled) -> None:
-        """Count an episode, once. Where an environment reports no success, a positive reward is one."""
+    def settle(self, event: EpisodeSettled, tag: str) -> None:
+        """Count an episode of a task of `tag`, once."""
         if event.episode_id in self.settled:
             return
         self.settled.add(event.episode_id)
-        if event.outcome.is_valid:
-            self.num_valid += 1
-            self.reward_sum += event.reward
-            self.num_successes += float(event.reward > 0) if event.success is None else event.success
+        self.all_tags.count(event)
+        self.tags[tag].count(event)
 
     def result(self) -> EvaluationFinished:
-        """Means over the valid episodes."""
-        num_valid = max(self.num_valid, 1)
+        """Means over the valid episodes, of all and of each tag."""
+        means = self.all_tags.means()
         return EvaluationFinished(
             evaluation_id=self.event.evaluation_id,
             step=self.event.step,
-            success_rate=self.num_successes / num_valid,
-            reward_mean=self.reward_sum / num_valid,
-            num_valid=self.num_valid,
+            success_rate=means.success_rate,
+            reward_mean=means.reward_mean,
+            num_valid=means.num_valid,
             num_episodes=self.event.num_episodes,
+            tags={tag: tally.means() for tag, tally in sorted(self.tags.items())},
         )
 
 
@@ -179,7 +202,8 @@ class EvaluationPlan:
         """An evaluation episode ended."""
         evaluation = self._running.get(evaluation_of(event.group_id))
         if evaluation is not None:
-            evaluation.settle(event)
+            index = int(event.group_id.rpartition(".")[2])
+            evaluation.settle(event, self._tasks.eval_task(index).env_name)
 
     def close(self, event: GroupClosed) -> None:
         """An evaluation group closed."""

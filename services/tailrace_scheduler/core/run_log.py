@@ -4,7 +4,7 @@ The first row is the evaluation of the first step, before reinforcement learning
 per learner step, in order. The row of a step that is evaluated waits for that evaluation, and the rows
 after it wait behind it. A learner that resumes at step s takes back all rows beyond s. Every row has
 every key of `METRIC_KEYS`, null where nobody knows; what else a learner says of a step (its critic,
-what its corrections touched) follows them.
+what its corrections touched) and an evaluation of single tags follows them.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from tailrace_protos.event import (
     LearnerResumed,
     ModelPrepared,
     StepFinished,
+    TagEvaluation,
 )
 from tailrace_scheduler.core.idle import CAUSES
 from tailrace_scheduler.ports import Row
@@ -49,6 +50,7 @@ METRIC_KEYS = (
     "time_s",
     "policy_version",
     "eval/success_rate",
+    "eval/reward_mean",
     *LEARNER_KEYS,
     *IDLE_KEYS,
     *OUTCOME_KEYS,
@@ -130,7 +132,7 @@ class RunLog:
             self._base_written = True
             version = self._eval_versions[body.evaluation_id]
             row = self._new_row(event, body.step, version, self._warm_start_s, cut_idle)
-            row["eval/success_rate"] = _success_rate(body)
+            row |= _evaluation_keys(body)
             return [row, *self._ready_rows()]
         return self._ready_rows()
 
@@ -167,7 +169,7 @@ class RunLog:
                 break
             row = self._pending.popleft()
             if evaluation is not None:
-                row["eval/success_rate"] = _success_rate(evaluation)
+                row |= _evaluation_keys(evaluation)
             ready.append(row)
         return ready
 
@@ -178,5 +180,12 @@ def _step_of(row: Row) -> int:
     return step
 
 
-def _success_rate(evaluation: EvaluationFinished) -> float | None:
-    return evaluation.success_rate if evaluation.num_valid else None
+def _evaluation_keys(evaluation: EvaluationFinished) -> Row:
+    """Its means, of all tags and of each; null without a valid episode."""
+    found: dict[str, EvaluationFinished | TagEvaluation] = {"eval": evaluation}
+    found |= {f"eval/tag/{tag}": means for tag, means in evaluation.tags.items()}
+    row: Row = {}
+    for prefix, means in found.items():
+        row[f"{prefix}/success_rate"] = means.success_rate if means.num_valid else None
+        row[f"{prefix}/reward_mean"] = means.reward_mean if means.num_valid else None
+    return row

@@ -100,11 +100,10 @@ class TokenLedger:
             return f"{num_bytes >> 2} tokens with versions for {num_spanned}"
         if (chunk.top_ids or self.tops) and (wrong := self._add_tops(chunk)):
             return wrong
-        if num_bytes:
-            self.token_bytes += chunk.token_ids
-            self.logprob_bytes += chunk.inference_logprobs
-            self.spans.extend(chunk.version_spans)
-            self.num_tokens += num_spanned
+        self.token_bytes += chunk.token_ids
+        self.logprob_bytes += chunk.inference_logprobs
+        self.spans.extend(chunk.version_spans)
+        self.num_tokens += num_spanned
         if chunk.finish_reason is not None or chunk.error is not None:
             self.last = chunk
         return ""

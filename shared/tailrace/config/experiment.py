@@ -12,6 +12,7 @@ import msgspec
 import yaml
 
 from tailrace.config.base import Config, ConfigError
+from tailrace.config.none_of import none_of
 from tailrace.config.run import RunConfig
 from tailrace.config.settings import ROOTS, apply_settings
 
@@ -68,6 +69,7 @@ def decode_config(
 
 
 _UNKNOWN = re.compile(r"Object contains unknown field `([^`]+)`(?: - at `\$\.?([^`]*)`)?")
+_NO_NAME = "Invalid enum value "
 _AT = re.compile(r"^(.*?)(?: - at `\$\.?([^`]*)`)?$", re.DOTALL)
 
 
@@ -82,8 +84,21 @@ def _explain(reason: str, kind: type[Config], where: str, also_valid: tuple[str,
         return f"unknown key {_join(where, parent, key)!r}; {remedy}"
     matched = _AT.match(reason)
     assert matched is not None
-    place = _join(where, matched.group(2) or "")
-    return f"{place + ': ' if place else ''}{matched.group(1)}"
+    path = matched.group(2) or ""
+    place = _join(where, path)
+    return f"{place + ': ' if place else ''}{_with_names(matched.group(1), kind, path)}"
+
+
+def _with_names(reason: str, kind: type[Config], path: str) -> str:
+    """`reason`, with the names that may stand at `path` if only some may."""
+    parent, _, key = path.replace("[...]", "").rpartition(".")  # so are keys of dicts shown
+    fields = getattr(_info_at(kind, parent), "fields", ())
+    types = (field.type for field in fields if field.encode_name == key.split("[")[0])
+    names = [name for each in types for name in _names_inside(each)]
+    if not names:
+        return reason
+    given = reason.removeprefix(_NO_NAME)
+    return none_of(given, names) if given != reason else f"{reason}; known are {', '.join(names)}"
 
 
 def _join(*parts: str) -> str:
@@ -92,11 +107,22 @@ def _join(*parts: str) -> str:
 
 def _fields_at(kind: type[Config], path: str) -> list[str]:
     """Names of the fields of the Struct that `path` (dotted, below `kind`) leads to."""
+    fields = getattr(_info_at(kind, path), "fields", ())
+    return [field.encode_name for field in fields]
+
+
+def _info_at(kind: type[Config], path: str) -> Any:
     info: Any = msgspec.inspect.type_info(kind)
     for step in filter(None, path.split(".")):
         info = _descend(info, step)
-    fields = getattr(info, "fields", ())
-    return [field.encode_name for field in fields]
+    return info
+
+
+def _names_inside(info: Any) -> list[str]:
+    """The values of a `Literal` within optional, list and dict types; none of other types."""
+    inner = (*getattr(info, "types", ()), *(getattr(info, key, None) for key in _HOLDERS))
+    values = getattr(info, "values", ())
+    return [*map(str, values), *(name for each in inner if each for name in _names_inside(each))]
 
 
 def _descend(info: Any, step: str) -> Any:
@@ -105,6 +131,9 @@ def _descend(info: Any, step: str) -> Any:
         if field.encode_name == name:
             return _struct_inside(field.type)
     return _struct_inside(getattr(info, "value_type", None) or info)
+
+
+_HOLDERS = ("item_type", "value_type")
 
 
 def _struct_inside(info: Any) -> Any:

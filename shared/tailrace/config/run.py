@@ -68,7 +68,7 @@ class RunConfig(Config, frozen=True, kw_only=True):
 
     def __post_init__(self) -> None:
         check_run_name(self.exp_name)
-        for key in ("group_size", "groups_per_step"):
+        for key in ("group_size", "groups_per_step", "logging_steps"):
             if getattr(self, key) < 1:
                 raise ValueError(f"{key} must be at least 1")
         for key in ("max_steps", "save_steps", "eval_steps", "max_staleness"):

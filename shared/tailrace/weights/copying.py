@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
 from typing import ParamSpec, TypeVar
 
@@ -53,11 +54,10 @@ async def copy_verified(
 ) -> Segment:
     """A segment of our own with the bytes, every tensor checked; the source may change or die then."""
     segment = await _copy(manifest, source, open_source(manifest, source, host_id, shm_folder), folder)
-    try:
+    with ExitStack() as undo:
+        undo.callback(segment.close, delete=True)
         await bulk(manifest.num_bytes, verify, manifest, segment.data)
-    except BaseException:
-        segment.close(delete=True)
-        raise
+        undo.pop_all()
     return segment
 
 
@@ -70,9 +70,8 @@ async def _copy(
         finally:
             os.close(fd)
     segment = folder.create(manifest.num_bytes)
-    try:
+    with ExitStack() as undo:
+        undo.callback(segment.close, delete=True)
         await ChunkFetch(source, manifest, segment.data).run()
-    except BaseException:
-        segment.close(delete=True)
-        raise
+        undo.pop_all()
     return segment

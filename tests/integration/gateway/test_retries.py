@@ -8,16 +8,13 @@ from pathlib import Path
 from typing import Any
 
 import httpx2
-import openai
 import pytest
 
 from tailrace.bus import CallFailedError
-from tailrace.store import Blobs, connect
 from tailrace_gateway import metrics
 from tailrace_protos.generation import CallErrorCode
 from tailrace_protos.session import SessionExport
-from tests.conftest import ServerProcess, make_redis_server
-from tests.integration.gateway.model import model_card
+from tests.integration.gateway.replicas import other_url, stop, two_replicas, with_own_redis
 from tests.integration.gateway.world import World, until
 
 CHAT = {"model": "any", "messages": [{"role": "user", "content": "Hi"}]}
@@ -77,17 +74,6 @@ async def test_an_idempotency_key_names_a_call_also_on_another_replica(world: Wo
     assert len(world.model.requests) == 2
 
 
-async def two_replicas(world: World) -> tuple[httpx2.AsyncClient, httpx2.AsyncClient]:
-    """A client of each of two replicas, both in one session."""
-    opened = await world.open()
-    await world.start_gateway("gateway-1")
-    first = world.http(opened)
-    url = await other_url(world, opened.base_url)
-    other = httpx2.AsyncClient(base_url=url, headers=first.headers, timeout=60.0)
-    world.stack.push_async_callback(other.aclose)
-    return first, other
-
-
 def num_waiting() -> float:
     samples = [sample for family in metrics.WAITING_RETRIES.collect() for sample in family.samples]
     return sum(sample.value for sample in samples)
@@ -97,7 +83,7 @@ def num_waiting() -> float:
 async def test_two_retries_of_one_call_on_two_replicas_are_one_sample(
     world: World, mark: dict[str, str]
 ) -> None:
-    first, other = await two_replicas(world)
+    first, other = await two_replicas(world, await world.open())
     world.model.hold = True
     here = asyncio.create_task(ask(first, **mark))
     await until(lambda: world.model.num_held == 1)
@@ -112,7 +98,7 @@ async def test_two_retries_of_one_call_on_two_replicas_are_one_sample(
 
 
 async def test_a_retry_goes_on_where_the_one_it_waited_for_was_given_up(world: World) -> None:
-    first, other = await two_replicas(world)
+    first, other = await two_replicas(world, await world.open())
     world.model.hold = True
     here = asyncio.create_task(ask(first, idempotency_key="k1"))
     await until(lambda: world.model.num_held == 1)
@@ -124,15 +110,6 @@ async def test_a_retry_goes_on_where_the_one_it_waited_for_was_given_up(world: W
     world.model.release()
     assert (await there)["choices"][0]["message"]["content"] == "Hello there."
     assert (await world.export()).metrics["num_calls"] == 1
-
-
-async def other_url(world: World, base_url: str) -> str:
-    """The address of the replica that did not answer before."""
-    for number in range(100):
-        opened = await world.open(f"probe.{number}")
-        if opened.base_url != base_url:
-            return opened.base_url
-    raise AssertionError("only one replica answers")
 
 
 async def test_equal_requests_without_a_mark_are_samples_of_their_own(world: World) -> None:
@@ -184,24 +161,6 @@ async def exported_at_last(world: World, rewards: dict[str, float]) -> SessionEx
                 await asyncio.sleep(error.retry_after_s)
 
 
-async def with_own_redis(world: World, folder: Path) -> ServerProcess:
-    """Let the world's gateways use a Redis that a test may stop."""
-    world.redis_server = own = make_redis_server(folder)
-    own.start()
-    world.stack.callback(own.kill)
-    redis = await connect(own.url)
-    world.stack.push_async_callback(redis.aclose)
-    await Blobs(redis, world.run).put_model_card(model_card())
-    return own
-
-
-def stop(server: ServerProcess, world: World) -> None:
-    """Let a server hang, at most to the test's end."""
-    assert server.process is not None
-    server.process.send_signal(signal.SIGSTOP)
-    world.stack.callback(server.process.send_signal, signal.SIGCONT)
-
-
 async def test_a_call_that_cannot_be_captured_is_answered_and_never_trained(
     empty_world: World, tmp_path: Path
 ) -> None:
@@ -219,17 +178,3 @@ async def test_a_call_that_cannot_be_captured_is_answered_and_never_trained(
     assert export.metrics["num_calls"] == 2
     assert export.metrics["num_masked_calls"] == 1
     assert len(export.rows) == 1
-
-
-async def test_a_session_unknown_here_waits_for_the_store_with_503(
-    empty_world: World, tmp_path: Path
-) -> None:
-    world = empty_world
-    own = await with_own_redis(world, tmp_path)
-    await world.start_gateway(store_timeout_s=0.2)
-    opened = await world.open()
-    stop(own, world)
-    with pytest.raises(openai.InternalServerError) as refused:
-        await world.openai(opened, max_retries=0).chat.completions.create(**CHAT)  # type: ignore[call-overload]
-    assert refused.value.status_code == 503
-    assert refused.value.response.headers["retry-after"] == "1"

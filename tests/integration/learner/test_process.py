@@ -9,10 +9,12 @@ from typing import Any
 
 import msgspec
 import yaml
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from transformers import AutoModelForCausalLM
 
 from tailrace.store import Blobs
 from tailrace_protos.event import CheckpointSaved, LearnerResumed, ModelPrepared, StepFinished
+from tailrace_scheduler.adapters.run_files import EventFile, MetricsFile
 from tests.conftest import ServerProcess
 from tests.integration.learner.conftest import LearnerRun, environment, experiment
 
@@ -67,8 +69,11 @@ async def test_a_run_from_warm_start_to_the_last_checkpoint(learner_run: Learner
     assert (await run.buffer.counters()).retained_groups == 0
     AutoModelForCausalLM.from_pretrained(saved.path)
     assert len(list((run.run_dir / "trajectories").glob("*.msgpack"))) == 4
-    assert list((run.run_dir / "tensorboard").iterdir())
+    EventFile(run.run_dir).append(run.read)  # what the scheduler would write
+    MetricsFile(run.run_dir).append({"step": 4, "policy_version": 4, "time_s": 1.0, "loss": 0.5})
     assert run.stop("learner") == 0
+    shown = EventAccumulator(str(run.run_dir / "tensorboard")).Reload()
+    assert [(point.step, point.value) for point in shown.Scalars("loss")] == [(4, 0.5)]
 
 
 async def test_a_killed_learner_goes_on_from_its_checkpoint_and_replays_what_came_after(

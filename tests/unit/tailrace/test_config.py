@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Literal
 
 import pytest
 
@@ -80,6 +81,13 @@ def test_values_that_cannot_work_are_refused(content: dict[str, object]) -> None
         run_config(content, "run.yaml")
 
 
+@pytest.mark.parametrize("key", ["group_size", "groups_per_step", "logging_steps"])
+def test_numbers_that_begin_at_one_are_named_where_they_do_not(key: str) -> None:
+    for value in (0, -3):
+        with pytest.raises(ConfigError, match=rf"run\.yaml.*{key} must be at least 1"):
+            run_config({"exp_name": "a", key: value}, "run.yaml")
+
+
 def test_unreadable_files_are_user_errors(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="cannot read"):
         load_experiment(tmp_path / "missing.yaml")
@@ -101,3 +109,30 @@ def test_logs_go_to_the_runs_folder_or_where_they_are_wanted(tmp_path: Path) -> 
     assert run_config(given, "f").logs_dir == tmp_path / "a" / "logs"
     elsewhere = run_config(given | {"logging_dir": str(tmp_path / "logs")}, "f")
     assert elsewhere.logs_dir == tmp_path / "logs" / "a"
+
+
+class Named(Config, frozen=True, kw_only=True):
+    loss: Literal["ppo_clip", "dapo"] | None = None
+    transports: tuple[Literal["nats", "zmq"], ...] = ()
+    sizes: dict[str, Literal[1, 2]] = {}  # noqa: RUF012 - msgspec copies empty defaults
+    inner: dict[str, Named] = {}  # noqa: RUF012
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ({"loss": "ppo"}, r"s\.loss: 'ppo' is none of dapo, ppo_clip; did you mean 'ppo_clip'\?$"),
+        ({"loss": "dappo"}, r"s\.loss: 'dappo' is none of dapo, ppo_clip; did you mean 'dapo'\?$"),
+        ({"loss": "zzz"}, r"s\.loss: 'zzz' is none of dapo, ppo_clip$"),
+        ({"loss": ""}, r"s\.loss: '' is none of dapo, ppo_clip$"),
+        ({"loss": False}, r"s\.loss: Expected `str.*`bool`; known are .*ppo_clip"),
+        ({"transports": ["nats", "zmg"]}, r"s\.transports\[1\]: 'zmg' is none of .*did you mean 'zmq'"),
+        ({"sizes": {"a": 3}}, r"s\.sizes\[\.\.\.\]: 3 is none of 1, 2$"),
+        ({"inner": {"x": {"loss": "dap"}}}, r"s\.inner\[\.\.\.\]\.loss: 'dap' .*did you mean 'dapo'"),
+    ],
+)
+def test_an_unknown_name_lists_the_known_ones_and_the_closest(
+    content: dict[str, object], message: str
+) -> None:
+    with pytest.raises(ConfigError, match=message):
+        section_config({"s": content}, "s", Named, "f")

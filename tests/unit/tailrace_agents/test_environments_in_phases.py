@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any, Literal
 
 import pytest
 from PIL import Image
@@ -21,7 +22,7 @@ from tailrace_agents.core.episode import EpisodeResult
 from tailrace_agents.core.players import EpisodePlayer
 from tailrace_agents.ports import NoJournal
 from tailrace_protos.base import Int32Bytes
-from tailrace_protos.episode import EpisodeTask
+from tailrace_protos.episode import EnvTask, EpisodeTask, Outcome
 from tailrace_protos.generation import SamplingParams
 from tailrace_protos.weights import ModelCard
 from tailrace_scheduler.core.tasks import TaskSource
@@ -36,11 +37,13 @@ class Careless:
         self._renderer = renderer
         self._kind = kind
         self.asked: list[SamplingParams] = []
+        self.budgets: list[int] = []
 
     async def generate(
         self, prompt_ids: Int32Bytes, max_new_tokens: int, sampling: SamplingParams, **_: object
     ) -> Generation:
         self.asked.append(sampling)
+        self.budgets.append(max_new_tokens)
         reply = replies_of(self._kind, (sampling.seed or 0) + len(self.asked))[0]
         return generation(self._renderer.reply_ids(reply)[:max_new_tokens], 1)
 
@@ -108,3 +111,52 @@ async def test_evaluation_is_fixed_has_its_own_sampling_and_leaves_pictures(
         assert first[number].metrics == second[number].metrics
     assert first[0].messages != first[1].messages
     assert first[2].messages[0] != second[2].messages[0]
+
+
+PLAIN = {"temperature": 1.0, "top_p": 1.0, "top_k": 0, "min_p": 0.0, "stop": (), "budget": 512}
+
+
+@pytest.mark.parametrize("phase", ["train", "eval"])
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("temperature", 0.5),
+        ("top_p", 0.5),
+        ("top_k", 7),
+        ("min_p", 0.1),
+        ("stop", ("\n\n",)),
+        ("max_new_tokens", 3),
+        ("max_tokens_per_step", 2),
+    ],
+)
+async def test_every_key_of_sampling_reaches_the_policy_in_its_phase(
+    key: str,
+    value: Any,
+    phase: Literal["train", "eval"],
+    renderer: Renderer,
+    threads: ThreadPoolExecutor,
+) -> None:
+    of_step = {key: value} if key == "max_tokens_per_step" else {}
+    of_phase = {} if of_step else {key: value}
+    section = "generating_args" if phase == "train" else "eval_generating_args"
+    lake = EnvEntry(env_type="frozen_lake", env_config={"max_turns": 4}, **of_step)
+    config = AgentsConfig(
+        custom_envs={"it": lake},
+        max_episode_tokens=1_000_000,
+        render_episodes=0,
+        **{section: GeneratingArgs(**of_phase)},
+    )
+    cast = Cast(config, RunConfig(exp_name="a"), "run.yaml", threads, Stages())
+    for played in ("train", "eval"):
+        policy = Careless(renderer, "frozen_lake")
+        plays = cast.players(renderer, policy, LocalTools([]), lambda: False)["it"]
+        episode = EpisodeTask("g.0", "g", 0, 0, played, EnvTask("it", 5), 2e10)
+        result = await plays.play(episode, NoJournal())
+        first = policy.asked[0]
+        seen = {name: getattr(first, name) for name in PLAIN if name != "budget"}
+        seen["budget"] = policy.budgets[0]
+        name = "budget" if key.startswith("max_") else key
+        is_changed = played == phase or bool(of_step)
+        assert seen == PLAIN | ({name: value} if is_changed else {})
+        is_cut = is_changed and key == "max_new_tokens"
+        assert (result.outcome is Outcome.POLICY_FAILURE) == is_cut

@@ -60,6 +60,14 @@ CASES: dict[str, tuple[Any, dict[str, Any]]] = {
     "actor_train.strategy_args.num_ranks": (2, {"learner.strategy_args.num_ranks": 2}),
     "actor_train.strategy_args.zero_stage": (1, {"learner.strategy_args.zero_stage": 1}),
     **{
+        f"actor_train.strategy_args.{key}": (2, {"learner.strategy_args.tensor_parallel_size": 2})
+        for key in (
+            "tensor_parallel_size",
+            "tp_size",
+            "strategy_config.tensor_model_parallel_size",
+        )
+    },
+    **{
         f"actor_train.training_args.{key}": (value, {f"learner.training_args.{key}": value})
         for key, value in OPTIMIZER.items()
     },
@@ -129,6 +137,16 @@ BESIDE: dict[str, dict[str, Any]] = {
     **{f"critic.{key}": GAE for key in ("pretrain", "shared", "value_clip", "critic_warmup")},
     **{f"critic.training_args.{key}": GAE for key in OPTIMIZER},
     "critic.value_loss_coef": {"adv_estimator": "gae", "learner": {"critic": {"shared": True}}},
+    **{
+        f"actor_train.strategy_args.{key}": {
+            "learner": {"strategy_args": {"strategy_name": "megatron", "num_ranks": 4}}
+        }
+        for key in (
+            "tensor_parallel_size",
+            "tp_size",
+            "strategy_config.tensor_model_parallel_size",
+        )
+    },
     "reference": {"init_kl_coef": 0.1},
     "reference.pretrain": REFERENCE,
     "reference.offload": REFERENCE,

@@ -53,6 +53,22 @@ def test_a_data_set_may_be_a_tag() -> None:
     check_experiment(load(EXAMPLE, settings))
 
 
+SUMS = ["agents.datasets.sums.path=sums.jsonl", "learner.adv_estimator=gigpo"]
+
+
+@pytest.mark.parametrize("tags", ["sums", "frozen_lake,sums"])
+def test_gigpo_on_a_data_set_needs_turns_as_rows(tags: str) -> None:
+    settings = [f"scheduler.tags=[{tags}]", *SUMS]
+    with pytest.raises(ConfigError, match=r"gigpo .* the rows of 'sums' .*granularity: step: set it"):
+        check_experiment(load(EXAMPLE, settings))
+    check_experiment(load(EXAMPLE, [*settings, "granularity=step"]))
+    check_experiment(load(EXAMPLE, [*settings, "learner.step_advantage_weight=0"]))
+
+
+def test_gigpo_on_environments_needs_no_other_rows() -> None:
+    check_experiment(load(EXAMPLE, SUMS))
+
+
 def test_the_settings_in_the_readme_of_rewards_are_possible() -> None:
     readme = (EXAMPLE.parents[2] / "services" / "tailrace_reward" / "README.md").read_text()
     blocks = [textwrap.dedent(part.split("```")[0]) for part in readme.split("```yaml")[1:]]

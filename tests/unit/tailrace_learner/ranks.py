@@ -19,15 +19,18 @@ from tailrace_learner.config_execution import StrategyArgs
 TIMEOUT_S = 90.0
 
 
-def on_ranks(num_ranks: int, work: Callable[..., Any], *args: Any) -> list[Any]:
-    """What `work(ranks, *args)` returns on each rank."""
+def on_ranks(
+    num_ranks: int, work: Callable[..., Any], *args: Any, timeout_s: float = TIMEOUT_S
+) -> list[Any]:
+    """What `work(ranks, *args)` returns on each rank; they wait `timeout_s` for each other."""
+    strategy = StrategyArgs(num_ranks=num_ranks, timeout_s=timeout_s)
     context = multiprocessing.get_context("fork")
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     pipes = [context.Pipe(duplex=False) for _ in range(num_ranks)]
     children = [
-        context.Process(target=_child, args=(rank, num_ranks, port, pipe[1], work, args), daemon=True)
+        context.Process(target=_child, args=(rank, strategy, port, pipe[1], work, args), daemon=True)
         for rank, pipe in enumerate(pipes)
     ]
     for child in children:
@@ -48,18 +51,18 @@ def _result(pipe: Connection, rank: int) -> Any:
 
 
 def _child(
-    rank: int, num_ranks: int, port: int, pipe: Connection, work: Callable[..., Any], args: Any
+    rank: int, strategy: StrategyArgs, port: int, pipe: Connection, work: Callable[..., Any], args: Any
 ) -> None:
     os.environ |= {
         "RANK": str(rank),
         "LOCAL_RANK": str(rank),
-        "WORLD_SIZE": str(num_ranks),
+        "WORLD_SIZE": str(strategy.num_ranks),
         "MASTER_ADDR": "127.0.0.1",
         "MASTER_PORT": str(port),
     }
     torch.set_num_threads(1)
     try:
-        ranks = TorchRanks(StrategyArgs(num_ranks=num_ranks), torch.device("cpu"))
+        ranks = TorchRanks(strategy, torch.device("cpu"))
         pipe.send_bytes(pickle.dumps((True, work(ranks, *args))))
     except BaseException:  # noqa: BLE001 - told to the test
         pipe.send_bytes(pickle.dumps((False, traceback.format_exc())))

@@ -82,6 +82,10 @@ def test_a_key_is_refused_where_nothing_reads_it_and_taken_where_something_does(
         ({"init_kl_coef": 0.1, "kl_horizon": 5}, "target_kl"),
         ({"init_kl_coef": 0.1, "target_kl": 0.1, "kl_horizon": 0}, "kl_horizon"),
         ({"init_kl_coef": 0.1, "kl_in": "reward"}, "kl_in"),
+        (
+            {"loss": "grpo", "init_kl_coef": 0.1, "kl_in": "reward", "adv_estimator": "reinforce"},
+            "use loss ppo_clip",
+        ),
         ({"reference": ReferenceArgs()}, "init_kl_coef"),
         ({"adv_estimator": "gae"}, "learner.critic"),
         ({"critic": CriticArgs()}, "critic is not read"),

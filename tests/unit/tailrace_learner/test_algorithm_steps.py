@@ -67,6 +67,7 @@ CASES: list[dict[str, Any]] = [
     {"loss": "vanilla_pg", "entropy_loss_coef": 0.1},
     {"loss": "ppo_clip", "dual_clip": 1.1, "loss_aggregation": "seq_mean_token_sum"},
     {"loss": "dapo", "adv_estimator": "reinforce_plus_plus", "advantage_clip": 1.0},
+    {"loss": "grpo", "pg_clip": 0.1, "loss_aggregation": "seq_mean_token_mean"},
     {"loss": "decoupled_ppo", "behaviour_correction": "none"},
     {"loss": "segment", "proximal_logprobs": "interpolate"},
     {"loss": "gspo", "loss_aggregation": "seq_mean_token_mean", "gspo_clip": 0.1},
@@ -109,7 +110,7 @@ def test_whitening_is_over_all_trained_tokens_of_the_step() -> None:
     after = np.concatenate([row.advantages for group in groups for row in group.rows])
     clipped = before.clip(-1.5, 1.5)
     expected = (clipped - clipped.mean()) / (clipped.std(ddof=1) + 1e-6)
-    np.testing.assert_allclose(after, expected, rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(after, expected, rtol=1e-6, atol=1e-9)
     assert after.dtype == np.float32
 
 
@@ -136,7 +137,7 @@ def test_starpo_compares_episodes_of_a_tag_or_of_the_whole_step(grouping: str) -
         ]
         for row, raw in zip(group.rows, rows, strict=True):
             expected = (raw - np.mean(pool)) / (np.std(pool, ddof=1) + 1e-6)
-            np.testing.assert_allclose(row.advantages, expected, rtol=1e-5, atol=1e-6)
+            np.testing.assert_allclose(row.advantages, expected, rtol=1e-6, atol=1e-9)
 
 
 def test_a_step_that_is_waited_for_computes_nothing_before_its_last_group() -> None:
@@ -182,6 +183,10 @@ def test_interpolation_is_measured_at_the_start_of_the_step_and_keeps_no_weights
 LIVE: list[tuple[dict[str, Any], dict[str, Any]]] = [
     ({}, {"loss": "vanilla_pg"}),
     ({"loss": "ppo_clip"}, {"dual_clip": 1.001}),
+    ({"loss": "dapo"}, {"dual_clip": 1.001}),
+    ({"loss": "decoupled_ppo", "behaviour_correction": "none"}, {"dual_clip": 1.001}),
+    ({"loss": "grpo"}, {"dual_clip": 1.001}),
+    ({"loss": "grpo"}, {"pg_clip": 0.01}),
     ({"loss": "gspo"}, {"gspo_clip": 0.5}),
     ({"loss": "gspo"}, {"gspo_clip_high": 0.5}),
     ({"loss": "gmpo"}, {"gmpo_clip": 0.01}),

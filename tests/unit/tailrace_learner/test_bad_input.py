@@ -128,9 +128,12 @@ def test_bad_groups_between_good_ones_change_no_update() -> None:
 @pytest.mark.parametrize(
     ("section", "named"),
     [
-        ({"adv_estimator": "gigopo"}, "learner.adv_estimator"),
-        ({"loss": "ppo"}, "learner.loss"),
-        ({"kl_estimator": "k4"}, "learner.kl_estimator"),
+        (
+            {"adv_estimator": "gigopo"},
+            "learner.adv_estimator: 'gigopo' is none of gae, gigpo, grpo.*'gigpo'",
+        ),
+        ({"loss": "ppo"}, "learner.loss: 'ppo' is none of.*did you mean 'ppo_clip'"),
+        ({"kl_estimator": "k4"}, "learner.kl_estimator: 'k4' is none of abs, k1, k2, k3"),
         ({"adv_estimater": "grpo"}, "adv_estimator"),
         ({"critic": {"value_clop": 1}}, "value_clip"),
     ],

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
+from tailrace.config import Endpoints, RunConfig
+from tailrace.runtime import Args
+from tailrace_learner.__main__ import _Process
 from tailrace_learner.adapters.hf_model import LoadedModel, make_policy, prepared, tensor_bytes
 from tailrace_learner.config import LearnerConfig, ModelArgs, TrainingArgs
 from tailrace_learner.core.losses import LOSSES
@@ -17,7 +22,7 @@ from tailrace_learner.core.policy import Policy, StartWeights
 from tailrace_learner.core.rows import PreparedGroup
 from tailrace_learner.core.step import StepTrainer
 from tailrace_learner.core.tally import Tally
-from tests.unit.tailrace_learner.factory import config, make_model, make_rows
+from tests.unit.tailrace_learner.factory import VOCABULARY, config, make_model, make_rows
 
 TINY_RATE = 1e-5
 
@@ -119,6 +124,42 @@ def test_gradient_checkpointing_keeps_less_and_computes_layers_twice(dtype: Any)
     kept_bytes, calls = kept_and_calls(disable_gradient_checkpointing=False, dtype=dtype)
     assert kept_bytes < 0.6 * plain_bytes
     assert (plain_calls, calls) == (1, 2)
+
+
+@pytest.mark.parametrize("num_threads", [1, 2])
+async def test_torch_computes_with_so_many_threads(num_threads: int, tmp_path: Path) -> None:
+    run = RunConfig(exp_name="unit", output_dir=str(tmp_path), pretrain="model")
+    nowhere = Endpoints(nats_url="nats://x", redis_url="redis://x", host_id="h")
+    experiment = {"learner": {"num_threads": num_threads}}
+    process = _Process(Args("run.yaml", "learner-0", experiment, run, nowhere))
+    assert await process.compute(torch.get_num_threads) == num_threads
+    await process.compute.close()
+
+
+class Logits(TorchDispatchMode):
+    """Keeps how many tokens' logits are computed at once."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.num_tokens: list[int] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        made = func(*args, **(kwargs or {}))
+        if func is torch.ops.aten.mm.default and made.shape[-1] == VOCABULARY:
+            self.num_tokens.append(len(made))
+        return made
+
+
+def test_so_many_logits_are_in_memory_at_once_and_log_probabilities_stay_the_same() -> None:
+    found = []
+    for chunk_tokens in (3, 1000):
+        policy = policy_of(config(device="cpu", logprob_chunk_tokens=chunk_tokens))
+        batch = pack(make_rows(8, seed=1), policy.device)
+        with Logits() as logits:
+            log_pi, _ = policy.forward(batch)
+        assert max(logits.num_tokens) == min(chunk_tokens, len(log_pi))
+        found.append(log_pi)
+    torch.testing.assert_close(*found)
 
 
 def test_gradients_are_accumulated_as_groups_arrive_and_applied_once() -> None:

@@ -3,27 +3,49 @@
 from __future__ import annotations
 
 import os
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from msgspec.structs import replace
 
 os.environ.setdefault("DS_ACCELERATOR", "cpu")
 pytest.importorskip("deepspeed", reason="make test-deepspeed installs it in an environment of its own")
 
+from tailrace_learner.adapters import hf_model
+from tailrace_learner.adapters.checkpoints import CheckpointFolder
 from tailrace_learner.adapters.ranks import TorchRanks
+from tailrace_learner.adapters.snapshots import load_optimizer, take_snapshot
+from tailrace_learner.adapters.strategies.base import Strategy
 from tailrace_learner.adapters.strategies.deepspeed import DeepspeedStrategy
 from tailrace_learner.adapters.strategies.single import SingleStrategy
-from tests.unit.tailrace_learner.factory import make_policy
+from tailrace_learner.adapters.strategies.zero3 import Zero3Strategy
+from tailrace_learner.core.packing import pack
+from tailrace_learner.core.shards import local
+from tailrace_learner.core.step import StepTrainer
+from tests.unit.tailrace_learner.factory import CPU, make_policy, make_rows
 from tests.unit.tailrace_learner.ranks import on_ranks
+from tests.unit.tailrace_learner.test_checkpoints import CONFIG, SCRATCH, state
 from tests.unit.tailrace_learner.test_ranks import ARGS, Trained, train
+from tests.unit.tailrace_learner.test_step import prepared
+
+GIVEN = replace(CONFIG, training_args=ARGS)
 
 
-def train_by_zero(ranks: TorchRanks, stage: int, family: str, settings: dict[str, Any]) -> Trained:
-    return train(DeepspeedStrategy(ranks, stage, ARGS), family, settings)
+def zero(ranks: TorchRanks, stage: int) -> DeepspeedStrategy:
+    return Zero3Strategy(ranks, ARGS) if stage == 3 else DeepspeedStrategy(ranks, stage, ARGS)
 
 
-@pytest.mark.parametrize("stage", [1, 2])
+def train_by_zero(
+    ranks: TorchRanks, stage: int, family: str, settings: dict[str, Any], recomputes: bool
+) -> Trained:
+    return train(zero(ranks, stage), family, settings, recomputes=recomputes)
+
+
+@pytest.mark.parametrize(
+    ("stage", "recomputes"), [(1, False), (2, False), (3, False), (3, True)], ids=str
+)
 @pytest.mark.parametrize(
     ("family", "settings"),
     [
@@ -31,9 +53,11 @@ def train_by_zero(ranks: TorchRanks, stage: int, family: str, settings: dict[str
         ("llama", {"num_mini_batches": 2, "ppo_epochs": 2, "entropy_loss_coef": 0.01}),
     ],
 )
-def test_two_ranks_train_as_one_does(stage: int, family: str, settings: dict[str, Any]) -> None:
+def test_two_ranks_train_as_one_does(
+    stage: int, recomputes: bool, family: str, settings: dict[str, Any]
+) -> None:
     one = train(SingleStrategy(), family, settings)
-    for trained in on_ranks(2, train_by_zero, stage, family, settings):
+    for trained in on_ranks(2, train_by_zero, stage, family, settings, recomputes):
         for found, expected in zip(trained[:2], one[:2], strict=True):
             assert found.keys() == expected.keys()
             for name, tensor in expected.items():
@@ -43,14 +67,32 @@ def test_two_ranks_train_as_one_does(stage: int, family: str, settings: dict[str
             assert trained[2][name] == (value if value is None else pytest.approx(value, 1e-5, 1e-7))
 
 
-def restored(ranks: TorchRanks, moments: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    strategy = DeepspeedStrategy(ranks, 2, ARGS)
+def held_after_a_pass(ranks: TorchRanks) -> tuple[list[int], list[int]]:
+    policy = zero(ranks, 3).spread(make_policy())
+    log_pi, entropy = policy.forward(pack(make_rows(2), CPU))
+    (log_pi.sum() if ranks.rank else (log_pi + entropy).sum()).backward()
+    gathered = [parameter.numel() for parameter in policy.parameters]
+    return gathered, [local(parameter).numel() for parameter in policy.parameters]
+
+
+def test_between_passes_a_rank_holds_its_part_of_every_weight_and_no_more() -> None:
+    sizes = [parameter.numel() for parameter in make_policy().parameters]
+    for gathered, held in on_ranks(2, held_after_a_pass):
+        assert gathered == [0] * len(sizes)
+        assert held == [size // 2 for size in sizes]
+
+
+def restored(
+    ranks: TorchRanks, stage: int, moments: dict[str, torch.Tensor]
+) -> dict[str, torch.Tensor]:
+    strategy = zero(ranks, stage)
     policy = strategy.spread(make_policy())
     strategy.make_optimizer(policy, ARGS)
     named = list(policy.model.named_parameters())
     assert all(strategy.moments(parameter) == {} for _, parameter in named)
     for name, parameter in named:
         kept = {moment: moments[f"{name}.{moment}"] for moment in ("step", "exp_avg", "exp_avg_sq")}
+        assert tuple(kept["exp_avg"].shape) == strategy.shape(parameter)
         strategy.set_moments(parameter, kept)
     return {
         f"{name}.{moment}": value.clone()
@@ -59,9 +101,47 @@ def restored(ranks: TorchRanks, moments: dict[str, torch.Tensor]) -> dict[str, t
     }
 
 
-def test_moments_of_another_strategy_are_taken_over() -> None:
+@pytest.mark.parametrize(("stage", "num_ranks"), [(2, 2), (3, 3)])  # many weights in uneven parts
+def test_moments_of_another_strategy_are_taken_over(stage: int, num_ranks: int) -> None:
     _, moments, _ = train(SingleStrategy(), "qwen3", {})
-    for found in on_ranks(2, restored, moments):
+    for found in on_ranks(num_ranks, restored, stage, moments):
         assert found.keys() == moments.keys()
         for name, value in moments.items():
             assert torch.equal(found[name].view(value.shape), value), name
+
+
+def go_on(strategy: Strategy, source: str, steps: range, folder: Path) -> Path:
+    """Train from a checkpoint or (empty) from scratch, and save a checkpoint."""
+    made = hf_model.load_model(source, GIVEN) if source else hf_model.make_model(SCRATCH, GIVEN, 3)
+    policy = strategy.spread(hf_model.make_policy(made, GIVEN))
+    optimizer = strategy.make_optimizer(policy, ARGS)
+    if source:
+        load_optimizer(Path(source), made, strategy)
+    trainer = StepTrainer(
+        policy, optimizer, GIVEN, groups_per_step=1, max_steps=8, ranks=strategy.ranks
+    )
+    for step in steps:
+        trainer.begin(step)
+        trainer.add(prepared(make_rows(4, seed=step)))
+        trainer.work()
+        trainer.finish()
+    snapshot = take_snapshot(made, strategy)
+    if strategy.ranks.rank:
+        return folder
+    return CheckpointFolder(folder).save(snapshot, state(steps.stop))
+
+
+def go_on_by_zero(ranks: TorchRanks, source: str, steps: range, folder: Path) -> Path:
+    return go_on(zero(ranks, 3), source, steps, folder)
+
+
+def test_checkpoints_of_cut_weights_go_on_in_one_process_and_back(tmp_path: Path) -> None:
+    first = on_ranks(2, go_on_by_zero, "", range(2), tmp_path / "cut")[0]
+    second = go_on(SingleStrategy(), str(first), range(2, 4), tmp_path / "cut")
+    third = on_ranks(2, go_on_by_zero, str(second), range(4, 6), tmp_path / "cut")[0]
+    alone = go_on(SingleStrategy(), "", range(6), tmp_path / "alone")
+    found, expected = (hf_model.load_model(str(path), GIVEN).model for path in (third, alone))
+    for (name, left), (_, right) in zip(
+        found.named_parameters(), expected.named_parameters(), strict=True
+    ):
+        torch.testing.assert_close(left, right, rtol=1e-5, atol=1e-5, msg=name)

@@ -51,10 +51,12 @@ def test_the_metric_is_the_mean_estimate_over_trained_tokens(name: Any) -> None:
     assert metrics["kl_coef"] == 0.1
 
 
-@pytest.mark.parametrize("name", KL_ESTIMATORS)
-def test_in_the_loss_its_weighted_gradient_is_added(name: Any) -> None:
-    with_it = stepped(GROUPS, init_kl_coef=0.3, kl_estimator=name)
-    without = stepped(GROUPS)
+@pytest.mark.parametrize(
+    ("name", "loss"), [*((name, "ppo_clip") for name in KL_ESTIMATORS), ("k3", "grpo")]
+)
+def test_in_the_loss_its_weighted_gradient_is_added(name: Any, loss: Any) -> None:
+    with_it = stepped(GROUPS, init_kl_coef=0.3, kl_estimator=name, loss=loss)
+    without = stepped(GROUPS, loss=loss)
     policy, reference = make_policy(), moved(make_policy(), seed=3)
     rows = [row for group in with_it.trainer.groups for row in group.rows]
     count = sum(len(row.targets) for row in rows)

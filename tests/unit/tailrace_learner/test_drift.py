@@ -10,16 +10,34 @@ import pytest
 import torch
 from msgspec.structs import replace
 
-from tailrace_learner.config import LearnerConfig
-from tailrace_learner.core.drift import Sentinel, drift_sums
+from tailrace_learner.adapters.ranks import TorchRanks
+from tailrace_learner.adapters.strategies.base import Strategy
+from tailrace_learner.adapters.strategies.fsdp2 import Fsdp2Strategy
+from tailrace_learner.adapters.strategies.single import SingleStrategy
+from tailrace_learner.config import CriticArgs, LearnerConfig, TrainingArgs
+from tailrace_learner.core.critic_trainer import CriticTrainer
+from tailrace_learner.core.drift import Sentinel, drift_sums, per_token
+from tailrace_learner.core.estimates import Roles
 from tailrace_learner.core.lineage import Ancestry
+from tailrace_learner.core.optimizer import make_adamw
+from tailrace_learner.core.packing import pack
 from tailrace_learner.core.row_builder import RowBuilder
 from tailrace_learner.core.rows import PreparedGroup, Row
 from tailrace_learner.core.run_state import RunState
+from tailrace_learner.core.step import StepTrainer
+from tailrace_protos.control import source_of
 from tailrace_protos.event import ServerQuarantined
-from tailrace_protos.trajectory import ServerSpan, Trajectory
-from tests.unit.tailrace_learner.factory import config, group, trajectory
-from tests.unit.tailrace_learner.stepping import Stepper
+from tailrace_protos.trajectory import ServerSpan, Trajectory, TrajectoryGroup
+from tests.unit.tailrace_learner.factory import (
+    CPU,
+    config,
+    group,
+    make_policy,
+    random_group,
+    trajectory,
+)
+from tests.unit.tailrace_learner.ranks import on_ranks
+from tests.unit.tailrace_learner.stepping import Stepper, make_critic, weights
 from tests.unit.tailrace_learner.test_learner import (
     FakeSource,
     FakeWorld,
@@ -29,6 +47,8 @@ from tests.unit.tailrace_learner.test_learner import (
 )
 
 GOOD, BAD = "inference-0#aa", "inference-1#bb"
+# A large epsilon: Adam would make equal steps of gradients that are nothing but rounding.
+ARGS = TrainingArgs(learning_rate=0.02, adam_epsilon=1e-2, max_grad_norm=0.5)
 
 
 def by(source: str, member: Trajectory) -> Trajectory:
@@ -62,10 +82,6 @@ def prepare(members: Sequence[Trajectory], step: int, quarantine: dict[str, int]
     return builder.prepare(group(members), step, {version: ("0-a", version) for version in range(3)})
 
 
-def numbers(source: str, mean: float, num_tokens: int) -> dict[str, float | None]:
-    return {f"drift/{source}": mean, f"drift_tokens/{source}": float(num_tokens)}
-
-
 def test_only_version_matched_tokens_of_known_servers_are_summed() -> None:
     rows = [
         row([True, False, True, True], ServerSpan("a", 2), ServerSpan("b", 2)),
@@ -84,8 +100,8 @@ def test_a_step_tells_the_error_of_every_server() -> None:
     stepper = Stepper(1)
     told = stepper.step([group(members)], 1).metrics
     rows = {span.source: each for each in stepper.rows for span in each.server_spans}
-    assert told[f"drift_tokens/{GOOD}"] == told[f"drift_tokens/{BAD}"] == 3.0
-    errors = [told[f"drift/{source}"] for source in (GOOD, BAD)]
+    assert told["drift_tokens/inference-0"] == told["drift_tokens/inference-1"] == 3.0
+    errors = [told[f"drift/inference-{number}"] for number in range(2)]
     assert set(rows) == {GOOD, BAD}
     assert all(error is not None and error > 0.1 for error in errors)  # the factory's are invented
 
@@ -96,67 +112,95 @@ def test_tokens_of_older_versions_give_no_reading() -> None:
     assert not [name for name in told if name.startswith("drift")]
 
 
+def judged(sentinel: Sentinel, step: int, **sums: tuple[float, int]) -> list[ServerQuarantined]:
+    """A step of one mini-batch; `sums`: mean error and number of tokens by name."""
+    sentinel.begin(step)
+    return read(sentinel, **sums)
+
+
+def read(sentinel: Sentinel, **sums: tuple[float, int]) -> list[ServerQuarantined]:
+    names = {"bad": BAD, "good": GOOD, "s1": "s#1", "s2": "s#2", "s3": "s#3", "old": "old"}
+    return sentinel.read({names[name]: (mean * n, n) for name, (mean, n) in sums.items()})
+
+
 def test_metrics_name_servers_and_not_their_incarnations() -> None:
-    told = numbers("s#1", 0.5, 10) | numbers("s#2", 0.1, 30) | numbers("old", 0.2, 5)
-    Sentinel(None, 1).read(told, 0)
+    sentinel = Sentinel(None, 1)
+    judged(sentinel, 0, s1=(0.5, 10), s2=(0.1, 20), old=(0.2, 5))
+    read(sentinel, s2=(0.1, 10))
     expected = {"drift/s": 0.2, "drift_tokens/s": 40.0, "drift/old": 0.2, "drift_tokens/old": 5.0}
-    assert told == pytest.approx(expected)
+    assert sentinel.numbers() == pytest.approx(expected)
+    sentinel.begin(1)
+    assert sentinel.numbers() == {}
 
 
 def test_a_server_beyond_the_limit_is_quarantined_once_since_its_last_good_reading() -> None:
     sentinel = Sentinel(0.1, 8)
-    assert sentinel.read(numbers(BAD, 0.01, 8) | numbers(GOOD, 0.01, 8), 3) == []
-    assert sentinel.read(numbers(GOOD, 0.02, 8), 4) == []
-    found = sentinel.read(numbers(BAD, 0.7, 9) | numbers(GOOD, 0.01, 8), 5)
+    assert judged(sentinel, 3, bad=(0.01, 8), good=(0.01, 8)) == []
+    assert judged(sentinel, 4, good=(0.02, 8)) == []
+    found = judged(sentinel, 5, bad=(0.7, 9), good=(0.01, 8))
     assert found == [ServerQuarantined("inference-1", "bb", pytest.approx(0.7), 0.1, 9, 5, 3)]
+    assert sentinel.found == found
     assert sentinel.quarantine == {BAD: 3}
-    assert sentinel.read(numbers(BAD, 0.7, 9) | numbers(GOOD, 0.01, 8), 6) == []
+    assert judged(sentinel, 6, bad=(0.7, 9), good=(0.01, 8)) == sentinel.found == []
     assert sentinel.quarantine == {BAD: 3}
-    assert sentinel.read(numbers("inference-1#new", 0.0, 99), 7) == []
+    assert judged(sentinel, 7, s1=(0.0, 99)) == []
 
 
-def test_too_few_tokens_wait_for_those_of_later_steps() -> None:
+def test_too_few_tokens_wait_for_those_of_later_mini_batches_and_steps() -> None:
     sentinel = Sentinel(0.1, 10)
-    assert sentinel.read(numbers(BAD, 0.5, 6), 0) == []
-    (found,) = sentinel.read(numbers(BAD, 0.3, 6), 1)
+    assert judged(sentinel, 0, bad=(0.5, 3)) == []
+    assert read(sentinel, bad=(0.5, 3)) == []
+    (found,) = judged(sentinel, 1, bad=(0.3, 6))
     assert (found.num_tokens, found.mismatch) == (12, pytest.approx(0.4))
     assert (found.step, found.good_step) == (1, -1)
 
 
-def test_where_all_servers_differ_none_is_blamed() -> None:
+def test_a_good_reading_holds_only_for_steps_that_are_over() -> None:
     sentinel = Sentinel(0.1, 1)
-    told = numbers(BAD, 0.5, 6) | numbers(GOOD, 0.6, 6)
-    assert sentinel.read(told, 0) == []
-    assert told["num_servers_beyond_mismatch"] == 2.0
+    assert judged(sentinel, 2, bad=(0.0, 5)) == []
+    assert judged(sentinel, 3, bad=(0.0, 5)) == []
+    (found,) = read(sentinel, bad=(0.7, 5))
+    assert (found.step, found.good_step) == (3, 2)
+    sentinel.begin(4)
+    assert sentinel.quarantine == {BAD: 2}
+
+
+def test_where_all_servers_differ_none_is_blamed() -> None:
+    sentinel = Sentinel(0.1, 6)
+    assert judged(sentinel, 0, bad=(0.5, 6), good=(0.6, 6)) == []
+    assert sentinel.numbers()["num_servers_beyond_mismatch"] == 2.0
+    assert read(sentinel, bad=(0.5, 6), good=(0.6, 2)) == []  # too few, yet as wrong
     assert sentinel.quarantine == {}
+    assert len(read(sentinel, bad=(0.5, 6), s1=(0.0, 1))) == 1
 
 
 def test_a_server_whose_new_start_is_no_better_is_let_be_where_none_was_ever_good() -> None:
     sentinel = Sentinel(0.1, 1)
-    assert len(sentinel.read(numbers("s#1", 0.5, 6), 0)) == 1
-    told = numbers("s#2", 0.5, 6)
-    assert sentinel.read(told, 1) == []
-    assert told["num_servers_beyond_mismatch"] == 1.0
-    assert sentinel.read(numbers("s#2", 0.5, 6) | numbers(GOOD, 0.0, 6), 2) != []
+    assert len(judged(sentinel, 0, s1=(0.5, 6))) == 1
+    assert judged(sentinel, 1, s2=(0.5, 6)) == []
+    assert sentinel.numbers()["num_servers_beyond_mismatch"] == 1.0
+    assert judged(sentinel, 2, s2=(0.5, 6), good=(0.0, 6)) != []
     assert set(sentinel.quarantine) == {"s#1", "s#2"}
 
 
 def test_a_server_that_was_good_is_started_anew_whenever_it_goes_wrong() -> None:
     sentinel = Sentinel(0.1, 1)
-    for start in ("s#1", "s#2", "s#3"):
-        assert sentinel.read(numbers(start, 0.0, 6), 0) == []
-        assert len(sentinel.read(numbers(start, 0.5, 6), 1)) == 1
+    for step, start in enumerate(("s1", "s2", "s3")):
+        assert judged(sentinel, 2 * step, **{start: (0.0, 6)}) == []
+        assert len(judged(sentinel, 2 * step + 1, **{start: (0.5, 6)})) == 1
 
 
 def test_without_a_limit_errors_are_told_and_nothing_is_done() -> None:
-    sentinel, told = Sentinel(None, 1), numbers(BAD, 5.0, 9)
-    assert sentinel.read(told, 0) == []
-    assert told["drift/inference-1"] == 5.0
+    sentinel = Sentinel(None, 1)
+    assert judged(sentinel, 0, bad=(5.0, 9)) == []
+    assert sentinel.numbers()["drift/inference-1"] == 5.0
     assert sentinel.quarantine == {}
 
 
 def test_an_error_that_is_no_number_is_not_a_servers() -> None:
-    assert Sentinel(0.1, 1).read(numbers(BAD, float("nan"), 9), 0) == []
+    sentinel = Sentinel(0.1, 1)
+    assert judged(sentinel, 0, bad=(float("nan"), 9)) == []
+    assert len(read(sentinel, bad=(0.7, 9))) == 1
 
 
 @pytest.mark.parametrize(
@@ -191,6 +235,139 @@ def test_of_a_turn_that_two_servers_sampled_only_one_ones_tokens_are_left_out() 
     assert second.server_spans == ()
 
 
+def mixed(index: int) -> TrajectoryGroup:
+    """An episode of each server, and one that both sampled."""
+    members = list(random_group(index).members)
+    (both,) = members[2].rows
+    num_sampled = sum(bytes(both.loss_mask))
+    spans = (ServerSpan(GOOD, 2), ServerSpan(BAD, 2), ServerSpan(GOOD, num_sampled - 4))
+    both = replace(both, server_spans=spans)
+    last = replace(members[2], rows=(both,))
+    return group([by(GOOD, members[0]), by(BAD, members[1]), last], index)
+
+
+def prepared_by(
+    given: TrajectoryGroup, settings: LearnerConfig, quarantine: dict[str, int]
+) -> PreparedGroup:
+    """As in the first step; the good server says what the policy does, the bad one 1 nat more."""
+    builder = RowBuilder(settings, 4, Ancestry("0-a"), quarantine=quarantine)
+    prepared = builder.prepare(given, 0, {1: ("0-a", 0)})
+    policy = make_policy()
+    for each in prepared.rows:
+        names: list[str] = []
+        owners = per_token(each.server_spans, len(each.targets), names)
+        wrong = np.array([name == BAD for name in names])[owners]
+        with torch.no_grad():
+            each.log_mu = policy.forward(pack([each], CPU))[0].numpy() + wrong.astype(np.float32)
+    return prepared
+
+
+def train(
+    strategy: Strategy, at_once: int, quarantine: dict[str, int], settings: dict[str, Any]
+) -> tuple[torch.Tensor, dict[str, float | None]]:
+    """Weights and metrics after a step of four groups, later ones prepared as the learner does it."""
+    given = config(**{"training_args": ARGS, "max_mismatch": 0.1, "min_mismatch_tokens": 4} | settings)
+    policy = strategy.spread(make_policy())
+    critic = None
+    if given.critic is not None:
+        model = make_critic(make_policy(), given.critic)
+        critic = CriticTrainer(model, make_adamw(model.parameters, ARGS), given, max_steps=8)
+    trainer = StepTrainer(
+        policy,
+        strategy.make_optimizer(policy, ARGS),
+        given,
+        groups_per_step=4,
+        max_steps=8,
+        ranks=strategy.ranks,
+        roles=Roles(None, critic),
+    )
+    trainer.begin(0)
+    for start in range(0, 4, at_once):
+        found = {
+            source_of(each.server_id, each.incarnation): each.good_step for each in trainer.quarantined
+        }
+        for index in range(start, start + at_once):
+            trainer.add(prepared_by(mixed(index), given, quarantine | found))
+        trainer.work()
+    metrics = trainer.finish()
+    parameters = [strategy.whole(parameter) for parameter in policy.model.parameters()]
+    parameters += [] if critic is None else [p.detach() for p in critic.critic.parameters]
+    return torch.cat([parameter.flatten() for parameter in parameters]).clone(), metrics
+
+
+@pytest.mark.parametrize("at_once", [1, 4])
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {},
+        {"num_mini_batches": 2, "ppo_epochs": 2},
+        {"whiten_advantages": True, "num_mini_batches": 2},
+        {"loss": "m2po", "behaviour_correction": "none"},
+        {"adv_estimator": "gae", "critic": CriticArgs(training_args=ARGS), "num_mini_batches": 2},
+    ],
+    ids=["plain", "epochs", "whitened", "picking", "critic"],
+)
+def test_a_step_with_a_wrong_servers_tokens_trains_as_one_without_them(
+    settings: dict[str, Any], at_once: int
+) -> None:
+    found, told = train(SingleStrategy(), at_once, {}, settings)
+    expected, known = train(SingleStrategy(), at_once, {BAD: -1}, settings)
+    assert float((found - expected).abs().max()) <= 1e-6
+    drift = {name: told.pop(name) for name in list(told) if name.startswith("drift")}
+    assert drift["drift/inference-1"] == pytest.approx(1.0, abs=1e-4)
+    assert drift["drift/inference-0"] == known["drift/inference-0"] == pytest.approx(0.0, abs=1e-4)
+    assert told["num_quarantined_tokens"] == known["num_quarantined_tokens"] != 0
+    for name, value in told.items():
+        assert value == (known[name] and pytest.approx(known[name], 1e-4, 1e-6)), name
+    both, _ = train(SingleStrategy(), at_once, {}, settings | {"max_mismatch": None})
+    assert float((found - both).abs().max()) > 1e-3
+
+
+EPOCHS = {"num_mini_batches": 2, "ppo_epochs": 2}
+FOUND_LATER = EPOCHS | {"min_mismatch_tokens": 28}  # by the second mini-batch, after an update
+
+
+def train_sharded(ranks: TorchRanks) -> Any:
+    return [train(Fsdp2Strategy(ranks, CPU), 1, {}, given) for given in (EPOCHS, FOUND_LATER)]
+
+
+@pytest.mark.heavy
+def test_all_ranks_leave_out_a_wrong_servers_tokens() -> None:
+    expected = train(SingleStrategy(), 1, {BAD: -1}, EPOCHS)
+    later = train(SingleStrategy(), 1, {}, FOUND_LATER)
+    assert float((expected[0] - later[0]).abs().max()) > 1e-4
+    for trained in on_ranks(2, train_sharded):
+        for found, one in zip(trained, (expected, later), strict=True):
+            assert float((found[0] - one[0]).abs().max()) <= 1e-6
+            assert found[1]["num_quarantined_tokens"] == one[1]["num_quarantined_tokens"]
+
+
+def test_what_was_trained_before_a_reading_stays_and_later_epochs_leave_it_out() -> None:
+    settings = {"num_mini_batches": 4, "min_mismatch_tokens": 12}
+    _, told = train(SingleStrategy(), 4, {}, settings)
+    _, known = train(SingleStrategy(), 4, {BAD: -1}, settings)
+    assert 0 < (told["num_quarantined_tokens"] or 0) < (known["num_quarantined_tokens"] or 0)
+    _, epochs = train(SingleStrategy(), 4, {}, settings | {"ppo_epochs": 2})
+    assert epochs["num_quarantined_tokens"] == known["num_quarantined_tokens"]
+
+
+def test_a_mini_batch_of_nothing_but_wrong_tokens_changes_nothing() -> None:
+    given = config(training_args=ARGS, max_mismatch=0.1, min_mismatch_tokens=1)
+    policy = make_policy()
+    before = weights(policy.parameters)
+    trainer = StepTrainer(
+        policy, make_adamw(policy.parameters, ARGS), given, groups_per_step=1, max_steps=8
+    )
+    trainer.begin(0)
+    members = [by(BAD, member) for member in random_group(0).members]
+    trainer.add(prepared_by(group(members), given, {}))
+    trainer.work()
+    told = trainer.finish()
+    assert (told["num_trained_tokens"], told["loss"]) == (0, None)
+    assert told["drift/inference-1"] == pytest.approx(1.0, abs=1e-4)
+    assert torch.equal(weights(policy.parameters), before)
+
+
 def ready(index: int, version: int, rewards: dict[str, float]) -> Ready:
     """A group with one episode of each source."""
     members = [
@@ -201,7 +378,7 @@ def ready(index: int, version: int, rewards: dict[str, float]) -> Ready:
 
 
 @pytest.mark.parametrize("max_mismatch", [1e-9, None])
-async def test_a_learner_tells_of_a_wrong_server_and_trains_its_tokens_no_more(
+async def test_a_learner_tells_of_a_wrong_server_and_trains_none_of_its_tokens(
     max_mismatch: float | None,
 ) -> None:
     entries = [ready(0, 1, {BAD: 0.0, "": 1.0}), ready(1, 2, {BAD: 0.0, "": 1.0})]
@@ -212,15 +389,16 @@ async def test_a_learner_tells_of_a_wrong_server_and_trains_its_tokens_no_more(
     found = [event for event in world.events if isinstance(event, ServerQuarantined)]
     first, second = (step.metrics for step in steps(world))
     assert first["drift/inference-1"] > 0.01
-    assert first["num_quarantined_tokens"] == 0
     assert world.saved[-1].quarantine == one.state.quarantine == ({BAD: -1} if found else {})
     if max_mismatch is None:
         assert found == []
+        assert (first["num_quarantined_tokens"], first["num_trained_tokens"]) == (0, 6)
         assert (second["num_quarantined_tokens"], second["num_trained_tokens"]) == (0, 6)
     else:
         assert [(event.server_id, event.incarnation, event.good_step) for event in found] == [
             ("inference-1", "bb", -1)
         ]
+        assert (first["num_quarantined_tokens"], first["num_trained_tokens"]) == (3, 3)
         assert (second["num_quarantined_tokens"], second["num_trained_tokens"]) == (3, 3)
         assert "drift/inference-1" not in second
 

@@ -27,6 +27,7 @@ class Member:
     turn_tokens: list[int]  # policy tokens of each turn
     observations: list[int]
     row_sizes: list[int]  # turns of each row
+    greedy: bool = False
 
 
 def make_member(rng: np.random.Generator, *, step_rows: bool, valid: bool, same: bool) -> Member:
@@ -87,6 +88,7 @@ def as_returns(members: list[Member]) -> Returns:
         ),
         loss_masks=tuple(masks),
         turns=tuple(turns),
+        greedy=next((index for index, member in enumerate(members) if member.greedy), -1),
     )
 
 
@@ -149,6 +151,12 @@ def reference_opo(pool: list[Member]) -> list[float]:
     return [m.reward - baseline for m in pool]
 
 
+def reference_remax(pool: list[Member]) -> list[float]:
+    """0 for the greedy member, and for all where it is not valid."""
+    baseline = next((m.reward for m in pool if m.greedy), None)
+    return [0.0 if m.greedy or baseline is None else m.reward - baseline for m in pool]
+
+
 def reference_reinforce(pool: list[Member], config: LearnerConfig) -> PerToken:
     result = []
     for member in pool:
@@ -202,6 +210,7 @@ CASES: dict[str, tuple[dict[str, Any], Any]] = {
     "grpo": ({}, over_episodes(lambda pool: normal([m.reward for m in pool]))),
     "rloo": ({}, over_episodes(reference_rloo)),
     "opo": ({}, over_episodes(reference_opo)),
+    "remax": ({}, over_episodes(reference_remax)),
     "starpo": ({}, over_episodes(lambda pool: normal([m.reward for m in pool]))),
     "reinforce": ({"gamma": 0.9}, reference_reinforce),
     "reinforce_plus_plus": ({"gamma": 0.95}, reference_reinforce),
@@ -212,6 +221,10 @@ CASES: dict[str, tuple[dict[str, Any], Any]] = {
 }
 
 
+def test_every_estimator_is_checked() -> None:
+    assert {*CASES, "gae"} == set(ESTIMATORS)
+
+
 @pytest.mark.parametrize("step_rows", [False, True])
 @pytest.mark.parametrize("name", CASES)
 def test_an_estimator_equals_its_formula(name: str, step_rows: bool) -> None:
@@ -220,9 +233,11 @@ def test_an_estimator_equals_its_formula(name: str, step_rows: bool) -> None:
     num_trained = 0
     for seed in range(12):
         members = make_members(seed, step_rows=step_rows)
+        members[seed % len(members)].greedy = name == "remax"
         result = ESTIMATORS[name](as_returns(members), config)
         pool = [member for member in members if member.valid]
-        if len(pool) < 2 and name in GROUP_RELATIVE:
+        without_baseline = name == "remax" and not any(member.greedy for member in pool)
+        if without_baseline or (len(pool) < 2 and name in GROUP_RELATIVE):
             assert result.verdict is Verdict.TOO_FEW_VALID
         expected = iter(reference(pool, config))
         masks = as_returns(members).loss_masks

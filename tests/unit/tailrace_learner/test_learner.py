@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
+from structlog.testing import capture_logs
 
 from tailrace.clock import SystemClock
 from tailrace.config import RunConfig
@@ -131,6 +132,7 @@ def learner(
         "groups_per_step": 2,
         "group_size": 2,
         "max_staleness": 5,
+        "logging_steps": 1,
     }
     run_keys |= {key: settings.pop(key) for key in list(settings) if key in run_keys}
     run = RunConfig(exp_name="unit", **run_keys)
@@ -198,11 +200,36 @@ async def test_the_metrics_of_a_step_have_every_key() -> None:
         "num_stale_tokens",
         "num_nonfinite_tokens",
     ]
+    page = (Path(__file__).parents[3] / "docs" / "runs.md").read_text(encoding="utf-8")
     for event in steps(world):
         assert set(keys) <= set(event.metrics)
+        unnamed = {key for key in event.metrics if f"`{key}`" not in page}
+        assert {key.partition("/")[0] for key in unnamed} <= {"tag", "drift", "drift_tokens"}
         assert event.started_unix_s <= event.finished_unix_s
     assert [event.metrics["staleness_max"] for event in steps(world)] == [0.0, 1.0]
     assert steps(world)[1].metrics["mismatch_kl"] is None
+
+
+@pytest.mark.parametrize(("logging_steps", "told"), [(1, [1, 2, 3, 4, 5]), (2, [2, 4]), (3, [3])])
+async def test_every_so_many_steps_are_told_in_the_log(logging_steps: int, told: list[int]) -> None:
+    source = FakeSource([ready(index) for index in range(5)])
+    one = learner(source, FakeWorld(), max_steps=5, groups_per_step=1, logging_steps=logging_steps)
+    with capture_logs() as lines:
+        await one.run_forever()
+    assert [line["step"] for line in lines if line["event"] == "step finished"] == told
+
+
+async def test_turns_that_gigpo_can_compare_with_none_are_told_every_step() -> None:
+    source, world = FakeSource([ready(index) for index in range(4)]), FakeWorld()
+    one = learner(source, world, adv_estimator="gigpo")
+    with capture_logs() as lines:
+        await one.run_forever()
+    told = [line for line in lines if line["event"] == "turns without observation"]
+    assert [(line["log_level"], line["step"], line["num_turns"]) for line in told] == [
+        ("warning", event.step, event.metrics["num_unnamed_turns"]) for event in steps(world)
+    ]
+    assert told
+    assert "granularity: step" in told[0]["remedy"]
 
 
 async def test_dropped_groups_are_given_back_and_replaced() -> None:

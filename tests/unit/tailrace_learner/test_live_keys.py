@@ -20,6 +20,9 @@ STEERED: dict[str, Any] = {**KL, "target_kl": 0.001, "kl_horizon": 20}
 
 LIVE: list[tuple[dict[str, Any], dict[str, Any]]] = [
     ({}, {"norm_std": False}),
+    ({"adv_estimator": "gigpo"}, {"norm_std": False}),
+    ({"adv_estimator": "turn_reinforce"}, {"norm_std": False}),
+    ({"adv_estimator": "step_reinforce"}, {"norm_std": False}),
     ({}, {"reward_clip": 0.3}),
     ({}, {"advantage_clip": 0.3}),
     ({}, {"overlong_max_tokens": 8, "overlong_buffer_tokens": 4}),

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 import pytest
 import torch
 from numpy.typing import NDArray
 
 from tailrace_learner.config import LearnerConfig
-from tailrace_learner.core.aggregation import row_count
+from tailrace_learner.core.aggregation import AGGREGATIONS, row_count, token_weights
 from tailrace_learner.core.correction import CORRECTIONS
 from tailrace_learner.core.losses import LOSSES, LossInputs
 from tailrace_learner.core.losses.dapo import clipped
@@ -146,6 +148,33 @@ def reference_loss(policy, rows, settings) -> float:  # type: ignore[no-untyped-
         case "seq_mean_token_mean":
             return float(np.mean([s / n for s, n in zip(sums, sizes, strict=True)]))
     return float(np.mean([s / settings.loss_norm_tokens for s in sums]))
+
+
+AGGREGATED: dict[str, Callable[[list[list[float]]], float]] = {
+    "token_mean": lambda rows: sum(map(sum, rows)) / sum(map(len, rows)),
+    "seq_mean_token_sum": lambda rows: sum(map(sum, rows)) / len(rows),
+    "seq_mean_token_mean": lambda rows: sum(sum(row) / len(row) for row in rows) / len(rows),
+    "seq_mean_token_sum_norm": lambda rows: sum(sum(row) / 13 for row in rows) / len(rows),
+}
+
+
+@pytest.mark.parametrize("name", AGGREGATED)
+def test_an_aggregation_equals_its_formula_however_rows_are_parted(name: str) -> None:
+    settings = config(loss_aggregation=name, loss_norm_tokens=13)
+    for seed in range(6):
+        rows = make_rows(9, seed=seed)
+        rng = np.random.default_rng(seed)
+        losses = [rng.normal(1.0, 1.0, len(row.targets)).tolist() for row in rows]
+        total = divisor = 0.0
+        for part in (slice(0, 2), slice(2, 9)):
+            flat = torch.tensor([x for row in losses[part] for x in row], dtype=torch.float64)
+            total += float((token_weights(rows[part], settings) * flat).sum())
+            divisor += row_count(rows[part], settings)
+        assert total / divisor == pytest.approx(AGGREGATED[name](losses), rel=1e-6)
+
+
+def test_every_aggregation_is_checked() -> None:
+    assert set(AGGREGATED) == set(AGGREGATIONS)
 
 
 def test_sft_is_cross_entropy() -> None:

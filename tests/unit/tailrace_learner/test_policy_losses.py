@@ -123,6 +123,10 @@ CASES: dict[str, tuple[dict[str, Any], Callable[[Row], list[float]]]] = {
         {"pg_clip": 0.1, "pg_clip_high": 0.3},
         per_token(lambda t: surrogate(u(t), t["a"], 0.1, 0.3)),
     ),
+    "grpo": (
+        {"pg_clip": 0.15, "pg_clip_high": 0.4, "dual_clip": 1.3},
+        per_token(lambda t: dual(surrogate(u(t), t["a"], 0.15, 0.15), t["a"], 1.3)),
+    ),
     "decoupled_ppo": (
         {"tis_cap": 1.5, **NONE},
         per_token(lambda t: min(math.exp(t["o"] - t["m"]), 1.5) * surrogate(u(t), t["a"], 0.2, 0.2)),

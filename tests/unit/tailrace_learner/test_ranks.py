@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import sys
+import time
 from typing import Any
 
 import msgspec
 import pytest
 import torch
 
-from tailrace_learner.adapters.ranks import TorchRanks
+from tailrace.config import ConfigError
+from tailrace_learner.adapters.ranks import DataParallelRanks, TorchRanks
 from tailrace_learner.adapters.strategies.base import Strategy
 from tailrace_learner.adapters.strategies.fsdp2 import Fsdp2Strategy
+from tailrace_learner.adapters.strategies.megatron import MegatronStrategy
 from tailrace_learner.adapters.strategies.single import SingleStrategy
 from tailrace_learner.config import LearnerConfig, StrategyArgs, TrainingArgs
-from tailrace_learner.core.ranks import Shares
+from tailrace_learner.core.ranks import ONE_RANK, Shares
 from tailrace_learner.core.step import StepTrainer
 from tests.unit.tailrace_learner.factory import CPU, config, make_policy, make_rows
 from tests.unit.tailrace_learner.ranks import on_ranks
@@ -22,7 +26,9 @@ from tests.unit.tailrace_learner.test_step import prepared
 # A large epsilon: Adam would make equal steps of gradients that are nothing but rounding. Rates of 0.1
 # make 2e-5 of rounding within two steps, also on one rank with other micro-batches.
 ARGS = TrainingArgs(learning_rate=0.02, weight_decay=0.01, adam_epsilon=1e-2, max_grad_norm=0.5)
+LAYERS = "tailrace_learner.adapters.strategies.megatron_layers"
 WARM_START = {"demonstrations": "module:function", "num_steps": 1}
+CUT = {"strategy_name": "megatron", "num_ranks": 2, "tensor_parallel_size": 2}
 Trained = tuple[dict[str, torch.Tensor], dict[str, torch.Tensor], dict[str, float | None]]
 
 
@@ -50,9 +56,17 @@ def test_a_row_stays_with_its_rank_however_it_comes_again() -> None:
     assert again == owner
 
 
-def train(strategy: Strategy, family: str, settings: dict[str, Any]) -> Trained:
-    """Weights, moments and last metrics after two steps of three groups, one of a single row."""
-    policy = strategy.spread(make_policy(family))
+def train(
+    strategy: Strategy, family: str, settings: dict[str, Any], *, recomputes: bool = False
+) -> Trained:
+    """Weights, moments and last metrics after two steps of three groups, one of a single row.
+
+    `recomputes`: with gradient checkpointing.
+    """
+    policy = make_policy(family)
+    if recomputes:
+        policy.model.gradient_checkpointing_enable({"use_reentrant": False})
+    policy = strategy.spread(policy)
     given = config(training_args=ARGS, max_tokens_per_micro_batch=40, **settings)
     optimizer = strategy.make_optimizer(policy, ARGS)
     trainer = StepTrainer(
@@ -92,6 +106,16 @@ def train_sharded(ranks: TorchRanks, family: str, settings: dict[str, Any]) -> T
                 "loss_aggregation": "seq_mean_token_mean",
             },
         ),
+        (
+            "qwen3",
+            {
+                "loss": "clip_cov",
+                "cov_fraction": 0.3,
+                "clip_cov_low": -5.0,
+                "num_mini_batches": 2,
+                "ppo_epochs": 2,
+            },
+        ),
     ],
 )
 def test_two_ranks_train_as_one_does(family: str, settings: dict[str, Any]) -> None:
@@ -105,6 +129,22 @@ def test_two_ranks_train_as_one_does(family: str, settings: dict[str, Any]) -> N
         assert trained[2].keys() == one[2].keys()
         for name, value in one[2].items():
             assert trained[2][name] == (value if value is None else pytest.approx(value, 1e-5, 1e-7))
+
+
+def grouped(ranks: TorchRanks) -> tuple[int, int, list[float], list[str]]:
+    groups = DataParallelRanks(ranks, 2)
+    return (
+        groups.rank,
+        groups.num_ranks,
+        groups.sums([1.5, 10.0 * groups.rank]),
+        groups.collect(f"of {ranks.rank}"),
+    )
+
+
+def test_neighbours_that_compute_the_same_rows_count_as_one_rank() -> None:
+    found = on_ranks(4, grouped)
+    assert [(rank, num_ranks) for rank, num_ranks, _, _ in found] == [(0, 2), (0, 2), (1, 2), (1, 2)]
+    assert [part[2:] for part in found] == [([3.0, 10.0], ["of 0", "of 2"])] * 4
 
 
 def gradients(strategy: Strategy) -> tuple[float, bool]:
@@ -130,6 +170,20 @@ def test_a_gradient_that_is_not_finite_on_one_rank_is_thrown_away_by_all() -> No
     assert on_ranks(2, gradients_sharded) == [(0.0, True)] * 2
 
 
+def waits(ranks: TorchRanks) -> float:
+    """Seconds in which rank 0 waited in vain for rank 1, which only hears commands."""
+    began_s = time.monotonic()
+    if ranks.rank == 0:
+        with pytest.raises(RuntimeError):
+            torch.distributed.all_reduce(torch.zeros(1))
+    return float(ranks.told(time.monotonic() - began_s))
+
+
+def test_a_rank_gives_up_a_pass_after_its_timeout_and_never_a_command() -> None:
+    waited_s = on_ranks(2, waits, timeout_s=0.4)
+    assert 0.3 < waited_s[0] == waited_s[1] < 10.0
+
+
 @pytest.mark.parametrize(
     ("settings", "match"),
     [
@@ -137,10 +191,24 @@ def test_a_gradient_that_is_not_finite_on_one_rank_is_thrown_away_by_all() -> No
         ({"strategy_args": {"num_ranks": 2, "strategy_name": "single"}}, "single computes on one rank"),
         ({"strategy_args": {"timeout_s": 0}}, "timeout_s must be positive"),
         ({"strategy_args": {"strategy_name": "ddp"}}, "ddp"),
-        ({"strategy_args": {"zero_stage": 3}}, "zero_stage"),
+        ({"strategy_args": {"zero_stage": 4}}, "zero_stage"),
         (
             {"strategy_args": {"strategy_name": "deepspeed"}, "warm_start": WARM_START},
             "warm_start has an optimizer of its own",
+        ),
+        (
+            {"strategy_args": CUT | {"num_ranks": 3}},
+            "num_ranks 3 is no multiple of tensor_parallel_size 2",
+        ),
+        (
+            {"strategy_args": CUT | {"strategy_name": "fsdp2"}},
+            "tensor_parallel_size 2 is for .* megatron",
+        ),
+        ({"strategy_args": {"tensor_parallel_size": 0}}, "tensor_parallel_size must be at least 1"),
+        ({"strategy_args": CUT, "lora": {}}, "lora puts adapters beside layers"),
+        (
+            {"strategy_args": CUT, "adv_estimator": "gae", "critic": {"shared": True}},
+            r"critic\.shared",
         ),
         (
             {
@@ -162,3 +230,9 @@ def test_more_than_one_rank_means_sharded_unless_another_strategy_is_named() -> 
     assert StrategyArgs(num_ranks=2).resolved_name == "fsdp2"
     assert StrategyArgs(strategy_name="fsdp2").resolved_name == "fsdp2"
     assert StrategyArgs(num_ranks=2, strategy_name="deepspeed").resolved_name == "deepspeed"
+
+
+def test_a_strategy_without_its_package_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, LAYERS, None)
+    with pytest.raises(ConfigError, match=r"pip install 'tailrace\[megatron\]'"):
+        MegatronStrategy(ONE_RANK, StrategyArgs(strategy_name="megatron"))

@@ -12,7 +12,14 @@ from tailrace_learner.core.lineage import Ancestor, Ancestry
 from tailrace_learner.core.row_builder import RowBuilder
 from tailrace_learner.core.rows import demonstration_row
 from tailrace_protos.episode import OVER_BUDGET, Outcome
-from tests.unit.tailrace_learner.factory import config, episode_of_rows, group, token_row, trajectory
+from tests.unit.tailrace_learner.factory import (
+    config,
+    episode_of_rows,
+    group,
+    random_group,
+    token_row,
+    trajectory,
+)
 
 BOOK = {1: ("0-a", 0), 2: ("0-a", 1), 3: ("0-a", 2), 4: ("0-a", 3)}
 
@@ -136,6 +143,19 @@ def test_a_prefix_shared_by_two_rows_is_trained_in_one_of_them() -> None:
     assert first.targets.tolist() == [1, 2, 4]
     assert second.targets.tolist() == [4]
     assert second.token_ids.tolist() == [0, 1, 2, 3]  # read, not trained
+
+
+def test_turns_that_gigpo_can_compare_with_none_are_counted() -> None:
+    named = random_group(1, num_members=3, num_turns=4)
+    calls = [token_row("0", 1.0, [0, 1]), token_row("1", 1.0, [0, 0, 1])]
+    members = [episode_of_rows(0, 1.0, calls), trajectory(1, 0.0)]  # rows without hashes
+    lost = trajectory(2, 0.0, outcome=Outcome.INFRA_FAILURE)
+    gigpo = builder(adv_estimator="gigpo")
+    assert gigpo.prepare(named, 0, BOOK).counts["num_unnamed_turns"] == 0
+    assert gigpo.prepare(group([*members, lost]), 0, BOOK).counts["num_unnamed_turns"] == 3
+    for settings in ({}, {"adv_estimator": "gigpo", "step_advantage_weight": 0.0}):
+        counts = builder(**settings).prepare(group(members), 0, BOOK).counts
+        assert "num_unnamed_turns" not in counts
 
 
 def test_rows_without_a_sampled_token_are_left_out() -> None:

@@ -6,6 +6,7 @@ import copy
 from dataclasses import replace
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 import torch
@@ -195,30 +196,42 @@ def test_gradients_that_are_not_finite_are_thrown_away_and_counted() -> None:
     assert metrics["num_skipped_updates"] == 1
 
 
-def test_an_update_equals_torchs_own_clipping_and_adamw() -> None:
-    policy = make_policy()
-    twin = copy.deepcopy(policy)
-    for each in (policy, twin):
-        torch.manual_seed(1)
-        for parameter in each.parameters:
-            parameter.grad = torch.randn_like(parameter) * 8
-    optimizer = make_adamw(policy.parameters, ARGS)
-    result = optimizer.update(count=8.0, learning_rate=3e-3, max_grad_norm=0.5)
-    for parameter in twin.parameters:
-        parameter.grad /= 8.0
-    norm = torch.nn.utils.clip_grad_norm_(twin.parameters, 0.5)
-    plain = torch.optim.AdamW(
+def adamw(policy: Policy, args: TrainingArgs) -> torch.optim.AdamW:
+    """Torch's own, with everything that the arguments say."""
+    parameters = policy.parameters
+    return torch.optim.AdamW(
         [
-            {"params": [p for p in twin.parameters if p.dim() >= 2], "weight_decay": 0.1},
-            {"params": [p for p in twin.parameters if p.dim() < 2], "weight_decay": 0.0},
+            {"params": [p for p in parameters if p.dim() >= 2], "weight_decay": args.weight_decay},
+            {"params": [p for p in parameters if p.dim() < 2], "weight_decay": 0.0},
         ],
         lr=3e-3,
-        betas=(0.9, 0.95),
-        eps=1e-8,
+        betas=(args.adam_beta1, args.adam_beta2),
+        eps=args.adam_epsilon,
         foreach=False,
     )
-    plain.step()
-    assert result.grad_norm == pytest.approx(float(norm), rel=1e-5)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [{}, {"adam_beta1": 0.5}, {"adam_beta2": 0.5}, {"adam_epsilon": 0.1}, {"weight_decay": 0.0}],
+    ids=lambda settings: next(iter(settings), "defaults"),
+)
+def test_updates_equal_torchs_own_clipping_and_adamw(settings: dict[str, Any]) -> None:
+    args = msgspec.structs.replace(ARGS, **settings)
+    policy = make_policy()
+    twin = copy.deepcopy(policy)
+    optimizer, plain = make_adamw(policy.parameters, args), adamw(twin, args)
+    for seed in (1, 2):  # the first moves weights by their signs alone, whatever the betas are
+        for each in (policy, twin):
+            torch.manual_seed(seed)
+            for parameter in each.parameters:
+                parameter.grad = torch.randn_like(parameter) * 8 * seed
+        result = optimizer.update(count=8.0, learning_rate=3e-3, max_grad_norm=0.5 * seed)
+        for parameter in twin.parameters:
+            parameter.grad /= 8.0
+        norm = torch.nn.utils.clip_grad_norm_(twin.parameters, 0.5 * seed)
+        plain.step()
+        assert result.grad_norm == pytest.approx(float(norm), rel=1e-5)
     torch.testing.assert_close(weights(policy), weights(twin), rtol=1e-5, atol=1e-7)
 
 

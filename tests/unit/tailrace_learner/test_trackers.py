@@ -6,26 +6,57 @@ import json
 import struct
 import subprocess
 import sys
+import threading
+import time
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
+from typing import ClassVar
 
 import pytest
+from structlog.testing import capture_logs
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from wandb.proto import wandb_internal_pb2
 
-from tailrace_learner.config import WandbArgs
+from tailrace.config import RunConfig
+from tailrace_learner import metrics
+from tailrace_learner.__main__ import tracker_feeds
+from tailrace_learner.adapters import tracker_feed
+from tailrace_learner.adapters.row_file import RowFile
+from tailrace_learner.adapters.tensorboard import TensorboardWriter
+from tailrace_learner.adapters.tracker_feed import TrackerFeed
+from tailrace_learner.config import LearnerConfig, WandbArgs
 from tailrace_learner.core.step_metrics import data_metrics
+from tailrace_learner.ports import Row, TrackerError
+from tailrace_protos.event import (
+    EvaluationFinished,
+    EvaluationStarted,
+    Event,
+    EventBody,
+    LearnerResumed,
+    StepFinished,
+    TagEvaluation,
+)
+from tailrace_scheduler.adapters.run_files import EventFile, MetricsFile
+from tailrace_scheduler.core.run_log import Rewind, RunLog
 from tests.unit.tailrace_learner.test_step import prepared
 
 WRITES = """
 import asyncio, sys
+from functools import partial
+from pathlib import Path
 from tailrace.config import RunConfig
+from tailrace_learner.adapters.row_file import RowFile
+from tailrace_learner.adapters.tracker_feed import TrackerFeed
 from tailrace_learner.adapters.wandb_writer import WandbWriter
 from tailrace_learner.config import WandbArgs
-writer = WandbWriter(WandbArgs(project="lakes"), RunConfig(exp_name="unit", output_dir=sys.argv[1]))
-writer.write(3, {"loss": 0.25, "kl": None})
-writer.write(4, {"loss": 0.5, "tag/lake/reward_mean": 1.0})
-asyncio.run(writer.close())
+run = RunConfig(exp_name="unit", output_dir=sys.argv[1])
+begin = partial(WandbWriter, WandbArgs(project="lakes"), run)
+for step in (2, 9):  # the second learner resumes
+    feed = TrackerFeed("wandb", begin, RowFile(run.run_dir / "metrics.jsonl"), step)
+    feed.start()
+    asyncio.run(feed.close())
 """
 
 BLOCK_BYTES = 32768
@@ -61,15 +92,223 @@ def read_wandb(content: bytes) -> tuple[str, str, list[dict[str, float]]]:
     return project, name, rows
 
 
-def test_wandb_gets_every_known_number_of_every_step_without_a_network(tmp_path: Path) -> None:
+class RunFiles:
+    """What the scheduler writes of a run in which every step is evaluated."""
+
+    def __init__(self, run_dir: Path) -> None:
+        self.run_dir = run_dir
+        self.events, self.rows = EventFile(run_dir), MetricsFile(run_dir)
+        self.log = RunLog(lambda step: True)
+        self.num_events = 0
+
+    def happen(self, body: EventBody) -> None:
+        self.num_events += 1
+        event = Event(f"{self.num_events}-0", 1000.0 + self.num_events, "test", body)
+        self.events.append([event])
+        for change in self.log.apply(event, lambda wall_s, busy_s: {"idle/credit": wall_s - busy_s}):
+            if isinstance(change, Rewind):
+                self.rows.rewind(change.step)
+            else:
+                self.rows.append(change)
+
+    def resume(self, lineage: str, step: int) -> None:
+        self.happen(LearnerResumed(lineage, step, 0, ""))
+
+    def step(self, lineage: str, step: int, policy_version: int) -> None:
+        tags = {
+            "lake": TagEvaluation(0.5, 0.25 * policy_version, 4),
+            "shop": TagEvaluation(0.0, 0.0, 0),
+        }
+        if step:
+            numbers = {"loss": 0.5 * policy_version, "kl": None, "tag/lake/reward_mean": 1.0}
+            self.happen(StepFinished(lineage, step, policy_version, ("g",), 0, 0.0, 0.0, numbers))
+        self.happen(EvaluationStarted(f"e{step}-v{policy_version}", step, policy_version, 8))
+        self.happen(EvaluationFinished(f"e{step}-v{policy_version}", step, 0.5, 0.125, 4, 8, tags))
+
+    def first_run(self) -> None:
+        """Steps 0 to 3 of a lineage, the versions of which are 10 to 13."""
+        self.resume("L", 0)
+        for step in range(4):
+            self.step("L", step, 10 + step)
+
+    @property
+    def curves(self) -> dict[str, list[tuple[int, float]]]:
+        """The points of every key of `metrics.jsonl`."""
+        lines = (self.run_dir / "metrics.jsonl").read_text().splitlines()
+        return curves_of([json.loads(line) for line in lines])
+
+
+def curves_of(rows: list[Row]) -> dict[str, list[tuple[int, float]]]:
+    curves: dict[str, list[tuple[int, float]]] = {}
+    for row in rows:
+        for key, value in row.items():
+            if value is not None and key != "step":
+                curves.setdefault(key, []).append((int(row["step"] or 0), value))
+    return curves
+
+
+def shown_curves(run_dir: Path) -> dict[str, list[tuple[int, float]]]:
+    """What TensorBoard shows."""
+    shown = EventAccumulator(str(run_dir / "tensorboard")).Reload()
+    points = {tag: shown.Scalars(tag) for tag in shown.Tags()["scalars"]}
+    return {tag: [(one.step, one.value) for one in of_tag] for tag, of_tag in points.items() if of_tag}
+
+
+def tensorboard_feed(run_dir: Path, step: int) -> TrackerFeed:
+    begin = partial(TensorboardWriter, run_dir)
+    return TrackerFeed("tensorboard", begin, RowFile(run_dir / "metrics.jsonl"), step)
+
+
+@pytest.fixture
+def files(tmp_path: Path) -> RunFiles:
+    return RunFiles(tmp_path / "unit")
+
+
+async def test_tensorboard_shows_every_number_of_the_rows_at_the_time_of_its_step(
+    files: RunFiles,
+) -> None:
+    feed = tensorboard_feed(files.run_dir, 0)
+    feed.start()
+    files.first_run()
+    feed.reached(3)
+    await feed.close()
+    curves = shown_curves(files.run_dir)
+    assert curves == files.curves
+    wanted = "eval/success_rate eval/reward_mean eval/tag/lake/success_rate outcome/ok idle/credit"
+    assert curves.keys() >= {*wanted.split(), "policy_version", "time_s", "tag/lake/reward_mean"}
+    assert "eval/tag/shop/reward_mean" not in curves  # nobody knows it
+    shown = EventAccumulator(str(files.run_dir / "tensorboard")).Reload()
+    assert [one.wall_time for one in shown.Scalars("loss")] == [1004.0, 1007.0, 1010.0]
+
+
+def test_a_resumed_run_has_each_step_once_and_none_that_was_taken_back(files: RunFiles) -> None:
+    files.first_run()
+    first = tensorboard_feed(files.run_dir, 3)
+    assert first.deliver()
+    second = tensorboard_feed(files.run_dir, 1)
+    assert second.deliver()  # the scheduler has not taken steps 2 and 3 back yet
+    assert shown_curves(files.run_dir)["policy_version"] == [(0, 10.0), (1, 11.0)]
+    files.resume("M", 1)
+    files.step("M", 2, 15)
+    second.reached(2)
+    assert second.deliver()
+    assert shown_curves(files.run_dir)["policy_version"] == [(0, 10.0), (1, 11.0), (2, 15.0)]
+    assert shown_curves(files.run_dir) == files.curves
+
+
+def test_steps_taken_back_while_a_tracker_has_them_are_hidden(files: RunFiles) -> None:
+    files.first_run()
+    feed = tensorboard_feed(files.run_dir, 3)
+    assert feed.deliver()
+    files.resume("M", 1)
+    files.step("M", 2, 15)
+    assert feed.deliver()
+    assert shown_curves(files.run_dir) == files.curves
+
+
+def test_a_disk_that_takes_nothing_is_counted_logged_once_and_loses_no_row(files: RunFiles) -> None:
+    files.first_run()
+    feed = tensorboard_feed(files.run_dir, 3)
+    folder = files.run_dir / "tensorboard"
+    folder.write_text("in the way")
+    before = metrics.FAILED_TRACKERS.labels("tensorboard")._value.get()
+    with capture_logs() as logs:
+        assert not feed.deliver()
+        feed._backoff.next_s()
+        assert not feed.deliver()
+    assert [line["event"] for line in logs] == ["tracker fails"]
+    assert metrics.FAILED_TRACKERS.labels("tensorboard")._value.get() == before + 2
+    folder.unlink()
+    assert feed.deliver()
+    assert shown_curves(files.run_dir) == files.curves
+
+
+class Moody:
+    """A tracker whose row of step 2 fails, the first time."""
+
+    made: ClassVar[list[Moody]] = []
+
+    def __init__(self) -> None:
+        self.made.append(self)
+        self.rows: list[Row] = []
+
+    def write(self, row: Row) -> None:
+        if row["step"] == 2 and len(self.made) == 1:
+            raise TrackerError("no")
+        self.rows.append(row)
+
+    def flush(self) -> None:
+        pass
+
+    def close(self) -> None:
+        pass
+
+
+def test_a_tracker_that_failed_begins_anew_with_all_rows(files: RunFiles) -> None:
+    files.first_run()
+    feed = TrackerFeed("moody", Moody, RowFile(files.run_dir / "metrics.jsonl"), 3)
+    assert not feed.deliver()
+    assert feed.deliver()
+    assert feed.deliver()
+    assert [row["step"] for row in Moody.made[-1].rows] == [0, 1, 2, 3]
+
+
+async def test_a_tracker_that_hangs_is_left_behind(
+    files: RunFiles, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tracker_feed, "_CLOSE_S", 0.2)
+    files.first_run()
+    hangs = threading.Event()
+
+    def begin() -> TensorboardWriter:
+        hangs.wait(30)
+        return TensorboardWriter(files.run_dir)
+
+    feed = TrackerFeed("slow", begin, RowFile(files.run_dir / "metrics.jsonl"), 3)
+    feed.start()
+    began_s = time.monotonic()
+    feed.reached(3)
+    with capture_logs() as logs:
+        await feed.close()
+    assert time.monotonic() - began_s < 2.0
+    assert logs[0]["event"].startswith("tracker left behind")
+    hangs.set()
+    feed._thread.join(10)
+
+
+def test_a_row_that_is_being_written_waits_for_its_end(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    rows = RowFile(path)
+    assert rows.read() == ([], False)
+    path.write_text('{"step": 0}\n{"st')
+    assert rows.read() == ([{"step": 0}], True)
+    path.write_text('{"step": 0}\n{"step": 1}\n')
+    assert rows.read() == ([{"step": 1}], False)
+
+
+def test_wandb_gets_every_known_number_of_every_step_without_a_network(files: RunFiles) -> None:
     """In a process of its own: wandb keeps threads and a helper process."""
-    subprocess.run([sys.executable, "-c", WRITES, str(tmp_path)], check=True, timeout=100)
-    (file,) = (tmp_path / "unit" / "wandb").glob("offline-run-*/*.wandb")
-    project, name, (third, fourth) = read_wandb(file.read_bytes())
-    assert (project, name) == ("lakes", "unit")
-    assert (third["_step"], third["loss"]) == (3, 0.25)
-    assert "kl" not in third
-    assert (fourth["_step"], fourth["loss"], fourth["tag/lake/reward_mean"]) == (4, 0.5, 1.0)
+    files.first_run()
+    argv = [sys.executable, "-c", WRITES, str(files.run_dir.parent)]
+    subprocess.run(argv, check=True, timeout=100)
+    found = [
+        read_wandb(file.read_bytes())
+        for file in (files.run_dir / "wandb").glob("offline-run-*/*.wandb")
+    ]
+    assert [(project, name) for project, name, _ in found] == [("lakes", "unit")] * 2
+    first, second = sorted((rows for _, _, rows in found), key=len)
+    assert [row["_step"] for row in first] == [0, 1, 2]
+    rows = [{"step": row["_step"]} | {k: v for k, v in row.items() if k[0] != "_"} for row in second]
+    assert curves_of(rows) == files.curves
+
+
+@pytest.mark.parametrize("is_wanted", [True, False])
+def test_tensorboard_is_fed_where_it_is_wanted(is_wanted: bool, files: RunFiles) -> None:
+    files.first_run()
+    run = RunConfig(exp_name="unit", output_dir=str(files.run_dir.parent))
+    for feed in tracker_feeds(run, LearnerConfig(tensorboard=is_wanted), 3):
+        assert feed.deliver()
+    assert (files.run_dir / "tensorboard").exists() is is_wanted
 
 
 def test_a_project_must_have_a_name() -> None:
@@ -84,10 +323,10 @@ def test_every_tag_has_its_own_returns() -> None:
         replace(second, tag="lake", rewards=(1.0, 1.0), successes=(1.0, 1.0)),
         replace(second, tag="shop", rewards=(0.5,), successes=()),
     ]
-    metrics = data_metrics(groups, [])
-    assert metrics["tag/lake/reward_mean"] == 0.75
-    assert metrics["tag/lake/success_rate"] == 0.75
-    assert metrics["tag/lake/num_groups"] == 2.0
-    assert metrics["tag/shop/reward_mean"] == 0.5
-    assert metrics["tag/shop/success_rate"] is None
-    assert metrics["reward_mean"] == 0.7
+    numbers = data_metrics(groups, [])
+    assert numbers["tag/lake/reward_mean"] == 0.75
+    assert numbers["tag/lake/success_rate"] == 0.75
+    assert numbers["tag/lake/num_groups"] == 2.0
+    assert numbers["tag/shop/reward_mean"] == 0.5
+    assert numbers["tag/shop/success_rate"] is None
+    assert numbers["reward_mean"] == 0.7

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 import torch
@@ -64,6 +66,21 @@ def test_the_loss_is_a_mean_over_tokens_whatever_the_run_trains_with() -> None:
     )
     start = weights(make_policy())
     assert (plain - other).norm() < 1e-3 * (plain - start).norm()
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"learning_rate": 1e-3}, {"warmup_steps": 0}, {"weight_decay": 0.5}, {"max_grad_norm": 0.01}],
+    ids=lambda change: next(iter(change)),
+)
+def test_every_key_of_its_optimizer_changes_what_is_learnt(change: dict[str, Any]) -> None:
+    def trained(warm: WarmStart) -> torch.Tensor:
+        policy = make_policy()
+        warm_start(policy, demonstrations(12), warm, config(), lambda step, loss: None)
+        return weights(policy)
+
+    short = msgspec.structs.replace(WARM, num_steps=3)
+    assert not torch.equal(trained(short), trained(msgspec.structs.replace(short, **change)))
 
 
 def test_too_few_demonstrations_are_an_error_that_counts_them() -> None:

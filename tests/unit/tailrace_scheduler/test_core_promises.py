@@ -94,6 +94,19 @@ def play_to_the_end(world: SimulatedRun, num_wild: int) -> None:
     pytest.fail(f"the run does not end: {world.core.status(world.now_s)}")
 
 
+def tag_means(world: SimulatedRun, evaluation_id: str) -> dict[str, float | None]:
+    """What the rows should say of an evaluation's tags, which take turns; success is the reward."""
+    means: dict[str, float | None] = {}
+    for place, tag in enumerate(("A", "B")):
+        bodies = [e.body for e in world.events if isinstance(e.body, EpisodeSettled)]
+        played = [one for one in bodies if one.group_id.startswith(f"{evaluation_id}.")]
+        of_tag = [one for one in played if int(one.group_id.split(".")[1]) % 2 == place]
+        rewards = [one.reward for one in of_tag if one.outcome.is_valid]
+        mean = sum(rewards) / len(rewards) if rewards else None
+        means |= {f"eval/tag/{tag}/{name}": mean for name in ("success_rate", "reward_mean")}
+    return means
+
+
 @settings(max_examples=60, deadline=None)
 @given(st.integers(0, 2**32), st.integers(0, 3), st.integers(0, 150), st.sampled_from([1, 3]))
 def test_every_history_ends_with_credit_kept_and_books_balanced(
@@ -111,13 +124,17 @@ def test_every_history_ends_with_credit_kept_and_books_balanced(
     assert Counter(world.trained.values()) == dict.fromkeys(range(1, 6), 3)
     rows = fold(world.changes)
     assert [row["step"] for row in rows] == [0, 1, 2, 3, 4, 5]
-    assert all(set(row) == set(METRIC_KEYS) for row in rows)
+    tagged = {key for row in rows for key in row if key.startswith("eval/tag/")}
+    assert all(set(row) - tagged == set(METRIC_KEYS) for row in rows)
     results = {e.body.step: e.body for e in world.events if isinstance(e.body, EvaluationFinished)}
     for row in rows:
         result = results.get(row["step"])
         assert (result is not None) == (row["step"] in (0, 2, 4, 5))
         expected = result.success_rate if result is not None and result.num_valid else None
         assert row["eval/success_rate"] == expected
+        assert {key: row[key] for key in tagged & set(row)} == (
+            {} if result is None else tag_means(world, result.evaluation_id)
+        )
     started = [e.body.evaluation_id for e in world.events if isinstance(e.body, EvaluationStarted)]
     finished = [e.body.evaluation_id for e in world.events if isinstance(e.body, EvaluationFinished)]
     assert len(set(started)) == len(started)
@@ -186,6 +203,41 @@ def test_an_evaluation_plays_its_tags_by_their_shares(settings: Any, tags: list[
     world.beat()
     world.decide()
     assert [group.plan.tasks[0].env_name for group in world.open.values()] == tags
+
+
+@pytest.mark.parametrize("eval_group_size", [1, 3])
+def test_every_evaluation_task_is_played_so_often(eval_group_size: int) -> None:
+    world = made_run(0, 2, eval_group_size=eval_group_size)
+    world.resume(0)
+    world.served_version = 0
+    world.beat()
+    world.decide()
+    assert [len(group.plan.tasks) for group in world.open.values()] == [eval_group_size] * 4
+    for group in list(world.open.values()):
+        assert all(task == group.plan.tasks[0] for task in group.plan.tasks)
+        for member in range(eval_group_size):
+            world.settle(group.plan.group_id, member, Outcome.OK)
+    world.decide()
+    (done,) = [e.body for e in world.events if isinstance(e.body, EvaluationFinished)]
+    assert done.num_valid == done.num_episodes == 4 * eval_group_size
+
+
+@pytest.mark.parametrize(
+    ("settings", "shares"),
+    [({}, {"A": 2, "B": 2}), ({"num_groups_partition": (1, 3)}, {"A": 1, "B": 3})],
+)
+def test_training_plays_its_tags_by_their_shares(settings: Any, shares: dict[str, int]) -> None:
+    world = made_run(0, 2, **settings)
+    world.resume(0)
+    world.served_version = 0
+    world.beat()
+    world.decide()
+    for group in list(world.open.values()):
+        world.settle(group.plan.group_id, 0, Outcome.OK)
+    world.decide()
+    world.decide()
+    cycle = [group.plan.tasks[0].env_name for group in world.open.values()][:4]
+    assert Counter(cycle) == shares
 
 
 def test_nothing_is_evaluated_while_a_server_serves_an_older_version() -> None:

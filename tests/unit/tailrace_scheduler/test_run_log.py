@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
+
+import msgspec
+
 from tailrace_protos.episode import Outcome
 from tailrace_protos.event import (
     EvaluationFinished,
@@ -10,6 +15,7 @@ from tailrace_protos.event import (
     EventBody,
     LearnerResumed,
     StepFinished,
+    TagEvaluation,
 )
 from tailrace_scheduler.core.run_log import METRIC_KEYS, Change, Rewind, RunLog
 from tests.unit.tailrace_scheduler.simulation import made_settlement
@@ -89,3 +95,43 @@ def test_an_evaluation_without_a_valid_episode_has_no_success_rate() -> None:
     [row] = log.evaluate(0, num_valid=0)
     assert isinstance(row, dict)
     assert row["eval/success_rate"] is None
+    assert row["eval/reward_mean"] is None
+
+
+def test_an_evaluation_gives_its_row_the_means_of_every_tag() -> None:
+    log = Log()
+    log.apply(LearnerResumed("L", 0, 0, ""))
+    log.evaluate(0)
+    log.step(1)
+    log.step(2)
+    log.apply(EvaluationStarted("e2", 2, 12, 9))
+    tags = {"lake": TagEvaluation(0.75, 0.5, 4), "shop": TagEvaluation(0.0, 0.0, 0)}
+    [row] = log.apply(EvaluationFinished("e2", 2, 0.75, 0.5, 4, 9, tags))
+    assert isinstance(row, dict)
+    assert (row["eval/success_rate"], row["eval/reward_mean"]) == (0.75, 0.5)
+    assert {key: value for key, value in row.items() if key.startswith("eval/tag/")} == {
+        "eval/tag/lake/success_rate": 0.75,
+        "eval/tag/lake/reward_mean": 0.5,
+        "eval/tag/shop/success_rate": None,
+        "eval/tag/shop/reward_mean": None,
+    }
+
+
+def test_a_result_that_an_older_scheduler_wrote_has_no_tags() -> None:
+    line = (
+        b'{"type":"evaluation_finished","evaluation_id":"e0","step":0,"success_rate":0.5,'
+        b'"reward_mean":0.5,"num_valid":4,"num_episodes":4}'
+    )
+    assert msgspec.json.decode(line, type=EvaluationFinished).tags == {}
+
+
+def test_the_page_about_runs_says_what_every_number_means() -> None:
+    page = (Path(__file__).parents[3] / "docs" / "runs.md").read_text(encoding="utf-8")
+    part = page.partition("## The numbers of a step")[2].partition("\n## ")[0]
+    rows = re.findall(r"^\| (`.*?) \| (.+) \|$", part, re.MULTILINE)
+    assert all(len(meaning) > 10 for _, meaning in rows)
+    named = [name for keys, _ in rows for name in re.findall(r"`([^`]+)`", keys)]
+    assert len(set(named)) == len(named)
+    assert set(METRIC_KEYS) <= set(named)
+    fixed = {name for name in named if name.startswith(("idle/", "busy/", "outcome/"))}
+    assert fixed <= set(METRIC_KEYS)

@@ -19,7 +19,8 @@ Moments = dict[str, Tensor]
 class Strategy(Protocol):
     """One model with its optimizer, as it lies on this rank and the others."""
 
-    ranks: Ranks
+    ranks: Ranks  # that share the rows of a step; several processes may count as one
+    world: Ranks  # all processes
 
     def spread(self, policy: Policy) -> Policy:
         """Lay the model's weights over the ranks (collective); its names stay."""

@@ -3,7 +3,7 @@
 Rajbhandari et al. 2020, "ZeRO", arXiv:1910.02054. DeepSpeed reduces gradients as mean over ranks after
 every backward and keeps only what its stage keeps. Core wants sums, divided once by the step's count:
 dividing by `count / num_ranks` is what DeepSpeed calls unscaling, so the count is its loss scale.
-Weights stay whole on every rank: stage 3, which cuts them too, is what `fsdp2` does.
+Weights stay whole on every rank; stage 3, which cuts them too, is `zero3`.
 """
 
 from __future__ import annotations
@@ -54,15 +54,17 @@ class ZeroOptimizer:
         return UpdateResult(norm, bool(self._engine.was_step_applied()) and math.isfinite(norm))
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """Clear the gradients."""
-        self._engine.optimizer.zero_grad(set_to_none=set_to_none)
+        """Clear the gradients, also those that stages 1 and 2 have reduced and keep for an update."""
+        zero = self._engine.optimizer
+        zero.zero_grad(set_to_none=set_to_none)
+        getattr(zero, "all_grad_tensors", {}).clear()
 
 
 class DeepspeedStrategy:
-    """ZeRO of one stage over all ranks."""
+    """ZeRO of stage 1 or 2 over all ranks."""
 
     def __init__(self, ranks: Ranks, stage: int, args: TrainingArgs) -> None:
-        self.ranks = ranks
+        self.ranks = self.world = ranks
         self._stage = stage
         self._args = args
 
@@ -107,8 +109,7 @@ class DeepspeedStrategy:
     def set_moments(self, parameter: nn.Parameter, moments: Mapping[str, Tensor]) -> None:
         """Give each rank its part; the count of steps is everybody's."""
         for name in ("exp_avg", "exp_avg_sq"):
-            value = moments[name].to(parameter.device)
-            self._deepspeed.utils.safe_set_full_optimizer_state(parameter, value, name)
+            self._set_moment(parameter, name, moments[name].to(parameter.device))
         for state in self._states():
             state["step"].copy_(moments["step"])
 
@@ -123,8 +124,14 @@ class DeepspeedStrategy:
             "gradient_clipping": self._args.max_grad_norm,
             "zero_allow_untested_optimizer": True,
             "zero_force_ds_cpu_optimizer": False,
-            "zero_optimization": {"stage": self._stage, "overlap_comm": False},
+            "zero_optimization": self._zero_config(),
         }
+
+    def _zero_config(self) -> dict[str, Any]:
+        return {"stage": self._stage, "overlap_comm": False}
+
+    def _set_moment(self, parameter: nn.Parameter, name: str, value: Tensor) -> None:
+        self._deepspeed.utils.safe_set_full_optimizer_state(parameter, value, name)
 
     def _states(self) -> list[dict[str, Any]]:
         return list(self._engine.optimizer.optimizer.state.values())
@@ -132,10 +139,13 @@ class DeepspeedStrategy:
     def _make_states(self) -> None:
         """AdamW's state before the first step; DeepSpeed would have it made by that."""
         zero = self._engine.optimizer
-        for flat in zero.single_partition_of_fp32_groups:
-            zero.optimizer.state[flat] = {
+        self._fill_states(zero.optimizer.state, zero.single_partition_of_fp32_groups)
+        zero._lazy_init_hp_params_optimizer_state()
+
+    def _fill_states(self, states: dict[Tensor, dict[str, Tensor]], flats: list[Tensor]) -> None:
+        for flat in flats:
+            states[flat] = {
                 "step": torch.zeros((), device=flat.device),
                 "exp_avg": torch.zeros_like(flat),
                 "exp_avg_sq": torch.zeros_like(flat),
             }
-        zero._lazy_init_hp_params_optimizer_state()

@@ -30,7 +30,7 @@ class Fsdp2Strategy:
     """Data parallel and fully sharded."""
 
     def __init__(self, ranks: Ranks, device: torch.device) -> None:
-        self.ranks = ranks
+        self.ranks = self.world = ranks
         self._mesh: DeviceMesh = init_device_mesh(device.type, (ranks.num_ranks,))
 
     def spread(self, policy: Policy) -> RootedPolicy:

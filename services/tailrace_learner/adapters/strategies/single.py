@@ -18,6 +18,7 @@ class SingleStrategy:
     """Everything as torch makes it."""
 
     ranks: Ranks = ONE_RANK
+    world: Ranks = ONE_RANK
 
     def spread(self, policy: Policy) -> Policy:
         """The policy as it is."""

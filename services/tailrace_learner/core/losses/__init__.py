@@ -11,6 +11,7 @@ from tailrace_learner.core.losses.dapo import dapo
 from tailrace_learner.core.losses.decoupled_ppo import decoupled_ppo
 from tailrace_learner.core.losses.dppo_tv import dppo_tv
 from tailrace_learner.core.losses.gmpo import gmpo
+from tailrace_learner.core.losses.grpo import grpo
 from tailrace_learner.core.losses.gspo import gspo
 from tailrace_learner.core.losses.kimi15 import kimi15
 from tailrace_learner.core.losses.kl_cov import kl_cov, pick_kl_cov
@@ -27,6 +28,7 @@ LOSSES: dict[str, Loss] = {
     "vanilla_pg": vanilla_pg,
     "ppo_clip": ppo_clip,
     "dapo": dapo,
+    "grpo": grpo,
     "decoupled_ppo": decoupled_ppo,
     "segment": segment,
     "gspo": gspo,

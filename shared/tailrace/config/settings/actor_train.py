@@ -12,6 +12,7 @@ from tailrace.config.settings.setting import Derived, Lookup, Refused, Renamed, 
 _ARGS = "actor_train.training_args"
 _STRATEGY = "actor_train.strategy_args"
 _RANKS = "learner.strategy_args.num_ranks"
+_CUT = "learner.strategy_args.tensor_parallel_size"
 _MAX_TOKENS = "learner.max_tokens_per_micro_batch"
 _MIN_TOKENS = "learner.min_tokens_per_micro_batch"
 OPTIMIZER = (
@@ -43,13 +44,13 @@ def updates_of_a_step(passes: Any, lookup: Lookup) -> Mapping[str, Any]:
     tokens, longest = lookup(_MAX_TOKENS), lookup("agents.max_episode_tokens")
     if tokens is None or longest is None:
         raise ValueError(f"needs {_ARGS}.per_device_train_batch_size: give it as well")
-    ranks = _count(lookup(_RANKS, 1))
-    rows_of_update = _count(passes) * (tokens // longest) * ranks
+    groups = max(_count(lookup(_RANKS, 1)) // _count(lookup(_CUT, 1)), 1)  # of ranks with the same rows
+    rows_of_update = _count(passes) * (tokens // longest) * groups
     rows = _of_run("group_size", lookup) * _of_run("groups_per_step", lookup)
     if rows % rows_of_update:
         raise ValueError(
-            f"an update of {rows_of_update} rows (rows of a pass x passes x ranks) does not divide the "
-            f"{rows} rows of a step (group_size x groups_per_step): change one of them"
+            f"an update of {rows_of_update} rows (rows of a pass x passes x data-parallel ranks) does "
+            f"not divide the {rows} rows of a step (group_size x groups_per_step): change one of them"
         )
     return {"learner.num_mini_batches": rows // rows_of_update}
 
@@ -107,11 +108,15 @@ ACTOR_TRAIN: tuple[Setting, ...] = (
     Renamed(f"{_STRATEGY}.strategy_name", ("learner.strategy_args.strategy_name",), values.strategy),
     *(
         Renamed(f"{_STRATEGY}.{key}", (f"learner.strategy_args.{key}",))
-        for key in ("num_ranks", "zero_stage")
+        for key in ("num_ranks", "zero_stage", "tensor_parallel_size")
     ),
     *(
-        Refused(f"{_STRATEGY}.{key}", "ranks share rows and weights: give num_ranks", (1,))
-        for key in ("tp_size", "pp_size")
+        Renamed(f"{_STRATEGY}.{key}", (_CUT,))
+        for key in ("tp_size", "strategy_config.tensor_model_parallel_size")
+    ),
+    *(
+        Refused(f"{_STRATEGY}.{key}", "a rank has all layers, or a part of each: give tp_size", (1,))
+        for key in ("pp_size", "strategy_config.pipeline_model_parallel_size")
     ),
     *(Renamed(f"{_ARGS}.{key}", (f"learner.training_args.{key}",)) for key in OPTIMIZER),
     Renamed(f"{_ARGS}.{SCHEDULE}", (f"learner.training_args.{SCHEDULE}",), values.schedule),

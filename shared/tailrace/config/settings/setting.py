@@ -6,6 +6,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from tailrace.config.none_of import none_of
+
 
 class Lookup(Protocol):
     """Reads a setting by our dotted key, as the experiment gives it; `default` where it does not."""
@@ -78,7 +80,7 @@ class Choice:
     def __call__(self, value: Any) -> Any:
         """Our value for a name."""
         if value not in self.ours:
-            raise ValueError(f"{value!r} is none of {', '.join(sorted(self.ours))}")
+            raise ValueError(none_of(repr(value), map(str, self.ours)))
         return self.ours[value]
 
 

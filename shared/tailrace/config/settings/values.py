@@ -26,9 +26,11 @@ strategy = choice(
     "single",
     "fsdp2",
     "deepspeed",
+    "megatron",
     fsdp_train="fsdp2",
     fsdp2_train="fsdp2",
     deepspeed_train="deepspeed",
+    megatron_train="megatron",
 )
 schedule = choice("constant", "linear", "cosine", constant_with_warmup="constant")
 

@@ -30,28 +30,39 @@ def read_public(args: CatalogueArgs) -> tuple[Product, ...]:
     """Products in the file's order; those without a usable asin and repeated ones are left out."""
     raws = _json(args.path, "catalogue.path", list)
     notes = _json(args.attributes_path, "catalogue.attributes_path", dict)
-    wishes = _json(args.human_path, "catalogue.human_path", dict)
+    wishes = _json(args.human_path, "catalogue.human_path", dict) if args.human_path else None
     products: dict[str, Product] = {}
     for index, raw in enumerate(raws):
         place = f"{args.path}[{index}]"
-        if not isinstance(raw, dict) or not isinstance(raw.get("asin"), str):
-            raise ConfigError(f"{place}: a product must be an object with 'asin'")
-        asin = raw["asin"].lower()
+        asin = _asin(raw, place)
         if asin == "nan" or len(asin) > MAX_ASIN or asin in products:
             continue
-        try:
-            note = notes.get(raw["asin"]) or {}
-            given = wishes.get(raw["asin"], ()) if args.human_path else _own_wish(note)
-            products[asin] = _product(asin, raw, note.get("attributes") or (), given)
-        except (KeyError, TypeError, AttributeError, ValueError) as error:
-            raise ConfigError(
-                f"{place}: product {asin} cannot be read ({type(error).__name__}: {error})"
-            ) from error
+        products[asin] = _noted(asin, raw, notes, wishes, place)
         if len(products) == args.num_products:
             break
     if not products:
         raise ConfigError(f"catalogue.path: {args.path} holds no product")
     return tuple(products.values())
+
+
+def _asin(raw: Any, place: str) -> str:
+    if not isinstance(raw, dict) or not isinstance(raw.get("asin"), str):
+        raise ConfigError(f"{place}: a product must be an object with 'asin'")
+    return str(raw["asin"]).lower()
+
+
+def _noted(
+    asin: str, raw: dict[str, Any], notes: dict[str, Any], wishes: dict[str, Any] | None, place: str
+) -> Product:
+    """A product with what other files say of it; without people's wishes it has its own."""
+    try:
+        note = notes.get(raw["asin"]) or {}
+        given = _own_wish(note) if wishes is None else wishes.get(raw["asin"], ())
+        return _product(asin, raw, note.get("attributes") or (), given)
+    except (KeyError, TypeError, AttributeError, ValueError) as error:
+        raise ConfigError(
+            f"{place}: product {asin} cannot be read ({type(error).__name__}: {error})"
+        ) from error
 
 
 def _product(asin: str, raw: dict[str, Any], attributes: Sequence[str], wishes: Any) -> Product:

@@ -83,6 +83,8 @@ def test_a_value_in_other_words_is_translated_and_an_unknown_word_lists_the_know
     assert content["learner"]["model_args"] == {"dtype": "bfloat16"}
     with pytest.raises(ConfigError, match=r"actor_train\.model_args\.dtype: 'fp8' is none of.*bf16"):
         renamed_by("actor_train.model_args.dtype", "fp8")
+    with pytest.raises(ConfigError, match=r"'bfloat' is none of.*did you mean 'bfloat16'\?"):
+        renamed_by("actor_train.model_args.dtype", "bfloat")
 
 
 def test_derived_settings_see_what_stands_under_any_name_in_any_order() -> None:

@@ -4,16 +4,23 @@ from __future__ import annotations
 
 import asyncio
 import json
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
 import pytest
 
-from tailrace.config import ConfigError
+from tailrace.config import ConfigError, RunConfig
+from tailrace.data import DatasetEntry
 from tailrace.loops import SingleTurnLoop, ToolAgentLoop, agent_loops, unknown_loop
+from tailrace.policy import Stages
 from tailrace.sdk import AgentLoop, EpisodeOverError, GenerationFailedError, Tool, tool
+from tailrace.tools import LocalTools
+from tailrace_agents.adapters.casting import Cast
+from tailrace_agents.config import AgentsConfig, LoopArgs
 from tailrace_agents.core.episode import EpisodeHandedBackError
-from tailrace_agents.ports import EpisodeTakenError
+from tailrace_agents.ports import EpisodeTakenError, NoJournal
 from tailrace_protos.base import as_float32, as_int32, as_uint8
 from tailrace_protos.chat import ChatMessage, ToolCall
 from tailrace_protos.episode import OVER_BUDGET, Outcome
@@ -27,6 +34,7 @@ from tests.unit.tailrace_agents.loops.world import (
     chat_renderer,
     echo,
     play,
+    task,
 )
 
 
@@ -38,7 +46,7 @@ class Twice(AgentLoop):
     """Asks a second question; what the second reply says is its own reward."""
 
     async def run(self, row: dict[str, Any], policy: Any) -> Any:
-        messages = [user(row["prompt"])]
+        messages = [user("Go.")]
         messages.append(await policy.chat(messages))
         policy.set_reward(0.5)
         messages.append(user("Sure?"))
@@ -68,6 +76,24 @@ async def test_every_call_is_a_row_where_the_user_wants_it() -> None:
     assert (first.reward, second.reward) == (2.5, 2.0)
     trained = sum(int(as_uint8(row.loss_mask).sum()) for row in (first, second))
     assert trained == result.tokens.num_sampled
+
+
+@pytest.mark.parametrize(("turn_discount", "first"), [(1.0, 2.5), (0.5, 1.5), (0.0, 0.5)])
+async def test_a_call_is_worth_its_discounted_share_of_the_next(
+    turn_discount: float, first: float, tmp_path: Path
+) -> None:
+    (tmp_path / "rows.jsonl").write_text(json.dumps({"prompt": "Go.", "agent_name": "twice"}))
+    config = AgentsConfig(
+        datasets={"rows": DatasetEntry(path=str(tmp_path / "rows.jsonl"))},
+        agent_loops={"twice": f"{__name__}:Twice"},
+        loop_args=LoopArgs(export_style="individual", turn_discount=turn_discount),
+    )
+    with ThreadPoolExecutor(1) as threads:
+        cast = Cast(config, RunConfig(exp_name="unit"), "test", threads, Stages())
+    policy = ChatPolicy("A", "2")
+    players = cast.players(chat_renderer(), policy, LocalTools([]), lambda: False)
+    result = await players["rows"].play(task(), NoJournal())
+    assert [row.reward for row in result.tokens.rows(2.5).rows] == [first, 2.0]
 
 
 class Crowd(AgentLoop):

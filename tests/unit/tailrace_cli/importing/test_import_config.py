@@ -29,7 +29,12 @@ EXPECTED: dict[str, dict[str, Any]] = {
         "max_staleness": 1,
         "granularity": "trajectory",
         "group_size": 8,
-        "learner.num_mini_batches": 1,  # 4 rows x 8 passes x 4 ranks are all 128 rows
+        "learner.num_mini_batches": 2,  # 4 rows x 8 passes x 2 groups of ranks are half of 128 rows
+        "learner.strategy_args": {
+            "strategy_name": "megatron",
+            "tensor_parallel_size": 2,
+            "num_ranks": 4,
+        },
         "scheduler.tags": ["Lake"],
         "scheduler.eval_tags": ["Lake"],
         "agents.max_concurrent_episodes": 16,

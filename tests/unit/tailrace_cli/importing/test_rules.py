@@ -207,6 +207,40 @@ PIECES: list[tuple[str, str, dict[str, Any]]] = [
     ),
     (
         "areal",
+        "{allocation_mode: 'sglang:d2+megatron:d2t4p1'}",
+        {
+            "cluster.num_inference_servers": 2,
+            "learner.strategy_args": {
+                "num_ranks": 8,
+                "strategy_name": "megatron",
+                "tensor_parallel_size": 4,
+            },
+        },
+    ),
+    (
+        "areal",
+        "{allocation_mode: 'd2+d1t2', actor: {backend: megatron}}",
+        {
+            "learner.strategy_args": {
+                "num_ranks": 2,
+                "strategy_name": "megatron",
+                "tensor_parallel_size": 2,
+            }
+        },
+    ),
+    (
+        "verl",
+        "{actor_rollout_ref: {actor: {strategy: megatron, megatron: {tensor_model_parallel_size: 4}}}}",
+        {
+            "learner.strategy_args": {
+                "num_ranks": 4,
+                "strategy_name": "megatron",
+                "tensor_parallel_size": 4,
+            }
+        },
+    ),
+    (
+        "areal",
         "{actor: {prox_logp_method: loglinear, recompute_logprob: false, use_m2po_loss: true}}",
         {
             "learner.proximal_logprobs": "interpolate",
@@ -311,6 +345,14 @@ UNMAPPED: list[tuple[str, str, str, str]] = [
     ("verl", "{reward_model: {enable: true}}", "reward_model.enable", "does not say which"),
     ("verl", "{trainer: {logger: [console, swanlab]}}", "trainer.logger", "swanlab"),
     ("areal", "{allocation_mode: 'sglang:d2t2+d2'}", "allocation_mode", "one device each"),
+    ("areal", "{allocation_mode: 'sglang:d2+d2t2'}", "allocation_mode", "one device each"),
+    ("areal", "{allocation_mode: 'sglang:d2+megatron:d2p2'}", "allocation_mode", "one device each"),
+    (
+        "verl",
+        "{actor_rollout_ref: {actor: {megatron: {pipeline_model_parallel_size: 2}}}}",
+        "actor_rollout_ref.actor.megatron.pipeline_model_parallel_size",
+        "a part of each",
+    ),
     ("areal", "{allocation_mode: anything}", "allocation_mode", "like sglang:d4"),
     (
         "areal",

@@ -1,0 +1,186 @@
+"""`megatron`: layers cut over neighbouring ranks by megatron-core's linear layers (extra `megatron`).
+
+Shoeybi et al. 2019, "Megatron-LM", arXiv:1909.08053. Each of `tensor_parallel_size` neighbours has its
+share of every layer's attention heads and inner neurons, and the rest of the model whole; they compute
+the same rows together. Such groups share the rows of a step, and gradients are *summed* over them when
+an update comes: core divides once, by the step's global count. On CUDA, by NCCL, it has not been run.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, distributed, nn
+from torch.distributed import ProcessGroup
+
+from tailrace.config import ConfigError
+from tailrace_learner.adapters.ranks import DataParallelRanks
+from tailrace_learner.adapters.strategies.base import Moments
+from tailrace_learner.config_execution import StrategyArgs
+from tailrace_learner.config_models import TrainingArgs
+from tailrace_learner.core.optimizer import SummedAdamW
+from tailrace_learner.core.policy import Policy
+from tailrace_learner.ports import Ranks, UpdateResult
+
+_COLUMNS = ("q_proj", "k_proj", "v_proj", "gate_proj", "up_proj")
+_ROWS = ("o_proj", "down_proj")
+_HEAD_NORMS = ("q_norm", "k_norm")
+_FAMILIES = ("llama", "mistral", "qwen2", "qwen3")  # all of whose layers have these and no others
+_CUT_SIZES = ("num_attention_heads", "num_key_value_heads", "intermediate_size")
+
+
+class MegatronStrategy:
+    """Tensor parallel over neighbours, data parallel over their groups."""
+
+    def __init__(self, ranks: Ranks, args: StrategyArgs) -> None:
+        # megatron-core warns without it; on CUDA it orders communication before computation.
+        os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "1")
+        try:
+            from tailrace_learner.adapters.strategies import megatron_layers  # an extra
+        except ImportError as error:
+            raise ConfigError(
+                "learner.strategy_args.strategy_name megatron needs megatron-core: "
+                "pip install 'tailrace[megatron]'"
+            ) from error
+        self._layers = megatron_layers
+        self._size = args.tensor_parallel_size
+        self.world = ranks
+        self.ranks: Ranks = DataParallelRanks(ranks, self._size)
+        self._neighbours, self._equals = megatron_layers.make_groups(self._size, args.timeout_s)
+
+    def spread(self, policy: Policy) -> Policy:
+        """Cut the layers; every rank must have loaded the same ones. `ConfigError` if it cannot be."""
+        _check(policy.model.config, self._size)
+        norms: list[nn.Parameter] = []
+        for module in list(policy.model.modules()):
+            for name, child in list(module.named_children()):
+                if name in _COLUMNS:
+                    setattr(module, name, self._layers.Column.part_of(child, self._size))
+                elif name in _ROWS:
+                    setattr(module, name, self._layers.Row.part_of(child, self._size))
+                elif name in _HEAD_NORMS:
+                    norms.append(child.weight)
+        self._head_norms = norms
+        return policy
+
+    def make_optimizer(self, policy: Policy, args: TrainingArgs) -> SummedAdamW:
+        """AdamW of our part; its norm is that of the whole model."""
+        self._optimizer = CutAdamW.of(policy.parameters, args)
+        self._optimizer.lay_out(self.world, self._neighbours, self._equals, self._head_norms)
+        return self._optimizer
+
+    def whole(self, tensor: Tensor) -> Tensor:
+        """The parts of all neighbours together (collective)."""
+        dim = _cut_dim(tensor)
+        return tensor.detach() if dim is None else self._gathered(tensor.detach(), dim)
+
+    def moments(self, parameter: nn.Parameter) -> Moments:
+        """The parts of the moments together (collective)."""
+        dim, state = _cut_dim(parameter), self._optimizer.state.get(parameter, {})
+        return {
+            name: value if dim is None or not value.dim() else self._gathered(value, dim)
+            for name, value in state.items()
+        }
+
+    def set_moments(self, parameter: nn.Parameter, moments: Mapping[str, Tensor]) -> None:
+        """Cut the moments as their parameter is cut; the count of steps is everybody's."""
+        dim, device = _cut_dim(parameter), parameter.device
+        self._optimizer.state[parameter] = {
+            name: (value if dim is None or not value.dim() else self._part(value, dim)).to(device)
+            for name, value in moments.items()
+        }
+
+    def shape(self, parameter: nn.Parameter) -> tuple[int, ...]:
+        """The shape of all parts together."""
+        dim = _cut_dim(parameter)
+        return tuple(
+            length * self._size if index == dim else length
+            for index, length in enumerate(parameter.shape)
+        )
+
+    def _gathered(self, tensor: Tensor, dim: int) -> Tensor:
+        parts = [torch.empty_like(tensor) for _ in range(self._size)]
+        distributed.all_gather(parts, tensor.contiguous(), group=self._neighbours)
+        return torch.cat(parts, dim)
+
+    def _part(self, tensor: Tensor, dim: int) -> Tensor:
+        part = tensor.chunk(self._size, dim)[self._neighbours.rank()]
+        return part.clone(memory_format=torch.contiguous_format)  # which keeps nothing of the others
+
+
+class CutAdamW(SummedAdamW):
+    """AdamW of weights some of which are cut over neighbours, the others whole on each of them."""
+
+    def lay_out(
+        self,
+        world: Ranks,
+        neighbours: ProcessGroup,
+        equals: ProcessGroup,
+        head_norms: Sequence[nn.Parameter],
+    ) -> None:
+        """Say who has the other parts, and who computed other rows of ours.
+
+        `head_norms`: whole, but each of the neighbours has only its own heads' gradient of them.
+        """
+        self._world = world
+        self._neighbours = neighbours
+        self._equals = equals
+        self._head_norms = head_norms
+
+    @torch.no_grad()
+    def update(self, *, count: float, learning_rate: float, max_grad_norm: float) -> UpdateResult:
+        """As `SummedAdamW`, after gradients were summed over ranks (collective)."""
+        _sum(self._head_norms, self._neighbours)
+        _sum(self._parameters(), self._equals)
+        return super().update(count=count, learning_rate=learning_rate, max_grad_norm=max_grad_norm)
+
+    def _norm(self, grads: Sequence[Tensor]) -> float:
+        """Of the whole model: every cut weight counts, those that all neighbours have count once."""
+        dims = [_cut_dim(p) for p in self._parameters() if p.grad is not None]
+        cut = [grad for grad, dim in zip(grads, dims, strict=True) if dim is not None]
+        common = [grad for grad, dim in zip(grads, dims, strict=True) if dim is None]
+        square = _square(cut) + _square(common) / self._neighbours.size()
+        return math.sqrt(self._world.sums([square])[0] / self._equals.size())
+
+
+def _check(config: Any, size: int) -> None:
+    """Raise `ConfigError` for a model that cannot be cut into `size` parts."""
+    if config.model_type not in _FAMILIES:
+        raise ConfigError(
+            f"learner.strategy_args.strategy_name megatron cuts {', '.join(_FAMILIES)}, not "
+            f"{config.model_type}: use fsdp2"
+        )
+    for name in _CUT_SIZES:
+        if (length := getattr(config, name)) % size:
+            common = math.gcd(*(getattr(config, key) for key in _CUT_SIZES))
+            raise ConfigError(
+                f"learner.strategy_args.tensor_parallel_size {size} does not divide the model's {name} "
+                f"({length}): use a divisor of {common}"
+            )
+
+
+def _cut_dim(tensor: Tensor) -> int | None:
+    """The dimension along which megatron-core's layers say that they cut it."""
+    dim: int | None = getattr(tensor, "partition_dim", None)
+    return dim
+
+
+def _sum(parameters: Sequence[nn.Parameter], group: ProcessGroup) -> None:
+    """Sum their gradients over a group (collective)."""
+    if group.size() == 1:
+        return
+    grads = [parameter.grad for parameter in parameters if parameter.grad is not None]
+    works = [distributed.all_reduce(grad, group=group, async_op=True) for grad in grads]
+    for work in works:
+        work.wait()
+
+
+def _square(tensors: Sequence[Tensor]) -> float:
+    """The sum of all squares."""
+    if not tensors:
+        return 0.0
+    return float(torch.stack(torch._foreach_norm(list(tensors))).double().square().sum())

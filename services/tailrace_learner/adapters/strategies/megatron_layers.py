@@ -1,0 +1,88 @@
+"""Megatron-core's linear layers, called as the decoders of Hugging Face call their own.
+
+It imports megatron-core, an extra: `megatron.py` imports this file where it needs it.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from megatron.core import ModelParallelConfig, parallel_state
+from megatron.core.tensor_parallel import ColumnParallelLinear, RowParallelLinear
+from torch import Tensor, nn
+from torch.distributed import ProcessGroup
+
+
+def make_groups(size: int, timeout_s: float) -> tuple[ProcessGroup, ProcessGroup]:
+    """The `size` neighbours that share layers, and the ranks with our part of them (collective)."""
+    parallel_state.initialize_model_parallel(
+        tensor_model_parallel_size=size,
+        distributed_timeout_minutes=timeout_s / 60,
+        create_gloo_process_groups=False,
+    )
+    neighbours: ProcessGroup = parallel_state.get_tensor_model_parallel_group()
+    equals: ProcessGroup = parallel_state.get_data_parallel_group()
+    return neighbours, equals
+
+
+class _Plain:
+    """What both kinds of layers lack: a tensor as the answer, only weights as state, any autocast."""
+
+    get_extra_state = nn.Module.get_extra_state  # theirs puts a None among the weights
+
+    def forward(self, input: Tensor) -> Tensor:
+        """The output alone; theirs comes with a bias for somebody else to add."""
+        output: Tensor = super().forward(input)[0]  # type: ignore[misc]
+        return output
+
+    def _forward_impl(
+        self, *, input: Tensor, weight: Tensor, bias: Tensor | None, **kwargs: Any
+    ) -> Any:
+        """Types are changed before their product, whose backward knows CUDA's autocast alone."""
+        compute = super()._forward_impl  # type: ignore[misc]
+        device = input.device.type
+        if not torch.is_autocast_enabled(device):
+            return compute(input=input, weight=weight, bias=bias, **kwargs)
+        dtype = torch.get_autocast_dtype(device)
+        bias = None if bias is None else bias.to(dtype)
+        with torch.autocast(device, enabled=False):
+            return compute(input=input.to(dtype), weight=weight.to(dtype), bias=bias, **kwargs)
+
+
+class Column(_Plain, ColumnParallelLinear):  # type: ignore[misc]
+    """This rank's outputs: [..., K] -> [..., N / ranks]."""
+
+    @classmethod
+    def part_of(cls, linear: nn.Linear, size: int) -> Column:
+        """Our outputs of a layer that every one of `size` ranks has whole."""
+        layer = cls(**_as(linear, size))
+        if linear.bias is not None:
+            layer.bias.data.copy_(linear.bias.detach().chunk(size)[layer.tp_group.rank()])
+        layer.to(linear.weight.device)
+        return layer
+
+
+class Row(_Plain, RowParallelLinear):  # type: ignore[misc]
+    """The sum of what all ranks make of their inputs: [..., K / ranks] -> [..., N]."""
+
+    @classmethod
+    def part_of(cls, linear: nn.Linear, size: int) -> Row:
+        """Our inputs of a layer that every one of `size` ranks has whole; its bias stays whole."""
+        layer = cls(**_as(linear, size), input_is_parallel=True, skip_bias_add=False)
+        if linear.bias is not None:
+            layer.bias.data.copy_(linear.bias.detach())
+        layer.to(linear.weight.device)
+        return layer
+
+
+def _as(linear: nn.Linear, size: int) -> dict[str, Any]:
+    """What makes a layer of theirs from one of torch's."""
+    return {
+        "input_size": linear.in_features,
+        "output_size": linear.out_features,
+        # On the CPU each rank is given the whole weight and keeps its part, whatever the device.
+        "config": ModelParallelConfig(tensor_model_parallel_size=size, use_cpu_initialization=True),
+        "init_method": lambda whole: whole.copy_(linear.weight.detach()),
+        "bias": linear.bias is not None,
+    }

@@ -1,0 +1,81 @@
+"""Settings that take one of several names: an unknown one is answered by the known ones, everywhere."""
+
+from __future__ import annotations
+
+import typing
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from tailrace.config import SECTIONS, Config, ConfigError, RunConfig, decode_config
+from tailrace_cli.experiment import Experiment, load
+
+EXAMPLE = Path(__file__).parents[3] / "examples" / "frozen_lake" / "experiment.yaml"
+KINDS = typing.get_type_hints(Experiment)
+
+
+def places(info: Any) -> Iterator[tuple[Any, list[Any]]]:
+    """A function that wraps a value into what leads to it, and the names known there."""
+    if isinstance(info, msgspec.inspect.LiteralType):
+        yield lambda value: value, list(info.values)
+    for inner, into in inside(info):
+        for wrap, names in places(inner):
+            yield lambda value, wrap=wrap, into=into: into(wrap(value)), names
+
+
+def inside(info: Any) -> Iterator[tuple[Any, Any]]:
+    """The types within a type, and what makes its value of a value of theirs."""
+    yield from ((each, lambda value: value) for each in getattr(info, "types", ()))
+    for field in getattr(info, "fields", ()):
+        yield field.type, lambda value, key=field.encode_name: {key: value}
+    if (value_type := getattr(info, "value_type", None)) is not None:
+        yield value_type, lambda value: {"x": value}
+    if (item_type := getattr(info, "item_type", None)) is not None:
+        yield item_type, lambda value: [value]
+
+
+def cases() -> Iterator[Any]:
+    kinds: list[tuple[str, type[Config]]] = [("", RunConfig), *((s, KINDS[s]) for s in SECTIONS)]
+    for section, kind in kinds:
+        for wrap, names in places(msgspec.inspect.type_info(kind)):
+            yield pytest.param(section, kind, wrap, names, id=f"{section}-{wrap('')}")
+
+
+ALL = list(cases())
+
+
+def test_sections_with_names_are_all_looked_at() -> None:
+    sections = {case.values[0] for case in ALL}
+    assert sections >= {"", "agents", "inference", "learner", "reward", "cluster"}
+
+
+@pytest.mark.parametrize(("section", "kind", "wrap", "names"), ALL)
+def test_an_unknown_name_lists_all_known_ones_and_the_closest(
+    section: str, kind: type[Config], wrap: Any, names: list[Any]
+) -> None:
+    is_text = isinstance(names[-1], str)
+    wrong = f"{names[-1]}x" if is_text else max(names) + 1
+    with pytest.raises(ConfigError) as raised:
+        decode_config(wrap(wrong), kind, "run.yaml", where=section)
+    message = str(raised.value)
+    assert message.startswith(f"run.yaml: {section}")
+    listed = message.partition(f"{wrong!r} is none of ")[2].partition(";")[0]
+    assert listed == ", ".join(sorted(map(str, names)))
+    assert ("did you mean" in message) == is_text
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("learner.adv_estimator=gigpoo", r"learner\.adv_estimator: 'gigpoo' is none of .*'gigpo'\?"),
+        ("learner.loss=grpoo", r"learner\.loss: 'grpoo' is none of .*did you mean 'grpo'\?"),
+        ("inference.kv_on_update=recompte", r"inference\.kv_on_update: 'recompte' .*'recompute'\?"),
+        ("inference.transports=[zqm]", r"inference\.transports\[0\]: 'zqm' is none of nats, zmq; did"),
+    ],
+)
+def test_an_experiment_with_an_unknown_name_is_answered_so(override: str, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        load(EXAMPLE, [override])
