@@ -15,7 +15,7 @@ they are computed. All steps run on one thread.
 The digits task is TRL's: be rewarded for the share of digits among 32 tokens, 4 prompts x 8 answers a
 step. The time runs from the first step to the end of the first whose mean reward is 0.9. Ours is an
 engine process beside a learner process, one thread each (`learner.digits`: weights are swapped between
-two tokens, no token is more than one step old); TRL's one process gets the better of one and two
+two tokens, no token is more than two steps old); TRL's one process gets the better of one and two
 threads.
 """
 

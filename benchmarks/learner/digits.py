@@ -3,7 +3,7 @@
 The engine is a process beside the learner's, as in a run, with a pipe in place of queues. It samples
 for the step that is trained next and for `ahead` more, and swaps weights between two tokens as soon as
 there are new ones, keeping keys and values: no token is more than `ahead` steps old. With `ahead` 0
-they take turns, as TRL does.
+they take turns, as TRL does. Garbage is collected as in a service.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from numpy.typing import NDArray
 
 from benchmarks.learner import task
 from benchmarks.learner.sides import make_model
+from tailrace.runtime.service import tame_garbage_collection
 from tailrace_inference.config import InferenceConfig
 from tailrace_inference.engine.engine import TorchEngine
 from tailrace_inference.ports import OnChunk
@@ -211,6 +212,7 @@ def serve(learner: Connection, seed: int, ahead: int) -> None:
     """The engine's process: weights and their version in, groups of a step out; None ends it."""
     keep_freed_memory()
     sampler = Sampler(seed)
+    tame_garbage_collection()
     learner.send("ready")
     num_begun = 0
     while True:
@@ -237,6 +239,7 @@ def run(seed: int, ahead: int) -> dict[str, Any]:
     theirs.close()  # the engine's end alone keeps the pipe open
     learner = Learner()
     assert engine.recv() == "ready"
+    tame_garbage_collection()
     rewards: list[float] = []
     times_s: list[float] = []
     began_s = time.perf_counter()
@@ -258,7 +261,7 @@ def main() -> int:
     """Run one seed."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--ahead", type=int, default=1)
+    parser.add_argument("--ahead", type=int, default=2)
     args = parser.parse_args()
     keep_freed_memory()
     torch.set_num_threads(1)

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.nn.functional import gelu, relu, rms_norm, silu
 
 from tailrace_inference.engine.attention import AttentionStep, ShapeProbe, Variant
-from tailrace_inference.engine.linear import project, project_onto
+from tailrace_inference.engine.linear import as_read, project, project_onto
 
 LEAN_MODEL_TYPES = ("llama", "mistral", "qwen2", "qwen3")
 _STATIC_ROPE = ("default", "linear", "llama3", "yarn")
@@ -65,6 +65,7 @@ class LeanForward:
         self._head: Tensor = model.lm_head.weight  # type: ignore[union-attr, assignment]
         self._head_bias: Tensor | None = model.lm_head.bias  # type: ignore[union-attr, assignment]
         self._eps = float(config.rms_norm_eps)
+        self._eps_tensor = self._embedding.new_tensor(self._eps)
         self._num_heads = int(config.num_attention_heads)
         self._num_kv_heads = int(config.num_key_value_heads)
         self._head_dim = int(decoder.layers[0].self_attn.head_dim)
@@ -83,12 +84,12 @@ class LeanForward:
         return _Layer(
             input_norm=layer.input_layernorm.weight,
             post_norm=layer.post_attention_layernorm.weight,
-            qkv=_join([part.weight for part in qkv]),
-            qkv_bias=_join([part.bias for part in qkv]) if has_bias else None,
-            out=attention.o_proj.weight,
+            qkv=_joined([part.weight for part in qkv]),
+            qkv_bias=_joined([part.bias for part in qkv]) if has_bias else None,
+            out=_joined([attention.o_proj.weight]),
             out_bias=attention.o_proj.bias,
-            gate_up=_join([mlp.gate_proj.weight, mlp.up_proj.weight]),
-            down=mlp.down_proj.weight,
+            gate_up=_joined([mlp.gate_proj.weight, mlp.up_proj.weight]),
+            down=_joined([mlp.down_proj.weight]),
             head_norm=self._embedding.new_empty((heads, self._head_dim)) if has_head_norm else None,
             attention=attention,
         )
@@ -154,17 +155,22 @@ class LeanForward:
     def _norm(self, states: Tensor, weight: Tensor) -> Tensor:
         """RMS norm over the last dimension, in float32."""
         if states.dtype == torch.float32:
-            if weight.dim() == 1:
+            if states.device.type != "cpu" and weight.dim() == 1:
                 return rms_norm(states, weight.shape, weight, self._eps)
-            return rms_norm(states, states.shape[-1:], eps=self._eps).mul_(weight)
+            # torch's own is made of eleven operators on the CPU.
+            norm = torch.linalg.vector_norm(states, dim=-1, keepdim=True)
+            scale = torch.addcmul(self._eps_tensor, norm, norm, value=1.0 / states.shape[-1])
+            return (states * scale.rsqrt_()).mul_(weight)
         wide = states.float()
         scale = torch.rsqrt(wide.square().mean(-1, keepdim=True) + self._eps)
         return weight * (wide * scale).to(states.dtype)
 
 
-def _join(parameters: list[nn.Parameter]) -> Tensor:
-    """Stack parameters along their first dimension and make them views of the result."""
+def _joined(parameters: list[nn.Parameter]) -> Tensor:
+    """Parameters stacked along their first dimension, as `project` reads them; now views of it."""
     joined = torch.cat([parameter.data for parameter in parameters])
+    if joined.dim() == 2:
+        joined = as_read(joined)
     start = 0
     for parameter in parameters:
         rows = parameter.shape[0]

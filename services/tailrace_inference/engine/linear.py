@@ -4,6 +4,9 @@ torch multiplies float32 matrices on the CPU with MKL. That reaches 100 GFLOP/s 
 oneDNN, also inside torch, reaches 170 to 230 from some size on; on Intel's cores MKL is the faster one
 (32 rows of 128 by 768 on a Sapphire Rapids core: 56 us against 78). So oneDNN's operator, which has no
 public name for float32, is used where this build of torch has it and the processor is not Intel's.
+
+MKL's products of few rows are faster with weights whose columns lie together in memory (32 rows, an Ice
+Lake core: 384 by 128 in 22 us against 82, 128 by 256 in 16 against 29): `as_read` stores them so.
 """
 
 from __future__ import annotations
@@ -50,6 +53,13 @@ def project_onto(
         return total
     total = torch.addmm(residual, states, weight.t())
     return total if bias is None else total + bias
+
+
+def as_read(weight: Tensor) -> Tensor:
+    """`weight` [N, K], copied into the order in memory that `project` reads fastest."""
+    if _onednn is None and weight.dtype == torch.float32 and weight.device.type == "cpu":
+        return weight.t().contiguous().t()
+    return weight.contiguous()
 
 
 def _pays(states: Tensor, weight: Tensor) -> bool:

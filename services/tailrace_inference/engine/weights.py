@@ -147,13 +147,13 @@ class WeightStage:
 
 
 def _read(tensor: NamedTensor, target: Tensor, policy_version: int) -> Tensor:
-    """The tensor's bytes as a fresh tensor of the target's shape, type and device."""
+    """The tensor's bytes as a fresh tensor like the target, in memory too."""
     if tuple(tensor.shape) != tuple(target.shape):
         reason = (
             f"{tensor.name!r} has shape {tuple(tensor.shape)}, the model wants {tuple(target.shape)}"
         )
         raise WeightMismatchError(policy_version, reason)
-    value = torch.empty(target.shape, dtype=target.dtype, device=target.device)
+    value = torch.empty_like(target, requires_grad=False)
     value.copy_(_bytes_tensor(tensor, policy_version))
     return value
 

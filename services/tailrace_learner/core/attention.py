@@ -15,7 +15,7 @@ from transformers.masking_utils import AttentionMaskInterface
 
 from tailrace_learner.core.bucket_attention import bucket_attention
 from tailrace_learner.core.flex import flex
-from tailrace_learner.core.packing import PackedRows
+from tailrace_learner.core.layout import PackedRows
 from tailrace_learner.core.tree_attention import tree_attention
 
 IMPLEMENTATION = "tailrace_packed"

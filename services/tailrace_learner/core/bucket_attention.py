@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from tailrace_learner.core.packing import Bucket, PackedRows
+from tailrace_learner.core.layout import Bucket, PackedRows
 
 
 class _Spread(torch.autograd.Function):
@@ -94,4 +94,4 @@ def _dense(bucket: Bucket, states: Tensor) -> Tensor:
     if bucket.places is not None:
         places = bucket.places - bucket.start
         tokens = _Spread.apply(tokens, places, bucket.filled)  # type: ignore[no-untyped-call]
-    return tokens.view(bucket.num_segments, bucket.max_len, *states.shape[1:])
+    return tokens.view(bucket.num_rows, bucket.max_len, *states.shape[1:])

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from tailrace_learner.core.attention import IMPLEMENTATION, attend
-from tailrace_learner.core.packing import PackedRows, lone_tokens
+from tailrace_learner.core.layout import PackedRows, lone_tokens
 
 _PROJECTIONS = frozenset({"q_proj", "k_proj", "v_proj", "o_proj"})
 _NORMS = frozenset({"q_norm", "k_norm"})

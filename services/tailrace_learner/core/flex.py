@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from torch.nn.attention.flex_attention import BlockMask, create_block_mask, flex_attention
 
-from tailrace_learner.core.packing import PackedRows
+from tailrace_learner.core.layout import PackedRows
 
 MaskMod = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
 

@@ -1,8 +1,8 @@
 """Attention of packed rows on the CPU, piece by piece: no prefix is computed or copied twice.
 
-A token sees its own segment, causally, and every segment before it in its rows, whole. Each such pair
-is a piece for torch's fused kernel: segments of about one length as a dense batch (`Bucket`), and all
-tokens that continue a segment as queries against its keys (`Branch`). With s_p the log-sum-exp of
+A token sees its own sequence, causally, and the segments before it that branches show, whole. Each such
+pair is a piece for torch's fused kernel: sequences of about one length as a dense batch (`Bucket`), and
+all tokens that continue a segment as queries against its keys (`Branch`). With s_p the log-sum-exp of
 piece p's scores and o_p its output, the output over all pieces is
 
     s = logsumexp_p s_p,    o = sum_p exp(s_p - s) o_p
@@ -20,7 +20,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tailrace_learner.core.packing import Branch, Bucket, PackedRows
+from tailrace_learner.core.layout import Branch, Bucket, PackedRows
 
 _forward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
 _backward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
@@ -78,14 +78,15 @@ class _TreeAttention(torch.autograd.Function):
         query, key, value, output, log_sums = ctx.saved_tensors
         packed, scale, window = ctx.given
         upstream = grads[0].contiguous()
-        found = [torch.empty_like(states) for states in (query, key, value)]
+        found = [torch.empty_like(query), torch.zeros_like(key), torch.zeros_like(value)]
         for bucket in packed.buckets:
             mask = _own_mask(bucket, window, query)
             grad = _dense(bucket, upstream, fill=0.0)
             dense = [_dense(bucket, states) for states in (query, key, value, output, log_sums)]
             parts = _backward(grad, *dense, 0.0, mask is None, attn_mask=mask, scale=scale)
-            for whole, part in zip(found, parts, strict=True):
-                _put(bucket, whole, part)
+            _put(bucket, found[0], parts[0])
+            for whole, part in zip(found[1:], parts[1:], strict=True):
+                _add(bucket, whole, part)
         for branch in packed.branches:
             mask = _branch_mask(branch, packed.position_ids, window, query)
             later = [_later(branch, states) for states in (upstream, output, log_sums)]
@@ -98,7 +99,7 @@ class _TreeAttention(torch.autograd.Function):
 
 
 def _dense(bucket: Bucket, states: Tensor, fill: float | None = None) -> Tensor:
-    """[segments, H, length, ...]; padding repeats a token, or is `fill`."""
+    """[rows, H, length, ...]; padding repeats a token, or is `fill`."""
     if bucket.places is None:
         tokens = states[bucket.start : bucket.stop]
     elif fill is None or bucket.filled is None:
@@ -107,7 +108,7 @@ def _dense(bucket: Bucket, states: Tensor, fill: float | None = None) -> Tensor:
         assert bucket.tokens is not None
         tokens = states.new_full((len(bucket.places), *states.shape[1:]), fill)
         tokens.index_copy_(0, bucket.filled, states.index_select(0, bucket.tokens))
-    return tokens.view(bucket.num_segments, bucket.max_len, *states.shape[1:]).transpose(1, 2)
+    return tokens.view(bucket.num_rows, bucket.max_len, *states.shape[1:]).transpose(1, 2)
 
 
 def _put(bucket: Bucket, whole: Tensor, dense: Tensor) -> None:
@@ -119,6 +120,15 @@ def _put(bucket: Bucket, whole: Tensor, dense: Tensor) -> None:
     assert bucket.tokens is not None
     part = part if bucket.filled is None else part.index_select(0, bucket.filled)
     whole.index_copy_(0, bucket.tokens, part)
+
+
+def _add(bucket: Bucket, whole: Tensor, dense: Tensor) -> None:
+    """Add what places contribute to their tokens in `whole` [N, H, ...], which starts as zeros."""
+    if not bucket.repeats:
+        _put(bucket, whole, dense)
+        return
+    assert bucket.places is not None
+    whole.index_add_(0, bucket.places, dense.transpose(1, 2).flatten(0, 1))  # padding has zeros
 
 
 def _later(branch: Branch, states: Tensor) -> Tensor:
@@ -142,7 +152,7 @@ def _merge(branch: Branch, output: Tensor, log_sums: Tensor, found: Tensor, sums
 
 
 def _own_mask(bucket: Bucket, window: int | None, like: Tensor) -> Tensor | None:
-    """Added to the scores [length, length] of a segment; None: causal without a window."""
+    """Added to the scores [length, length] of a sequence; None: causal without a window."""
     if window is None or window >= bucket.max_len:
         return None
     places = torch.arange(bucket.max_len)

@@ -223,7 +223,7 @@ class Service:
             self._tasks.loop(name, body)
         if self._ready is None:
             self.set_ready(True)
-        _tame_garbage_collection()
+        tame_garbage_collection()
         log.info("started", num_actors=len(self._actors), num_loops=len(self._loops))
 
     async def _drain(self) -> None:
@@ -288,7 +288,7 @@ class Service:
         self.stop(name)
 
 
-def _tame_garbage_collection() -> None:
+def tame_garbage_collection() -> None:
     """Once everything long-lived exists: never look at it again, and collect the rest rarely."""
     gc.collect()
     gc.freeze()

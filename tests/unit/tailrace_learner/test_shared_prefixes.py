@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from torch.nn.functional import rms_norm
 
 from tailrace_learner.config import ModelArgs, TrainingArgs
+from tailrace_learner.core import layout
 from tailrace_learner.core.bucket_attention import bucket_attention
 from tailrace_learner.core.fast_attention import use_fast_attention
 from tailrace_learner.core.flex import flex, visible
@@ -37,6 +38,14 @@ from tests.unit.tailrace_learner.factory import (
 )
 
 PROMPT_LEN = 11
+
+
+@pytest.fixture(params=[0, 30, 64], ids=["by_segments", "by_both", "by_rows"], autouse=True)
+def longest_whole_row(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> int:
+    """Up to which length rows are attended row by row; those of the tests have 15 to 40 tokens."""
+    limit: int = request.param
+    monkeypatch.setattr(layout, "MAX_WHOLE_ROW", limit)
+    return limit
 
 
 def row_of(name: str, token_ids: NDArray[np.int64], first_target: int, seed: int) -> Row:
@@ -166,10 +175,11 @@ def states(num_tokens: int, dtype: torch.dtype = torch.float64) -> list[torch.Te
 @pytest.mark.parametrize("window", [None, 6])
 @pytest.mark.parametrize("shares", [True, False])
 def test_pieces_give_the_attention_and_gradients_of_the_whole_mask(
-    window: int | None, shares: bool
+    window: int | None, shares: bool, longest_whole_row: int
 ) -> None:
     packed = pack(mixed_rows(), CPU, share_prefixes=shares).packed
-    assert bool(packed.branches) == shares
+    assert bool(packed.branches) == (shares and longest_whole_row < 64)
+    assert any(bucket.repeats for bucket in packed.buckets) == (shares and longest_whole_row > 0)
     size = len(packed.reach)
     query, key, value = states(size)
     places = torch.arange(size)
