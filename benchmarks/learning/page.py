@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
+from matplotlib import rc_context
 from matplotlib.figure import Figure
 
 from benchmarks.learning.recipes import RECIPES, Recipe
@@ -84,5 +85,6 @@ def _draw(recipe: Recipe, outcomes: Sequence[Outcome]) -> Path:
     axes.grid(alpha=0.3)
     axes.legend(fontsize=8)
     path = PICTURES / f"{recipe.name}.svg"
-    figure.savefig(path, metadata={"Date": None})
+    with rc_context({"svg.hashsalt": recipe.name}):  # names in the file are the same each time
+        figure.savefig(path, metadata={"Date": None})
     return path

@@ -68,7 +68,11 @@ RECIPES = (
         "Sokoban",
         "gigpo, step-wise rows",
         SOKOBAN,
-        ("+granularity=step", "learner.adv_estimator=gigpo"),
+        (
+            "+granularity=step",
+            "learner.adv_estimator=gigpo",
+            "max_steps=225",
+        ),
     ),
     Recipe("webshop_grpo", "WebShop", "grpo", WEBSHOP, ("learner.adv_estimator=grpo",)),
     Recipe(
