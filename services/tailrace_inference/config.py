@@ -46,7 +46,8 @@ class InferenceConfig(Config, frozen=True, kw_only=True):
     Never more than the cache holds."""
 
     prefix_cache: bool = True
-    """Keep an episode's keys and values after a turn until its next turn, or until room is needed."""
+    """Keep an episode's keys and values after a turn until its next turn, or until room is needed, and
+    compute a prompt that several calls have at once, as those of a group do, only once."""
 
     kv_on_update: Literal["recompute", "keep"] = "recompute"
     """What a weight update does to keys and values of the old version: `recompute` computes them

@@ -40,6 +40,7 @@ class Call:
     num_tops: int = 0  # likeliest tokens to tell of each step
     num_cached: int = 0
     num_seen: int = 0  # tokens computed at least once
+    prompt_key: bytes | None = None  # of its prompt, once it was asked for
     row: int = -1  # -1 while it waits
 
 

@@ -66,6 +66,12 @@ class KVCache:
         self._flat[2 * layer].index_copy_(0, slots, keys)
         self._flat[2 * layer + 1].index_copy_(0, slots, values)
 
+    def copy(self, source: Int64Array, target: Int64Array) -> None:
+        """Copy blocks `source` [n] to `target` [n], in every layer."""
+        read, write = (torch.from_numpy(blocks).to(self.device) for blocks in (source, target))
+        for arena in self._arenas:
+            arena.index_copy_(1, write, arena.index_select(1, read))
+
     def zero(self, blocks: Int64Array) -> None:
         """Forget what `blocks` [n] held, in every layer."""
         index = torch.from_numpy(blocks).to(self.device)

@@ -1,9 +1,9 @@
 """Who is in the cache: waiting calls, running rows, kept prefixes, free blocks.
 
-Invariants: every block has one owner; when blocks run out, kept prefixes go first (least recently
-kept), then the newest running call goes back to the head of the queue with its tokens and is computed
-again later, so the oldest call always advances; a prefix of an older policy version is never reused
-unless the configuration says `keep`.
+Invariants: every block has one owner, also where calls have the same prompt (`prompts`); when blocks
+run out, kept prefixes go first (least recently kept), then the newest running call goes back to the
+head of the queue with its tokens and is computed again later, so the oldest call always advances; a
+prefix of an older policy version is never reused unless the configuration says `keep`.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from tailrace_inference.engine.batch import Batch, Call
 from tailrace_inference.engine.kv_cache import BlockPool, Int64Array, KVCache
 from tailrace_inference.engine.planner import share_budget
 from tailrace_inference.engine.prefix import Prefix, PrefixStore, common_length
+from tailrace_inference.engine.prompts import PromptOwners
 
 Tokens = TypeVar("Tokens", int, Int64Array)
 
@@ -43,22 +44,38 @@ class Residency:
         self._cache = cache
         self._keep_prefixes = keep_prefixes
         self._before_preemption = before_preemption
+        self._owners = PromptOwners(batch)
 
     def admit(self, policy_version: int, now_s: float) -> None:
-        """Move waiting calls, first come first served, into rows while their tokens have room."""
+        """Move waiting calls, first come first served, into rows while their tokens have room.
+
+        Those whose prompt another row is still computing are passed over until it has.
+        """
         if not (self.waiting and self.batch.has_room):
             return
         rows = self.batch.active()
         promised = int((self._blocks_for(self.batch.length[rows]) - self.batch.num_blocks[rows]).sum())
+        passed_over: list[Call] = []
         while self.waiting and self.batch.has_room:
-            added = self._place(self.waiting[0], promised, policy_version, now_s)
+            call = self.waiting.popleft()
+            owner = self._owners.row_of(call, policy_version) if self._keep_prefixes else None
+            if owner is not None and not self._owners.has_computed(owner, call):
+                passed_over.append(call)
+                continue
+            added = self._place(call, owner, promised, policy_version, now_s)
             if added is None:
-                return
+                self.waiting.appendleft(call)
+                break
             promised += added
-            self.waiting.popleft()
+        self.waiting.extendleft(reversed(passed_over))
 
-    def _place(self, call: Call, promised: int, policy_version: int, now_s: float) -> int | None:
-        """Start a call on its episode's prefix; returns the blocks it lacks, None without room."""
+    def _place(
+        self, call: Call, owner: int | None, promised: int, policy_version: int, now_s: float
+    ) -> int | None:
+        """Start a call on its episode's prefix, or on a copy of the prompt that row `owner` computed.
+
+        Returns the blocks that it lacks, None without room.
+        """
         prefix = self.prefixes.take(call.episode_id)
         num_tokens = len(call.token_ids)
         matched = (
@@ -76,14 +93,27 @@ class Residency:
         blocks, kv_version = np.empty(0, np.int64), policy_version
         if prefix is not None:
             self.pool.give(prefix.blocks[kept:])
-            blocks = prefix.blocks[:kept]
-            kv_version = prefix.policy_version if matched else policy_version
+            if kept:
+                blocks, kv_version = prefix.blocks[:kept], prefix.policy_version
+        if not matched and owner is not None:
+            matched = num_tokens - 1
+            blocks = self._copied(owner, self._blocks_for(matched))
+            lacking -= len(blocks)
         if call.num_seen == 0:
             call.num_cached = matched
             self.num_hit_tokens += matched
             self.num_prompt_tokens += num_tokens
         self.batch.add(call, blocks, matched, kv_version, now_s)
+        self._owners.add(call)
         return lacking
+
+    def _copied(self, owner: int, count: int) -> Int64Array:
+        """A copy of the first `count` blocks of a row; there is room for them."""
+        while self.pool.num_free < count:
+            self.pool.give(self.prefixes.evict())
+        blocks = self.pool.take(count)
+        self._cache.copy(self.batch.table[owner, :count], blocks)
+        return blocks
 
     def schedule(self, max_tokens: int) -> tuple[Int64Array, Int64Array]:
         """Rows [R] and their new tokens [R] of the next step, with blocks for all of them."""
@@ -113,8 +143,12 @@ class Residency:
         row = self.batch.newest
         self._before_preemption(row)
         self.pool.give(self.batch.release(row))
-        self.waiting.appendleft(self.batch.remove(row))
+        self.waiting.appendleft(self._free(row))
         return False
+
+    def _free(self, row: int) -> Call:
+        self._owners.remove(row)
+        return self.batch.remove(row)
 
     def finish(self, row: int) -> Call:
         """Free a row; its computed tokens stay as the prefix of its episode."""
@@ -129,7 +163,7 @@ class Residency:
             self.pool.give(self.prefixes.keep(episode_id, prefix))
             blocks = blocks[used:]
         self.pool.give(blocks)
-        return batch.remove(row)
+        return self._free(row)
 
     def forget_computed(self, policy_version: int) -> None:
         """Drop all keys and values; running calls keep their rows and compute theirs again."""
