@@ -15,11 +15,13 @@ class DeliveryInfo(NamedTuple):
     stream: str
     num_delivered: int
     stream_seq: int
+    stored_ns: int  # when the stream took it: a stream that begins anew counts from 1 again
 
     @classmethod
     def of(cls, reply: str) -> DeliveryInfo:
         """Parse `$JS.ACK...`; the newer form has a domain and an account hash before the stream."""
         tokens = reply.split(".")
         first = 2 if len(tokens) == _SHORT_TOKENS else 4
-        assert len(tokens) >= first + 4, f"not a JetStream delivery: {reply!r}"
-        return cls(tokens[first], int(tokens[first + 2]), int(tokens[first + 3]))
+        assert len(tokens) >= first + 6, f"not a JetStream delivery: {reply!r}"
+        delivered, stream_seq, _, stored_ns = map(int, tokens[first + 2 : first + 6])
+        return cls(tokens[first], delivered, stream_seq, stored_ns)

@@ -1,9 +1,9 @@
 """A working actor: pulls messages of a JetStream consumer and runs a handler for each.
 
 Invariants: at most `max_in_flight` handlers run and no more is asked for; a message in flight is
-kept from redelivery by `in_progress`, sent for all of them by one task; what is still running here
-is never started a second time; a message is acknowledged only after its handler returned; a drain
-leaves nothing unanswered.
+kept from redelivery by `in_progress`, sent for all of them by one task; what is still running here,
+or was acknowledged here lately, is never started a second time; a message is acknowledged only after
+its handler returned; a drain leaves nothing unanswered.
 """
 
 from __future__ import annotations
@@ -33,6 +33,7 @@ log = get_logger(__name__)
 
 ASK_PAUSE_S = 0.002  # handlers that end within this time share one request for more
 ASK_AT_LEAST_EVERY_S = 1.0  # notices requests that the server forgot
+MAX_REMEMBERED = 1024  # acknowledged messages, in case the server had them on their way again
 HAND_BACK_TIMEOUT_S = 3.0  # nats-server may be away just now; then the ack wait hands back
 
 M = TypeVar("M")
@@ -62,6 +63,7 @@ class PullActor(Generic[M]):
         self._guard = guard
         self._settlement = Settlement(bus, spec.max_deliveries, spec.dead_subject)
         self._in_flight: dict[int, Delivery] = {}  # by stream sequence, queued ones included
+        self._acknowledged: dict[tuple[int, int], None] = {}  # stream sequences and times, oldest first
         self._queued: deque[tuple[Msg, Delivery]] = deque()
         self._running: set[asyncio.Task[None]] = set()
         self._tending: list[asyncio.Task[object]] = []
@@ -161,6 +163,10 @@ class PullActor(Generic[M]):
     async def _handle(self, message: Msg, delivery: Delivery) -> str:
         """Run the handler and settle the message; the outcome's name."""
         spec = self._spec
+        info = DeliveryInfo.of(message.reply)
+        if (info.stream_seq, info.stored_ns) in self._acknowledged:
+            await self._settlement.ack(delivery)
+            return "repeated"
         if delivery.num_delivered > spec.max_deliveries:
             reason = f"delivered {delivery.num_delivered} times, {spec.max_deliveries} allowed"
             await self._settlement.bury(message, delivery, reason)
@@ -180,12 +186,18 @@ class PullActor(Generic[M]):
             return "handed_back"
         if not isinstance(result, Failure):
             await self._settlement.ack(delivery)
+            self._remember(info)
             return "ok"
         if delivery.num_delivered >= spec.max_deliveries:
             await self._settlement.bury(message, delivery, f"{result.error_type}: {result.reason}")
             return "dead"
         await self._settlement.retry(delivery)
         return "failed"
+
+    def _remember(self, info: DeliveryInfo) -> None:
+        self._acknowledged[info.stream_seq, info.stored_ns] = None
+        if len(self._acknowledged) > MAX_REMEMBERED:
+            del self._acknowledged[next(iter(self._acknowledged))]
 
     async def _return(self, message: Msg, delivery: Delivery) -> None:
         """Hand back because this process ends."""

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 
+import pytest
 from nats.js.api import RawStreamMsg
 
 from tailrace.bus import Bus
 from tailrace.runtime import Delivery, HandBack, Service
+from tailrace.runtime.settlement import Settlement
 from tailrace_protos import subjects
 from tailrace_protos.episode import EpisodeTask
 from tests.conftest import ServerProcess
@@ -116,6 +118,34 @@ async def test_heartbeats_keep_a_long_handler_from_redelivery(
         await asyncio.wait_for(done.wait(), 10)
     assert deliveries == [1]
     assert await num_queued(run_bus) == 0
+
+
+async def test_work_whose_acknowledgement_was_lost_is_acknowledged_again_not_done_again(
+    run_bus: Bus, nats_server: ServerProcess, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    service = make_service(nats_server.url, run_bus.run)
+    deliveries: list[int] = []
+    acknowledge, lost = Settlement.ack, asyncio.Event()
+
+    async def lose_the_first(self: Settlement, delivery: Delivery) -> None:
+        if lost.is_set():
+            await acknowledge(self, delivery)
+        lost.set()
+
+    async def handler(_: EpisodeTask, delivery: Delivery) -> None:
+        deliveries.append(delivery.num_delivered)
+
+    async def is_empty() -> bool:
+        return await num_queued(run_bus) == 0
+
+    monkeypatch.setattr(Settlement, "ack", lose_the_first)
+    pull(service, run_bus, handler)
+    async with serving(service):
+        await run_bus.publish_durable_many(outgoing(run_bus.run, range(1)))
+        await asyncio.wait_for(lost.wait(), 10)
+        assert not await is_empty()
+        await eventually_async(is_empty, timeout_s=20)
+    assert deliveries == [1]
 
 
 async def test_an_exception_means_again_and_after_the_last_delivery_a_dead_letter(

@@ -54,4 +54,4 @@ def test_a_reply_without_error_headers_is_no_error() -> None:
     ],
 )
 def test_both_forms_of_acknowledgement_subjects_are_read(subject: str) -> None:
-    assert DeliveryInfo.of(subject) == DeliveryInfo("r_EPISODES", 3, 41)
+    assert DeliveryInfo.of(subject) == DeliveryInfo("r_EPISODES", 3, 41, 1700000000000000000)
