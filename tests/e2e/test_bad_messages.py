@@ -16,7 +16,7 @@ import pytest
 from nats.aio.client import Client
 from nats.aio.msg import Msg
 
-from tailrace.bus import Bus, OversizedMessageError
+from tailrace.bus import Bus, OversizedMessageError, flush
 from tailrace.bus.calls import CODE_HEADER, REASON_HEADER
 from tailrace.config import Endpoints
 from tailrace_protos import subjects
@@ -140,7 +140,7 @@ async def make_noise(users: Users) -> None:
                 await client.publish(target.subject, payload)  # nobody to be answered
             else:
                 await client.publish(target.subject, payload)
-        await client.flush()
+        await flush(client)
 
 
 async def say_what_is_well_formed_but_wrong(users: Users) -> None:
@@ -149,7 +149,7 @@ async def say_what_is_well_formed_but_wrong(users: Users) -> None:
         client = await users.client(target.user)
         if isinstance(target.sample, EpisodeTask | LeaseReport | AgentActivity):
             await client.publish(target.subject, encode(target.sample))
-            await client.flush()
+            await flush(client)
     lopsided = encode(LeaseRequest("w", ("e", "f"), (1,)))
     answer = await ask(await users.client("agents"), subjects.lease(RUN), lopsided)
     assert (answer.headers or {}).get(CODE_HEADER) == "400"

@@ -10,14 +10,13 @@ from __future__ import annotations
 from hashlib import blake2b
 
 from tailrace_inference.engine.batch import Batch, Call
-from tailrace_inference.engine.prefix import common_length
 
 # Shorter prompts are sooner computed than waited for.
 MIN_PROMPT_TOKENS = 8
 
 
 class PromptOwners:
-    """The rows that computed a prompt, or are about to, by prompt."""
+    """The rows that computed a prompt, or are about to, by the prompt's 128-bit digest."""
 
     def __init__(self, batch: Batch) -> None:
         self._batch = batch
@@ -29,10 +28,8 @@ class PromptOwners:
         if not _can_share(call):
             return None
         row = self._rows.get(_key(call))
-        if row is None or self._batch.kv_version[row] != policy_version:
-            return None
-        tokens = self._batch.tokens[row, : call.num_prompt]
-        return row if common_length(tokens, call.token_ids) == call.num_prompt else None
+        is_current = row is not None and self._batch.kv_version[row] == policy_version
+        return row if is_current else None
 
     def has_computed(self, row: int, call: Call) -> bool:
         """Whether there is all to copy that the call can: its prompt but for the last token."""

@@ -78,7 +78,9 @@ class _TreeAttention(torch.autograd.Function):
         query, key, value, output, log_sums = ctx.saved_tensors
         packed, scale, window = ctx.given
         upstream = grads[0].contiguous()
-        found = [torch.empty_like(query), torch.zeros_like(key), torch.zeros_like(value)]
+        repeats = any(bucket.repeats for bucket in packed.buckets)
+        start = torch.zeros_like if repeats else torch.empty_like
+        found = [torch.empty_like(query), start(key), start(value)]
         for bucket in packed.buckets:
             mask = _own_mask(bucket, window, query)
             grad = _dense(bucket, upstream, fill=0.0)
@@ -123,7 +125,7 @@ def _put(bucket: Bucket, whole: Tensor, dense: Tensor) -> None:
 
 
 def _add(bucket: Bucket, whole: Tensor, dense: Tensor) -> None:
-    """Add what places contribute to their tokens in `whole` [N, H, ...], which starts as zeros."""
+    """Add what places contribute to their tokens in `whole` [N, H, ...]: zeros where tokens repeat."""
     if not bucket.repeats:
         _put(bucket, whole, dense)
         return

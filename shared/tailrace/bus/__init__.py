@@ -13,6 +13,7 @@ from tailrace.bus.errors import (
     PublishRefusedError,
     StreamMissingError,
 )
+from tailrace.bus.flushing import flush
 from tailrace.bus.streams import StreamLimits
 
 __all__ = [
@@ -27,4 +28,5 @@ __all__ = [
     "PublishRefusedError",
     "StreamLimits",
     "StreamMissingError",
+    "flush",
 ]

@@ -20,6 +20,7 @@ from nats.aio.client import Client as NatsConnection
 from nats.aio.msg import Msg
 from nats.aio.subscription import Subscription
 
+from tailrace.bus import flush
 from tailrace.channel.client import LinkedGenerateClient
 from tailrace.channel.config import DEFAULTS, ChannelConfig
 from tailrace.channel.errors import NoRouteError
@@ -182,7 +183,7 @@ class NatsServerTransport:
         self._subscription = await self._connection.subscribe(
             self._subject, cb=self._on_message, **_UNLIMITED
         )
-        await self._connection.flush()  # from here on nobody is told that nobody listens
+        await flush(self._connection)  # from here on nobody is told that nobody listens
 
     def open(self, peer: Peer, link: WireEvents) -> NatsWire:
         """See `ServerTransport`."""

@@ -127,7 +127,12 @@ class PullActor(Generic[M]):
             return
         message_id = message.headers.get(MESSAGE_ID_HEADER, "") if message.headers else ""
         delivery = Delivery(
-            message.subject, info.stream_seq, info.num_delivered, message_id, message.reply
+            message.subject,
+            info.stream_seq,
+            info.stored_ns,
+            info.num_delivered,
+            message_id,
+            message.reply,
         )
         self._in_flight[info.stream_seq] = delivery
         if self._draining or len(self._running) >= self._spec.max_in_flight:
@@ -163,8 +168,7 @@ class PullActor(Generic[M]):
     async def _handle(self, message: Msg, delivery: Delivery) -> str:
         """Run the handler and settle the message; the outcome's name."""
         spec = self._spec
-        info = DeliveryInfo.of(message.reply)
-        if (info.stream_seq, info.stored_ns) in self._acknowledged:
+        if (delivery.stream_seq, delivery.stored_ns) in self._acknowledged:
             await self._settlement.ack(delivery)
             return "repeated"
         if delivery.num_delivered > spec.max_deliveries:
@@ -186,7 +190,7 @@ class PullActor(Generic[M]):
             return "handed_back"
         if not isinstance(result, Failure):
             await self._settlement.ack(delivery)
-            self._remember(info)
+            self._remember(delivery)
             return "ok"
         if delivery.num_delivered >= spec.max_deliveries:
             await self._settlement.bury(message, delivery, f"{result.error_type}: {result.reason}")
@@ -194,8 +198,8 @@ class PullActor(Generic[M]):
         await self._settlement.retry(delivery)
         return "failed"
 
-    def _remember(self, info: DeliveryInfo) -> None:
-        self._acknowledged[info.stream_seq, info.stored_ns] = None
+    def _remember(self, delivery: Delivery) -> None:
+        self._acknowledged[delivery.stream_seq, delivery.stored_ns] = None
         if len(self._acknowledged) > MAX_REMEMBERED:
             del self._acknowledged[next(iter(self._acknowledged))]
 

@@ -19,7 +19,7 @@ from nats.micro.service import EndpointStats as MicroStats
 from nats.micro.service import Service as MicroService
 
 from tailrace import metrics
-from tailrace.bus.bus import Bus
+from tailrace.bus import Bus, flush
 from tailrace.config import Endpoints, RunConfig
 from tailrace.log import get_logger
 from tailrace.runtime.endpoint import EndpointActor, EndpointSpec
@@ -218,7 +218,7 @@ class Service:
         self._serving = True
         for actor in tuple(self._actors):  # what is declared from here on starts itself
             await self._start_actor(actor)
-        await self.bus.connection.client.flush()  # who sees us ready can reach every endpoint
+        await flush(self.bus.connection.client)  # who sees us ready can reach every endpoint
         for name, body in loops:
             self._tasks.loop(name, body)
         if self._ready is None:

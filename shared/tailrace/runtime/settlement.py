@@ -31,6 +31,7 @@ class Delivery:
 
     subject: str
     stream_seq: int
+    stored_ns: int  # when the stream took it
     num_delivered: int  # 1: first time
     message_id: str  # the publisher's Nats-Msg-Id
     reply: str = field(repr=False)  # where to acknowledge; a redelivery while running replaces it

@@ -14,7 +14,7 @@ from nats.micro.request import Request
 from nats.micro.service import EndpointStats
 from nats.micro.service import Service as MicroService
 
-from tailrace.bus import Bus
+from tailrace.bus import Bus, flush
 from tailrace.sdk.tool import ToolSpec
 from tailrace.tools.discovery import SERVICE_NAME
 from tailrace_protos import subjects
@@ -55,7 +55,7 @@ class Registration:
                 handler=handler,
                 metadata=endpoint_metadata(spec),
             )
-        await client.flush()
+        await flush(client)
 
     async def drain_tools(self) -> None:
         """Hear of no new calls; what is for this worker alone still comes."""

@@ -12,6 +12,7 @@ import nats.errors
 import pytest
 from nats.aio.client import Client
 
+from tailrace.bus import flush
 from tailrace_cli.cluster.servers import Credentials, choose_port, nats_command
 from tailrace_cli.config import ClusterConfig
 from tests.conftest import ServerProcess
@@ -93,7 +94,7 @@ async def test_publishing_on_anothers_subject_is_refused(
 ) -> None:
     client = await guarded.connect(user)
     await client.publish(subject, b"forged")
-    await client.flush()
+    await flush(client)
     await asyncio.wait_for(guarded.refusal.wait(), 5)
     assert "permissions violation" in guarded.refused[0].lower()
 
@@ -112,7 +113,7 @@ async def test_listening_to_what_is_for_others_is_refused(
 ) -> None:
     client = await guarded.connect(user)
     await client.subscribe(subject)
-    await client.flush()
+    await flush(client)
     await asyncio.wait_for(guarded.refusal.wait(), 5)
     assert "permissions violation" in guarded.refused[0].lower()
 
@@ -147,7 +148,7 @@ async def test_a_request_and_its_reply_pass(
         await message.respond(b"done")
 
     await server.subscribe(subject, cb=answer)
-    await server.flush()
+    await flush(server)
     reply = await answer_to(client, subject)
     assert reply.data == b"done"
     assert guarded.refused == []
@@ -164,12 +165,12 @@ async def test_a_call_may_be_answered_twice_and_streamed_tokens_reach_the_gatewa
         await message.respond(b"result")
 
     await tools.subscribe("tool.slow", cb=answer)
-    await tools.flush()
+    await flush(tools)
     replies = await agents.subscribe("_INBOX.agents.call")
     await agents.publish("tool.slow", b"", reply="_INBOX.agents.call")
     assert [(await replies.next_msg(5)).data for _ in range(2)] == [b"accepted", b"result"]
     tokens = await gateway.subscribe("_INBOX.gateway.tokens")
-    await gateway.flush()
+    await flush(gateway)
     await inference.publish("_INBOX.gateway.tokens", b"7")
     assert (await tokens.next_msg(5)).data == b"7"
     assert guarded.refused == []

@@ -9,7 +9,7 @@ import msgspec
 import numpy as np
 import pytest
 
-from tailrace.bus import Bus, CallFailedError
+from tailrace.bus import Bus, CallFailedError, flush
 from tailrace.store import Outbox, StoreConnection, Versions
 from tailrace.weights import (
     ChecksumError,
@@ -81,7 +81,7 @@ async def test_a_server_gets_the_learners_weights_byte_for_byte(
     assert await receiver.current() is None
     announced: asyncio.Queue[WeightsAvailable] = asyncio.Queue()
     await bus.subscribe(subjects.weights_published(run_name), WeightsAvailable, announced.put)
-    await bus.connection.client.flush()
+    await flush(bus.connection.client)
 
     version = await publisher.publish(weights(1), lineage="a", optimizer_step=0)
     available = await announced.get()

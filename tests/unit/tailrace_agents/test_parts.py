@@ -32,7 +32,7 @@ def task(attempt: int = 0) -> EpisodeTask:
 
 
 def delivery(message_id: str, num_delivered: int = 1) -> Delivery:
-    return Delivery("subject", 3, num_delivered, message_id, "reply")
+    return Delivery("subject", 3, 0, num_delivered, message_id, "reply")
 
 
 @pytest.mark.parametrize(

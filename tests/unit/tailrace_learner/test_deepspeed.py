@@ -27,7 +27,7 @@ from tailrace_learner.core.step import StepTrainer
 from tests.unit.tailrace_learner.factory import CPU, make_policy, make_rows
 from tests.unit.tailrace_learner.ranks import on_ranks
 from tests.unit.tailrace_learner.test_checkpoints import CONFIG, SCRATCH, state
-from tests.unit.tailrace_learner.test_ranks import ARGS, Trained, train
+from tests.unit.tailrace_learner.test_ranks import ARGS, Trained, taken_over, train
 from tests.unit.tailrace_learner.test_step import prepared
 
 GIVEN = replace(CONFIG, training_args=ARGS)
@@ -85,20 +85,7 @@ def test_between_passes_a_rank_holds_its_part_of_every_weight_and_no_more() -> N
 def restored(
     ranks: TorchRanks, stage: int, moments: dict[str, torch.Tensor]
 ) -> dict[str, torch.Tensor]:
-    strategy = zero(ranks, stage)
-    policy = strategy.spread(make_policy())
-    strategy.make_optimizer(policy, ARGS)
-    named = list(policy.model.named_parameters())
-    assert all(strategy.moments(parameter) == {} for _, parameter in named)
-    for name, parameter in named:
-        kept = {moment: moments[f"{name}.{moment}"] for moment in ("step", "exp_avg", "exp_avg_sq")}
-        assert tuple(kept["exp_avg"].shape) == strategy.shape(parameter)
-        strategy.set_moments(parameter, kept)
-    return {
-        f"{name}.{moment}": value.clone()
-        for name, parameter in named
-        for moment, value in strategy.moments(parameter).items()
-    }
+    return taken_over(zero(ranks, stage), moments)
 
 
 @pytest.mark.parametrize(("stage", "num_ranks"), [(2, 2), (3, 3)])  # many weights in uneven parts

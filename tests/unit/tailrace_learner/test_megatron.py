@@ -30,7 +30,7 @@ from tests.unit.tailrace_learner.test_checkpoints import CONFIG, state
 from tests.unit.tailrace_learner.test_lora import ONE_GROUP, tensors
 from tests.unit.tailrace_learner.test_lora import train as train_worker
 from tests.unit.tailrace_learner.test_lora import worker as made_worker
-from tests.unit.tailrace_learner.test_ranks import ARGS, Trained, gradients, train
+from tests.unit.tailrace_learner.test_ranks import Trained, gradients, taken_over, train
 from tests.unit.tailrace_learner.test_warm_start import demonstrations
 
 
@@ -112,19 +112,7 @@ def test_bfloat16_activations_are_those_of_one_process() -> None:
 
 
 def restored(ranks: TorchRanks, moments: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    strategy = cut_by(ranks, 2)
-    policy = strategy.spread(make_policy())
-    strategy.make_optimizer(policy, ARGS)
-    named = list(policy.model.named_parameters())
-    assert all(strategy.moments(parameter) == {} for _, parameter in named)
-    for name, parameter in named:
-        kept = {moment: moments[f"{name}.{moment}"] for moment in ("step", "exp_avg", "exp_avg_sq")}
-        strategy.set_moments(parameter, kept)
-    return {
-        f"{name}.{moment}": value.clone()
-        for name, parameter in named
-        for moment, value in strategy.moments(parameter).items()
-    }
+    return taken_over(cut_by(ranks, 2), moments)
 
 
 def test_moments_of_another_strategy_are_taken_over() -> None:

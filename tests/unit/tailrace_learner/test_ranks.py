@@ -17,6 +17,7 @@ from tailrace_learner.adapters.strategies.fsdp2 import Fsdp2Strategy
 from tailrace_learner.adapters.strategies.megatron import MegatronStrategy
 from tailrace_learner.adapters.strategies.single import SingleStrategy
 from tailrace_learner.config import LearnerConfig, StrategyArgs, TrainingArgs
+from tailrace_learner.core.policy import Policy
 from tailrace_learner.core.ranks import ONE_RANK, Shares
 from tailrace_learner.core.step import StepTrainer
 from tests.unit.tailrace_learner.factory import CPU, config, make_policy, make_rows
@@ -80,12 +81,28 @@ def train(
         metrics = trainer.finish()
     named = list(policy.model.named_parameters())
     weights = {name: strategy.whole(parameter).clone() for name, parameter in named}
-    moments = {
+    return weights, moments_of(strategy, policy), metrics
+
+
+def moments_of(strategy: Strategy, policy: Policy) -> dict[str, torch.Tensor]:
+    """Whole tensors by `parameter.moment`."""
+    return {
         f"{name}.{moment}": value.clone()
-        for name, parameter in named
+        for name, parameter in policy.model.named_parameters()
         for moment, value in strategy.moments(parameter).items()
     }
-    return weights, moments, metrics
+
+
+def taken_over(strategy: Strategy, moments: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """What a new optimizer of `strategy` has after it was given the moments of another."""
+    policy = strategy.spread(make_policy())
+    strategy.make_optimizer(policy, ARGS)
+    assert moments_of(strategy, policy) == {}
+    for name, parameter in policy.model.named_parameters():
+        kept = {moment: moments[f"{name}.{moment}"] for moment in ("step", "exp_avg", "exp_avg_sq")}
+        assert tuple(kept["exp_avg"].shape) == strategy.shape(parameter)
+        strategy.set_moments(parameter, kept)
+    return moments_of(strategy, policy)
 
 
 def train_sharded(ranks: TorchRanks, family: str, settings: dict[str, Any]) -> Trained:
