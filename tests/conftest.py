@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import random
 import socket
 import subprocess
 import sys
@@ -16,13 +18,16 @@ from pathlib import Path
 import pytest
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+_ports = random.Random()  # not the one that tests seed
 
 
 def free_port() -> int:
-    """A TCP port nobody listens on at this moment."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+    """A TCP port nobody listens on, nor connects from: below those that Linux gives away by itself."""
+    while True:
+        port = _ports.randrange(20_000, 32_000)
+        with socket.socket() as probe, contextlib.suppress(OSError):
+            probe.bind(("127.0.0.1", port))
+            return port
 
 
 def wait_for_port(port: int, process: subprocess.Popen[bytes], deadline_s: float = 20.0) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import multiprocessing
 import os
 import pickle
-import socket
 import traceback
 from collections.abc import Callable
 from multiprocessing.connection import Connection
@@ -15,6 +14,7 @@ import torch
 
 from tailrace_learner.adapters.ranks import TorchRanks
 from tailrace_learner.config_execution import StrategyArgs
+from tests.conftest import free_port
 
 TIMEOUT_S = 90.0
 
@@ -25,9 +25,7 @@ def on_ranks(
     """What `work(ranks, *args)` returns on each rank; they wait `timeout_s` for each other."""
     strategy = StrategyArgs(num_ranks=num_ranks, timeout_s=timeout_s)
     context = multiprocessing.get_context("fork")
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    port = free_port()
     pipes = [context.Pipe(duplex=False) for _ in range(num_ranks)]
     children = [
         context.Process(target=_child, args=(rank, strategy, port, pipe[1], work, args), daemon=True)
@@ -66,4 +64,7 @@ def _child(
         pipe.send_bytes(pickle.dumps((True, work(ranks, *args))))
     except BaseException:  # noqa: BLE001 - told to the test
         pipe.send_bytes(pickle.dumps((False, traceback.format_exc())))
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+    parent.join()  # it kills this process once all ranks are done: others may need what this one serves
     os._exit(0)

@@ -197,8 +197,8 @@ def waits(ranks: TorchRanks) -> float:
 
 
 def test_a_rank_gives_up_a_pass_after_its_timeout_and_never_a_command() -> None:
-    waited_s = on_ranks(2, waits, timeout_s=0.4)
-    assert 0.3 < waited_s[0] == waited_s[1] < 10.0
+    waited_s = on_ranks(2, waits, timeout_s=3.0)  # within which they have to meet, too
+    assert 2.5 < waited_s[0] == waited_s[1] < 30.0
 
 
 @pytest.mark.parametrize(
