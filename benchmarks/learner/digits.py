@@ -1,9 +1,10 @@
 """The digits task on our engine and learner: sample, train, swap the weights, all at once.
 
-The engine is a process beside the learner's, as in a run, with a pipe in place of queues. It samples
-for the step that is trained next and for `ahead` more, and swaps weights between two tokens as soon as
-there are new ones, keeping keys and values: no token is more than `ahead` steps old. With `ahead` 0
-they take turns, as TRL does. Garbage is collected as in a service.
+The engine is a process beside the learner's, as in a run, with a pipe in place of queues; weights go
+through shared memory, as a run's do. It samples for the step that is trained next and for `ahead` more,
+and swaps weights between two tokens as soon as there are new ones, keeping keys and values: no token is
+more than `ahead` steps old. With `ahead` 0 they take turns, as TRL does. Garbage is collected as in a
+service.
 """
 
 from __future__ import annotations
@@ -24,6 +25,8 @@ from numpy.typing import NDArray
 from benchmarks.learner import task
 from benchmarks.learner.sides import make_model
 from tailrace.runtime.service import tame_garbage_collection
+from tailrace.weights.segment import Segment, SegmentFolder, map_segment, open_segment
+from tailrace.weights.tensors import TensorBytes, fill, layout, views
 from tailrace_inference.config import InferenceConfig
 from tailrace_inference.engine.engine import TorchEngine
 from tailrace_inference.ports import OnChunk
@@ -37,15 +40,10 @@ from tailrace_learner.core.rows import PreparedGroup, Row
 from tailrace_learner.core.step import StepTrainer
 from tailrace_protos.base import as_float32, as_int32, pack_int32
 from tailrace_protos.generation import GenerateRequest, SamplingParams, TokenChunk
+from tailrace_protos.weights import WeightManifest
 
-
-class Tensor(NamedTuple):
-    """What the engine stages."""
-
-    name: str
-    dtype: str
-    shape: tuple[int, ...]
-    data: Any  # bytes on their way, a memoryview for the engine
+# More at once would delay the one that the learner waits for.
+MAX_BATCHES = 2
 
 
 class Rollout(NamedTuple):
@@ -118,10 +116,15 @@ class Sampler:
         self._engine.attach()
         self._seed = seed * 1_000_003
         self._batches: deque[Batch] = deque()
+        self._mapped: dict[str, memoryview] = {}
 
-    def load(self, weights: list[Tensor], policy_version: int) -> None:
+    def load(self, weights: Published) -> None:
         """Swap the weights, whatever is under way."""
-        self._engine.stage(weights, policy_version)
+        if weights.segment not in self._mapped:
+            size = weights.manifest.num_bytes
+            self._mapped[weights.segment] = map_segment(open_segment(weights.segment, size), size)
+        tensors = views(weights.manifest, self._mapped[weights.segment])
+        self._engine.stage(tensors, weights.manifest.policy_version)
         self._engine.apply()
 
     def begin(self, number: int) -> None:
@@ -145,9 +148,9 @@ class Sampler:
         return None
 
     @property
-    def is_idle(self) -> bool:
-        """Whether there is nothing to sample."""
-        return not self._batches
+    def num_batches(self) -> int:
+        """Batches under way."""
+        return len(self._batches)
 
 
 def prepared_group(index: int, rollouts: list[Rollout], step: int) -> PreparedGroup:
@@ -200,31 +203,63 @@ class Learner:
         self._trainer.work()
         self._trainer.finish()
 
-    def weights(self) -> list[Tensor]:
-        """Copies, as they would be published."""
+    def weights(self) -> list[TensorBytes]:
+        """As they would be published."""
         return [
-            Tensor(name, "float32", tuple(parameter.shape), parameter.detach().numpy().tobytes())
+            TensorBytes(name, "float32", tuple(parameter.shape), memoryview(parameter.detach().numpy()))
             for name, parameter in self._model.named_parameters()
         ]
 
 
+class Published(NamedTuple):
+    """Weights in shared memory."""
+
+    manifest: WeightManifest
+    segment: str
+
+
+class Publisher:
+    """Copies weights into shared memory: into that of the version `num_segments` before."""
+
+    def __init__(self, num_segments: int) -> None:
+        self._folder = SegmentFolder("bench-learner", "learner")
+        self._folder.sweep()
+        self._num_segments = num_segments
+        self._segments: list[Segment] = []
+
+    def publish(self, tensors: list[TensorBytes], policy_version: int) -> Published:
+        """The version, for the engine."""
+        offsets, num_bytes = layout(tensors)
+        if len(self._segments) < self._num_segments:
+            self._segments.append(self._folder.create(num_bytes))
+        segment = self._segments[policy_version % self._num_segments]
+        entries = fill(segment.data, tensors, offsets)
+        manifest = WeightManifest(policy_version, "", policy_version, None, entries, num_bytes)
+        return Published(manifest, segment.name)
+
+    def close(self) -> None:
+        """Delete them."""
+        for segment in self._segments:
+            segment.close(delete=True)
+
+
 def serve(learner: Connection, seed: int, ahead: int) -> None:
-    """The engine's process: weights and their version in, groups of a step out; None ends it."""
+    """The engine's process: published weights in, groups of a step out; None ends it."""
     keep_freed_memory()
     sampler = Sampler(seed)
     tame_garbage_collection()
     learner.send("ready")
-    num_begun = 0
+    num_begun, last_allowed = 0, -1
     while True:
-        if sampler.is_idle or learner.poll():
+        if learner.poll() or (sampler.num_batches == 0 and num_begun > last_allowed):
             asked = learner.recv()
             if asked is None:
                 return
-            weights, version = asked
-            sampler.load([each._replace(data=memoryview(each.data)) for each in weights], version)
-            while num_begun <= version + ahead:
-                sampler.begin(num_begun)
-                num_begun += 1
+            sampler.load(asked)
+            last_allowed = asked.manifest.policy_version + ahead
+        while sampler.num_batches < MAX_BATCHES and num_begun <= last_allowed:
+            sampler.begin(num_begun)
+            num_begun += 1
         groups = sampler.step()
         if groups is not None:
             learner.send(groups)
@@ -238,12 +273,14 @@ def run(seed: int, ahead: int) -> dict[str, Any]:
     process.start()
     theirs.close()  # the engine's end alone keeps the pipe open
     learner = Learner()
+    # A batch is asked for weights at most `ahead` steps old, so those before them were loaded.
+    publisher = Publisher(ahead + 2)
     assert engine.recv() == "ready"
     tame_garbage_collection()
     rewards: list[float] = []
     times_s: list[float] = []
     began_s = time.perf_counter()
-    engine.send((learner.weights(), 0))
+    engine.send(publisher.publish(learner.weights(), 0))
     for step in range(task.MAX_STEPS):
         groups = engine.recv()
         rewards.append(float(np.mean([rollout.reward for group in groups for rollout in group])))
@@ -251,9 +288,10 @@ def run(seed: int, ahead: int) -> dict[str, Any]:
         times_s.append(time.perf_counter() - began_s)
         if rewards[-1] >= task.GOAL:
             break
-        engine.send((learner.weights(), step + 1))
+        engine.send(publisher.publish(learner.weights(), step + 1))
     engine.send(None)
     process.join()
+    publisher.close()
     return {"rewards": rewards, "times_s": times_s}
 
 

@@ -1,7 +1,8 @@
 """Attention of packed rows, as an implementation that Hugging Face models call by name.
 
 Everything but attention runs on the flat tokens without padding. Attention is exact on every device:
-`tree_attention` on the CPU, `bucket_attention` elsewhere, or `flex` there where rows share prefixes.
+`tree_attention` on the CPU, `short_attention` where all rows are short there; `bucket_attention` on
+others, or `flex` where rows share prefixes.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from transformers.masking_utils import AttentionMaskInterface
 from tailrace_learner.core.bucket_attention import bucket_attention
 from tailrace_learner.core.flex import flex
 from tailrace_learner.core.layout import PackedRows
+from tailrace_learner.core.short_attention import is_short, short_attention
 from tailrace_learner.core.tree_attention import tree_attention
 
 IMPLEMENTATION = "tailrace_packed"
@@ -70,8 +72,9 @@ def attend(
     # Under autocast norms leave queries and keys in float32.
     query, key = query.to(value.dtype), key.to(value.dtype)
     if query.device.type == "cpu":
-        return tree_attention(query, key, value, packed, scale=scale, window=window)
-    compute = flex if packed.branches else bucket_attention
+        compute = short_attention if is_short(packed) else tree_attention
+    else:
+        compute = flex if packed.branches else bucket_attention
     return compute(query, key, value, packed, scale=scale, window=window)
 
 

@@ -17,7 +17,6 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from tailrace.processor import is_intel
-from tailrace_learner.core.fast_attention import use_fast_attention
 
 
 @cache
@@ -81,11 +80,16 @@ class OneDnnLinear(nn.Linear):
         return output
 
 
+def rms_scale(states: Tensor, epsilon: float) -> Tensor:
+    """1 / rms of `states` [..., K] -> [..., 1]."""
+    norm: Tensor = torch.linalg.vector_norm(states, dim=-1, keepdim=True)
+    return norm.square_().div_(states.shape[-1]).add_(epsilon).rsqrt_()
+
+
 class _RmsNorm(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, inputs: Tensor, weight: Tensor, epsilon: float) -> Tensor:
-        norm: Tensor = torch.linalg.vector_norm(inputs, dim=-1, keepdim=True)
-        scale = norm.square_().div_(inputs.shape[-1]).add_(epsilon).rsqrt_()
+        scale = rms_scale(inputs, epsilon)
         normed: Tensor = inputs * scale
         ctx.save_for_backward(normed, weight, scale)
         return normed * weight
@@ -119,9 +123,9 @@ def _with_fast_forward(kind: type[nn.Module]) -> type[nn.Module]:
     return type(kind.__name__, (kind,), {"forward": forward})
 
 
-def use_cpu_kernels(model: nn.Module) -> int:
-    """Replace the forwards that can be; returns how many modules were changed."""
-    changed = use_fast_attention(model)
+def use_fast_kernels(model: nn.Module) -> int:
+    """Replace the forwards of linear layers and norms that can be; returns how many were changed."""
+    changed = 0
     norms: dict[type[nn.Module], type[nn.Module]] = {}
     for module in model.modules():
         kind = type(module)

@@ -13,11 +13,11 @@ import torch
 from torch import Tensor, nn
 
 from tailrace_learner.core.attention import IMPLEMENTATION, attend
-from tailrace_learner.core.layout import PackedRows, lone_tokens
+from tailrace_learner.core.layout import PackedRows
+from tailrace_learner.core.replacing import gives_the_same, replace_forwards
 
 _PROJECTIONS = frozenset({"q_proj", "k_proj", "v_proj", "o_proj"})
 _NORMS = frozenset({"q_norm", "k_norm"})
-_TOLERANCE = 1e-5
 
 
 class _Rotate(torch.autograd.Function):
@@ -44,14 +44,20 @@ def _attend(
     module: Any, hidden: Tensor, embeddings: tuple[Tensor, Tensor], packed: PackedRows
 ) -> Tensor:
     """Output [1, N, hidden] of the module for hidden states [1, N, hidden]."""
-    heads = (hidden.shape[1], -1, module.head_dim)
     projections = (module.q_proj, module.k_proj, module.v_proj)
-    query, key, value = (project(hidden).view(heads) for project in projections)
+    heads = tuple(project(hidden[0]) for project in projections)
+    projected: Tensor = module.o_proj(attended(module, heads, embeddings, packed).unsqueeze(0))
+    return projected
+
+
+def attended(
+    module: Any, heads: tuple[Tensor, ...], embeddings: tuple[Tensor, Tensor], packed: PackedRows
+) -> Tensor:
+    """What the module projects at last [N, H * D], of its queries, keys and values [N, heads * D]."""
+    query, key, value = (states.view(len(states), -1, module.head_dim) for states in heads)
     if hasattr(module, "q_norm"):
         query, key = module.q_norm(query), module.k_norm(key)
-    cos, sin = (table[0].unsqueeze(1) for table in embeddings)  # [N, 1, D]
-    first, second = sin.chunk(2, -1)
-    signed = torch.cat((-first, second), -1)
+    cos, signed = _rotation(embeddings, packed)
     output = attend(
         _rotate(query, cos, signed),
         _rotate(key, cos, signed),
@@ -60,8 +66,17 @@ def _attend(
         scale=module.scaling,
         window=getattr(module, "sliding_window", None),
     )
-    projected: Tensor = module.o_proj(output.flatten(1).unsqueeze(0))
-    return projected
+    return output.flatten(1)
+
+
+def _rotation(embeddings: tuple[Tensor, Tensor], packed: PackedRows) -> tuple[Tensor, Tensor]:
+    """cos and sin [N, 1, D], the latter as `_Rotate` wants it; made once for all layers."""
+    cos, sin = embeddings
+    found = packed.made.get("rotation")
+    if found is None or found[0] is not sin:
+        first, second = sin[0].unsqueeze(1).chunk(2, -1)
+        found = packed.made["rotation"] = (sin, torch.cat((-first, second), -1))
+    return cos[0].unsqueeze(1), found[1]
 
 
 def _with_fast_forward(kind: type[nn.Module]) -> type[nn.Module]:
@@ -79,24 +94,19 @@ def _with_fast_forward(kind: type[nn.Module]) -> type[nn.Module]:
             return kind.forward(self, hidden_states, position_embeddings, *args, **kwargs)
         return _attend(self, hidden_states, position_embeddings, packed), None
 
-    return type(kind.__name__, (kind,), {"forward": forward})
+    return type(kind.__name__, (kind,), {"forward": forward, "takes_packed_rows": True})
 
 
 def use_fast_attention(model: nn.Module) -> int:
     """Replace the forwards that can be; returns how many modules were changed."""
-    kinds: dict[type[nn.Module], type[nn.Module] | None] = {}
-    changed = 0
-    for module in model.modules():
-        kind = type(module)
-        if not _looks_alike(module):
-            continue
-        if kind not in kinds:
-            kinds[kind] = _with_fast_forward(kind) if _computes_alike(module) else None
-        faster = kinds[kind]
-        if faster is not None:
-            module.__class__ = faster
-            changed += 1
-    return changed
+    return replace_forwards(
+        model, looks_alike=_looks_alike, computes_alike=_computes_alike, faster=_with_fast_forward
+    )
+
+
+def is_fast_attention(module: nn.Module) -> bool:
+    """Whether the module's forward was replaced."""
+    return getattr(type(module), "takes_packed_rows", False)
 
 
 def _looks_alike(module: nn.Module) -> bool:
@@ -115,18 +125,11 @@ def _looks_alike(module: nn.Module) -> bool:
     )
 
 
-@torch.no_grad()
 def _computes_alike(module: Any) -> bool:
-    """Whether the module gives the same for two random rows."""
-    weight = module.q_proj.weight
-    generator = torch.Generator().manual_seed(0)
-    hidden = torch.randn((1, 7, weight.shape[1]), generator=generator).to(weight)
-    angles = torch.randn((1, 7, module.head_dim // 2), generator=generator).to(weight)
-    embeddings = (angles.cos().repeat(1, 1, 2), angles.sin().repeat(1, 1, 2))
-    packed = lone_tokens([3, 4], weight.device)
-    try:
-        expected = module(hidden, embeddings, None, packed_rows=packed)[0]
-        found = _attend(module, hidden, embeddings, packed)
-    except (AttributeError, RuntimeError, TypeError, ValueError):  # it wants other things than we give
-        return False
-    return bool(torch.allclose(found, expected, rtol=_TOLERANCE, atol=_TOLERANCE))
+    def own(
+        module: Any, hidden: Tensor, embeddings: tuple[Tensor, Tensor], packed: PackedRows
+    ) -> Tensor:
+        output: Tensor = module(hidden, embeddings, None, packed_rows=packed)[0]
+        return output
+
+    return gives_the_same(own, _attend, module, module)

@@ -53,10 +53,10 @@ def flex(
 def _block_mask(packed: PackedRows, window: int | None, device: torch.device) -> BlockMask:
     """Computed once for all layers of a batch."""
     size = len(packed.reach)
-    found = packed.masks.get(window)
+    found = packed.made.get(window)
     if not isinstance(found, BlockMask):
         found = create_block_mask(visible(packed, window), None, None, size, size, device=device)
-        packed.masks[window] = found
+        packed.made[window] = found
     return found
 
 

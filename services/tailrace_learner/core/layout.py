@@ -65,7 +65,7 @@ class PackedRows:
     reach: Tensor  # [N] flat token k is seen by k to reach[k] - 1
     cu_seqlens: Tensor  # [segments + 1] int32
     max_len: int
-    masks: dict[int | None, Any] = field(default_factory=dict)  # made once for all layers, by window
+    made: dict[Any, Any] = field(default_factory=dict)  # by attention, once for all layers
 
 
 class _Sequence(NamedTuple):

@@ -60,13 +60,15 @@ def _grad_logits(
 ) -> Tensor:
     """Gradient of the scaled logits [m, V], given those of log pi and entropy [m]."""
     grad_log_pi, grad_entropy = grads
-    probabilities = log_all.exp()
-    result = torch.zeros_like(log_all)
+    result = log_all.exp()
+    if grad_entropy is None:
+        assert grad_log_pi is not None
+        result.mul_(-grad_log_pi[:, None])
+    else:
+        upon = (log_all + entropy[:, None]).mul_(-grad_entropy[:, None])
+        result.mul_(upon if grad_log_pi is None else upon.sub_(grad_log_pi[:, None]))
     if grad_log_pi is not None:
-        result -= probabilities * grad_log_pi[:, None]
         result.scatter_add_(-1, targets[:, None], grad_log_pi[:, None])
-    if grad_entropy is not None:
-        result -= probabilities * (log_all + entropy[:, None]) * grad_entropy[:, None]
     return result
 
 

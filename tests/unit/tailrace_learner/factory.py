@@ -13,7 +13,7 @@ from transformers import AutoModelForCausalLM, LlamaConfig, Qwen2Config, Qwen3Co
 
 from tailrace_learner.config import LearnerConfig
 from tailrace_learner.core import attention
-from tailrace_learner.core.cpu_kernels import use_cpu_kernels
+from tailrace_learner.core.fast_model import use_cpu_kernels
 from tailrace_learner.core.lineage import Ancestry
 from tailrace_learner.core.policy import Policy
 from tailrace_learner.core.row_builder import RowBuilder

@@ -17,7 +17,6 @@ from torch.nn.functional import rms_norm
 from tailrace_learner.config import ModelArgs, TrainingArgs
 from tailrace_learner.core import layout
 from tailrace_learner.core.bucket_attention import bucket_attention
-from tailrace_learner.core.fast_attention import use_fast_attention
 from tailrace_learner.core.flex import flex, visible
 from tailrace_learner.core.losses import LOSSES
 from tailrace_learner.core.optimizer import make_adamw
@@ -25,6 +24,7 @@ from tailrace_learner.core.packing import micro_batches, pack
 from tailrace_learner.core.passes import PassRunner
 from tailrace_learner.core.policy import Policy, StartWeights
 from tailrace_learner.core.rows import PreparedGroup, Row
+from tailrace_learner.core.short_attention import MAX_LEN, is_short, short_attention
 from tailrace_learner.core.step import StepTrainer
 from tailrace_learner.core.tally import Tally
 from tailrace_learner.core.tree_attention import tree_attention
@@ -190,12 +190,20 @@ def test_pieces_give_the_attention_and_gradients_of_the_whole_mask(
     )[0].transpose(0, 1)
     upstream = torch.randn_like(expected)
     wanted = torch.autograd.grad(expected, (query, key, value), upstream)
-    computed = [tree_attention] if shares else [tree_attention, bucket_attention]
+    assert is_short(packed) == (not packed.branches)
+    computed = [tree_attention]
+    computed += [] if shares else [bucket_attention]
+    computed += [short_attention] if is_short(packed) else []
     for compute in computed:
         found = compute(query, key, value, packed, scale=None, window=window)
         torch.testing.assert_close(found, expected, rtol=1e-10, atol=1e-10)
         grads = torch.autograd.grad(found, (query, key, value), upstream)
         torch.testing.assert_close(grads, wanted, rtol=1e-10, atol=1e-10)
+
+
+def test_a_longer_sequence_is_left_to_the_fused_kernel() -> None:
+    assert is_short(layout.lone_tokens([3, MAX_LEN], CPU))
+    assert not is_short(layout.lone_tokens([3, MAX_LEN + 1], CPU))
 
 
 @pytest.mark.parametrize("window", [None, 6])
@@ -276,29 +284,3 @@ def test_other_implementations_of_attention_share_nothing() -> None:
     rows = mixed_rows()
     expected = gradients(make_policy(), [rows], shares=False)
     assert relative_error(gradients(policy, [rows], True, model_args=args), expected) < 1e-5
-
-
-def test_the_fast_attention_module_is_used_and_computes_what_the_plain_one_does() -> None:
-    rows = mixed_rows()
-    for family in ("qwen3", "qwen2", "llama"):
-        plain, fast = make_model(family), make_model(family)
-        assert use_fast_attention(fast) == 2
-        expected, found = (
-            gradients(Policy(model, CPU, 1.0, 7), [rows], shares=True) for model in (plain, fast)
-        )
-        assert relative_error(found, expected) < 1e-6
-
-
-def test_an_attention_that_computes_something_else_keeps_its_own_forward() -> None:
-    model = make_model()
-    kind = type(model.model.layers[0].self_attn)
-
-    class Halved(kind):  # type: ignore[misc, valid-type]
-        def forward(self, hidden_states: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
-            output, weights = super().forward(hidden_states, *args, **kwargs)
-            return 0.5 * output, weights
-
-    model.model.layers[0].self_attn.__class__ = Halved
-    assert use_fast_attention(model) == 1
-    assert type(model.model.layers[0].self_attn) is Halved
-    assert use_fast_attention(make_model("qwen3", "eager")) == 0
