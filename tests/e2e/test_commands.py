@@ -141,6 +141,7 @@ def _is_refused_while_in_use(output_dir: Path, holder: Background) -> None:
     assert (output_dir / "standing" / "state" / "credentials.json").exists()
 
 
+@pytest.mark.heavy
 def test_two_runs_share_servers_that_already_run_without_meeting(
     tmp_path: Path, nats_server: ServerProcess, redis_server: ServerProcess, run_name: str
 ) -> None:

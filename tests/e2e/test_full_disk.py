@@ -49,6 +49,7 @@ def fill(ballast: Path, size: int = 1 << 20) -> None:
                 size //= 4
 
 
+@pytest.mark.heavy
 @pytest.mark.timeout(400)
 @pytest.mark.parametrize("redis_fsync", ["everysec", "always"])
 def test_a_run_waits_while_its_disk_is_full_and_goes_on_when_there_is_room(
