@@ -53,10 +53,10 @@ def flex(
 def _block_mask(packed: PackedRows, window: int | None, device: torch.device) -> BlockMask:
     """Computed once for all layers of a batch."""
     size = len(packed.reach)
-    found = packed.made.get(window)
+    found = packed.made.get(("flex", window))
     if not isinstance(found, BlockMask):
         found = create_block_mask(visible(packed, window), None, None, size, size, device=device)
-        packed.made[window] = found
+        packed.made["flex", window] = found
     return found
 
 

@@ -52,14 +52,18 @@ def test_an_attention_that_computes_something_else_keeps_its_own_forward() -> No
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_the_fast_layer_is_used_and_computes_what_the_plain_one_does(family: str) -> None:
+def test_the_fast_layer_is_used_and_computes_what_the_plain_one_does(
+    family: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    expected = gradients_of(make_model(family))
     fast = make_model(family)
+    kind = type(fast.model.layers[0])
     use_fast_attention(fast)
     assert use_fast_layers(fast) == 2
-    calls = count_calls(fast, "q_norm" if family == "qwen3" else "o_proj")
-    assert relative_error(gradients_of(fast), gradients_of(make_model(family))) < ROUNDING
-    assert len(calls) == 2  # those parts are still the module's own
-    assert not count_calls(fast, "act_fn")
+    calls = count_calls(fast, "o_proj")
+    monkeypatch.setattr(kind, "forward", None)  # the plain one can no more be called
+    assert relative_error(gradients_of(fast), expected) < ROUNDING
+    assert len(calls) == 2  # that part is still the module's own
 
 
 def count_calls(model: nn.Module, part: str) -> list[str]:
@@ -71,13 +75,23 @@ def count_calls(model: nn.Module, part: str) -> list[str]:
     return called
 
 
-@pytest.mark.parametrize("part", ["q_proj", "up_proj", "input_layernorm"])
+@pytest.mark.parametrize("part", ["q_proj", "up_proj", "input_layernorm", "self_attn", "mlp", "act_fn"])
 def test_a_hook_on_what_the_fast_layer_would_not_call_is_called(part: str) -> None:
     fast = make_model()
     use_cpu_kernels(fast)
     calls = count_calls(fast, part)
     assert relative_error(gradients_of(fast), gradients_of(make_model())) < ROUNDING
     assert len(calls) == 2
+
+
+def test_a_backward_hook_is_called_too() -> None:
+    fast = make_model()
+    use_cpu_kernels(fast)
+    called: list[str] = []
+    for layer in fast.model.layers:
+        layer.mlp.register_full_backward_hook(lambda *_: called.append("mlp"))
+    gradients_of(fast)
+    assert called == ["mlp"] * 2
 
 
 def test_another_linear_module_in_a_layer_is_called() -> None:
