@@ -16,7 +16,7 @@ The digits task is TRL's: be rewarded for the share of digits among 32 tokens, 4
 step. The time runs from the first step to the end of the first whose mean reward is 0.9. Ours is an
 engine process beside a learner process, one thread each (`learner.digits`: weights are swapped between
 two tokens, no token is more than two steps old); TRL's one process gets the better of one and two
-threads.
+threads. Both run in turn, several times per seed, and the medians are compared.
 """
 
 from __future__ import annotations
@@ -41,6 +41,7 @@ from tailrace_learner.adapters.allocator import keep_freed_memory
 ROOT = Path(__file__).parents[1]
 TRL_PYTHON = ROOT / ".venv-trl" / "bin" / "python"
 SAMPLES = {"ragged": ragged_samples, "grouped": grouped_samples}
+Runs = Sequence[Mapping[str, Any]]
 PACKAGES = ("tailrace", "torch", "transformers")
 
 
@@ -112,20 +113,32 @@ def trl_digits() -> tuple[int, dict[str, Any]]:
     return (2, both) if seconds_to_goal(both) < seconds_to_goal(alone) else (1, alone)
 
 
-def measure_digits(results: Results, seeds: int) -> None:
+def in_turn(first: Mapping[str, Any], best: int, seed: int, rounds: int) -> tuple[Runs, Runs]:
+    """So many runs of ours and of TRL's with one seed; `first` is TRL's first one with seed 0."""
+    ours: list[Mapping[str, Any]] = []
+    theirs = [first] if seed == 0 else []
+    for _ in range(rounds):
+        ours.append(answer_of(sys.executable, ["benchmarks.learner.digits", "--seed", str(seed)]))
+        if len(theirs) < rounds:
+            theirs.append(trl("digits", seed, best))
+    return ours, theirs
+
+
+def measure_digits(results: Results, seeds: int, rounds: int) -> None:
     """A row per seed, and the target."""
     best, first = trl_digits()
     ratios = []
     for seed in range(seeds):
-        theirs = first if seed == 0 else trl("digits", seed, best)
-        ours = answer_of(sys.executable, ["benchmarks.learner.digits", "--seed", str(seed)])
-        ratios.append(seconds_to_goal(ours) / seconds_to_goal(theirs))
+        sides = in_turn(first, best, seed, rounds)
+        ours, theirs = (median([seconds_to_goal(run) for run in runs]) for runs in sides)
+        ours_steps, trl_steps = (median([len(run["rewards"]) for run in runs]) for runs in sides)
+        ratios.append(ours / theirs)
         results.add(
             what=f"seconds to reward {GOAL}, seed {seed}",
-            ours=seconds_to_goal(ours),
-            ours_steps=len(ours["rewards"]),
-            trl=seconds_to_goal(theirs),
-            trl_steps=len(theirs["rewards"]),
+            ours=ours,
+            ours_steps=ours_steps,
+            trl=theirs,
+            trl_steps=trl_steps,
             trl_threads=best,
         )
     results.at_most("time to reward over TRL's, median of seeds", median(ratios), 1 / 3)
@@ -136,12 +149,19 @@ def main() -> int:
     parser = argparse.ArgumentParser(description="Tokens/s of the learner and time to a reward.")
     parser.add_argument("--rounds", type=int, default=4)
     parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--digits_rounds", type=int, default=3)
     args = parser.parse_args()
     keep_freed_memory()
     torch.set_num_threads(1)
-    results = Results("learner", PACKAGES, rounds=args.rounds, seeds=args.seeds)
+    results = Results(
+        "learner",
+        PACKAGES,
+        rounds=args.rounds,
+        seeds=args.seeds,
+        digits_rounds=args.digits_rounds,
+    )
     measure_steps(results, args.rounds)
-    measure_digits(results, args.seeds)
+    measure_digits(results, args.seeds, args.digits_rounds)
     results.show()
     results.write()
     return results.exit_code

@@ -42,8 +42,10 @@ from tailrace_protos.base import as_float32, as_int32, pack_int32
 from tailrace_protos.generation import GenerateRequest, SamplingParams, TokenChunk
 from tailrace_protos.weights import WeightManifest
 
-# More at once would delay the one that the learner waits for.
+# More at once would delay the one that the learner waits for: one begins so many tokens after the last,
+# the second when the first is done.
 MAX_BATCHES = 2
+BATCH_DISTANCE = task.MAX_NEW_TOKENS // MAX_BATCHES
 
 
 class Rollout(NamedTuple):
@@ -116,6 +118,8 @@ class Sampler:
         self._engine.attach()
         self._seed = seed * 1_000_003
         self._batches: deque[Batch] = deque()
+        self._age = 0  # of the newest batch, in tokens
+        self._num_done = 0
         self._mapped: dict[str, memoryview] = {}
 
     def load(self, weights: Published) -> None:
@@ -131,6 +135,7 @@ class Sampler:
         """Start on one more batch."""
         batch = Batch()
         self._batches.append(batch)
+        self._age = 0
         for index, prompt in enumerate(task.PROMPTS):
             ids = pack_int32(prompt_ids(prompt))
             for member in range(task.GROUP_SIZE):
@@ -143,14 +148,22 @@ class Sampler:
     def step(self) -> list[list[Rollout]] | None:
         """A token for every answer under way; the oldest batch, if it is whole."""
         self._engine.step()
+        self._age += 1
         if self._batches and self._batches[0].is_done:
+            self._num_done += 1
             return self._batches.popleft().groups()
         return None
 
     @property
-    def num_batches(self) -> int:
-        """Batches under way."""
-        return len(self._batches)
+    def is_idle(self) -> bool:
+        """Whether nothing is under way."""
+        return not self._batches
+
+    @property
+    def has_room(self) -> bool:
+        """Whether one more batch may begin."""
+        limit = MAX_BATCHES if self._num_done else 1
+        return self.is_idle or (len(self._batches) < limit and self._age >= BATCH_DISTANCE)
 
 
 def prepared_group(index: int, rollouts: list[Rollout], step: int) -> PreparedGroup:
@@ -251,13 +264,13 @@ def serve(learner: Connection, seed: int, ahead: int) -> None:
     learner.send("ready")
     num_begun, last_allowed = 0, -1
     while True:
-        if learner.poll() or (sampler.num_batches == 0 and num_begun > last_allowed):
+        if learner.poll() or (sampler.is_idle and num_begun > last_allowed):
             asked = learner.recv()
             if asked is None:
                 return
             sampler.load(asked)
             last_allowed = asked.manifest.policy_version + ahead
-        while sampler.num_batches < MAX_BATCHES and num_begun <= last_allowed:
+        if sampler.has_room and num_begun <= last_allowed:
             sampler.begin(num_begun)
             num_begun += 1
         groups = sampler.step()

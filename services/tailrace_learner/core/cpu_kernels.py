@@ -43,6 +43,14 @@ def matmul_t(left: Tensor, right: Tensor) -> Tensor:
     return _matmul_t(left, right) if _is_fast(left, right) else functional.linear(left, right)
 
 
+def add_matmul_t(total: Tensor, left: Tensor, right: Tensor) -> None:
+    """Add left [N, K] times right [M, K] transposed to `total` [N, M]; without autograd."""
+    if _is_fast(left, right):
+        total.add_(_matmul_t(left, right))
+    else:
+        total.addmm_(left, right.t())
+
+
 def _is_fast(*tensors: Tensor) -> bool:
     return prefers_onednn() and is_plain(*tensors)
 

@@ -1,11 +1,12 @@
 """Llama-like decoder layers on the CPU, with fewer and larger products; the same results.
 
-What reads one normed input is one matrix product, with the norm's weight folded into the matrices:
+A norm's weight is folded into the matrices that read the normed states:
 
     (w * n) P^T = n (P diag(w))^T,    n = x / rms(x)
 
-so the normed states are never scaled, neither forward nor backward, and the gradients of P and w both
-come from the one product of the upstream gradient with n. A layer whose projections are other than
+so these are never scaled, neither forward nor backward, and the gradients of P and w both come from the
+one product of the upstream gradient with n. Queries, keys and values are one product; gate and up are
+two, since what follows reads each of them in a row. A layer whose projections are other than
 plain linear ones just then (adapters, hooks that gather shards, another type) takes its own forward.
 """
 
@@ -18,7 +19,13 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import silu
 
-from tailrace_learner.core.cpu_kernels import OneDnnLinear, is_plain, matmul_t, rms_scale
+from tailrace_learner.core.cpu_kernels import (
+    OneDnnLinear,
+    add_matmul_t,
+    is_plain,
+    matmul_t,
+    rms_scale,
+)
 from tailrace_learner.core.fast_attention import attended, is_fast_attention
 from tailrace_learner.core.layout import PackedRows
 from tailrace_learner.core.replacing import gives_the_same, replace_forwards
@@ -26,6 +33,8 @@ from tailrace_learner.core.replacing import gives_the_same, replace_forwards
 _PARTS = frozenset({"self_attn", "mlp", "input_layernorm", "post_attention_layernorm"})
 _MLP_PARTS = frozenset({"gate_proj", "up_proj", "down_proj", "act_fn"})
 _LINEAR = (nn.Linear, OneDnnLinear)
+
+_silu_backward = torch.ops.aten.silu_backward.grad_input
 
 
 class _NormedProjections(torch.autograd.Function):
@@ -44,34 +53,62 @@ class _NormedProjections(torch.autograd.Function):
         joint = torch.cat(matrices)
         of_norm: Tensor | None = None
         of_matrices: Sequence[Tensor | None] = [None] * len(matrices)
-        if any((*ctx.needs_input_grad[1:2], *ctx.needs_input_grad[3:])):
-            product = matmul_t(grads[0].t(), normed.t())  # [sum n_i, K]
-            of_norm = torch.linalg.vecdot(product, joint, dim=0)
-            of_matrices = product.mul_(norm).split_with_sizes([len(matrix) for matrix in matrices])
+        if _trains(ctx):
+            of_norm, (of_joint,) = _of_weights(grads, [joint], normed, norm)
+            of_matrices = of_joint.split_with_sizes([len(matrix) for matrix in matrices])
         grad = matmul_t(grads[0], joint.mul_(norm).t())
-        along = torch.linalg.vecdot(grad, normed).div_(grad.shape[-1]).unsqueeze(-1)
-        return grad.addcmul_(normed, along, value=-1.0).mul_(scale), of_norm, None, *of_matrices
+        return _of_states(grad, normed, scale), of_norm, None, *of_matrices
 
 
-class _Gated(torch.autograd.Function):
-    """silu(gate) * up [N, I] of both beside each other [N, 2 I]."""
+class _NormedGates(torch.autograd.Function):
+    """silu(n G^T) * (n U^T) [N, I] of the RMS norm n of states [N, K] and matrices G, U [I, K]."""
 
     @staticmethod
-    def forward(ctx: Any, joint: Tensor) -> Tensor:
-        gate, up = joint.chunk(2, -1)
+    def forward(
+        ctx: Any, states: Tensor, norm: Tensor, epsilon: float, of_gate: Tensor, of_up: Tensor
+    ) -> Tensor:
+        scale = rms_scale(states, epsilon)
+        normed = states * scale
+        gate, up = matmul_t(normed, of_gate * norm), matmul_t(normed, of_up * norm)
         activated = silu(gate)
-        ctx.save_for_backward(joint, activated)
+        ctx.save_for_backward(normed, scale, norm, of_gate, of_up, gate, up, activated)
         return activated * up
 
     @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> Tensor:
-        joint, activated = ctx.saved_tensors
-        gate, up = joint.chunk(2, -1)
-        found = torch.empty_like(joint)
-        of_gate, of_up = found.chunk(2, -1)
-        torch.mul(grads[0], activated, out=of_up)
-        torch.ops.aten.silu_backward.grad_input(grads[0] * up, gate, grad_input=of_gate)
-        return found
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        normed, scale, norm, *matrices, gate, up, activated = ctx.saved_tensors
+        upon_gate, upon_up = grads[0] * up, grads[0] * activated
+        _silu_backward(upon_gate, gate, grad_input=upon_gate)
+        of_norm: Tensor | None = None
+        of_matrices: Sequence[Tensor | None] = [None, None]
+        if _trains(ctx):
+            of_norm, of_matrices = _of_weights([upon_gate, upon_up], matrices, normed, norm)
+        grad = matmul_t(upon_gate, (matrices[0] * norm).t())
+        add_matmul_t(grad, upon_up, (matrices[1] * norm).t())
+        return _of_states(grad, normed, scale), of_norm, None, *of_matrices
+
+
+def _trains(ctx: Any) -> bool:
+    """Whether the norm's weight or a matrix wants a gradient."""
+    return any((*ctx.needs_input_grad[1:2], *ctx.needs_input_grad[3:]))
+
+
+def _of_weights(
+    grads: Sequence[Tensor], matrices: Sequence[Tensor], normed: Tensor, norm: Tensor
+) -> tuple[Tensor, list[Tensor]]:
+    """Gradients of the norm's weight [K] and of matrices [n, K], given those of products [N, n]."""
+    products = [matmul_t(grad.t(), normed.t()) for grad in grads]
+    along = [
+        torch.linalg.vecdot(product, matrix, dim=0)
+        for product, matrix in zip(products, matrices, strict=True)
+    ]
+    return torch.stack(along).sum(0), [product.mul_(norm) for product in products]
+
+
+def _of_states(grad: Tensor, normed: Tensor, scale: Tensor) -> Tensor:
+    """Gradient of the states, given that of their norm without its weight, which is overwritten."""
+    along = torch.linalg.vecdot(grad, normed).div_(grad.shape[-1]).unsqueeze(-1)
+    return grad.addcmul_(normed, along, value=-1.0).mul_(scale)
 
 
 def _normed_projections(states: Tensor, norm: Any, projections: tuple[nn.Linear, ...]) -> Tensor:
@@ -90,8 +127,10 @@ def _layer(layer: Any, hidden: Tensor, embeddings: tuple[Tensor, Tensor], packed
     joint = _normed_projections(states, layer.input_layernorm, projections)
     heads = joint.split_with_sizes([projection.out_features for projection in projections], -1)
     states = states + attention.o_proj(attended(attention, heads, embeddings, packed))
-    gates = _normed_projections(states, layer.post_attention_layernorm, (mlp.gate_proj, mlp.up_proj))
-    gated: Tensor = _Gated.apply(gates)  # type: ignore[no-untyped-call]
+    norm, weights = layer.post_attention_layernorm, (mlp.gate_proj.weight, mlp.up_proj.weight)
+    gated: Tensor = _NormedGates.apply(  # type: ignore[no-untyped-call]
+        states, norm.weight, norm.variance_epsilon, *weights
+    )
     output: Tensor = states + mlp.down_proj(gated)
     return output.unsqueeze(0)
 

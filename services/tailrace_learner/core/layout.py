@@ -1,8 +1,8 @@
 """What sees what among the flat tokens of a packed batch, as attention computes it.
 
 Segments (`prefix_tree`) of about one length are one dense causal batch (`Bucket`), and what a segment
-sees of those before it in its rows is apart (`Branch`). Trees of short rows are laid out row by row
-instead, with the tokens that rows share in each of them: a few scores more, one kernel instead of many.
+sees of those before it in its rows is apart (`Branch`). In trees of short rows each segment is laid out
+after all that it sees instead: a few tokens more than once, one kernel instead of many.
 """
 
 from __future__ import annotations
@@ -19,9 +19,10 @@ from torch import Tensor
 from tailrace_learner.core import prefix_tree
 from tailrace_learner.core.prefix_tree import Forest
 
-# A shorter sequence joins a bucket if at most this share of its padded length is wasted.
+# A shorter sequence joins a bucket if at most this share of its padded length is wasted, or so little.
 MAX_PADDING_SHARE = 0.25
-# Trees of rows up to this length are attended row by row on the CPU.
+MAX_PADDING = 8
+# In trees of rows up to this length segments have what they see before them, on the CPU.
 MAX_WHOLE_ROW = 64
 
 Places = NDArray[np.int64]
@@ -91,9 +92,12 @@ def laid_out(forest: Forest, starts: Places, position_ids: Tensor, device: torch
         Branch(int(starts[index]), int(starts[index + 1]), int(starts[ends[index]]))
         for index in np.flatnonzero((ends > np.arange(1, len(ends) + 1)) & ~is_whole)
     )
-    sequences = list(_sequences(forest, starts, ends, is_whole))
+    alone: list[_Sequence] = []
+    repeating: list[_Sequence] = []
+    for sequence in _sequences(forest, starts, is_whole):
+        (alone if sequence.num_own == len(sequence.flat) else repeating).append(sequence)
     return PackedRows(
-        buckets=tuple(sorted(_buckets(sequences, device), key=lambda bucket: bucket.repeats)),
+        buckets=(*_buckets(alone, device), *_buckets(repeating, device)),
         branches=branches,
         position_ids=position_ids,
         reach=torch.from_numpy(np.repeat(starts[ends], lengths)).to(device),
@@ -114,20 +118,12 @@ def _short_trees(forest: Forest, ends: Places) -> NDArray[np.bool_]:
     return found
 
 
-def _sequences(
-    forest: Forest, starts: Places, ends: Places, is_whole: NDArray[np.bool_]
-) -> Iterator[_Sequence]:
-    """Segments, or in whole trees the path to each leaf: what no leaf before has seen is its own."""
-    own = 0  # the first segment that belongs to no sequence yet
-    for index, segment in enumerate(forest.segments):
-        if is_whole[index] and ends[index] > index + 1:
-            continue
-        size = int(starts[index + 1] - starts[own])
-        flat = np.arange(starts[own], starts[index + 1])
-        if is_whole[index] and size < segment.stop:
-            flat = np.concatenate((*_before(forest, starts, own), flat))
-        yield _Sequence(flat, size)
-        own = index + 1
+def _sequences(forest: Forest, starts: Places, is_whole: NDArray[np.bool_]) -> Iterator[_Sequence]:
+    """Segments; in whole trees with all that they see before them."""
+    for index in range(len(forest.segments)):
+        flat = np.arange(starts[index], starts[index + 1])
+        before = _before(forest, starts, index) if is_whole[index] else []
+        yield _Sequence(np.concatenate((*before, flat)), len(flat))
 
 
 def _before(forest: Forest, starts: Places, segment: int) -> list[Places]:
@@ -144,8 +140,8 @@ def _buckets(sequences: Sequence[_Sequence], device: torch.device) -> Iterator[B
     lengths = np.array([len(sequence.flat) for sequence in ascending])
     stop = len(lengths)
     while stop > 0:
-        shortest = lengths[stop - 1] * (1.0 - MAX_PADDING_SHARE)
-        start = int(np.searchsorted(lengths[:stop], shortest))
+        wasted = max(MAX_PADDING, lengths[stop - 1] * MAX_PADDING_SHARE)
+        start = int(np.searchsorted(lengths[:stop], lengths[stop - 1] - wasted))
         yield _bucket(ascending[start:stop], device)
         stop = start
 
@@ -161,7 +157,7 @@ def _bucket(sequences: Sequence[_Sequence], device: torch.device) -> Bucket:
         is_own[row] = (columns >= size - num_own) & (columns < size)
     begin, num_own = int(flat[0, 0]), int(is_own.sum())
     repeats = any(num_own < len(tokens) for tokens, num_own in sequences)
-    if (flat.ravel() == np.arange(begin, begin + flat.size)).all():
+    if not repeats and (flat.ravel() == np.arange(begin, begin + flat.size)).all():
         return Bucket(len(flat), max_len, begin, begin + num_own, None, None, None, repeats)
     return Bucket(
         len(flat),

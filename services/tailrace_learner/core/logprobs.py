@@ -1,7 +1,8 @@
 """Log-probabilities and entropies of sampled tokens, without all logits in memory.
 
 Only hidden states that predict a trained token reach the output matrix, `chunk_tokens` at a time;
-backward computes each chunk's logits again. Exact: the same numbers as over the full [M, V] logits.
+backward computes each chunk's logits again, unless the vocabulary is so small that they are no more
+than what a layer keeps. Exact: the same numbers as over the full [M, V] logits.
 """
 
 from __future__ import annotations
@@ -13,6 +14,9 @@ from torch import Tensor
 
 from tailrace_learner.core.cpu_kernels import matmul_t
 
+# Log-probabilities are kept for a vocabulary of up to so many times the hidden size.
+MAX_KEPT_RATIO = 4
+
 
 class _TokenLogprobs(torch.autograd.Function):
     @staticmethod
@@ -22,24 +26,28 @@ class _TokenLogprobs(torch.autograd.Function):
         dtype = torch.float64 if hidden.dtype == torch.float64 else torch.float32
         log_pi = torch.empty(len(targets), dtype=dtype, device=hidden.device)
         entropy = torch.empty_like(log_pi)
+        keeps = len(weight) <= MAX_KEPT_RATIO * weight.shape[1]
+        kept: list[Tensor] = []
         for start in range(0, len(targets), chunk_tokens):
             part = slice(start, start + chunk_tokens)
             log_all = _log_softmax(hidden[part], weight, temperature)
             log_pi[part] = log_all.gather(-1, targets[part, None]).squeeze(-1)
             entropy[part] = -(log_all.exp() * log_all).sum(-1)
-        ctx.save_for_backward(hidden, weight, targets, entropy)
+            if keeps:
+                kept.append(log_all)
+        ctx.save_for_backward(hidden, weight, targets, entropy, *kept)
         ctx.temperature, ctx.chunk_tokens = temperature, chunk_tokens
         ctx.set_materialize_grads(False)
         return log_pi, entropy
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor, Tensor, None, None, None]:
-        hidden, weight, targets, entropy = ctx.saved_tensors
+        hidden, weight, targets, entropy, *kept = ctx.saved_tensors
         grad_hidden = torch.empty_like(hidden)
         grad_weight = torch.zeros_like(weight)
-        for start in range(0, len(targets), ctx.chunk_tokens):
+        for index, start in enumerate(range(0, len(targets), ctx.chunk_tokens)):
             part = slice(start, start + ctx.chunk_tokens)
-            log_all = _log_softmax(hidden[part], weight, ctx.temperature)
+            log_all = kept[index] if kept else _log_softmax(hidden[part], weight, ctx.temperature)
             grad = _grad_logits(
                 log_all, targets[part], entropy[part], [g if g is None else g[part] for g in grads]
             )

@@ -3,15 +3,18 @@
 Sequences of a few dozen tokens are too little for the fused kernel's blocks. Their probabilities are
 small, so they are kept, and the backward pass is five products over what the forward pass left (32 rows
 of 49 tokens, 4 heads of 32: 1.4 ms against 2.2). Query heads that share a key head are rows of one
-product.
+product. What a sequence shows of others has no queries in it.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from tailrace_learner.core.layout import Bucket, PackedRows
@@ -19,7 +22,7 @@ from tailrace_learner.core.layout import Bucket, PackedRows
 # Longer sequences are left to the fused kernel.
 MAX_LEN = 64
 
-_softmax_backward = torch.ops.aten._softmax_backward_data
+_softmax_backward = torch.ops.aten._softmax_backward_data.out
 
 
 def short_attention(
@@ -44,21 +47,29 @@ def is_short(packed: PackedRows) -> bool:
 
 
 class _Part(NamedTuple):
-    """A bucket's B sequences of length L, once per key head: places [start, stop) of all."""
+    """A bucket's B sequences, once per key head: Q tokens that are attended for, K that are seen."""
 
-    start: int
-    stop: int
-    length: int
-    mask: Tensor  # [L * R, L] added to the scores of R query heads per key head
+    num_queries: int  # Q
+    num_keys: int  # K
+    mask: Tensor  # [Q * R, K], or [B * KH, Q * R, K], added to the scores of R query heads per key head
 
 
 class _Plan(NamedTuple):
-    """Where the flat tokens of each key head lie among the places of all buckets."""
+    """Where the flat tokens of each key head lie among the places of all buckets.
+
+    A place of padding repeats a token: nobody sees it, and as a query it gives and gets nothing.
+    """
 
     parts: tuple[_Part, ...]
-    places: Tensor  # [P] which of the N * KH tokens is at each place
-    origin: Tensor  # [N * KH] the place where each token is attended for
-    hollow: Tensor  # [p] places of padding and of tokens that are there to be seen only
+    query_sizes: list[int]  # places of each part's queries
+    key_sizes: list[int]
+    queries: Tensor  # [P] which of the N * KH tokens is at each place of queries
+    keys: Tensor  # [S] the same for keys
+    query_of: Tensor  # [N * KH] the place where each token is a query
+    key_of: Tensor  # [N * KH] the place where each token is a key of its own sequence
+    hollow: Tensor  # [p] places of queries that are padding
+    seen: Tensor  # [s] places of keys that are tokens of other sequences
+    seen_tokens: Tensor  # [s] which ones
 
 
 class _ShortAttention(torch.autograd.Function):
@@ -66,57 +77,64 @@ class _ShortAttention(torch.autograd.Function):
     def forward(
         ctx: Any, query: Tensor, key: Tensor, value: Tensor, plan: _Plan, scale: float
     ) -> Tensor:
-        dense = [_gathered(states, plan, key.shape[1]) for states in (query, key, value)]
-        output = torch.empty_like(dense[0])
+        shape, (kv_heads, head_dim) = query.shape, key.shape[1:]
+        query = _gathered(query, kv_heads, plan.queries)
+        key, value = (_gathered(states, kv_heads, plan.keys) for states in (key, value))
+        output = torch.empty_like(query)
         kept = []
-        for part in plan.parts:
-            q, k, v = (_sequences(states, part, key.shape[2]) for states in dense)
+        for part, q, out, k, v in _by_part(plan, head_dim, (query, output), (key, value)):
             scores = torch.baddbmm(part.mask, q, k.transpose(1, 2).contiguous(), alpha=scale)
-            probabilities = scores.softmax(-1)
-            torch.bmm(probabilities, v, out=_sequences(output, part, v.shape[2]))
+            probabilities = torch.softmax(scores, -1, out=scores)
+            torch.bmm(probabilities, v, out=out)
             kept.append(probabilities)
-        ctx.save_for_backward(*dense, *kept)
-        ctx.given = plan, scale, key.shape[1]
-        return output.index_select(0, plan.origin).view(query.shape)
+        ctx.save_for_backward(query, key, value, *kept)
+        ctx.given = plan, scale, kv_heads
+        return output.index_select(0, plan.query_of).view(shape)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         plan, scale, kv_heads = ctx.given
         query, key, value, *kept = ctx.saved_tensors
-        upstream = _gathered(grads[0], plan, kv_heads).index_fill_(0, plan.hollow, 0.0)
-        found = [torch.empty_like(states) for states in (query, key, value)]
-        for part, probabilities in zip(plan.parts, kept, strict=True):
-            size = key.shape[1]
-            q, k, v, up = (_sequences(states, part, size) for states in (query, key, value, upstream))
-            of_q, of_k, of_v = (_sequences(states, part, size) for states in found)
+        upstream = _gathered(grads[0], kv_heads, plan.queries)
+        if len(plan.hollow):
+            upstream.index_fill_(0, plan.hollow, 0.0)
+        of_query, of_key, of_value = (torch.empty_like(states) for states in (query, key, value))
+        parts = _by_part(
+            plan, key.shape[1], (query, upstream, of_query), (key, value, of_key, of_value)
+        )
+        for probabilities, (_, q, up, of_q, k, v, of_k, of_v) in zip(kept, parts, strict=True):
             torch.bmm(probabilities.transpose(1, 2), up, out=of_v)
             upon = torch.bmm(up, v.transpose(1, 2).contiguous())
-            upon = _softmax_backward(upon, probabilities, -1, upon.dtype)
+            _softmax_backward(upon, probabilities, -1, upon.dtype, grad_input=upon)
             torch.baddbmm(of_q, upon, k, beta=0.0, alpha=scale, out=of_q)
             torch.baddbmm(of_k, upon.transpose(1, 2), q, beta=0.0, alpha=scale, out=of_k)
-        shape = grads[0].shape
-        of_query = found[0].index_select(0, plan.origin).view(shape)
-        return of_query, *(_summed(part, plan, kv_heads) for part in found[1:]), None, None
+        found = (_summed(states, plan, kv_heads) for states in (of_key, of_value))
+        return of_query.index_select(0, plan.query_of).view(grads[0].shape), *found, None, None
 
 
-def _gathered(states: Tensor, plan: _Plan, kv_heads: int) -> Tensor:
+def _gathered(states: Tensor, kv_heads: int, places: Tensor) -> Tensor:
     """What is at every place, [P, R * D], of `states` [N, R * KH, D]."""
-    return states.reshape(states.shape[0] * kv_heads, -1).index_select(0, plan.places)
+    return states.reshape(states.shape[0] * kv_heads, -1).index_select(0, places)
 
 
-def _sequences(places: Tensor, part: _Part, head_dim: int) -> Tensor:
-    """[B * KH, L * R, D]: a view of a bucket's places."""
-    rows = places[part.start : part.stop]
-    return rows.view(-1, part.length * (rows.shape[1] // head_dim), head_dim)
+def _by_part(
+    plan: _Plan, head_dim: int, queries: Sequence[Tensor], keys: Sequence[Tensor]
+) -> Iterator[tuple[Any, ...]]:
+    """Each part with views of its queries [B * KH, Q * R, D] and of its keys [B * KH, K, D]."""
+    at_queries = [states.split_with_sizes(plan.query_sizes) for states in queries]
+    at_keys = [states.split_with_sizes(plan.key_sizes) for states in keys]
+    repeats = queries[0].shape[1] // head_dim
+    for part, *found in zip(plan.parts, *at_queries, *at_keys, strict=True):
+        lengths = [part.num_queries * repeats] * len(queries) + [part.num_keys] * len(keys)
+        views = (x.view(-1, length, head_dim) for x, length in zip(found, lengths, strict=True))
+        yield part, *views
 
 
 def _summed(places: Tensor, plan: _Plan, kv_heads: int) -> Tensor:
-    """[N, KH, D]: what all places of a token give it. Nobody sees padding, which gives 0."""
-    if not len(plan.hollow):
-        tokens = places.index_select(0, plan.origin)
-    else:
-        tokens = places.new_zeros((len(plan.origin), places.shape[1]))
-        tokens.index_add_(0, plan.places, places)
+    """[N, KH, D]: what all places of a token give it."""
+    tokens = places.index_select(0, plan.key_of)
+    if len(plan.seen):
+        tokens.index_add_(0, plan.seen_tokens, places.index_select(0, plan.seen))
     return tokens.view(-1, kv_heads, places.shape[1])
 
 
@@ -131,37 +149,85 @@ def _plan(packed: PackedRows, query: Tensor, key: Tensor, window: int | None) ->
     return plan
 
 
+class _Columns(NamedTuple):
+    """A bucket's B sequences of length K."""
+
+    tokens: NDArray[np.int64]  # [B, K] the flat token of each column
+    is_own: NDArray[np.bool_]  # [B, K] whether it is attended for here
+    is_seen: NDArray[np.bool_]  # [B, K] whether it is another sequence's
+    own: NDArray[np.int64]  # [B, Q] columns that are attended for, padded with the last
+    is_query: NDArray[np.bool_]  # [B, Q] where that is no padding
+
+    @classmethod
+    def of(cls, bucket: Bucket) -> _Columns:
+        """Of the bucket's places."""
+        shape = bucket.num_rows, bucket.max_len
+        is_own = np.full(shape, bucket.filled is None)
+        if bucket.filled is not None:
+            is_own.ravel()[bucket.filled.numpy()] = True
+        tokens = np.arange(bucket.start, bucket.start + is_own.size)
+        if bucket.places is not None:
+            tokens = bucket.places.numpy()
+        counts, first = is_own.sum(1, keepdims=True), is_own.argmax(1)[:, None]
+        queries = np.arange(counts.max())
+        own = first + np.minimum(queries, counts - 1)
+        is_seen = np.arange(bucket.max_len) < first
+        return cls(tokens.reshape(shape), is_own, is_seen, own, queries < counts)
+
+    def mask(self, window: int | None, dtype: torch.dtype) -> Tensor:
+        """Added to scores, [B, Q, K], or [1, Q, K] where it is the same for all sequences."""
+        length = self.tokens.shape[1]
+        own = self.own[:1] if (self.own == self.own[0]).all() else self.own
+        distance = own[:, :, None] - np.arange(length)
+        is_hidden = torch.from_numpy((distance < 0) | (distance >= (window or length)))
+        return torch.zeros(is_hidden.shape, dtype=dtype).masked_fill_(is_hidden, -math.inf)
+
+
 def _made_plan(
     packed: PackedRows, kv_heads: int, repeats: int, window: int | None, dtype: torch.dtype
 ) -> _Plan:
-    heads = torch.arange(kv_heads)
-    origin = torch.empty(len(packed.position_ids) * kv_heads, dtype=torch.int64)
-    places, is_hollow, parts, start = [], [], [], 0
-    for bucket in packed.buckets:
-        length, num_places = bucket.max_len, bucket.num_rows * bucket.max_len
-        flat = bucket.places
-        if flat is None:
-            flat = torch.arange(bucket.start, bucket.start + num_places)
-        own = torch.arange(num_places) if bucket.filled is None else bucket.filled
-        ours = (own // length * kv_heads).unsqueeze(1) + heads
-        ours = (ours * length + (own % length).unsqueeze(1)).flatten()  # [B, KH, L] in a row
-        origin[(flat[own].unsqueeze(1) * kv_heads + heads).flatten()] = start + ours
-        at_heads = flat.view(-1, 1, length) * kv_heads + heads.unsqueeze(1)
-        places.append(at_heads.flatten())
-        is_hollow.append(
-            torch.ones(num_places * kv_heads, dtype=torch.bool).index_fill_(0, ours, False)
-        )
-        stop = start + num_places * kv_heads
-        mask = _mask(bucket, window, dtype).repeat_interleave(repeats, 0)
-        parts.append(_Part(start, stop, length, mask))
-        start = stop
-    hollow = torch.cat(is_hollow).nonzero().squeeze(1)
-    return _Plan(tuple(parts), torch.cat(places), origin, hollow)
+    buckets = [_Columns.of(bucket) for bucket in packed.buckets]
+    heads = np.arange(kv_heads)[:, None]
+
+    def tokens(found: Iterator[NDArray[np.int64]]) -> NDArray[np.int64]:
+        """Of each head, [B, KH, n] in a row."""
+        return np.concatenate([(each[:, None] * kv_heads + heads).ravel() for each in found])
+
+    def places(found: Iterator[NDArray[np.bool_]]) -> NDArray[np.int64]:
+        """Where the flags [B, n] are set, among those of each head."""
+        flags = [np.repeat(each, kv_heads, axis=0).ravel() for each in found]
+        return np.flatnonzero(np.concatenate(flags))
+
+    queries = tokens(np.take_along_axis(each.tokens, each.own, 1) for each in buckets)
+    keys = tokens(each.tokens for each in buckets)
+    seen = places(each.is_seen for each in buckets)
+    indices = (
+        queries,
+        keys,
+        _inverse(queries, places(each.is_query for each in buckets)),
+        _inverse(keys, places(each.is_own for each in buckets)),
+        places(~each.is_query for each in buckets),
+        seen,
+        keys[seen],
+    )
+    return _Plan(
+        tuple(_part(each, kv_heads, repeats, window, dtype) for each in buckets),
+        [each.own.size * kv_heads for each in buckets],
+        [each.tokens.size * kv_heads for each in buckets],
+        *map(torch.from_numpy, indices),
+    )
 
 
-def _mask(bucket: Bucket, window: int | None, dtype: torch.dtype) -> Tensor:
-    """Added to the scores [L, L] of a sequence."""
-    places = torch.arange(bucket.max_len)
-    distance = places[:, None] - places[None, :]
-    is_seen = (distance >= 0) & (distance < (bucket.max_len if window is None else window))
-    return torch.zeros(is_seen.shape, dtype=dtype).masked_fill_(~is_seen, -math.inf)
+def _part(
+    columns: _Columns, kv_heads: int, repeats: int, window: int | None, dtype: torch.dtype
+) -> _Part:
+    mask = columns.mask(window, dtype).repeat_interleave(repeats, 1)
+    mask = mask[0] if len(mask) == 1 else mask.repeat_interleave(kv_heads, 0)
+    return _Part(columns.own.shape[1], columns.tokens.shape[1], mask)
+
+
+def _inverse(tokens: NDArray[np.int64], places: NDArray[np.int64]) -> NDArray[np.int64]:
+    """[n] at which of `places` [n] each of n tokens is."""
+    found = np.empty_like(places)
+    found[tokens[places]] = places
+    return found

@@ -11,7 +11,7 @@ import torch
 
 from tailrace_learner.core import attention, cpu_kernels
 from tailrace_learner.core.attention import UnsupportedAttentionError
-from tailrace_learner.core.logprobs import token_logprobs
+from tailrace_learner.core.logprobs import MAX_KEPT_RATIO, token_logprobs
 from tailrace_learner.core.losses import LOSSES
 from tailrace_learner.core.packing import micro_batches, pack
 from tailrace_learner.core.passes import PassRunner
@@ -127,13 +127,14 @@ def test_micro_batches_hold_every_row_once_within_the_bound() -> None:
 
 @pytest.mark.parametrize("chunk_tokens", [1, 3, 100])
 @pytest.mark.parametrize("temperature", [1.0, 0.7])
+@pytest.mark.parametrize("vocab_size", [17, 8 * MAX_KEPT_RATIO, 8 * MAX_KEPT_RATIO + 1])
 def test_chunked_logprobs_and_their_gradients_are_the_full_ones(
-    chunk_tokens: int, temperature: float
+    chunk_tokens: int, temperature: float, vocab_size: int
 ) -> None:
     torch.manual_seed(0)
     hidden = torch.randn(11, 8, dtype=torch.float64, requires_grad=True)
-    weight = torch.randn(17, 8, dtype=torch.float64, requires_grad=True)
-    targets = torch.randint(0, 17, (11,))
+    weight = torch.randn(vocab_size, 8, dtype=torch.float64, requires_grad=True)
+    targets = torch.randint(0, vocab_size, (11,))
     upstream = torch.randn(2, 11)
 
     log_all = torch.log_softmax((hidden @ weight.t()).float() / temperature, -1)

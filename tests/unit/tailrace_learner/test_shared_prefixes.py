@@ -42,7 +42,7 @@ PROMPT_LEN = 11
 
 @pytest.fixture(params=[0, 30, 64], ids=["by_segments", "by_both", "by_rows"], autouse=True)
 def longest_whole_row(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> int:
-    """Up to which length rows are attended row by row; those of the tests have 15 to 40 tokens."""
+    """Up to which length rows are attended whole; those of the tests have 15 to 40 tokens."""
     limit: int = request.param
     monkeypatch.setattr(layout, "MAX_WHOLE_ROW", limit)
     return limit
@@ -199,6 +199,25 @@ def test_pieces_give_the_attention_and_gradients_of_the_whole_mask(
         torch.testing.assert_close(found, expected, rtol=1e-10, atol=1e-10)
         grads = torch.autograd.grad(found, (query, key, value), upstream)
         torch.testing.assert_close(grads, wanted, rtol=1e-10, atol=1e-10)
+
+
+def test_a_segment_alone_in_its_bucket_is_attended_for_and_what_is_before_it_only_seen() -> None:
+    rng = np.random.default_rng(0)
+    prompt = rng.integers(0, VOCABULARY, PROMPT_LEN)
+    sizes = (4, 40)  # too different for one bucket; the first lies right behind the prompt
+    rows = [
+        row_of(
+            str(size),
+            np.concatenate((prompt, [size // 2], rng.integers(0, VOCABULARY, size))),
+            PROMPT_LEN + 1,
+            size,
+        )
+        for size in sizes
+    ]
+    shared = pack(rows, CPU, share_prefixes=True)
+    policy = make_policy()
+    found, expected = policy.forward(shared), policy.forward(pack(rows, CPU))
+    torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
 
 
 def test_a_longer_sequence_is_left_to_the_fused_kernel() -> None:
