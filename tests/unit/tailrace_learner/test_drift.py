@@ -315,7 +315,8 @@ def test_a_step_with_a_wrong_servers_tokens_trains_as_one_without_them(
     assert float((found - expected).abs().max()) <= 1e-6
     drift = {name: told.pop(name) for name in list(told) if name.startswith("drift")}
     assert drift["drift/inference-1"] == pytest.approx(1.0, abs=1e-4)
-    assert drift["drift/inference-0"] == known["drift/inference-0"] == pytest.approx(0.0, abs=1e-4)
+    for of_good in (drift, known):
+        assert of_good["drift/inference-0"] == pytest.approx(0.0, abs=1e-4)
     assert told["num_quarantined_tokens"] == known["num_quarantined_tokens"] != 0
     for name, value in told.items():
         assert value == (known[name] and pytest.approx(known[name], 1e-4, 1e-6)), name
