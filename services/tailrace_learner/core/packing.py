@@ -83,8 +83,6 @@ def pack(rows: Sequence[Row], device: torch.device, *, share_prefixes: bool = Fa
     ordered = tuple(sorted(rows, key=lambda row: len(row.token_ids)))
     token_ids = [row.token_ids for row in ordered]
     forest = prefix_tree.share(token_ids) if share_prefixes else prefix_tree.lone_rows(token_ids)
-    if share_prefixes and len(forest.segments) == len(rows):  # nothing is shared
-        forest = prefix_tree.lone_rows(token_ids)
     starts = forest.starts
     parts = [token_ids[source][start:stop] for source, start, stop, _ in forest.segments]
     positions = np.concatenate([np.arange(start, stop) for _, start, stop, _ in forest.segments])

@@ -3,8 +3,8 @@
 A causal model's states at a token depend on the tokens up to it alone, so rows that agree up to a place
 have the same states up to there: rows of a group share their prompt, turns of an episode their history.
 Invariants: a row is the path from a root to its segment, cut at the row's length; segments are in
-preorder, so that all that continues a segment follows it directly; tokens are compared exactly. Order
-of the rows and of their arrival changes no tree.
+preorder, so that all that continues a segment follows it directly, and shortest first where none is
+continued; tokens are compared exactly. Order of the rows and of their arrival changes no tree.
 """
 
 from __future__ import annotations
@@ -116,7 +116,16 @@ def share(rows: Sequence[TokenIds]) -> Forest:
         found = [(left, right, stop, index) for left, right in runs(kept_common, begin, end, stop)]
         waiting += reversed(found)
     last = [_segment_at(segments, leaves[holders[row]], len(rows[row])) for row in range(len(rows))]
+    if len(segments) == len(leaves):  # no segment is continued
+        return _shortest_first(segments, last)
     return Forest(tuple(segments), tuple(last))
+
+
+def _shortest_first(roots: Sequence[Segment], last: Sequence[int]) -> Forest:
+    """Trees of one segment each, in the order in which attention takes rows by themselves."""
+    order = sorted(range(len(roots)), key=lambda index: roots[index].stop)
+    places = {index: place for place, index in enumerate(order)}
+    return Forest(tuple(roots[index] for index in order), tuple(places[index] for index in last))
 
 
 def _without_beginnings(

@@ -74,7 +74,7 @@ def test_forks_of_a_conversation_branch_where_they_part() -> None:
 def test_a_few_common_tokens_are_not_worth_a_branch() -> None:
     few = np.arange(MIN_SHARED_TOKENS - 1)
     rows = [tokens(few, 50, 51), tokens(few, 60)]
-    assert share(rows).segments == (Segment(0, 0, 9, -1), Segment(1, 0, 8, -1))
+    assert share(rows).segments == (Segment(1, 0, 8, -1), Segment(0, 0, 9, -1))
     enough = np.arange(MIN_SHARED_TOKENS)
     assert len(share([tokens(enough, 50), tokens(enough, 60)]).segments) == 3
 

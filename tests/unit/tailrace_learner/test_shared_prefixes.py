@@ -172,6 +172,17 @@ def states(num_tokens: int, dtype: torch.dtype = torch.float64) -> list[torch.Te
     return [torch.randn(num_tokens, heads, 8, dtype=dtype, requires_grad=True) for heads in sizes]
 
 
+def continued_rows() -> list[Row]:
+    """Episodes of two turns that share nothing with each other: every first turn begins the second."""
+    rng = np.random.default_rng(0)
+    rows = []
+    for index, size in enumerate((40, 60, 42, 21, 58, 22)):
+        episode = np.concatenate(([index], rng.integers(0, VOCABULARY, size - 1)))
+        rows.append(row_of(f"{index}.1", episode[: size // 2], size // 2 - 3, index))
+        rows.append(row_of(f"{index}.2", episode, size - 4, index + 50))
+    return rows
+
+
 @pytest.mark.parametrize("window", [None, 6])
 @pytest.mark.parametrize("shares", [True, False])
 def test_pieces_give_the_attention_and_gradients_of_the_whole_mask(
@@ -180,6 +191,27 @@ def test_pieces_give_the_attention_and_gradients_of_the_whole_mask(
     packed = pack(mixed_rows(), CPU, share_prefixes=shares).packed
     assert bool(packed.branches) == (shares and longest_whole_row < 64)
     assert any(bucket.repeats for bucket in packed.buckets) == (shares and longest_whole_row > 0)
+    assert is_short(packed) == (not packed.branches)
+    computed: list[Any] = [tree_attention]
+    computed += [] if shares else [bucket_attention]
+    computed += [short_attention] if is_short(packed) else []
+    check_attention(packed, window, computed)
+
+
+@pytest.mark.parametrize("window", [None, 6])
+def test_turns_that_only_continue_each_other_need_no_branches_anywhere(window: int | None) -> None:
+    rows = continued_rows()
+    packed = pack(rows, CPU, share_prefixes=True).packed
+    assert not packed.branches
+    assert len(packed.cu_seqlens) - 1 == len(rows) / 2
+    check_attention(packed, window, [tree_attention, bucket_attention, flex], gradients=False)
+    check_attention(packed, window, [tree_attention, bucket_attention])
+
+
+def check_attention(
+    packed: layout.PackedRows, window: int | None, computed: Sequence[Any], *, gradients: bool = True
+) -> None:
+    """Each of `computed` gives what torch gives with the whole mask, in float64."""
     size = len(packed.reach)
     query, key, value = states(size)
     places = torch.arange(size)
@@ -190,13 +222,13 @@ def test_pieces_give_the_attention_and_gradients_of_the_whole_mask(
     )[0].transpose(0, 1)
     upstream = torch.randn_like(expected)
     wanted = torch.autograd.grad(expected, (query, key, value), upstream)
-    assert is_short(packed) == (not packed.branches)
-    computed = [tree_attention]
-    computed += [] if shares else [bucket_attention]
-    computed += [short_attention] if is_short(packed) else []
     for compute in computed:
+        if not gradients:
+            query, key, value = (each.detach() for each in (query, key, value))
         found = compute(query, key, value, packed, scale=None, window=window)
         torch.testing.assert_close(found, expected, rtol=1e-10, atol=1e-10)
+        if not gradients:
+            continue
         grads = torch.autograd.grad(found, (query, key, value), upstream)
         torch.testing.assert_close(grads, wanted, rtol=1e-10, atol=1e-10)
 
