@@ -159,7 +159,23 @@ class LearnerConfig(AlgorithmConfig, frozen=True, kw_only=True):
                 raise ValueError(f"{key} must not be negative")
         if self.min_tokens_per_micro_batch > self.max_tokens_per_micro_batch:
             raise ValueError("min_tokens_per_micro_batch must not exceed max_tokens_per_micro_batch")
+        self._check_attention()
         self._check_strategy()
+
+    def _check_attention(self) -> None:
+        name, dtype = self.model_args.attn_implementation, self.model_args.dtype
+        if not name.startswith("flash_attention"):
+            return
+        if dtype == "float32":
+            raise ValueError(
+                f"model_args.attn_implementation {name!r} computes in half precision only: use "
+                "model_args.dtype bfloat16, or attn_implementation packed"
+            )
+        if self.device == "cpu":
+            raise ValueError(
+                f"model_args.attn_implementation {name!r} needs a CUDA device: use device cuda, or "
+                "attn_implementation packed"
+            )
 
     def _check_strategy(self) -> None:
         strategy = self.strategy_args.resolved_name

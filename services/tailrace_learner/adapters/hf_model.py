@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
+from transformers.utils.import_utils import is_flash_attn_2_available, is_flash_attn_3_available
 from transformers.utils.logging import disable_progress_bar
 
 from tailrace.config import ConfigError, RunConfig
@@ -34,6 +35,12 @@ CARD_FILES = (
     "vocab.json",
     "merges.txt",
 )
+
+# Attention that comes in a package of its own, and whether it is there and fits the device.
+_FLASH = {
+    "flash_attention_2": ("flash-attn", is_flash_attn_2_available),
+    "flash_attention_3": ("flash-attn-3", is_flash_attn_3_available),
+}
 
 # Transformations of logits that some architectures have and the chunked log-probabilities do not.
 _LOGIT_KEYS = {"final_logit_softcapping": None, "logits_scaling": 1.0, "logit_scale": 1.0}
@@ -133,7 +140,23 @@ def _implementation(config: LearnerConfig) -> str:
     attention.register()
     disable_progress_bar()  # type: ignore[no-untyped-call]
     name = config.model_args.attn_implementation
-    return attention.IMPLEMENTATION if name == "packed" else name
+    if name == "packed":
+        return attention.IMPLEMENTATION
+    if name in _FLASH:
+        _check_flash(name, pick_device(config))
+    return name
+
+
+def _check_flash(name: str, device: torch.device) -> None:
+    """`ConfigError` unless the package and the device are there."""
+    key = f"learner.model_args.attn_implementation {name!r}"
+    package, is_there = _FLASH[name]
+    if device.type != "cuda":
+        raise ConfigError(f"{key} needs a CUDA device, torch sees none here: use packed")
+    if not is_there():
+        raise ConfigError(
+            f"{key} needs the package {package} for this device: install it, or use packed"
+        )
 
 
 def prepared(model: Any, config: LearnerConfig) -> Any:

@@ -14,6 +14,8 @@ from torch.nn import functional
 
 from tailrace_learner.core.layout import Bucket, PackedRows
 
+_MAX_FLASH_HEAD = 256  # dimensions
+
 
 class _Spread(torch.autograd.Function):
     """Tokens at their `places`; what fills padding gets no gradient."""
@@ -67,11 +69,14 @@ def _bucket_attention(
 ) -> Tensor:
     """Output [stop - start, H, D] of one bucket."""
     query, key, value = (_dense(bucket, states).transpose(1, 2) for states in flat)
-    mask = None
+    mask: Tensor | None = None
     if window is not None and window < bucket.max_len:
         places = torch.arange(bucket.max_len, device=query.device)
         distance = places[:, None] - places[None, :]
         mask = (distance >= 0) & (distance < window)
+    group_size = query.shape[1] // key.shape[1]
+    if group_size > 1 and not _takes_few_key_heads(query, mask):
+        key, value = (states.repeat_interleave(group_size, dim=1) for states in (key, value))
     output = functional.scaled_dot_product_attention(
         query,
         key,
@@ -86,6 +91,16 @@ def _bucket_attention(
         return places_out
     collected: Tensor = _Collect.apply(places_out, bucket.filled)  # type: ignore[no-untyped-call]
     return collected
+
+
+def _takes_few_key_heads(query: Tensor, mask: Tensor | None) -> bool:
+    """Whether a fused kernel takes fewer key heads than query heads.
+
+    Flash attention does, which wants half precision, small heads and no mask. The memory-efficient
+    kernel, which takes the rest, does not: torch would fall back to one that writes all scores.
+    """
+    is_half = query.dtype in (torch.float16, torch.bfloat16)
+    return mask is None and is_half and query.shape[-1] <= _MAX_FLASH_HEAD
 
 
 def _dense(bucket: Bucket, states: Tensor) -> Tensor:

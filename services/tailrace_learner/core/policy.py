@@ -59,6 +59,7 @@ class Policy:
             batch.target_ids,
             temperature=self.temperature,
             chunk_tokens=self.logprob_chunk_tokens,
+            bfloat16=self.autocast,
         )
 
 

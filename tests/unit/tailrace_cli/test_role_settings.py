@@ -130,6 +130,7 @@ GAE: dict[str, Any] = {"adv_estimator": "gae", "learner": {"critic": {}}}
 REFERENCE: dict[str, Any] = {"init_kl_coef": 0.1, "learner": {"reference": {}}}
 # What else a setting needs beside it.
 BESIDE: dict[str, dict[str, Any]] = {
+    "actor_train.model_args.attn_implementation": {"learner": {"model_args": {"dtype": "bfloat16"}}},
     "gamma": {"adv_estimator": "reinforce"},
     "lambd": GAE,
     "target_kl": {"init_kl_coef": 0.1},

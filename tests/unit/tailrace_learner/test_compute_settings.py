@@ -9,11 +9,12 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from tailrace.config import Endpoints, RunConfig
+from tailrace.config import ConfigError, Endpoints, RunConfig
 from tailrace.runtime import Args
 from tailrace_learner.__main__ import _Process
+from tailrace_learner.adapters import hf_model
 from tailrace_learner.adapters.hf_model import LoadedModel, make_policy, prepared, tensor_bytes
-from tailrace_learner.config import LearnerConfig, ModelArgs, TrainingArgs
+from tailrace_learner.config import FromScratch, LearnerConfig, ModelArgs, TrainingArgs
 from tailrace_learner.core.losses import LOSSES
 from tailrace_learner.core.optimizer import make_adamw
 from tailrace_learner.core.packing import pack
@@ -25,6 +26,7 @@ from tailrace_learner.core.tally import Tally
 from tests.unit.tailrace_learner.factory import VOCABULARY, config, make_model, make_rows
 
 TINY_RATE = 1e-5
+TOKENIZER = "tailrace.envs.frozen_lake_tokenizer:build_frozen_lake_tokenizer"
 
 
 def policy_of(given: LearnerConfig) -> Policy:
@@ -177,3 +179,24 @@ def test_gradients_are_accumulated_as_groups_arrive_and_applied_once() -> None:
     assert trainer.work()
     assert not torch.equal(weights(policy), before)
     assert all(parameter.grad is None for parameter in policy.parameters)
+
+
+@pytest.mark.parametrize(
+    ("given", "named"),
+    [
+        ({"dtype": "float32"}, "model_args.dtype bfloat16"),
+        ({"dtype": "bfloat16", "device": "cpu"}, "needs a CUDA device: use device cuda"),
+    ],
+)
+def test_flash_attention_is_refused_at_once_where_its_kernel_would_fail(given: Any, named: str) -> None:
+    dtype = given.pop("dtype")
+    with pytest.raises(ValueError, match=named):
+        config(model_args=ModelArgs(dtype=dtype, attn_implementation="flash_attention_2"), **given)
+
+
+@pytest.mark.parametrize("name", ["flash_attention_2", "flash_attention_3"])
+def test_flash_attention_that_is_not_here_is_named_with_the_remedy(name: Any) -> None:
+    args = ModelArgs(dtype="bfloat16", attn_implementation=name)
+    scratch = FromScratch(model_type="qwen3", tokenizer=TOKENIZER)
+    with pytest.raises(ConfigError, match=f"attn_implementation '{name}' needs .*: .*packed"):
+        hf_model.make_model(scratch, config(model_args=args), seed=0)

@@ -149,6 +149,35 @@ def test_chunked_logprobs_and_their_gradients_are_the_full_ones(
         torch.testing.assert_close(left, right, rtol=1e-5, atol=1e-6, check_dtype=False)
 
 
+@pytest.mark.parametrize("is_trained", [True, False])
+@pytest.mark.parametrize("vocab_size", [17, 8 * MAX_KEPT_RATIO + 1])
+def test_bfloat16_rounds_the_factors_of_logits_and_no_sum(vocab_size: int, is_trained: bool) -> None:
+    torch.manual_seed(0)
+    hidden = torch.randn(600, 8, requires_grad=True)
+    weight = torch.randn(vocab_size, 8, requires_grad=is_trained)
+    targets = torch.randint(0, vocab_size, (600,))
+    upstream = torch.randn(600, dtype=torch.float64)
+
+    factors = [each.detach().bfloat16().double().requires_grad_() for each in (hidden, weight)]
+    logits = factors[0] @ factors[1].t()
+    expected = torch.log_softmax(logits, -1).gather(-1, targets[:, None])[:, 0]
+    (expected * upstream).sum().backward()
+
+    found, entropy = token_logprobs(
+        hidden, weight, targets, temperature=1.0, chunk_tokens=3, bfloat16=True
+    )
+    assert found.dtype == entropy.dtype == torch.float32
+    torch.testing.assert_close(found.double(), expected, rtol=1e-5, atol=1e-5)
+    (found * upstream.float()).sum().backward()
+    assert relative_error(hidden.grad, factors[0].grad) < 5e-3
+    if not is_trained:
+        assert weight.grad is None
+        return
+    # Sums of 200 chunks: kept in bfloat16 they would be wrong by more than a percent.
+    assert weight.grad.dtype == torch.float32
+    assert relative_error(weight.grad, factors[1].grad) < 5e-3
+
+
 def test_the_implementation_is_known_by_name() -> None:
     assert make_model().config._attn_implementation == attention.IMPLEMENTATION
 

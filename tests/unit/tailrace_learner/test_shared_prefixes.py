@@ -12,12 +12,13 @@ import numpy as np
 import pytest
 import torch
 from numpy.typing import NDArray
+from torch.nn.attention.flex_attention import BlockMask, create_block_mask
 from torch.nn.functional import rms_norm
 
 from tailrace_learner.config import ModelArgs, TrainingArgs
 from tailrace_learner.core import layout
 from tailrace_learner.core.bucket_attention import bucket_attention
-from tailrace_learner.core.flex import flex, visible
+from tailrace_learner.core.flex import block_mask, flex, visible
 from tailrace_learner.core.losses import LOSSES
 from tailrace_learner.core.optimizer import make_adamw
 from tailrace_learner.core.packing import micro_batches, pack
@@ -264,6 +265,55 @@ def test_the_block_mask_of_other_devices_sees_the_same(window: int | None) -> No
     expected = tree_attention(query, key, value, packed, scale=0.3, window=window)
     found = flex(query, key, value, packed, scale=0.3, window=window)
     torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("window", [None, 300])
+@pytest.mark.parametrize("shares", [True, False])
+def test_blocks_that_are_left_out_hold_nothing_and_whole_ones_all(
+    window: int | None, shares: bool
+) -> None:
+    rng = np.random.default_rng(0)
+    prompt = rng.integers(0, VOCABULARY, 300)
+    sizes = (170, 420, 30)
+    answers = [
+        np.concatenate((prompt, [i], rng.integers(0, VOCABULARY, n))) for i, n in enumerate(sizes)
+    ]
+    rows = [row_of(str(index), row, 301, index) for index, row in enumerate(answers)]
+    packed = pack(rows, CPU, share_prefixes=shares).packed
+    found = block_mask(packed, window)
+    size = len(packed.reach)
+    expected = create_block_mask(visible(packed, window), None, None, size, size, device="cpu")
+    seen, whole = (_blocks(found, each) for each in ("kv", "full_kv"))
+    assert torch.equal(whole, _blocks(expected, "full_kv"))
+    assert whole.any()
+    assert not (seen & whole).any()
+    needed = _blocks(expected, "kv")
+    assert (seen | whole | ~needed).all()
+    assert seen.sum() <= 1.2 * needed.sum(), "hardly more than what is needed"
+
+
+def _blocks(mask: BlockMask, kind: str) -> torch.Tensor:
+    """[Q, K] which blocks the mask lists."""
+    counts, columns = (getattr(mask, f"{kind}_{what}")[0, 0] for what in ("num_blocks", "indices"))
+    flags = torch.zeros(columns.shape, dtype=torch.bool)
+    for row, (count, listed) in enumerate(zip(counts.tolist(), columns, strict=True)):
+        flags[row, listed[:count].long()] = True
+    return flags
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+@pytest.mark.parametrize("window", [None, 6])
+def test_key_heads_that_query_heads_share_are_repeated_only_where_they_must(
+    dtype: torch.dtype, window: int | None
+) -> None:
+    packed = pack(mixed_rows(), CPU).packed
+    query, key, value = (each.detach().to(dtype) for each in states(len(packed.reach)))
+    expected = tree_attention(
+        *(each.double() for each in (query, key, value)), packed, scale=None, window=window
+    )
+    found = bucket_attention(query, key, value, packed, scale=None, window=window)
+    tolerance = 2e-2 if dtype == torch.bfloat16 else 1e-5
+    torch.testing.assert_close(found.double(), expected, rtol=tolerance, atol=tolerance)
 
 
 def test_rows_of_a_tree_stay_together_and_shared_tokens_count_once() -> None:
