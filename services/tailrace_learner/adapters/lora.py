@@ -97,22 +97,22 @@ def published_adapters(model: nn.Module, whole: Whole) -> Iterator[tuple[str, Te
         yield f"{layer.name}.lora_B.weight", whole(layer.up) * layer.scale
 
 
-def merged(model: nn.Module, whole: Whole) -> dict[str, Tensor]:
-    """W + B A by the name of each adapted layer's weight (collective)."""
-    return {
-        f"{layer.name}.weight": whole(layer.module.base_layer.weight)
-        + layer.scale * (whole(layer.up) @ whole(layer.down))
-        for layer in adapted_layers(model)
-    }
+def merged(model: nn.Module, whole: Whole) -> Iterator[tuple[str, Tensor]]:
+    """W + B A and the name of each adapted layer's weight, one at a time (collective)."""
+    for layer in adapted_layers(model):
+        product = whole(layer.up) @ whole(layer.down)
+        yield f"{layer.name}.weight", whole(layer.module.base_layer.weight) + layer.scale * product
 
 
-def kept_adapters(model: nn.Module, whole: Whole) -> dict[str, Tensor]:
-    """What `restore_adapters` needs, on the host (collective)."""
-    kept: dict[str, Tensor] = {}
+def kept_adapters(
+    model: nn.Module, whole: Whole, *, keeps: bool = True
+) -> Iterator[tuple[str, Tensor]]:
+    """What `restore_adapters` needs, on the host, where this rank `keeps` it (collective)."""
     for layer in adapted_layers(model):
         for part, parameter in (("lora_A", layer.down), ("lora_B", layer.up)):
-            kept[f"{layer.name}.{part}.weight"] = whole(parameter).to("cpu", copy=True).contiguous()
-    return kept
+            tensor = whole(parameter)
+            if keeps:
+                yield f"{layer.name}.{part}.weight", tensor.to("cpu", copy=True).contiguous()
 
 
 @torch.no_grad()

@@ -34,33 +34,45 @@ class Snapshot(NamedTuple):
 
 
 def take_snapshot(loaded: LoadedModel, strategy: Strategy) -> Snapshot:
-    """Copy the model and its optimizer as they are (collective)."""
+    """Copy the model and its optimizer as they are (collective).
+
+    The other ranks give their parts and keep nothing: the host holds the model once.
+    """
+    keeps = strategy.world.rank == 0
     weights = host_weights(loaded.model, strategy)
     others = {}
-    if adapters := lora.kept_adapters(loaded.model, strategy.whole):
+    adapters = dict(lora.kept_adapters(loaded.model, strategy.whole, keeps=keeps))
+    if adapters:
         others[lora.LORA_FILE] = adapters
-    moments = {_RNG: torch.get_rng_state()}
+    moments = {_RNG: torch.get_rng_state()} if keeps else {}
     for name, parameter in loaded.model.named_parameters():
-        for moment, value in strategy.moments(parameter).items():
-            moments[f"{name}.{moment}"] = _host_copy(value)
-    if strategy.world.rank:
-        return Snapshot(loaded, {}, {})
+        found = strategy.moments(parameter)
+        if keeps:
+            moments |= {f"{name}.{moment}": _host_copy(value) for moment, value in found.items()}
     return Snapshot(loaded, weights, moments, others)
 
 
 @torch.no_grad()
 def host_weights(model: Any, strategy: Strategy) -> dict[str, Tensor]:
-    """All weights under their Hugging Face names, adapters merged into them (collective)."""
-    copies: dict[int, Tensor] = {}
+    """All weights under their Hugging Face names, adapters merged into them (collective).
+
+    Empty on all ranks but the first.
+    """
+    keeps = strategy.world.rank == 0
+    copies: dict[int, Tensor | None] = {}
     weights: dict[str, Tensor] = {}
     for name, tensor in model.state_dict(keep_vars=True).items():
         if lora.is_adapter(name):
             continue
         if id(tensor) not in copies:
-            copies[id(tensor)] = _host_copy(strategy.whole(tensor))
-        weights[lora.plain_name(name)] = copies[id(tensor)]
-    for name, tensor in lora.merged(model, strategy.whole).items():
-        weights[name].copy_(tensor)
+            whole = strategy.whole(tensor)
+            copies[id(tensor)] = _host_copy(whole) if keeps else None
+        copy = copies[id(tensor)]
+        if copy is not None:
+            weights[lora.plain_name(name)] = copy
+    for name, merged in lora.merged(model, strategy.whole):
+        if keeps:
+            weights[name].copy_(merged)
     return weights
 
 

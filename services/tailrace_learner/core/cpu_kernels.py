@@ -123,7 +123,7 @@ def _with_fast_forward(kind: type[nn.Module]) -> type[nn.Module]:
     """The norm's class, faster for float32; other types take its own forward."""
 
     def forward(self: nn.Module, hidden_states: Tensor) -> Tensor:
-        if is_plain(hidden_states):
+        if is_plain(hidden_states, *self.parameters()):  # in bfloat16 they are gathered as such
             return _fast_rms_norm(self, hidden_states)
         plain: Tensor = kind.forward(self, hidden_states)
         return plain

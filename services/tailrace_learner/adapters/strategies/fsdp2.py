@@ -3,11 +3,14 @@
 Every decoder layer is gathered when it computes; what is not in a layer (embeddings, last norm, output
 matrix) when a forward begins. After a forward and after a backward nothing stays gathered, so weights
 may be read or changed in between. Gradients are *summed* over ranks: core divides once, by the step's
-global count.
+global count. In bfloat16 a layer is gathered in bfloat16, which halves what is sent and leaves autocast
+nothing to copy (its copies would stay from the forward to the backward); shards, sums of gradients and
+what is not in a layer are float32.
 """
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping
 from dataclasses import fields
 from typing import Any
@@ -15,7 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
-from torch.distributed.fsdp import fully_shard
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor, distribute_tensor
 
 from tailrace_learner.adapters.strategies.base import Moments
@@ -35,10 +38,15 @@ class Fsdp2Strategy:
 
     def spread(self, policy: Policy) -> RootedPolicy:
         """Cut the weights; every rank must have loaded the same ones."""
+        narrow = MixedPrecisionPolicy(
+            param_dtype=torch.bfloat16, reduce_dtype=torch.float32, cast_forward_inputs=False
+        )
         for layer in _layers(policy.model):
-            self._shard(layer)
+            self._shard(layer, narrow if policy.autocast else MixedPrecisionPolicy())
+        # Ours end in a view, and what follows adds to it out of place.
+        warnings.filterwarnings("ignore", r"FSDP2-wrapped module .* returned a view tensor")
         root = Root(policy.model)
-        self._shard(root)
+        self._shard(root, MixedPrecisionPolicy())
         given = {field.name: getattr(policy, field.name) for field in fields(Policy)}
         return RootedPolicy(**given, root=root)
 
@@ -74,8 +82,8 @@ class Fsdp2Strategy:
         on_device = tensor.to(like.device)
         return distribute_tensor(on_device, like.device_mesh, like.placements, src_data_rank=None)
 
-    def _shard(self, module: nn.Module) -> None:
-        sharded = fully_shard(module, mesh=self._mesh, reshard_after_forward=True)
+    def _shard(self, module: nn.Module, precision: MixedPrecisionPolicy) -> None:
+        sharded = fully_shard(module, mesh=self._mesh, reshard_after_forward=True, mp_policy=precision)
         sharded.set_gradient_divide_factor(1.0)
         sharded.set_force_sum_reduction_for_comms(True)
 
