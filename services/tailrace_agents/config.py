@@ -30,8 +30,8 @@ class EnvEntry(Config, frozen=True, kw_only=True):
 
     history_turns: int | None = None
     """With `granularity: step`: how many earlier turns the policy sees before the newest observation, 0
-    only that. null: all of them. `max_episode_tokens` then bounds what the policy sees at once. Loops
-    and workflows choose the messages of every call themselves."""
+    only that. null: all of them. The task (rules, question) stays in sight. `max_episode_tokens` then
+    bounds what the policy sees at once. Loops and workflows choose the messages of every call."""
 
     in_threads: bool | None = None
     """true: `reset` and `step` run in threads, for environments that wait or compute for longer than a
