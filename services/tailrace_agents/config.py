@@ -30,8 +30,8 @@ class EnvEntry(Config, frozen=True, kw_only=True):
 
     history_turns: int | None = None
     """With `granularity: step`: how many earlier turns the policy sees before the newest observation, 0
-    only that. null: all of them. `max_episode_tokens` then bounds what the policy sees at once. Loops
-    and workflows choose the messages of every call themselves."""
+    only that. null: all of them. The task (rules, question) stays in sight. `max_episode_tokens` then
+    bounds what the policy sees at once. Loops and workflows choose the messages of every call."""
 
     in_threads: bool | None = None
     """true: `reset` and `step` run in threads, for environments that wait or compute for longer than a
@@ -93,9 +93,9 @@ class LoopArgs(Config, frozen=True, kw_only=True):
     (`num_cut_tool_outputs`). 0: never."""
 
     export_style: Literal["concat", "individual"] | None = None
-    """`concat` (null): a conversation is one row, and where it forks, its branches are rows that train
-    what they do not share. `individual`: every model call is a row that stands for itself. Not given
-    with `granularity: step`."""
+    """null: as the run's `granularity` says. `concat`, which `trajectory` means: a conversation is one
+    row, and where it forks, its branches are rows that train what they do not share. `individual`:
+    every model call is a row that stands for itself. Not given with `granularity: step`."""
 
     turn_discount: float = 1.0
     """A call's return is its reward plus this share of the return of the call that follows."""
@@ -142,8 +142,8 @@ class WorkflowArgs(Config, frozen=True, kw_only=True):
     """A call's return is its reward plus this share of the mean return of the calls that follow it."""
 
     export_style: Literal["individual", "concat"] | None = None
-    """`individual` (null): every model call is a row to train and stands for itself. `concat`: every
-    conversation is one. Not given with `granularity: step`."""
+    """As `loop_args.export_style`: null, as the run's `granularity` says; `concat`; or `individual`,
+    where every model call is a row to train and stands for itself."""
 
     http_library: Literal["auto", "httpx", "httpx2"] = "auto"
     """Whose `AsyncClient` the argument `http_client` is; `auto`: of httpx2 if it is installed."""

@@ -140,7 +140,9 @@ class _Gateway:
         self._base_url = f"{origin or f'http://{config.host}:{listener.getsockname()[1]}'}/v1"
         routes = [
             *model_call_routes(gateway.calls, renderer, run.pretrain or self._run),
-            *SessionRoutes(gateway, config.session_defaults, self._url, handler).routes(),
+            *SessionRoutes(
+                gateway, config.session_defaults, self._url, handler, run.export_style
+            ).routes(),
         ]
         guard = Guard(self._service.stop)
         door = Door(gateway.sessions, guard, routes, config.max_body_bytes)

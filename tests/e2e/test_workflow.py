@@ -28,6 +28,8 @@ SMALL = {
     "inference.emission_log": True,
     "learner.save_trajectories": True,
     "cluster.num_agents_workers": 2,
+    "granularity": "step",
+    "learner.adv_estimator": "gigpo",
 }
 
 Triple = tuple[int, float, int]
@@ -73,6 +75,7 @@ def test_every_trained_token_of_a_workflow_is_one_the_engine_emitted(
     num_rows = 0
     for path in sorted((trained.run_dir / "trajectories").iterdir()):
         for member in (member for group in read_groups(path) for member in group.members):
+            assert [row.first_turn for row in member.rows] == list(range(len(member.rows)))
             for row in member.rows:
                 mask = np.frombuffer(row.loss_mask, np.uint8).astype(bool)
                 ids = as_int32(row.token_ids)[mask].tolist()
@@ -81,7 +84,7 @@ def test_every_trained_token_of_a_workflow_is_one_the_engine_emitted(
                 triples = list(zip(ids, logprobs, versions, strict=True))
                 assert _is_part(triples, emitted[member.episode_id]), member.episode_id
                 num_rows += 1
-    assert num_rows >= 3 * 2 * 4
+    assert num_rows >= 3 * 2 * 4 * 2  # two calls each
 
 
 def _is_part(part: list[Triple], whole: list[Triple]) -> bool:

@@ -147,7 +147,7 @@ class Cast:
     ) -> dict[str, EpisodePlayer]:
         args = self._config.workflow
         assert args is not None
-        style = self._style(args.export_style, ExportStyle.INDIVIDUAL)
+        style = self._style(args.export_style)
         terms = WorkflowTerms(style, args.turn_discount, args.timeout_s)
         return {
             name: WorkflowPlayer(*workflow, context, terms, partial(_data_of, dataset))
@@ -155,16 +155,14 @@ class Cast:
             if self._config.is_played_by_workflow(name)
         }
 
-    def _style(self, given: str | None, default: ExportStyle) -> ExportStyle:
-        if self._run.granularity == "step":
-            return ExportStyle.STEP
-        return default if given is None else ExportStyle(given)
+    def _style(self, given: str | None) -> ExportStyle:
+        return self._run.export_style if given is None else ExportStyle(given)
 
     def _plan(self, name: str) -> LoopPlan:
         """How the rows of a data set are played."""
         args = self._config.loop_args
         limits = loop_limits(self._config, self._config.datasets[name].max_tokens_per_step)
-        style = self._style(args.export_style, ExportStyle.CONCAT)
+        style = self._style(args.export_style)
         return LoopPlan(limits, style, args.turn_discount, self._run.chat.reasoning)
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import Executor, Future
 from typing import Any, NamedTuple, TypeVar
 
@@ -20,6 +20,14 @@ A = TypeVar("A")
 T = TypeVar("T")
 
 _NUMBER = bool | int | float
+
+
+class Beginning(NamedTuple):
+    """An environment's first words. `opening`: what stands before a later observation where the policy
+    sees nothing older (`history_turns`), with its own end of line; empty: nothing."""
+
+    observation: str
+    opening: str
 
 
 class StepResult(NamedTuple):
@@ -43,7 +51,7 @@ class EnvHandle:
         self._stages = stages or Stages()
         self._running: Future[Any] | None = None  # the call in a thread, until it returned
 
-    async def reset(self, seed: int) -> str:
+    async def reset(self, seed: int) -> Beginning:
         """Begin an episode; raises `ForeignCodeError`."""
         return self._reset(seed) if self._threads is None else await self._in_thread(self._reset, seed)
 
@@ -68,10 +76,10 @@ class EnvHandle:
         finally:
             self._stages.num_in_tools -= 1
 
-    def _reset(self, seed: int) -> str:
+    def _reset(self, seed: int) -> Beginning:
         with foreign_code("env.reset"):
-            observation, _ = self.env.reset(seed=seed)
-            return _text(observation)
+            observation, info = self.env.reset(seed=seed)
+            return Beginning(_text(observation), _opening(observation, info))
 
     def _step(self, reply: str) -> StepResult:
         with foreign_code("env.step"):
@@ -117,6 +125,13 @@ class EnvPool:
             self._idle.append(handle)
         else:
             handle.close()
+
+
+def _opening(observation: str, info: object) -> str:
+    """What the environment says must stay in sight, else all of its first observation."""
+    said = info.get("instructions") if isinstance(info, Mapping) else None
+    opening = said if isinstance(said, str) else observation
+    return opening if not opening or opening.endswith("\n") else f"{opening}\n"
 
 
 def _text(observation: object) -> str:

@@ -80,6 +80,7 @@ class _Episode:
     make_tokens: Callable[[], EpisodeTokens]
     tokens: EpisodeTokens = field(init=False)
     observed: int = 0  # hash of the newest observation
+    opening: str = ""  # what a window that begins later opens with
     result: EpisodeResult = field(init=False)
 
     def __post_init__(self) -> None:
@@ -128,7 +129,7 @@ class _Episode:
             inserted = self._insert(step.observation)
 
     async def _reset(self) -> str:
-        observation = await self.handle.reset(self.seed)
+        observation, self.opening = await self.handle.reset(self.seed)
         if self.observer is not None:
             self.observer.on_reset(observation)
         return observation
@@ -143,7 +144,8 @@ class _Episode:
         )
         tokens.insert(ids)
         if tokens.shows_windows:
-            tokens.open_with(ids if first else self.renderer.observation_ids(observation, True, True))
+            text = self.opening + observation
+            tokens.open_with(ids if first else self.renderer.observation_ids(text, True, True))
         self.result.messages.append(ChatMessage("user", observation))
         return ids
 

@@ -1,8 +1,9 @@
 """The tokens of an episode whose turns are rows: each turn's prompt is a window of those before it.
 
 The policy sees the newest observation and, before it, so many earlier turns. A window begins with its
-first observation rendered anew, as where nothing stands before it; all after that are the tokens of the
-episode as they are. Invariant: a row's context is what the policy saw when it sampled the row's turn.
+first observation rendered anew, as where nothing stands before it, behind what the environment wants
+to stay in sight (its rules, its question); all after that are the tokens of the episode as they are.
+Invariant: a row's context is what the policy saw when it sampled the row's turn.
 """
 
 from __future__ import annotations

@@ -140,7 +140,7 @@ class EpisodeTokens:
         return len(self)
 
     def open_with(self, ids: NDArray[np.int32]) -> None:
-        """The observation inserted last as it is rendered where nothing stands before it."""
+        """The observation inserted last as it is rendered where a prompt begins with it."""
 
     def prompt(self) -> Int32Bytes:
         """What the next turn is asked with: all ids so far."""

@@ -136,7 +136,8 @@ class Stage:
         policy = self._policy(endpoint, tools)
         result = EpisodeResult(tokens=policy.books)
         try:
-            messages = [ChatMessage("user", await handle.reset(self.task.task.seed))]
+            beginning = await handle.reset(self.task.task.seed)
+            messages = [ChatMessage("user", beginning.observation)]
             while True:
                 messages.append(await policy.chat(messages))
                 step = await handle.step(messages[-1].content)

@@ -7,6 +7,7 @@ from typing import Literal
 
 from tailrace.config.base import Config
 from tailrace.config.chat import ChatArgs
+from tailrace_protos.session import ExportStyle
 from tailrace_protos.subjects import check_run_name
 
 
@@ -74,6 +75,11 @@ class RunConfig(Config, frozen=True, kw_only=True):
         for key in ("max_steps", "save_steps", "eval_steps", "max_staleness"):
             if getattr(self, key) < 0:
                 raise ValueError(f"{key} must not be negative")
+
+    @property
+    def export_style(self) -> ExportStyle:
+        """How the model calls of a loop, a workflow or a session become rows, unless they say it."""
+        return ExportStyle.STEP if self.granularity == "step" else ExportStyle.CONCAT
 
     @property
     def run_dir(self) -> Path:

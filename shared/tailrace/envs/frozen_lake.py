@@ -102,7 +102,8 @@ class FrozenLakeText(gymnasium.Env[str, str]):
         self._lake.reset(seed=seed)
         self._num_turns = 0
         self._done = False
-        return (RULES if config.instructions else "") + self.grid(), {}
+        rules = RULES if config.instructions else ""
+        return rules + self.grid(), {"instructions": rules}
 
     def step(self, action: str) -> tuple[str, float, bool, bool, dict[str, Any]]:
         """Play one reply of the model."""

@@ -26,7 +26,8 @@ class Answer(NamedTuple):
 
 
 class TextGame(gymnasium.Env[str, str]):
-    """Turns of a game. A subclass defines `begin`, `answer`, `success` and perhaps `render`."""
+    """Turns of a game. A subclass defines `begin`, `answer`, `success` and perhaps `instructions` and
+    `render`."""
 
     metadata = {"render_modes": ["ansi"]}  # noqa: RUF012 gymnasium's declaration
     render_mode = "ansi"
@@ -53,6 +54,11 @@ class TextGame(gymnasium.Env[str, str]):
     def success(self) -> float:
         """How well the task is solved now, 0 to 1."""
 
+    def instructions(self) -> str | None:
+        """What of the first observation the model must go on seeing in this episode, however short its
+        `history_turns`; None: all of it."""
+        return None
+
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[str, dict[str, Any]]:
@@ -61,7 +67,8 @@ class TextGame(gymnasium.Env[str, str]):
         self._shown = self.begin(int(self.np_random.integers(2**31)) if seed is None else seed)
         self._num_turns = self._num_invalid = 0
         self.is_done = False
-        return self._shown, {}
+        instructions = self.instructions()
+        return self._shown, {} if instructions is None else {"instructions": instructions}
 
     def step(self, action: str) -> tuple[str, float, bool, bool, dict[str, Any]]:
         """Play one reply of the model; raises `gymnasium.error.ResetNeeded` after the last one."""

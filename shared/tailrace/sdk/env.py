@@ -21,7 +21,11 @@ class Env(Protocol):
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[str, dict[str, Any]]:
-        """Begin the episode that `seed` fixes: (first observation, info)."""
+        """Begin the episode that `seed` fixes: (first observation, info).
+
+        `info["instructions"]`, a text: what of the observation the model must go on seeing where its
+        `history_turns` end before it; empty: nothing. Without it: all of the observation.
+        """
 
     def step(self, action: str, /) -> tuple[str, SupportsFloat, bool, bool, dict[str, Any]]:
         """Take the model's reply: (observation, reward, terminated, truncated, info)."""

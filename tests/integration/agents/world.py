@@ -152,6 +152,7 @@ class World:
     stack: AsyncExitStack
     agents_config: dict[str, Any]
     servers: dict[str, Any] = field(default_factory=dict)
+    run_settings: dict[str, Any] = field(default_factory=dict)  # at the top of the experiment file
 
     async def start_server(self, server_id: str, policy_version: int = 1) -> FakeServer:
         """A fake inference server on both transports."""
@@ -219,7 +220,12 @@ class World:
         """An experiment file for agents processes."""
         path = self.folder / "experiment.yaml"
         section = {**self.agents_config, **agents}
-        content = {"exp_name": self.run, "output_dir": str(self.folder / "runs"), "agents": section}
+        content = {
+            "exp_name": self.run,
+            "output_dir": str(self.folder / "runs"),
+            **self.run_settings,
+            "agents": section,
+        }
         path.write_text(yaml.safe_dump(content))
         return path
 

@@ -72,6 +72,24 @@ async def test_rewards_follow_the_conversation_as_the_export_asks(world: World) 
     assert whole.rewards == (1.0, 2.0)
 
 
+@pytest.mark.parametrize(("granularity", "turns"), [("trajectory", [2]), ("step", [1, 1])])
+async def test_rows_over_http_are_what_the_run_makes_of_episodes_unless_the_export_says_it(
+    empty_world: World, granularity: str, turns: list[int]
+) -> None:
+    world = empty_world
+    world.run_settings["granularity"] = granularity
+    await world.start_gateway()
+    opened = await world.open()
+    client, http = world.openai(opened), world.http(opened)
+    await client.chat.completions.create(model="m", messages=[USER])  # type: ignore[list-item]
+    more = [USER, {"role": "assistant", "content": "Hello there."}, USER]
+    await client.chat.completions.create(model="m", messages=more)  # type: ignore[arg-type]
+    rewards = {"rewards": {"": 1.0}}
+    for said, wanted in (({}, turns), ({"export_style": "concat"}, [2])):
+        exported = (await http.post("sessions/current/export", json={**rewards, **said})).json()
+        assert [len(row["turn_ends"]) for row in exported["rows"]] == wanted
+
+
 async def test_much_is_exported_by_claim_check(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(handlers, "MAX_INLINE_BYTES", 200)
     client = world.openai(await world.open())

@@ -166,6 +166,7 @@ class World:
     stack: AsyncExitStack
     settings: dict[str, Any] = field(default_factory=dict)
     base_url: str = ""
+    run_settings: dict[str, Any] = field(default_factory=dict)  # at the top of the experiment file
 
     def config_file(self, **gateway: Any) -> Path:
         path = self.folder / "experiment.yaml"
@@ -175,7 +176,12 @@ class World:
             **self.settings,
             **gateway,
         }
-        content = {"exp_name": self.run, "output_dir": str(self.folder / "runs"), "gateway": section}
+        content = {
+            "exp_name": self.run,
+            "output_dir": str(self.folder / "runs"),
+            **self.run_settings,
+            "gateway": section,
+        }
         path.write_text(yaml.safe_dump(content))
         return path
 

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from tailrace_protos.base import as_float32, as_int64
 from tailrace_protos.episode import Outcome
 from tests.integration.agents.world import kill, until
 from tests.integration.workflows.world import World, trained
@@ -111,18 +112,32 @@ async def _until_no_session(world: World) -> None:
 
 
 async def test_rewards_by_completion_are_discounted_along_the_conversation(world: World) -> None:
-    await world.start("gateway_agents.Twice", turn_discount=0.5)
+    await world.start("gateway_agents.Twice", turn_discount=0.5, export_style="individual")
     (played,) = (await world.play()).values()
     assert [row.reward for row in played.rows] == [1.25, 0.5]
     assert played.reward == 1.5
     assert [trained(row) for row in played.rows] == world.sampled()
 
 
-async def test_concat_makes_one_row_of_a_conversation(world: World) -> None:
-    await world.start("gateway_agents.Twice", export_style="concat")
+async def test_a_conversation_is_one_row_unless_the_experiment_says_otherwise(world: World) -> None:
+    await world.start("gateway_agents.Twice")
     (played,) = (await world.play()).values()
     (row,) = played.rows
     assert trained(row) == [token for call in world.sampled() for token in call]
+    assert as_float32(row.turn_rewards).tolist() == [1.0, 0.5]
+    assert row.first_turn == -1
+
+
+async def test_with_granularity_step_every_call_is_a_row_in_one_line_of_turns(world: World) -> None:
+    world.agents.run_settings["granularity"] = "step"
+    await world.start("gateway_agents.Twice")
+    (played,) = (await world.play()).values()
+    assert [row.first_turn for row in played.rows] == [0, 1]
+    assert [trained(row) for row in played.rows] == world.sampled()
+    assert [as_float32(row.turn_rewards).tolist() for row in played.rows] == [[1.0], [0.5]]
+    assert [row.reward for row in played.rows] == [1.5, 0.5]
+    names = [as_int64(row.turn_hashes).tolist() for row in played.rows]
+    assert names[0] != names[1]
 
 
 @pytest.mark.parametrize(

@@ -2,22 +2,31 @@
 
 from __future__ import annotations
 
+import json
 import time
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tailrace.config import ConfigError, RunConfig
+from tailrace.data import DatasetEntry
 from tailrace.policy.activity import Stages
+from tailrace.sdk import AgentLoop
 from tailrace.tools import LocalTools
-from tailrace_agents.adapters.casting import Cast
+from tailrace_agents.adapters.casting import Cast, WorkflowStage
 from tailrace_agents.config import AgentsConfig, EnvEntry, LoopArgs, WorkflowArgs, check_with_run
 from tailrace_agents.ports import NoJournal
+from tailrace_protos.base import as_int32, as_uint8
+from tailrace_protos.chat import ChatMessage
 from tailrace_protos.episode import EnvTask, EpisodeTask
 from tailrace_protos.session import ExportStyle
-from tailrace_protos.trajectory import TokenRow
+from tailrace_protos.trajectory import TokenRow, Trajectory
 from tests.unit.tailrace_agents.fakes import ScriptedPolicy, renderer
+from tests.unit.tailrace_agents.loops.world import ChatPolicy, chat_renderer
+from tests.unit.tailrace_agents.loops.world import task as loop_task
+from tests.unit.tailrace_agents.test_workflow_player import World as WorkflowWorld
 
 
 def run_of(**settings: Any) -> RunConfig:
@@ -46,16 +55,71 @@ async def test_granularity_decides_what_a_row_is() -> None:
     assert [row.first_turn for row in rows] == [0, 1, 2, 3]
 
 
-@pytest.mark.parametrize("default", [ExportStyle.CONCAT, ExportStyle.INDIVIDUAL])
-def test_loops_and_workflows_export_turns_too(default: ExportStyle) -> None:
-    def style(given: str | None, **settings: Any) -> ExportStyle:
-        with ThreadPoolExecutor(1) as threads:
-            cast = Cast(AgentsConfig(), run_of(**settings), "test", threads, Stages())
-        return cast._style(given, default)
+class TwoTurns(AgentLoop):
+    """Asks twice in one conversation."""
 
-    assert style(None, granularity="step") is ExportStyle.STEP
-    assert style(None) is default
-    assert style("individual") is ExportStyle.INDIVIDUAL
+    async def run(self, row: dict[str, Any], policy: Any) -> Trajectory:
+        messages = [ChatMessage("user", row["prompt"])]
+        messages.append(await policy.chat(messages))
+        messages.append(ChatMessage("user", "Sure?"))
+        await policy.chat(messages)
+        policy.set_reward(1.0)
+        made: Trajectory = policy.finish()
+        return made
+
+
+def rows_config(folder: Path, **settings: Any) -> AgentsConfig:
+    """A data set of one row, played by `TwoTurns` unless a workflow does."""
+    path = folder / "rows.jsonl"
+    path.write_text(json.dumps({"prompt": "Go.", "agent_name": "two_turns"}))
+    loops = {"two_turns": f"{__name__}:TwoTurns"}
+    return AgentsConfig(datasets={"rows": DatasetEntry(path=str(path))}, agent_loops=loops, **settings)
+
+
+async def played_rows(
+    run: RunConfig, agents: AgentsConfig, stage: WorkflowStage | None = None
+) -> tuple[tuple[TokenRow, ...], ChatPolicy]:
+    """The rows of the data set's one episode, and who was asked."""
+    policy = ChatPolicy("A", "B")
+    with ThreadPoolExecutor(1) as threads:
+        cast = Cast(agents, run, "test", threads, Stages())
+    players = cast.players(chat_renderer(), policy, LocalTools([]), lambda: False, stage)
+    result = await players["rows"].play(loop_task(), NoJournal())
+    return result.tokens.rows(1.0).rows, policy
+
+
+@pytest.mark.parametrize(
+    ("granularity", "style", "firsts"),
+    [("trajectory", None, [-1]), ("step", None, [0, 1]), ("trajectory", "individual", [-1, -1])],
+)
+async def test_a_loop_s_model_calls_are_one_row_or_a_line_of_turns(
+    granularity: str, style: Any, firsts: list[int], tmp_path: Path
+) -> None:
+    agents = rows_config(tmp_path, loop_args=LoopArgs(export_style=style))
+    rows, policy = await played_rows(run_of(granularity=granularity), agents)
+    assert [row.first_turn for row in rows] == firsts
+    sampled = [chat_renderer().reply_ids(reply).tolist() for reply in "AB"]
+    trained = [as_int32(row.token_ids)[as_uint8(row.loss_mask) == 1].tolist() for row in rows]
+    assert trained == (sampled if len(firsts) == 2 else [sampled[0] + sampled[1]])
+    last = as_int32(rows[-1].token_ids).tolist()
+    assert last[: len(policy.prompt_ids[1])] == policy.prompt_ids[1]
+
+
+@pytest.mark.parametrize(
+    ("granularity", "style", "asked"),
+    [
+        ("trajectory", None, ExportStyle.CONCAT),
+        ("step", None, ExportStyle.STEP),
+        ("trajectory", "individual", ExportStyle.INDIVIDUAL),
+    ],
+)
+async def test_a_workflow_s_session_is_exported_as_the_run_says(
+    granularity: str, style: Any, asked: ExportStyle, tmp_path: Path
+) -> None:
+    agents = rows_config(tmp_path, workflow=WorkflowArgs(agent="a.B", export_style=style))
+    gateway = WorkflowWorld()
+    await played_rows(run_of(granularity=granularity), agents, WorkflowStage(gateway, gateway))
+    assert [export.export_style for export in gateway.exports] == [asked]
 
 
 async def test_history_turns_decides_what_the_policy_sees() -> None:

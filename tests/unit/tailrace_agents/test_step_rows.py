@@ -36,8 +36,9 @@ async def play(
 
 
 def said(first: int, turn: int) -> list[int]:
-    """The window of `turn` that begins with the observation of turn `first`."""
-    ids = renderer().observation_ids(VIEWS[first], True).tolist()
+    """The window of `turn` that begins with the observation of turn `first`, behind the very first."""
+    opening = VIEWS[0] if first else ""
+    ids = renderer().observation_ids(opening + VIEWS[first], True).tolist()
     for k in range(first, turn):
         ids += renderer().reply_ids(REPLIES[k]).tolist()
         ids += renderer().observation_ids(VIEWS[k + 1], False).tolist()

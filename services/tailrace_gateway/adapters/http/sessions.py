@@ -71,10 +71,10 @@ class Rewarding(Body, frozen=True, kw_only=True):
 
 
 class Exporting(Body, frozen=True, kw_only=True):
-    """Body of `POST /v1/sessions/{id}/export`."""
+    """Body of `POST /v1/sessions/{id}/export`; no style: as the run's `granularity` says."""
 
     rewards: dict[str, float] = msgspec.field(default_factory=dict)
-    export_style: ExportStyle = ExportStyle.INDIVIDUAL
+    export_style: ExportStyle | None = None
     turn_discount: float = 1.0
 
 
@@ -97,12 +97,14 @@ class SessionRoutes:
         defaults: SessionDefaults,
         base_url: Callable[[], str],
         everywhere: Everywhere,
+        export_style: ExportStyle,
     ) -> None:
         self._sessions = gateway.sessions
         self._exporter = gateway.exporter
         self._defaults = defaults
         self._base_url = base_url
         self._everywhere = everywhere
+        self._export_style = export_style
 
     def routes(self) -> list[HttpRoute]:
         """The routes of sessions."""
@@ -156,7 +158,9 @@ class SessionRoutes:
         session_id = _session_id(exchange)
         body = read_body(await exchange.body() or b"{}", Exporting)
         exported = await self._everywhere.finish(
-            ExportSession(session_id, body.rewards, body.export_style, body.turn_discount)
+            ExportSession(
+                session_id, body.rewards, body.export_style or self._export_style, body.turn_discount
+            )
         )
         await exchange.answer(
             {

@@ -97,6 +97,10 @@ class GymnasiumText(TextGame):
         self._said = None
         return self.config.instructions + self._text
 
+    def instructions(self) -> str:
+        """See `TextGame`; every observation says where the environment is now."""
+        return self.config.instructions
+
     def answer(self, reply: str) -> Answer:
         """See `TextGame`."""
         self._was_truncated = False

@@ -31,7 +31,8 @@ class VerifiersConfig(Config, frozen=True, kw_only=True):
     """Its arguments."""
 
     split: Literal["train", "held_out"] = "train"
-    """Which of its data sets seeds choose rows from: `train`, or `held_out` for evaluation."""
+    """Which of its data sets seeds choose rows from: `train`, or `held_out`, the one that it has for
+    evaluation."""
 
     max_turns: int = 100
     """Replies after which the episode is truncated; the environment's own limit counts as well."""
@@ -106,12 +107,18 @@ def load(env_id: str, env_args: bytes, split: str) -> Loaded:
     try:
         with foreign_code(f"verifiers.load_environment({env_id!r})"):
             env = verifiers.load_environment(env_id, **msgspec.json.decode(env_args))
-            rows = env.get_dataset() if split == "train" else env.get_eval_dataset()
+            # `get_eval_dataset` would give training rows for evaluation where it has no others.
+            rows = env.get_dataset() if split == "train" else env.build_eval_dataset()
     except ForeignCodeError as error:
         raise ConfigError(
             f"env_id {env_id!r}: {error.error}: install it (`prime env install` or pip), or correct "
             "env_id and env_args"
         ) from error
+    if rows is None:
+        raise ConfigError(
+            f"env_id {env_id!r} has no data set for evaluation, which split 'held_out' plays: ask for "
+            "one by its env_args if it can make one, or evaluate on training rows with split: train"
+        )
     if not len(rows):
         raise ConfigError(f"env_id {env_id!r} has no rows for split {split!r}")
     if getattr(env, "tool_defs", None):

@@ -49,7 +49,11 @@ class SokobanText(TextGame):
     def begin(self, seed: int) -> str:
         """See `TextGame`."""
         self.board, self.position, _ = level_for_seed(self.config, seed)
-        return (RULES if self.config.instructions else "") + self.board.text(self.position)
+        return self.instructions() + self.board.text(self.position)
+
+    def instructions(self) -> str:
+        """See `TextGame`."""
+        return RULES if self.config.instructions else ""
 
     def answer(self, reply: str) -> Answer:
         """See `TextGame`."""

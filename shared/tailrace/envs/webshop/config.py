@@ -62,8 +62,8 @@ class WebShopConfig(Config, frozen=True, kw_only=True):
     """Subtracted from the reward of a turn whose reply is no action that the page offers."""
 
     repeat_instruction: bool = True
-    """Begin every page with the instruction, as published; false: only the first observation has it,
-    which saves tokens where the policy sees all turns (not with a short `history_turns`)."""
+    """Begin every page with the instruction, as published; false: only the first page that the policy
+    sees has it, which saves tokens where it sees several."""
 
     instructions: bool = False
     """Begin the first observation with the rules, for models that do not know the game."""

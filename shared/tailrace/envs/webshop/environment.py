@@ -48,7 +48,11 @@ class WebShopText(TextGame):
         self.goal = self.shop.goal_for_seed(self.config.split, seed)
         self.page = Page()
         self._reward = 0.0
-        return (RULES if self.config.instructions else "") + self._wish() + self._page_text()
+        return self._rules() + self._wish() + self._page_text()
+
+    def instructions(self) -> str:
+        """See `TextGame`; pages that repeat the instruction need no other."""
+        return self._rules() + ("" if self.config.repeat_instruction else self._wish())
 
     def answer(self, reply: str) -> Answer:
         """See `TextGame`."""
@@ -88,6 +92,9 @@ class WebShopText(TextGame):
 
     def _page_text(self) -> str:
         return text_of(self.page, self.config.items_per_page)
+
+    def _rules(self) -> str:
+        return RULES if self.config.instructions else ""
 
     def _wish(self) -> str:
         return f"Instruction: {self.goal.instruction}\n"

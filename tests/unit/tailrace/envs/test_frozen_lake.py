@@ -26,7 +26,7 @@ def winning_replies(env: FrozenLakeText, seed: int) -> list[str]:
 def test_the_first_observation_shows_the_map_with_the_agent_on_the_start() -> None:
     env = FrozenLakeText()
     observation, info = env.reset(seed=3)
-    assert info == {}
+    assert info == {"instructions": ""}
     assert observation == "\n".join(env.lake_map).replace("S", "P") + "\n"
     assert [len(line) for line in observation.splitlines()] == [4, 4, 4, 4]
 

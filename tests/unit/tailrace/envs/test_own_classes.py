@@ -60,7 +60,7 @@ async def test_a_class_of_the_user_is_made_with_its_keys_and_played() -> None:
     assert env.reset(seed=4)[0] == "Say hi 4."
     assert env.step("hi!")[1] == 1.0
     handle = pools("own_envs:Parrot", word="hi")["mine"].take()
-    assert await handle.reset(3) == "Say hi 3."
+    assert (await handle.reset(3)).observation == "Say hi 3."
     assert (await handle.step("no")).numbers == {"success": 0.0}
 
 
@@ -87,7 +87,7 @@ async def test_environments_that_wait_run_in_threads_unless_the_entry_says_other
     entry = EnvEntry(env_type=f"own_envs:{env_type}", in_threads=in_threads)
     with ThreadPoolExecutor(1, "env") as threads:
         made = make_pools(AgentsConfig(custom_envs={"mine": entry}), "f", threads, Stages())
-        assert (await made["mine"].take().reset(1)).startswith(thread)
+        assert (await made["mine"].take().reset(1)).observation.startswith(thread)
 
 
 @pytest.mark.parametrize(

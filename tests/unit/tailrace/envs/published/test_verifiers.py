@@ -52,8 +52,10 @@ def wrong_guesses(state):
     return float(state["num_wrong"])
 
 
-def load_environment(kind="single", num_rows=3):
-    data = {"dataset": rows(range(num_rows)), "eval_dataset": rows(range(100, 100 + num_rows))}
+def load_environment(kind="single", num_rows=3, num_eval_rows=3):
+    data = {"dataset": rows(range(num_rows))}
+    if num_eval_rows:
+        data["eval_dataset"] = rows(range(100, 100 + num_eval_rows))
     data["system_prompt"] = "Answer with a number."
     rubric = vf.Rubric(funcs=[is_right])
     if kind == "single":
@@ -126,6 +128,13 @@ def test_held_out_rows_come_from_the_data_set_for_evaluation_and_repeat() -> Non
     env = make_env("verifiers", config(split="held_out"))
     asked = [env.reset(seed=seed)[0].partition("\n\n")[2] for seed in range(4)]
     assert asked == ["What is 100 + 100?", "What is 101 + 101?", "What is 102 + 102?", asked[0]]
+
+
+def test_rows_that_are_trained_are_never_played_as_held_out() -> None:
+    alone = {"env_id": "doubling-env", "env_args": {"num_eval_rows": 0}}
+    assert make_env("verifiers", alone).reset(seed=1)[0].endswith("What is 1 + 1?")
+    with pytest.raises(ConfigError, match=r"'doubling-env' has no data set for evaluation.*env_args"):
+        make_env("verifiers", {**alone, "split": "held_out"})
 
 
 def test_episodes_at_the_same_time_do_not_disturb_each_other() -> None:
