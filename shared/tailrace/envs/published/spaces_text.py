@@ -10,7 +10,8 @@ import numpy as np
 from gymnasium import spaces
 
 _DECIMALS = 3
-_NUMBER = re.compile(r"-?\d+(?:\.\d+)?")
+_NUMBER = re.compile(r"(?<![\w.])[-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?(?!\w|\.\d)")
+_MINUS = str.maketrans("\N{MINUS SIGN}", "-")
 
 ReadAction = Callable[[str], Any]  # None for a reply without an action
 
@@ -56,27 +57,41 @@ def _discrete_reader(space: spaces.Discrete[Any], names: Sequence[str]) -> ReadA
             f"actions must name all {space.n} actions, each by another word: found {names}"
         )
     longest_first = sorted(words, key=len, reverse=True)
-    pattern = re.compile(rf"(?<!\w)({'|'.join(map(re.escape, longest_first))})(?!\w)")
+    pattern = re.compile(f"({'|'.join(map(_standing_alone, longest_first))})")
 
     def read(reply: str) -> Any:
-        found = pattern.search(reply.lower())
+        found = pattern.search(reply.lower().translate(_MINUS))
         return space.start + words.index(found.group(1)) if found else None
 
     return read
 
 
+def _standing_alone(word: str) -> str:
+    """A pattern for a word that is no part of another; for a number, no part of `-1` or `1.5`."""
+    if word.lstrip("-").isdecimal():
+        return rf"(?<![\w.+-]){re.escape(word)}(?!\w|\.\d)"
+    return rf"(?<!\w){re.escape(word)}(?!\w)"
+
+
 def _array_reader(space: spaces.Box | spaces.MultiDiscrete | spaces.MultiBinary) -> ReadAction:
-    """As many numbers as the space has, the first ones of the reply, brought within its bounds."""
+    """As many numbers as the space has, the first ones of the reply (`2`, `-.5`, `1e-3`; `5m` is none),
+    those of a `Box` brought within its bounds. No action: too large a number, a fraction where the
+    space has integers."""
     num_numbers = int(np.prod(space.shape))
+    dtype: np.dtype[Any] = np.dtype(space.dtype)
+    has_integers = np.issubdtype(dtype, np.integer)
+    largest = float(np.iinfo(dtype).max if has_integers else np.finfo(dtype).max)
 
     def read(reply: str) -> Any:
-        numbers = _NUMBER.findall(reply)[:num_numbers]
+        numbers = _NUMBER.findall(reply.translate(_MINUS))[:num_numbers]
         if len(numbers) < num_numbers:
             return None
         values = np.array([float(number) for number in numbers]).reshape(space.shape)
         if isinstance(space, spaces.Box):
             values = np.clip(values, space.low, space.high)
-        action = values.astype(space.dtype)
+        if (np.abs(values) > largest).any() or (has_integers and (values % 1 != 0).any()):
+            return None
+        action = values.astype(dtype)
         return action if space.contains(action) else None
 
     return read

@@ -13,7 +13,8 @@ class SokobanConfig(Config, frozen=True, kw_only=True):
     """The keys of `env_config` for `env_type: sokoban`."""
 
     dim_room: tuple[int, int] = (6, 6)
-    """Rows and columns, the outer walls included: 4 to 16 each."""
+    """Rows and columns, the outer walls included: 4 to 16 each, one of them at least 5, since a push
+    takes three cells in a line."""
 
     num_boxes: int = 1
     """Boxes, and as many goals."""
@@ -52,6 +53,8 @@ class SokobanConfig(Config, frozen=True, kw_only=True):
     def __post_init__(self) -> None:
         if not all(4 <= length <= 16 for length in self.dim_room):
             raise ValueError("dim_room must be two numbers of 4 to 16")
+        if max(self.dim_room) < 5:
+            raise ValueError("dim_room 4 by 4 leaves no room to push a box: the least is 4 by 5")
         if not 0.0 <= self.wall_share <= 0.5:
             raise ValueError("wall_share must be 0 to 0.5")
         if not 1 <= self.num_boxes <= self.num_inner_cells // 4:

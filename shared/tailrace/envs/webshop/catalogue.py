@@ -22,8 +22,9 @@ class Instruction(msgspec.Struct, frozen=True, omit_defaults=True):
     attributes: tuple[str, ...]
     """What it must have, for example `machine washable`."""
 
-    options: dict[str, str] = {}
-    """Option values that must be chosen, by option; empty: every combination is a goal of its own."""
+    options: dict[str, str] | None = None
+    """Option values that must be chosen, by option; `{}`: none. Left out: combinations of the product's
+    values are goals of their own."""
 
 
 class Product(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -58,10 +59,10 @@ class Product(msgspec.Struct, frozen=True, omit_defaults=True):
 
     @property
     def text(self) -> str:
-        """What the search engine reads."""
-        values = (value for values in self.options.values() for value in values)
-        parts = [self.title, self.query, self.description, *self.features, *self.attributes, *values]
-        return " ".join(parts)
+        """What the search engine reads, as published: title, description, first feature and options.
+        Attributes and query are not in it: no page shows them, and rewards are made of them."""
+        options = (part for name, values in self.options.items() for part in (name, *values))
+        return " ".join((self.title, self.description, *self.features[:1], *options))
 
 
 def read_catalogue(path: Path, limit: int = 0) -> tuple[Product, ...]:

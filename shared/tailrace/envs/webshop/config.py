@@ -21,13 +21,14 @@ class CatalogueArgs(Config, frozen=True, kw_only=True):
 
     human_path: str = ""
     """With published data: `items_human_ins.json`, instructions that people wrote. If given, they
-    alone are goals."""
+    alone are goals, else those of `attributes_path`."""
 
     num_products: int = 48
     """Products to generate; of a file: to read, from its start. 0: all of a file."""
 
     seed: int = 0
-    """Fixes the generated products, and the price limits of all goals."""
+    """Fixes the generated products, the price limits of all goals, and which combinations of options
+    are goals where a product has more than 24."""
 
     def __post_init__(self) -> None:
         if self.num_products < (0 if self.path else 1):

@@ -1,19 +1,19 @@
 """WebShop as a conversation: pages as text, answered by `search[words]` or `click[name]`.
 
-The first action in a reply counts; names are matched without regard to case. A reply without an action
-that the page offers is answered by a note and the same page. `click[buy now]` ends the episode with the
-published reward; everything before it is worth nothing.
+The first action in a reply counts (`grammar`). A reply without an action that the page offers is
+answered by a note and the same page. `click[buy now]` ends the episode with the published reward;
+everything before it is worth nothing.
 """
 
 from __future__ import annotations
 
-import re
 from typing import Any
 
 from tailrace.config import decode_config
 from tailrace.envs.game import Answer, TextGame
 from tailrace.envs.webshop.config import WebShopConfig
 from tailrace.envs.webshop.goals import Goal
+from tailrace.envs.webshop.grammar import read_action
 from tailrace.envs.webshop.pages import Page, text_of
 from tailrace.envs.webshop.scoring import score
 from tailrace.envs.webshop.shop import Shop, open_shop
@@ -24,8 +24,6 @@ RULES = (
     "every page with one of its available actions, search[words] or click[name].\n"
 )
 MAX_QUERY_CHARS = 1000
-
-_ACTION = re.compile(r"\b(search|click)\s*\[([^\]]*)\]", re.IGNORECASE)
 
 
 class WebShopText(TextGame):
@@ -75,17 +73,14 @@ class WebShopText(TextGame):
 
     def _next_page(self, reply: str) -> Page | None:
         """Where the reply leads, None if nowhere."""
-        found = _ACTION.search(reply)
-        if found is None:
+        action = read_action(reply, self.page.clicks(self.config.items_per_page))
+        if action is None:
             return None
-        verb, words = found.group(1).lower(), " ".join(found.group(2).lower().split())
-        if verb == "search":
-            if self.page.kind != "start" or not words:
-                return None
-            query = words[:MAX_QUERY_CHARS]
-            return Page("results", self.shop.find(query, self.config.max_results))
-        clicks = self.page.clicks(self.config.items_per_page)
-        return self.page.clicked(words) if words in clicks else None
+        if action.verb == "click":
+            return self.page.clicked(action.words)
+        if self.page.kind != "start":
+            return None
+        return Page("results", self.shop.find(action.words[:MAX_QUERY_CHARS], self.config.max_results))
 
     def _text(self) -> str:
         return (self._wish() if self.config.repeat_instruction else "") + self._page_text()

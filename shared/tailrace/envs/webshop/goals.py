@@ -1,22 +1,28 @@
 """What an episode asks for: goals made of the catalogue, their wording, and their splits.
 
-A product's instruction becomes a goal, or, where it leaves options open, a goal for every
-combination of option values (as published). The price limit is one of the next four multiples of ten
-dollars above the price. A goal belongs to one split, for ever, by a hash of product, attributes and
-options.
+A product's instruction becomes a goal, or, where it leaves options open, a goal for every combination
+of option values (as published; of more than `MAX_COMBINATIONS` so many, drawn evenly by the seed). The
+price limit is drawn as published: of the first four of 10, 20, ..., 990 dollars that are above the
+price the upper one of two; no limit where fewer than two are above it. A goal belongs to one split, for
+ever, by a hash of product, attributes and options.
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Sequence
-from itertools import islice, product
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import combinations, product
+from math import inf, prod
 from typing import NamedTuple
+
+import numpy as np
 
 from tailrace.envs.webshop.catalogue import Instruction, Product
 
 MAX_COMBINATIONS = 24
-_PRICE_STEP = 10.0
+PRICE_LIMITS = tuple(10.0 * step for step in range(1, 100))  # dollars
+
+Options = tuple[tuple[str, str], ...]  # (option, value)
 
 
 class Goal(NamedTuple):
@@ -25,8 +31,8 @@ class Goal(NamedTuple):
     product: Product
     instruction: str
     attributes: tuple[str, ...]
-    options: tuple[tuple[str, str], ...]  # (option, value)
-    max_price: float
+    options: Options
+    max_price: float  # dollars, infinite without a limit
 
     @property
     def values(self) -> tuple[str, ...]:
@@ -37,7 +43,7 @@ class Goal(NamedTuple):
     def digest(self) -> bytes:
         """A fingerprint, the same everywhere."""
         parts = [self.product.asin, *self.attributes, *map(str, self.options)]
-        return hashlib.blake2b("\n".join(parts).encode(), digest_size=8).digest()
+        return _draw("\n".join(parts))
 
     @property
     def is_held_out(self) -> bool:
@@ -66,24 +72,40 @@ def _own_instruction(product: Product, only_given: bool) -> tuple[Instruction, .
 
 
 def _goals(product: Product, instruction: Instruction, seed: int) -> Iterator[Goal]:
-    for options in _combinations(product, instruction):
-        limit = _max_price(product, options, seed)
+    is_open = instruction.options is None
+    for options in _combinations(product, seed) if is_open else [_wanted(instruction)]:
+        limit = _max_price(product.price, f"{seed}:{product.asin}:{instruction.text}:{options}")
         wanted = " and ".join(f"{name}: {value}" for name, value in options)
-        text = instruction.text + (f" with {wanted}" if wanted and not instruction.options else "")
-        text += f", and price lower than {limit:.2f} dollars"
+        text = instruction.text + (f" with {wanted}" if wanted and is_open else "")
+        text += f", and price lower than {limit:.2f} dollars" if limit < inf else ""
         yield Goal(product, text, instruction.attributes, options, limit)
 
 
-def _combinations(one: Product, instruction: Instruction) -> Iterator[tuple[tuple[str, str], ...]]:
-    if instruction.options or not one.options:
-        yield tuple(instruction.options.items())
-        return
-    pairs = [[(name, value) for value in values] for name, values in one.options.items()]
-    yield from islice(product(*pairs), MAX_COMBINATIONS)
+def _wanted(instruction: Instruction) -> Options:
+    return tuple((instruction.options or {}).items())
 
 
-def _max_price(product: Product, options: tuple[tuple[str, str], ...], seed: int) -> float:
-    text = f"{seed}:{product.asin}:{options}"
-    draws = hashlib.blake2b(text.encode(), digest_size=2).digest()
-    steps = 1 + max(draw % 4 for draw in draws)
-    return (product.price // _PRICE_STEP + steps) * _PRICE_STEP
+def _combinations(one: Product, seed: int) -> Iterable[Options]:
+    """A value for every option, in all ways or `MAX_COMBINATIONS` of them."""
+    pairs = [
+        [(name, value) for value in dict.fromkeys(values)]
+        for name, values in one.options.items()
+        if values
+    ]
+    if prod(map(len, pairs)) <= MAX_COMBINATIONS:
+        return product(*pairs)
+    random = np.random.RandomState(list(_draw(f"{seed}:{one.asin}")))
+    chosen: dict[Options, None] = {}
+    while len(chosen) < MAX_COMBINATIONS:
+        chosen[tuple(values[random.randint(len(values))] for values in pairs)] = None
+    return chosen
+
+
+def _max_price(price: float, goal: str) -> float:
+    pairs = list(combinations([limit for limit in PRICE_LIMITS if limit > price][:4], 2))
+    return pairs[int.from_bytes(_draw(goal), "big") % len(pairs)][1] if pairs else inf
+
+
+def _draw(text: str) -> bytes:
+    """Eight bytes that the text fixes."""
+    return hashlib.blake2b(text.encode(), digest_size=8).digest()

@@ -28,16 +28,16 @@ class Page(NamedTuple):
     detail: str = ""
 
     def clicks(self, per_page: int) -> tuple[str, ...]:
-        """What can be clicked; nothing on the page with the search box."""
+        """What can be clicked, every name once; nothing on the page with the search box."""
         if self.kind == "results":
             shown = self.shown(per_page)
             has_next = (self.number + 1) * per_page < len(self.results)
             turns = ((NEXT,) if has_next else ()) + ((PREVIOUS,) if self.number else ())
-            return (BACK, *turns, *(product.asin for product in shown))
+            return _once(BACK, *turns, *(product.asin for product in shown))
         if self.kind == "item":
             assert self.item is not None
             values = (value for values in self.item.options.values() for value in values)
-            return (BACK, PREVIOUS, *DETAILS, *dict.fromkeys(values), BUY)
+            return _once(BACK, PREVIOUS, *DETAILS, *values, BUY)
         return (BACK, PREVIOUS) if self.kind == "detail" else ()
 
     def shown(self, per_page: int) -> tuple[Product, ...]:
@@ -45,21 +45,25 @@ class Page(NamedTuple):
         return self.results[self.number * per_page : (self.number + 1) * per_page]
 
     def clicked(self, name: str) -> Page:
-        """Where a click leads that `clicks` offers."""
+        """Where a click leads that `clicks` offers. An option value that is called as a button is the
+        button, as published."""
         if name == BACK:
             return Page()
-        if name == NEXT:
-            return self._replace(number=self.number + 1)
         if name == PREVIOUS:
             return self._previous()
         if self.kind == "results":
-            item = next(product for product in self.results if product.asin == name)
-            return self._replace(kind="item", item=item, chosen={})
+            return self._in_results(name)
         if name == BUY:
             return self._replace(kind="bought")
         if name in DETAILS:
             return self._replace(kind="detail", detail=name)
         return self._replace(chosen={**self.chosen, self._option_of(name): name})
+
+    def _in_results(self, name: str) -> Page:
+        if name == NEXT:
+            return self._replace(number=self.number + 1)
+        item = next(product for product in self.results if product.asin == name)
+        return self._replace(kind="item", item=item, chosen={})
 
     def _previous(self) -> Page:
         if self.kind == "detail":
@@ -73,6 +77,10 @@ class Page(NamedTuple):
         assert self.item is not None
         names = [name for name, values in self.item.options.items() if value in values]
         return next((name for name in names if name not in self.chosen), names[0])
+
+
+def _once(*names: str) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(names))
 
 
 def text_of(page: Page, per_page: int) -> str:

@@ -4,7 +4,8 @@
 `query`, `product_category`, `pricing` ("$12.99", or "$10.00$20.00" for a range, whose lower end counts
 here), `customization_options`, `small_description`, `full_description`. `items_ins_v2.json`:
 `attributes`, `instruction` and `instruction_attributes` by asin. `items_human_ins.json`: by asin a list
-of `instruction`, `instruction_attributes` and `instruction_options`.
+of `instruction`, `instruction_attributes` and `instruction_options`, which may be empty: then no option
+is wanted. Reviews and ratings have a file of their own, which is not read: `click[reviews]` shows none.
 """
 
 from __future__ import annotations
@@ -32,14 +33,12 @@ def read_public(args: CatalogueArgs) -> tuple[Product, ...]:
     notes = _json(args.attributes_path, "catalogue.attributes_path", dict)
     wishes = _json(args.human_path, "catalogue.human_path", dict) if args.human_path else None
     products: dict[str, Product] = {}
-    for index, raw in enumerate(raws):
+    for index, raw in enumerate(raws[: args.num_products or None]):
         place = f"{args.path}[{index}]"
         asin = _asin(raw, place)
         if asin == "nan" or len(asin) > MAX_ASIN or asin in products:
             continue
         products[asin] = _noted(asin, raw, notes, wishes, place)
-        if len(products) == args.num_products:
-            break
     if not products:
         raise ConfigError(f"catalogue.path: {args.path} holds no product")
     return tuple(products.values())
@@ -57,7 +56,7 @@ def _noted(
     """A product with what other files say of it; without people's wishes it has its own."""
     try:
         note = notes.get(raw["asin"]) or {}
-        given = _own_wish(note) if wishes is None else wishes.get(raw["asin"], ())
+        given = _own_wish(note) if wishes is None else _peoples_wishes(wishes.get(raw["asin"], ()))
         return _product(asin, raw, note.get("attributes") or (), given)
     except (KeyError, TypeError, AttributeError, ValueError) as error:
         raise ConfigError(
@@ -65,7 +64,9 @@ def _noted(
         ) from error
 
 
-def _product(asin: str, raw: dict[str, Any], attributes: Sequence[str], wishes: Any) -> Product:
+def _product(
+    asin: str, raw: dict[str, Any], attributes: Sequence[str], wishes: tuple[Instruction, ...]
+) -> Product:
     return Product(
         asin=asin,
         title=raw["name"],
@@ -77,7 +78,7 @@ def _product(asin: str, raw: dict[str, Any], attributes: Sequence[str], wishes: 
         attributes=tuple(attributes),
         description=" ".join(_texts(raw.get("full_description"))),
         features=_texts(raw.get("small_description")),
-        instructions=_instructions(wishes),
+        instructions=wishes,
     )
 
 
@@ -103,17 +104,24 @@ def _options(raw: Mapping[str, Any]) -> dict[str, tuple[str, ...]]:
     }
 
 
-def _own_wish(note: Mapping[str, Any]) -> tuple[Mapping[str, Any], ...]:
-    """The instruction that comes with a product's attributes."""
-    return (note,) if note.get("instruction") else ()
+def _own_wish(note: Mapping[str, Any]) -> tuple[Instruction, ...]:
+    """The instruction that comes with a product's attributes; it leaves the options open."""
+    attributes = tuple(note.get("instruction_attributes") or ())
+    text = note.get("instruction")
+    return (Instruction(_wording(text), attributes),) if text and attributes else ()
 
 
-def _instructions(wishes: Sequence[Mapping[str, Any]]) -> tuple[Instruction, ...]:
+def _peoples_wishes(wishes: Sequence[Mapping[str, Any]]) -> tuple[Instruction, ...]:
+    """What people wrote; options that a wish does not name are not wanted."""
     return tuple(
-        Instruction(wish["instruction"].strip(". "), attributes, _chosen(wish))
+        Instruction(_wording(wish["instruction"]), attributes, _chosen(wish))
         for wish in wishes
         if (attributes := tuple(wish.get("instruction_attributes") or ()))
     )
+
+
+def _wording(instruction: str) -> str:
+    return instruction.strip(". ")
 
 
 def _chosen(wish: Mapping[str, Any]) -> dict[str, str]:

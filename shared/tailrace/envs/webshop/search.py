@@ -1,4 +1,4 @@
-"""The shop's search engine: BM25 by bm25s over everything that a product says of itself."""
+"""The shop's search engine: BM25 by bm25s over `Product.text`. At least one text must have a word."""
 
 from __future__ import annotations
 

@@ -14,7 +14,7 @@ from tailrace.envs.webshop.config import CatalogueArgs, Split
 from tailrace.envs.webshop.generated import generate_products
 from tailrace.envs.webshop.goals import Goal, make_goals
 from tailrace.envs.webshop.public import read_public
-from tailrace.envs.webshop.search import SearchIndex
+from tailrace.envs.webshop.search import SearchIndex, words_of
 
 
 class Shop:
@@ -36,7 +36,8 @@ class Shop:
         if not goals:
             raise ConfigError(
                 f"split: this catalogue has no {split} goal ({len(self._goals['all'])} in all): give "
-                "products attributes and a query, or instructions; or use split 'all'"
+                "products attributes and a query, or instructions (published data: name "
+                "attributes_path or human_path); or use split 'all'"
             )
         return goals
 
@@ -63,4 +64,10 @@ def open_shop(args: CatalogueArgs) -> Shop:
         products = read_public(args)
     else:
         products = read_catalogue(Path(args.path), args.num_products)
-    return Shop(products, make_goals(products, args.seed, only_given=bool(args.human_path)))
+    if not any(words_of(product.text) for product in products):
+        raise ConfigError(
+            f"catalogue.path: no product of {args.path} has a word to search for: give titles or "
+            "descriptions with letters or digits"
+        )
+    only_given = args.path.endswith(".json")
+    return Shop(products, make_goals(products, args.seed, only_given=only_given))

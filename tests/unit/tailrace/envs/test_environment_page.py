@@ -49,7 +49,7 @@ def test_every_type_and_every_key_on_the_page_is_there() -> None:
     kinds = {kind: keys for kind, keys in rows if kind in ENV_TYPES}
     assert kinds.keys() == ENV_TYPES.keys()
     for kind, keys in kinds.items():
-        assert set(re.findall(r"`(\w+)`", keys)) == keys_of(kind) - {"max_turns", "split"}, kind
+        assert set(re.findall(r"`(\w+)`", keys)) == keys_of(kind), kind
 
 
 def keys_of(kind: str) -> set[str]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 import gymnasium
 import numpy as np
 import pytest
@@ -236,6 +238,7 @@ def test_a_picture_needs_a_reset_first() -> None:
     [
         ({"dim_room": [3, 6]}, "dim_room"),
         ({"dim_room": [6, 6, 6]}, "dim_room"),
+        ({"dim_room": [4, 4]}, "dim_room 4 by 4 leaves no room .* the least is 4 by 5"),
         ({"num_boxes": 0}, "num_boxes"),
         ({"num_boxes": 5}, "num_boxes"),
         ({"wall_share": 0.9}, "wall_share"),
@@ -251,6 +254,21 @@ def test_an_impossible_value_is_a_value_error_that_names_its_key(
 ) -> None:
     with pytest.raises(ValueError, match=named):
         make_env("sokoban", env_config)
+
+
+@pytest.mark.parametrize("split", ["train", "held_out"])
+@pytest.mark.parametrize(
+    ("dim_room", "num_boxes"), [((4, 5), 1), ((5, 4), 1), ((4, 6), 2), ((5, 5), 2), ((4, 8), 3)]
+)
+def test_the_smallest_rooms_have_levels_with_as_many_boxes_as_are_allowed(
+    dim_room: tuple[int, int], num_boxes: int, split: Literal["train", "held_out"]
+) -> None:
+    config = SokobanConfig(dim_room=dim_room, num_boxes=num_boxes, split=split)
+    for seed in range(10):
+        board, start, _ = level_for_seed(config, seed)
+        assert solve(board, start)
+    with pytest.raises(ValueError, match="num_boxes"):
+        SokobanConfig(dim_room=dim_room, num_boxes=num_boxes + 1)
 
 
 def test_settings_without_any_level_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:

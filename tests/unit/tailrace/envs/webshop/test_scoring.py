@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import pytest
+from rapidfuzz import fuzz
 
 from tailrace.envs.webshop.catalogue import Product
+from tailrace.envs.webshop.colours import COLOURS, base_colour
 from tailrace.envs.webshop.goals import Goal
 from tailrace.envs.webshop.scoring import is_alike, score, score_type, title_words
 
@@ -82,7 +84,80 @@ def test_the_type_multiplies_the_rest() -> None:
 
 
 def test_words_that_matter_leave_out_function_words_and_numbers() -> None:
-    assert title_words("The 2 pack of Lamps, 10 inch, for the desk") == {"lamps", "desk"}
+    assert title_words("The 2 pack of Lamps, 10 inch, for the desk") == ("lamps", "desk")
+
+
+def test_repeated_words_of_the_wanted_title_count_each() -> None:
+    # One word in common of six, "lamp" and five times "desk": 1/6, at most 0.2.
+    wanted = other(title="lamp desk desk desk desk desk")
+    bought = other(title="lamp", query="other", product_category="")
+    assert score_type(wanted, bought) == 0.5
+
+
+def test_queries_that_are_missing_do_not_fit() -> None:
+    wanted, bought = other(query=""), other(title="plain lamp", query="", product_category="x")
+    assert score_type(wanted, bought) == 0.5
+
+
+@pytest.mark.parametrize(
+    ("wanted", "chosen", "is_met"),
+    [
+        ("navy blue", "light blue", True),  # both blue: "blue" is before "light" and "navy"
+        ("navy blue", "royal", False),
+        ("light purple", "light pink", True),  # both light: "light" is before "pink" and "purple"
+        ("light green", "light pink", False),  # green, light
+        ("dark purple", "deep purple", False),  # dark, purple
+        ("Grey", "light grey", True),
+        ("tapered", "red", True),  # a colour inside a word
+        ("small", "large", False),
+    ],
+)
+def test_option_values_count_as_the_first_colour_that_they_contain(
+    wanted: str, chosen: str, is_met: bool
+) -> None:
+    goal = GOAL._replace(attributes=("energy saving",), options=(("color", wanted),))
+    found = score(goal, LAMP, [chosen])
+    assert found.option_score == float(is_met)
+    assert found.reward == pytest.approx((1 + is_met + 1) / 3)
+
+
+def test_attributes_do_not_count_as_colours() -> None:
+    goal = GOAL._replace(attributes=("navy blue trim",), options=())
+    bought = other(attributes=("light blue shade",), features=())
+    assert score(goal, bought, []).attribute_score == 0.0
+
+
+def test_colours_have_the_published_order_on_which_the_first_one_depends() -> None:
+    assert len(COLOURS) == 102
+    assert list(COLOURS) == sorted(COLOURS)
+    assert [base_colour(value) for value in ("black forest", "violet lavender", "webshop", "")] == [
+        "black",
+        "lavender",
+        "webshop",
+        "",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "ratio", "is_met"),
+    [
+        # No word in common, so 100 * 2 * matching / (both lengths), by hand:
+        ("abcdefghijk1", "abcdefghijk2", 200 * 11 / 24, True),  # 91.7
+        ("abcdef1", "abcdef", 200 * 6 / 13, True),  # 92.3
+        ("a" * 47 + "b" * 8, "a" * 47 + "c" * 8, 200 * 47 / 110, False),  # 85.45, rounded 85
+        ("a" * 59 + "b" * 10, "a" * 59 + "c" * 10, 200 * 59 / 138, True),  # 85.507, rounded 86
+    ],
+)
+def test_ratios_are_rounded_before_they_are_compared(
+    one: str, other: str, ratio: float, is_met: bool
+) -> None:
+    assert fuzz.token_set_ratio(one, other) == pytest.approx(ratio)
+    assert is_alike(one, other) is is_met
+
+
+def test_letters_with_accents_are_left_out_of_a_comparison() -> None:
+    assert is_alike("éclairé", "clair")  # 100, and 100 * 10 / 12 with the accents
+    assert not is_alike("é", "è")
 
 
 def test_texts_are_alike_whatever_the_order_of_words() -> None:

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import math
+from collections import Counter
+
 import pytest
 
 from tailrace.config import ConfigError
 from tailrace.envs import make_env
+from tailrace.envs.webshop.catalogue import Product
 from tailrace.envs.webshop.environment import INVALID_NOTE, RULES, WebShopText
 from tailrace.envs.webshop.expert import WebShopExpert
 from tailrace.envs.webshop.generated import KINDS, generate_products
@@ -162,6 +166,32 @@ def test_price_limits_follow_the_seed_and_never_exclude_the_product() -> None:
     for goal in make_goals(products, 1, only_given=False):
         assert goal.product.price < goal.max_price <= goal.product.price + 40
         assert f"{goal.max_price:.2f} dollars" in goal.instruction
+
+
+@pytest.mark.parametrize(
+    ("price", "shares"),
+    [
+        # The upper of two of 20, 30, 40, 50: one pair of six has 30, two have 40, three have 50.
+        (10.0, {30.0: 1 / 6, 40.0: 2 / 6, 50.0: 3 / 6}),
+        (9.99, {20.0: 1 / 6, 30.0: 2 / 6, 40.0: 3 / 6}),
+        (965.0, {980.0: 1 / 3, 990.0: 2 / 3}),
+        (975.0, {990.0: 1.0}),
+        (980.0, {math.inf: 1.0}),  # 990 alone is above it: no limit
+        (5000.0, {math.inf: 1.0}),
+    ],
+)
+def test_price_limits_are_drawn_as_published(price: float, shares: dict[float, float]) -> None:
+    products = [
+        Product(asin=f"a{number}", title="t", price=price, query="q", attributes=("y",))
+        for number in range(3000)
+    ]
+    goals = make_goals(products, 0, only_given=False)
+    counts = Counter(goal.max_price for goal in goals)
+    assert counts.keys() == shares.keys()
+    for limit, share in shares.items():
+        assert counts[limit] / len(goals) == pytest.approx(share, abs=0.03)
+    for goal in goals:
+        assert ("price lower than" in goal.instruction) is (goal.max_price < math.inf)
 
 
 def test_the_search_finds_the_best_match_first_and_breaks_ties_by_place() -> None:
