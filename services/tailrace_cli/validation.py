@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from tailrace.config import ConfigError
-from tailrace.envs import check_env_type
+from tailrace.envs import check_env_config
 from tailrace_agents.config import check_with_run as check_agents
 from tailrace_cli.experiment import Experiment
 from tailrace_learner.config import check_with_run
@@ -57,10 +57,10 @@ def _check_observations(experiment: Experiment) -> None:
 
 
 def _check_environments(experiment: Experiment) -> None:
-    """The types alone: whether an environment can be made is seen where it is played."""
+    """Types and keys: whether an environment can be made of them is seen where it is played."""
     for name, entry in experiment.agents.custom_envs.items():
         try:
-            check_env_type(entry.env_type)
+            check_env_config(entry.env_type, entry.env_config)
         except ValueError as error:
             raise ConfigError(f"{experiment.source}: agents.custom_envs.{name}: {error}") from error
 

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import textwrap
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
 
 from tailrace.config import ConfigError
+from tailrace.envs import make_env
 from tailrace_cli.experiment import decode, load
 from tailrace_cli.validation import check_experiment
 
@@ -46,6 +48,46 @@ def test_the_resolved_experiment_loads_to_the_same() -> None:
 def test_combinations_that_cannot_run_name_the_key_or_the_remedy(override: str, named: str) -> None:
     with pytest.raises(ConfigError, match=named):
         check_experiment(load(EXAMPLE, [override]))
+
+
+@pytest.mark.parametrize(
+    ("env_type", "env_config"),
+    [
+        ("sokoban", {"num_box": 3}),
+        ("sokoban", {"nonsense": 1}),
+        ("sokoban", {"num_boxes": 100}),
+        ("sokoban", {"dim_room": "6x6"}),
+        ("webshop", {"catalogue": {"num_product": 3}}),
+        ("maths", {"max_number": 1}),
+        ("frozen_lake", {"split": "test"}),
+        ("gymnasium", {}),
+    ],
+)
+def test_an_environment_that_cannot_be_made_is_refused_in_the_words_of_who_would_make_it(
+    env_type: str, env_config: dict[str, Any]
+) -> None:
+    with pytest.raises(ConfigError) as of_service:
+        make_env(env_type, env_config)
+    content = yaml.safe_load(EXAMPLE.read_text())
+    content["agents"]["custom_envs"]["frozen_lake"] = {"env_type": env_type, "env_config": env_config}
+    with pytest.raises(ConfigError) as refused:
+        check_experiment(decode(content, "run.yaml"))
+    assert str(refused.value) == f"run.yaml: agents.custom_envs.frozen_lake: {of_service.value}"
+
+
+@pytest.mark.parametrize(("env_type", "needed"), [("verifiers", "env_id"), ("openenv", "base_url")])
+def test_keys_of_environments_are_checked_without_their_packages(env_type: str, needed: str) -> None:
+    content = yaml.safe_load(EXAMPLE.read_text())
+    content["agents"]["custom_envs"]["frozen_lake"] = {"env_type": env_type}
+    with pytest.raises(ConfigError, match=f"env_config: .*{needed}"):
+        check_experiment(decode(content, "run.yaml"))
+
+
+def test_what_a_class_of_ones_own_takes_is_its_own_matter() -> None:
+    content = yaml.safe_load(EXAMPLE.read_text())
+    own = {"env_type": "not_here:Guess", "env_config": {"anything": 1}}
+    content["agents"]["custom_envs"]["frozen_lake"] = own
+    check_experiment(decode(content, "run.yaml"))
 
 
 def test_a_data_set_may_be_a_tag() -> None:
