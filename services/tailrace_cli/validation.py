@@ -18,6 +18,7 @@ def check_experiment(experiment: Experiment) -> None:
     _check_observations(experiment)
     _check_environments(experiment)
     _check_gateways(experiment)
+    _check_gpus(experiment)
     _check_model(experiment)
     _check_resume(experiment)
     _check_sampling(experiment)
@@ -70,6 +71,15 @@ def _check_gateways(experiment: Experiment) -> None:
         raise ConfigError(
             f"{experiment.source}: cluster.num_gateways is 0 but agents.workflow is set, and workflows "
             "call a gateway: leave cluster.num_gateways at null"
+        )
+
+
+def _check_gpus(experiment: Experiment) -> None:
+    gpus, ranks = experiment.cluster.learner_gpus, experiment.learner.strategy_args.num_ranks
+    if gpus and len(gpus) != ranks:
+        raise ConfigError(
+            f"{experiment.source}: cluster.learner_gpus names {len(gpus)} GPUs and "
+            f"learner.strategy_args.num_ranks is {ranks}: give one to each rank"
         )
 
 
