@@ -29,7 +29,8 @@ class ClusterConfig(Config, frozen=True, kw_only=True):
     """GPUs of this machine that the run may use, the first ones; 0: none; null: all."""
 
     learner_gpus: tuple[int, ...] = ()
-    """GPUs that the learner sees, counted from 0 among those of the run; empty: all of them."""
+    """GPUs that the learner sees, one for each of its ranks, counted from 0 among those of the run (if
+    `CUDA_VISIBLE_DEVICES` is set, among those that it shows); empty: all of them."""
 
     inference_gpus: tuple[int, ...] = ()
     """GPUs of the inference servers, one each and in turn if there are more servers; empty: each server
@@ -84,9 +85,11 @@ class ClusterConfig(Config, frozen=True, kw_only=True):
         for key in ("num_inference_servers", "num_agents_workers", "num_reward_workers", "num_threads"):
             if getattr(self, key) < 1:
                 raise ValueError(f"cluster.{key} must be at least 1")
-        for key in ("num_gateways", "num_sandboxes"):
+        for key in ("num_gateways", "num_sandboxes", *_NOT_NEGATIVE):
             if (getattr(self, key) or 0) < 0:
                 raise ValueError(f"cluster.{key} must not be negative")
+        if not self.restart_window_s > 0:
+            raise ValueError("cluster.restart_window_s must be positive")
         self._check_gpus()
         self._check_environment()
         for key in ("nats_port", "redis_port"):
@@ -106,7 +109,10 @@ class ClusterConfig(Config, frozen=True, kw_only=True):
         if (count or 0) < 0:
             raise ValueError("cluster.num_gpus_per_node must not be negative")
         for key in ("learner_gpus", "inference_gpus", "reward_gpus"):
-            for gpu in getattr(self, key):
+            gpus = getattr(self, key)
+            for gpu in gpus:
+                if gpus.count(gpu) > 1:
+                    raise ValueError(f"cluster.{key} names GPU {gpu} twice: name every GPU once")
                 if gpu < 0 or (count is not None and gpu >= count):
                     raise ValueError(
                         f"cluster.{key}: there is no GPU {gpu}: they are counted from 0 to "
@@ -121,4 +127,5 @@ class ClusterConfig(Config, frozen=True, kw_only=True):
                 )
 
 
+_NOT_NEGATIVE = ("drain_s", "max_restarts", "min_free_disk_bytes")
 _GPUS_OF_REPLICAS = {"inference_gpus": "num_inference_servers", "reward_gpus": "num_reward_workers"}

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from tailrace.config import ConfigError
-from tailrace.envs import check_env_type
+from tailrace.envs import check_env_config
 from tailrace_agents.config import check_with_run as check_agents
 from tailrace_cli.experiment import Experiment
 from tailrace_learner.config import check_with_run
@@ -18,6 +18,7 @@ def check_experiment(experiment: Experiment) -> None:
     _check_observations(experiment)
     _check_environments(experiment)
     _check_gateways(experiment)
+    _check_gpus(experiment)
     _check_model(experiment)
     _check_resume(experiment)
     _check_sampling(experiment)
@@ -57,10 +58,10 @@ def _check_observations(experiment: Experiment) -> None:
 
 
 def _check_environments(experiment: Experiment) -> None:
-    """The types alone: whether an environment can be made is seen where it is played."""
+    """Types and keys: whether an environment can be made of them is seen where it is played."""
     for name, entry in experiment.agents.custom_envs.items():
         try:
-            check_env_type(entry.env_type)
+            check_env_config(entry.env_type, entry.env_config)
         except ValueError as error:
             raise ConfigError(f"{experiment.source}: agents.custom_envs.{name}: {error}") from error
 
@@ -70,6 +71,15 @@ def _check_gateways(experiment: Experiment) -> None:
         raise ConfigError(
             f"{experiment.source}: cluster.num_gateways is 0 but agents.workflow is set, and workflows "
             "call a gateway: leave cluster.num_gateways at null"
+        )
+
+
+def _check_gpus(experiment: Experiment) -> None:
+    gpus, ranks = experiment.cluster.learner_gpus, experiment.learner.strategy_args.num_ranks
+    if gpus and len(gpus) != ranks:
+        raise ConfigError(
+            f"{experiment.source}: cluster.learner_gpus names {len(gpus)} GPUs and "
+            f"learner.strategy_args.num_ranks is {ranks}: give one to each rank"
         )
 
 

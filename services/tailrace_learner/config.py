@@ -9,7 +9,13 @@ import msgspec
 from tailrace.config import Config, RunConfig
 from tailrace_learner.config_algorithm import AlgorithmConfig
 from tailrace_learner.config_execution import LoraArgs, StrategyArgs, WandbArgs
-from tailrace_learner.config_models import FromScratch, ModelArgs, TrainingArgs
+from tailrace_learner.config_models import (
+    OF_OPTIMIZER,
+    FromScratch,
+    ModelArgs,
+    TrainingArgs,
+    check_not_negative,
+)
 from tailrace_learner.config_roles import CriticArgs, ReferenceArgs, check_roles
 
 __all__ = [
@@ -54,6 +60,12 @@ class WarmStart(Config, frozen=True, kw_only=True):
 
     max_grad_norm: float = 1.0
     """Gradients are scaled down to this global norm; 0 switches clipping off."""
+
+    def __post_init__(self) -> None:
+        check_not_negative(self, "warm_start", OF_OPTIMIZER)
+        for key in ("num_steps", "batch_size"):
+            if getattr(self, key) < 1:
+                raise ValueError(f"warm_start.{key} must be at least 1; no warm_start is none")
 
 
 class LearnerConfig(AlgorithmConfig, frozen=True, kw_only=True):
@@ -152,7 +164,7 @@ class LearnerConfig(AlgorithmConfig, frozen=True, kw_only=True):
         for key in (*positive, "max_retained_bytes", "min_mismatch_tokens"):
             if getattr(self, key) < 1:
                 raise ValueError(f"{key} must be at least 1")
-        if self.temperature <= 0:
+        if not self.temperature > 0:
             raise ValueError("temperature must be positive")
         for key in ("min_tokens_per_micro_batch", "save_total_limit"):
             if getattr(self, key) < 0:

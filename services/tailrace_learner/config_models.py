@@ -2,11 +2,22 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any, Literal
 
 import msgspec
 
 from tailrace.config import Config
+
+OF_OPTIMIZER = ("learning_rate", "warmup_steps", "weight_decay", "max_grad_norm")
+
+
+def check_not_negative(config: Config, section: str, keys: tuple[str, ...]) -> None:
+    """Raise `ValueError` for a key of `section` that is below 0, infinite or no number."""
+    for key in keys:
+        value = getattr(config, key)
+        if not (value >= 0 and math.isfinite(value)):
+            raise ValueError(f"{section}.{key} must be a number from 0 on, found {value:g}")
 
 
 class FromScratch(Config, frozen=True, kw_only=True):
@@ -24,6 +35,9 @@ class FromScratch(Config, frozen=True, kw_only=True):
 
     init_std: float = 0.02
     """Standard deviation of the initial weights."""
+
+    def __post_init__(self) -> None:
+        check_not_negative(self, "from_scratch", ("init_std",))
 
 
 class ModelArgs(Config, frozen=True, kw_only=True):
@@ -73,3 +87,13 @@ class TrainingArgs(Config, frozen=True, kw_only=True):
 
     max_grad_norm: float = 1.0
     """Gradients of an update are scaled down to this global norm; 0 switches clipping off."""
+
+    def __post_init__(self) -> None:
+        check_not_negative(self, "training_args", OF_OPTIMIZER)
+        for key in ("adam_beta1", "adam_beta2"):
+            if not 0 <= getattr(self, key) < 1:
+                raise ValueError(f"training_args.{key} must be from 0 to below 1")
+        if not (self.adam_epsilon > 0 and math.isfinite(self.adam_epsilon)):
+            raise ValueError("training_args.adam_epsilon must be positive: it keeps steps finite")
+        if not 0 <= self.min_lr_ratio <= 1:
+            raise ValueError("training_args.min_lr_ratio must be 0 to 1, a share of learning_rate")

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import re
-from typing import Literal
+from typing import Any, Literal
+
+import msgspec
 
 from tailrace.config import Config
 
@@ -74,6 +76,10 @@ class JudgeArgs(Config, frozen=True, kw_only=True):
     max_tokens: int = 1024
     """Tokens that its reply may have."""
 
+    body: dict[str, Any] = msgspec.field(default_factory=dict)
+    """Fields of the request over those that are sent otherwise, null leaves one out: for models that
+    refuse `max_tokens` or a temperature, or want more than is sent."""
+
     max_attempts: int = 4
     """Times that it is asked for one score: while it cannot be reached, is overloaded or fails, and
     when its reply has no score."""
@@ -97,6 +103,12 @@ class JudgeArgs(Config, frozen=True, kw_only=True):
             raise ValueError(
                 "judge: temperature must not be negative, min_score must be below max_score"
             )
+        for key in ("messages", "stream"):
+            if key in self.body:
+                raise ValueError(
+                    f"judge.body: {key} is not to be set: the prompt makes the messages, and replies "
+                    "are read whole"
+                )
         self._check_pattern()
 
     def _check_pattern(self) -> None:

@@ -16,7 +16,14 @@ from typing import IO
 from tailrace.config import ConfigError, Endpoints, this_host_id
 from tailrace_cli.cluster.attached import Attachment, claim
 from tailrace_cli.cluster.disk_watch import DiskWatch
-from tailrace_cli.cluster.plan import Connection, ProcessSpec, Site, service_specs, tool_worker_specs
+from tailrace_cli.cluster.plan import (
+    Connection,
+    ProcessSpec,
+    Site,
+    check_gpus,
+    service_specs,
+    tool_worker_specs,
+)
 from tailrace_cli.cluster.servers import (
     Credentials,
     choose_port,
@@ -64,6 +71,7 @@ class LocalCluster:
     async def start(self) -> None:
         """Start everything; returns when the servers accept and the services are launched."""
         config = self._experiment.cluster
+        check_gpus(config, os.environ.get("CUDA_VISIBLE_DEVICES"))
         self._prepare_run_dir()
         self.supervisor = Supervisor(
             self._experiment.run.logs_dir,

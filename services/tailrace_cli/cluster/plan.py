@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from tailrace.config import ConfigError
 from tailrace_cli.config import ClusterConfig
 
 # What a child keeps of our environment; everything else it gets is written here or, for those that run
@@ -115,15 +116,44 @@ def _environment(service: str, site: Site, config: ClusterConfig) -> dict[str, s
     return env
 
 
+def check_gpus(config: ClusterConfig, visible: str | None) -> None:
+    """Raise `ConfigError` for GPUs that the run names and that are not shown to it.
+
+    `visible` is `CUDA_VISIBLE_DEVICES` as this process has it; None: every GPU is shown.
+    """
+    if visible is None:
+        return
+    named: dict[str, Sequence[int]] = {
+        f"cluster.{key}": getattr(config, key)
+        for key in ("learner_gpus", "inference_gpus", "reward_gpus")
+    }
+    named["cluster.num_gpus_per_node"] = range(config.num_gpus_per_node or 0)
+    num_shown = len(_shown(visible))
+    for key, gpus in named.items():
+        if gpus and max(gpus) >= num_shown:
+            raise ConfigError(
+                f"{key} asks for GPU {max(gpus)}, counted from 0, and CUDA_VISIBLE_DEVICES={visible!r} "
+                f"shows {num_shown}: show more of them, or name fewer"
+            )
+
+
+def _shown(visible: str) -> list[str]:
+    """The GPUs of CUDA's variable, which ends at the first one that cannot be."""
+    names = [name.strip() for name in visible.split(",")]
+    ends = (place for place, name in enumerate(names) if not name or name.startswith("-"))
+    return names[: next(ends, None)]
+
+
 def gpu_environment(
     service: str, index: int, config: ClusterConfig, visible: str | None
 ) -> dict[str, str]:
-    """What a process may see of the GPUs that this process sees (`visible`, in CUDA's words)."""
+    """What a process may see of the GPUs that this process sees (`visible`, as in `check_gpus`)."""
     wanted = _gpus_of(service, index, config)
     if wanted is None:
         return {}
-    names = visible.split(",") if visible else []
-    return {"CUDA_VISIBLE_DEVICES": ",".join(_nth(names, gpu) for gpu in wanted)}
+    check_gpus(config, visible)
+    names = None if visible is None else _shown(visible)
+    return {"CUDA_VISIBLE_DEVICES": ",".join(names[gpu] if names else str(gpu) for gpu in wanted)}
 
 
 def _gpus_of(service: str, index: int, config: ClusterConfig) -> Sequence[int] | None:
@@ -134,10 +164,6 @@ def _gpus_of(service: str, index: int, config: ClusterConfig) -> Sequence[int] |
         if service == replicas and gpus:
             return (gpus[index % len(gpus)],)
     return None if config.num_gpus_per_node is None else range(config.num_gpus_per_node)
-
-
-def _nth(names: Sequence[str], gpu: int) -> str:
-    return names[gpu] if gpu < len(names) else str(gpu)
 
 
 def connection_environment(user: str, connection: Connection) -> dict[str, str]:

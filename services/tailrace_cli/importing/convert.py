@@ -11,6 +11,8 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from tailrace.config.settings import Derived, Refused, Renamed, Setting
+from tailrace.config.settings.setting import Lookup
+from tailrace_cli.importing.environment_keys import check_environment_key
 from tailrace_cli.importing.rules import NoEffectError, System
 
 NO_EQUIVALENT = "has no equivalent"
@@ -126,23 +128,29 @@ class _Result:
     def apply(self, name: str, value: Any, matched: Match) -> None:
         """Set what the line sets; what it cannot is unmapped, with the reason."""
         try:
-            for key, new in self._values(value, matched.setting).items():
+            for key, new in self._values(value, matched).items():
                 self._set(_filled(key, matched.stars), new)
         except NoEffectError as error:
             self.imported.idle[name] = str(error)
         except (ValueError, TypeError) as error:  # TypeError: another type than that system has there
             self.imported.unmapped[name] = f"{value!r}: {error}"
 
-    def _values(self, value: Any, setting: Setting) -> Mapping[str, Any]:
+    def _values(self, value: Any, matched: Match) -> Mapping[str, Any]:
+        setting = matched.setting
         if isinstance(setting, Renamed):
             return dict.fromkeys(setting.sets, setting.convert(value))
         if isinstance(setting, Derived):
-            return setting.derive(value, self.lookup)
+            return setting.derive(value, self._lookup_for(matched.stars))
         if value not in setting.harmless:
             raise ValueError(setting.remedy)
         return {}
 
+    def _lookup_for(self, stars: tuple[str, ...]) -> Lookup:
+        """`lookup` of keys whose `*` stand for what they stood for in the line's name."""
+        return lambda key, default=None: self.lookup(_filled(key, stars), default)
+
     def _set(self, key: str, value: Any) -> None:
+        check_environment_key(key, value, self.lookup)
         if (other := at(self.imported.content, key)) is not None:
             if value not in (other, {}):
                 raise ValueError(f"{key} is {other!r} by another setting")

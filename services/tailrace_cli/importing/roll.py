@@ -6,6 +6,7 @@ Its roles have the names that ours have too: those lines are the table of our ow
 from __future__ import annotations
 
 from tailrace.config.settings import TABLES, Derived, Refused, values
+from tailrace_cli.importing import roll_environments as environments
 from tailrace_cli.importing import roll_rules as rules
 from tailrace_cli.importing import words
 from tailrace_cli.importing.rules import System, nothing, ratio_of_steps, run_name, to, when
@@ -160,9 +161,33 @@ ROLL = System(
         Refused("validation.generating_args.num_beams", "replies are sampled, never searched", (1,)),
         to("validation.eval_steps", "eval_steps", by=words.steps_or_never),
         to(f"{_ENV}.env_type", "agents.custom_envs.*.env_type"),
-        to(f"{_ENV}.max_tokens_per_step", "agents.custom_envs.*.max_tokens_per_step"),
+        Derived(
+            f"{_ENV}.max_tokens_per_step",
+            ("agents.custom_envs.*.max_tokens_per_step", *environments.BUDGETS),
+            environments.tokens_per_step,
+            "the smaller of it and `actor_infer.generating_args.max_new_tokens`, and the episode's "
+            "budget: so many tokens in each of its turns",
+        ),
+        Derived(
+            environments.REPLY,
+            ("agents.custom_envs.*.max_tokens_per_step", *environments.BUDGETS),
+            environments.reply_tokens,
+            "of one reply: with environments see their `max_tokens_per_step`",
+        ),
         to(f"{_ENV}.max_steps", "agents.custom_envs.*.env_config.max_turns"),
-        to(f"{_ENV}.env_manager_cls", "granularity", by=rules.granularity),
+        Derived(
+            f"{_ENV}.env_manager_cls",
+            ("granularity", environments.HISTORY_TURNS),
+            environments.manager,
+            "`StepEnvManager` is `step`, and shows the newest observation alone without "
+            "`history_length`; `TrajEnvManager` is `trajectory`",
+        ),
+        Derived(
+            f"{_ENV}.history_length",
+            (environments.HISTORY_TURNS,),
+            environments.history,
+            "one less, since the newest observation counts there; 0: all. With `StepEnvManager`",
+        ),
         to(f"{_ENV}.use_thread_lock", "agents.custom_envs.*.in_threads"),
         to(f"{_ENV}.env_config.max_steps", "agents.custom_envs.*.env_config.max_turns"),
         to(
@@ -171,7 +196,11 @@ ROLL = System(
             by=abs,
         ),
         *(Refused(f"{_ENV}.env_config.{key}", _OWN_READING) for key in _READING),
-        to(f"{_ENV}.env_config.*", "agents.custom_envs.*.env_config.*"),
+        to(
+            f"{_ENV}.env_config.*",
+            "agents.custom_envs.*.env_config.*",
+            remark="keys that the type has here",
+        ),
         *_OURS,
     ),
 )

@@ -22,10 +22,20 @@ def groups(rows: Any, lookup: Lookup) -> Mapping[str, Any]:
     """Rows of a step; with verifiable rewards they are prompts, which have several replies each."""
     if lookup("num_return_sequences_in_group") is not None:
         return {"groups_per_step": rows}
-    size = lookup("train_env_manager.group_size", 1)
+    size = _group_size("train_env_manager", lookup)
     if rows % size:
         raise ValueError(f"is no multiple of train_env_manager.group_size ({size})")
     return {"groups_per_step": rows // size}
+
+
+def _group_size(manager: str, lookup: Lookup) -> int:
+    size = lookup(f"{manager}.group_size", 1)
+    if isinstance(size, bool) or not isinstance(size, int) or size < 1:
+        raise ValueError(
+            f"{manager}.group_size is {size!r}: give the episodes of a group there, a whole number "
+            "from 1 on"
+        )
+    return size
 
 
 def env_groups(count: Any, lookup: Lookup) -> Mapping[str, Any]:
@@ -62,7 +72,7 @@ def validation_files(files: Any, lookup: Lookup) -> Mapping[str, Any]:
 def _in_folder(role: str, files: Any, lookup: Lookup) -> list[str]:
     """Files beside their folder, which some name again."""
     folder = lookup(f"{role}.data_args.dataset_dir", "")
-    names = [files] if isinstance(files, str) else list(files)
+    names = [files] if isinstance(files, str) else [str(file) for file in files]
     if not folder:
         return names
     return [name if name.startswith((f"{folder}/", "/")) else f"{folder}/{name}" for name in names]
@@ -70,7 +80,7 @@ def _in_folder(role: str, files: Any, lookup: Lookup) -> list[str]:
 
 def evaluation(rows: Any, lookup: Lookup) -> Mapping[str, Any]:
     """Tasks of the evaluation set."""
-    return {"scheduler.eval_groups": max(rows // lookup("val_env_manager.group_size", 1), 1)}
+    return {"scheduler.eval_groups": max(rows // _group_size("val_env_manager", lookup), 1)}
 
 
 def longest(reply: Any, lookup: Lookup) -> Mapping[str, Any]:
@@ -140,16 +150,10 @@ def has_kl(lookup: Lookup) -> bool:
     return bool(lookup("learner.init_kl_coef"))
 
 
-def granularity(manager: str) -> str:
-    """What a row is: StepEnvManager and its kin make one of every turn."""
-    for suffix, unit in (("StepEnvManager", "step"), ("TrajEnvManager", "trajectory")):
-        if manager.endswith(suffix):
-            return unit
-    raise ValueError("granularity is step or trajectory, and this class does not say which")
-
-
 def staleness(ratio: float) -> int:
     """Steps that rollouts may be ahead."""
+    if not math.isfinite(ratio) or ratio < 0:
+        raise ValueError("expected a number of steps from 0 on")
     return math.ceil(ratio)
 
 

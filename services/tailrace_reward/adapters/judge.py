@@ -75,12 +75,14 @@ class Judge:
         except (jinja2.TemplateError, TypeError, ValueError, LookupError) as error:
             raise self._failure(f"cannot be asked: judge.prompt: {error}") from error
         told = [{"role": "system", "content": args.system_prompt}] if args.system_prompt else []
-        return {
+        body = {
             "model": args.model,
             "messages": [*told, {"role": "user", "content": prompt}],
             "temperature": args.temperature,
             "max_tokens": args.max_tokens,
+            **args.body,
         }
+        return {key: value for key, value in body.items() if value is not None}
 
     async def _ask_until_answered(self, body: dict[str, Any], episode_id: str) -> float:
         backoff = Backoff(_FIRST_WAIT_S, _MAX_WAIT_S)

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import difflib
+import math
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -62,10 +63,24 @@ def decode_config(
     content: object, kind: type[C], source: str, *, where: str = "", also_valid: tuple[str, ...] = ()
 ) -> C:
     """Strictly decode `content`; `ConfigError` names the key, `source` and the closest valid key."""
+    for path in _not_numbers(content):
+        raise ConfigError(f"{source}: {_join(where, path)}: nan is no number: give one")
     try:
         return msgspec.convert(content, kind)
     except msgspec.ValidationError as error:
         raise ConfigError(f"{source}: {_explain(str(error), kind, where, also_valid)}") from error
+
+
+def _not_numbers(content: object, path: str = "") -> Iterator[str]:
+    """Where YAML's `.nan` stands, which comparisons with a bound would let through."""
+    if isinstance(content, Mapping):
+        for key, value in content.items():
+            yield from _not_numbers(value, _join(path, str(key)))
+    elif isinstance(content, list | tuple):
+        for index, value in enumerate(content):
+            yield from _not_numbers(value, f"{path}[{index}]")
+    elif isinstance(content, float) and math.isnan(content):
+        yield path
 
 
 _UNKNOWN = re.compile(r"Object contains unknown field `([^`]+)`(?: - at `\$\.?([^`]*)`)?")

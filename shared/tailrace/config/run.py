@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Literal
+
+import msgspec
 
 from tailrace.config.base import Config
 from tailrace.config.chat import ChatArgs
 from tailrace_protos.session import ExportStyle
 from tailrace_protos.subjects import check_run_name
+
+# `~` in them is expanded here, once for all services.
+_PATHS = ("output_dir", "pretrain", "resume_from_checkpoint", "render_save_dir", "logging_dir")
 
 
 class RunConfig(Config, frozen=True, kw_only=True):
@@ -69,6 +75,10 @@ class RunConfig(Config, frozen=True, kw_only=True):
 
     def __post_init__(self) -> None:
         check_run_name(self.exp_name)
+        for key in _PATHS:
+            value = getattr(self, key)
+            if isinstance(value, str) and value.startswith("~"):
+                msgspec.structs.force_setattr(self, key, os.path.expanduser(value))
         for key in ("group_size", "groups_per_step", "logging_steps"):
             if getattr(self, key) < 1:
                 raise ValueError(f"{key} must be at least 1")

@@ -13,7 +13,7 @@ import difflib
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from tailrace.config import ConfigError
+from tailrace.config import Config, ConfigError, decode_config
 from tailrace.dotted import load_dotted
 from tailrace.envs.frozen_lake import FrozenLakeText
 from tailrace.foreign import ForeignCodeError
@@ -23,7 +23,9 @@ __all__ = [
     "ENV_TYPES",
     "FrozenLakeText",
     "UnknownEnvTypeError",
+    "check_env_config",
     "check_env_type",
+    "env_config_kind",
     "env_maker",
     "make_env",
 ]
@@ -37,6 +39,17 @@ ENV_TYPES: dict[str, str] = {
     "gymnasium": "tailrace.envs.published.gymnasium_env:GymnasiumText",
     "verifiers": "tailrace.envs.published.verifiers_env:VerifiersText",
     "openenv": "tailrace.envs.published.openenv_env:OpenEnvText",
+}
+
+# The keys of `env_config`, by name, in modules that import without the packages of the environments.
+_CONFIGS: dict[str, str] = {
+    "frozen_lake": "tailrace.envs.frozen_lake:FrozenLakeConfig",
+    "sokoban": "tailrace.envs.sokoban.config:SokobanConfig",
+    "webshop": "tailrace.envs.webshop.config:WebShopConfig",
+    "maths": "tailrace.envs.maths.config:MathsConfig",
+    "gymnasium": "tailrace.envs.published.config:GymnasiumConfig",
+    "verifiers": "tailrace.envs.published.config:VerifiersConfig",
+    "openenv": "tailrace.envs.published.config:OpenEnvConfig",
 }
 
 _EXTRAS = {"webshop": "webshop", "verifiers": "verifiers", "openenv": "openenv"}
@@ -78,6 +91,28 @@ def check_env_type(env_type: str) -> None:
     """Raise `UnknownEnvTypeError` for a name that is none of ours; imports nothing."""
     if ":" not in env_type and env_type not in ENV_TYPES:
         raise UnknownEnvTypeError(env_type, tuple(ENV_TYPES))
+
+
+def check_env_config(env_type: str, env_config: Mapping[str, Any]) -> None:
+    """Raise what making the environment would raise for keys and values that its type does not take.
+
+    Nothing is made. What a class of one's own takes is its matter.
+    """
+    check_env_type(env_type)
+    kind = env_config_kind(env_type)
+    if kind is not None:
+        decode_config(env_config, kind, "env_config")
+
+
+def env_config_kind(env_type: str) -> type[Config] | None:
+    """The Struct of a type's `env_config`; None for types that are none of ours."""
+    dotted = _CONFIGS.get(env_type)
+    if dotted is None:
+        return None
+    kind = load_dotted(dotted, "env_type")
+    assert isinstance(kind, type)
+    assert issubclass(kind, Config)
+    return kind
 
 
 def _load(env_type: str) -> Callable[..., Env]:

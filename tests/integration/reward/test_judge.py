@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from aiohttp import web
-from msgspec import convert
+from msgspec import ValidationError, convert
 
 from tailrace.config import ConfigError
 from tailrace_protos.chat import ChatMessage
@@ -116,6 +116,37 @@ async def test_a_judge_is_asked_by_the_template_with_its_key_and_its_number_is_t
         "temperature": 0.3,
         "max_tokens": 9,
     }
+
+
+def reasons(_number: int, body: dict[str, Any]) -> web.Response:
+    """As a model that thinks first: it takes neither of two usual fields."""
+    refused = [key for key in ("max_tokens", "temperature") if key in body]
+    if refused:
+        return web.Response(status=400, text=f"unsupported parameter: {refused[0]}")
+    return says("Score: 7")
+
+
+async def test_fields_that_a_model_refuses_are_left_out_and_its_own_are_sent() -> None:
+    async with endpoint(reasons) as judge:
+        async with scorer(judge.url) as made:
+            (score,) = await made.score([item()])
+        assert score.error is not None
+        assert "refused with status 400: unsupported parameter: max_tokens" in score.error.reason
+        own = {"max_tokens": None, "temperature": None, "max_completion_tokens": 99, "model": "wiser"}
+        async with scorer(judge.url, body=own) as made:
+            (score,) = await made.score([item()])
+    assert score.reward == 7.0
+    sent = judge.asked[-1][0]
+    assert sent["max_completion_tokens"] == 99
+    assert sent["model"] == "wiser"
+    assert sent["messages"] == [{"role": "user", "content": "2 + 2? -> 4"}]
+
+
+@pytest.mark.parametrize("key", ["messages", "stream"])
+async def test_what_a_judge_is_asked_and_how_it_is_read_are_not_in_its_body(key: str) -> None:
+    with pytest.raises(ValidationError, match=rf"judge\.body: {key} is not to be set"):
+        async with scorer("http://x", body={key: True}):
+            pass
 
 
 def fails_first(number: int, _body: dict[str, Any]) -> web.Response:

@@ -6,7 +6,10 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from msgspec import convert
 
+from tailrace.config import ConfigError
+from tailrace_cli.cluster.local import LocalCluster
 from tailrace_cli.cluster.permissions import SERVICE_USERS
 from tailrace_cli.cluster.plan import (
     Connection,
@@ -15,6 +18,7 @@ from tailrace_cli.cluster.plan import (
     service_specs,
     tool_worker_specs,
 )
+from tailrace_cli.cluster.servers import nats_server_binary, redis_server_binary
 from tailrace_cli.config import ClusterConfig
 from tailrace_cli.experiment import count_gateways, load
 
@@ -116,6 +120,56 @@ def test_a_run_sees_no_more_gpus_than_it_may_use(monkeypatch: pytest.MonkeyPatch
 
 
 @pytest.mark.parametrize(
+    ("visible", "config", "key", "shows"),
+    [
+        ("4", ClusterConfig(learner_gpus=(0, 1)), "learner_gpus", 1),
+        ("", ClusterConfig(inference_gpus=(0,)), "inference_gpus", 0),
+        ("-1", ClusterConfig(reward_gpus=(0,)), "reward_gpus", 0),
+        ("7", ClusterConfig(num_gpus_per_node=2), "num_gpus_per_node", 1),
+    ],
+)
+def test_gpus_that_the_user_hid_are_never_taken(
+    visible: str, config: ClusterConfig, key: str, shows: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    told = rf"cluster\.{key} asks for GPU .* CUDA_VISIBLE_DEVICES='{visible}' shows {shows}: "
+    with pytest.raises(ConfigError, match=told):
+        plan(config)
+
+
+async def test_a_cluster_that_asks_for_hidden_gpus_starts_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    cluster = LocalCluster(load(EXAMPLE, [f"output_dir={tmp_path}/runs", "cluster.learner_gpus=[0]"]))
+    with pytest.raises(ConfigError, match=r"cluster\.learner_gpus"):
+        await cluster.start()
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("key", "find"),
+    [("nats_server_binary", nats_server_binary), ("redis_server_binary", redis_server_binary)],
+)
+def test_a_server_that_is_not_where_the_user_says_is_named_by_its_key(
+    key: str, find: Callable[[ClusterConfig], str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    program = tmp_path / "server"
+    program.write_text("#!/bin/sh\n")
+    for path in ("/no/such", str(tmp_path), str(program)):  # the last one cannot be executed yet
+        with pytest.raises(ConfigError, match=rf"cluster\.{key}: {path} is no program"):
+            find(convert({key: path}, ClusterConfig))
+    program.chmod(0o700)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert find(convert({key: "~/server"}, ClusterConfig)) == str(program)
+
+
+def test_no_gpu_may_be_asked_for_where_none_is_shown(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    assert set(gpus(ClusterConfig(num_gpus_per_node=0)).values()) == {""}
+
+
+@pytest.mark.parametrize(
     ("make", "remedy"),
     [
         (lambda: ClusterConfig(num_gpus_per_node=2, learner_gpus=(2,)), r"learner_gpus: .* no GPU 2"),
@@ -123,6 +177,11 @@ def test_a_run_sees_no_more_gpus_than_it_may_use(monkeypatch: pytest.MonkeyPatch
         (lambda: ClusterConfig(inference_gpus=(0, 1)), "raise cluster.num_inference_servers"),
         (lambda: ClusterConfig(reward_gpus=(0, 1)), "raise cluster.num_reward_workers"),
         (lambda: ClusterConfig(num_gpus_per_node=-1), "num_gpus_per_node"),
+        (lambda: ClusterConfig(learner_gpus=(0, 0)), "learner_gpus names GPU 0 twice"),
+        (
+            lambda: ClusterConfig(inference_gpus=(1, 1), num_inference_servers=2),
+            "inference_gpus names GPU 1 twice",
+        ),
     ],
 )
 def test_gpus_that_are_not_there_are_refused(make: Callable[[], object], remedy: str) -> None:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import textwrap
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
 
 from tailrace.config import ConfigError
+from tailrace.envs import make_env
 from tailrace_cli.experiment import decode, load
 from tailrace_cli.validation import check_experiment
 
@@ -46,6 +48,86 @@ def test_the_resolved_experiment_loads_to_the_same() -> None:
 def test_combinations_that_cannot_run_name_the_key_or_the_remedy(override: str, named: str) -> None:
     with pytest.raises(ConfigError, match=named):
         check_experiment(load(EXAMPLE, [override]))
+
+
+@pytest.mark.parametrize(
+    ("env_type", "env_config"),
+    [
+        ("sokoban", {"num_box": 3}),
+        ("sokoban", {"nonsense": 1}),
+        ("sokoban", {"num_boxes": 100}),
+        ("sokoban", {"dim_room": "6x6"}),
+        ("webshop", {"catalogue": {"num_product": 3}}),
+        ("maths", {"max_number": 1}),
+        ("frozen_lake", {"split": "test"}),
+        ("gymnasium", {}),
+    ],
+)
+def test_an_environment_that_cannot_be_made_is_refused_in_the_words_of_who_would_make_it(
+    env_type: str, env_config: dict[str, Any]
+) -> None:
+    with pytest.raises(ConfigError) as of_service:
+        make_env(env_type, env_config)
+    content = yaml.safe_load(EXAMPLE.read_text())
+    content["agents"]["custom_envs"]["frozen_lake"] = {"env_type": env_type, "env_config": env_config}
+    with pytest.raises(ConfigError) as refused:
+        check_experiment(decode(content, "run.yaml"))
+    assert str(refused.value) == f"run.yaml: agents.custom_envs.frozen_lake: {of_service.value}"
+
+
+@pytest.mark.parametrize(("env_type", "needed"), [("verifiers", "env_id"), ("openenv", "base_url")])
+def test_keys_of_environments_are_checked_without_their_packages(env_type: str, needed: str) -> None:
+    content = yaml.safe_load(EXAMPLE.read_text())
+    content["agents"]["custom_envs"]["frozen_lake"] = {"env_type": env_type}
+    with pytest.raises(ConfigError, match=f"env_config: .*{needed}"):
+        check_experiment(decode(content, "run.yaml"))
+
+
+def test_what_a_class_of_ones_own_takes_is_its_own_matter() -> None:
+    content = yaml.safe_load(EXAMPLE.read_text())
+    own = {"env_type": "not_here:Guess", "env_config": {"anything": 1}}
+    content["agents"]["custom_envs"]["frozen_lake"] = own
+    check_experiment(decode(content, "run.yaml"))
+
+
+@pytest.mark.parametrize(
+    ("gpus", "ranks", "named"),
+    [
+        ("[0,1]", 1, "names 2 GPUs and learner.strategy_args.num_ranks is 1: give one to each rank"),
+        ("[0]", 2, "names 1 GPUs and learner.strategy_args.num_ranks is 2: give one to each rank"),
+        ("[0,0]", 2, "cluster.learner_gpus names GPU 0 twice"),
+    ],
+)
+def test_every_rank_has_a_gpu_of_its_own_and_every_gpu_a_rank(
+    gpus: str, ranks: int, named: str
+) -> None:
+    settings = [f"cluster.learner_gpus={gpus}", f"learner.strategy_args.num_ranks={ranks}"]
+    with pytest.raises(ConfigError, match=named):
+        check_experiment(load(EXAMPLE, settings))
+    settings = [f"cluster.learner_gpus={list(range(ranks))}", *settings[1:]]
+    check_experiment(load(EXAMPLE, settings))
+
+
+def test_a_home_folder_is_found_wherever_a_path_of_the_run_is_given(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    kept = tmp_path / "ck"
+    kept.mkdir()
+    (kept / "run_state.json").write_text("{}")
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model" / "config.json").write_text("{}")
+    folders = ["output_dir='~/runs'", "logging_dir='~/logs'", "render_save_dir='~/pictures'"]
+    model = ["pretrain='~/model'", "learner.from_scratch=null", "learner.warm_start=null"]
+    experiment = load(EXAMPLE, ["resume_from_checkpoint='~/ck'", *folders, *model])
+    check_experiment(experiment)
+    run = experiment.run
+    assert run.run_dir == tmp_path / "runs" / run.exp_name
+    assert run.logs_dir == tmp_path / "logs" / run.exp_name
+    assert run.render_save_dir == str(tmp_path / "pictures")
+    assert run.resume_from_checkpoint == str(kept)
+    assert run.pretrain == str(tmp_path / "model")
+    assert "~" not in experiment.to_yaml()  # which every service reads
 
 
 def test_a_data_set_may_be_a_tag() -> None:
@@ -115,3 +197,43 @@ def test_a_workflow_needs_a_gateway() -> None:
 def test_shares_must_fit_the_tags(override: str) -> None:
     with pytest.raises(ConfigError, match=override.split("=")[0].rpartition(".")[2]):
         check_experiment(load(EXAMPLE, [override]))
+
+
+@pytest.mark.parametrize(
+    "override",
+    [
+        "learner.training_args.learning_rate=-1",
+        "learner.training_args.learning_rate=nan",
+        "learner.training_args.learning_rate=inf",
+        "learner.training_args.adam_beta1=1.5",
+        "learner.training_args.adam_beta2=-0.1",
+        "learner.training_args.adam_epsilon=-1",
+        "learner.training_args.adam_epsilon=0",
+        "learner.training_args.warmup_steps=-3",
+        "learner.training_args.max_grad_norm=-1",
+        "learner.training_args.weight_decay=-1",
+        "learner.training_args.min_lr_ratio=7",
+        "learner.warm_start.num_steps=-2",
+        "learner.warm_start.batch_size=0",
+        "learner.warm_start.learning_rate=-1",
+        "learner.from_scratch.init_std=-1",
+        "agents.reward_timeout_s=nan",
+        "cluster.drain_s=nan",
+        "cluster.drain_s=-5",
+        "cluster.max_restarts=-1",
+        "cluster.restart_window_s=0",
+        "cluster.min_free_disk_bytes=-1",
+    ],
+)
+def test_numbers_that_no_run_can_use_are_refused_with_their_key(override: str) -> None:
+    section, _, key = override.split("=")[0].rpartition(".")
+    with pytest.raises(ConfigError, match=rf"{section}.*{key}"):
+        check_experiment(load(EXAMPLE, [override]))
+
+
+def test_the_ends_of_their_ranges_are_possible() -> None:
+    ends = [
+        f"learner.training_args.{setting}"
+        for setting in ("learning_rate=0", "adam_beta1=0", "max_grad_norm=0", "min_lr_ratio=1")
+    ]
+    check_experiment(load(EXAMPLE, [*ends, "cluster.drain_s=0", "cluster.max_restarts=0"]))

@@ -53,7 +53,13 @@ ACTOR_INFER: tuple[Setting, ...] = (
         _servers,
         "an inference server on each of these GPUs",
     ),
-    *_same("max_new_tokens", "top_p", "top_k", "min_p"),
+    Renamed(
+        f"{_ARGS}.max_new_tokens",
+        ("agents.generating_args.max_new_tokens",),
+        remark="of an episode, all its replies together; of one reply: `max_tokens_per_step` of what "
+        "is played",
+    ),
+    *_same("top_p", "top_k", "min_p"),
     Renamed(
         f"{_ARGS}.temperature",
         ("agents.generating_args.temperature", "learner.temperature"),

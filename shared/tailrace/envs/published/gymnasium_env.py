@@ -9,67 +9,20 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from typing import Any, Literal
+from typing import Any
 
 import gymnasium
-import msgspec
 
-from tailrace.config import Config, ConfigError, decode_config
+from tailrace.config import ConfigError, decode_config
 from tailrace.dotted import load_dotted
 from tailrace.envs.game import Answer, TextGame
+from tailrace.envs.published.config import GymnasiumConfig
 from tailrace.envs.published.spaces_text import action_reader, observation_text
 from tailrace.foreign import ForeignCodeError, foreign_code
 
 INVALID_NOTE = "Invalid action.\n"
 _COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 _CURSOR = re.compile(r"\x1b\[[0-9;]*m(.)\x1b\[0m")
-
-
-class GymnasiumConfig(Config, frozen=True, kw_only=True):
-    """The keys of `env_config` for `env_type: gymnasium`."""
-
-    id: str
-    """Name of a registered environment, for example `Taxi-v3`; `module:Name-v0` imports the module
-    that registers it first."""
-
-    kwargs: dict[str, Any] = msgspec.field(default_factory=dict)
-    """Keyword arguments of `gymnasium.make`."""
-
-    observation: Literal["auto", "ansi", "space"] = "auto"
-    """What the model reads. `ansi`: the environment's rendering as text; `space`: its observation;
-    `auto`: the rendering if the environment has one."""
-
-    to_text: str = ""
-    """`module:function` that makes a text of an observation, instead."""
-
-    actions: tuple[str, ...] = ()
-    """Words for the actions of a discrete space, in its order; empty: their numbers."""
-
-    to_action: str = ""
-    """`module:function` that makes an action of a reply, or None if it holds none, instead."""
-
-    instructions: str = ""
-    """Text before the first observation."""
-
-    max_turns: int = 100
-    """Replies after which the episode is truncated; the environment's own limit counts as well."""
-
-    invalid_action_penalty: float = 0.0
-    """Subtracted from the reward of a turn whose reply has no action."""
-
-    success_return: float | None = None
-    """An episode whose rewards add up to this is a success. null: what the environment says in its
-    last `info` as `success` or `is_success`, else whether its return is positive."""
-
-    def __post_init__(self) -> None:
-        if self.max_turns < 1:
-            raise ValueError("max_turns must be at least 1")
-        if self.invalid_action_penalty < 0:
-            raise ValueError("invalid_action_penalty must not be negative: it is subtracted")
-        if self.actions and self.to_action:
-            raise ValueError("actions and to_action are both given: keep one")
-        if self.to_text and self.observation != "auto":
-            raise ValueError("observation and to_text are both given: keep one")
 
 
 class GymnasiumText(TextGame):

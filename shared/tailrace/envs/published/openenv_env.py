@@ -10,64 +10,13 @@ import json
 from collections.abc import Callable
 from typing import Any
 
-import msgspec
 from openenv.core import GenericEnvClient
 from openenv.core.sync_client import SyncEnvClient
 
-from tailrace.config import Config, decode_config
+from tailrace.config import decode_config
 from tailrace.dotted import load_dotted
 from tailrace.envs.game import Answer, TextGame
-
-
-class OpenEnvConfig(Config, frozen=True, kw_only=True):
-    """The keys of `env_config` for `env_type: openenv`."""
-
-    base_url: str
-    """Where the server is, for example `http://localhost:8000`."""
-
-    action_field: str = "message"
-    """Field of an action that takes the model's reply."""
-
-    action: dict[str, Any] = msgspec.field(default_factory=dict)
-    """Further fields of every action."""
-
-    to_action: str = ""
-    """`module:function` that makes the action (a dict) of a reply, instead."""
-
-    observation_field: str = ""
-    """Field of an observation that the model reads; empty: all of them, as JSON."""
-
-    to_text: str = ""
-    """`module:function` that makes a text of an observation (a dict), instead."""
-
-    reset: dict[str, Any] = msgspec.field(default_factory=dict)
-    """Arguments of every `reset`, besides the seed."""
-
-    instructions: str = ""
-    """Text before the first observation."""
-
-    max_turns: int = 100
-    """Replies after which the episode is truncated."""
-
-    success_return: float = 1.0
-    """An episode whose rewards add up to this is a success."""
-
-    connect_timeout_s: float = 10.0
-    """How long connecting may take."""
-
-    message_timeout_s: float = 60.0
-    """How long the server may take to answer."""
-
-    def __post_init__(self) -> None:
-        if not self.base_url.startswith(("http://", "https://", "ws://", "wss://")):
-            raise ValueError("base_url must begin with http://, https://, ws:// or wss://")
-        if self.max_turns < 1:
-            raise ValueError("max_turns must be at least 1")
-        for key in ("connect_timeout_s", "message_timeout_s"):
-            if getattr(self, key) <= 0:
-                raise ValueError(f"{key} must be positive")
-        if self.to_text and self.observation_field:
-            raise ValueError("observation_field and to_text are both given: keep one")
+from tailrace.envs.published.config import OpenEnvConfig
 
 
 class OpenEnvText(TextGame):

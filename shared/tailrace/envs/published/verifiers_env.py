@@ -10,41 +10,16 @@ the gateway.
 from __future__ import annotations
 
 from functools import lru_cache
-from typing import Any, Literal
+from typing import Any
 
 import msgspec
 import verifiers
 
-from tailrace.config import Config, ConfigError, decode_config
+from tailrace.config import ConfigError, decode_config
 from tailrace.envs.game import Answer, TextGame
+from tailrace.envs.published.config import VerifiersConfig
 from tailrace.envs.published.verifiers_rollout import Ended, Rollout
 from tailrace.foreign import ForeignCodeError, foreign_code
-
-
-class VerifiersConfig(Config, frozen=True, kw_only=True):
-    """The keys of `env_config` for `env_type: verifiers`."""
-
-    env_id: str
-    """Name of an installed environment, as `verifiers.load_environment` takes it."""
-
-    env_args: dict[str, Any] = msgspec.field(default_factory=dict)
-    """Its arguments."""
-
-    split: Literal["train", "held_out"] = "train"
-    """Which of its data sets seeds choose rows from: `train`, or `held_out`, the one that it has for
-    evaluation."""
-
-    max_turns: int = 100
-    """Replies after which the episode is truncated; the environment's own limit counts as well."""
-
-    success_reward: float = 1.0
-    """A score of at least this is a success."""
-
-    def __post_init__(self) -> None:
-        if not self.env_id:
-            raise ValueError("env_id must name an environment of verifiers")
-        if self.max_turns < 1:
-            raise ValueError("max_turns must be at least 1")
 
 
 class Loaded:

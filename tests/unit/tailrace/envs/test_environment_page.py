@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import ast
-import importlib.util
 import re
 import sys
 from pathlib import Path
@@ -13,7 +11,7 @@ import yaml
 
 from tailrace.config import ConfigError
 from tailrace.config.settings import TABLES
-from tailrace.envs import ENV_TYPES, make_env
+from tailrace.envs import ENV_TYPES, env_config_kind, make_env
 from tailrace_agents.config import EnvEntry
 from tailrace_cli.experiment import Experiment, load
 from tailrace_cli.validation import check_experiment
@@ -52,24 +50,10 @@ def test_every_type_and_every_key_on_the_page_is_there() -> None:
         assert set(re.findall(r"`(\w+)`", keys)) == keys_of(kind), kind
 
 
-def keys_of(kind: str) -> set[str]:
-    """The fields of an environment's Struct, from its source: its package may be missing here."""
-    spec = importlib.util.find_spec(ENV_TYPES[kind].partition(":")[0])
-    assert spec is not None
-    assert spec.origin is not None
-    module = Path(spec.origin)
-    sources = [path for path in (module, module.with_name("config.py")) if path.exists()]
-    (struct,) = (
-        node
-        for path in sources
-        for node in ast.parse(path.read_text(encoding="utf-8")).body
-        if isinstance(node, ast.ClassDef) and node.name.endswith("Config")
-    )
-    return {
-        field.target.id
-        for field in struct.body
-        if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name)
-    }
+def keys_of(env_type: str) -> set[str]:
+    kind = env_config_kind(env_type)
+    assert kind is not None
+    return set(kind.__struct_fields__)
 
 
 def test_the_table_of_groups_and_workers_is_that_of_the_code() -> None:

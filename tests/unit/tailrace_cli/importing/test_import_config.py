@@ -12,14 +12,19 @@ from typer.testing import CliRunner
 
 from tailrace.config import ConfigError
 from tailrace_cli.__main__ import app
-from tailrace_cli.commands.import_config import SYSTEMS, import_config
+from tailrace_cli.commands.import_config import SYSTEMS, Converted, import_config
 from tailrace_cli.experiment import load
 from tailrace_cli.importing.convert import at, convert
 from tailrace_cli.importing.source import read_source
 from tailrace_cli.validation import check_experiment
 
 HERE = Path(__file__).parent
-FILES = {"roll": "roll_agentic.yaml", "verl": "verl_grpo.yaml", "areal": "areal_ppo.yaml"}
+FILES = {
+    "roll": "roll_agentic.yaml",
+    "roll_steps": "roll_steps.yaml",
+    "verl": "verl_grpo.yaml",
+    "areal": "areal_ppo.yaml",
+}
 EXPECTED: dict[str, dict[str, Any]] = {
     "roll": {
         "exp_name": "lake_walkers",
@@ -41,7 +46,10 @@ EXPECTED: dict[str, dict[str, Any]] = {
         "scheduler.eval_groups": 64,
         "agents.custom_envs.Lake.env_config": {"size": 4, "p": 0.8, "max_turns": 12},
         "agents.custom_envs.Lake.max_tokens_per_step": 64,
+        "agents.custom_envs.Lake.history_turns": None,
         "agents.max_episode_tokens": 4096,
+        "agents.generating_args.max_new_tokens": 12 * 64,
+        "agents.eval_generating_args.max_new_tokens": 12 * 64,
         "agents.generating_args.temperature": 0.9,
         "learner.temperature": 0.9,
         "learner.adv_estimator": "grpo",
@@ -55,6 +63,40 @@ EXPECTED: dict[str, dict[str, Any]] = {
         "cluster.learner_gpus": [0, 1, 2, 3],
         "cluster.num_inference_servers": 4,
         "inference.max_running": 128,
+    },
+    "roll_steps": {
+        "granularity": "step",
+        "group_size": 8,
+        "groups_per_step": 8,
+        "scheduler.num_groups_partition": [4, 2, 2],
+        "agents.custom_envs.Small": {
+            "env_type": "sokoban",
+            "env_config": {
+                "max_turns": 10,
+                "invalid_action_penalty": 0.05,
+                "dim_room": [6, 6],
+                "num_boxes": 1,
+            },
+            "in_threads": True,
+            "max_tokens_per_step": 128,
+            "history_turns": 4,
+        },
+        "agents.custom_envs.Large": {
+            "env_type": "sokoban",
+            "env_config": {"max_turns": 20, "num_boxes": 2},
+            "max_tokens_per_step": 64,
+            "history_turns": 0,
+        },
+        "agents.custom_envs.Shop": {
+            "env_type": "webshop",
+            "env_config": {"max_turns": 10, "invalid_action_penalty": 0.05},
+            "max_tokens_per_step": 128,
+            "history_turns": 0,
+        },
+        "agents.generating_args.max_new_tokens": 10 * 128,
+        "agents.eval_generating_args.max_new_tokens": 10 * 128,
+        "agents.max_episode_tokens": 8192,
+        "learner.adv_estimator": "gigpo",
     },
     "verl": {
         "exp_name": "sums_grpo",
@@ -109,6 +151,14 @@ LISTED = {
         "custom_envs.Lake.agent_system_template",
         "system_envs.NCCL_DEBUG",
     },
+    "roll_steps": {
+        "custom_envs.Large.env_config.dim_x",
+        "custom_envs.Large.env_config.dim_y",
+        "custom_envs.Large.env_config.search_depth",
+        "custom_envs.Shop.env_config.observation_mode",
+        "custom_envs.Shop.max_env_step_concurrent",
+        "custom_envs.Small.agent_template",
+    },
     "verl": {
         "actor_rollout_ref.rollout.tensor_model_parallel_size",
         "actor_rollout_ref.rollout.name",
@@ -124,24 +174,32 @@ LISTED = {
 }
 
 
-@pytest.mark.parametrize("system", FILES)
-def test_settings_arrive_under_our_keys_with_our_values(system: str) -> None:
-    content = yaml.safe_load(import_config(system, HERE / FILES[system]).text)
-    assert {key: at(content, key) for key in EXPECTED[system]} == EXPECTED[system]
+def imported(source: str) -> Converted:
+    return import_config(source.partition("_")[0], HERE / FILES[source])
 
 
-@pytest.mark.parametrize("system", FILES)
-def test_what_has_no_place_is_listed_with_its_name(system: str) -> None:
-    lines = import_config(system, HERE / FILES[system]).left
+@pytest.mark.parametrize("source", FILES)
+def test_settings_arrive_under_our_keys_with_our_values(source: str) -> None:
+    content = yaml.safe_load(imported(source).text)
+    assert {key: at(content, key) for key in EXPECTED[source]} == EXPECTED[source]
+
+
+@pytest.mark.parametrize("source", FILES)
+def test_what_has_no_place_is_listed_with_its_name(source: str) -> None:
+    text, lines, _ = imported(source)
     listed = {line.split(": ")[1] for line in lines if line.startswith("not mapped: ")}
-    assert listed >= LISTED[system]
-    content = yaml.safe_load(import_config(system, HERE / FILES[system]).text)
+    assert listed >= LISTED[source]
+    content = yaml.safe_load(text)
     assert not any(at(content, name) for name in listed)
 
 
 # Settings that another one of the same file overrules, in that system as well.
 OVERRULED = {
     "roll": {"init_kl_coef"},
+    "roll_steps": {  # a reply has no more than max_new_tokens
+        "custom_envs.Small.max_tokens_per_step",
+        "custom_envs.Shop.max_tokens_per_step",
+    },
     "verl": {
         "trainer.project_name",  # for wandb alone
         "actor_rollout_ref.actor.clip_ratio",
@@ -173,27 +231,31 @@ def changed(settings: Any, path: tuple[str, ...]) -> Any:
     return [*settings, "x"] if isinstance(settings, list) else f"{settings}x"
 
 
-@pytest.mark.parametrize("system", FILES)
-def test_every_setting_changes_the_result_or_the_list(system: str) -> None:
-    settings, _ = read_source(HERE / FILES[system])
-    before = convert(SYSTEMS[system], settings)
+@pytest.mark.parametrize("source", FILES)
+def test_every_setting_changes_the_result_or_the_list(source: str) -> None:
+    settings, _ = read_source(HERE / FILES[source])
+    system = SYSTEMS[source.partition("_")[0]]
+    before = convert(system, settings)
     lost = {
         ".".join(path)
         for path in leaves(settings)
         if ".".join(path) not in before.unmapped | before.idle
-        and convert(SYSTEMS[system], changed(settings, path)) == before
+        and convert(system, changed(settings, path)) == before
     }
-    assert lost == OVERRULED[system]
+    assert lost == OVERRULED[source]
 
 
 REWARD = "missing: reward.rewards: say what scores the replies to the rows of the data sets"
 
 
-@pytest.mark.parametrize(("system", "missing"), [("roll", []), ("verl", [REWARD]), ("areal", [REWARD])])
+@pytest.mark.parametrize(
+    ("source", "missing"),
+    [("roll", []), ("roll_steps", []), ("verl", [REWARD]), ("areal", [REWARD])],
+)
 def test_a_source_that_says_everything_is_valid_at_once(
-    system: str, missing: list[str], tmp_path: Path
+    source: str, missing: list[str], tmp_path: Path
 ) -> None:
-    text, lines, _ = import_config(system, HERE / FILES[system])
+    text, lines, _ = imported(source)
     assert [line for line in lines if line.startswith("missing")] == missing
     experiment = tmp_path / "experiment.yaml"
     experiment.write_text(text)

@@ -82,6 +82,35 @@ PIECES: list[tuple[str, str, dict[str, Any]]] = [
         },
     ),
     (
+        "roll",
+        "{custom_envs: {S: {env_manager_cls: a.StepEnvManager, history_length: 0}}}",
+        {"granularity": "step", "agents.custom_envs.S.history_turns": None},
+    ),
+    (
+        "roll",
+        "{custom_envs: {S: {env_type: mine, env_config: {anything: 1}}}}",
+        {"agents.custom_envs.S.env_config.anything": 1},
+    ),
+    (
+        "roll",
+        "{actor_infer: {generating_args: {max_new_tokens: 9}}}",
+        {"agents.generating_args.max_new_tokens": 9},
+    ),
+    (
+        "roll",
+        "{actor_infer: {generating_args: {max_new_tokens: 9}}, custom_envs: {L: {env_type: "
+        "frozen_lake}}}",
+        {
+            "agents.custom_envs.L.max_tokens_per_step": 9,
+            "agents.generating_args.max_new_tokens": 90,  # ten turns, unless it says more
+        },
+    ),
+    (
+        "roll",
+        "{sequence_length: 700, custom_envs: {S: {env_type: mine, max_tokens_per_step: 9}}}",
+        {"agents.generating_args.max_new_tokens": 700},
+    ),
+    (
         "verl",
         "{algorithm: {adv_estimator: gae, lam: 0.9, gamma: 0.99}, critic: {optim: {lr: 0.1}, "
         "cliprange_value: 0.4, model: {path: c}}, actor_rollout_ref: {model: {path: p}}}",
@@ -319,6 +348,55 @@ UNMAPPED: list[tuple[str, str, str, str]] = [
     ),
     (
         "roll",
+        "{custom_envs: {S: {env_manager_cls: 0}}}",
+        "custom_envs.S.env_manager_cls",
+        "name a StepEnvManager or a TrajEnvManager",
+    ),
+    (
+        "roll",
+        "{custom_envs: {S: {env_manager_cls: a.StepEnvManager, history_length: -2}}}",
+        "custom_envs.S.history_length",
+        "the newest among them",
+    ),
+    (
+        "roll",
+        "{custom_envs: {S: {env_type: sokoban, env_config: {search_depth: 3}}}}",
+        "custom_envs.S.env_config.search_depth",
+        "env_type sokoban: 'search_depth' is none of dim_room, ",
+    ),
+    (
+        "roll",
+        "{custom_envs: {S: {env_type: sokoban, env_config: {dim_room: large}}}}",
+        "custom_envs.S.env_config.dim_room",
+        "env_type sokoban: dim_room: Expected `array`",
+    ),
+    (
+        "roll",
+        "{custom_envs: {M: {env_type: maths, max_steps: 3}}}",
+        "custom_envs.M.max_steps",
+        "'max_turns' is none of",
+    ),
+    (
+        "roll",
+        "{rollout_batch_size: 64, train_env_manager: {group_size: 0}}",
+        "rollout_batch_size",
+        "train_env_manager.group_size is 0: give the episodes of a group",
+    ),
+    (
+        "roll",
+        "{val_batch_size: 64, val_env_manager: {group_size: 0}}",
+        "val_batch_size",
+        "val_env_manager.group_size is 0: give the episodes of a group",
+    ),
+    ("roll", "{async_generation_ratio: .inf}", "async_generation_ratio", "from 0 on"),
+    (
+        "roll",
+        "{custom_envs: {S: {max_tokens_per_step: many}}}",
+        "custom_envs.S.max_tokens_per_step",
+        "found 'many'",
+    ),
+    (
+        "roll",
         "{adv_estimator: gigpo, reward_normalization: {grouping: batch}}",
         "reward_normalization.grouping",
         "starpo",
@@ -392,3 +470,26 @@ def test_what_contradicts_or_has_no_meaning_is_unmapped_with_the_reason(
     unmapped = convert(SYSTEMS[system], yaml.safe_load(piece)).unmapped
     assert list(unmapped) == [name]
     assert reason in unmapped[name]
+
+
+@pytest.mark.parametrize(
+    ("piece", "name", "reason"),
+    [
+        (
+            "{custom_envs: {L: {env_manager_cls: a.TrajEnvManager, history_length: 5}}}",
+            "custom_envs.L.history_length",
+            "shows all turns",
+        ),
+        (
+            "{actor_infer: {generating_args: {max_new_tokens: 64}}, "
+            "custom_envs: {L: {max_tokens_per_step: 32}}}",
+            "actor_infer.generating_args.max_new_tokens",
+            "is no larger",
+        ),
+    ],
+)
+def test_what_changes_nothing_there_either_is_idle(piece: str, name: str, reason: str) -> None:
+    imported = convert(SYSTEMS["roll"], yaml.safe_load(piece))
+    assert imported.unmapped == {}
+    assert list(imported.idle) == [name]
+    assert reason in imported.idle[name]

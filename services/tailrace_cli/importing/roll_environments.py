@@ -1,0 +1,112 @@
+"""What settings of ROLL's environments mean here: what is shown of an episode, and what it may sample.
+
+There `max_new_tokens` bounds one reply, beside the environment's `max_tokens_per_step`; here it bounds
+all replies of an episode together.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import msgspec
+
+from tailrace.config.settings.setting import Lookup
+from tailrace.envs import env_config_kind
+from tailrace_cli.importing.rules import NoEffectError
+
+ENVS = "custom_envs"
+REPLY = "actor_infer.generating_args.max_new_tokens"
+BUDGETS = ("agents.generating_args.max_new_tokens", "agents.eval_generating_args.max_new_tokens")
+HISTORY_TURNS = "agents.custom_envs.*.history_turns"
+_MANAGER = "custom_envs.*.env_manager_cls"
+_UNITS = {"StepEnvManager": "step", "TrajEnvManager": "trajectory"}
+
+
+def manager(name: Any, lookup: Lookup) -> Mapping[str, Any]:
+    """What a row is, by the end of the class's name; without a history only the newest is shown."""
+    unit = _unit(name)
+    if unit == "step" and lookup("custom_envs.*.history_length") is None:
+        return {"granularity": unit, HISTORY_TURNS: 0}
+    return {"granularity": unit}
+
+
+def history(length: Any, lookup: Lookup) -> Mapping[str, Any]:
+    """`length` observations with the newest one, as `history[-length:-1]` has it: 0 is all."""
+    if _unit(lookup(_MANAGER, "TrajEnvManager")) != "step":
+        raise NoEffectError("the manager of this environment shows all turns")
+    if isinstance(length, bool) or not isinstance(length, int) or length < 0:
+        raise ValueError("expected a whole number of observations, the newest among them")
+    if lookup("granularity") != "step":
+        raise ValueError("history_turns needs granularity: step, which another setting forbids")
+    return {HISTORY_TURNS: length - 1} if length else {}
+
+
+def _unit(name: Any) -> str:
+    for suffix, unit in _UNITS.items():
+        if isinstance(name, str) and name.endswith(suffix):
+            return unit
+    raise ValueError(
+        "granularity is step or trajectory, and this class does not say which: name a "
+        f"{' or a '.join(_UNITS)}, or set granularity"
+    )
+
+
+def tokens_per_step(tokens: Any, lookup: Lookup) -> Mapping[str, Any]:
+    """The smaller of the two bounds of a reply, and the budget of an episode of such replies."""
+    step = _smaller(tokens, lookup(REPLY))
+    return {"agents.custom_envs.*.max_tokens_per_step": step, **_budgets(lookup)}
+
+
+def reply_tokens(tokens: Any, lookup: Lookup) -> Mapping[str, Any]:
+    """Of a prompt's one reply, which is its episode; of environments' replies see `tokens_per_step`."""
+    envs = dict(_environments(lookup))
+    if not envs:
+        return {BUDGETS[0]: tokens}
+    bounds = [env.get("max_tokens_per_step") for env in envs.values()]
+    if all(bound is not None and _smaller(bound, tokens) == bound for bound in bounds):
+        raise NoEffectError("max_tokens_per_step of every environment is no larger")
+    unbounded = [name for name, env in envs.items() if env.get("max_tokens_per_step") is None]
+    steps = {f"agents.custom_envs.{name}.max_tokens_per_step": tokens for name in unbounded}
+    return {**steps, **_budgets(lookup)}
+
+
+def _budgets(lookup: Lookup) -> Mapping[str, int]:
+    """For the longest episode: all its turns, each with as many tokens as a reply may have."""
+    found = [_budget(name, env, lookup) for name, env in _environments(lookup)]
+    known = [budget for budget in found if budget is not None]
+    return dict.fromkeys(BUDGETS, max(known)) if known else {}
+
+
+def _budget(name: str, env: Mapping[str, Any], lookup: Lookup) -> int | None:
+    step = _smaller(env.get("max_tokens_per_step"), lookup(REPLY))
+    turns = lookup(f"agents.custom_envs.{name}.env_config.max_turns") or _usual_turns(env)
+    if step is None or turns is None:
+        length = lookup("sequence_length")
+        return None if length is None else _count(length)
+    return _count(turns) * _count(step)
+
+
+def _usual_turns(env: Mapping[str, Any]) -> Any:
+    """`max_turns` of an environment that says nothing of it, if its type has that."""
+    kind = env_config_kind(str(env.get("env_type")))
+    fields = msgspec.structs.fields(kind) if kind else ()
+    return next((field.default for field in fields if field.name == "max_turns"), None)
+
+
+def _environments(lookup: Lookup) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    entries = lookup(ENVS, {})
+    for name, entry in entries.items() if isinstance(entries, Mapping) else ():
+        if isinstance(entry, Mapping):
+            yield str(name), entry
+
+
+def _smaller(first: Any, second: Any) -> int | None:
+    given = [_count(each) for each in (first, second) if each is not None]
+    return min(given, default=None)
+
+
+def _count(value: Any) -> int:
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        raise ValueError(f"expected a whole number from 1 on, found {value!r}")
+    return value
