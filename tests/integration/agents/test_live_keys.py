@@ -107,7 +107,9 @@ async def test_max_deliveries(world: World, max_deliveries: int) -> None:
     async with asyncio.timeout(10):
         while not server.requests and not await num_dead():
             await asyncio.sleep(0.01)
-    assert (bool(server.requests), await num_dead()) == ((False, 1) if max_deliveries == 1 else (True, 0))
+    assert (bool(server.requests), await num_dead()) == (
+        (False, 1) if max_deliveries == 1 else (True, 0)
+    )
 
 
 @pytest.mark.parametrize("env_threads", [1, 3])

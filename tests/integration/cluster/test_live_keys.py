@@ -1,4 +1,4 @@
-"""Keys of the section `cluster`: changing one changes what a local cluster starts, and how long it tries."""
+"""Keys of the section `cluster`: changing one changes the servers and how long a process is restarted."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import pytest
 from tailrace.store import connect
 from tailrace_cli.cluster.local import LocalCluster
 from tailrace_cli.cluster.plan import ProcessSpec
-from tailrace_cli.cluster.servers import Credentials, nats_server_binary, redis_server_binary
+from tailrace_cli.cluster.servers import nats_server_binary, redis_server_binary
 from tailrace_cli.config import ClusterConfig
 from tailrace_cli.experiment import decode
 from tests.conftest import free_port
@@ -31,9 +31,7 @@ class BareCluster(LocalCluster):
 
 
 @asynccontextmanager
-async def cluster(
-    folder: Path, *specs: ProcessSpec, **section: Any
-) -> AsyncIterator[BareCluster]:
+async def cluster(folder: Path, *specs: ProcessSpec, **section: Any) -> AsyncIterator[BareCluster]:
     content = {
         "exp_name": "keyed",
         "output_dir": str(folder),
