@@ -1,4 +1,4 @@
-"""Keys of the section `cluster`: changing one changes the servers and how long a process is restarted."""
+"""Keys of the section `cluster`: changing one changes its servers, and how long it restarts."""
 
 from __future__ import annotations
 
