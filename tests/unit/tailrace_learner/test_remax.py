@@ -1,4 +1,4 @@
-"""`remax` from trajectories to weights: the greedy member is the baseline and teaches nothing itself."""
+"""`remax` from trajectories to gradients: the greedy member is the baseline and is not trained."""
 
 from __future__ import annotations
 
