@@ -68,9 +68,9 @@ def packed_step(samples: Sequence[Sample], *, share_prefixes: bool, model: Any =
     return step
 
 
-def padded_step(samples: Sequence[Sample]) -> Step:
+def padded_step(samples: Sequence[Sample], model: Any = None) -> Step:
     """Rows in the order of arrival, eight a pass, padded to the pass's longest; plain Hugging Face."""
-    model = make_model("sdpa")
+    model = model or make_model("sdpa")
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-6, fused=True)
     count = sum(len(sample.completion) for sample in samples)
 
