@@ -36,7 +36,7 @@ from tailrace_learner.adapters.demonstrations import demonstrations
 from tailrace_learner.adapters.ranks import launched_rank
 from tailrace_learner.adapters.row_file import RowFile
 from tailrace_learner.adapters.team import Team
-from tailrace_learner.adapters.teaming import gather_team, join_team, leave
+from tailrace_learner.adapters.teaming import gather_team, join_team, leave, ready_host
 from tailrace_learner.adapters.tensorboard import TensorboardWriter
 from tailrace_learner.adapters.torchrun import run_ranks
 from tailrace_learner.adapters.tracker_feed import TrackerFeed
@@ -231,8 +231,10 @@ def build(args: Args) -> Service:
 def run(args: Args) -> int:
     """Be the launcher of the ranks, the service, or one of its mirrors; the exit code."""
     config, rank = checked_config(args), launched_rank()
-    if rank is None and config.strategy_args.resolved_name != "single":
-        return run_ranks(config.strategy_args, "tailrace_learner", sys.argv[1:])
+    if rank is not None or config.strategy_args.resolved_name != "single":
+        ready_host(config)
+        if rank is None:
+            return run_ranks(config.strategy_args, "tailrace_learner", sys.argv[1:])
     if rank:
         return join_team(args.run, config, args.instance_id)
     return serve(build, args)
