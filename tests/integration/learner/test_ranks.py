@@ -27,6 +27,8 @@ from tailrace_protos.trajectory import Trajectory
 from tests.integration.learner.conftest import LearnerRun, experiment
 from tests.integration.learner.test_process import WARM_START, feed, trained_once
 
+pytestmark = pytest.mark.timeout(600)  # three learners start, of up to two ranks
+
 Change = Callable[[Trajectory], Trajectory]
 
 TWO_RANKS = {"num_ranks": 2}
@@ -139,7 +141,6 @@ def cpu_s(process: psutil.Process) -> float:
 
 
 @pytest.mark.heavy
-@pytest.mark.timeout(600)
 @pytest.mark.parametrize("rank", [0, 1])
 async def test_a_rank_killed_in_a_pass_ends_all_and_the_run_goes_on_as_if_it_had_not_been(
     learner_run: LearnerRun, rank: int
@@ -189,7 +190,6 @@ async def test_a_rank_killed_in_a_pass_ends_all_and_the_run_goes_on_as_if_it_had
 
 
 @pytest.mark.heavy
-@pytest.mark.timeout(600)
 async def test_a_rank_that_hangs_ends_all_by_name_and_the_run_goes_on(learner_run: LearnerRun) -> None:
     run = learner_run
     run.configure(strategy_args={**TWO_RANKS, "timeout_s": 8.0})
