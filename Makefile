@@ -25,11 +25,13 @@ test-envs: .venv/ready-dev .venv-envs/ready
 
 # Slow the first time: a second torch, and DeepSpeed is built from its sources.
 test-deepspeed: .venv-deepspeed/ready
-	.venv-deepspeed/bin/python -m pytest tests/unit/tailrace_learner/test_deepspeed.py
+	.venv-deepspeed/bin/python -m pytest tests/unit/tailrace_learner/test_deepspeed.py \
+		tests/integration/learner/test_packages.py -k deepspeed
 
 # Slow the first time: a second torch.
 test-megatron: .venv-megatron/ready
-	.venv-megatron/bin/python -m pytest tests/unit/tailrace_learner/test_megatron.py
+	.venv-megatron/bin/python -m pytest tests/unit/tailrace_learner/test_megatron.py \
+		tests/integration/learner/test_packages.py -k megatron
 
 test-heavy: .venv/ready-dev
 	$(BIN)/pytest tests -m heavy

@@ -30,7 +30,8 @@ class StrategyArgs(Config, frozen=True, kw_only=True):
     heads, key-value heads and inner size."""
 
     timeout_s: float = 600.0
-    """A rank that waits so long for another inside a pass gives up, which restarts the learner."""
+    """A rank that waits so long for another inside a pass, or the first one for another to take its
+    next order, gives up, which restarts the learner."""
 
     def __post_init__(self) -> None:
         if self.num_ranks < 1:
