@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
 import torch
 from msgspec.structs import replace
 from numpy.typing import NDArray
+from torch.nn.functional import rms_norm
 from transformers import AutoModelForCausalLM, LlamaConfig, Qwen2Config, Qwen3Config
 
 from tailrace_learner.config import LearnerConfig
@@ -54,6 +56,17 @@ def make_policy(family: str = "qwen3", *, temperature: float = 1.0, fast: bool =
     if fast:
         use_cpu_kernels(model)
     return Policy(model, CPU, temperature, logprob_chunk_tokens=7)
+
+
+def make_double_policy() -> Policy:
+    """A policy that computes in float64."""
+    policy = make_policy(fast=False)
+    policy.model.double()
+    for module in policy.model.modules():
+        if hasattr(module, "variance_epsilon"):  # the model's own norms round to float32
+            size, epsilon = module.weight.shape, module.variance_epsilon
+            module.forward = partial(rms_norm, normalized_shape=size, weight=module.weight, eps=epsilon)
+    return policy
 
 
 def make_rows(num_rows: int, seed: int = 0, max_len: int = 20) -> list[Row]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 from collections.abc import Sequence
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -13,7 +12,6 @@ import pytest
 import torch
 from numpy.typing import NDArray
 from torch.nn.attention.flex_attention import BlockMask, create_block_mask
-from torch.nn.functional import rms_norm
 
 from tailrace_learner.config import ModelArgs, TrainingArgs
 from tailrace_learner.core import layout
@@ -33,6 +31,7 @@ from tests.unit.tailrace_learner.factory import (
     CPU,
     VOCABULARY,
     config,
+    make_double_policy,
     make_model,
     make_policy,
     make_rows,
@@ -134,12 +133,7 @@ def test_gradients_are_those_without_sharing_whatever_the_micro_batches(family: 
 
 
 def test_in_float64_sharing_is_exact_to_its_last_digits() -> None:
-    policy = make_policy(fast=False)
-    policy.model.double()
-    for module in policy.model.modules():
-        if hasattr(module, "variance_epsilon"):  # the model's own norms round to float32
-            size, epsilon = module.weight.shape, module.variance_epsilon
-            module.forward = partial(rms_norm, normalized_shape=size, weight=module.weight, eps=epsilon)
+    policy = make_double_policy()
     rows = mixed_rows()
     expected = gradients(policy, [[row] for row in rows], shares=False)
     assert expected.dtype == torch.float64
