@@ -15,7 +15,6 @@ import numpy as np
 import pytest
 import torch
 
-from tailrace_learner.config import LearnerConfig
 from tailrace_learner.core.losses import LOSSES, SELECTIONS
 from tailrace_learner.core.passes import PassRunner
 from tailrace_learner.core.policy import Policy, StartWeights
@@ -27,12 +26,11 @@ from tests.unit.tailrace_learner.loss_formulas import (
     FORMULAS,
     SETTINGS,
     Array,
-    Tokens,
     candidates,
-    interpolated,
     picks,
     weights,
 )
+from tests.unit.tailrace_learner.plain_pass import plain_outputs, shares, tokens_of
 
 TOLERANCE = 1e-6
 AGGREGATIONS = ("token_mean", "seq_mean_token_sum", "seq_mean_token_mean", "seq_mean_token_sum_norm")
@@ -48,17 +46,6 @@ class World:
     entropy: Array  # [M]
     of_log_pi: Array  # [M, P] derivatives by the weights
     of_entropy: Array  # [M, P]
-
-
-def plain_outputs(policy: Policy, row: Row) -> tuple[torch.Tensor, torch.Tensor]:
-    """log pi and entropy of one row by the model's own logits."""
-    ids = torch.from_numpy(row.token_ids)[None]
-    policy.model.set_attn_implementation("eager")
-    logits = policy.model(input_ids=ids, use_cache=False).logits[0, row.targets - 1]
-    policy.model.set_attn_implementation("tailrace_packed")
-    log_all = torch.log_softmax(logits, -1)
-    chosen = log_all[torch.arange(len(row.targets)), torch.from_numpy(row.target_ids)]
-    return chosen, -(log_all.exp() * log_all).sum(-1)
 
 
 def derivatives(outputs: Iterable[torch.Tensor], policy: Policy) -> Array:
@@ -82,39 +69,6 @@ def world() -> World:
     slopes, of_entropy = derivatives(log_pi, policy), derivatives(entropy, policy)
     known = (log_pi.detach().numpy(), entropy.detach().numpy())
     return World(policy, rows, *known, slopes, of_entropy)
-
-
-def flat(rows: list[Row], name: str) -> Any:
-    return np.concatenate([getattr(row, name) for row in rows])
-
-
-def tokens_of(world: World, given: LearnerConfig, rows: list[Row]) -> Tokens:
-    """As the loss has to see them; `rows` know which tokens were picked."""
-    log_mu = flat(rows, "log_mu").astype(float)
-    log_pi_old = flat(rows, "log_pi_old").astype(float)
-    if given.proximal_logprobs == "interpolate":
-        log_pi_old = interpolated(world.log_pi, log_mu, flat(rows, "staleness"))
-    owners = np.repeat(np.arange(len(rows)), [len(row.targets) for row in rows])
-    is_picked = rows[0].is_picked is not None
-    return Tokens(
-        p=world.log_pi,
-        o=log_pi_old,
-        m=log_mu,
-        a=flat(rows, "advantages").astype(float),
-        rows=owners,
-        turns=100 * owners + flat(rows, "turns"),
-        picked=flat(rows, "is_picked") == 1 if is_picked else np.zeros(len(owners), np.bool_),
-    )
-
-
-def shares(rows: list[Row], given: LearnerConfig) -> Array:
-    """The weight of each token in the sum of losses."""
-    sizes = np.array([len(row.targets) for row in rows])
-    of_rows = {
-        "seq_mean_token_mean": 1 / sizes,
-        "seq_mean_token_sum_norm": np.full(len(rows), 1 / 13),
-    }.get(given.loss_aggregation, np.ones(len(rows)))
-    return np.repeat(of_rows, sizes)
 
 
 def passes() -> list[dict[str, Any]]:
@@ -151,7 +105,7 @@ def test_a_pass_over_ragged_rows_gives_the_loss_and_gradient_that_numpy_does(
     total = sum(runner.run(part, tally, is_first=True) for part in parts)
     gradient = torch.cat([parameter.grad.flatten() for parameter in policy.parameters]).numpy()
 
-    tokens = tokens_of(world, given, rows)
+    tokens = tokens_of(rows, world.log_pi, given)
     wanted, (factors, touched) = FORMULAS[given.loss](tokens, given), weights(tokens, given)
     weighed = shares(rows, given)
     value = (weighed * (factors * wanted.values - 0.03 * world.entropy)).sum()
@@ -181,7 +135,7 @@ def test_a_mini_batch_picks_the_tokens_that_numpy_does(
     rows, policy = [replace(row) for row in world.rows], world.policy
     runner = PassRunner(policy, LOSSES[loss], given, StartWeights(policy.parameters))
     runner.pick(SELECTIONS[loss], rows[::-1])
-    tokens = tokens_of(world, given, rows)
+    tokens = tokens_of(rows, world.log_pi, given)
     found = set(np.flatnonzero(tokens.picked).tolist())
     can_be_picked = candidates(tokens, given) if loss == "clip_cov" else set()
     num_picked = max(int(len(tokens.p) * given.cov_fraction), 1)

@@ -61,6 +61,7 @@ def row_of(name: str, token_ids: NDArray[np.int64], first_target: int, seed: int
         advantages=rng.normal(0.0, 1.0, len(targets)).astype(np.float32),
         staleness=np.zeros(len(targets), np.int64),
         is_current=np.ones(len(targets), np.bool_),
+        turns=np.arange(len(targets)) // 3,
     )
 
 
@@ -354,6 +355,9 @@ def stepped(shares: bool, **settings: Any) -> torch.Tensor:
         {"num_mini_batches": 3, "loss": "dapo", "ppo_epochs": 2},
         {"max_tokens_per_micro_batch": 30, "loss": "clip_cov"},
         {"loss_aggregation": "seq_mean_token_mean", "entropy_loss_coef": 0.01},
+        {"num_mini_batches": 3, "loss": "gspo", "gspo_clip": 0.1},
+        {"num_mini_batches": 3, "loss": "segment", "ppo_epochs": 2},
+        {"num_mini_batches": 3, "loss": "topr", "behaviour_correction": "none"},
     ],
 )
 def test_a_step_is_the_same_with_and_without_sharing(settings: dict[str, Any]) -> None:
