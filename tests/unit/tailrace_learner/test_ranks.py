@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+import numpy as np
 import pytest
 import torch
 from msgspec.structs import replace
@@ -26,6 +27,7 @@ from tailrace_learner.adapters.teaming import check_gpus, rank_environment
 from tailrace_learner.config import LearnerConfig, StrategyArgs, TrainingArgs
 from tailrace_learner.core.policy import Policy
 from tailrace_learner.core.ranks import ONE_RANK, Shares
+from tailrace_learner.core.rows import Row
 from tailrace_learner.core.step import StepTrainer
 from tests.unit.tailrace_learner.factory import CPU, config, make_policy, make_rows
 from tests.unit.tailrace_learner.ranks import on_ranks
@@ -66,6 +68,14 @@ def test_a_row_stays_with_its_rank_however_it_comes_again() -> None:
     assert again == owner
 
 
+def rows_in_turns(num_rows: int, seed: int) -> list[Row]:
+    """Turns have at most two trained tokens."""
+    rows = make_rows(num_rows, seed=seed)
+    for row in rows:
+        row.turns = np.arange(len(row.targets)) // 2
+    return rows
+
+
 def train(
     strategy: Strategy, family: str, settings: dict[str, Any], *, recomputes: bool = False
 ) -> Trained:
@@ -85,7 +95,7 @@ def train(
     for step in range(2):
         trainer.begin(step)
         for index, num_rows in enumerate((5, 1, 4)):
-            trainer.add(prepared(make_rows(num_rows, seed=step * 10 + index)))
+            trainer.add(prepared(rows_in_turns(num_rows, seed=step * 10 + index)))
             trainer.work()
         metrics = trainer.finish()
     named = list(policy.model.named_parameters())
@@ -142,6 +152,9 @@ def train_sharded(ranks: TorchRanks, family: str, settings: dict[str, Any]) -> T
                 "ppo_epochs": 2,
             },
         ),
+        ("qwen3", {"loss": "gspo", "num_mini_batches": 2, "ppo_epochs": 2, "gspo_clip": 0.1}),
+        ("qwen3", {"loss": "segment", "num_mini_batches": 2, "ppo_epochs": 2}),
+        ("qwen3", {"loss": "topr", "behaviour_correction": "none", "num_mini_batches": 2}),
     ],
 )
 def test_two_ranks_train_as_one_does(family: str, settings: dict[str, Any]) -> None:
