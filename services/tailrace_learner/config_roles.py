@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from tailrace.config import Config
 from tailrace_learner.config_algorithm import AlgorithmConfig
-from tailrace_learner.config_models import TrainingArgs
+from tailrace_learner.config_models import TrainingArgs, check_finite
 
 
 class ReferenceArgs(Config, frozen=True, kw_only=True):
@@ -43,6 +43,7 @@ class CriticArgs(Config, frozen=True, kw_only=True):
     """Learner steps at the beginning in which the critic alone is trained."""
 
     def __post_init__(self) -> None:
+        check_finite(self, "critic")
         for key in ("value_clip", "critic_warmup", "value_loss_coef"):
             if not getattr(self, key) >= 0:
                 raise ValueError(f"critic.{key} must not be negative")

@@ -224,10 +224,11 @@ VERL = System(
             for key in ("kl_penalty", "kl_ctrl.type", "kl_ctrl.kl_coef", "kl_ctrl.target_kl")
         ),
         Derived("algorithm.kl_ctrl.horizon", (), nothing, "with `use_kl_in_reward`"),
-        to(
+        Derived(
             "algorithm.filter_groups.enable",
-            "learner.zero_variance_groups",
-            by=lambda used: "redraw" if used else "skip",
+            ("learner.zero_variance_groups",),
+            rules.redraw,
+            "with estimators that compare the members of a group",
         ),
         when("critic.cliprange_value", "learner.critic.value_clip", rules.has_critic, _OF_CRITIC),
         *(
