@@ -71,7 +71,8 @@ class StrategyArgs(Config, frozen=True, kw_only=True):
 class LoraArgs(Config, frozen=True, kw_only=True):
     """Low-rank adapters by `peft` (extra `lora`); the model's own weights stay as they are.
 
-    Hu et al. 2021, "LoRA", arXiv:2106.09685: W + (alpha / r) B A.
+    Hu et al. 2021, "LoRA", arXiv:2106.09685: W + (alpha / r) B A. There is no dropout: training must
+    compute what the engine sampled from.
     """
 
     r: int = 16
@@ -79,9 +80,6 @@ class LoraArgs(Config, frozen=True, kw_only=True):
 
     alpha: int = 32
     """Their scale is alpha / r."""
-
-    dropout: float = 0.0
-    """Only 0: training must compute what the engine sampled from."""
 
     target_modules: tuple[str, ...] = ("q_proj", "k_proj", "v_proj", "o_proj")
     """Linear layers that get adapters, by the last part of their names; `all-linear`: every one."""
@@ -91,11 +89,6 @@ class LoraArgs(Config, frozen=True, kw_only=True):
             raise ValueError("lora.r must be at least 1")
         if self.alpha <= 0:
             raise ValueError("lora.alpha must be positive")
-        if self.dropout:
-            raise ValueError(
-                "lora.dropout must be 0: with dropout the learner's log-probabilities are not those "
-                "that the engine sampled with"
-            )
         if not self.target_modules:
             raise ValueError("lora.target_modules must name at least one layer, or all-linear")
 
