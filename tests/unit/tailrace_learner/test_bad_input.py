@@ -133,7 +133,7 @@ def test_what_versions_a_malformed_member_names_can_be_asked(kind: str) -> None:
 
 def test_rows_of_an_episode_that_failed_are_not_read() -> None:
     whole = random_group(3, num_members=4)
-    fields = malformed(whole.members[0])["bytes/token_ids"]
+    fields = malformed(whole.members[0])["bytes/turn_ends"]
     failed = replace(spoilt(whole.members[0], **fields), outcome=Outcome.INFRA_FAILURE)
     found = prepare(group([failed, *whole.members[1:]]))
     assert len(found.rows) == 3
