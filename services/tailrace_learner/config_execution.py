@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Literal
 
 from tailrace.config import Config
+from tailrace_learner.config_models import check_finite
 
 
 class StrategyArgs(Config, frozen=True, kw_only=True):
@@ -40,6 +41,7 @@ class StrategyArgs(Config, frozen=True, kw_only=True):
             raise ValueError(
                 "strategy_args.strategy_name single computes on one rank: use num_ranks 1 or fsdp2"
             )
+        check_finite(self, "strategy_args")
         if self.timeout_s <= 0:
             raise ValueError("strategy_args.timeout_s must be positive")
         self._check_tensor_parallel()

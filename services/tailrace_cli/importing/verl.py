@@ -175,10 +175,11 @@ VERL = System(
             )
             for key in ("target_kl", "horizon")
         ),
-        to(
+        Derived(
             "algorithm.filter_groups.enable",
-            "learner.zero_variance_groups",
-            by=lambda used: "redraw" if used else "skip",
+            ("learner.zero_variance_groups",),
+            rules.redraw,
+            "with estimators that compare the members of a group",
         ),
         when("critic.cliprange_value", "learner.critic.value_clip", rules.has_critic, _OF_CRITIC),
         *(only(rules.has_critic, _OF_CRITIC, line) for line in optimizer("critic", _CRITIC_ARGS)),

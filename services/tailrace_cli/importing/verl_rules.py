@@ -8,6 +8,7 @@ from typing import Any
 from tailrace.config.settings.setting import Lookup, choice
 from tailrace_cli.importing import words
 from tailrace_cli.importing.rules import NoEffectError
+from tailrace_learner.config_algorithm import GROUP_RELATIVE
 
 ACTOR = "actor_rollout_ref.actor"
 MODEL = "actor_rollout_ref.model"
@@ -107,6 +108,14 @@ def discounts(lookup: Lookup) -> bool:
     """Whether the discount has a meaning, or is none."""
     is_none = bool(lookup("algorithm.gamma") == 1.0)
     return is_none or lookup("algorithm.adv_estimator") in _DISCOUNTED
+
+
+def redraw(used: Any, lookup: Lookup) -> Mapping[str, Any]:
+    """Groups of equal returns, where they teach nothing."""
+    name = lookup("algorithm.adv_estimator", "grpo")
+    if used and name not in GROUP_RELATIVE:
+        raise ValueError(f"{name} learns from groups of equal returns too: here they are never redrawn")
+    return {"learner.zero_variance_groups": "redraw" if used else "skip"}
 
 
 def loss(mode: Any, lookup: Lookup) -> Mapping[str, Any]:

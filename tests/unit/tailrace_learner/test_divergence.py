@@ -19,7 +19,9 @@ from tests.unit.tailrace_learner.factory import (
     CPU,
     config,
     group,
+    make_model,
     make_policy,
+    make_rows,
     prepared_group,
     random_group,
 )
@@ -174,10 +176,39 @@ class Traveller(nn.Module):
 def test_an_offloaded_reference_visits_the_device_and_lives_on_the_host(offload: bool) -> None:
     model = Traveller()
     reference = Reference(Policy(model, torch.device("cuda"), 1.0, 7), config(), offload=offload)
-    assert model.places == ["cpu" if offload else "cuda"]
+    assert model.places == (["cpu"] if offload else [])
     with reference.present():
-        assert model.places[-1] == "cuda"
-    assert model.places == (["cpu", "cuda", "cpu"] if offload else ["cuda"])
+        assert model.places[-1:] == (["cuda"] if offload else [])
+    assert model.places == (["cpu", "cuda", "cpu"] if offload else [])
+
+
+@pytest.mark.skipif(
+    not torch.cuda.is_available(), reason="no CUDA device here: host and device memory are one"
+)
+def test_weights_of_an_offloaded_reference_are_on_the_device_only_for_a_pass() -> None:
+    device = torch.device("cuda")
+    policy = Policy(make_model(), device, 1.0, 7)
+    policy.model.to(device)
+    whole = Policy(make_model(), CPU, 1.0, 7)
+    reference = Reference(policy, config(), offload=True)
+    torch.cuda.synchronize()
+    empty = torch.cuda.memory_allocated()
+
+    def places() -> set[str]:
+        return {tensor.device.type for tensor in policy.model.state_dict().values()}
+
+    assert places() == {"cpu"}
+    with reference.present():
+        assert places() == {"cuda"}
+        assert torch.cuda.memory_allocated() > empty
+    assert places() == {"cpu"}
+    assert torch.cuda.memory_allocated() == empty
+    rows, expected = make_rows(3), make_rows(3)
+    reference.fill(rows)
+    Reference(whole, config()).fill(expected)
+    assert places() == {"cpu"}
+    for row, other in zip(rows, expected, strict=True):
+        np.testing.assert_allclose(row.log_ref, other.log_ref, rtol=1e-4, atol=1e-4)
 
 
 def test_without_a_weight_nobody_asks_for_a_reference() -> None:

@@ -128,6 +128,16 @@ PIECES: list[tuple[str, str, dict[str, Any]]] = [
     ),
     (
         "verl",
+        "{algorithm: {adv_estimator: gae, filter_groups: {enable: false}}}",
+        {"learner.zero_variance_groups": "skip"},
+    ),
+    (
+        "verl",
+        "{algorithm: {adv_estimator: opo, filter_groups: {enable: true}}}",
+        {"learner.zero_variance_groups": "redraw"},
+    ),
+    (
+        "verl",
         "{algorithm: {adv_estimator: remax}}",
         {"learner.adv_estimator": "remax", "agents.greedy_baseline": True},
     ),
@@ -504,6 +514,12 @@ UNMAPPED: list[tuple[str, str, str, str]] = [
         "{data: {train_batch_size: 10}, actor_rollout_ref: {actor: {ppo_mini_batch_size: 3}}}",
         "actor_rollout_ref.actor.ppo_mini_batch_size",
         "does not divide",
+    ),
+    (
+        "verl",
+        "{algorithm: {adv_estimator: gae, filter_groups: {enable: true}}}",
+        "algorithm.filter_groups.enable",
+        "gae learns from groups of equal returns",
     ),
     (
         "verl",
