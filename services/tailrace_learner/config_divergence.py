@@ -37,6 +37,11 @@ class DivergenceConfig(LossConfig, frozen=True, kw_only=True):
         return self.init_kl_coef > 0
 
     @property
+    def holds_all_tokens(self) -> bool:
+        """Whether the loss says something about tokens whose advantage is 0."""
+        return self.entropy_loss_coef > 0 or (self.needs_reference and self.kl_in == "loss")
+
+    @property
     def rewards_divergence(self) -> bool:
         """Whether advantages need the reference's log-probabilities."""
         return self.needs_reference and self.kl_in == "reward"
