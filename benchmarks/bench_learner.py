@@ -80,6 +80,7 @@ def step_times_s(sides: Mapping[str, Step], rounds: int) -> dict[str, float]:
 def measure_steps(results: Results, rounds: int) -> None:
     """A row of tokens per second for both kinds of rows, and their targets."""
     theirs = trl("steps", rounds)
+    results.add_version("trl", theirs["trl"])
     rates: dict[str, dict[str, float]] = {}
     for kind, make in SAMPLES.items():
         samples = make()

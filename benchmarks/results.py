@@ -1,7 +1,8 @@
 """What every benchmark leaves behind: a table on the terminal and `benchmarks/results/<name>.json`.
 
-The file says on which machine and with which versions the rows were measured, and which targets they
-hold. A benchmark exits with `Results.exit_code`, so that a missed target fails its make target.
+The file says on which machine, with which versions and of which commit the rows were measured, and
+which targets they hold. A benchmark exits with `Results.exit_code`, so that a missed target fails its
+make target.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import json
 import os
 import platform
 import statistics
+import subprocess
 from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
@@ -18,6 +20,8 @@ from pathlib import Path
 import msgspec
 
 RESULTS_DIR = Path(__file__).parent / "results"
+# What benchmarks write themselves: it makes no other code of a commit.
+_WRITTEN = ("benchmarks/results", "docs/results", "docs/results.md")
 
 Cell = str | int | float | bool | None
 
@@ -38,12 +42,18 @@ class Results:
         self.name = name
         self.rows: list[dict[str, Cell]] = []
         self.targets: list[Target] = []
+        self.commit = commit_of(RESULTS_DIR)
         self._packages = tuple(packages)
+        self._versions: dict[str, str] = {}  # of packages in other environments
         self._settings = settings
 
     def add(self, **cells: Cell) -> None:
         """One row; floats are rounded to four significant digits."""
         self.rows.append({key: _rounded(value) for key, value in cells.items()})
+
+    def add_version(self, package: str, version: str) -> None:
+        """What a side in an environment of its own was measured with."""
+        self._versions[package] = version
 
     def at_least(self, what: str, value: float, goal: float) -> None:
         """A target that `value` must reach."""
@@ -59,16 +69,16 @@ class Results:
         return 0 if all(target.holds for target in self.targets) else 1
 
     def write(self, directory: Path = RESULTS_DIR) -> Path:
-        """Write the file and return its path."""
+        """Write the file and return its path; rows that name no commit are of this process's code."""
         directory.mkdir(parents=True, exist_ok=True)
         path = directory / f"{self.name}.json"
         content = {
             "benchmark": self.name,
             "measured_at": datetime.now(UTC).isoformat(timespec="seconds"),
             "machine": machine(),
-            "versions": versions(self._packages),
+            "versions": versions(self._packages) | self._versions,
             "settings": self._settings,
-            "rows": self.rows,
+            "rows": [row if "commit" in row else {**row, "commit": self.commit} for row in self.rows],
             "targets": [msgspec.to_builtins(target) for target in self.targets],
         }
         path.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
@@ -119,6 +129,22 @@ def versions(packages: Iterable[str]) -> dict[str, str]:
         except importlib.metadata.PackageNotFoundError:
             found[package] = "not installed"
     return found
+
+
+def commit_of(folder: Path) -> str:
+    """The commit that `folder` is of, with `-dirty` when files differ from it; empty without git."""
+    try:
+        commit = _git(folder, "rev-parse", "HEAD")
+        others = (f":(top,exclude){path}" for path in _WRITTEN)
+        changed = _git(folder, "status", "--porcelain", "--", ":/", *others)
+    except (OSError, subprocess.CalledProcessError):
+        return ""
+    return f"{commit}-dirty" if changed else commit
+
+
+def _git(folder: Path, *arguments: str) -> str:
+    argv = ["git", "-C", str(folder), *arguments]
+    return subprocess.run(argv, capture_output=True, text=True, check=True).stdout.strip()
 
 
 def _cpu_name() -> str:

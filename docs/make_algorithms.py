@@ -62,7 +62,8 @@ def _part(title: str, remark: str, entries: Sequence[tuple[str, str]], key: str 
         tree = ast.parse((CORE / f"{module}.py").read_text())
         yield (ast.get_docstring(tree, clean=False) or "").rstrip() + "\n"
         settings = [
-            f"`{setting}` ({getattr(LearnerConfig(), setting)!r})"
+            f"`{setting}`"
+            + ("" if (value := getattr(LearnerConfig(), setting)) is None else f" ({value!r})")
             for setting, (selector, readers) in READERS.items()
             if selector == key and name in readers
         ]

@@ -11,6 +11,8 @@ from pathlib import Path
 
 from tailrace.config.settings import TABLES, Choice, Refused, Renamed, Setting
 from tailrace_cli.commands.import_config import SYSTEMS
+from tailrace_cli.importing.default_values import OURS, THEIRS
+from tailrace_cli.importing.rules import System
 
 PAGE = Path(__file__).with_name("settings.md")
 INTRODUCTION = """# Settings by other names
@@ -38,13 +40,18 @@ actor_infer:
 train_env_manager: {tags: [lake], num_env_groups: 32, group_size: 8}
 ```
 
-Whole configurations of ROLL, verl and AReaL are translated by a command. It writes our keys to
+Whole configurations of ROLL, verl and AReaL are translated by a command. It reads a YAML file, a
+trainer's overrides (lines `key=value`, or a YAML list of them), or a shell script that calls a trainer
+with overrides; variables are followed where the script assigns a literal to them. It writes our keys to
 standard output (`-o FILE`: to a file), and to standard error a line for every setting that it could
-not map, for what is missing then, and for settings that change nothing in their own system either.
-With `--strict` the exit code is 2 if anything is not mapped or missing.
+not map, for what is missing or not valid then, and for settings that change nothing in their own system
+either. What the source leaves to its system's defaults is written too where ours are others; a comment
+at the top names these keys, and a line says which of the defaults could not be mapped. With `--strict`
+the exit code is 2 if anything of the source is not mapped, missing or not valid.
 
 ```bash
 tailrace import-config verl my_verl_run.yaml -o experiment.yaml
+tailrace import-config verl run_qwen.sh -o experiment.yaml
 tailrace validate experiment.yaml
 ```
 """
@@ -67,6 +74,7 @@ def _lines() -> Iterator[str]:
     yield IMPORTED
     for system in SYSTEMS.values():
         yield from _table(f"### {system.title}", f"in {system.title}", system.settings)
+        yield from _defaults(system)
 
 
 def _table(title: str, column: str, settings: Iterable[Setting]) -> Iterator[str]:
@@ -78,6 +86,17 @@ def _table(title: str, column: str, settings: Iterable[Setting]) -> Iterator[str
         if setting.name not in seen:
             seen.add(setting.name)
             yield f"| `{setting.name}` | {_ours(setting)} | {_remark(setting)} |"
+    yield ""
+
+
+def _defaults(system: System) -> Iterator[str]:
+    yield f"Where the source says nothing, with the defaults of {system.title}:\n"
+    yield "| setting | value |"
+    yield "|---|---|"
+    for default in THEIRS[system.name]:
+        yield f"| `{default.name}` | `{_yaml(default.value)}` |"
+    for key, value in OURS[system.name].items():
+        yield f"| here `{key}` | `{_yaml(value)}` |"
     yield ""
 
 

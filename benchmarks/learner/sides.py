@@ -49,11 +49,11 @@ def row_of(index: int, sample: Sample) -> Row:
     )
 
 
-def packed_step(samples: Sequence[Sample], *, share_prefixes: bool) -> Step:
-    """The learner's own step."""
+def packed_step(samples: Sequence[Sample], *, share_prefixes: bool, model: Any = None) -> Step:
+    """The learner's own step, of a new model unless one is given."""
     args = TrainingArgs(learning_rate=1e-6)
     config = LearnerConfig(share_prefixes=share_prefixes, training_args=args)
-    model = prepared(make_model(attention.IMPLEMENTATION), config)
+    model = prepared(model or make_model(attention.IMPLEMENTATION), config)
     policy = Policy(model, torch.device("cpu"), 1.0, config.logprob_chunk_tokens)
     optimizer = make_adamw(policy.parameters, args)
     trainer = StepTrainer(policy, optimizer, config, groups_per_step=1, max_steps=1000)
@@ -68,9 +68,9 @@ def packed_step(samples: Sequence[Sample], *, share_prefixes: bool) -> Step:
     return step
 
 
-def padded_step(samples: Sequence[Sample]) -> Step:
+def padded_step(samples: Sequence[Sample], model: Any = None) -> Step:
     """Rows in the order of arrival, eight a pass, padded to the pass's longest; plain Hugging Face."""
-    model = make_model("sdpa")
+    model = model or make_model("sdpa")
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-6, fused=True)
     count = sum(len(sample.completion) for sample in samples)
 

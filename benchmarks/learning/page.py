@@ -30,13 +30,23 @@ Recipes of `benchmarks/learning/recipes.py`, and seeds, that are not listed have
 
 def write(outcomes: Sequence[Outcome], targets: Sequence[Target]) -> None:
     """Write the page and a picture per recipe that was run."""
-    known = [recipe for recipe in RECIPES if _of(recipe, outcomes)]
     PICTURES.mkdir(parents=True, exist_ok=True)
+    for recipe in _known(outcomes):
+        _draw(recipe, _of(recipe, outcomes))
+    PAGE.write_text(text(outcomes, targets), encoding="utf-8")
+
+
+def text(outcomes: Sequence[Outcome], targets: Sequence[Target]) -> str:
+    """What the page says."""
+    known = _known(outcomes)
     rows = [_row(recipe, outcome) for recipe in known for outcome in _of(recipe, outcomes)]
     promises = [_promise(target) for target in targets]
-    sections = [_section(recipe, _of(recipe, outcomes)) for recipe in known]
-    text = _HEAD + "\n".join(rows) + "\n\n" + "\n".join(promises) + "\n\n" + "\n".join(sections)
-    PAGE.write_text(text, encoding="utf-8")
+    parts = (rows, promises, list(map(_section, known)))
+    return _HEAD + "\n\n".join(map("\n".join, parts))
+
+
+def _known(outcomes: Sequence[Outcome]) -> list[Recipe]:
+    return [recipe for recipe in RECIPES if _of(recipe, outcomes)]
 
 
 def _of(recipe: Recipe, outcomes: Sequence[Outcome]) -> list[Outcome]:
@@ -60,8 +70,8 @@ def _row(recipe: Recipe, outcome: Outcome) -> str:
     return f"| {' | '.join(cells)} |"
 
 
-def _section(recipe: Recipe, outcomes: Sequence[Outcome]) -> str:
-    picture = _draw(recipe, outcomes)
+def _section(recipe: Recipe) -> str:
+    picture = _picture(recipe)
     command = " ".join(["tailrace train", recipe.experiment, *map(_quoted, recipe.overrides), "seed=1"])
     return (
         f"## {recipe.environment}: {recipe.algorithm}\n\n```bash\n{command}\n```\n\n"
@@ -73,7 +83,11 @@ def _quoted(override: str) -> str:
     return f"'{override}'" if " " in override else override
 
 
-def _draw(recipe: Recipe, outcomes: Sequence[Outcome]) -> Path:
+def _picture(recipe: Recipe) -> Path:
+    return PICTURES / f"{recipe.name}.svg"
+
+
+def _draw(recipe: Recipe, outcomes: Sequence[Outcome]) -> None:
     figure = Figure(figsize=(6.4, 3.0), layout="constrained")
     axes = figure.add_subplot()
     for outcome in outcomes:
@@ -84,7 +98,5 @@ def _draw(recipe: Recipe, outcomes: Sequence[Outcome]) -> Path:
     axes.set_ylim(0.0, 1.0)
     axes.grid(alpha=0.3)
     axes.legend(fontsize=8)
-    path = PICTURES / f"{recipe.name}.svg"
     with rc_context({"svg.hashsalt": recipe.name}):  # names in the file are the same each time
-        figure.savefig(path, metadata={"Date": None})
-    return path
+        figure.savefig(_picture(recipe), metadata={"Date": None})

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.learning.recipes import Recipe
-from benchmarks.results import Cell, machine
+from benchmarks.results import Cell, commit_of, machine
 
 ROOT = Path(__file__).parents[2]
 _KEY = "eval/success_rate"
@@ -28,6 +28,7 @@ class Outcome:
     training_s: float  # of it, from the first to the last step's evaluation
     measured_at: str
     cpu: Cell
+    commit: str = ""  # of the code; empty: rows did not say it then
 
     @property
     def start(self) -> float:
@@ -52,6 +53,7 @@ class Outcome:
             "curve": points,
             "measured_at": self.measured_at,
             "cpu": self.cpu,
+            "commit": self.commit,
         }
 
     @classmethod
@@ -66,12 +68,13 @@ class Outcome:
             cells["training_s"],
             cells["measured_at"],
             cells["cpu"],
+            cells.get("commit", ""),
         )
 
 
 def run(recipe: Recipe, seed: int, output_dir: Path) -> Outcome:
     """Train with this seed; raises `CalledProcessError` when the run fails."""
-    name = f"{recipe.name}_{seed}"
+    name, commit = f"{recipe.name}_{seed}", commit_of(ROOT)
     argv = [sys.executable, "-m", "tailrace_cli", "train", recipe.experiment, "--overwrite"]
     argv += [f"exp_name={name}", f"seed={seed}", f"output_dir={output_dir}", *recipe.overrides]
     subprocess.run(argv, cwd=ROOT, stdout=sys.stderr, check=True)
@@ -86,4 +89,5 @@ def run(recipe: Recipe, seed: int, output_dir: Path) -> Outcome:
         evaluated[-1]["time_s"] - evaluated[0]["time_s"],
         datetime.now(UTC).isoformat(timespec="seconds"),
         machine()["cpu"],
+        commit,
     )

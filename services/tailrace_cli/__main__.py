@@ -15,6 +15,7 @@ from tailrace_cli.cluster.attached import Attachment
 from tailrace_cli.cluster.supervisor import USER_ERROR, ServiceFailedError
 from tailrace_cli.commands.cluster_run import keep_up, prepare_run_dir
 from tailrace_cli.commands.import_config import import_config as convert_config
+from tailrace_cli.commands.import_config import write as write_config
 from tailrace_cli.commands.tools import app as tools_app
 from tailrace_cli.commands.validate import validate as validate_experiment
 from tailrace_cli.experiment import Experiment, load, locate
@@ -179,17 +180,17 @@ def episode(
 @app.command("import-config")
 def import_config(
     system: Annotated[str, typer.Argument(help="roll, verl or areal.")],
-    file: Annotated[str, typer.Argument(help="Its configuration, as YAML.")],
+    file: Annotated[str, typer.Argument(help="Its configuration: YAML, key=value, or a script.")],
     output: Annotated[str, typer.Option("-o", "--output", help="Write there, not to stdout.")] = "",
     strict: Annotated[bool, typer.Option("--strict", help="Exit code 2 if anything is left.")] = False,
 ) -> None:
     """Write another system's configuration in our keys; what has no place in it goes to stderr."""
     converted = convert_config(system, Path(file))
     if output:
-        Path(output).write_text(converted.text, encoding="utf-8")
+        write_config(converted, Path(output))
     else:
         sys.stdout.write(converted.text)
-    for line in (*converted.left, *converted.idle):
+    for line in (*converted.left, *converted.notes):
         sys.stderr.write(f"{line}\n")
     raise typer.Exit(USER_ERROR if strict and converted.left else 0)
 

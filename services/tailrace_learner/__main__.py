@@ -4,7 +4,7 @@ With several ranks it is their launcher: each rank is a process of this module, 
 service, the others its mirrors.
 
 Order of the start: model, card, optimizer, warm start, credit and leftovers of the checkpoint, the
-event of the new lineage, first version; then steps.
+event of the new lineage, a first checkpoint of it, first version; then steps.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import hashlib
 import math
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Set
 from functools import partial
 
 import msgspec
@@ -36,7 +36,7 @@ from tailrace_learner.adapters.demonstrations import demonstrations
 from tailrace_learner.adapters.ranks import launched_rank
 from tailrace_learner.adapters.row_file import RowFile
 from tailrace_learner.adapters.team import Team
-from tailrace_learner.adapters.teaming import gather_team, join_team, leave
+from tailrace_learner.adapters.teaming import gather_team, join_team, leave, ready_host
 from tailrace_learner.adapters.tensorboard import TensorboardWriter
 from tailrace_learner.adapters.torchrun import run_ranks
 from tailrace_learner.adapters.tracker_feed import TrackerFeed
@@ -80,7 +80,8 @@ class _Process:
         service.on_drain(redis.aclose)
         self.buffer, self.outbox = TrajectoryBuffer(redis, name), Outbox(redis, name)
         self.blobs, self.versions = Blobs(redis, name), Versions(redis, name)
-        checkpoint = await self.find_checkpoint()
+        known = {lineage for lineage, _ in (await self.versions.all()).values()}
+        checkpoint = self.find_checkpoint(known)
         learner = await self.prepare(checkpoint)
         state = learner.state
         if checkpoint is not None:
@@ -97,36 +98,41 @@ class _Process:
             checkpoint="" if checkpoint is None else str(checkpoint.path),
         )
         await self.outbox.emit(SERVICE, resumed)
-        if checkpoint is None and (self.config.from_scratch or self.config.warm_start):
-            await learner.save_first()
+        if self.is_worth_saving(checkpoint, known):
+            await learner.save_first()  # before Redis knows a version, which makes this run a live one
         await learner.publish_start()
         log.info(
             "lineage started", lineage=state.lineage, step=state.step, checkpoint=resumed.checkpoint
         )
         service.loop("steps", learner.run_forever)
 
-    async def find_checkpoint(self) -> Checkpoint | None:
-        """The checkpoint to continue from, if any."""
-        known = await self.versions.all()
+    def find_checkpoint(self, known: Set[str]) -> Checkpoint | None:
+        """The checkpoint to continue from, if any; `known`: lineages of this run in Redis."""
         self.folder.sweep()
         resume = self.run.resume_from_checkpoint
-        match origin(resume, is_live=bool(known)):
-            case Origin.LIVE:
-                found = self.folder.newest_of({lineage for lineage, _ in known.values()})
+        found = self.folder.newest_of(known)
+        match origin(resume, has_saved=found is not None):
+            case Origin.LIVE | Origin.NEW:
+                pass
             case Origin.NAMED:
                 found = named_checkpoint(str(resume))
             case Origin.NEWEST:
                 found = self.folder.newest()
-                if found is None:
+                if found is None and not known:
                     raise ConfigError(
                         f"resume_from_checkpoint: there is no checkpoint in {self.folder.root}: "
                         "set it to false to start anew"
                     )
-            case Origin.NEW:
-                found = None
         if found is not None and found.state.config_digest != self.digest:
             log.warning("the experiment changed since the checkpoint was saved", path=str(found.path))
         return found
+
+    def is_worth_saving(self, checkpoint: Checkpoint | None, known: Set[str]) -> bool:
+        """Whether a learner that starts again would have to prepare the model again, or could not find
+        the checkpoint of another run: that may be gone by then, or the user's setting another one."""
+        if checkpoint is None:
+            return bool(self.config.from_scratch or self.config.warm_start)
+        return checkpoint.state.lineage not in known
 
     async def prepare(self, checkpoint: Checkpoint | None) -> Learner:
         """Model, card, optimizer and state; a warm start only for a run that begins."""
@@ -231,8 +237,10 @@ def build(args: Args) -> Service:
 def run(args: Args) -> int:
     """Be the launcher of the ranks, the service, or one of its mirrors; the exit code."""
     config, rank = checked_config(args), launched_rank()
-    if rank is None and config.strategy_args.resolved_name != "single":
-        return run_ranks(config.strategy_args, "tailrace_learner", sys.argv[1:])
+    if rank is not None or config.strategy_args.resolved_name != "single":
+        ready_host(config)
+        if rank is None:
+            return run_ranks(config.strategy_args, "tailrace_learner", sys.argv[1:])
     if rank:
         return join_team(args.run, config, args.instance_id)
     return serve(build, args)

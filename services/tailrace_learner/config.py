@@ -157,7 +157,7 @@ class LearnerConfig(AlgorithmConfig, frozen=True, kw_only=True):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_roles(self, self.reference, self.critic, self.strategy_args.num_ranks)
+        check_roles(self, self.reference, self.critic, self.strategy_args)
         if self.max_mismatch is not None and not self.max_mismatch > 0:
             raise ValueError("max_mismatch must be positive, or null to let servers be")
         positive = ("num_threads", "max_tokens_per_micro_batch", "logprob_chunk_tokens")

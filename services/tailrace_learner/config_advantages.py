@@ -36,7 +36,9 @@ GROUP_RELATIVE = frozenset(
 )
 WHITENING = frozenset({"reinforce_plus_plus", "reinforce_plus_plus_baseline"})
 # Estimators with rewards of single tokens, of which a divergence can be subtracted.
-TOKEN_REWARDED = frozenset({"reinforce", "reinforce_plus_plus", "gae"})
+TOKEN_REWARDED = WHITENING | {"reinforce", "gae"}
+# Those of them that are defined with the divergence in the reward.
+PAYING = frozenset({"reinforce_plus_plus"})
 
 
 class AdvantageConfig(Config, frozen=True, kw_only=True):
@@ -106,10 +108,11 @@ class AdvantageConfig(Config, frozen=True, kw_only=True):
     `reinforce_plus_plus` and `reinforce_plus_plus_baseline` always do."""
 
     zero_variance_groups: Literal["skip", "redraw"] = "skip"
-    """Groups whose valid members all have the same return teach nothing. `skip`: they count towards
-    the step and are not computed, but for their divergence and entropy where the loss has them
-    (`init_kl_coef`, `entropy_loss_coef`). `redraw`: they do not count, others are admitted for them
-    (DAPO's dynamic sampling)."""
+    """Groups whose valid members all have the same return teach estimators nothing that compare them.
+    `skip`: they count towards the step and are not computed, but for their divergence and entropy
+    where the loss has them (`init_kl_coef`, `entropy_loss_coef`). `redraw`: they do not count, others
+    are admitted for them (DAPO's dynamic sampling). Not read by `reinforce`, `reinforce_plus_plus` and
+    `gae`, to which such groups say something, nor by `starpo` beyond groups or without norm."""
 
     @property
     def whitens(self) -> bool:

@@ -2,7 +2,8 @@
 
 A key that only some estimators, losses or corrections read names them; set for another one it is
 refused, except for the clips and caps that experiments share (`pg_clip`, `pg_clip_high`, `tis_cap`,
-`loss_norm_tokens`), which are then not read.
+`loss_norm_tokens`), which are then not read. Numbers are finite, but for upper bounds, of which `.inf`
+says that there is none.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from typing import Literal
 from tailrace_learner.config_advantages import GROUP_RELATIVE, WHITENING, AdvEstimator
 from tailrace_learner.config_divergence import DivergenceConfig
 from tailrace_learner.config_losses import OFF_POLICY_LOSSES, PolicyLoss
+from tailrace_learner.config_models import check_finite
 
 __all__ = [
     "GROUP_RELATIVE",
@@ -33,6 +35,7 @@ READERS: dict[str, tuple[str, frozenset[str]]] = {
     "step_advantage_weight": ("adv_estimator", frozenset({"gigpo"})),
     "reward_grouping": ("adv_estimator", frozenset({"starpo"})),
     "reward_norm": ("adv_estimator", frozenset({"starpo"})),
+    "zero_variance_groups": ("adv_estimator", GROUP_RELATIVE | {"starpo"}),
     "dual_clip": ("loss", frozenset({"ppo_clip", "dapo", "grpo", "decoupled_ppo"})),
     "gspo_clip": ("loss", frozenset({"gspo"})),
     "gspo_clip_high": ("loss", frozenset({"gspo"})),
@@ -99,6 +102,7 @@ class AlgorithmConfig(DivergenceConfig, frozen=True, kw_only=True):
         return self.adv_estimator == "gae" or self.rewards_divergence
 
     def __post_init__(self) -> None:
+        check_finite(self, unbounded=_UNBOUNDED)
         for key in ("num_mini_batches", "ppo_epochs"):
             if getattr(self, key) < 1:
                 raise ValueError(f"{key} must be at least 1")
@@ -108,12 +112,14 @@ class AlgorithmConfig(DivergenceConfig, frozen=True, kw_only=True):
         for key in _NOT_NEGATIVE:
             if not getattr(self, key) >= 0:
                 raise ValueError(f"{key} must not be negative")
-        for key in ("gamma", "lambd", "step_gamma", "cov_fraction"):
+        for key in ("gamma", "lambd", "step_gamma", "resolved_cov_fraction"):
             if not 0 <= getattr(self, key) <= 1:
+                key = key.removeprefix("resolved_")
                 raise ValueError(f"{key} must lie between 0 and 1")
         self.check_divergence()
         self._check_combinations()
         self._check_readers()
+        self._check_redraw()
 
     def _check_combinations(self) -> None:
         if self.loss_aggregation == "seq_mean_token_sum_norm" and not self.loss_norm_tokens:
@@ -135,6 +141,17 @@ class AlgorithmConfig(DivergenceConfig, frozen=True, kw_only=True):
                 f"behaviour_correction {self.behaviour_correction!r} would do it again: set it to none"
             )
 
+    def _check_redraw(self) -> None:
+        """What `READERS` cannot say of `starpo`."""
+        is_asked = self.adv_estimator == "starpo" and self.zero_variance_groups == "redraw"
+        if is_asked and not self.needs_two_members:
+            raise ValueError(
+                "zero_variance_groups 'redraw' is not read by adv_estimator 'starpo' with "
+                f"reward_grouping {self.reward_grouping!r} and reward_norm {self.reward_norm!r}, "
+                "which do not compare the members of a group: remove it, or use reward_grouping "
+                "traj_group_id with reward_norm mean_std or mean"
+            )
+
     def _check_readers(self) -> None:
         defaults = dict(
             zip(
@@ -152,6 +169,8 @@ class AlgorithmConfig(DivergenceConfig, frozen=True, kw_only=True):
                 )
 
 
+# Bounds, of which `.inf` means that there is none.
+_UNBOUNDED = frozenset({"tis_cap", "pg_clip_high", "cispo_clip_high", "icepop_high", "clip_cov_high"})
 _POSITIVE = (
     "pg_clip",
     "pg_clip_high",

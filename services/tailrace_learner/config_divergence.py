@@ -4,10 +4,16 @@ from __future__ import annotations
 
 from typing import Literal
 
-from tailrace_learner.config_advantages import TOKEN_REWARDED
+from tailrace_learner.config_advantages import PAYING, TOKEN_REWARDED
 from tailrace_learner.config_losses import LossConfig
 
-_UNREAD = ("kl_estimator", "kl_in", "target_kl", "kl_horizon")
+# Keys that nothing reads without a reference, with the values that ask for nothing.
+_UNREAD: dict[str, frozenset[object]] = {
+    "kl_estimator": frozenset({"k3"}),
+    "kl_in": frozenset({None, "loss"}),
+    "target_kl": frozenset({0.0}),
+    "kl_horizon": frozenset({10_000}),
+}
 
 
 class DivergenceConfig(LossConfig, frozen=True, kw_only=True):
@@ -21,9 +27,11 @@ class DivergenceConfig(LossConfig, frozen=True, kw_only=True):
     """How the divergence is estimated from sampled tokens. The gradient of `k1` in the loss is 0 on
     average: it is meant for the reward."""
 
-    kl_in: Literal["loss", "reward"] = "loss"
+    kl_in: Literal["loss", "reward"] | None = None
     """`loss`: added to the policy loss of every token. `reward`: subtracted from every token's reward
-    before advantages are computed, for `reinforce`, `reinforce_plus_plus` and `gae`."""
+    before advantages are computed, for `reinforce`, `reinforce_plus_plus`,
+    `reinforce_plus_plus_baseline` and `gae`. Null: `reward` with `reinforce_plus_plus`, which is
+    defined so, `loss` with the others."""
 
     target_kl: float = 0.0
     """Divergence towards which the weight is steered after every step; 0 leaves it as it is."""
@@ -37,14 +45,22 @@ class DivergenceConfig(LossConfig, frozen=True, kw_only=True):
         return self.init_kl_coef > 0
 
     @property
+    def resolved_kl_in(self) -> Literal["loss", "reward"]:
+        """Where the divergence goes, null resolved."""
+        if self.kl_in is not None:
+            return self.kl_in
+        return "reward" if self.adv_estimator in PAYING else "loss"
+
+    @property
     def holds_all_tokens(self) -> bool:
         """Whether the loss says something about tokens whose advantage is 0."""
-        return self.entropy_loss_coef > 0 or (self.needs_reference and self.kl_in == "loss")
+        in_loss = self.needs_reference and not self.rewards_divergence
+        return self.entropy_loss_coef > 0 or in_loss
 
     @property
     def rewards_divergence(self) -> bool:
         """Whether advantages need the reference's log-probabilities."""
-        return self.needs_reference and self.kl_in == "reward"
+        return self.needs_reference and self.resolved_kl_in == "reward"
 
     def check_divergence(self) -> None:
         """Raise `ValueError` for impossible values, and for keys that nothing would read."""
@@ -58,11 +74,10 @@ class DivergenceConfig(LossConfig, frozen=True, kw_only=True):
             self._check_rewards()
 
     def _check_all_read(self) -> None:
-        fields = dict(zip(self.__struct_fields__, self.__struct_defaults__, strict=True))
-        for key in () if self.needs_reference else _UNREAD:
-            if getattr(self, key) != fields[key]:
+        for key, neutral in () if self.needs_reference else _UNREAD.items():
+            if getattr(self, key) not in neutral:
                 raise ValueError(f"{key} is not read while init_kl_coef is 0: remove it or set that")
-        if self.kl_horizon != fields["kl_horizon"] and not self.target_kl:
+        if self.kl_horizon not in _UNREAD["kl_horizon"] and not self.target_kl:
             raise ValueError("kl_horizon is not read without target_kl: remove it or set that")
 
     def _check_rewards(self) -> None:
@@ -73,6 +88,6 @@ class DivergenceConfig(LossConfig, frozen=True, kw_only=True):
             )
         if self.loss == "grpo":
             raise ValueError(
-                "kl_in 'reward' with loss 'grpo', which has its divergence in the loss: set kl_in to "
-                "loss, or use loss ppo_clip"
+                f"kl_in 'reward' (null means it with {', '.join(sorted(PAYING))}) with loss 'grpo', "
+                "which has its divergence in the loss: set kl_in to loss, or use loss ppo_clip"
             )

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Literal
 
 from tailrace.config import Config
+from tailrace_learner.config_models import check_finite
 
 
 class StrategyArgs(Config, frozen=True, kw_only=True):
@@ -30,7 +31,8 @@ class StrategyArgs(Config, frozen=True, kw_only=True):
     heads, key-value heads and inner size."""
 
     timeout_s: float = 600.0
-    """A rank that waits so long for another inside a pass gives up, which restarts the learner."""
+    """A rank that waits so long for another inside a pass, or the first one for another to take its
+    next order, gives up, which restarts the learner."""
 
     def __post_init__(self) -> None:
         if self.num_ranks < 1:
@@ -39,6 +41,7 @@ class StrategyArgs(Config, frozen=True, kw_only=True):
             raise ValueError(
                 "strategy_args.strategy_name single computes on one rank: use num_ranks 1 or fsdp2"
             )
+        check_finite(self, "strategy_args")
         if self.timeout_s <= 0:
             raise ValueError("strategy_args.timeout_s must be positive")
         self._check_tensor_parallel()
@@ -69,7 +72,8 @@ class StrategyArgs(Config, frozen=True, kw_only=True):
 class LoraArgs(Config, frozen=True, kw_only=True):
     """Low-rank adapters by `peft` (extra `lora`); the model's own weights stay as they are.
 
-    Hu et al. 2021, "LoRA", arXiv:2106.09685: W + (alpha / r) B A.
+    Hu et al. 2021, "LoRA", arXiv:2106.09685: W + (alpha / r) B A. There is no dropout: training must
+    compute what the engine sampled from.
     """
 
     r: int = 16
@@ -77,9 +81,6 @@ class LoraArgs(Config, frozen=True, kw_only=True):
 
     alpha: int = 32
     """Their scale is alpha / r."""
-
-    dropout: float = 0.0
-    """Only 0: training must compute what the engine sampled from."""
 
     target_modules: tuple[str, ...] = ("q_proj", "k_proj", "v_proj", "o_proj")
     """Linear layers that get adapters, by the last part of their names; `all-linear`: every one."""
@@ -89,11 +90,6 @@ class LoraArgs(Config, frozen=True, kw_only=True):
             raise ValueError("lora.r must be at least 1")
         if self.alpha <= 0:
             raise ValueError("lora.alpha must be positive")
-        if self.dropout:
-            raise ValueError(
-                "lora.dropout must be 0: with dropout the learner's log-probabilities are not those "
-                "that the engine sampled with"
-            )
         if not self.target_modules:
             raise ValueError("lora.target_modules must name at least one layer, or all-linear")
 

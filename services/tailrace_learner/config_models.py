@@ -20,6 +20,17 @@ def check_not_negative(config: Config, section: str, keys: tuple[str, ...]) -> N
             raise ValueError(f"{section}.{key} must be a number from 0 on, found {value:g}")
 
 
+def check_finite(config: Config, section: str = "", unbounded: frozenset[str] = frozenset()) -> None:
+    """Raise `ValueError` for a number that is none; those of `unbounded` may be infinite above."""
+    for key in config.__struct_fields__:
+        value = getattr(config, key)
+        if not isinstance(value, float) or math.isfinite(value):
+            continue
+        if value != math.inf or key not in unbounded:
+            name = f"{section}.{key}" if section else key
+            raise ValueError(f"{name} must be a finite number, found {value:g}: give one")
+
+
 class FromScratch(Config, frozen=True, kw_only=True):
     """A model with random weights, for when `pretrain` is empty."""
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from tailrace.config import Config
 from tailrace_learner.config_algorithm import AlgorithmConfig
-from tailrace_learner.config_models import TrainingArgs
+from tailrace_learner.config_execution import StrategyArgs
+from tailrace_learner.config_models import TrainingArgs, check_finite
 
 
 class ReferenceArgs(Config, frozen=True, kw_only=True):
@@ -17,6 +18,19 @@ class ReferenceArgs(Config, frozen=True, kw_only=True):
     offload: bool = False
     """Keep its weights in host memory and bring them to the device for each pass: slower, but the
     device holds one model less in between. Without a device of its own it changes nothing."""
+
+    sharded: bool = False
+    """Cut its weights over the learner's ranks, as `strategy_name: fsdp2` cuts the policy's, and gather
+    them layer by layer for each pass: of n ranks, each holds one n-th. false: every rank holds it
+    whole, with `model_args.dtype: bfloat16` the weights of linear layers in that type. It shares the
+    learner's devices either way: it is no process of its own."""
+
+    def __post_init__(self) -> None:
+        if self.sharded and self.offload:
+            raise ValueError(
+                "reference.offload moves a reference that every rank holds whole, reference.sharded "
+                "cuts it: give one"
+            )
 
 
 class CriticArgs(Config, frozen=True, kw_only=True):
@@ -43,6 +57,7 @@ class CriticArgs(Config, frozen=True, kw_only=True):
     """Learner steps at the beginning in which the critic alone is trained."""
 
     def __post_init__(self) -> None:
+        check_finite(self, "critic")
         for key in ("value_clip", "critic_warmup", "value_loss_coef"):
             if not getattr(self, key) >= 0:
                 raise ValueError(f"critic.{key} must not be negative")
@@ -58,11 +73,17 @@ def check_roles(
     config: AlgorithmConfig,
     reference: ReferenceArgs | None,
     critic: CriticArgs | None,
-    num_ranks: int,
+    strategy_args: StrategyArgs,
 ) -> None:
     """Raise `ValueError` for a model that nothing uses, and for one that is missing."""
     if reference is not None and not config.needs_reference:
         raise ValueError("reference is not read while init_kl_coef is 0: remove it or set that")
+    strategy = strategy_args.resolved_name
+    if reference is not None and reference.sharded and strategy != "fsdp2":
+        raise ValueError(
+            "reference.sharded cuts weights as strategy_args.strategy_name fsdp2 does, here is "
+            f"{strategy}: use fsdp2 (num_ranks above 1), or remove it"
+        )
     if config.adv_estimator == "gae" and critic is None:
         raise ValueError(
             "adv_estimator 'gae' needs values: give learner.critic ({} is a copy of the policy) or use "
@@ -72,7 +93,7 @@ def check_roles(
         raise ValueError(
             f"critic is not read by adv_estimator {config.adv_estimator!r} (only by gae): remove it"
         )
-    if critic is not None and critic.shared and num_ranks > 1:
+    if critic is not None and critic.shared and (num_ranks := strategy_args.num_ranks) > 1:
         raise ValueError(
             f"critic.shared with {num_ranks} ranks: a trunk on several ranks cannot have a value head; "
             "set critic.shared to false, or strategy_args.num_ranks to 1"

@@ -26,6 +26,7 @@ from tailrace_learner.config import LearnerConfig
 from tailrace_learner.core.books import Books, Timing, saved_event
 from tailrace_learner.core.drift import DRIFT
 from tailrace_learner.core.group_returns import NO_LIMITS, RowLimits
+from tailrace_learner.core.malformed import flaws
 from tailrace_learner.core.row_builder import RowBuilder
 from tailrace_learner.core.rows import PreparedGroup
 from tailrace_learner.core.run_state import RunState
@@ -58,6 +59,9 @@ _DRIFT_REMEDY = (
 _UNNAMED_REMEDY = (
     "set granularity: step for loops and workflows, or use another adv_estimator: turns whose "
     "observation is not known have no step advantage"
+)
+_FLAW_REMEDY = (
+    "they are left out, the rest of the group goes on; check that agents and learner are of one version"
 )
 _LOGGED = ("reward_mean", "success_rate", "loss", "grad_norm", "staleness_mean", "tokens_per_s")
 
@@ -187,10 +191,7 @@ class Learner:
             if unknown := self._builder.unknown_versions(group, self._versions):
                 log.error("tokens of unrecorded versions", group_id=group.group_id, versions=unknown)
         prepared = self._builder.prepare(group, self.state.step, self._versions)
-        metrics.GROUPS.labels(_fate(prepared)).inc()
-        for reason in ("stale", "nonfinite"):
-            count = prepared.counts.get(f"num_{reason}_tokens", 0)
-            metrics.MASKED_TOKENS.labels(reason).inc(count)
+        _observe_group(prepared)
         return prepared
 
     async def _quarantine_found(self) -> None:
@@ -311,6 +312,15 @@ class Learner:
 
 def _fate(prepared: PreparedGroup) -> str:
     return prepared.drop_reason or ("trained" if prepared.rows else "without_rows")
+
+
+def _observe_group(prepared: PreparedGroup) -> None:
+    metrics.GROUPS.labels(_fate(prepared)).inc()
+    for reason in ("stale", "nonfinite"):
+        count = prepared.counts.get(f"num_{reason}_tokens", 0)
+        metrics.MASKED_TOKENS.labels(reason).inc(count)
+    if found := flaws(prepared.counts):
+        log.error("malformed episodes", group_id=prepared.group_id, flaws=found, remedy=_FLAW_REMEDY)
 
 
 def _observe(step: int, timing: Timing, numbers: dict[str, float | None]) -> None:

@@ -193,6 +193,9 @@ def test_staleness_zero_is_a_synchronous_run(tmp_path: Path) -> None:
     measured = [row["mismatch_kl"] for row in rows if row["mismatch_kl"] is not None]
     assert measured
     assert max(measured) < 1e-4
+    drifts = [value for row in rows for key, value in row.items() if key.startswith("drift/")]
+    assert drifts
+    assert max(value for value in drifts if value is not None) < 1e-4
     ledger = build_ledger(tmp_path / "sync")
     check_ledger(ledger)
 

@@ -3,13 +3,29 @@
 from __future__ import annotations
 
 from tailrace.config.settings import Derived, Refused, values
+from tailrace_cli.importing import areal_loss as loss
+from tailrace_cli.importing import areal_placement as placement
 from tailrace_cli.importing import areal_rules as rules
 from tailrace_cli.importing import words
-from tailrace_cli.importing.rules import System, not_, nothing, ratio_of_steps, to, when
+from tailrace_cli.importing.rules import (
+    System,
+    beside,
+    not_,
+    nothing,
+    only,
+    ratio_of_steps,
+    repeats,
+    to,
+)
 
 _ARGS = "learner.training_args"
 _SAMPLING = "agents.generating_args"
 _ESTIMATOR = ("learner.adv_estimator", "learner.norm_std", "learner.whiten_advantages")
+_CRITIC_ARGS = "learner.critic.training_args"
+_NO_CRITIC = "there is no critic: critic.path is not given"
+_ONE_MODEL = "a run has one policy, with its own tokenizer"
+_SAME_RANKS = "it computes on the policy's ranks"
+_SAME_TYPE = "it computes as the policy does"
 _OPTIMIZER = (
     ("lr", "learning_rate"),
     ("weight_decay", "weight_decay"),
@@ -36,22 +52,28 @@ AREAL = System(
         to("total_train_steps", "max_steps"),
         Refused("total_train_epochs", words.NO_EPOCHS),
         Refused("async_training", "give max_staleness: 0 is synchronous", (True,)),
-        Derived("tokenizer_path", (), rules.same_model, "the model's own"),
+        repeats("tokenizer_path", "actor.path", _ONE_MODEL),
+        Derived(
+            "actor.backend", placement.RANKS, placement.trained_by, "the strategy, and ranks: `fsdp:d4`"
+        ),
+        Derived("rollout.backend", (placement.ENGINES,), placement.served_by, "engines: `sglang:d4`"),
+        repeats("critic.backend", "actor.backend", _SAME_RANKS),
+        repeats("ref.backend", "actor.backend", _SAME_RANKS),
         Derived(
             "allocation_mode",
-            (
-                "cluster.num_inference_servers",
-                "learner.strategy_args.num_ranks",
-                "learner.strategy_args.tensor_parallel_size",
-                "learner.strategy_args.strategy_name",
-            ),
-            rules.allocation,
+            (placement.ENGINES, *placement.RANKS),
+            placement.allocation,
             "data-parallel engines and ranks; ranks of `megatron` may be tensor-parallel too",
         ),
         to("cluster.fileroot", "output_dir"),
         to("cluster.n_gpus_per_node", "cluster.num_gpus_per_node"),
         Refused("cluster.n_nodes", "a local cluster is one machine", (1,)),
-        to("rollout.max_concurrent_rollouts", "agents.max_concurrent_episodes"),
+        Derived(
+            "rollout.max_concurrent_rollouts",
+            ("agents.max_concurrent_episodes",),
+            rules.prompts_at_once,
+            "times `gconfig.n_samples`",
+        ),
         to("rollout.max_head_offpolicyness", "max_staleness"),
         to("rollout.consumer_batch_size", "groups_per_step"),
         to("gconfig.n_samples", "group_size"),
@@ -73,7 +95,6 @@ AREAL = System(
             "learner.model_args.disable_gradient_checkpointing",
             by=not_,
         ),
-        to("actor.backend", "learner.strategy_args.strategy_name", by=rules.strategy),
         Derived(
             "actor.mb_spec.max_tokens_per_mb",
             ("learner.max_tokens_per_micro_batch", "learner.min_tokens_per_micro_batch"),
@@ -86,56 +107,81 @@ AREAL = System(
         ratio_of_steps(
             "actor.optimizer.warmup_steps_proportion", f"{_ARGS}.warmup_steps", "total_train_steps"
         ),
-        Derived("actor.group_size", (), rules.same_group, "as `gconfig.n_samples`"),
-        Derived("actor.max_new_tokens", (), nothing, "as `gconfig.max_new_tokens`"),
-        Derived("actor.temperature", (), rules.same_temperature, "as `gconfig.temperature`"),
-        Derived("actor.use_decoupled_loss", ("learner.loss",), rules.decoupled, "the loss"),
-        Derived(
-            "actor.importance_sampling_level", ("learner.loss",), rules.level, "`gspo` by sequence"
+        repeats("actor.group_size", "gconfig.n_samples", "a group has one size"),
+        repeats("actor.max_new_tokens", "gconfig.max_new_tokens", "replies have one bound"),
+        repeats(
+            "actor.temperature", "gconfig.temperature", "log-probabilities are taken at the temperature"
         ),
-        Derived("actor.use_sapo_loss", ("learner.loss",), rules.sapo, "the loss"),
-        Derived("actor.use_m2po_loss", ("learner.loss",), rules.m2po, "the loss"),
-        Derived("actor.eps_clip", ("learner.pg_clip",), rules.clip, "below 1, and above where alone"),
-        Derived("actor.eps_clip_higher", ("learner.loss",), rules.clip_higher, "`dapo`"),
+        Derived("actor.use_m2po_loss", ("learner.loss",), loss.m2po, "the loss"),
+        Derived("actor.use_sapo_loss", ("learner.loss",), loss.sapo, "the loss"),
+        Derived("actor.importance_sampling_level", ("learner.loss",), loss.level, "`gspo` by sequence"),
+        Derived("actor.rejection_sampling", loss.WEIGHTS, loss.rejection, "of tokens by their ratio"),
+        Derived(
+            "actor.use_decoupled_loss", loss.WEIGHTS, loss.decoupled, "`mis`, or `tis` if truncated"
+        ),
+        *(
+            setting
+            for word in loss.SPELLINGS
+            for setting in (
+                Derived(f"actor.{word}_imp_weight_mode", (), loss.mode, "with `use_decoupled_loss`"),
+                Derived(f"actor.{word}_imp_weight_cap", (), loss.cap, "with `use_decoupled_loss`"),
+            )
+        ),
+        Derived("actor.eps_clip", ("learner.pg_clip",), loss.clip, "below 1, and above where alone"),
+        Derived("actor.eps_clip_higher", ("learner.loss",), loss.clip_higher, "`dapo`"),
         to("actor.c_clip", "learner.dual_clip"),
-        to("actor.behav_imp_weight_cap", "learner.tis_cap", by=float),
-        Derived("actor.recompute_logprob", (), rules.recomputes, "else nothing is compared with"),
+        Derived("actor.recompute_logprob", (), loss.recomputes, "else nothing is compared with"),
         to("actor.prox_logp_method", "learner.proximal_logprobs", by=rules.proximal),
         to("actor.ppo_n_minibatches", "learner.num_mini_batches"),
         to("actor.reward_clip", "learner.reward_clip", by=float),
         Refused("actor.reward_scaling", "give the weight of a component under reward.rewards", (1.0,)),
         Refused("actor.reward_bias", "rewards are compared with each other or with values", (0.0,)),
-        Derived(
-            "actor.kl_ctl", ("learner.init_kl_coef", "learner.kl_in"), rules.kl, "KL in the reward"
-        ),
-        when(
-            "actor.kl_estimator",
-            "learner.kl_estimator",
-            lambda lookup: bool(lookup("actor.kl_ctl")),
-            words.NO_KL,
-            words.kl_estimator,
-        ),
-        Derived("actor.discount", ("learner.gamma",), rules.discount, "where an estimator discounts"),
-        when("actor.gae_lambda", "learner.lambd", rules.has_critic, rules.NO_CRITIC),
         Derived("actor.reward_norm", _ESTIMATOR, rules.reward_norm, "the estimator"),
         Derived("actor.adv_norm", _ESTIMATOR, rules.adv_norm, "the estimator"),
         Derived("actor.group_reward_norm", _ESTIMATOR, rules.group_norm, "the estimator"),
         Derived("critic.path", ("learner.critic",), rules.critic, "the estimator is `gae`"),
+        Derived("actor.discount", ("learner.gamma",), rules.discount, "where an estimator discounts"),
+        Derived(
+            "actor.gae_lambda",
+            ("learner.lambd", "learner.gamma", "learner.adv_estimator"),
+            rules.gae_lambda,
+            "`reinforce` without critic and norms",
+        ),
+        Derived("actor.kl_ctl", ("learner.init_kl_coef", "learner.kl_in"), rules.kl, "in the reward"),
+        Derived(
+            "actor.kl_estimator", ("learner.kl_estimator",), rules.kl_estimator, "with `actor.kl_ctl`"
+        ),
         Refused("critic.is_critic", "a critic is one", (True,)),
-        to("critic.eps_clip", "learner.critic.value_clip"),
-        Derived("critic.dtype", (), rules.same_dtype, "as `actor.dtype`"),
+        only(rules.has_critic, _NO_CRITIC, to("critic.eps_clip", "learner.critic.value_clip")),
+        repeats("critic.dtype", "actor.dtype", _SAME_TYPE),
         *(
-            to(f"critic.optimizer.{key}", f"learner.critic.training_args.{ours}")
+            only(rules.has_critic, _NO_CRITIC, to(f"critic.optimizer.{key}", f"{_CRITIC_ARGS}.{ours}"))
             for key, ours in _OPTIMIZER
         ),
-        to(
-            "critic.optimizer.lr_scheduler_type",
-            "learner.critic.training_args.lr_scheduler_type",
-            by=values.schedule,
+        only(
+            rules.has_critic,
+            _NO_CRITIC,
+            to(
+                "critic.optimizer.lr_scheduler_type",
+                f"{_CRITIC_ARGS}.lr_scheduler_type",
+                by=values.schedule,
+            ),
+        ),
+        only(
+            rules.has_critic,
+            _NO_CRITIC,
+            ratio_of_steps(
+                "critic.optimizer.warmup_steps_proportion",
+                f"{_CRITIC_ARGS}.warmup_steps",
+                "total_train_steps",
+            ),
+        ),
+        repeats(
+            "critic.ppo_n_minibatches", "actor.ppo_n_minibatches", "both are trained in the same passes"
         ),
         Refused("critic.optimizer.type", "the optimizer is AdamW", ("adam", "adamw")),
         Derived("ref.path", ("learner.reference.pretrain",), rules.reference, "unless the policy's"),
-        Derived("ref.dtype", (), rules.same_dtype, "as `actor.dtype`"),
+        repeats("ref.dtype", "actor.dtype", _SAME_TYPE),
         *(
             setting
             for server, length, running, share in _SERVERS
@@ -144,8 +190,8 @@ AREAL = System(
                 to(f"{server}.{running}", "inference.max_running"),
                 to(f"{server}.{share}", "inference.gpu_memory_utilization"),
                 to(f"{server}.dtype", "inference.dtype", by=values.engine_dtype),
-                Derived(f"{server}.model_path", (), rules.same_model, "the policy's"),
-                Derived(f"{server}.model", (), rules.same_model, "the policy's"),
+                repeats(f"{server}.model_path", "actor.path", _ONE_MODEL),
+                repeats(f"{server}.model", "actor.path", _ONE_MODEL),
                 Refused(server, words.NO_ENGINE),
             )
         ),
@@ -163,7 +209,10 @@ AREAL = System(
             "with `gconfig.max_new_tokens`",
         ),
         Refused("train_dataset.shuffle", "rows are shuffled anew in every epoch", (True,)),
-        to("valid_dataset.batch_size", "scheduler.eval_groups"),
+        Refused(
+            "valid_dataset.batch_size",
+            "rows that a loader gives at once; give scheduler.eval_groups, the rows of an evaluation",
+        ),
         Derived(
             "valid_dataset.path",
             ("agents.datasets.validation.path", "scheduler.eval_tags"),
@@ -173,7 +222,12 @@ AREAL = System(
         to("saver.freq_steps", "save_steps"),
         to("evaluator.freq_steps", "eval_steps"),
         Derived("stats_logger.wandb.mode", words.TRACKERS, rules.tracker, "if not disabled"),
-        Derived("stats_logger.wandb.project", (), nothing, "with `stats_logger.wandb.mode`"),
+        beside(
+            "stats_logger.wandb.project",
+            lambda lookup: lookup("stats_logger.wandb.mode", "disabled") != "disabled",
+            "stats_logger.wandb.mode is disabled",
+            "with `stats_logger.wandb.mode`",
+        ),
         to("workflow", "agents.workflow.agent"),
     ),
 )

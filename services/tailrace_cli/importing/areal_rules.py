@@ -2,22 +2,15 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from typing import Any
 
 from tailrace.config.settings.setting import Lookup, choice
 from tailrace_cli.importing import words
-from tailrace_cli.importing.rules import run_name
+from tailrace_cli.importing.rules import NoEffectError, run_name
 
-NO_CRITIC = "there is no critic, and gae alone looks ahead by values"
-_CHOICES_OF_LOSS = {"learner.behaviour_correction": "none"}
-_DISCOUNTED = ("gae", "reinforce", "reinforce_plus_plus")
-_SIZES = r"(?:[dtpce]\d+)+"
-_PLAN = re.compile(rf"(?:[a-z]+[:.])?({_SIZES})(?:\+(?:([a-z]+)[:.])?({_SIZES}))?")
-_STRATEGY = "learner.strategy_args"
-
-strategy = choice("megatron", fsdp="fsdp2")
+_NORMS = ("reward_norm", "group_reward_norm")
+_TOKEN_REWARDED = ("gae", "reinforce")
 _MODES = choice("online", "offline")
 proximal = choice("recompute", loglinear="interpolate")
 
@@ -41,36 +34,6 @@ def tracker(mode: Any, lookup: Lookup) -> Mapping[str, Any]:
     return {"learner.wandb.project": str(project), "learner.wandb.mode": _MODES(mode)}
 
 
-def allocation(plan: Any, lookup: Lookup) -> Mapping[str, Any]:
-    """`sglang:d4t1p1+d2t1p1`: engines and ranks that share the work; others are refused.
-
-    With `megatron` ranks may share layers too: `sglang:d4+megatron:d2t2`.
-    """
-    found = _PLAN.fullmatch(str(plan))
-    if not found:
-        raise ValueError("expected engines and ranks, like sglang:d4+d4")
-    engines, backend, ranks = found.groups()
-    cuts = "megatron" in (backend, lookup(f"{_STRATEGY}.strategy_name"))
-    num_engines, _ = _sizes(engines, "d")
-    num_groups, size = _sizes(ranks or "d1", "dt" if cuts else "d")
-    ours = {
-        "cluster.num_inference_servers": num_engines,
-        f"{_STRATEGY}.num_ranks": num_groups * size,
-    }
-    if not cuts:
-        return ours
-    of_cut = {f"{_STRATEGY}.strategy_name": "megatron", f"{_STRATEGY}.tensor_parallel_size": size}
-    return {**ours, **of_cut}
-
-
-def _sizes(part: str, allowed: str) -> tuple[int, int]:
-    """How many share the work, and how many of them share layers."""
-    sizes = {kind: int(size) for kind, size in re.findall(r"([dtpce])(\d+)", part)}
-    if any(size != 1 for kind, size in sizes.items() if kind not in allowed):
-        raise ValueError(f"{part}: {words.PARALLEL}")
-    return sizes.get("d", 1), sizes.get("t", 1)
-
-
 def top_k(value: Any) -> int:
     """More than any vocabulary has is "from all"."""
     return 0 if value >= 1_000_000 else words.all_or(value)
@@ -84,74 +47,40 @@ def tokens_of_a_pass(tokens: Any, _lookup: Lookup) -> Mapping[str, Any]:
     }
 
 
-def _repeats(key: str, what: str) -> Any:
-    def check(value: Any, lookup: Lookup) -> Mapping[str, Any]:
-        if lookup(key, value) != value:
-            raise ValueError(f"differs from {key}: {what}")
-        return {}
-
-    return check
-
-
-same_model = _repeats("actor.path", "a run has one policy, with its own tokenizer")
-same_group = _repeats("gconfig.n_samples", "a group has one size")
-same_temperature = _repeats("gconfig.temperature", "log-probabilities are taken at the temperature")
-same_dtype = _repeats("actor.dtype", "it computes as the policy does")
-
-
-def decoupled(used: Any, _lookup: Lookup) -> Mapping[str, Any]:
-    """The loss that weighs tokens by the policy that sampled them."""
-    return {"learner.loss": "decoupled_ppo", **_CHOICES_OF_LOSS} if used else {}
-
-
-def level(value: Any, _lookup: Lookup) -> Mapping[str, Any]:
-    """Ratios of tokens or of whole rows."""
-    return choice(token={}, sequence={"learner.loss": "gspo"})(value)  # type: ignore[no-any-return]
-
-
-def sapo(used: Any, _lookup: Lookup) -> Mapping[str, Any]:
-    """Gates instead of clips."""
-    return {"learner.loss": "sapo"} if used else {}
-
-
-def m2po(used: Any, _lookup: Lookup) -> Mapping[str, Any]:
-    """Tokens are left out by the second moment of their log-ratios."""
-    return {"learner.loss": "m2po", **_CHOICES_OF_LOSS} if used else {}
-
-
-def clip(value: Any, lookup: Lookup) -> Mapping[str, Any]:
-    """How far below 1, and alone above it too."""
-    if lookup("learner.loss") == "gspo":
-        high = lookup("actor.eps_clip_higher", value)
-        return {"learner.gspo_clip": value, "learner.gspo_clip_high": high}
-    return {"learner.pg_clip": value}
-
-
-def clip_higher(value: Any, lookup: Lookup) -> Mapping[str, Any]:
-    """How far above 1, which only some losses let differ."""
-    loss = lookup("learner.loss")
-    if loss == "gspo":
-        return {}
-    if loss is not None:
-        raise ValueError(f"loss {loss} follows ratios as far above 1 as below")
-    return {"learner.loss": "dapo", "learner.pg_clip_high": value}
-
-
-def recomputes(used: Any, lookup: Lookup) -> Mapping[str, Any]:
-    """False is possible with interpolated log-probabilities only."""
-    if not used and lookup("actor.prox_logp_method") != "loglinear":
-        raise ValueError(
-            "losses compare with the policy at a step's start: recompute or interpolate it"
-        )
-    return {}
+def prompts_at_once(prompts: Any, lookup: Lookup) -> Mapping[str, Any]:
+    """Each has as many episodes as a group."""
+    return {"agents.max_concurrent_episodes": prompts * lookup("gconfig.n_samples", 1)}
 
 
 def kl(coefficient: Any, lookup: Lookup) -> Mapping[str, Any]:
-    """In the reward, for estimators that know rewards of tokens."""
+    """Always subtracted from the rewards of tokens, which only some estimators have."""
     if not coefficient:
         return {}
-    where = "reward" if has_critic(lookup) else "loss"
-    return {"learner.init_kl_coef": coefficient, "learner.kl_in": where}
+    estimator = _estimator(lookup)
+    if estimator not in _TOKEN_REWARDED:
+        raise ValueError(
+            f"subtracted from the rewards of tokens, which {estimator or 'our estimator'} has not: "
+            "learner.init_kl_coef with learner.kl_in loss holds the policy near in another way"
+        )
+    return {
+        "learner.adv_estimator": estimator,
+        "learner.init_kl_coef": coefficient,
+        "learner.kl_in": "reward",
+    }
+
+
+def kl_estimator(name: Any, lookup: Lookup) -> Mapping[str, Any]:
+    """Read where the divergence is."""
+    _check_kl(lookup)
+    return {"learner.kl_estimator": words.kl_estimator(name)}
+
+
+def _check_kl(lookup: Lookup) -> None:
+    if lookup("learner.init_kl_coef"):
+        return
+    if lookup("actor.kl_ctl"):
+        raise ValueError("read with actor.kl_ctl, which is not mapped")
+    raise NoEffectError(words.NO_KL)
 
 
 def has_critic(lookup: Lookup) -> bool:
@@ -160,10 +89,34 @@ def has_critic(lookup: Lookup) -> bool:
 
 
 def discount(value: Any, lookup: Lookup) -> Mapping[str, Any]:
-    """Read where an estimator discounts; 1 is no discount."""
-    if value != 1 and not has_critic(lookup):
+    """Per token; what looks ahead by `gae_lambda` discounts too where there are no values."""
+    if has_critic(lookup):
+        return {"learner.gamma": float(value)}
+    return _without_values(float(value) * float(lookup("actor.gae_lambda", 1.0)), lookup)
+
+
+def gae_lambda(value: Any, lookup: Lookup) -> Mapping[str, Any]:
+    """How far it looks beyond the next value; without values a discount."""
+    if has_critic(lookup):
+        return {"learner.lambd": float(value)}
+    return _without_values(float(value) * float(lookup("actor.discount", 1.0)), lookup)
+
+
+def _without_values(gamma: float, lookup: Lookup) -> Mapping[str, Any]:
+    estimator = _estimator(lookup)
+    if estimator == "reinforce":
+        return {"learner.adv_estimator": estimator} | ({} if gamma == 1 else {"learner.gamma": gamma})
+    if gamma != 1:
         raise ValueError("estimators that compare the members of a group do not discount")
-    return {"learner.gamma": float(value)} if has_critic(lookup) else {}
+    return {}
+
+
+def _estimator(lookup: Lookup) -> str | None:
+    """Plain returns where nothing compares rewards; None if what does is not mapped."""
+    found: str | None = lookup("learner.adv_estimator")
+    if found is None and not any(lookup(f"actor.{norm}") for norm in _NORMS):
+        return "reinforce"
+    return found
 
 
 def critic(path: Any, lookup: Lookup) -> Mapping[str, Any]:
@@ -176,8 +129,7 @@ def reference(path: Any, lookup: Lookup) -> Mapping[str, Any]:
     """Weights other than those at the run's start."""
     if path == lookup("actor.path"):
         return {}
-    if not lookup("actor.kl_ctl"):
-        raise ValueError(words.NO_KL)
+    _check_kl(lookup)
     return {"learner.reference.pretrain": path}
 
 
@@ -188,23 +140,31 @@ def reward_norm(norm: Any, lookup: Lookup) -> Mapping[str, Any]:
         if mean or std:
             raise ValueError("with a critic rewards are not compared with each other")
         return {}
-    if norm.get("mean_leave1out"):
-        return {"learner.adv_estimator": "rloo"}
-    if mean != "group" or std not in ("group", None):
+    if not isinstance(norm, Mapping) or mean != "group" or std not in ("group", None):
         raise ValueError(
             "rewards are compared within their group: mean_level group, std_level group or none"
         )
+    members, size = norm.get("group_size"), lookup("gconfig.n_samples")
+    if members is not None and size is not None and members != size:
+        raise ValueError(f"group_size differs from gconfig.n_samples ({size}): a group has one size")
+    if norm.get("mean_leave1out"):
+        return {"learner.adv_estimator": "rloo"}
     return {"learner.adv_estimator": "grpo", "learner.norm_std": std == "group"}
 
 
 def adv_norm(norm: Any, lookup: Lookup) -> Mapping[str, Any]:
-    """Over the batch it is whitening; within groups it is how rewards are compared."""
+    """Over the batch it is whitening; within groups it is how rewards are compared.
+
+    Older versions: true is over the batch.
+    """
+    if isinstance(norm, bool):
+        return {"learner.whiten_advantages": norm}
     mean, std = _levels(norm)
     if mean == "group" and lookup("actor.reward_norm") is None:
         return reward_norm(norm, lookup)
     if (mean, std) == ("batch", "batch"):
         return {"learner.whiten_advantages": True}
-    if mean or std:
+    if mean or std or not isinstance(norm, Mapping):
         raise ValueError("advantages are whitened over the batch by mean and deviation, or not at all")
     return {}
 

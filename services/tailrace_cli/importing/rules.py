@@ -23,7 +23,7 @@ class System:
     settings: tuple[Setting, ...]
 
 
-def to(name: str, *keys: str, by: Callable[[Any], Any] = same, remark: str = "") -> Setting:
+def to(name: str, *keys: str, by: Callable[[Any], Any] = same, remark: str = "") -> Renamed:
     """`name` sets `keys` to its value, or to what `by` makes of it."""
     return Renamed(name, keys, by, remark)
 
@@ -49,14 +49,46 @@ def when(
     return Derived(name, (key,), derive, f"not where {otherwise}")
 
 
-def ratio_of_steps(name: str, key: str, steps: str) -> Setting:
+def only(holds: Callable[[Lookup], bool], otherwise: str, setting: Renamed | Derived) -> Setting:
+    """`setting` where `holds`; `otherwise` says why it changes nothing elsewhere."""
+
+    def derive(value: Any, lookup: Lookup) -> Mapping[str, Any]:
+        if not holds(lookup):
+            raise NoEffectError(otherwise)
+        if isinstance(setting, Renamed):
+            return dict.fromkeys(setting.sets, setting.convert(value))
+        return setting.derive(value, lookup)
+
+    remark = f"{setting.remark}; " if setting.remark else ""
+    return Derived(setting.name, setting.sets, derive, f"{remark}not where {otherwise}")
+
+
+def beside(name: str, holds: Callable[[Lookup], bool], otherwise: str, remark: str) -> Setting:
+    """For a setting that another one reads where `holds`."""
+    return only(holds, otherwise, Derived(name, (), nothing, remark))
+
+
+def repeats(name: str, other: str, reason: str, default: Any = None) -> Derived:
+    """`name` says again what `other` says (`default` where that is not given), or is not possible."""
+
+    def derive(value: Any, lookup: Lookup) -> Mapping[str, Any]:
+        wanted = lookup(other, value if default is None else default)
+        if value != wanted:
+            raise ValueError(f"differs from {other} ({wanted!r}): {reason}")
+        return {}
+
+    return Derived(name, (), derive, f"as `{other}`")
+
+
+def ratio_of_steps(name: str, key: str, steps: str) -> Derived:
     """`name` is a share of the steps that `steps` gives; `key` is their number."""
 
     def derive(value: Any, lookup: Lookup) -> Mapping[str, Any]:
         total = lookup(steps)
         if not value:
             return {}
-        if not isinstance(total, int) or total < 1:
+        is_whole = isinstance(total, int) or (isinstance(total, float) and total.is_integer())
+        if not is_whole or total < 1:
             raise ValueError(f"a share of all steps, and {steps} does not say how many there are")
         return {key: round(value * total)}
 

@@ -3,14 +3,22 @@
 from __future__ import annotations
 
 from tailrace.config.settings import Derived, Refused, values
-from tailrace.config.settings.setting import choice
 from tailrace_cli.importing import verl_rules as rules
 from tailrace_cli.importing import words
-from tailrace_cli.importing.rules import System, not_, nothing, ratio_of_steps, run_name, to, when
+from tailrace_cli.importing.rules import (
+    System,
+    beside,
+    nothing,
+    only,
+    repeats,
+    run_name,
+    to,
+    when,
+)
+from tailrace_cli.importing.verl_actor import ACTOR_AND_REFERENCE
+from tailrace_cli.importing.verl_optimizer import optimizer
 from tailrace_cli.importing.verl_rules import ACTOR, MODEL, ROLLOUT
 
-_REF = "actor_rollout_ref.ref"
-_ARGS = "learner.training_args"
 _CRITIC_ARGS = "learner.critic.training_args"
 _SAMPLING = "agents.generating_args"
 _EVAL = "agents.eval_generating_args"
@@ -19,12 +27,17 @@ _FUNCTION = (
     "functions of rewards have other arguments here: write `def f(task, messages, metrics) -> float`, "
     "which finds the row in task.row, and name it under reward.rewards"
 )
-_CLIPS = ("learner.loss", "learner.pg_clip", "learner.pg_clip_high")
 _RESUMES = ("auto", "disable", "resume_path")
-_OPTIMIZER = (
-    ("lr", "learning_rate"),
-    ("weight_decay", "weight_decay"),
-    ("min_lr_ratio", "min_lr_ratio"),
+_NO_DIVERGENCE = "use_kl_in_reward is off"
+_ONE_LOOP = "policy and critic are trained in the same passes"
+_OF_ACTOR = (
+    ("strategy", "fsdp"),
+    ("ppo_epochs", 1),
+    ("ppo_mini_batch_size", 256),
+    ("use_dynamic_bsz", False),
+    ("shuffle", False),
+    ("loss_agg_mode", "token-mean"),
+    ("ulysses_sequence_parallel_size", 1),
 )
 
 VERL = System(
@@ -36,11 +49,27 @@ VERL = System(
         to("trainer.total_training_steps", "max_steps"),
         to("trainer.save_freq", "save_steps", by=words.steps_or_never),
         to("trainer.test_freq", "eval_steps", by=words.steps_or_never),
-        to("trainer.n_gpus_per_node", "cluster.num_gpus_per_node"),
+        Derived(
+            "trainer.n_gpus_per_node",
+            (
+                "cluster.num_gpus_per_node",
+                "learner.strategy_args.num_ranks",
+                "cluster.num_inference_servers",
+                "cluster.learner_gpus",
+                "cluster.inference_gpus",
+            ),
+            rules.gpus,
+            "a rank and an engine on each",
+        ),
         Refused("trainer.nnodes", "a local cluster is one machine", (1,)),
         Refused("trainer.val_before_train", "every run is evaluated before its first step", (True,)),
         Derived("trainer.logger", words.TRACKERS, rules.trackers, "`wandb` and `tensorboard`"),
-        Derived("trainer.project_name", (), nothing, "with `trainer.logger`, for `wandb`"),
+        beside(
+            "trainer.project_name",
+            rules.uses_wandb,
+            "trainer.logger does not name wandb",
+            "with `trainer.logger`, for `wandb`",
+        ),
         to("trainer.resume_from_path", "resume_from_checkpoint"),
         Refused("trainer.resume_mode", "give resume_from_checkpoint", _RESUMES),
         to("trainer.max_actor_ckpt_to_keep", "learner.save_total_limit"),
@@ -70,93 +99,7 @@ VERL = System(
             "with `data.max_response_length`",
         ),
         to("data.max_response_length", f"{_SAMPLING}.max_new_tokens", f"{_EVAL}.max_new_tokens"),
-        to(f"{MODEL}.path", "pretrain"),
-        to(
-            f"{MODEL}.enable_gradient_checkpointing",
-            "learner.model_args.disable_gradient_checkpointing",
-            by=not_,
-        ),
-        Refused(f"{MODEL}.use_remove_padding", "rows are packed, there is no padding", (True,)),
-        Refused(f"{MODEL}.trust_remote_code", "code of models is never run", (False,)),
-        Derived(f"{MODEL}.lora_rank", ("learner.lora.r",), rules.lora, "with its scale and layers"),
-        Derived(f"{MODEL}.lora_alpha", (), nothing, "with `lora_rank`"),
-        Derived(f"{MODEL}.target_modules", (), nothing, "with `lora_rank`"),
-        to(
-            f"{ACTOR}.strategy",
-            "learner.strategy_args.strategy_name",
-            by=choice("fsdp2", "megatron", fsdp="fsdp2"),
-        ),
-        Derived(
-            f"{ACTOR}.megatron.tensor_model_parallel_size",
-            ("learner.strategy_args.tensor_parallel_size", "learner.strategy_args.num_ranks"),
-            rules.tensor_parallel,
-            "one group of ranks that share the layers, with `strategy: megatron`",
-        ),
-        Refused(f"{ACTOR}.megatron.pipeline_model_parallel_size", words.NO_STAGES, (1,)),
-        Derived(
-            f"{ACTOR}.ppo_mini_batch_size", ("learner.num_mini_batches",), rules.updates, "per update"
-        ),
-        Derived(
-            f"{ACTOR}.ppo_micro_batch_size_per_gpu",
-            ("learner.max_tokens_per_micro_batch",),
-            rules.row_budget,
-            "times the longest row",
-        ),
-        when(
-            f"{ACTOR}.ppo_max_token_len_per_gpu",
-            "learner.max_tokens_per_micro_batch",
-            lambda lookup: bool(lookup(f"{ACTOR}.use_dynamic_bsz")),
-            "use_dynamic_bsz is off",
-        ),
-        Derived(f"{ACTOR}.use_dynamic_bsz", (), nothing, "passes are always packed by tokens"),
-        Refused(f"{ACTOR}.shuffle", "mini-batches are made of groups as they arrive", (False,)),
-        to(f"{ACTOR}.ppo_epochs", "learner.ppo_epochs"),
-        to(f"{ACTOR}.grad_clip", f"{_ARGS}.max_grad_norm"),
-        to(f"{ACTOR}.optim.clip_grad", f"{_ARGS}.max_grad_norm"),
-        *(
-            Derived(f"{ACTOR}.{key}", _CLIPS, rules.clip, "`dapo` if they differ")
-            for key in ("clip_ratio", "clip_ratio_low", "clip_ratio_high")
-        ),
-        when(
-            f"{ACTOR}.clip_ratio_c",
-            "learner.dual_clip",
-            rules.is_vanilla,
-            "the loss is not vanilla, which alone has this bound",
-        ),
-        Derived(f"{ACTOR}.policy_loss.loss_mode", ("learner.loss",), rules.loss, "the loss"),
-        to(f"{ACTOR}.loss_agg_mode", "learner.loss_aggregation", by=words.aggregation),
-        to(f"{ACTOR}.entropy_coeff", "learner.entropy_loss_coef"),
-        Derived(f"{ACTOR}.use_kl_loss", ("learner.init_kl_coef",), rules.kl_in_loss, "KL in the loss"),
-        Derived(f"{ACTOR}.kl_loss_coef", (), nothing, "with `use_kl_loss`"),
-        when(
-            f"{ACTOR}.kl_loss_type",
-            "learner.kl_estimator",
-            lambda lookup: bool(lookup(f"{ACTOR}.use_kl_loss")),
-            words.NO_KL,
-            words.kl_estimator,
-        ),
-        *(to(f"{ACTOR}.optim.{key}", f"{_ARGS}.{ours}") for key, ours in _OPTIMIZER),
-        Derived(
-            f"{ACTOR}.optim.betas",
-            (f"{_ARGS}.adam_beta1", f"{_ARGS}.adam_beta2"),
-            rules.betas,
-            "both of AdamW",
-        ),
-        Derived(f"{ACTOR}.optim.lr_warmup_steps", (f"{_ARGS}.warmup_steps",), rules.warmup, "steps"),
-        ratio_of_steps(
-            f"{ACTOR}.optim.lr_warmup_steps_ratio",
-            f"{_ARGS}.warmup_steps",
-            "trainer.total_training_steps",
-        ),
-        to(f"{ACTOR}.optim.lr_scheduler_type", f"{_ARGS}.lr_scheduler_type", by=values.schedule),
-        when(
-            f"{ACTOR}.optim.warmup_style",
-            f"{_ARGS}.lr_scheduler_type",
-            rules.schedule,
-            "optim.lr_scheduler_type says it already",
-            values.schedule,
-        ),
-        Refused(f"{_REF}.fsdp_config.param_offload", "set learner.reference.offload", (False,)),
+        *ACTOR_AND_REFERENCE,
         Refused(f"{ROLLOUT}.name", words.NO_ENGINE, ("hf",)),
         Refused(f"{ROLLOUT}.tensor_model_parallel_size", words.PARALLEL, (1,)),
         to(f"{ROLLOUT}.n", "group_size"),
@@ -220,21 +163,47 @@ VERL = System(
             "algorithm.use_kl_in_reward", ("learner.init_kl_coef",), rules.kl_in_reward, "KL in rewards"
         ),
         *(
-            Derived(f"algorithm.{key}", (), nothing, "with `use_kl_in_reward`")
-            for key in ("kl_penalty", "kl_ctrl.type", "kl_ctrl.kl_coef", "kl_ctrl.target_kl")
+            beside(f"algorithm.{key}", rules.penalizes, _NO_DIVERGENCE, "with `use_kl_in_reward`")
+            for key in ("kl_penalty", "kl_ctrl.type", "kl_ctrl.kl_coef")
         ),
-        Derived("algorithm.kl_ctrl.horizon", (), nothing, "with `use_kl_in_reward`"),
-        to(
+        *(
+            beside(
+                f"algorithm.kl_ctrl.{key}",
+                rules.adapts,
+                f"kl_ctrl.type is not adaptive, or {_NO_DIVERGENCE}",
+                "with `kl_ctrl.type: adaptive`",
+            )
+            for key in ("target_kl", "horizon")
+        ),
+        Derived(
             "algorithm.filter_groups.enable",
-            "learner.zero_variance_groups",
-            by=lambda used: "redraw" if used else "skip",
+            ("learner.zero_variance_groups",),
+            rules.redraw,
+            "with estimators that compare the members of a group",
         ),
         when("critic.cliprange_value", "learner.critic.value_clip", rules.has_critic, _OF_CRITIC),
+        *(only(rules.has_critic, _OF_CRITIC, line) for line in optimizer("critic", _CRITIC_ARGS)),
         *(
-            when(f"critic.optim.{key}", f"{_CRITIC_ARGS}.{ours}", rules.has_critic, _OF_CRITIC)
-            for key, ours in _OPTIMIZER
+            only(rules.has_critic, _OF_CRITIC, line)
+            for line in (
+                *(
+                    repeats(f"critic.{key}", f"{ACTOR}.{key}", _ONE_LOOP, value)
+                    for key, value in _OF_ACTOR
+                ),
+                repeats("critic.rollout_n", f"{ROLLOUT}.n", "a group has one size", 1),
+                *(
+                    repeats(f"critic.model.{key}", f"{MODEL}.{key}", "as the policy is read", False)
+                    for key in ("trust_remote_code", "use_remove_padding")
+                ),
+                repeats("critic.model.tokenizer_path", f"{MODEL}.path", "a run has one tokenizer"),
+                repeats(
+                    "critic.model.enable_gradient_checkpointing",
+                    f"{MODEL}.enable_gradient_checkpointing",
+                    "policy and critic compute alike",
+                    True,
+                ),
+            )
         ),
-        when("critic.grad_clip", f"{_CRITIC_ARGS}.max_grad_norm", rules.has_critic, _OF_CRITIC),
         Derived(
             "critic.model.path", ("learner.critic.pretrain",), rules.critic_path, "if not the policy's"
         ),
@@ -244,12 +213,22 @@ VERL = System(
             rules.overlong,
             "with its length and `data.max_response_length`",
         ),
-        Derived("reward_model.overlong_buffer.len", (), nothing, "with `enable`"),
+        beside(
+            "reward_model.overlong_buffer.len",
+            lambda lookup: bool(lookup("reward_model.overlong_buffer.enable")),
+            "overlong_buffer.enable is off",
+            "with `enable`",
+        ),
         Refused("reward_model.overlong_buffer.penalty_factor", "the penalty rises to 1", (1.0,)),
         Derived(
             "reward_model.enable", ("reward.reward_pretrain",), rules.reward_model, "with its model"
         ),
-        Derived("reward_model.model.path", (), nothing, "with `reward_model.enable`"),
+        beside(
+            "reward_model.model.path",
+            lambda lookup: bool(lookup("reward_model.enable")),
+            "reward_model.enable is off",
+            "with `reward_model.enable`",
+        ),
         Refused("custom_reward_function", _FUNCTION),
     ),
 )

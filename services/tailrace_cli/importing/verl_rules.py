@@ -8,6 +8,7 @@ from typing import Any
 from tailrace.config.settings.setting import Lookup, choice
 from tailrace_cli.importing import words
 from tailrace_cli.importing.rules import NoEffectError
+from tailrace_learner.config_algorithm import GROUP_RELATIVE
 
 ACTOR = "actor_rollout_ref.actor"
 MODEL = "actor_rollout_ref.model"
@@ -25,15 +26,16 @@ _WRITTEN_ANYWAY = ("console", "file")
 def updates(rows: Any, lookup: Lookup) -> Mapping[str, Any]:
     """Rows of an update are prompts, as those of a step."""
     groups = lookup("data.train_batch_size")
+    rows = words.whole(rows, 1)
     if not groups or groups % rows:
         raise ValueError(f"does not divide data.train_batch_size ({groups})")
-    return {"learner.num_mini_batches": groups // rows}
+    return {"learner.num_mini_batches": int(groups) // rows}
 
 
 def row_budget(rows: Any, lookup: Lookup) -> Mapping[str, Any]:
     """Rows of a pass, each as long as it may become."""
     if lookup(f"{ACTOR}.use_dynamic_bsz"):
-        return {}
+        raise NoEffectError("use_dynamic_bsz packs passes by tokens")
     length = lookup("data.max_prompt_length", 0) + lookup("data.max_response_length", 0)
     if not length:
         raise ValueError("rows of unknown length: passes are packed by tokens here")
@@ -49,7 +51,24 @@ def tensor_parallel(size: Any, lookup: Lookup) -> Mapping[str, Any]:
     if lookup("learner.strategy_args.strategy_name") != "megatron":
         raise NoEffectError(words.NO_CUT)
     strategy = "learner.strategy_args"
-    return {f"{strategy}.tensor_parallel_size": size, f"{strategy}.num_ranks": size}
+    if lookup(f"{strategy}.num_ranks", size) % size:
+        raise ValueError("does not divide trainer.n_gpus_per_node, on each of which a rank computes")
+    ranks = lookup(f"{strategy}.num_ranks", size)
+    return {f"{strategy}.tensor_parallel_size": size, f"{strategy}.num_ranks": ranks}
+
+
+def gpus(count: Any, _lookup: Lookup) -> Mapping[str, Any]:
+    """A rank and an engine on every GPU, since both roles share all of them."""
+    count = words.whole(count, 0, 1024)
+    ours: dict[str, Any] = {"cluster.num_gpus_per_node": count}
+    if count < 2:
+        return ours
+    return ours | {
+        "learner.strategy_args.num_ranks": count,
+        "cluster.num_inference_servers": count,
+        "cluster.learner_gpus": list(range(count)),
+        "cluster.inference_gpus": list(range(count)),
+    }
 
 
 def longest(prompt: Any, lookup: Lookup) -> Mapping[str, Any]:
@@ -91,6 +110,14 @@ def discounts(lookup: Lookup) -> bool:
     return is_none or lookup("algorithm.adv_estimator") in _DISCOUNTED
 
 
+def redraw(used: Any, lookup: Lookup) -> Mapping[str, Any]:
+    """Groups of equal returns, where they teach nothing."""
+    name = lookup("algorithm.adv_estimator", "grpo")
+    if used and name not in GROUP_RELATIVE:
+        raise ValueError(f"{name} learns from groups of equal returns too: here they are never redrawn")
+    return {"learner.zero_variance_groups": "redraw" if used else "skip"}
+
+
 def loss(mode: Any, lookup: Lookup) -> Mapping[str, Any]:
     """By mode; `vanilla` by its clips."""
     if mode == "vanilla":
@@ -109,6 +136,13 @@ def by_clips(lookup: Lookup) -> Mapping[str, Any]:
 def _clips(lookup: Lookup) -> tuple[float, float]:
     both = lookup(f"{ACTOR}.clip_ratio", 0.2)
     return lookup(f"{ACTOR}.clip_ratio_low", both), lookup(f"{ACTOR}.clip_ratio_high", both)
+
+
+def clip_both(value: Any, lookup: Lookup) -> Mapping[str, Any]:
+    """Overruled where both sides have a clip of their own."""
+    if None not in (lookup(f"{ACTOR}.clip_ratio_low"), lookup(f"{ACTOR}.clip_ratio_high")):
+        raise NoEffectError("clip_ratio_low and clip_ratio_high say it")
+    return clip(value, lookup)
 
 
 def clip(_value: Any, lookup: Lookup) -> Mapping[str, Any]:
@@ -148,27 +182,31 @@ def is_vanilla(lookup: Lookup) -> bool:
     return bool(lookup(f"{ACTOR}.policy_loss.loss_mode", "vanilla") == "vanilla")
 
 
-def betas(values: Any, _lookup: Lookup) -> Mapping[str, Any]:
-    """Both decays of AdamW."""
-    first, second = values
-    return {"learner.training_args.adam_beta1": first, "learner.training_args.adam_beta2": second}
-
-
-def warmup(steps: Any, _lookup: Lookup) -> Mapping[str, Any]:
-    """Negative: the ratio says it."""
-    return {"learner.training_args.warmup_steps": steps} if steps >= 0 else {}
-
-
-def schedule(lookup: Lookup) -> bool:
-    """Whether the newer key is absent."""
-    return lookup(f"{ACTOR}.optim.lr_scheduler_type") is None
-
-
 def trackers(names: Any, lookup: Lookup) -> Mapping[str, Any]:
     """Some of several, or one by its name alone."""
     given = [names] if isinstance(names, str) else list(names)
     project = lookup("trainer.project_name", lookup("trainer.experiment_name"))
     return words.trackers(given, project, _WRITTEN_ANYWAY)
+
+
+def uses_wandb(lookup: Lookup) -> bool:
+    """Whether anything has a project."""
+    return "wandb" in (lookup("trainer.logger") or ())
+
+
+def penalizes(lookup: Lookup) -> bool:
+    """Whether the divergence is subtracted from rewards."""
+    return bool(lookup("algorithm.use_kl_in_reward"))
+
+
+def adapts(lookup: Lookup) -> bool:
+    """Whether its weight is steered."""
+    return penalizes(lookup) and lookup("algorithm.kl_ctrl.type") == "adaptive"
+
+
+def has_adapters(lookup: Lookup) -> bool:
+    """Whether adapters are trained."""
+    return bool(lookup(f"{MODEL}.lora_rank"))
 
 
 def lora(rank: Any, lookup: Lookup) -> Mapping[str, Any]:

@@ -31,6 +31,14 @@ def trackers(names: Sequence[Any], project: Any, without: Sequence[str]) -> Mapp
     return ours
 
 
+def whole(value: Any, least: int, greatest: int = 10**9) -> int:
+    """A whole number within bounds, also one written as a float."""
+    is_whole = type(value) is int or (isinstance(value, float) and value.is_integer())
+    if not is_whole or not least <= value <= greatest:
+        raise ValueError(f"expected a whole number from {least} to {greatest}")
+    return int(value)
+
+
 def all_or(value: Any) -> int:
     """`top_k`: -1 and None are "from all", 0 here."""
     return max(int(value), 0)

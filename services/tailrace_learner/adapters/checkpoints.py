@@ -3,7 +3,8 @@
 `step_<N>/` loads with `AutoModelForCausalLM` and `AutoTokenizer`; beside the model lie
 `optimizer.safetensors` (AdamW's moments by parameter name, and the random generator's state), the
 critic's files if there is one, and `run_state.json`, written last. Names that begin with a dot are
-unfinished or superseded and are ignored and swept.
+unfinished or superseded and are ignored and swept; only one whose successor never got its name gets it
+back.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ from tailrace_learner.core.run_state import SCHEMA, RunState
 log = get_logger(__name__)
 
 STATE_FILE = "run_state.json"
+_REPLACED = ".replaced-"  # before a name that is about to be another one's
 
 
 class CheckpointNotSavedError(OSError):
@@ -104,6 +106,12 @@ class CheckpointFolder:
 
     def sweep(self) -> None:
         """Remove what a killed predecessor left unfinished."""
+        for old in self.root.glob(f"{_REPLACED}*"):
+            target = self.root / old.name.removeprefix(_REPLACED)
+            if target.exists():
+                shutil.rmtree(old, ignore_errors=True)
+            else:
+                old.rename(target)
         for path in (*self.root.glob(".part-*"), *self.root.glob(".old-*")):
             shutil.rmtree(path, ignore_errors=True)
 
@@ -147,9 +155,10 @@ def read_checkpoint(path: Path) -> Checkpoint:
 
 
 def _replace(part: Path, target: Path) -> None:
-    """Give `part` the name `target`; what had the name goes."""
-    old = target.with_name(f".old-{uuid.uuid4().hex[:8]}")
+    """Give `part` the name `target`; what had the name goes, once its successor has it."""
+    old = target.with_name(_REPLACED + target.name)
     if target.exists():
+        shutil.rmtree(old, ignore_errors=True)
         target.rename(old)
     part.rename(target)
     _sync(target.parent)

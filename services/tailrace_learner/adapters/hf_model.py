@@ -48,7 +48,7 @@ _LOGIT_KEYS = {"final_logit_softcapping": None, "logits_scaling": 1.0, "logit_sc
 
 @dataclass(frozen=True, slots=True)
 class LoadedModel:
-    """A model with its tokenizer, on its device."""
+    """A model with its tokenizer; on the host or on its device, see `prepared`."""
 
     model: Any  # transformers.PreTrainedModel
     tokenizer: Any  # transformers.PreTrainedTokenizerBase
@@ -160,7 +160,11 @@ def _check_flash(name: str, device: torch.device) -> None:
 
 
 def prepared(model: Any, config: LearnerConfig) -> Any:
-    """The model ready for training: checked, without dropout, on its device, with fast kernels."""
+    """The model ready for training: checked, without dropout, on its device, with fast kernels.
+
+    With `fsdp2` it stays on the host, for `fully_shard` moves each layer as it cuts it: no device ever
+    holds the whole model. Models that are not cut must be moved by who makes them.
+    """
     _check_head(model)
     for module in model.modules():
         if isinstance(module, nn.Dropout):
@@ -168,13 +172,26 @@ def prepared(model: Any, config: LearnerConfig) -> Any:
         if isinstance(getattr(module, "attention_dropout", None), float):
             module.attention_dropout = 0.0
     device = pick_device(config)
-    model.to(device)
+    if config.strategy_args.resolved_name != "fsdp2":
+        model.to(device)
     model.train()
     if not config.model_args.disable_gradient_checkpointing:
         model.gradient_checkpointing_enable({"use_reentrant": False})
     if device.type == "cpu":
         use_cpu_kernels(model)
     return model
+
+
+def narrow(model: Any) -> None:
+    """Linear layers' weights in bfloat16, for a model that is only read.
+
+    Every pass in bfloat16 rounds them so, which changes no result. What passes leave in float32 stays
+    so: norms, and embeddings, also where logits are made of them.
+    """
+    embeddings = model.get_input_embeddings().weight
+    for module in model.modules():
+        if isinstance(module, nn.Linear) and module.weight is not embeddings:
+            module.to(torch.bfloat16)
 
 
 def _check_head(model: Any) -> None:

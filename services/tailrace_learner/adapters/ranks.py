@@ -1,14 +1,17 @@
-"""The learner's ranks over `torch.distributed`: numbers summed, objects gathered, commands heard.
+"""The learner's ranks over `torch.distributed`: numbers summed, objects gathered, orders heard.
 
-Two groups: the default one moves weights and gradients (gloo on the CPU, NCCL on GPUs) and gives up
-after `timeout_s`; the control group (gloo) also carries the commands of rank 0, between which hours
-may pass.
+Three groups: the default one moves weights and gradients (gloo on the CPU, NCCL on GPUs), another one
+(gloo) numbers and objects; both give up after `timeout_s`. Orders have a group (gloo) of their own:
+hours may pass between two of them, so that the others wait for rank 0 as long as it takes, but rank 0
+waits for them no longer than `timeout_s`.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+import re
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any, TypeVar
 
@@ -21,42 +24,89 @@ from tailrace_learner.ports import Ranks
 
 T = TypeVar("T")
 
-_PATIENCE = timedelta(days=365)  # between two commands
+_PATIENCE = timedelta(days=365)  # for the next order
+
+
+class RankLostError(RuntimeError):
+    """A rank is gone or hangs. Attributes: `lost` (which, as far as is known), `timeout_s`."""
+
+    def __init__(self, rank: int, lost: str, doing: str, timeout_s: float, reason: str) -> None:
+        super().__init__(
+            f"rank {rank} of the learner lost {lost} {doing} ({reason}). All ranks end and the learner "
+            "goes on from its newest checkpoint. Remedy if nothing hangs and passes just take longer "
+            f"than {timeout_s:g} s: raise learner.strategy_args.timeout_s"
+        )
+        self.lost = lost
+        self.timeout_s = timeout_s
 
 
 class TorchRanks:
-    """This process among its ranks. Every method is a collective: all ranks must call it."""
+    """This process among its ranks. Every method is a collective: all ranks must call it.
+
+    They raise `RankLostError` when another rank does not.
+    """
 
     def __init__(self, args: StrategyArgs, device: torch.device) -> None:
         backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
-        distributed.init_process_group(backend, timeout=timedelta(seconds=args.timeout_s))
-        self._control = distributed.new_group(backend="gloo", timeout=_PATIENCE)
+        limit = timedelta(seconds=args.timeout_s)
+        distributed.init_process_group(backend, timeout=limit)
         self.rank: int = distributed.get_rank()
         self.num_ranks: int = distributed.get_world_size()
+        self._timeout_s = args.timeout_s
+        self._values = distributed.new_group(backend="gloo", timeout=limit)
+        self._patience = _PATIENCE if self.rank else limit
+        self._orders = distributed.new_group(backend="gloo", timeout=self._patience)
 
     def sums(self, values: Sequence[float]) -> list[float]:
         """Each value summed over the ranks, in float64."""
         total = torch.tensor(list(values), dtype=torch.float64)
         if len(total):
-            distributed.all_reduce(total, group=self._control)
+            with self._noticing_loss("at a sum"):
+                distributed.all_reduce(total, group=self._values)
         sums: list[float] = total.tolist()
         return sums
 
     def collect(self, mine: T) -> list[T]:
         """What every rank gives, in the order of ranks."""
         found: list[Any] = [None] * self.num_ranks
-        distributed.all_gather_object(found, mine, group=self._control)
+        with self._noticing_loss("at an exchange"):
+            distributed.all_gather_object(found, mine, group=self._values)
         return found
 
     def told(self, message: Any) -> Any:
-        """Rank 0's message, on every rank; the others wait for it as long as it takes."""
+        """Rank 0's message, on every rank; the others wait for it as long as it takes.
+
+        Rank 0 waits until all are there to hear it, and says who is not.
+        """
         held = [message]
-        distributed.broadcast_object_list(held, src=0, group=self._control)
+        with self._noticing_loss("at an order"):
+            distributed.monitored_barrier(self._orders, self._patience, wait_all_ranks=True)
+            distributed.broadcast_object_list(held, src=0, group=self._orders)
         return held[0]
 
     def leave(self) -> None:
         """End the groups."""
         distributed.destroy_process_group()
+
+    @contextmanager
+    def _noticing_loss(self, doing: str) -> Iterator[None]:
+        """What torch says of a lost rank, with its name and the remedy."""
+        try:
+            yield
+        except RuntimeError as error:
+            text = str(error)
+            lost = _named(text) or ("rank 0" if self.rank else "another rank")
+            raise RankLostError(
+                self.rank, lost, doing, self._timeout_s, text.partition("\n")[0]
+            ) from error
+
+
+def _named(text: str) -> str:
+    """The ranks that torch names as those that did not come to a barrier, if it does."""
+    found = re.search(r"Ranks (\d[\d, ]*?) failed to pass", text)
+    if found is None:
+        return ""
+    return f"rank {found[1]}" if found[1].isdigit() else f"ranks {found[1]}"
 
 
 class DataParallelRanks:

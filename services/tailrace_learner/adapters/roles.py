@@ -1,7 +1,8 @@
 """Makes the models beside the policy: the reference and the critic, new or as a checkpoint has them.
 
-Every rank has them whole. Both begin as the policy does unless the configuration names other weights;
-a reference keeps them through every resume, which is checked by a digest.
+Every rank has them whole, but for a reference that is cut over them. Both begin as the policy does
+unless the configuration names other weights; a reference keeps them through every resume, which is
+checked by a digest.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from pathlib import Path
 from tailrace.config import ConfigError, RunConfig
 from tailrace_learner.adapters.checkpoints import read_checkpoint
 from tailrace_learner.adapters.critic_files import load_critic
-from tailrace_learner.adapters.hf_model import LoadedModel, load_model, make_policy
+from tailrace_learner.adapters.hf_model import LoadedModel, load_model, make_policy, narrow
 from tailrace_learner.adapters.start_weights import (
     absolute,
     keep_start,
@@ -50,6 +51,7 @@ class RoleMaker:
         self._run = run
         self._config = config
         self._policy = policy
+        self._strategy = strategy
         self._vocabulary = loaded.model.config.vocab_size
         self._checkpoint = checkpoint
         self._saved: RunState | None = read_checkpoint(Path(checkpoint)).state if checkpoint else None
@@ -78,7 +80,15 @@ class RoleMaker:
                 f"{_REFERENCE_KEY}: {source} does not hold the weights that were the run's reference "
                 f"when it began (they came from {known.source}): put them back, or begin a new run"
             )
-        return Reference(make_policy(loaded, self._config), self._config, offload=args.offload)
+        loaded.model.requires_grad_(False)
+        policy = make_policy(loaded, self._config)
+        if args.sharded:
+            policy = self._strategy.spread(policy)
+            return Reference(policy, self._config, holders=self._strategy.world)
+        loaded.model.to(policy.device)
+        if policy.autocast:
+            narrow(loaded.model)
+        return Reference(policy, self._config, offload=args.offload)
 
     def _first_weights(self, known: ReferenceState | None) -> str:
         if self._saved is None:
@@ -105,7 +115,9 @@ class RoleMaker:
     def _trunk(self, pretrain: str) -> Policy:
         """A model without its output matrix."""
         loaded = self._load(pretrain or self._checkpoint or self._start(), _CRITIC_KEY)
-        return replace(make_policy(loaded, self._config), model=loaded.model.base_model)
+        policy = make_policy(loaded, self._config)
+        loaded.model.to(policy.device)
+        return replace(policy, model=loaded.model.base_model)
 
     def _load(self, source: str, key: str) -> LoadedModel:
         loaded = load_model(source, self._config, key)

@@ -1,13 +1,14 @@
 """Rank 0's way to have all ranks do the same, and the loop in which the others do it.
 
 Invariants: commands are given on the compute thread alone, one after another; a follower repeats every
-one of them, so that collectives meet; when rank 0 ends, it tells the others, and when any rank fails,
-its launcher ends them all.
+one of them, so that collectives meet; when rank 0 ends, it tells the others, unless a command failed:
+then ranks are out of step, and rank 0's launcher ends them all, as when any other rank fails.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from itertools import islice
 from typing import Any, NamedTuple
 
@@ -50,6 +51,7 @@ class Team:
         self._worker = worker
         self._ranks = ranks
         self._untold: list[PreparedGroup] = []
+        self._in_step = True  # every rank waits for the next command
 
     @property
     def card(self) -> ModelCard:
@@ -68,23 +70,23 @@ class Team:
 
     def load(self, checkpoint: str) -> None:
         """Load the model on every rank."""
-        self._tell("load", checkpoint)
-        self._worker.load(checkpoint)
+        with self._telling("load", checkpoint):
+            self._worker.load(checkpoint)
 
     def warm_start(self, rows: Iterator[Row], on_step: OnStep) -> float:
         """Warm-start on every rank, with rows that rank 0 makes."""
-        self._tell("warm_start")
-        return self._worker.warm_start(self._shared(rows), on_step)
+        with self._telling("warm_start"):
+            return self._worker.warm_start(self._shared(rows), on_step)
 
     def restore(self, checkpoint: str) -> None:
         """Restore the optimizer on every rank."""
-        self._tell("restore", checkpoint)
-        self._worker.restore(checkpoint)
+        with self._telling("restore", checkpoint):
+            self._worker.restore(checkpoint)
 
     def begin(self, step: int) -> None:
         """Begin a step on every rank."""
-        self._tell("begin", step)
-        self._worker.begin(step)
+        with self._telling("begin", step):
+            self._worker.begin(step)
 
     @property
     def num_missing_groups(self) -> int:
@@ -104,33 +106,40 @@ class Team:
     def work(self) -> bool:
         """Do on every rank what is worth doing now."""
         told, self._untold = self._untold, []
-        self._tell("add_all", told)
-        self._tell("work")
-        return self._worker.work()
+        with self._telling("add_all", told), self._telling("work"):
+            return self._worker.work()
 
     def finish(self) -> Metrics:
         """Finish the step on every rank."""
-        self._tell("finish")
-        return self._worker.finish()
+        with self._telling("finish"):
+            return self._worker.finish()
 
     def weights(self, is_whole: bool) -> list[TensorBytes]:
         """Gather the weights to publish."""
-        self._tell("weights", is_whole)
-        return self._worker.weights(is_whole)
+        with self._telling("weights", is_whole):
+            return self._worker.weights(is_whole)
 
     def snapshot(self) -> Snapshot:
         """Gather what a checkpoint holds."""
-        self._tell("snapshot")
-        return self._worker.snapshot()
+        with self._telling("snapshot"):
+            return self._worker.snapshot()
 
     def end(self) -> None:
         """Tell the others to end."""
-        self._ranks.told(_END)
-        self._ranks.leave()
+        if self._in_step:
+            self._ranks.told(_END)
+            self._ranks.leave()
 
-    def _tell(self, method: str, *arguments: Any) -> None:
+    @contextmanager
+    def _telling(self, method: str, *arguments: Any) -> Iterator[None]:
+        """Give the command to the others, and notice when ranks fall out of step in it."""
         assert method in COMMANDS
-        self._ranks.told(Command(method, arguments))
+        try:
+            self._ranks.told(Command(method, arguments))
+            yield
+        except RuntimeError:  # torch's, for a rank that is lost or out of memory
+            self._in_step = False
+            raise
 
     def _shared(self, rows: Iterator[Row]) -> Iterator[Row]:
         while block := list(islice(rows, _BLOCK)):

@@ -1,4 +1,7 @@
-"""How a process becomes the learner's only worker, the first rank of a team, or one of its mirrors."""
+"""How a process becomes the learner's only worker, the first rank of a team, or one of its mirrors.
+
+Also what several ranks need of their host.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +12,7 @@ import sys
 import torch
 
 from tailrace import log as logging
-from tailrace.config import RunConfig
+from tailrace.config import ConfigError, RunConfig
 from tailrace.log import get_logger
 from tailrace_learner.adapters.hf_model import pick_device
 from tailrace_learner.adapters.ranks import TorchRanks, check_launch, launched_rank
@@ -25,6 +28,35 @@ from tailrace_learner.adapters.worker import Worker
 from tailrace_learner.config import LearnerConfig
 
 log = get_logger(__name__)
+
+
+def ready_host(config: LearnerConfig) -> None:
+    """What several ranks need of this process's host before anything touches a GPU; a launcher's ranks
+    inherit it. `ConfigError` if there are more of them than GPUs."""
+    device = pick_device(config)
+    if device.type == "cuda":
+        check_gpus(config.strategy_args.num_ranks, torch.cuda.device_count())
+    for name, value in rank_environment(config.strategy_args.resolved_name, device.type).items():
+        os.environ.setdefault(name, value)
+
+
+def check_gpus(num_ranks: int, num_gpus: int) -> None:
+    """Raise `ConfigError` unless every rank can have a GPU of its own."""
+    if num_ranks > num_gpus:
+        raise ConfigError(
+            f"learner.strategy_args.num_ranks is {num_ranks}, but the learner sees {num_gpus} GPU(s); "
+            "two ranks cannot share one: list more in cluster.learner_gpus, or lower num_ranks"
+        )
+
+
+def rank_environment(strategy_name: str, device_type: str) -> dict[str, str]:
+    """Variables that a strategy's package reads when CUDA starts or it is imported."""
+    if strategy_name == "megatron":
+        # megatron-core warns without it; on CUDA it orders communication before computation.
+        return {"CUDA_DEVICE_MAX_CONNECTIONS": "1"}
+    if strategy_name == "deepspeed" and device_type == "cpu":
+        return {"DS_ACCELERATOR": "cpu"}  # else it takes any GPU that it sees
+    return {}
 
 
 def gather_team(run: RunConfig, config: LearnerConfig) -> Worker | Team:

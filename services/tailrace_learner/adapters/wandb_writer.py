@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from importlib.util import find_spec
 from typing import Any
 
@@ -25,6 +26,8 @@ class WandbWriter:
     def __init__(self, args: WandbArgs, run: RunConfig) -> None:
         import wandb  # an extra: who does not track there does without it
 
+        if args.mode == "offline":  # else the package sends reports of its own use all the same
+            os.environ.setdefault("WANDB_ERROR_REPORTING", "false")
         self._error = wandb.Error
         # A run of its own, also where one before it failed and is still open.
         settings = wandb.Settings(console="off", silent=True, x_disable_stats=True, reinit="create_new")

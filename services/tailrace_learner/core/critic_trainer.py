@@ -22,7 +22,7 @@ from tailrace_learner.core.losses.value_clip import value_clip
 from tailrace_learner.core.optimizer import SummedAdamW, learning_rate_at
 from tailrace_learner.core.packing import PackedBatch, micro_batches, pack
 from tailrace_learner.core.policy import StartWeights
-from tailrace_learner.core.row_values import row_values
+from tailrace_learner.core.row_values import passes_of, row_values
 from tailrace_learner.core.rows import Row, gathered
 from tailrace_learner.core.tally import Tally
 from tailrace_learner.ports import UpdateResult
@@ -77,7 +77,8 @@ class CriticTrainer:
             for start in (self._start, *([policy_start] if self.reads_policy else [])):
                 if start.is_kept:
                     stack.enter_context(start.restored())
-            answers = row_values(rows, critic.values, critic.trunk.device, self._config)
+            parts = passes_of(rows, self._config)
+            answers = row_values(parts, critic.values, critic.trunk.device, self._config)
             for row, values in answers:
                 row.values = values
 

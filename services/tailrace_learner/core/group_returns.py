@@ -1,14 +1,15 @@
 """What estimators look at in a group, and which of its members and rows can be used at all.
 
-A member counts if its outcome is valid, its rewards are finite numbers, its rows are whole, and it has
-a sampled token. What cannot be used is counted by its reason and leaves every statistic, as do rows of
-conversations that nobody gave a reward.
+A member counts if its outcome is valid, its rewards are finite numbers, its rows are whole
+(`core/malformed.py`), and it has a sampled token. What cannot be used is counted by its reason and
+leaves every statistic, as do rows of conversations that nobody gave a reward.
 """
 
 from __future__ import annotations
 
 import math
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import msgspec
@@ -17,6 +18,7 @@ from numpy.typing import NDArray
 
 from tailrace_learner.core.advantages import Returns, Turns
 from tailrace_learner.core.advantages.base import NO_REWARD
+from tailrace_learner.core.malformed import COUNT, flaw_of
 from tailrace_protos.base import as_float32, as_int32, as_int64, as_uint8
 from tailrace_protos.trajectory import TokenRow, Trajectory, TrajectoryGroup
 from tailrace_protos.weights import ModelCard
@@ -34,13 +36,12 @@ NO_LIMITS = RowLimits()
 
 
 def group_returns(group: TrajectoryGroup, limits: RowLimits, counts: Counter[str]) -> Returns:
-    """Returns and masks of all members; those that cannot be used are not valid."""
+    """Returns and masks of all members; those that cannot be used are not valid and have no rows."""
     is_valid = [_is_usable(member, limits, counts) for member in group.members]
+    group = _readable(group, is_valid)
     conversations = tuple(_conversations(member) for member in group.members)
     counts["num_unrewarded_rows"] = sum(
-        int(np.count_nonzero(places == NO_REWARD))
-        for places, is_used in zip(conversations, is_valid, strict=True)
-        if is_used
+        int(np.count_nonzero(places == NO_REWARD)) for places in conversations
     )
     greedy = [index for index, member in enumerate(group.members) if member.is_greedy]
     return Returns(
@@ -81,8 +82,10 @@ def is_overlong(row: TokenRow, limits: RowLimits) -> bool:
 def _is_usable(member: Trajectory, limits: RowLimits, counts: Counter[str]) -> bool:
     if not member.outcome.is_valid:
         return False
-    if any(_is_malformed(row, limits) for row in member.rows):
-        counts["num_malformed_episodes"] += 1
+    flaw = next((flaw for row in member.rows if (flaw := flaw_of(row, limits.vocabulary))), None)
+    if flaw is not None:
+        counts[COUNT] += 1
+        counts[f"{COUNT}/{flaw}"] += 1
         return False
     if not _has_finite_rewards(member):
         counts["num_nonfinite_rewards"] += 1
@@ -90,26 +93,20 @@ def _is_usable(member: Trajectory, limits: RowLimits, counts: Counter[str]) -> b
     return any(as_uint8(row.loss_mask).any() for row in member.rows)
 
 
+def _readable(group: TrajectoryGroup, is_valid: Sequence[bool]) -> TrajectoryGroup:
+    """The group without the rows of members that are not valid, whose arrays may be anything."""
+    members = (
+        member if is_usable else msgspec.structs.replace(member, rows=())
+        for member, is_usable in zip(group.members, is_valid, strict=True)
+    )
+    return msgspec.structs.replace(group, members=tuple(members))
+
+
 def _has_finite_rewards(member: Trajectory) -> bool:
     if not math.isfinite(member.reward) or not all(math.isfinite(row.reward) for row in member.rows):
         return False
     arrays = (array for row in member.rows for array in (row.turn_rewards, row.turn_returns))
     return all(np.isfinite(as_float32(array)).all() for array in arrays)
-
-
-def _is_malformed(row: TokenRow, limits: RowLimits) -> bool:
-    """Whether arrays disagree in length, or a token id is none of the model's."""
-    ids = as_int32(row.token_ids)
-    arrays = (
-        as_uint8(row.loss_mask),
-        as_float32(row.inference_logprobs),
-        as_int32(row.policy_versions),
-    )
-    if any(len(array) != len(ids) for array in arrays):
-        return True
-    if len(as_int32(row.turn_ends)) != len(as_float32(row.turn_rewards)):
-        return True
-    return bool(len(ids) and (ids.min() < 0 or 0 < limits.vocabulary <= ids.max()))
 
 
 def _conversations(member: Trajectory) -> NDArray[np.int64]:
@@ -135,4 +132,4 @@ def _row_turns(member: Trajectory) -> tuple[Turns, ...]:
 def _worth(row: TokenRow) -> NDArray[np.float64] | None:
     """What each turn is worth along its message tree [K], if the row says so."""
     worth = as_float32(row.turn_returns).astype(np.float64)
-    return worth if len(worth) and len(worth) == len(as_float32(row.turn_rewards)) else None
+    return worth if len(worth) else None

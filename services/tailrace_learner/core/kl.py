@@ -6,9 +6,9 @@
     abs = |log pi - log ref|
 
 With `kl_in: loss` beta KL_t is added to the loss of every trained token, pi being the current policy.
-With `kl_in: reward` -beta KL_t is a reward of every policy token, pi being the policy that said it.
-beta begins at `init_kl_coef`; with `target_kl` it is steered after every step by the step's mean
-divergence:
+With `kl_in: reward` -beta KL_t is a reward of every policy token, pi being the policy that said it;
+`reinforce_plus_plus` does so by default. beta begins at `init_kl_coef`; with `target_kl` it is steered
+after every step by the step's mean divergence:
 
     beta <- beta (1 + clip(KL / target_kl - 1, -0.2, 0.2) n / kl_horizon)      n: episodes of the step
 

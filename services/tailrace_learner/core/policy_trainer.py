@@ -74,7 +74,7 @@ class PolicyTrainer:
         """
         self._pick(rows)
         is_measured = is_first and not (self._interpolates and self._updates)
-        loss_coef = kl_coef if self._config.kl_in == "loss" else 0.0
+        loss_coef = kl_coef if self._config.resolved_kl_in == "loss" else 0.0
         parts = shares.passes(rows, self._ranks.rank, self._passes.micro_batches)
         if self._reference is not None:
             self._reference.fill([row for part in parts for row in part])

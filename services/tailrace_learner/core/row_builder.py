@@ -29,6 +29,7 @@ from tailrace_learner.core.group_returns import (
     num_unnamed_turns,
 )
 from tailrace_learner.core.lineage import Ancestry
+from tailrace_learner.core.malformed import is_readable
 from tailrace_learner.core.rows import Peer, PreparedGroup, Source, Unestimated
 from tailrace_learner.core.step_advantages import settled
 from tailrace_learner.core.token_rows import TokenReader
@@ -49,7 +50,8 @@ class RowBuilder:
 
     def unknown_versions(self, group: TrajectoryGroup, book: Mapping[int, tuple[str, int]]) -> set[int]:
         """Versions of the group's tokens that `book` does not list (yet)."""
-        arrays = [as_int32(row.policy_versions) for member in group.members for row in member.rows]
+        rows = [row for member in group.members for row in member.rows if is_readable(row)]
+        arrays = [as_int32(row.policy_versions) for row in rows]
         versions = {version for array in arrays for version in np.unique(array).tolist()}
         return {version for version in versions if version >= 0 and version not in book}
 

@@ -14,13 +14,15 @@ class Origin(enum.StrEnum):
     LIVE = "live"  # the newest of this run that Redis knows: this process was restarted
 
 
-def origin(resume_from_checkpoint: bool | str, *, is_live: bool) -> Origin:
+def origin(resume_from_checkpoint: bool | str, *, has_saved: bool) -> Origin:
     """Decide by the user's setting, unless the run is already going on.
 
-    `is_live`: Redis knows policy versions of this run. Then a learner was here before, and only its own
-    checkpoints continue what is in the buffer, whatever the user said at the run's beginning.
+    `has_saved`: there is a checkpoint by a lineage that Redis knows. Then a learner was here before,
+    and only its own checkpoints continue what is in the buffer, whatever the user said at the run's
+    beginning. A learner that died before it saved one is followed by another that starts where it did:
+    the buffer still has all that it trained.
     """
-    if is_live:
+    if has_saved:
         return Origin.LIVE
     if isinstance(resume_from_checkpoint, str):
         return Origin.NAMED

@@ -53,6 +53,10 @@ class Agent:
         except EOFError:
             return float(len(self.greeting))
 
+    async def has_httpx2(self, data, base_url, api_key, http_client):
+        kinds = type(http_client).__mro__
+        return float(any(kind.__module__.partition(".")[0] == "httpx2" for kind in kinds))
+
     async def raises(self, data, *_):
         raise LookupError("nothing there")
 
@@ -201,8 +205,9 @@ async def test_an_inline_run_that_computes_for_ever_is_interrupted_and_the_other
 
 
 async def test_processes_have_their_own_environment_and_keep_nothing_of_the_run_before() -> None:
-    async with subproc(kwargs={"greeting": "hi"}) as runner:
+    async with subproc(kwargs={"greeting": "hi"}, http_library="httpx") as runner:
         assert (await play(runner, "environment")).rewards == {"": 1.0}
+        assert (await play(runner, "has_httpx2")).rewards == {"": 0.0}, "agents.workflow.http_library"
         assert (await play(runner, "chats")).rewards == {"": 2.0}, "printing and reading"
         await play(runner, "leaves_a_task")
         assert (await play(runner, "looks_at_the_task")).rewards == {"": 1.0}

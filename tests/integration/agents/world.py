@@ -38,7 +38,7 @@ from tailrace_protos.control import AgentActivity, Lease, LeaseReply, LeaseRepor
 from tailrace_protos.episode import EnvTask, EpisodeTask
 from tailrace_protos.event import EpisodeSettled
 from tailrace_protos.generation import FinishReason, GenerateRequest, TokenChunk, VersionSpan
-from tailrace_protos.reward import ScoreRequest
+from tailrace_protos.reward import ScoreReply, ScoreRequest
 from tailrace_protos.trajectory import Trajectory
 from tailrace_reward.config import RewardConfig
 from tailrace_reward.core.scoring import Scorer
@@ -136,6 +136,22 @@ class FakeScheduler:
         self.activities.append(activity)
 
 
+class Rewards:
+    """Scores as the reward service does by default; requests wait until `free` is set."""
+
+    def __init__(self, service: Service, run: str) -> None:
+        self.requests: list[ScoreRequest] = []
+        self.free = asyncio.Event()
+        self.free.set()
+        self._handler = ScoreHandler(Scorer(RewardConfig().components))
+        service.endpoint(subjects.score(run), ScoreRequest, self.score)
+
+    async def score(self, request: ScoreRequest) -> ScoreReply:
+        self.requests.append(request)
+        await self.free.wait()
+        return await self._handler.score(request)
+
+
 @dataclass
 class World:
     """What a test holds in its hands."""
@@ -143,6 +159,7 @@ class World:
     run: str
     service: Service
     scheduler: FakeScheduler
+    rewards: Rewards
     redis: StoreConnection
     buffer: TrajectoryBuffer
     renderer: Renderer
@@ -322,8 +339,7 @@ async def world_of(
         await Blobs(redis, run).put_model_card(model_card())
         service = make_service(nats.url, run, "scheduler")
         scheduler = FakeScheduler(service, run)
-        scorer = Scorer(RewardConfig().components)
-        service.endpoint(subjects.score(run), ScoreRequest, ScoreHandler(scorer).score)
+        rewards = Rewards(service, run)
         await stack.enter_async_context(serving(service))
         await service.bus.provision_run(run, StreamLimits(ack_wait_s=1.0))
         config = {
@@ -336,6 +352,7 @@ async def world_of(
             run=run,
             service=service,
             scheduler=scheduler,
+            rewards=rewards,
             redis=redis,
             buffer=TrajectoryBuffer(redis, run),
             renderer=Renderer.from_model_card(model_card()),

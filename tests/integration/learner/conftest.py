@@ -24,6 +24,7 @@ from tests.conftest import ServerProcess
 
 GROUP_SIZE = 4
 GROUPS_PER_STEP = 2
+_DEADLINE_S = 300.0  # for an event: ranks that start import torch, slowly on a busy machine
 
 
 def experiment(run: str, folder: Path, **changes: Any) -> dict[str, Any]:
@@ -75,6 +76,7 @@ _LEARNER_KEYS = {
     "strategy_args",
     "target_kl",
     "tensorboard",
+    "training_args",
     "wandb",
     "warm_start",
 }
@@ -152,7 +154,7 @@ class LearnerRun:
 
     async def until(self, kind: type[Any], found: Callable[[Any], bool] = lambda body: True) -> Any:
         """The first event of a kind that is as wanted, from the outbox, in order."""
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(_DEADLINE_S):
             while True:
                 for event in list(self.read):
                     if isinstance(event.body, kind) and found(event.body):

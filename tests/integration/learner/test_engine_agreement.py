@@ -15,8 +15,9 @@ from tailrace_learner.core import attention
 from tailrace_learner.core.optimizer import make_adamw
 from tailrace_learner.core.packing import pack
 from tailrace_learner.core.policy import Policy
-from tailrace_learner.core.rows import PreparedGroup, Row
+from tailrace_learner.core.rows import PreparedGroup, Row, gathered
 from tailrace_learner.core.step import StepTrainer
+from tailrace_protos.trajectory import ServerSpan
 from tests.unit.tailrace_inference.harness import VOCAB_SIZE, Asked, Client, make_engine, make_model
 
 CPU = torch.device("cpu")
@@ -53,6 +54,7 @@ def row_of(index: int, asked: Asked) -> Row:
         advantages=np.full(size, 1.0 if index % 3 else -1.0, np.float32),
         staleness=np.zeros(size, np.int64),
         is_current=np.ones(size, np.bool_),
+        server_spans=(ServerSpan("engine", size),),
     )
 
 
@@ -78,6 +80,7 @@ def test_log_probabilities_are_those_that_the_engine_sampled_with(
         log_pi = policy.forward(batch)[0].numpy()
     assert np.abs(log_mu).max() > 2.0
     assert np.abs(log_pi - log_mu).max() <= 1e-4
+    assert np.abs(np.exp(log_pi.astype(float) - log_mu) - 1.0).max() <= 1e-4
 
 
 def test_the_first_step_on_the_policys_own_tokens_has_ratios_of_one() -> None:
@@ -88,14 +91,22 @@ def test_the_first_step_on_the_policys_own_tokens_has_ratios_of_one() -> None:
     policy = learner_of(model, config)
     optimizer = make_adamw(policy.parameters, args)
     trainer = StepTrainer(policy, optimizer, config, groups_per_step=2, max_steps=2)
-    measured = []
+    batch = pack(rows, CPU)
+    with torch.no_grad():
+        ratios = (policy.forward(batch)[0] - gathered(batch.rows, lambda row: row.log_mu)).exp()
+    assert float((ratios - 1.0).abs().max()) <= 1e-4
+    measured, drifts = [], []
     for step in range(2):
         trainer.begin(step)
         for index in range(2):
             part = tuple(replace(row) for row in rows[8 * index : 8 * index + 8])
             trainer.add(PreparedGroup(f"g{index}", index, part, "", (1.0, 0.0), ()))
         trainer.work()
-        measured.append(trainer.finish()["mismatch_kl"])
+        metrics = trainer.finish()
+        measured.append(metrics["mismatch_kl"])
+        drifts.append(metrics["drift/engine"])
+    assert drifts[0] is not None
+    assert drifts[0] < 1e-5 < drifts[1]  # mean absolute difference
     assert measured[0] is not None
     assert abs(measured[0]) < 1e-8  # half the squared difference of log-probabilities
     assert measured[1] is not None

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import shutil
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import msgspec
+import pytest
 import yaml
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from transformers import AutoModelForCausalLM
 
 from tailrace.store import Blobs
 from tailrace_protos.event import CheckpointSaved, LearnerResumed, ModelPrepared, StepFinished
+from tailrace_protos.trajectory import Trajectory
 from tailrace_scheduler.adapters.run_files import EventFile, MetricsFile
 from tests.conftest import ServerProcess
 from tests.integration.learner.conftest import LearnerRun, environment, experiment
@@ -26,8 +30,12 @@ WARM_START = {
 }
 
 
-async def feed(run: LearnerRun, indexes: range) -> list[str]:
-    return [await run.put_group(index) for index in indexes]
+async def feed(
+    run: LearnerRun,
+    indexes: range,
+    change: Callable[[Trajectory], Trajectory] = lambda member: member,
+) -> list[str]:
+    return [await run.put_group(index, change) for index in indexes]
 
 
 async def trained_once(run: LearnerRun) -> dict[str, int]:
@@ -133,6 +141,46 @@ async def test_a_new_run_continues_an_old_one_when_asked(learner_run: LearnerRun
         assert (resumed.step, resumed.next_group_index) == (1, 6)
         await other.until(CheckpointSaved, lambda body: body.step == 3)
         assert await trained_once(other) == dict(zip(group_ids[2:], (2, 2, 3, 3), strict=True))
+    finally:
+        other.kill("learner")
+        other.kill("weight_sync")
+
+
+@pytest.mark.heavy
+@pytest.mark.timeout(600)
+async def test_a_continued_run_killed_before_its_next_checkpoint_starts_where_it_did(
+    learner_run: LearnerRun,
+) -> None:
+    """Although the run that it continued is gone by then and the setting that named it another one."""
+    run = learner_run
+    run.configure(max_steps=1)
+    run.start("weight_sync")
+    run.start("learner")
+    await run.until(LearnerResumed)
+    await feed(run, range(2))
+    saved = await run.until(CheckpointSaved, lambda body: body.step == 1)
+    assert run.stop("learner") == 0
+    run.kill("weight_sync")
+
+    other = LearnerRun(f"{run.name}x", run.folder, run.env, run.redis)
+    other.configure(max_steps=3, save_steps=10, resume_from_checkpoint=saved.path)
+    other.start("weight_sync")
+    other.start("learner")
+    try:
+        first = await other.until(LearnerResumed)
+        group_ids = await feed(other, range(2))
+        await other.until(StepFinished, lambda body: body.step == 2)
+        other.kill("learner")
+        shutil.rmtree(saved.path)
+        other.configure(max_steps=3, save_steps=10, resume_from_checkpoint=True)
+        other.start("learner")
+        again = await other.until(LearnerResumed, lambda body: body.lineage != first.lineage)
+        assert again.step == 1
+        assert again.checkpoint.startswith(str(other.run_dir))
+        group_ids += await feed(other, range(2, 4))
+        await other.until(CheckpointSaved, lambda body: body.step == 3)
+        assert await trained_once(other) == dict(zip(group_ids, (2, 2, 3, 3), strict=True))
+        assert (await other.buffer.counters()).retained_groups == 0
     finally:
         other.kill("learner")
         other.kill("weight_sync")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -12,9 +13,18 @@ import pytest
 
 from tailrace_sandbox.adapters.tools import PythonTool
 from tailrace_sandbox.config import CallLimits, SandboxConfig
+from tailrace_sandbox.ports import Outcome, Session, Work
 from tests.integration.sandbox.box import Box
 
-LIMITS = CallLimits(max_output_bytes=400, max_transfer_bytes=1000, max_open_files=20, wall_s=1.0)
+LIMITS = CallLimits(
+    max_output_bytes=400,
+    max_transfer_bytes=1000,
+    max_open_files=20,
+    wall_s=1.0,
+    max_wall_s=45.0,
+    cpu_s=77,
+)
+FIRST_UID = 71_000
 
 
 @dataclass(frozen=True)
@@ -37,6 +47,8 @@ def tuned() -> Iterator[Tuned]:
         config = SandboxConfig(
             limits=LIMITS,
             max_concurrency=1,
+            max_sessions=1,
+            first_uid=FIRST_UID,
             preload=("colorsys",),
             readable=(str(folder / "data"),),
             workspace_dir=str(folder),
@@ -87,8 +99,47 @@ def test_files_beyond_the_limit_are_refused_in_both_directions(tuned: Tuned) -> 
     assert (outcome.files, outcome.refused) == ({}, ("f",))
 
 
+class Remembering:
+    """A sandbox that runs nothing."""
+
+    async def run(self, work: Work) -> Outcome:
+        self.work = work
+        return Outcome(0, "", "", "", False, {}, ())
+
+    async def open_session(self) -> Session:
+        raise NotImplementedError
+
+
 def test_a_call_may_not_ask_for_more_time_than_the_most(tuned: Tuned) -> None:
-    assert tuned.box.runner.limits(1e9).wall_s == LIMITS.max_wall_s
+    assert tuned.box.runner.limits(1e9).wall_s == 45.0
+    sandbox = Remembering()
+    asyncio.run(PythonTool(sandbox, tuned.config).execute({"code": "", "timeout_s": 1e9}))
+    assert sandbox.work.wall_s == 45.0
+
+
+def test_the_processor_time_of_a_process_is_limited(tuned: Tuned, box: Box) -> None:
+    code = "import resource; print(resource.getrlimit(resource.RLIMIT_CPU)[0])"
+    assert tuned.box.python(code).stdout == "77\n"
+    assert box.python(code).stdout == "120\n"
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root gives calls users of their own")
+def test_calls_have_users_from_the_first_one_on(tuned: Tuned) -> None:
+    found = int(tuned.box.python("import os; print(os.getuid())").stdout)
+    assert FIRST_UID <= found < FIRST_UID + 16
+
+
+def test_a_session_too_many_waits_for_one_to_end(tuned: Tuned) -> None:
+    async def opens() -> bool:
+        """Whether a session opens while another one lives."""
+        first = await tuned.box.runner.open_session()
+        second = asyncio.create_task(tuned.box.runner.open_session())
+        done, _ = await asyncio.wait({second}, timeout=1.0)
+        await first.close()
+        await (await second).close()
+        return bool(done)
+
+    assert not tuned.box.wait(opens())
 
 
 def test_threads_processes_and_loops_work_in_a_call(box: Box) -> None:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
+import torch
 
 from benchmarks.learner import sides, task
 from tailrace_learner.core import attention
@@ -40,6 +43,46 @@ def test_the_learners_side_trains_every_completion_token(shares: bool) -> None:
     assert isinstance(metrics, dict)
     assert metrics["num_trained_tokens"] == sum(len(sample.completion) for sample in samples)
     assert metrics["num_skipped_updates"] == 0
+
+
+def summed_grads(model: Any) -> dict[str, torch.Tensor]:
+    """By name, filled by each backward pass with what is summed so far."""
+    found: dict[str, torch.Tensor] = {}
+    for name, parameter in model.named_parameters():
+
+        def keep(one: torch.Tensor, name: str = name) -> None:
+            assert one.grad is not None
+            found[name] = one.grad.clone()
+
+        parameter.register_post_accumulate_grad_hook(keep)
+    return found
+
+
+def sampled_nearby(model: Any, sample: task.Sample, rng: np.random.Generator) -> task.Sample:
+    """The sample as if a policy near the model had said it: no ratio reaches a clip."""
+    ids = torch.from_numpy(np.concatenate((sample.prompt, sample.completion)))
+    with torch.no_grad():
+        logprobs = torch.log_softmax(model(ids[None, :-1]).logits[0], -1).gather(1, ids[1:, None])
+    own = logprobs[-len(sample.completion) :, 0].numpy()
+    return sample._replace(logprobs=own + rng.uniform(-0.1, 0.1, len(own)).astype(np.float32))
+
+
+@pytest.mark.parametrize("shares", [True, False])
+def test_both_sides_have_the_same_loss_and_gradients(shares: bool) -> None:
+    plain, packed = sides.make_model("sdpa"), sides.make_model(attention.IMPLEMENTATION)
+    rng = np.random.default_rng(0)
+    samples = [sampled_nearby(plain, sample, rng) for sample in task.grouped_samples(1, 10)]
+    with torch.no_grad():
+        loss = float(sides.padded_loss(plain, samples))
+    wanted, found = summed_grads(plain), summed_grads(packed)
+    sides.padded_step(samples, plain)()  # two passes
+    metrics = sides.packed_step(samples, share_prefixes=shares, model=packed)()
+    assert isinstance(metrics, dict)
+    count = sum(len(sample.completion) for sample in samples)
+    assert metrics["loss"] == pytest.approx(loss / count, rel=1e-4)
+    assert found.keys() == wanted.keys()
+    for name, grad in wanted.items():
+        assert float((found[name] / count - grad).norm() / grad.norm()) < 1e-4, name
 
 
 def test_digits_are_counted_among_all_characters() -> None:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
 import torch
 from msgspec.structs import replace
 from numpy.typing import NDArray
+from torch.nn.functional import rms_norm
 from transformers import AutoModelForCausalLM, LlamaConfig, Qwen2Config, Qwen3Config
 
 from tailrace_learner.config import LearnerConfig
@@ -54,6 +56,17 @@ def make_policy(family: str = "qwen3", *, temperature: float = 1.0, fast: bool =
     if fast:
         use_cpu_kernels(model)
     return Policy(model, CPU, temperature, logprob_chunk_tokens=7)
+
+
+def make_double_policy() -> Policy:
+    """A policy that computes in float64."""
+    policy = make_policy(fast=False)
+    policy.model.double()
+    for module in policy.model.modules():
+        if hasattr(module, "variance_epsilon"):  # the model's own norms round to float32
+            size, epsilon = module.weight.shape, module.variance_epsilon
+            module.forward = partial(rms_norm, normalized_shape=size, weight=module.weight, eps=epsilon)
+    return policy
 
 
 def make_rows(num_rows: int, seed: int = 0, max_len: int = 20) -> list[Row]:
@@ -150,9 +163,15 @@ def group(members: Sequence[Trajectory], index: int = 0) -> TrajectoryGroup:
     return TrajectoryGroup(group_id=members[0].group_id, group_index=index, members=tuple(members))
 
 
-def random_row(rng: np.random.Generator, row_id: str, num_turns: int, first_turn: int = -1) -> TokenRow:
+def random_row(
+    rng: np.random.Generator,
+    row_id: str,
+    num_turns: int,
+    first_turn: int = -1,
+    prompt: Sequence[int] = (),
+) -> TokenRow:
     """Turns of a few inserted and a few sampled tokens; near-policy log-probabilities."""
-    mask: list[int] = []
+    mask = [0] * len(prompt)
     ends = []
     for _ in range(num_turns):
         mask += [0] * int(rng.integers(1, 4)) + [1] * int(rng.integers(1, 5))
@@ -160,7 +179,7 @@ def random_row(rng: np.random.Generator, row_id: str, num_turns: int, first_turn
     sampled = np.array(mask)
     rewards = rng.normal(size=num_turns).astype(np.float32)
     return TokenRow(
-        token_ids=pack_int32(rng.integers(0, VOCABULARY, len(mask))),
+        token_ids=pack_int32([*prompt, *rng.integers(0, VOCABULARY, len(mask) - len(prompt))]),
         loss_mask=pack_uint8(mask),
         inference_logprobs=pack_float32(np.where(sampled, rng.normal(-3.4, 0.3, len(mask)), 0.0)),
         policy_versions=pack_int32(np.where(sampled, 1, -1)),
@@ -176,14 +195,15 @@ def random_row(rng: np.random.Generator, row_id: str, num_turns: int, first_turn
 def random_group(
     index: int, *, num_members: int = 3, num_turns: int = 3, step_rows: bool = False
 ) -> TrajectoryGroup:
-    """Episodes of several turns, each one row or a row for every turn."""
+    """Episodes of several turns on one prompt, each one row or a row for every turn."""
     rng = np.random.default_rng(index)
+    prompt = rng.integers(0, VOCABULARY, 11).tolist()
     members = []
     for member in range(num_members):
         if step_rows:
-            rows = [random_row(rng, str(k), 1, first_turn=k) for k in range(num_turns)]
+            rows = [random_row(rng, str(k), 1, k, prompt) for k in range(num_turns)]
         else:
-            rows = [random_row(rng, "", num_turns)]
+            rows = [random_row(rng, "", num_turns, prompt=prompt)]
         total = float(sum(as_float32(row.turn_rewards).sum() for row in rows))
         made = trajectory(member, total, group_id=f"g{index}")
         members.append(replace(made, rows=tuple(replace(row, reward=total) for row in rows)))

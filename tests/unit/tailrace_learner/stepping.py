@@ -14,6 +14,7 @@ from tailrace_learner.core.critic import Critic, make_head
 from tailrace_learner.core.critic_trainer import CriticTrainer
 from tailrace_learner.core.estimates import Roles
 from tailrace_learner.core.optimizer import make_adamw
+from tailrace_learner.core.packing import pack
 from tailrace_learner.core.policy import Policy
 from tailrace_learner.core.reference import Reference
 from tailrace_learner.core.step import StepTrainer
@@ -102,6 +103,15 @@ class Stepper:
 def stepped(groups: Sequence[TrajectoryGroup], at_once: int = 99, **settings: Any) -> Stepped:
     """One step of a new trainer."""
     return Stepper(len(groups), **settings).step(groups, at_once)
+
+
+def shared_tokens(step: Stepped) -> int:
+    """How many tokens of the step's rows need not be computed where prefixes are shared."""
+    rows = [row for group in step.trainer.groups for row in group.rows]
+    alone, shared = (
+        pack(rows, CPU, share_prefixes=shares).input_ids.numel() for shares in (False, True)
+    )
+    return alone - shared
 
 
 def weights(parameters: Sequence[nn.Parameter]) -> torch.Tensor:

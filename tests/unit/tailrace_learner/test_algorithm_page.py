@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 import runpy
 from pathlib import Path
-from typing import get_args
+from typing import Any, get_args, get_type_hints
 
 import pytest
 
+from tailrace.config import ConfigError, section_config
 from tailrace_learner.config import CriticArgs, LearnerConfig, ReferenceArgs, StrategyArgs
 from tailrace_learner.config_algorithm import (
     GROUP_RELATIVE,
@@ -46,7 +48,10 @@ def other(key: str) -> object:
             "reward_norm": "mean",
             "correction_level": "sequence",
             "gae_unit": "turn",
+            "zero_variance_groups": "redraw",
         }[key]
+    if key == "cov_fraction":
+        return 0.5
     return 2.0 if key == "dual_clip" else value * 0.9 if value else 0.5
 
 
@@ -59,7 +64,12 @@ def test_a_key_is_refused_where_nothing_reads_it_and_taken_where_something_does(
         extra: dict[str, object] = {"behaviour_correction": "none"} if off_policy else {}
         extra |= {"critic": CriticArgs()} if chosen == "gae" else {}
         LearnerConfig(**{selector: chosen, **settings, **extra})  # type: ignore[arg-type]
-    stranger = {"adv_estimator": "rloo", "loss": "vanilla_pg", "behaviour_correction": "none"}[selector]
+    strangers = {
+        "adv_estimator": ("rloo", "reinforce"),
+        "loss": ("vanilla_pg",),
+        "behaviour_correction": ("none",),
+    }
+    stranger = next(name for name in strangers[selector] if name not in readers)
     with pytest.raises(ValueError, match=f"{key} is not read by {selector} '{stranger}'"):
         LearnerConfig(**{selector: stranger, **settings})  # type: ignore[arg-type]
 
@@ -82,6 +92,32 @@ def test_a_key_is_refused_where_nothing_reads_it_and_taken_where_something_does(
         ({"init_kl_coef": 0.1, "kl_horizon": 5}, "target_kl"),
         ({"init_kl_coef": 0.1, "target_kl": 0.1, "kl_horizon": 0}, "kl_horizon"),
         ({"init_kl_coef": 0.1, "kl_in": "reward"}, "kl_in"),
+        ({"kl_in": "reward", "adv_estimator": "reinforce"}, "kl_in is not read"),
+        (
+            {"loss": "grpo", "init_kl_coef": 0.1, "adv_estimator": "reinforce_plus_plus"},
+            "set kl_in to loss",
+        ),
+        (
+            {"adv_estimator": "starpo", "reward_grouping": "tags", "zero_variance_groups": "redraw"},
+            "zero_variance_groups 'redraw' is not read .* reward_grouping 'tags'",
+        ),
+        (
+            {"adv_estimator": "starpo", "reward_norm": "none", "zero_variance_groups": "redraw"},
+            "zero_variance_groups 'redraw' is not read .* reward_norm 'none'",
+        ),
+        (
+            {
+                "adv_estimator": "gae",
+                "critic": CriticArgs(),
+                "zero_variance_groups": "redraw",
+            },
+            "zero_variance_groups is not read by adv_estimator 'gae'",
+        ),
+        (
+            {"adv_estimator": "reinforce_plus_plus", "zero_variance_groups": "redraw"},
+            "zero_variance_groups is not read by adv_estimator 'reinforce_plus_plus'",
+        ),
+        ({"loss": "kl_cov", "cov_fraction": 1.5}, "^cov_fraction must lie"),
         (
             {"loss": "grpo", "init_kl_coef": 0.1, "kl_in": "reward", "adv_estimator": "reinforce"},
             "use loss ppo_clip",
@@ -103,6 +139,52 @@ def test_a_key_is_refused_where_nothing_reads_it_and_taken_where_something_does(
 def test_impossible_settings_name_the_key(settings: dict[str, object], named: str) -> None:
     with pytest.raises(ValueError, match=named):
         LearnerConfig(**settings)  # type: ignore[arg-type]
+
+
+BOUNDS = {"tis_cap", "pg_clip_high", "cispo_clip_high", "icepop_high", "clip_cov_high"}
+FLOATS = [
+    key for key, hint in get_type_hints(LearnerConfig).items() if float in (hint, *get_args(hint))
+]
+
+
+@pytest.mark.parametrize("key", FLOATS)
+@pytest.mark.parametrize("value", [math.inf, -math.inf, math.nan])
+def test_a_number_is_finite_unless_it_is_an_upper_bound(key: str, value: float) -> None:
+    reader = {READERS[key][0]: sorted(READERS[key][1])[0]} if key in READERS else {}
+    if key in BOUNDS and value == math.inf:
+        assert getattr(LearnerConfig(**{key: value, **reader}), key) == value  # type: ignore[arg-type]
+        return
+    with pytest.raises(ValueError, match=f"^{key} must be"):
+        LearnerConfig(**{key: value, **reader})  # type: ignore[arg-type]
+
+
+def test_numbers_of_nested_sections_are_finite() -> None:
+    with pytest.raises(ValueError, match=r"critic\.value_clip must be a finite number"):
+        CriticArgs(value_clip=math.inf)
+    with pytest.raises(ValueError, match=r"strategy_args\.timeout_s must be a finite number"):
+        StrategyArgs(timeout_s=math.inf)
+
+
+def test_an_infinite_number_in_a_file_is_refused_with_its_place() -> None:
+    with pytest.raises(ConfigError, match=r"e\.yaml: learner: init_kl_coef must be a finite number"):
+        section_config({"learner": {"init_kl_coef": math.inf}}, "learner", LearnerConfig, "e.yaml")
+
+
+def test_the_divergence_is_in_the_reward_of_reinforce_plus_plus_unless_it_is_said() -> None:
+    def place(**settings: Any) -> str:
+        return LearnerConfig(init_kl_coef=0.1, **settings).resolved_kl_in
+
+    assert place(adv_estimator="reinforce_plus_plus") == "reward"
+    assert place(adv_estimator="reinforce_plus_plus", kl_in="loss") == "loss"
+    for name in ESTIMATORS.keys() - {"reinforce_plus_plus"}:
+        critic = {"critic": CriticArgs()} if name == "gae" else {}
+        assert place(adv_estimator=name, **critic) == "loss"
+
+
+def test_the_share_of_picked_tokens_is_the_papers() -> None:
+    assert LearnerConfig(loss="clip_cov").resolved_cov_fraction == 2e-4
+    assert LearnerConfig(loss="kl_cov").resolved_cov_fraction == 2e-3
+    assert LearnerConfig(loss="kl_cov", cov_fraction=0.1).resolved_cov_fraction == 0.1
 
 
 @pytest.mark.parametrize(

@@ -16,8 +16,16 @@ from tailrace_learner.config_algorithm import AdvEstimator
 from tailrace_learner.core.group_returns import RowLimits, limits_of
 from tailrace_learner.core.lineage import Ancestry
 from tailrace_learner.core.row_builder import RowBuilder
-from tailrace_protos.base import as_float32, pack_float32, pack_int32
-from tailrace_protos.trajectory import Trajectory, TrajectoryGroup
+from tailrace_protos.base import (
+    as_float32,
+    as_int32,
+    as_uint8,
+    pack_float32,
+    pack_int32,
+    pack_int64,
+)
+from tailrace_protos.episode import Outcome
+from tailrace_protos.trajectory import ServerSpan, Trajectory, TrajectoryGroup
 from tailrace_protos.weights import ModelCard
 from tests.unit.tailrace_learner.factory import VOCABULARY, config, group, random_group
 from tests.unit.tailrace_learner.stepping import Stepper, weights
@@ -50,11 +58,45 @@ def bad_members(member: Trajectory) -> dict[str, Trajectory]:
         "num_nonfinite_rewards": replace(member, reward=math.nan),
         "num_nonfinite_rewards/row": spoilt(member, reward=math.inf),
         "num_nonfinite_rewards/turn": spoilt(member, turn_rewards=pack_float32(rewards)),
-        "num_malformed_episodes/mask": spoilt(member, loss_mask=bytes(3)),
-        "num_malformed_episodes/turns": spoilt(member, turn_ends=pack_int32([1])),
-        "num_malformed_episodes/ids": spoilt(
-            member, token_ids=pack_int32(np.full(len(row.token_ids) // 4, VOCABULARY))
-        ),
+        **{
+            f"num_malformed_episodes/{kind}": spoilt(member, **fields)
+            for kind, fields in malformed(member).items()
+        },
+    }
+
+
+def malformed(member: Trajectory) -> dict[str, dict[str, Any]]:
+    """Fields of a row that cannot be what they should, by the flaw and the field."""
+    row = member.rows[0]
+    num_tokens, num_turns = len(row.token_ids) // 4, len(row.turn_ends) // 4
+    logprobs = as_float32(row.inference_logprobs).copy()
+    logprobs[np.flatnonzero(as_uint8(row.loss_mask))[-1]] = 5.0
+    ends = as_int32(row.turn_ends).copy()
+    late, early = ends.copy(), ends.copy()
+    late[-1], early[0] = num_tokens + 1, -1
+    part = {
+        f"bytes/{name}": {name: bytes(getattr(row, name))[:-1]}
+        for name in (
+            "token_ids",
+            "inference_logprobs",
+            "policy_versions",
+            "turn_ends",
+            "turn_rewards",
+            "turn_hashes",
+        )
+    }
+    return part | {
+        "lengths/mask": {"loss_mask": bytes(3)},
+        "lengths/turns": {"turn_ends": pack_int32([1])},
+        "lengths/hashes": {"turn_hashes": pack_int64(np.arange(num_turns + 1))},
+        "lengths/returns": {"turn_returns": pack_float32(np.zeros(num_turns + 1, np.float32))},
+        "token_ids/high": {"token_ids": pack_int32(np.full(num_tokens, VOCABULARY))},
+        "token_ids/negative": {"token_ids": pack_int32(np.full(num_tokens, -1))},
+        "logprobs/positive": {"inference_logprobs": pack_float32(logprobs)},
+        "turn_ends/descending": {"turn_ends": pack_int32(ends[::-1])},
+        "turn_ends/high": {"turn_ends": pack_int32(late)},
+        "turn_ends/negative": {"turn_ends": pack_int32(early)},
+        "server_spans/negative": {"server_spans": (ServerSpan("s", -1), ServerSpan("s", 1))},
     }
 
 
@@ -71,11 +113,46 @@ def test_a_bad_member_leaves_the_sample_and_is_counted(name: str, kind: str) -> 
     found = prepare(group([bad, *whole.members[1:]]), **settings)
     rest = prepare(group(whole.members[1:]), **settings)
     assert found.counts[kind.partition("/")[0]] == 1
+    if kind.startswith("num_malformed_episodes"):
+        assert found.counts["/".join(kind.split("/")[:2])] == 1
     assert found.counts["num_invalid_episodes"] == 1
     assert found.rewards == rest.rewards
     assert len(found.rows) == len(rest.rows) > 0
     for row, other in zip(found.rows, rest.rows, strict=True):
         np.testing.assert_array_equal(row.advantages, other.advantages)
+
+
+@pytest.mark.parametrize("kind", list(malformed(random_group(0).members[0])))
+def test_what_versions_a_malformed_member_names_can_be_asked(kind: str) -> None:
+    whole = random_group(3)
+    bad = spoilt(whole.members[0], **malformed(whole.members[0])[kind])
+    asked = RowBuilder(config(), 4, Ancestry("0-a")).unknown_versions(
+        group([bad, *whole.members[1:]]), {}
+    )
+    assert asked == {1}
+
+
+def test_rows_of_an_episode_that_failed_are_not_read() -> None:
+    whole = random_group(3, num_members=4)
+    fields = malformed(whole.members[0])["bytes/turn_ends"]
+    failed = replace(spoilt(whole.members[0], **fields), outcome=Outcome.INFRA_FAILURE)
+    found = prepare(group([failed, *whole.members[1:]]))
+    assert len(found.rows) == 3
+    assert "num_malformed_episodes" not in found.counts
+
+
+def test_turns_may_be_empty_and_a_certain_token_rounded() -> None:
+    whole = random_group(3)
+    row = whole.members[0].rows[0]
+    ends = as_int32(row.turn_ends).copy()
+    ends[0] = ends[1]
+    logprobs = np.where(as_uint8(row.loss_mask), 1e-6, 0.0)
+    member = spoilt(
+        whole.members[0], turn_ends=pack_int32(ends), inference_logprobs=pack_float32(logprobs)
+    )
+    found = prepare(group([member, *whole.members[1:]]))
+    assert found.counts["num_invalid_episodes"] == 0
+    assert len(found.rows) == 3
 
 
 @pytest.mark.parametrize("name", ESTIMATORS)

@@ -29,6 +29,7 @@ from tailrace_learner.adapters.snapshots import Snapshot, load_optimizer, take_s
 from tailrace_learner.adapters.strategies.single import SingleStrategy
 from tailrace_learner.config import FromScratch, LearnerConfig, TrainingArgs
 from tailrace_learner.core.run_state import RunState, resumed_state
+from tailrace_learner.core.start import Origin, origin
 from tailrace_learner.core.step import StepTrainer
 from tests.unit.tailrace_learner.factory import make_rows
 from tests.unit.tailrace_learner.test_step import prepared
@@ -156,6 +157,44 @@ def test_the_same_step_can_be_saved_again(tmp_path: Path, fresh: Session) -> Non
     path = folder.save(fresh.snapshot(), state(2, lineage="0-new"))
     assert named_checkpoint(str(path)).state.lineage == "0-new"
     assert [entry.name for entry in folder.root.iterdir()] == ["step_2"]
+
+
+def test_a_kill_while_a_checkpoint_is_replaced_loses_none(
+    tmp_path: Path, fresh: Session, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = CheckpointFolder(tmp_path)
+    path = folder.save(fresh.snapshot(), state(2, lineage="0-old"))
+    rename = Path.rename
+
+    def die_before_the_new_one(source: Path, target: Path) -> Path:
+        if source.name.startswith(".part-"):
+            raise KeyboardInterrupt
+        return rename(source, target)
+
+    monkeypatch.setattr(Path, "rename", die_before_the_new_one)
+    with pytest.raises(KeyboardInterrupt):
+        folder.save(fresh.snapshot(), state(2, lineage="0-new"))
+    monkeypatch.undo()
+    assert not path.exists()
+    folder.sweep()
+    assert named_checkpoint(str(path)).state.lineage == "0-old"
+    assert [entry.name for entry in folder.root.iterdir()] == ["step_2"]
+
+
+@pytest.mark.parametrize(
+    ("resume", "has_saved", "expected"),
+    [
+        (False, True, Origin.LIVE),
+        ("there/step_2", True, Origin.LIVE),  # from which the run began
+        ("there/step_2", False, Origin.NAMED),
+        (True, False, Origin.NEWEST),
+        (False, False, Origin.NEW),
+    ],
+)
+def test_a_learner_that_died_before_it_saved_is_followed_by_one_that_starts_where_it_did(
+    resume: bool | str, has_saved: bool, expected: Origin
+) -> None:
+    assert origin(resume, has_saved=has_saved) is expected
 
 
 def test_only_the_newest_of_our_lineages_are_kept(tmp_path: Path, fresh: Session) -> None:

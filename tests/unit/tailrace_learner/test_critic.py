@@ -24,7 +24,14 @@ from tests.unit.tailrace_learner.factory import (
     random_group,
     token_row,
 )
-from tests.unit.tailrace_learner.stepping import Stepper, distance, make_critic, stepped, weights
+from tests.unit.tailrace_learner.stepping import (
+    Stepper,
+    distance,
+    make_critic,
+    shared_tokens,
+    stepped,
+    weights,
+)
 
 GROUPS = [random_group(index) for index in range(4)]
 ARGS = TrainingArgs(learning_rate=1e-2, max_grad_norm=0.0)
@@ -120,6 +127,7 @@ CASES: list[dict[str, Any]] = [
 def test_gradients_do_not_depend_on_arrival_packing_or_order(settings: dict[str, Any]) -> None:
     """Nor do those of later mini-batches: their values are those of the step's start."""
     whole = stepped(GROUPS, 4, **settings)
+    assert shared_tokens(whole) > 60
     for at_once, limit, shares in ((1, 4096, True), (2, 30, True), (3, 1, False)):
         parts = stepped(
             GROUPS, at_once, max_tokens_per_micro_batch=limit, share_prefixes=shares, **settings

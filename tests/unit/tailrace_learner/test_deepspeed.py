@@ -8,29 +8,20 @@ from typing import Any
 
 import pytest
 import torch
-from msgspec.structs import replace
 
 os.environ.setdefault("DS_ACCELERATOR", "cpu")
 pytest.importorskip("deepspeed", reason="make test-deepspeed installs it in an environment of its own")
 
 from tailrace_learner.adapters import hf_model
-from tailrace_learner.adapters.checkpoints import CheckpointFolder
 from tailrace_learner.adapters.ranks import TorchRanks
-from tailrace_learner.adapters.snapshots import load_optimizer, take_snapshot
-from tailrace_learner.adapters.strategies.base import Strategy
 from tailrace_learner.adapters.strategies.deepspeed import DeepspeedStrategy
 from tailrace_learner.adapters.strategies.single import SingleStrategy
 from tailrace_learner.adapters.strategies.zero3 import Zero3Strategy
 from tailrace_learner.core.packing import pack
 from tailrace_learner.core.shards import local
-from tailrace_learner.core.step import StepTrainer
 from tests.unit.tailrace_learner.factory import CPU, make_policy, make_rows
 from tests.unit.tailrace_learner.ranks import on_ranks
-from tests.unit.tailrace_learner.test_checkpoints import CONFIG, SCRATCH, state
-from tests.unit.tailrace_learner.test_ranks import ARGS, Trained, taken_over, train
-from tests.unit.tailrace_learner.test_step import prepared
-
-GIVEN = replace(CONFIG, training_args=ARGS)
+from tests.unit.tailrace_learner.test_ranks import ARGS, GIVEN, Trained, go_on, taken_over, train
 
 
 def zero(ranks: TorchRanks, stage: int) -> DeepspeedStrategy:
@@ -97,28 +88,7 @@ def test_moments_of_another_strategy_are_taken_over(stage: int, num_ranks: int) 
             assert torch.equal(found[name].view(value.shape), value), name
 
 
-def go_on(strategy: Strategy, source: str, steps: range, folder: Path) -> Path:
-    """Train from a checkpoint or (empty) from scratch, and save a checkpoint."""
-    made = hf_model.load_model(source, GIVEN) if source else hf_model.make_model(SCRATCH, GIVEN, 3)
-    policy = strategy.spread(hf_model.make_policy(made, GIVEN))
-    optimizer = strategy.make_optimizer(policy, ARGS)
-    if source:
-        load_optimizer(Path(source), made, strategy)
-    trainer = StepTrainer(
-        policy, optimizer, GIVEN, groups_per_step=1, max_steps=8, ranks=strategy.ranks
-    )
-    for step in steps:
-        trainer.begin(step)
-        trainer.add(prepared(make_rows(4, seed=step)))
-        trainer.work()
-        trainer.finish()
-    snapshot = take_snapshot(made, strategy)
-    if strategy.ranks.rank:
-        return folder
-    return CheckpointFolder(folder).save(snapshot, state(steps.stop))
-
-
-def go_on_by_zero(ranks: TorchRanks, source: str, steps: range, folder: Path) -> Path:
+def go_on_by_zero(ranks: TorchRanks, source: str, steps: range, folder: Path) -> str:
     return go_on(zero(ranks, 3), source, steps, folder)
 
 

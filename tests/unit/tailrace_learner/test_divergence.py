@@ -20,11 +20,14 @@ from tests.unit.tailrace_learner.factory import (
     CPU,
     config,
     group,
+    make_model,
     make_policy,
+    make_rows,
     prepared_group,
     random_group,
 )
-from tests.unit.tailrace_learner.stepping import Stepper, distance, moved, stepped
+from tests.unit.tailrace_learner.plain_pass import plain_outputs
+from tests.unit.tailrace_learner.stepping import Stepper, distance, moved, shared_tokens, stepped
 
 GROUPS = [random_group(index) for index in range(4)]
 
@@ -32,6 +35,12 @@ GROUPS = [random_group(index) for index in range(4)]
 def plain(name: str, log_pi: np.ndarray, log_ref: np.ndarray) -> np.ndarray:
     d = log_ref - log_pi
     return {"k1": -d, "k2": d**2 / 2, "k3": np.exp(d) - 1 - d, "abs": np.abs(d)}[name]
+
+
+def slopes(name: str, log_pi: np.ndarray, log_ref: np.ndarray) -> np.ndarray:
+    """How `plain` changes with log pi."""
+    d = log_pi - log_ref
+    return {"k1": np.ones_like(d), "k2": d, "k3": 1 - np.exp(-d), "abs": np.sign(d)}[name]
 
 
 def both(rows: Any) -> tuple[np.ndarray, np.ndarray]:
@@ -62,10 +71,9 @@ def test_in_the_loss_its_weighted_gradient_is_added(name: Any, loss: Any) -> Non
     rows = [row for group in with_it.trainer.groups for row in group.rows]
     count = sum(len(row.targets) for row in rows)
     for row in rows:
-        batch = pack([row], CPU)
-        with torch.no_grad():
-            log_ref = reference.forward(batch)[0]
-        (KL_ESTIMATORS[name](policy.forward(batch)[0], log_ref).sum() / count).backward()  # type: ignore[no-untyped-call]
+        log_pi, log_ref = (plain_outputs(each, row)[0] for each in (policy, reference))
+        known = (each.detach().double().numpy() for each in (log_pi, log_ref))
+        (torch.from_numpy(slopes(name, *known) / count) * log_pi).sum().backward()
     added = torch.cat([p.grad.flatten() for p in policy.parameters if p.grad is not None])
     assert distance(with_it.grads[0] - without.grads[0], 0.3 * added) < 1e-4
 
@@ -134,6 +142,7 @@ CASES: list[dict[str, Any]] = [
 @pytest.mark.parametrize("settings", CASES)
 def test_gradients_do_not_depend_on_arrival_packing_or_order(settings: dict[str, Any]) -> None:
     whole = stepped(GROUPS, 4, **settings)
+    assert shared_tokens(whole) > 60
     for at_once, limit, shares in ((1, 4096, True), (2, 30, True), (4, 1, False)):
         parts = stepped(
             GROUPS, at_once, max_tokens_per_micro_batch=limit, share_prefixes=shares, **settings
@@ -168,10 +177,39 @@ class Traveller(nn.Module):
 def test_an_offloaded_reference_visits_the_device_and_lives_on_the_host(offload: bool) -> None:
     model = Traveller()
     reference = Reference(Policy(model, torch.device("cuda"), 1.0, 7), config(), offload=offload)
-    assert model.places == ["cpu" if offload else "cuda"]
+    assert model.places == (["cpu"] if offload else [])
     with reference.present():
-        assert model.places[-1] == "cuda"
-    assert model.places == (["cpu", "cuda", "cpu"] if offload else ["cuda"])
+        assert model.places[-1:] == (["cuda"] if offload else [])
+    assert model.places == (["cpu", "cuda", "cpu"] if offload else [])
+
+
+@pytest.mark.skipif(
+    not torch.cuda.is_available(), reason="no CUDA device here: host and device memory are one"
+)
+def test_weights_of_an_offloaded_reference_are_on_the_device_only_for_a_pass() -> None:
+    device = torch.device("cuda")
+    policy = Policy(make_model(), device, 1.0, 7)
+    policy.model.to(device)
+    whole = Policy(make_model(), CPU, 1.0, 7)
+    reference = Reference(policy, config(), offload=True)
+    torch.cuda.synchronize()
+    empty = torch.cuda.memory_allocated()
+
+    def places() -> set[str]:
+        return {tensor.device.type for tensor in policy.model.state_dict().values()}
+
+    assert places() == {"cpu"}
+    with reference.present():
+        assert places() == {"cuda"}
+        assert torch.cuda.memory_allocated() > empty
+    assert places() == {"cpu"}
+    assert torch.cuda.memory_allocated() == empty
+    rows, expected = make_rows(3), make_rows(3)
+    reference.fill(rows)
+    Reference(whole, config()).fill(expected)
+    assert places() == {"cpu"}
+    for row, other in zip(rows, expected, strict=True):
+        np.testing.assert_allclose(row.log_ref, other.log_ref, rtol=1e-4, atol=1e-4)
 
 
 def test_without_a_weight_nobody_asks_for_a_reference() -> None:

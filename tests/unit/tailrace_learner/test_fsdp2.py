@@ -77,7 +77,7 @@ def test_bfloat16_trains_as_on_one_rank_within_its_rounding(recomputes: bool) ->
     moved = max(float((expected[name] - start[name]).abs().max()) for name in start)
     for weights, loss in on_ranks(2, trained_sharded, how):
         assert {tensor.dtype for tensor in weights.values()} == {torch.float32}
-        assert loss == pytest.approx(expected_loss, rel=1e-2)
+        assert loss == pytest.approx(expected_loss, abs=5e-3)  # log-probabilities: to about 1e-2
         apart = max(float((weights[name] - expected[name]).abs().max()) for name in expected)
         assert apart < 0.1 * moved
 

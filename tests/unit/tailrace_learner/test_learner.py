@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
+from msgspec.structs import replace
 from structlog.testing import capture_logs
 
 from tailrace.clock import SystemClock
@@ -230,6 +231,23 @@ async def test_turns_that_gigpo_can_compare_with_none_are_told_every_step() -> N
     ]
     assert told
     assert "granularity: step" in told[0]["remedy"]
+
+
+async def test_an_episode_of_bytes_that_are_no_numbers_is_left_out_and_told() -> None:
+    first, *others = [ready(index, rewards=(1.0, 0.0, 0.5)) for index in range(4)]
+    bad = first.group.members[0]
+    rows = (replace(bad.rows[0], policy_versions=b"odd"),)
+    members = (replace(bad, rows=rows), *first.group.members[1:])
+    spoilt = first._replace(group=group(members, 0))
+    source, world = FakeSource([spoilt, *others]), FakeWorld()
+    with capture_logs() as lines:
+        await learner(source, world).run_forever()
+    assert [event.metrics["num_malformed_episodes"] for event in steps(world)] == [1.0, 0.0]
+    assert steps(world)[0].metrics["num_groups_train"] == 2.0
+    told = [line for line in lines if line["event"] == "malformed episodes"]
+    assert [(line["log_level"], line["group_id"], line["flaws"]) for line in told] == [
+        ("error", "g0", {"bytes": 1})
+    ]
 
 
 async def test_dropped_groups_are_given_back_and_replaced() -> None:

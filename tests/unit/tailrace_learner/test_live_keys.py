@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
 import pytest
 import torch
+from msgspec.structs import replace
 
 from tailrace_learner.config import CriticArgs, TrainingArgs
+from tailrace_protos.episode import OVER_BUDGET
+from tailrace_protos.trajectory import Trajectory, TrajectoryGroup
 from tests.unit.tailrace_learner.factory import random_group
 from tests.unit.tailrace_learner.stepping import ARGS, Stepper, weights
 
@@ -31,6 +35,7 @@ LIVE: list[tuple[dict[str, Any], dict[str, Any]]] = [
     ({"adv_estimator": "reinforce"}, {"gamma": 0.5}),
     ({"adv_estimator": "gigpo"}, {"step_gamma": 0.5}),
     ({"adv_estimator": "gigpo"}, {"episode_advantage_weight": 0.2}),
+    ({"adv_estimator": "gigpo"}, {"step_advantage_weight": 0.2}),
     ({"adv_estimator": "starpo"}, {"reward_norm": "mean"}),
     ({"adv_estimator": "starpo"}, {"reward_grouping": "batch"}),
     (GAE, {"gamma": 0.5}),
@@ -40,6 +45,8 @@ LIVE: list[tuple[dict[str, Any], dict[str, Any]]] = [
     (KL, {"kl_estimator": "abs"}),
     (KL, {"init_kl_coef": 0.9}),
     ({**KL, "adv_estimator": "reinforce"}, {"kl_in": "reward"}),
+    ({**KL, "adv_estimator": "reinforce_plus_plus_baseline"}, {"kl_in": "reward"}),
+    ({**KL, "adv_estimator": "reinforce_plus_plus"}, {"kl_in": "loss"}),
     (PAID, {"kl_estimator": "k1"}),
     (KL, STEERED),
     (STEERED, {"target_kl": 100.0}),
@@ -54,11 +61,11 @@ OF_CRITIC: list[tuple[dict[str, Any], dict[str, Any]]] = [
 ]
 
 
-def trained(settings: dict[str, Any]) -> torch.Tensor:
+def trained(settings: dict[str, Any], groups: Sequence[TrajectoryGroup] = GROUPS) -> torch.Tensor:
     """Weights of policy and critic after two steps."""
     stepper = Stepper(2, ppo_epochs=2, **settings)
     for number in range(2):
-        stepper.step(GROUPS, 2, number=number)
+        stepper.step(groups, 2, number=number)
     critic = stepper.critic.critic.parameters if stepper.critic else []
     return weights([*stepper.policy.parameters, *critic])
 
@@ -70,6 +77,16 @@ def name_of(case: tuple[dict[str, Any], dict[str, Any]]) -> str:
 @pytest.mark.parametrize(("base", "change"), LIVE, ids=[name_of(case) for case in LIVE])
 def test_changing_a_key_changes_the_weights(base: dict[str, Any], change: dict[str, Any]) -> None:
     assert not torch.equal(trained(base), trained({**base, **change}))
+
+
+def test_masking_cut_off_episodes_changes_the_weights() -> None:
+    def cut(member: Trajectory) -> Trajectory:
+        return replace(member, metrics={**member.metrics, OVER_BUDGET: 1.0})
+
+    groups = [replace(each, members=(cut(each.members[0]), *each.members[1:])) for each in GROUPS]
+    train, mask = (trained({"over_budget_episodes": choice}, groups) for choice in ("train", "mask"))
+    assert not torch.equal(train, mask)
+    assert torch.equal(trained({"over_budget_episodes": "mask"}), trained({}))  # none was cut off
 
 
 @pytest.mark.parametrize(("base", "change"), OF_CRITIC, ids=[next(iter(c)) for _, c in OF_CRITIC])

@@ -4,29 +4,40 @@ from __future__ import annotations
 
 import sys
 import time
+from pathlib import Path
 from typing import Any
 
 import msgspec
+import numpy as np
 import pytest
 import torch
+from msgspec.structs import replace
+from safetensors.torch import load_file
 
 from tailrace.config import ConfigError
-from tailrace_learner.adapters.ranks import DataParallelRanks, TorchRanks
+from tailrace_learner.adapters import hf_model
+from tailrace_learner.adapters.checkpoints import CheckpointFolder
+from tailrace_learner.adapters.ranks import DataParallelRanks, RankLostError, TorchRanks
+from tailrace_learner.adapters.snapshots import OPTIMIZER_FILE, load_optimizer, take_snapshot
 from tailrace_learner.adapters.strategies.base import Strategy
 from tailrace_learner.adapters.strategies.fsdp2 import Fsdp2Strategy
 from tailrace_learner.adapters.strategies.megatron import MegatronStrategy
 from tailrace_learner.adapters.strategies.single import SingleStrategy
+from tailrace_learner.adapters.teaming import check_gpus, rank_environment
 from tailrace_learner.config import LearnerConfig, StrategyArgs, TrainingArgs
 from tailrace_learner.core.policy import Policy
 from tailrace_learner.core.ranks import ONE_RANK, Shares
+from tailrace_learner.core.rows import Row
 from tailrace_learner.core.step import StepTrainer
 from tests.unit.tailrace_learner.factory import CPU, config, make_policy, make_rows
 from tests.unit.tailrace_learner.ranks import on_ranks
+from tests.unit.tailrace_learner.test_checkpoints import CONFIG, SCRATCH, state
 from tests.unit.tailrace_learner.test_step import prepared
 
 # A large epsilon: Adam would make equal steps of gradients that are nothing but rounding. Rates of 0.1
 # make 2e-5 of rounding within two steps, also on one rank with other micro-batches.
 ARGS = TrainingArgs(learning_rate=0.02, weight_decay=0.01, adam_epsilon=1e-2, max_grad_norm=0.5)
+GIVEN = replace(CONFIG, training_args=ARGS)
 LAYERS = "tailrace_learner.adapters.strategies.megatron_layers"
 WARM_START = {"demonstrations": "module:function", "num_steps": 1}
 CUT = {"strategy_name": "megatron", "num_ranks": 2, "tensor_parallel_size": 2}
@@ -57,6 +68,14 @@ def test_a_row_stays_with_its_rank_however_it_comes_again() -> None:
     assert again == owner
 
 
+def rows_in_turns(num_rows: int, seed: int) -> list[Row]:
+    """Turns have at most two trained tokens."""
+    rows = make_rows(num_rows, seed=seed)
+    for row in rows:
+        row.turns = np.arange(len(row.targets)) // 2
+    return rows
+
+
 def train(
     strategy: Strategy, family: str, settings: dict[str, Any], *, recomputes: bool = False
 ) -> Trained:
@@ -76,7 +95,7 @@ def train(
     for step in range(2):
         trainer.begin(step)
         for index, num_rows in enumerate((5, 1, 4)):
-            trainer.add(prepared(make_rows(num_rows, seed=step * 10 + index)))
+            trainer.add(prepared(rows_in_turns(num_rows, seed=step * 10 + index)))
             trainer.work()
         metrics = trainer.finish()
     named = list(policy.model.named_parameters())
@@ -133,6 +152,9 @@ def train_sharded(ranks: TorchRanks, family: str, settings: dict[str, Any]) -> T
                 "ppo_epochs": 2,
             },
         ),
+        ("qwen3", {"loss": "gspo", "num_mini_batches": 2, "ppo_epochs": 2, "gspo_clip": 0.1}),
+        ("qwen3", {"loss": "segment", "num_mini_batches": 2, "ppo_epochs": 2}),
+        ("qwen3", {"loss": "topr", "behaviour_correction": "none", "num_mini_batches": 2}),
     ],
 )
 def test_two_ranks_train_as_one_does(family: str, settings: dict[str, Any]) -> None:
@@ -187,18 +209,84 @@ def test_a_gradient_that_is_not_finite_on_one_rank_is_thrown_away_by_all() -> No
     assert on_ranks(2, gradients_sharded) == [(0.0, True)] * 2
 
 
-def waits(ranks: TorchRanks) -> float:
-    """Seconds in which rank 0 waited in vain for rank 1, which only hears commands."""
-    began_s = time.monotonic()
+def waits(ranks: TorchRanks) -> tuple[float, str]:
+    """Seconds in which rank 0 waited in vain for rank 1, which only hears one command; what it said."""
+    began_s, said = time.monotonic(), ""
     if ranks.rank == 0:
         with pytest.raises(RuntimeError):
             torch.distributed.all_reduce(torch.zeros(1))
-    return float(ranks.told(time.monotonic() - began_s))
+        with pytest.raises(RankLostError):
+            ranks.sums([1.0])
+    waited_s = float(ranks.told(time.monotonic() - began_s))
+    if ranks.rank == 0:
+        with pytest.raises(RankLostError) as caught:
+            ranks.told("which rank 1 does not come to hear")
+        said = str(caught.value)
+    return waited_s, said
 
 
-def test_a_rank_gives_up_a_pass_after_its_timeout_and_never_a_command() -> None:
-    waited_s = on_ranks(2, waits, timeout_s=3.0)  # within which they have to meet, too
-    assert 2.5 < waited_s[0] == waited_s[1] < 30.0
+def test_a_rank_waits_for_others_until_its_timeout_and_for_a_command_for_ever() -> None:
+    timeout_s = 2.5  # within which they have to meet, too
+    first, second = on_ranks(2, waits, timeout_s=timeout_s)
+    assert 1.8 * timeout_s < first[0] == second[0] < 30.0
+    assert "rank 0 of the learner lost rank 1 at an order" in first[1]
+    assert "learner.strategy_args.timeout_s" in first[1]
+
+
+def go_on(strategy: Strategy, source: str, steps: range, folder: Path) -> str:
+    """Train from a checkpoint or (empty) from scratch, and save a checkpoint."""
+    made = hf_model.load_model(source, GIVEN) if source else hf_model.make_model(SCRATCH, GIVEN, 3)
+    policy = strategy.spread(hf_model.make_policy(made, GIVEN))
+    optimizer = strategy.make_optimizer(policy, ARGS)
+    if source:
+        load_optimizer(Path(source), made, strategy)
+    trainer = StepTrainer(
+        policy, optimizer, GIVEN, groups_per_step=1, max_steps=8, ranks=strategy.ranks
+    )
+    for step in steps:
+        trainer.begin(step)
+        trainer.add(prepared(make_rows(4, seed=step)))
+        trainer.work()
+        trainer.finish()
+    snapshot = take_snapshot(made, strategy)
+    if strategy.world.rank:
+        return ""
+    return str(CheckpointFolder(folder).save(snapshot, state(steps.stop)))
+
+
+def go_on_sharded(ranks: TorchRanks, source: str, steps: range, folder: Path) -> str:
+    return go_on(Fsdp2Strategy(ranks, CPU), source, steps, folder)
+
+
+def kept(checkpoint: str) -> dict[str, torch.Tensor]:
+    """Weights and moments; not the random generator."""
+    files = [load_file(Path(checkpoint) / name) for name in ("model.safetensors", OPTIMIZER_FILE)]
+    return {name: value for file in files for name, value in file.items() if name != "rng.torch"}
+
+
+def test_a_checkpoint_of_one_rank_goes_on_on_two_and_then_on_three(tmp_path: Path) -> None:
+    """32 rows of a matrix do not fall into three equal parts."""
+    one = go_on(SingleStrategy(), "", range(2), tmp_path)
+    two = on_ranks(2, go_on_sharded, one, range(2, 4), tmp_path)[0]
+    three = on_ranks(3, go_on_sharded, two, range(4, 6), tmp_path)[0]
+    found, expected = kept(three), kept(go_on(SingleStrategy(), "", range(6), tmp_path / "alone"))
+    assert found.keys() == expected.keys()
+    for name, tensor in expected.items():
+        scale = float(tensor.abs().max())
+        torch.testing.assert_close(found[name], tensor, rtol=1e-5, atol=2e-5 * scale, msg=name)
+
+
+@pytest.mark.parametrize("num_gpus", [0, 1])
+def test_more_ranks_than_gpus_are_refused_with_both_counts_and_the_keys(num_gpus: int) -> None:
+    with pytest.raises(ConfigError, match=rf"num_ranks is 2, .* {num_gpus} GPU.*cluster\.learner_gpus"):
+        check_gpus(2, num_gpus)
+    check_gpus(num_gpus, num_gpus)
+
+
+def test_packages_find_in_the_environment_what_they_read_when_they_start() -> None:
+    assert rank_environment("megatron", "cuda") == {"CUDA_DEVICE_MAX_CONNECTIONS": "1"}
+    assert rank_environment("deepspeed", "cpu") == {"DS_ACCELERATOR": "cpu"}
+    assert rank_environment("deepspeed", "cuda") == {}
 
 
 @pytest.mark.parametrize(

@@ -11,6 +11,7 @@ from msgspec.structs import replace
 from tailrace_learner.core.lineage import Ancestor, Ancestry
 from tailrace_learner.core.row_builder import RowBuilder
 from tailrace_learner.core.rows import demonstration_row
+from tailrace_protos.base import pack_float32, pack_int32
 from tailrace_protos.episode import OVER_BUDGET, Outcome
 from tests.unit.tailrace_learner.factory import (
     config,
@@ -69,6 +70,27 @@ def test_non_finite_inference_logprobs_mask_their_token_and_are_counted() -> Non
     prepared = builder().prepare(group(members), 0, BOOK)
     assert prepared.rows[0].targets.tolist() == [2]
     assert prepared.counts["num_nonfinite_tokens"] == 2
+
+
+def test_a_loss_that_looks_at_turns_is_told_of_which_every_trained_token_is() -> None:
+    """The second turn's only token is too old; what comes after the last end is the last turn's."""
+    row = replace(
+        token_row("", 1.0, [0, 1, 1, 0, 1, 1, 0, 1, 1], version=3),
+        turn_ends=pack_int32([3, 5, 8]),
+        turn_rewards=pack_float32([0.0, 0.0, 1.0]),
+        policy_versions=pack_int32([-1, 3, 3, -1, 1, 2, -1, 3, 3]),
+    )
+    members = [episode_of_rows(0, 1.0, [row]), trajectory(1, 0.0, versions=(3, 3, 3))]
+    of_turns, other = builder(loss="segment").prepare(group(members), 2, BOOK).rows
+    assert of_turns.targets.tolist() == [1, 2, 5, 7, 8]
+    assert of_turns.turns is not None
+    assert of_turns.turns.tolist() == [0, 0, 2, 2, 2]
+    assert other.turns is not None
+    assert other.turns.tolist() == [0, 0, 0]
+    fresh, _ = builder(max_staleness=2, loss="segment").prepare(group(members), 2, BOOK).rows
+    assert fresh.turns is not None
+    assert fresh.turns.tolist() == [0, 0, 1, 2, 2, 2]
+    assert all(each.turns is None for each in builder().prepare(group(members), 2, BOOK).rows)
 
 
 def test_infrastructure_failures_leave_the_sample_and_the_baseline() -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 from collections.abc import Sequence
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -13,7 +12,6 @@ import pytest
 import torch
 from numpy.typing import NDArray
 from torch.nn.attention.flex_attention import BlockMask, create_block_mask
-from torch.nn.functional import rms_norm
 
 from tailrace_learner.config import ModelArgs, TrainingArgs
 from tailrace_learner.core import layout
@@ -33,6 +31,7 @@ from tests.unit.tailrace_learner.factory import (
     CPU,
     VOCABULARY,
     config,
+    make_double_policy,
     make_model,
     make_policy,
     make_rows,
@@ -62,6 +61,7 @@ def row_of(name: str, token_ids: NDArray[np.int64], first_target: int, seed: int
         advantages=rng.normal(0.0, 1.0, len(targets)).astype(np.float32),
         staleness=np.zeros(len(targets), np.int64),
         is_current=np.ones(len(targets), np.bool_),
+        turns=np.arange(len(targets)) // 3,
     )
 
 
@@ -134,12 +134,7 @@ def test_gradients_are_those_without_sharing_whatever_the_micro_batches(family: 
 
 
 def test_in_float64_sharing_is_exact_to_its_last_digits() -> None:
-    policy = make_policy(fast=False)
-    policy.model.double()
-    for module in policy.model.modules():
-        if hasattr(module, "variance_epsilon"):  # the model's own norms round to float32
-            size, epsilon = module.weight.shape, module.variance_epsilon
-            module.forward = partial(rms_norm, normalized_shape=size, weight=module.weight, eps=epsilon)
+    policy = make_double_policy()
     rows = mixed_rows()
     expected = gradients(policy, [[row] for row in rows], shares=False)
     assert expected.dtype == torch.float64
@@ -360,6 +355,9 @@ def stepped(shares: bool, **settings: Any) -> torch.Tensor:
         {"num_mini_batches": 3, "loss": "dapo", "ppo_epochs": 2},
         {"max_tokens_per_micro_batch": 30, "loss": "clip_cov"},
         {"loss_aggregation": "seq_mean_token_mean", "entropy_loss_coef": 0.01},
+        {"num_mini_batches": 3, "loss": "gspo", "gspo_clip": 0.1},
+        {"num_mini_batches": 3, "loss": "segment", "ppo_epochs": 2},
+        {"num_mini_batches": 3, "loss": "topr", "behaviour_correction": "none"},
     ],
 )
 def test_a_step_is_the_same_with_and_without_sharing(settings: dict[str, Any]) -> None:

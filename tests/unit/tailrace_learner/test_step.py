@@ -12,16 +12,15 @@ import pytest
 import torch
 
 from tailrace_learner.config import TrainingArgs
-from tailrace_learner.core.aggregation import row_count
-from tailrace_learner.core.losses import LOSSES
 from tailrace_learner.core.optimizer import learning_rate_at, make_adamw
 from tailrace_learner.core.packing import pack
-from tailrace_learner.core.passes import PassRunner
-from tailrace_learner.core.policy import Policy, StartWeights
+from tailrace_learner.core.policy import Policy
 from tailrace_learner.core.rows import PreparedGroup, Row
 from tailrace_learner.core.step import StepTrainer
-from tailrace_learner.core.tally import Tally
 from tests.unit.tailrace_learner.factory import CPU, config, make_policy, make_rows
+from tests.unit.tailrace_learner.loss_formulas import FORMULAS
+from tests.unit.tailrace_learner.loss_formulas import weights as correction
+from tests.unit.tailrace_learner.plain_pass import plain_outputs, tokens_of
 
 ARGS = TrainingArgs(learning_rate=1e-2, weight_decay=0.1, max_grad_norm=0.5)
 
@@ -97,16 +96,20 @@ def test_every_mini_batch_is_measured_against_the_policy_at_the_start_of_the_ste
     streamed, _ = train(step_groups, 1, num_mini_batches=2, loss="dapo")
 
     policy = make_policy()
-    with torch.no_grad():
-        for row in (row for each in step_groups for row in each.rows):
-            row.log_pi_old = policy.forward(pack([row], CPU))[0].numpy().copy()
-    optimizer = make_adamw(policy.parameters, ARGS)
-    runner = PassRunner(policy, LOSSES["dapo"], settings, StartWeights(policy.parameters))
-    for half in (step_groups[:2], step_groups[2:]):
-        rows = [row for each in half for row in each.rows]
-        runner.run(rows, Tally(), is_first=False)
-        count = row_count(rows, settings)
-        optimizer.update(count=count, learning_rate=1e-2, max_grad_norm=0.5)
+    halves = [
+        [row for each in half for row in each.rows] for half in (step_groups[:2], step_groups[2:])
+    ]
+    for row in (row for half in halves for row in half):
+        row.log_pi_old = plain_outputs(policy, row)[0].detach().numpy()
+    optimizer = adamw(policy, ARGS, lr=1e-2)
+    for rows in halves:
+        log_pi = torch.cat([plain_outputs(policy, row)[0] for row in rows])
+        tokens = tokens_of(rows, log_pi.detach().double().numpy(), settings)
+        slopes = correction(tokens, settings)[0] @ FORMULAS["dapo"](tokens, settings).jacobian
+        optimizer.zero_grad()
+        (torch.from_numpy(slopes / len(slopes)) * log_pi).sum().backward()
+        torch.nn.utils.clip_grad_norm_(policy.parameters, 0.5)
+        optimizer.step()
     assert difference(streamed, weights(policy)) < 1e-3
 
 
@@ -196,7 +199,7 @@ def test_gradients_that_are_not_finite_are_thrown_away_and_counted() -> None:
     assert metrics["num_skipped_updates"] == 1
 
 
-def adamw(policy: Policy, args: TrainingArgs) -> torch.optim.AdamW:
+def adamw(policy: Policy, args: TrainingArgs, lr: float = 3e-3) -> torch.optim.AdamW:
     """Torch's own, with everything that the arguments say."""
     parameters = policy.parameters
     return torch.optim.AdamW(
@@ -204,7 +207,7 @@ def adamw(policy: Policy, args: TrainingArgs) -> torch.optim.AdamW:
             {"params": [p for p in parameters if p.dim() >= 2], "weight_decay": args.weight_decay},
             {"params": [p for p in parameters if p.dim() < 2], "weight_decay": 0.0},
         ],
-        lr=3e-3,
+        lr=lr,
         betas=(args.adam_beta1, args.adam_beta2),
         eps=args.adam_epsilon,
         foreach=False,

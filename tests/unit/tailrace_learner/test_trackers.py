@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import struct
 import subprocess
 import sys
@@ -11,6 +12,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import ClassVar
 
@@ -43,20 +45,27 @@ from tailrace_scheduler.core.run_log import Rewind, RunLog
 from tests.unit.tailrace_learner.test_step import prepared
 
 WRITES = """
-import asyncio, sys
+import asyncio, os, sys, urllib.request
 from functools import partial
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from tailrace.config import RunConfig
 from tailrace_learner.adapters.row_file import RowFile
 from tailrace_learner.adapters.tracker_feed import TrackerFeed
 from tailrace_learner.adapters.wandb_writer import WandbWriter
 from tailrace_learner.config import WandbArgs
+from tailrace_learner.ports import TrackerError
 run = RunConfig(exp_name="unit", output_dir=sys.argv[1])
 begin = partial(WandbWriter, WandbArgs(project="lakes"), run)
 for step in (2, 9):  # the second learner resumes
     feed = TrackerFeed("wandb", begin, RowFile(run.run_dir / "metrics.jsonl"), step)
     feed.start()
     asyncio.run(feed.close())
+urllib.request.urlopen(os.environ["WANDB_BASE_URL"] + "/offline_is_over")
+try:
+    WandbWriter(WandbArgs(project="lakes", mode="online"), run)
+except TrackerError:
+    sys.exit(5)
 """
 
 BLOCK_BYTES = 32768
@@ -286,11 +295,38 @@ def test_a_row_that_is_being_written_waits_for_its_end(tmp_path: Path) -> None:
     assert rows.read() == ([{"step": 1}], False)
 
 
-def test_wandb_gets_every_known_number_of_every_step_without_a_network(files: RunFiles) -> None:
+class Unfriendly(BaseHTTPRequestHandler):
+    """Knows no key; remembers what it was asked."""
+
+    asked: ClassVar[list[str]] = []
+
+    def do_GET(self) -> None:
+        self.asked.append(self.path)
+        self.send_response(200 if self.path == "/offline_is_over" else 401)
+        self.send_header("Content-Length", "0")
+        self.end_headers()
+
+    def do_POST(self) -> None:
+        self.do_GET()
+
+    def log_message(self, *args: object) -> None:
+        """Be silent."""
+
+
+def test_wandb_gets_every_known_number_of_every_step_and_only_online_over_the_network(
+    files: RunFiles,
+) -> None:
     """In a process of its own: wandb keeps threads and a helper process."""
     files.first_run()
     argv = [sys.executable, "-c", WRITES, str(files.run_dir.parent)]
-    subprocess.run(argv, check=True, timeout=100)
+    with ThreadingHTTPServer(("127.0.0.1", 0), Unfriendly) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        env = {"WANDB_BASE_URL": f"http://127.0.0.1:{server.server_port}", "WANDB_API_KEY": "a" * 40}
+        ended = subprocess.run(argv, check=False, timeout=100, env=os.environ | env)
+        server.shutdown()
+    assert ended.returncode == 5, "online it was refused"
+    assert Unfriendly.asked[:2] == ["/offline_is_over", "/graphql"]
+    assert not [path for path in Unfriendly.asked if "otel" in path]
     found = [
         read_wandb(file.read_bytes())
         for file in (files.run_dir / "wandb").glob("offline-run-*/*.wandb")

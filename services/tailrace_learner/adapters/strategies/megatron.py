@@ -9,7 +9,6 @@ an update comes: core divides once, by the step's global count. On CUDA, by NCCL
 from __future__ import annotations
 
 import math
-import os
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -37,8 +36,6 @@ class MegatronStrategy:
     """Tensor parallel over neighbours, data parallel over their groups."""
 
     def __init__(self, ranks: Ranks, args: StrategyArgs) -> None:
-        # megatron-core warns without it; on CUDA it orders communication before computation.
-        os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "1")
         try:
             from tailrace_learner.adapters.strategies import megatron_layers  # an extra
         except ImportError as error:

@@ -6,6 +6,10 @@ The mean over the valid members of group g is subtracted from the reward at the 
 turns, or from what each turn of a message tree is worth. Group statistics scale nothing: one deviation,
 the step's, holds for all groups.
 
+With `init_kl_coef` the divergence from the reference is in the loss; the paper's variant takes
+`kl_estimator: k2` for it. With `kl_in: reward` it is in the reward of every token, as in
+`reinforce_plus_plus`, after the baseline was removed. A group of equal returns is skipped either way.
+
 Hu et al. 2025, "REINFORCE++", arXiv:2501.03262, variant "with baseline".
 """
 

@@ -60,7 +60,8 @@ class VerifiersConfig(Config, frozen=True, kw_only=True):
     """The keys of `env_config` for `env_type: verifiers`."""
 
     env_id: str
-    """Name of an installed environment, as `verifiers.load_environment` takes it."""
+    """Name of an installed environment, as `verifiers.load_environment` takes it; or `module:name` of
+    a function or class that makes one, such as `verifiers:ReasoningGymEnv`."""
 
     env_args: dict[str, Any] = msgspec.field(default_factory=dict)
     """Its arguments."""

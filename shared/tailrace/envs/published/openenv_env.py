@@ -1,7 +1,7 @@
 """Environments behind an OpenEnv server, unchanged: `env_type: openenv`.
 
 An instance holds one session at the server (a WebSocket), opened by the first `reset`. Calls wait for
-the server. Whether a seed fixes an episode is the server's matter.
+the server. Whether a seed fixes an episode, and how many sessions there may be, is the server's matter.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from typing import Any
 
 from openenv.core import GenericEnvClient
 from openenv.core.sync_client import SyncEnvClient
+from websockets.exceptions import ConnectionClosed
 
 from tailrace.config import decode_config
 from tailrace.dotted import load_dotted
@@ -37,12 +38,29 @@ class OpenEnvText(TextGame):
     def begin(self, seed: int) -> str:
         """See `TextGame`."""
         self._return = 0.0
-        result = self._session().reset(seed=seed, **self.config.reset)
+        try:
+            result = self._session().reset(seed=seed, **self.config.reset)
+        except ConnectionClosed as error:
+            self.close()
+            raise ConnectionError(
+                f"{self.config.base_url} ended the session before an episode began ({error}): it may "
+                "hold no more sessions; start it with a larger max_concurrent_envs, or play fewer "
+                "episodes at once (agents.max_concurrent_episodes)"
+            ) from error
         return self.config.instructions + self._describe(result.observation)
 
     def answer(self, reply: str) -> Answer:
         """See `TextGame`."""
-        result = self._session().step(self._act(reply))
+        action = self._act(reply)
+        try:
+            result = self._session().step(action)
+        except RuntimeError as error:
+            if "VALIDATION_ERROR" not in str(error):
+                raise
+            raise RuntimeError(
+                f"{self.config.base_url} knows no action with the fields {', '.join(sorted(action))} "
+                f"({error}): correct action_field, action or to_action"
+            ) from error
         reward = float(result.reward or 0.0)
         self._return += reward
         return Answer(self._describe(result.observation), reward, bool(result.done))

@@ -9,13 +9,15 @@ the gateway.
 
 from __future__ import annotations
 
-from functools import lru_cache
+from collections.abc import Callable
+from functools import lru_cache, partial
 from typing import Any
 
 import msgspec
 import verifiers
 
 from tailrace.config import ConfigError, decode_config
+from tailrace.dotted import load_dotted
 from tailrace.envs.game import Answer, TextGame
 from tailrace.envs.published.config import VerifiersConfig
 from tailrace.envs.published.verifiers_rollout import Ended, Rollout
@@ -79,9 +81,10 @@ class VerifiersText(TextGame):
 @lru_cache(maxsize=16)
 def load(env_id: str, env_args: bytes, split: str) -> Loaded:
     """An environment, loaded once per process; `ConfigError` if it cannot be played here."""
+    make = _maker(env_id)
     try:
-        with foreign_code(f"verifiers.load_environment({env_id!r})"):
-            env = verifiers.load_environment(env_id, **msgspec.json.decode(env_args))
+        with foreign_code(f"making {env_id!r} of verifiers"):
+            env = make(**msgspec.json.decode(env_args))
             # `get_eval_dataset` would give training rows for evaluation where it has no others.
             rows = env.get_dataset() if split == "train" else env.build_eval_dataset()
     except ForeignCodeError as error:
@@ -98,6 +101,14 @@ def load(env_id: str, env_args: bytes, split: str) -> Loaded:
         raise ConfigError(f"env_id {env_id!r} has no rows for split {split!r}")
     if getattr(env, "tool_defs", None):
         raise ConfigError(
-            f"env_id {env_id!r} offers tools to the model: play it by a workflow through the gateway"
+            f"env_id {env_id!r} offers tools to the model: play it by a workflow through the gateway "
+            "(docs/workflows.md, Environments of verifiers)"
         )
     return Loaded(env, rows)
+
+
+def _maker(env_id: str) -> Callable[..., Any]:
+    """What makes the environment of its arguments."""
+    if ":" in env_id:
+        return load_dotted(env_id, "env_id")
+    return partial(verifiers.load_environment, env_id)

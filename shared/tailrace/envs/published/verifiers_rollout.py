@@ -69,7 +69,8 @@ class Rollout:
         messages = [(message.role, text_of(message.content)) for message in prompt]
         if messages[: len(self._seen)] != self._seen:
             raise RuntimeError(
-                "the environment rewrote earlier messages: play it by a workflow through the gateway"
+                "the environment rewrote earlier messages: play it by a workflow through the gateway "
+                "(docs/workflows.md, Environments of verifiers)"
             )
         added = messages[len(self._seen) :]
         self._seen = messages

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import importlib.util
 import random
 import sys
 from collections.abc import Sequence
@@ -22,6 +23,12 @@ KINDS: dict[str, tuple[dict[str, Any], Sequence[str]]] = {
     "maths": ({"max_attempts": 5}, ["#### 3", "hm", "#### 12", "#### 1/2"]),
     "gymnasium": ({"id": "Blackjack-v1", "actions": ["stick", "hit"]}, ["hit", "stick", "what"]),
 }
+if importlib.util.find_spec("reasoning_gym"):  # in the environment of make test-envs
+    _LEGS = {"gym": "leg_counting", "num_train_examples": 80, "num_eval_examples": 80}
+    KINDS["verifiers"] = (
+        {"env_id": "verifiers:ReasoningGymEnv", "env_args": _LEGS},
+        ["<answer>64</answer>", "many", "<answer></answer>"],
+    )
 
 
 def replies_of(kind: str, seed: int) -> list[str]:

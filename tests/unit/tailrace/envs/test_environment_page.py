@@ -87,7 +87,7 @@ def test_the_examples_of_rows_are_valid_and_a_window_alone_is_not() -> None:
 def test_the_entries_on_the_page_are_valid() -> None:
     entries = yaml.safe_load(BLOCKS["yaml"][0])["agents"]["custom_envs"]
     entries |= yaml.safe_load(BLOCKS["yaml"][3])
-    assert len(entries) == 4
+    assert len(entries) == 5
     for entry in entries.values():
         assert EnvEntry(**entry).env_type in ENV_TYPES
     make_env(entries["crates"]["env_type"], entries["crates"]["env_config"])

@@ -6,7 +6,7 @@ import os
 import random
 import subprocess
 import sys
-from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import gymnasium
@@ -14,42 +14,19 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tailrace.channel.generation import Generation
 from tailrace.chat import Renderer
 from tailrace.envs import make_env
-from tailrace.toolbox.byte_tokenizer import build_byte_tokenizer
-from tailrace_agents.core.episode import EpisodeLimits, EpisodeResult
-from tailrace_agents.core.play import play_episode
-from tailrace_protos.base import Int32Bytes
-from tailrace_protos.weights import ModelCard
 from tests.unit.tailrace.envs.playing import KINDS, Playing, fingerprint, played, replies_of
-from tests.unit.tailrace.policy.fakes import generation
-from tests.unit.tailrace_agents.fakes import PLAN, ListJournal
+from tests.unit.tailrace.envs.resuming import byte_renderer, check_every_resumption
 
-SPLIT = ["frozen_lake", "sokoban", "webshop", "maths"]
+SPLIT = [kind for kind in KINDS if kind != "gymnasium"]  # its environments know no splits
 
 Step = tuple[str, float, bool, bool, dict[str, Any]]
 
 
 @pytest.fixture(scope="module")
 def renderer(tmp_path_factory: pytest.TempPathFactory) -> Renderer:
-    """Of a model that reads and writes any text."""
-    folder = build_byte_tokenizer(tmp_path_factory.mktemp("tokenizer"))
-    files = {path.name: path.read_bytes() for path in folder.iterdir()}
-    return Renderer.from_model_card(ModelCard(config_json=b"{}", tokenizer_files=files))
-
-
-class Replies:
-    """A policy that says these, one after another."""
-
-    def __init__(self, renderer: Renderer, replies: Sequence[str]) -> None:
-        self._renderer = renderer
-        self._replies = iter(replies)
-
-    async def generate(
-        self, prompt_ids: Int32Bytes, max_new_tokens: int, *_: object, **__: object
-    ) -> Generation:
-        return generation(self._renderer.reply_ids(next(self._replies)), 1)
+    return byte_renderer(tmp_path_factory.mktemp("tokenizer"))
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -90,21 +67,8 @@ def test_different_seeds_give_different_episodes(kind: str) -> None:
 async def test_an_episode_that_is_handed_on_goes_on_from_its_journal(
     kind: str, renderer: Renderer
 ) -> None:
-    replies = replies_of(kind, 5)
-    limits = EpisodeLimits(1_000_000, 50_000, 512, wall_clock_s=60.0)
-
-    async def play(said: Sequence[str], journal: ListJournal) -> EpisodeResult:
-        env, policy = make_env(kind, KINDS[kind][0]), Replies(renderer, said)
-        return await play_episode(env, renderer, policy, limits, PLAN, seed=5, journal=journal)
-
-    journal = ListJournal()
-    whole = await play(replies, journal)
-    for num_done in range(len(journal.records) + 1):
-        resumed = await play(replies[num_done:], ListJournal(journal.records[:num_done]))
-        assert (resumed.num_replayed_turns, resumed.num_restarts) == (num_done, 0)
-        assert resumed.messages == whole.messages
-        assert resumed.tokens.turn_rewards == whole.tokens.turn_rewards
-        assert resumed.metrics == whole.metrics
+    make = partial(make_env, kind, KINDS[kind][0])
+    await check_every_resumption(make, replies_of(kind, 5), renderer)
 
 
 @pytest.mark.parametrize("kind", SPLIT)

@@ -129,14 +129,16 @@ EXPECTED: dict[str, dict[str, Any]] = {
         "groups_per_step": 64,
         "group_size": 4,
         "agents.max_episode_tokens": 1280,
-        "agents.max_concurrent_episodes": 192,
+        "agents.max_concurrent_episodes": 192 * 4,
         "cluster.num_inference_servers": 4,
         "inference.gpu_memory_utilization": 0.8,
         "learner.strategy_args": {"strategy_name": "fsdp2", "num_ranks": 2},
         "learner.adv_estimator": "gae",
-        "learner.critic": {"value_clip": 0.5, "training_args": {"learning_rate": 2e-5}},
-        "learner.loss": "decoupled_ppo",
-        "learner.behaviour_correction": "none",
+        "learner.critic": {
+            "value_clip": 0.5,
+            "training_args": {"learning_rate": 2e-5, "weight_decay": 0.01, "adam_beta2": 0.999},
+        },
+        "learner.behaviour_correction": "mis",  # tokens above the cap are left out, not truncated
         "learner.tis_cap": 5.0,
         "learner.whiten_advantages": True,
         "learner.lambd": 0.9,
@@ -200,14 +202,7 @@ OVERRULED = {
         "custom_envs.Small.max_tokens_per_step",
         "custom_envs.Shop.max_tokens_per_step",
     },
-    "verl": {
-        "trainer.project_name",  # for wandb alone
-        "actor_rollout_ref.actor.clip_ratio",
-        "actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu",
-        "algorithm.kl_penalty",
-        "algorithm.kl_ctrl.type",
-        "algorithm.kl_ctrl.kl_coef",
-    },
+    "verl": set(),
     "areal": set(),
 }
 
@@ -275,7 +270,8 @@ def test_references_and_compositions_are_followed_or_listed(tmp_path: Path) -> N
         "defaults: [base]\nexp_name: a\npretrain: ${model}\nmax_steps: ${steps}\nsteps: 7\n"
     )
     text, lines, _ = import_config("roll", source)
-    assert yaml.safe_load(text) == {"exp_name": "a", "max_steps": 7}
+    content = yaml.safe_load(text)
+    assert (content["exp_name"], content["max_steps"], "pretrain" in content) == ("a", 7, False)
     assert any(line.startswith("not mapped: defaults: composition by Hydra") for line in lines)
     assert any(line.startswith("not mapped: steps: read by other settings") for line in lines)
     assert any(line.startswith("not mapped: pretrain: Interpolation key 'model'") for line in lines)
@@ -305,7 +301,7 @@ def test_what_changes_nothing_in_its_own_system_is_said_and_strictly_allowed(tmp
         "custom_envs": {"L": {"env_type": "frozen_lake"}},
         "train_env_manager": {"tags": ["L"], "group_size": 8},
     }
-    source.write_text(yaml.safe_dump({**kept, **played, "value_clip": 0.5}))
+    source.write_text(yaml.safe_dump({**kept, **played, "adv_estimator": "grpo", "value_clip": 0.5}))
     result = CliRunner().invoke(app, ["import-config", "roll", str(source), "--strict"])
     assert result.exit_code == 0, result.stderr
     assert result.stderr.startswith("no effect: value_clip")
@@ -317,6 +313,10 @@ def test_what_changes_nothing_in_its_own_system_is_said_and_strictly_allowed(tmp
         ("trl", "a: 1", "unknown system 'trl': choose one of roll, verl, areal"),
         ("roll", "a: [1", "not valid YAML"),
         ("roll", "- 1", "expected keys"),
+        ("verl", "", "is empty: expected keys"),
+        ("verl", "# nothing", "is empty: expected keys"),
+        ("verl", "{}", "is empty: expected keys"),
+        ("verl", "one run of ours", "holds no settings: expected keys.* lines key=value"),
         ("roll", None, "cannot read"),
     ],
 )
@@ -328,3 +328,81 @@ def test_mistakes_of_the_user_are_named(
         path.write_text(content)
     with pytest.raises(ConfigError, match=named):
         import_config(system, path)
+
+
+def test_a_file_of_another_encoding_is_named(tmp_path: Path) -> None:
+    source = tmp_path / "latin.yaml"
+    source.write_bytes("exp_name: caf\xe9".encode("latin-1"))
+    with pytest.raises(ConfigError, match=r"latin\.yaml is no text in UTF-8"):
+        import_config("roll", source)
+
+
+def test_an_output_that_cannot_be_written_is_named(
+    tmp_path: Path,
+) -> None:
+    target = str(tmp_path / "no" / "ours.yaml")
+    arguments = ["import-config", "roll", str(HERE / FILES["roll"]), "-o", target]
+    result = CliRunner().invoke(app, arguments)
+    assert isinstance(result.exception, ConfigError)
+    assert f"cannot write {target}: No such file or directory: give -o" in str(result.exception)
+
+
+def test_every_section_that_is_not_valid_is_named(tmp_path: Path) -> None:
+    source = tmp_path / "run.yaml"
+    source.write_text(
+        "trainer: {experiment_name: a}\ndata: {train_files: a.jsonl, val_batch_size: many}\n"
+        "actor_rollout_ref: {model: {path: a/b}, actor: {entropy_coeff: much}}\n"
+    )
+    _, lines, _ = import_config("verl", source)
+    wrong = [line for line in lines if line.startswith("not valid: ")]
+    assert ["scheduler.eval_groups" in wrong[0], "learner.entropy_loss_coef" in wrong[1]] == [
+        True,
+        True,
+    ]
+    assert lines[:-2] == (REWARD,)
+
+
+def test_whole_numbers_may_be_written_as_floats(tmp_path: Path) -> None:
+    source = tmp_path / "run.yaml"
+    source.write_text(
+        "trainer: {experiment_name: a, total_training_steps: 1e3}\n"
+        "data: {train_files: a.jsonl, train_batch_size: 64.0}\n"
+        "actor_rollout_ref:\n"
+        "  model: {path: a/b}\n"
+        "  rollout: {temperature: 1.0}\n"
+        "  actor: {ppo_mini_batch_size: 16.0, optim: {lr_warmup_steps_ratio: 0.1}}\n"
+    )
+    text, lines, _ = import_config("verl", source)
+    content = yaml.safe_load(text)
+    assert lines == (REWARD,)
+    assert (content["max_steps"], content["groups_per_step"]) == (1000, 64)
+    assert at(content, "learner.num_mini_batches") == 4
+    assert at(content, "learner.training_args.warmup_steps") == 100
+    assert "temperature: 1.0" in text  # where fractions are possible nothing changes
+
+
+def test_what_other_settings_refer_to_as_a_section_is_not_called_unknown(tmp_path: Path) -> None:
+    source = tmp_path / "run.yaml"
+    source.write_text(
+        "exp_name: a\nlake: {env_type: frozen_lake, env_config: {size: 4}}\n"
+        "custom_envs: {Lake: '${lake}'}\n"
+    )
+    _, lines, _ = import_config("roll", source)
+    for key in ("lake.env_type", "lake.env_config.size"):
+        assert f"not mapped: {key}: read by other settings alone, which have its value" in lines
+
+
+ODD: tuple[Any, ...] = (0, -1, 0.0, "", "x", [], [None], {}, {"a": 1}, True, float("nan"), 10**30)
+
+
+@pytest.mark.parametrize("source", list(FILES))
+def test_no_value_of_any_setting_ends_with_a_traceback(source: str) -> None:
+    settings, _ = read_source(HERE / FILES[source])
+    system = source.partition("_")[0]
+    for path in leaves(settings):
+        for value in ODD:
+            convert(SYSTEMS[system], replaced(settings, path, value))  # raises nothing
+
+
+def replaced(settings: Any, path: tuple[str, ...], value: Any) -> Any:
+    return {**settings, path[0]: replaced(settings[path[0]], path[1:], value)} if path else value

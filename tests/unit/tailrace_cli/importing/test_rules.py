@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import pytest
@@ -127,6 +128,16 @@ PIECES: list[tuple[str, str, dict[str, Any]]] = [
     ),
     (
         "verl",
+        "{algorithm: {adv_estimator: gae, filter_groups: {enable: false}}}",
+        {"learner.zero_variance_groups": "skip"},
+    ),
+    (
+        "verl",
+        "{algorithm: {adv_estimator: opo, filter_groups: {enable: true}}}",
+        {"learner.zero_variance_groups": "redraw"},
+    ),
+    (
+        "verl",
         "{algorithm: {adv_estimator: remax}}",
         {"learner.adv_estimator": "remax", "agents.greedy_baseline": True},
     ),
@@ -223,8 +234,9 @@ PIECES: list[tuple[str, str, dict[str, Any]]] = [
         "areal",
         "{actor: {path: p, kl_ctl: 0.1, kl_estimator: k1}, ref: {path: r}}",
         {
+            "learner.adv_estimator": "reinforce",  # nothing compares rewards
             "learner.init_kl_coef": 0.1,
-            "learner.kl_in": "loss",
+            "learner.kl_in": "reward",
             "learner.kl_estimator": "k1",
             "learner.reference": {"pretrain": "r"},
         },
@@ -321,6 +333,101 @@ PIECES: list[tuple[str, str, dict[str, Any]]] = [
         {"learner.wandb": {"project": "e", "mode": "offline"}},
     ),
     ("areal", "{gconfig: {top_k: 100000000}}", {"agents.generating_args.top_k": 0}),
+    (
+        "areal",
+        "{actor: {use_decoupled_loss: true, behav_imp_weight_cap: 5.0, eps_clip_higher: 0.3}}",
+        {
+            "learner.loss": "dapo",
+            "learner.pg_clip_high": 0.3,
+            "learner.behaviour_correction": "mis",
+            "learner.tis_cap": 5.0,
+        },
+    ),
+    (
+        "areal",
+        "{actor: {use_decoupled_loss: true, behave_imp_weight_cap: 3, "
+        "behave_imp_weight_mode: token_truncate}}",
+        {"learner.behaviour_correction": "tis", "learner.tis_cap": 3.0},
+    ),
+    (
+        "areal",
+        "{actor: {use_decoupled_loss: true}}",  # weighed without a bound
+        {"learner.behaviour_correction": "tis", "learner.tis_cap": math.inf},
+    ),
+    (
+        "areal",
+        "{actor: {use_decoupled_loss: true, rejection_sampling: "
+        "{level: token, action: mask, metric: ratio, upper: 4}}}",
+        {"learner.behaviour_correction": "mis", "learner.tis_cap": 4.0},
+    ),
+    ("areal", "{actor: {use_decoupled_loss: false}}", {"learner.behaviour_correction": "none"}),
+    (
+        "areal",
+        "{rollout: {max_concurrent_rollouts: 16}, gconfig: {n_samples: 4}}",
+        {"agents.max_concurrent_episodes": 64},
+    ),
+    ("areal", "{valid_dataset: {batch_size: 8}}", {"scheduler.eval_groups": None}),
+    ("areal", "{actor: {adv_norm: true}}", {"learner.whiten_advantages": True}),
+    (
+        "areal",
+        "{actor: {discount: 0.5, gae_lambda: 0.5}}",  # without values both discount
+        {"learner.adv_estimator": "reinforce", "learner.gamma": 0.25},
+    ),
+    (
+        "areal",
+        "{actor: {backend: 'fsdp:d4p1t1'}, rollout: {backend: 'sglang:d2p1t1'}}",
+        {
+            "learner.strategy_args": {"num_ranks": 4, "strategy_name": "fsdp2"},
+            "cluster.num_inference_servers": 2,
+        },
+    ),
+    (
+        "areal",
+        "{actor: {backend: 'megatron:d2t4'}}",
+        {
+            "learner.strategy_args": {
+                "num_ranks": 8,
+                "strategy_name": "megatron",
+                "tensor_parallel_size": 4,
+            }
+        },
+    ),
+    (
+        "verl",
+        "{trainer: {n_gpus_per_node: 4}, actor_rollout_ref: {actor: {strategy: fsdp}}}",
+        {
+            "learner.strategy_args": {"num_ranks": 4, "strategy_name": "fsdp2"},
+            "cluster.num_gpus_per_node": 4,
+            "cluster.num_inference_servers": 4,
+            "cluster.learner_gpus": [0, 1, 2, 3],
+            "cluster.inference_gpus": [0, 1, 2, 3],
+        },
+    ),
+    (
+        "verl",
+        "{trainer: {n_gpus_per_node: 8}, actor_rollout_ref: {actor: {strategy: megatron, "
+        "megatron: {tensor_model_parallel_size: 4}}}}",
+        {
+            "learner.strategy_args": {
+                "num_ranks": 8,
+                "strategy_name": "megatron",
+                "tensor_parallel_size": 4,
+            }
+        },
+    ),
+    (
+        "verl",
+        "{algorithm: {adv_estimator: gae}, trainer: {total_training_steps: 100}, critic: {optim: {"
+        "lr_warmup_steps: -1, lr_warmup_steps_ratio: 0.1, warmup_style: cosine, betas: [0.8, 0.99]}}}",
+        {
+            "learner.critic.training_args": {
+                "adam_beta1": 0.8,
+                "adam_beta2": 0.99,
+                "warmup_steps": 10,
+                "lr_scheduler_type": "cosine",
+            }
+        },
+    ),
 ]
 
 
@@ -410,6 +517,12 @@ UNMAPPED: list[tuple[str, str, str, str]] = [
     ),
     (
         "verl",
+        "{algorithm: {adv_estimator: gae, filter_groups: {enable: true}}}",
+        "algorithm.filter_groups.enable",
+        "gae learns from groups of equal returns",
+    ),
+    (
+        "verl",
         "{actor_rollout_ref: {actor: {loss_agg_mode: token-median}}}",
         "actor_rollout_ref.actor.loss_agg_mode",
         "token_mean",
@@ -441,12 +554,65 @@ UNMAPPED: list[tuple[str, str, str, str]] = [
     ("areal", "{actor: {recompute_logprob: false}}", "actor.recompute_logprob", "interpolate"),
     (
         "areal",
-        "{actor: {use_decoupled_loss: true, eps_clip_higher: 0.3}}",
+        "{actor: {use_sapo_loss: true, eps_clip_higher: 0.3}}",
         "actor.eps_clip_higher",
-        "decoupled_ppo",
+        "sapo",
     ),
-    ("areal", "{actor: {discount: 0.9}}", "actor.discount", "do not discount"),
-    ("areal", "{actor: {path: p}, ref: {path: r}}", "ref.path", "weighs nothing"),
+    (
+        "areal",
+        "{actor: {reward_norm: {mean_level: group}, discount: 0.9}}",
+        "actor.discount",
+        "do not discount",
+    ),
+    (
+        "areal",
+        "{actor: {reward_norm: {mean_level: group}, gae_lambda: 0.9}}",
+        "actor.gae_lambda",
+        "do not discount",
+    ),
+    (
+        "areal",
+        "{actor: {reward_norm: {mean_level: group, std_level: group}, kl_ctl: 0.1}}",
+        "actor.kl_ctl",
+        "rewards of tokens, which grpo has not",
+    ),
+    (
+        "areal",
+        "{gconfig: {n_samples: 4}, actor: {reward_norm: {mean_level: group, group_size: 8}}}",
+        "actor.reward_norm",
+        "a group has one size",
+    ),
+    ("areal", "{actor: {reward_norm: 0}}", "actor.reward_norm", "within their group"),
+    (
+        "areal",
+        "{actor: {behave_imp_weight_mode: sequence_mask}}",
+        "actor.behave_imp_weight_mode",
+        "rows",
+    ),
+    (
+        "areal",
+        "{gconfig: {max_new_tokens: 8}, actor: {max_new_tokens: 9}}",
+        "actor.max_new_tokens",
+        "differs from gconfig.max_new_tokens (8)",
+    ),
+    ("areal", "{valid_dataset: {batch_size: 8}}", "valid_dataset.batch_size", "scheduler.eval_groups"),
+    ("areal", "{actor: {backend: 'fsdp:d2t2'}}", "actor.backend", "one device each"),
+    ("areal", "{actor: {backend: 'archon:d2'}}", "actor.backend", "is none of"),
+    ("areal", "{rollout: {backend: sglang}}", "rollout.backend", "sglang:d4"),
+    ("areal", "{actor: {backend: 'fsdp:d2'}, ref: {backend: 'fsdp:d1'}}", "ref.backend", "ranks"),
+    (
+        "verl",
+        "{algorithm: {adv_estimator: gae}, actor_rollout_ref: {actor: {ppo_epochs: 1}}, "
+        "critic: {ppo_epochs: 2}}",
+        "critic.ppo_epochs",
+        "differs from actor_rollout_ref.actor.ppo_epochs (1)",
+    ),
+    (
+        "verl",
+        "{data: {train_batch_size: 8}, actor_rollout_ref: {actor: {ppo_mini_batch_size: 0}}}",
+        "actor_rollout_ref.actor.ppo_mini_batch_size",
+        "whole number from 1",
+    ),
     (
         "areal",
         "{critic: {path: p}, actor: {reward_norm: {mean_level: group}}}",
@@ -493,3 +659,66 @@ def test_what_changes_nothing_there_either_is_idle(piece: str, name: str, reason
     assert imported.unmapped == {}
     assert list(imported.idle) == [name]
     assert reason in imported.idle[name]
+
+
+IDLE: list[tuple[str, str, str, str]] = [
+    (
+        "verl",
+        "{actor_rollout_ref: {actor: {use_kl_loss: false, kl_loss_coef: 1}}}",
+        "kl_loss_coef",
+        "off",
+    ),
+    ("verl", "{algorithm: {kl_penalty: kl}}", "algorithm.kl_penalty", "use_kl_in_reward is off"),
+    ("verl", "{algorithm: {kl_ctrl: {kl_coef: 1}}}", "kl_ctrl.kl_coef", "use_kl_in_reward is off"),
+    (
+        "verl",
+        "{algorithm: {use_kl_in_reward: true, kl_ctrl: {type: fixed, horizon: 9}}}",
+        "kl_ctrl.horizon",
+        "not adaptive",
+    ),
+    (
+        "verl",
+        "{actor_rollout_ref: {model: {lora_rank: 0, lora_alpha: 9}}}",
+        "lora_alpha",
+        "lora_rank is 0",
+    ),
+    ("verl", "{actor_rollout_ref: {model: {target_modules: a}}}", "target_modules", "lora_rank is 0"),
+    ("verl", "{reward_model: {enable: false, model: {path: rm}}}", "model.path", "enable is off"),
+    (
+        "verl",
+        "{actor_rollout_ref: {actor: {clip_ratio: 1, clip_ratio_low: 0.1, clip_ratio_high: 0.2}}}",
+        "actor.clip_ratio",
+        "clip_ratio_low and clip_ratio_high",
+    ),
+    ("verl", "{algorithm: {adv_estimator: grpo}, critic: {ppo_epochs: 5}}", "ppo_epochs", "no critic"),
+    (
+        "areal",
+        "{actor: {behav_imp_weight_cap: 5}}",
+        "behav_imp_weight_cap",
+        "use_decoupled_loss is off",
+    ),
+    ("areal", "{actor: {kl_ctl: 0.0, kl_estimator: k1}}", "actor.kl_estimator", "weighs nothing"),
+    ("areal", "{actor: {path: p}, ref: {path: r}}", "ref.path", "weighs nothing"),
+]
+
+
+@pytest.mark.parametrize(("system", "piece", "name", "reason"), IDLE)
+def test_what_is_switched_off_is_said_to_have_no_effect(
+    system: str, piece: str, name: str, reason: str
+) -> None:
+    imported = convert(SYSTEMS[system], yaml.safe_load(piece))
+    assert [key for key in imported.idle if key.endswith(name) and reason in imported.idle[key]]
+    assert not imported.unmapped
+
+
+REPEATED = [
+    "{actor_rollout_ref: {actor: {strategy: fsdp2}, ref: {strategy: fsdp2}}}",
+    "{algorithm: {adv_estimator: gae}, critic: {ppo_epochs: 1, loss_agg_mode: token-mean}}",
+    "{actor_rollout_ref: {rollout: {response_length: 9}}, data: {max_response_length: 9}}",
+]
+
+
+@pytest.mark.parametrize("piece", REPEATED)
+def test_what_says_again_what_another_setting_says_is_not_listed(piece: str) -> None:
+    imported = convert(SYSTEMS["verl"], yaml.safe_load(piece))
+    assert not imported.unmapped

@@ -55,8 +55,7 @@ class Counter(Environment[Say, Heard, State]):
 @pytest.fixture(scope="module")
 def url() -> Iterator[str]:
     app = create_app(Counter, Say, Heard, env_name="counter", max_concurrent_envs=4)
-    listener = socket.socket()
-    listener.bind(("127.0.0.1", 0))
+    listener = socket.create_server(("127.0.0.1", 0))  # clients wait in its queue until it serves
     server = uvicorn.Server(uvicorn.Config(app, log_level="warning"))
     thread = threading.Thread(target=server.run, args=([listener],), daemon=True)
     thread.start()

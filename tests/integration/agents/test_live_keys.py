@@ -1,0 +1,166 @@
+"""Keys of the section `agents`: changing one changes what a worker does, over real NATS and Redis."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+import threading
+import time
+from contextlib import AsyncExitStack
+from typing import Any
+
+import pytest
+from prometheus_client import REGISTRY
+
+from tailrace.channel import ChunkSink
+from tailrace.config import section_config
+from tailrace_agents.adapters.workflow_runners import start_runner
+from tailrace_agents.config import AgentsConfig
+from tailrace_protos import subjects
+from tailrace_protos.episode import Outcome
+from tailrace_protos.generation import FinishReason, GenerateRequest, TokenChunk
+from tailrace_protos.session import SessionOpened
+from tests.integration.agents.world import FakeServer, World, until
+from tests.unit.tailrace_agents.fakes import StairsEnv
+
+ACCESS = SessionOpened("g0.0", "http://127.0.0.1:1/v1", "key-of-g0.0")
+
+
+class Aborting(FakeServer):
+    """Aborts every call without a token."""
+
+    def submit(self, request: GenerateRequest, sink: ChunkSink) -> None:
+        self.requests.append(request)
+        sink.send(TokenChunk(request.call_id, finish_reason=FinishReason.ABORT))
+
+
+class Crowded(StairsEnv):
+    """Knows how many of its kind were in `reset` at once; each waits a moment for others."""
+
+    lock = threading.Lock()
+    num_inside = 0
+    most = 0
+
+    def reset(self, **names: Any) -> Any:
+        cls = type(self)
+        with cls.lock:
+            cls.num_inside += 1
+            cls.most = max(cls.most, cls.num_inside)
+        time.sleep(0.1)
+        with cls.lock:
+            cls.num_inside -= 1
+        return super().reset(**names)
+
+
+@pytest.mark.parametrize("greedy_baseline", [False, True])
+async def test_greedy_baseline(world: World, greedy_baseline: bool) -> None:
+    server = await world.start_server("s0")
+    await world.start_agents(greedy_baseline=greedy_baseline)
+    await world.admit(num_groups=2, group_size=2)
+    await world.admit(num_groups=1, group_size=1, phase="eval")
+    await world.settled(5)
+    greedy = {request.episode_id for request in server.requests if request.sampling.temperature == 0}
+    assert greedy == ({"train-0.0", "train-1.0"} if greedy_baseline else set())
+    marked = {name for name, one in (await world.trajectories(2)).items() if one.is_greedy}
+    assert marked == greedy
+
+
+@pytest.mark.parametrize("attempts", [1, 3])
+async def test_max_generation_attempts(
+    world: World, attempts: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tests.integration.agents.world.FakeServer", Aborting)
+    servers = [await world.start_server("s0"), await world.start_server("s1")]
+    await world.start_agents(max_generation_attempts=attempts)
+    await world.admit(num_groups=1, group_size=1)
+    (event,) = (await world.settled(1)).values()
+    assert event.outcome is Outcome.INFRA_FAILURE
+    assert sum(len(server.requests) for server in servers) == attempts + 1
+
+
+async def test_reward_timeout_s(world: World) -> None:
+    """A request without an answer goes out again after this time."""
+    await world.start_server("s0")
+    world.rewards.free.clear()
+    await world.start_agents(reward_timeout_s=0.1)
+    await world.admit(num_groups=1, group_size=1)
+    await until(lambda: len(world.rewards.requests) == 2, timeout_s=5.0)
+    world.rewards.free.set()
+    (event,) = (await world.settled(1)).values()
+    assert event.outcome is Outcome.OK
+
+
+@pytest.mark.parametrize("max_deliveries", [1, 2])
+async def test_max_deliveries(world: World, max_deliveries: int) -> None:
+    server = await world.start_server("s0")
+    await world.admit(num_groups=1, group_size=1)
+    jetstream = world.service.bus.jetstream
+    stream, dead = subjects.episodes_stream(world.run), subjects.dead_stream(world.run)
+    queue = await jetstream.pull_subscribe_bind("train", stream)
+    (taken,) = await queue.fetch(1, 5.0)
+    await taken.nak()  # its worker had to let it go: the next delivery is the second
+    await world.start_agents(max_deliveries=max_deliveries)
+
+    async def num_dead() -> int:
+        return int((await jetstream.stream_info(dead)).state.messages)
+
+    async with asyncio.timeout(10):
+        while not server.requests and not await num_dead():
+            await asyncio.sleep(0.01)
+    assert (bool(server.requests), await num_dead()) == (
+        (False, 1) if max_deliveries == 1 else (True, 0)
+    )
+
+
+@pytest.mark.parametrize("env_threads", [1, 3])
+async def test_env_threads(world: World, env_threads: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "crowded_envs", sys.modules[__name__])
+    monkeypatch.setattr(Crowded, "most", 0)
+    await world.start_server("s0")
+    envs = {"lake": {"env_type": "crowded_envs:Crowded", "in_threads": True}}
+    await world.start_agents(env_threads=env_threads, custom_envs=envs)
+    await world.admit(num_groups=2, group_size=2)
+    await world.settled(4)
+    assert Crowded.most == env_threads
+
+
+@pytest.mark.parametrize("frame_bytes", [1, 131072])
+async def test_channel_frame_bytes(world: World, frame_bytes: int) -> None:
+    """Calls of one moment share a frame, unless frames are full with one."""
+    server = await world.start_server("s0")
+    server.hold_from_turn = 0
+    channel = {"frame_bytes": frame_bytes, "keepalive_s": 5.0}
+    await world.start_agents(channel=channel, drain_s=0.1)
+    num_before = frames_out()
+    tasks = await world.admit(num_groups=1, group_size=32)
+    await until(lambda: server.num_held == len(tasks))
+    assert (frames_out() - num_before >= len(tasks)) == (frame_bytes == 1)
+
+
+def frames_out() -> float:
+    labels = {"side": "client", "direction": "out"}
+    return REGISTRY.get_sample_value("tailrace_channel_frames_total", labels) or 0.0
+
+
+class Looks:
+    """A workflow whose reward says which library its client is of."""
+
+    async def run(self, data: Any, http_client: Any) -> float:
+        kinds = type(http_client).__mro__
+        return float(any(kind.__module__.partition(".")[0] == "httpx2" for kind in kinds))
+
+
+@pytest.mark.parametrize("library", ["httpx", "httpx2"])
+async def test_workflow_http_library(library: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With `mode: subproc` it is looked at in `test_workflow_runners`."""
+    monkeypatch.setitem(sys.modules, "looking_agents", sys.modules[__name__])
+    workflow = {"agent": "looking_agents.Looks", "http_library": library}
+    section = {"agents": {"workflow": workflow}}
+    config = section_config(section, "agents", AgentsConfig, "experiment.yaml").workflow
+    assert config is not None
+    async with AsyncExitStack() as stack:
+        runner = await start_runner(config, "experiment.yaml")
+        stack.push_async_callback(runner.close)
+        async with runner.seat() as seat:
+            end = await seat.run({}, ACCESS, 20.0)
+    assert end.rewards[""] == float(library == "httpx2"), end

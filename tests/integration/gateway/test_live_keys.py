@@ -1,0 +1,133 @@
+"""Keys of the section `gateway`: changing one changes what callers of a real gateway see."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+
+import pytest
+
+from tailrace.channel import Address, ChunkSink, NatsGenerateServer
+from tailrace_gateway import __main__ as process
+from tailrace_protos import subjects
+from tailrace_protos.generation import FinishReason, GenerateRequest, TokenChunk
+from tailrace_protos.session import SessionOpened
+from tailrace_protos.subjects import redis_prefix
+from tests.integration.gateway.world import ADMIN_KEY, ScriptedModel, World, until
+
+CHAT = {"model": "any", "messages": [{"role": "user", "content": "Hi"}]}
+
+
+class Aborting(ScriptedModel):
+    """Aborts every call without a token."""
+
+    def submit(self, request: GenerateRequest, sink: ChunkSink) -> None:
+        self.requests.append(request)
+        sink.send(TokenChunk(request.call_id, finish_reason=FinishReason.ABORT))
+
+
+async def test_advertised_url(empty_world: World) -> None:
+    """Sessions of both doors are told this URL instead of the listener's own."""
+    world = empty_world
+    await world.start_gateway()
+    own = await world.open("g0.0")
+    await world.start_gateway("gateway-1", advertised_url="http://gateway.here:8000/")
+    urls = {own.base_url}
+    while len(urls) < 2:
+        urls.add((await world.open("g0.1")).base_url)
+    assert urls - {own.base_url} == {"http://gateway.here:8000/v1"}
+
+
+async def test_keep_alive_s(empty_world: World) -> None:
+    world = empty_world
+    await world.start_gateway(keep_alive_s=1)
+    opened = await world.open()
+    port = int(opened.base_url.removesuffix("/v1").rpartition(":")[2])
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    writer.write(b"GET /v1/models HTTP/1.1\r\nHost: here\r\nAuthorization: Bearer ")
+    writer.write(opened.api_key.encode() + b"\r\n\r\n")
+    assert b"200 OK" in await reader.readuntil(b"\r\n")
+    await asyncio.wait_for(reader.read(), 10.0)  # returns when the gateway closes the connection
+    writer.close()
+
+
+@pytest.mark.parametrize("session_keep_s", [50.0, 3600.0])
+async def test_session_keep_s(empty_world: World, session_keep_s: float) -> None:
+    world = empty_world
+    await world.start_gateway(session_keep_s=session_keep_s)
+    await world.open(timeout_s=10.0)
+    pattern = f"{redis_prefix(world.run)}session*"
+    keys = await world.redis.pipeline.command("KEYS", pattern)
+    assert keys
+    lives_s = [await world.redis.pipeline.command("TTL", key.decode()) for key in keys]
+    for life_s in lives_s:
+        assert session_keep_s < life_s <= session_keep_s + 10.0
+
+
+@pytest.mark.parametrize("session_idle_s", [0.05, 300.0])
+async def test_session_idle_s(
+    empty_world: World, session_idle_s: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A session that is dropped gives its server back, and is read again by its next call."""
+    world = empty_world
+    monkeypatch.setattr(process, "_REAP_INTERVAL_S", 0.02)
+    await world.start_gateway(session_idle_s=session_idle_s)
+    client = world.http(await world.open())
+    assert (await client.post("chat/completions", json=CHAT)).status_code == 200
+    if session_idle_s > 1:
+        await until(lambda: bool(world.scheduler.activities))
+        assert world.scheduler.released == set()
+    else:
+        await until(lambda: world.scheduler.released == {"g0.0"}, timeout_s=5.0)
+    assert (await client.post("chat/completions", json=CHAT)).status_code == 200
+
+
+@pytest.mark.parametrize("attempts", [1, 3])
+async def test_max_generation_attempts(empty_world: World, attempts: int) -> None:
+    world, model = empty_world, Aborting()
+    world.scheduler.addresses.clear()
+    for server_id in ("n0", "n1"):
+        await serve_over_nats(world, server_id, model)
+    await world.start_gateway(transport="nats", max_generation_attempts=attempts)
+    answer = await world.http(await world.open()).post("chat/completions", json=CHAT)
+    assert answer.status_code == 503
+    assert len(model.requests) == attempts + 1
+
+
+@pytest.mark.parametrize("transport", ["nats", "zmq"])
+async def test_transport(empty_world: World, transport: str) -> None:
+    """Of a server's two ways in, the gateway takes the one that it is told."""
+    world, over_nats = empty_world, ScriptedModel()
+    (zmq,) = world.scheduler.addresses
+    await serve_over_nats(world, "s0", over_nats)
+    both = Address("s0", subjects.generate(world.run, "s0"), zmq.zmq_endpoint)
+    world.scheduler.addresses[:] = [both]
+    await world.start_gateway(transport=transport)
+    answer = await world.http(await world.open()).post("chat/completions", json=CHAT)
+    assert answer.status_code == 200
+    asked = (len(over_nats.requests), len(world.model.requests))
+    assert asked == ((1, 0) if transport == "nats" else (0, 1))
+
+
+async def serve_over_nats(world: World, server_id: str, model: ScriptedModel) -> None:
+    subject = subjects.generate(world.run, server_id)
+    server = NatsGenerateServer(world.service.bus.connection.client, subject)
+    await server.start(model)
+    world.stack.push_async_callback(server.stop)
+    world.scheduler.addresses.append(Address(server_id, subject, ""))
+
+
+async def test_session_defaults(empty_world: World) -> None:
+    """A session opened over HTTP has these bounds where it names none."""
+    world = empty_world
+    defaults = {"max_episode_tokens": 700, "max_new_tokens": 9, "timeout_s": 55.0}
+    await world.start_gateway(session_defaults=defaults)
+    admin = world.http(await world.open("probe"), ADMIN_KEY)
+    for body, bounds in (
+        ({}, (700, 9, 55.0)),
+        ({"max_episode_tokens": 800, "max_new_tokens": 10, "timeout_s": 66.0}, (800, 10, 66.0)),
+    ):
+        opened = SessionOpened(**(await admin.post("sessions", json=body)).json())
+        shown = (await world.http(opened).get("sessions/current")).json()
+        assert (shown["max_episode_tokens"], shown["max_new_tokens"]) == bounds[:2]
+        assert shown["deadline_unix_s"] - time.time() == pytest.approx(bounds[2], abs=5.0)

@@ -1,0 +1,123 @@
+"""The benchmark of learning: recipes that run, a verdict that can fail, a page made of the rows."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from rich.console import Console
+
+from benchmarks.learning import page
+from benchmarks.learning.recipes import RECIPES, Recipe
+from benchmarks.learning.runs import ROOT, Outcome
+from benchmarks.learning.verdict import judge
+from benchmarks.results import RESULTS_DIR, Results
+from tailrace_cli.commands.validate import validate
+from tailrace_cli.experiment import load, locate
+from tailrace_cli.validation import check_experiment
+
+WRITTEN: dict[str, Any] = json.loads((RESULTS_DIR / "learning.json").read_text(encoding="utf-8"))
+OUTCOMES = [Outcome.of_cells(row) for row in WRITTEN["rows"]]
+
+
+@pytest.mark.parametrize("recipe", RECIPES, ids=lambda recipe: recipe.name)
+def test_every_recipe_is_a_valid_experiment(recipe: Recipe, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(ROOT)
+    experiment = load(locate(recipe.experiment, None, None), recipe.overrides)
+    check_experiment(experiment)
+    console = Console(file=(said := Said()), width=200)
+    validate(experiment, console)
+    assert "valid" in said.text
+
+
+class Said:
+    """What a console wrote."""
+
+    def __init__(self) -> None:
+        self.text = ""
+
+    def write(self, text: str) -> int:
+        self.text += text
+        return len(text)
+
+    def flush(self) -> None:
+        """Nothing is kept back."""
+
+
+def made_up(
+    recipe: str, seed: int = 1, start: float = 0.2, end: float = 0.95, took_s: float = 100.0
+) -> Outcome:
+    return Outcome(recipe, seed, ((0, start), (10, end)), took_s, took_s, "now", "any")
+
+
+GOOD = [
+    *(made_up(recipe.name, seed) for recipe in RECIPES if not recipe.compares for seed in (1, 2)),
+    *(made_up("slow_lake_synchronous", seed, took_s=200.0) for seed in (1, 2)),
+    *(made_up("slow_lake_asynchronous", seed) for seed in (1, 2)),
+]
+
+
+def missed(outcomes: list[Outcome]) -> list[str]:
+    """What the verdict says is missed."""
+    results = Results("learning", [])
+    judge(results, outcomes)
+    assert results.exit_code == int(any(not target.holds for target in results.targets))
+    return [target.what for target in results.targets if not target.holds]
+
+
+def changed(recipe: str, seed: int, **changes: Any) -> list[Outcome]:
+    return [
+        replace(one, **changes) if (one.recipe, one.seed) == (recipe, seed) else one for one in GOOD
+    ]
+
+
+def test_a_table_that_keeps_every_promise_holds() -> None:
+    assert missed(GOOD) == []
+
+
+def test_one_seed_that_learnt_too_little_misses() -> None:
+    slow = changed("lake_gigpo", 2, curve=((0, 0.5), (10, 0.69)))
+    assert missed(slow) == ["lake_gigpo: gain over 0.2 or success over 0.9, worst seed"]
+    assert missed(changed("lake_gigpo", 2, curve=((0, 0.5), (10, 0.71)))) == []
+    assert missed(changed("lake_gigpo", 2, curve=((0, 0.85), (10, 0.91)))) == []
+
+
+def test_one_run_that_took_too_long_misses() -> None:
+    late = changed("webshop_grpo", 1, total_s=601.0)
+    assert missed(late) == ["webshop_grpo: seconds of the slowest run"]
+
+
+def test_asynchrony_must_be_faster_and_cost_no_success() -> None:
+    slower = [
+        replace(one, training_s=150.0) if one.recipe == "slow_lake_asynchronous" else one
+        for one in GOOD
+    ]
+    assert missed(slower) == ["asynchronous training against synchronous, in wall time"]
+    worse = [
+        replace(one, curve=((0, 0.2), (10, 0.9))) if one.recipe == "slow_lake_asynchronous" else one
+        for one in GOOD
+    ]
+    assert missed(worse) == ["success lost by asynchrony, in mean"]
+
+
+def test_the_file_and_the_page_say_what_the_rows_say() -> None:
+    results = Results("learning", [])
+    judge(results, OUTCOMES)
+    assert msgspec.to_builtins(results.targets) == WRITTEN["targets"]
+    assert page.PAGE.read_text(encoding="utf-8") == page.text(OUTCOMES, results.targets)
+    for recipe in {outcome.recipe for outcome in OUTCOMES}:
+        assert (page.PICTURES / f"{recipe}.svg").is_file()
+
+
+def test_a_row_that_is_read_and_written_stays_as_it_is(tmp_path: Path) -> None:
+    """Rows of before say no commit; those of today say theirs."""
+    results = Results("learning", [])
+    for outcome in OUTCOMES:
+        results.add(**outcome.cells())
+    again = json.loads(results.write(tmp_path).read_text())["rows"]
+    assert again == [{"commit": "", **row} for row in WRITTEN["rows"]]
+    assert replace(OUTCOMES[0], commit="abc").cells()["commit"] == "abc"
