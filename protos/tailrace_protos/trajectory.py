@@ -34,6 +34,11 @@ class TokenRow(msgspec.Struct, frozen=True, omit_defaults=True):
     turn_hashes: Int64Bytes = EMPTY  # [K] of task and observation before each turn; or empty
     first_turn: int = -1  # where rows are stretches of one line of turns: place of the first in it
     server_spans: tuple[ServerSpan, ...] = ()  # of all tokens with mask 1, or empty: not known
+    # [K] what each turn is worth with what followed it in its message tree; empty: turns follow each
+    # other. What `reward` has beyond that of the first turn with a trained token, every turn has.
+    turn_returns: Float32Bytes = EMPTY
+    conversation: int = 0  # place of the row's conversation among those of the episode
+    has_reward: bool = True  # whether any call of that conversation was given one
 
 
 class Trajectory(Message, frozen=True, tag="trajectory"):

@@ -53,7 +53,8 @@ class AdvantageConfig(Config, frozen=True, kw_only=True):
 
     gamma: float = 1.0
     """Discount per policy token (`reinforce`, `reinforce_plus_plus`, `reinforce_plus_plus_baseline`)
-    or per turn (`turn_reinforce`); of `gae`, per `gae_unit`."""
+    or per turn (`turn_reinforce`); of `gae`, per `gae_unit`. Between the turns of conversations that
+    agent loops and workflows had, their `turn_discount` counts instead."""
 
     lambd: float = 0.95
     """How far `gae` looks beyond the critic's next value: 0 trusts the critic at once, 1 never."""
@@ -62,7 +63,8 @@ class AdvantageConfig(Config, frozen=True, kw_only=True):
     """What `gae` counts as one step: a policy token or a turn."""
 
     step_gamma: float = 0.95
-    """Discount per turn of `gigpo` and `step_reinforce`."""
+    """Discount per turn of `gigpo` and `step_reinforce`; as `gamma`, not between the turns of a row of
+    a conversation."""
 
     episode_advantage_weight: float = 1.0
     """Weight of the episode's part of a `gigpo` advantage."""
@@ -79,8 +81,8 @@ class AdvantageConfig(Config, frozen=True, kw_only=True):
     mean, or nothing."""
 
     reward_clip: float = 0.0
-    """Clip returns and turn rewards to plus or minus this before anything is computed from them;
-    0 switches it off."""
+    """Clip returns and single turns' rewards to plus or minus this, once, before anything is computed
+    from them; 0 switches it off. What an episode is given at its end is part of its last turn's."""
 
     overlong_max_tokens: int = 0
     """Sampled tokens of an episode at which a length penalty reaches 1 (DAPO's soft overlong
@@ -91,9 +93,12 @@ class AdvantageConfig(Config, frozen=True, kw_only=True):
     it only."""
 
     over_budget_episodes: Literal["train", "mask"] = "train"
-    """Episodes of environments and agent loops that one of their limits cut off (`max_new_tokens`,
-    `max_episode_tokens`, `max_turns` of loops). `train`: a failure like any other. `mask`: they count
-    where episodes are compared but are not trained (DAPO's overlong filtering)."""
+    """Episodes that one of their limits cut off (`max_new_tokens`, `max_episode_tokens`, `max_turns` of
+    loops). `train`: a failure like any other: that the task was not done within its limits is a result
+    of what the policy did, and finishing in time is learnt from nothing else. `mask`: they count where
+    episodes are compared but are not trained (DAPO's overlong filtering), for limits that are chance
+    rather than part of the task, such as long thoughts cut before their answer. Of workflows, those
+    that end by the gateway's refusal to go on."""
 
     advantage_clip: float = 0.0
     """Clip advantages to plus or minus this, before whitening; 0 switches it off."""
@@ -104,8 +109,9 @@ class AdvantageConfig(Config, frozen=True, kw_only=True):
 
     zero_variance_groups: Literal["skip", "redraw"] = "skip"
     """Groups whose valid members all have the same return teach estimators nothing that compare them.
-    `skip`: they count towards the step and are not computed. `redraw`: they do not count, others are
-    admitted for them (DAPO's dynamic sampling). Not read by `reinforce`, `reinforce_plus_plus` and
+    `skip`: they count towards the step and are not computed, but for their divergence and entropy
+    where the loss has them (`init_kl_coef`, `entropy_loss_coef`). `redraw`: they do not count, others
+    are admitted for them (DAPO's dynamic sampling). Not read by `reinforce`, `reinforce_plus_plus` and
     `gae`, to which such groups say something, nor by `starpo` beyond groups or without norm."""
 
     @property

@@ -52,6 +52,12 @@ class DivergenceConfig(LossConfig, frozen=True, kw_only=True):
         return "reward" if self.adv_estimator in PAYING else "loss"
 
     @property
+    def holds_all_tokens(self) -> bool:
+        """Whether the loss says something about tokens whose advantage is 0."""
+        in_loss = self.needs_reference and not self.rewards_divergence
+        return self.entropy_loss_coef > 0 or in_loss
+
+    @property
     def rewards_divergence(self) -> bool:
         """Whether advantages need the reference's log-probabilities."""
         return self.needs_reference and self.resolved_kl_in == "reward"

@@ -23,7 +23,7 @@ from tailrace_agents.core.players import PlayContext
 from tailrace_agents.core.tokens import CheckedRows
 from tailrace_agents.ports import EpisodeJournal
 from tailrace_protos.base import as_uint8
-from tailrace_protos.episode import EpisodeTask, Outcome
+from tailrace_protos.episode import OVER_BUDGET, EpisodeTask, Outcome
 from tailrace_protos.session import (
     ExportSession,
     ExportStyle,
@@ -93,12 +93,15 @@ class SessionBooks:
         return sum(len(row.loss_mask) for row in self._rows)
 
     def rows(self, reward: float) -> CheckedRows:
-        """The exported rows; what the reward service adds to the workflow's rewards goes to each."""
+        """The exported rows. What the reward service adds to the workflow's rewards goes to each row
+        of a conversation that the workflow gave a reward."""
         added = reward - sum(self.turn_rewards)
-        if not added:
-            return CheckedRows(self._rows, 0)
         replace = msgspec.structs.replace
-        return CheckedRows(tuple(replace(row, reward=row.reward + added) for row in self._rows), 0)
+        rows = (
+            replace(row, reward=row.reward + added) if added and row.has_reward else row
+            for row in self._rows
+        )
+        return CheckedRows(tuple(rows), 0)
 
 
 class WorkflowPlayer:
@@ -170,10 +173,5 @@ def _result(end: WorkflowEnd, export: SessionExport) -> EpisodeResult:
             "the workflow ended without a model call that the gateway saw: use its base_url and key"
         )
         return EpisodeResult(Outcome.INFRA_FAILURE, reason, metrics=dict(export.metrics))
-    return EpisodeResult(
-        end.outcome,
-        end.reason,
-        SessionBooks(export),
-        list(export.messages),
-        dict(export.metrics),
-    )
+    metrics = {**export.metrics, **({OVER_BUDGET: 1.0} if end.is_over_budget else {})}
+    return EpisodeResult(end.outcome, end.reason, SessionBooks(export), list(export.messages), metrics)

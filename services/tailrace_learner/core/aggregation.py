@@ -8,6 +8,12 @@ were summed.
     seq_mean_token_sum       weight 1                       divisor: 1
     seq_mean_token_mean      weight 1 / trained tokens      divisor: 1
     seq_mean_token_sum_norm  weight 1 / loss_norm_tokens    divisor: 1
+
+Rows are those of the groups that teach something. Groups that do not (equal returns, fewer than two
+valid members) and conversations without a reward have no gradient and are left out, of the divisors
+too: they make a step smaller, not its gradient. With a divergence in the loss (`init_kl_coef`) or an
+entropy bonus (`entropy_loss_coef`) they have one: then their rows are trained with advantage 0 and
+count like any other, as in GRPO's objective.
 """
 
 from __future__ import annotations

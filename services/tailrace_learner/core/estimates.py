@@ -1,9 +1,11 @@
 """Advantages that need a model's opinion of every policy token: values, divergences from a reference.
 
 All policy tokens of valid members are asked about, trained or not, since a token's advantage depends on
-those after it. The divergence in the reward is that of the policy that sampled, r_t = -beta KL_t with
-its log-probabilities as the engine reported them. Groups are estimated as they arrive, by the weights
-of the step's start. Over several ranks every rank estimates all groups.
+those after it. Tokens that cannot be asked about, those of rows longer than the model reads, are
+skipped like words of the environment: what their turns earned belongs to the turn before. The
+divergence in the reward is that of the policy that sampled, r_t = -beta KL_t with its log-probabilities
+as the engine reported them. Groups are estimated as they arrive, by the weights of the step's start.
+Over several ranks every rank estimates all groups.
 """
 
 from __future__ import annotations
@@ -18,7 +20,7 @@ from numpy.typing import NDArray
 
 from tailrace_learner.config import LearnerConfig
 from tailrace_learner.core.advantages import ESTIMATORS, Advantages, Returns
-from tailrace_learner.core.advantages.base import TokenValues
+from tailrace_learner.core.advantages.base import NO_REWARD, Mask, TokenValues
 from tailrace_learner.core.critic_trainer import CriticTrainer
 from tailrace_learner.core.kl import KL_ESTIMATORS
 from tailrace_learner.core.policy import StartWeights
@@ -61,7 +63,7 @@ class Estimates:
             self._finish(each, kl_coef)
 
     def _finish(self, group: Unestimated, kl_coef: float) -> None:
-        returns = group.returns
+        returns = replace(group.returns, loss_masks=_asked(group))
         if self._config.rewards_divergence:
             costs = _placed(group, lambda row: -kl_coef * self._divergence(row))
             returns = replace(returns, token_rewards=costs)
@@ -82,6 +84,8 @@ class Estimates:
             targets = advantages.value_targets[source.member][source.place]
             trained.values = whole.values[places]
             trained.value_targets = targets[trained.targets].astype(np.float32)
+            if trained.conversation == NO_REWARD:  # nothing is known that the critic should have said
+                trained.value_targets = trained.values
 
     def _divergence(self, row: Row) -> NDArray[np.float64]:
         """At every policy token [M]; 0 where the engine reported no finite log-probability."""
@@ -95,6 +99,17 @@ class Estimates:
 def _values(row: Row) -> NDArray[Any]:
     assert row.values is not None
     return row.values
+
+
+def _asked(group: Unestimated) -> tuple[tuple[Mask, ...], ...]:
+    """Loss masks with those policy tokens alone that models are asked about."""
+    masks = tuple(
+        tuple(np.zeros(len(mask), np.uint8) for mask in rows) for rows in group.returns.loss_masks
+    )
+    for source in group.sources:
+        if source.whole is not None:
+            masks[source.member][source.place][source.whole.targets] = 1
+    return masks
 
 
 def _placed(group: Unestimated, of: OfRow) -> TokenValues:

@@ -2,7 +2,7 @@
 
 A member counts if its outcome is valid, its rewards are finite numbers, its rows are whole
 (`core/malformed.py`), and it has a sampled token. What cannot be used is counted by its reason and
-leaves every statistic.
+leaves every statistic, as do rows of conversations that nobody gave a reward.
 """
 
 from __future__ import annotations
@@ -14,8 +14,10 @@ from dataclasses import dataclass
 
 import msgspec
 import numpy as np
+from numpy.typing import NDArray
 
 from tailrace_learner.core.advantages import Returns, Turns
+from tailrace_learner.core.advantages.base import NO_REWARD
 from tailrace_learner.core.malformed import COUNT, flaw_of
 from tailrace_protos.base import as_float32, as_int32, as_int64, as_uint8
 from tailrace_protos.trajectory import TokenRow, Trajectory, TrajectoryGroup
@@ -37,6 +39,10 @@ def group_returns(group: TrajectoryGroup, limits: RowLimits, counts: Counter[str
     """Returns and masks of all members; those that cannot be used are not valid and have no rows."""
     is_valid = [_is_usable(member, limits, counts) for member in group.members]
     group = _readable(group, is_valid)
+    conversations = tuple(_conversations(member) for member in group.members)
+    counts["num_unrewarded_rows"] = sum(
+        int(np.count_nonzero(places == NO_REWARD)) for places in conversations
+    )
     greedy = [index for index, member in enumerate(group.members) if member.is_greedy]
     return Returns(
         rewards=np.array([member.reward for member in group.members], dtype=np.float64),
@@ -49,6 +55,7 @@ def group_returns(group: TrajectoryGroup, limits: RowLimits, counts: Counter[str
         ),
         turns=tuple(_row_turns(member) for member in group.members),
         greedy=greedy[0] if greedy else -1,
+        conversations=conversations,
     )
 
 
@@ -98,7 +105,15 @@ def _readable(group: TrajectoryGroup, is_valid: Sequence[bool]) -> TrajectoryGro
 def _has_finite_rewards(member: Trajectory) -> bool:
     if not math.isfinite(member.reward) or not all(math.isfinite(row.reward) for row in member.rows):
         return False
-    return all(np.isfinite(as_float32(row.turn_rewards)).all() for row in member.rows)
+    arrays = (array for row in member.rows for array in (row.turn_rewards, row.turn_returns))
+    return all(np.isfinite(as_float32(array)).all() for array in arrays)
+
+
+def _conversations(member: Trajectory) -> NDArray[np.int64]:
+    """Each row's conversation [R], counting those that were given a reward."""
+    rewarded = sorted({row.conversation for row in member.rows if row.has_reward})
+    places = {conversation: place for place, conversation in enumerate(rewarded)}
+    return np.array([places.get(row.conversation, NO_REWARD) for row in member.rows], np.int64)
 
 
 def _row_turns(member: Trajectory) -> tuple[Turns, ...]:
@@ -108,6 +123,13 @@ def _row_turns(member: Trajectory) -> tuple[Turns, ...]:
             as_float32(row.turn_rewards).astype(np.float64),
             as_int64(row.turn_hashes),
             row.first_turn,
+            _worth(row),
         )
         for row in member.rows
     )
+
+
+def _worth(row: TokenRow) -> NDArray[np.float64] | None:
+    """What each turn is worth along its message tree [K], if the row says so."""
+    worth = as_float32(row.turn_returns).astype(np.float64)
+    return worth if len(worth) else None

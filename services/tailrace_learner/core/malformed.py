@@ -22,6 +22,7 @@ _ENTRY_BYTES = {
     "policy_versions": 4,
     "turn_ends": 4,
     "turn_rewards": 4,
+    "turn_returns": 4,
     "turn_hashes": 8,
 }
 
@@ -67,7 +68,10 @@ def _lengths_differ(row: TokenRow, vocabulary: int) -> bool:
         return True
     if len(as_float32(row.turn_rewards)) != num_turns:
         return True
-    return len(as_int64(row.turn_hashes)) not in (0, num_turns)
+    return any(
+        len(array) not in (0, num_turns)
+        for array in (as_int64(row.turn_hashes), as_float32(row.turn_returns))
+    )
 
 
 def _strange_ids(row: TokenRow, vocabulary: int) -> bool:

@@ -1,8 +1,10 @@
 """Groups into what a step trains: rows with advantages, and what counted or was left out.
 
 Rows of invalid members are left out, those of cut-off episodes where that is wanted, and rows longer
-than the model reads; the episodes of the latter two still count where episodes are compared. Where
-advantages need values or divergences (`core/estimates.py`), rows come without them.
+than the model reads; the episodes of the latter two still count where episodes are compared. Rows that
+teach nothing, because of their group or because their conversation has no reward, are left out unless
+the loss holds every token by a divergence or an entropy bonus: then they are trained with advantage 0.
+Where advantages need values or divergences (`core/estimates.py`), rows come without them.
 """
 
 from __future__ import annotations
@@ -12,9 +14,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
+from numpy.typing import NDArray
 
 from tailrace_learner.config import LearnerConfig
 from tailrace_learner.core.advantages import ESTIMATORS, Advantages, Returns, Verdict
+from tailrace_learner.core.advantages.base import NO_REWARD
+from tailrace_learner.core.advantages.peers import all_peers
 from tailrace_learner.core.advantages.shaping import shaped
 from tailrace_learner.core.group_returns import (
     NO_LIMITS,
@@ -25,7 +30,7 @@ from tailrace_learner.core.group_returns import (
 )
 from tailrace_learner.core.lineage import Ancestry
 from tailrace_learner.core.malformed import is_readable
-from tailrace_learner.core.rows import PreparedGroup, Source, Unestimated
+from tailrace_learner.core.rows import Peer, PreparedGroup, Source, Unestimated
 from tailrace_learner.core.step_advantages import settled
 from tailrace_learner.core.token_rows import TokenReader
 from tailrace_protos.base import as_int32
@@ -63,18 +68,13 @@ class RowBuilder:
         counts[f"num_groups_{advantages.verdict.value}"] = 1
         if self.config.compares_observations:
             counts["num_unnamed_turns"] = num_unnamed_turns(returns)
+        teaches = advantages.verdict is Verdict.TRAIN
         sources: tuple[Source, ...] = ()
-        if advantages.verdict is Verdict.TRAIN:
+        if teaches or self.config.holds_all_tokens:
             reader = TokenReader(
-                self.config,
-                self.max_staleness,
-                self.ancestry,
-                step,
-                book,
-                counts,
-                self.quarantine,
+                self.config, self.max_staleness, self.ancestry, step, book, counts, self.quarantine
             )
-            sources = tuple(self._sources(group, played, reader))
+            sources = tuple(self._sources(group, played, _taught(returns, teaches), reader))
         return PreparedGroup(
             group_id=group.group_id,
             group_index=group.group_index,
@@ -84,26 +84,35 @@ class RowBuilder:
             successes=tuple(m.metrics["success"] for m in kept if "success" in m.metrics),
             counts=dict(counts),
             tag=group.members[0].task.env_name if group.members else "",
-            returns=tuple(returns.rewards[played].tolist()),
+            peers=tuple(_peers(returns, played)),
             unestimated=self._settle(returns, advantages, sources),
         )
 
     def _sources(
-        self, group: TrajectoryGroup, played: Sequence[int], reader: TokenReader
+        self,
+        group: TrajectoryGroup,
+        played: Sequence[int],
+        taught: Sequence[NDArray[np.int64]],
+        reader: TokenReader,
     ) -> Iterator[Source]:
-        """Every row of the members that are trained."""
+        """Every row of the members that are trained; `taught` G times [R] conversation of each row."""
         for member in played:
             episode = group.members[member]
             if self.config.over_budget_episodes == "mask" and episode.metrics.get(OVER_BUDGET):
                 reader.counts["num_masked_episodes"] += 1
                 continue
-            for index, row in enumerate(episode.rows):
+            for index, (row, conversation) in enumerate(zip(episode.rows, taught[member], strict=True)):
+                if conversation == NO_REWARD and not self.config.holds_all_tokens:
+                    continue
                 if is_overlong(row, self.limits):
                     reader.counts["num_overlong_rows"] += 1
                     continue
                 row_id = f"{episode.episode_id}/{row.row_id}".rstrip("/")
                 whole = reader.whole(row_id, row) if self.config.needs_estimates else None
-                yield Source(member, index, whole, reader.trained(row_id, row))
+                trained = reader.trained(row_id, row)
+                if trained is not None:
+                    trained.conversation = int(conversation)
+                yield Source(member, index, whole, trained)
 
     def _settle(
         self, returns: Returns, advantages: Advantages, sources: Sequence[Source]
@@ -123,3 +132,16 @@ class RowBuilder:
         if counts.get("num_stale_tokens") and self.config.stale_tokens == "drop_group":
             return "stale"
         return ""
+
+
+def _taught(returns: Returns, teaches: bool) -> tuple[NDArray[np.int64], ...]:
+    """The conversation of each row, G times [R]; `NO_REWARD` if the group teaches nothing."""
+    places = returns.row_conversations
+    return places if teaches else tuple(np.full(len(each), NO_REWARD) for each in places)
+
+
+def _peers(returns: Returns, played: Sequence[int]) -> Iterator[Peer]:
+    """What the members that are trained are compared by, where that takes the whole step."""
+    peers = all_peers(returns)
+    columns = (peers.members.tolist(), peers.conversations.tolist(), peers.returns.tolist())
+    return (peer for peer in map(Peer, *columns) if peer.member in played)

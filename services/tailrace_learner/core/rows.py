@@ -39,6 +39,7 @@ class Row:
     value_targets: NDArray[np.float32] | None = None  # [M] what the critic is trained to say
     server_spans: tuple[ServerSpan, ...] = ()  # of all targets, or empty: not known
     unsettled: NDArray[np.float64] | None = None  # [M] advantages before the whole step was compared
+    conversation: int = 0  # its place in the episode; `NO_REWARD`: all advantages are 0, not compared
 
 
 class Source(NamedTuple):
@@ -58,6 +59,14 @@ class Unestimated:
     sources: tuple[Source, ...]
 
 
+class Peer(NamedTuple):
+    """A conversation that is compared with others."""
+
+    member: int
+    conversation: int  # its place in the episode
+    worth: float  # its return, as advantages see it: clipped, less length penalty
+
+
 @dataclass(frozen=True, slots=True)
 class PreparedGroup:
     """What a group contributes to a step."""
@@ -70,7 +79,7 @@ class PreparedGroup:
     successes: tuple[float, ...]  # of valid members that report it
     counts: dict[str, int] = field(default_factory=dict)
     tag: str = ""  # of the task
-    returns: tuple[float, ...] = ()  # rewards as advantages see them: clipped, less length penalty
+    peers: tuple[Peer, ...] = ()  # of valid members
     unestimated: Unestimated | None = None  # given while the rows' advantages mean nothing yet
 
 

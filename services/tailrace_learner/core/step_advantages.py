@@ -1,10 +1,12 @@
 """What advantages still need once all groups of a step are there.
 
-1. `starpo` over tags or the whole step: (R - mean) / (std + 1e-6) of the scope's valid episodes.
+1. `starpo` over tags or the whole step: (R - mean) / (std + 1e-6) of the scope's valid episodes; a
+   scope of one, or of equal returns, gives 0 and its groups are counted as those that teach nothing.
 2. `advantage_clip` c: A becomes min(max(A, -c), c).
 3. Whitening: (A - mean) / (std + 1e-6), mean and std (ddof 1) over all trained tokens of the step.
-   Tokens that are not trained (inserted, stale, of invalid members or of groups that teach nothing)
-   have no part in it; those of a scope of equal returns (1) have, with 0. One token, or equal
+   Tokens that are not trained (inserted, stale, of invalid members) and those that teach nothing
+   (of a group's or a conversation's fault) have no part in it and keep 0; those of a scope of equal
+   returns (1) have, with 0. One token, or equal
    advantages everywhere, become 0.
 
 Statistics are sums over rows in float64, so neither arrival nor packing changes them.
@@ -19,7 +21,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tailrace_learner.config import LearnerConfig
-from tailrace_learner.core.advantages.base import STD_EPSILON, are_equal
+from tailrace_learner.core.advantages.base import NO_REWARD, STD_EPSILON, Verdict, are_equal
+from tailrace_learner.core.advantages.peers import likes
 from tailrace_learner.core.advantages.starpo import statistics
 from tailrace_learner.core.rows import PreparedGroup, Row
 
@@ -46,7 +49,7 @@ def finish_advantages(groups: Sequence[PreparedGroup], config: LearnerConfig) ->
         for row in rows:
             row.advantages = row.advantages.clip(-config.advantage_clip, config.advantage_clip)
     if config.whitens:
-        _whiten(rows)
+        _whiten([row for row in rows if row.conversation != NO_REWARD])
     for row in rows:
         row.advantages = row.advantages.astype(np.float32)
 
@@ -56,11 +59,36 @@ def _normalise(groups: Sequence[PreparedGroup], config: LearnerConfig) -> None:
     for group in groups:
         scope = group.tag if config.reward_grouping == "tags" else ""
         scopes.setdefault(scope, []).append(group)
-    for members in scopes.values():
-        pool = np.sort([value for group in members for value in group.returns])
-        mean, scale = statistics(pool, config)
-        for row in (row for group in members for row in group.rows):
+    for scoped in scopes.values():
+        _normalise_scope(scoped, config)
+
+
+def _normalise_scope(groups: Sequence[PreparedGroup], config: LearnerConfig) -> None:
+    found = [(index, *peer) for index, group in enumerate(groups) for peer in group.peers]
+    episodes: dict[tuple[int, int], int] = {}
+    for index, member, _, _ in found:
+        episodes.setdefault((index, member), len(episodes))
+    members = np.array([episodes[index, member] for index, member, _, _ in found], np.int64)
+    conversations = np.array([conversation for _, _, conversation, _ in found], np.int64)
+    worth = np.array([each[-1] for each in found], np.float64)
+    known = {
+        place: statistics(np.sort(worth[pool]), config)
+        for place, pool in likes(members, conversations).items()
+    }
+    for row in (row for group in groups for row in group.rows):
+        if row.conversation != NO_REWARD:
+            mean, scale = known[row.conversation]
             row.advantages = (row.advantages - mean) / scale
+    if all(np.isinf(scale) for _, scale in known.values()):
+        verdict = Verdict.TOO_FEW_VALID if len(episodes) < 2 else Verdict.ZERO_VARIANCE
+        _count_as(verdict, groups)
+
+
+def _count_as(verdict: Verdict, groups: Sequence[PreparedGroup]) -> None:
+    """Groups that seemed to teach something do not."""
+    for group in groups:
+        if group.counts.get("num_groups_train"):
+            group.counts.update({"num_groups_train": 0, f"num_groups_{verdict.value}": 1})
 
 
 def _whiten(rows: Sequence[Row]) -> None:

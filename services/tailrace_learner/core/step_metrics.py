@@ -18,6 +18,7 @@ _COUNTED = (
     "num_nonfinite_tokens",
     "num_masked_episodes",
     "num_overlong_rows",
+    "num_unrewarded_rows",
     "num_quarantined_tokens",
     "num_stale_tokens",
     "num_groups_train",

@@ -7,6 +7,7 @@ nothing; a ledger restored from its nodes is the same ledger.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 
 import msgspec
@@ -18,6 +19,7 @@ from tailrace.chat.config import ReasoningPolicy
 from tailrace.ledger.export import export_rows
 from tailrace.ledger.prompt import Prompt, Sampled
 from tailrace.ledger.prompting import prompt_of_messages, prompt_of_tokens
+from tailrace.ledger.returns import conversations, own_reward
 from tailrace.ledger.row_builder import trained_tokens
 from tailrace.ledger.tree import CallTree
 from tailrace_protos.base import pack_float32, pack_int32
@@ -120,6 +122,19 @@ class Ledger:
         """What a call was worth, the last one for an empty id; raises `UnknownCompletionError`."""
         node = self._tree.find(completion_id).node
         return self._replace(msgspec.structs.replace(node, reward=float(reward)))
+
+    def settle(self, reward: float) -> None:
+        """Let the rewards of all calls add up to `reward`, the episode's; needs a call.
+
+        What is missing belongs to the newest call of the conversations that were given a reward, to the
+        newest of all where none was.
+        """
+        homes = conversations(self._tree)
+        rewarded = [name for name, home in homes.items() if home.has_reward]
+        missing = reward - math.fsum(own_reward(call) for call in self._tree)
+        if missing or not rewarded:
+            newest = self._tree.find(rewarded[-1] if rewarded else "")
+            self.set_reward(own_reward(newest) + missing, newest.node.completion_id)
 
     @property
     def num_sampled(self) -> int:

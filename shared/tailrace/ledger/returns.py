@@ -6,7 +6,29 @@ own and gets nothing of the main agent's rewards. Calls without a reward of thei
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 from tailrace.ledger.tree import Call, CallTree
+
+
+class Conversation(NamedTuple):
+    """A message tree: all calls that go back to one."""
+
+    place: int  # in the order in which they began
+    has_reward: bool  # whether any of its calls was given one, be it 0
+
+
+def conversations(tree: CallTree) -> dict[str, Conversation]:
+    """The conversation of every call by its completion id."""
+    places: dict[str, int] = {}
+    num_begun = 0
+    for call in tree:  # parents stand before their children
+        if call.parent is None:
+            places[call.node.completion_id], num_begun = num_begun, num_begun + 1
+        else:
+            places[call.node.completion_id] = places[call.parent.node.completion_id]
+    rewarded = {places[call.node.completion_id] for call in tree if call.node.reward is not None}
+    return {name: Conversation(place, place in rewarded) for name, place in places.items()}
 
 
 def returns(tree: CallTree, turn_discount: float) -> dict[str, float]:

@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tailrace.ledger.provenance import server_spans
+from tailrace.ledger.returns import Conversation
 from tailrace.ledger.tree import Call
 from tailrace_protos.base import (
     as_float32,
@@ -33,6 +34,7 @@ class RowBuilder:
         self._versions: list[NDArray[np.int32]] = []
         self._turn_ends: list[int] = []
         self._turn_rewards: list[float] = []
+        self._turn_returns: list[float] = []
         self._spans: list[VersionSpan] = []  # of all turns, with `_is_sampled_trained`
         self._is_sampled_trained: list[NDArray[np.bool_]] = []
         self._num_tokens = 0
@@ -43,8 +45,11 @@ class RowBuilder:
         self._append(as_int32(call.node.inserted_ids))
         self._append(as_int32(call.node.token_ids))
 
-    def turn(self, call: Call, reward: float) -> None:
-        """Append a call that this row trains; `reward` is what its turn is worth in the row."""
+    def turn(self, call: Call, reward: float, worth: float | None = None) -> None:
+        """Append a call that this row trains; `reward` is its turn's, `worth` its return in the tree.
+
+        A row has the returns of all of its turns or of none.
+        """
         node = call.node
         self._append(as_int32(node.inserted_ids))
         logprobs = as_float32(node.inference_logprobs)
@@ -54,9 +59,11 @@ class RowBuilder:
         self._is_sampled_trained.append(trained)
         self._turn_ends.append(self._num_tokens)
         self._turn_rewards.append(reward)
+        if worth is not None:
+            self._turn_returns.append(worth)
         self.has_trained_tokens = self.has_trained_tokens or bool(trained.any())
 
-    def row(self, row_id: str, reward: float) -> TokenRow:
+    def row(self, row_id: str, reward: float, conversation: Conversation) -> TokenRow:
         """The row; `reward` is the return credited to it."""
         return TokenRow(
             token_ids=pack_int32(np.concatenate(self._ids)),
@@ -68,6 +75,9 @@ class RowBuilder:
             reward=reward,
             row_id=row_id,
             server_spans=server_spans(self._spans, np.concatenate(self._is_sampled_trained)),
+            turn_returns=pack_float32(self._turn_returns),
+            conversation=conversation.place,
+            has_reward=conversation.has_reward,
         )
 
     def _append(

@@ -13,7 +13,7 @@ from typing import Any
 from tailrace.data import prompt_messages
 from tailrace.sdk.agent_loop import AgentLoop, ChatReply, EpisodeOverError, EpisodePolicy
 from tailrace_protos.chat import ChatMessage
-from tailrace_protos.episode import Outcome
+from tailrace_protos.episode import OVER_BUDGET, Outcome
 from tailrace_protos.trajectory import Trajectory
 
 
@@ -31,7 +31,7 @@ class ToolAgentLoop(AgentLoop):
                 if len(messages) == len(prompt_messages(row)):
                     raise
                 return policy.finish(
-                    metrics={"num_cut_replies": num_cut},
+                    metrics={"num_cut_replies": num_cut, OVER_BUDGET: 1.0},
                     outcome=Outcome.POLICY_FAILURE,
                     reason=str(error),
                 )

@@ -25,7 +25,7 @@ from tailrace.dotted import load_dotted
 from tailrace.foreign import ForeignCodeError, foreign_code
 from tailrace_protos.episode import Outcome
 
-_MODELS_FAULT = ("context_length_exceeded", "token_budget_exceeded")  # codes of the gateway's refusals
+_BUDGET = ("context_length_exceeded", "token_budget_exceeded")  # codes of the gateway's refusals
 _UNMET = "_not_met"  # so end the codes of replies that break what the call asked for
 _STEPS_SHOWN = 3
 _MAX_CHAIN = 10
@@ -60,6 +60,7 @@ class WorkflowEnd(msgspec.Struct, frozen=True):
     outcome: Outcome
     reason: str = ""
     rewards: dict[str, float] = {}
+    is_over_budget: bool = False  # the episode's tokens were used up, and that ended it
 
 
 def load_workflow(dotted: str, kwargs: Mapping[str, Any], key: str) -> Workflow:
@@ -142,21 +143,23 @@ def _finite(reward: numbers.Real, name: str) -> float:
 
 def _end_of(failure: ForeignCodeError) -> WorkflowEnd:
     error = failure.error
+    codes = [_refusal(one) for one in _chain(error)]
+    is_over = any(code in _BUDGET for code in codes)
     if isinstance(error, PolicyFailureError):
-        return WorkflowEnd(Outcome.POLICY_FAILURE, error.reason, {"": error.reward})
+        return WorkflowEnd(Outcome.POLICY_FAILURE, error.reason, {"": error.reward}, is_over)
     if isinstance(error, TimeoutError):
         return WorkflowEnd(Outcome.TIMEOUT, str(failure) + _place(error))
-    if any(_is_models_fault(one) for one in _chain(error)):
-        return WorkflowEnd(Outcome.POLICY_FAILURE, str(failure), {"": 0.0})
+    if is_over or any(code.endswith(_UNMET) for code in codes):
+        return WorkflowEnd(Outcome.POLICY_FAILURE, str(failure), {"": 0.0}, is_over)
     return WorkflowEnd(Outcome.INFRA_FAILURE, str(failure) + _place(error))
 
 
-def _is_models_fault(error: BaseException) -> bool:
-    """Whether an SDK's exception carries a refusal of the gateway that the model brought about."""
+def _refusal(error: BaseException) -> str:
+    """The code of a refusal of the gateway that an SDK's exception carries, or empty."""
     body = getattr(error, "body", None)
     inner = body.get("error", body) if isinstance(body, Mapping) else {}
     code = getattr(error, "code", None) or (inner.get("code") if isinstance(inner, Mapping) else None)
-    return isinstance(code, str) and (code in _MODELS_FAULT or code.endswith(_UNMET))
+    return code if isinstance(code, str) else ""
 
 
 def _chain(error: BaseException | None) -> Iterator[BaseException]:

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from tailrace_protos.base import as_float32, as_int64
-from tailrace_protos.episode import Outcome
+from tailrace_protos.episode import OVER_BUDGET, Outcome
 from tests.integration.agents.world import kill, until
 from tests.integration.workflows.world import World, trained
 
@@ -166,6 +166,7 @@ async def test_an_agent_that_uses_up_its_budget_has_failed_as_a_policy(world: Wo
     (played,) = (await world.play()).values()
     assert played.outcome is Outcome.POLICY_FAILURE
     assert played.reward == 0.0
+    assert played.metrics[OVER_BUDGET] == 1.0
     assert sum(len(trained(row)) for row in played.rows) == 60
 
 

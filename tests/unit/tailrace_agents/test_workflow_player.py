@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from tailrace.clock import SystemClock
 from tailrace.policy.activity import Stages
@@ -25,7 +26,7 @@ from tailrace_agents.core.workflow_player import (
 from tailrace_agents.ports import NoJournal
 from tailrace_protos.base import pack_float32, pack_int32
 from tailrace_protos.chat import ChatMessage
-from tailrace_protos.episode import EnvTask, EpisodeTask, Outcome
+from tailrace_protos.episode import OVER_BUDGET, EnvTask, EpisodeTask, Outcome
 from tailrace_protos.generation import SamplingParams
 from tailrace_protos.session import (
     ExportSession,
@@ -148,6 +149,20 @@ async def test_what_the_reward_service_adds_reaches_every_row() -> None:
     result = await play(World())
     (row,) = result.tokens.rows(0.75).rows
     assert row.reward == 0.75
+
+
+async def test_what_the_reward_service_adds_is_not_given_to_a_sub_agent_without_a_reward() -> None:
+    sub = replace(ROW, reward=0.0, conversation=1, has_reward=False)
+    result = await play(World(exported=replace(EXPORT, rows=(ROW, sub))))
+    assert [row.reward for row in result.tokens.rows(0.75).rows] == [0.75, 0.0]
+
+
+@pytest.mark.parametrize("is_over", [False, True])
+async def test_an_episode_that_its_budget_ended_says_so(is_over: bool) -> None:
+    end = WorkflowEnd(Outcome.POLICY_FAILURE, "used up", {"": 0.0}, is_over_budget=is_over)
+    result = await play(World(end))
+    assert result.metrics.get(OVER_BUDGET, 0.0) == float(is_over)
+    assert result.metrics["num_calls"] == 1.0
 
 
 async def test_the_session_has_the_episodes_limits_and_in_evaluations_a_seed() -> None:

@@ -13,7 +13,7 @@ from tailrace_learner.config import TrainingArgs
 from tailrace_learner.config_algorithm import PolicyLoss
 from tailrace_learner.core.optimizer import make_adamw
 from tailrace_learner.core.policy import Policy
-from tailrace_learner.core.rows import PreparedGroup
+from tailrace_learner.core.rows import Peer, PreparedGroup
 from tailrace_learner.core.step import StepTrainer
 from tailrace_learner.core.step_advantages import finish_advantages
 from tests.unit.tailrace_learner.factory import config, make_policy, make_rows
@@ -34,9 +34,10 @@ def made(num_groups: int, **settings: Any) -> list[PreparedGroup]:
             row.staleness = np.arange(len(row.targets)) % 4
             row.advantages = row.advantages.astype(np.float64 if waits else np.float32)
         returns = (float(index), 1.0, 0.5)
+        peers = tuple(Peer(member, 0, worth) for member, worth in enumerate(returns))
         groups.append(
             PreparedGroup(
-                f"g{index}", index, tuple(rows), "", returns, (), {}, f"tag{index % 2}", returns
+                f"g{index}", index, tuple(rows), "", returns, (), {}, f"tag{index % 2}", peers
             )
         )
     return groups
@@ -133,7 +134,7 @@ def test_starpo_compares_episodes_of_a_tag_or_of_the_whole_step(grouping: str) -
             r
             for other in groups
             if grouping == "batch" or other.tag == group.tag
-            for r in other.returns
+            for _, _, r in other.peers
         ]
         for row, raw in zip(group.rows, rows, strict=True):
             expected = (raw - np.mean(pool)) / (np.std(pool, ddof=1) + 1e-6)

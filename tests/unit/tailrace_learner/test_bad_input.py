@@ -89,6 +89,7 @@ def malformed(member: Trajectory) -> dict[str, dict[str, Any]]:
         "lengths/mask": {"loss_mask": bytes(3)},
         "lengths/turns": {"turn_ends": pack_int32([1])},
         "lengths/hashes": {"turn_hashes": pack_int64(np.arange(num_turns + 1))},
+        "lengths/returns": {"turn_returns": pack_float32(np.zeros(num_turns + 1, np.float32))},
         "token_ids/high": {"token_ids": pack_int32(np.full(num_tokens, VOCABULARY))},
         "token_ids/negative": {"token_ids": pack_int32(np.full(num_tokens, -1))},
         "logprobs/positive": {"inference_logprobs": pack_float32(logprobs)},

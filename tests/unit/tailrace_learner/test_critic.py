@@ -7,10 +7,23 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from msgspec.structs import replace
 
 from tailrace_learner.config import CriticArgs, TrainingArgs
+from tailrace_learner.core.group_returns import RowLimits
+from tailrace_learner.core.lineage import Ancestry
 from tailrace_learner.core.packing import pack
-from tests.unit.tailrace_learner.factory import CPU, make_policy, prepared_group, random_group
+from tailrace_learner.core.row_builder import RowBuilder
+from tailrace_protos.base import pack_float32
+from tests.unit.tailrace_learner.factory import (
+    CPU,
+    episode_of_rows,
+    group,
+    make_policy,
+    prepared_group,
+    random_group,
+    token_row,
+)
 from tests.unit.tailrace_learner.stepping import (
     Stepper,
     distance,
@@ -76,10 +89,10 @@ def test_advantages_and_targets_are_made_of_the_values() -> None:
 
 def test_an_episode_of_many_rows_is_one_line() -> None:
     """Of a later row's reward, rows before it have their share."""
-    group = random_group(7, step_rows=True)
+    episodes = random_group(7, step_rows=True)
     stepper = Stepper(1, knows=False, gamma=1.0, lambd=1.0, **gae())
-    stepper.step([group], 1)
-    for index, member in enumerate(group.members):
+    stepper.step([episodes], 1)
+    for index, member in enumerate(episodes.members):
         rewards = [float(np.frombuffer(row.turn_rewards, np.float32)[0]) for row in member.rows]
         for k, row in enumerate(stepper.rows[3 * index : 3 * index + 3]):
             np.testing.assert_allclose(row.advantages, sum(rewards[k:]), rtol=1e-4)
@@ -191,3 +204,45 @@ def test_the_first_step_on_policy_has_ratio_one() -> None:
     assert metrics["mismatch_kl"] == pytest.approx(0.0, abs=1e-8)
     mean_advantage = np.concatenate([row.advantages for row in rows_of]).mean()
     assert metrics["loss"] == pytest.approx(-mean_advantage, abs=1e-4)
+
+
+@pytest.mark.parametrize("unit", ["token", "turn"])
+def test_a_row_that_the_critic_cannot_read_is_skipped_and_its_reward_is_the_turns_before(
+    unit: str,
+) -> None:
+    """A line of three turns, the second too long for the model."""
+    turns = [
+        replace(
+            token_row(str(k), 0.0, mask, first_id=3 * k), first_turn=k, turn_rewards=pack_float32([r])
+        )
+        for k, (mask, r) in enumerate([([0, 1, 1], 1.0), ([0] * 9 + [1], 10.0), ([0, 0, 1], 100.0)])
+    ]
+    member = episode_of_rows(0, 111.0, turns)
+    stepper = Stepper(1, gamma=0.9, lambd=0.8, gae_unit=unit, **gae())
+    builder = RowBuilder(stepper.config, 4, Ancestry("0-a"), RowLimits(max_tokens=8))
+    stepper.trainer.add(builder.prepare(group([member]), 0, {1: ("0-a", 0)}))
+    stepper.trainer.work()
+    first, last = stepper.rows
+    (a, b), (c,) = first.values.astype(float), last.values.astype(float)
+    at_end = 100.0 - c
+    if unit == "turn":
+        wanted = [11.0 + 0.9 * c - a + 0.72 * at_end] * 2
+    else:
+        second = 11.0 + 0.9 * c - b + 0.72 * at_end
+        wanted = [0.9 * b - a + 0.72 * second, second]
+    assert abs(c) > 0.01
+    np.testing.assert_allclose(first.advantages, wanted, rtol=1e-5)
+    np.testing.assert_allclose(last.advantages, [at_end], rtol=1e-5)
+
+
+def test_the_critic_learns_nothing_of_conversations_without_a_reward() -> None:
+    """Their rows are there for the divergence: what they were worth nobody said."""
+    (known,) = random_group(5, num_members=1).members[0].rows
+    unknown = replace(known, row_id="sub", conversation=1, has_reward=False)
+    member = episode_of_rows(0, known.reward, [known, unknown])
+    stepper = Stepper(1, init_kl_coef=0.1, **gae())
+    stepper.step([group([member])], 1)
+    taught, held = stepper.rows
+    assert not held.advantages.any()
+    np.testing.assert_array_equal(held.values, held.value_targets)
+    assert taught.advantages.any()

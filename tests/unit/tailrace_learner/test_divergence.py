@@ -15,6 +15,7 @@ from tailrace_learner.core.packing import pack
 from tailrace_learner.core.policy import Policy
 from tailrace_learner.core.reference import Reference
 from tailrace_protos.base import as_float32, as_uint8, pack_float32
+from tailrace_protos.trajectory import TrajectoryGroup
 from tests.unit.tailrace_learner.factory import (
     CPU,
     config,
@@ -216,3 +217,33 @@ def test_without_a_weight_nobody_asks_for_a_reference() -> None:
     assert result.metrics["kl"] is None
     assert "kl_coef" not in result.metrics
     assert all(row.log_ref is None for group in result.trainer.groups for row in group.rows)
+
+
+def equal(given: TrajectoryGroup) -> TrajectoryGroup:
+    """A group whose episodes all have the same return."""
+    members = [
+        replace(m, reward=1.0, rows=tuple(replace(row, reward=1.0) for row in m.rows))
+        for m in given.members
+    ]
+    return group(members, given.group_index)
+
+
+def test_what_teaches_nothing_is_held_near_the_reference_too() -> None:
+    """The gradient of a group of equals is that of its divergence, over all tokens of the step."""
+    groups = [GROUPS[0], equal(GROUPS[1])]
+    held = stepped(groups, init_kl_coef=0.3)
+    without = stepped([GROUPS[0]])
+    rows = [row for each in held.trainer.groups for row in each.rows]
+    assert len(rows) == 6
+    policy, reference = make_policy(), moved(make_policy(), seed=3)
+    num_taught = sum(len(row.targets) for row in rows[:3])
+    num_tokens = sum(len(row.targets) for row in rows)
+    for row in rows:
+        batch = pack([row], CPU)
+        with torch.no_grad():
+            log_ref = reference.forward(batch)[0]
+        (KL_ESTIMATORS["k3"](policy.forward(batch)[0], log_ref).sum() / num_tokens).backward()  # type: ignore[no-untyped-call]
+    divergence = torch.cat([p.grad.flatten() for p in policy.parameters if p.grad is not None])
+    wanted = without.grads[0] * num_taught / num_tokens + 0.3 * divergence
+    assert distance(held.grads[0], wanted) < 1e-4
+    assert held.metrics["kl"] == pytest.approx(plain("k3", *both(rows)).mean(), rel=1e-4)

@@ -215,3 +215,18 @@ def test_episodes_that_were_cut_off_may_be_compared_without_being_trained(
     assert prepared.counts.get("num_masked_episodes", 0) == 3 - trained
     deviation = math.sqrt(1 / 3)
     assert prepared.rows[0].advantages[0] == pytest.approx((2 / 3) / (deviation + 1e-6))
+
+
+@pytest.mark.parametrize("settings", [{"init_kl_coef": 0.1}, {"entropy_loss_coef": 0.01}])
+@pytest.mark.parametrize("rewards", [(1.0, 1.0), (1.0,)])
+def test_groups_that_teach_nothing_are_held_by_divergence_and_entropy(
+    rewards: tuple[float, ...], settings: dict[str, float]
+) -> None:
+    given = group([trajectory(index, reward) for index, reward in enumerate(rewards)])
+    assert builder().prepare(given, 0, BOOK).rows == ()
+    prepared = builder(**settings).prepare(given, 0, BOOK)
+    assert [row.row_id for row in prepared.rows] == [f"g0.{i}" for i in range(len(rewards))]
+    assert not any(row.advantages.any() for row in prepared.rows)
+    assert not prepared.counts.get("num_groups_train")
+    drawn_again = builder(zero_variance_groups="redraw", **settings).prepare(given, 0, BOOK)
+    assert bool(drawn_again.drop_reason) == (len(rewards) > 1)

@@ -10,6 +10,7 @@ from msgspec.structs import replace
 
 from tailrace_learner.core.rows import PreparedGroup
 from tailrace_learner.core.step_advantages import finish_advantages
+from tailrace_learner.core.step_metrics import data_metrics
 from tailrace_protos.episode import EnvTask, Outcome
 from tailrace_protos.trajectory import Trajectory, TrajectoryGroup
 from tests.unit.tailrace_learner.factory import (
@@ -146,3 +147,19 @@ def test_whitening_one_token_gives_nothing() -> None:
     alone = replace(trajectory(0, 1.0), rows=(token_row("0", 1.0, [0, 0, 1]),))
     (prepared,) = finished([group([alone])], adv_estimator="reinforce", whiten_advantages=True)
     assert [row.advantages.tolist() for row in prepared.rows] == [[0.0]]
+
+
+@pytest.mark.parametrize(
+    ("rewards", "verdict"), [((1.0,), "too_few_valid"), ((1.0, 1.0), "zero_variance")]
+)
+def test_a_scope_that_compares_nothing_is_counted(rewards: tuple[float, ...], verdict: str) -> None:
+    """Groups of one episode, each of a tag: `lake` has two that differ, `alone` what is given."""
+    lake = [group([retagged(trajectory(0, reward), "lake")]) for reward in (1.0, 0.0)]
+    alone = [group([retagged(trajectory(0, reward), "alone")]) for reward in rewards]
+    settings: dict[str, Any] = {"adv_estimator": "starpo", "reward_grouping": "tags"}
+    prepared = finished([*lake, *alone], **settings)
+    finish_advantages(prepared, config(**settings))  # again, as after a quarantine
+    metrics = data_metrics(prepared, [])
+    assert metrics["num_groups_train"] == 2
+    assert metrics[f"num_groups_{verdict}"] == len(rewards)
+    assert not any(row.advantages.any() for each in prepared[2:] for row in each.rows)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-
 from tailrace.ledger import Ledger
 from tailrace_agents.core.tokens import CheckedRows
 from tailrace_protos.session import ExportStyle
@@ -37,13 +35,9 @@ class LedgerBooks:
         return sum(len(inserted) + len(sampled) for inserted, sampled in parts) // 4
 
     def rows(self, reward: float) -> CheckedRows:
-        """See `EpisodeBooks`. What the episode is worth beyond the rewards that its loop gave belongs
-        to the newest call, so that the rewards of all calls add up to `reward`."""
+        """See `EpisodeBooks`. The rewards of all calls are made to add up to `reward`."""
         if not self.ledger.nodes:
             return CheckedRows((), 0)
-        given = math.fsum(self.turn_rewards)
-        if reward != given:
-            last = self.ledger.nodes[-1].reward or 0.0
-            self.ledger.set_reward(last + (reward - given))
+        self.ledger.settle(reward)
         rows = self.ledger.rows(self._style, self._turn_discount)
         return CheckedRows(rows, int(self.ledger.counts().get("num_nonfinite_tokens", 0)))

@@ -220,7 +220,10 @@ def _row(row: TokenRow) -> dict[str, Any]:
         "policy_versions": numbers(as_int32(row.policy_versions)),
         "turn_ends": numbers(as_int32(row.turn_ends)),
         "turn_rewards": numbers(as_float32(row.turn_rewards)),
+        "turn_returns": numbers(as_float32(row.turn_returns)),
         "reward": row.reward,
+        "conversation": row.conversation,
+        "has_reward": row.has_reward,
         "row_id": row.row_id,
         "server_spans": [[span.source, span.num_tokens] for span in row.server_spans],
     }

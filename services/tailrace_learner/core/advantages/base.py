@@ -23,10 +23,12 @@ class Verdict(enum.StrEnum):
 
 
 Mask = NDArray[np.uint8]
+RowValues = tuple[Float64Array, ...]  # G times [R]
 TokenValues = tuple[tuple[Float64Array, ...], ...]  # G times R times [T]
 
 STD_EPSILON = 1e-6
 ROUNDING = 1e-12  # relative
+NO_REWARD = -1  # in place of a conversation: that of the row was given none
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +39,7 @@ class Turns:
     rewards: Float64Array  # [K]
     observations: NDArray[np.int64]  # [K] hash of task and observation; empty: not known
     first: int = -1  # place in the episode's line of turns; -1: the row is a line by itself
+    worth: Float64Array | None = None  # [K] return of each, where rewards do not simply follow
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +47,8 @@ class Returns:
     """A group as an estimator sees it: one entry per member, in their order.
 
     Valid members have a policy token. A member's rows (R of them, often one) may be credited with other
-    returns than the member itself: a row that ends in a discounted turn has less.
+    returns than the member itself: a row that ends in a discounted turn has less. `conversations`
+    counts those of the member that were given a reward, in the order in which they began.
     """
 
     rewards: Float64Array  # [G] episode returns; those of invalid members are never read
@@ -55,6 +59,15 @@ class Returns:
     greedy: int = -1  # the member played at temperature 0 as a baseline, if there is one
     token_rewards: TokenValues | None = None  # of single policy tokens, beyond those of turns
     values: TokenValues | None = None  # a critic's, of policy tokens
+    conversations: tuple[NDArray[np.int64], ...] = ()  # G times [R], or `NO_REWARD`; empty: 0
+    is_complete: bool = False  # turns have all that they earned (`completion.py`)
+
+    @property
+    def row_conversations(self) -> tuple[NDArray[np.int64], ...]:
+        """The conversation of every row, G times [R]."""
+        if self.conversations:
+            return self.conversations
+        return tuple(np.zeros(len(rewards), np.int64) for rewards in self.row_rewards)
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +82,7 @@ class Advantages:
 Estimator = Callable[[Returns, LearnerConfig], Advantages]
 
 
-def broadcast(values: tuple[Float64Array, ...], returns: Returns) -> TokenValues:
+def broadcast(values: RowValues, returns: Returns) -> TokenValues:
     """One value per row, G times [R], put on each of the row's policy tokens."""
     return tuple(
         tuple(value * (mask != 0) for value, mask in zip(row_values, masks, strict=True))
@@ -81,25 +94,6 @@ def nothing(returns: Returns, verdict: Verdict) -> Advantages:
     """Advantages of 0 everywhere."""
     zeros = tuple(np.zeros(len(rewards)) for rewards in returns.row_rewards)
     return Advantages(broadcast(zeros, returns), verdict)
-
-
-def compared(returns: Returns, baselines: Float64Array, scale: float) -> Advantages:
-    """(R_ij - baseline_i) / scale on the rows of valid members; `baselines` [G]."""
-    values = tuple(
-        (rewards - baseline) / scale if is_valid else np.zeros(len(rewards))
-        for rewards, baseline, is_valid in zip(
-            returns.row_rewards, baselines, returns.is_valid, strict=True
-        )
-    )
-    return Advantages(broadcast(values, returns), Verdict.TRAIN)
-
-
-def group_verdict(returns: Returns) -> Verdict:
-    """Whether a comparison within the group can teach anything."""
-    valid = returns.rewards[returns.is_valid]
-    if len(valid) < 2:
-        return Verdict.TOO_FEW_VALID
-    return Verdict.ZERO_VARIANCE if are_equal(valid) else Verdict.TRAIN
 
 
 def are_equal(values: Float64Array, rounding: float = ROUNDING) -> bool:

@@ -8,7 +8,12 @@ turns are one sequence. V after the last is 0, for episodes end. V_t is what the
 (`learner.critic`) says before token t, by its weights at the start of the step. A turn's reward lies on
 its last policy token; with `kl_in: reward` every token also has -beta KL_t. With turns, V of a turn is
 the value before its first policy token, r all its rewards, and all of its tokens have its advantage.
-The target of the values is A + V.
+The target of the values is A + V. Tokens that the critic cannot read (rows longer than it reads) are
+skipped as well: what their turns earned belongs to the turn before.
+
+Turns of a message tree (conversations of agent loops and workflows) have a return each, discounted by
+`turn_discount`. Their r_t are such that with lambda 1 the target is that return; where nothing forks
+and `turn_discount` and gamma are 1 they are the turns' own rewards.
 
 Schulman et al. 2015, "High-Dimensional Continuous Control Using Generalized Advantage Estimation",
 arXiv:1506.02438; turns: arXiv:2505.11821.
@@ -39,7 +44,7 @@ def gae(returns: Returns, config: LearnerConfig) -> Advantages:
 
 def _by_token(line: Line, gamma: float, lambd: float) -> tuple[Float64Array, Float64Array]:
     """Advantages [N] and value targets [N] of a line's policy tokens, each a step."""
-    advantages = _estimate(line.rewards_of_tokens(), line.values, gamma, lambd)
+    advantages = _estimate(line.rewards_of_tokens(gamma), line.values, gamma, lambd)
     return advantages, advantages + line.values
 
 
@@ -47,7 +52,8 @@ def _by_turn(line: Line, gamma: float, lambd: float) -> tuple[Float64Array, Floa
     """As `_by_token`, all tokens of a turn being one step; turns without a policy token are none."""
     _, firsts, turns = np.unique(line.turn_of_token, return_index=True, return_inverse=True)
     values = line.values[firsts]
-    advantages = _estimate(np.add.reduceat(line.rewards_of_tokens(), firsts), values, gamma, lambd)
+    rewards = np.add.reduceat(line.rewards_of_tokens(gamma, "turn"), firsts)
+    advantages = _estimate(rewards, values, gamma, lambd)
     return advantages[turns], (advantages + values)[turns]
 
 

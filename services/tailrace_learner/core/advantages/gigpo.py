@@ -8,7 +8,9 @@
 The anchor group of a turn is all turns of the valid members of g that began with the same
 observation: its hash is salted with the task, so different tasks never share a baseline. Anchor
 groups of one turn give S = 0, as do those whose turns are worth the same, and turns whose observation
-is not known. Standard deviations have ddof 1; `norm_std: false` leaves out both divisions.
+is not known. Where episodes have several conversations with rewards of their own, R and E are each
+conversation's, compared with those of its place; one without a reward has neither E nor S. Standard
+deviations have ddof 1; `norm_std: false` leaves out both divisions.
 
 Feng et al. 2025, "Group-in-Group Policy Optimization for LLM Agent Training", arXiv:2505.10978.
 """
@@ -29,24 +31,41 @@ from tailrace_learner.core.advantages.base import (
     nothing,
 )
 from tailrace_learner.core.advantages.lines import Line, lines, per_token
+from tailrace_learner.core.advantages.peers import Peers, all_peers, likes
 from tailrace_learner.core.advantages.turn_reinforce import TURN_ROUNDING
 
 
 def gigpo(returns: Returns, config: LearnerConfig) -> Advantages:
     """Weigh episode and step advantages; a group where both are 0 throughout teaches nothing."""
-    if np.count_nonzero(returns.is_valid) < 2:
+    peers = all_peers(returns)
+    if peers.num_members < 2:
         return nothing(returns, Verdict.TOO_FEW_VALID)
     found = lines(returns)
-    episodes = _normalised(returns.rewards[returns.is_valid], config)
-    of_member = np.zeros(len(returns.rewards))
-    of_member[returns.is_valid] = episodes * config.episode_advantage_weight
+    if not found:
+        return nothing(returns, Verdict.ZERO_VARIANCE)
+    episodes = _episode_advantages(peers, config)
     values = [
-        (of_member[line.member] + config.step_advantage_weight * steps)[line.turn_of_token]
+        (episodes[line.member, line.conversation] + config.step_advantage_weight * steps)[
+            line.turn_of_token
+        ]
         for line, steps in zip(found, _step_advantages(found, config), strict=True)
     ]
     if not any(each.any() for each in values):
         return nothing(returns, Verdict.ZERO_VARIANCE)
     return Advantages(per_token(found, values, returns), Verdict.TRAIN)
+
+
+def _episode_advantages(peers: Peers, config: LearnerConfig) -> dict[tuple[int, int], float]:
+    """w_e E of each conversation, by its member and place."""
+    found: dict[tuple[int, int], float] = {}
+    for place, pool in likes(peers.members, peers.conversations).items():
+        compared = peers.chosen(pool)
+        values = _normalised(compared.returns, config) * config.episode_advantage_weight
+        pairs = zip(compared.members.tolist(), compared.conversations.tolist(), strict=True)
+        found |= {
+            pair: value for pair, value in zip(pairs, values.tolist(), strict=True) if pair[1] == place
+        }
+    return found
 
 
 def _step_advantages(found: list[Line], config: LearnerConfig) -> list[Float64Array]:

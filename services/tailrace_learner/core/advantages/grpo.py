@@ -5,6 +5,8 @@
 R_ij is the return credited to row j of member i: the member's own return R_i where it has one row.
 Mean and standard deviation (ddof 1) are taken over the returns R_i of the valid members of group g:
 a member counts once however many rows it has. All policy tokens of a row have the same advantage.
+Where members have several conversations with rewards of their own, those of one place in the episode
+are compared with each other; rows of a conversation without a reward have advantage 0.
 
 Where all valid members have the same return, the group teaches nothing, even if the rows of a member
 were credited differently (turn discounts): the differences would only say how early a turn was, not
@@ -17,25 +19,16 @@ Dr. GRPO, Liu et al. 2025, "Understanding R1-Zero-Like Training", arXiv:2503.207
 
 from __future__ import annotations
 
-import numpy as np
-
 from tailrace_learner.config import LearnerConfig
-from tailrace_learner.core.advantages.base import (
-    STD_EPSILON,
-    Advantages,
-    Returns,
-    Verdict,
-    compared,
-    group_verdict,
-    nothing,
-)
+from tailrace_learner.core.advantages.base import STD_EPSILON, Advantages, Returns
+from tailrace_learner.core.advantages.peers import Peers, compared
 
 
 def grpo(returns: Returns, config: LearnerConfig) -> Advantages:
     """Compare the rows of valid members with their group; under two, or all equal, teach nothing."""
-    verdict = group_verdict(returns)
-    if verdict is not Verdict.TRAIN:
-        return nothing(returns, verdict)
-    valid = returns.rewards[returns.is_valid]
-    scale = valid.std(ddof=1) + STD_EPSILON if config.norm_std else 1.0
-    return compared(returns, np.full(len(returns.rewards), valid.mean()), scale)
+
+    def statistic(peers: Peers) -> tuple[float, float]:
+        scale = float(peers.returns.std(ddof=1)) + STD_EPSILON if config.norm_std else 1.0
+        return float(peers.returns.mean()), scale
+
+    return compared(returns, statistic)

@@ -10,25 +10,15 @@ Hao et al. 2025, "On-Policy RL with Optimal Reward Baseline", arXiv:2505.23585.
 
 from __future__ import annotations
 
-import numpy as np
-
 from tailrace_learner.config import LearnerConfig
-from tailrace_learner.core.advantages.base import (
-    Advantages,
-    Returns,
-    Verdict,
-    compared,
-    group_verdict,
-    nothing,
-)
+from tailrace_learner.core.advantages.base import Advantages, Returns
+from tailrace_learner.core.advantages.peers import Peers, compared
 
 
 def opo(returns: Returns, config: LearnerConfig) -> Advantages:
     """Compare valid members with their length-weighted mean."""
-    verdict = group_verdict(returns)
-    if verdict is not Verdict.TRAIN:
-        return nothing(returns, verdict)
-    lengths = np.array([sum(np.count_nonzero(mask) for mask in masks) for masks in returns.loss_masks])
-    valid = returns.is_valid
-    baseline = float(lengths[valid] @ returns.rewards[valid]) / float(lengths[valid].sum())
-    return compared(returns, np.full(len(returns.rewards), baseline), 1.0)
+    return compared(returns, _weighted)
+
+
+def _weighted(peers: Peers) -> tuple[float, float]:
+    return float(peers.num_tokens @ peers.returns) / float(peers.num_tokens.sum()), 1.0

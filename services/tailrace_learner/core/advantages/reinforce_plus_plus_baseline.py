@@ -3,7 +3,8 @@
     r'_T = r_T - mean_g,  A_t = whitened over the step: sum over s >= t of gamma^(s - t) r'_s
 
 The mean over the valid members of group g is subtracted from the reward at the end of each line of
-turns. Group statistics scale nothing: one deviation, the step's, holds for all groups.
+turns, or from what each turn of a message tree is worth. Group statistics scale nothing: one deviation,
+the step's, holds for all groups.
 
 With `init_kl_coef` the divergence from the reference is in the loss; the paper's variant takes
 `kl_estimator: k2` for it. With `kl_in: reward` it is in the reward of every token, as in
@@ -16,26 +17,26 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import numpy as np
+
 from tailrace_learner.config import LearnerConfig
-from tailrace_learner.core.advantages.base import (
-    Advantages,
-    Returns,
-    Verdict,
-    group_verdict,
-    nothing,
-)
+from tailrace_learner.core.advantages.base import NO_REWARD, Advantages, Returns, Verdict, nothing
+from tailrace_learner.core.advantages.completion import less
+from tailrace_learner.core.advantages.peers import Peers, compare
 from tailrace_learner.core.advantages.reinforce import reinforce
 
 
 def reinforce_plus_plus_baseline(returns: Returns, config: LearnerConfig) -> Advantages:
     """Return-to-go of returns less their group's mean."""
-    verdict = group_verdict(returns)
-    if verdict is not Verdict.TRAIN:
-        return nothing(returns, verdict)
-    mean = returns.rewards[returns.is_valid].mean()
-    less = replace(
-        returns,
-        rewards=returns.rewards - mean,
-        row_rewards=tuple(rewards - mean for rewards in returns.row_rewards),
+    found = compare(returns, _mean)
+    if found.verdict is not Verdict.TRAIN:
+        return nothing(returns, found.verdict)
+    compared = tuple(
+        np.where(np.isfinite(scales), conversations, NO_REWARD)
+        for conversations, scales in zip(returns.row_conversations, found.scales, strict=True)
     )
-    return reinforce(less, config)
+    return reinforce(replace(less(returns, found.baselines), conversations=compared), config)
+
+
+def _mean(peers: Peers) -> tuple[float, float]:
+    return float(peers.returns.mean()), 1.0

@@ -11,21 +11,14 @@ Ahmadian et al. 2024, "Back to Basics: Revisiting REINFORCE Style Optimization",
 from __future__ import annotations
 
 from tailrace_learner.config import LearnerConfig
-from tailrace_learner.core.advantages.base import (
-    Advantages,
-    Returns,
-    Verdict,
-    compared,
-    group_verdict,
-    nothing,
-)
+from tailrace_learner.core.advantages.base import Advantages, Float64Array, Returns
+from tailrace_learner.core.advantages.peers import Peers, compared
 
 
 def rloo(returns: Returns, config: LearnerConfig) -> Advantages:
     """Compare each valid member with the others."""
-    verdict = group_verdict(returns)
-    if verdict is not Verdict.TRAIN:
-        return nothing(returns, verdict)
-    valid = returns.rewards[returns.is_valid]
-    others = (valid.sum() - returns.rewards) / (len(valid) - 1)
-    return compared(returns, others, 1.0)
+    return compared(returns, _others)
+
+
+def _others(peers: Peers) -> tuple[Float64Array, float]:
+    return (peers.returns.sum() - peers.returns) / (len(peers.returns) - 1), 1.0

@@ -24,24 +24,18 @@ from tailrace_learner.core.advantages.base import (
     Returns,
     Verdict,
     are_equal,
-    compared,
-    group_verdict,
     nothing,
 )
+from tailrace_learner.core.advantages.peers import as_they_are, compared
 
 
 def starpo(returns: Returns, config: LearnerConfig) -> Advantages:
     """Normalise within the group, or leave returns as they are for what comes beyond it."""
-    num_members = len(returns.rewards)
     if not returns.is_valid.any():
         return nothing(returns, Verdict.TOO_FEW_VALID)
     if config.reward_norm == "none" or config.reward_grouping != "traj_group_id":
-        return compared(returns, np.zeros(num_members), 1.0)
-    verdict = group_verdict(returns)
-    if verdict is not Verdict.TRAIN:
-        return nothing(returns, verdict)
-    mean, scale = statistics(returns.rewards[returns.is_valid], config)
-    return compared(returns, np.full(num_members, mean), scale)
+        return as_they_are(returns)
+    return compared(returns, lambda peers: statistics(peers.returns, config))
 
 
 def statistics(pool: Float64Array, config: LearnerConfig) -> tuple[float, float]:

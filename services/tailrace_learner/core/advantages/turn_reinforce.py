@@ -26,6 +26,7 @@ from tailrace_learner.core.advantages.base import (
     nothing,
 )
 from tailrace_learner.core.advantages.lines import Line, lines, per_token
+from tailrace_learner.core.advantages.peers import likes
 
 TURN_ROUNDING = 1e-6  # turn rewards travel as float32
 
@@ -45,14 +46,20 @@ def compare_units(
     unit_of_token: list[NDArray[np.int64]],
 ) -> Advantages:
     """Normalise what the units [U] of each line are worth over the group, each counted once."""
-    if np.count_nonzero(returns.is_valid) < 2:
+    members = np.array([line.member for line in found], np.int64)
+    if len(np.unique(members)) < 2:
         return nothing(returns, Verdict.TOO_FEW_VALID)
-    pool = np.concatenate(worth)
-    if are_equal(pool, TURN_ROUNDING):
+    trained = [each[np.unique(owners)] for each, owners in zip(worth, unit_of_token, strict=True)]
+    values = [np.zeros(len(each)) for each in worth]
+    conversations = np.array([line.conversation for line in found], np.int64)
+    for place, pool in likes(members, conversations).items():
+        compared = np.concatenate([trained[index] for index in np.flatnonzero(pool)])
+        if are_equal(compared, TURN_ROUNDING):
+            continue
+        scale = compared.std(ddof=1) + STD_EPSILON if config.norm_std else 1.0
+        for index in np.flatnonzero(conversations == place):
+            values[index] = (worth[index] - compared.mean()) / scale
+    if not any(each.any() for each in values):
         return nothing(returns, Verdict.ZERO_VARIANCE)
-    scale = pool.std(ddof=1) + STD_EPSILON if config.norm_std else 1.0
-    values = [
-        ((each - pool.mean()) / scale)[owners]
-        for each, owners in zip(worth, unit_of_token, strict=True)
-    ]
-    return Advantages(per_token(found, values, returns), Verdict.TRAIN)
+    spread = [each[owners] for each, owners in zip(values, unit_of_token, strict=True)]
+    return Advantages(per_token(found, spread, returns), Verdict.TRAIN)

@@ -222,3 +222,48 @@ def test_a_step_row_has_the_tokens_of_an_individual_one() -> None:
     for step, single in pairs:
         assert bytes(step.token_ids) == bytes(single.token_ids)
         assert bytes(step.loss_mask) == bytes(single.loss_mask)
+
+
+@pytest.mark.parametrize("discount", [0.0, 0.5, 1.0])
+def test_turns_of_a_conversation_are_worth_what_their_calls_are(discount: float) -> None:
+    alone = {row.row_id: row.reward for row in branching().rows(INDIVIDUAL, discount)}
+    first, second = branching().rows(CONCAT, discount)
+    assert as_float32(first.turn_returns).tolist() == pytest.approx([alone[name] for name in "abc"])
+    assert as_float32(second.turn_returns).tolist() == pytest.approx([alone["d"]])
+    assert (first.reward, second.reward) == pytest.approx((alone["a"], alone["d"]))
+
+
+@pytest.mark.parametrize("style", list(ExportStyle))
+def test_rows_name_their_conversation_and_whether_it_was_given_a_reward(style: ExportStyle) -> None:
+    ledger = ledger_of(
+        node("a", "", [1], [2]),
+        node("s", "", [3], [4]),
+        node("b", "a", [5], [6], 0.0),  # 0 is a reward
+        node("t", "s", [7], [8], is_rendered_whole=True),
+    )
+    rows = {row.row_id: (row.conversation, row.has_reward) for row in ledger.rows(style)}
+    assert rows["b"] == (0, True)
+    assert rows["s"] == rows["t"] == (1, False)
+
+
+def test_a_masked_call_that_begins_a_row_is_not_what_the_row_is_worth() -> None:
+    ledger = branching()
+    ledger.mask("a", "the reply was not kept whole")
+    first = ledger.rows(CONCAT, 0.5)[0]
+    assert (first.row_id, first.reward) == ("c", 2.0)  # of b
+    assert as_float32(first.turn_returns).tolist() == [2.0, 2.0, 4.0]
+
+
+def test_what_is_missing_of_an_episodes_reward_is_given_where_rewards_are() -> None:
+    ledger = ledger_of(node("a", "", [1], [2], 1.0), node("b", "a", [3], [4]), node("s", "", [5], [6]))
+    ledger.settle(1.0)
+    assert [each.reward for each in ledger.nodes] == [1.0, None, None]
+    ledger.settle(3.5)
+    assert [each.reward for each in ledger.nodes] == [1.0, 2.5, None]
+
+
+def test_the_newest_call_is_worth_the_episode_where_no_call_was_given_a_reward() -> None:
+    for reward in (0.0, 2.0):
+        ledger = ledger_of(node("a", "", [1], [2]), node("b", "a", [3], [4]))
+        ledger.settle(reward)
+        assert [each.reward for each in ledger.nodes] == [None, reward]

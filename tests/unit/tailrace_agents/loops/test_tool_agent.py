@@ -13,7 +13,7 @@ from tailrace.loops import SingleTurnLoop, ToolAgentLoop
 from tailrace.sdk import Tool, ToolUnavailableError, tool
 from tailrace_agents.config import LoopArgs
 from tailrace_protos.base import as_int32, as_uint8
-from tailrace_protos.episode import Outcome
+from tailrace_protos.episode import OVER_BUDGET, Outcome
 from tests.unit.tailrace_agents.loops.world import (
     LIMITS,
     ChatPolicy,
@@ -221,6 +221,7 @@ async def test_an_episode_over_its_budget_is_a_policy_failure_with_its_turns() -
     assert result.outcome is Outcome.POLICY_FAILURE
     assert "max_new_tokens" in result.reason
     assert result.metrics["success"] == 0.0
+    assert result.metrics[OVER_BUDGET] == 1.0
     (row,) = result.tokens.rows(0.0).rows
     assert as_uint8(row.loss_mask).sum() == budget
 
