@@ -40,6 +40,7 @@ class Row:
     server_spans: tuple[ServerSpan, ...] = ()  # of all targets, or empty: not known
     unsettled: NDArray[np.float64] | None = None  # [M] advantages before the whole step was compared
     conversation: int = 0  # its place in the episode; `NO_REWARD`: all advantages are 0, not compared
+    is_own: NDArray[np.bool_] | None = None  # [M] by the learner's weights of `staleness` steps ago
 
 
 class Source(NamedTuple):
