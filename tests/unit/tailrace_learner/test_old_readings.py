@@ -169,11 +169,12 @@ def test_tokens_of_a_step_without_an_update_are_read_under_its_weights() -> None
     assert run.step(OLD, error=0.02)["drift/inference-0"] == pytest.approx(0.02, abs=1e-5)
 
 
-def test_servers_that_are_always_behind_are_read_in_every_step() -> None:
+def test_servers_that_are_always_behind_are_read_at_least_every_other_step() -> None:
     run = Run()
     run.step(NOW)
-    for _ in range(4):
-        told = run.step(OLD, (1, "inference-1#bb", None), (2, "inference-2#cc", None))
+    behind = (OLD, (1, "inference-1#bb", None), (2, "inference-2#cc", None))
+    for _ in range(3):
+        told = run.step(*behind) | run.step(*behind)  # what is read in one step is bounded
         for server in ("inference-0", "inference-1", "inference-2"):
             assert told[f"drift/{server}"] < 1e-5
     assert run.events == []
