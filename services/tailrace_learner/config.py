@@ -126,13 +126,21 @@ class LearnerConfig(AlgorithmConfig, frozen=True, kw_only=True):
     """Sampled tokens whose logits are in memory at once."""
 
     max_mismatch: float | None = 0.1
-    """The largest mean of |log pi - log mu| of one inference server on tokens that it sampled from the
-    very weights that a step begins with. A server beyond it has gone wrong: its tokens since its last
-    good reading are not trained, and it is started anew. In float32 engines show about 1e-6, in
-    bfloat16 about 1e-2, with wrong weights several tenths. Null: errors are only measured."""
+    """The largest mean of |log pi - log mu| of one inference server on its tokens, with log pi under
+    the weights that they are said to be sampled from. A server beyond it has gone wrong: its tokens
+    since its last good reading are not trained, and it is started anew. In float32 engines show about
+    1e-6, in bfloat16 about 1e-2, with wrong weights several tenths. Null: errors are only measured."""
 
     min_mismatch_tokens: int = 256
-    """So many version-matched tokens of a server make a reading; fewer wait for later steps'."""
+    """So many tokens of a server make a reading; fewer wait for later steps', unless their errors alone
+    are beyond `max_mismatch` times so many tokens."""
+
+    mismatch_versions: int = 2
+    """Most tokens are older than the weights that a step begins with, by up to `max_staleness` steps.
+    The weights that so many steps before began with, but no more than `max_staleness`, are kept in host
+    memory, by each rank its part of them, and a few rows of each step are read under them. With fewer,
+    a server goes unread while all of its tokens are older; with 0, while none is of the step's own
+    version."""
 
     save_total_limit: int = 0
     """Keep so many of this lineage's newest checkpoints; 0 keeps all. The newest is never removed."""
@@ -166,7 +174,7 @@ class LearnerConfig(AlgorithmConfig, frozen=True, kw_only=True):
                 raise ValueError(f"{key} must be at least 1")
         if not self.temperature > 0:
             raise ValueError("temperature must be positive")
-        for key in ("min_tokens_per_micro_batch", "save_total_limit"):
+        for key in ("min_tokens_per_micro_batch", "save_total_limit", "mismatch_versions"):
             if getattr(self, key) < 0:
                 raise ValueError(f"{key} must not be negative")
         if self.min_tokens_per_micro_batch > self.max_tokens_per_micro_batch:

@@ -24,7 +24,7 @@ MASKED_TOKENS = Counter(
 )
 DRIFT = Gauge(
     "tailrace_learner_drift",
-    "Mean |log pi - log mu| of a server on tokens of the learner's version, in the last step.",
+    "Mean |log pi - log mu| of a server on tokens whose weights the learner has, in the last step.",
     ["server_id"],
 )
 QUARANTINES = Counter("tailrace_learner_quarantines", "Servers found beyond `max_mismatch`.")

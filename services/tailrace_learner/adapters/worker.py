@@ -82,6 +82,7 @@ class Worker:
             ranks=self._strategy.ranks,
             roles=roles,
             kl_coef=maker.kl_coef,
+            num_old_versions=min(self._config.mismatch_versions, self._run.max_staleness),
         )
 
     # Steps

@@ -58,12 +58,13 @@ class Ancestry:
         self, versions: NDArray[np.int32], step: int, book: Mapping[int, tuple[str, int]]
     ) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
         """How many steps old each token's version [T] is for a learner that has done `step` steps, and
-        whether its weights are the learner's own. Versions missing in the book are older than all."""
+        whether its weights are those that the learner had then: not of a path that was given up.
+        Versions missing in the book are older than all."""
         distinct, inverse = np.unique(versions, return_inverse=True)
         steps = np.full(len(distinct), UNKNOWN, dtype=np.int64)
-        same = np.zeros(len(distinct), dtype=np.bool_)
+        own = np.zeros(len(distinct), dtype=np.bool_)
         for index, version in enumerate(distinct.tolist()):
             if version in book:
                 steps[index] = self.surviving_step(*book[version])
-                same[index] = steps[index] == book[version][1] == step
-        return np.maximum(step - steps, 0)[inverse], same[inverse]
+                own[index] = steps[index] == book[version][1] <= step
+        return np.maximum(step - steps, 0)[inverse], own[inverse]

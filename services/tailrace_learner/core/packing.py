@@ -60,6 +60,11 @@ def micro_batches(
         yield taken
 
 
+def computed_tokens(rows: Sequence[Row], *, share_prefixes: bool = False) -> int:
+    """Tokens that passes of all `rows` compute, about; shared ones counted once."""
+    return sum(sum(costs) for _, costs in (_trees(rows) if share_prefixes else _alone(rows)))
+
+
 def _alone(rows: Sequence[Row]) -> Iterator[tuple[list[Row], list[int]]]:
     for row in sorted(rows, key=lambda row: len(row.token_ids)):
         yield [row], [len(row.token_ids)]

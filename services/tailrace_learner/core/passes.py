@@ -14,7 +14,7 @@ from torch import Tensor
 from tailrace_learner.config import LearnerConfig
 from tailrace_learner.core.aggregation import token_weights
 from tailrace_learner.core.correction import corrected
-from tailrace_learner.core.drift import DRIFT, drift_sums
+from tailrace_learner.core.drift import add_errors
 from tailrace_learner.core.kl import KL_ESTIMATORS
 from tailrace_learner.core.losses import Loss, LossInputs, Selection, Spans
 from tailrace_learner.core.losses.base import NO_SPANS
@@ -163,14 +163,9 @@ class PassRunner:
         num_tokens = len(inputs.log_mu)
         # Where pi_old is interpolated, only passes at the step's start are measured.
         start = inputs.log_pi.detach() if self._interpolates else inputs.log_pi_old
-        divergence = k3(inputs.log_mu, start)
         current = np.concatenate([row.is_current for row in batch.rows])
-        on_own = torch.from_numpy(current).to(divergence.device)
-        tally.add("behaviour_kl", divergence.sum(), num_tokens)
-        tally.add("mismatch_kl", divergence[on_own].sum(), int(current.sum()))
-        errors = (start.double() - inputs.log_mu.double()).abs()
-        for source, total, count in drift_sums(batch.rows, errors, current):
-            tally.add(DRIFT + source, total, count)
+        tally.add("behaviour_kl", k3(inputs.log_mu, start).sum(), num_tokens)
+        add_errors(tally, batch.rows, start, current, age=0)
         tally.add("entropy", entropy.sum(), num_tokens)
         if batch.rows[0].log_ref is not None:
             tally.add("kl", self._divergence(batch, start).sum(), num_tokens)

@@ -12,14 +12,16 @@ from collections.abc import Sequence
 
 from tailrace_learner.config import LearnerConfig
 from tailrace_learner.core.aggregation import row_count
-from tailrace_learner.core.drift import DRIFT, Sentinel
+from tailrace_learner.core.drift import DRIFT, of_sources
 from tailrace_learner.core.estimates import Roles
 from tailrace_learner.core.losses import LOSSES, SELECTIONS
+from tailrace_learner.core.old_readings import OldReadings
 from tailrace_learner.core.optimizer import learning_rate_at
 from tailrace_learner.core.passes import PassRunner, ValueLoss
 from tailrace_learner.core.policy import Policy, StartWeights
 from tailrace_learner.core.ranks import Shares
 from tailrace_learner.core.rows import Row
+from tailrace_learner.core.sentinel import Sentinel
 from tailrace_learner.core.step_metrics import Metrics, mean
 from tailrace_learner.core.tally import Tally
 from tailrace_learner.ports import Optimizer, Ranks, UpdateResult
@@ -37,6 +39,7 @@ class PolicyTrainer:
         ranks: Ranks,
         *,
         max_steps: int,
+        num_old_versions: int = 0,
     ) -> None:
         self.start = StartWeights(policy.parameters)
         self._optimizer = optimizer
@@ -49,6 +52,7 @@ class PolicyTrainer:
         self._interpolates = config.proximal_logprobs == "interpolate"
         self._passes = PassRunner(policy, LOSSES[config.loss], config, self.start)
         self.sentinel = Sentinel(config.max_mismatch, config.min_mismatch_tokens)
+        self._old = OldReadings(policy, config, ranks, num_old_versions)
         self.begin(0)
 
     def begin(self, step: int) -> None:
@@ -96,11 +100,16 @@ class PolicyTrainer:
         if self._selection and rows:
             self._passes.pick(self._selection, rows)
 
-    def judge(self) -> bool:
-        """Read what a mini-batch's first passes say of servers (collective); whether one is wrong."""
+    def judge(self, rows: Sequence[Row]) -> bool:
+        """Read what a mini-batch's first passes say of servers (collective); whether one is wrong.
+
+        Older tokens of its `rows` are read as well as long as nothing of the step was applied.
+        """
+        if not self._updates:
+            self._old.read(rows, self._step, self.sentinel.num_owed, self._tally)
         drift = self._tally.split(DRIFT)
         found = Tally.of_all(self._ranks.collect(drift.totals()))
-        return bool(self.sentinel.read(found.totals()))
+        return bool(self.sentinel.read(of_sources(found.totals())))
 
     def discard(self, rows: Sequence[Row]) -> None:
         """Forget all passes of a mini-batch that was not applied yet; `rows` are those left of it."""
@@ -114,6 +123,8 @@ class PolicyTrainer:
         reads_start = not self._interpolates or (self._critic is not None and self._critic.reads_policy)
         if is_more_to_come and reads_start and not self.start.is_kept:
             self.start.keep()
+        if not self._updates:
+            self._old.keep(self._step)
         self._tally.split(DRIFT)  # of passes done again: they were read
         self._done.take(self._tally)
         self._tally = Tally()
@@ -128,7 +139,9 @@ class PolicyTrainer:
         )
 
     def metrics(self) -> Metrics:
-        """Of all ranks."""
+        """Of all ranks, when the step is over."""
+        if not self._updates:
+            self._old.keep(self._step)
         found: Metrics = {"kl": None, "mismatch_kl": None, "behaviour_kl": None, "entropy": None}
         found |= Tally.of_all(self._ranks.collect(self._done.totals())).means()
         found |= self.sentinel.numbers()

@@ -23,6 +23,7 @@ _PER_TARGET = (
     "advantages",
     "staleness",
     "is_current",
+    "is_own",
     "log_pi_old",
     "turns",
     "is_picked",
@@ -57,13 +58,13 @@ def _leave_out(row: Row, quarantine: Mapping[str, int], step: int) -> int:
     for owner, name in enumerate(names):
         if name in quarantine:
             stays[owners == owner] = step - row.staleness[owners == owner] <= quarantine[name]
-    _keep(row, stays)
+    cut_down(row, stays)
     row.server_spans = spans_of(owners[stays], names)
     return int(np.count_nonzero(~stays))
 
 
-def _keep(row: Row, stays: NDArray[np.bool_]) -> None:
-    """Cut the row down to some of its targets."""
+def cut_down(row: Row, stays: NDArray[np.bool_]) -> None:
+    """Leave of the row, in place, the targets [M] that stay; its `server_spans` are not cut."""
     for name in _PER_TARGET:
         if (values := getattr(row, name)) is not None:
             setattr(row, name, values[stays])

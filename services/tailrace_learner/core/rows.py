@@ -39,6 +39,9 @@ class Row:
     value_targets: NDArray[np.float32] | None = None  # [M] what the critic is trained to say
     server_spans: tuple[ServerSpan, ...] = ()  # of all targets, or empty: not known
     unsettled: NDArray[np.float64] | None = None  # [M] advantages before the whole step was compared
+    is_own: NDArray[np.bool_] | None = (
+        None  # [M] sampled by the learner's weights of `staleness` steps ago
+    )
 
 
 class Source(NamedTuple):

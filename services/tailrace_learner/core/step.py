@@ -42,7 +42,8 @@ class _MiniBatch:
 class StepTrainer:
     """Trains one step at a time: `begin`, then `add` groups and `work`, then `finish`.
 
-    `roles` are the models beside the policy; `kl_coef` the weight of the divergence to go on with.
+    `roles` are the models beside the policy; `kl_coef` the weight of the divergence to go on with;
+    under the weights of `num_old_versions` steps before, servers are read as well.
     """
 
     def __init__(
@@ -56,12 +57,21 @@ class StepTrainer:
         ranks: Ranks = ONE_RANK,
         roles: Roles = NO_ROLES,
         kl_coef: float | None = None,
+        num_old_versions: int = 0,
     ) -> None:
         self._config = config
         self._groups_per_step = groups_per_step
         self._num_ranks = ranks.num_ranks
         self._kl_coef = config.init_kl_coef if kl_coef is None else kl_coef
-        self._policy = PolicyTrainer(policy, optimizer, config, roles, ranks, max_steps=max_steps)
+        self._policy = PolicyTrainer(
+            policy,
+            optimizer,
+            config,
+            roles,
+            ranks,
+            max_steps=max_steps,
+            num_old_versions=num_old_versions,
+        )
         self._critic = roles.critic
         self._estimates = Estimates(roles, self._policy.start, config)
         self.begin(0)
@@ -118,7 +128,7 @@ class StepTrainer:
             self._pass(batch, is_first=True)
             if not is_full:
                 return worked
-            if self._policy.judge():
+            if self._policy.judge(batch.rows):
                 self._pass_again(batch)
             self._update(batch)
             self._num_updated += 1

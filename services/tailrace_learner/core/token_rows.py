@@ -40,9 +40,7 @@ class TokenReader:
         """The row to train, its advantages still 0, or None when all of its tokens are masked."""
         log_mu = as_float32(source.inference_logprobs)
         sampled = _sampled(source)
-        staleness, is_current = self.ancestry.ages(
-            as_int32(source.policy_versions), self.step, self.book
-        )
+        staleness, is_own = self.ancestry.ages(as_int32(source.policy_versions), self.step, self.book)
         finite = np.isfinite(log_mu)
         fresh = staleness <= self.max_staleness
         trusted = self._trusted(source, staleness)
@@ -51,7 +49,7 @@ class TokenReader:
         usable = sampled & finite & fresh
         self.counts["num_quarantined_tokens"] += int(np.count_nonzero(usable & ~trusted))
         targets = np.flatnonzero(usable & trusted)
-        return self._row(row_id, source, targets, log_mu, staleness, is_current)
+        return self._row(row_id, source, targets, log_mu, staleness, is_own)
 
     def whole(self, row_id: str, source: TokenRow) -> Row | None:
         """The row with all sampled tokens as targets, trained or not; None if it has none.
@@ -59,8 +57,8 @@ class TokenReader:
         Their log-probabilities are as the engine reported them, finite or not.
         """
         log_mu = as_float32(source.inference_logprobs)
-        ages, current = np.zeros(len(log_mu), np.int64), np.zeros(len(log_mu), np.bool_)
-        return self._row(row_id, source, np.flatnonzero(_sampled(source)), log_mu, ages, current)
+        ages, own = np.zeros(len(log_mu), np.int64), np.zeros(len(log_mu), np.bool_)
+        return self._row(row_id, source, np.flatnonzero(_sampled(source)), log_mu, ages, own)
 
     def _row(
         self,
@@ -69,7 +67,7 @@ class TokenReader:
         targets: NDArray[np.int64],
         log_mu: NDArray[np.float32],
         staleness: NDArray[np.int64],
-        is_current: NDArray[np.bool_],
+        is_own: NDArray[np.bool_],
     ) -> Row | None:
         if not len(targets):
             return None
@@ -82,7 +80,8 @@ class TokenReader:
             log_mu=log_mu[targets],
             advantages=np.zeros(len(targets), np.float32),
             staleness=staleness[targets],
-            is_current=is_current[targets],
+            is_current=(is_own & (staleness == 0))[targets],
+            is_own=is_own[targets],
             turns=self._turns(source, targets),
             server_spans=_spans_of(source, targets),
         )

@@ -16,7 +16,7 @@ from tailrace_learner.adapters.strategies.fsdp2 import Fsdp2Strategy
 from tailrace_learner.adapters.strategies.single import SingleStrategy
 from tailrace_learner.config import CriticArgs, LearnerConfig, TrainingArgs
 from tailrace_learner.core.critic_trainer import CriticTrainer
-from tailrace_learner.core.drift import Sentinel, drift_sums, per_token
+from tailrace_learner.core.drift import drift_sums, per_token
 from tailrace_learner.core.estimates import Roles
 from tailrace_learner.core.lineage import Ancestry
 from tailrace_learner.core.optimizer import make_adamw
@@ -24,6 +24,7 @@ from tailrace_learner.core.packing import pack
 from tailrace_learner.core.row_builder import RowBuilder
 from tailrace_learner.core.rows import PreparedGroup, Row
 from tailrace_learner.core.run_state import RunState
+from tailrace_learner.core.sentinel import Sentinel
 from tailrace_learner.core.step import StepTrainer
 from tailrace_protos.control import source_of
 from tailrace_protos.event import ServerQuarantined
@@ -120,7 +121,7 @@ def judged(sentinel: Sentinel, step: int, **sums: tuple[float, int]) -> list[Ser
 
 def read(sentinel: Sentinel, **sums: tuple[float, int]) -> list[ServerQuarantined]:
     names = {"bad": BAD, "good": GOOD, "s1": "s#1", "s2": "s#2", "s3": "s#3", "old": "old"}
-    return sentinel.read({names[name]: (mean * n, n) for name, (mean, n) in sums.items()})
+    return sentinel.read({(names[name], 0): (mean * n, n) for name, (mean, n) in sums.items()})
 
 
 def test_metrics_name_servers_and_not_their_incarnations() -> None:
@@ -148,11 +149,53 @@ def test_a_server_beyond_the_limit_is_quarantined_once_since_its_last_good_readi
 
 def test_too_few_tokens_wait_for_those_of_later_mini_batches_and_steps() -> None:
     sentinel = Sentinel(0.1, 10)
-    assert judged(sentinel, 0, bad=(0.5, 3)) == []
-    assert read(sentinel, bad=(0.5, 3)) == []
-    (found,) = judged(sentinel, 1, bad=(0.3, 6))
-    assert (found.num_tokens, found.mismatch) == (12, pytest.approx(0.4))
+    assert judged(sentinel, 0, bad=(0.13, 3)) == []
+    assert read(sentinel, bad=(0.13, 3)) == []
+    (found,) = judged(sentinel, 1, bad=(0.11, 6))
+    assert (found.num_tokens, found.mismatch) == (12, pytest.approx(0.12))
     assert (found.step, found.good_step) == (1, -1)
+
+
+def test_errors_that_no_further_tokens_can_make_good_wait_for_none() -> None:
+    sentinel = Sentinel(0.1, 10)
+    assert judged(sentinel, 0, bad=(0.3, 3)) == []
+    (found,) = read(sentinel, bad=(0.3, 1))
+    assert found.num_tokens == 4
+    assert judged(sentinel, 1, good=(0.3, 3)) == []
+    assert read(sentinel, good=(0.0, 7)) == []
+    assert sentinel.num_owed(GOOD) == 0  # judged, and within
+
+
+def read_ages(sentinel: Sentinel, step: int, *means: float) -> list[ServerQuarantined]:
+    """A step in which tokens of age 0, 1, ... are read, 8 of each."""
+    sentinel.begin(step)
+    return sentinel.read({(BAD, age): (8 * mean, 8) for age, mean in enumerate(means) if mean >= 0})
+
+
+def test_older_tokens_say_that_their_version_was_good_and_nothing_of_later_ones() -> None:
+    sentinel = Sentinel(0.1, 8)
+    assert read_ages(sentinel, 5, -1, 0.0) == []
+    (found,) = read_ages(sentinel, 7, -1, 0.7)
+    assert (found.step, found.good_step) == (7, 4)
+
+
+def test_a_version_that_was_good_and_is_beyond_the_limit_now_is_not_trusted_any_more() -> None:
+    sentinel = Sentinel(0.1, 8)
+    assert read_ages(sentinel, 5, 0.0) == []
+    (found,) = read_ages(sentinel, 6, -1, 0.7)
+    assert (found.step, found.good_step) == (6, 4)
+
+
+def test_of_several_versions_in_one_reading_those_before_the_wrong_one_are_trusted() -> None:
+    sentinel = Sentinel(0.1, 16)
+    assert read_ages(sentinel, 4, 0.0, 0.0) == []
+    assert read_ages(sentinel, 5, 0.0) == []
+    (found,) = read_ages(sentinel, 6, 0.7)
+    assert (found.good_step, found.num_tokens) == (4, 16)
+    pooled = Sentinel(0.1, 16)
+    assert read_ages(pooled, 4, 0.11, 0.0) == []
+    (found,) = read_ages(pooled, 6, 0.7, 0.7)
+    assert found.good_step == 3
 
 
 def test_a_good_reading_holds_only_for_steps_that_are_over() -> None:
@@ -204,7 +247,7 @@ def test_an_error_that_is_no_number_is_not_a_servers() -> None:
 
 
 @pytest.mark.parametrize(
-    ("key", "value"), [("max_mismatch", 0.0), ("max_mismatch", -1.0), ("min_mismatch_tokens", 0)]
+    ("key", "value"), [("max_mismatch", 0.0), ("min_mismatch_tokens", 0), ("mismatch_versions", -1)]
 )
 def test_limits_that_mean_nothing_are_refused(key: str, value: float) -> None:
     with pytest.raises(ValueError, match=key):
@@ -325,7 +368,8 @@ def test_a_step_with_a_wrong_servers_tokens_trains_as_one_without_them(
 
 
 EPOCHS = {"num_mini_batches": 2, "ppo_epochs": 2}
-FOUND_LATER = EPOCHS | {"min_mismatch_tokens": 28}  # by the second mini-batch, after an update
+LATER = {"max_mismatch": 0.95}  # as much as the wrong server's tokens are off, almost
+FOUND_LATER = EPOCHS | LATER | {"min_mismatch_tokens": 28}  # by the second mini-batch, after an update
 
 
 def train_sharded(ranks: TorchRanks) -> Any:
@@ -344,7 +388,7 @@ def test_all_ranks_leave_out_a_wrong_servers_tokens() -> None:
 
 
 def test_what_was_trained_before_a_reading_stays_and_later_epochs_leave_it_out() -> None:
-    settings = {"num_mini_batches": 4, "min_mismatch_tokens": 12}
+    settings = LATER | {"num_mini_batches": 4, "min_mismatch_tokens": 12}
     _, told = train(SingleStrategy(), 4, {}, settings)
     _, known = train(SingleStrategy(), 4, {BAD: -1}, settings)
     assert 0 < (told["num_quarantined_tokens"] or 0) < (known["num_quarantined_tokens"] or 0)

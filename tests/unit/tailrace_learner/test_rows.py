@@ -113,12 +113,12 @@ def test_ages_on_a_resumed_lineage_count_from_the_fork() -> None:
     dead, current = ancestry.current, Ancestry("0-a").resumed(3).current
     path = Ancestry(current, (Ancestor("0-a", 3),))
     book = {1: ("0-a", 2), 2: ("0-a", 3), 3: ("0-a", 5), 4: (dead, 4), 5: (current, 3), 6: (current, 5)}
-    ages, same = path.ages(np.array([1, 2, 3, 4, 5, 6], dtype=np.int32), 5, book)
+    ages, own = path.ages(np.array([1, 2, 3, 4, 5, 6], dtype=np.int32), 5, book)
     assert ages.tolist() == [3, 2, 2, 2, 2, 0]
-    assert same.tolist() == [False, False, False, False, False, True]
-    ages, same = path.ages(np.array([2, 3, 5], dtype=np.int32), 3, book)
+    assert own.tolist() == [True, True, False, False, True, True]
+    ages, own = path.ages(np.array([2, 3, 5], dtype=np.int32), 3, book)
     assert ages.tolist() == [0, 0, 0]
-    assert same.tolist() == [True, False, True]
+    assert own.tolist() == [True, False, True]
 
 
 def test_every_model_call_of_an_episode_is_a_row_with_its_own_return() -> None:
