@@ -9,14 +9,22 @@ import subprocess
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+from numpy.typing import NDArray
 
+from tailrace_learner.adapters.trajectory_files import read_groups
+from tailrace_protos.base import as_int32, as_uint8
+from tailrace_protos.control import source_of
+from tailrace_protos.trajectory import TokenRow, TrajectoryGroup
 from tests.audit import build_ledger, check_ledger
 from tests.e2e.runs import command, environment
 
 DEADLINE_S = 400.0
-MAX_STEPS = 150  # many times as long as a server needs to start again
+MAX_STEPS = 100  # many times as long as a server needs to start again
 WRONG = "inference-1"
+MAX_STALENESS = 2  # the experiment's own, as are all settings of the sentinel
+MAX_WRONG_STEPS = 12  # from the first one that could have wrong tokens to the one that finds them
 
 
 def train(tmp_path: Path, *overrides: str) -> subprocess.CompletedProcess[str]:
@@ -24,9 +32,8 @@ def train(tmp_path: Path, *overrides: str) -> subprocess.CompletedProcess[str]:
     argv = command(
         "train",
         f"max_steps={MAX_STEPS}",
-        "max_staleness=0",
+        "groups_per_step=8",
         "cluster.num_inference_servers=2",
-        "learner.min_mismatch_tokens=32",
         *overrides,
         output_dir=tmp_path,
         exp_name="wrong",
@@ -42,6 +49,32 @@ def train(tmp_path: Path, *overrides: str) -> subprocess.CompletedProcess[str]:
 
 def rows_of(path: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def num_tokens(
+    groups: list[TrajectoryGroup], step: int, steps: dict[int, int], caught: dict[str, Any]
+) -> tuple[int, int]:
+    """Tokens that a learner with `step` steps may train, and of them those of the wrong server."""
+    fresh = wrong = 0
+    for group in groups:
+        if len({member.reward for member in group.members}) == 1:
+            continue  # teaches nothing
+        for row in (row for member in group.members for row in member.rows):
+            ages = step - np.vectorize(steps.get)(
+                as_int32(row.policy_versions)[as_uint8(row.loss_mask) == 1]
+            )
+            is_fresh = ages <= MAX_STALENESS
+            is_wrong = sampled_by(row, caught) & (step - ages > caught["good_step"])
+            fresh += int(is_fresh.sum())
+            wrong += int((is_fresh & is_wrong).sum())
+    return fresh, wrong
+
+
+def sampled_by(row: TokenRow, caught: dict[str, Any]) -> NDArray[np.bool_]:
+    """Which sampled tokens of the row are of that start of that server."""
+    source = source_of(caught["server_id"], caught["incarnation"])
+    spans = row.server_spans
+    return np.repeat([span.source == source for span in spans], [span.num_tokens for span in spans])
 
 
 @pytest.mark.heavy
@@ -65,14 +98,28 @@ def test_a_server_with_wrong_weights_is_caught_and_the_run_goes_on(tmp_path: Pat
     assert wrong_version in [version for _, version in applied]
     assert [version for at, version in applied if at > events.index(caught) and version > wrong_version]
 
+    finished = {body["step"]: body for body in events if body["type"] == "step_finished"}
+    steps = {body["policy_version"]: step for step, body in finished.items()}
+    steps[min(steps) - 1] = 0
+    assert caught["good_step"] < steps[wrong_version] <= caught["step"]
+    assert caught["step"] <= steps[wrong_version] + MAX_WRONG_STEPS
+
     rows = rows_of(run_dir / "metrics.jsonl")
     errors = {server: [row.get(f"drift/{server}") for row in rows] for server in ("inference-0", WRONG)}
     known = {server: [error for error in errors[server] if error is not None] for server in errors}
     assert max(known["inference-0"]) < 1e-3
     assert max(known[WRONG]) > caught["max_mismatch"]
     assert sum(row.get("num_quarantined_tokens") or 0 for row in rows) > 0
-    (finding,) = [row for row in rows if row.get("step") == caught["step"] + 1]
-    assert finding["num_quarantined_tokens"] > 0, "the step that found it trains its tokens no more"
+    expected = {}
+    for path in (run_dir / "trajectories").glob("*.msgpack"):
+        step = int(path.name.split("_")[1].split("-")[0])
+        if step > caught["step"] and not finished[step]["metrics"]["num_invalid_episodes"]:
+            expected[step] = num_tokens(read_groups(path), step - 1, steps, caught)
+    assert expected[caught["step"] + 1][1] > 0
+    for step, (num_fresh, num_wrong) in expected.items():
+        told = finished[step]["metrics"]
+        assert told["num_quarantined_tokens"] == num_wrong, step
+        assert told["num_trained_tokens"] == num_fresh - num_wrong, step
     assert known[WRONG][-1] < 1e-3, "the server that was started anew has good weights"
     ledger = build_ledger(run_dir)
     check_ledger(ledger)
