@@ -1,11 +1,11 @@
 """Readings of tokens that are older than the weights that a step begins with.
 
 With episodes in flight while weights change, almost no token is of the very version that its step
-begins with. A sample of those that are a step or a few older is computed once more, without gradient,
-under the weights of their version. Invariants: the sample has at most `MAX_SHARE` of the tokens that
-the mini-batch computes, `MIN_TOKENS` or one row, whichever is most; every rank chooses the same rows
-and makes as many passes; the oldest weights are given up by the step's first update, so nothing is
-read after it.
+begins with. In every `EVERY_STEPS`th step a sample of those that are a step or a few older, of another
+age each time, is computed once more, without gradient, under the weights of their version. Invariants:
+the sample has at most `MAX_SHARE` of the tokens that the mini-batch computes, `MIN_TOKENS` or one row,
+whichever is most; every rank chooses the same rows and makes as many passes; the oldest weights are
+given up by the step's first update, so nothing is read after it.
 """
 
 from __future__ import annotations
@@ -27,7 +27,8 @@ from tailrace_learner.core.tally import Tally
 from tailrace_learner.ports import Ranks
 
 MAX_SHARE = 1 / 16
-MIN_TOKENS = 512
+MIN_TOKENS = 256
+EVERY_STEPS = 2
 
 
 class OldReadings:
@@ -39,6 +40,8 @@ class OldReadings:
         self._ranks = ranks
         self._num_versions = num_versions
         self._last_read: dict[str, int] = {}  # by source
+        self._next_step = 0  # in which a sample is read
+        self._num_samples = 0
         self._versions = OldVersions(policy.parameters if num_versions else [], num_versions)
 
     def keep(self, step: int) -> None:
@@ -48,18 +51,22 @@ class OldReadings:
     def read(
         self, rows: Sequence[Row], step: int, num_owed: Callable[[str], int], tally: Tally
     ) -> None:
-        """Add to `tally` what a sample of older tokens says of sources.
+        """Add to `tally` what a sample of older tokens, all of one age, says of sources.
 
         `num_owed`: tokens of a source that are wanted, those of `step` itself included.
         """
         ages = [age for age in range(1, self._num_versions + 1) if self._versions.has(step - age)]
-        if not ages or not rows:
+        if not ages or not rows or step < self._next_step:
             return
         sample = OldSample(rows, num_owed, self._max_tokens(rows), self._last_read, step)
-        for age in ages:
+        turn = self._num_samples % len(ages)
+        for age in ages[turn:] + ages[:turn]:
             if chosen := sample.of_age(age):
                 with self._versions.restored(step - age):
                     self._compute(chosen, age, tally)
+                self._next_step = step + EVERY_STEPS
+                self._num_samples += 1
+                return
 
     def _max_tokens(self, rows: Sequence[Row]) -> float:
         computed = computed_tokens(rows, share_prefixes=self._config.shares_prefixes)

@@ -147,11 +147,16 @@ def test_tokens_of_the_version_before_are_read_under_its_own_weights(settings: d
 
 
 def test_reading_older_tokens_changes_nothing_that_is_trained() -> None:
-    with_readings, without = Run(num_old=2), Run(num_old=0)
-    for step in range(3):
-        told = [run.step(OLD, OLDER) for run in (with_readings, without)]
-        assert ("drift/inference-0" in told[0], "drift/inference-0" in told[1]) == (True, step == 0)
+    with_readings, without, is_read = Run(num_old=2), Run(num_old=0), 0
+    assert torch.equal(with_readings.whole, without.whole)
+    for run in (with_readings, without):
+        run.step(NOW)
+    for _ in range(3):
+        told, other = (run.step(OLD, OLDER) for run in (with_readings, without))
+        is_read += "drift/inference-0" in told
+        assert "drift/inference-0" not in other
         assert torch.equal(with_readings.whole, without.whole)
+    assert is_read
 
 
 def test_with_the_weights_of_two_steps_before_tokens_of_that_age_are_read() -> None:
@@ -169,14 +174,17 @@ def test_tokens_of_a_step_without_an_update_are_read_under_its_weights() -> None
     assert run.step(OLD, error=0.02)["drift/inference-0"] == pytest.approx(0.02, abs=1e-5)
 
 
-def test_servers_that_are_always_behind_are_read_at_least_every_other_step() -> None:
+def test_servers_that_are_always_behind_are_read_every_few_steps() -> None:
     run = Run()
     run.step(NOW)
-    behind = (OLD, (1, "inference-1#bb", None), (2, "inference-2#cc", None))
-    for _ in range(3):
-        told = run.step(*behind) | run.step(*behind)  # what is read in one step is bounded
+    run.step(NOW)
+    steps = [run.step(OLD, (1, "inference-1#bb", None), (2, "inference-2#cc", None)) for _ in range(8)]
+    for first in range(5):
         for server in ("inference-0", "inference-1", "inference-2"):
-            assert told[f"drift/{server}"] < 1e-5
+            four = steps[first : first + 4]
+            known = [told[f"drift/{server}"] for told in four if f"drift/{server}" in told]
+            assert known
+            assert max(known) < 1e-5
     assert run.events == []
 
 
@@ -197,7 +205,7 @@ def test_where_few_rows_can_be_read_sources_take_turns() -> None:
         assert set().union(*found[step : step + 4]) == set(names)
 
 
-@pytest.mark.parametrize(("noise", "within_steps"), [(1.0, 1), (0.1, 2)], ids=["ruined", "mildly"])
+@pytest.mark.parametrize(("noise", "within_steps"), [(1.0, 2), (0.1, 6)], ids=["ruined", "mildly"])
 def test_with_defaults_a_lone_server_that_goes_wrong_is_found_within_its_next_readings(
     noise: float, within_steps: int
 ) -> None:
