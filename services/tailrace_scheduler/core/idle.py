@@ -129,12 +129,13 @@ class IdleLedger:
         return {account: seconds / (1 + num_engines) for account, seconds in total.items()}
 
     def _cut_learner(self, wall_s: float, busy_s: float) -> Accounts:
-        seen = self._learner
-        if sum(seen.values()) <= 0.0:
-            seen = {self._learner_cause: 1.0}
-        self._learner = {}
+        seen, self._learner = self._learner, {}
+        seen_s = sum(seen.values())
+        if seen_s <= 0.0:
+            seen, seen_s = {self._learner_cause: 1.0}, 1.0
         learner: Accounts = {"learner": busy_s}
-        _add(learner, seen, (wall_s - busy_s) / sum(seen.values()))
+        shares = {cause: seconds / seen_s for cause, seconds in seen.items()}  # also of next to nothing
+        _add(learner, shares, wall_s - busy_s)
         return learner
 
     def _cut_engines(self, wanted_s: float) -> Accounts:

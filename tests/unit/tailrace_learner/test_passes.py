@@ -138,7 +138,7 @@ def test_a_mini_batch_picks_the_tokens_that_numpy_does(
     tokens = tokens_of(rows, world.log_pi, given)
     found = set(np.flatnonzero(tokens.picked).tolist())
     can_be_picked = candidates(tokens, given) if loss == "clip_cov" else set()
-    num_picked = max(int(len(tokens.p) * given.cov_fraction), 1)
+    num_picked = max(int(len(tokens.p) * settings.get("cov_fraction", 0.0)), 1)
     if len(can_be_picked) > num_picked:  # draws decide
         assert found < can_be_picked
         assert len(found) == num_picked

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from tailrace_protos.control import AgentActivity, ServerState
@@ -90,6 +90,7 @@ def test_a_server_that_started_anew_counts_from_zero() -> None:
     assert ledger.cut(2.0, 2.0, 1)["engine"] == pytest.approx(1.0)
 
 
+@example([("tick", 5e-324, 0.0, 0), ("cut", 1.0, 0.0, 0)])  # a share of next to nothing
 @settings(max_examples=200, deadline=None)
 @given(
     st.lists(
