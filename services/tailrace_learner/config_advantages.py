@@ -109,9 +109,9 @@ class AdvantageConfig(Config, frozen=True, kw_only=True):
 
     zero_variance_groups: Literal["skip", "redraw"] = "skip"
     """Groups whose valid members all have the same return teach estimators nothing that compare them.
-    `skip`: they count towards the step and are not computed, but for their divergence and entropy
-    where the loss has them (`init_kl_coef`, `entropy_loss_coef`). `redraw`: they do not count, others
-    are admitted for them (DAPO's dynamic sampling). Not read by `reinforce`, `reinforce_plus_plus` and
+    `skip`: they count towards the step and are not computed, but for their divergence where the loss
+    has one (`init_kl_coef`). `redraw`: they do not count, others are admitted for them (DAPO's dynamic
+    sampling). Not read by `reinforce`, `reinforce_plus_plus` and
     `gae`, to which such groups say something, nor by `starpo` beyond groups or without norm."""
 
     @property

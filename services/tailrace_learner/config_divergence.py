@@ -53,9 +53,8 @@ class DivergenceConfig(LossConfig, frozen=True, kw_only=True):
 
     @property
     def holds_all_tokens(self) -> bool:
-        """Whether the loss says something about tokens whose advantage is 0."""
-        in_loss = self.needs_reference and not self.rewards_divergence
-        return self.entropy_loss_coef > 0 or in_loss
+        """Whether the loss holds tokens near the reference whatever their advantage."""
+        return self.needs_reference and not self.rewards_divergence
 
     @property
     def rewards_divergence(self) -> bool:

@@ -11,9 +11,9 @@ were summed.
 
 Rows are those of the groups that teach something. Groups that do not (equal returns, fewer than two
 valid members) and conversations without a reward have no gradient and are left out, of the divisors
-too: they make a step smaller, not its gradient. With a divergence in the loss (`init_kl_coef`) or an
-entropy bonus (`entropy_loss_coef`) they have one: then their rows are trained with advantage 0 and
-count like any other, as in GRPO's objective.
+too: they make a step smaller, not its gradient; an entropy bonus is one of the rows that teach. With
+a divergence in the loss (`init_kl_coef`) their rows are trained with advantage 0 and count like any
+other, as in GRPO's objective: what holds a model near its reference must hold everywhere.
 """
 
 from __future__ import annotations

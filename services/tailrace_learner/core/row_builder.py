@@ -3,7 +3,7 @@
 Rows of invalid members are left out, those of cut-off episodes where that is wanted, and rows longer
 than the model reads; the episodes of the latter two still count where episodes are compared. Rows that
 teach nothing, because of their group or because their conversation has no reward, are left out unless
-the loss holds every token by a divergence or an entropy bonus: then they are trained with advantage 0.
+the loss holds every token near the reference: then they are trained with advantage 0.
 Where advantages need values or divergences (`core/estimates.py`), rows come without them.
 """
 
