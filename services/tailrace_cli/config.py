@@ -118,6 +118,9 @@ class ClusterConfig(Config, frozen=True, kw_only=True):
                         f"cluster.{key}: there is no GPU {gpu}: they are counted from 0 to "
                         "cluster.num_gpus_per_node - 1"
                     )
+        self._check_gpus_of_replicas()
+
+    def _check_gpus_of_replicas(self) -> None:
         for key, count_key in _GPUS_OF_REPLICAS.items():
             gpus, replicas = getattr(self, key), getattr(self, count_key)
             if len(gpus) > replicas:

@@ -144,12 +144,15 @@ def reward_norm(norm: Any, lookup: Lookup) -> Mapping[str, Any]:
         raise ValueError(
             "rewards are compared within their group: mean_level group, std_level group or none"
         )
-    members, size = norm.get("group_size"), lookup("gconfig.n_samples")
-    if members is not None and size is not None and members != size:
-        raise ValueError(f"group_size differs from gconfig.n_samples ({size}): a group has one size")
+    _check_group_size(norm.get("group_size"), lookup("gconfig.n_samples"))
     if norm.get("mean_leave1out"):
         return {"learner.adv_estimator": "rloo"}
     return {"learner.adv_estimator": "grpo", "learner.norm_std": std == "group"}
+
+
+def _check_group_size(members: int | None, size: int | None) -> None:
+    if members is not None and size is not None and members != size:
+        raise ValueError(f"group_size differs from gconfig.n_samples ({size}): a group has one size")
 
 
 def adv_norm(norm: Any, lookup: Lookup) -> Mapping[str, Any]:

@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tailrace_learner.core.advantages import Returns, Turns
-from tailrace_learner.core.advantages.base import NO_REWARD
+from tailrace_learner.core.advantages.base import NO_REWARD, Mask
 from tailrace_learner.core.malformed import COUNT, flaw_of
 from tailrace_protos.base import as_float32, as_int32, as_int64, as_uint8
 from tailrace_protos.trajectory import TokenRow, Trajectory, TrajectoryGroup
@@ -38,23 +38,18 @@ NO_LIMITS = RowLimits()
 def group_returns(group: TrajectoryGroup, limits: RowLimits, counts: Counter[str]) -> Returns:
     """Returns and masks of all members; those that cannot be used are not valid and have no rows."""
     is_valid = [_is_usable(member, limits, counts) for member in group.members]
-    group = _readable(group, is_valid)
-    conversations = tuple(_conversations(member) for member in group.members)
+    members = _readable(group.members, is_valid)
+    conversations = tuple(_conversations(member) for member in members)
     counts["num_unrewarded_rows"] = sum(
         int(np.count_nonzero(places == NO_REWARD)) for places in conversations
     )
-    greedy = [index for index, member in enumerate(group.members) if member.is_greedy]
     return Returns(
-        rewards=np.array([member.reward for member in group.members], dtype=np.float64),
+        rewards=np.array([member.reward for member in members], dtype=np.float64),
         is_valid=np.array(is_valid, dtype=np.bool_),
-        row_rewards=tuple(
-            np.array([row.reward for row in member.rows], dtype=np.float64) for member in group.members
-        ),
-        loss_masks=tuple(
-            tuple(as_uint8(row.loss_mask) for row in member.rows) for member in group.members
-        ),
-        turns=tuple(_row_turns(member) for member in group.members),
-        greedy=greedy[0] if greedy else -1,
+        row_rewards=tuple(_row_rewards(member) for member in members),
+        loss_masks=tuple(_loss_masks(member) for member in members),
+        turns=tuple(_row_turns(member) for member in members),
+        greedy=next((index for index, member in enumerate(members) if member.is_greedy), -1),
         conversations=conversations,
     )
 
@@ -93,13 +88,12 @@ def _is_usable(member: Trajectory, limits: RowLimits, counts: Counter[str]) -> b
     return any(as_uint8(row.loss_mask).any() for row in member.rows)
 
 
-def _readable(group: TrajectoryGroup, is_valid: Sequence[bool]) -> TrajectoryGroup:
-    """The group without the rows of members that are not valid, whose arrays may be anything."""
-    members = (
+def _readable(members: Sequence[Trajectory], is_valid: Sequence[bool]) -> Sequence[Trajectory]:
+    """Members, without rows where they are not valid: their arrays may be anything."""
+    return [
         member if is_usable else msgspec.structs.replace(member, rows=())
-        for member, is_usable in zip(group.members, is_valid, strict=True)
-    )
-    return msgspec.structs.replace(group, members=tuple(members))
+        for member, is_usable in zip(members, is_valid, strict=True)
+    ]
 
 
 def _has_finite_rewards(member: Trajectory) -> bool:
@@ -114,6 +108,14 @@ def _conversations(member: Trajectory) -> NDArray[np.int64]:
     rewarded = sorted({row.conversation for row in member.rows if row.has_reward})
     places = {conversation: place for place, conversation in enumerate(rewarded)}
     return np.array([places.get(row.conversation, NO_REWARD) for row in member.rows], np.int64)
+
+
+def _row_rewards(member: Trajectory) -> NDArray[np.float64]:
+    return np.array([row.reward for row in member.rows], dtype=np.float64)
+
+
+def _loss_masks(member: Trajectory) -> tuple[Mask, ...]:
+    return tuple(as_uint8(row.loss_mask) for row in member.rows)
 
 
 def _row_turns(member: Trajectory) -> tuple[Turns, ...]:

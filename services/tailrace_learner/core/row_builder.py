@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from tailrace_learner.config import LearnerConfig
 from tailrace_learner.core.advantages import ESTIMATORS, Advantages, Returns, Verdict
 from tailrace_learner.core.advantages.base import NO_REWARD
-from tailrace_learner.core.advantages.peers import all_peers
+from tailrace_learner.core.advantages.peers import Peers, all_peers
 from tailrace_learner.core.advantages.shaping import shaped
 from tailrace_learner.core.group_returns import (
     NO_LIMITS,
@@ -30,7 +30,7 @@ from tailrace_learner.core.group_returns import (
 )
 from tailrace_learner.core.lineage import Ancestry
 from tailrace_learner.core.malformed import is_readable
-from tailrace_learner.core.rows import Peer, PreparedGroup, Source, Unestimated
+from tailrace_learner.core.rows import PreparedGroup, Source, Unestimated
 from tailrace_learner.core.step_advantages import settled
 from tailrace_learner.core.token_rows import TokenReader
 from tailrace_protos.base import as_int32
@@ -84,7 +84,7 @@ class RowBuilder:
             successes=tuple(m.metrics["success"] for m in kept if "success" in m.metrics),
             counts=dict(counts),
             tag=group.members[0].task.env_name if group.members else "",
-            peers=tuple(_peers(returns, played)),
+            peers=_peers(returns, played),
             unestimated=self._settle(returns, advantages, sources),
         )
 
@@ -140,8 +140,7 @@ def _taught(returns: Returns, teaches: bool) -> tuple[NDArray[np.int64], ...]:
     return places if teaches else tuple(np.full(len(each), NO_REWARD) for each in places)
 
 
-def _peers(returns: Returns, played: Sequence[int]) -> Iterator[Peer]:
+def _peers(returns: Returns, played: Sequence[int]) -> Peers:
     """What the members that are trained are compared by, where that takes the whole step."""
     peers = all_peers(returns)
-    columns = (peers.members.tolist(), peers.conversations.tolist(), peers.returns.tolist())
-    return (peer for peer in map(Peer, *columns) if peer.member in played)
+    return peers.chosen(np.isin(peers.members, played))

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from tailrace_learner.core.advantages import Returns
+from tailrace_learner.core.advantages.peers import NO_PEERS, Peers
 from tailrace_protos.trajectory import ServerSpan
 
 
@@ -60,14 +61,6 @@ class Unestimated:
     sources: tuple[Source, ...]
 
 
-class Peer(NamedTuple):
-    """A conversation that is compared with others."""
-
-    member: int
-    conversation: int  # its place in the episode
-    worth: float  # its return, as advantages see it: clipped, less length penalty
-
-
 @dataclass(frozen=True, slots=True)
 class PreparedGroup:
     """What a group contributes to a step."""
@@ -80,7 +73,7 @@ class PreparedGroup:
     successes: tuple[float, ...]  # of valid members that report it
     counts: dict[str, int] = field(default_factory=dict)
     tag: str = ""  # of the task
-    peers: tuple[Peer, ...] = ()  # of valid members
+    peers: Peers = NO_PEERS  # of members that are trained; returns as advantages see them
     unestimated: Unestimated | None = None  # given while the rows' advantages mean nothing yet
 
 

@@ -14,7 +14,7 @@ Statistics are sums over rows in float64, so neither arrival nor packing changes
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 
 from tailrace_learner.config import LearnerConfig
 from tailrace_learner.core.advantages.base import NO_REWARD, STD_EPSILON, Verdict, are_equal
-from tailrace_learner.core.advantages.peers import likes
+from tailrace_learner.core.advantages.peers import joined, likes
 from tailrace_learner.core.advantages.starpo import statistics
 from tailrace_learner.core.rows import PreparedGroup, Row
 
@@ -49,7 +49,7 @@ def finish_advantages(groups: Sequence[PreparedGroup], config: LearnerConfig) ->
         for row in rows:
             row.advantages = row.advantages.clip(-config.advantage_clip, config.advantage_clip)
     if config.whitens:
-        _whiten([row for row in rows if row.conversation != NO_REWARD])
+        _whiten(rows)
     for row in rows:
         row.advantages = row.advantages.astype(np.float32)
 
@@ -64,23 +64,16 @@ def _normalise(groups: Sequence[PreparedGroup], config: LearnerConfig) -> None:
 
 
 def _normalise_scope(groups: Sequence[PreparedGroup], config: LearnerConfig) -> None:
-    found = [(index, *peer) for index, group in enumerate(groups) for peer in group.peers]
-    episodes: dict[tuple[int, int], int] = {}
-    for index, member, _, _ in found:
-        episodes.setdefault((index, member), len(episodes))
-    members = np.array([episodes[index, member] for index, member, _, _ in found], np.int64)
-    conversations = np.array([conversation for _, _, conversation, _ in found], np.int64)
-    worth = np.array([each[-1] for each in found], np.float64)
+    peers = joined([group.peers for group in groups])
     known = {
-        place: statistics(np.sort(worth[pool]), config)
-        for place, pool in likes(members, conversations).items()
+        place: statistics(np.sort(peers.returns[pool]), config)
+        for place, pool in likes(peers.members, peers.conversations).items()
     }
-    for row in (row for group in groups for row in group.rows):
-        if row.conversation != NO_REWARD:
-            mean, scale = known[row.conversation]
-            row.advantages = (row.advantages - mean) / scale
+    for row in _compared_rows(row for group in groups for row in group.rows):
+        mean, scale = known[row.conversation]
+        row.advantages = (row.advantages - mean) / scale
     if all(np.isinf(scale) for _, scale in known.values()):
-        verdict = Verdict.TOO_FEW_VALID if len(episodes) < 2 else Verdict.ZERO_VARIANCE
+        verdict = Verdict.TOO_FEW_VALID if peers.num_members < 2 else Verdict.ZERO_VARIANCE
         _count_as(verdict, groups)
 
 
@@ -91,7 +84,13 @@ def _count_as(verdict: Verdict, groups: Sequence[PreparedGroup]) -> None:
             group.counts.update({"num_groups_train": 0, f"num_groups_{verdict.value}": 1})
 
 
+def _compared_rows(rows: Iterable[Row]) -> list[Row]:
+    """Those of conversations that were given a reward, in groups that teach something."""
+    return [row for row in rows if row.conversation != NO_REWARD]
+
+
 def _whiten(rows: Sequence[Row]) -> None:
+    rows = _compared_rows(rows)
     if not rows:
         return
     pool = np.sort(np.concatenate([row.advantages for row in rows]))

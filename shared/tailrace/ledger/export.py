@@ -78,8 +78,16 @@ def observation_hash(call: Call) -> int:
 
 def _concat(tree: CallTree, worth: _Worth, homes: _Homes) -> Iterator[TokenRow]:
     order = {call.node.completion_id: index for index, call in enumerate(tree)}
+    found: dict[Conversation, list[tuple[str, TokenRow]]] = {}
+    for first, row in _paths(tree, worth, homes):
+        found.setdefault(homes[first], []).append((first, row))
+    for rows in found.values():
+        yield from (row for _, row in sorted(rows, key=lambda pair: order[pair[0]]))
+
+
+def _paths(tree: CallTree, worth: _Worth, homes: _Homes) -> Iterator[tuple[str, TokenRow]]:
+    """A row for every leaf that trains something, after the id of the first call that it trains."""
     trained: set[str] = set()
-    found: dict[Conversation, list[tuple[int, TokenRow]]] = {}
     for leaf in (call for call in tree if call.is_token_leaf):
         row, first = RowBuilder(), ""
         for call in leaf.token_path():
@@ -91,10 +99,7 @@ def _concat(tree: CallTree, worth: _Worth, homes: _Homes) -> Iterator[TokenRow]:
                 first = first or (completion_id if row.has_trained_tokens else "")
                 trained.add(completion_id)
         if row.has_trained_tokens:
-            made = row.row(leaf.node.completion_id, worth[first], homes[first])
-            found.setdefault(homes[first], []).append((order[first], made))
-    for rows in found.values():
-        yield from (row for _, row in sorted(rows, key=lambda pair: pair[0]))
+            yield first, row.row(leaf.node.completion_id, worth[first], homes[first])
 
 
 _STYLES: dict[ExportStyle, Callable[[CallTree, _Worth, _Homes], Iterator[TokenRow]]] = {

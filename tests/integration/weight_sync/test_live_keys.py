@@ -70,6 +70,7 @@ async def test_snapshot_interval_s(world: World) -> None:
         for step in (0, 1, 2):
             await publish(publisher, step)
             await eventually(lambda step=step: step_in(snapshot) == step, timeout_s=3.0)
+    assert step_in(snapshot) == 2
 
 
 async def test_snapshot_interval_s_of_0_writes_none(world: World) -> None:

@@ -11,9 +11,10 @@ import torch
 
 from tailrace_learner.config import TrainingArgs
 from tailrace_learner.config_algorithm import PolicyLoss
+from tailrace_learner.core.advantages.peers import Peers
 from tailrace_learner.core.optimizer import make_adamw
 from tailrace_learner.core.policy import Policy
-from tailrace_learner.core.rows import Peer, PreparedGroup
+from tailrace_learner.core.rows import PreparedGroup
 from tailrace_learner.core.step import StepTrainer
 from tailrace_learner.core.step_advantages import finish_advantages
 from tests.unit.tailrace_learner.factory import config, make_policy, make_rows
@@ -34,7 +35,7 @@ def made(num_groups: int, **settings: Any) -> list[PreparedGroup]:
             row.staleness = np.arange(len(row.targets)) % 4
             row.advantages = row.advantages.astype(np.float64 if waits else np.float32)
         returns = (float(index), 1.0, 0.5)
-        peers = tuple(Peer(member, 0, worth) for member, worth in enumerate(returns))
+        peers = Peers(np.arange(3), np.zeros(3, np.int64), np.array(returns), np.ones(3, np.int64))
         groups.append(
             PreparedGroup(
                 f"g{index}", index, tuple(rows), "", returns, (), {}, f"tag{index % 2}", peers
@@ -134,7 +135,7 @@ def test_starpo_compares_episodes_of_a_tag_or_of_the_whole_step(grouping: str) -
             r
             for other in groups
             if grouping == "batch" or other.tag == group.tag
-            for _, _, r in other.peers
+            for r in other.peers.returns
         ]
         for row, raw in zip(group.rows, rows, strict=True):
             expected = (raw - np.mean(pool)) / (np.std(pool, ddof=1) + 1e-6)

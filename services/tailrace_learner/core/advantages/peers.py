@@ -13,8 +13,8 @@ its first row.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -56,6 +56,8 @@ class Peers:
         )
 
 
+NO_PEERS = Peers(np.zeros(0, np.int64), np.zeros(0, np.int64), np.zeros(0), np.zeros(0, np.int64))
+
 # What is subtracted from the return of each of n peers and what all are divided by. An infinite scale
 # stands for a comparison that teaches nothing.
 Statistic = Callable[[Peers], tuple[Float64Array | float, float]]
@@ -88,6 +90,20 @@ def all_peers(returns: Returns) -> Peers:
         sizes.append(sum(np.count_nonzero(returns.loss_masks[member][row]) for row in rows))
     members, conversations = np.array(pairs, np.int64).reshape(-1, 2).T
     return Peers(members, conversations, np.array(worths, np.float64), np.array(sizes, np.int64))
+
+
+def joined(groups: Sequence[Peers]) -> Peers:
+    """Those of several groups, whose members are numbered one group after the other."""
+    parts, begin = [NO_PEERS], 0
+    for peers in groups:
+        parts.append(replace(peers, members=peers.members + begin))
+        begin += int(peers.members.max(initial=-1)) + 1
+    return Peers(
+        np.concatenate([peers.members for peers in parts]),
+        np.concatenate([peers.conversations for peers in parts]),
+        np.concatenate([peers.returns for peers in parts]),
+        np.concatenate([peers.num_tokens for peers in parts]),
+    )
 
 
 def likes(

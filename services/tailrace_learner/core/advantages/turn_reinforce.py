@@ -50,16 +50,22 @@ def compare_units(
     if len(np.unique(members)) < 2:
         return nothing(returns, Verdict.TOO_FEW_VALID)
     trained = [each[np.unique(owners)] for each, owners in zip(worth, unit_of_token, strict=True)]
-    values = [np.zeros(len(each)) for each in worth]
     conversations = np.array([line.conversation for line in found], np.int64)
-    for place, pool in likes(members, conversations).items():
-        compared = np.concatenate([trained[index] for index in np.flatnonzero(pool)])
-        if are_equal(compared, TURN_ROUNDING):
-            continue
-        scale = compared.std(ddof=1) + STD_EPSILON if config.norm_std else 1.0
-        for index in np.flatnonzero(conversations == place):
-            values[index] = (worth[index] - compared.mean()) / scale
+    known = {
+        place: _statistics(np.concatenate([trained[index] for index in np.flatnonzero(pool)]), config)
+        for place, pool in likes(members, conversations).items()
+    }
+    values = []
+    for line, each, owners in zip(found, worth, unit_of_token, strict=True):
+        mean, scale = known[line.conversation]
+        values.append((each[owners] - mean) / scale)
     if not any(each.any() for each in values):
         return nothing(returns, Verdict.ZERO_VARIANCE)
-    spread = [each[owners] for each, owners in zip(values, unit_of_token, strict=True)]
-    return Advantages(per_token(found, spread, returns), Verdict.TRAIN)
+    return Advantages(per_token(found, values, returns), Verdict.TRAIN)
+
+
+def _statistics(pool: Float64Array, config: LearnerConfig) -> tuple[float, float]:
+    """What is subtracted and divided by; an infinite scale where all units are worth the same."""
+    if are_equal(pool, TURN_ROUNDING):
+        return 0.0, np.inf
+    return float(pool.mean()), float(pool.std(ddof=1)) + STD_EPSILON if config.norm_std else 1.0

@@ -131,4 +131,5 @@ def test_every_default_is_a_value_that_we_take(system: str) -> None:
     imported = convert(SYSTEMS[system], complete)
     add_ours(imported, OURS[system])
     content = {"exp_name": "a", **imported.content, "scheduler": {"tags": ["a"]}}
-    decode(content, "defaults")  # every one is a valid value of ours
+    experiment = decode(content, "defaults")  # every one is a valid value of ours
+    assert tuple(experiment.scheduler.tags) == ("a",)
