@@ -11,7 +11,6 @@ from pathlib import Path
 
 from tailrace.config.settings import TABLES, Choice, Refused, Renamed, Setting
 from tailrace_cli.commands.import_config import SYSTEMS
-from tailrace_cli.importing.default_values import OURS, THEIRS
 from tailrace_cli.importing.rules import System
 
 PAGE = Path(__file__).with_name("settings.md")
@@ -93,9 +92,9 @@ def _defaults(system: System) -> Iterator[str]:
     yield f"Where the source says nothing, with the defaults of {system.title}:\n"
     yield "| setting | value |"
     yield "|---|---|"
-    for default in THEIRS[system.name]:
+    for default in system.defaults:
         yield f"| `{default.name}` | `{_yaml(default.value)}` |"
-    for key, value in OURS[system.name].items():
+    for key, value in system.always.items():
         yield f"| here `{key}` | `{_yaml(value)}` |"
     yield ""
 

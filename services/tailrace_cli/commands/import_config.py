@@ -11,14 +11,13 @@ import yaml
 
 from tailrace.config import SECTIONS, ConfigError
 from tailrace_cli.experiment import decode
-from tailrace_cli.importing.areal import AREAL
+from tailrace_cli.importing.areal.settings import AREAL
 from tailrace_cli.importing.convert import ONLY_REFERRED_TO, Imported, at, convert
-from tailrace_cli.importing.default_values import OURS, THEIRS
-from tailrace_cli.importing.defaults import Default, add_ours, completed
-from tailrace_cli.importing.roll import ROLL
-from tailrace_cli.importing.rules import System
-from tailrace_cli.importing.source import read_source, references
-from tailrace_cli.importing.verl import VERL
+from tailrace_cli.importing.defaults import add_always, completed
+from tailrace_cli.importing.reading.source import read_source, references
+from tailrace_cli.importing.roll.settings import ROLL
+from tailrace_cli.importing.rules import Default, System
+from tailrace_cli.importing.verl.settings import VERL
 from tailrace_cli.importing.whole_numbers import with_whole_numbers
 from tailrace_cli.validation import check_experiment
 
@@ -51,9 +50,9 @@ def import_config(system: str, path: Path) -> Converted:
     if system not in SYSTEMS:
         raise ConfigError(f"unknown system {system!r}: choose one of {', '.join(SYSTEMS)}")
     settings, unread = read_source(path)
-    complete, defaults = completed(settings, THEIRS[system])
+    complete, defaults = completed(settings, SYSTEMS[system].defaults)
     imported = convert(SYSTEMS[system], complete)
-    added = add_ours(imported, OURS[system])
+    added = add_always(imported, SYSTEMS[system].always)
     imported.content = with_whole_numbers(imported.content)
     used, notes = _without_defaults(imported, defaults)
     imported.unmapped.update(unread)

@@ -1,1 +1,1 @@
-"""Configurations of other systems, read into our keys: one table per system, one file each."""
+"""Configurations of other systems, read into our keys: a package for each system."""

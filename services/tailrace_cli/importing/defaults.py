@@ -6,18 +6,14 @@ Both are applied below what the file says. Invariant: a setting of the file, nul
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 from tailrace_cli.importing.convert import Imported, at
+from tailrace_cli.importing.rules import Default
 
-
-class Default(NamedTuple):
-    """A setting's value where the file does not say it."""
-
-    name: str
-    value: Any
-    unless: tuple[str, ...] = ()  # settings that say it too, whatever their value
-    within: str = ""  # a section without which the setting has no meaning
+# What several systems always do.
+NOT_CORRECTED: dict[str, Any] = {"learner.behaviour_correction": "none"}
+SYNCHRONOUS: dict[str, Any] = {"max_staleness": 0}
 
 
 def completed(
@@ -38,10 +34,10 @@ def completed(
     return complete, added
 
 
-def add_ours(imported: Imported, ours: Mapping[str, Any]) -> tuple[str, ...]:
+def add_always(imported: Imported, always: Mapping[str, Any]) -> tuple[str, ...]:
     """Set keys that nothing has set, and say which; those of a critic only if there is one."""
     added = []
-    for key, value in ours.items():
+    for key, value in always.items():
         *parents, last = key.split(".")
         is_part = parents[:2] == ["learner", "critic"]
         has_place = not is_part or at(imported.content, "learner.critic") is not None

@@ -8,19 +8,35 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from tailrace.config.settings import Derived, Renamed, Setting
 from tailrace.config.settings.setting import Lookup, same
 
 
+class Default(NamedTuple):
+    """A setting's value where the file does not say it."""
+
+    name: str
+    value: Any
+    unless: tuple[str, ...] = ()  # settings that say it too, whatever their value
+    within: str = ""  # a section without which the setting has no meaning
+
+
 @dataclass(frozen=True)
 class System:
-    """Another system: what it is called, and its settings as far as we know them."""
+    """Another system: what it is called, and its settings as far as we know them.
+
+    `defaults` are settings of that system, read like those of a file. `always` are keys of ours for
+    what it always does, or does unless told by a setting that is null by default. Where results are
+    kept, what tracks them and on how many devices they are computed stay ours.
+    """
 
     name: str
     title: str
     settings: tuple[Setting, ...]
+    defaults: tuple[Default, ...]
+    always: Mapping[str, Any]
 
 
 def to(name: str, *keys: str, by: Callable[[Any], Any] = same, remark: str = "") -> Renamed:

@@ -134,12 +134,10 @@ class Team:
     def _telling(self, method: str, *arguments: Any) -> Iterator[None]:
         """Give the command to the others, and notice when ranks fall out of step in it."""
         assert method in COMMANDS
-        try:
-            self._ranks.told(Command(method, arguments))
-            yield
-        except RuntimeError:  # torch's, for a rank that is lost or out of memory
-            self._in_step = False
-            raise
+        self._in_step = False  # until it is done: whatever fails in it leaves other ranks waiting
+        self._ranks.told(Command(method, arguments))
+        yield
+        self._in_step = True
 
     def _shared(self, rows: Iterator[Row]) -> Iterator[Row]:
         while block := list(islice(rows, _BLOCK)):

@@ -113,9 +113,8 @@ async def test_a_killed_learner_goes_on_from_its_checkpoint_and_replays_what_cam
     assert len(run.bodies(ModelPrepared)) == 1
 
 
-async def test_a_new_run_continues_an_old_one_when_asked(learner_run: LearnerRun) -> None:
-    """And does not train what the checkpoint already holds, if its groups were not released in time."""
-    run = learner_run
+async def one_step_of(run: LearnerRun) -> CheckpointSaved:
+    """A run that ended after a step, and its checkpoint."""
     run.configure(max_steps=1)
     run.start("weight_sync")
     run.start("learner")
@@ -124,6 +123,13 @@ async def test_a_new_run_continues_an_old_one_when_asked(learner_run: LearnerRun
     saved = await run.until(CheckpointSaved, lambda body: body.step == 1)
     assert run.stop("learner") == 0
     run.kill("weight_sync")
+    return saved
+
+
+async def test_a_new_run_continues_an_old_one_when_asked(learner_run: LearnerRun) -> None:
+    """And does not train what the checkpoint already holds, if its groups were not released in time."""
+    run = learner_run
+    saved = await one_step_of(run)
 
     # A learner that died between writing the checkpoint and releasing its groups: they are still there.
     other = LearnerRun(f"{run.name}x", run.folder, run.env, run.redis)
@@ -153,14 +159,7 @@ async def test_a_continued_run_killed_before_its_next_checkpoint_starts_where_it
 ) -> None:
     """Although the run that it continued is gone by then and the setting that named it another one."""
     run = learner_run
-    run.configure(max_steps=1)
-    run.start("weight_sync")
-    run.start("learner")
-    await run.until(LearnerResumed)
-    await feed(run, range(2))
-    saved = await run.until(CheckpointSaved, lambda body: body.step == 1)
-    assert run.stop("learner") == 0
-    run.kill("weight_sync")
+    saved = await one_step_of(run)
 
     other = LearnerRun(f"{run.name}x", run.folder, run.env, run.redis)
     other.configure(max_steps=3, save_steps=10, resume_from_checkpoint=saved.path)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import time
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import msgspec
 import numpy as np
@@ -23,7 +23,9 @@ from tailrace_learner.adapters.strategies.base import Strategy
 from tailrace_learner.adapters.strategies.fsdp2 import Fsdp2Strategy
 from tailrace_learner.adapters.strategies.megatron import MegatronStrategy
 from tailrace_learner.adapters.strategies.single import SingleStrategy
+from tailrace_learner.adapters.team import Team
 from tailrace_learner.adapters.teaming import check_gpus, rank_environment
+from tailrace_learner.adapters.worker import Worker
 from tailrace_learner.config import LearnerConfig, StrategyArgs, TrainingArgs
 from tailrace_learner.core.policy import Policy
 from tailrace_learner.core.ranks import ONE_RANK, Shares
@@ -231,6 +233,30 @@ def test_a_rank_waits_for_others_until_its_timeout_and_for_a_command_for_ever() 
     assert 1.8 * timeout_s < first[0] == second[0] < 30.0
     assert "rank 0 of the learner lost rank 1 at an order" in first[1]
     assert "learner.strategy_args.timeout_s" in first[1]
+
+
+class FakeBrokenWorker:
+    def begin(self, step: int) -> None:
+        raise ValueError(f"step {step} cannot begin")
+
+
+def fails_in_a_command(ranks: TorchRanks) -> str:
+    """What rank 0 says of its failure; the other one never takes an order after it."""
+    if ranks.rank:
+        return str(ranks.told(None))
+    team = Team(cast(Worker, FakeBrokenWorker()), ranks)
+    try:
+        team.begin(3)
+    except ValueError as error:
+        team.end()
+        return str(error)
+    return "nothing failed"
+
+
+def test_a_command_that_fails_in_any_way_leaves_no_rank_0_that_waits_for_the_others() -> None:
+    said, heard = on_ranks(2, fails_in_a_command, timeout_s=20.0)
+    assert said == "step 3 cannot begin"
+    assert "begin" in heard
 
 
 def go_on(strategy: Strategy, source: str, steps: range, folder: Path) -> str:

@@ -11,8 +11,8 @@ import yaml
 from tailrace_cli.commands.import_config import SYSTEMS, import_config
 from tailrace_cli.experiment import decode
 from tailrace_cli.importing.convert import at, convert
-from tailrace_cli.importing.default_values import OURS, THEIRS
-from tailrace_cli.importing.defaults import Default, add_ours, completed
+from tailrace_cli.importing.defaults import add_always, completed
+from tailrace_cli.importing.rules import Default
 
 PARTIAL: list[tuple[str, str, dict[str, Any]]] = [
     (
@@ -127,9 +127,9 @@ def test_every_default_is_a_value_that_we_take(system: str) -> None:
         "areal": {"critic": {"path": "c"}, "total_train_steps": 9},
         "roll": {"critic": {}, "train_env_manager": {}, "sequence_length": 9},
     }[system]
-    complete, _ = completed(needed, THEIRS[system])
+    complete, _ = completed(needed, SYSTEMS[system].defaults)
     imported = convert(SYSTEMS[system], complete)
-    add_ours(imported, OURS[system])
+    add_always(imported, SYSTEMS[system].always)
     content = {"exp_name": "a", **imported.content, "scheduler": {"tags": ["a"]}}
     experiment = decode(content, "defaults")  # every one is a valid value of ours
     assert tuple(experiment.scheduler.tags) == ("a",)

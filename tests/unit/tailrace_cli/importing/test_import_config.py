@@ -15,7 +15,7 @@ from tailrace_cli.__main__ import app
 from tailrace_cli.commands.import_config import SYSTEMS, Converted, import_config
 from tailrace_cli.experiment import load
 from tailrace_cli.importing.convert import at, convert
-from tailrace_cli.importing.source import read_source
+from tailrace_cli.importing.reading.source import read_source
 from tailrace_cli.validation import check_experiment
 
 HERE = Path(__file__).parent

@@ -13,7 +13,7 @@ from tailrace.config import ConfigError
 from tailrace_cli.__main__ import app
 from tailrace_cli.commands.import_config import import_config
 from tailrace_cli.importing.convert import at
-from tailrace_cli.importing.source import read_source
+from tailrace_cli.importing.reading.source import read_source
 
 LINES = """\
 algorithm.adv_estimator=grpo

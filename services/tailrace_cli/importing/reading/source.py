@@ -11,8 +11,8 @@ from omegaconf import DictConfig, ListConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from tailrace.config import ConfigError
-from tailrace_cli.importing import overrides
-from tailrace_cli.importing.overrides import COMPOSITION, Settings
+from tailrace_cli.importing.reading import overrides
+from tailrace_cli.importing.reading.overrides import COMPOSITION, Settings
 
 _REFERENCE = re.compile(r"\$\{(?:oc\.select:)?([\w.]+)")
 _NO_SETTING = "_target_"  # a class of that system's own

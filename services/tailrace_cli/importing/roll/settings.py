@@ -6,9 +6,9 @@ Its roles have the names that ours have too: those lines are the table of our ow
 from __future__ import annotations
 
 from tailrace.config.settings import TABLES, Derived, Refused, values
-from tailrace_cli.importing import roll_environments as environments
-from tailrace_cli.importing import roll_rules as rules
 from tailrace_cli.importing import words
+from tailrace_cli.importing.roll import environments, rules
+from tailrace_cli.importing.roll.defaults import ALWAYS, DEFAULTS
 from tailrace_cli.importing.rules import System, nothing, ratio_of_steps, run_name, to, when
 
 _OF_CRITIC = "there is no critic: adv_estimator is not gae"
@@ -203,4 +203,6 @@ ROLL = System(
         ),
         *_OURS,
     ),
+    DEFAULTS,
+    ALWAYS,
 )

@@ -16,7 +16,7 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from tailrace.config import ConfigError
-from tailrace_cli.importing.shell import Word, commands
+from tailrace_cli.importing.reading.shell import Word, commands
 
 COMPOSITION = "composition by Hydra: give the composed configuration instead"
 _SHAPE = re.compile(r"(?:\+{0,2}[A-Za-z_][\w./@-]*=.*|~[A-Za-z_][\w./@-]*(?:=.*)?)", re.DOTALL)

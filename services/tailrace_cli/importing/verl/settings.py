@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from tailrace.config.settings import Derived, Refused, values
-from tailrace_cli.importing import verl_rules as rules
 from tailrace_cli.importing import words
 from tailrace_cli.importing.rules import (
     System,
@@ -15,9 +14,11 @@ from tailrace_cli.importing.rules import (
     to,
     when,
 )
-from tailrace_cli.importing.verl_actor import ACTOR_AND_REFERENCE
-from tailrace_cli.importing.verl_optimizer import optimizer
-from tailrace_cli.importing.verl_rules import ACTOR, MODEL, ROLLOUT
+from tailrace_cli.importing.verl import rules
+from tailrace_cli.importing.verl.actor import ACTOR_AND_REFERENCE
+from tailrace_cli.importing.verl.defaults import ALWAYS, DEFAULTS
+from tailrace_cli.importing.verl.optimizer import optimizer
+from tailrace_cli.importing.verl.rules import ACTOR, MODEL, ROLLOUT
 
 _CRITIC_ARGS = "learner.critic.training_args"
 _SAMPLING = "agents.generating_args"
@@ -231,4 +232,6 @@ VERL = System(
         ),
         Refused("custom_reward_function", _FUNCTION),
     ),
+    DEFAULTS,
+    ALWAYS,
 )

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from tailrace.config.settings import Derived, Refused, values
-from tailrace_cli.importing import areal_loss as loss
-from tailrace_cli.importing import areal_placement as placement
-from tailrace_cli.importing import areal_rules as rules
 from tailrace_cli.importing import words
+from tailrace_cli.importing.areal import loss, placement, rules
+from tailrace_cli.importing.areal.defaults import ALWAYS, DEFAULTS
 from tailrace_cli.importing.rules import (
     System,
     beside,
@@ -230,4 +229,6 @@ AREAL = System(
         ),
         to("workflow", "agents.workflow.agent"),
     ),
+    DEFAULTS,
+    ALWAYS,
 )

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from tailrace.config.settings import Derived, Refused, Setting
 from tailrace.config.settings.setting import choice
-from tailrace_cli.importing import verl_rules as rules
 from tailrace_cli.importing import words
 from tailrace_cli.importing.rules import beside, not_, nothing, repeats, to, when
-from tailrace_cli.importing.verl_optimizer import optimizer
-from tailrace_cli.importing.verl_rules import ACTOR, MODEL, ROLLOUT
+from tailrace_cli.importing.verl import rules
+from tailrace_cli.importing.verl.optimizer import optimizer
+from tailrace_cli.importing.verl.rules import ACTOR, MODEL, ROLLOUT
 
 _REF = "actor_rollout_ref.ref"
 _CLIPS = ("learner.loss", "learner.pg_clip", "learner.pg_clip_high")

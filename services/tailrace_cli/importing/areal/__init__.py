@@ -1,0 +1,1 @@
+"""AReaL: its settings, what they mean together, and its defaults."""

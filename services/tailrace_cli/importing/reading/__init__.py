@@ -1,0 +1,1 @@
+"""Configurations as other systems keep them: YAML files, command lines, scripts."""

@@ -1,0 +1,1 @@
+"""ROLL: its settings, what they mean together, and its defaults."""

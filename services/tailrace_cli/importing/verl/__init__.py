@@ -1,0 +1,1 @@
+"""verl: its settings, what they mean together, and its defaults."""
