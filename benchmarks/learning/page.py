@@ -20,11 +20,11 @@ _HEAD = """# What learns what
 `make results` makes this page: every run is `tailrace train` through all services, the model is the
 demo's (half a million random weights, a short warm start), on two CPU cores without a GPU. Success is
 that of held-out tasks, sampled at temperature 1, before reinforcement learning and after the last step.
-Some runs shared the machine with other work: read their seconds as upper bounds.
-Recipes of `benchmarks/learning/recipes.py`, and seeds, that are not listed have not been run yet.
+The commit is that of the code that ran. Recipes of `benchmarks/learning/recipes.py`, and seeds, that are
+not listed have not been run yet.
 
-| environment | algorithm | seed | before | after | seconds, warm start included |
-|---|---|---|---|---|---|
+| environment | algorithm | seed | before | after | seconds, warm start included | commit |
+|---|---|---|---|---|---|---|
 """
 
 
@@ -66,6 +66,7 @@ def _row(recipe: Recipe, outcome: Outcome) -> str:
         f"{outcome.start:.3f}",
         f"{outcome.end:.3f}",
         f"{outcome.total_s:.0f}",
+        outcome.commit[:8] or "not noted",
     )
     return f"| {' | '.join(cells)} |"
 
