@@ -9,8 +9,9 @@ INSTALL := $(BIN)/pip install --quiet --disable-pip-version-check -c constraints
 demo: .venv/ready
 	$(BIN)/tailrace train examples/frozen_lake exp_name=demo seed=$(SEED) --overwrite
 
+# Two at a time, for two cores; the tests of a file stay together, for what they share.
 test: .venv/ready-dev
-	$(BIN)/pytest tests -m "not heavy"
+	$(BIN)/pytest tests -m "not heavy" -n 2 --dist loadfile
 
 # Slow the first time: it resolves and installs a second environment.
 test-camel: .venv/ready-dev .venv-camel/ready

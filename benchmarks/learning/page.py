@@ -20,8 +20,8 @@ _HEAD = """# What learns what
 `make results` makes this page: every run is `tailrace train` through all services, the model is the
 demo's (half a million random weights, a short warm start), on two CPU cores without a GPU. Success is
 that of held-out tasks, sampled at temperature 1, before reinforcement learning and after the last step.
-The commit is that of the code that ran. Recipes of `benchmarks/learning/recipes.py`, and seeds, that are
-not listed have not been run yet.
+The commit is that of the code that ran. Recipes of `benchmarks/learning/recipes.py`, and seeds, that
+are not listed have not been run yet.
 
 | environment | algorithm | seed | before | after | seconds, warm start included | commit |
 |---|---|---|---|---|---|---|
