@@ -1,4 +1,4 @@
-"""Real servers for tests: one nats-server and one Redis per session, on free ports."""
+"""Real servers for tests, one nats-server and one Redis per session; what a session says at its end."""
 
 from __future__ import annotations
 
@@ -18,7 +18,25 @@ from pathlib import Path
 import pytest
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+ESCAPE_ATTEMPT = ("escape_attempt", True)  # a property of tests that ask the sandbox for a way out
 _ports = random.Random()  # not the one that tests seed
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """How many ways out of the sandbox were tried, and how many of these tests failed.
+
+    Here and not beside them: of several processes, the one that reports reads no other conftest.
+    """
+    num_tried, num_failed = (
+        sum(
+            ESCAPE_ATTEMPT in map(tuple, report.user_properties)
+            for report in terminalreporter.stats.get(outcome, ())
+        )
+        for outcome in ("passed", "failed")
+    )
+    if num_tried or num_failed:
+        line = f"escape attempts: {num_tried + num_failed}, escapes: {num_failed}"
+        terminalreporter.write_line(line)
 
 
 def free_port() -> int:

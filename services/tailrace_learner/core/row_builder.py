@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from tailrace_learner.config import LearnerConfig
 from tailrace_learner.core.advantages import ESTIMATORS, Advantages, Returns, Verdict
 from tailrace_learner.core.advantages.base import NO_REWARD
-from tailrace_learner.core.advantages.peers import Peers, all_peers
+from tailrace_learner.core.advantages.peers import NO_PEERS, Peers, all_peers
 from tailrace_learner.core.advantages.shaping import shaped
 from tailrace_learner.core.group_returns import (
     NO_LIMITS,
@@ -84,7 +84,7 @@ class RowBuilder:
             successes=tuple(m.metrics["success"] for m in kept if "success" in m.metrics),
             counts=dict(counts),
             tag=group.members[0].task.env_name if group.members else "",
-            peers=_peers(returns, played),
+            peers=_peers(returns, played) if self.config.normalises_over_step else NO_PEERS,
             unestimated=self._settle(returns, advantages, sources),
         )
 
@@ -141,6 +141,6 @@ def _taught(returns: Returns, teaches: bool) -> tuple[NDArray[np.int64], ...]:
 
 
 def _peers(returns: Returns, played: Sequence[int]) -> Peers:
-    """What the members that are trained are compared by, where that takes the whole step."""
+    """What the members that are trained are compared by."""
     peers = all_peers(returns)
     return peers.chosen(np.isin(peers.members, played))

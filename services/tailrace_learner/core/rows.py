@@ -73,7 +73,7 @@ class PreparedGroup:
     successes: tuple[float, ...]  # of valid members that report it
     counts: dict[str, int] = field(default_factory=dict)
     tag: str = ""  # of the task
-    peers: Peers = NO_PEERS  # of members that are trained; returns as advantages see them
+    peers: Peers = NO_PEERS  # of trained members, where the whole step is compared; shaped returns
     unestimated: Unestimated | None = None  # given while the rows' advantages mean nothing yet
 
 

@@ -12,10 +12,10 @@ from pathlib import Path
 
 import pytest
 
+from tests.conftest import ESCAPE_ATTEMPT
 from tests.integration.sandbox.box import Box
 
 SECRET = "tailrace-secret-4711"
-_ATTEMPT = ("escape_attempt", True)
 
 
 @pytest.fixture(scope="session")
@@ -55,18 +55,7 @@ class Outside:
 def counted(request: pytest.FixtureRequest, record_property: Callable[[str, object], None]) -> None:
     """Each test of the escape suite that asks the sandbox for something is an attempt."""
     if "test_escapes" in request.node.nodeid and "box" in request.fixturenames:
-        record_property(*_ATTEMPT)
-
-
-def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """How many ways out were tried, and how many of these tests failed."""
-    num_tried, num_failed = (
-        sum(_ATTEMPT in report.user_properties for report in terminalreporter.stats.get(outcome, ()))
-        for outcome in ("passed", "failed")
-    )
-    if num_tried or num_failed:
-        line = f"escape attempts: {num_tried + num_failed}, escapes: {num_failed}"
-        terminalreporter.write_line(line)
+        record_property(*ESCAPE_ATTEMPT)
 
 
 @pytest.fixture(scope="session")
