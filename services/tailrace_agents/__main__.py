@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -82,7 +81,7 @@ class _Worker:
         service, config = self._service, self._config
         run = service.run.exp_name
         self._redis = redis = await connect(service.endpoints.redis_url)
-        renderer = make_renderer(await _model_card(redis, run), service.run)
+        renderer = make_renderer(await Blobs(redis, run).wait_model_card(), service.run)
         self._client = client = self._make_client()
         await client.start()
         policy = ContinuingPolicy(
@@ -153,15 +152,6 @@ def make_renderer(card: ModelCard, run: RunConfig) -> Renderer:
         return Renderer.from_model_card(card, run.chat)
     except TemplateError as error:
         raise ConfigError(f"pretrain: {error}") from error
-
-
-async def _model_card(redis: StoreConnection, run: str) -> ModelCard:
-    """The model card, however long the learner takes to write it."""
-    blobs = Blobs(redis, run)
-    while (card := await blobs.get_model_card()) is None:
-        log.info("waiting for the model card of the learner")
-        await asyncio.sleep(0.2)
-    return card
 
 
 def _export(stages: Stages) -> None:
