@@ -28,7 +28,7 @@ from tailrace.envs import make_env
 from tailrace.envs.frozen_lake_tokenizer import build_frozen_lake_tokenizer
 from tailrace.policy.activity import Stages
 from tailrace.policy.continuation import ContinuingPolicy
-from tailrace.sdk.policy import Policy
+from tailrace.sdk.policy import Policy, TurnRequest
 from tailrace_agents.core.environments import EnvPool
 from tailrace_agents.core.episode import EpisodeLimits, SamplingPlan
 from tailrace_agents.core.play import play_episode
@@ -55,7 +55,7 @@ class InstantPolicy:
         """The next reply."""
         return next(self._answers)
 
-    async def generate(self, *args: Any, **names: Any) -> Generation:
+    async def generate(self, request: TurnRequest) -> Generation:
         """The next reply, after a turn of the loop."""
         await asyncio.sleep(0)
         return next(self._answers)
