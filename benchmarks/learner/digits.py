@@ -33,11 +33,11 @@ from tailrace_inference.ports import OnChunk
 from tailrace_learner.adapters.allocator import keep_freed_memory
 from tailrace_learner.adapters.hf_model import prepared
 from tailrace_learner.config import LearnerConfig, TrainingArgs
-from tailrace_learner.core import attention
-from tailrace_learner.core.optimizer import make_adamw
-from tailrace_learner.core.policy import Policy
-from tailrace_learner.core.rows import PreparedGroup, Row
-from tailrace_learner.core.step import StepTrainer
+from tailrace_learner.core.batch.rows import PreparedGroup, Row
+from tailrace_learner.core.model import attention
+from tailrace_learner.core.model.policy import Policy
+from tailrace_learner.core.step.optimizer import make_adamw
+from tailrace_learner.core.step.step import StepTrainer
 from tailrace_protos.base import as_float32, as_int32, pack_int32
 from tailrace_protos.generation import GenerateRequest, SamplingParams, TokenChunk
 from tailrace_protos.weights import WeightManifest
