@@ -21,7 +21,6 @@ from tailrace.bus import StreamLimits
 from tailrace.channel import Address, ChunkSink, NatsGenerateServer, ZmqGenerateServer
 from tailrace.chat import Renderer
 from tailrace.config import Endpoints, load_experiment, run_config
-from tailrace.envs import make_env
 from tailrace.runtime import Args, Service
 from tailrace.store import (
     Blobs,
@@ -32,6 +31,7 @@ from tailrace.store import (
     connect,
 )
 from tailrace_agents.__main__ import build
+from tailrace_envs import make_env
 from tailrace_protos import subjects
 from tailrace_protos.base import as_int32, pack_float32, pack_int32
 from tailrace_protos.control import AgentActivity, Lease, LeaseReply, LeaseReport, LeaseRequest
