@@ -98,7 +98,7 @@ def prompt_ids(prompt: str) -> NDArray[np.int64]:
 def _rollout(prompt: NDArray[np.int64], chunks: list[TokenChunk]) -> Rollout:
     token_ids = np.concatenate([as_int32(chunk.token_ids) for chunk in chunks]).astype(np.int64)
     logprobs = np.concatenate([as_float32(chunk.inference_logprobs) for chunk in chunks])
-    spans = [span for chunk in chunks for span in chunk.version_spans]
+    spans = [span for chunk in chunks for span in chunk.spans]
     versions = np.repeat(
         [span.policy_version for span in spans], [span.num_tokens for span in spans]
     ).astype(np.int64)

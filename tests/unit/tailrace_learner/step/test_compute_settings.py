@@ -26,7 +26,7 @@ from tailrace_learner.core.step.tally import Tally
 from tests.unit.tailrace_learner.factory import VOCABULARY, config, make_model, make_rows
 
 TINY_RATE = 1e-5
-TOKENIZER = "tailrace.envs.frozen_lake_tokenizer:build_frozen_lake_tokenizer"
+TOKENIZER = "tailrace_envs.frozen_lake_tokenizer:build_frozen_lake_tokenizer"
 
 
 def policy_of(given: LearnerConfig) -> Policy:
