@@ -25,7 +25,7 @@ from tailrace_agents.core.players import PhaseArgs, PlayContext
 from tailrace_agents.ports import NoJournal
 from tailrace_protos.base import as_int32, encode
 from tailrace_protos.episode import EnvTask, EpisodeTask
-from tailrace_protos.generation import FinishReason, SamplingParams, VersionSpan
+from tailrace_protos.generation import FinishReason, SamplingParams, TokenSpan
 from tailrace_protos.journal import JournalRecord, decode_record, record_index
 from tailrace_protos.session import ExportStyle
 from tailrace_protos.weights import ModelCard
@@ -117,7 +117,7 @@ class ChatPolicy:
         reason = FinishReason.STOP if len(said) <= request.max_new_tokens else FinishReason.LENGTH
         said = said[: request.max_new_tokens]
         logprobs = np.full(len(said), -0.5, np.float32)
-        return Generation(said, logprobs, (VersionSpan(1, len(said)),), reason, None, 0)
+        return Generation(said, logprobs, (TokenSpan(1, "", len(said)),), reason, None, 0)
 
 
 def text_of(ids: Any) -> str:
