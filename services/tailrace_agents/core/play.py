@@ -176,7 +176,7 @@ class _Episode:
             episode_id=self.episode_id,
             turn=turn,
         )
-        tokens.sample(generation.token_ids, generation.inference_logprobs, generation.version_spans)
+        tokens.sample(generation.token_ids, generation.inference_logprobs, generation.spans)
         reply = self.renderer.decode(generation.token_ids)
         step = await self._step(reply)
         record = TurnRecord(
@@ -184,7 +184,7 @@ class _Episode:
             observation_ids=pack_int32(inserted),
             token_ids=pack_int32(generation.token_ids),
             inference_logprobs=pack_float32(generation.inference_logprobs),
-            version_spans=generation.version_spans,
+            spans=generation.spans,
             finish_reason=generation.finish_reason or FinishReason.ABORT,
             reply=reply,
             reward=step.reward,
@@ -198,7 +198,7 @@ class _Episode:
         if inserted.tobytes() != bytes(record.observation_ids):
             raise _ReplayMismatchError
         self.tokens.sample(
-            as_int32(record.token_ids), as_float32(record.inference_logprobs), record.version_spans
+            as_int32(record.token_ids), as_float32(record.inference_logprobs), record.spans
         )
         step = await self._step(record.reply)
         if (step.reward, step.terminated, step.truncated) != (

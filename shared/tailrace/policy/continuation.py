@@ -22,11 +22,12 @@ from tailrace.channel.errors import (
     NoRouteError,
     OversizeRequestError,
 )
-from tailrace.channel.generation import Generation, join_spans, join_tops
+from tailrace.channel.generation import Generation, join_tops
 from tailrace.channel.ports import Address, GenerateClient
 from tailrace.policy import metrics
 from tailrace.policy.activity import Stages
 from tailrace.policy.ports import Placement
+from tailrace.provenance import join_spans
 from tailrace.retry import Backoff
 from tailrace.sdk.policy import GenerationFailedError, OnChunk
 from tailrace.tracing import current_traceparent
@@ -219,7 +220,7 @@ def _join(parts: list[Generation], finish_reason: FinishReason | None = None) ->
     return Generation(
         np.concatenate([part.token_ids for part in parts]),
         np.concatenate([part.inference_logprobs for part in parts]),
-        join_spans(span for part in parts for span in part.version_spans),
+        join_spans(span for part in parts for span in part.spans),
         finish_reason,
         parts[-1].stop_matched,
         parts[0].num_cached_tokens,

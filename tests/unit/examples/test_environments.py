@@ -9,9 +9,9 @@ import pytest
 
 from tailrace.chat import Renderer
 from tailrace.dotted import load_dotted
-from tailrace.envs import make_env
 from tailrace_cli.experiment import Experiment, load
 from tailrace_cli.validation import check_experiment
+from tailrace_envs import make_env
 from tailrace_protos.weights import ModelCard
 
 EXAMPLES = Path(__file__).parents[3] / "examples"

@@ -13,10 +13,10 @@ import numpy as np
 
 from tailrace.channel.generation import Generation
 from tailrace.chat import Renderer
-from tailrace.envs.frozen_lake_tokenizer import build_frozen_lake_tokenizer
 from tailrace.sdk.policy import OnChunk
 from tailrace_agents.core.episode import EpisodeLimits, SamplingPlan
 from tailrace_agents.ports import EpisodeTakenError
+from tailrace_envs.frozen_lake_tokenizer import build_frozen_lake_tokenizer
 from tailrace_protos.base import Int32Bytes, as_int32, decode, encode
 from tailrace_protos.episode import TurnRecord
 from tailrace_protos.generation import (

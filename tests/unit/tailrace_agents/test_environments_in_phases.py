@@ -26,8 +26,8 @@ from tailrace_protos.episode import EnvTask, EpisodeTask, Outcome
 from tailrace_protos.generation import SamplingParams
 from tailrace_protos.weights import ModelCard
 from tailrace_scheduler.core.tasks import TaskSource
-from tests.unit.tailrace.envs.playing import KINDS, replies_of
 from tests.unit.tailrace.policy.fakes import generation
+from tests.unit.tailrace_envs.playing import KINDS, replies_of
 
 
 class Careless:

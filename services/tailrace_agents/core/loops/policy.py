@@ -119,7 +119,7 @@ class LoopPolicy(EpisodePolicy):
         return Generation(
             as_int32(node.token_ids),
             as_float32(node.inference_logprobs),
-            node.version_spans,
+            node.spans,
             node.finish_reason,
             None,
             0,

@@ -24,7 +24,7 @@ from tailrace_agents.core.players import PhaseArgs, PlayContext
 from tailrace_agents.ports import NoJournal
 from tailrace_protos.base import Int32Bytes, as_int32, encode
 from tailrace_protos.episode import EnvTask, EpisodeTask
-from tailrace_protos.generation import FinishReason, SamplingParams, VersionSpan
+from tailrace_protos.generation import FinishReason, SamplingParams, TokenSpan
 from tailrace_protos.journal import JournalRecord, decode_record, record_index
 from tailrace_protos.session import ExportStyle
 from tailrace_protos.weights import ModelCard
@@ -125,7 +125,7 @@ class ChatPolicy:
         reason = FinishReason.STOP if len(said) <= max_new_tokens else FinishReason.LENGTH
         said = said[:max_new_tokens]
         logprobs = np.full(len(said), -0.5, np.float32)
-        return Generation(said, logprobs, (VersionSpan(1, len(said)),), reason, None, 0)
+        return Generation(said, logprobs, (TokenSpan(1, "", len(said)),), reason, None, 0)
 
 
 def text_of(ids: Any) -> str:
