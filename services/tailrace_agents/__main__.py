@@ -10,7 +10,6 @@ from tailrace.channel import GenerateClient, NatsGenerateClient, ZmqGenerateClie
 from tailrace.chat import Renderer, TemplateError
 from tailrace.clock import SystemClock
 from tailrace.config import ConfigError, RunConfig
-from tailrace.log import get_logger
 from tailrace.policy.activity import Stages
 from tailrace.policy.continuation import ContinuingPolicy
 from tailrace.policy.leases import LeaseClient
@@ -30,8 +29,6 @@ from tailrace_agents.handlers import Deck, EpisodeHandler
 from tailrace_protos import subjects
 from tailrace_protos.episode import EpisodeTask
 from tailrace_protos.weights import ModelCard
-
-log = get_logger(__name__)
 
 
 async def build(args: Args) -> Service:
@@ -81,7 +78,7 @@ class _Worker:
         service, config = self._service, self._config
         run = service.run.exp_name
         self._redis = redis = await connect(service.endpoints.redis_url)
-        renderer = make_renderer(await Blobs(redis, run).wait_model_card(), service.run)
+        renderer = make_renderer(await Blobs(redis, run).wait_for_model_card(), service.run)
         self._client = client = self._make_client()
         await client.start()
         policy = ContinuingPolicy(

@@ -90,7 +90,7 @@ class _Gateway:
             service.endpoints.redis_url, deadline_s=config.store_timeout_s
         )
         blobs = Blobs(redis, self._run)
-        voices = _voices(await blobs.wait_model_card(), service.run.chat)
+        voices = _voices(await blobs.wait_for_model_card(), service.run.chat)
         self._client = client = self._make_client()
         await client.start()
         stages = Stages()

@@ -173,7 +173,7 @@ class _Process:
         """The model card, however long the learner takes to write it."""
         redis = await connect(self.service.endpoints.redis_url)
         self.service.on_drain(redis.aclose)
-        return await Blobs(redis, self.run).wait_model_card()
+        return await Blobs(redis, self.run).wait_for_model_card()
 
 
 def build(args: Args) -> Service:

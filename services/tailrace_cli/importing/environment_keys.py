@@ -9,7 +9,7 @@ import msgspec
 
 from tailrace.config.none_of import none_of
 from tailrace.config.settings.setting import Lookup
-from tailrace.envs import env_config_kind
+from tailrace_envs import env_config_kind
 
 _KEY = re.compile(r"agents\.custom_envs\.(.+)\.env_config\.([^.]+)")
 

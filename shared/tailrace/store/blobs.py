@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import hashlib
 
 import msgspec
@@ -17,8 +18,7 @@ from tailrace_protos.weights import ModelCard, WeightManifest
 
 log = get_logger(__name__)
 
-_POLL_S = 0.2
-_LOG_EVERY = 50  # polls
+_POLL_S = 0.1
 
 
 class Blobs:
@@ -56,19 +56,16 @@ class Blobs:
         data: bytes | None = await self._redis.pipeline.command("GET", f"{self._prefix}model_card")
         return None if data is None else decode(data, ModelCard)
 
-    async def wait_model_card(self) -> ModelCard:
+    async def wait_for_model_card(self) -> ModelCard:
         """Waits for the learner to write the model card, also while Redis is away."""
-        num_polls = 0
+        is_logged = False
         while True:
-            try:
-                card = await self.get_model_card()
-            except StoreUnavailableError:
-                continue
-            if card is not None:
-                return card
-            if num_polls % _LOG_EVERY == 0:
+            with contextlib.suppress(StoreUnavailableError):
+                if (card := await self.get_model_card()) is not None:
+                    return card
+            if not is_logged:
                 log.info("waiting for the model card of the learner")
-            num_polls += 1
+                is_logged = True
             await asyncio.sleep(_POLL_S)
 
 

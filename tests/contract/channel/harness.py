@@ -30,7 +30,7 @@ from tailrace_protos.generation import (
     FinishReason,
     GenerateRequest,
     TokenChunk,
-    VersionSpan,
+    TokenSpan,
 )
 
 QUICK = ChannelConfig(keepalive_s=0.05, silence_s=0.5)
@@ -56,7 +56,7 @@ def chunk(
         call_id,
         pack_int32(ids),
         pack_float32((-0.5 * ids).astype(np.float32)),
-        (VersionSpan(policy_version, count),) if count else (),
+        (TokenSpan(policy_version, "", count),) if count else (),
         finish,
         num_cached_tokens=num_cached_tokens,
     )
