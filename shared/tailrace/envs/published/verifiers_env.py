@@ -17,11 +17,11 @@ import msgspec
 import verifiers
 
 from tailrace.config import ConfigError, decode_config
-from tailrace.dotted import load_dotted
 from tailrace.envs.game import Answer, TextGame
 from tailrace.envs.published.config import VerifiersConfig
 from tailrace.envs.published.verifiers_rollout import Ended, Rollout
 from tailrace.foreign import ForeignCodeError, foreign_code
+from tailrace.import_path import load_object
 
 
 class Loaded:
@@ -110,5 +110,5 @@ def load(env_id: str, env_args: bytes, split: str) -> Loaded:
 def _maker(env_id: str) -> Callable[..., Any]:
     """What makes the environment of its arguments."""
     if ":" in env_id:
-        return load_dotted(env_id, "env_id")
+        return load_object(env_id, "env_id")
     return partial(verifiers.load_environment, env_id)
