@@ -20,8 +20,8 @@ test-camel: .venv/ready-dev .venv-camel/ready
 # Slow the first time: the packages verifiers and openenv-core, and published environments of each, with
 # what they bring, in an environment of their own.
 test-envs: .venv/ready-dev .venv-envs/ready
-	.venv-envs/bin/python -m pytest tests/unit/tailrace/envs/published
-	.venv-envs/bin/python -m pytest tests/unit/tailrace/envs/test_every_environment.py -k verifiers
+	.venv-envs/bin/python -m pytest tests/unit/tailrace_envs/published
+	.venv-envs/bin/python -m pytest tests/unit/tailrace_envs/test_every_environment.py -k verifiers
 	$(BIN)/pytest tests/integration/frameworks/test_verifiers.py
 
 # Slow the first time: a second torch, and DeepSpeed is built from its sources.
@@ -40,7 +40,7 @@ test-heavy: .venv/ready-dev
 lint: .venv/ready-dev
 	$(BIN)/ruff check protos shared services tests benchmarks
 	$(BIN)/ruff format --check protos shared services tests benchmarks
-	$(BIN)/mypy -p tailrace_protos -p tailrace
+	$(BIN)/mypy -p tailrace_protos -p tailrace -p tailrace_envs
 	for service in services/tailrace_*; do $(BIN)/mypy -p $$(basename $$service) || exit 1; done
 	$(BIN)/lint-imports
 

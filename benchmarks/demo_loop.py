@@ -29,8 +29,8 @@ from torch.nn.utils.rnn import pad_sequence
 from benchmarks.demo_model import KvSampler, Weights, build_model, snapshot
 from benchmarks.demo_rollout import Episode, play_episodes
 from tailrace.chat import Renderer
-from tailrace.envs.frozen_lake_expert import demonstrations
-from tailrace.envs.frozen_lake_tokenizer import build_frozen_lake_tokenizer
+from tailrace_envs.frozen_lake_expert import demonstrations
+from tailrace_envs.frozen_lake_tokenizer import build_frozen_lake_tokenizer
 from tailrace_protos.weights import ModelCard
 
 MAX_SLOTS = 112

@@ -14,7 +14,7 @@ import torch
 
 from benchmarks.demo_model import KvSampler
 from tailrace.chat import Renderer
-from tailrace.envs import make_env
+from tailrace_envs import make_env
 
 
 @dataclass(slots=True)

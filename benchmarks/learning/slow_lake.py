@@ -6,7 +6,7 @@ import random
 import time
 from typing import Any, SupportsFloat
 
-from tailrace.envs.frozen_lake import FrozenLakeText
+from tailrace_envs.frozen_lake import FrozenLakeText
 
 
 class SlowLake(FrozenLakeText):

@@ -12,7 +12,7 @@ from tailrace_protos.subjects import Phase
 class ServerSpan(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """`num_tokens` trained tokens of a row, in a row's order, that one process sampled."""
 
-    source: str  # as in `VersionSpan`
+    source: str  # as in `TokenSpan`
     num_tokens: int
 
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 from tailrace.config import ConfigError
-from tailrace.envs import check_env_config
 from tailrace_agents.config import check_with_run as check_agents
 from tailrace_cli.experiment import Experiment
+from tailrace_envs import check_env_config
 from tailrace_learner.config import check_with_run
 from tailrace_scheduler.core.capacity import check_capacity
 

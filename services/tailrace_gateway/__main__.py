@@ -20,7 +20,7 @@ from tailrace.policy.leases import LeaseClient
 from tailrace.policy.reporting import Reporter
 from tailrace.runtime import Args, Service, run_service
 from tailrace.runtime.guard import Guard
-from tailrace.store import Blobs, SessionLogs, StoreConnection, StoreUnavailableError, connect
+from tailrace.store import Blobs, SessionLogs, StoreConnection, connect
 from tailrace_gateway import metrics
 from tailrace_gateway.adapters.http.door import Door
 from tailrace_gateway.adapters.http.model_calls import model_call_routes
@@ -90,7 +90,7 @@ class _Gateway:
             service.endpoints.redis_url, patience_s=config.store_timeout_s
         )
         blobs = Blobs(redis, self._run)
-        voices = _voices(await _model_card(blobs), service.run.chat)
+        voices = _voices(await blobs.wait_for_model_card(), service.run.chat)
         self._client = client = self._make_client()
         await client.start()
         stages = Stages()
@@ -190,19 +190,6 @@ def _voices(card: ModelCard, chat: ChatArgs) -> Voices:
         )
     except TemplateError as error:
         raise ConfigError(f"pretrain: {error}") from error
-
-
-async def _model_card(blobs: Blobs) -> ModelCard:
-    """The model card, however long the learner takes to write it and Redis to come back."""
-    while True:
-        try:
-            card = await blobs.get_model_card()
-        except StoreUnavailableError:
-            continue
-        if card is not None:
-            return card
-        log.info("waiting for the model card of the learner")
-        await asyncio.sleep(0.2)
 
 
 async def _put_blob(blobs: Blobs, data: bytes) -> str:

@@ -15,7 +15,7 @@ import torch
 import yaml
 from transformers import AutoModelForSequenceClassification, Qwen3Config
 
-from tailrace.envs.frozen_lake_tokenizer import build_frozen_lake_tokenizer
+from tailrace_envs.frozen_lake_tokenizer import build_frozen_lake_tokenizer
 from tailrace_learner.adapters.trajectory_files import read_groups
 from tests.e2e.runs import EXPERIMENT, TAILRACE, run
 

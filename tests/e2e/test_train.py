@@ -154,8 +154,8 @@ def _emissions(run_dir: Path) -> dict[str, list[tuple[int, float, int]]]:
     for path in run_dir.glob("emissions-*.bin"):
         for episode_id, chunk in map(msgspec.structs.astuple, read_emissions(path)):
             versions = np.repeat(
-                [span.policy_version for span in chunk.version_spans],
-                [span.num_tokens for span in chunk.version_spans],
+                [span.policy_version for span in chunk.spans],
+                [span.num_tokens for span in chunk.spans],
             )
             ids, logprobs = as_int32(chunk.token_ids), as_float32(chunk.inference_logprobs)
             triples = zip(ids.tolist(), logprobs.tolist(), versions.tolist(), strict=True)

@@ -96,9 +96,7 @@ def _emissions(run_dir: Path) -> dict[str, list[Triple]]:
     found: dict[str, list[Triple]] = {}
     for path in run_dir.glob("emissions-*.bin"):
         for episode_id, chunk in map(msgspec.structs.astuple, read_emissions(path)):
-            versions = [
-                span.policy_version for span in chunk.version_spans for _ in range(span.num_tokens)
-            ]
+            versions = [span.policy_version for span in chunk.spans for _ in range(span.num_tokens)]
             ids, logprobs = as_int32(chunk.token_ids), as_float32(chunk.inference_logprobs)
             triples = zip(ids.tolist(), logprobs.tolist(), versions, strict=True)
             found.setdefault(episode_id, []).extend(triples)

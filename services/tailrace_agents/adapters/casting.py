@@ -16,7 +16,6 @@ from tailrace.clock import SystemClock
 from tailrace.config import ConfigError, RunConfig
 from tailrace.data import Dataset, load_dataset
 from tailrace.data.rows import require_prompt
-from tailrace.envs import env_maker, make_env
 from tailrace.foreign import ForeignCodeError, foreign_code
 from tailrace.loops import AGENT_LOOPS, agent_loops, unknown_loop
 from tailrace.policy.activity import Stages
@@ -40,6 +39,7 @@ from tailrace_agents.core.workflow_player import (
     WorkflowTerms,
 )
 from tailrace_agents.ports import MakeRecorder, Recorder
+from tailrace_envs import env_maker, make_env
 from tailrace_protos.episode import EpisodeTask
 from tailrace_protos.generation import SamplingParams
 from tailrace_protos.session import ExportStyle
@@ -103,6 +103,7 @@ class Cast:
             stages=self._stages,
             is_draining=is_draining,
             greedy_baseline=config.greedy_baseline,
+            seeded_rollouts=config.seeded_rollouts,
         )
         players = {
             **self._env_players(context, watcher),

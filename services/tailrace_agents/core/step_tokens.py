@@ -27,7 +27,7 @@ from tailrace_protos.base import (
     pack_int64,
     pack_uint8,
 )
-from tailrace_protos.generation import VersionSpan
+from tailrace_protos.generation import TokenSpan
 from tailrace_protos.trajectory import TokenRow
 
 
@@ -49,7 +49,7 @@ class StepTokens(EpisodeTokens):
         self._openings.append(ids)
 
     def sample(
-        self, ids: NDArray[np.int32], logprobs: NDArray[np.float32], spans: tuple[VersionSpan, ...]
+        self, ids: NDArray[np.int32], logprobs: NDArray[np.float32], spans: tuple[TokenSpan, ...]
     ) -> None:
         """See `EpisodeTokens`."""
         self._reply_starts.append(len(self))

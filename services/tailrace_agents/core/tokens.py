@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from tailrace.ledger.provenance import server_spans
 from tailrace_protos.base import EMPTY, Int32Bytes, pack_float32, pack_int32, pack_int64
-from tailrace_protos.generation import VersionSpan
+from tailrace_protos.generation import TokenSpan
 from tailrace_protos.trajectory import TokenRow
 
 assert array("i").itemsize == 4, "array('i') is the wire's int32"
@@ -80,7 +80,7 @@ class EpisodeTokens:
         self._mask = bytearray()
         self._logprobs = array("f")
         self._versions = array("i")
-        self._spans: list[VersionSpan] = []  # of all sampled tokens
+        self._spans: list[TokenSpan] = []  # of all sampled tokens
         self._turn_ends = array("i")
         self._turn_rewards = array("d")
         self._turn_hashes = array("q")
@@ -113,7 +113,7 @@ class EpisodeTokens:
         self._versions.frombytes(b"\xff" * (4 * num))  # -1
 
     def sample(
-        self, ids: NDArray[np.int32], logprobs: NDArray[np.float32], spans: tuple[VersionSpan, ...]
+        self, ids: NDArray[np.int32], logprobs: NDArray[np.float32], spans: tuple[TokenSpan, ...]
     ) -> None:
         """Append a turn's ids [t] that an engine emitted."""
         num = len(ids)

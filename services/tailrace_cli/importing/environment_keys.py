@@ -9,7 +9,7 @@ import msgspec
 
 from tailrace.config.settings.setting import Lookup
 from tailrace.config.suggestions import not_one_of
-from tailrace.envs import env_config_kind
+from tailrace_envs import env_config_kind
 
 _KEY = re.compile(r"agents\.custom_envs\.(.+)\.env_config\.([^.]+)")
 

@@ -12,7 +12,6 @@ from contextlib import AsyncExitStack
 from typing import TYPE_CHECKING, Any
 
 from tailrace.clock import SystemClock
-from tailrace.envs import make_env
 from tailrace.foreign import ForeignCodeError, foreign_code
 from tailrace.policy.activity import Stages
 from tailrace.sdk.agent_loop import EpisodeOverError, LoopLimits
@@ -36,6 +35,7 @@ from tailrace_cli.terminal.gateway import TerminalGateway
 from tailrace_cli.terminal.relay import Relay, UnknownCallError
 from tailrace_cli.terminal.screen import Screen
 from tailrace_cli.terminal.wire import Endpoint, EndpointError
+from tailrace_envs import make_env
 from tailrace_protos.chat import ChatMessage, ToolSchema
 from tailrace_protos.episode import EnvTask, EpisodeTask, Outcome
 from tailrace_protos.session import SessionOpened

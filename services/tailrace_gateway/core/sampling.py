@@ -18,7 +18,7 @@ from tailrace.channel.generation import Generation
 from tailrace.chat import ParsedReply, Renderer
 from tailrace.clock import Clock
 from tailrace.ledger import Prompt
-from tailrace.sdk.policy import GenerationFailedError
+from tailrace.sdk.policy import GenerationFailedError, TurnRequest
 from tailrace_gateway.core.budget import call_seed, reply_budget
 from tailrace_gateway.core.call import Choice, Completion, ModelCall, Opening
 from tailrace_gateway.core.capture import Capture
@@ -118,13 +118,15 @@ class Sampler:
         )
         teller = ReplyTeller(job.running, index, stream) if job.running.streams else None
         generation = await self._policy.generate(
-            job.prompt_ids,
-            job.budget,
-            msgspec.structs.replace(job.sampling, seed=seed),
-            episode_id=session.session_id,
-            turn=job.ordinal,
-            on_chunk=None if teller is None else teller.on_chunk,
-            top_logprobs=call.top_logprobs,
+            TurnRequest(
+                job.prompt_ids,
+                job.budget,
+                msgspec.structs.replace(job.sampling, seed=seed),
+                session.session_id,
+                job.ordinal,
+                on_chunk=None if teller is None else teller.on_chunk,
+                top_logprobs=call.top_logprobs,
+            )
         )
         if teller is not None:
             return generation, teller.finish()

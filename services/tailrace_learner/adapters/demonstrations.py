@@ -11,7 +11,7 @@ from tailrace.config import ChatArgs, ConfigError
 from tailrace.foreign import ForeignCodeError, foreign_code
 from tailrace.import_path import load_object
 from tailrace_learner.config import WarmStart
-from tailrace_learner.core.rows import Row, demonstration_row
+from tailrace_learner.core.batch.rows import Row, demonstration_row
 from tailrace_protos.weights import ModelCard
 
 _KEY = "learner.warm_start.demonstrations"

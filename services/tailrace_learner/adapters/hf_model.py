@@ -22,9 +22,9 @@ from tailrace.foreign import ForeignCodeError, foreign_code
 from tailrace.import_path import load_object
 from tailrace.weights.tensors import TensorBytes
 from tailrace_learner.config import FromScratch, LearnerConfig
-from tailrace_learner.core import attention
-from tailrace_learner.core.fast_model import use_cpu_kernels
-from tailrace_learner.core.policy import Policy
+from tailrace_learner.core.cpu.fast_model import use_cpu_kernels
+from tailrace_learner.core.model import attention
+from tailrace_learner.core.model.policy import Policy
 from tailrace_protos.weights import ModelCard
 
 CARD_FILES = (

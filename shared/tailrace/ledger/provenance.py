@@ -7,13 +7,11 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from tailrace_protos.generation import VersionSpan
+from tailrace_protos.generation import TokenSpan
 from tailrace_protos.trajectory import ServerSpan
 
 
-def server_spans(
-    sampled: Sequence[VersionSpan], is_trained: NDArray[np.bool_]
-) -> tuple[ServerSpan, ...]:
+def server_spans(sampled: Sequence[TokenSpan], is_trained: NDArray[np.bool_]) -> tuple[ServerSpan, ...]:
     """The sources of those sampled tokens [S] that are trained; none if no source is known."""
     sampled = [span for span in sampled if span.num_tokens]
     first = sampled[0].source if sampled else ""

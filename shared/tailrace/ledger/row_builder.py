@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from tailrace.ledger.provenance import server_spans
 from tailrace.ledger.returns import Conversation
 from tailrace.ledger.tree import Call
+from tailrace.provenance import version_per_token
 from tailrace_protos.base import (
     as_float32,
     as_int32,
@@ -19,7 +20,7 @@ from tailrace_protos.base import (
     pack_int32,
     pack_uint8,
 )
-from tailrace_protos.generation import VersionSpan
+from tailrace_protos.generation import TokenSpan
 from tailrace_protos.session import LedgerNode
 from tailrace_protos.trajectory import TokenRow
 
@@ -35,7 +36,7 @@ class RowBuilder:
         self._turn_ends: list[int] = []
         self._turn_rewards: list[float] = []
         self._turn_returns: list[float] = []
-        self._spans: list[VersionSpan] = []  # of all turns, with `_is_sampled_trained`
+        self._spans: list[TokenSpan] = []  # of all turns, with `_is_sampled_trained`
         self._is_sampled_trained: list[NDArray[np.bool_]] = []
         self._num_tokens = 0
         self.has_trained_tokens = False
@@ -54,8 +55,8 @@ class RowBuilder:
         self._append(as_int32(node.inserted_ids))
         logprobs = as_float32(node.inference_logprobs)
         trained = trained_tokens(node)
-        self._append(as_int32(node.token_ids), trained, logprobs, version_per_token(node))
-        self._spans += node.version_spans
+        self._append(as_int32(node.token_ids), trained, logprobs, version_per_token(node.spans))
+        self._spans += node.spans
         self._is_sampled_trained.append(trained)
         self._turn_ends.append(self._num_tokens)
         self._turn_rewards.append(reward)
@@ -101,12 +102,3 @@ def trained_tokens(node: LedgerNode) -> NDArray[np.bool_]:
     """Which sampled tokens [t] of a call may be trained."""
     logprobs = as_float32(node.inference_logprobs)
     return np.zeros(len(logprobs), np.bool_) if node.is_masked else np.isfinite(logprobs)
-
-
-def version_per_token(node: LedgerNode) -> NDArray[np.int32]:
-    """The policy version [t] of each sampled token."""
-    spans = node.version_spans
-    return np.repeat(
-        np.array([span.policy_version for span in spans], np.int32),
-        np.array([span.num_tokens for span in spans], np.intp),
-    )

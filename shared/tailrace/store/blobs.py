@@ -7,13 +7,17 @@ content: putting the same bytes again only renews their lifetime.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import hashlib
 
+from tailrace.log import get_logger
 from tailrace.store.connection import StoreConnection
 from tailrace.store.errors import BlobGoneError, StoreUnavailableError
 from tailrace_protos.base import decode, encode
 from tailrace_protos.subjects import redis_prefix
 from tailrace_protos.weights import ModelCard
+
+log = get_logger(__name__)
 
 _POLL_S = 0.1
 
@@ -49,13 +53,14 @@ class Blobs:
         data: bytes | None = await self._redis.pipeline.command("GET", f"{self._prefix}model_card")
         return None if data is None else decode(data, ModelCard)
 
-    async def wait_model_card(self, timeout_s: float) -> ModelCard:
-        """The model card as soon as the learner has written it."""
-        try:
-            async with asyncio.timeout(timeout_s):
-                while (card := await self.get_model_card()) is None:  # noqa: ASYNC110 (Redis cannot tell)
-                    await asyncio.sleep(_POLL_S)
-                return card
-        except TimeoutError as error:
-            reason = "the learner has not written the model card"
-            raise StoreUnavailableError(self._redis.url, timeout_s, reason) from error
+    async def wait_for_model_card(self) -> ModelCard:
+        """The model card once the learner has written it; outages of Redis only delay it."""
+        is_logged = False
+        while True:
+            with contextlib.suppress(StoreUnavailableError):
+                if (card := await self.get_model_card()) is not None:
+                    return card
+            if not is_logged:
+                log.info("waiting for the model card of the learner")
+                is_logged = True
+            await asyncio.sleep(_POLL_S)

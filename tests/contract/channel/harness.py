@@ -31,7 +31,7 @@ from tailrace_protos.generation import (
     FinishReason,
     GenerateRequest,
     TokenChunk,
-    VersionSpan,
+    TokenSpan,
 )
 
 QUICK = ClientChannelConfig(keepalive_s=0.05, silence_s=0.5)
@@ -58,7 +58,7 @@ def chunk(
         call_id,
         pack_int32(ids),
         pack_float32((-0.5 * ids).astype(np.float32)),
-        (VersionSpan(policy_version, count),) if count else (),
+        (TokenSpan(policy_version, "", count),) if count else (),
         finish,
         num_cached_tokens=num_cached_tokens,
     )

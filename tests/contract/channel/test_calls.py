@@ -26,7 +26,7 @@ from tailrace_protos.generation import (
     FinishReason,
     SamplingParams,
     TokenChunk,
-    VersionSpan,
+    TokenSpan,
 )
 from tests.contract.channel.harness import QUICK, CountingEngine, Ends, HeldEngine, chunk, request
 from tests.contract.channel.samples import sample
@@ -45,7 +45,7 @@ async def test_a_collected_call_has_every_token_with_its_logprob_and_version(end
     generation = await call.collect()
     assert generation.token_ids.tolist() == list(range(47))
     assert generation.inference_logprobs.tolist() == [-0.5 * i for i in range(47)]
-    assert generation.version_spans == (VersionSpan(7, 42), VersionSpan(8, 5))
+    assert generation.spans == (TokenSpan(7, "", 42), TokenSpan(8, "", 5))
     assert generation.finish_reason is FinishReason.STOP
     assert generation.num_cached_tokens == 6
 
@@ -141,7 +141,7 @@ async def test_tokens_sent_one_by_one_arrive_in_few_chunks(ends: Ends) -> None:
         await asyncio.sleep(0)
     generation = await call.collect()
     assert generation.token_ids.tolist() == list(range(20))
-    assert generation.version_spans == (VersionSpan(1, 20),)
+    assert generation.spans == (TokenSpan(1, "", 20),)
     assert sample("tailrace_channel_chunks_total", side="server") - before == 3  # 8, 8 and the last 4
 
 
@@ -239,7 +239,7 @@ async def test_prompts_near_the_limit_and_long_answers_are_split_over_frames(end
     for call in calls:
         generation = await call.collect()
         assert np.array_equal(generation.token_ids, expected)
-        assert generation.version_spans == (VersionSpan(1, 400_000),)
+        assert generation.spans == (TokenSpan(1, "", 400_000),)
 
 
 async def test_a_call_id_in_flight_is_refused_until_the_call_has_ended(ends: Ends) -> None:

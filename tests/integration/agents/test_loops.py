@@ -19,7 +19,7 @@ from tailrace.store import Blobs
 from tailrace.tools import ToolWorker
 from tailrace_protos.base import as_int32, as_uint8, pack_float32, pack_int32
 from tailrace_protos.episode import Outcome
-from tailrace_protos.generation import FinishReason, GenerateRequest, TokenChunk, VersionSpan
+from tailrace_protos.generation import FinishReason, GenerateRequest, TokenChunk, TokenSpan
 from tests.conftest import ServerProcess
 from tests.integration.agents.world import FakeServer, World, kill, until, world_of
 from tests.integration.runtime.serving import endpoints_of
@@ -52,7 +52,7 @@ class ChatServer(FakeServer):
     def _answer(self, request: GenerateRequest, sink: ChunkSink) -> None:
         ids = RENDERER.reply_ids(self.reply(text_of(as_int32(request.prompt_ids)))).tolist()
         ids = ids[request.num_continued :]
-        spans = (VersionSpan(self.policy_version, len(ids)),)
+        spans = (TokenSpan(self.policy_version, "", len(ids)),)
         logprobs = pack_float32([-0.125] * len(ids))
         self.emitted[request.episode_id].append((0, ids))
         sink.send(TokenChunk(request.call_id, pack_int32(ids), logprobs, spans, FinishReason.STOP))

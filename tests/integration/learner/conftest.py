@@ -43,7 +43,7 @@ def experiment(run: str, folder: Path, **changes: Any) -> dict[str, Any]:
             "tensorboard": False,
             "from_scratch": {
                 "model_type": "qwen3",
-                "tokenizer": "tailrace.envs.frozen_lake_tokenizer:build_frozen_lake_tokenizer",
+                "tokenizer": "tailrace_envs.frozen_lake_tokenizer:build_frozen_lake_tokenizer",
                 "init_std": 0.1,
                 "config": {
                     "hidden_size": 32,

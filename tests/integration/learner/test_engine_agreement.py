@@ -11,12 +11,12 @@ import torch
 
 from tailrace_learner.adapters.hf_model import prepared
 from tailrace_learner.config import LearnerConfig, TrainingArgs
-from tailrace_learner.core import attention
-from tailrace_learner.core.optimizer import make_adamw
-from tailrace_learner.core.packing import pack
-from tailrace_learner.core.policy import Policy
-from tailrace_learner.core.rows import PreparedGroup, Row, gathered
-from tailrace_learner.core.step import StepTrainer
+from tailrace_learner.core.batch.packing import pack
+from tailrace_learner.core.batch.rows import PreparedGroup, Row, gathered
+from tailrace_learner.core.model import attention
+from tailrace_learner.core.model.policy import Policy
+from tailrace_learner.core.step.optimizer import make_adamw
+from tailrace_learner.core.step.step import StepTrainer
 from tailrace_protos.trajectory import ServerSpan
 from tests.unit.tailrace_inference.harness import VOCAB_SIZE, Asked, Client, make_engine, make_model
 

@@ -23,7 +23,7 @@ from tests.conftest import ServerProcess
 from tests.integration.learner.conftest import LearnerRun, environment, experiment
 
 WARM_START = {
-    "demonstrations": "tailrace.envs.frozen_lake_expert:demonstrations",
+    "demonstrations": "tailrace_envs.frozen_lake_expert:demonstrations",
     "num_steps": 3,
     "batch_size": 8,
     "options": {"size": 4},

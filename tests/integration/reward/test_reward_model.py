@@ -19,8 +19,8 @@ from transformers import (
 from tailrace.bus import Bus
 from tailrace.chat.model_files import read_chat_model
 from tailrace.config import ConfigError, load_experiment, run_config
-from tailrace.envs.frozen_lake_tokenizer import build_frozen_lake_tokenizer
 from tailrace.runtime import Args
+from tailrace_envs.frozen_lake_tokenizer import build_frozen_lake_tokenizer
 from tailrace_protos import subjects
 from tailrace_protos.chat import ChatMessage
 from tailrace_protos.episode import EnvTask

@@ -9,7 +9,7 @@ import numpy as np
 from tailrace.store import GroupRecord
 from tailrace_protos.base import pack_float32, pack_int32, pack_uint8
 from tailrace_protos.episode import EnvTask, Outcome, TurnRecord
-from tailrace_protos.generation import FinishReason, VersionSpan
+from tailrace_protos.generation import FinishReason, TokenSpan
 from tailrace_protos.subjects import Phase
 from tailrace_protos.trajectory import TokenRow, Trajectory
 
@@ -70,7 +70,7 @@ def turn(number: int) -> TurnRecord:
         observation_ids=pack_int32([number, 1]),
         token_ids=pack_int32([7, 8, 9]),
         inference_logprobs=pack_float32([-0.5, -0.25, -0.125]),
-        version_spans=(VersionSpan(2, 1), VersionSpan(3, 2)),
+        spans=(TokenSpan(2, "", 1), TokenSpan(3, "", 2)),
         finish_reason=FinishReason.STOP,
         reply="left",
         reward=0.0,

@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 
 from tailrace.chat import Renderer
-from tailrace.envs import make_env
 from tailrace.import_path import load_object
 from tailrace_cli.experiment import Experiment, load
 from tailrace_cli.validation import check_experiment
+from tailrace_envs import make_env
 from tailrace_protos.weights import ModelCard
 
 EXAMPLES = Path(__file__).parents[3] / "examples"

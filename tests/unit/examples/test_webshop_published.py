@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from tailrace.envs.webshop.environment import WebShopText
 from tailrace_cli.experiment import load
 from tailrace_cli.validation import check_experiment
+from tailrace_envs.webshop.environment import WebShopText
 
 EXAMPLE = Path(__file__).parents[3] / "examples" / "webshop" / "published.yaml"
 NUM_PRODUCTS = 60  # more than the generated shop has

@@ -9,15 +9,15 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tailrace.envs import frozen_lake, make_env
-from tailrace.envs.maths.environment import INSTRUCTION
-from tailrace.envs.sokoban import environment as sokoban
-from tailrace.envs.webshop import environment as webshop
 from tailrace.sdk.env import Env
 from tailrace_agents.core.episode import EpisodeResult
 from tailrace_agents.core.play import play_episode
 from tailrace_agents.core.step_tokens import StepTokens
 from tailrace_agents.core.tokens import EpisodeTokens
+from tailrace_envs import frozen_lake, make_env
+from tailrace_envs.maths.environment import INSTRUCTION
+from tailrace_envs.sokoban import environment as sokoban
+from tailrace_envs.webshop import environment as webshop
 from tailrace_protos.base import as_int32, as_int64, as_uint8
 from tests.unit.tailrace_agents.fakes import LIMITS, PLAN, ListJournal
 from tests.unit.tailrace_agents.loops.world import ChatPolicy, chat_renderer

@@ -10,9 +10,9 @@ import pytest
 import yaml
 
 from tailrace.config import ConfigError
-from tailrace.envs import make_env
 from tailrace_cli.experiment import decode, load
 from tailrace_cli.validation import check_experiment
+from tailrace_envs import make_env
 
 EXAMPLE = Path(__file__).parents[3] / "examples" / "frozen_lake" / "experiment.yaml"
 

@@ -14,12 +14,12 @@ from torch.nn.functional import rms_norm
 from transformers import AutoModelForCausalLM, LlamaConfig, Qwen2Config, Qwen3Config
 
 from tailrace_learner.config import LearnerConfig
-from tailrace_learner.core import attention
-from tailrace_learner.core.fast_model import use_cpu_kernels
-from tailrace_learner.core.lineage import Ancestry
-from tailrace_learner.core.policy import Policy
-from tailrace_learner.core.row_builder import RowBuilder
-from tailrace_learner.core.rows import PreparedGroup, Row
+from tailrace_learner.core.batch.lineage import Ancestry
+from tailrace_learner.core.batch.row_builder import RowBuilder
+from tailrace_learner.core.batch.rows import PreparedGroup, Row
+from tailrace_learner.core.cpu.fast_model import use_cpu_kernels
+from tailrace_learner.core.model import attention
+from tailrace_learner.core.model.policy import Policy
 from tailrace_protos.base import as_float32, pack_float32, pack_int32, pack_int64, pack_uint8
 from tailrace_protos.episode import EnvTask, Outcome
 from tailrace_protos.trajectory import TokenRow, Trajectory, TrajectoryGroup

@@ -28,15 +28,15 @@ from tailrace_learner.adapters.same_model import OtherModelError, check_same_mod
 from tailrace_learner.adapters.snapshots import Snapshot, load_optimizer, take_snapshot
 from tailrace_learner.adapters.strategies.single import SingleStrategy
 from tailrace_learner.config import FromScratch, LearnerConfig, TrainingArgs
-from tailrace_learner.core.run_state import RunState, resumed_state
-from tailrace_learner.core.start import Origin, origin
-from tailrace_learner.core.step import StepTrainer
+from tailrace_learner.core.step.run_state import RunState, resumed_state
+from tailrace_learner.core.step.start import Origin, origin
+from tailrace_learner.core.step.step import StepTrainer
 from tests.unit.tailrace_learner.factory import make_rows
-from tests.unit.tailrace_learner.test_step import prepared
+from tests.unit.tailrace_learner.step.test_step import prepared
 
 SCRATCH = FromScratch(
     model_type="qwen3",
-    tokenizer="tailrace.envs.frozen_lake_tokenizer:build_frozen_lake_tokenizer",
+    tokenizer="tailrace_envs.frozen_lake_tokenizer:build_frozen_lake_tokenizer",
     init_std=0.1,
     config={
         "hidden_size": 32,
@@ -270,7 +270,7 @@ def test_a_directory_without_a_model_is_the_users_mistake(tmp_path: Path) -> Non
     ("changes", "match"),
     [
         ({"tokenizer": "nowhere:build"}, "cannot import"),
-        ({"tokenizer": "tailrace.envs:nothing"}, "has no .nothing."),
+        ({"tokenizer": "tailrace_envs:nothing"}, "has no .nothing."),
         ({"tokenizer": "nonsense"}, "package.module:name"),
         ({"model_type": "qwen99"}, "qwen99"),
         ({"config": {"vocab_size": 5}}, "vocab_size"),

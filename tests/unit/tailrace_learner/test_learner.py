@@ -17,9 +17,9 @@ from tailrace.config import RunConfig
 from tailrace.runtime import StopService
 from tailrace.weights.tensors import TensorBytes
 from tailrace_learner.adapters.trajectory_files import TrajectoryFiles, read_groups
-from tailrace_learner.core.optimizer import make_adamw
-from tailrace_learner.core.run_state import RunState
-from tailrace_learner.core.step import StepTrainer
+from tailrace_learner.core.step.optimizer import make_adamw
+from tailrace_learner.core.step.run_state import RunState
+from tailrace_learner.core.step.step import StepTrainer
 from tailrace_learner.handlers import Learner, World
 from tailrace_protos.event import CheckpointSaved, StepFinished
 from tailrace_protos.trajectory import TrajectoryGroup

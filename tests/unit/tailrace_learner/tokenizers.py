@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from tailrace.envs.frozen_lake import ACTIONS, INVALID_NOTE
-from tailrace.envs.frozen_lake_tokenizer import CHARACTERS, row_tokens
-from tailrace.envs.word_tokenizer import any_of, build_word_tokenizer
+from tailrace_envs.frozen_lake import ACTIONS, INVALID_NOTE
+from tailrace_envs.frozen_lake_tokenizer import CHARACTERS, row_tokens
+from tailrace_envs.word_tokenizer import any_of, build_word_tokenizer
 
 
 def reversed_tokenizer(directory: str | Path) -> Path:

@@ -12,8 +12,8 @@ from typing import Any
 import msgspec
 
 from tailrace.config.settings.setting import Lookup
-from tailrace.envs import env_config_kind
 from tailrace_cli.importing.rules import NoEffectError
+from tailrace_envs import env_config_kind
 
 ENVS = "custom_envs"
 REPLY = "actor_infer.generating_args.max_new_tokens"

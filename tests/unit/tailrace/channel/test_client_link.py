@@ -26,7 +26,7 @@ from tailrace_protos.generation import (
     FinishReason,
     GenerateRequest,
     TokenChunk,
-    VersionSpan,
+    TokenSpan,
 )
 
 ADDRESS = Address("s1", "subject")
@@ -79,7 +79,7 @@ class Fixture:
 
 
 def chunk(call_id: str, *ids: int, finish: FinishReason | None = None) -> TokenChunk:
-    spans = (VersionSpan(1, len(ids)),) if ids else ()
+    spans = (TokenSpan(1, "", len(ids)),) if ids else ()
     return TokenChunk(call_id, pack_int32(ids), pack_float32([-1.0] * len(ids)), spans, finish)
 
 
@@ -111,7 +111,7 @@ async def test_a_new_link_never_gets_frames_of_the_old_one() -> None:
 async def test_a_malformed_chunk_ends_only_its_call_and_stops_it_at_the_server() -> None:
     made = Fixture()
     bad, good = made.call("bad"), made.call("good")
-    no_logprobs = TokenChunk("bad", pack_int32([3]), version_spans=(VersionSpan(1, 1),))
+    no_logprobs = TokenChunk("bad", pack_int32([3]), spans=(TokenSpan(1, "", 1),))
     last = chunk("good", 4, finish=FinishReason.STOP)
     made.wire.link.on_frame(encode(ChunkFrame(0, 0, (chunk("bad", 1), no_logprobs, last))))
     with pytest.raises(ChannelError, match="malformed chunk") as raised:

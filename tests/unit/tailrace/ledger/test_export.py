@@ -10,7 +10,7 @@ import pytest
 
 from tailrace.ledger import Ledger
 from tailrace_protos.base import as_float32, as_int32, as_int64, as_uint8
-from tailrace_protos.generation import VersionSpan
+from tailrace_protos.generation import TokenSpan
 from tailrace_protos.session import ExportStyle
 from tailrace_protos.trajectory import TokenRow
 from tests.unit.tailrace.ledger.calls import ledger_of, node
@@ -178,8 +178,8 @@ def test_a_token_without_a_finite_log_probability_is_not_trained_and_counted() -
 
 
 def test_policy_versions_are_those_of_the_spans() -> None:
-    spans = (VersionSpan(3, 2), VersionSpan(5, 1))
-    ledger = ledger_of(node("a", "", [1, 1], [2, 3, 4], version_spans=spans))
+    spans = (TokenSpan(3, "", 2), TokenSpan(5, "", 1))
+    ledger = ledger_of(node("a", "", [1, 1], [2, 3, 4], spans=spans))
     (row,) = ledger.rows(INDIVIDUAL)
     assert as_int32(row.policy_versions).tolist() == [-1, -1, 3, 3, 5]
 

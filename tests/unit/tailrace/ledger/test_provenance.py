@@ -6,18 +6,27 @@ from collections.abc import Sequence
 
 import msgspec
 import numpy as np
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tailrace.channel.generation import Generation, join_spans
+from tailrace.channel.generation import Generation
 from tailrace.channel.ports import Address
 from tailrace.ledger.provenance import cut, server_spans
+from tailrace.provenance import join_spans
 from tailrace_agents.core.step_tokens import StepTokens
 from tailrace_agents.core.tokens import EpisodeTokens
-from tailrace_protos.base import as_uint8, decode, encode, pack_float32, pack_int32
+from tailrace_protos.base import (
+    MalformedMessageError,
+    as_uint8,
+    decode,
+    encode,
+    pack_float32,
+    pack_int32,
+)
 from tailrace_protos.control import Lease, split_source
 from tailrace_protos.episode import TurnRecord
-from tailrace_protos.generation import FinishReason, VersionSpan
+from tailrace_protos.generation import FinishReason, TokenSpan
 from tailrace_protos.session import ExportStyle
 from tailrace_protos.trajectory import ServerSpan, TokenRow
 from tests.unit.tailrace.ledger.calls import assistant, new_ledger, sampled, user
@@ -43,7 +52,7 @@ def played(tokens: EpisodeTokens, turns: list[list[tuple[str, int]]], broken: se
         opening = np.array([1, 2], np.int32)
         tokens.insert(opening)
         tokens.open_with(opening)
-        spans = join_spans(VersionSpan(3, count, source) for source, count in parts)
+        spans = join_spans(TokenSpan(3, source, count) for source, count in parts)
         sources = [source for source, count in parts for _ in range(count)]
         logprobs = np.full(len(sources), -1.0, np.float32)
         for at, source in enumerate(sources):
@@ -95,9 +104,9 @@ def test_rows_of_a_ledger_know_who_sampled_them_and_skip_what_others_train() -> 
 
 
 def test_where_nobody_told_the_source_none_is_claimed() -> None:
-    assert server_spans([VersionSpan(1, 3)], np.ones(3, np.bool_)) == ()
+    assert server_spans([TokenSpan(1, "", 3)], np.ones(3, np.bool_)) == ()
     assert server_spans([], np.ones(0, np.bool_)) == ()
-    assert server_spans([VersionSpan(1, 3, "a")], np.zeros(3, np.bool_)) == ()
+    assert server_spans([TokenSpan(1, "a", 3)], np.zeros(3, np.bool_)) == ()
 
 
 def test_a_cut_counts_as_its_spans_do() -> None:
@@ -112,7 +121,7 @@ class _OldSpan(msgspec.Struct, array_like=True):
 
 
 class _OldTurn(msgspec.Struct, tag="turn_record"):
-    version_spans: tuple[_OldSpan, ...]
+    spans: tuple[_OldSpan, ...]
     turn: int = 0
     observation_ids: bytes = b""
     token_ids: bytes = b""
@@ -124,9 +133,9 @@ class _OldTurn(msgspec.Struct, tag="turn_record"):
     truncated: bool = False
 
 
-def test_a_journal_from_before_sources_were_kept_is_read() -> None:
-    record = decode(encode(_OldTurn((_OldSpan(4, 2),))), TurnRecord)
-    assert record.version_spans == (VersionSpan(4, 2),)
+def test_a_journal_with_spans_of_another_form_is_refused_by_name() -> None:
+    with pytest.raises(MalformedMessageError, match=r"malformed TurnRecord .*spans"):
+        decode(encode(_OldTurn((_OldSpan(4, 2),))), TurnRecord)
     row = msgspec.msgpack.encode({"token_ids": bytes(pack_int32([1])), "row_id": "r"})
     assert msgspec.msgpack.decode(row, type=TokenRow).server_spans == ()
 
@@ -141,10 +150,10 @@ def test_a_server_that_was_started_again_is_another_source() -> None:
 
 
 def test_neighbours_of_one_version_stay_apart_when_two_servers_sampled_them() -> None:
-    spans = (VersionSpan(1, 2, "a"), VersionSpan(1, 1, "b"), VersionSpan(1, 2, "b"))
-    assert join_spans(spans) == (VersionSpan(1, 2, "a"), VersionSpan(1, 3, "b"))
+    spans = (TokenSpan(1, "a", 2), TokenSpan(1, "b", 1), TokenSpan(1, "b", 2))
+    assert join_spans(spans) == (TokenSpan(1, "a", 2), TokenSpan(1, "b", 3))
     generation = Generation(
         np.zeros(2, np.int32), np.zeros(2, np.float32), spans[:1], FinishReason.STOP, None, 0
     )
-    assert generation.sampled_by("c").version_spans == (VersionSpan(1, 2, "c"),)
+    assert generation.sampled_by("c").spans == (TokenSpan(1, "c", 2),)
     assert bytes(pack_float32(generation.inference_logprobs)) == bytes(8)

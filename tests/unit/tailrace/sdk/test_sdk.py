@@ -7,9 +7,9 @@ import asyncio
 import gymnasium
 import pytest
 
-from tailrace.envs import make_env
 from tailrace.foreign import ForeignCodeError, foreign_code
 from tailrace.sdk import Env, reward
+from tailrace_envs import make_env
 
 
 def test_what_foreign_code_raises_keeps_its_type_and_place() -> None:

@@ -1,0 +1,86 @@
+"""Demonstrations of FrozenLake for a warm start: shortest-path play with a share of random moves."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from functools import lru_cache, partial
+from typing import Any
+
+from tailrace_envs.demonstrations import (
+    ChatRenderer,
+    DemonstrationRow,
+    play_demonstrations,
+    train_options,
+)
+from tailrace_envs.frozen_lake import ACTIONS, FrozenLakeText, lake_on
+from tailrace_envs.frozen_lake_maps import FrozenLakeMap
+
+
+class FrozenLakeExpert:
+    """Walks shortest paths."""
+
+    def best_replies(self, env: FrozenLakeText) -> Sequence[str]:
+        """The words that begin a shortest path."""
+        return best_moves(env.lake_map, env.position)
+
+    def any_replies(self, env: FrozenLakeText) -> Sequence[str]:
+        """The four words."""
+        return tuple(ACTIONS)
+
+
+def demonstrations(
+    renderer: ChatRenderer, *, seed: int, num_episodes: int, random_moves: float = 0.5, **options: Any
+) -> Iterator[DemonstrationRow]:
+    """Yield `num_episodes` rows of token ids and loss mask, both [T]; the mask is 1 on replies.
+
+    `random_moves` is the share of moves drawn uniformly from the four words; `options` are the
+    environment's own (`FrozenLakeConfig`), always played on the train split.
+    """
+    options = train_options(options, random_moves)
+    yield from play_demonstrations(
+        partial(FrozenLakeText, **options),
+        FrozenLakeExpert(),
+        renderer,
+        seed=seed,
+        num_episodes=num_episodes,
+        random_moves=random_moves,
+    )
+
+
+def best_moves(lake_map: FrozenLakeMap, position: int) -> tuple[str, ...]:
+    """The words that begin a shortest path from `position` to the goal, on ice that does not slip."""
+    return _best_moves(lake_map)[position]
+
+
+@lru_cache(maxsize=4096)
+def _best_moves(lake_map: FrozenLakeMap) -> tuple[tuple[str, ...], ...]:
+    """Per cell the words that lead one step nearer."""
+    lake = lake_on(lake_map, is_slippery=False)
+    next_cells = [[lake.P[cell][move][0][1] for move in ACTIONS.values()] for cell in lake.P]
+    distances = _distances_to_goal(next_cells)
+    return tuple(
+        tuple(
+            word
+            for word, next_cell in zip(ACTIONS, cells, strict=True)
+            if distances[next_cell] == distances[cell] - 1
+        )
+        for cell, cells in enumerate(next_cells)
+    )
+
+
+def _distances_to_goal(next_cells: list[list[int]]) -> list[float]:
+    """Moves to the last cell from every cell, infinite where there is no way."""
+    goal = len(next_cells) - 1
+    distances = [float("inf")] * len(next_cells)
+    distances[goal] = 0.0
+    frontier = [goal]
+    while frontier:
+        reached = {
+            cell
+            for cell, cells in enumerate(next_cells)
+            if distances[cell] == float("inf") and not set(cells).isdisjoint(frontier)
+        }
+        for cell in reached:
+            distances[cell] = min(distances[near] for near in next_cells[cell]) + 1
+        frontier = list(reached)
+    return distances

@@ -1,0 +1,38 @@
+"""A tokenizer for a model that knows nothing but FrozenLake, as Hugging Face files.
+
+One token per grid row of four cells with its line feed, one per action word, one per role: a turn
+is the user's marker, four rows, the assistant's marker (inserted), an action and the end of turn
+(sampled) - eight tokens. Other text falls back to single characters where the vocabulary has them
+(larger grids), else to `<|unk|>`, so every text can be encoded.
+"""
+
+from __future__ import annotations
+
+from itertools import product
+from pathlib import Path
+
+from tailrace_envs.frozen_lake import ACTIONS, INVALID_NOTE
+from tailrace_envs.word_tokenizer import any_of, build_word_tokenizer
+
+CELLS = "FHSGP"
+CHARACTERS = (*CELLS, "\n", " ", ".")
+
+
+def row_tokens() -> list[str]:
+    """Every row that a grid of four columns can show: S only first, G only last, at most one P."""
+    rows = ("".join(cells) + "\n" for cells in product(CELLS, repeat=4))
+    return [row for row in rows if _can_occur(row)]
+
+
+def _can_occur(row: str) -> bool:
+    cells = row[:4]
+    if cells.count("P") > 1 or ("S" in cells and "G" in cells):
+        return False
+    return cells.rfind("S") <= 0 and cells.find("G") in (-1, 3)
+
+
+def build_frozen_lake_tokenizer(directory: str | Path) -> Path:
+    """Write `tokenizer.json` and `tokenizer_config.json`; `AutoTokenizer` loads the directory."""
+    words = [*row_tokens(), *ACTIONS, INVALID_NOTE, *CHARACTERS]
+    pattern = rf"[{CELLS}]{{4}}\n|{any_of([*ACTIONS, INVALID_NOTE])}"
+    return build_word_tokenizer(directory, words, pattern=pattern, max_length=1024)

@@ -1,0 +1,35 @@
+"""A tokenizer for a model that knows nothing but Sokoban with one box in four inner columns.
+
+One token per row of the board with its line feed and one per action word. Other boards fall back to
+one token per cell.
+"""
+
+from __future__ import annotations
+
+from itertools import product
+from pathlib import Path
+
+from tailrace_envs.sokoban.board import DIRECTIONS
+from tailrace_envs.sokoban.environment import INVALID_NOTE
+from tailrace_envs.word_tokenizer import any_of, build_word_tokenizer
+
+CELLS = "#_OX*PS"
+NUM_INNER_COLUMNS = 4
+
+
+def build_sokoban_tokenizer(directory: str | Path) -> Path:
+    """Write the tokenizer's files; `AutoTokenizer` loads the directory."""
+    width = NUM_INNER_COLUMNS + 2
+    words = [*row_tokens(), *DIRECTIONS, INVALID_NOTE, *CELLS, "\n"]
+    pattern = rf"#[{CELLS}]{{{width - 2}}}#\n|{any_of([*DIRECTIONS, INVALID_NOTE])}"
+    return build_word_tokenizer(directory, words, pattern=pattern, max_length=2048)
+
+
+def row_tokens() -> list[str]:
+    """Every row that a board of one box can show: one player, one box and one goal at most."""
+    rows = ("".join(cells) for cells in product(CELLS, repeat=NUM_INNER_COLUMNS))
+    return [f"#{row}#\n" for row in rows if _can_occur(row)]
+
+
+def _can_occur(row: str) -> bool:
+    return all(sum(map(row.count, letters)) <= 1 for letters in ("PS", "X*", "OS*"))

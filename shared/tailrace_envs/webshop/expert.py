@@ -1,0 +1,69 @@
+"""Demonstrations of WebShop: straight to the goal's product, with a share of random actions."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from functools import partial
+from typing import Any
+
+from tailrace_envs.demonstrations import (
+    ChatRenderer,
+    DemonstrationRow,
+    play_demonstrations,
+    train_options,
+)
+from tailrace_envs.webshop.environment import WebShopText
+from tailrace_envs.webshop.pages import BACK, BUY, NEXT, PREVIOUS
+
+
+class WebShopExpert:
+    """Searches for attributes and kind, leafs to the product, chooses its options, buys."""
+
+    def best_replies(self, env: WebShopText) -> Sequence[str]:
+        """The next action on the way; none where the search does not show the product."""
+        page, goal = env.page, env.goal
+        if page.kind == "start":
+            return (f"search[{' '.join((*goal.attributes, goal.product.query))}]",)
+        if page.kind == "results":
+            return (f"click[{self._on_results(env)}]",)
+        if page.kind == "detail" or page.item != goal.product:
+            return (f"click[{PREVIOUS}]",)
+        clicks = page.clicks(env.config.items_per_page)
+        chosen = page.chosen.values()
+        missing = [value for value in goal.values if value in clicks and value not in chosen]
+        return tuple(f"click[{value}]" for value in missing[:1] or (BUY,))
+
+    def any_replies(self, env: WebShopText) -> Sequence[str]:
+        """Every click of the page; on the first page a search for one word of the instruction."""
+        clicks = env.page.clicks(env.config.items_per_page)
+        if clicks:
+            return tuple(f"click[{name}]" for name in clicks)
+        words = (*env.goal.attributes, env.goal.product.query, *env.goal.values)
+        return tuple(f"search[{word}]" for word in words)
+
+    def _on_results(self, env: WebShopText) -> str:
+        asin = env.goal.product.asin
+        clicks = env.page.clicks(env.config.items_per_page)
+        if asin in clicks:
+            return asin
+        is_ahead = env.goal.product in env.page.results[env.page.number * env.config.items_per_page :]
+        return NEXT if is_ahead and NEXT in clicks else BACK
+
+
+def demonstrations(
+    renderer: ChatRenderer, *, seed: int, num_episodes: int, random_moves: float = 0.2, **options: Any
+) -> Iterator[DemonstrationRow]:
+    """Yield `num_episodes` rows of token ids and loss mask; the mask is 1 on replies.
+
+    `random_moves` is the share of random actions; `options` are the environment's own
+    (`WebShopConfig`), always played on the train split.
+    """
+    options = train_options(options, random_moves)
+    yield from play_demonstrations(
+        partial(WebShopText, **options),
+        WebShopExpert(),
+        renderer,
+        seed=seed,
+        num_episodes=num_episodes,
+        random_moves=random_moves,
+    )

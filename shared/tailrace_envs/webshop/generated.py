@@ -1,0 +1,85 @@
+"""Small catalogues made up from a seed: things of a few kinds that differ in attributes and options.
+
+A pure function of (number of products, seed). Every kind has several products, so that finding the
+kind is not enough; what a product has stands in its title, features and options, for all to read.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import NamedTuple
+
+import numpy as np
+
+from tailrace_envs.webshop.catalogue import Product
+
+
+class Kind(NamedTuple):
+    """A kind of thing, in shoppers' words, and where it stands in the shop."""
+
+    query: str
+    category: str
+    aisle: str
+    attributes: tuple[str, ...]
+    options: dict[str, tuple[str, ...]]
+
+
+_COLORS = ("red", "blue", "green", "black", "white", "yellow")
+_SIZES = ("small", "medium", "large")
+_WEAR = ("cotton", "wool", "washable", "waterproof", "slim", "lightweight")
+_HOME = ("wooden", "steel", "foldable", "handmade", "sturdy", "compact")
+_FOOD = ("organic", "sugarfree", "vegan", "roasted", "salted", "crunchy")
+_FLAVORS = ("lemon", "vanilla", "honey", "cocoa")
+_PACKS = ("single", "double", "family")
+
+KINDS = tuple(
+    Kind(query, category, aisle, attributes, options)
+    for category, attributes, options, kinds in (
+        ("fashion", _WEAR, {"color": _COLORS, "size": _SIZES},
+         (("shirt", "tops"), ("jacket", "tops"), ("trousers", "legwear"), ("socks", "legwear"))),
+        ("garden", _HOME, {"color": _COLORS, "size": _SIZES},
+         (("lamp", "lighting"), ("chair", "seating"), ("table", "tables"), ("shelf", "storage"))),
+        ("grocery", _FOOD, {"flavor": _FLAVORS, "pack": _PACKS},
+         (("nuts", "snacks"), ("biscuits", "snacks"), ("tea", "drinks"), ("porridge", "breakfast"))),
+    )
+    for query, aisle in kinds
+)  # fmt: skip
+
+NUM_ATTRIBUTES = 2
+MAX_VALUES = 3
+PRICES = range(5, 60)
+
+
+@lru_cache(maxsize=8)
+def generate_products(num_products: int, seed: int) -> tuple[Product, ...]:
+    """Products `b000`, `b001`, ..., kinds in turn."""
+    random = np.random.RandomState([0x5709, seed & 0xFFFFFFFF])
+    return tuple(_product(number, random) for number in range(num_products))
+
+
+def _product(number: int, random: np.random.RandomState) -> Product:
+    kind = KINDS[number % len(KINDS)]
+    attributes = _some(kind.attributes, NUM_ATTRIBUTES, random)
+    options = {
+        name: _some(values, random.randint(2, MAX_VALUES + 1), random)
+        for name, values in kind.options.items()
+    }
+    return Product(
+        asin=f"b{number:03d}",
+        title=f"{' '.join(attributes)} {kind.query}",
+        price=float(PRICES[random.randint(len(PRICES))]),
+        category=kind.category,
+        query=kind.query,
+        product_category=f"{kind.category} › {kind.aisle} › {kind.query}",
+        options=options,
+        attributes=attributes,
+        description=f"a {kind.query} that is {' and '.join(attributes)}",
+        features=attributes,
+        reviews=(f"a good {kind.query}",),
+        rating=float(random.randint(3, 6)),
+    )
+
+
+def _some(values: tuple[str, ...], number: int, random: np.random.RandomState) -> tuple[str, ...]:
+    chosen = sorted(random.permutation(len(values))[:number])
+    return tuple(values[index] for index in chosen)

@@ -1,0 +1,44 @@
+"""A tokenizer for a model that knows nothing but a small generated catalogue: a token per word.
+
+Blanks are not encoded: a decoded reply has one between its words, which the environment's grammar
+does not mind.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from tailrace_envs.webshop.config import CatalogueArgs
+from tailrace_envs.webshop.environment import INVALID_NOTE
+from tailrace_envs.webshop.generated import KINDS, PRICES
+from tailrace_envs.webshop.pages import BACK, BUY, DETAILS, NEXT, PREVIOUS, SEPARATOR
+from tailrace_envs.word_tokenizer import any_of, build_word_tokenizer
+
+_PHRASES = (
+    "search[words]", "search[", "click[", "]", SEPARATOR.strip(), BACK, NEXT, PREVIOUS, BUY, *DETAILS,
+    "instruction:", "available actions:", "i am looking for", "and price lower than", "dollars",
+    INVALID_NOTE.strip().lower(), "\n", ":", ",", "page", "of", "results", "chosen", "rated",
+    "(", ")", "with", "and", "a", "that is", "good",
+)  # fmt: skip
+MAX_NUMBER = 60
+
+
+def build_webshop_tokenizer(directory: str | Path) -> Path:
+    """Write the tokenizer's files; `AutoTokenizer` loads the directory."""
+    words = [*_PHRASES, *_words()]
+    pattern = rf"{any_of(_PHRASES)}|\$?\d+\.\d\d|[a-z]+\d*|[0-9.]+"
+    return build_word_tokenizer(directory, words, pattern=pattern, max_length=4096, drops_spaces=True)
+
+
+def _words() -> Iterator[str]:
+    """What generated products, goals and pages say besides the phrases."""
+    for kind in KINDS:
+        yield from (kind.query, *kind.attributes, *kind.options)
+        for values in kind.options.values():
+            yield from values
+    yield from (f"b{number:03d}" for number in range(CatalogueArgs().num_products))
+    yield from (f"${price:.2f}" for price in PRICES)
+    yield from (f"{limit:.2f}" for limit in range(10, 110, 10))
+    yield from (f"{rating:.1f}" for rating in range(1, 6))
+    yield from (str(number) for number in range(MAX_NUMBER))

@@ -1,0 +1,59 @@
+"""Episodes that another worker goes on with: whoever takes them over finds the same episode."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from tailrace.channel.generation import Generation
+from tailrace.chat import Renderer
+from tailrace.sdk.env import Env
+from tailrace.sdk.policy import TurnRequest
+from tailrace.toolbox.byte_tokenizer import build_byte_tokenizer
+from tailrace_agents.core.episode import EpisodeLimits, EpisodeResult
+from tailrace_agents.core.play import play_episode
+from tailrace_protos.weights import ModelCard
+from tests.unit.tailrace.policy.fakes import generation
+from tests.unit.tailrace_agents.fakes import PLAN, ListJournal
+
+LIMITS = EpisodeLimits(1_000_000, 50_000, 512, wall_clock_s=60.0)
+
+
+def byte_renderer(folder: Path) -> Renderer:
+    """Of a model that reads and writes any text."""
+    files = {path.name: path.read_bytes() for path in build_byte_tokenizer(folder).iterdir()}
+    return Renderer.from_model_card(ModelCard(config_json=b"{}", tokenizer_files=files))
+
+
+class Replies:
+    """A policy that says these, one after another."""
+
+    def __init__(self, renderer: Renderer, replies: Sequence[str]) -> None:
+        self._renderer = renderer
+        self._replies = iter(replies)
+
+    async def generate(self, request: TurnRequest) -> Generation:
+        return generation(self._renderer.reply_ids(next(self._replies)), 1)
+
+
+async def check_every_resumption(
+    make: Callable[[], Env], replies: Sequence[str], renderer: Renderer
+) -> EpisodeResult:
+    """Resume an episode after each of its turns and compare; the whole one."""
+
+    async def play(said: Sequence[str], journal: ListJournal) -> EpisodeResult:
+        env, policy = make(), Replies(renderer, said)
+        try:
+            return await play_episode(env, renderer, policy, LIMITS, PLAN, seed=5, journal=journal)
+        finally:
+            env.close()
+
+    journal = ListJournal()
+    whole = await play(replies, journal)
+    for num_done in range(len(journal.records) + 1):
+        resumed = await play(replies[num_done:], ListJournal(journal.records[:num_done]))
+        assert (resumed.num_replayed_turns, resumed.num_restarts) == (num_done, 0)
+        assert resumed.messages == whole.messages
+        assert resumed.tokens.turn_rewards == whole.tokens.turn_rewards
+        assert resumed.metrics == whole.metrics
+    return whole

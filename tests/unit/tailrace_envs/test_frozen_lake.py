@@ -1,0 +1,198 @@
+"""FrozenLake as text: turns, invalid replies, seeds, splits and configuration."""
+
+from __future__ import annotations
+
+import gymnasium
+import pytest
+
+from tailrace.config import ConfigError
+from tailrace_envs import FrozenLakeText, UnknownEnvTypeError, make_env
+from tailrace_envs.frozen_lake import INVALID_NOTE, RULES, parse_action
+from tailrace_envs.frozen_lake_expert import best_moves
+from tailrace_envs.frozen_lake_maps import is_held_out, map_for_seed, map_pools
+
+
+def winning_replies(env: FrozenLakeText, seed: int) -> list[str]:
+    """Words that lead to the goal."""
+    env.reset(seed=seed)
+    words = []
+    while words[-1:] != ["end"]:
+        words.append(best_moves(env.lake_map, env.position)[0])
+        if env.step(words[-1])[2]:
+            return words
+    return words
+
+
+def test_the_first_observation_shows_the_map_with_the_agent_on_the_start() -> None:
+    env = FrozenLakeText()
+    observation, info = env.reset(seed=3)
+    assert info == {"instructions": ""}
+    assert observation == "\n".join(env.lake_map).replace("S", "P") + "\n"
+    assert [len(line) for line in observation.splitlines()] == [4, 4, 4, 4]
+
+
+def test_an_observation_is_in_the_observation_space() -> None:
+    env = FrozenLakeText(instructions=True)
+    observation, _ = env.reset(seed=3)
+    assert observation.startswith(RULES)
+    assert env.observation_space.contains(observation)
+    assert env.observation_space.contains(env.step("what?")[0])
+
+
+def test_the_goal_pays_one_and_reports_success() -> None:
+    env = FrozenLakeText()
+    *way, last = winning_replies(env, seed=11)
+    env.reset(seed=11)
+    for word in way:
+        _, reward, terminated, truncated, info = env.step(word)
+        assert (reward, terminated, truncated) == (0.0, False, False)
+        assert "success" not in info
+    observation, reward, terminated, truncated, info = env.step(f"I go {last.upper()}!")
+    assert (reward, terminated, truncated) == (1.0, True, False)
+    assert info == {"invalid_action": False, "success": 1.0}
+    assert observation.endswith("P\n")
+
+
+def test_a_hole_ends_the_episode_without_success() -> None:
+    env = FrozenLakeText()
+    seed = next(seed for seed in range(1024) if map_for_seed(4, 0.8, "train", seed)[1][0] == "H")
+    env.reset(seed=seed)
+    _, reward, terminated, _, info = env.step("Down")
+    assert (reward, terminated, info["success"]) == (0.0, True, 0.0)
+
+
+def test_an_invalid_reply_is_answered_penalised_and_counts_as_a_turn() -> None:
+    env = FrozenLakeText(invalid_action_penalty=0.25, max_turns=2)
+    before, _ = env.reset(seed=0)
+    observation, reward, terminated, truncated, info = env.step("north, please")
+    assert observation == INVALID_NOTE + before
+    assert (reward, terminated, truncated) == (-0.25, False, False)
+    assert info["invalid_action"] is True
+    _, reward, terminated, truncated, info = env.step("")
+    assert (reward, terminated, truncated) == (-0.25, False, True)
+    assert info["success"] == 0.0
+
+
+def test_max_turns_truncates() -> None:
+    env = FrozenLakeText(max_turns=3)
+    env.reset(seed=0)
+    results = [env.step("Left")[2:4] for _ in range(3)]
+    assert results == [(False, False), (False, False), (False, True)]
+
+
+def test_a_finished_episode_takes_no_step_until_reset() -> None:
+    env = FrozenLakeText(max_turns=1)
+    with pytest.raises(gymnasium.error.ResetNeeded):
+        env.step("Left")
+    env.reset(seed=0)
+    env.step("Left")
+    with pytest.raises(gymnasium.error.ResetNeeded):
+        env.step("Left")
+
+
+@pytest.mark.parametrize(
+    ("reply", "action"),
+    [("Left", 0), ("DOWN", 1), ("go right then up", 2), ("Up.", 3), ("upwards", None), ("", None)],
+)
+def test_the_first_whole_direction_word_is_the_action(reply: str, action: int | None) -> None:
+    assert parse_action(reply) == action
+
+
+def test_instances_on_one_map_do_not_move_each_other() -> None:
+    first, second = FrozenLakeText(), FrozenLakeText()
+    first.reset(seed=5)
+    grid, _ = second.reset(seed=5)
+    first.step(best_moves(first.lake_map, first.position)[0])
+    assert second.grid() == grid
+    assert first.grid() != grid
+
+
+def test_seed_and_replies_fix_a_slippery_episode() -> None:
+    def play() -> list[str]:
+        env = FrozenLakeText(is_slippery=True, p=1.0, size=8, split="all", max_turns=30)
+        env.reset(seed=9)
+        return [env.step(("Right", "Down")[turn % 2])[0] for turn in range(20)]
+
+    assert play() == play()
+    straight = FrozenLakeText(p=1.0, size=8, split="all", max_turns=30)
+    straight.reset(seed=9)
+    assert play() != [straight.step(("Right", "Down")[turn % 2])[0] for turn in range(14)]
+
+
+def test_resets_without_a_seed_follow_the_last_seed() -> None:
+    env = FrozenLakeText()
+    env.reset(seed=1)
+    drawn = [env.reset()[0] for _ in range(5)]
+    env.reset(seed=1)
+    assert [env.reset()[0] for _ in range(5)] == drawn
+    assert len(set(drawn)) > 1
+
+
+def test_1024_held_out_seeds_give_distinct_maps_that_are_never_train_maps() -> None:
+    held_out = {map_for_seed(4, 0.8, "held_out", seed) for seed in range(1024)}
+    train = {map_for_seed(4, 0.8, "train", seed) for seed in range(5000)}
+    assert len(held_out) == 1024
+    assert len(train) >= 1000
+    assert held_out.isdisjoint(train)
+    assert all(map(is_held_out, held_out))
+    assert not any(map(is_held_out, train))
+
+
+def test_a_map_has_the_same_split_at_every_probability_of_ice() -> None:
+    train = set(map_pools(4, 0.8).train) | set(map_pools(4, 0.7).train)
+    held_out = set(map_pools(4, 0.8).held_out) | set(map_pools(4, 0.7).held_out)
+    assert train.isdisjoint(held_out)
+
+
+def test_larger_grids_are_played_and_drawn() -> None:
+    env = FrozenLakeText(size=8, split="held_out")
+    observation, _ = env.reset(seed=1)
+    assert [len(line) for line in observation.splitlines()] == [8] * 8
+
+
+def test_a_picture_shows_the_agent_where_it_stands() -> None:
+    env = FrozenLakeText()
+    env.reset(seed=2)
+    first = env.render()
+    env.step(best_moves(env.lake_map, env.position)[0])
+    second = env.render()
+    assert first.shape == (256, 256, 3)
+    assert first.dtype.name == "uint8"
+    assert (first != second).any()
+
+
+def test_a_picture_needs_a_reset_first() -> None:
+    with pytest.raises(gymnasium.error.ResetNeeded, match="reset before render"):
+        FrozenLakeText().render()
+
+
+def test_an_unknown_env_type_names_the_closest() -> None:
+    with pytest.raises(UnknownEnvTypeError, match="did you mean 'frozen_lake'"):
+        make_env("frozenlake", {})
+
+
+def test_an_unknown_key_names_the_closest() -> None:
+    with pytest.raises(ConfigError, match="unknown key 'max_turn'; did you mean 'max_turns'"):
+        make_env("frozen_lake", {"max_turn": 3})
+
+
+@pytest.mark.parametrize(
+    "env_config",
+    [
+        {"size": 1},
+        {"size": "4"},
+        {"p": 0.2},
+        {"max_turns": 0},
+        {"invalid_action_penalty": -1.0},
+        {"split": "test"},
+    ],
+)
+def test_an_impossible_value_is_a_value_error_that_names_its_key(env_config: dict[str, object]) -> None:
+    with pytest.raises(ValueError, match=next(iter(env_config))):
+        make_env("frozen_lake", env_config)
+
+
+def test_settings_that_leave_a_split_empty_are_refused() -> None:
+    empty = "held_out" if map_pools(4, 1.0).train else "train"
+    with pytest.raises(ValueError, match=f"has no {empty} map"):
+        make_env("frozen_lake", {"p": 1.0, "split": empty})
