@@ -6,7 +6,7 @@ import asyncio
 import inspect
 
 from tailrace.foreign import ForeignCodeError, foreign_code
-from tailrace.import_path import import_object
+from tailrace.import_path import load_object
 from tailrace_agents.core.episode import EpisodeResult
 from tailrace_agents.core.settlement import score_item
 from tailrace_protos.episode import EpisodeTask
@@ -26,7 +26,7 @@ class FunctionHere:
 
     async def score(self, item: ScoreItem) -> float:
         """See `Component`."""
-        function = import_object(self._function, "reward.rewards.function")
+        function = load_object(self._function, "reward.rewards.function")
         arguments = (item.task, item.messages, item.metrics)
         try:
             async with asyncio.timeout(self._timeout_s):

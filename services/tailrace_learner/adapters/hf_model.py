@@ -19,7 +19,7 @@ from transformers.utils.logging import disable_progress_bar
 
 from tailrace.config import ConfigError, RunConfig
 from tailrace.foreign import ForeignCodeError, foreign_code
-from tailrace.import_path import import_object
+from tailrace.import_path import load_object
 from tailrace.weights.tensors import TensorBytes
 from tailrace_learner.config import FromScratch, LearnerConfig
 from tailrace_learner.core.cpu.fast_model import use_cpu_kernels
@@ -126,7 +126,7 @@ def first_model(run: RunConfig, config: LearnerConfig) -> LoadedModel:
 def build_tokenizer(scratch: FromScratch) -> Any:
     """The tokenizer that the user's function writes."""
     key = "learner.from_scratch.tokenizer"
-    build = import_object(scratch.tokenizer, key)
+    build = load_object(scratch.tokenizer, key)
     with tempfile.TemporaryDirectory(prefix="tailrace-tokenizer-") as folder:
         try:
             with foreign_code(key):

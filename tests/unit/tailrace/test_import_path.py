@@ -7,18 +7,18 @@ from pathlib import Path
 import pytest
 
 from tailrace.config import ConfigError
-from tailrace.import_path import import_object
+from tailrace.import_path import load_object
 
 
 @pytest.mark.parametrize(
-    "path", ["tailrace.import_path:import_object", "tailrace.import_path.import_object"]
+    "dotted", ["tailrace.import_path:load_object", "tailrace.import_path.load_object"]
 )
-def test_a_name_is_found_behind_a_colon_and_behind_a_dot(path: str) -> None:
-    assert import_object(path, "agents.x") is import_object
+def test_a_name_is_found_behind_a_colon_and_behind_a_dot(dotted: str) -> None:
+    assert load_object(dotted, "agents.x") is load_object
 
 
 @pytest.mark.parametrize(
-    ("path", "remedy"),
+    ("dotted", "remedy"),
     [
         ("loads", "must look like package.module:name"),
         ("no_such_module_here:f", "cannot import 'no_such_module_here'"),
@@ -26,9 +26,9 @@ def test_a_name_is_found_behind_a_colon_and_behind_a_dot(path: str) -> None:
         ("json:__name__", "is a str, not a function or a class"),
     ],
 )
-def test_what_cannot_be_loaded_is_named_with_its_key(path: str, remedy: str) -> None:
+def test_what_cannot_be_loaded_is_named_with_its_key(dotted: str, remedy: str) -> None:
     with pytest.raises(ConfigError, match=remedy) as caught:
-        import_object(path, "agents.x")
+        load_object(dotted, "agents.x")
     assert str(caught.value).startswith("agents.x: ")
 
 
@@ -38,4 +38,4 @@ def test_a_module_that_raises_is_the_users_to_mend(
     (tmp_path / "half_done.py").write_text("raise RuntimeError('half done')\n")
     monkeypatch.syspath_prepend(tmp_path)
     with pytest.raises(ConfigError, match="half done"):
-        import_object("half_done:f", "agents.x")
+        load_object("half_done:f", "agents.x")
