@@ -1,4 +1,4 @@
-"""What kind of processor this is, where that decides which of torch's libraries is the faster one."""
+"""Processor vendor, which decides the faster library of torch."""
 
 from __future__ import annotations
 
@@ -10,5 +10,5 @@ _CPU_INFO = Path("/proc/cpuinfo")
 
 @cache
 def is_intel() -> bool:
-    """Whether the system says so; where it says nothing (macOS) it is none."""
+    """True on an Intel processor; False where the system does not tell (macOS)."""
     return _CPU_INFO.is_file() and "GenuineIntel" in _CPU_INFO.read_text(encoding="utf-8")
