@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 
 from tailrace.channel import GenerateClient, NatsGenerateClient, ZmqGenerateClient
-from tailrace.chat import ChatArgs, Renderer, TemplateError
+from tailrace.chat import ChatArgs, Renderer, TemplateError, load_parsers
 from tailrace.clock import SystemClock
 from tailrace.config import ConfigError
 from tailrace.log import get_logger
@@ -48,6 +48,7 @@ _AS_TEXT: dict[str, Any] = {"tool_parser": "none", "reasoning_parser": "none"}
 async def build(args: Args) -> Service:
     """The service with everything it needs; what needs a server is opened by its start hook."""
     config = args.section("gateway", GatewayConfig)
+    load_parsers(args.run.chat)  # a wrong parser ends the process before the model card arrives
     admin_key = os.environ.get(ADMIN_KEY, "")
     if len(admin_key) < 16:
         raise ConfigError(
