@@ -86,7 +86,7 @@ class _Gateway:
         """Connect, wait for the model card, listen."""
         service, config = self._service, self._config
         self._redis = redis = await connect(
-            service.endpoints.redis_url, patience_s=config.store_timeout_s
+            service.endpoints.redis_url, deadline_s=config.store_timeout_s
         )
         blobs = Blobs(redis, self._run)
         renderers = _renderers(await blobs.wait_for_model_card(), service.run.chat)

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
-from tailrace.sdk.policy import RankingPolicy
+from tailrace.sdk.policy import Policy
 from tailrace_protos.session import OpenSession
 
 
-class SessionPolicy(RankingPolicy, Protocol):
+class SessionPolicy(Policy, Protocol):
     """A policy that leases a server for each episode."""
 
     def begin(self, episode_id: str, predicted_tokens: int) -> None:

@@ -13,7 +13,7 @@ from types import TracebackType
 from tailrace.chat import Renderer
 from tailrace.clock import SystemClock
 from tailrace.runtime.guard import Guard
-from tailrace.sdk.policy import RankingPolicy
+from tailrace.sdk.policy import Policy
 from tailrace_agents.core.workflow_player import SessionFailedError
 from tailrace_cli.experiment import Experiment
 from tailrace_cli.terminal.screen import Screen
@@ -32,7 +32,7 @@ _RUN = "terminal"
 class _Unleased:
     """`SessionPolicy` of one engine that needs no leases."""
 
-    def __init__(self, policy: RankingPolicy) -> None:
+    def __init__(self, policy: Policy) -> None:
         self.generate = policy.generate
 
     def begin(self, episode_id: str, predicted_tokens: int) -> None:
@@ -46,7 +46,7 @@ class TerminalGateway:
     """`Sessions` of a workflow player, and a server while it is entered."""
 
     def __init__(
-        self, experiment: Experiment, renderer: Renderer, policy: RankingPolicy, screen: Screen
+        self, experiment: Experiment, renderer: Renderer, policy: Policy, screen: Screen
     ) -> None:
         run, config = experiment.run, experiment.gateway
         identity = Identity(

@@ -21,7 +21,7 @@ from tailrace.channel.tops import top_arrays
 from tailrace.chat import ParsedReply, Renderer, ReplyStream
 from tailrace.clock import Clock
 from tailrace.ledger import Prompt
-from tailrace.sdk.policy import GenerationFailedError
+from tailrace.sdk.policy import GenerationFailedError, TurnRequest
 from tailrace_gateway.core.call import (
     CallStart,
     Completion,
@@ -159,13 +159,15 @@ class Sampler:
         )
         teller = PieceStreamer(job.running, index, stream) if job.running.streams else None
         generation = await self._policy.generate(
-            job.prompt_ids,
-            job.budget,
-            msgspec.structs.replace(job.sampling, seed=seed),
-            episode_id=session.session_id,
-            turn=job.ordinal,
-            on_chunk=None if teller is None else teller.on_chunk,
-            top_logprobs=call.top_logprobs,
+            TurnRequest(
+                job.prompt_ids,
+                job.budget,
+                msgspec.structs.replace(job.sampling, seed=seed),
+                session.session_id,
+                job.ordinal,
+                on_chunk=None if teller is None else teller.on_chunk,
+                top_logprobs=call.top_logprobs,
+            )
         )
         if teller is not None:
             return generation, teller.finish()
