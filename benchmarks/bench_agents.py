@@ -26,7 +26,7 @@ from tailrace.channel.ports import Address
 from tailrace.chat import Renderer
 from tailrace.policy.activity import Stages
 from tailrace.policy.continuation import ContinuingPolicy
-from tailrace.sdk.policy import Policy
+from tailrace.sdk.policy import Policy, TurnRequest
 from tailrace_agents.core.environments import EnvPool
 from tailrace_agents.core.episode import EpisodeLimits, SamplingPlan
 from tailrace_agents.core.play import play_episode
@@ -55,7 +55,7 @@ class InstantPolicy:
         """The next reply."""
         return next(self._answers)
 
-    async def generate(self, *args: Any, **names: Any) -> Generation:
+    async def generate(self, request: TurnRequest) -> Generation:
         """The next reply, after a turn of the loop."""
         await asyncio.sleep(0)
         return next(self._answers)

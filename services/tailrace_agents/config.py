@@ -6,7 +6,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from tailrace.channel.config import ChannelConfig
+from tailrace.channel.config import ClientChannelConfig
 from tailrace.config import Config, RunConfig
 from tailrace.data.config import DatasetEntry
 
@@ -229,7 +229,7 @@ class AgentsConfig(Config, frozen=True, kw_only=True):
     """How generation requests reach the inference servers: `zmq` directly, `nats` through nats-server.
     The servers must offer it (`inference.transports`)."""
 
-    channel: ChannelConfig = ChannelConfig()
+    channel: ClientChannelConfig = ClientChannelConfig()
     """Bounds of the connection to the inference servers."""
 
     def __post_init__(self) -> None:

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from tailrace.chat import Renderer
 from tailrace.foreign import ForeignCodeError
 from tailrace.sdk.env import Env
-from tailrace.sdk.policy import GenerationFailedError, Policy
+from tailrace.sdk.policy import GenerationFailedError, Policy, TurnRequest
 from tailrace_agents.core.environments import EnvHandle, StepResult
 from tailrace_agents.core.episode import (
     EpisodeHandedBackError,
@@ -170,11 +170,13 @@ class _Episode:
         """Let the policy answer and the environment take the answer."""
         tokens = self.tokens
         generation = await self.policy.generate(
-            tokens.prompt(),
-            self.limits.turn_budget(tokens),
-            self.sampling.for_turn(turn),
-            episode_id=self.episode_id,
-            turn=turn,
+            TurnRequest(
+                tokens.prompt(),
+                self.limits.turn_budget(tokens),
+                self.sampling.for_turn(turn),
+                self.episode_id,
+                turn,
+            )
         )
         tokens.sample(generation.token_ids, generation.inference_logprobs, generation.spans)
         reply = self.renderer.decode(generation.token_ids)

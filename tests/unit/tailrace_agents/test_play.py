@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from tailrace.channel.generation import Generation
-from tailrace.sdk.policy import GenerationFailedError
+from tailrace.sdk.policy import GenerationFailedError, TurnRequest
 from tailrace_agents.core.episode import (
     EpisodeHandedBackError,
     EpisodeResult,
@@ -77,8 +77,8 @@ async def test_row_tell_sampled_tokens_from_inserted_ones() -> None:
 
 async def test_a_token_without_a_finite_logprob_is_masked_and_counted() -> None:
     class Broken(ScriptedPolicy):
-        async def generate(self, *args: Any, **names: Any) -> Generation:
-            made = await super().generate(*args, **names)
+        async def generate(self, request: TurnRequest) -> Generation:
+            made = await super().generate(request)
             made.inference_logprobs[0] = np.nan
             return made
 
@@ -169,7 +169,7 @@ async def test_an_environments_nonsense_is_the_outcome_of_its_episode(step: Any)
 
 async def test_a_policy_that_cannot_generate_is_an_infrastructure_failure() -> None:
     class Failing(ScriptedPolicy):
-        async def generate(self, *args: Any, **names: Any) -> Generation:
+        async def generate(self, request: TurnRequest) -> Generation:
             raise GenerationFailedError("g0.0.0", 3, "server gone")
 
     result = await play(StairsEnv(), Failing())
@@ -180,10 +180,10 @@ async def test_a_policy_that_cannot_generate_is_an_infrastructure_failure() -> N
 class Silent(ScriptedPolicy):
     """Answers once, then never."""
 
-    async def generate(self, *args: Any, **names: Any) -> Generation:
+    async def generate(self, request: TurnRequest) -> Generation:
         if self.prompts:
             await asyncio.Event().wait()
-        return await super().generate(*args, **names)
+        return await super().generate(request)
 
 
 async def test_an_episode_beyond_its_deadline_times_out_with_the_turns_it_has() -> None:
@@ -258,9 +258,9 @@ async def test_a_turn_is_in_the_journal_before_the_next_is_sampled() -> None:
     journal = ListJournal()
 
     class Checking(ScriptedPolicy):
-        async def generate(self, *args: Any, **names: Any) -> Generation:
-            assert len(journal.records) == names["turn"]
-            return await super().generate(*args, **names)
+        async def generate(self, request: TurnRequest) -> Generation:
+            assert len(journal.records) == request.turn
+            return await super().generate(request)
 
     await play(StairsEnv(), Checking(*CLIMB), journal=journal)
     assert len(journal.records) == 3

@@ -7,9 +7,15 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from tailrace.channel import Address, ChannelConfig, ChannelError, DuplicateCallError, GenerateCall
+from tailrace.channel import (
+    Address,
+    ChannelError,
+    ClientChannelConfig,
+    DuplicateCallError,
+    GenerateCall,
+)
 from tailrace.channel.client import LinkedGenerateClient
-from tailrace.channel.config import DEFAULTS
+from tailrace.channel.config import CLIENT_DEFAULTS
 from tailrace.channel.credit import Credit
 from tailrace.channel.frames import read_request_frame
 from tailrace.channel.ports import LinkEvents
@@ -60,7 +66,7 @@ class ListTransport:
 
 
 class Fixture:
-    def __init__(self, config: ChannelConfig = DEFAULTS) -> None:
+    def __init__(self, config: ClientChannelConfig = CLIENT_DEFAULTS) -> None:
         self.transport = ListTransport()
         self.client = LinkedGenerateClient(self.transport, config)
 
@@ -129,7 +135,7 @@ async def test_a_chunk_that_cannot_be_attributed_ends_the_link() -> None:
 
 
 async def test_calls_wait_while_the_server_has_not_confirmed_enough() -> None:
-    made = Fixture(ChannelConfig(max_unconfirmed_bytes=1000))
+    made = Fixture(ClientChannelConfig(max_unconfirmed_bytes=1000))
     big = GenerateRequest("a", "e", pack_int32(range(300)), 4)
     made.client.generate(ADDRESS, big)
     await asyncio.sleep(0)
@@ -146,7 +152,7 @@ async def test_calls_wait_while_the_server_has_not_confirmed_enough() -> None:
 
 
 async def test_a_client_that_took_much_confirms_it_unasked() -> None:
-    made = Fixture(ChannelConfig(max_unconfirmed_bytes=1000))
+    made = Fixture(ClientChannelConfig(max_unconfirmed_bytes=1000))
     made.call("a")
     await asyncio.sleep(0)
     made.wire.link.on_frame(encode(ChunkFrame(0, 1, (chunk("a", 1),))))

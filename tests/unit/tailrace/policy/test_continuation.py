@@ -18,7 +18,7 @@ from tailrace.channel.errors import (
 from tailrace.channel.generation import Generation
 from tailrace.policy.activity import Stages
 from tailrace.policy.continuation import ContinuingPolicy
-from tailrace.sdk.policy import GenerationFailedError, OnChunk
+from tailrace.sdk.policy import GenerationFailedError, OnChunk, TurnRequest
 from tailrace_protos.base import as_int32, pack_int32
 from tailrace_protos.generation import (
     CallError,
@@ -64,12 +64,14 @@ class World:
         on_chunk: OnChunk | None = None,
     ) -> Generation:
         return await self.policy.generate(
-            PROMPT,
-            max_new_tokens,
-            SamplingParams(stop_token_ids=(stop,), seed=5),
-            episode_id="g0.1",
-            turn=turn,
-            on_chunk=on_chunk,
+            TurnRequest(
+                PROMPT,
+                max_new_tokens,
+                SamplingParams(stop_token_ids=(stop,), seed=5),
+                "g0.1",
+                turn,
+                on_chunk,
+            )
         )
 
     @property

@@ -1,7 +1,7 @@
-"""Functions and classes that users name in their configuration, as `package.module:name`.
+"""Functions and classes that users name in their configuration by import path: `package.module:name`.
 
-`package.module.name` means the same. Modules are looked for in the folder where Tailrace was started,
-on `PYTHONPATH` and among what is installed.
+`package.module.name` means the same. Python looks for modules in the folder where Tailrace was started,
+on `PYTHONPATH` and among the installed packages.
 """
 
 from __future__ import annotations
@@ -14,18 +14,20 @@ from tailrace.config import ConfigError
 from tailrace.foreign import ForeignCodeError, foreign_code
 
 
-def load_dotted(dotted: str, key: str) -> Callable[..., Any]:
-    """The function or class; `ConfigError` names `key`, what is missing and the remedy."""
-    module_name, colon, name = dotted.partition(":")
+def load_object(import_path: str, key: str) -> Callable[..., Any]:
+    """Imports a function or class; `ConfigError` names `key`, the missing part and the remedy."""
+    module_name, colon, name = import_path.partition(":")
     if not colon:
-        module_name, _, name = dotted.rpartition(".")
+        module_name, _, name = import_path.rpartition(".")
     if not module_name or not name:
-        raise ConfigError(f"{key}: {dotted!r} must look like package.module:name")
+        raise ConfigError(f"{key}: {import_path!r} must look like package.module:name")
     found = getattr(_module(module_name, key), name, None)
     if found is None:
         raise ConfigError(f"{key}: module {module_name!r} has no {name!r}: correct the name")
     if not callable(found):
-        raise ConfigError(f"{key}: {dotted!r} is a {type(found).__name__}, not a function or a class")
+        raise ConfigError(
+            f"{key}: {import_path!r} is a {type(found).__name__}, not a function or a class"
+        )
     return found  # type: ignore[no-any-return]
 
 

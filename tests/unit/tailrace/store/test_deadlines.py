@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from tailrace.store.patience import Patience
+from tailrace.store.pipeline import Deadlines
 
 
 class LateError(Exception):
@@ -14,11 +14,11 @@ class LateError(Exception):
 
 
 async def test_an_answer_that_does_not_come_in_time_fails_and_others_do_not() -> None:
-    patience = Patience(0.01, LateError)
+    deadlines = Deadlines(0.01, LateError)
     loop = asyncio.get_running_loop()
     early, late, later = (loop.create_future() for _ in range(3))
     for answer in (early, late, later):
-        patience.limit(answer)
+        deadlines.add(answer)
     early.set_result("in time")
     for answer in (late, later):
         with pytest.raises(LateError):
@@ -27,10 +27,10 @@ async def test_an_answer_that_does_not_come_in_time_fails_and_others_do_not() ->
 
 
 async def test_nothing_fails_after_closing() -> None:
-    patience = Patience(0.0, LateError)
+    deadlines = Deadlines(0.0, LateError)
     answer: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-    patience.limit(answer)
-    patience.close()
+    deadlines.add(answer)
+    deadlines.close()
     done = asyncio.get_running_loop().create_future()
     asyncio.get_running_loop().call_later(0.01, done.set_result, None)
     await done

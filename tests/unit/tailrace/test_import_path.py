@@ -7,12 +7,14 @@ from pathlib import Path
 import pytest
 
 from tailrace.config import ConfigError
-from tailrace.dotted import load_dotted
+from tailrace.import_path import load_object
 
 
-@pytest.mark.parametrize("dotted", ["tailrace.dotted:load_dotted", "tailrace.dotted.load_dotted"])
+@pytest.mark.parametrize(
+    "dotted", ["tailrace.import_path:load_object", "tailrace.import_path.load_object"]
+)
 def test_a_name_is_found_behind_a_colon_and_behind_a_dot(dotted: str) -> None:
-    assert load_dotted(dotted, "agents.x") is load_dotted
+    assert load_object(dotted, "agents.x") is load_object
 
 
 @pytest.mark.parametrize(
@@ -26,7 +28,7 @@ def test_a_name_is_found_behind_a_colon_and_behind_a_dot(dotted: str) -> None:
 )
 def test_what_cannot_be_loaded_is_named_with_its_key(dotted: str, remedy: str) -> None:
     with pytest.raises(ConfigError, match=remedy) as caught:
-        load_dotted(dotted, "agents.x")
+        load_object(dotted, "agents.x")
     assert str(caught.value).startswith("agents.x: ")
 
 
@@ -36,4 +38,4 @@ def test_a_module_that_raises_is_the_users_to_mend(
     (tmp_path / "half_done.py").write_text("raise RuntimeError('half done')\n")
     monkeypatch.syspath_prepend(tmp_path)
     with pytest.raises(ConfigError, match="half done"):
-        load_dotted("half_done:f", "agents.x")
+        load_object("half_done:f", "agents.x")
