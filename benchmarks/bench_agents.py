@@ -26,13 +26,13 @@ from tailrace.channel.ports import Address
 from tailrace.chat import Renderer
 from tailrace.policy.activity import Stages
 from tailrace.policy.continuation import ContinuingPolicy
-from tailrace.sdk.policy import Policy
+from tailrace.sdk.policy import Policy, TurnRequest
 from tailrace_agents.core.environments import EnvPool
 from tailrace_agents.core.episode import EpisodeLimits, SamplingPlan
 from tailrace_agents.core.play import play_episode
 from tailrace_envs import make_env
 from tailrace_envs.frozen_lake_tokenizer import build_frozen_lake_tokenizer
-from tailrace_protos.generation import FinishReason, SamplingParams, VersionSpan
+from tailrace_protos.generation import FinishReason, SamplingParams, TokenSpan
 from tailrace_protos.weights import ModelCard
 
 LIMITS = EpisodeLimits(8192, 4096, 64, wall_clock_s=600.0)
@@ -46,7 +46,7 @@ class InstantPolicy:
         replies = [renderer.reply_ids(word) for word in ("Right", "Down", "Left", "Up")]
         self._answers = itertools.cycle(
             [
-                Generation(ids, logprobs, (VersionSpan(1, 2),), FinishReason.STOP, None, 0)
+                Generation(ids, logprobs, (TokenSpan(1, "", 2),), FinishReason.STOP, None, 0)
                 for ids in replies
             ]
         )
@@ -55,7 +55,7 @@ class InstantPolicy:
         """The next reply."""
         return next(self._answers)
 
-    async def generate(self, *args: Any, **names: Any) -> Generation:
+    async def generate(self, request: TurnRequest) -> Generation:
         """The next reply, after a turn of the loop."""
         await asyncio.sleep(0)
         return next(self._answers)

@@ -35,21 +35,21 @@ def page() -> str:
 
 def _lines() -> Iterator[str]:
     yield INTRODUCTION
-    yield from _part("Returns", "Before any estimator.", [("Shaping", "advantages/shaping")])
-    names = [(name, f"advantages/{name}") for name in get_args(AdvEstimator)]
+    yield from _part("Returns", "Before any estimator.", [("Shaping", "algorithms/advantages/shaping")])
+    names = [(name, f"algorithms/advantages/{name}") for name in get_args(AdvEstimator)]
     yield from _part("Advantages", "`learner.adv_estimator`", names, "adv_estimator")
-    whole = [("Whole-step statistics", "step_advantages")]
+    whole = [("Whole-step statistics", "step/step_advantages")]
     yield from _part("After all groups", "Configurations that wait for the whole step.", whole)
-    names = [(name, f"losses/{name}") for name in (*get_args(PolicyLoss), "sft")]
+    names = [(name, f"algorithms/losses/{name}") for name in (*get_args(PolicyLoss), "sft")]
     yield from _part("Losses", "`learner.loss`; `sft` is for warm starts.", names, "loss")
     rest = [
-        ("Aggregation", "aggregation"),
-        ("Behaviour correction", "correction"),
-        ("Divergence from a reference", "kl"),
-        ("Interpolated proximal policy", "proximal"),
+        ("Aggregation", "algorithms/aggregation"),
+        ("Behaviour correction", "algorithms/corrections"),
+        ("Divergence from a reference", "algorithms/kl"),
+        ("Interpolated proximal policy", "algorithms/proximal"),
     ]
     yield from _part("Around every loss", "", rest)
-    critic = [("Value loss", "losses/value_clip")]
+    critic = [("Value loss", "algorithms/losses/value_clip")]
     yield from _part("The critic", "`learner.critic`, given with `adv_estimator: gae`.", critic)
 
 

@@ -21,7 +21,7 @@ from tailrace.runtime import Service
 from tailrace_protos import subjects
 from tailrace_protos.base import as_int32, pack_float32, pack_int32
 from tailrace_protos.control import Lease, LeaseReply, LeaseRequest
-from tailrace_protos.generation import FinishReason, GenerateRequest, TokenChunk, VersionSpan
+from tailrace_protos.generation import FinishReason, GenerateRequest, TokenChunk, TokenSpan
 
 _WAIT = re.compile(r"@([0-9.]+)@")
 
@@ -33,7 +33,7 @@ class InstantEngine:
         ids = reply_ids()
         self._ids, self._num = pack_int32(ids), len(ids)
         self._logprobs = pack_float32([-0.5] * self._num)
-        self._spans = (VersionSpan(1, self._num),)
+        self._spans = (TokenSpan(1, "", self._num),)
 
     def submit(self, request: GenerateRequest, sink: ChunkSink) -> None:
         """Answer, now or after the wait that the prompt asks for."""

@@ -33,11 +33,11 @@ from tailrace_inference.ports import OnChunk
 from tailrace_learner.adapters.allocator import keep_freed_memory
 from tailrace_learner.adapters.hf_model import prepared
 from tailrace_learner.config import LearnerConfig, TrainingArgs
-from tailrace_learner.core import attention
-from tailrace_learner.core.optimizer import make_adamw
-from tailrace_learner.core.policy import Policy
-from tailrace_learner.core.rows import PreparedGroup, Row
-from tailrace_learner.core.step import StepTrainer
+from tailrace_learner.core.batch.rows import PreparedGroup, Row
+from tailrace_learner.core.model import attention
+from tailrace_learner.core.model.policy import Policy
+from tailrace_learner.core.step.optimizer import make_adamw
+from tailrace_learner.core.step.step import StepTrainer
 from tailrace_protos.base import as_float32, as_int32, pack_int32
 from tailrace_protos.generation import GenerateRequest, SamplingParams, TokenChunk
 from tailrace_protos.weights import WeightManifest
@@ -98,7 +98,7 @@ def prompt_ids(prompt: str) -> NDArray[np.int64]:
 def _rollout(prompt: NDArray[np.int64], chunks: list[TokenChunk]) -> Rollout:
     token_ids = np.concatenate([as_int32(chunk.token_ids) for chunk in chunks]).astype(np.int64)
     logprobs = np.concatenate([as_float32(chunk.inference_logprobs) for chunk in chunks])
-    spans = [span for chunk in chunks for span in chunk.version_spans]
+    spans = [span for chunk in chunks for span in chunk.spans]
     versions = np.repeat(
         [span.policy_version for span in spans], [span.num_tokens for span in spans]
     ).astype(np.int64)

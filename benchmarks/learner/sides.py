@@ -15,11 +15,11 @@ from transformers import AutoModelForCausalLM, Qwen3Config
 from benchmarks.learner.task import MODEL, PAD_ID, ROWS_PER_PASS, Sample
 from tailrace_learner.adapters.hf_model import prepared
 from tailrace_learner.config import LearnerConfig, TrainingArgs
-from tailrace_learner.core import attention
-from tailrace_learner.core.optimizer import make_adamw
-from tailrace_learner.core.policy import Policy
-from tailrace_learner.core.rows import PreparedGroup, Row
-from tailrace_learner.core.step import StepTrainer
+from tailrace_learner.core.batch.rows import PreparedGroup, Row
+from tailrace_learner.core.model import attention
+from tailrace_learner.core.model.policy import Policy
+from tailrace_learner.core.step.optimizer import make_adamw
+from tailrace_learner.core.step.step import StepTrainer
 
 Step = Callable[[], object]
 CLIP = 0.2

@@ -22,7 +22,7 @@ from tailrace.runtime import Service
 from tailrace.tracing import span
 from tailrace_protos import subjects
 from tailrace_protos.base import pack_float32, pack_int32
-from tailrace_protos.generation import FinishReason, GenerateRequest, TokenChunk, VersionSpan
+from tailrace_protos.generation import FinishReason, GenerateRequest, TokenChunk, TokenSpan
 
 CHUNK_TOKENS = 32
 SERVER_ID = "bench"
@@ -46,7 +46,7 @@ class ZeroComputeHandler:
         with span("generate", traceparent=request.traceparent, call_id=request.call_id):
             last = len(self._chunks) - 1
             for index, (ids, logprobs) in enumerate(self._chunks):
-                spans = (VersionSpan(1, len(ids) >> 2),)
+                spans = (TokenSpan(1, "", len(ids) >> 2),)
                 finish = FinishReason.LENGTH if index == last else None
                 sink.send(TokenChunk(request.call_id, ids, logprobs, spans, finish))
 

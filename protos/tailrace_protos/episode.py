@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 
 from tailrace_protos.base import Float32Bytes, Int32Bytes, Message
-from tailrace_protos.generation import FinishReason, VersionSpan
+from tailrace_protos.generation import FinishReason, TokenSpan
 from tailrace_protos.subjects import Phase
 
 OVER_BUDGET = "over_budget"  # metric, 1 for an episode that was cut off by one of its limits
@@ -66,7 +66,7 @@ class TurnRecord(Message, frozen=True, tag="turn_record"):
     observation_ids: Int32Bytes  # [o] inserted by the renderer before this turn's sample
     token_ids: Int32Bytes  # [t] sampled
     inference_logprobs: Float32Bytes  # [t]
-    version_spans: tuple[VersionSpan, ...]
+    spans: tuple[TokenSpan, ...]
     finish_reason: FinishReason
     reply: str  # text the environment's action was parsed from
     reward: float

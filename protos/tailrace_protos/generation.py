@@ -57,15 +57,16 @@ class GenerateRequest(Message, frozen=True, tag="generate_request", gc=False):
     top_logprobs: int = 0  # at most `MAX_TOP_LOGPROBS`; a smaller vocabulary gives fewer
 
 
-class VersionSpan(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """`num_tokens` consecutive tokens sampled from one policy version by one server.
+class TokenSpan(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """`num_tokens` consecutive sampled tokens of one policy version and one server.
 
-    `source` is set by who made the call, not on the wire between engine and caller.
+    The one form of provenance from engine to learner. `source` is empty on the wire between engine
+    and caller: the caller knows the server and fills it in.
     """
 
     policy_version: int
+    source: str  # `tailrace_protos.control.source_of` of the server; empty: not known
     num_tokens: int
-    source: str = ""  # `tailrace_protos.control.source_of` of the server; empty: not known
 
 
 class CallErrorCode(enum.StrEnum):
@@ -95,7 +96,7 @@ class TokenChunk(Message, frozen=True, tag="token_chunk", omit_defaults=True, gc
     call_id: str
     token_ids: Int32Bytes = EMPTY  # [t]
     inference_logprobs: Float32Bytes = EMPTY  # [t]
-    version_spans: tuple[VersionSpan, ...] = ()  # num_tokens sum to t
+    spans: tuple[TokenSpan, ...] = ()  # num_tokens sum to t
     finish_reason: FinishReason | None = None
     stop_matched: int | str | None = None  # the stop token id or stop string that matched
     num_cached_tokens: int = 0  # prompt tokens whose KV was reused (last chunk only)

@@ -8,7 +8,7 @@ import msgspec
 
 from tailrace_protos.base import Float32Bytes, Int32Bytes, Message
 from tailrace_protos.chat import ChatMessage, ToolSchema
-from tailrace_protos.generation import FinishReason, SamplingParams, VersionSpan
+from tailrace_protos.generation import FinishReason, SamplingParams, TokenSpan
 from tailrace_protos.trajectory import TokenRow
 
 
@@ -29,7 +29,7 @@ class LedgerNode(Message, frozen=True, tag="ledger_node", omit_defaults=True):
     inserted_ids: Int32Bytes  # [o] their tokens, with the prompt for the reply
     token_ids: Int32Bytes  # [t] sampled
     inference_logprobs: Float32Bytes  # [t]
-    version_spans: tuple[VersionSpan, ...]
+    spans: tuple[TokenSpan, ...]
     finish_reason: FinishReason
     reply: ChatMessage
     reward: float | None = None

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -11,7 +10,6 @@ from tailrace.channel import GenerateClient, NatsGenerateClient, ZmqGenerateClie
 from tailrace.chat import Renderer, TemplateError, load_parsers
 from tailrace.clock import SystemClock
 from tailrace.config import ConfigError, RunConfig
-from tailrace.log import get_logger
 from tailrace.policy.activity import Stages
 from tailrace.policy.continuation import ContinuingPolicy
 from tailrace.policy.leases import LeaseClient
@@ -31,8 +29,6 @@ from tailrace_agents.handlers import Deck, EpisodeHandler
 from tailrace_protos import subjects
 from tailrace_protos.episode import EpisodeTask
 from tailrace_protos.weights import ModelCard
-
-log = get_logger(__name__)
 
 
 async def build(args: Args) -> Service:
@@ -83,7 +79,7 @@ class _Worker:
         service, config = self._service, self._config
         run = service.run.exp_name
         self._redis = redis = await connect(service.endpoints.redis_url)
-        renderer = make_renderer(await _model_card(redis, run), service.run)
+        renderer = make_renderer(await Blobs(redis, run).wait_for_model_card(), service.run)
         self._client = client = self._make_client()
         await client.start()
         policy = ContinuingPolicy(
@@ -154,15 +150,6 @@ def make_renderer(card: ModelCard, run: RunConfig) -> Renderer:
         return Renderer.from_model_card(card, run.chat)
     except TemplateError as error:
         raise ConfigError(f"pretrain: {error}") from error
-
-
-async def _model_card(redis: StoreConnection, run: str) -> ModelCard:
-    """The model card, however long the learner takes to write it."""
-    blobs = Blobs(redis, run)
-    while (card := await blobs.get_model_card()) is None:
-        log.info("waiting for the model card of the learner")
-        await asyncio.sleep(0.2)
-    return card
 
 
 def _export(stages: Stages) -> None:

@@ -6,7 +6,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from tailrace.channel.config import ChannelConfig
+from tailrace.channel.config import ClientChannelConfig
 from tailrace.config import Config, RunConfig
 from tailrace.data.config import DatasetEntry
 
@@ -185,6 +185,11 @@ class AgentsConfig(Config, frozen=True, kw_only=True):
     """Play the first member of every training group at temperature 0, as the baseline of
     `learner.adv_estimator: remax`; it is not trained."""
 
+    seeded_rollouts: bool = False
+    """Give each turn of a training episode a seed that follows from the task, its place in the data
+    order, the member and the turn. With `max_staleness: 0` a run with the same `seed` then repeats its
+    rewards, losses and gradient norms up to rounding."""
+
     eval_generating_args: GeneratingArgs = GeneratingArgs()
     """Sampling of evaluation episodes. Each turn has a seed of its own that follows from the task, the
     member and the turn, so that evaluations are comparable."""
@@ -224,7 +229,7 @@ class AgentsConfig(Config, frozen=True, kw_only=True):
     """How generation requests reach the inference servers: `zmq` directly, `nats` through nats-server.
     The servers must offer it (`inference.transports`)."""
 
-    channel: ChannelConfig = ChannelConfig()
+    channel: ClientChannelConfig = ClientChannelConfig()
     """Bounds of the connection to the inference servers."""
 
     def __post_init__(self) -> None:

@@ -20,16 +20,15 @@ from tailrace.policy.leases import LeaseClient
 from tailrace.policy.reporting import Reporter
 from tailrace.runtime import Args, Service, run_service
 from tailrace.runtime.guard import Guard
-from tailrace.store import Blobs, SessionLogs, StoreConnection, StoreUnavailableError, connect
+from tailrace.store import Blobs, SessionLogs, StoreConnection, connect
 from tailrace_gateway import metrics
-from tailrace_gateway.adapters.http.door import Door
-from tailrace_gateway.adapters.http.model_calls import model_call_routes
-from tailrace_gateway.adapters.http.sessions import SessionRoutes
-from tailrace_gateway.adapters.server import HttpServer, bind, ended
-from tailrace_gateway.adapters.store import RedisSessions
+from tailrace_gateway.adapters.app import GatewayApp
+from tailrace_gateway.adapters.model_calls import model_call_routes
+from tailrace_gateway.adapters.server import HttpServer, bind
+from tailrace_gateway.adapters.sessions import SessionRoutes
 from tailrace_gateway.config import GatewayConfig
-from tailrace_gateway.core.calls import Calls
-from tailrace_gateway.core.gateway import Gateway, Voices
+from tailrace_gateway.core.calls import ModelCalls
+from tailrace_gateway.core.gateway import Gateway, Renderers
 from tailrace_gateway.core.sessions import Identity, Sessions
 from tailrace_gateway.handlers import SessionHandler
 from tailrace_protos import subjects
@@ -79,7 +78,7 @@ class _Gateway:
         self._leases = LeaseClient(service.bus, self._run, service.instance_id)
         self._redis: StoreConnection | None = None
         self._client: GenerateClient | None = None
-        self._calls: Calls | None = None
+        self._calls: ModelCalls | None = None
         self._server: HttpServer | None = None
         self._serving: asyncio.Task[object] | None = None
         self._base_url = ""
@@ -88,26 +87,26 @@ class _Gateway:
         """Connect, wait for the model card, listen."""
         service, config = self._service, self._config
         self._redis = redis = await connect(
-            service.endpoints.redis_url, patience_s=config.store_timeout_s
+            service.endpoints.redis_url, deadline_s=config.store_timeout_s
         )
         blobs = Blobs(redis, self._run)
-        voices = _voices(await _model_card(blobs), service.run.chat)
+        renderers = _renderers(await blobs.wait_for_model_card(), service.run.chat)
         self._client = client = self._make_client()
         await client.start()
         stages = Stages()
         attempts = config.max_generation_attempts
-        store = RedisSessions(SessionLogs(redis, self._run))
+        store = SessionLogs(redis, self._run)
         gateway = Gateway.over(
             ContinuingPolicy(self._leases, client, stages, max_attempts=attempts),
             store,
-            self._identity(voices.chat),
-            voices,
+            self._identity(renderers.chat),
+            renderers,
             SystemClock(),
             max_concurrent_calls=config.max_concurrent_calls,
         )
         self._calls = gateway.calls
         handler = SessionHandler(gateway, store, self._url, self._announce, partial(_put_blob, blobs))
-        self._listen(gateway, handler, voices.chat)
+        self._listen(gateway, handler, renderers.chat)
         self._declare(handler)
         service.loop(
             "report",
@@ -131,7 +130,7 @@ class _Gateway:
         service.endpoint(subjects.gateway_open(run), OpenSession, handler.open)
         service.endpoint(subjects.gateway_export(run), ExportSession, handler.export)
         service.endpoint(subjects.gateway_close(run), CloseSession, handler.close)
-        service.subscribe(subjects.gateway_closed(run), SessionClosed, handler.heard_closed)
+        service.subscribe(subjects.gateway_closed(run), SessionClosed, handler.on_closed)
 
     def _listen(self, gateway: Gateway, handler: SessionHandler, renderer: Renderer) -> None:
         config, run = self._config, self._service.run
@@ -146,11 +145,11 @@ class _Gateway:
             ).routes(),
         ]
         guard = Guard(self._service.stop)
-        door = Door(gateway.sessions, guard, routes, config.max_body_bytes)
-        self._server = server = HttpServer(door, listener, config.keep_alive_s)
+        app = GatewayApp(gateway.sessions, guard, routes, config.max_body_bytes)
+        self._server = server = HttpServer(app, listener, config.keep_alive_s)
         self._serving = asyncio.create_task(guard.run("http", server.serve()), name="http")
         self._serving.add_done_callback(self._on_http_end)
-        log.info("listening", base_url=self._base_url)
+        log.info("listener", base_url=self._base_url)
 
     def _on_http_end(self, _: asyncio.Task[object]) -> None:
         if not self._service.draining.is_set():
@@ -162,7 +161,7 @@ class _Gateway:
             self._calls.is_draining = True
             self._server.stop()
             await self._calls.drain(self._config.drain_s)
-            await ended(self._serving, 2.0, self._server)
+            await self._server.wait_stopped(self._serving, 2.0)
         await self._leases.report()
         if self._client is not None:
             await self._client.close()
@@ -182,28 +181,15 @@ class _Gateway:
         return NatsGenerateClient(self._service.bus.connection.client, channel)
 
 
-def _voices(card: ModelCard, chat: ChatArgs) -> Voices:
+def _renderers(card: ModelCard, chat: ChatArgs) -> Renderers:
     try:
-        return Voices(
+        return Renderers(
             Renderer.from_model_card(card, chat),
             Renderer.from_model_card(card, msgspec.structs.replace(chat, **_AS_TEXT)),
             chat.reasoning,
         )
     except TemplateError as error:
         raise ConfigError(f"pretrain: {error}") from error
-
-
-async def _model_card(blobs: Blobs) -> ModelCard:
-    """The model card, however long the learner takes to write it and Redis to come back."""
-    while True:
-        try:
-            card = await blobs.get_model_card()
-        except StoreUnavailableError:
-            continue
-        if card is not None:
-            return card
-        log.info("waiting for the model card of the learner")
-        await asyncio.sleep(0.2)
 
 
 async def _put_blob(blobs: Blobs, data: bytes) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from tailrace.channel.config import ChannelConfig
+from tailrace.channel.config import ClientChannelConfig
 from tailrace.config import Config
 
 
@@ -74,7 +74,7 @@ class GatewayConfig(Config, frozen=True, kw_only=True):
     """How generation requests reach the inference servers: `zmq` directly, `nats` through nats-server.
     The servers must offer it (`inference.transports`)."""
 
-    channel: ChannelConfig = ChannelConfig()
+    channel: ClientChannelConfig = ClientChannelConfig()
     """Bounds of the connection to the inference servers."""
 
     def __post_init__(self) -> None:

@@ -33,7 +33,6 @@ from tailrace_protos.weights import ModelCard, WeightsAvailable
 
 log = get_logger(__name__)
 
-_CARD_POLL_S = 0.2
 _MAX_LOOP_PARAMETERS = 20_000_000  # steps of larger models would block the event loop for too long
 _HOOK_MARGIN_S = 5.0  # beyond `drain_s`, for telling callers and closing sockets
 
@@ -174,11 +173,7 @@ class _Process:
         """The model card, however long the learner takes to write it."""
         redis = await connect(self.service.endpoints.redis_url)
         self.service.on_drain(redis.aclose)
-        blobs = Blobs(redis, self.run)
-        while (card := await blobs.get_model_card()) is None:
-            log.info("waiting for the model card of the learner")
-            await asyncio.sleep(_CARD_POLL_S)
-        return card
+        return await Blobs(redis, self.run).wait_for_model_card()
 
 
 def build(args: Args) -> Service:

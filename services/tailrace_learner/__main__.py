@@ -44,11 +44,11 @@ from tailrace_learner.adapters.trajectory_files import TrajectoryFiles
 from tailrace_learner.adapters.wandb_writer import WandbWriter, check_wandb
 from tailrace_learner.adapters.worker import Worker
 from tailrace_learner.config import LearnerConfig, WarmStart, check_with_run
-from tailrace_learner.core.books import saved_event
-from tailrace_learner.core.group_returns import limits_of
-from tailrace_learner.core.run_state import RunState, first_state, resumed_state
-from tailrace_learner.core.start import Origin, origin
-from tailrace_learner.core.warm_start import TooFewDemonstrationsError
+from tailrace_learner.core.batch.group_returns import limits_of
+from tailrace_learner.core.step.progress import saved_event
+from tailrace_learner.core.step.run_state import RunState, first_state, resumed_state
+from tailrace_learner.core.step.start import Origin, origin
+from tailrace_learner.core.step.warm_start import TooFewDemonstrationsError
 from tailrace_learner.handlers import SERVICE, Learner, World
 from tailrace_learner.ports import Tracker
 from tailrace_protos.base import encode_json

@@ -45,7 +45,7 @@ class AdvantageConfig(Config, frozen=True, kw_only=True):
     """From rewards to advantages; every name is explained in `docs/algorithms.md`."""
 
     adv_estimator: AdvEstimator = "grpo"
-    """How advantages are computed from returns and turn rewards (`core/advantages/`)."""
+    """How advantages are computed from returns and turn rewards (`core/algorithms/advantages/`)."""
 
     norm_std: bool = True
     """Divide advantages by the standard deviation of what they are compared with; false with `grpo`

@@ -37,7 +37,7 @@ class LossConfig(AdvantageConfig, frozen=True, kw_only=True):
     """What a token costs, and how token losses become one number."""
 
     loss: PolicyLoss = "ppo_clip"
-    """The policy loss (`core/losses/`)."""
+    """The policy loss (`core/algorithms/losses/`)."""
 
     pg_clip: float = 0.2
     """How far below 1 the ratio of current and proximal policy is followed (`ppo_clip`, `dapo`, `grpo`,

@@ -23,13 +23,13 @@ from tailrace.runtime import StopService
 from tailrace.weights.tensors import TensorBytes
 from tailrace_learner import metrics
 from tailrace_learner.config import LearnerConfig
-from tailrace_learner.core.books import Books, Timing, saved_event
-from tailrace_learner.core.drift import DRIFT
-from tailrace_learner.core.group_returns import NO_LIMITS, RowLimits
-from tailrace_learner.core.malformed import flaws
-from tailrace_learner.core.row_builder import RowBuilder
-from tailrace_learner.core.rows import PreparedGroup
-from tailrace_learner.core.run_state import RunState
+from tailrace_learner.core.batch.group_returns import NO_LIMITS, RowLimits
+from tailrace_learner.core.batch.malformed import flaws
+from tailrace_learner.core.batch.row_builder import RowBuilder
+from tailrace_learner.core.batch.rows import PreparedGroup
+from tailrace_learner.core.mismatch.drift import DRIFT
+from tailrace_learner.core.step.progress import Progress, Timing, saved_event
+from tailrace_learner.core.step.run_state import RunState
 from tailrace_learner.ports import (
     CheckpointStore,
     Computer,
@@ -100,7 +100,7 @@ class Learner:
         self._trainer = trainer
         self._run = run
         self._config = config
-        self._books = Books(state, run, config.max_retained_bytes)
+        self._progress = Progress(state, run, config.max_retained_bytes)
         self._quarantine = dict(state.quarantine)  # source -> step of its last good reading
         self._builder = RowBuilder(config, run.max_staleness, state.ancestry, limits, self._quarantine)
         self._versions: dict[int, tuple[str, int]] = {}
@@ -113,7 +113,7 @@ class Learner:
     @property
     def state(self) -> RunState:
         """Where the run stands."""
-        return self._books.state
+        return self._progress.state
 
     async def run_forever(self) -> None:
         """All steps, once. Entered again after a failure, it ends the process."""
@@ -123,7 +123,7 @@ class Learner:
         self._entered = True
         self._step_ended_s = self._world.clock.monotonic_s()
         async with asyncio.TaskGroup() as tasks:
-            while not self._books.is_finished:
+            while not self._progress.is_finished:
                 await self._step(tasks)
                 await self._save_if_due(tasks)
             await self._published()
@@ -139,7 +139,7 @@ class Learner:
         version = await self._offer(weights, self.state.step)
         if self._config.lora is not None:  # from now on only adapters change
             self._base_version = version
-        self._books.published(version)
+        self._progress.published(version)
 
     async def _step(self, tasks: asyncio.TaskGroup) -> None:
         timing = Timing(self._step_ended_s)
@@ -160,11 +160,11 @@ class Learner:
         _observe_drift(numbers)
         weights = await world.compute(world.read_weights, False)
         self._step_ended_s = world.clock.monotonic_s()
-        self._books.step_done(timing, self._step_ended_s, numbers)
+        self._progress.step_done(timing, self._step_ended_s, numbers)
         _observe(self.state.step, timing, numbers)
         self._keep_trajectories(groups)
         group_ids = [group.group_id for group in groups]
-        finished = self._books.finished_event(
+        finished = self._progress.finished_event(
             timing, world.clock.unix_s(), group_ids, num_dropped, numbers
         )
         await self._published()
@@ -175,14 +175,14 @@ class Learner:
         kept: list[TrajectoryGroup] = []
         for entry in taken:
             prepared = await self._prepare(entry.group)
-            self._books.saw(entry.group.group_index)
+            self._progress.saw(entry.group.group_index)
             if prepared.drop_reason:
                 await self._world.source.mark_dropped([entry.entry_id], prepared.drop_reason)
                 continue
             self._trainer.add(prepared)
-            self._books.hold(entry.entry_id, entry.group.group_id, entry.num_bytes)
+            self._progress.hold(entry.entry_id, entry.group.group_id, entry.num_bytes)
             kept.append(entry.group)
-        metrics.RETAINED_BYTES.set(self._books.retained_bytes)
+        metrics.RETAINED_BYTES.set(self._progress.retained_bytes)
         return kept
 
     async def _prepare(self, group: TrajectoryGroup) -> PreparedGroup:
@@ -204,7 +204,7 @@ class Learner:
                 found.append(event)
         if found:
             _observe_quarantine(found)
-            self._books.quarantined(self._quarantine)
+            self._progress.quarantined(self._quarantine)
             await self._world.events.emit(SERVICE, *found)
 
     def _keep_trajectories(self, groups: Sequence[TrajectoryGroup]) -> None:
@@ -223,7 +223,7 @@ class Learner:
         version = await self._offer(weights, finished.step)
         finished = msgspec.structs.replace(finished, policy_version=version)
         await self._world.events.emit(SERVICE, finished)
-        self._books.published(version)
+        self._progress.published(version)
         for follower in self._world.followers:
             follower.reached(finished.step)
         if finished.step % self._run.logging_steps == 0:
@@ -248,7 +248,7 @@ class Learner:
     # Checkpoints
 
     async def _save_if_due(self, tasks: asyncio.TaskGroup) -> None:
-        if not self._books.is_save_due:
+        if not self._progress.is_save_due:
             return
         await self._published()
         await self._saved()  # one at a time: a disk that is too slow slows the steps
@@ -258,30 +258,30 @@ class Learner:
     async def _save_last(self) -> None:
         """See that the last checkpoint gets on disk, however long that takes."""
         await self._saved()
-        while self._books.is_save_overdue:
+        while self._progress.is_save_overdue:
             await self._world.clock.sleep(_SAVE_AGAIN_S)
             await self._save(*await self._copy())
 
     async def _copy(self) -> tuple[object, RunState]:
         """The model as it is, between two passes, and what its checkpoint says."""
         copy = await self._world.compute(self._world.checkpoints.take)
-        return copy, self._books.saving(self._world.clock.unix_s())
+        return copy, self._progress.saving(self._world.clock.unix_s())
 
     async def _save(self, copy: object, state: RunState) -> None:
         """Write a checkpoint beside the training, and release its groups once it is durable."""
-        world, books = self._world, self._books
+        world, progress = self._world, self._progress
         began_s = world.clock.monotonic_s()
         try:
             path = await asyncio.to_thread(world.checkpoints.write, copy, state)
         except OSError as error:
-            books.not_saved()
+            progress.not_saved()
             metrics.FAILED_CHECKPOINTS.inc()
             log.error("checkpoint not saved", step=state.step, error=str(error))
             return
         metrics.CHECKPOINT_SECONDS.observe(world.clock.monotonic_s() - began_s)
         await world.source.commit_checkpoint(state.entry_ids, saved_event(state, str(path)))
-        books.saved()
-        metrics.RETAINED_BYTES.set(books.retained_bytes)
+        progress.saved()
+        metrics.RETAINED_BYTES.set(progress.retained_bytes)
         lineages = {state.lineage, *(ancestor.lineage for ancestor in state.ancestors)}
         await asyncio.to_thread(world.checkpoints.prune, self._config.save_total_limit, lineages)
         log.info("checkpoint saved", step=state.step, path=str(path), num_groups=len(state.group_ids))

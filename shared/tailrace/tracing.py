@@ -47,11 +47,6 @@ def record_with(provider: trace.TracerProvider | None) -> None:
     _tracer = provider.get_tracer("tailrace") if provider is not None else None
 
 
-def is_recording() -> bool:
-    """Whether spans are recorded in this process."""
-    return _tracer is not None
-
-
 def current_traceparent() -> str:
     """What to send along with a message so that its spans join this trace; empty: no trace."""
     if _tracer is None:

@@ -14,8 +14,8 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from tailrace.config import Config, ConfigError, decode_config
-from tailrace.dotted import load_dotted
 from tailrace.foreign import ForeignCodeError
+from tailrace.import_path import load_object
 from tailrace.sdk.env import Env
 from tailrace_envs.frozen_lake import FrozenLakeText
 
@@ -109,7 +109,7 @@ def env_config_kind(env_type: str) -> type[Config] | None:
     dotted = _CONFIGS.get(env_type)
     if dotted is None:
         return None
-    kind = load_dotted(dotted, "env_type")
+    kind = load_object(dotted, "env_type")
     assert isinstance(kind, type)
     assert issubclass(kind, Config)
     return kind
@@ -117,7 +117,7 @@ def env_config_kind(env_type: str) -> type[Config] | None:
 
 def _load(env_type: str) -> Callable[..., Env]:
     try:
-        return load_dotted(ENV_TYPES.get(env_type, env_type), "env_type")
+        return load_object(ENV_TYPES.get(env_type, env_type), "env_type")
     except ConfigError as error:
         extra = _EXTRAS.get(env_type)
         cause = error.__cause__

@@ -103,6 +103,7 @@ class Cast:
             stages=self._stages,
             is_draining=is_draining,
             greedy_baseline=config.greedy_baseline,
+            seeded_rollouts=config.seeded_rollouts,
         )
         players = {
             **self._env_players(context, watcher),

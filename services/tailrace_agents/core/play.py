@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from tailrace.chat import Renderer
 from tailrace.foreign import ForeignCodeError
 from tailrace.sdk.env import Env
-from tailrace.sdk.policy import GenerationFailedError, Policy
+from tailrace.sdk.policy import GenerationFailedError, Policy, TurnRequest
 from tailrace_agents.core.environments import EnvHandle, StepResult
 from tailrace_agents.core.episode import (
     EpisodeHandedBackError,
@@ -170,13 +170,15 @@ class _Episode:
         """Let the policy answer and the environment take the answer."""
         tokens = self.tokens
         generation = await self.policy.generate(
-            tokens.prompt(),
-            self.limits.turn_budget(tokens),
-            self.sampling.for_turn(turn),
-            episode_id=self.episode_id,
-            turn=turn,
+            TurnRequest(
+                tokens.prompt(),
+                self.limits.turn_budget(tokens),
+                self.sampling.for_turn(turn),
+                self.episode_id,
+                turn,
+            )
         )
-        tokens.sample(generation.token_ids, generation.inference_logprobs, generation.version_spans)
+        tokens.sample(generation.token_ids, generation.inference_logprobs, generation.spans)
         reply = self.renderer.decode(generation.token_ids)
         step = await self._step(reply)
         record = TurnRecord(
@@ -184,7 +186,7 @@ class _Episode:
             observation_ids=pack_int32(inserted),
             token_ids=pack_int32(generation.token_ids),
             inference_logprobs=pack_float32(generation.inference_logprobs),
-            version_spans=generation.version_spans,
+            spans=generation.spans,
             finish_reason=generation.finish_reason or FinishReason.ABORT,
             reply=reply,
             reward=step.reward,
@@ -198,7 +200,7 @@ class _Episode:
         if inserted.tobytes() != bytes(record.observation_ids):
             raise _ReplayMismatchError
         self.tokens.sample(
-            as_int32(record.token_ids), as_float32(record.inference_logprobs), record.version_spans
+            as_int32(record.token_ids), as_float32(record.inference_logprobs), record.spans
         )
         step = await self._step(record.reply)
         if (step.reward, step.terminated, step.truncated) != (

@@ -48,14 +48,16 @@ class PlayContext:
     stages: Stages
     is_draining: Callable[[], bool]
     greedy_baseline: bool = False
+    seeded_rollouts: bool = False
 
     def sampling(self, task: EpisodeTask) -> SamplingPlan:
-        """Parameters of every turn; those of evaluations have seeds that follow from the task."""
+        """Parameters of every turn; turns of evaluations, and of training if asked for, have seeds."""
         params = self.phases[task.phase].sampling
         if is_baseline(task, self.greedy_baseline):
             return SamplingPlan(msgspec.structs.replace(params, temperature=0.0))
         if task.phase == "train":
-            return SamplingPlan(params)
+            seed = mix_seed(task.task.seed, task.task.ordinal, task.member)
+            return SamplingPlan(params, seed if self.seeded_rollouts else None)
         return SamplingPlan(params, mix_seed(task.task.seed, task.member))
 
     def wall_clock_s(self, task: EpisodeTask) -> float:

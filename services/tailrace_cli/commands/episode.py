@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console
 
 from tailrace.config import ConfigError
-from tailrace.dotted import load_dotted
+from tailrace.import_path import load_object
 from tailrace.sdk.tool import AnyTool, as_offer
 from tailrace_agents.core.episode import EpisodeResult
 from tailrace_cli.experiment import Experiment
@@ -82,7 +82,7 @@ def _tag(experiment: Experiment, tag: str) -> str:
 def _tools(names: Sequence[str]) -> list[AnyTool]:
     tools: list[AnyTool] = []
     for name in names:
-        found: Any = load_dotted(name, "--tool")
+        found: Any = load_object(name, "--tool")
         try:
             as_offer(found)
         except TypeError as error:

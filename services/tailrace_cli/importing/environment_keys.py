@@ -7,8 +7,8 @@ from typing import Any
 
 import msgspec
 
-from tailrace.config.none_of import none_of
 from tailrace.config.settings.setting import Lookup
+from tailrace.config.suggestions import not_one_of
 from tailrace_envs import env_config_kind
 
 _KEY = re.compile(r"agents\.custom_envs\.(.+)\.env_config\.([^.]+)")
@@ -28,7 +28,7 @@ def check_environment_key(key: str, value: Any, lookup: Lookup) -> None:
     fields = {field.name: field.type for field in msgspec.structs.fields(kind)}
     name = found.group(2)
     if name not in fields:
-        raise ValueError(f"env_type {env_type}: {none_of(repr(name), fields)}")
+        raise ValueError(f"env_type {env_type}: {not_one_of(repr(name), fields)}")
     try:
         msgspec.convert(value, fields[name])
     except msgspec.ValidationError as error:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 import inspect
 
-from tailrace.dotted import load_dotted
 from tailrace.foreign import ForeignCodeError, foreign_code
+from tailrace.import_path import load_object
 from tailrace_agents.core.episode import EpisodeResult
 from tailrace_agents.core.settlement import score_item
 from tailrace_protos.episode import EpisodeTask
@@ -26,7 +26,7 @@ class FunctionHere:
 
     async def score(self, item: ScoreItem) -> float:
         """See `Component`."""
-        function = load_dotted(self._function, "reward.rewards.function")
+        function = load_object(self._function, "reward.rewards.function")
         arguments = (item.task, item.messages, item.metrics)
         try:
             async with asyncio.timeout(self._timeout_s):

@@ -11,11 +11,11 @@ from pathlib import Path
 from nats.aio.client import Client
 
 from tailrace.channel import (
-    ChannelConfig,
     CurveKeys,
     GenerateHandler,
     GenerateServer,
     NatsGenerateServer,
+    ServerChannelConfig,
     ZmqGenerateServer,
 )
 from tailrace_inference.config import InferenceConfig
@@ -24,7 +24,7 @@ _LOOPBACK = ("127.0.0.1", "localhost")
 _MAX_IPC_PATH = 100
 
 # The engine coalesces tokens already: what it sends leaves with the loop tick.
-CHANNEL = ChannelConfig(chunk_tokens=1)
+CHANNEL = ServerChannelConfig(chunk_tokens=1)
 
 
 class Listeners:

@@ -8,15 +8,14 @@ from types import TracebackType
 import msgspec
 
 from tailrace.channel.generation import Generation, TokenLedger
-from tailrace.sdk.policy import GenerationFailedError, OnChunk
+from tailrace.sdk.policy import GenerationFailedError, TurnRequest
 from tailrace_inference.core.driver import EngineDriver
 from tailrace_inference.ports import Engine
-from tailrace_protos.base import Int32Bytes
-from tailrace_protos.generation import GenerateRequest, SamplingParams, TokenChunk
+from tailrace_protos.generation import GenerateRequest, TokenChunk
 
 
 class LocalPolicy:
-    """`sdk.policy.RankingPolicy` over an engine: `async with LocalPolicy(engine) as policy:`."""
+    """`sdk.policy.Policy` over an engine: `async with LocalPolicy(engine) as policy:`."""
 
     def __init__(self, engine: Engine) -> None:
         self._driver = EngineDriver(engine, in_thread=False)
@@ -34,34 +33,29 @@ class LocalPolicy:
         await asyncio.wait({self._running})
         self._driver.close()
 
-    async def generate(
-        self,
-        prompt_ids: Int32Bytes,
-        max_new_tokens: int,
-        sampling: SamplingParams,
-        *,
-        episode_id: str,
-        turn: int,
-        on_chunk: OnChunk | None = None,
-        top_logprobs: int = 0,
-    ) -> Generation:
-        """See `RankingPolicy`; a cancelled caller aborts its call, a broken engine raises why."""
+    async def generate(self, request: TurnRequest) -> Generation:
+        """See `Policy`; a cancelled caller aborts its call, a broken engine raises why."""
         assert self._running is not None, "used outside `async with`"
         ledger = TokenLedger()
         ended = asyncio.get_running_loop().create_future()
 
         def on_part(chunk: TokenChunk) -> None:
             ledger.add(chunk)
-            if on_chunk is not None and len(chunk.token_ids):
-                on_chunk(msgspec.structs.replace(chunk, finish_reason=None, stop_matched=None))
+            if request.on_chunk is not None and len(chunk.token_ids):
+                request.on_chunk(msgspec.structs.replace(chunk, finish_reason=None, stop_matched=None))
             if ledger.last is not None and not ended.done():
                 ended.set_result(None)
 
-        call_id = f"{episode_id}.{turn}"
-        request = GenerateRequest(
-            call_id, episode_id, prompt_ids, max_new_tokens, sampling, top_logprobs=top_logprobs
+        call_id = f"{request.episode_id}.{request.turn}"
+        call = GenerateRequest(
+            call_id,
+            request.episode_id,
+            request.prompt_ids,
+            request.max_new_tokens,
+            request.sampling,
+            top_logprobs=request.top_logprobs,
         )
-        self._driver.submit(request, on_part)
+        self._driver.submit(call, on_part)
         try:
             await asyncio.wait({ended, self._running}, return_when=asyncio.FIRST_COMPLETED)
         finally:

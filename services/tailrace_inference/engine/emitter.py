@@ -11,7 +11,7 @@ import numpy as np
 from tailrace_inference.engine.batch import Batch, Call
 from tailrace_inference.engine.kv_cache import Int64Array
 from tailrace_protos.base import EMPTY, Float32Bytes, Int32Bytes, pack_float32, pack_int32
-from tailrace_protos.generation import CallError, CallErrorCode, FinishReason, TokenChunk, VersionSpan
+from tailrace_protos.generation import CallError, CallErrorCode, FinishReason, TokenChunk, TokenSpan
 
 _TopBytes = tuple[Int32Bytes, Float32Bytes]
 _NO_TOPS: _TopBytes = (EMPTY, EMPTY)
@@ -106,7 +106,7 @@ class Emitter:
             call.call_id,
             pack_int32(batch.out_ids[row, :count].copy()),
             pack_float32(logprobs),
-            (VersionSpan(policy_version, count),) if count else (),
+            (TokenSpan(policy_version, "", count),) if count else (),
             reason,
             matched,
             call.num_cached if reason is not None else 0,

@@ -24,7 +24,7 @@ from safetensors.torch import save_file
 from tailrace.config import ConfigError
 from tailrace.log import get_logger
 from tailrace_learner.adapters.snapshots import OPTIMIZER_FILE, Snapshot
-from tailrace_learner.core.run_state import SCHEMA, RunState
+from tailrace_learner.core.step.run_state import SCHEMA, RunState
 
 log = get_logger(__name__)
 

@@ -10,7 +10,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from tailrace.config import ConfigError
-from tailrace_learner.core.critic import Critic
+from tailrace_learner.core.model.critic import Critic
 
 CRITIC_FILE = "critic.safetensors"
 CRITIC_OPTIMIZER_FILE = "critic_optimizer.safetensors"

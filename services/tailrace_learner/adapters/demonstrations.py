@@ -8,10 +8,10 @@ import numpy as np
 
 from tailrace.chat import Renderer
 from tailrace.config import ChatArgs, ConfigError
-from tailrace.dotted import load_dotted
 from tailrace.foreign import ForeignCodeError, foreign_code
+from tailrace.import_path import load_object
 from tailrace_learner.config import WarmStart
-from tailrace_learner.core.rows import Row, demonstration_row
+from tailrace_learner.core.batch.rows import Row, demonstration_row
 from tailrace_protos.weights import ModelCard
 
 _KEY = "learner.warm_start.demonstrations"
@@ -20,7 +20,7 @@ _SPARE_SHARE = 0.1  # asked for beyond what is needed: rows with an empty mask a
 
 def demonstrations(warm: WarmStart, card: ModelCard, chat: ChatArgs, seed: int) -> Iterator[Row]:
     """Usable rows, lazily; `ConfigError` when the function fails or yields something else."""
-    make = load_dotted(warm.demonstrations, _KEY)
+    make = load_object(warm.demonstrations, _KEY)
     num_episodes = round(warm.num_steps * warm.batch_size * (1.0 + _SPARE_SHARE))
     try:
         with foreign_code(_KEY):

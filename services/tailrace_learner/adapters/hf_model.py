@@ -18,13 +18,14 @@ from transformers.utils.import_utils import is_flash_attn_2_available, is_flash_
 from transformers.utils.logging import disable_progress_bar
 
 from tailrace.config import ConfigError, RunConfig
-from tailrace.dotted import load_dotted
 from tailrace.foreign import ForeignCodeError, foreign_code
+from tailrace.import_path import load_object
 from tailrace.weights.tensors import TensorBytes
 from tailrace_learner.config import FromScratch, LearnerConfig
-from tailrace_learner.core import attention
-from tailrace_learner.core.fast_model import use_cpu_kernels
-from tailrace_learner.core.policy import Policy
+from tailrace_learner.core.cpu.fast_model import use_cpu_kernels
+from tailrace_learner.core.cpu.kernels import select_matmul
+from tailrace_learner.core.model import attention
+from tailrace_learner.core.model.policy import Policy
 from tailrace_protos.weights import ModelCard
 
 CARD_FILES = (
@@ -126,7 +127,7 @@ def first_model(run: RunConfig, config: LearnerConfig) -> LoadedModel:
 def build_tokenizer(scratch: FromScratch) -> Any:
     """The tokenizer that the user's function writes."""
     key = "learner.from_scratch.tokenizer"
-    build = load_dotted(scratch.tokenizer, key)
+    build = load_object(scratch.tokenizer, key)
     with tempfile.TemporaryDirectory(prefix="tailrace-tokenizer-") as folder:
         try:
             with foreign_code(key):
@@ -178,6 +179,10 @@ def prepared(model: Any, config: LearnerConfig) -> Any:
     if not config.model_args.disable_gradient_checkpointing:
         model.gradient_checkpointing_enable({"use_reentrant": False})
     if device.type == "cpu":
+        try:
+            select_matmul(config.cpu_matmul)
+        except ValueError as error:
+            raise ConfigError(f"learner.{error}") from error
         use_cpu_kernels(model)
     return model
 

@@ -24,13 +24,13 @@ from tailrace_learner.adapters.start_weights import (
 )
 from tailrace_learner.adapters.strategies.base import Strategy
 from tailrace_learner.config import LearnerConfig, ReferenceArgs
-from tailrace_learner.core.critic import Critic, make_head
-from tailrace_learner.core.critic_trainer import CriticTrainer
-from tailrace_learner.core.estimates import Roles
-from tailrace_learner.core.optimizer import make_adamw
-from tailrace_learner.core.policy import Policy
-from tailrace_learner.core.reference import Reference
-from tailrace_learner.core.run_state import ReferenceState, RunState
+from tailrace_learner.core.model.critic import Critic, make_head
+from tailrace_learner.core.model.policy import Policy
+from tailrace_learner.core.model.reference import Reference
+from tailrace_learner.core.step.critic_trainer import CriticTrainer
+from tailrace_learner.core.step.estimates import Roles
+from tailrace_learner.core.step.optimizer import make_adamw
+from tailrace_learner.core.step.run_state import ReferenceState, RunState
 
 _REFERENCE_KEY = "learner.reference.pretrain"
 _CRITIC_KEY = "learner.critic.pretrain"

@@ -21,9 +21,9 @@ from tailrace_learner.adapters.same_model import check_same_model
 from tailrace_learner.adapters.snapshots import Snapshot, load_optimizer, take_snapshot
 from tailrace_learner.adapters.strategies.base import Strategy
 from tailrace_learner.config import LearnerConfig
-from tailrace_learner.core.rows import PreparedGroup, Row
-from tailrace_learner.core.step import Metrics, StepTrainer
-from tailrace_learner.core.warm_start import warm_start
+from tailrace_learner.core.batch.rows import PreparedGroup, Row
+from tailrace_learner.core.step.step import Metrics, StepTrainer
+from tailrace_learner.core.step.warm_start import warm_start
 from tailrace_protos.event import ServerQuarantined
 
 OnStep = Callable[[int, float], None]

@@ -27,7 +27,7 @@ from __future__ import annotations
 from typing import Literal
 
 from tailrace.channel.call import GenerateCall
-from tailrace.channel.config import ChannelConfig
+from tailrace.channel.config import ClientChannelConfig, ServerChannelConfig
 from tailrace.channel.errors import (
     ChannelClosedError,
     ChannelError,
@@ -61,10 +61,10 @@ __all__ = [
     "TRANSPORTS",
     "Address",
     "ChannelClosedError",
-    "ChannelConfig",
     "ChannelError",
     "ChannelFullError",
     "ChunkSink",
+    "ClientChannelConfig",
     "CurveKeys",
     "DuplicateCallError",
     "EndpointError",
@@ -78,6 +78,7 @@ __all__ = [
     "NatsGenerateServer",
     "NoRouteError",
     "OversizeRequestError",
+    "ServerChannelConfig",
     "Transport",
     "ZmqGenerateClient",
     "ZmqGenerateServer",

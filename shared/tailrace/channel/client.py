@@ -6,7 +6,7 @@ import asyncio
 
 from tailrace.channel.call import GenerateCall
 from tailrace.channel.client_link import ClientLink, ClientTransport
-from tailrace.channel.config import ChannelConfig
+from tailrace.channel.config import ClientChannelConfig
 from tailrace.channel.errors import ChannelClosedError
 from tailrace.channel.metrics import ChannelMetrics
 from tailrace.channel.ports import Address, LinkLoss
@@ -16,7 +16,7 @@ from tailrace_protos.generation import GenerateRequest
 class LinkedGenerateClient:
     """`GenerateClient` over any `ClientTransport`."""
 
-    def __init__(self, transport: ClientTransport, config: ChannelConfig) -> None:
+    def __init__(self, transport: ClientTransport, config: ClientChannelConfig) -> None:
         self._transport = transport
         self._config = config
         self._metrics = ChannelMetrics("client")

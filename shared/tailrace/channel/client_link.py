@@ -14,7 +14,7 @@ from collections.abc import Callable
 from typing import NoReturn, Protocol
 
 from tailrace.channel.call import GenerateCall
-from tailrace.channel.config import ChannelConfig
+from tailrace.channel.config import ClientChannelConfig
 from tailrace.channel.credit import Credit
 from tailrace.channel.errors import (
     ChannelFullError,
@@ -51,7 +51,7 @@ class ClientLink:
         self,
         address: Address,
         transport: ClientTransport,
-        config: ChannelConfig,
+        config: ClientChannelConfig,
         metrics: ChannelMetrics,
         on_gone: Callable[[ClientLink], None],
     ) -> None:

@@ -1,21 +1,22 @@
 """A call's tokens put together: what `GenerateCall.collect` returns and what a failed call leaves.
 
-Invariant: `token_ids`, `inference_logprobs` and the tokens counted by `version_spans` are always
+Invariant: `token_ids`, `inference_logprobs` and the tokens counted by `spans` are always
 equally many, and a prefix of what the server sampled; so are the rows of `top_ids` and `top_logprobs`
 where the call asked for them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
 from tailrace.channel.tops import NO_TOPS, TopArrays, TopLedger, tops_per_token
+from tailrace.provenance import join_spans
 from tailrace_protos.base import as_float32, as_int32
-from tailrace_protos.generation import FinishReason, TokenChunk, VersionSpan
+from tailrace_protos.generation import FinishReason, TokenChunk, TokenSpan
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -24,7 +25,7 @@ class Generation:
 
     token_ids: NDArray[np.int32]  # [T]
     inference_logprobs: NDArray[np.float32]  # [T]
-    version_spans: tuple[VersionSpan, ...]  # num_tokens sum to T; neighbours differ
+    spans: tuple[TokenSpan, ...]  # num_tokens sum to T; neighbours differ
     finish_reason: FinishReason | None
     stop_matched: int | str | None
     num_cached_tokens: int  # prompt tokens whose KV was reused
@@ -41,29 +42,13 @@ class Generation:
         return Generation(
             self.token_ids,
             self.inference_logprobs,
-            tuple(VersionSpan(s.policy_version, s.num_tokens, source) for s in self.version_spans),
+            tuple(TokenSpan(s.policy_version, source, s.num_tokens) for s in self.spans),
             self.finish_reason,
             self.stop_matched,
             self.num_cached_tokens,
             self.top_ids,
             self.top_logprobs,
         )
-
-
-def join_spans(spans: Iterable[VersionSpan]) -> tuple[VersionSpan, ...]:
-    """The same spans with neighbours of one version and one source made one."""
-    joined: list[VersionSpan] = []
-    for span in spans:
-        if joined and _is_alike(joined[-1], span):
-            num_tokens = joined.pop().num_tokens + span.num_tokens
-            span = VersionSpan(span.policy_version, num_tokens, span.source)
-        if span.num_tokens:
-            joined.append(span)
-    return tuple(joined)
-
-
-def _is_alike(one: VersionSpan, other: VersionSpan) -> bool:
-    return one.policy_version == other.policy_version and one.source == other.source
 
 
 def join_tops(parts: Sequence[Generation]) -> TopArrays:
@@ -83,7 +68,7 @@ class TokenLedger:
     def __init__(self) -> None:
         self.token_bytes = bytearray()
         self.logprob_bytes = bytearray()
-        self.spans: list[VersionSpan] = []
+        self.spans: list[TokenSpan] = []
         self.num_tokens = 0
         self.tops: TopLedger | None = None  # once a chunk brought some
         self.last: TokenChunk | None = None  # the chunk with the finish reason or the error
@@ -94,7 +79,7 @@ class TokenLedger:
         if num_bytes != len(chunk.inference_logprobs) or num_bytes & 3:
             return f"{num_bytes} bytes of ids with {len(chunk.inference_logprobs)} of log-probabilities"
         num_spanned = 0
-        for span in chunk.version_spans:
+        for span in chunk.spans:
             num_spanned += span.num_tokens
         if num_spanned != num_bytes >> 2:
             return f"{num_bytes >> 2} tokens with versions for {num_spanned}"
@@ -102,7 +87,7 @@ class TokenLedger:
             return wrong
         self.token_bytes += chunk.token_ids
         self.logprob_bytes += chunk.inference_logprobs
-        self.spans.extend(chunk.version_spans)
+        self.spans.extend(chunk.spans)
         self.num_tokens += num_spanned
         if chunk.finish_reason is not None or chunk.error is not None:
             self.last = chunk
@@ -125,7 +110,7 @@ class TokenLedger:
             call_id=call_id,
             token_ids=memoryview(bytes(self.token_bytes[4 * num_tokens :])),
             inference_logprobs=memoryview(bytes(self.logprob_bytes[4 * num_tokens :])),
-            version_spans=join_spans(self.spans[num_spans:]),
+            spans=join_spans(self.spans[num_spans:]),
             finish_reason=last.finish_reason if last else None,
             stop_matched=last.stop_matched if last else None,
             num_cached_tokens=last.num_cached_tokens if last else 0,

@@ -22,7 +22,12 @@ from nats.aio.subscription import Subscription
 
 from tailrace.bus import flush
 from tailrace.channel.client import LinkedGenerateClient
-from tailrace.channel.config import DEFAULTS, ChannelConfig
+from tailrace.channel.config import (
+    CLIENT_DEFAULTS,
+    SERVER_DEFAULTS,
+    ClientChannelConfig,
+    ServerChannelConfig,
+)
 from tailrace.channel.errors import NoRouteError
 from tailrace.channel.ports import Address, LinkEvents, LinkLoss, WireEvents
 from tailrace.channel.server import LinkedGenerateServer
@@ -201,7 +206,9 @@ class NatsServerTransport:
 class NatsGenerateClient(LinkedGenerateClient):
     """`GenerateClient` over a NATS connection."""
 
-    def __init__(self, connection: NatsConnection, config: ChannelConfig = DEFAULTS) -> None:
+    def __init__(
+        self, connection: NatsConnection, config: ClientChannelConfig = CLIENT_DEFAULTS
+    ) -> None:
         super().__init__(NatsClientTransport(connection), config)
 
 
@@ -209,6 +216,6 @@ class NatsGenerateServer(LinkedGenerateServer):
     """`GenerateServer` on a subject of a NATS connection."""
 
     def __init__(
-        self, connection: NatsConnection, subject: str, config: ChannelConfig = DEFAULTS
+        self, connection: NatsConnection, subject: str, config: ServerChannelConfig = SERVER_DEFAULTS
     ) -> None:
         super().__init__(NatsServerTransport(connection, subject), config)

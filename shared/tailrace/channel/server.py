@@ -11,7 +11,7 @@ import asyncio
 from collections.abc import Iterator
 from typing import Protocol
 
-from tailrace.channel.config import ChannelConfig
+from tailrace.channel.config import ServerChannelConfig
 from tailrace.channel.frames import Envelope, read_request_frame
 from tailrace.channel.metrics import ChannelMetrics
 from tailrace.channel.ports import GenerateHandler, LinkLoss, Wire, WireEvents
@@ -46,7 +46,7 @@ class ServerTransport(Protocol):
 class LinkedGenerateServer:
     """`GenerateServer` over any `ServerTransport`."""
 
-    def __init__(self, transport: ServerTransport, config: ChannelConfig) -> None:
+    def __init__(self, transport: ServerTransport, config: ServerChannelConfig) -> None:
         self.transport = transport
         self.config = config
         self.metrics = ChannelMetrics("server")

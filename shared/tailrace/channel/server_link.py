@@ -10,7 +10,7 @@ import asyncio
 from collections.abc import Callable
 from typing import Protocol
 
-from tailrace.channel.config import ChannelConfig
+from tailrace.channel.config import ServerChannelConfig
 from tailrace.channel.credit import Credit
 from tailrace.channel.frames import FrameTooLargeError, FrameWriter
 from tailrace.channel.metrics import ChannelMetrics
@@ -28,7 +28,7 @@ class LinkOwner(Protocol):
     """What a link needs of its server."""
 
     loop: asyncio.AbstractEventLoop
-    config: ChannelConfig
+    config: ServerChannelConfig
     metrics: ChannelMetrics
 
     def linger(self, sink: CallSink) -> None:

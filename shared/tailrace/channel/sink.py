@@ -9,9 +9,9 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from tailrace.channel.generation import join_spans
 from tailrace.channel.tops import NO_TOPS, cut_tops, merged_tops, tops_per_token
-from tailrace_protos.generation import CallError, CallErrorCode, TokenChunk, VersionSpan
+from tailrace.provenance import cut_spans, join_spans
+from tailrace_protos.generation import CallError, CallErrorCode, TokenChunk
 
 MAX_CHUNK_TOKENS = 65536  # 512 KiB of ids and log-probabilities: a chunk fits into a frame
 
@@ -117,7 +117,7 @@ def merge(parts: list[TokenChunk]) -> TokenChunk:
         last.call_id,
         memoryview(b"".join([part.token_ids for part in parts])),
         memoryview(b"".join([part.inference_logprobs for part in parts])),
-        join_spans([span for part in parts for span in part.version_spans]),
+        join_spans([span for part in parts for span in part.spans]),
         last.finish_reason,
         last.stop_matched,
         last.num_cached_tokens,
@@ -136,7 +136,7 @@ def split(chunk: TokenChunk, max_tokens: int) -> list[TokenChunk]:
         chunk.call_id,
         final.token_ids,
         final.inference_logprobs,
-        final.version_spans,
+        final.spans,
         chunk.finish_reason,
         chunk.stop_matched,
         chunk.num_cached_tokens,
@@ -154,19 +154,7 @@ def _cut(chunk: TokenChunk, start: int, end: int) -> TokenChunk:
         chunk.call_id,
         chunk.token_ids[4 * start : 4 * end],
         chunk.inference_logprobs[4 * start : 4 * end],
-        cut_spans(chunk.version_spans, start, end),
+        cut_spans(chunk.spans, start, end),
         top_ids=top_ids,
         top_logprobs=top_logprobs,
     )
-
-
-def cut_spans(spans: tuple[VersionSpan, ...], start: int, end: int) -> tuple[VersionSpan, ...]:
-    """The versions of tokens `start` to `end`."""
-    cut: list[VersionSpan] = []
-    begin = 0
-    for span in spans:
-        overlap = min(end, begin + span.num_tokens) - max(start, begin)
-        if overlap > 0:
-            cut.append(VersionSpan(span.policy_version, overlap, span.source))
-        begin += span.num_tokens
-    return tuple(cut)

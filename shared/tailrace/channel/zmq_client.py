@@ -14,7 +14,7 @@ import zmq
 from zmq.utils.monitor import parse_monitor_message
 
 from tailrace.channel.client import LinkedGenerateClient
-from tailrace.channel.config import DEFAULTS, ChannelConfig
+from tailrace.channel.config import CLIENT_DEFAULTS, ClientChannelConfig
 from tailrace.channel.errors import NoRouteError
 from tailrace.channel.ports import Address, LinkEvents, LinkLoss
 from tailrace.channel.zmq_socket import (
@@ -141,5 +141,7 @@ class ZmqClientTransport:
 class ZmqGenerateClient(LinkedGenerateClient):
     """`GenerateClient` over ZMQ; `keys` are its own for CURVE (default: new ones)."""
 
-    def __init__(self, config: ChannelConfig = DEFAULTS, *, keys: CurveKeys | None = None) -> None:
+    def __init__(
+        self, config: ClientChannelConfig = CLIENT_DEFAULTS, *, keys: CurveKeys | None = None
+    ) -> None:
         super().__init__(ZmqClientTransport(keys), config)

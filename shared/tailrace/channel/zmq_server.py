@@ -12,7 +12,7 @@ from collections import deque
 
 import zmq
 
-from tailrace.channel.config import DEFAULTS, ChannelConfig
+from tailrace.channel.config import SERVER_DEFAULTS, ServerChannelConfig
 from tailrace.channel.errors import EndpointError
 from tailrace.channel.ports import LinkLoss, WireEvents
 from tailrace.channel.server import LinkedGenerateServer
@@ -168,7 +168,11 @@ class ZmqGenerateServer(LinkedGenerateServer):
     """`GenerateServer` on a ZMQ endpoint (`ipc://` or `tcp://`), encrypted when it has CURVE keys."""
 
     def __init__(
-        self, endpoint: str, config: ChannelConfig = DEFAULTS, *, keys: CurveKeys | None = None
+        self,
+        endpoint: str,
+        config: ServerChannelConfig = SERVER_DEFAULTS,
+        *,
+        keys: CurveKeys | None = None,
     ) -> None:
         self._zmq = ZmqServerTransport(endpoint, keys)
         super().__init__(self._zmq, config)

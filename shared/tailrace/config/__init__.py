@@ -7,7 +7,6 @@ errors that name the key, the file and the closest valid key.
 
 from tailrace.config.base import Config, ConfigError
 from tailrace.config.chat import ChatArgs
-from tailrace.config.endpoints import Endpoints, this_host_id
 from tailrace.config.experiment import (
     SECTIONS,
     decode_config,
@@ -15,7 +14,7 @@ from tailrace.config.experiment import (
     run_config,
     section_config,
 )
-from tailrace.config.run import RunConfig
+from tailrace.config.run import Endpoints, RunConfig, this_host_id
 
 __all__ = [
     "SECTIONS",

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import math
 import re
 from collections.abc import Iterator, Mapping
@@ -13,9 +12,9 @@ import msgspec
 import yaml
 
 from tailrace.config.base import Config, ConfigError
-from tailrace.config.none_of import none_of
 from tailrace.config.run import RunConfig
 from tailrace.config.settings import ROOTS, apply_settings
+from tailrace.config.suggestions import did_you_mean, not_one_of
 
 SECTIONS = (
     "scheduler",
@@ -94,9 +93,7 @@ def _explain(reason: str, kind: type[Config], where: str, also_valid: tuple[str,
     if unknown:
         key, parent = unknown.group(1), unknown.group(2) or ""
         valid = [*_fields_at(kind, parent), *(also_valid if not parent else ())]
-        near = difflib.get_close_matches(key, valid, n=1, cutoff=0.5)
-        remedy = f"did you mean {near[0]!r}?" if near else f"valid keys: {', '.join(sorted(valid))}"
-        return f"unknown key {_join(where, parent, key)!r}; {remedy}"
+        return f"unknown key {_join(where, parent, key)!r}; {did_you_mean(key, valid)}"
     matched = _AT.match(reason)
     assert matched is not None
     path = matched.group(2) or ""
@@ -113,7 +110,7 @@ def _with_names(reason: str, kind: type[Config], path: str) -> str:
     if not names:
         return reason
     given = reason.removeprefix(_NO_NAME)
-    return none_of(given, names) if given != reason else f"{reason}; known are {', '.join(names)}"
+    return not_one_of(given, names) if given != reason else f"{reason}; known are {', '.join(names)}"
 
 
 def _join(*parts: str) -> str:

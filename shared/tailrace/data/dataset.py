@@ -18,8 +18,8 @@ from tailrace.config import ConfigError
 from tailrace.data.config import DatasetEntry
 from tailrace.data.rows import Row, complete_row
 from tailrace.data.sources import raw_rows
-from tailrace.dotted import load_dotted
 from tailrace.foreign import ForeignCodeError, foreign_code
+from tailrace.import_path import load_object
 
 
 class Dataset:
@@ -52,7 +52,7 @@ def load_dataset(entry: DatasetEntry, seed: int, key: str) -> Dataset:
 
 
 def _rows(entry: DatasetEntry, key: str) -> Iterator[Row]:
-    convert = load_dotted(entry.converter, f"{key}.converter") if entry.converter else None
+    convert = load_object(entry.converter, f"{key}.converter") if entry.converter else None
     num_rows = 0
     for raw, place in raw_rows(entry, key):
         converted = raw

@@ -11,8 +11,8 @@ import msgspec
 
 from tailrace.config import ConfigError
 from tailrace.data.config import DatasetEntry
-from tailrace.dotted import load_dotted
 from tailrace.foreign import ForeignCodeError, foreign_code
+from tailrace.import_path import load_object
 
 Place = str
 RawRows = Iterator[tuple[Any, Place]]
@@ -110,7 +110,7 @@ def _hub(entry: DatasetEntry, key: str) -> RawRows:
 
 
 def _python(entry: DatasetEntry, key: str) -> RawRows:
-    make = load_dotted(entry.path, f"{key}.path")
+    make = load_object(entry.path, f"{key}.path")
     try:
         with foreign_code(f"{key}: {entry.path}"):
             made: Iterable[Any] = make(split=entry.split, **entry.options)

@@ -93,7 +93,7 @@ class Ledger:
             inserted_ids=pack_int32(prompt.inserted_ids),
             token_ids=pack_int32(generation.token_ids),
             inference_logprobs=pack_float32(generation.inference_logprobs),
-            version_spans=generation.version_spans,
+            spans=generation.spans,
             finish_reason=generation.finish_reason or FinishReason.ABORT,
             reply=parsed.message,
             tools=prompt.tools,

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tailrace_protos.chat import ChatMessage, ToolSchema
-from tailrace_protos.generation import FinishReason, VersionSpan
+from tailrace_protos.generation import FinishReason, TokenSpan
 
 
 class Prompt(NamedTuple):
@@ -39,7 +39,7 @@ class Sampled(Protocol):
         """Log-probabilities [t] of the ids."""
 
     @property
-    def version_spans(self) -> tuple[VersionSpan, ...]:
+    def spans(self) -> tuple[TokenSpan, ...]:
         """Who sampled them; the numbers of tokens sum to t."""
 
     @property

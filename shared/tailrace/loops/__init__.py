@@ -6,7 +6,7 @@ import difflib
 from collections.abc import Mapping
 
 from tailrace.config import ConfigError
-from tailrace.dotted import load_dotted
+from tailrace.import_path import load_object
 from tailrace.loops.single_turn import SingleTurnLoop
 from tailrace.loops.tool_agent import ToolAgentLoop
 from tailrace.sdk.agent_loop import AgentLoop
@@ -23,7 +23,7 @@ def agent_loops(own: Mapping[str, str], key: str) -> dict[str, type[AgentLoop]]:
     """The built-in loops and the user's (name -> `module:Class`); `ConfigError` names `key`."""
     loops = dict(AGENT_LOOPS)
     for name, dotted in own.items():
-        loop = load_dotted(dotted, f"{key}.{name}")
+        loop = load_object(dotted, f"{key}.{name}")
         if not isinstance(loop, type) or not callable(getattr(loop, "run", None)):
             raise ConfigError(
                 f"{key}.{name}: {dotted!r} is no class with a method run(self, row, policy): derive it "

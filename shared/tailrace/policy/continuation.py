@@ -22,16 +22,17 @@ from tailrace.channel.errors import (
     NoRouteError,
     OversizeRequestError,
 )
-from tailrace.channel.generation import Generation, join_spans, join_tops
+from tailrace.channel.generation import Generation, join_tops
 from tailrace.channel.ports import Address, GenerateClient
 from tailrace.policy import metrics
 from tailrace.policy.activity import Stages
 from tailrace.policy.ports import Placement
+from tailrace.provenance import join_spans
 from tailrace.retry import Backoff
-from tailrace.sdk.policy import GenerationFailedError, OnChunk
+from tailrace.sdk.policy import GenerationFailedError, OnChunk, TurnRequest
 from tailrace.tracing import current_traceparent
-from tailrace_protos.base import Int32Bytes, pack_int32
-from tailrace_protos.generation import CallErrorCode, FinishReason, GenerateRequest, SamplingParams
+from tailrace_protos.base import pack_int32
+from tailrace_protos.generation import CallErrorCode, FinishReason, GenerateRequest
 
 _FINISHED = (FinishReason.STOP, FinishReason.LENGTH)
 _EMPTY = Generation(np.empty(0, np.int32), np.empty(0, np.float32), (), None, None, 0)
@@ -82,34 +83,25 @@ class ContinuingPolicy:
         self._addresses.pop(episode_id, None)
         self._placement.release(episode_id)
 
-    async def generate(
-        self,
-        prompt_ids: Int32Bytes,
-        max_new_tokens: int,
-        sampling: SamplingParams,
-        *,
-        episode_id: str,
-        turn: int,
-        on_chunk: OnChunk | None = None,
-        top_logprobs: int = 0,
-    ) -> Generation:
-        """One turn, by one server or, after failures, by several; see `RankingPolicy`."""
-        request = GenerateRequest(
-            call_id=f"{episode_id}.{turn}.{next(self._call_ids)}",
+    async def generate(self, request: TurnRequest) -> Generation:
+        """See `Policy`; one server samples the turn or, after failures, several."""
+        episode_id, on_chunk = request.episode_id, request.on_chunk
+        call = GenerateRequest(
+            call_id=f"{episode_id}.{request.turn}.{next(self._call_ids)}",
             episode_id=episode_id,
-            prompt_ids=prompt_ids,
-            max_new_tokens=max_new_tokens,
-            sampling=sampling,
+            prompt_ids=request.prompt_ids,
+            max_new_tokens=request.max_new_tokens,
+            sampling=request.sampling,
             traceparent=current_traceparent(),
-            top_logprobs=top_logprobs,
+            top_logprobs=request.top_logprobs,
         )
         self._stages.num_generating += 1
         try:
             address = self._addresses.get(episode_id) or await self._lease(episode_id)
-            outcome = await self._call(address, request, on_chunk)
+            outcome = await self._call(address, call, on_chunk)
             if isinstance(outcome, Generation):
                 return outcome
-            return await self._continue(request, address, outcome, on_chunk)
+            return await self._continue(call, address, outcome, on_chunk)
         finally:
             self._stages.num_generating -= 1
 
@@ -219,7 +211,7 @@ def _join(parts: list[Generation], finish_reason: FinishReason | None = None) ->
     return Generation(
         np.concatenate([part.token_ids for part in parts]),
         np.concatenate([part.inference_logprobs for part in parts]),
-        join_spans(span for part in parts for span in part.version_spans),
+        join_spans(span for part in parts for span in part.spans),
         finish_reason,
         parts[-1].stop_matched,
         parts[0].num_cached_tokens,

@@ -1,9 +1,9 @@
-"""What an episode asks for its next words: token ids in, sampled tokens out."""
+"""Interface of the model as episodes use it: token ids in, sampled tokens out."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from tailrace.channel.generation import Generation
 from tailrace_protos.base import Int32Bytes
@@ -22,40 +22,27 @@ class GenerationFailedError(Exception):
         self.reason = reason
 
 
+class TurnRequest(NamedTuple):
+    """One model turn of an episode."""
+
+    prompt_ids: Int32Bytes  # [P] all tokens of the conversation
+    max_new_tokens: int
+    sampling: SamplingParams
+    episode_id: str
+    turn: int  # number of the call in its episode, from 0
+    on_chunk: OnChunk | None = None
+    top_logprobs: int = 0
+
+
 class Policy(Protocol):
     """A model as an episode sees it, wherever it runs."""
 
-    async def generate(
-        self,
-        prompt_ids: Int32Bytes,
-        max_new_tokens: int,
-        sampling: SamplingParams,
-        *,
-        episode_id: str,
-        turn: int,
-        on_chunk: OnChunk | None = None,
-    ) -> Generation:
-        """Continue `prompt_ids` [P], all tokens of the conversation; raises `GenerationFailedError`.
+    async def generate(self, request: TurnRequest) -> Generation:
+        """Continues `prompt_ids` [P]; raises `GenerationFailedError`.
 
-        `on_chunk` gets newly sampled tokens as they arrive: each once, in order, never an empty
-        chunk; how the call ended is told by the returned generation only. Cancelling aborts the call.
-        """
+        `on_chunk` gets newly sampled tokens as they arrive: each token once, in order, never an empty
+        chunk. Only the returned generation tells how the call ended. Cancelling aborts the call.
 
-
-class RankingPolicy(Policy, Protocol):
-    """A policy that also tells what else it might have said."""
-
-    async def generate(
-        self,
-        prompt_ids: Int32Bytes,
-        max_new_tokens: int,
-        sampling: SamplingParams,
-        *,
-        episode_id: str,
-        turn: int,
-        on_chunk: OnChunk | None = None,
-        top_logprobs: int = 0,
-    ) -> Generation:
-        """See `Policy`; `top_logprobs` k above 0 fills `Generation.top_ids` [T, k] and
-        `top_logprobs` [T, k], and the same fields of every chunk.
+        `top_logprobs` k above 0 fills `Generation.top_ids` [T, k] and `Generation.top_logprobs` [T, k],
+        and the same fields of every chunk.
         """

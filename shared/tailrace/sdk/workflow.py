@@ -21,8 +21,8 @@ from typing import Any, Protocol
 import msgspec
 
 from tailrace.config import ConfigError
-from tailrace.dotted import load_dotted
 from tailrace.foreign import ForeignCodeError, foreign_code
+from tailrace.import_path import load_object
 from tailrace_protos.episode import Outcome
 
 _BUDGET = ("context_length_exceeded", "token_budget_exceeded")  # codes of the gateway's refusals
@@ -65,7 +65,7 @@ class WorkflowEnd(msgspec.Struct, frozen=True):
 
 def load_workflow(dotted: str, kwargs: Mapping[str, Any], key: str) -> Workflow:
     """The object that plays episodes; `ConfigError` names `key`, what is wrong and the remedy."""
-    made = load_dotted(dotted, key)
+    made = load_object(dotted, key)
     try:
         with foreign_code(f"{key}: making {dotted} with {dict(kwargs)}"):
             workflow = made(**kwargs)

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from tailrace.config import ConfigError, Endpoints, RunConfig
-from tailrace.dotted import load_dotted
+from tailrace.import_path import load_object
 from tailrace.runtime import Service
 from tailrace.sdk.tool import AnyTool, as_offer
 from tailrace.store import StoreConnection, connect
@@ -52,7 +52,7 @@ def tool_service(serving: Serving, endpoints: Endpoints) -> Service:
 
 def load_tool(dotted: str) -> AnyTool:
     """The tool that `module:name` names; `ConfigError` with the remedy."""
-    found: Any = load_dotted(dotted, "tool")
+    found: Any = load_object(dotted, "tool")
     try:
         return as_offer(found)
     except (TypeError, ValueError) as error:

@@ -14,8 +14,8 @@ from typing import Any
 import gymnasium
 
 from tailrace.config import ConfigError, decode_config
-from tailrace.dotted import load_dotted
 from tailrace.foreign import ForeignCodeError, foreign_code
+from tailrace.import_path import load_object
 from tailrace_envs.game import Answer, TextGame
 from tailrace_envs.published.config import GymnasiumConfig
 from tailrace_envs.published.spaces_text import action_reader, observation_text
@@ -34,7 +34,7 @@ class GymnasiumText(TextGame):
         self.config = config = decode_config(options, GymnasiumConfig, "env_config")
         super().__init__(config.max_turns)
         self._env = self._make()
-        read = load_dotted(config.to_action, "to_action") if config.to_action else None
+        read = load_object(config.to_action, "to_action") if config.to_action else None
         self._read = read or action_reader(self._env.action_space, config.actions)
         self._describe = self._describer()
         self._text = ""
@@ -123,7 +123,7 @@ class GymnasiumText(TextGame):
     def _describer(self) -> Callable[[Any], str]:
         config, env = self.config, self._env
         if config.to_text:
-            return load_dotted(config.to_text, "to_text")
+            return load_object(config.to_text, "to_text")
         if env.render_mode == "ansi" and config.observation != "space":
             return lambda _: plain_text(str(env.render()))
         if config.observation == "ansi":

@@ -15,7 +15,7 @@ from openenv.core.sync_client import SyncEnvClient
 from websockets.exceptions import ConnectionClosed
 
 from tailrace.config import decode_config
-from tailrace.dotted import load_dotted
+from tailrace.import_path import load_object
 from tailrace_envs.game import Answer, TextGame
 from tailrace_envs.published.config import OpenEnvConfig
 
@@ -28,9 +28,9 @@ class OpenEnvText(TextGame):
     def __init__(self, **options: Any) -> None:
         self.config = config = decode_config(options, OpenEnvConfig, "env_config")
         super().__init__(config.max_turns)
-        own = load_dotted(config.to_text, "to_text") if config.to_text else None
+        own = load_object(config.to_text, "to_text") if config.to_text else None
         self._describe: Callable[[dict[str, Any]], str] = own or self._field_text
-        act = load_dotted(config.to_action, "to_action") if config.to_action else None
+        act = load_object(config.to_action, "to_action") if config.to_action else None
         self._act: Callable[[str], dict[str, Any]] = act or self._field_action
         self._client: SyncEnvClient[Any, Any, Any] | None = None
         self._return = 0.0

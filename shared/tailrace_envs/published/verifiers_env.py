@@ -17,8 +17,8 @@ import msgspec
 import verifiers
 
 from tailrace.config import ConfigError, decode_config
-from tailrace.dotted import load_dotted
 from tailrace.foreign import ForeignCodeError, foreign_code
+from tailrace.import_path import load_object
 from tailrace_envs.game import Answer, TextGame
 from tailrace_envs.published.config import VerifiersConfig
 from tailrace_envs.published.verifiers_rollout import Ended, Rollout
@@ -110,5 +110,5 @@ def load(env_id: str, env_args: bytes, split: str) -> Loaded:
 def _maker(env_id: str) -> Callable[..., Any]:
     """What makes the environment of its arguments."""
     if ":" in env_id:
-        return load_dotted(env_id, "env_id")
+        return load_object(env_id, "env_id")
     return partial(verifiers.load_environment, env_id)

@@ -15,13 +15,14 @@ from nats.aio.client import Client as NatsConnection
 
 from tailrace.channel import (
     Address,
-    ChannelConfig,
     ChunkSink,
+    ClientChannelConfig,
     GenerateClient,
     GenerateHandler,
     GenerateServer,
     NatsGenerateClient,
     NatsGenerateServer,
+    ServerChannelConfig,
     ZmqGenerateClient,
     ZmqGenerateServer,
 )
@@ -30,10 +31,11 @@ from tailrace_protos.generation import (
     FinishReason,
     GenerateRequest,
     TokenChunk,
-    VersionSpan,
+    TokenSpan,
 )
 
-QUICK = ChannelConfig(keepalive_s=0.05, silence_s=0.5)
+QUICK = ClientChannelConfig(keepalive_s=0.05, silence_s=0.5)
+QUICK_SERVER = ServerChannelConfig(keepalive_s=0.05, silence_s=0.5)
 
 
 def request(call_id: str, num_prompt: int = 10, max_new_tokens: int = 8) -> GenerateRequest:
@@ -56,7 +58,7 @@ def chunk(
         call_id,
         pack_int32(ids),
         pack_float32((-0.5 * ids).astype(np.float32)),
-        (VersionSpan(policy_version, count),) if count else (),
+        (TokenSpan(policy_version, "", count),) if count else (),
         finish,
         num_cached_tokens=num_cached_tokens,
     )
@@ -129,7 +131,7 @@ class Ends:
         """Where the server of this name listens."""
         return Address(name, f"{self.run}.{name}", f"ipc://{self.directory}/{name}.sock")
 
-    async def client(self, config: ChannelConfig = QUICK) -> GenerateClient:
+    async def client(self, config: ClientChannelConfig = QUICK) -> GenerateClient:
         """A started client."""
         client: GenerateClient
         if self.transport == "nats":
@@ -140,7 +142,9 @@ class Ends:
         self._closers.append(client.close)
         return client
 
-    async def server(self, name: str = "s1", config: ChannelConfig = QUICK) -> GenerateServer:
+    async def server(
+        self, name: str = "s1", config: ServerChannelConfig = QUICK_SERVER
+    ) -> GenerateServer:
         """A server not started yet; the test starts it with its engine."""
         address = self.address(name)
         server: GenerateServer
@@ -151,7 +155,7 @@ class Ends:
         return server
 
     async def serve(
-        self, handler: GenerateHandler, config: ChannelConfig = QUICK, *, name: str = "s1"
+        self, handler: GenerateHandler, config: ServerChannelConfig = QUICK_SERVER, *, name: str = "s1"
     ) -> GenerateServer:
         """A server that runs until the end of the test, or until it is stopped."""
         server = await self.server(name, config)

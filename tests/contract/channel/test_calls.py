@@ -10,13 +10,14 @@ import pytest
 from tailrace.channel import (
     Address,
     ChannelClosedError,
-    ChannelConfig,
     ChannelError,
     ChannelFullError,
+    ClientChannelConfig,
     DuplicateCallError,
     GenerateRefusedError,
     NoRouteError,
     OversizeRequestError,
+    ServerChannelConfig,
 )
 from tailrace_protos.base import as_float32, as_int32
 from tailrace_protos.generation import (
@@ -25,7 +26,7 @@ from tailrace_protos.generation import (
     FinishReason,
     SamplingParams,
     TokenChunk,
-    VersionSpan,
+    TokenSpan,
 )
 from tests.contract.channel.harness import QUICK, CountingEngine, Ends, HeldEngine, chunk, request
 from tests.contract.channel.samples import sample
@@ -44,7 +45,7 @@ async def test_a_collected_call_has_every_token_with_its_logprob_and_version(end
     generation = await call.collect()
     assert generation.token_ids.tolist() == list(range(47))
     assert generation.inference_logprobs.tolist() == [-0.5 * i for i in range(47)]
-    assert generation.version_spans == (VersionSpan(7, 42), VersionSpan(8, 5))
+    assert generation.spans == (TokenSpan(7, "", 42), TokenSpan(8, "", 5))
     assert generation.finish_reason is FinishReason.STOP
     assert generation.num_cached_tokens == 6
 
@@ -104,7 +105,7 @@ async def test_a_call_without_tokens_still_yields_its_last_chunk(ends: Ends) -> 
 
 async def test_two_thousand_concurrent_calls_each_get_their_own_tokens(ends: Ends) -> None:
     await ends.serve(CountingEngine())
-    client = await ends.client(ChannelConfig(max_outstanding_calls=500))
+    client = await ends.client(ClientChannelConfig(max_outstanding_calls=500))
     calls = [client.generate(ends.address(), request(f"c{n}", 500, 1 + n % 50)) for n in range(2000)]
     generations = await asyncio.gather(*(call.collect() for call in calls))
     for number, generation in enumerate(generations):
@@ -114,7 +115,7 @@ async def test_two_thousand_concurrent_calls_each_get_their_own_tokens(ends: End
 
 async def test_calls_made_in_one_tick_share_frames_both_ways(ends: Ends) -> None:
     await ends.serve(CountingEngine())
-    client = await ends.client(ChannelConfig(keepalive_s=60, silence_s=120))
+    client = await ends.client(ClientChannelConfig(keepalive_s=60, silence_s=120))
     await client.generate(ends.address(), request("first")).collect()
     frames = {
         (side, direction): sample("tailrace_channel_frames_total", side=side, direction=direction)
@@ -130,7 +131,7 @@ async def test_calls_made_in_one_tick_share_frames_both_ways(ends: Ends) -> None
 
 async def test_tokens_sent_one_by_one_arrive_in_few_chunks(ends: Ends) -> None:
     engine = HeldEngine()
-    await ends.serve(engine, ChannelConfig(chunk_tokens=8, stream_interval_ms=10_000))
+    await ends.serve(engine, ServerChannelConfig(chunk_tokens=8, stream_interval_ms=10_000))
     client = await ends.client()
     call = client.generate(ends.address(), request("c1"))
     await engine.got("c1")
@@ -140,13 +141,13 @@ async def test_tokens_sent_one_by_one_arrive_in_few_chunks(ends: Ends) -> None:
         await asyncio.sleep(0)
     generation = await call.collect()
     assert generation.token_ids.tolist() == list(range(20))
-    assert generation.version_spans == (VersionSpan(1, 20),)
+    assert generation.spans == (TokenSpan(1, "", 20),)
     assert sample("tailrace_channel_chunks_total", side="server") - before == 3  # 8, 8 and the last 4
 
 
 async def test_few_tokens_arrive_after_the_stream_interval(ends: Ends) -> None:
     engine = HeldEngine()
-    await ends.serve(engine, ChannelConfig(chunk_tokens=1000, stream_interval_ms=30))
+    await ends.serve(engine, ServerChannelConfig(chunk_tokens=1000, stream_interval_ms=30))
     client = await ends.client()
     call = client.generate(ends.address(), request("c1"))
     await engine.got("c1")
@@ -238,7 +239,7 @@ async def test_prompts_near_the_limit_and_long_answers_are_split_over_frames(end
     for call in calls:
         generation = await call.collect()
         assert np.array_equal(generation.token_ids, expected)
-        assert generation.version_spans == (VersionSpan(1, 400_000),)
+        assert generation.spans == (TokenSpan(1, "", 400_000),)
 
 
 async def test_a_call_id_in_flight_is_refused_until_the_call_has_ended(ends: Ends) -> None:
@@ -274,7 +275,7 @@ async def test_a_call_id_that_another_client_has_in_flight_is_refused_by_the_ser
 async def test_calls_beyond_the_window_wait_and_calls_beyond_that_are_refused(ends: Ends) -> None:
     engine = HeldEngine()
     await ends.serve(engine)
-    config = ChannelConfig(max_outstanding_calls=3, max_waiting_calls=2)
+    config = ClientChannelConfig(max_outstanding_calls=3, max_waiting_calls=2)
     client = await ends.client(config)
     calls = [client.generate(ends.address(), request(f"c{n}")) for n in range(5)]
     with pytest.raises(ChannelFullError) as raised:
@@ -294,7 +295,7 @@ async def test_calls_beyond_the_window_wait_and_calls_beyond_that_are_refused(en
 
 async def test_a_full_server_answers_overloaded(ends: Ends) -> None:
     engine = HeldEngine()
-    await ends.serve(engine, ChannelConfig(max_server_calls=1))
+    await ends.serve(engine, ServerChannelConfig(max_server_calls=1))
     client = await ends.client()
     client.generate(ends.address(), request("c1"))
     with pytest.raises(GenerateRefusedError) as raised:
@@ -326,8 +327,8 @@ async def test_a_handler_that_raises_fails_that_call_alone(ends: Ends) -> None:
 
 async def test_a_slow_client_loses_nothing_and_holds_the_server_back(ends: Ends) -> None:
     engine = HeldEngine()
-    await ends.serve(engine, ChannelConfig(max_unconfirmed_bytes=1_000_000))
-    client = await ends.client(ChannelConfig())
+    await ends.serve(engine, ServerChannelConfig(max_unconfirmed_bytes=1_000_000))
+    client = await ends.client(ClientChannelConfig())
     before = sample("tailrace_channel_congestions_total", side="server")
     names = ["c1", "c2"]
     calls = [client.generate(ends.address(), request(name)) for name in names]
@@ -379,7 +380,7 @@ async def test_closing_the_client_fails_its_calls_here_and_aborts_them_there(end
 
 async def test_an_idle_link_is_closed_and_opened_again(ends: Ends) -> None:
     await ends.serve(CountingEngine())
-    client = await ends.client(ChannelConfig(keepalive_s=0.02, silence_s=2, idle_link_s=0.04))
+    client = await ends.client(ClientChannelConfig(keepalive_s=0.02, silence_s=2, idle_link_s=0.04))
     before = sample("tailrace_channel_lost_links_total", side="server", cause="closed")
     await client.generate(ends.address(), request("c1")).collect()
     async with asyncio.timeout(5):
@@ -391,7 +392,7 @@ async def test_an_idle_link_is_closed_and_opened_again(ends: Ends) -> None:
 async def test_calls_that_stay_silent_too_long_are_given_up_and_aborted(ends: Ends) -> None:
     engine = HeldEngine(ends_aborted=False)
     await ends.serve(engine)
-    client = await ends.client(ChannelConfig(keepalive_s=0.02, silence_s=2, chunk_timeout_s=0.1))
+    client = await ends.client(ClientChannelConfig(keepalive_s=0.02, silence_s=2, chunk_timeout_s=0.1))
     call = client.generate(ends.address(), request("c1"))
     with pytest.raises(ChannelError, match=r"no chunk for 0\.1 s"):
         await call.collect()

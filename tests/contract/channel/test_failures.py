@@ -15,14 +15,15 @@ import pytest
 import zmq
 
 from tailrace.channel import (
-    ChannelConfig,
     ChannelError,
+    ClientChannelConfig,
     CurveKeys,
     EndpointError,
     GenerateClient,
     GenerateRefusedError,
     NatsGenerateClient,
     NatsGenerateServer,
+    ServerChannelConfig,
     ZmqGenerateClient,
     ZmqGenerateServer,
 )
@@ -37,6 +38,7 @@ from tailrace_protos.generation import (
 from tests.conftest import ServerProcess, make_nats_server
 from tests.contract.channel.harness import (
     QUICK,
+    QUICK_SERVER,
     CountingEngine,
     Ends,
     HeldEngine,
@@ -113,7 +115,7 @@ async def test_a_restarted_server_serves_new_calls(ends: Ends) -> None:
 async def test_a_stopped_server_tells_its_callers_at_once(ends: Ends) -> None:
     engine = HeldEngine()
     server = await ends.serve(engine)
-    client = await ends.client(ChannelConfig(keepalive_s=20, silence_s=60))
+    client = await ends.client(ClientChannelConfig(keepalive_s=20, silence_s=60))
     call = client.generate(ends.address(), request("c1"))
     await engine.got("c1")
     engine.sinks["c1"].send(chunk("c1", 0, 3))
@@ -276,7 +278,7 @@ async def test_nats_says_at_once_when_nobody_listens(
     nats_server: ServerProcess, run_name: str, tmp_path: Path
 ) -> None:
     ends = Ends("nats", nats_server.url, run_name, tmp_path)
-    client = await ends.client(ChannelConfig(keepalive_s=50, silence_s=100))
+    client = await ends.client(ClientChannelConfig(keepalive_s=50, silence_s=100))
     async with asyncio.timeout(5):
         with pytest.raises(ChannelError, match="no_responder"):
             await client.generate(ends.address(), request("c1")).collect()
@@ -288,9 +290,8 @@ async def test_a_restarted_nats_server_delays_calls_but_loses_none_unnoticed(
 ) -> None:
     ends = Ends("nats", own_nats.url, run_name, tmp_path)
     engine = HeldEngine()
-    config = ChannelConfig(keepalive_s=0.1, silence_s=8)
-    await ends.serve(engine, config)
-    client = await ends.client(config)
+    await ends.serve(engine, ServerChannelConfig(keepalive_s=0.1, silence_s=8))
+    client = await ends.client(ClientChannelConfig(keepalive_s=0.1, silence_s=8))
     calls = [client.generate(ends.address(), request(f"c{n}")) for n in range(5)]
     await engine.got(*(f"c{n}" for n in range(5)))
     own_nats.kill()
@@ -336,7 +337,7 @@ async def test_a_nats_frame_without_reply_subject_is_counted(
 ) -> None:
     ends = Ends("nats", nats_server.url, run_name, tmp_path)
     connection = await ends.connection()
-    server = NatsGenerateServer(connection, f"{run_name}.s1", QUICK)
+    server = NatsGenerateServer(connection, f"{run_name}.s1", QUICK_SERVER)
     await server.start(CountingEngine())
     before = sample("tailrace_channel_malformed_total", side="server")
     await connection.publish(f"{run_name}.s1", b"hello")
@@ -349,7 +350,7 @@ async def test_a_nats_frame_without_reply_subject_is_counted(
 
 async def test_curve_keys_encrypt_and_keep_out_who_has_not_the_servers_key() -> None:
     keys, wrong = CurveKeys.generate(), CurveKeys.generate()
-    server = ZmqGenerateServer("tcp://127.0.0.1:*", QUICK, keys=keys)
+    server = ZmqGenerateServer("tcp://127.0.0.1:*", QUICK_SERVER, keys=keys)
     await server.start(CountingEngine())
     client = ZmqGenerateClient(QUICK, keys=CurveKeys.generate())
     await client.start()
@@ -374,15 +375,15 @@ async def test_curve_keys_encrypt_and_keep_out_who_has_not_the_servers_key() -> 
     "endpoint", ["ipc:///no/such/directory/s.sock", "ipc:///tmp/" + "x" * 120, "nonsense"]
 )
 async def test_an_endpoint_that_cannot_be_bound_is_a_clear_error(endpoint: str) -> None:
-    server = ZmqGenerateServer(endpoint, QUICK)
+    server = ZmqGenerateServer(endpoint, QUICK_SERVER)
     with pytest.raises(EndpointError, match="tcp://<interface>") as raised:
         await server.start(CountingEngine())
     assert raised.value.endpoint == endpoint
 
 
 async def test_a_busy_tcp_port_is_a_clear_error() -> None:
-    first = ZmqGenerateServer("tcp://127.0.0.1:*", QUICK)
+    first = ZmqGenerateServer("tcp://127.0.0.1:*", QUICK_SERVER)
     await first.start(CountingEngine())
     with pytest.raises(EndpointError, match="in use"):
-        await ZmqGenerateServer(first.endpoint, QUICK).start(CountingEngine())
+        await ZmqGenerateServer(first.endpoint, QUICK_SERVER).start(CountingEngine())
     await first.stop()

@@ -65,6 +65,17 @@ async def test_greedy_baseline(world: World, greedy_baseline: bool) -> None:
     assert marked == greedy
 
 
+@pytest.mark.parametrize("seeded_rollouts", [False, True])
+async def test_seeded_rollouts(world: World, seeded_rollouts: bool) -> None:
+    server = await world.start_server("s0")
+    await world.start_agents(seeded_rollouts=seeded_rollouts)
+    await world.admit(num_groups=2, group_size=2)
+    await world.settled(4)
+    seeds = [request.sampling.seed for request in server.requests]
+    assert len(set(seeds)) == (len(seeds) if seeded_rollouts else 1)
+    assert (None in seeds) is not seeded_rollouts
+
+
 @pytest.mark.parametrize("attempts", [1, 3])
 async def test_max_generation_attempts(
     world: World, attempts: int, monkeypatch: pytest.MonkeyPatch

@@ -37,7 +37,7 @@ from tailrace_protos.base import as_int32, pack_float32, pack_int32
 from tailrace_protos.control import AgentActivity, Lease, LeaseReply, LeaseReport, LeaseRequest
 from tailrace_protos.episode import EnvTask, EpisodeTask
 from tailrace_protos.event import EpisodeSettled
-from tailrace_protos.generation import FinishReason, GenerateRequest, TokenChunk, VersionSpan
+from tailrace_protos.generation import FinishReason, GenerateRequest, TokenChunk, TokenSpan
 from tailrace_protos.reward import ScoreReply, ScoreRequest
 from tailrace_protos.trajectory import Trajectory
 from tailrace_reward.config import RewardConfig
@@ -98,7 +98,7 @@ class FakeServer:
         if self.stop_after_tokens is not None:
             ids, finish = ids[: self.stop_after_tokens], None
         self.emitted[request.episode_id].append((turn, ids))
-        spans = (VersionSpan(self.policy_version, len(ids)),) if ids else ()
+        spans = (TokenSpan(self.policy_version, "", len(ids)),) if ids else ()
         logprobs = [-0.125 * self.policy_version] * len(ids)
         sink.send(TokenChunk(request.call_id, pack_int32(ids), pack_float32(logprobs), spans, finish))
 

@@ -29,7 +29,7 @@ from tailrace_protos.generation import (
     GenerateRequest,
     SamplingParams,
     TokenChunk,
-    VersionSpan,
+    TokenSpan,
 )
 from tailrace_protos.session import (
     CloseSession,
@@ -125,7 +125,7 @@ class ScriptedModel:
         reason: FinishReason | None,
         stop: int | str | None = None,
     ) -> None:
-        spans = (VersionSpan(3, len(ids)),) if ids else ()
+        spans = (TokenSpan(3, "", len(ids)),) if ids else ()
         logprobs = [-0.25] * len(ids)
         tops = [likely for token_id in ids for likely in tops_of(token_id, request.top_logprobs)]
         sink.send(

@@ -56,7 +56,7 @@ async def test_a_late_joiner_takes_the_base_and_the_adapters_of_the_newest_versi
     generation = await world.generate(address_of(status), asked)
     expected = own_logprobs(model, [5, 6, 7, *generation.token_ids.tolist()], 12)
     assert generation.inference_logprobs.tolist() == pytest.approx(expected, abs=1e-4)
-    assert [span.policy_version for span in generation.version_spans] == [version]
+    assert [span.policy_version for span in generation.spans] == [version]
 
 
 async def test_adapters_of_a_base_that_nobody_has_are_refused(world: World) -> None:

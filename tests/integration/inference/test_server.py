@@ -15,7 +15,7 @@ from tailrace_inference.adapters.emission_log import read_emissions
 from tailrace_protos import subjects
 from tailrace_protos.base import as_int32
 from tailrace_protos.control import DrainRequest, ServerState, ServerStatus
-from tailrace_protos.generation import CallErrorCode, FinishReason, VersionSpan
+from tailrace_protos.generation import CallErrorCode, FinishReason, TokenSpan
 from tests.integration.inference.world import (
     SERVER_ID,
     World,
@@ -39,7 +39,7 @@ class Ended:
     name: str
     ids: list[int]
     logprobs: list[float]
-    spans: tuple[VersionSpan, ...]
+    spans: tuple[TokenSpan, ...]
     finish_reason: FinishReason
 
 
@@ -63,7 +63,7 @@ class Calls:
                 break
             ids = [*PROMPT, *got.token_ids.tolist()]
             logprobs = got.inference_logprobs.tolist()
-            ended.append(Ended(name, ids, logprobs, got.version_spans, got.finish_reason))
+            ended.append(Ended(name, ids, logprobs, got.spans, got.finish_reason))
         return ended
 
     async def finish(self) -> list[Ended]:
@@ -155,7 +155,7 @@ async def test_weights_that_do_not_fit_are_refused_and_the_old_version_stays(wor
         while sample("tailrace_inference_failed_weight_updates_total") == num_failed:
             await asyncio.sleep(0.02)
     generation = await world.generate(address, world.request("still", [1, 2], 3))
-    assert [span.policy_version for span in generation.version_spans] == [first]
+    assert [span.policy_version for span in generation.spans] == [first]
     assert sample("tailrace_inference_policy_version") == first
 
 

@@ -13,7 +13,6 @@ from tailrace.store import (
     Journal,
     Outbox,
     StoreConnection,
-    StoreUnavailableError,
     TrajectoryBuffer,
     Versions,
 )
@@ -121,10 +120,10 @@ async def test_a_blob_is_found_by_its_reference_until_it_expires(
 async def test_the_model_card_can_be_waited_for(redis: StoreConnection, run_name: str) -> None:
     blobs = Blobs(redis, run_name)
     assert await blobs.get_model_card() is None
-    with pytest.raises(StoreUnavailableError, match="model card"):
-        await blobs.wait_model_card(0.01)
+    with pytest.raises(TimeoutError):
+        await asyncio.wait_for(blobs.wait_for_model_card(), 0.01)
     card = ModelCard(b"{}", {"tokenizer.json": b"\x00{"})
-    waiting = asyncio.create_task(blobs.wait_model_card(10))
+    waiting = asyncio.create_task(blobs.wait_for_model_card())
     await blobs.put_model_card(card)
     assert await waiting == card
 

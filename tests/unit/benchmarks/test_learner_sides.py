@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from benchmarks.learner import sides, task
-from tailrace_learner.core import attention
+from tailrace_learner.core.model import attention
 
 
 def test_prompts_of_groups_are_three_quarters_of_all_tokens() -> None:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from tailrace.chat import Renderer
-from tailrace.dotted import load_dotted
+from tailrace.import_path import load_object
 from tailrace_cli.experiment import Experiment, load
 from tailrace_cli.validation import check_experiment
 from tailrace_envs import make_env
@@ -34,10 +34,10 @@ def test_demonstrations_fit_the_limits_of_the_example(experiment: Experiment, tm
     scratch, warm = experiment.learner.from_scratch, experiment.learner.warm_start
     assert scratch is not None
     assert warm is not None
-    folder: Path = load_dotted(scratch.tokenizer, "tokenizer")(tmp_path)
+    folder: Path = load_object(scratch.tokenizer, "tokenizer")(tmp_path)
     files = {path.name: path.read_bytes() for path in folder.iterdir()}
     renderer = Renderer.from_model_card(ModelCard(config_json=b"{}", tokenizer_files=files))
-    play = load_dotted(warm.demonstrations, "demonstrations")
+    play = load_object(warm.demonstrations, "demonstrations")
     (tag,) = experiment.scheduler.tags
     entry = experiment.agents.custom_envs[tag]
     options: dict[str, Any] = dict(warm.options)

@@ -8,7 +8,7 @@ import sys
 import pytest
 
 from tailrace.config import ConfigError
-from tailrace.dotted import load_dotted
+from tailrace.import_path import load_object
 from tailrace_envs import make_env
 from tailrace_envs.frozen_lake_expert import demonstrations
 from tailrace_envs.frozen_lake_tokenizer import build_frozen_lake_tokenizer
@@ -29,18 +29,18 @@ from tailrace_envs.sokoban.environment import SokobanText
     ],
 )
 def test_import_paths_of_experiments_resolve_to_the_same_objects(path: str, expected: object) -> None:
-    assert load_dotted(path, "key") is expected
+    assert load_object(path, "key") is expected
 
 
 @pytest.mark.parametrize("path", ["tailrace.envs.nothing:name", "tailrace.envs.sokoban.nothing:name"])
 def test_an_unknown_module_is_refused_by_key_and_name(path: str) -> None:
     with pytest.raises(ConfigError, match=r"key: cannot import 'tailrace\.envs\..*nothing'"):
-        load_dotted(path, "key")
+        load_object(path, "key")
 
 
 def test_an_unknown_name_is_refused() -> None:
     with pytest.raises(ConfigError, match="has no 'nothing'"):
-        load_dotted("tailrace.envs:nothing", "key")
+        load_object("tailrace.envs:nothing", "key")
 
 
 def test_import_statements_work_in_a_fresh_process_and_make_no_second_class() -> None:

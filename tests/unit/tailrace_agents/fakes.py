@@ -13,11 +13,11 @@ import numpy as np
 
 from tailrace.channel.generation import Generation
 from tailrace.chat import Renderer
-from tailrace.sdk.policy import OnChunk
+from tailrace.sdk.policy import TurnRequest
 from tailrace_agents.core.episode import EpisodeLimits, SamplingPlan
 from tailrace_agents.ports import EpisodeTakenError
 from tailrace_envs.frozen_lake_tokenizer import build_frozen_lake_tokenizer
-from tailrace_protos.base import Int32Bytes, as_int32, decode, encode
+from tailrace_protos.base import as_int32, decode, encode
 from tailrace_protos.episode import TurnRecord
 from tailrace_protos.generation import (
     FinishReason,
@@ -87,24 +87,15 @@ class ScriptedPolicy:
         self.samplings: list[SamplingParams] = []
         self.turns: list[int] = []
 
-    async def generate(
-        self,
-        prompt_ids: Int32Bytes,
-        max_new_tokens: int,
-        sampling: SamplingParams,
-        *,
-        episode_id: str,
-        turn: int,
-        on_chunk: OnChunk | None = None,
-    ) -> Generation:
-        self.prompts.append(as_int32(prompt_ids).tolist())
-        self.budgets.append(max_new_tokens)
-        self.samplings.append(sampling)
-        self.turns.append(turn)
+    async def generate(self, request: TurnRequest) -> Generation:
+        self.prompts.append(as_int32(request.prompt_ids).tolist())
+        self.budgets.append(request.max_new_tokens)
+        self.samplings.append(request.sampling)
+        self.turns.append(request.turn)
         await asyncio.sleep(0)
         ids = renderer().reply_ids(self.replies.pop(0))
-        if len(ids) > max_new_tokens:
-            return generation(ids[:max_new_tokens], self.version, FinishReason.LENGTH)
+        if len(ids) > request.max_new_tokens:
+            return generation(ids[: request.max_new_tokens], self.version, FinishReason.LENGTH)
         return generation(ids, self.version)
 
 

@@ -9,7 +9,7 @@ from tailrace_agents.core.players import is_baseline
 from tailrace_agents.core.tokens import EpisodeTokens, observation_hash
 from tailrace_protos.base import as_int64
 from tailrace_protos.episode import EnvTask, EpisodeTask
-from tailrace_protos.generation import VersionSpan
+from tailrace_protos.generation import TokenSpan
 
 
 @pytest.mark.parametrize(
@@ -39,7 +39,7 @@ def test_every_answered_turn_carries_the_name_of_what_it_began_with() -> None:
     names = [observation_hash("1", text) for text in ("door", "wall")]
     for name in names:
         tokens.insert(np.array([1, 2], np.int32))
-        tokens.sample(np.array([3], np.int32), np.array([-1.0], np.float32), (VersionSpan(0, 1),))
+        tokens.sample(np.array([3], np.int32), np.array([-1.0], np.float32), (TokenSpan(0, "", 1),))
         tokens.finish_turn(0.5, name)
-    tokens.sample(np.array([3], np.int32), np.array([-1.0], np.float32), (VersionSpan(0, 1),))
+    tokens.sample(np.array([3], np.int32), np.array([-1.0], np.float32), (TokenSpan(0, "", 1),))
     assert as_int64(tokens.row().row.turn_hashes).tolist() == names

@@ -14,6 +14,7 @@ from tailrace.channel.generation import Generation
 from tailrace.chat import Renderer
 from tailrace.config import RunConfig
 from tailrace.policy.activity import Stages
+from tailrace.sdk.policy import TurnRequest
 from tailrace.toolbox.byte_tokenizer import build_byte_tokenizer
 from tailrace.tools import LocalTools
 from tailrace_agents.adapters.casting import Cast
@@ -21,7 +22,6 @@ from tailrace_agents.config import AgentsConfig, EnvEntry, GeneratingArgs
 from tailrace_agents.core.episode import EpisodeResult
 from tailrace_agents.core.players import EpisodePlayer
 from tailrace_agents.ports import NoJournal
-from tailrace_protos.base import Int32Bytes
 from tailrace_protos.episode import EnvTask, EpisodeTask, Outcome
 from tailrace_protos.generation import SamplingParams
 from tailrace_protos.weights import ModelCard
@@ -39,13 +39,11 @@ class Careless:
         self.asked: list[SamplingParams] = []
         self.budgets: list[int] = []
 
-    async def generate(
-        self, prompt_ids: Int32Bytes, max_new_tokens: int, sampling: SamplingParams, **_: object
-    ) -> Generation:
-        self.asked.append(sampling)
-        self.budgets.append(max_new_tokens)
-        reply = replies_of(self._kind, (sampling.seed or 0) + len(self.asked))[0]
-        return generation(self._renderer.reply_ids(reply)[:max_new_tokens], 1)
+    async def generate(self, request: TurnRequest) -> Generation:
+        self.asked.append(request.sampling)
+        self.budgets.append(request.max_new_tokens)
+        reply = replies_of(self._kind, (request.sampling.seed or 0) + len(self.asked))[0]
+        return generation(self._renderer.reply_ids(reply)[: request.max_new_tokens], 1)
 
 
 @pytest.fixture(scope="module")

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from tailrace.channel.generation import Generation
-from tailrace.sdk.policy import GenerationFailedError
+from tailrace.sdk.policy import GenerationFailedError, TurnRequest
 from tailrace_agents.core.episode import (
     EpisodeHandedBackError,
     EpisodeResult,
@@ -22,7 +22,7 @@ from tailrace_agents.core.play import play_episode
 from tailrace_agents.ports import EpisodeTakenError
 from tailrace_protos.base import as_float32, as_int32, as_uint8
 from tailrace_protos.episode import OVER_BUDGET, Outcome
-from tailrace_protos.generation import SamplingParams
+from tailrace_protos.generation import SamplingParams, TokenSpan
 from tests.unit.tailrace_agents.fakes import (
     LIMITS,
     PLAN,
@@ -65,8 +65,7 @@ async def test_row_tell_sampled_tokens_from_inserted_ones() -> None:
     ids = as_int32(row.token_ids)
     reply = renderer().reply_ids("Right")
     assert np.array_equal(ids[mask], np.tile(reply, 3))
-    assert set(as_int32(row.policy_versions)[mask]) == {7}
-    assert set(as_int32(row.policy_versions)[~mask]) == {-1}
+    assert row.spans == (TokenSpan(7, "", int(mask.sum())),)
     assert set(as_float32(row.inference_logprobs)[mask]) == {-0.5}
     assert set(as_float32(row.inference_logprobs)[~mask]) == {0.0}
     ends = as_int32(row.turn_ends)
@@ -78,8 +77,8 @@ async def test_row_tell_sampled_tokens_from_inserted_ones() -> None:
 
 async def test_a_token_without_a_finite_logprob_is_masked_and_counted() -> None:
     class Broken(ScriptedPolicy):
-        async def generate(self, *args: Any, **names: Any) -> Generation:
-            made = await super().generate(*args, **names)
+        async def generate(self, request: TurnRequest) -> Generation:
+            made = await super().generate(request)
             made.inference_logprobs[0] = np.nan
             return made
 
@@ -170,7 +169,7 @@ async def test_an_environments_nonsense_is_the_outcome_of_its_episode(step: Any)
 
 async def test_a_policy_that_cannot_generate_is_an_infrastructure_failure() -> None:
     class Failing(ScriptedPolicy):
-        async def generate(self, *args: Any, **names: Any) -> Generation:
+        async def generate(self, request: TurnRequest) -> Generation:
             raise GenerationFailedError("g0.0.0", 3, "server gone")
 
     result = await play(StairsEnv(), Failing())
@@ -181,10 +180,10 @@ async def test_a_policy_that_cannot_generate_is_an_infrastructure_failure() -> N
 class Silent(ScriptedPolicy):
     """Answers once, then never."""
 
-    async def generate(self, *args: Any, **names: Any) -> Generation:
+    async def generate(self, request: TurnRequest) -> Generation:
         if self.prompts:
             await asyncio.Event().wait()
-        return await super().generate(*args, **names)
+        return await super().generate(request)
 
 
 async def test_an_episode_beyond_its_deadline_times_out_with_the_turns_it_has() -> None:
@@ -259,9 +258,9 @@ async def test_a_turn_is_in_the_journal_before_the_next_is_sampled() -> None:
     journal = ListJournal()
 
     class Checking(ScriptedPolicy):
-        async def generate(self, *args: Any, **names: Any) -> Generation:
-            assert len(journal.records) == names["turn"]
-            return await super().generate(*args, **names)
+        async def generate(self, request: TurnRequest) -> Generation:
+            assert len(journal.records) == request.turn
+            return await super().generate(request)
 
     await play(StairsEnv(), Checking(*CLIMB), journal=journal)
     assert len(journal.records) == 3

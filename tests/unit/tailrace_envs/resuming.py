@@ -8,10 +8,10 @@ from pathlib import Path
 from tailrace.channel.generation import Generation
 from tailrace.chat import Renderer
 from tailrace.sdk.env import Env
+from tailrace.sdk.policy import TurnRequest
 from tailrace.toolbox.byte_tokenizer import build_byte_tokenizer
 from tailrace_agents.core.episode import EpisodeLimits, EpisodeResult
 from tailrace_agents.core.play import play_episode
-from tailrace_protos.base import Int32Bytes
 from tailrace_protos.weights import ModelCard
 from tests.unit.tailrace.policy.fakes import generation
 from tests.unit.tailrace_agents.fakes import PLAN, ListJournal
@@ -32,9 +32,7 @@ class Replies:
         self._renderer = renderer
         self._replies = iter(replies)
 
-    async def generate(
-        self, prompt_ids: Int32Bytes, max_new_tokens: int, *_: object, **__: object
-    ) -> Generation:
+    async def generate(self, request: TurnRequest) -> Generation:
         return generation(self._renderer.reply_ids(next(self._replies)), 1)
 
 

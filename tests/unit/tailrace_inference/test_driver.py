@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tailrace.sdk.policy import GenerationFailedError
+from tailrace.sdk.policy import GenerationFailedError, TurnRequest
 from tailrace_inference.adapters.local_policy import LocalPolicy
 from tailrace_inference.config import InferenceConfig
 from tailrace_inference.core.driver import EngineDriver
@@ -186,12 +186,7 @@ async def test_the_local_policy_passes_tokens_on_as_they_come(tmp_path: Path) ->
     config = InferenceConfig(max_running=4, kv_cache_tokens=1024, stream_chunk_tokens=2)
     async with LocalPolicy(engine_from_checkpoint(tmp_path, config)) as policy:
         made = await policy.generate(
-            pack_int32([1, 2, 3]),
-            5,
-            SamplingParams(seed=1),
-            episode_id="e",
-            turn=0,
-            on_chunk=chunks.append,
+            TurnRequest(pack_int32([1, 2, 3]), 5, SamplingParams(seed=1), "e", 0, chunks.append)
         )
     streamed = [as_int32(chunk.token_ids).tolist() for chunk in chunks]
     assert [one for part in streamed for one in part] == made.token_ids.tolist()
@@ -205,11 +200,11 @@ async def test_the_local_policy_plays_turns_in_this_process(tmp_path: Path) -> N
     config = InferenceConfig(max_running=4, kv_cache_tokens=1024)
     sampling = SamplingParams(seed=1)
     async with LocalPolicy(engine_from_checkpoint(tmp_path, config)) as policy:
-        first = await policy.generate(pack_int32([1, 2, 3]), 5, sampling, episode_id="e", turn=0)
+        first = await policy.generate(TurnRequest(pack_int32([1, 2, 3]), 5, sampling, "e", 0))
         ids = [1, 2, 3, *first.token_ids.tolist(), 9]
-        second = await policy.generate(pack_int32(ids), 5, sampling, episode_id="e", turn=1)
+        second = await policy.generate(TurnRequest(pack_int32(ids), 5, sampling, "e", 1))
         with pytest.raises(GenerationFailedError, match="prompt_ids"):
-            await policy.generate(pack_int32([]), 5, sampling, episode_id="e", turn=2)
+            await policy.generate(TurnRequest(pack_int32([]), 5, sampling, "e", 2))
     assert second.num_cached_tokens == 7
     expected = own_logprobs(model, [*ids, *second.token_ids.tolist()])[len(ids) - 1 :]
     assert second.inference_logprobs.tolist() == pytest.approx(expected.tolist(), abs=1e-4)
@@ -218,13 +213,13 @@ async def test_the_local_policy_plays_turns_in_this_process(tmp_path: Path) -> N
 async def test_a_broken_engine_raises_in_the_local_policy() -> None:
     async with LocalPolicy(FakeEngine()) as policy:
         with pytest.raises(RuntimeError, match="broken"):
-            await policy.generate(pack_int32([13]), 5, SamplingParams(), episode_id="e", turn=0)
+            await policy.generate(TurnRequest(pack_int32([13]), 5, SamplingParams(), "e", 0))
 
 
 async def test_a_cancelled_caller_aborts_its_call() -> None:
     engine = make_engine(make_model())
     async with LocalPolicy(engine) as policy:
-        endless = policy.generate(pack_int32([1]), 200, SamplingParams(), episode_id="e", turn=0)
+        endless = policy.generate(TurnRequest(pack_int32([1]), 200, SamplingParams(), "e", 0))
         with pytest.raises(TimeoutError):
             await asyncio.wait_for(endless, 0.02)
         while engine.has_work():

@@ -37,8 +37,8 @@ def test_each_token_has_the_version_and_the_logprob_of_the_weights_that_sampled_
         generation = one.generation
         by_version = [own_logprobs(model, one.ids)[len(one.prompt) - 1 :] for model in models]
         versions = np.repeat(
-            [span.policy_version for span in generation.version_spans],
-            [span.num_tokens for span in generation.version_spans],
+            [span.policy_version for span in generation.spans],
+            [span.num_tokens for span in generation.spans],
         )
         expected = np.choose(versions, by_version)
         assert np.abs(generation.inference_logprobs - expected).max() < 1e-4
@@ -84,7 +84,7 @@ def test_staging_changes_nothing_until_it_is_applied() -> None:
     client = Client(make_engine(old))
     client.engine.stage(weights_of(make_model(seed=1)), 1)
     asked = client.one([1, 2, 3], 10)
-    assert [span.policy_version for span in asked.generation.version_spans] == [0]
+    assert [span.policy_version for span in asked.generation.spans] == [0]
     exact = own_logprobs(old, asked.ids)[2:]
     assert np.abs(asked.generation.inference_logprobs - exact).max() < 1e-4
 
@@ -107,7 +107,7 @@ def test_missing_extra_misshapen_and_torn_tensors_are_named_and_the_old_version_
         assert reason in str(refused.value)
         assert refused.value.policy_version == 7
     asked = client.one([1, 2, 3], 5)
-    assert [span.policy_version for span in asked.generation.version_spans] == [0]
+    assert [span.policy_version for span in asked.generation.spans] == [0]
     assert np.abs(asked.generation.inference_logprobs - own_logprobs(model, asked.ids)[2:]).max() < 1e-4
 
 
@@ -201,7 +201,7 @@ def test_adapters_alone_add_to_the_weights_that_came_before_not_to_each_other() 
     asked = client.one([1, 2, 3], 5)
     exact = own_logprobs(expected, asked.ids)[2:]
     assert np.abs(asked.generation.inference_logprobs - exact).max() < 1e-4
-    assert [span.policy_version for span in asked.generation.version_spans] == [3]
+    assert [span.policy_version for span in asked.generation.spans] == [3]
 
 
 def test_adapters_for_weights_that_are_not_there_are_refused() -> None:

@@ -10,14 +10,14 @@ import torch
 from torch import nn
 
 from tailrace_learner.config import CriticArgs, LearnerConfig, TrainingArgs
-from tailrace_learner.core.critic import Critic, make_head
-from tailrace_learner.core.critic_trainer import CriticTrainer
-from tailrace_learner.core.estimates import Roles
-from tailrace_learner.core.optimizer import make_adamw
-from tailrace_learner.core.packing import pack
-from tailrace_learner.core.policy import Policy
-from tailrace_learner.core.reference import Reference
-from tailrace_learner.core.step import StepTrainer
+from tailrace_learner.core.batch.packing import pack
+from tailrace_learner.core.model.critic import Critic, make_head
+from tailrace_learner.core.model.policy import Policy
+from tailrace_learner.core.model.reference import Reference
+from tailrace_learner.core.step.critic_trainer import CriticTrainer
+from tailrace_learner.core.step.estimates import Roles
+from tailrace_learner.core.step.optimizer import make_adamw
+from tailrace_learner.core.step.step import StepTrainer
 from tailrace_protos.trajectory import TrajectoryGroup
 from tests.unit.tailrace_learner.factory import CPU, config, make_model, make_policy, prepared_group
 

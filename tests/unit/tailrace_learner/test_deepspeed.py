@@ -17,8 +17,8 @@ from tailrace_learner.adapters.ranks import TorchRanks
 from tailrace_learner.adapters.strategies.deepspeed import DeepspeedStrategy
 from tailrace_learner.adapters.strategies.single import SingleStrategy
 from tailrace_learner.adapters.strategies.zero3 import Zero3Strategy
-from tailrace_learner.core.packing import pack
-from tailrace_learner.core.shards import local
+from tailrace_learner.core.batch.packing import pack
+from tailrace_learner.core.model.shards import local
 from tests.unit.tailrace_learner.factory import CPU, make_policy, make_rows
 from tests.unit.tailrace_learner.ranks import on_ranks
 from tests.unit.tailrace_learner.test_ranks import ARGS, GIVEN, Trained, go_on, taken_over, train

@@ -15,14 +15,14 @@ from tailrace_learner.adapters.snapshots import take_snapshot
 from tailrace_learner.adapters.strategies.base import Strategy
 from tailrace_learner.adapters.strategies.fsdp2 import Fsdp2Strategy
 from tailrace_learner.adapters.strategies.single import SingleStrategy
-from tailrace_learner.core.packing import pack
-from tailrace_learner.core.policy import Policy
-from tailrace_learner.core.step import StepTrainer
+from tailrace_learner.core.batch.packing import pack
+from tailrace_learner.core.model.policy import Policy
+from tailrace_learner.core.step.step import StepTrainer
 from tests.unit.tailrace_learner.factory import CPU, config, make_policy, make_rows
+from tests.unit.tailrace_learner.model.test_shared_prefixes import episode_rows, group_rows
 from tests.unit.tailrace_learner.ranks import on_ranks
+from tests.unit.tailrace_learner.step.test_step import prepared
 from tests.unit.tailrace_learner.test_ranks import ARGS
-from tests.unit.tailrace_learner.test_shared_prefixes import episode_rows, group_rows
-from tests.unit.tailrace_learner.test_step import prepared
 
 Weights = dict[str, torch.Tensor]
 

@@ -17,9 +17,9 @@ from tailrace.config import RunConfig
 from tailrace.runtime import StopService
 from tailrace.weights.tensors import TensorBytes
 from tailrace_learner.adapters.trajectory_files import TrajectoryFiles, read_groups
-from tailrace_learner.core.optimizer import make_adamw
-from tailrace_learner.core.run_state import RunState
-from tailrace_learner.core.step import StepTrainer
+from tailrace_learner.core.step.optimizer import make_adamw
+from tailrace_learner.core.step.run_state import RunState
+from tailrace_learner.core.step.step import StepTrainer
 from tailrace_learner.handlers import Learner, World
 from tailrace_protos.event import CheckpointSaved, StepFinished
 from tailrace_protos.trajectory import TrajectoryGroup
@@ -236,7 +236,7 @@ async def test_turns_that_gigpo_can_compare_with_none_are_told_every_step() -> N
 async def test_an_episode_of_bytes_that_are_no_numbers_is_left_out_and_told() -> None:
     first, *others = [ready(index, rewards=(1.0, 0.0, 0.5)) for index in range(4)]
     bad = first.group.members[0]
-    rows = (replace(bad.rows[0], policy_versions=b"odd"),)
+    rows = (replace(bad.rows[0], inference_logprobs=b"odd"),)
     members = (replace(bad, rows=rows), *first.group.members[1:])
     spoilt = first._replace(group=group(members, 0))
     source, world = FakeSource([spoilt, *others]), FakeWorld()
@@ -328,3 +328,11 @@ async def test_trajectories_are_kept_as_they_were_trained(tmp_path: Path) -> Non
     assert bytes(read_groups(files[0])[0].members[0].rows[0].token_ids) == bytes(
         entries[0].group.members[0].rows[0].token_ids
     )
+
+
+def test_trajectories_without_token_spans_are_refused_with_their_file(tmp_path: Path) -> None:
+    given = ready(0).group
+    bare = replace(given.members[0], rows=(replace(given.members[0].rows[0], spans=()),))
+    path = TrajectoryFiles(tmp_path).append(1, "0-a", [group((bare, *given.members[1:]))])
+    with pytest.raises(ValueError, match=r"step_000001-0-a.msgpack: rows without token spans"):
+        read_groups(path)

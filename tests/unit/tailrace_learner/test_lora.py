@@ -23,8 +23,8 @@ from tailrace_learner.adapters.worker import Worker
 from tailrace_learner.config import LearnerConfig, LoraArgs
 from tests.unit.tailrace_learner.factory import CPU, make_rows
 from tests.unit.tailrace_learner.ranks import on_ranks
+from tests.unit.tailrace_learner.step.test_step import prepared
 from tests.unit.tailrace_learner.test_checkpoints import CONFIG, RUN, state
-from tests.unit.tailrace_learner.test_step import prepared
 
 LORA = LoraArgs(r=4, alpha=8, target_modules=("q_proj", "down_proj"))
 WITH_LORA = replace(CONFIG, lora=LORA)

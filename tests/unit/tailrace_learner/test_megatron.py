@@ -23,15 +23,15 @@ from tailrace_learner.adapters.strategies.megatron import MegatronStrategy
 from tailrace_learner.adapters.strategies.single import SingleStrategy
 from tailrace_learner.adapters.worker import Worker
 from tailrace_learner.config import ModelArgs, StrategyArgs, WarmStart
-from tailrace_learner.core.packing import pack
+from tailrace_learner.core.batch.packing import pack
 from tests.unit.tailrace_learner.factory import CPU, make_model, make_policy, make_rows
 from tests.unit.tailrace_learner.ranks import on_ranks
+from tests.unit.tailrace_learner.step.test_warm_start import demonstrations
 from tests.unit.tailrace_learner.test_checkpoints import CONFIG, state
 from tests.unit.tailrace_learner.test_lora import ONE_GROUP, tensors
 from tests.unit.tailrace_learner.test_lora import train as train_worker
 from tests.unit.tailrace_learner.test_lora import worker as made_worker
 from tests.unit.tailrace_learner.test_ranks import Trained, gradients, taken_over, train
-from tests.unit.tailrace_learner.test_warm_start import demonstrations
 
 
 def cut_by(ranks: TorchRanks, size: int) -> MegatronStrategy:

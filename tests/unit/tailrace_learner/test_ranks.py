@@ -27,14 +27,14 @@ from tailrace_learner.adapters.team import Team
 from tailrace_learner.adapters.teaming import check_gpus, rank_environment
 from tailrace_learner.adapters.worker import Worker
 from tailrace_learner.config import LearnerConfig, StrategyArgs, TrainingArgs
-from tailrace_learner.core.policy import Policy
-from tailrace_learner.core.ranks import ONE_RANK, Shares
-from tailrace_learner.core.rows import Row
-from tailrace_learner.core.step import StepTrainer
+from tailrace_learner.core.batch.ranks import ONE_RANK, Shares
+from tailrace_learner.core.batch.rows import Row
+from tailrace_learner.core.model.policy import Policy
+from tailrace_learner.core.step.step import StepTrainer
 from tests.unit.tailrace_learner.factory import CPU, config, make_policy, make_rows
 from tests.unit.tailrace_learner.ranks import on_ranks
+from tests.unit.tailrace_learner.step.test_step import prepared
 from tests.unit.tailrace_learner.test_checkpoints import CONFIG, SCRATCH, state
-from tests.unit.tailrace_learner.test_step import prepared
 
 # A large epsilon: Adam would make equal steps of gradients that are nothing but rounding. Rates of 0.1
 # make 2e-5 of rounding within two steps, also on one rank with other micro-batches.

@@ -14,7 +14,7 @@ from tailrace_learner.adapters.checkpoints import BoundStore, CheckpointFolder
 from tailrace_learner.adapters.strategies.single import SingleStrategy
 from tailrace_learner.adapters.worker import Worker
 from tailrace_learner.config import CriticArgs, LearnerConfig, ReferenceArgs, TrainingArgs
-from tailrace_learner.core.run_state import first_state
+from tailrace_learner.core.step.run_state import first_state
 from tests.unit.tailrace_learner.factory import prepared_group, random_group
 from tests.unit.tailrace_learner.test_checkpoints import SCRATCH
 

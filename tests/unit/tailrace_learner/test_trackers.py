@@ -29,7 +29,7 @@ from tailrace_learner.adapters.row_file import RowFile
 from tailrace_learner.adapters.tensorboard import TensorboardWriter
 from tailrace_learner.adapters.tracker_feed import TrackerFeed
 from tailrace_learner.config import LearnerConfig, WandbArgs
-from tailrace_learner.core.step_metrics import data_metrics
+from tailrace_learner.core.step.step_metrics import data_metrics
 from tailrace_learner.ports import Row, TrackerError
 from tailrace_protos.event import (
     EvaluationFinished,
@@ -42,7 +42,7 @@ from tailrace_protos.event import (
 )
 from tailrace_scheduler.adapters.run_files import EventFile, MetricsFile
 from tailrace_scheduler.core.run_log import Rewind, RunLog
-from tests.unit.tailrace_learner.test_step import prepared
+from tests.unit.tailrace_learner.step.test_step import prepared
 
 WRITES = """
 import asyncio, os, sys, urllib.request

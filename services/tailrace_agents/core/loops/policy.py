@@ -25,6 +25,7 @@ from tailrace.sdk.agent_loop import (
     LoopLimits,
     Remaining,
 )
+from tailrace.sdk.policy import TurnRequest
 from tailrace_agents.core.episode import EpisodeHandedBackError, SamplingPlan
 from tailrace_agents.core.loops.books import LedgerBooks
 from tailrace_agents.core.loops.fate import Fate
@@ -119,7 +120,7 @@ class LoopPolicy(EpisodePolicy):
         return Generation(
             as_int32(node.token_ids),
             as_float32(node.inference_logprobs),
-            node.version_spans,
+            node.spans,
             node.finish_reason,
             None,
             0,
@@ -179,7 +180,7 @@ class LoopPolicy(EpisodePolicy):
             raise EpisodeHandedBackError
         params = self.sampling.for_turn(turn) if sampling is None else self._own(sampling)
         generation = await self.context.policy.generate(
-            pack_int32(prompt.prompt_ids), budget, params, episode_id=self.episode_id, turn=turn
+            TurnRequest(pack_int32(prompt.prompt_ids), budget, params, self.episode_id, turn)
         )
         completion_id = f"call-{uuid.uuid4().hex}"
         parsed = self.renderer.parse_reply(

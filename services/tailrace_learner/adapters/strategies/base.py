@@ -10,7 +10,7 @@ from typing import Protocol
 from torch import Tensor, nn
 
 from tailrace_learner.config_models import TrainingArgs
-from tailrace_learner.core.policy import Policy
+from tailrace_learner.core.model.policy import Policy
 from tailrace_learner.ports import Optimizer, Ranks
 
 Moments = dict[str, Tensor]

@@ -20,8 +20,8 @@ from tailrace.config import ConfigError
 from tailrace_learner.adapters.strategies.base import Moments
 from tailrace_learner.adapters.strategies.root import Root, RootedPolicy
 from tailrace_learner.config_models import TrainingArgs
-from tailrace_learner.core.optimizer import make_adamw
-from tailrace_learner.core.policy import Policy
+from tailrace_learner.core.model.policy import Policy
+from tailrace_learner.core.step.optimizer import make_adamw
 from tailrace_learner.ports import Ranks, UpdateResult
 
 _COMPILED_COLLECTIVES = (

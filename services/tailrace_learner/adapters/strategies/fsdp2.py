@@ -24,8 +24,8 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 from tailrace_learner.adapters.strategies.base import Moments
 from tailrace_learner.adapters.strategies.root import Root, RootedPolicy
 from tailrace_learner.config_models import TrainingArgs
-from tailrace_learner.core.optimizer import SummedAdamW, make_adamw
-from tailrace_learner.core.policy import Policy
+from tailrace_learner.core.model.policy import Policy
+from tailrace_learner.core.step.optimizer import SummedAdamW, make_adamw
 from tailrace_learner.ports import Ranks
 
 

@@ -21,8 +21,8 @@ from tailrace_learner.adapters.ranks import DataParallelRanks
 from tailrace_learner.adapters.strategies.base import Moments
 from tailrace_learner.config_execution import StrategyArgs
 from tailrace_learner.config_models import TrainingArgs
-from tailrace_learner.core.optimizer import SummedAdamW
-from tailrace_learner.core.policy import Policy
+from tailrace_learner.core.model.policy import Policy
+from tailrace_learner.core.step.optimizer import SummedAdamW
 from tailrace_learner.ports import Ranks, UpdateResult
 
 _COLUMNS = ("q_proj", "k_proj", "v_proj", "gate_proj", "up_proj")

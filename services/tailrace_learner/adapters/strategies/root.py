@@ -8,8 +8,8 @@ from typing import Any, TypeVar
 
 from torch import Tensor, nn
 
-from tailrace_learner.core.packing import PackedBatch
-from tailrace_learner.core.policy import Policy
+from tailrace_learner.core.batch.packing import PackedBatch
+from tailrace_learner.core.model.policy import Policy
 
 T = TypeVar("T")
 

@@ -8,9 +8,9 @@ from torch import Tensor, nn
 
 from tailrace_learner.adapters.strategies.base import Moments
 from tailrace_learner.config_models import TrainingArgs
-from tailrace_learner.core.optimizer import SummedAdamW, make_adamw
-from tailrace_learner.core.policy import Policy
-from tailrace_learner.core.ranks import ONE_RANK
+from tailrace_learner.core.batch.ranks import ONE_RANK
+from tailrace_learner.core.model.policy import Policy
+from tailrace_learner.core.step.optimizer import SummedAdamW, make_adamw
 from tailrace_learner.ports import Ranks
 
 

@@ -19,9 +19,9 @@ from torch.nn.functional import pad
 from tailrace_learner.adapters.strategies.deepspeed import DeepspeedStrategy
 from tailrace_learner.adapters.strategies.root import RootedPolicy
 from tailrace_learner.config_models import TrainingArgs
-from tailrace_learner.core.packing import PackedBatch
-from tailrace_learner.core.policy import Policy
-from tailrace_learner.core.shards import local
+from tailrace_learner.core.batch.packing import PackedBatch
+from tailrace_learner.core.model.policy import Policy
+from tailrace_learner.core.model.shards import local
 from tailrace_learner.ports import Ranks
 
 

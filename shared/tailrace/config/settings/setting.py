@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from tailrace.config.none_of import none_of
+from tailrace.config.suggestions import not_one_of
 
 
 class Lookup(Protocol):
@@ -80,7 +80,7 @@ class Choice:
     def __call__(self, value: Any) -> Any:
         """Our value for a name."""
         if value not in self.ours:
-            raise ValueError(none_of(repr(value), map(str, self.ours)))
+            raise ValueError(not_one_of(repr(value), map(str, self.ours)))
         return self.ours[value]
 
 

@@ -7,9 +7,15 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from tailrace.channel import Address, ChannelConfig, ChannelError, DuplicateCallError, GenerateCall
+from tailrace.channel import (
+    Address,
+    ChannelError,
+    ClientChannelConfig,
+    DuplicateCallError,
+    GenerateCall,
+)
 from tailrace.channel.client import LinkedGenerateClient
-from tailrace.channel.config import DEFAULTS
+from tailrace.channel.config import CLIENT_DEFAULTS
 from tailrace.channel.credit import Credit
 from tailrace.channel.frames import read_request_frame
 from tailrace.channel.ports import LinkEvents
@@ -20,7 +26,7 @@ from tailrace_protos.generation import (
     FinishReason,
     GenerateRequest,
     TokenChunk,
-    VersionSpan,
+    TokenSpan,
 )
 
 ADDRESS = Address("s1", "subject")
@@ -60,7 +66,7 @@ class ListTransport:
 
 
 class Fixture:
-    def __init__(self, config: ChannelConfig = DEFAULTS) -> None:
+    def __init__(self, config: ClientChannelConfig = CLIENT_DEFAULTS) -> None:
         self.transport = ListTransport()
         self.client = LinkedGenerateClient(self.transport, config)
 
@@ -73,7 +79,7 @@ class Fixture:
 
 
 def chunk(call_id: str, *ids: int, finish: FinishReason | None = None) -> TokenChunk:
-    spans = (VersionSpan(1, len(ids)),) if ids else ()
+    spans = (TokenSpan(1, "", len(ids)),) if ids else ()
     return TokenChunk(call_id, pack_int32(ids), pack_float32([-1.0] * len(ids)), spans, finish)
 
 
@@ -105,7 +111,7 @@ async def test_a_new_link_never_gets_frames_of_the_old_one() -> None:
 async def test_a_malformed_chunk_ends_only_its_call_and_stops_it_at_the_server() -> None:
     made = Fixture()
     bad, good = made.call("bad"), made.call("good")
-    no_logprobs = TokenChunk("bad", pack_int32([3]), version_spans=(VersionSpan(1, 1),))
+    no_logprobs = TokenChunk("bad", pack_int32([3]), spans=(TokenSpan(1, "", 1),))
     last = chunk("good", 4, finish=FinishReason.STOP)
     made.wire.link.on_frame(encode(ChunkFrame(0, 0, (chunk("bad", 1), no_logprobs, last))))
     with pytest.raises(ChannelError, match="malformed chunk") as raised:
@@ -129,7 +135,7 @@ async def test_a_chunk_that_cannot_be_attributed_ends_the_link() -> None:
 
 
 async def test_calls_wait_while_the_server_has_not_confirmed_enough() -> None:
-    made = Fixture(ChannelConfig(max_unconfirmed_bytes=1000))
+    made = Fixture(ClientChannelConfig(max_unconfirmed_bytes=1000))
     big = GenerateRequest("a", "e", pack_int32(range(300)), 4)
     made.client.generate(ADDRESS, big)
     await asyncio.sleep(0)
@@ -146,7 +152,7 @@ async def test_calls_wait_while_the_server_has_not_confirmed_enough() -> None:
 
 
 async def test_a_client_that_took_much_confirms_it_unasked() -> None:
-    made = Fixture(ChannelConfig(max_unconfirmed_bytes=1000))
+    made = Fixture(ClientChannelConfig(max_unconfirmed_bytes=1000))
     made.call("a")
     await asyncio.sleep(0)
     made.wire.link.on_frame(encode(ChunkFrame(0, 1, (chunk("a", 1),))))

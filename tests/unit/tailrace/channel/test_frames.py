@@ -23,7 +23,7 @@ from tailrace_protos.generation import (
     GenerateRequest,
     RequestFrame,
     TokenChunk,
-    VersionSpan,
+    TokenSpan,
 )
 
 
@@ -124,7 +124,7 @@ def test_a_frame_for_the_other_side_is_refused() -> None:
 
 def test_one_unreadable_chunk_is_named_and_the_others_are_read() -> None:
     good = TokenChunk(
-        "good", pack_int32([1]), pack_float32([-1.0]), (VersionSpan(1, 1),), FinishReason.STOP
+        "good", pack_int32([1]), pack_float32([-1.0]), (TokenSpan(1, "", 1),), FinishReason.STOP
     )
     bad = {"type": "token_chunk", "call_id": "bad", "finish_reason": "because"}
     frame = read_chunk_frame(encode(["chunk_frame", 3, 0, [good, bad, 17]]))

@@ -1,16 +1,16 @@
 from __future__ import annotations
 
-import itertools
 from dataclasses import dataclass, field
 
 import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tailrace.channel.generation import TokenLedger, join_spans
-from tailrace.channel.sink import CallSink, cut_spans, merge, split
+from tailrace.channel.generation import TokenLedger
+from tailrace.channel.sink import CallSink, merge, split
 from tailrace_protos.base import as_int32, pack_float32, pack_int32
-from tailrace_protos.generation import CallErrorCode, FinishReason, TokenChunk, VersionSpan
+from tailrace_protos.generation import CallErrorCode, FinishReason, TokenChunk, TokenSpan
+from tests.provenance import versions_of
 
 
 @dataclass
@@ -34,7 +34,7 @@ class FakeLink:
 
 def chunk(start: int, count: int, version: int = 1, finish: FinishReason | None = None) -> TokenChunk:
     ids = np.arange(start, start + count, dtype=np.int32)
-    spans = (VersionSpan(version, count),) if count else ()
+    spans = (TokenSpan(version, "", count),) if count else ()
     return TokenChunk("c", pack_int32(ids), pack_float32(ids.astype(np.float32)), spans, finish)
 
 
@@ -49,7 +49,7 @@ def test_tokens_wait_until_there_are_enough() -> None:
     assert link.scheduled == [sink]
     (sent,) = sink.take()
     assert as_int32(sent.token_ids).tolist() == [0, 1, 2, 3]
-    assert sent.version_spans == (VersionSpan(1, 4),)
+    assert sent.spans == (TokenSpan(1, "", 4),)
 
 
 def test_the_last_chunk_does_not_wait() -> None:
@@ -120,18 +120,14 @@ def test_an_error_keeps_the_tokens_before_it() -> None:
     assert (sent.error.code, sent.error.retry_after_s) == (CallErrorCode.NOT_READY, 2.0)
 
 
-SPANS = st.lists(st.builds(VersionSpan, st.integers(1, 3), st.integers(0, 6)), max_size=8)
-
-
-def versions_of(spans: tuple[VersionSpan, ...]) -> list[int]:
-    return [span.policy_version for span in spans for _ in range(span.num_tokens)]
+SPANS = st.lists(st.builds(TokenSpan, st.integers(1, 3), st.just(""), st.integers(0, 6)), max_size=8)
 
 
 @given(SPANS, st.integers(1, 7))
 def test_splitting_and_merging_keep_every_token_with_its_version(
-    spans: list[VersionSpan], size: int
+    spans: list[TokenSpan], size: int
 ) -> None:
-    versions = versions_of(tuple(spans))
+    versions = versions_of(spans)
     ids = np.arange(len(versions), dtype=np.int32)
     whole = TokenChunk(
         "c", pack_int32(ids), pack_float32(ids.astype(np.float32)), tuple(spans), FinishReason.LENGTH
@@ -147,32 +143,17 @@ def test_splitting_and_merging_keep_every_token_with_its_version(
     merged = merge(pieces)
     for generation in (ledger.generation(), None):
         got_ids = as_int32(merged.token_ids) if generation is None else generation.token_ids
-        got_spans = merged.version_spans if generation is None else generation.version_spans
+        got_spans = merged.spans if generation is None else generation.spans
         assert got_ids.tolist() == ids.tolist()
         assert versions_of(got_spans) == versions
     assert merged.finish_reason is FinishReason.LENGTH
-
-
-@given(SPANS, st.integers(0, 20), st.integers(0, 20))
-def test_cut_spans_are_the_versions_of_the_slice(
-    spans: list[VersionSpan], start: int, count: int
-) -> None:
-    versions = versions_of(tuple(spans))
-    assert versions_of(cut_spans(tuple(spans), start, start + count)) == versions[start : start + count]
-
-
-@given(SPANS)
-def test_joined_spans_have_different_neighbours(spans: list[VersionSpan]) -> None:
-    joined = join_spans(spans)
-    assert versions_of(joined) == versions_of(tuple(spans))
-    assert all(a.policy_version != b.policy_version for a, b in itertools.pairwise(joined))
 
 
 def test_a_chunk_whose_parts_do_not_match_is_named_and_not_added() -> None:
     ledger = TokenLedger()
     good = chunk(0, 2)
     assert ledger.add(good) == ""
-    short = TokenChunk("c", good.token_ids, good.inference_logprobs[:4], good.version_spans)
+    short = TokenChunk("c", good.token_ids, good.inference_logprobs[:4], good.spans)
     unversioned = TokenChunk("c", good.token_ids, good.inference_logprobs)
     assert "8 bytes of ids with 4" in ledger.add(short)
     assert "2 tokens with versions for 0" in ledger.add(unversioned)

@@ -19,7 +19,7 @@ from tailrace_protos.generation import (
     FinishReason,
     GenerateRequest,
     TokenChunk,
-    VersionSpan,
+    TokenSpan,
 )
 from tests.unit.tailrace.channel.test_sink import FakeLink
 
@@ -34,7 +34,7 @@ def chunk(
         call_id,
         pack_int32(ids),
         pack_float32(ids.astype(np.float32)),
-        (VersionSpan(1, count),) if count else (),
+        (TokenSpan(1, "", count),) if count else (),
         finish,
         top_ids=pack_int32(tops),
         top_logprobs=pack_float32(-tops.astype(np.float32)),
@@ -118,7 +118,7 @@ def test_chunks_without_them_send_no_byte_more() -> None:
             "c",
             pack_int32([2]),
             pack_float32([0.0]),
-            (VersionSpan(1, 1),),
+            (TokenSpan(1, "", 1),),
             top_ids=pack_int32([1, 2, 3]),
             top_logprobs=EMPTY,
         ),

@@ -20,7 +20,7 @@ from tailrace.chat.model_files import read_chat_model
 from tailrace.config.chat import ChatArgs
 from tailrace.ledger import Ledger, Prompt
 from tailrace_protos.chat import ChatMessage, ToolCall
-from tailrace_protos.generation import FinishReason, VersionSpan
+from tailrace_protos.generation import FinishReason, TokenSpan
 from tests.unit.tailrace.chat.families import TOOLS, Family, card, encoded, tokenizer
 
 MARK = re.compile(r"Zq\d+Z")
@@ -82,8 +82,8 @@ class Engine:
         logprobs = -(np.arange(len(ids), dtype=np.float32) + np.float32(base))
         old = self._chance.randint(0, len(ids))
         spans = (
-            VersionSpan(self._num_replies, old),
-            VersionSpan(self._num_replies + 1, len(ids) - old),
+            TokenSpan(self._num_replies, "", old),
+            TokenSpan(self._num_replies + 1, "", len(ids) - old),
         )
         reason = FinishReason.STOP if self.meant else FinishReason.LENGTH
         return Generation(ids, logprobs, tuple(s for s in spans if s.num_tokens), reason, None, 0)

@@ -12,7 +12,7 @@ from tailrace.channel.generation import Generation
 from tailrace.ledger import Ledger, Prompt
 from tailrace_protos.base import pack_float32, pack_int32
 from tailrace_protos.chat import ChatMessage, ToolSchema
-from tailrace_protos.generation import FinishReason, VersionSpan
+from tailrace_protos.generation import FinishReason, TokenSpan
 from tailrace_protos.session import LedgerNode
 from tests.unit.tailrace.chat.families import QWEN, encoded, renderer, tokenizer
 
@@ -34,7 +34,7 @@ def new_ledger(reasoning: str = "keep") -> Ledger:
 def sampled(reply: ChatMessage, policy_version: int = 0) -> Generation:
     """What an engine emits to say this."""
     ids = encoded(QWEN, QWEN.write(reply))
-    spans = (VersionSpan(policy_version, len(ids)),)
+    spans = (TokenSpan(policy_version, "", len(ids)),)
     return Generation(ids, np.full(len(ids), -0.5, np.float32), spans, FinishReason.STOP, None, 0)
 
 
@@ -74,7 +74,7 @@ def node(
         "messages": (user(completion_id),),
         "reply": assistant(f"reply to {completion_id}"),
         "finish_reason": FinishReason.STOP,
-        "version_spans": (VersionSpan(policy_version, len(sampled_ids)),),
+        "spans": (TokenSpan(policy_version, "", len(sampled_ids)),),
         **more,
     }
     return LedgerNode(

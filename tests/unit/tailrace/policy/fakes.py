@@ -17,7 +17,7 @@ from tailrace_protos.generation import (
     FinishReason,
     GenerateRequest,
     TokenChunk,
-    VersionSpan,
+    TokenSpan,
 )
 
 Answer = Generation | Exception | Callable[[GenerateRequest], Generation | Exception]
@@ -30,7 +30,7 @@ def generation(
     logprob: float = -0.5,
 ) -> Generation:
     array = np.array(ids, np.int32)
-    spans = (VersionSpan(version, len(ids)),) if len(ids) else ()
+    spans = (TokenSpan(version, "", len(ids)),) if len(ids) else ()
     return Generation(array, np.full(len(ids), logprob, np.float32), spans, reason, None, 0)
 
 
@@ -65,7 +65,7 @@ class ScriptedClient:
 
 async def _feed(call: GenerateCall, answer: Generation | ChannelError) -> None:
     tokens = answer if isinstance(answer, Generation) else answer.partial
-    versions = [span.policy_version for span in tokens.version_spans for _ in range(span.num_tokens)]
+    versions = [span.policy_version for span in tokens.spans for _ in range(span.num_tokens)]
     for at, version in enumerate(versions):
         await asyncio.sleep(0)
         call.feed(
@@ -73,7 +73,7 @@ async def _feed(call: GenerateCall, answer: Generation | ChannelError) -> None:
                 call.call_id,
                 pack_int32(tokens.token_ids[at : at + 1]),
                 pack_float32(tokens.inference_logprobs[at : at + 1]),
-                (VersionSpan(version, 1),),
+                (TokenSpan(version, "", 1),),
                 top_ids=EMPTY if tokens.top_ids is None else pack_int32(tokens.top_ids[at]),
                 top_logprobs=(
                     EMPTY if tokens.top_logprobs is None else pack_float32(tokens.top_logprobs[at])

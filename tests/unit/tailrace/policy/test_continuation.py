@@ -18,7 +18,7 @@ from tailrace.channel.errors import (
 from tailrace.channel.generation import Generation
 from tailrace.policy.activity import Stages
 from tailrace.policy.continuation import ContinuingPolicy
-from tailrace.sdk.policy import GenerationFailedError, OnChunk
+from tailrace.sdk.policy import GenerationFailedError, OnChunk, TurnRequest
 from tailrace_protos.base import as_int32, pack_int32
 from tailrace_protos.generation import (
     CallError,
@@ -27,7 +27,7 @@ from tailrace_protos.generation import (
     GenerateRequest,
     SamplingParams,
     TokenChunk,
-    VersionSpan,
+    TokenSpan,
 )
 from tests.unit.tailrace.policy.fakes import (
     Answer,
@@ -64,12 +64,14 @@ class World:
         on_chunk: OnChunk | None = None,
     ) -> Generation:
         return await self.policy.generate(
-            PROMPT,
-            max_new_tokens,
-            SamplingParams(stop_token_ids=(stop,), seed=5),
-            episode_id="g0.1",
-            turn=turn,
-            on_chunk=on_chunk,
+            TurnRequest(
+                PROMPT,
+                max_new_tokens,
+                SamplingParams(stop_token_ids=(stop,), seed=5),
+                "g0.1",
+                turn,
+                on_chunk,
+            )
         )
 
     @property
@@ -102,7 +104,7 @@ async def test_a_lost_call_goes_on_elsewhere_after_the_tokens_that_came() -> Non
     world = World(lost(7, 8, version=1), generation([9, 99], version=2))
     result = await world.turn(max_new_tokens=10)
     assert result.token_ids.tolist() == [7, 8, 9, 99]
-    assert result.version_spans == (VersionSpan(1, 2, "s0"), VersionSpan(2, 2, "s1"))
+    assert result.spans == (TokenSpan(1, "s0", 2), TokenSpan(2, "s1", 2))
     assert len(result.inference_logprobs) == 4
     assert result.finish_reason is FinishReason.STOP
     assert world.client.servers == ["s0", "s1"]
@@ -120,7 +122,7 @@ async def test_tokens_are_passed_on_as_they_come() -> None:
     streamed: list[TokenChunk] = []
     result = await world.turn(on_chunk=streamed.append)
     assert [as_int32(chunk.token_ids).tolist() for chunk in streamed] == [[7], [8], [9], [99]]
-    assert [chunk.version_spans[0].policy_version for chunk in streamed] == [1, 1, 2, 2]
+    assert [chunk.spans[0].policy_version for chunk in streamed] == [1, 1, 2, 2]
     assert {chunk.finish_reason for chunk in streamed} == {None}
     assert result.finish_reason is FinishReason.STOP
 
@@ -170,7 +172,7 @@ async def test_wherever_servers_fail_the_tokens_are_those_of_one_unbroken_call(
     result = await world.turn(max_new_tokens=length, stop=whole[-1], on_chunk=streamed.append)
     assert result.token_ids.tolist() == whole
     assert [id for chunk in streamed for id in as_int32(chunk.token_ids).tolist()] == whole
-    assert sum(span.num_tokens for span in result.version_spans) == length
+    assert sum(span.num_tokens for span in result.spans) == length
 
 
 @pytest.mark.parametrize(

@@ -11,6 +11,7 @@ from tailrace.channel.errors import ChannelError
 from tailrace.channel.generation import Generation
 from tailrace.policy.activity import Stages
 from tailrace.policy.continuation import ContinuingPolicy
+from tailrace.sdk.policy import TurnRequest
 from tailrace_protos.base import as_int32, pack_int32
 from tailrace_protos.generation import FinishReason, SamplingParams, TokenChunk
 from tests.unit.tailrace.policy.fakes import RoundRobinPlacement, ScriptedClient, generation
@@ -30,13 +31,15 @@ async def test_a_turn_over_two_servers_asks_both_and_keeps_the_order(streams: bo
     policy = ContinuingPolicy(RoundRobinPlacement(), client, Stages(), max_delay_s=0.05)
     streamed: list[TokenChunk] = []
     result = await policy.generate(
-        pack_int32([1]),
-        10,
-        SamplingParams(stop_token_ids=(99,)),
-        episode_id="g0.1",
-        turn=0,
-        on_chunk=streamed.append if streams else None,
-        top_logprobs=2,
+        TurnRequest(
+            pack_int32([1]),
+            10,
+            SamplingParams(stop_token_ids=(99,)),
+            "g0.1",
+            0,
+            on_chunk=streamed.append if streams else None,
+            top_logprobs=2,
+        )
     )
     assert [request.top_logprobs for request in client.requests] == [2, 2]
     expected = [[70, 71], [80, 81], [90, 91], [990, 991]]
@@ -52,6 +55,6 @@ async def test_a_turn_over_two_servers_asks_both_and_keeps_the_order(streams: bo
 async def test_a_turn_that_does_not_ask_gets_none() -> None:
     client = ScriptedClient(generation([7, 99]))
     policy = ContinuingPolicy(RoundRobinPlacement(), client, Stages())
-    result = await policy.generate(pack_int32([1]), 10, SamplingParams(), episode_id="g0.1", turn=0)
+    result = await policy.generate(TurnRequest(pack_int32([1]), 10, SamplingParams(), "g0.1", 0))
     assert client.requests[0].top_logprobs == 0
     assert (result.top_ids, result.top_logprobs) == (None, None)

@@ -17,14 +17,15 @@ from tailrace.clock import SystemClock
 from tailrace.policy import Stages
 from tailrace.sdk import tool
 from tailrace.sdk.agent_loop import AgentLoop, LoopLimits
+from tailrace.sdk.policy import TurnRequest
 from tailrace.tools import LocalTools
 from tailrace_agents.core.episode import EpisodeResult
 from tailrace_agents.core.loops.play import LoopEpisode, LoopPlan
 from tailrace_agents.core.players import PhaseArgs, PlayContext
 from tailrace_agents.ports import NoJournal
-from tailrace_protos.base import Int32Bytes, as_int32, encode
+from tailrace_protos.base import as_int32, encode
 from tailrace_protos.episode import EnvTask, EpisodeTask
-from tailrace_protos.generation import FinishReason, SamplingParams, VersionSpan
+from tailrace_protos.generation import FinishReason, SamplingParams, TokenSpan
 from tailrace_protos.journal import JournalRecord, decode_record, record_index
 from tailrace_protos.session import ExportStyle
 from tailrace_protos.weights import ModelCard
@@ -99,22 +100,13 @@ class ChatPolicy:
         self.budgets: list[int] = []
         self.samplings: list[SamplingParams] = []
 
-    async def generate(
-        self,
-        prompt_ids: Int32Bytes,
-        max_new_tokens: int,
-        sampling: SamplingParams,
-        *,
-        episode_id: str,
-        turn: int,
-        on_chunk: object = None,
-    ) -> Generation:
-        ids = as_int32(prompt_ids)
+    async def generate(self, request: TurnRequest) -> Generation:
+        ids = as_int32(request.prompt_ids)
         self.prompt_ids.append(ids.tolist())
         text = text_of(ids)
         self.prompts.append(text)
-        self.budgets.append(max_new_tokens)
-        self.samplings.append(sampling)
+        self.budgets.append(request.max_new_tokens)
+        self.samplings.append(request.sampling)
         await asyncio.sleep(0)
         reply = self.by_prompt(text) if self.by_prompt else self.replies.pop(0)
         if isinstance(reply, Exception):
@@ -122,10 +114,10 @@ class ChatPolicy:
         if callable(reply):
             reply = await reply()
         said = chat_renderer().reply_ids(str(reply))
-        reason = FinishReason.STOP if len(said) <= max_new_tokens else FinishReason.LENGTH
-        said = said[:max_new_tokens]
+        reason = FinishReason.STOP if len(said) <= request.max_new_tokens else FinishReason.LENGTH
+        said = said[: request.max_new_tokens]
         logprobs = np.full(len(said), -0.5, np.float32)
-        return Generation(said, logprobs, (VersionSpan(1, len(said)),), reason, None, 0)
+        return Generation(said, logprobs, (TokenSpan(1, "", len(said)),), reason, None, 0)
 
 
 def text_of(ids: Any) -> str:

@@ -1,0 +1,1 @@
+"""Algorithms: advantage estimators, losses, corrections, aggregations, divergences."""

@@ -1,0 +1,96 @@
+"""Group-in-group advantages: how good the episode was, and how good the step was among like ones.
+
+    A = w_e E + w_s S
+    E_i = (R_i - mean_g) / (std_g + 1e-6)          over the valid *episodes* of group g
+    G_k = r_k + step_gamma G_(k+1)
+    S_k = (G_k - mean_a) / (std_a + 1e-6)          over the turns of anchor group a
+
+The anchor group of a turn is all turns of the valid members of g that began with the same
+observation: its hash is salted with the task, so different tasks never share a baseline. Anchor
+groups of one turn give S = 0, as do those whose turns are worth the same, and turns whose observation
+is not known. Where episodes have several conversations with rewards of their own, R and E are each
+conversation's, compared with those of its place; one without a reward has neither E nor S. Standard
+deviations have ddof 1; `norm_std: false` leaves out both divisions.
+
+Feng et al. 2025, "Group-in-Group Policy Optimization for LLM Agent Training", arXiv:2505.10978.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tailrace_learner.config import LearnerConfig
+from tailrace_learner.core.algorithms.advantages.base import (
+    STD_EPSILON,
+    Advantages,
+    Float64Array,
+    Returns,
+    Verdict,
+    are_equal,
+    nothing,
+)
+from tailrace_learner.core.algorithms.advantages.lines import Line, lines, per_token
+from tailrace_learner.core.algorithms.advantages.peers import Peers, all_peers, likes
+from tailrace_learner.core.algorithms.advantages.turn_reinforce import TURN_ROUNDING
+
+
+def gigpo(returns: Returns, config: LearnerConfig) -> Advantages:
+    """Weigh episode and step advantages; a group where both are 0 throughout teaches nothing."""
+    peers = all_peers(returns)
+    if peers.num_members < 2:
+        return nothing(returns, Verdict.TOO_FEW_VALID)
+    found = lines(returns)
+    if not found:
+        return nothing(returns, Verdict.ZERO_VARIANCE)
+    episodes = _episode_advantages(peers, config)
+    values = [
+        (episodes[line.member, line.conversation] + config.step_advantage_weight * steps)[
+            line.turn_of_token
+        ]
+        for line, steps in zip(found, _step_advantages(found, config), strict=True)
+    ]
+    if not any(each.any() for each in values):
+        return nothing(returns, Verdict.ZERO_VARIANCE)
+    return Advantages(per_token(found, values, returns), Verdict.TRAIN)
+
+
+def _episode_advantages(peers: Peers, config: LearnerConfig) -> dict[tuple[int, int], float]:
+    """w_e E of each conversation, by its member and place."""
+    found: dict[tuple[int, int], float] = {}
+    for place, pool in likes(peers.members, peers.conversations).items():
+        compared = peers.chosen(pool)
+        values = _normalised(compared.returns, config) * config.episode_advantage_weight
+        pairs = zip(compared.members.tolist(), compared.conversations.tolist(), strict=True)
+        found |= {
+            pair: value for pair, value in zip(pairs, values.tolist(), strict=True) if pair[1] == place
+        }
+    return found
+
+
+def _step_advantages(found: list[Line], config: LearnerConfig) -> list[Float64Array]:
+    """S of each line's turns, [K] each."""
+    worth = np.concatenate([line.returns_to_go(config.step_gamma) for line in found])
+    result = np.zeros(len(worth))
+    for anchor in _anchor_groups(found):
+        result[anchor] = _normalised(worth[anchor], config)
+    return np.split(result, np.cumsum([len(line.rewards) for line in found])[:-1])
+
+
+def _anchor_groups(found: list[Line]) -> list[NDArray[np.int64]]:
+    """Places, among the turns of all lines, of those with one observation: two or more each."""
+    places: dict[int, list[int]] = {}
+    begin = 0
+    for line in found:
+        for offset, observation in enumerate(line.observations.tolist()):
+            places.setdefault(observation, []).append(begin + offset)
+        begin += len(line.rewards)
+    return [np.array(group) for group in places.values() if len(group) > 1]
+
+
+def _normalised(values: Float64Array, config: LearnerConfig) -> Float64Array:
+    if are_equal(values, TURN_ROUNDING):
+        return np.zeros(len(values))
+    scale = values.std(ddof=1) + STD_EPSILON if config.norm_std else 1.0
+    result: Float64Array = (values - values.mean()) / scale
+    return result

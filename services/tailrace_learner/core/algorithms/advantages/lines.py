@@ -1,0 +1,146 @@
+"""Turns of a group in the order in which they happened, for estimators that look at single turns.
+
+A line is an episode whose rows are stretches of it (`Turns.first`), or a row that stands for itself
+(`completion.py` says what its turns earned). Turns are worth their reward and, discounted by the
+estimator, what followed; those of a message tree (`Turns.worth`) are worth what the tree says, whose
+discount is `turn_discount`: the same as in rows of their own. Tokens after the last end belong to the
+last turn; a row without turns is one turn. Rows of conversations without a reward are in no line.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tailrace_learner.core.algorithms.advantages.base import (
+    NO_REWARD,
+    Float64Array,
+    Mask,
+    Returns,
+    TokenValues,
+    Turns,
+)
+from tailrace_learner.core.algorithms.advantages.completion import NO_OBSERVATIONS, chain, completed
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """K turns of one valid member."""
+
+    member: int
+    conversation: int  # its place in the episode
+    rows: tuple[int, ...]  # of the member, in the order of their turns
+    rewards: Float64Array  # [K]
+    worth: Float64Array | None  # [K] returns of the turns, where a tree says them
+    observations: NDArray[np.int64]  # [K], or empty where any is not known
+    row_starts: NDArray[np.int64]  # [R] first turn of each row
+    turn_of_token: NDArray[np.int64]  # [N] turn of each policy token of all rows
+    token_rewards: Float64Array  # [N] beyond those of turns
+    values: Float64Array  # [N] a critic's; 0 without one
+
+    @property
+    def num_tokens(self) -> NDArray[np.int64]:
+        """Policy tokens of each turn [K]."""
+        return np.bincount(self.turn_of_token, minlength=len(self.rewards))
+
+    def rewards_of_tokens(self, gamma: float, unit: Literal["token", "turn"] = "token") -> Float64Array:
+        """All rewards [N]: a turn's lies on its last policy token, or that of a turn before it.
+
+        Where a tree says what turns are worth, a turn's is what it takes for the tokens after it,
+        discounted by `gamma` per `unit`, to add up to that.
+        """
+        result, sizes = self.token_rewards.copy(), self.num_tokens
+        places = np.cumsum(sizes) - 1
+        if self.worth is None:
+            np.add.at(result, places[places >= 0], self.rewards[places >= 0])
+            return result
+        worth, steps = self.worth[sizes > 0], sizes[sizes > 0] if unit == "token" else 1
+        result[places[sizes > 0]] += worth - np.append((gamma**steps * worth)[1:], 0.0)
+        return result
+
+    def returns_to_go(self, gamma: float) -> Float64Array:
+        """G_k = r_k + gamma G_(k+1), or what a tree says of turn k, [K]."""
+        return discounted(self.rewards, gamma) if self.worth is None else self.worth
+
+
+def discounted(rewards: Float64Array, factor: float) -> Float64Array:
+    """x_t = r_t + factor x_(t+1), [n]."""
+    ahead, result = 0.0, rewards.tolist()
+    for t in range(len(result) - 1, -1, -1):
+        ahead = result[t] = result[t] + factor * ahead
+    return np.array(result)
+
+
+def lines(returns: Returns) -> list[Line]:
+    """All lines of the valid members that have policy tokens and a reward."""
+    returns = completed(returns)
+    return [
+        line
+        for member in np.flatnonzero(returns.is_valid)
+        for line in _lines_of(int(member), returns)
+        if len(line.turn_of_token) and line.conversation != NO_REWARD
+    ]
+
+
+def _lines_of(member: int, returns: Returns) -> Iterator[Line]:
+    rows = returns.turns[member]
+    if chained := chain(rows):
+        yield _line(member, chained, returns)
+    for index, row in enumerate(rows):
+        if row.first < 0:
+            yield _line(member, (index,), returns)
+
+
+def _line(member: int, rows: tuple[int, ...], returns: Returns) -> Line:
+    turns = [returns.turns[member][row] for row in rows]
+    sizes = [len(row.rewards) for row in turns]
+    starts = np.cumsum([0, *sizes[:-1]])
+    masks = [returns.loss_masks[member][row] for row in rows]
+    owners = [start + _turn_of_token(r, m) for start, r, m in zip(starts, turns, masks, strict=True)]
+    is_known = all(len(row.observations) == len(row.rewards) for row in turns)
+    hashes = np.concatenate([row.observations for row in turns]) if is_known else NO_OBSERVATIONS
+    return Line(
+        member,
+        int(returns.row_conversations[member][rows[0]]),
+        rows,
+        np.concatenate([row.rewards for row in turns]),
+        turns[0].worth if turns[0].first < 0 else None,
+        hashes,
+        starts,
+        np.concatenate(owners),
+        token_rewards=_policy_tokens(returns.token_rewards, member, rows, masks),
+        values=_policy_tokens(returns.values, member, rows, masks),
+    )
+
+
+def _policy_tokens(
+    values: TokenValues | None, member: int, rows: tuple[int, ...], masks: list[Mask]
+) -> Float64Array:
+    """Those of the policy tokens of all rows, [N]; zeros where there are none."""
+    if values is None:
+        return np.zeros(sum(np.count_nonzero(mask) for mask in masks))
+    return np.concatenate(
+        [values[member][row][mask != 0] for row, mask in zip(rows, masks, strict=True)]
+    )
+
+
+def _turn_of_token(turns: Turns, mask: Mask) -> NDArray[np.int64]:
+    """The turn [n] of each policy token of one row."""
+    owners = np.searchsorted(turns.ends, np.flatnonzero(mask), side="right")
+    return np.minimum(owners, len(turns.ends) - 1)
+
+
+def per_token(found: list[Line], values: list[Float64Array], returns: Returns) -> TokenValues:
+    """Values of the policy tokens of each line, [N] each, put in their places."""
+    result = [[np.zeros(len(mask)) for mask in masks] for masks in returns.loss_masks]
+    for line, line_values in zip(found, values, strict=True):
+        begin = 0
+        for row in line.rows:
+            places = np.flatnonzero(returns.loss_masks[line.member][row])
+            result[line.member][row][places] = line_values[begin : begin + len(places)]
+            begin += len(places)
+    return tuple(tuple(rows) for rows in result)

@@ -1,0 +1,24 @@
+"""The baseline of least variance under on-policy sampling: longer episodes count more.
+
+    A_ij = R_ij - (sum_k l_k R_k) / (sum_k l_k)      over the valid members k of group g
+
+l_k is the number of policy tokens of episode k, over all of its rows. As `grpo` without the division
+and with weights in the mean.
+
+Hao et al. 2025, "On-Policy RL with Optimal Reward Baseline", arXiv:2505.23585.
+"""
+
+from __future__ import annotations
+
+from tailrace_learner.config import LearnerConfig
+from tailrace_learner.core.algorithms.advantages.base import Advantages, Returns
+from tailrace_learner.core.algorithms.advantages.peers import Peers, compared
+
+
+def opo(returns: Returns, config: LearnerConfig) -> Advantages:
+    """Compare valid members with their length-weighted mean."""
+    return compared(returns, _weighted)
+
+
+def _weighted(peers: Peers) -> tuple[float, float]:
+    return float(peers.num_tokens @ peers.returns) / float(peers.num_tokens.sum()), 1.0

@@ -1,0 +1,167 @@
+"""Who is compared with whom: conversations of one place in their episodes.
+
+An episode is one conversation, or several: those of a main agent and its sub-agents are message trees
+of their own, with returns of their own. Only conversations that were given a reward take part, and
+their places count those only. A conversation is compared with those of the same place in the other
+valid members of the group; one of a place that no other member has, with all of the group. Rows of a
+conversation without a reward have advantage 0 and are in no statistic: what another agent earned is
+not theirs.
+
+The return of a conversation is its member's where no member has two of them, otherwise that credited to
+its first row.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tailrace_learner.core.algorithms.advantages.base import (
+    NO_REWARD,
+    Advantages,
+    Float64Array,
+    Returns,
+    RowValues,
+    Verdict,
+    are_equal,
+    broadcast,
+    nothing,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Peers:
+    """n conversations that are compared with each other."""
+
+    members: NDArray[np.int64]  # [n]
+    conversations: NDArray[np.int64]  # [n] place of each in its episode
+    returns: Float64Array  # [n]
+    num_tokens: NDArray[np.int64]  # [n] policy tokens of all of its rows
+
+    @property
+    def num_members(self) -> int:
+        """Episodes that they come from."""
+        return len(np.unique(self.members))
+
+    def chosen(self, chosen: NDArray[np.bool_]) -> Peers:
+        """Some of them."""
+        return Peers(
+            self.members[chosen],
+            self.conversations[chosen],
+            self.returns[chosen],
+            self.num_tokens[chosen],
+        )
+
+
+NO_PEERS = Peers(np.zeros(0, np.int64), np.zeros(0, np.int64), np.zeros(0), np.zeros(0, np.int64))
+
+# What is subtracted from the return of each of n peers and what all are divided by. An infinite scale
+# stands for a comparison that teaches nothing.
+Statistic = Callable[[Peers], tuple[Float64Array | float, float]]
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """What every row is compared with; where the scale is infinite nothing is learnt."""
+
+    verdict: Verdict
+    baselines: RowValues
+    scales: RowValues
+
+
+def all_peers(returns: Returns) -> Peers:
+    """The rewarded conversations of the valid members, in their order."""
+    places = returns.row_conversations
+    pairs = [
+        (member, conversation)
+        for member in np.flatnonzero(returns.is_valid).tolist()
+        for conversation in np.unique(places[member]).tolist()
+        if conversation != NO_REWARD
+    ]
+    has_one_each = len({member for member, _ in pairs}) == len(pairs)
+    worths, sizes = [], []
+    for member, conversation in pairs:
+        rows = np.flatnonzero(places[member] == conversation)
+        credited = returns.row_rewards[member][rows[0]]
+        worths.append(returns.rewards[member] if has_one_each else credited)
+        sizes.append(sum(np.count_nonzero(returns.loss_masks[member][row]) for row in rows))
+    members, conversations = np.array(pairs, np.int64).reshape(-1, 2).T
+    return Peers(members, conversations, np.array(worths, np.float64), np.array(sizes, np.int64))
+
+
+def joined(groups: Sequence[Peers]) -> Peers:
+    """Those of several groups, whose members are numbered one group after the other."""
+    parts, begin = [NO_PEERS], 0
+    for peers in groups:
+        parts.append(replace(peers, members=peers.members + begin))
+        begin += int(peers.members.max(initial=-1)) + 1
+    return Peers(
+        np.concatenate([peers.members for peers in parts]),
+        np.concatenate([peers.conversations for peers in parts]),
+        np.concatenate([peers.returns for peers in parts]),
+        np.concatenate([peers.num_tokens for peers in parts]),
+    )
+
+
+def likes(
+    members: NDArray[np.int64], conversations: NDArray[np.int64]
+) -> Mapping[int, NDArray[np.bool_]]:
+    """For every place of n conversations, which of them those of the place are compared with, [n]."""
+    found = {}
+    for place in np.unique(conversations).tolist():
+        same = conversations == place
+        is_shared = len(np.unique(members[same])) > 1
+        found[place] = same if is_shared else np.ones(len(members), np.bool_)
+    return found
+
+
+def compare(returns: Returns, statistic: Statistic) -> Comparison:
+    """Ask `statistic` about conversations that differ in their returns; its baselines are [n]."""
+    peers = all_peers(returns)
+    baselines = tuple(np.zeros(len(rewards)) for rewards in returns.row_rewards)
+    scales = tuple(np.full(len(rewards), np.inf) for rewards in returns.row_rewards)
+    if peers.num_members < 2:
+        return Comparison(Verdict.TOO_FEW_VALID, baselines, scales)
+    for place, pool in likes(peers.members, peers.conversations).items():
+        if are_equal(peers.returns[pool]):
+            continue
+        compared_with = peers.chosen(pool)
+        of_peers, scale = statistic(compared_with)
+        of_each = np.broadcast_to(of_peers, len(compared_with.members))
+        for index in np.flatnonzero(compared_with.conversations == place):
+            member = compared_with.members[index]
+            rows = returns.row_conversations[member] == place
+            baselines[member][rows], scales[member][rows] = of_each[index], scale
+    teaches = any(np.isfinite(values).any() for values in scales)
+    return Comparison(Verdict.TRAIN if teaches else Verdict.ZERO_VARIANCE, baselines, scales)
+
+
+def compared(returns: Returns, statistic: Statistic) -> Advantages:
+    """(R_ij - baseline) / scale on the rows of valid members."""
+    found = compare(returns, statistic)
+    if found.verdict is not Verdict.TRAIN:
+        return nothing(returns, found.verdict)
+    return Advantages(broadcast(_scaled(returns, found), returns), Verdict.TRAIN)
+
+
+def as_they_are(returns: Returns) -> Advantages:
+    """R_ij on the rows of valid members, compared with nothing."""
+    values = tuple(
+        np.where(conversations != NO_REWARD, rewards, 0.0) if is_valid else np.zeros(len(rewards))
+        for rewards, conversations, is_valid in zip(
+            returns.row_rewards, returns.row_conversations, returns.is_valid, strict=True
+        )
+    )
+    return Advantages(broadcast(values, returns), Verdict.TRAIN)
+
+
+def _scaled(returns: Returns, found: Comparison) -> RowValues:
+    return tuple(
+        (rewards - baselines) / scales if is_valid else np.zeros(len(rewards))
+        for rewards, baselines, scales, is_valid in zip(
+            returns.row_rewards, found.baselines, found.scales, returns.is_valid, strict=True
+        )
+    )

@@ -1,0 +1,48 @@
+"""`reinforce_plus_plus` with the group's mean return removed first.
+
+    r'_T = r_T - mean_g,  A_t = whitened over the step: sum over s >= t of gamma^(s - t) r'_s
+
+The mean over the valid members of group g is subtracted from the reward at the end of each line of
+turns, or from what each turn of a message tree is worth. Group statistics scale nothing: one deviation,
+the step's, holds for all groups.
+
+With `init_kl_coef` the divergence from the reference is in the loss; the paper's variant takes
+`kl_estimator: k2` for it. With `kl_in: reward` it is in the reward of every token, as in
+`reinforce_plus_plus`, after the baseline was removed. A group of equal returns is skipped either way.
+
+Hu et al. 2025, "REINFORCE++", arXiv:2501.03262, variant "with baseline".
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+
+from tailrace_learner.config import LearnerConfig
+from tailrace_learner.core.algorithms.advantages.base import (
+    NO_REWARD,
+    Advantages,
+    Returns,
+    Verdict,
+    nothing,
+)
+from tailrace_learner.core.algorithms.advantages.completion import less
+from tailrace_learner.core.algorithms.advantages.peers import Peers, compare
+from tailrace_learner.core.algorithms.advantages.reinforce import reinforce
+
+
+def reinforce_plus_plus_baseline(returns: Returns, config: LearnerConfig) -> Advantages:
+    """Return-to-go of returns less their group's mean."""
+    found = compare(returns, _mean)
+    if found.verdict is not Verdict.TRAIN:
+        return nothing(returns, found.verdict)
+    compared = tuple(
+        np.where(np.isfinite(scales), conversations, NO_REWARD)
+        for conversations, scales in zip(returns.row_conversations, found.scales, strict=True)
+    )
+    return reinforce(replace(less(returns, found.baselines), conversations=compared), config)
+
+
+def _mean(peers: Peers) -> tuple[float, float]:
+    return float(peers.returns.mean()), 1.0

@@ -1,0 +1,24 @@
+"""Leave-one-out baseline.
+
+    A_ij = R_ij - mean of R_k over the other valid members k of group g
+
+As `grpo` without the division, but a member is not part of its own baseline, which makes the
+baseline independent of it: A is n / (n - 1) times R - mean_g for episodes of one row.
+
+Ahmadian et al. 2024, "Back to Basics: Revisiting REINFORCE Style Optimization", arXiv:2402.14740.
+"""
+
+from __future__ import annotations
+
+from tailrace_learner.config import LearnerConfig
+from tailrace_learner.core.algorithms.advantages.base import Advantages, Float64Array, Returns
+from tailrace_learner.core.algorithms.advantages.peers import Peers, compared
+
+
+def rloo(returns: Returns, config: LearnerConfig) -> Advantages:
+    """Compare each valid member with the others."""
+    return compared(returns, _others)
+
+
+def _others(peers: Peers) -> tuple[Float64Array, float]:
+    return (peers.returns.sum() - peers.returns) / (len(peers.returns) - 1), 1.0

@@ -1,0 +1,42 @@
+"""What is done to returns before any estimator sees them.
+
+1. `reward_clip` c: returns, rows' returns and turn rewards become min(max(R, -c), c), once. What is
+   given at an episode's end is part of its last turn's reward before that is clipped, so no turn's
+   exceeds c; the sum of several may, where turns are looked at, and is then not the clipped return.
+2. `overlong_max_tokens` L and `overlong_buffer_tokens` B: an episode of n sampled tokens loses
+   min(max(n - (L - B), 0) / B, 1): nothing up to L - B, 1 from L on. The longest stretch of thought
+   is discouraged before it is cut off.
+
+Soft overlong punishment: Yu et al. 2025, "DAPO", arXiv:2503.14476, equation 13.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+
+from tailrace_learner.config import LearnerConfig
+from tailrace_learner.core.algorithms.advantages.base import Returns
+from tailrace_learner.core.algorithms.advantages.completion import clipped, less
+
+
+def shaped(returns: Returns, config: LearnerConfig) -> Returns:
+    """Clipped and penalised returns; the same object when neither is switched on."""
+    if config.reward_clip:
+        returns = clipped(returns, config.reward_clip)
+    if config.overlong_max_tokens:
+        returns = _penalised(returns, config)
+    return returns
+
+
+def _penalised(returns: Returns, config: LearnerConfig) -> Returns:
+    lengths = np.array([sum(np.count_nonzero(mask) for mask in masks) for masks in returns.loss_masks])
+    buffer = config.overlong_buffer_tokens
+    over = (lengths - (config.overlong_max_tokens - buffer)) / buffer
+    penalties = np.clip(over, 0.0, 1.0)
+    of_rows = tuple(
+        np.full(len(rewards), penalty)
+        for rewards, penalty in zip(returns.row_rewards, penalties, strict=True)
+    )
+    return replace(less(returns, of_rows), rewards=returns.rewards - penalties)

@@ -1,0 +1,49 @@
+"""Trajectory-wise advantages of multi-turn episodes.
+
+    A_ij = norm(R_ij),  R_i = sum of the turn rewards of episode i
+
+`reward_grouping` says which episodes share mean and standard deviation (ddof 1): those of the group
+(`traj_group_id`), those of one tag in the step (`tags`), or all of the step (`batch`). `reward_norm`
+says what is done with them: `mean_std` is (R - mean) / (std + 1e-6), `mean` is R - mean, `none` is R.
+All policy tokens of a row have the same advantage. Then follow `advantage_clip` and
+`whiten_advantages`. Within groups and with `mean_std` it is `grpo`.
+
+Wang et al. 2025, "RAGEN: Understanding Self-Evolution in LLM Agents via Multi-Turn Reinforcement
+Learning", arXiv:2504.20073.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from tailrace_learner.config import LearnerConfig
+from tailrace_learner.core.algorithms.advantages.base import (
+    STD_EPSILON,
+    Advantages,
+    Float64Array,
+    Returns,
+    Verdict,
+    are_equal,
+    nothing,
+)
+from tailrace_learner.core.algorithms.advantages.peers import as_they_are, compared
+
+
+def starpo(returns: Returns, config: LearnerConfig) -> Advantages:
+    """Normalise within the group, or leave returns as they are for what comes beyond it."""
+    if not returns.is_valid.any():
+        return nothing(returns, Verdict.TOO_FEW_VALID)
+    if config.reward_norm == "none" or config.reward_grouping != "traj_group_id":
+        return as_they_are(returns)
+    return compared(returns, lambda peers: statistics(peers.returns, config))
+
+
+def statistics(pool: Float64Array, config: LearnerConfig) -> tuple[float, float]:
+    """What is subtracted and divided by, for returns [n] compared with each other.
+
+    An infinite scale stands for a comparison that teaches nothing: one episode, or all equal.
+    """
+    if len(pool) < 2 or are_equal(pool):
+        return 0.0, np.inf
+    scale = float(pool.std(ddof=1)) + STD_EPSILON if config.reward_norm == "mean_std" else 1.0
+    return float(pool.mean()), scale

@@ -1,0 +1,29 @@
+"""A return for every step row.
+
+    G_t = r_t + step_gamma G_(t+1),  A = (G_t - mean) / (std + 1e-6) on every policy token of step t
+
+A step is a row: mean and standard deviation (ddof 1) are taken over the step rows of the valid members
+of group g, each counted once. `turn_reinforce` differs in its unit, which is the turn, so both agree
+where every row is one turn. A row of several turns has the return of its first. `norm_std: false`
+leaves out the division.
+
+Feng et al. 2025, "Group-in-Group Policy Optimization for LLM Agent Training", arXiv:2505.10978,
+step-level part without anchors.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from tailrace_learner.config import LearnerConfig
+from tailrace_learner.core.algorithms.advantages.base import Advantages, Returns
+from tailrace_learner.core.algorithms.advantages.lines import lines
+from tailrace_learner.core.algorithms.advantages.turn_reinforce import compare_units
+
+
+def step_reinforce(returns: Returns, config: LearnerConfig) -> Advantages:
+    """Compare the step rows of a group with each other."""
+    found = lines(returns)
+    worth = [line.returns_to_go(config.step_gamma)[line.row_starts] for line in found]
+    rows = [np.searchsorted(line.row_starts, line.turn_of_token, side="right") - 1 for line in found]
+    return compare_units(returns, config, found, worth, rows)

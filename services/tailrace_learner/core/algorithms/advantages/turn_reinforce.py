@@ -1,0 +1,71 @@
+"""A return for every turn.
+
+    G_k = r_k + gamma G_(k+1),  A = (G_k - mean) / (std + 1e-6) on every policy token of turn k
+
+Mean and standard deviation (ddof 1) are taken over all turns of the valid members of group g; a turn
+counts once however many tokens it has. `norm_std: false` leaves out the division. Where all turns of
+the group have the same return, nothing is learnt.
+
+Turn-level credit: Zeng et al. 2025, "Reinforcing Multi-Turn Reasoning in LLM Agents via Turn-Level
+Credit Assignment", arXiv:2505.11821.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tailrace_learner.config import LearnerConfig
+from tailrace_learner.core.algorithms.advantages.base import (
+    STD_EPSILON,
+    Advantages,
+    Float64Array,
+    Returns,
+    Verdict,
+    are_equal,
+    nothing,
+)
+from tailrace_learner.core.algorithms.advantages.lines import Line, lines, per_token
+from tailrace_learner.core.algorithms.advantages.peers import likes
+
+TURN_ROUNDING = 1e-6  # turn rewards travel as float32
+
+
+def turn_reinforce(returns: Returns, config: LearnerConfig) -> Advantages:
+    """Compare the turns of a group with each other."""
+    found = lines(returns)
+    worth = [line.returns_to_go(config.gamma) for line in found]
+    return compare_units(returns, config, found, worth, [line.turn_of_token for line in found])
+
+
+def compare_units(
+    returns: Returns,
+    config: LearnerConfig,
+    found: list[Line],
+    worth: list[Float64Array],
+    unit_of_token: list[NDArray[np.int64]],
+) -> Advantages:
+    """Normalise what the units [U] of each line are worth over the group, each counted once."""
+    members = np.array([line.member for line in found], np.int64)
+    if len(np.unique(members)) < 2:
+        return nothing(returns, Verdict.TOO_FEW_VALID)
+    trained = [each[np.unique(owners)] for each, owners in zip(worth, unit_of_token, strict=True)]
+    conversations = np.array([line.conversation for line in found], np.int64)
+    known = {
+        place: _statistics(np.concatenate([trained[index] for index in np.flatnonzero(pool)]), config)
+        for place, pool in likes(members, conversations).items()
+    }
+    values = []
+    for line, each, owners in zip(found, worth, unit_of_token, strict=True):
+        mean, scale = known[line.conversation]
+        values.append((each[owners] - mean) / scale)
+    if not any(each.any() for each in values):
+        return nothing(returns, Verdict.ZERO_VARIANCE)
+    return Advantages(per_token(found, values, returns), Verdict.TRAIN)
+
+
+def _statistics(pool: Float64Array, config: LearnerConfig) -> tuple[float, float]:
+    """What is subtracted and divided by; an infinite scale where all units are worth the same."""
+    if are_equal(pool, TURN_ROUNDING):
+        return 0.0, np.inf
+    return float(pool.mean()), float(pool.std(ddof=1)) + STD_EPSILON if config.norm_std else 1.0

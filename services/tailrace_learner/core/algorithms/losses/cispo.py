@@ -1,0 +1,24 @@
+"""Clipped weights instead of clipped tokens.
+
+    loss = -sg(clip(u, 1 - low, 1 + high)) A log pi,  u = exp(log pi - log pi_old)
+
+Every token keeps a gradient; only its weight is bounded. low is `cispo_clip` (1: no lower bound, as in
+the paper), high is `cispo_clip_high`. sg stops the gradient.
+
+MiniMax 2025, "MiniMax-M1", arXiv:2506.13585.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from tailrace_learner.config import LearnerConfig
+from tailrace_learner.core.algorithms.losses.base import LossInputs, LossTerms
+
+
+def cispo(inputs: LossInputs, config: LearnerConfig) -> LossTerms:
+    """Weigh each token by its bounded ratio."""
+    ratio = torch.exp(inputs.log_pi.detach() - inputs.log_pi_old)
+    weights = ratio.clamp(1.0 - config.cispo_clip, 1.0 + config.cispo_clip_high)
+    counts = {"clip_fraction": (weights != ratio).sum()}
+    return LossTerms(-weights * inputs.advantages * inputs.log_pi, counts)

@@ -1,0 +1,45 @@
+"""PPO's clip, and no gradient at all on a few of the tokens that spend the most entropy.
+
+    loss = -min(u A, clip(u, 1 - low, 1 + high) A), 0 on the picked tokens
+
+`dapo` but for the picked tokens: the share `cov_fraction` of the mini-batch (by default the paper's
+2e-4), at least one, drawn uniformly from those whose covariance (log pi - mean)(A - mean) lies between
+`clip_cov_low` and `clip_cov_high` and that the clip leaves a gradient. As in the paper they are drawn
+from a band and are not simply the highest. Draws depend on a token's row and place alone. The
+mini-batch is passed once without gradient to pick them.
+
+Cui et al. 2025, "The Entropy Mechanism of Reinforcement Learning for Reasoning Language Models",
+arXiv:2505.22617.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tailrace_learner.config import LearnerConfig
+from tailrace_learner.core.algorithms.losses.base import BatchTokens, LossInputs, LossTerms
+from tailrace_learner.core.algorithms.losses.dapo import clipped
+from tailrace_learner.core.algorithms.losses.kl_cov import covariances, num_picked
+
+
+def clip_cov(inputs: LossInputs, config: LearnerConfig) -> LossTerms:
+    """Detach the picked tokens."""
+    assert inputs.is_picked is not None
+    terms = clipped(inputs, config.pg_clip, config.pg_clip_high)
+    counts = terms.counts | {"cov_picked_fraction": inputs.is_picked.sum()}
+    return LossTerms(terms.per_token * (1.0 - inputs.is_picked), counts)
+
+
+def pick_clip_cov(tokens: BatchTokens, config: LearnerConfig) -> NDArray[np.bool_]:
+    """Tokens [N] to detach."""
+    covariance = covariances(tokens)
+    ratio = np.exp(tokens.log_pi - tokens.log_pi_old)
+    bounded = ratio.clip(1.0 - config.pg_clip, 1.0 + config.pg_clip_high)
+    is_followed = bounded * tokens.advantages >= ratio * tokens.advantages
+    in_band = (covariance > config.clip_cov_low) & (covariance < config.clip_cov_high)
+    candidates = np.flatnonzero(in_band & is_followed)
+    drawn = candidates[np.argsort(tokens.draws[candidates], kind="stable")]
+    picked = np.zeros(len(covariance), np.bool_)
+    picked[drawn[: num_picked(len(covariance), config)]] = True
+    return picked

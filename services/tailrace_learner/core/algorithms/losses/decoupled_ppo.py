@@ -1,0 +1,26 @@
+"""PPO whose clip is centred on another policy than the one that sampled.
+
+    u = exp(log pi - log pi_old),  rho = exp(log pi_old - log mu)
+    loss = -min(rho, C) min(u A, clip(u, 1 - eps, 1 + eps) A)
+
+`ppo_clip` times a behaviour weight that is always applied: truncated at C = `tis_cap`, or not at all
+with `tis_cap: .inf`, which is the paper's objective. Takes no other correction.
+
+Hilton et al. 2022, arXiv:2110.00641; Fu et al. 2025, "AReaL", arXiv:2505.24298.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from tailrace_learner.config import LearnerConfig
+from tailrace_learner.core.algorithms.losses.base import LossInputs, LossTerms
+from tailrace_learner.core.algorithms.losses.ppo_clip import ppo_clip
+
+
+def decoupled_ppo(inputs: LossInputs, config: LearnerConfig) -> LossTerms:
+    """Clip around the proximal policy, weigh by how much likelier it makes the token."""
+    terms = ppo_clip(inputs, config)
+    rho = torch.exp(inputs.log_pi_old - inputs.log_mu)
+    counts = {"behaviour_truncated_fraction": (rho > config.tis_cap).sum()}
+    return LossTerms(rho.clamp(max=config.tis_cap) * terms.per_token, terms.counts | counts)

@@ -1,0 +1,30 @@
+"""A trust region on the change of probability instead of the ratio.
+
+    loss = -sg(keep) exp(log pi - log mu) A + tau (log pi - log mu)^2
+    keep = 0 where A > 0 and pi - mu > delta, or A < 0 and mu - pi > delta; else 1
+
+|pi - mu| of the sampled token bounds the total variation between the policies from below; a ratio
+bound holds back unlikely tokens that hardly matter and lets likely ones move far. delta is
+`dppo_delta`. The paper has no divergence term, therefore tau = `dppo_kl_coef` is 0 by default; where it
+is set, it holds the policy to the one that sampled. Takes no other correction.
+
+Qi et al. 2026, "Rethinking the Trust Region in LLM Reinforcement Learning", arXiv:2602.04879.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from tailrace_learner.config import LearnerConfig
+from tailrace_learner.core.algorithms.losses.base import LossInputs, LossTerms
+
+
+def dppo_tv(inputs: LossInputs, config: LearnerConfig) -> LossTerms:
+    """Follow tokens until their probability has changed by delta."""
+    difference = inputs.log_pi - inputs.log_mu
+    change = torch.exp(inputs.log_pi.detach()) - torch.exp(inputs.log_mu)
+    is_dropped = torch.sign(inputs.advantages) * change > config.dppo_delta
+    gradient = (torch.exp(difference) * inputs.advantages).masked_fill(is_dropped, 0.0)
+    return LossTerms(
+        -gradient + config.dppo_kl_coef * difference**2, {"tv_masked_fraction": is_dropped.sum()}
+    )

@@ -1,0 +1,29 @@
+"""Geometric mean of clipped token ratios.
+
+    d_t = log pi_t - log pi_old_t,  b_t = min(d_t, c) where A >= 0, max(d_t, -c) where A < 0
+    loss = -A exp(mean over the row of b_t)
+
+`gspo` with the clip on tokens instead of rows, only on the side that the advantage pushes to, and wide
+(c = `gmpo_clip` 0.4). One token far out moves the mean little. Advantages are meant to be the same
+along a row, as in the paper; the objective of the paper is had with `seq_mean_token_mean`.
+
+Zhao et al. 2025, "Geometric-Mean Policy Optimization", arXiv:2507.20673.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from tailrace_learner.config import LearnerConfig
+from tailrace_learner.core.algorithms.losses.base import LossInputs, LossTerms
+
+
+def gmpo(inputs: LossInputs, config: LearnerConfig) -> LossTerms:
+    """Weigh the advantage by the row's geometric mean."""
+    difference = inputs.log_pi - inputs.log_pi_old
+    bound = config.gmpo_clip
+    bounded = torch.where(
+        inputs.advantages < 0, difference.clamp(min=-bound), difference.clamp(max=bound)
+    )
+    counts = {"clip_fraction": (bounded != difference).sum()}
+    return LossTerms(-inputs.advantages * torch.exp(inputs.rows.means(bounded)), counts)

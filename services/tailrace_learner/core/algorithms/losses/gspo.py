@@ -1,0 +1,34 @@
+"""One ratio for the whole row.
+
+    s = exp(mean over the row of (log pi - log pi_old))
+    loss = -min(s A, clip(s, 1 - low, 1 + high) A)
+
+`dapo` with s for u; low and high are `gspo_clip` and `gspo_clip_high`, far smaller because s is a mean.
+The value is s, the gradient s times that of each token's own log pi, so that advantages may differ
+along a row (GSPO-token); where they do not, it is the gradient of s itself. The objective of the paper
+is had with `loss_aggregation: seq_mean_token_mean`.
+
+Zheng et al. 2025, "Group Sequence Policy Optimization", arXiv:2507.18071.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from tailrace_learner.config import LearnerConfig
+from tailrace_learner.core.algorithms.losses.base import LossInputs, LossTerms, Spans
+from tailrace_learner.core.algorithms.losses.dapo import clip_ratio
+
+
+def gspo(inputs: LossInputs, config: LearnerConfig) -> LossTerms:
+    """Clip the row's ratio."""
+    ratio = span_ratio(inputs, inputs.rows)
+    return clip_ratio(ratio, inputs.advantages, config.gspo_clip, config.gspo_clip_high)
+
+
+def span_ratio(inputs: LossInputs, spans: Spans) -> Tensor:
+    """Length-normalised ratio [M] of each token's span, with the gradient of the token alone."""
+    log_pi = inputs.log_pi.detach()
+    ratio = torch.exp(spans.means(log_pi - inputs.log_pi_old))
+    return ratio * torch.exp(inputs.log_pi - log_pi)

@@ -1,0 +1,21 @@
+"""Mirror descent towards the advantages, anchored at the step's start.
+
+    loss = -A log pi + (tau / 2) D (log pi - log pi_old),  D = sum over the row of (log pi - log pi_old)
+
+Summed over a row the second term is (tau / 2) D^2: the paper squares the log-ratio of the whole
+response and not of each token. tau is `kimi_tau`.
+
+Kimi Team 2025, "Kimi k1.5", arXiv:2501.12599, equation 3.
+"""
+
+from __future__ import annotations
+
+from tailrace_learner.config import LearnerConfig
+from tailrace_learner.core.algorithms.losses.base import LossInputs, LossTerms
+
+
+def kimi15(inputs: LossInputs, config: LearnerConfig) -> LossTerms:
+    """Follow advantages, stay near the anchor."""
+    difference = inputs.log_pi - inputs.log_pi_old
+    anchor = 0.5 * config.kimi_tau * inputs.rows.sums(difference) * difference
+    return LossTerms(-inputs.advantages * inputs.log_pi + anchor)

@@ -1,0 +1,45 @@
+"""A trust region on the second moment of the mini-batch instead of a clip on every token.
+
+    d = log pi - log mu,  loss = -exp(d) A, 0 on the tokens left out
+
+Left out are, of the tokens that a clip could hold back (A > 0 and d > 0, or A < 0 and d < 0), those of
+largest d^2, one after the other, until the mean of d^2 over the tokens of the mini-batch that remain
+is at most `m2_threshold`. Stale data are then trained on except for the few tokens that have drifted
+far. The mini-batch is passed once without gradient to pick them. Takes no other correction.
+
+Zheng et al. 2025, "Prosperity before Collapse: How Far Can Off-Policy RL Reach with Stale Data on
+LLMs?", arXiv:2510.01161.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from tailrace_learner.config import LearnerConfig
+from tailrace_learner.core.algorithms.losses.base import BatchTokens, LossInputs, LossTerms
+
+
+def m2po(inputs: LossInputs, config: LearnerConfig) -> LossTerms:
+    """The plain ratio, where it may be followed."""
+    assert inputs.is_picked is not None
+    ratio = torch.exp(inputs.log_pi - inputs.log_mu)
+    kept = 1.0 - inputs.is_picked
+    return LossTerms(-ratio * inputs.advantages * kept, {"m2_masked_fraction": inputs.is_picked.sum()})
+
+
+def pick_m2po(tokens: BatchTokens, config: LearnerConfig) -> NDArray[np.bool_]:
+    """Tokens [N] to leave out."""
+    difference = tokens.log_pi - tokens.log_mu
+    squares = difference**2
+    candidates = np.flatnonzero(difference * tokens.advantages > 0)
+    candidates = candidates[np.argsort(-squares[candidates], kind="stable")]
+    removed = np.cumsum(squares[candidates])
+    left = len(squares) - np.arange(1, len(candidates) + 1)
+    means = (squares.sum() - removed) / np.maximum(left, 1)
+    picked = np.zeros(len(squares), np.bool_)
+    if squares.mean() > config.m2_threshold:
+        enough = np.flatnonzero(means <= config.m2_threshold)
+        picked[candidates[: enough[0] + 1 if len(enough) else len(candidates)]] = True
+    return picked

@@ -1,0 +1,24 @@
+"""A soft gate in place of the clip.
+
+    loss = -(4 / tau) sigmoid(tau (u - 1)) A,  u = exp(log pi - log pi_old)
+
+tau is `sapo_tau` where A > 0 and `sapo_tau_negative` elsewhere. At u = 1 the gradient is that of
+`ppo_clip`; it fades smoothly to both sides, faster for tokens that are pushed down.
+
+Gao et al. 2025, "Soft Adaptive Policy Optimization", arXiv:2511.20347.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from tailrace_learner.config import LearnerConfig
+from tailrace_learner.core.algorithms.losses.base import LossInputs, LossTerms
+
+
+def sapo(inputs: LossInputs, config: LearnerConfig) -> LossTerms:
+    """Gate each token by the distance of its ratio from 1."""
+    ratio = torch.exp(inputs.log_pi - inputs.log_pi_old)
+    tau = torch.full_like(ratio, config.sapo_tau_negative)
+    tau = tau.masked_fill(inputs.advantages > 0, config.sapo_tau)
+    return LossTerms(-4.0 / tau * torch.sigmoid(tau * (ratio - 1.0)) * inputs.advantages)

@@ -1,0 +1,23 @@
+"""One ratio for every turn.
+
+    s_k = exp(mean over turn k of (log pi - log pi_old))
+    loss = -min(s_k A, clip(s_k, 1 - low, 1 + high) A)
+
+`gspo` with turns for rows, and the bounds of `dapo`. Tokens of one turn are followed or clipped
+together, those of another by themselves.
+
+After Zheng et al. 2025, "Group Sequence Policy Optimization", arXiv:2507.18071.
+"""
+
+from __future__ import annotations
+
+from tailrace_learner.config import LearnerConfig
+from tailrace_learner.core.algorithms.losses.base import LossInputs, LossTerms
+from tailrace_learner.core.algorithms.losses.dapo import clip_ratio
+from tailrace_learner.core.algorithms.losses.gspo import span_ratio
+
+
+def segment(inputs: LossInputs, config: LearnerConfig) -> LossTerms:
+    """Clip each turn's ratio."""
+    ratio = span_ratio(inputs, inputs.turns)
+    return clip_ratio(ratio, inputs.advantages, config.pg_clip, config.pg_clip_high)

@@ -1,0 +1,25 @@
+"""Policy gradient with truncated importance weights against the policy that sampled.
+
+    loss = -min(rho', C) A log pi,  rho' = sg(pi / mu)
+
+`vanilla_pg` times a weight of the *current* policy, so that it corrects for updates within a step as
+well as for staleness. C is `tis_cap`. Takes no other correction.
+
+Ionides 2008, "Truncated Importance Sampling"; Yao et al. 2025, "Your Efficient RL Framework Secretly
+Brings You Off-Policy RL Training".
+"""
+
+from __future__ import annotations
+
+import torch
+
+from tailrace_learner.config import LearnerConfig
+from tailrace_learner.core.algorithms.losses.base import LossInputs, LossTerms
+
+
+def tis_pg(inputs: LossInputs, config: LearnerConfig) -> LossTerms:
+    """Weigh each token by its truncated ratio."""
+    ratio = torch.exp(inputs.log_pi.detach() - inputs.log_mu)
+    counts = {"behaviour_truncated_fraction": (ratio > config.tis_cap).sum()}
+    weights = ratio.clamp(max=config.tis_cap)
+    return LossTerms(-weights * inputs.advantages * inputs.log_pi, counts)

@@ -1,0 +1,18 @@
+"""Policy gradient without a ratio.
+
+    loss = -A log pi
+
+The gradient of `ppo_clip` at pi = pi_old, everywhere: right for one update per step.
+
+Sutton et al. 1999, "Policy Gradient Methods for Reinforcement Learning with Function Approximation".
+"""
+
+from __future__ import annotations
+
+from tailrace_learner.config import LearnerConfig
+from tailrace_learner.core.algorithms.losses.base import LossInputs, LossTerms
+
+
+def vanilla_pg(inputs: LossInputs, config: LearnerConfig) -> LossTerms:
+    """Raise what was better than expected, lower what was worse."""
+    return LossTerms(-inputs.advantages * inputs.log_pi)

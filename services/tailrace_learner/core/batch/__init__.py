@@ -1,0 +1,1 @@
+"""Batches: groups become rows, rows become packed batches."""

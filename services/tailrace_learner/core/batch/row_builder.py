@@ -1,0 +1,143 @@
+"""Groups into what a step trains: rows with advantages, and what counted or was left out.
+
+Rows of invalid members are left out, those of cut-off episodes where that is wanted, and rows longer
+than the model reads; the episodes of the latter two still count where episodes are compared. Rows that
+teach nothing, because of their group or because their conversation has no reward, are left out unless
+the loss holds every token near the reference: then they are trained with advantage 0.
+Where advantages need values or divergences (`core/step/estimates.py`), rows come without them.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tailrace_learner.config import LearnerConfig
+from tailrace_learner.core.algorithms.advantages import ESTIMATORS, Advantages, Returns, Verdict
+from tailrace_learner.core.algorithms.advantages.base import NO_REWARD
+from tailrace_learner.core.algorithms.advantages.peers import NO_PEERS, Peers, all_peers
+from tailrace_learner.core.algorithms.advantages.shaping import shaped
+from tailrace_learner.core.batch.group_returns import (
+    NO_LIMITS,
+    RowLimits,
+    group_returns,
+    is_overlong,
+    num_unnamed_turns,
+)
+from tailrace_learner.core.batch.lineage import Ancestry
+from tailrace_learner.core.batch.rows import PreparedGroup, Source, Unestimated
+from tailrace_learner.core.batch.token_rows import TokenReader
+from tailrace_learner.core.step.step_advantages import settled
+from tailrace_protos.episode import OVER_BUDGET
+from tailrace_protos.trajectory import TrajectoryGroup
+
+
+@dataclass(frozen=True, slots=True)
+class RowBuilder:
+    """Prepares groups for one step of one lineage."""
+
+    config: LearnerConfig
+    max_staleness: int
+    ancestry: Ancestry
+    limits: RowLimits = NO_LIMITS
+    quarantine: Mapping[str, int] = field(default_factory=dict)  # may change between groups
+
+    def unknown_versions(self, group: TrajectoryGroup, book: Mapping[int, tuple[str, int]]) -> set[int]:
+        """Versions of the group's tokens that `book` does not list (yet)."""
+        rows = (row for member in group.members for row in member.rows)
+        versions = {span.policy_version for row in rows for span in row.spans}
+        return {version for version in versions if version >= 0 and version not in book}
+
+    def prepare(
+        self, group: TrajectoryGroup, step: int, book: Mapping[int, tuple[str, int]]
+    ) -> PreparedGroup:
+        """Advantages and masks of one group for a learner that has done `step` steps."""
+        counts: Counter[str] = Counter()
+        returns = shaped(group_returns(group, self.limits, counts), self.config)
+        advantages = ESTIMATORS[self.config.adv_estimator](returns, self.config)
+        played = [i for i in np.flatnonzero(returns.is_valid).tolist() if i != returns.greedy]
+        kept = [group.members[index] for index in played]
+        counts["num_invalid_episodes"] = len(group.members) - int(returns.is_valid.sum())
+        counts[f"num_groups_{advantages.verdict.value}"] = 1
+        if self.config.compares_observations:
+            counts["num_unnamed_turns"] = num_unnamed_turns(returns)
+        teaches = advantages.verdict is Verdict.TRAIN
+        sources: tuple[Source, ...] = ()
+        if teaches or self.config.holds_all_tokens:
+            reader = TokenReader(
+                self.config, self.max_staleness, self.ancestry, step, book, counts, self.quarantine
+            )
+            sources = tuple(self._sources(group, played, _taught(returns, teaches), reader))
+        return PreparedGroup(
+            group_id=group.group_id,
+            group_index=group.group_index,
+            rows=tuple(source.trained for source in sources if source.trained is not None),
+            drop_reason=self._drop_reason(advantages.verdict, counts),
+            rewards=tuple(member.reward for member in kept),
+            successes=tuple(m.metrics["success"] for m in kept if "success" in m.metrics),
+            counts=dict(counts),
+            tag=group.members[0].task.env_name if group.members else "",
+            peers=_peers(returns, played) if self.config.normalises_over_step else NO_PEERS,
+            unestimated=self._settle(returns, advantages, sources),
+        )
+
+    def _sources(
+        self,
+        group: TrajectoryGroup,
+        played: Sequence[int],
+        taught: Sequence[NDArray[np.int64]],
+        reader: TokenReader,
+    ) -> Iterator[Source]:
+        """Every row of the members that are trained; `taught` G times [R] conversation of each row."""
+        for member in played:
+            episode = group.members[member]
+            if self.config.over_budget_episodes == "mask" and episode.metrics.get(OVER_BUDGET):
+                reader.counts["num_masked_episodes"] += 1
+                continue
+            for index, (row, conversation) in enumerate(zip(episode.rows, taught[member], strict=True)):
+                if conversation == NO_REWARD and not self.config.holds_all_tokens:
+                    continue
+                if is_overlong(row, self.limits):
+                    reader.counts["num_overlong_rows"] += 1
+                    continue
+                row_id = f"{episode.episode_id}/{row.row_id}".rstrip("/")
+                whole = reader.whole(row_id, row) if self.config.needs_estimates else None
+                trained = reader.trained(row_id, row)
+                if trained is not None:
+                    trained.conversation = int(conversation)
+                yield Source(member, index, whole, trained)
+
+    def _settle(
+        self, returns: Returns, advantages: Advantages, sources: Sequence[Source]
+    ) -> Unestimated | None:
+        """Write the advantages into the rows, or say what they still need."""
+        if self.config.needs_estimates:
+            return Unestimated(returns, tuple(sources))
+        for source in sources:
+            if source.trained is not None:
+                per_token = advantages.per_token[source.member][source.place]
+                source.trained.advantages = settled(per_token[source.trained.targets], self.config)
+        return None
+
+    def _drop_reason(self, verdict: Verdict, counts: Mapping[str, int]) -> str:
+        if verdict is Verdict.ZERO_VARIANCE and self.config.zero_variance_groups == "redraw":
+            return "zero_variance"
+        if counts.get("num_stale_tokens") and self.config.stale_tokens == "drop_group":
+            return "stale"
+        return ""
+
+
+def _taught(returns: Returns, teaches: bool) -> tuple[NDArray[np.int64], ...]:
+    """The conversation of each row, G times [R]; `NO_REWARD` if the group teaches nothing."""
+    places = returns.row_conversations
+    return places if teaches else tuple(np.full(len(each), NO_REWARD) for each in places)
+
+
+def _peers(returns: Returns, played: Sequence[int]) -> Peers:
+    """What the members that are trained are compared by."""
+    peers = all_peers(returns)
+    return peers.chosen(np.isin(peers.members, played))

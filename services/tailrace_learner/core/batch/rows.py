@@ -1,0 +1,104 @@
+"""What a step is made of: rows to train, and the groups that they came in.
+
+Invariant: a row ends before its last trained token, since what comes after it has no effect on what is
+learnt.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from tailrace_learner.core.algorithms.advantages import Returns
+from tailrace_learner.core.algorithms.advantages.peers import NO_PEERS, Peers
+from tailrace_protos.generation import TokenSpan
+
+
+@dataclass(slots=True)
+class Row:
+    """One row to train: a prefix of an episode's row and the tokens in it that are trained."""
+
+    row_id: str
+    token_ids: NDArray[np.int64]  # [T] inputs; the last trained token itself is no input
+    targets: NDArray[np.int64]  # [M] positions of trained tokens, each >= 1
+    target_ids: NDArray[np.int64]  # [M]
+    log_mu: NDArray[np.float32]  # [M]
+    advantages: NDArray[np.floating[Any]]  # [M]; float32 once the step needs nothing more to know
+    staleness: NDArray[np.int64]  # [M] optimizer steps
+    is_current: NDArray[np.bool_]  # [M] sampled by the very weights that the step starts with
+    log_pi_old: NDArray[np.float32] | None = None  # [M] once computed
+    turns: NDArray[np.int64] | None = None  # [M] ascending; only for losses that look at turns
+    is_picked: NDArray[np.float32] | None = None  # [M] 1 where the loss's selection picked the token
+    log_ref: NDArray[np.float32] | None = None  # [M] of the reference model, once computed
+    values: NDArray[np.float32] | None = None  # [M] of the critic at the step's start, once computed
+    value_targets: NDArray[np.float32] | None = None  # [M] what the critic is trained to say
+    spans: tuple[TokenSpan, ...] = ()  # of all targets, or empty: not known
+    unsettled: NDArray[np.float64] | None = None  # [M] advantages before the whole step was compared
+    conversation: int = 0  # its place in the episode; `NO_REWARD`: all advantages are 0, not compared
+    is_own: NDArray[np.bool_] | None = None  # [M] by the learner's weights of `staleness` steps ago
+
+
+class Source(NamedTuple):
+    """A row of a group."""
+
+    member: int
+    place: int  # among the member's rows
+    whole: Row | None  # with all sampled tokens as targets, where a model is to be asked
+    trained: Row | None
+
+
+@dataclass(frozen=True, slots=True)
+class Unestimated:
+    """What a group's advantages are computed from, once values or divergences are known."""
+
+    returns: Returns
+    sources: tuple[Source, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class PreparedGroup:
+    """What a group contributes to a step."""
+
+    group_id: str
+    group_index: int
+    rows: tuple[Row, ...]
+    drop_reason: str  # empty unless the group must be given back
+    rewards: tuple[float, ...]  # of valid members
+    successes: tuple[float, ...]  # of valid members that report it
+    counts: dict[str, int] = field(default_factory=dict)
+    tag: str = ""  # of the task
+    peers: Peers = NO_PEERS  # of trained members, where the whole step is compared; shaped returns
+    unestimated: Unestimated | None = None  # given while the rows' advantages mean nothing yet
+
+
+def demonstration_row(
+    row_id: str, token_ids: NDArray[np.int64], loss_mask: NDArray[np.uint8]
+) -> Row | None:
+    """A row for the `sft` loss; None when its mask is empty."""
+    targets = np.flatnonzero(loss_mask[1:] != 0) + 1
+    if not len(targets):
+        return None
+    zeros = np.zeros(len(targets), dtype=np.float32)
+    return Row(
+        row_id=row_id,
+        token_ids=token_ids[: targets[-1]],
+        targets=targets,
+        target_ids=token_ids[targets],
+        log_mu=zeros,
+        advantages=zeros,
+        staleness=np.zeros(len(targets), dtype=np.int64),
+        is_current=np.zeros(len(targets), dtype=np.bool_),
+        log_pi_old=zeros,
+    )
+
+
+def gathered(rows: Sequence[Row], of: Callable[[Row], NDArray[Any] | None]) -> Tensor:
+    """What `of` says of the targets of all rows [M], on the host; rows that lack it are skipped."""
+    parts = [part for row in rows if (part := of(row)) is not None]
+    return torch.from_numpy(np.concatenate(parts))

@@ -1,0 +1,120 @@
+"""The tokens of an episode's row: which of them are trained, and how stale they are.
+
+Invariants: every trained token is a sampled one (loss mask 1) that something predicts, its
+log-probability is finite, and it is at most `max_staleness` steps old. Whatever is left out is counted.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tailrace.provenance import kept_spans
+from tailrace_learner.config import LearnerConfig
+from tailrace_learner.core.batch.lineage import Ancestry
+from tailrace_learner.core.batch.rows import Row
+from tailrace_learner.core.mismatch.quarantine import is_trusted
+from tailrace_protos.base import as_float32, as_int32, as_uint8
+from tailrace_protos.generation import TokenSpan
+from tailrace_protos.trajectory import TokenRow
+
+TURN_LOSSES = frozenset({"segment"})
+
+
+@dataclass(frozen=True, slots=True)
+class TokenReader:
+    """Reads rows for a learner of this ancestry that has done `step` steps; adds to `counts`."""
+
+    config: LearnerConfig
+    max_staleness: int
+    ancestry: Ancestry
+    step: int
+    book: Mapping[int, tuple[str, int]]  # policy_version -> (lineage, optimizer step)
+    counts: Counter[str]
+    # source -> last step of which its tokens are good
+    quarantine: Mapping[str, int] = field(default_factory=dict)
+
+    def trained(self, row_id: str, source: TokenRow) -> Row | None:
+        """The row to train, its advantages still 0, or None when all of its tokens are masked."""
+        tokens = _sampled(source)
+        staleness, is_own = self._ages(source.spans)
+        finite = np.isfinite(tokens.log_mu)
+        fresh = staleness <= self.max_staleness
+        trusted = is_trusted(source.spans, staleness, self.quarantine, self.step)
+        sampled = tokens.is_predicted
+        self.counts["num_nonfinite_tokens"] += int(np.count_nonzero(sampled & ~finite))
+        self.counts["num_stale_tokens"] += int(np.count_nonzero(sampled & finite & ~fresh))
+        usable = sampled & finite & fresh
+        self.counts["num_quarantined_tokens"] += int(np.count_nonzero(usable & ~trusted))
+        return self._row(row_id, source, tokens, usable & trusted, staleness, is_own)
+
+    def whole(self, row_id: str, source: TokenRow) -> Row | None:
+        """The row with all sampled tokens as targets, trained or not; None if it has none.
+
+        Their log-probabilities are as the engine reported them, finite or not.
+        """
+        tokens = _sampled(source)
+        size = len(tokens.places)
+        ages, own = np.zeros(size, np.int64), np.zeros(size, np.bool_)
+        return self._row(row_id, source, tokens, tokens.is_predicted, ages, own)
+
+    def _ages(self, spans: Sequence[TokenSpan]) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
+        """Staleness [S] of each sampled token, and True [S] where its weights are the learner's own."""
+        versions = np.array([span.policy_version for span in spans], np.int64)
+        staleness, is_own = self.ancestry.ages(versions, self.step, self.book)
+        counts = np.array([span.num_tokens for span in spans], np.intp)
+        return np.repeat(staleness, counts), np.repeat(is_own, counts)
+
+    def _row(
+        self,
+        row_id: str,
+        source: TokenRow,
+        tokens: _Sampled,
+        kept: NDArray[np.bool_],  # [S]
+        staleness: NDArray[np.int64],  # [S]
+        is_own: NDArray[np.bool_],  # [S]
+    ) -> Row | None:
+        targets = tokens.places[kept]
+        if not len(targets):
+            return None
+        token_ids = as_int32(source.token_ids).astype(np.int64)
+        return Row(
+            row_id=row_id,
+            token_ids=token_ids[: targets[-1]],
+            targets=targets,
+            target_ids=token_ids[targets],
+            log_mu=tokens.log_mu[kept],
+            advantages=np.zeros(len(targets), np.float32),
+            staleness=staleness[kept],
+            is_current=(is_own & (staleness == 0))[kept],
+            is_own=is_own[kept],
+            turns=self._turns(source, targets),
+            spans=kept_spans(source.spans, kept),
+        )
+
+    def _turns(self, source: TokenRow, targets: NDArray[np.int64]) -> NDArray[np.int64] | None:
+        if self.config.loss not in TURN_LOSSES:
+            return None
+        return np.searchsorted(as_int32(source.turn_ends)[:-1], targets, side="right")
+
+
+class _Sampled(NamedTuple):
+    """The sampled tokens [S] of a row."""
+
+    places: NDArray[np.int64]  # [S] positions in the row
+    log_mu: NDArray[np.float32]  # [S]
+
+    @property
+    def is_predicted(self) -> NDArray[np.bool_]:
+        """False for a row's first token: no token stands before it."""
+        return self.places > 0
+
+
+def _sampled(source: TokenRow) -> _Sampled:
+    places = np.flatnonzero(as_uint8(source.loss_mask))
+    return _Sampled(places, as_float32(source.inference_logprobs)[places])

@@ -1,0 +1,59 @@
+"""Modules that get a faster forward, where a trial shows that it computes the same."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from tailrace_learner.core.batch.layout import PackedRows, lone_tokens
+
+_TOLERANCE = 1e-5
+
+# Output [1, N, hidden] of a module for hidden states [1, N, hidden], cos and sin of the positions.
+Compute = Callable[[Any, Tensor, tuple[Tensor, Tensor], PackedRows], Tensor]
+
+
+def replace_forwards(
+    model: nn.Module,
+    *,
+    looks_alike: Callable[[Any], bool],
+    computes_alike: Callable[[Any], bool],
+    faster: Callable[[type[nn.Module]], type[nn.Module]],
+) -> int:
+    """Give modules that look alike the `faster` subclass of their own; returns how many got it.
+
+    One module of each class is tried.
+    """
+    kinds: dict[type[nn.Module], type[nn.Module] | None] = {}
+    changed = 0
+    for module in model.modules():
+        if not looks_alike(module):
+            continue
+        kind = type(module)
+        if kind not in kinds:
+            kinds[kind] = faster(kind) if computes_alike(module) else None
+        replaced = kinds[kind]
+        if replaced is not None:
+            module.__class__ = replaced
+            changed += 1
+    return changed
+
+
+@torch.no_grad()
+def gives_the_same(own: Compute, fast: Compute, module: Any, attention: Any) -> bool:
+    """Whether two ways to compute `module` agree on two random rows; `attention` is in it."""
+    weight = attention.q_proj.weight
+    generator = torch.Generator().manual_seed(0)
+    hidden = torch.randn((1, 7, weight.shape[1]), generator=generator).to(weight)
+    angles = torch.randn((1, 7, attention.head_dim // 2), generator=generator).to(weight)
+    embeddings = (angles.cos().repeat(1, 1, 2), angles.sin().repeat(1, 1, 2))
+    packed = lone_tokens([3, 4], weight.device)
+    try:
+        expected = own(module, hidden, embeddings, packed)
+        found = fast(module, hidden, embeddings, packed)
+    except (AttributeError, RuntimeError, TypeError, ValueError):  # it wants other things than we give
+        return False
+    return bool(torch.allclose(found, expected, rtol=_TOLERANCE, atol=_TOLERANCE))

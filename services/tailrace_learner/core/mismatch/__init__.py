@@ -1,0 +1,1 @@
+"""Mismatch between inference servers and the learner: measurement, verdicts, quarantine."""

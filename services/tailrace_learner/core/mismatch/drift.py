@@ -1,0 +1,80 @@
+"""What tokens say of who sampled them: does every inference server have the weights that it says?
+
+With the weights of a token's version, engine and learner compute one log-probability; what is between
+them is arithmetic (float32 1e-6, bfloat16 1e-2) or a server that has gone wrong. The error is the mean
+of |log pi - log mu| and not the divergence: a few tokens do not outweigh all others, it is linear in
+what is wrong, and one can say how much is normal.
+
+Tokens of the version that a step begins with are read in its own passes, a sample of older ones under
+weights that were kept (`core/mismatch/old_readings.py`); others say nothing about a server.
+`core/mismatch/sentinel.py` judges by the sums.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from tailrace_learner.core.batch.rows import Row, gathered
+from tailrace_learner.core.step.tally import Tally, k3
+
+DRIFT = "drift/"
+Sums = Mapping[tuple[str, int], tuple[float, float]]  # by source and age: summed errors, their number
+
+
+def add_errors(
+    tally: Tally, rows: Sequence[Row], log_pi: Tensor, counted: NDArray[np.bool_], age: int
+) -> None:
+    """Add what the tokens of `rows` that are `counted` [M] say of servers and of numerics.
+
+    `log_pi` [M]: under the weights of `age` steps ago, which are those of the counted tokens.
+    """
+    log_mu = gathered(rows, lambda row: row.log_mu).to(log_pi.device)
+    on_own = torch.from_numpy(counted).to(log_pi.device)
+    tally.add("mismatch_kl", k3(log_mu, log_pi)[on_own].sum(), int(counted.sum()))
+    errors = (log_pi.double() - log_mu.double()).abs()
+    for source, total, count in drift_sums(rows, errors, counted):
+        tally.add(f"{DRIFT}{age} {source}", total, count)
+
+
+def of_sources(totals: Mapping[str, tuple[float, float]]) -> Sums:
+    """What `add_errors` added, by source and age; names come without their prefix."""
+    parts = {name: name.partition(" ") for name in totals}
+    return {(source, int(age)): totals[name] for name, (age, _, source) in parts.items()}
+
+
+def drift_sums(
+    rows: Sequence[Row], errors: Tensor, matched: NDArray[np.bool_]
+) -> Iterator[tuple[str, Tensor, int]]:
+    """Per source, the sum of `errors` [M] over its version-matched tokens, and their number."""
+    names, owners = owners_of(rows)
+    if not names or not matched.any():
+        return
+    counted = matched & (owners >= 0)
+    counts = np.bincount(owners[counted], minlength=len(names))
+    places = torch.from_numpy(owners[counted]).to(errors.device)
+    read = errors[torch.from_numpy(np.flatnonzero(counted)).to(errors.device)].double()
+    sums = torch.zeros(len(names), dtype=torch.float64, device=errors.device)
+    sums.index_add_(0, places, read)
+    for place, name in enumerate(names):
+        if counts[place]:
+            yield name, sums[place], int(counts[place])
+
+
+def owners_of(rows: Sequence[Row]) -> tuple[list[str], NDArray[np.int64]]:
+    """All sources of the rows, and for every target [M] the place of its source, -1 if not known."""
+    places: dict[str, int] = {}
+    owners = [_owners(row, places) for row in rows]
+    return list(places), np.concatenate(owners)
+
+
+def _owners(row: Row, places: dict[str, int]) -> NDArray[np.int64]:
+    """Place [M] of each target's source in `places`; adds new sources to it."""
+    if not row.spans:
+        return np.full(len(row.targets), -1, np.int64)
+    found = [places.setdefault(s.source, len(places)) if s.source else -1 for s in row.spans]
+    return np.repeat(np.array(found, np.int64), [span.num_tokens for span in row.spans])

@@ -1,0 +1,81 @@
+"""What a step already holds, without the tokens of servers found wrong since.
+
+`core/batch/token_rows.py` leaves them out of groups that come later, by the same rule: a token stays if
+it is no newer than its source's last good reading. Rows are changed in place: whoever computes a row
+knows it by its identity.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tailrace.provenance import kept_spans
+from tailrace_learner.core.batch.rows import PreparedGroup, Row
+from tailrace_protos.generation import TokenSpan
+
+_PER_TARGET = (
+    "targets",
+    "target_ids",
+    "log_mu",
+    "advantages",
+    "staleness",
+    "is_current",
+    "is_own",
+    "log_pi_old",
+    "turns",
+    "is_picked",
+    "log_ref",
+    "values",
+    "value_targets",
+    "unsettled",
+)
+
+
+def without_wrong(group: PreparedGroup, quarantine: Mapping[str, int], step: int) -> PreparedGroup:
+    """The group in step `step` without the tokens that `quarantine` means; they are counted.
+
+    `quarantine`: source -> step of its last good reading. Rows without a token left are dropped.
+    """
+    num_tokens = sum(_leave_out(row, quarantine, step) for row in group.rows)
+    counted = group.counts.get("num_quarantined_tokens", 0) + num_tokens
+    return replace(
+        group,
+        rows=tuple(row for row in group.rows if len(row.targets)),
+        counts=group.counts | {"num_quarantined_tokens": counted},
+    )
+
+
+def is_trusted(
+    spans: Sequence[TokenSpan], staleness: NDArray[np.int64], quarantine: Mapping[str, int], step: int
+) -> NDArray[np.bool_]:
+    """False [S] for a quarantined server's tokens that are newer than its last good reading.
+
+    `staleness` [S] of the tokens of `spans` for a learner that has done `step` steps.
+    """
+    if not any(span.source in quarantine for span in spans):
+        return np.ones(len(staleness), np.bool_)
+    last_good = [quarantine.get(span.source, step) for span in spans]
+    return step - staleness <= np.repeat(last_good, [span.num_tokens for span in spans])
+
+
+def _leave_out(row: Row, quarantine: Mapping[str, int], step: int) -> int:
+    """Number of the row's targets that were taken out of it."""
+    stays = is_trusted(row.spans, row.staleness, quarantine, step)
+    if stays.all():
+        return 0
+    cut_down(row, stays)
+    return int(np.count_nonzero(~stays))
+
+
+def cut_down(row: Row, stays: NDArray[np.bool_]) -> None:
+    """Leave of the row, in place, the targets [M] that stay."""
+    row.spans = kept_spans(row.spans, stays)
+    for name in _PER_TARGET:
+        if (values := getattr(row, name)) is not None:
+            setattr(row, name, values[stays])
+    if len(row.targets):
+        row.token_ids = row.token_ids[: row.targets[-1]]

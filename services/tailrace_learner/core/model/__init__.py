@@ -1,0 +1,1 @@
+"""Models: the policy, the critic and the reference, and attention over packed rows."""

@@ -1,0 +1,88 @@
+"""Attention of packed rows, as an implementation that Hugging Face models call by name.
+
+Everything but attention runs on the flat tokens without padding. Attention is exact on every device:
+`tree_attention` on the CPU, `short_attention` where all rows are short there; `bucket_attention` on
+others, or `flex` where rows share prefixes.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import AttentionInterface
+from transformers.masking_utils import AttentionMaskInterface
+
+from tailrace_learner.core.batch.layout import PackedRows
+from tailrace_learner.core.cpu.short_attention import is_short, short_attention
+from tailrace_learner.core.cpu.tree_attention import tree_attention
+from tailrace_learner.core.model.bucket_attention import bucket_attention
+from tailrace_learner.core.model.flex import flex
+
+IMPLEMENTATION = "tailrace_packed"
+
+
+class UnsupportedAttentionError(ValueError):
+    """The model asks for something that `packed` attention does not compute."""
+
+    def __init__(self, what: str) -> None:
+        super().__init__(
+            f"attention with {what} is not supported by learner.model_args.attn_implementation "
+            "'packed': use 'eager'"
+        )
+        self.what = what
+
+
+def packed_attention(
+    module: torch.nn.Module,
+    query: Tensor,  # [1, H, N, D]
+    key: Tensor,  # [1, KH, N, D]
+    value: Tensor,  # [1, KH, N, D]
+    attention_mask: Tensor | None,
+    *,
+    scaling: float | None = None,
+    dropout: float = 0.0,
+    sliding_window: int | None = None,
+    packed_rows: PackedRows | None = None,
+    **kwargs: Any,
+) -> tuple[Tensor, None]:
+    """Attention output [1, N, H, D] of packed rows."""
+    if packed_rows is None:
+        raise UnsupportedAttentionError("layers that do not pass keyword arguments on")
+    for what in ("softcap", "s_aux", "position_bias"):
+        if kwargs.get(what) is not None:
+            raise UnsupportedAttentionError(what)
+    assert dropout == 0.0, "dropout is switched off when the model is made"
+    query, key, value = (states[0].transpose(0, 1) for states in (query, key, value))
+    output = attend(query, key, value, packed_rows, scale=scaling, window=sliding_window)
+    return output.unsqueeze(0), None
+
+
+def attend(
+    query: Tensor,  # [N, H, D]
+    key: Tensor,  # [N, KH, D]
+    value: Tensor,  # [N, KH, D]
+    packed: PackedRows,
+    *,
+    scale: float | None,
+    window: int | None,
+) -> Tensor:
+    """Attention output [N, H, D] by what suits the device."""
+    # Under autocast norms leave queries and keys in float32.
+    query, key = query.to(value.dtype), key.to(value.dtype)
+    if query.device.type == "cpu":
+        compute = short_attention if is_short(packed) else tree_attention
+    else:
+        compute = flex if packed.branches else bucket_attention
+    return compute(query, key, value, packed, scale=scale, window=window)
+
+
+def no_mask(*args: Any, **kwargs: Any) -> None:
+    """Packed attention needs no mask tensor; models that ask for one get none."""
+
+
+def register() -> None:
+    """Make `IMPLEMENTATION` known to Hugging Face models; repeating it does nothing."""
+    AttentionInterface.register(IMPLEMENTATION, packed_attention)
+    AttentionMaskInterface.register(IMPLEMENTATION, no_mask)

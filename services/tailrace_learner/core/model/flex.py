@@ -1,0 +1,108 @@
+"""Attention of packed trees as one compiled kernel with a block mask, for CUDA.
+
+In preorder the flat tokens that see token k are k to reach[k] - 1: its own segment's later ones and all
+that continues it. That is the whole mask, for trees and for rows by themselves. FlexAttention skips the
+blocks in which nothing is seen; which these are follows from each block's bounds, so no [N, N] mask is
+ever made. Its backward exists on CUDA only. Tests on the CPU compare the mask, the blocks and the
+uncompiled forward with the other paths; the compiled kernel has not been run on any device yet.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn.attention.flex_attention import BlockMask, flex_attention
+
+from tailrace_learner.core.batch.layout import PackedRows
+
+BLOCK = 128  # tokens
+
+MaskMod = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
+
+
+def visible(packed: PackedRows, window: int | None) -> MaskMod:
+    """Whether flat token `query` sees flat token `key`, as FlexAttention asks."""
+    reach, positions = packed.reach, packed.position_ids
+
+    def sees(batch: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
+        is_seen = (key <= query) & (query < reach[key])
+        return is_seen if window is None else is_seen & (positions[query] - positions[key] < window)
+
+    return sees
+
+
+def flex(
+    query: Tensor,  # [N, H, D]
+    key: Tensor,  # [N, KH, D]
+    value: Tensor,  # [N, KH, D]
+    packed: PackedRows,
+    *,
+    scale: float | None,
+    window: int | None,
+) -> Tensor:
+    """Attention output [N, H, D]."""
+    heads_first = [states.transpose(0, 1).unsqueeze(0) for states in (query, key, value)]
+    kernel = _compiled() if query.is_cuda else flex_attention
+    mask = _block_mask(packed, window)
+    enable_gqa = key.shape[1] != query.shape[1]
+    output: Tensor = kernel(*heads_first, block_mask=mask, scale=scale, enable_gqa=enable_gqa)
+    return output[0].transpose(0, 1)
+
+
+def _block_mask(packed: PackedRows, window: int | None) -> BlockMask:
+    """Computed once for all layers of a batch."""
+    found = packed.made.get(("flex", window))
+    if not isinstance(found, BlockMask):
+        found = packed.made["flex", window] = block_mask(packed, window)
+    return found
+
+
+def block_mask(packed: PackedRows, window: int | None) -> BlockMask:
+    """Which blocks of queries see which blocks of keys: in part, as a whole, or nothing.
+
+    A block that is said to be seen in part may hold no pair that is: the kernel asks for each.
+    """
+    reach, positions = _bounds(packed.reach), _bounds(packed.position_ids)
+    first = torch.arange(len(reach.least), device=packed.reach.device) * BLOCK
+    last = first + BLOCK - 1
+    is_seen = (first[None, :] <= last[:, None]) & (first[:, None] < reach.most[None, :])
+    is_whole = (last[None, :] <= first[:, None]) & (last[:, None] < reach.least[None, :])
+    if window is not None:
+        is_seen &= positions.least[:, None] - positions.most[None, :] < window
+        is_whole &= positions.most[:, None] - positions.least[None, :] < window
+    size = len(packed.reach)
+    return BlockMask.from_kv_blocks(
+        *_listed(is_seen & ~is_whole),
+        *_listed(is_whole),
+        BLOCK_SIZE=BLOCK,
+        mask_mod=visible(packed, window),
+        seq_lengths=(size, size),
+    )
+
+
+class _Bounds(NamedTuple):
+    """The least and the greatest value in each block [blocks]."""
+
+    least: Tensor
+    most: Tensor
+
+
+def _bounds(values: Tensor) -> _Bounds:
+    """Of values [N]; the last block's missing ones are like the last."""
+    blocks = torch.cat((values, values[-1:].expand(-len(values) % BLOCK))).view(-1, BLOCK)
+    return _Bounds(blocks.amin(-1), blocks.amax(-1))
+
+
+def _listed(blocks: Tensor) -> tuple[Tensor, Tensor]:
+    """Of [Q, K] flags: how many are set in each row [1, 1, Q], and their columns first [1, 1, Q, K]."""
+    columns = blocks.int().argsort(dim=-1, descending=True, stable=True)
+    return blocks.sum(-1, dtype=torch.int32)[None, None], columns.int()[None, None]
+
+
+@cache
+def _compiled() -> Any:
+    return torch.compile(flex_attention, dynamic=True)

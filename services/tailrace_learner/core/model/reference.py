@@ -1,0 +1,77 @@
+"""The reference model: frozen weights that say how likely tokens were to another policy.
+
+Over several ranks every rank has it whole, or it is cut over them; each asks it about the rows that it
+trains. One that is cut is gathered by all ranks together: a rank without rows left takes part in the
+passes of the others on a token of its own. An offloaded one lives in host memory and visits the device
+for the rows of a pass, all at once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from tailrace_learner.config import LearnerConfig
+from tailrace_learner.core.batch.packing import PackedBatch, pack
+from tailrace_learner.core.batch.ranks import ONE_RANK
+from tailrace_learner.core.batch.rows import Row, demonstration_row
+from tailrace_learner.core.model.policy import Policy
+from tailrace_learner.core.model.row_values import passes_of, row_values
+from tailrace_learner.ports import Ranks
+
+
+class Reference:
+    """A policy that is never trained. `holders`: the ranks that it is cut over, or just this one."""
+
+    def __init__(
+        self,
+        policy: Policy,
+        config: LearnerConfig,
+        *,
+        offload: bool = False,
+        holders: Ranks = ONE_RANK,
+    ) -> None:
+        self._policy = policy
+        self._config = config
+        self._holders = holders
+        self._home = torch.device("cpu") if offload else policy.device
+        policy.model.requires_grad_(False)
+        if offload:
+            policy.model.to(self._home)
+
+    def fill(self, rows: Sequence[Row]) -> None:
+        """Give the rows that lack it their `log_ref` (collective, where it is cut)."""
+        parts = passes_of([row for row in rows if row.log_ref is None], self._config)
+        num_passes = max(self._holders.collect(len(parts)))
+        if not num_passes:
+            return
+        with self.present():
+            for row, log_ref in row_values(parts, self._ask, self._policy.device, self._config):
+                row.log_ref = log_ref
+            for _ in range(len(parts), num_passes):
+                self._idle()
+
+    @contextmanager
+    def present(self) -> Iterator[None]:
+        """The weights on the device, whatever their home."""
+        if self._home == self._policy.device:
+            yield
+            return
+        self._policy.model.to(self._policy.device)
+        try:
+            yield
+        finally:
+            self._policy.model.to(self._home)
+
+    def _ask(self, batch: PackedBatch) -> Tensor:
+        return self._policy.forward(batch)[0]
+
+    @torch.no_grad()
+    def _idle(self) -> None:
+        row = demonstration_row("", np.zeros(2, np.int64), np.ones(2, np.uint8))
+        assert row is not None
+        self._ask(pack([row], self._policy.device))

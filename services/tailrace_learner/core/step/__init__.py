@@ -1,0 +1,1 @@
+"""Learner steps: advantages of a step, passes, updates, metrics, progress of the run."""

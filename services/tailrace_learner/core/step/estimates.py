@@ -1,0 +1,125 @@
+"""Advantages that need a model's opinion of every policy token: values, divergences from a reference.
+
+All policy tokens of valid members are asked about, trained or not, since a token's advantage depends on
+those after it. Tokens that cannot be asked about, those of rows longer than the model reads, are
+skipped like words of the environment: what their turns earned belongs to the turn before. The
+divergence in the reward is that of the policy that sampled, r_t = -beta KL_t with its log-probabilities
+as the engine reported them. Groups are estimated as they arrive, by the weights of the step's start.
+Over several ranks every rank estimates all groups.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from tailrace_learner.config import LearnerConfig
+from tailrace_learner.core.algorithms.advantages import ESTIMATORS, Advantages, Returns
+from tailrace_learner.core.algorithms.advantages.base import NO_REWARD, Mask, TokenValues
+from tailrace_learner.core.algorithms.kl import KL_ESTIMATORS
+from tailrace_learner.core.batch.rows import PreparedGroup, Row, Source, Unestimated
+from tailrace_learner.core.model.policy import StartWeights
+from tailrace_learner.core.model.reference import Reference
+from tailrace_learner.core.step.critic_trainer import CriticTrainer
+from tailrace_learner.core.step.step_advantages import settled
+
+OfRow = Callable[[Row], NDArray[Any]]
+
+
+@dataclass(frozen=True, slots=True)
+class Roles:
+    """Models beside the policy, where the configuration wants them."""
+
+    reference: Reference | None = None
+    critic: CriticTrainer | None = None
+
+
+NO_ROLES = Roles()
+
+
+class Estimates:
+    """Completes groups; costs nothing where their advantages are known."""
+
+    def __init__(self, roles: Roles, policy_start: StartWeights, config: LearnerConfig) -> None:
+        self._roles = roles
+        self._policy_start = policy_start
+        self._config = config
+
+    def complete(self, groups: Sequence[PreparedGroup], kl_coef: float) -> None:
+        """Write advantages, values and their targets into the rows of groups that lack them."""
+        needy = [group.unestimated for group in groups if group.unestimated is not None]
+        wholes = [s.whole for each in needy for s in each.sources if s.whole is not None]
+        if self._config.rewards_divergence:
+            assert self._roles.reference is not None
+            self._roles.reference.fill(wholes)
+        if self._roles.critic is not None:
+            self._roles.critic.fill(wholes, self._policy_start)
+        for each in needy:
+            self._finish(each, kl_coef)
+
+    def _finish(self, group: Unestimated, kl_coef: float) -> None:
+        returns = replace(group.returns, loss_masks=_asked(group))
+        if self._config.rewards_divergence:
+            costs = _placed(group, lambda row: -kl_coef * self._divergence(row))
+            returns = replace(returns, token_rewards=costs)
+        if self._roles.critic is not None:
+            returns = replace(returns, values=_placed(group, _values))
+        advantages = ESTIMATORS[self._config.adv_estimator](returns, self._config)
+        for source in group.sources:
+            if source.trained is not None and source.whole is not None:
+                self._write(source, source.trained, source.whole, advantages)
+
+    def _write(self, source: Source, trained: Row, whole: Row, advantages: Advantages) -> None:
+        per_token = advantages.per_token[source.member][source.place]
+        trained.advantages = settled(per_token[trained.targets], self._config)
+        places = np.searchsorted(whole.targets, trained.targets)
+        if whole.log_ref is not None:
+            trained.log_ref = whole.log_ref[places]
+        if whole.values is not None and advantages.value_targets is not None:
+            targets = advantages.value_targets[source.member][source.place]
+            trained.values = whole.values[places]
+            trained.value_targets = targets[trained.targets].astype(np.float32)
+            if trained.conversation == NO_REWARD:  # nothing is known that the critic should have said
+                trained.value_targets = trained.values
+
+    def _divergence(self, row: Row) -> NDArray[np.float64]:
+        """At every policy token [M]; 0 where the engine reported no finite log-probability."""
+        assert row.log_ref is not None
+        estimate = KL_ESTIMATORS[self._config.kl_estimator]
+        log_mu, log_ref = (torch.from_numpy(part).double() for part in (row.log_mu, row.log_ref))
+        found: NDArray[np.float64] = estimate(log_mu, log_ref).numpy()
+        return np.where(np.isfinite(row.log_mu), found, 0.0)
+
+
+def _values(row: Row) -> NDArray[Any]:
+    assert row.values is not None
+    return row.values
+
+
+def _asked(group: Unestimated) -> tuple[tuple[Mask, ...], ...]:
+    """Loss masks with those policy tokens alone that models are asked about."""
+    masks = tuple(
+        tuple(np.zeros(len(mask), np.uint8) for mask in rows) for rows in group.returns.loss_masks
+    )
+    for source in group.sources:
+        if source.whole is not None:
+            masks[source.member][source.place][source.whole.targets] = 1
+    return masks
+
+
+def _placed(group: Unestimated, of: OfRow) -> TokenValues:
+    """What `of` says of policy tokens, in their places; 0 elsewhere."""
+    result = _zeros(group.returns)
+    for source in group.sources:
+        if source.whole is not None:
+            result[source.member][source.place][source.whole.targets] = of(source.whole)
+    return result
+
+
+def _zeros(returns: Returns) -> TokenValues:
+    return tuple(tuple(np.zeros(len(mask)) for mask in masks) for masks in returns.loss_masks)

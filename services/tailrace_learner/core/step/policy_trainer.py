@@ -1,0 +1,162 @@
+"""Trains the policy on the mini-batches of a step: passes, updates, and what they tell.
+
+Before an update every rank is told which servers all ranks' passes found wrong (`judge`). Losses are
+measured against the policy at the start of the step: its weights are kept as long as rows
+may come that were not passed before the first update. Over several ranks each computes its share of a
+mini-batch's rows, in the same number of passes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from tailrace_learner.config import LearnerConfig
+from tailrace_learner.core.algorithms.aggregation import row_count
+from tailrace_learner.core.algorithms.losses import LOSSES, SELECTIONS
+from tailrace_learner.core.batch.ranks import Shares
+from tailrace_learner.core.batch.rows import Row
+from tailrace_learner.core.mismatch.drift import DRIFT, of_sources
+from tailrace_learner.core.mismatch.old_readings import OldReadings
+from tailrace_learner.core.mismatch.sentinel import Sentinel
+from tailrace_learner.core.model.policy import Policy, StartWeights
+from tailrace_learner.core.step.estimates import Roles
+from tailrace_learner.core.step.optimizer import learning_rate_at
+from tailrace_learner.core.step.passes import PassRunner, ValueLoss
+from tailrace_learner.core.step.step_metrics import Metrics, mean
+from tailrace_learner.core.step.tally import Tally
+from tailrace_learner.ports import Optimizer, Ranks, UpdateResult
+
+
+class PolicyTrainer:
+    """`begin` a step; `run`, `judge` and `update` mini-batches; `metrics` at the end."""
+
+    def __init__(
+        self,
+        policy: Policy,
+        optimizer: Optimizer,
+        config: LearnerConfig,
+        roles: Roles,
+        ranks: Ranks,
+        *,
+        max_steps: int,
+        num_old_versions: int = 0,
+    ) -> None:
+        self.start = StartWeights(policy.parameters)
+        self._optimizer = optimizer
+        self._config = config
+        self._reference = roles.reference if config.needs_reference else None
+        self._critic = roles.critic
+        self._ranks = ranks
+        self._max_steps = max_steps
+        self._selection = SELECTIONS.get(config.loss)
+        self._interpolates = config.proximal_logprobs == "interpolate"
+        self._passes = PassRunner(policy, LOSSES[config.loss], config, self.start)
+        self.sentinel = Sentinel(config.max_mismatch, config.min_mismatch_tokens)
+        self._old = OldReadings(policy, config, ranks, num_old_versions)
+        self.begin(0)
+
+    def begin(self, step: int) -> None:
+        """Start over with the weights as they are."""
+        self._step = step
+        self.sentinel.begin(step)
+        self._tally = Tally()  # of the mini-batch
+        self._done = Tally()  # of those before it
+        self._losses: list[float] = []
+        self._updates: list[UpdateResult] = []
+        self.start.forget()
+        self._optimizer.zero_grad(set_to_none=True)
+
+    @property
+    def picks_tokens(self) -> bool:
+        """Whether the loss must see a whole mini-batch before its passes."""
+        return self._selection is not None
+
+    def run(self, rows: Sequence[Row], shares: Shares, kl_coef: float, *, is_first: bool) -> float:
+        """Add the gradients of some rows of a mini-batch; the loss sum of this rank's share.
+
+        `is_first`: in this step, of these rows.
+        """
+        self._pick(rows)
+        is_measured = is_first and not (self._interpolates and self._updates)
+        loss_coef = kl_coef if self._config.resolved_kl_in == "loss" else 0.0
+        parts = shares.passes(rows, self._ranks.rank, self._passes.micro_batches)
+        if self._reference is not None:
+            self._reference.fill([row for part in parts for row in part])
+        loss_sum = 0.0
+        for part in parts:
+            if part:
+                loss_sum += self._passes.run(
+                    part,
+                    self._tally,
+                    is_first=is_measured,
+                    kl_coef=loss_coef,
+                    value_loss=self._value_loss,
+                )
+            else:
+                self._passes.idle(rows[0], is_first=is_first)
+        return loss_sum
+
+    def _pick(self, rows: Sequence[Row]) -> None:
+        if self._selection and rows:
+            self._passes.pick(self._selection, rows)
+
+    def judge(self, rows: Sequence[Row]) -> bool:
+        """Read what a mini-batch's first passes say of servers (collective); whether one is wrong.
+
+        Older tokens of its `rows` are read as well as long as nothing of the step was applied.
+        """
+        if not self._updates:
+            self._old.read(rows, self._step, self.sentinel.num_owed, self._tally)
+        drift = self._tally.split(DRIFT)
+        found = Tally.of_all(self._ranks.collect(drift.totals()))
+        return bool(self.sentinel.read(of_sources(found.totals())))
+
+    def discard(self, rows: Sequence[Row]) -> None:
+        """Forget all passes of a mini-batch that was not applied yet; `rows` are those left of it."""
+        self._optimizer.zero_grad(set_to_none=True)
+        self._tally = Tally()
+        for row in rows:
+            row.log_pi_old = None  # all ranks must compute it again, or none
+
+    def update(self, rows: Sequence[Row], loss_sum: float, *, is_more_to_come: bool) -> None:
+        """Apply a mini-batch's gradients; `is_more_to_come`: rows that were not passed yet."""
+        reads_start = not self._interpolates or (self._critic is not None and self._critic.reads_policy)
+        if is_more_to_come and reads_start and not self.start.is_kept:
+            self.start.keep()
+        if not self._updates:
+            self._old.keep(self._step)
+        self._tally.split(DRIFT)  # of passes done again: they were read
+        self._done.take(self._tally)
+        self._tally = Tally()
+        count = row_count(rows, self._config)
+        self._losses.append(loss_sum / count)
+        self._updates.append(
+            self._optimizer.update(
+                count=count,
+                learning_rate=self._learning_rate,
+                max_grad_norm=self._config.training_args.max_grad_norm,
+            )
+        )
+
+    def metrics(self) -> Metrics:
+        """Of all ranks, when the step is over."""
+        if not self._updates:
+            self._old.keep(self._step)
+        found: Metrics = {"kl": None, "mismatch_kl": None, "behaviour_kl": None, "entropy": None}
+        found |= Tally.of_all(self._ranks.collect(self._done.totals())).means()
+        found |= self.sentinel.numbers()
+        found["loss"] = mean(self._ranks.sums(self._losses))
+        found["grad_norm"] = mean([update.grad_norm for update in self._updates])
+        found["num_skipped_updates"] = float(sum(not update.is_applied for update in self._updates))
+        found["learning_rate"] = self._learning_rate
+        return found
+
+    @property
+    def _learning_rate(self) -> float:
+        return learning_rate_at(self._step, self._max_steps, self._config.training_args)
+
+    @property
+    def _value_loss(self) -> ValueLoss | None:
+        """Of a critic that is trained through the policy's own passes."""
+        critic = self._critic
+        return critic.loss if critic is not None and critic.trains_with_policy else None

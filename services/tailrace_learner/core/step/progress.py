@@ -1,0 +1,143 @@
+"""Progress of the run: its state, the groups that no checkpoint holds yet, the times of a step."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import msgspec
+
+from tailrace.config import RunConfig
+from tailrace_learner.core.step.run_state import RunState
+from tailrace_learner.core.step.step import Metrics
+from tailrace_protos.event import CheckpointSaved, StepFinished
+
+
+@dataclass(slots=True)
+class Timing:
+    """Where one step's wall time went."""
+
+    began_s: float  # end of the step before
+    wait_s: float = 0.0  # for groups
+    busy_s: float = 0.0  # computing
+    first_pass_unix_s: float = 0.0  # 0 before the first backward
+
+
+@dataclass(slots=True)
+class _Held:
+    """Groups trained since the last checkpoint."""
+
+    entry_ids: list[str] = field(default_factory=list)
+    group_ids: list[str] = field(default_factory=list)
+    num_bytes: int = 0
+
+    def with_later(self, later: _Held) -> _Held:
+        """These groups and those trained after them."""
+        return _Held(
+            self.entry_ids + later.entry_ids,
+            self.group_ids + later.group_ids,
+            self.num_bytes + later.num_bytes,
+        )
+
+
+class Progress:
+    """Kept by the one who trains; no I/O, no clock."""
+
+    def __init__(self, state: RunState, run: RunConfig, max_retained_bytes: int) -> None:
+        self.state = state
+        self.is_save_overdue = False  # the disk did not take the last checkpoint
+        self._run = run
+        self._max_retained_bytes = max_retained_bytes
+        self._held = _Held()
+        self._saving = _Held()
+
+    @property
+    def retained_bytes(self) -> int:
+        """Size of the groups that no durable checkpoint holds."""
+        return self._held.num_bytes + self._saving.num_bytes
+
+    @property
+    def is_finished(self) -> bool:
+        """Whether all steps are done."""
+        return self.state.step >= self._run.max_steps
+
+    @property
+    def is_save_due(self) -> bool:
+        """Whether a checkpoint is wanted after the step just done."""
+        is_regular = self._run.save_steps > 0 and self.state.step % self._run.save_steps == 0
+        is_full = self._held.num_bytes >= self._max_retained_bytes
+        return self.is_finished or is_regular or is_full or self.is_save_overdue
+
+    def saw(self, group_index: int) -> None:
+        """A group was taken: the data order goes on beyond it, whatever becomes of it."""
+        beyond = max(self.state.next_group_index, group_index + 1)
+        self.state = msgspec.structs.replace(self.state, next_group_index=beyond)
+
+    def hold(self, entry_id: str, group_id: str, num_bytes: int) -> None:
+        """A group went into the current step."""
+        self._held.entry_ids.append(entry_id)
+        self._held.group_ids.append(group_id)
+        self._held.num_bytes += num_bytes
+
+    def step_done(self, timing: Timing, now_s: float, numbers: Metrics) -> None:
+        """Count the step, and complete its metrics by its times."""
+        wall_s = max(now_s - timing.began_s, 1e-9)
+        numbers["learner_wait_s"] = timing.wait_s
+        numbers["learner_busy_s"] = timing.busy_s
+        numbers["tokens_per_s"] = (numbers["num_row_tokens"] or 0.0) / wall_s
+        self.state = msgspec.structs.replace(
+            self.state,
+            step=self.state.step + 1,
+            num_trained_groups=self.state.num_trained_groups + self._run.groups_per_step,
+            kl_coef=numbers.get("kl_coef"),
+        )
+
+    def quarantined(self, quarantine: Mapping[str, int]) -> None:
+        """Whose tokens are not trained, also after a resume: later groups may still hold some."""
+        self.state = msgspec.structs.replace(self.state, quarantine=dict(quarantine))
+
+    def published(self, policy_version: int) -> None:
+        """The newest weights have a version."""
+        self.state = msgspec.structs.replace(self.state, policy_version=policy_version)
+
+    def finished_event(
+        self, timing: Timing, now: float, group_ids: Sequence[str], num_dropped: int, numbers: Metrics
+    ) -> StepFinished:
+        """The step's event, still without its policy version."""
+        return StepFinished(
+            lineage=self.state.lineage,
+            step=self.state.step,
+            policy_version=-1,
+            group_ids=tuple(group_ids),
+            num_dropped_groups=num_dropped,
+            started_unix_s=timing.first_pass_unix_s or now,
+            finished_unix_s=now,
+            metrics=numbers,
+        )
+
+    def saving(self, unix_s: float) -> RunState:
+        """What a checkpoint of this moment stores; later groups belong to the next one."""
+        self._saving, self._held = self._saving.with_later(self._held), _Held()
+        self.is_save_overdue = False
+        return msgspec.structs.replace(
+            self.state,
+            entry_ids=tuple(self._saving.entry_ids),
+            group_ids=tuple(self._saving.group_ids),
+            saved_unix_s=unix_s,
+        )
+
+    def saved(self) -> None:
+        """The checkpoint is durable and holds the groups that it was begun with."""
+        self._saving = _Held()
+
+    def not_saved(self) -> None:
+        """The disk did not take the checkpoint: its groups wait for the next one."""
+        self._held, self._saving = self._saving.with_later(self._held), _Held()
+        self.is_save_overdue = True
+
+
+def saved_event(state: RunState, path: str) -> CheckpointSaved:
+    """A checkpoint's event; the same from its writer and from a learner that resumes from it."""
+    return CheckpointSaved(
+        lineage=state.lineage, step=state.step, path=path, num_groups=len(state.group_ids)
+    )

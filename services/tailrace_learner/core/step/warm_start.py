@@ -1,0 +1,93 @@
+"""The warm start: supervised steps on demonstrations, with an optimizer of its own."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from itertools import islice
+
+from tailrace_learner.config import LearnerConfig, TrainingArgs, WarmStart
+from tailrace_learner.core.algorithms.aggregation import row_count
+from tailrace_learner.core.algorithms.losses import sft
+from tailrace_learner.core.batch.ranks import ONE_RANK, Shares
+from tailrace_learner.core.batch.rows import Row
+from tailrace_learner.core.model.policy import Policy, StartWeights
+from tailrace_learner.core.step.optimizer import learning_rate_at, make_adamw
+from tailrace_learner.core.step.passes import PassRunner
+from tailrace_learner.core.step.tally import Tally
+from tailrace_learner.ports import Optimizer, Ranks
+
+MakeOptimizer = Callable[[Policy, TrainingArgs], Optimizer]
+
+
+class TooFewDemonstrationsError(ValueError):
+    """The demonstrations ended early. Attributes: `num_rows` (that came), `num_needed`."""
+
+    def __init__(self, num_rows: int, num_needed: int) -> None:
+        super().__init__(
+            f"learner.warm_start.demonstrations gave {num_rows} usable rows of {num_needed} needed: "
+            "lower num_steps or batch_size, or let it yield more"
+        )
+        self.num_rows = num_rows
+        self.num_needed = num_needed
+
+
+def _plain_adamw(policy: Policy, args: TrainingArgs) -> Optimizer:
+    return make_adamw(policy.parameters, args)
+
+
+def warm_start(
+    policy: Policy,
+    rows: Iterator[Row],
+    warm: WarmStart,
+    config: LearnerConfig,
+    on_step: Callable[[int, float], None],
+    ranks: Ranks = ONE_RANK,
+    make_optimizer: MakeOptimizer = _plain_adamw,
+) -> float:
+    """Train; returns the last step's mean loss. `on_step(step, loss)` is called after each.
+
+    Every rank is given the same rows; `make_optimizer` knows how the weights lie on them.
+    """
+    args = _training_args(warm)
+    plain = LearnerConfig(  # whatever the run trains with
+        behaviour_correction="none",
+        max_tokens_per_micro_batch=config.max_tokens_per_micro_batch,
+        min_tokens_per_micro_batch=0,
+        share_prefixes=config.share_prefixes,
+        model_args=config.model_args,
+    )
+    optimizer = make_optimizer(policy, args)
+    passes = PassRunner(policy, sft, plain, StartWeights(policy.parameters))
+    loss = math.nan
+    for step in range(warm.num_steps):
+        batch = list(islice(rows, warm.batch_size))
+        if len(batch) < warm.batch_size:
+            taken = step * warm.batch_size + len(batch)
+            raise TooFewDemonstrationsError(taken, warm.num_steps * warm.batch_size)
+        parts = Shares(ranks.num_ranks).passes(batch, ranks.rank, passes.micro_batches)
+        loss_sum = sum(_pass(passes, part, batch) for part in parts)
+        count = row_count(batch, plain)
+        rate = learning_rate_at(step, warm.num_steps, args)
+        optimizer.update(count=count, learning_rate=rate, max_grad_norm=args.max_grad_norm)
+        loss = ranks.sums([loss_sum])[0] / count
+        on_step(step + 1, loss)
+    return loss
+
+
+def _pass(passes: PassRunner, rows: list[Row], batch: list[Row]) -> float:
+    if rows:
+        return passes.run(rows, Tally(), is_first=False)
+    passes.idle(batch[0], is_first=False)
+    return 0.0
+
+
+def _training_args(warm: WarmStart) -> TrainingArgs:
+    return TrainingArgs(
+        learning_rate=warm.learning_rate,
+        lr_scheduler_type="cosine",
+        warmup_steps=warm.warmup_steps,
+        min_lr_ratio=0.1,
+        weight_decay=warm.weight_decay,
+        max_grad_norm=warm.max_grad_norm,
+    )

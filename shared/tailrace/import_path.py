@@ -1,0 +1,44 @@
+"""Functions and classes that users name in their configuration by import path: `package.module:name`.
+
+`package.module.name` means the same. Python looks for modules in the folder where Tailrace was started,
+on `PYTHONPATH` and among the installed packages.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable
+from typing import Any
+
+from tailrace.config import ConfigError
+from tailrace.foreign import ForeignCodeError, foreign_code
+
+
+def load_object(import_path: str, key: str) -> Callable[..., Any]:
+    """Imports a function or class; `ConfigError` names `key`, the missing part and the remedy."""
+    module_name, colon, name = import_path.partition(":")
+    if not colon:
+        module_name, _, name = import_path.rpartition(".")
+    if not module_name or not name:
+        raise ConfigError(f"{key}: {import_path!r} must look like package.module:name")
+    found = getattr(_module(module_name, key), name, None)
+    if found is None:
+        raise ConfigError(f"{key}: module {module_name!r} has no {name!r}: correct the name")
+    if not callable(found):
+        raise ConfigError(
+            f"{key}: {import_path!r} is a {type(found).__name__}, not a function or a class"
+        )
+    return found  # type: ignore[no-any-return]
+
+
+def _module(name: str, key: str) -> object:
+    try:
+        with foreign_code(f"{key}: importing {name!r}"):
+            return importlib.import_module(name)
+    except ForeignCodeError as error:
+        if not isinstance(error.error, ImportError):
+            raise ConfigError(str(error)) from error
+        raise ConfigError(
+            f"{key}: cannot import {name!r} ({error.error}): correct the name, start Tailrace in the "
+            "folder that holds the module, or install its package"
+        ) from error

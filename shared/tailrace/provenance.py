@@ -1,0 +1,64 @@
+"""Arithmetic of token spans: the policy version and the server that sampled each token.
+
+Invariant: a result has no empty span, and neighbours differ in policy version or source.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tailrace_protos.base import as_uint8
+from tailrace_protos.generation import TokenSpan
+from tailrace_protos.trajectory import TokenRow
+
+
+def join_spans(spans: Iterable[TokenSpan]) -> tuple[TokenSpan, ...]:
+    """Merges neighbours of one version and one source; leaves empty spans out."""
+    joined: list[TokenSpan] = []
+    for span in spans:
+        if joined and _is_alike(joined[-1], span):
+            num_tokens = joined.pop().num_tokens + span.num_tokens
+            span = TokenSpan(span.policy_version, span.source, num_tokens)
+        if span.num_tokens:
+            joined.append(span)
+    return tuple(joined)
+
+
+def cut_spans(spans: Iterable[TokenSpan], start: int, stop: int) -> tuple[TokenSpan, ...]:
+    """Spans of tokens `start` to `stop`, counted over the tokens of `spans`."""
+    parts: list[TokenSpan] = []
+    begin = 0
+    for span in spans:
+        end = begin + span.num_tokens
+        overlap = max(0, min(end, stop) - max(begin, start))
+        parts.append(TokenSpan(span.policy_version, span.source, overlap))
+        begin = end
+    return join_spans(parts)
+
+
+def kept_spans(spans: Sequence[TokenSpan], is_kept: NDArray[np.bool_]) -> tuple[TokenSpan, ...]:
+    """Spans of those tokens that `is_kept` [S] marks; the spans' numbers of tokens sum to S."""
+    spans = [span for span in spans if span.num_tokens]
+    if is_kept.all():
+        return join_spans(spans)
+    if not spans:
+        return ()
+    starts = np.cumsum([0, *(span.num_tokens for span in spans[:-1])])
+    counts = np.add.reduceat(is_kept.astype(np.int64), starts)
+    return join_spans(
+        TokenSpan(span.policy_version, span.source, count)
+        for span, count in zip(spans, counts.tolist(), strict=True)
+    )
+
+
+def covers_trained_tokens(row: TokenRow) -> bool:
+    """True if the spans of a row cover its tokens with `loss_mask` 1 and no others."""
+    counts = [span.num_tokens for span in row.spans]
+    return min(counts, default=0) >= 0 and sum(counts) == int(np.count_nonzero(as_uint8(row.loss_mask)))
+
+
+def _is_alike(one: TokenSpan, other: TokenSpan) -> bool:
+    return one.policy_version == other.policy_version and one.source == other.source

@@ -1,0 +1,60 @@
+"""What a loss is to see of some rows, by plain forwards of one row at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+from tailrace_learner.config import LearnerConfig
+from tailrace_learner.core.batch.rows import Row
+from tailrace_learner.core.model.policy import Policy
+from tests.unit.tailrace_learner.algorithms.loss_formulas import Array, Tokens, interpolated
+
+
+def plain_outputs(policy: Policy, row: Row) -> tuple[torch.Tensor, torch.Tensor]:
+    """log pi and entropy of one row by the model's own logits."""
+    ids = torch.from_numpy(row.token_ids)[None]
+    policy.model.set_attn_implementation("eager")
+    logits = policy.model(input_ids=ids, use_cache=False).logits[0, row.targets - 1]
+    policy.model.set_attn_implementation("tailrace_packed")
+    log_all = torch.log_softmax(logits, -1)
+    chosen = log_all[torch.arange(len(row.targets)), torch.from_numpy(row.target_ids)]
+    return chosen, -(log_all.exp() * log_all).sum(-1)
+
+
+def flat(rows: Sequence[Row], name: str) -> Any:
+    return np.concatenate([getattr(row, name) for row in rows])
+
+
+def tokens_of(rows: Sequence[Row], log_pi: Array, given: LearnerConfig) -> Tokens:
+    """All trained tokens; `rows` know log pi_old, unless it is interpolated, and what was picked."""
+    log_mu = flat(rows, "log_mu").astype(float)
+    if given.proximal_logprobs == "interpolate":
+        log_pi_old = interpolated(log_pi, log_mu, flat(rows, "staleness"))
+    else:
+        log_pi_old = flat(rows, "log_pi_old").astype(float)
+    owners = np.repeat(np.arange(len(rows)), [len(row.targets) for row in rows])
+    return Tokens(
+        p=log_pi,
+        o=log_pi_old,
+        m=log_mu,
+        a=flat(rows, "advantages").astype(float),
+        rows=owners,
+        turns=owners if rows[0].turns is None else 100 * owners + flat(rows, "turns"),
+        picked=np.zeros(len(owners), np.bool_)
+        if rows[0].is_picked is None
+        else flat(rows, "is_picked") == 1,
+    )
+
+
+def shares(rows: Sequence[Row], given: LearnerConfig) -> Array:
+    """The weight of each token in the sum of losses."""
+    sizes = np.array([len(row.targets) for row in rows])
+    of_rows = {
+        "seq_mean_token_mean": 1 / sizes,
+        "seq_mean_token_sum_norm": np.full(len(rows), 1 / max(given.loss_norm_tokens, 1)),
+    }.get(given.loss_aggregation, np.ones(len(rows)))
+    return np.repeat(of_rows, sizes)

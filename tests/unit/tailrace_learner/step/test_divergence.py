@@ -1,0 +1,249 @@
+"""The divergence from a reference model: in the loss, in the reward, and steered."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from msgspec.structs import replace
+from torch import nn
+
+from tailrace_learner.core.algorithms.kl import KL_ESTIMATORS
+from tailrace_learner.core.batch.packing import pack
+from tailrace_learner.core.model.policy import Policy
+from tailrace_learner.core.model.reference import Reference
+from tailrace_protos.base import as_float32, as_uint8, pack_float32
+from tailrace_protos.trajectory import TrajectoryGroup
+from tests.unit.tailrace_learner.algorithms.plain_pass import plain_outputs
+from tests.unit.tailrace_learner.factory import (
+    CPU,
+    config,
+    group,
+    make_model,
+    make_policy,
+    make_rows,
+    prepared_group,
+    random_group,
+)
+from tests.unit.tailrace_learner.stepping import Stepper, distance, moved, shared_tokens, stepped
+
+GROUPS = [random_group(index) for index in range(4)]
+
+
+def plain(name: str, log_pi: np.ndarray, log_ref: np.ndarray) -> np.ndarray:
+    d = log_ref - log_pi
+    return {"k1": -d, "k2": d**2 / 2, "k3": np.exp(d) - 1 - d, "abs": np.abs(d)}[name]
+
+
+def slopes(name: str, log_pi: np.ndarray, log_ref: np.ndarray) -> np.ndarray:
+    """How `plain` changes with log pi."""
+    d = log_pi - log_ref
+    return {"k1": np.ones_like(d), "k2": d, "k3": 1 - np.exp(-d), "abs": np.sign(d)}[name]
+
+
+def both(rows: Any) -> tuple[np.ndarray, np.ndarray]:
+    """log pi and log ref of all targets, by forward passes of single rows."""
+    policies = make_policy(), moved(make_policy(), seed=3)
+    with torch.no_grad():
+        return tuple(
+            np.concatenate([policy.forward(pack([row], CPU))[0].double().numpy() for row in rows])
+            for policy in policies
+        )  # type: ignore[return-value]
+
+
+@pytest.mark.parametrize("name", KL_ESTIMATORS)
+def test_the_metric_is_the_mean_estimate_over_trained_tokens(name: Any) -> None:
+    stepper = Stepper(4, init_kl_coef=0.1, kl_estimator=name)
+    metrics = stepper.step(GROUPS, 4).metrics
+    assert metrics["kl"] == pytest.approx(plain(name, *both(stepper.rows)).mean(), rel=1e-4)
+    assert metrics["kl_coef"] == 0.1
+
+
+@pytest.mark.parametrize(
+    ("name", "loss"), [*((name, "ppo_clip") for name in KL_ESTIMATORS), ("k3", "grpo")]
+)
+def test_in_the_loss_its_weighted_gradient_is_added(name: Any, loss: Any) -> None:
+    with_it = stepped(GROUPS, init_kl_coef=0.3, kl_estimator=name, loss=loss)
+    without = stepped(GROUPS, loss=loss)
+    policy, reference = make_policy(), moved(make_policy(), seed=3)
+    rows = [row for group in with_it.trainer.groups for row in group.rows]
+    count = sum(len(row.targets) for row in rows)
+    for row in rows:
+        log_pi, log_ref = (plain_outputs(each, row)[0] for each in (policy, reference))
+        known = (each.detach().double().numpy() for each in (log_pi, log_ref))
+        (torch.from_numpy(slopes(name, *known) / count) * log_pi).sum().backward()
+    added = torch.cat([p.grad.flatten() for p in policy.parameters if p.grad is not None])
+    assert distance(with_it.grads[0] - without.grads[0], 0.3 * added) < 1e-4
+
+
+def test_in_the_reward_every_policy_token_pays_for_its_own() -> None:
+    settings: dict[str, Any] = {"adv_estimator": "reinforce", "gamma": 0.9}
+    stepper = Stepper(1, init_kl_coef=0.2, kl_in="reward", kl_estimator="k1", **settings)
+    stepper.step(GROUPS[:1], 1)
+    free = Stepper(1, **settings)
+    free.step(GROUPS[:1], 1)
+    for row, other in zip(stepper.rows, free.rows, strict=True):
+        _, log_ref = both([row])
+        ahead, paid = 0.0, []
+        for cost in (0.2 * (row.log_mu.astype(float) - log_ref))[::-1]:
+            ahead = cost + 0.9 * ahead
+            paid.append(ahead)
+        np.testing.assert_allclose(row.advantages, other.advantages - paid[::-1], rtol=1e-4, atol=1e-5)
+
+
+def test_masked_tokens_pay_too_since_they_were_said() -> None:
+    """The first turn's tokens are stale: not trained, but part of the sequence."""
+    settings: dict[str, Any] = {"adv_estimator": "reinforce", "init_kl_coef": 0.2, "kl_in": "reward"}
+    stepper = Stepper(1, **settings)
+    prepared = prepared_group(GROUPS[0], stepper.config)
+    sources = prepared.unestimated.sources  # type: ignore[union-attr]
+    assert all(len(source.whole.targets) >= len(source.trained.targets) for source in sources)
+    whole = sources[0].whole
+    sources[0].trained.targets = whole.targets[2:]
+    for name in ("target_ids", "log_mu", "advantages", "staleness", "is_current"):
+        setattr(sources[0].trained, name, getattr(sources[0].trained, name)[2:])
+    stepper.trainer.add(prepared)
+    stepper.trainer.work()
+    full = Stepper(1, **settings)
+    full.step(GROUPS[:1], 1)
+    np.testing.assert_allclose(stepper.rows[0].advantages, full.rows[0].advantages[2:], rtol=1e-5)
+    np.testing.assert_allclose(stepper.rows[0].log_ref, full.rows[0].log_ref[2:], rtol=1e-5)
+
+
+def test_a_token_whose_log_probability_is_lost_pays_nothing() -> None:
+    settings: dict[str, Any] = {"adv_estimator": "reinforce", "gamma": 1.0}
+    (row,) = GROUPS[0].members[0].rows
+    logprobs = as_float32(row.inference_logprobs).copy()
+    sampled = np.flatnonzero(as_uint8(row.loss_mask))
+    logprobs[sampled[-2]] = np.nan
+    broken = replace(row, inference_logprobs=pack_float32(logprobs))
+    one = group([replace(GROUPS[0].members[0], rows=(broken,))])
+    paying = Stepper(1, init_kl_coef=0.2, kl_in="reward", kl_estimator="k1", **settings)
+    paying.step([one], 1)
+    free = Stepper(1, **settings)
+    free.step([one], 1)
+    (trained,), (other,) = paying.rows, free.rows
+    assert sampled[-2] not in trained.targets
+    costs = 0.2 * (trained.log_mu.astype(float) - trained.log_ref)
+    wanted = other.advantages - np.cumsum(costs[::-1])[::-1]
+    np.testing.assert_allclose(trained.advantages, wanted, rtol=1e-4, atol=1e-5)
+
+
+CASES: list[dict[str, Any]] = [
+    {"init_kl_coef": 0.3},
+    {"init_kl_coef": 0.3, "kl_estimator": "k2", "num_mini_batches": 2, "ppo_epochs": 2},
+    {"init_kl_coef": 0.3, "kl_in": "reward", "adv_estimator": "reinforce_plus_plus"},
+    {"init_kl_coef": 0.3, "kl_in": "reward", "adv_estimator": "reinforce", "num_mini_batches": 2},
+]
+
+
+@pytest.mark.parametrize("settings", CASES)
+def test_gradients_do_not_depend_on_arrival_packing_or_order(settings: dict[str, Any]) -> None:
+    whole = stepped(GROUPS, 4, **settings)
+    assert shared_tokens(whole) > 60
+    for at_once, limit, shares in ((1, 4096, True), (2, 30, True), (4, 1, False)):
+        parts = stepped(
+            GROUPS, at_once, max_tokens_per_micro_batch=limit, share_prefixes=shares, **settings
+        )
+        assert distance(parts.grads[0], whole.grads[0]) < 1e-5
+        assert parts.metrics["kl"] == pytest.approx(whole.metrics["kl"], rel=1e-3)
+    if settings.get("num_mini_batches", 1) == 1:
+        turned = stepped(GROUPS[::-1], 4, **settings)
+        assert distance(turned.grads[0], whole.grads[0]) < 1e-5
+
+
+def test_the_weight_follows_the_divergence() -> None:
+    near = stepped(GROUPS, init_kl_coef=0.1, target_kl=1e9, kl_horizon=24)
+    assert near.metrics["kl_coef"] == pytest.approx(0.1 * (1 - 0.2 * 12 / 24))  # 12 episodes
+    far = stepped(GROUPS, init_kl_coef=0.1, target_kl=1e-9, kl_horizon=48)
+    assert far.metrics["kl_coef"] == pytest.approx(0.1 * (1 + 0.2 * 12 / 48))
+
+
+class Traveller(nn.Module):
+    """A model that only remembers where it was sent."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.places: list[str] = []
+
+    def to(self, device: torch.device) -> Traveller:  # type: ignore[override]
+        self.places.append(device.type)
+        return self
+
+
+@pytest.mark.parametrize("offload", [False, True])
+def test_an_offloaded_reference_visits_the_device_and_lives_on_the_host(offload: bool) -> None:
+    model = Traveller()
+    reference = Reference(Policy(model, torch.device("cuda"), 1.0, 7), config(), offload=offload)
+    assert model.places == (["cpu"] if offload else [])
+    with reference.present():
+        assert model.places[-1:] == (["cuda"] if offload else [])
+    assert model.places == (["cpu", "cuda", "cpu"] if offload else [])
+
+
+@pytest.mark.skipif(
+    not torch.cuda.is_available(), reason="no CUDA device here: host and device memory are one"
+)
+def test_weights_of_an_offloaded_reference_are_on_the_device_only_for_a_pass() -> None:
+    device = torch.device("cuda")
+    policy = Policy(make_model(), device, 1.0, 7)
+    policy.model.to(device)
+    whole = Policy(make_model(), CPU, 1.0, 7)
+    reference = Reference(policy, config(), offload=True)
+    torch.cuda.synchronize()
+    empty = torch.cuda.memory_allocated()
+
+    def places() -> set[str]:
+        return {tensor.device.type for tensor in policy.model.state_dict().values()}
+
+    assert places() == {"cpu"}
+    with reference.present():
+        assert places() == {"cuda"}
+        assert torch.cuda.memory_allocated() > empty
+    assert places() == {"cpu"}
+    assert torch.cuda.memory_allocated() == empty
+    rows, expected = make_rows(3), make_rows(3)
+    reference.fill(rows)
+    Reference(whole, config()).fill(expected)
+    assert places() == {"cpu"}
+    for row, other in zip(rows, expected, strict=True):
+        np.testing.assert_allclose(row.log_ref, other.log_ref, rtol=1e-4, atol=1e-4)
+
+
+def test_without_a_weight_nobody_asks_for_a_reference() -> None:
+    result = stepped(GROUPS)
+    assert result.metrics["kl"] is None
+    assert "kl_coef" not in result.metrics
+    assert all(row.log_ref is None for group in result.trainer.groups for row in group.rows)
+
+
+def equal(given: TrajectoryGroup) -> TrajectoryGroup:
+    """A group whose episodes all have the same return."""
+    members = [
+        replace(m, reward=1.0, rows=tuple(replace(row, reward=1.0) for row in m.rows))
+        for m in given.members
+    ]
+    return group(members, given.group_index)
+
+
+def test_what_teaches_nothing_is_held_near_the_reference_too() -> None:
+    """The gradient of a group of equals is that of its divergence, over all tokens of the step."""
+    groups = [GROUPS[0], equal(GROUPS[1])]
+    held = stepped(groups, init_kl_coef=0.3)
+    without = stepped([GROUPS[0]])
+    rows = [row for each in held.trainer.groups for row in each.rows]
+    assert len(rows) == 6
+    policy, reference = make_policy(), moved(make_policy(), seed=3)
+    num_taught = sum(len(row.targets) for row in rows[:3])
+    num_tokens = sum(len(row.targets) for row in rows)
+    for row in rows:
+        batch = pack([row], CPU)
+        with torch.no_grad():
+            log_ref = reference.forward(batch)[0]
+        (KL_ESTIMATORS["k3"](policy.forward(batch)[0], log_ref).sum() / num_tokens).backward()  # type: ignore[no-untyped-call]
+    divergence = torch.cat([p.grad.flatten() for p in policy.parameters if p.grad is not None])
+    wanted = without.grads[0] * num_taught / num_tokens + 0.3 * divergence
+    assert distance(held.grads[0], wanted) < 1e-4
+    assert held.metrics["kl"] == pytest.approx(plain("k3", *both(rows)).mean(), rel=1e-4)

@@ -1,0 +1,79 @@
+"""Keys of the critic's optimizer and of DeepSpeed, through what makes them in a learner."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from msgspec.structs import replace
+
+from tailrace.config import RunConfig
+from tailrace_learner.adapters.hf_model import LoadedModel
+from tailrace_learner.adapters.roles import RoleMaker
+from tailrace_learner.adapters.strategies.deepspeed import DeepspeedStrategy
+from tailrace_learner.adapters.strategies.single import SingleStrategy
+from tailrace_learner.adapters.strategies.zero3 import Zero3Strategy
+from tailrace_learner.adapters.teaming import _strategy
+from tailrace_learner.config import CriticArgs, LearnerConfig, StrategyArgs, TrainingArgs
+from tailrace_learner.core.batch.ranks import ONE_RANK
+from tests.unit.tailrace_learner.factory import make_policy, make_rows
+from tests.unit.tailrace_learner.stepping import weights
+
+OF_CRITIC = TrainingArgs(learning_rate=1e-2, max_grad_norm=0.0)
+FALLING = {"lr_scheduler_type": "linear"}
+
+
+def trained_head(critic: dict[str, Any], max_steps: int = 4, **settings: Any) -> torch.Tensor:
+    """Weights of the critic that a worker makes, after three updates with given gradients."""
+    args = CriticArgs(shared=True, training_args=replace(OF_CRITIC, **critic))
+    config = LearnerConfig(adv_estimator="gae", critic=args, **settings)
+    policy, run = make_policy(), RunConfig(exp_name="unit", max_steps=max_steps)
+    loaded = LoadedModel(policy.model, None)
+    maker = RoleMaker(run, config, loaded, policy, SingleStrategy(), "")
+    trainer = maker.make().critic
+    assert trainer is not None
+    generator = torch.Generator().manual_seed(0)
+    for step in range(3):
+        trainer.begin(step)
+        for parameter in trainer.critic.parameters:
+            parameter.grad = torch.randn(parameter.shape, generator=generator)
+        trainer.update(make_rows(2), is_last=True)
+    return weights(trainer.critic.parameters)
+
+
+@pytest.mark.parametrize(
+    ("base", "change"),
+    [
+        ({}, {"learning_rate": 1e-3}),
+        ({}, {"adam_beta1": 0.5}),
+        ({}, {"adam_beta2": 0.5}),
+        ({}, {"adam_epsilon": 0.1}),
+        ({}, {"weight_decay": 0.5}),
+        ({}, {"warmup_steps": 2}),
+        ({"adam_epsilon": 1e-3}, {"max_grad_norm": 1e-3}),
+        ({}, FALLING),
+        (FALLING, {"min_lr_ratio": 0.9}),
+    ],
+    ids=lambda keys: "-".join(keys),
+)
+def test_the_critic_has_an_optimizer_and_a_schedule_of_its_own(
+    base: dict[str, Any], change: dict[str, Any]
+) -> None:
+    wanted = trained_head(base)
+    of_policy = TrainingArgs(**{"learning_rate": 1e-2, **base, **change})
+    assert torch.equal(trained_head(base, training_args=of_policy), wanted)
+    assert not torch.equal(trained_head({**base, **change}), wanted)
+
+
+def test_the_critics_schedule_ends_with_the_run() -> None:
+    assert not torch.equal(trained_head(FALLING), trained_head(FALLING, max_steps=40))
+
+
+@pytest.mark.parametrize("stage", [1, 2, 3])
+def test_deepspeed_is_told_the_zero_stage(stage: int) -> None:
+    args = StrategyArgs(strategy_name="deepspeed", num_ranks=2, zero_stage=stage)
+    made = _strategy(ONE_RANK, LearnerConfig(strategy_args=args))  # type: ignore[arg-type]
+    assert isinstance(made, DeepspeedStrategy)
+    assert isinstance(made, Zero3Strategy) == (stage == 3)
+    assert made._config()["zero_optimization"]["stage"] == stage

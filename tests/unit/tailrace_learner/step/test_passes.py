@@ -1,0 +1,147 @@
+"""Losses, picks, corrections and interpolation through whole passes, against numpy in float64.
+
+The model computes in float64 as well: the reference takes its log-probabilities and their derivatives
+from plain forwards of single rows, and everything after them from `loss_formulas`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from itertools import cycle
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from tailrace_learner.core.algorithms.losses import LOSSES, SELECTIONS
+from tailrace_learner.core.batch.rows import Row
+from tailrace_learner.core.model.policy import Policy, StartWeights
+from tailrace_learner.core.step.passes import PassRunner
+from tailrace_learner.core.step.tally import Tally
+from tests.unit.tailrace_learner.algorithms.loss_formulas import (
+    CORRECTED,
+    FORMULAS,
+    SETTINGS,
+    Array,
+    candidates,
+    picks,
+    weights,
+)
+from tests.unit.tailrace_learner.algorithms.plain_pass import plain_outputs, shares, tokens_of
+from tests.unit.tailrace_learner.factory import config, make_double_policy, make_rows
+
+TOLERANCE = 1e-6
+AGGREGATIONS = ("token_mean", "seq_mean_token_sum", "seq_mean_token_mean", "seq_mean_token_sum_norm")
+
+
+@dataclass
+class World:
+    """A policy, rows on which three policies differ, and what a plain forward of each row gives."""
+
+    policy: Policy
+    rows: list[Row]
+    log_pi: Array  # [M]
+    entropy: Array  # [M]
+    of_log_pi: Array  # [M, P] derivatives by the weights
+    of_entropy: Array  # [M, P]
+
+
+def derivatives(outputs: Iterable[torch.Tensor], policy: Policy) -> Array:
+    rows = [torch.autograd.grad(each, policy.parameters, retain_graph=True) for each in outputs]
+    return np.stack([torch.cat([g.flatten() for g in row]).numpy() for row in rows])
+
+
+@pytest.fixture(scope="module")
+def world() -> World:
+    policy, rows = make_double_policy(), make_rows(7, seed=3, max_len=16)
+    rng = np.random.default_rng(0)
+    outputs = [plain_outputs(policy, row) for row in rows]
+    for row, (log_pi, _) in zip(rows, outputs, strict=True):
+        size = len(row.targets)
+        row.log_pi_old = (log_pi.detach().numpy() + rng.normal(0, 0.3, size)).astype(np.float32)
+        row.log_mu = (row.log_pi_old + rng.normal(0, 0.4, size)).astype(np.float32)
+        row.advantages = row.advantages + np.float32(0.4)  # not 0 on average
+        row.staleness = rng.integers(0, 5, size)
+        row.turns = 2 + np.sort(rng.integers(0, 3, size))  # turns may have no trained token
+    log_pi, entropy = (torch.cat(parts) for parts in zip(*outputs, strict=True))
+    slopes, of_entropy = derivatives(log_pi, policy), derivatives(entropy, policy)
+    known = (log_pi.detach().numpy(), entropy.detach().numpy())
+    return World(policy, rows, *known, slopes, of_entropy)
+
+
+def passes() -> list[dict[str, Any]]:
+    """Every loss, and every correction with another one, with both kinds of proximal policy."""
+    losses = [{"loss": loss, **SETTINGS[loss]} for loss in FORMULAS if loss != "sft"]
+    plain = {"loss": "dapo", **SETTINGS["dapo"]}
+    cases = [*losses, *(plain | corrected for corrected in CORRECTED.values())]
+    ways = cycle(AGGREGATIONS)
+    return [
+        {**case, "proximal_logprobs": proximal, "loss_aggregation": next(ways)}
+        for proximal in ("recompute", "interpolate")
+        for case in cases
+    ]
+
+
+def named(settings: dict[str, Any]) -> str:
+    correction = settings.get("behaviour_correction", "tis")
+    return f"{settings['loss']}-{correction}-{settings['proximal_logprobs']}"
+
+
+@pytest.mark.parametrize("settings", passes(), ids=named)
+def test_a_pass_over_ragged_rows_gives_the_loss_and_gradient_that_numpy_does(
+    world: World, settings: dict[str, Any]
+) -> None:
+    common = {"loss_norm_tokens": 13, "entropy_loss_coef": 0.03, "max_tokens_per_micro_batch": 40}
+    given = config(**common, **settings)
+    policy, rows, tally = world.policy, [replace(row) for row in world.rows], Tally()
+    runner = PassRunner(policy, LOSSES[given.loss], given, StartWeights(policy.parameters))
+    if given.loss in SELECTIONS:
+        runner.pick(SELECTIONS[given.loss], rows)
+    policy.model.zero_grad(set_to_none=True)
+    parts = list(runner.micro_batches(rows))
+    assert len(parts) > 1
+    total = sum(runner.run(part, tally, is_first=True) for part in parts)
+    gradient = torch.cat([parameter.grad.flatten() for parameter in policy.parameters]).numpy()
+
+    tokens = tokens_of(rows, world.log_pi, given)
+    wanted, (factors, touched) = FORMULAS[given.loss](tokens, given), weights(tokens, given)
+    weighed = shares(rows, given)
+    value = (weighed * (factors * wanted.values - 0.03 * world.entropy)).sum()
+    slopes = (weighed * factors) @ wanted.jacobian
+    expected = slopes @ world.of_log_pi - 0.03 * (weighed @ world.of_entropy)
+    assert total == pytest.approx(value, rel=TOLERANCE)
+    assert np.linalg.norm(gradient - expected) < TOLERANCE * np.linalg.norm(expected)
+    counts = wanted.counts | touched
+    found = tally.means()
+    assert {name: found[name] for name in counts} == {
+        name: pytest.approx(count / len(tokens.p)) for name, count in counts.items()
+    }
+
+
+@pytest.mark.parametrize(
+    ("loss", "settings"),
+    [
+        *((loss, SETTINGS[loss]) for loss in SELECTIONS),
+        ("clip_cov", {"cov_fraction": 0.1, "clip_cov_low": -9.0, "clip_cov_high": 9.0}),
+    ],
+)
+@pytest.mark.parametrize("proximal", ["recompute", "interpolate"])
+def test_a_mini_batch_picks_the_tokens_that_numpy_does(
+    world: World, loss: Any, settings: dict[str, Any], proximal: Any
+) -> None:
+    given = config(loss=loss, proximal_logprobs=proximal, max_tokens_per_micro_batch=40, **settings)
+    rows, policy = [replace(row) for row in world.rows], world.policy
+    runner = PassRunner(policy, LOSSES[loss], given, StartWeights(policy.parameters))
+    runner.pick(SELECTIONS[loss], rows[::-1])
+    tokens = tokens_of(rows, world.log_pi, given)
+    found = set(np.flatnonzero(tokens.picked).tolist())
+    can_be_picked = candidates(tokens, given) if loss == "clip_cov" else set()
+    num_picked = max(int(len(tokens.p) * settings.get("cov_fraction", 0.0)), 1)
+    if len(can_be_picked) > num_picked:  # draws decide
+        assert found < can_be_picked
+        assert len(found) == num_picked
+    else:
+        assert found == picks(loss, tokens, given, np.zeros(len(tokens.p)))
+    assert 0 < len(found) < len(tokens.p)
