@@ -12,8 +12,8 @@ from typing import Any
 from tailrace.chat.reasoning import REASONING_PARSERS, ReasoningParser, ReasoningSplitter, Split
 from tailrace.chat.tool_parsers import ParsedCalls, ToolParser
 from tailrace.config import ConfigError
-from tailrace.dotted import load_dotted
 from tailrace.foreign import ForeignCodeError, foreign_code
+from tailrace.import_path import load_object
 from tailrace.log import get_logger
 from tailrace_protos.chat import ToolSchema
 
@@ -23,7 +23,7 @@ _PLAIN_REPLY = "A reply without calls."
 
 
 def load_tool_parser(path: str, key: str) -> ToolParser:
-    """Make a user's tool parser; `ConfigError` names `key`, the error and the remedy."""
+    """Makes a user's tool parser; `ConfigError` names `key`, the error and the remedy."""
     parser = _made(path, key, ToolParser, "parse(self, text, tools)")
     assert isinstance(parser, ToolParser)
     _check_special_texts(parser, path, key)
@@ -47,7 +47,7 @@ def load_tool_parser(path: str, key: str) -> ToolParser:
 
 
 def load_reasoning_parser(path: str, key: str) -> ReasoningParser:
-    """Make a user's reasoning parser; `ConfigError` names `key`, the error and the remedy."""
+    """Makes a user's reasoning parser; `ConfigError` names `key`, the error and the remedy."""
     parser = _made(path, key, ReasoningParser, "splitter(self, prompt)")
     assert isinstance(parser, ReasoningParser)
     _check_special_texts(parser, path, key)
@@ -65,7 +65,7 @@ def load_reasoning_parser(path: str, key: str) -> ReasoningParser:
 
 
 def _made(path: str, key: str, base: type, method: str) -> object:
-    found = load_dotted(path, key)
+    found = load_object(path, key)
     if not isinstance(found, type) or not issubclass(found, base):
         raise ConfigError(
             f"{key}: {path!r} is not a subclass of tailrace.chat.{base.__name__}: derive a class and "
@@ -144,7 +144,7 @@ class _GuardedSplitter:
             return self._failed(error, "")
 
     def _failed(self, error: ForeignCodeError, text: str) -> Split:
-        """Pass this and all later text on as content."""
+        """Passes this and all later text on as content."""
         log.warning("own_parser_failed", error=str(error))
         self._splitter = REASONING_PARSERS["none"].splitter("")
         return Split(content=text)

@@ -29,7 +29,7 @@ class ReplyParsers(NamedTuple):
     def selected(
         self, template: ChatTemplate, special: SpecialTokens
     ) -> tuple[ToolParser, ReasoningParser]:
-        """Replace `auto` by the parsers that fit the template and the tokenizer's tokens."""
+        """Replaces `auto` by the parsers that fit the template and the tokenizer's tokens."""
         tool = self.tool or _tool_parser_of(template)
         needed = REASONING_PARSERS.get(tool.reasoning_parser)
         reasoning = self.reasoning or needed
@@ -37,7 +37,7 @@ class ReplyParsers(NamedTuple):
 
 
 def load_parsers(chat: ChatArgs) -> ReplyParsers:
-    """Load the configured parsers.
+    """Loads the configured parsers.
 
     Raises `ConfigError` for an unknown name, a user's class that is not a parser, or a tool parser that
     needs another reasoning parser.
@@ -57,7 +57,7 @@ def load_parsers(chat: ChatArgs) -> ReplyParsers:
 
 
 def check_parser_names(chat: ChatArgs) -> None:
-    """Raise `ConfigError` for unknown names and pairs that do not fit; import no file of a user."""
+    """Raises `ConfigError` for unknown names and pairs that do not fit; imports no user file."""
     _check_name(_TOOL_KEY, chat.tool_parser, TOOL_PARSERS)
     _check_name(_REASONING_KEY, chat.reasoning_parser, REASONING_PARSERS)
     if chat.tool_parser in TOOL_PARSERS:
@@ -83,7 +83,7 @@ def _check_pair(chat: ChatArgs, tool: ToolParser) -> None:
 
 
 def _tool_parser_of(template: ChatTemplate) -> ToolParser:
-    """Return the parser of the format in which the template renders a call."""
+    """Returns the parser of the format in which the template renders a call."""
     for parser in TOOL_PARSERS.values():
         if parser.template_call is not None and parser.template_call.search(template.call_text):
             return parser

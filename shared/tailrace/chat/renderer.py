@@ -90,14 +90,14 @@ class Renderer:
 
     @classmethod
     def from_model_card(cls, card: ModelCard, chat: ChatArgs = _DEFAULTS) -> Renderer:
-        """Build from the files of the model card.
+        """Builds from the files of the model card.
 
         Raises `TemplateError` for a missing or unusable file, `ConfigError` as `load_parsers` does.
         """
         return cls(read_chat_model(card, chat.template_args), chat)
 
     def require_plain_turns(self) -> None:
-        """Raise `TemplateNotAppendableError` if `observation_ids` would."""
+        """Raises `TemplateNotAppendableError` if `observation_ids` would."""
         if self._refusal is not None:
             raise self._refusal
 
@@ -196,7 +196,7 @@ class Renderer:
         stop: Sequence[str] = (),
         id_seed: str = "",
     ) -> ReplyStream:
-        """Read one reply while it is sampled.
+        """Reads one reply while it is sampled.
 
         `tools` gives the types of arguments. `stop`: the request's stop strings, which are not part of
         the content. `id_seed`: seed of the ids of tool calls, such as the completion's id.
@@ -243,7 +243,7 @@ class TurnEnds(NamedTuple):
 def find_turn_ends(
     template: ChatTemplate, special: SpecialTokens, continuations: Continuations
 ) -> TurnEnds:
-    """Find the ends of a plain reply and of a reply with a tool call."""
+    """Finds the ends of a plain reply and of a reply with a tool call."""
     replies = _PROBE_REPLIES if template.call_text else _PROBE_REPLIES[:1]
     last_ids = [_last_special(template, special, reply) for reply in replies]
     stop_ids = frozenset(token_id for token_id in last_ids if token_id >= 0)

@@ -28,7 +28,7 @@ class HarmonyParser(ReasoningParser):
         return CHANNEL in template_source
 
     def splitter(self, prompt: str) -> HarmonySplitter:
-        """Return a splitter that begins in the header of the first message."""
+        """Returns a splitter that begins in the header of the first message."""
         return HarmonySplitter()
 
 
@@ -43,14 +43,14 @@ class HarmonySplitter:
         self._must_part = {"reasoning": False, "content": False}
 
     def feed(self, text: str) -> Split:
-        """Take the next piece of the reply's text."""
+        """Takes the next piece of the reply's text."""
         self._held += text
         while self._advance():
             pass
         return self._given()
 
     def finish(self) -> Split:
-        """End the reply; returns the text that was held back, except a header without a message."""
+        """Ends the reply; returns the text that was held back, except a header without a message."""
         held, self._held = self._held, ""
         is_header = self._kind is None and held.startswith((START, CHANNEL, CONSTRAIN))
         if not is_header:
@@ -59,7 +59,7 @@ class HarmonySplitter:
         return self._given()
 
     def _advance(self) -> bool:
-        """Consume one header or one piece of a message; False when more text is needed."""
+        """Consumes one header or one piece of a message; False when more text is needed."""
         if self._kind is None:
             return self._take_header()
         if self._kind == "call":
@@ -88,7 +88,7 @@ class HarmonySplitter:
         return True
 
     def _take_call(self) -> bool:
-        """Consume a call, which is passed on in one piece."""
+        """Consumes a call, which is passed on in one piece."""
         behind_header = self._held.index(MESSAGE) + len(MESSAGE)
         end = first_possible(self._held, (*ENDS, START), behind_header)
         stop = next((end + len(mark) for mark in ENDS if self._held.startswith(mark, end)), end)

@@ -18,10 +18,10 @@ class ReasoningSplitter(Protocol):
     """Splits one reply. It never takes text back, and all pieces together do not depend on the cuts."""
 
     def feed(self, text: str) -> Split:
-        """Take the next piece of the reply's text."""
+        """Takes the next piece of the reply's text."""
 
     def finish(self) -> Split:
-        """End the reply; returns the text that was held back."""
+        """Ends the reply; returns the text that was held back."""
 
 
 class ReasoningParser(ABC):
@@ -39,14 +39,14 @@ class ReasoningParser(ABC):
 
     @abstractmethod
     def splitter(self, prompt: str) -> ReasoningSplitter:
-        """Return a splitter for a reply to a generation prompt that ends with `prompt`."""
+        """Returns a splitter for a reply to a generation prompt that ends with `prompt`."""
 
 
 class NoReasoning(ReasoningParser):
     """`none`: the model marks no thoughts; the whole reply is its answer."""
 
     def splitter(self, prompt: str) -> AnswerSplitter:
-        """Return a splitter that passes all text on."""
+        """Returns a splitter that passes all text on."""
         return AnswerSplitter()
 
 
@@ -54,9 +54,9 @@ class AnswerSplitter:
     """Passes all text on as content."""
 
     def feed(self, text: str) -> Split:
-        """Return the text unchanged."""
+        """Returns the text unchanged."""
         return Split(content=text)
 
     def finish(self) -> Split:
-        """Return nothing, because nothing is held back."""
+        """Returns nothing, because nothing is held back."""
         return Split()

@@ -24,7 +24,7 @@ class ThinkParser(ReasoningParser):
         return _OPEN in template_source or _OPEN in token_texts
 
     def splitter(self, prompt: str) -> ThinkSplitter:
-        """Return a splitter that begins inside the block if the prompt has opened it."""
+        """Returns a splitter that begins inside the block if the prompt has opened it."""
         return ThinkSplitter(is_open=prompt.rstrip().endswith(_OPEN))
 
 
@@ -38,7 +38,7 @@ class ThinkSplitter:
         self._trims = is_open  # drops white space at the beginning of the reasoning or of the answer
 
     def feed(self, text: str) -> Split:
-        """Take the next piece of the reply's text."""
+        """Takes the next piece of the reply's text."""
         self._held += text
         if self._is_before and not self._leave_before():
             return Split()
@@ -46,14 +46,14 @@ class ThinkSplitter:
         return Split(reasoning, "" if self._is_inside else self._take_answer())
 
     def finish(self) -> Split:
-        """End the reply; returns the text that was held back."""
+        """Ends the reply; returns the text that was held back."""
         held, self._held = self._held, ""
         if self._is_inside:
             return Split(reasoning=held.strip() if self._trims else held.rstrip())
         return Split(content=held.lstrip() if self._trims else held)
 
     def _leave_before(self) -> bool:
-        """Leave the state before the block; False while the beginning of the reply is undecided."""
+        """Leaves the state before the block; False while the beginning of the reply is undecided."""
         begun = self._held.lstrip()
         if len(begun) < len(_OPEN) and _OPEN.startswith(begun):
             return False

@@ -24,7 +24,7 @@ class NoCallError(ValueError):
 
 
 def parse_json(text: str) -> Any:
-    """Parse any JSON value; `NoCallError` names the place of the error."""
+    """Parses any JSON value; `NoCallError` names the place of the error."""
     try:
         return json.loads(text, parse_constant=_refuse_constant, strict=False)
     except json.JSONDecodeError as error:
@@ -35,7 +35,7 @@ def parse_json(text: str) -> Any:
 
 
 def make_call(name: object, arguments: object, call_id: object = "") -> FoundCall:
-    """Check a name and arguments, an object or its JSON text; `NoCallError` if they are no call."""
+    """Checks a name and arguments, an object or its JSON text; `NoCallError` if they are no call."""
     if not isinstance(name, str) or not _NAME.fullmatch(name):
         raise NoCallError(f"{excerpt(str(name))} is no name of a tool")
     if isinstance(arguments, str):
@@ -49,7 +49,7 @@ def make_call(name: object, arguments: object, call_id: object = "") -> FoundCal
 
 
 def call_of(value: object) -> FoundCall:
-    """Build a call from an object with `name` and `arguments` (or `parameters`)."""
+    """Builds a call from an object with `name` and `arguments` (or `parameters`)."""
     if not isinstance(value, dict):
         raise NoCallError(f"{excerpt(json.dumps(value))} is not an object with name and arguments")
     inner = value.get("function")
@@ -60,7 +60,7 @@ def call_of(value: object) -> FoundCall:
 
 
 def calls_of(values: list[object]) -> list[FoundCall]:
-    """Build the calls of several objects, or of one array of objects; at least one."""
+    """Builds the calls of several objects, or of one array of objects; at least one."""
     if len(values) == 1 and isinstance(values[0], list):
         values = values[0]
     if not values:
@@ -69,7 +69,7 @@ def calls_of(values: list[object]) -> list[FoundCall]:
 
 
 def json_values(text: str, separators: str = "") -> list[object]:
-    """Parse all JSON values that follow one another in `text`; at least one."""
+    """Parses all JSON values that follow one another in `text`; at least one."""
     decoder = json.JSONDecoder(strict=False)
     values: list[object] = []
     rest = text.strip()
@@ -86,7 +86,7 @@ def json_values(text: str, separators: str = "") -> list[object]:
 
 
 def excerpt(text: str) -> str:
-    """Quote the beginning of a text for an error message."""
+    """Quotes the beginning of a text for an error message."""
     return repr(text if len(text) <= _EXCERPT_CHARS else text[:_EXCERPT_CHARS] + "...")
 
 
@@ -99,11 +99,11 @@ class CallCollector:
         self._malformed: list[str] = []
 
     def text(self, text: str) -> None:
-        """Add text outside of any call."""
+        """Adds text outside of any call."""
         self._content.append(text)
 
     def block(self, raw: str, parse: Callable[[], Iterable[FoundCall]]) -> None:
-        """Add the calls that `parse` returns; on `NoCallError` the text `raw` becomes content."""
+        """Adds the calls that `parse` returns; on `NoCallError` the text `raw` becomes content."""
         try:
             self._calls.extend(parse())
         except NoCallError as error:
@@ -111,7 +111,7 @@ class CallCollector:
             self._malformed.append(f"tool call {excerpt(raw.strip())} could not be read: {error}")
 
     def parsed(self) -> ParsedCalls:
-        """Return the reply; white space between content and calls is removed."""
+        """Returns the reply; white space between content and calls is removed."""
         content = "".join(self._content)
         if self._calls:
             content = content.rstrip()
@@ -119,7 +119,7 @@ class CallCollector:
 
 
 def split_blocks(text: str, begin: str, end: str) -> Iterable[tuple[str, Block | None]]:
-    """Yield the text before each block with that block; the last text has none.
+    """Yields the text before each block with that block; the last text has none.
 
     A block reaches to `end`, or to the end of the text if `end` is missing.
     """

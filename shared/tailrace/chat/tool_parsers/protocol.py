@@ -56,7 +56,7 @@ class ToolParser(ABC):
 
     @abstractmethod
     def parse(self, text: str, tools: Sequence[ToolSchema]) -> ParsedCalls:
-        """Separate a complete reply into content and calls. `tools` gives the types of arguments."""
+        """Separates a complete reply into content and calls. `tools` gives the types of arguments."""
 
 
 class NoToolCalls(ToolParser):
@@ -67,5 +67,5 @@ class NoToolCalls(ToolParser):
         return len(text)
 
     def parse(self, text: str, tools: Sequence[ToolSchema]) -> ParsedCalls:
-        """Return the text unchanged."""
+        """Returns the text unchanged."""
         return ParsedCalls(text)

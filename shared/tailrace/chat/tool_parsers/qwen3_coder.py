@@ -85,12 +85,12 @@ def _parameter_schemas(name: str, tools: Sequence[ToolSchema]) -> Mapping[str, A
 
 
 def _unwrapped(value: str) -> str:
-    """Remove the line feeds between a value and its tags."""
+    """Removes the line feeds between a value and its tags."""
     return value.removeprefix("\n").removesuffix("\n")
 
 
 def typed_value(text: str, schema: object) -> Any:
-    """Convert `text` to the first type of `schema` that fits; without one, return the text itself."""
+    """Converts `text` to the first type of `schema` that fits; without one, returns the text."""
     for name in _type_names(schema):
         if name == "string":
             return text
