@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 
 from tailrace.bus import CallFailedError
+from tailrace.store.errors import StoreError
 from tailrace_gateway.core.errors import ApiError
 from tailrace_gateway.core.gateway import Gateway
-from tailrace_gateway.ports import SessionStore, StoreLostError
+from tailrace_gateway.ports import SessionStore
 from tailrace_protos.base import encode
 from tailrace_protos.generation import CallErrorCode
 from tailrace_protos.session import (
@@ -73,7 +74,7 @@ class SessionHandler:
         """Forget a session."""
         try:
             await self.forget(request.session_id)
-        except StoreLostError as error:
+        except StoreError as error:
             raise CallFailedError(CallErrorCode.NOT_READY, str(error), 1.0) from error
         return SessionClosed(request.session_id)
 
@@ -86,7 +87,7 @@ class SessionHandler:
         self._sessions.forget(session_id, stored.nonce)
         await self._announce(SessionClosed(session_id, stored.nonce))
 
-    async def heard_closed(self, message: SessionClosed) -> None:
+    async def on_closed(self, message: SessionClosed) -> None:
         """Another replica closed or exported a session."""
         self._sessions.forget(message.session_id, message.nonce)
 

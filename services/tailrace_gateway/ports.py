@@ -19,7 +19,7 @@ class SessionPolicy(Policy, Protocol):
         """The episode ended; its lease is free."""
 
 
-class StoredSession(Protocol):
+class SessionState(Protocol):
     """A session as the store knows it, with the log entries that the reader lacked."""
 
     @property
@@ -44,7 +44,7 @@ class StoredSession(Protocol):
 
 
 class SessionStore(Protocol):
-    """Sessions beyond this process. All methods raise `StoreLostError` when they cannot answer."""
+    """Sessions beyond this process. All methods raise `StoreError` when they cannot answer."""
 
     async def open(self, record: OpenSession, nonce: str, key_hash: str, lifetime_s: float) -> str:
         """Make a session; the nonce of the one that was open already, if there is one."""
@@ -52,7 +52,7 @@ class SessionStore(Protocol):
     async def find(self, key_hash: str) -> str:
         """The id of the session that a key opens; empty: none."""
 
-    async def read(self, session_id: str, num_known: int = 0, answer: str = "") -> StoredSession | None:
+    async def read(self, session_id: str, num_known: int = 0, answer: str = "") -> SessionState | None:
         """A session and its log after the first `num_known` entries; None when it is gone."""
 
     async def append(
@@ -77,7 +77,3 @@ class SessionStore(Protocol):
 
     async def delete(self, session_id: str) -> None:
         """Forget a session."""
-
-
-class StoreLostError(Exception):
-    """The store did not answer in time, or refused."""

@@ -11,14 +11,16 @@ import contextlib
 import os
 import socket
 from collections.abc import Iterator
+from typing import Any
 
 import uvicorn
 from starlette.types import ASGIApp
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from tailrace.config import ConfigError
-from tailrace_gateway.adapters.one_write import OneWriteProtocol
 
 _BACKLOG = 4096
+_HEAD = b"HTTP/"
 
 
 class _QuietServer(uvicorn.Server):
@@ -36,7 +38,7 @@ class HttpServer:
     def __init__(self, app: ASGIApp, listener: socket.socket, keep_alive_s: int) -> None:
         config = uvicorn.Config(
             app,
-            http=OneWriteProtocol,
+            http=CoalescingProtocol,
             ws="none",
             lifespan="off",
             loop="none",
@@ -59,6 +61,13 @@ class HttpServer:
         self._server.should_exit = True
         self._server.force_exit = at_once
 
+    async def wait_stopped(self, serving: asyncio.Task[object], grace_s: float) -> None:
+        """Wait for a stopped server to end; connections that remain after `grace_s` are cut."""
+        _, late = await asyncio.wait({serving}, timeout=grace_s)
+        if late:
+            self.stop(at_once=True)
+            await asyncio.wait({serving}, timeout=grace_s)
+
 
 def bind(host: str, port: int) -> socket.socket:
     """A socket on a port that other replicas may share; `ConfigError` when somebody else has it."""
@@ -79,9 +88,59 @@ def bind(host: str, port: int) -> socket.socket:
     return listener
 
 
-async def ended(serving: asyncio.Task[object], hurry_s: float, server: HttpServer) -> None:
-    """Wait for a stopped server to end; those who are still connected after `hurry_s` are cut off."""
-    _, late = await asyncio.wait({serving}, timeout=hurry_s)
-    if late:
-        server.stop(at_once=True)
-        await asyncio.wait({serving}, timeout=hurry_s)
+class CoalescingProtocol(HttpToolsProtocol):
+    """uvicorn's protocol on a transport that gathers writes."""
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        """See `asyncio.Protocol`."""
+        super().connection_made(_CoalescingTransport(transport, self.loop))
+
+
+class _CoalescingTransport(asyncio.Transport):
+    """Passes everything on; writes at most a turn of the loop later, and always before a close."""
+
+    def __init__(self, transport: asyncio.Transport, loop: asyncio.AbstractEventLoop) -> None:
+        super().__init__()
+        self._transport = transport
+        self._loop = loop
+        self._waiting: list[bytes | bytearray | memoryview[Any]] = []
+
+    def write(self, data: bytes | bytearray | memoryview[Any]) -> None:
+        """Send this with what waits, if that is a head; else with all that is written in this turn."""
+        has_head = len(self._waiting) == 1 and bytes(self._waiting[0][:5]) == _HEAD
+        if not self._waiting:
+            self._loop.call_soon(self._flush)
+        self._waiting.append(data)
+        if has_head:
+            self._flush()
+
+    def _flush(self) -> None:
+        waiting, self._waiting = self._waiting, []
+        if waiting and not self._transport.is_closing():
+            self._transport.write(b"".join(waiting) if len(waiting) > 1 else waiting[0])
+
+    def close(self) -> None:
+        """Send what waits, then close."""
+        self._flush()
+        self._transport.close()
+
+    def abort(self) -> None:
+        """Close at once."""
+        self._waiting.clear()
+        self._transport.abort()
+
+    def is_closing(self) -> bool:
+        """Whether the connection is closed or about to be."""
+        return self._transport.is_closing()
+
+    def pause_reading(self) -> None:
+        """See `asyncio.ReadTransport`."""
+        self._transport.pause_reading()
+
+    def resume_reading(self) -> None:
+        """See `asyncio.ReadTransport`."""
+        self._transport.resume_reading()
+
+    def get_extra_info(self, name: str, default: Any = None) -> Any:
+        """See `asyncio.BaseTransport`."""
+        return self._transport.get_extra_info(name, default)

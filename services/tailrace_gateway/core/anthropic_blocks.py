@@ -7,8 +7,8 @@ from typing import Any
 
 import msgspec
 
-from tailrace_gateway.core.errors import InvalidRequestError, UnsupportedError
-from tailrace_gateway.core.openai_fields import refuse_prefill
+from tailrace_gateway.core.errors import BadRequestError, UnsupportedError
+from tailrace_gateway.core.openai_request import refuse_prefill
 from tailrace_protos.chat import ChatMessage, ToolCall
 
 
@@ -46,7 +46,7 @@ def read_system(system: str | Blocks | None) -> str:
 def read_anthropic_messages(messages: Sequence[InAnthropicMessage]) -> tuple[ChatMessage, ...]:
     """The conversation so far; it must not end with an assistant's message."""
     if not messages:
-        raise InvalidRequestError("messages: at least one message is required", param="messages")
+        raise BadRequestError("messages: at least one message is required", param="messages")
     read: list[ChatMessage] = []
     for index, message in enumerate(messages):
         place = f"messages[{index}]"
@@ -56,9 +56,7 @@ def read_anthropic_messages(messages: Sequence[InAnthropicMessage]) -> tuple[Cha
             read.append(_assistant(message.content, f"{place}.content"))
         else:
             param = f"{place}.role"
-            raise InvalidRequestError(
-                f"{param}: {message.role!r} is not user or assistant", param=param
-            )
+            raise BadRequestError(f"{param}: {message.role!r} is not user or assistant", param=param)
     refuse_prefill(read)
     return tuple(read)
 

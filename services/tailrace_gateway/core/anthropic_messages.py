@@ -18,27 +18,37 @@ from tailrace_gateway.core.anthropic_blocks import (
     read_anthropic_messages,
     read_system,
 )
-from tailrace_gateway.core.body import Body, Neutral, Ranges, read_body, stop_strings
+from tailrace_gateway.core.body import Body, DefaultOnly, NumberRanges, read_body, stop_strings
 from tailrace_gateway.core.call import (
-    Choice,
+    CallStart,
     Completion,
-    Ending,
     ModelCall,
-    SamplingWishes,
+    Piece,
+    ReplyChoice,
+    SamplingOverrides,
+    StopReason,
 )
-from tailrace_gateway.core.errors import InvalidRequestError, UnsupportedError
-from tailrace_gateway.core.tool_choice import ToolChoice, tool_promises
-from tailrace_protos.chat import ChatMessage, ToolSchema
+from tailrace_gateway.core.errors import (
+    ApiError,
+    BadRequestError,
+    ContextOverflowError,
+    UnsupportedError,
+)
+from tailrace_gateway.core.output_constraints import ToolChoice, tool_constraints
+from tailrace_gateway.core.sse import named_event, to_json
+from tailrace_protos.chat import ChatMessage, ToolCall, ToolSchema
 
 _STOP_REASONS = {
-    Ending.STOP: "end_turn",
-    Ending.LENGTH: "max_tokens",
-    Ending.TOOL_CALLS: "tool_use",
+    StopReason.STOP: "end_turn",
+    StopReason.LENGTH: "max_tokens",
+    StopReason.TOOL_CALLS: "tool_use",
 }
-_NEUTRAL = Neutral(
+_DEFAULT_ONLY = DefaultOnly(
     container=(), context_management=(), mcp_servers=([],), output_config=({},), output_format=()
 )
-_RANGES = Ranges(max_tokens=(1, 1 << 31), temperature=(0, 100), top_p=(1e-6, 1), top_k=(0, 1 << 30))
+_RANGES = NumberRanges(
+    max_tokens=(1, 1 << 31), temperature=(0, 100), top_p=(1e-6, 1), top_k=(0, 1 << 30)
+)
 
 
 class AnthropicTool(msgspec.Struct, frozen=True):
@@ -81,16 +91,16 @@ class MessagesRequest(Body, frozen=True, kw_only=True):
     cache_control: Any = None
 
     @property
-    def tells_thoughts(self) -> bool:
+    def with_reasoning(self) -> bool:
         """Whether thinking blocks are part of the answer."""
         return (self.thinking or {}).get("type") != "disabled"
 
 
 def read_messages_request(raw: bytes) -> tuple[MessagesRequest, ModelCall]:
-    """The request and what it asks of the model; raises `InvalidRequestError`."""
+    """The request and what it asks of the model; raises `BadRequestError`."""
     body = read_body(raw, MessagesRequest)
     if body.max_tokens is None:
-        raise InvalidRequestError("max_tokens: Field required", param="max_tokens")
+        raise BadRequestError("max_tokens: Field required", param="max_tokens")
     return body, call_of(body)
 
 
@@ -101,7 +111,7 @@ def read_count_request(raw: bytes) -> ModelCall:
 
 def call_of(body: MessagesRequest) -> ModelCall:
     """What a body asks of the model."""
-    _NEUTRAL.require(body)
+    _DEFAULT_ONLY.require(body)
     _RANGES.require(body)
     tools = _tools(body.tools or [])
     system = read_system(body.system)
@@ -110,13 +120,13 @@ def call_of(body: MessagesRequest) -> ModelCall:
         messages=(*first, *read_anthropic_messages(body.messages)),
         tools=tools,
         max_new_tokens=body.max_tokens,
-        sampling=SamplingWishes(
+        sampling=SamplingOverrides(
             temperature=body.temperature,
             top_p=body.top_p,
             top_k=body.top_k,
             stop=stop_strings(body.stop_sequences, "stop_sequences"),
         ),
-        promises=tool_promises(
+        constraints=tool_constraints(
             _choice(body.tool_choice or {}),
             tools,
             is_parallel=not (body.tool_choice or {}).get("disable_parallel_tool_use"),
@@ -154,16 +164,16 @@ def messages_answer(body: MessagesRequest, completion: Completion) -> dict[str, 
         "role": "assistant",
         "model": body.model,
         "content": blocks_of(body, choice),
-        **ending_fields(choice),
+        **stop_fields(choice),
         "usage": usage_of(completion),
     }
 
 
-def blocks_of(body: MessagesRequest, choice: Choice) -> list[dict[str, Any]]:
+def blocks_of(body: MessagesRequest, choice: ReplyChoice) -> list[dict[str, Any]]:
     """A reply as content blocks."""
     message = choice.message
     blocks: list[dict[str, Any]] = []
-    if message.reasoning and body.tells_thoughts:
+    if message.reasoning and body.with_reasoning:
         blocks.append({"type": "thinking", "thinking": message.reasoning, "signature": ""})
     if message.content or not (blocks or message.tool_calls):
         blocks.append({"type": "text", "text": message.content})
@@ -183,11 +193,11 @@ def tool_use_block(call_id: str, name: str, arguments: str) -> dict[str, Any]:
     return {"type": "tool_use", "id": call_id, "name": name, "input": shown}
 
 
-def ending_fields(choice: Choice) -> dict[str, Any]:
+def stop_fields(choice: ReplyChoice) -> dict[str, Any]:
     """Why the reply ended."""
-    if choice.stop_matched is not None and choice.ending is Ending.STOP:
+    if choice.stop_matched is not None and choice.stop_reason is StopReason.STOP:
         return {"stop_reason": "stop_sequence", "stop_sequence": choice.stop_matched}
-    return {"stop_reason": _STOP_REASONS[choice.ending], "stop_sequence": None}
+    return {"stop_reason": _STOP_REASONS[choice.stop_reason], "stop_sequence": None}
 
 
 def usage_of(completion: Completion) -> dict[str, Any]:
@@ -199,3 +209,112 @@ def usage_of(completion: Completion) -> dict[str, Any]:
         "cache_creation_input_tokens": 0,
         "output_tokens": completion.num_sampled,
     }
+
+
+class MessagesStream:
+    """`StreamDialect` of messages. One block is open at a time; tool calls come whole, at the end."""
+
+    def __init__(self, body: MessagesRequest) -> None:
+        self._body = body
+        self._index = -1  # of the newest block
+        self._open = ""  # its type; empty: it was closed
+        self._stop: dict[str, Any] = {}
+
+    def begin(self, opening: CallStart) -> bytes:
+        """The message without content."""
+        usage = {"input_tokens": len(opening.prompt_ids), "output_tokens": 0}
+        message: dict[str, Any] = {
+            "id": opening.completion_id,
+            "type": "message",
+            "role": "assistant",
+            "model": self._body.model,
+            "content": [],
+            "stop_reason": None,
+            "stop_sequence": None,
+            "usage": usage,
+        }
+        return named_event({"type": "message_start", "message": message})
+
+    def piece(self, piece: Piece) -> bytes:
+        """Thoughts and text as they come."""
+        told = b""
+        if piece.delta.reasoning and self._body.with_reasoning:
+            empty = {"type": "thinking", "thinking": "", "signature": ""}
+            delta = {"type": "thinking_delta", "thinking": piece.delta.reasoning}
+            told += self._block("thinking", empty) + self._delta(delta)
+        if piece.delta.content:
+            delta = {"type": "text_delta", "text": piece.delta.content}
+            told += self._block("text", {"type": "text", "text": ""}) + self._delta(delta)
+        return told
+
+    def choice(self, choice: ReplyChoice) -> bytes:
+        """Tool calls, and the end of the last block."""
+        self._stop = stop_fields(choice)
+        calls = choice.message.tool_calls
+        told = b"".join(map(self._tool_use, calls))
+        if self._index < 0:
+            told += self._block("text", {"type": "text", "text": ""})
+        return told + self._close()
+
+    def end(self, completion: Completion) -> bytes:
+        """Why it ended, and the counts."""
+        delta = {"type": "message_delta", "delta": self._stop, "usage": usage_of(completion)}
+        return named_event(delta) + named_event({"type": "message_stop"})
+
+    def error(self, error: ApiError) -> bytes:
+        """An error event, which the client raises."""
+        return named_event(anthropic_error(error))
+
+    def _tool_use(self, call: ToolCall) -> bytes:
+        block = tool_use_block(call.id, call.name, call.arguments)
+        arguments = to_json(block["input"]).decode()
+        begun = self._close() + self._block("tool_use", {**block, "input": {}})
+        return begun + self._delta({"type": "input_json_delta", "partial_json": arguments})
+
+    def _block(self, kind: str, empty: dict[str, Any]) -> bytes:
+        """Make sure that a block of this type is open."""
+        if self._open == kind:
+            return b""
+        told = self._close()
+        self._index += 1
+        self._open = kind
+        start = {"type": "content_block_start", "index": self._index, "content_block": empty}
+        return told + named_event(start)
+
+    def _delta(self, delta: dict[str, Any]) -> bytes:
+        return named_event({"type": "content_block_delta", "index": self._index, "delta": delta})
+
+    def _close(self) -> bytes:
+        if not self._open:
+            return b""
+        self._open = ""
+        return named_event({"type": "content_block_stop", "index": self._index})
+
+
+_TYPES = {
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+    500: "api_error",
+    503: "overloaded_error",
+}
+
+
+def anthropic_error(error: ApiError) -> dict[str, Any]:
+    """The body of an error answer; `code` and `param` say what the message says, for programs."""
+    message = error.message
+    if isinstance(error, ContextOverflowError):
+        message = f"prompt is too long: {error.num_tokens} tokens > {error.limit_tokens} maximum"
+    content: dict[str, Any] = {
+        "type": _TYPES.get(error.status, "invalid_request_error"),
+        "message": message,
+        "code": error.code,
+    }
+    if error.param:
+        content["param"] = error.param
+    completion_id = getattr(error, "completion_id", "")
+    if completion_id:
+        content["completion_id"] = completion_id
+    return {"type": "error", "error": content}

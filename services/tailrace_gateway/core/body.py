@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from tailrace_gateway.core.errors import InvalidRequestError, UnsupportedError
+from tailrace_gateway.core.errors import BadRequestError, UnsupportedError
 
 T = TypeVar("T")
 
@@ -43,18 +43,18 @@ def _decoder(kind: Any) -> msgspec.json.Decoder[Any]:
 
 
 def read_body(raw: bytes, kind: type[T]) -> T:
-    """The body in `raw`; raises `InvalidRequestError` with the field's name."""
+    """The body in `raw`; raises `BadRequestError` with the field's name."""
     kind_key: Any = kind
     try:
         body: T = _decoder(kind_key).decode(raw)
     except msgspec.ValidationError as error:
         raise _explained(str(error)) from error
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise InvalidRequestError(f"the body is no JSON: {error}", code="invalid_json") from error
+        raise BadRequestError(f"the body is no JSON: {error}", code="invalid_json") from error
     return body
 
 
-def _explained(reason: str) -> InvalidRequestError:
+def _explained(reason: str) -> BadRequestError:
     if unknown := _UNKNOWN.match(reason):
         parent, name = unknown.group(2), unknown.group(1)
         param = f"{parent}.{name}" if parent else name
@@ -65,10 +65,10 @@ def _explained(reason: str) -> InvalidRequestError:
     missing = re.match(r"Object missing required field `([^`]+)`", problem)
     if missing and missing.group(1):
         param = f"{param}.{missing.group(1)}" if param else missing.group(1)
-    return InvalidRequestError(f"{param}: {problem}" if param else problem, param=param)
+    return BadRequestError(f"{param}: {problem}" if param else problem, param=param)
 
 
-class Neutral:
+class DefaultOnly:
     """Fields that a dialect has and the gateway does not honour, with the values that change nothing.
 
     None is one of them always.
@@ -76,36 +76,36 @@ class Neutral:
 
     def __init__(self, **values: Any) -> None:
         self._values = {name: (None, *values[name]) for name in values}
-        self._said = _getter(tuple(values))
+        self._values_of = _getter(tuple(values))
         self._nothing = (None,) * len(values)
 
     def require(self, body: Body) -> None:
         """Refuse a field that has another value."""
-        said = self._said(body)
-        if said == self._nothing:
+        values = self._values_of(body)
+        if values == self._nothing:
             return
-        for (name, values), value in zip(self._values.items(), said, strict=True):
-            if value not in values:
+        for (name, allowed), value in zip(self._values.items(), values, strict=True):
+            if value not in allowed:
                 raise UnsupportedError(f"{name}: {value!r} is not supported here", param=name)
 
 
-class Ranges:
+class NumberRanges:
     """Numbers that must lie between two others, both included; None passes."""
 
     def __init__(self, **bounds: tuple[float, float]) -> None:
         self._bounds = bounds
-        self._said = _getter(tuple(bounds))
+        self._values_of = _getter(tuple(bounds))
         self._nothing = (None,) * len(bounds)
 
     def require(self, body: Body) -> None:
         """Refuse a number outside its range."""
-        said = self._said(body)
-        if said == self._nothing:
+        values = self._values_of(body)
+        if values == self._nothing:
             return
-        for (name, (low, high)), value in zip(self._bounds.items(), said, strict=True):
+        for (name, (low, high)), value in zip(self._bounds.items(), values, strict=True):
             if value is not None and not low <= value <= high:
                 reason = f"{name}: {value} is not between {low:g} and {high:g}"
-                raise InvalidRequestError(reason, param=name)
+                raise BadRequestError(reason, param=name)
 
 
 def _getter(names: tuple[str, ...]) -> Callable[[Body], tuple[Any, ...]]:
@@ -132,7 +132,5 @@ def stop_strings(
     """Stop strings as a tuple."""
     stops = (stop,) if isinstance(stop, str) else tuple(stop or ())
     if any(not text for text in stops) or len(stops) > max_stops:
-        raise InvalidRequestError(
-            f"{param}: at most {max_stops} texts, none of them empty", param=param
-        )
+        raise BadRequestError(f"{param}: at most {max_stops} texts, none of them empty", param=param)
     return stops

@@ -12,10 +12,10 @@ from numpy.typing import NDArray
 
 from tailrace.chat import ReplyDelta
 from tailrace_protos.chat import ChatMessage, ToolSchema
-from tailrace_protos.generation import SamplingParams
+from tailrace_protos.generation import FinishReason, SamplingParams
 
 
-class SamplingWishes(msgspec.Struct, frozen=True, kw_only=True):
+class SamplingOverrides(msgspec.Struct, frozen=True, kw_only=True):
     """What a request says of sampling; None: as the session says."""
 
     temperature: float | None = None
@@ -40,7 +40,7 @@ class ReplyFormat(enum.Enum):
     JSON_SCHEMA = "json_schema"
 
 
-class Promises(msgspec.Struct, frozen=True, kw_only=True):
+class OutputConstraints(msgspec.Struct, frozen=True, kw_only=True):
     """What a finished reply is checked against; nothing forces the model to keep it."""
 
     needs_tool_call: bool = False
@@ -66,8 +66,8 @@ class ModelCall:
     num_choices: int = 1
     max_new_tokens: int | None = None
     top_logprobs: int = 0  # likeliest tokens to tell of each step
-    sampling: SamplingWishes = field(default_factory=SamplingWishes)
-    promises: Promises = field(default_factory=Promises)
+    sampling: SamplingOverrides = field(default_factory=SamplingOverrides)
+    constraints: OutputConstraints = field(default_factory=OutputConstraints)
 
     @property
     def is_token_level(self) -> bool:
@@ -75,7 +75,7 @@ class ModelCall:
         return not self.messages and not self.previous_id
 
 
-class Ending(enum.Enum):
+class StopReason(enum.Enum):
     """Why a choice ended."""
 
     STOP = "stop"
@@ -83,14 +83,21 @@ class Ending(enum.Enum):
     TOOL_CALLS = "tool_calls"
 
 
+def stop_reason_of(message: ChatMessage, finish_reason: FinishReason | None) -> StopReason:
+    """Why a choice ended, as clients are told."""
+    if finish_reason is FinishReason.LENGTH:
+        return StopReason.LENGTH
+    return StopReason.TOOL_CALLS if message.tool_calls else StopReason.STOP
+
+
 @dataclass(frozen=True, slots=True)
-class Choice:
+class ReplyChoice:
     """One sampled reply."""
 
     index: int
     completion_id: str  # its node in the ledger
     message: ChatMessage
-    ending: Ending
+    stop_reason: StopReason
     stop_matched: str | None  # the stop string that ended it
     token_ids: NDArray[np.int32]  # [T]
     logprobs: NDArray[np.float32]  # [T]
@@ -99,7 +106,7 @@ class Choice:
 
 
 @dataclass(frozen=True, slots=True)
-class Opening:
+class CallStart:
     """What is known of a call before its first token."""
 
     completion_id: str
@@ -111,8 +118,8 @@ class Opening:
 class Completion:
     """All choices of a call."""
 
-    opening: Opening
-    choices: tuple[Choice, ...]
+    opening: CallStart
+    choices: tuple[ReplyChoice, ...]
     num_cached_tokens: int
 
     @property

@@ -13,8 +13,9 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 
 from tailrace.retry import Backoff
+from tailrace.store.errors import StoreError
 from tailrace_gateway import metrics
-from tailrace_gateway.ports import SessionStore, StoreLostError
+from tailrace_gateway.ports import SessionStore
 
 _LIFETIME_S = 6.0
 _FIRST_LOOK_S, _LAST_LOOK_S = 0.02, 0.5
@@ -39,7 +40,7 @@ class Claims:
             yield
         finally:
             keeping.cancel()
-            with suppress(StoreLostError):  # then it runs out
+            with suppress(StoreError):  # then it runs out
                 await self._store.unclaim(session_id, name, holder)
 
     async def _take(self, session_id: str, name: str, holder: str) -> bool:
@@ -51,12 +52,12 @@ class Claims:
             with metrics.WAITING_RETRIES.track_inprogress():
                 while await self._store.claim(session_id, name, holder, _LIFETIME_S) != holder:
                     await backoff.sleep()
-        except StoreLostError:
+        except StoreError:
             return False
         return True
 
     async def _keep(self, session_id: str, name: str, holder: str) -> None:
         while True:
             await asyncio.sleep(_LIFETIME_S / 3)
-            with suppress(StoreLostError):
+            with suppress(StoreError):
                 await self._store.claim(session_id, name, holder, _LIFETIME_S)

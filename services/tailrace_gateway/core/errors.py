@@ -30,11 +30,11 @@ class ApiError(Exception):
         self.retry_after_s = retry_after_s
 
 
-class InvalidRequestError(ApiError):
+class BadRequestError(ApiError):
     """The request is wrong in itself, or asks for what cannot be had here."""
 
 
-class UnsupportedError(InvalidRequestError, code="unsupported_parameter"):
+class UnsupportedError(BadRequestError, code="unsupported_parameter"):
     """A field of the dialect that the gateway does not honour, so that it is refused."""
 
 
@@ -84,7 +84,7 @@ class TooLargeError(ApiError, status=413, code="request_too_large"):
     """The body has more bytes than `gateway.max_body_bytes`."""
 
 
-class UnmetPromiseError(ApiError, status=422):
+class OutputConstraintError(ApiError, status=422):
     """The model's reply does not keep what the request asked it to promise.
 
     The reply is in the ledger like any other; `completion_id` names it.

@@ -5,11 +5,12 @@ from __future__ import annotations
 import math
 import uuid
 
+from tailrace.store.errors import StoreError
 from tailrace_gateway import metrics
-from tailrace_gateway.core.errors import InvalidRequestError, NotFoundError, UnavailableError
+from tailrace_gateway.core.errors import BadRequestError, NotFoundError, UnavailableError
 from tailrace_gateway.core.session import Session
 from tailrace_gateway.core.sessions import Sessions
-from tailrace_gateway.ports import SessionStore, StoreLostError
+from tailrace_gateway.ports import SessionStore
 from tailrace_protos.base import encode
 from tailrace_protos.session import ExportSession, RewardSet, SessionExport
 
@@ -31,7 +32,7 @@ class Exporter:
             length = await self._store.append(
                 session_id, session.nonce, uuid.uuid4().hex, [encode(entry)]
             )
-        except StoreLostError as error:
+        except StoreError as error:
             reason = f"the reward cannot be kept: {error}"
             raise UnavailableError(reason, retry_after_s=_RETRY_AFTER_S) from error
         if length < 0:
@@ -45,7 +46,7 @@ class Exporter:
         session_id = request.session_id
         try:
             is_there = await self._store.finish(session_id)
-        except StoreLostError as error:
+        except StoreError as error:
             reason = f"the session cannot be read: {error}"
             raise UnavailableError(reason, retry_after_s=_RETRY_AFTER_S) from error
         session = await self._sessions.load(session_id) if is_there else None
@@ -77,5 +78,5 @@ def _call_id(session: Session, completion_id: str) -> str:
 
 def _finite(reward: float) -> float:
     if not math.isfinite(reward):
-        raise InvalidRequestError(f"reward: {reward} is not finite", param="reward")
+        raise BadRequestError(f"reward: {reward} is not finite", param="reward")
     return float(reward)

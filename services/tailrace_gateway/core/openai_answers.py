@@ -8,16 +8,16 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from tailrace_gateway.core.call import Choice, Completion, Opening
+from tailrace_gateway.core.call import CallStart, Completion, ReplyChoice
 from tailrace_gateway.core.errors import ApiError
-from tailrace_gateway.core.openai_errors import openai_error
 from tailrace_gateway.core.openai_request import OpenAIRequest
 from tailrace_gateway.core.sse import DONE, data_event
 
+TokenText = Callable[[int], str]  # text of one token; broken characters become U+FFFD
 _LEAST = np.float32(-9999.0)  # OpenAI's word for all but impossible; JSON has no -inf
 
 
-class Sampled(Protocol):
+class TokenLogprobs(Protocol):
     """Tokens [T] of a choice, whole or a piece, with what else each step might have said [T, k]."""
 
     @property
@@ -37,15 +37,11 @@ class Sampled(Protocol):
         """Of those."""
 
 
-class TokenText(Protocol):
-    """Gives the text of single tokens, for log-probabilities."""
-
-    def token_text(self, token_id: int) -> str:
-        """Text of one token; broken characters are replaced by U+FFFD."""
-
-
 def whole_answer(
-    body: OpenAIRequest, kind: str, completion: Completion, tell: Callable[[Choice], dict[str, Any]]
+    body: OpenAIRequest,
+    kind: str,
+    completion: Completion,
+    tell: Callable[[ReplyChoice], dict[str, Any]],
 ) -> dict[str, Any]:
     """The answer to a request that does not stream; `tell` gives what is the dialect's of a choice."""
     choices = [tell(choice) for choice in completion.choices]
@@ -69,7 +65,7 @@ class OpenAIStream:
         self._kind = kind
         self._base: dict[str, Any] = {}
 
-    def opened(self, opening: Opening) -> dict[str, Any]:
+    def opened(self, opening: CallStart) -> dict[str, Any]:
         """Begin; what the first chunk tells besides, the prompt's ids if they were asked for."""
         self._base = _head(self._body, self._kind, opening)
         return {"prompt_token_ids": opening.prompt_ids.tolist()} if self._body.return_token_ids else {}
@@ -87,7 +83,7 @@ class OpenAIStream:
         return data_event(openai_error(error))
 
 
-def _head(body: OpenAIRequest, kind: str, opening: Opening) -> dict[str, Any]:
+def _head(body: OpenAIRequest, kind: str, opening: CallStart) -> dict[str, Any]:
     return {
         "id": opening.completion_id,
         "object": kind,
@@ -107,18 +103,18 @@ def usage_of(completion: Completion) -> dict[str, Any]:
     }
 
 
-def logprob_entries(tokens: TokenText, sampled: Sampled) -> list[dict[str, Any]]:
+def logprob_entries(token_text: TokenText, sampled: TokenLogprobs) -> list[dict[str, Any]]:
     """The sampled tokens with their log-probabilities, in the form of chat completions."""
     return [
-        _entry(tokens, token_id, logprob)
-        | {"top_logprobs": [_entry(tokens, *likely) for likely in tops]}
+        _entry(token_text, token_id, logprob)
+        | {"top_logprobs": [_entry(token_text, *likely) for likely in tops]}
         for token_id, logprob, tops in zip(
             sampled.token_ids.tolist(), sampled.logprobs.tolist(), tops_of(sampled), strict=True
         )
     ]
 
 
-def tops_of(sampled: Sampled) -> list[list[tuple[int, float]]]:
+def tops_of(sampled: TokenLogprobs) -> list[list[tuple[int, float]]]:
     """The likeliest ids of each step with their log-probabilities; none where nobody asked."""
     if sampled.top_ids is None or sampled.top_logprobs is None:
         return [[] for _ in range(len(sampled.token_ids))]
@@ -127,13 +123,13 @@ def tops_of(sampled: Sampled) -> list[list[tuple[int, float]]]:
     return [list(zip(ids, values, strict=True)) for ids, values in rows]
 
 
-def _entry(tokens: TokenText, token_id: int, logprob: float) -> dict[str, Any]:
-    text = tokens.token_text(token_id)
+def _entry(token_text: TokenText, token_id: int, logprob: float) -> dict[str, Any]:
+    text = token_text(token_id)
     raw = None if "\ufffd" in text else list(text.encode())
     return {"token": text, "logprob": logprob, "bytes": raw}
 
 
-def tool_calls_of(choice: Choice) -> list[dict[str, Any]]:
+def tool_calls_of(choice: ReplyChoice) -> list[dict[str, Any]]:
     """A reply's tool calls in the form of chat completions."""
     return [
         {
@@ -143,3 +139,21 @@ def tool_calls_of(choice: Choice) -> list[dict[str, Any]]:
         }
         for call in choice.message.tool_calls
     ]
+
+
+_TYPES = {401: "invalid_request_error", 403: "permission_error", 429: "rate_limit_error"}
+
+
+def openai_error(error: ApiError) -> dict[str, Any]:
+    """The body of an error answer."""
+    kind = _TYPES.get(error.status, "invalid_request_error" if error.status < 500 else "server_error")
+    content: dict[str, Any] = {
+        "message": error.message,
+        "type": kind,
+        "param": error.param or None,
+        "code": error.code,
+    }
+    completion_id = getattr(error, "completion_id", "")
+    if completion_id:
+        content["completion_id"] = completion_id
+    return {"error": content}

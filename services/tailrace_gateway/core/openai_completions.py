@@ -11,20 +11,20 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from tailrace_gateway.core.body import Neutral, Ranges, read_body
-from tailrace_gateway.core.call import Choice, Completion, Ending, ModelCall, Opening, Piece
-from tailrace_gateway.core.errors import InvalidRequestError, UnsupportedError
+from tailrace_gateway.core.body import DefaultOnly, NumberRanges, read_body
+from tailrace_gateway.core.call import CallStart, Completion, ModelCall, Piece, ReplyChoice, StopReason
+from tailrace_gateway.core.errors import BadRequestError, UnsupportedError
 from tailrace_gateway.core.openai_answers import (
     OpenAIStream,
-    Sampled,
+    TokenLogprobs,
     TokenText,
     tops_of,
     whole_answer,
 )
 from tailrace_gateway.core.openai_request import OpenAIRequest
 
-_NEUTRAL = Neutral(echo=(False,), suffix=("",), best_of=(1,))
-_RANGES = Ranges(logprobs=(0, 5))
+_DEFAULT_ONLY = DefaultOnly(echo=(False,), suffix=("",), best_of=(1,))
+_RANGES = NumberRanges(logprobs=(0, 5))
 _MAX_ID = (1 << 31) - 1
 
 
@@ -40,10 +40,10 @@ class CompletionRequest(OpenAIRequest, frozen=True, kw_only=True):
 
 
 def read_completion(raw: bytes) -> tuple[CompletionRequest, ModelCall]:
-    """The request and what it asks of the model; raises `InvalidRequestError`."""
+    """The request and what it asks of the model; raises `BadRequestError`."""
     body = read_body(raw, CompletionRequest)
     body.require_shared()
-    _NEUTRAL.require(body)
+    _DEFAULT_ONLY.require(body)
     _RANGES.require(body)
     text, ids = _prompt(body.prompt)
     return body, ModelCall(
@@ -52,7 +52,7 @@ def read_completion(raw: bytes) -> tuple[CompletionRequest, ModelCall]:
         num_choices=body.num_choices,
         max_new_tokens=body.max_tokens,
         top_logprobs=body.logprobs or 0,
-        sampling=body.wishes(),
+        sampling=body.overrides(),
     )
 
 
@@ -67,16 +67,16 @@ def _prompt(prompt: str | list[str | int | list[int]]) -> tuple[str, NDArray[np.
         reason = "prompt: one prompt a request; send several requests at once for several prompts"
         raise UnsupportedError(reason, param="prompt")
     if not all(0 <= one <= _MAX_ID for one in ids):
-        raise InvalidRequestError("prompt: token ids must not be negative", param="prompt")
+        raise BadRequestError("prompt: token ids must not be negative", param="prompt")
     return "", np.array(ids, np.int32)
 
 
 def completion_answer(
-    body: CompletionRequest, completion: Completion, tokens: TokenText
+    body: CompletionRequest, completion: Completion, token_text: TokenText
 ) -> dict[str, Any]:
     """The answer to a request that does not stream."""
 
-    def tell(choice: Choice) -> dict[str, Any]:
+    def tell(choice: ReplyChoice) -> dict[str, Any]:
         told: dict[str, Any] = {
             "index": choice.index,
             "text": choice.message.content,
@@ -84,19 +84,19 @@ def completion_answer(
             "finish_reason": _reason(choice),
         }
         if body.logprobs is not None:
-            told["logprobs"] = logprob_lists(tokens, choice, 0)
+            told["logprobs"] = logprob_lists(token_text, choice, 0)
         return told
 
     return whole_answer(body, "text_completion", completion, tell)
 
 
-def _reason(choice: Choice) -> str:
-    return "length" if choice.ending is Ending.LENGTH else "stop"
+def _reason(choice: ReplyChoice) -> str:
+    return "length" if choice.stop_reason is StopReason.LENGTH else "stop"
 
 
-def logprob_lists(tokens: TokenText, sampled: Sampled, offset: int) -> dict[str, Any]:
+def logprob_lists(token_text: TokenText, sampled: TokenLogprobs, offset: int) -> dict[str, Any]:
     """The sampled tokens with their log-probabilities, in the form of completions."""
-    texts = [tokens.token_text(token_id) for token_id in sampled.token_ids.tolist()]
+    texts = [token_text(token_id) for token_id in sampled.token_ids.tolist()]
     offsets = []
     for text in texts:
         offsets.append(offset)
@@ -104,18 +104,20 @@ def logprob_lists(tokens: TokenText, sampled: Sampled, offset: int) -> dict[str,
     return {
         "tokens": texts,
         "token_logprobs": sampled.logprobs.tolist(),
-        "top_logprobs": None if sampled.top_ids is None else _likeliest(tokens, texts, sampled),
+        "top_logprobs": None if sampled.top_ids is None else _likeliest(token_text, texts, sampled),
         "text_offset": offsets,
     }
 
 
-def _likeliest(tokens: TokenText, texts: list[str], sampled: Sampled) -> list[dict[str, float]]:
+def _likeliest(
+    token_text: TokenText, texts: list[str], sampled: TokenLogprobs
+) -> list[dict[str, float]]:
     """The likeliest texts of each step and the sampled one; of tokens that read alike the likeliest."""
     told: list[dict[str, float]] = []
     for text, logprob, tops in zip(texts, sampled.logprobs.tolist(), tops_of(sampled), strict=True):
         likely: dict[str, float] = {}
         for token_id, value in tops:
-            likely.setdefault(tokens.token_text(token_id), value)
+            likely.setdefault(token_text(token_id), value)
         likely.setdefault(text, logprob)
         told.append(likely)
     return told
@@ -124,13 +126,13 @@ def _likeliest(tokens: TokenText, texts: list[str], sampled: Sampled) -> list[di
 class CompletionStream(OpenAIStream):
     """`StreamDialect` of completions."""
 
-    def __init__(self, body: CompletionRequest, tokens: TokenText) -> None:
+    def __init__(self, body: CompletionRequest, token_text: TokenText) -> None:
         super().__init__(body, "text_completion")
         self._completion = body
-        self._tokens = tokens
+        self._token_text = token_text
         self._offsets: dict[int, int] = {}  # characters told of each choice
 
-    def begin(self, opening: Opening) -> bytes:
+    def begin(self, opening: CallStart) -> bytes:
         """The prompt's ids if they were asked for."""
         more = self.opened(opening)
         return self.chunk([], **more) if more else b""
@@ -140,7 +142,7 @@ class CompletionStream(OpenAIStream):
         told: dict[str, Any] = {}
         if self._completion.logprobs is not None and len(piece.token_ids):
             offset = self._offsets.get(piece.index, 0)
-            lists = logprob_lists(self._tokens, piece, offset)
+            lists = logprob_lists(self._token_text, piece, offset)
             self._offsets[piece.index] = offset + sum(map(len, lists["tokens"]))
             told["logprobs"] = lists
         if self._completion.return_token_ids and len(piece.token_ids):
@@ -148,7 +150,7 @@ class CompletionStream(OpenAIStream):
         text = piece.delta.content
         return self._choice(piece.index, text, None, told) if text or told else b""
 
-    def choice(self, choice: Choice) -> bytes:
+    def choice(self, choice: ReplyChoice) -> bytes:
         """The finish reason."""
         return self._choice(choice.index, "", _reason(choice), {})
 

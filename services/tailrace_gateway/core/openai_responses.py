@@ -10,26 +10,42 @@ from typing import Any
 
 import msgspec
 
-from tailrace_gateway.core.body import Body, Neutral, Ranges, read_body
-from tailrace_gateway.core.call import Completion, Ending, ModelCall, SamplingWishes
-from tailrace_gateway.core.errors import InvalidRequestError, UnsupportedError
+from tailrace_gateway.core.body import Body, DefaultOnly, NumberRanges, read_body
+from tailrace_gateway.core.call import (
+    CallStart,
+    Completion,
+    ModelCall,
+    Piece,
+    ReplyChoice,
+    SamplingOverrides,
+    StopReason,
+)
+from tailrace_gateway.core.errors import ApiError, BadRequestError, UnsupportedError
 from tailrace_gateway.core.openai_answers import TokenText
-from tailrace_gateway.core.openai_fields import InSchema, refuse_prefill, schema_of
-from tailrace_gateway.core.openai_promises import read_promises
-from tailrace_gateway.core.responses_items import InItem, output_items, read_items
-from tailrace_protos.chat import ChatMessage, ToolSchema
+from tailrace_gateway.core.openai_request import InSchema, read_constraints, refuse_prefill, schema_of
+from tailrace_gateway.core.openai_response_items import (
+    InItem,
+    call_item,
+    message_item,
+    output_items,
+    read_items,
+    reasoning_item,
+    text_part,
+)
+from tailrace_gateway.core.sse import named_event
+from tailrace_protos.chat import ChatMessage, ToolCall, ToolSchema
 from tailrace_protos.generation import MAX_TOP_LOGPROBS
 
 _LOGPROBS = "message.output_text.logprobs"
 _INCLUDES = (_LOGPROBS, "reasoning.encrypted_content")  # thoughts come in plain words anyway
-_NEUTRAL = Neutral(
+_DEFAULT_ONLY = DefaultOnly(
     background=(False,),
     conversation=(),
     prompt=(),
     truncation=("disabled",),
     max_tool_calls=(),
 )
-_RANGES = Ranges(
+_RANGES = NumberRanges(
     max_output_tokens=(1, 1 << 31),
     temperature=(0, 100),
     top_p=(1e-6, 1),
@@ -91,7 +107,7 @@ class ResponseRequest(Body, frozen=True, kw_only=True):
 
 
 def read_response(raw: bytes) -> tuple[ResponseRequest, ModelCall]:
-    """The request and what it asks of the model; raises `InvalidRequestError`."""
+    """The request and what it asks of the model; raises `BadRequestError`."""
     body = read_body(raw, ResponseRequest)
     _refuse_unsupported(body)
     tools = _tools(body.tools or [])
@@ -102,19 +118,19 @@ def read_response(raw: bytes) -> tuple[ResponseRequest, ModelCall]:
         tools=tools,
         max_new_tokens=body.max_output_tokens,
         top_logprobs=body.top_logprobs or 0,
-        sampling=SamplingWishes(temperature=body.temperature, top_p=body.top_p),
-        promises=read_promises(
+        sampling=SamplingOverrides(temperature=body.temperature, top_p=body.top_p),
+        constraints=read_constraints(
             body.tool_choice, body.parallel_tool_calls, tools, wanted, "text.format"
         ),
     )
 
 
 def _refuse_unsupported(body: ResponseRequest) -> None:
-    _NEUTRAL.require(body)
+    _DEFAULT_ONLY.require(body)
     _RANGES.require(body)
     if body.top_logprobs and not body.with_logprobs:
         reason = f"top_logprobs needs include: [{_LOGPROBS!r}]"
-        raise InvalidRequestError(reason, param="top_logprobs")
+        raise BadRequestError(reason, param="top_logprobs")
     if any(value is not None for value in (body.reasoning or {}).values()):
         reason = "reasoning: the model thinks as it was trained to; leave it out"
         raise UnsupportedError(reason, param="reasoning")
@@ -128,7 +144,7 @@ def _refuse_unsupported(body: ResponseRequest) -> None:
 def _messages(body: ResponseRequest) -> tuple[ChatMessage, ...]:
     new = read_items(body.input)
     if not new or (new == (ChatMessage("user", ""),)):
-        raise InvalidRequestError("input: at least one item is needed", param="input")
+        raise BadRequestError("input: at least one item is needed", param="input")
     refuse_prefill(new, "input")
     return (ChatMessage("system", body.instructions), *new) if body.instructions else new
 
@@ -145,7 +161,7 @@ def _tools(tools: list[Any]) -> tuple[ToolSchema, ...]:
         try:
             read.append(schema_of(msgspec.convert(given, ResponseTool)))
         except msgspec.ValidationError as error:
-            raise InvalidRequestError(f"{param}: {error}", param=param) from error
+            raise BadRequestError(f"{param}: {error}", param=param) from error
     return tuple(read)
 
 
@@ -175,16 +191,18 @@ def response_base(body: ResponseRequest, completion_id: str, created_unix_s: int
     }
 
 
-def response_answer(body: ResponseRequest, completion: Completion, tokens: TokenText) -> dict[str, Any]:
+def response_answer(
+    body: ResponseRequest, completion: Completion, token_text: TokenText
+) -> dict[str, Any]:
     """The whole response."""
     choice = completion.choices[0]
-    is_cut = choice.ending is Ending.LENGTH
+    is_cut = choice.stop_reason is StopReason.LENGTH
     opening = completion.opening
     return {
         **response_base(body, opening.completion_id, opening.created_unix_s),
         "status": "incomplete" if is_cut else "completed",
         "incomplete_details": {"reason": "max_output_tokens"} if is_cut else None,
-        "output": output_items(choice, tokens, with_logprobs=body.with_logprobs),
+        "output": output_items(choice, token_text, with_logprobs=body.with_logprobs),
         "usage": _usage(completion),
     }
 
@@ -199,3 +217,114 @@ def _usage(completion: Completion) -> dict[str, Any]:
         "output_tokens_details": {"reasoning_tokens": 0},
         "total_tokens": prompt + sampled,
     }
+
+
+class ResponseStream:
+    """`StreamDialect` of responses. One item is open at a time; tool calls come whole, at the end."""
+
+    def __init__(self, body: ResponseRequest, token_text: TokenText) -> None:
+        self._body = body
+        self._token_text = token_text
+        self._number = 0
+        self._index = -1  # of the newest item
+        self._open = ""  # its type; empty: it was closed
+        self._text = ""  # of the open item
+        self._suffix = ""
+
+    def begin(self, opening: CallStart) -> bytes:
+        """The response without output."""
+        self._suffix = opening.completion_id
+        response = response_base(self._body, opening.completion_id, opening.created_unix_s)
+        created = self._event("response.created", response=response)
+        return created + self._event("response.in_progress", response=response)
+
+    def piece(self, piece: Piece) -> bytes:
+        """Thoughts and text as they come."""
+        told = b""
+        if piece.delta.reasoning:
+            told += self._opened("reasoning") + self._said(piece.delta.reasoning)
+        if piece.delta.content:
+            told += self._opened("message") + self._said(piece.delta.content)
+        return told
+
+    def choice(self, choice: ReplyChoice) -> bytes:
+        """The end of the open item, and tool calls."""
+        calls = choice.message.tool_calls
+        told = self._opened("message") if self._index < 0 and not calls else b""
+        return told + self._closed() + b"".join(map(self._call, calls))
+
+    def end(self, completion: Completion) -> bytes:
+        """The whole response."""
+        is_cut = completion.choices[0].stop_reason is StopReason.LENGTH
+        kind = "response.incomplete" if is_cut else "response.completed"
+        return self._event(kind, response=response_answer(self._body, completion, self._token_text))
+
+    def error(self, error: ApiError) -> bytes:
+        """An error event, which the client raises."""
+        param = error.param or None
+        return self._event("error", code=error.code, message=error.message, param=param)
+
+    def _event(self, kind: str, **fields: Any) -> bytes:
+        event = {"type": kind, "sequence_number": self._number, **fields}
+        self._number += 1
+        return named_event(event)
+
+    def _of_item(self, kind: str, **fields: Any) -> bytes:
+        """An event of the open item's content."""
+        prefix = "rs" if self._open == "reasoning" else "msg"
+        return self._event(
+            kind,
+            item_id=f"{prefix}_{self._suffix}",
+            output_index=self._index,
+            content_index=0,
+            **fields,
+        )
+
+    def _opened(self, kind: str) -> bytes:
+        """Make sure that an item of this type is open."""
+        if self._open == kind:
+            return b""
+        told = self._closed()
+        self._index, self._open, self._text = self._index + 1, kind, ""
+        item = self._item("in_progress")
+        told += self._event("response.output_item.added", output_index=self._index, item=item)
+        if kind == "message":
+            told += self._of_item("response.content_part.added", part=text_part(""))
+        return told
+
+    def _said(self, text: str) -> bytes:
+        self._text += text
+        if self._open == "reasoning":
+            return self._of_item("response.reasoning_text.delta", delta=text)
+        return self._of_item("response.output_text.delta", delta=text, logprobs=[])
+
+    def _closed(self) -> bytes:
+        if not self._open:
+            return b""
+        if self._open == "reasoning":
+            told = self._of_item("response.reasoning_text.done", text=self._text)
+        else:
+            told = self._of_item("response.output_text.done", text=self._text, logprobs=[])
+            told += self._of_item("response.content_part.done", part=text_part(self._text))
+        item = self._item("completed")
+        told += self._event("response.output_item.done", output_index=self._index, item=item)
+        self._open = ""
+        return told
+
+    def _item(self, status: str) -> dict[str, Any]:
+        """The open item as far as it was told."""
+        if self._open == "reasoning":
+            return reasoning_item(self._suffix, self._text, status)
+        parts = [text_part(self._text)] if status == "completed" else []
+        return message_item(self._suffix, parts, status)
+
+    def _call(self, call: ToolCall) -> bytes:
+        self._index += 1
+        place = {"output_index": self._index}
+        begun = call_item(ToolCall(call.id, call.name, ""), "in_progress")
+        told = self._event("response.output_item.added", item=begun, **place)
+        place_of_item = {"item_id": begun["id"], **place}
+        kind = "response.function_call_arguments"
+        told += self._event(f"{kind}.delta", delta=call.arguments, **place_of_item)
+        told += self._event(f"{kind}.done", arguments=call.arguments, name=call.name, **place_of_item)
+        return told + self._event("response.output_item.done", item=call_item(call), **place)

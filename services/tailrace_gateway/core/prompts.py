@@ -8,12 +8,12 @@ from numpy.typing import NDArray
 from tailrace.chat import Renderer, TemplateError
 from tailrace.ledger import Prompt
 from tailrace_gateway.core.call import ModelCall
-from tailrace_gateway.core.errors import InvalidRequestError, NotFoundError
+from tailrace_gateway.core.errors import BadRequestError, NotFoundError
 from tailrace_gateway.core.session import Session
 from tailrace_protos.chat import ChatMessage
 
 
-class Prompter:
+class PromptBuilder:
     """Makes prompts; a conversation that cannot be rendered is the caller's mistake."""
 
     def __init__(self, renderer: Renderer) -> None:
@@ -26,7 +26,7 @@ class Prompter:
                 return session.ledger.prepare_tokens(self._token_prompt(call))
             return session.ledger.prepare(_conversation(session, call), call.tools)
         except TemplateError as error:
-            raise InvalidRequestError(f"messages: {error}", param="messages") from error
+            raise BadRequestError(f"messages: {error}", param="messages") from error
 
     def prompt_at_hand(self, session: Session, call: ModelCall) -> Prompt | None:
         """The prompt, if nothing that other replicas may have captured could change it; else None.
@@ -42,7 +42,7 @@ class Prompter:
     def _token_prompt(self, call: ModelCall) -> NDArray[np.int32]:
         ids = self._renderer.encode(call.prompt_text) if call.prompt_ids is None else call.prompt_ids
         if not len(ids):
-            raise InvalidRequestError("prompt: at least one token is needed", param="prompt")
+            raise BadRequestError("prompt: at least one token is needed", param="prompt")
         return ids
 
 

@@ -13,7 +13,7 @@ from tailrace.channel.generation import Generation
 from tailrace.chat import ParsedReply
 from tailrace.ledger import Ledger, Prompt
 from tailrace_gateway.core.errors import SessionOverError
-from tailrace_gateway.core.running import RunningCall
+from tailrace_gateway.core.in_flight import InFlightCall
 from tailrace_protos.base import as_int32
 from tailrace_protos.generation import SamplingParams
 from tailrace_protos.session import LedgerNode, OpenSession, RewardSet
@@ -44,8 +44,8 @@ class Session:
         self.is_behind = False  # others are known to have appended what was not read yet
         self.is_open = True
         self.last_used_s = 0.0
-        self.calls: set[RunningCall] = set()
-        self.by_name: dict[str, RunningCall] = {}  # running calls that a retry may join
+        self.calls: set[InFlightCall] = set()
+        self.by_name: dict[str, InFlightCall] = {}  # running calls that a retry may join
         self._nodes: dict[str, LedgerNode] = {}  # in the order of their recording here
 
     @property
@@ -114,13 +114,13 @@ class Session:
         else:
             self.is_behind = True
 
-    def too_late(self) -> SessionOverError:
+    def deadline_error(self) -> SessionOverError:
         """The refusal of a call after the deadline."""
         reason = f"the deadline of session {self.session_id!r} has passed"
         return SessionOverError(reason, code="session_deadline_exceeded")
 
-    def shut(self) -> None:
+    def close(self) -> None:
         """No more calls; those that run end."""
         self.is_open = False
         for call in self.calls:
-            call.end(SessionOverError("the session was closed while this call ran"))
+            call.cancel(SessionOverError("the session was closed while this call ran"))

@@ -14,11 +14,12 @@ import msgspec
 
 from tailrace.clock import Clock
 from tailrace.ledger import Ledger
+from tailrace.store.errors import StoreError
 from tailrace_gateway import metrics
 from tailrace_gateway.core.errors import SessionOverError, UnauthorizedError, UnavailableError
 from tailrace_gateway.core.keys import key_hash, session_key
 from tailrace_gateway.core.session import Session
-from tailrace_gateway.ports import SessionPolicy, SessionStore, StoreLostError
+from tailrace_gateway.ports import SessionPolicy, SessionStore
 from tailrace_protos.generation import SamplingParams
 from tailrace_protos.session import OpenSession
 
@@ -64,8 +65,8 @@ class Sessions:
         lifetime_s = max(record.limits.deadline_unix_s - self._clock.unix_s(), 0.0) + who.keep_s
         try:
             kept = await self._store.open(record, nonce, key_hash(fresh), lifetime_s)
-        except StoreLostError as error:
-            raise _store_away(error) from error
+        except StoreError as error:
+            raise _store_error(error) from error
         if kept == nonce:
             self.forget(record.episode_id)  # an earlier one of this id
             self._begin(record, nonce)
@@ -80,8 +81,8 @@ class Sessions:
         """The session that a key opens; `UnauthorizedError` if it opens none."""
         try:
             session_id = await self._store.find(key_hash(key))
-        except StoreLostError as error:
-            raise _store_away(error) from error
+        except StoreError as error:
+            raise _store_error(error) from error
         if not session_id:
             raise UnauthorizedError("this key opens no session: it was closed, or never was")
         return session_id
@@ -104,9 +105,9 @@ class Sessions:
         num_known = session.num_read if session is not None else 0
         try:
             stored = await self._store.read(session_id, num_known, answer)
-        except StoreLostError as error:
+        except StoreError as error:
             if session is None:
-                raise _store_away(error) from error
+                raise _store_error(error) from error
             metrics.STALE_READS.inc()
             return self._in_use(session), None
         if session is not None and (stored is None or stored.nonce != session.nonce):
@@ -117,7 +118,7 @@ class Sessions:
         session = self._sessions.get(session_id) or self._begin(stored.record, stored.nonce)
         session.apply(stored.entries, num_known)
         if not stored.is_open:
-            session.shut()
+            session.close()
         return self._in_use(session), stored.answer
 
     async def load(self, session_id: str) -> Session | None:
@@ -137,7 +138,7 @@ class Sessions:
         if session is None or nonce not in ("", session.nonce):
             return
         del self._sessions[session_id]
-        session.shut()
+        session.close()
         self._ids.pop(session.key_hash, None)
         self._policy.end(session_id)
 
@@ -168,5 +169,5 @@ class Sessions:
         return session
 
 
-def _store_away(error: StoreLostError) -> UnavailableError:
+def _store_error(error: StoreError) -> UnavailableError:
     return UnavailableError(f"sessions cannot be read: {error}", retry_after_s=_STORE_RETRY_AFTER_S)

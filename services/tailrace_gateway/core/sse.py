@@ -6,7 +6,7 @@ from typing import Any, Protocol
 
 import msgspec
 
-from tailrace_gateway.core.call import Choice, Completion, Opening, Piece
+from tailrace_gateway.core.call import CallStart, Completion, Piece, ReplyChoice
 from tailrace_gateway.core.errors import ApiError
 
 _encoder = msgspec.json.Encoder()
@@ -32,13 +32,13 @@ def named_event(value: dict[str, Any]) -> bytes:
 class StreamDialect(Protocol):
     """How one dialect tells a reply while it is being sampled; every method returns events."""
 
-    def begin(self, opening: Opening) -> bytes:
+    def begin(self, opening: CallStart) -> bytes:
         """The call was accepted."""
 
     def piece(self, piece: Piece) -> bytes:
         """New text."""
 
-    def choice(self, choice: Choice) -> bytes:
+    def choice(self, choice: ReplyChoice) -> bytes:
         """A choice is complete: tool calls and why it ended."""
 
     def end(self, completion: Completion) -> bytes:

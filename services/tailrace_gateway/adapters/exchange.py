@@ -9,14 +9,14 @@ from typing import Any
 
 from starlette.types import Receive, Scope, Send
 
-from tailrace_gateway.core.anthropic_errors import anthropic_error
+from tailrace_gateway.core.anthropic_messages import anthropic_error
 from tailrace_gateway.core.errors import (
     ApiError,
+    BadRequestError,
     ForbiddenError,
-    InvalidRequestError,
     TooLargeError,
 )
-from tailrace_gateway.core.openai_errors import openai_error
+from tailrace_gateway.core.openai_answers import openai_error
 from tailrace_gateway.core.sse import to_json
 
 _JSON = (b"content-type", b"application/json")
@@ -73,7 +73,7 @@ class Exchange:
         while more:
             message = await self._receive()
             if message["type"] == "http.disconnect":
-                raise InvalidRequestError("the client hung up before its request was read")
+                raise BadRequestError("the client hung up before its request was read")
             part = message.get("body", b"")
             size += len(part)
             if size > limit:
@@ -87,7 +87,7 @@ class Exchange:
         while (await self._receive())["type"] != "http.disconnect":
             pass
 
-    async def answer(self, content: Any, status: int = 200, headers: tuple[Any, ...] = ()) -> None:
+    async def send_json(self, content: Any, status: int = 200, headers: tuple[Any, ...] = ()) -> None:
         """A JSON answer."""
         body = to_json(content)
         self.status = status
@@ -102,11 +102,11 @@ class Exchange:
         self.status = 200
         await self._send({"type": "http.response.start", "status": 200, "headers": list(_EVENTS)})
 
-    async def tell(self, events: bytes, *, last: bool = False) -> None:
+    async def send_events(self, events: bytes, *, last: bool = False) -> None:
         """More events."""
         await self._send({"type": "http.response.body", "body": events, "more_body": not last})
 
-    async def refuse(self, error: ApiError) -> None:
+    async def send_error(self, error: ApiError) -> None:
         """An error answer in the caller's dialect; clients are told whether asking again may help."""
         if self.status:  # too late for a status; a stream tells its own errors
             return
@@ -117,4 +117,4 @@ class Exchange:
             headers.append((b"retry-after-ms", str(int(error.retry_after_s * 1000)).encode()))
         if error.status == 401:
             headers.append((b"www-authenticate", b"Bearer"))
-        await self.answer(content, error.status, tuple(headers))
+        await self.send_json(content, error.status, tuple(headers))

@@ -11,23 +11,23 @@ import openai
 import pytest
 
 from tailrace.bus import CallFailedError
-from tailrace_gateway.adapters.http.door import Door
+from tailrace_gateway.adapters.app import GatewayApp
 from tests.integration.gateway.world import ADMIN_KEY, World, until
 
 CHAT = {"model": "any", "messages": [{"role": "user", "content": "Hi"}]}
 
 
-def find_door(world: World) -> Door:
+def find_app(world: World) -> GatewayApp:
     """The application behind the port, as the garbage collector knows it."""
     import gc
 
     gc.unfreeze()  # services freeze what they start with, out of the collector's sight
-    return next(one for one in gc.get_objects() if type(one) is Door)
+    return next(one for one in gc.get_objects() if type(one) is GatewayApp)
 
 
 async def test_every_route_wants_a_key(world: World) -> None:
     opened = await world.open()
-    routes = find_door(world).routes
+    routes = find_app(world).routes
     assert len(routes) >= 12
     for key in ("", "tr-wrong"):
         client = world.http(opened, key)

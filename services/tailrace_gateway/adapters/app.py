@@ -5,23 +5,25 @@ Keys come as `Authorization: Bearer` or `x-api-key`. A defect of a route becomes
 
 from __future__ import annotations
 
+import re
 import time
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from functools import cache
+from typing import NamedTuple
 
 from prometheus_client import Counter, Histogram
+from starlette.routing import compile_path
 from starlette.types import Receive, Scope, Send
 
 from tailrace.runtime.guard import Failure, Guard
 from tailrace_gateway import metrics
-from tailrace_gateway.adapters.http.exchange import ADMIN, Exchange
-from tailrace_gateway.adapters.http.routes import HttpRoute, RouteTable
-from tailrace_gateway.core.errors import ApiError, InternalError, UnauthorizedError
+from tailrace_gateway.adapters.exchange import ADMIN, Exchange
+from tailrace_gateway.core.errors import ApiError, InternalError, NotFoundError, UnauthorizedError
 from tailrace_gateway.core.keys import is_same_key
 from tailrace_gateway.core.sessions import Sessions
 
 
-class Door:
+class GatewayApp:
     """The ASGI application."""
 
     def __init__(
@@ -42,11 +44,11 @@ class Door:
         try:
             result = await self._guard.run("http", self._serve(exchange), expected=(ApiError,))
         except ApiError as error:
-            await exchange.refuse(error)
+            await exchange.send_error(error)
         else:
             if isinstance(result, Failure):
                 reason = f"{result.error_type}: the gateway's log says more"
-                await exchange.refuse(InternalError(reason))
+                await exchange.send_error(InternalError(reason))
         _count(exchange.route, exchange.status, time.perf_counter() - started_s)
 
     async def _serve(self, exchange: Exchange) -> None:
@@ -85,3 +87,46 @@ def _count(route: str, status: int, took_s: float) -> None:
     requests, seconds = _counters(route, status)
     requests.inc()
     seconds.observe(took_s)
+
+
+class HttpRoute(NamedTuple):
+    """A method and path and who answers them.
+
+    In a path `{name}` matches what stands between slashes, `{name:path}` the whole rest.
+    """
+
+    method: str
+    path: str
+    handler: Callable[[Exchange], Awaitable[None]]
+
+
+class MethodError(ApiError, status=405, code="method_not_allowed"):
+    """The path exists, but not for this method."""
+
+
+class RouteTable:
+    """All routes of an application."""
+
+    def __init__(self, routes: Sequence[HttpRoute]) -> None:
+        fixed = [route for route in routes if "{" not in route.path]
+        self._fixed = {(route.method, route.path): route for route in fixed}
+        self._patterns: list[tuple[re.Pattern[str], HttpRoute]] = [
+            (compile_path(route.path)[0], route) for route in routes if "{" in route.path
+        ]
+
+    def find(self, exchange: Exchange) -> HttpRoute:
+        """The route of a request, whose `params` are set; raises `MethodError` or `NotFoundError`."""
+        method, path = exchange.method, exchange.path
+        route = self._fixed.get((method, path))
+        if route is not None:
+            return route
+        is_known = any(known == path for _, known in self._fixed)
+        for pattern, route in self._patterns:
+            if found := pattern.match(path):
+                if route.method == method:
+                    exchange.params = found.groupdict()
+                    return route
+                is_known = True
+        if is_known:
+            raise MethodError(f"{exchange.method} is not for {path}")
+        raise NotFoundError(f"there is no {path} here")

@@ -10,36 +10,36 @@ import re
 import time
 import uuid
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any
 
 import msgspec
 import numpy as np
 
-from tailrace_gateway.adapters.http.exchange import ADMIN, Exchange
-from tailrace_gateway.adapters.http.routes import HttpRoute
+from tailrace.store.errors import StoreError
+from tailrace_gateway.adapters.app import HttpRoute
+from tailrace_gateway.adapters.exchange import ADMIN, Exchange
 from tailrace_gateway.config import SessionDefaults
-from tailrace_gateway.core.body import Body, Ranges, read_body
+from tailrace_gateway.core.body import Body, NumberRanges, read_body
 from tailrace_gateway.core.errors import (
+    BadRequestError,
     ForbiddenError,
-    InvalidRequestError,
     NotFoundError,
     UnavailableError,
 )
 from tailrace_gateway.core.gateway import Gateway
-from tailrace_gateway.ports import StoreLostError
+from tailrace_gateway.handlers import SessionHandler
 from tailrace_protos.base import as_float32, as_int32, as_uint8
 from tailrace_protos.generation import SamplingParams
 from tailrace_protos.session import (
     ExportSession,
     ExportStyle,
     OpenSession,
-    SessionExport,
     SessionLimits,
 )
 from tailrace_protos.trajectory import TokenRow
 
 _SESSION_ID = re.compile(r"^[A-Za-z0-9_.:-]{1,200}$")
-_RANGES = Ranges(
+_RANGES = NumberRanges(
     max_episode_tokens=(1, 1 << 31),
     max_new_tokens=(1, 1 << 31),
     timeout_s=(1e-3, 1e9),
@@ -49,7 +49,7 @@ _RANGES = Ranges(
 )
 
 
-class Opening(Body, frozen=True, kw_only=True):
+class OpenSessionBody(Body, frozen=True, kw_only=True):
     """Body of `POST /v1/sessions`; what is left out is as `gateway.session_defaults` says."""
 
     session_id: str = ""
@@ -63,29 +63,19 @@ class Opening(Body, frozen=True, kw_only=True):
     sampling_seed: int | None = None
 
 
-class Rewarding(Body, frozen=True, kw_only=True):
+class RewardBody(Body, frozen=True, kw_only=True):
     """Body of `POST /v1/sessions/{id}/reward`; no completion id: the last call."""
 
     reward: float
     completion_id: str = ""
 
 
-class Exporting(Body, frozen=True, kw_only=True):
+class ExportBody(Body, frozen=True, kw_only=True):
     """Body of `POST /v1/sessions/{id}/export`; no style: as the run's `granularity` says."""
 
     rewards: dict[str, float] = msgspec.field(default_factory=dict)
     export_style: ExportStyle | None = None
     turn_discount: float = 1.0
-
-
-class Everywhere(Protocol):
-    """Ends sessions in all replicas."""
-
-    async def finish(self, request: ExportSession) -> SessionExport:
-        """Export; calls that still run anywhere are ended."""
-
-    async def forget(self, session_id: str) -> None:
-        """Forget a session; nothing if there is none."""
 
 
 class SessionRoutes:
@@ -96,14 +86,14 @@ class SessionRoutes:
         gateway: Gateway,
         defaults: SessionDefaults,
         base_url: Callable[[], str],
-        everywhere: Everywhere,
+        handler: SessionHandler,
         export_style: ExportStyle,
     ) -> None:
         self._sessions = gateway.sessions
         self._exporter = gateway.exporter
         self._defaults = defaults
         self._base_url = base_url
-        self._everywhere = everywhere
+        self._handler = handler
         self._export_style = export_style
 
     def routes(self) -> list[HttpRoute]:
@@ -120,10 +110,10 @@ class SessionRoutes:
     async def open(self, exchange: Exchange) -> None:
         """Make a session."""
         exchange.require_admin()
-        body = read_body(await exchange.body() or b"{}", Opening)
+        body = read_body(await exchange.body() or b"{}", OpenSessionBody)
         record = _record(body, self._defaults)
         key = await self._sessions.open(record)
-        await exchange.answer(
+        await exchange.send_json(
             {"session_id": record.episode_id, "base_url": self._base_url(), "api_key": key}, 201
         )
 
@@ -134,7 +124,7 @@ class SessionRoutes:
         if session is None:
             raise NotFoundError(f"there is no session {session_id!r}")
         limits = session.record.limits
-        await exchange.answer(
+        await exchange.send_json(
             {
                 "session_id": session_id,
                 "is_open": session.is_open,
@@ -149,20 +139,20 @@ class SessionRoutes:
     async def reward(self, exchange: Exchange) -> None:
         """Set the reward of a call."""
         session_id = _session_id(exchange)
-        body = read_body(await exchange.body(), Rewarding)
+        body = read_body(await exchange.body(), RewardBody)
         rewarded = await self._exporter.set_reward(session_id, body.reward, body.completion_id)
-        await exchange.answer({"completion_id": rewarded, "reward": body.reward})
+        await exchange.send_json({"completion_id": rewarded, "reward": body.reward})
 
     async def export(self, exchange: Exchange) -> None:
         """Close a session for calls and give its rows out as JSON."""
         session_id = _session_id(exchange)
-        body = read_body(await exchange.body() or b"{}", Exporting)
-        exported = await self._everywhere.finish(
+        body = read_body(await exchange.body() or b"{}", ExportBody)
+        exported = await self._handler.finish(
             ExportSession(
                 session_id, body.rewards, body.export_style or self._export_style, body.turn_discount
             )
         )
-        await exchange.answer(
+        await exchange.send_json(
             {
                 "session_id": session_id,
                 "rows": [_row(row) for row in exported.rows],
@@ -176,11 +166,11 @@ class SessionRoutes:
         """Forget a session."""
         session_id = _session_id(exchange)
         try:
-            await self._everywhere.forget(session_id)
-        except StoreLostError as error:
+            await self._handler.forget(session_id)
+        except StoreError as error:
             reason = f"the session cannot be closed now: {error}"
             raise UnavailableError(reason, retry_after_s=1.0) from error
-        await exchange.answer({"session_id": session_id, "closed": True})
+        await exchange.send_json({"session_id": session_id, "closed": True})
 
 
 def _session_id(exchange: Exchange) -> str:
@@ -192,12 +182,12 @@ def _session_id(exchange: Exchange) -> str:
     return exchange.caller
 
 
-def _record(body: Opening, defaults: SessionDefaults) -> OpenSession:
+def _record(body: OpenSessionBody, defaults: SessionDefaults) -> OpenSession:
     _RANGES.require(body)
     session_id = body.session_id or f"http-{uuid.uuid4().hex}"
     if not _SESSION_ID.match(session_id):
         reason = "session_id: 1 to 200 letters, digits and any of _ . : -"
-        raise InvalidRequestError(reason, param="session_id")
+        raise BadRequestError(reason, param="session_id")
     timeout_s = defaults.timeout_s if body.timeout_s is None else body.timeout_s
     limits = SessionLimits(
         body.max_episode_tokens or defaults.max_episode_tokens,
@@ -217,7 +207,6 @@ def _row(row: TokenRow) -> dict[str, Any]:
         "token_ids": numbers(as_int32(row.token_ids)),
         "loss_mask": numbers(as_uint8(row.loss_mask)),
         "inference_logprobs": numbers(as_float32(row.inference_logprobs)),
-        "policy_versions": numbers(as_int32(row.policy_versions)),
         "turn_ends": numbers(as_int32(row.turn_ends)),
         "turn_rewards": numbers(as_float32(row.turn_rewards)),
         "turn_returns": numbers(as_float32(row.turn_returns)),
@@ -225,5 +214,5 @@ def _row(row: TokenRow) -> dict[str, Any]:
         "conversation": row.conversation,
         "has_reward": row.has_reward,
         "row_id": row.row_id,
-        "server_spans": [[span.source, span.num_tokens] for span in row.server_spans],
+        "spans": [[span.policy_version, span.source, span.num_tokens] for span in row.spans],
     }

@@ -12,10 +12,10 @@ from typing import Any
 import msgspec
 
 from tailrace_gateway.core.body import Content, TextPart, text_of
-from tailrace_gateway.core.call import Choice
-from tailrace_gateway.core.errors import InvalidRequestError, UnsupportedError
+from tailrace_gateway.core.call import ReplyChoice
+from tailrace_gateway.core.errors import BadRequestError, UnsupportedError
 from tailrace_gateway.core.openai_answers import TokenText, logprob_entries
-from tailrace_gateway.core.openai_fields import ROLES
+from tailrace_gateway.core.openai_request import ROLES
 from tailrace_protos.chat import ChatMessage, ToolCall
 
 
@@ -74,7 +74,7 @@ def _said(item: InItem, place: str) -> ChatMessage:
     if role is None or role == "tool":
         param = f"{place}.role"
         reason = f"{param}: {item.role!r} is not system, developer, user or assistant"
-        raise InvalidRequestError(reason, param=param)
+        raise BadRequestError(reason, param=param)
     return ChatMessage(role, text_of(item.content, f"{place}.content"))
 
 
@@ -87,11 +87,13 @@ def _thoughts(item: InItem) -> str:
 
 def _call_id(item: InItem, place: str) -> str:
     if not item.call_id:
-        raise InvalidRequestError(f"{place}.call_id is missing", param=f"{place}.call_id")
+        raise BadRequestError(f"{place}.call_id is missing", param=f"{place}.call_id")
     return item.call_id
 
 
-def output_items(choice: Choice, tokens: TokenText, *, with_logprobs: bool) -> list[dict[str, Any]]:
+def output_items(
+    choice: ReplyChoice, token_text: TokenText, *, with_logprobs: bool
+) -> list[dict[str, Any]]:
     """A reply as output items."""
     message, suffix = choice.message, choice.completion_id
     items: list[dict[str, Any]] = []
@@ -100,7 +102,7 @@ def output_items(choice: Choice, tokens: TokenText, *, with_logprobs: bool) -> l
     if message.content or not (items or message.tool_calls):
         part = text_part(message.content)
         if with_logprobs:
-            part["logprobs"] = logprob_entries(tokens, choice)
+            part["logprobs"] = logprob_entries(token_text, choice)
         items.append(message_item(suffix, [part]))
     return [*items, *map(call_item, message.tool_calls)]
 

@@ -10,16 +10,16 @@ import asyncio
 from collections.abc import AsyncIterator, Coroutine
 from typing import Any
 
-from tailrace_gateway.core.call import Completion, Opening, Piece
+from tailrace_gateway.core.call import CallStart, Completion, Piece
 from tailrace_gateway.core.errors import ApiError, SessionOverError
 
 
-class RunningCall:
+class InFlightCall:
     """The task that samples, what it said so far, and how many listen."""
 
     def __init__(self, streams: bool) -> None:
         self.streams = streams
-        self.opening: Opening | None = None
+        self.opening: CallStart | None = None
         self._pieces: list[Piece] = []
         self._news = asyncio.Event()
         self._num_listeners = 0
@@ -33,22 +33,22 @@ class RunningCall:
         if self.streams:
             self.task.add_done_callback(lambda _: self._news.set())
 
-    def limit(self, left_s: float, refusal: ApiError) -> None:
+    def set_deadline(self, left_s: float, refusal: ApiError) -> None:
         """End the call with `refusal` after so long, unless `lift` comes before."""
-        self._deadline = asyncio.get_running_loop().call_later(left_s, self.end, refusal)
+        self._deadline = asyncio.get_running_loop().call_later(left_s, self.cancel, refusal)
 
-    def lift(self) -> None:
+    def clear_deadline(self) -> None:
         """What `limit` said holds no more."""
         if self._deadline is not None:
             self._deadline.cancel()
 
-    def end(self, refusal: ApiError) -> None:
+    def cancel(self, refusal: ApiError) -> None:
         """End the call; its listeners are told why."""
         self._refusal = refusal
         if self.task is not None:
             self.task.cancel()
 
-    def outcome(self) -> Completion:
+    def result(self) -> Completion:
         """What became of a call that is over; raises an `ApiError` if it failed or was ended."""
         task = self.task
         assert task is not None
@@ -56,12 +56,12 @@ class RunningCall:
             return task.result()
         raise self._refusal or SessionOverError("the session was closed while this call ran")
 
-    def open(self, opening: Opening) -> None:
+    def open(self, opening: CallStart) -> None:
         """The call was accepted."""
         self.opening = opening
         self._news.set()
 
-    def say(self, piece: Piece) -> None:
+    def add_piece(self, piece: Piece) -> None:
         """New tokens."""
         self._pieces.append(piece)
         self._news.set()
@@ -83,7 +83,7 @@ class RunningCall:
         if self._num_listeners == 0 and self.task is not None and not self.task.done():
             self.task.cancel()
 
-    async def opened(self) -> Opening | None:
+    async def opened(self) -> CallStart | None:
         """Wait for the beginning; None when the call failed before it."""
         while self.opening is None and not self._is_over():
             await self._wait()
