@@ -1,41 +1,48 @@
-"""A loop's journal as it is used: known answers first, new ones kept.
+"""Journal of one episode in use: recorded answers first, new ones kept.
 
-Invariants: a record is given out once; calls are found by all ids of their prompt, tool results by
-name and arguments (by the call's own id where several are alike), never by their order alone, since
-parallel calls end in any order.
+Invariants: a record is given out once. Model calls are found by all ids of their prompt, tool results
+by name and arguments (by the call's id if several are alike), never by order alone, since parallel
+calls end in any order. Only the turns of an environment, one after another, are found by their order.
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections import defaultdict
+from collections import defaultdict, deque
 from collections.abc import Sequence
 
 from tailrace_agents.ports import EpisodeJournal
 from tailrace_protos.base import Int32Bytes
 from tailrace_protos.chat import ToolCall
-from tailrace_protos.journal import CallRecord, JournalRecord, ToolRecord, record_index
+from tailrace_protos.journal import CallRecord, EnvStep, JournalRecord, ToolRecord
 from tailrace_protos.session import LedgerNode
 from tailrace_protos.tool import ToolResult
 
 
-class LoopJournal:
-    """The records of one episode. `num_replayed` counts the model calls that were known."""
+class EpisodeRecords:
+    """Records of one episode. `num_replayed` counts the model calls that were known."""
 
     def __init__(self, journal: EpisodeJournal, recorded: Sequence[JournalRecord] = ()) -> None:
         self._journal = journal
+        self._turns: deque[CallRecord] = deque()  # of an environment
         self._calls: dict[bytes, list[CallRecord]] = defaultdict(list)
         self._tools: dict[tuple[str, str], list[ToolRecord]] = defaultdict(list)
-        self._next_index = 1 + max(map(record_index, recorded), default=-1)
+        self._next_index = 1 + max((record.index for record in recorded), default=-1)
         self.num_replayed = 0
         for record in recorded:
-            if isinstance(record, CallRecord):
-                self._calls[record.prompt_digest].append(record)
-            elif isinstance(record, ToolRecord):
+            if isinstance(record, ToolRecord):
                 self._tools[record.call.name, record.call.arguments].append(record)
+            elif record.step is not None:
+                self._turns.append(record)
+            else:
+                self._calls[record.prompt_digest].append(record)
+
+    def known_turn(self) -> CallRecord | None:
+        """Returns the next recorded turn of an environment."""
+        return self._turns.popleft() if self._turns else None
 
     def known_call(self, prompt_ids: Int32Bytes) -> LedgerNode | None:
-        """What was sampled for this prompt before."""
+        """Returns the recorded answer to this prompt."""
         known = self._calls.get(_digest(prompt_ids))
         if not known:
             return None
@@ -43,19 +50,23 @@ class LoopJournal:
         return known.pop(0).node
 
     def known_result(self, call: ToolCall) -> ToolRecord | None:
-        """What this tool call gave before."""
+        """Returns the recorded result of this tool call."""
         known = self._tools.get((call.name, call.arguments))
         if not known:
             return None
         same = [index for index, record in enumerate(known) if record.call.id == call.id]
         return known.pop(same[0] if same else 0)
 
+    async def keep_turn(self, node: LedgerNode, step: EnvStep) -> None:
+        """Keeps a turn that an environment answered; raises `EpisodeTakenError`."""
+        await self._journal.append(CallRecord(self._index(), node, step=step))
+
     async def keep_call(self, prompt_ids: Int32Bytes, node: LedgerNode) -> None:
-        """Keep a model call durably; raises `EpisodeTakenError`."""
-        await self._journal.append(CallRecord(self._index(), _digest(prompt_ids), node))
+        """Keeps a model call durably; raises `EpisodeTakenError`."""
+        await self._journal.append(CallRecord(self._index(), node, _digest(prompt_ids)))
 
     async def keep_result(self, call: ToolCall, result: ToolResult, is_stateful: bool) -> None:
-        """Keep a tool's result durably; raises `EpisodeTakenError`."""
+        """Keeps a tool's result durably; raises `EpisodeTakenError`."""
         await self._journal.append(ToolRecord(self._index(), call, result, is_stateful))
 
     def _index(self) -> int:
