@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from tailrace.config import ConfigError
 from tailrace_envs import make_env
-from tailrace_envs.maths.answers import as_number, comparison, said_answer
+from tailrace_envs.maths.answers import as_number, comparison, extract_answer
 from tailrace_envs.maths.environment import INSTRUCTION, NO_ANSWER, MathsText
 from tailrace_envs.maths.problems import is_held_out, problem_for_seed
 
@@ -45,9 +45,9 @@ def test_attempts_run_out() -> None:
 
 
 def test_the_last_mark_counts() -> None:
-    assert said_answer("#### 3\nno, #### $4 \nthat is it") == "$4"
-    assert said_answer("four") is None
-    assert said_answer("####") is None
+    assert extract_answer("#### 3\nno, #### $4 \nthat is it") == "$4"
+    assert extract_answer("four") is None
+    assert extract_answer("####") is None
 
 
 @pytest.mark.parametrize(

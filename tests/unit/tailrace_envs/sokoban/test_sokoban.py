@@ -16,7 +16,7 @@ from tailrace_envs.sokoban.config import SokobanConfig
 from tailrace_envs.sokoban.environment import INVALID_NOTE, RULES, SokobanText
 from tailrace_envs.sokoban.expert import SokobanExpert
 from tailrace_envs.sokoban.levels import NoLevelError, is_held_out, level_for_seed
-from tailrace_envs.sokoban.picture import TILE
+from tailrace_envs.sokoban.environment import TILE
 from tailrace_envs.sokoban.solver import SearchLimitError, push_distances, solve
 
 SIZES = [
