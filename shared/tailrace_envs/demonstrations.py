@@ -1,7 +1,7 @@
 """Demonstrations for a warm start: replies of an expert, mixed with random replies.
 
-A row is a whole episode. The same renderer as in the agents service makes its tokens. Tasks come from the
-train split only. The random replies keep the policy after the warm start uncertain, so that
+A row is a whole episode. The same renderer as in the agents service makes its tokens. Tasks come from
+the train split only. The random replies keep the policy after the warm start uncertain, so that
 reinforcement learning can still improve it.
 """
 

@@ -1,8 +1,9 @@
 """Random FrozenLake maps and their splits.
 
-gymnasium's `generate_random_map` draws maps from the seeds 0, 1, 2, ... Each distinct map belongs to one
-split (`splits`). Drawing stops when both splits have `POOL_SIZE` maps (4x4 with p = 0.8: 19,000 draws,
-0.8 s, once per process), after `MAX_DRAWS`, or when `MAX_REPEATED_DRAWS` draws in a row gave no new map.
+gymnasium's `generate_random_map` draws maps from the seeds 0, 1, 2, ... Each distinct map belongs to
+one split (`splits`). Drawing stops when both splits have `POOL_SIZE` maps (4x4 with p = 0.8: 19,000
+draws, 0.8 s, once per process), after `MAX_DRAWS`, or when `MAX_REPEATED_DRAWS` draws in a row gave no
+new map.
 """
 
 from __future__ import annotations
@@ -35,7 +36,8 @@ def map_pools(size: int, p: float) -> MapPools:
     drawn: dict[FrozenLakeMap, bool] = {}
     num_held_out = last_new = 0
     for seed in range(MAX_DRAWS):
-        if seed - last_new > MAX_REPEATED_DRAWS or min(num_held_out, len(drawn) - num_held_out) >= POOL_SIZE:
+        smaller = min(num_held_out, len(drawn) - num_held_out)
+        if smaller >= POOL_SIZE or seed - last_new > MAX_REPEATED_DRAWS:
             break
         lake_map = tuple(generate_random_map(size, p, seed))
         if lake_map not in drawn:

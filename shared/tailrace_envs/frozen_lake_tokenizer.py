@@ -1,9 +1,9 @@
 """Tokenizer for a tiny model of FrozenLake, as Hugging Face files.
 
-A grid row of four cells with its line feed is one token, and so is each action word and each role. A turn
-has eight tokens: the user's marker, four rows and the assistant's marker (inserted), an action and the
-end of turn (sampled). Other text is encoded as single characters where the vocabulary has them (larger
-grids), else as `<|unk|>`, so that every text can be encoded.
+A grid row of four cells with its line feed is one token, and so is each action word and each role. A
+turn has eight tokens: the user's marker, four rows and the assistant's marker (inserted), an action and
+the end of turn (sampled). Other text is encoded as single characters where the vocabulary has them
+(larger grids), else as `<|unk|>`, so that every text can be encoded.
 """
 
 from __future__ import annotations

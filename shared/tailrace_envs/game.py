@@ -1,7 +1,7 @@
 """Base class of text games: counts turns, limits them, and ends episodes.
 
-Invariants: a game is a pure function of its configuration, the seed of `reset` and the replies. After the
-last step only `reset` is allowed. `success` is in the last `info` only.
+Invariants: a game is a pure function of its configuration, the seed of `reset` and the replies. After
+the last step only `reset` is allowed. `success` is in the last `info` only.
 """
 
 from __future__ import annotations

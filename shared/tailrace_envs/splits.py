@@ -1,7 +1,7 @@
 """Splits of generated tasks.
 
-A hash of a task's text decides its split, in every process and for every seed and order. A held-out task
-is therefore never a train task.
+A hash of a task's text decides its split, in every process and for every seed and order. A held-out
+task is therefore never a train task.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Extraction and comparison of answers.
 
-A model writes the replies, so a comparison takes bounded time for any text. Texts longer than `MAX_CHARS`,
-factorials and powers of more than three digits are never right.
+A model writes the replies, so a comparison takes bounded time for any text. Texts longer than
+`MAX_CHARS`, factorials and powers of more than three digits are never right.
 """
 
 from __future__ import annotations

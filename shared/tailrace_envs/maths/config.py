@@ -15,8 +15,8 @@ class MathsConfig(Config, frozen=True, kw_only=True):
     """The keys of `env_config` for `env_type: maths`."""
 
     dataset: DatasetEntry | None = None
-    """Rows with `question` and `answer`; the last line of `answer` is like `#### 18`, or `answer` is the
-    bare answer. A `converter` maps other key names. null: problems are generated."""
+    """Rows with `question` and `answer`; the last line of `answer` is like `#### 18`, or `answer` is
+    the bare answer. A `converter` maps other key names. null: problems are generated."""
 
     split: Split = "train"
     """Generated problems that seeds select from: `train`, `held_out` (never a train problem) or `all`.

@@ -1,7 +1,7 @@
 """Word problems as a conversation: a question, several attempts, and their results.
 
-The answer of a reply follows `####`. After a wrong answer, or a reply without `####`, the model reads a note
-and the number of attempts left; both count as attempts.
+The answer of a reply follows `####`. After a wrong answer, or a reply without `####`, the model reads a
+note and the number of attempts left; both count as attempts.
 """
 
 from __future__ import annotations

@@ -20,8 +20,8 @@ class GymnasiumConfig(Config, frozen=True, kw_only=True):
     """Keyword arguments of `gymnasium.make`."""
 
     observation: Literal["auto", "ansi", "space"] = "auto"
-    """Text for the model. `ansi`: the environment's rendering as text; `space`: its observation; `auto`:
-    the rendering if the environment has one."""
+    """Text for the model. `ansi`: the environment's rendering as text; `space`: its observation;
+    `auto`: the rendering if the environment has one."""
 
     to_text: str = ""
     """`module:function` from an observation to its text, instead of `observation`."""
@@ -43,8 +43,8 @@ class GymnasiumConfig(Config, frozen=True, kw_only=True):
     """Penalty that is subtracted from the reward of a reply without an action."""
 
     success_return: float | None = None
-    """Sum of rewards from which an episode is a success. null: the value `success` or `is_success` in the
-    environment's last `info`; without it, any positive return is a success."""
+    """Sum of rewards from which an episode is a success. null: the value `success` or `is_success` in
+    the environment's last `info`; without it, any positive return is a success."""
 
     def __post_init__(self) -> None:
         if self.max_turns < 1:

@@ -1,8 +1,8 @@
 """Adapter for environments of gymnasium, unchanged, by id: `env_type: gymnasium`.
 
-The model reads the environment's `ansi` rendering if it has one, else its observation as text. The action
-space converts replies to actions. Functions of yours can replace both. A reply without an action gets a
-note and the same text; the environment makes no step.
+The model reads the environment's `ansi` rendering if it has one, else its observation as text. The
+action space converts replies to actions. Functions of yours can replace both. A reply without an action
+gets a note and the same text; the environment makes no step.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Adapter for environments of an OpenEnv server, unchanged: `env_type: openenv`.
 
-The first `reset` opens one session per instance at the server (a WebSocket). Calls wait for the server. The
-server decides the number of sessions, and if a seed determines an episode.
+The first `reset` opens one session per instance at the server (a WebSocket). Calls wait for the server.
+The server decides the number of sessions, and if a seed determines an episode.
 """
 
 from __future__ import annotations

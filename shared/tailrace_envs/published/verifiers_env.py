@@ -1,10 +1,10 @@
 """Adapter for environments of the package verifiers, unchanged: `env_type: verifiers`.
 
-An environment of verifiers calls the model, while agents call a Tailrace environment. Therefore its rollout
-runs as a coroutine on another event loop and waits for the next reply at each model call. The model reads
-the messages that a call adds; the rubric's score is the reward of the last step. The environment must only
-append to the conversation and must not offer tools. Play other environments by a workflow through the
-gateway.
+An environment of verifiers calls the model, while agents call a Tailrace environment. Therefore its
+rollout runs as a coroutine on another event loop and waits for the next reply at each model call. The
+model reads the messages that a call adds; the rubric's score is the reward of the last step. The
+environment must only append to the conversation and must not offer tools. Play other environments by a
+workflow through the gateway.
 """
 
 from __future__ import annotations

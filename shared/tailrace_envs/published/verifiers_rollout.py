@@ -1,7 +1,7 @@
 """Rollout of verifiers that runs until it needs a reply, and waits for it.
 
-One event loop in one thread runs the rollouts of all instances of this process; callers wait in their own
-threads. Invariant: at any time a rollout either computes or waits for exactly one reply.
+One event loop in one thread runs the rollouts of all instances of this process; callers wait in their
+own threads. Invariant: at any time a rollout either computes or waits for exactly one reply.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """Sokoban as a conversation: the model reads the board as letters and answers with a direction word.
 
-The first direction word of a reply is the move: a step, or a push of the box ahead. Rewards are those of
-gym-sokoban: a small penalty for every turn, a reward for a box onto a goal, a penalty for a box off a goal,
-and a reward at the end, when all boxes are on goals. A reply without a direction word gets a note and the
-same board.
+The first direction word of a reply is the move: a step, or a push of the box ahead. Rewards are those
+of gym-sokoban: a small penalty for every turn, a reward for a box onto a goal, a penalty for a box off
+a goal, and a reward at the end, when all boxes are on goals. A reply without a direction word gets a
+note and the same board.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """Levels by reverse play: boxes start on their goals and are pulled away at random.
 
 A push undoes a pull, so every level is solvable: by the moves of the play in reverse. A level is a pure
-function of (settings, split, seed): numpy's `RandomState`, whose stream is the same in all versions, draws
-the numbers. A hash of walls, goals and boxes decides the split of a level, so that a held-out level is
-never a train level with the player in another cell.
+function of (settings, split, seed): numpy's `RandomState`, whose stream is the same in all versions,
+draws the numbers. A hash of walls, goals and boxes decides the split of a level, so that a held-out
+level is never a train level with the player in another cell.
 """
 
 from __future__ import annotations
@@ -50,13 +50,15 @@ def level_for_seed(config: SokobanConfig, seed: int) -> Level:
         level = _level(config, random)
         if level is None or level.max_solution_moves > config.max_turns:
             continue
-        if config.split == "all" or is_held_out(_text(level)) == (config.split == "held_out"):
+        if config.split == "all" or is_held_out(text_without_player(level)) == (
+            config.split == "held_out"
+        ):
             return level
     raise NoLevelError(config)
 
 
-def _text(level: Level) -> str:
-    """Text of a level without the player."""
+def text_without_player(level: Level) -> str:
+    """Text of a level without the player; its hash decides the split."""
     return level.board.text(Position(-1, level.start.boxes))
 
 

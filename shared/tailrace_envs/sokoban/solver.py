@@ -1,7 +1,7 @@
 """Shortest solutions by A*: states are positions, every move costs 1.
 
-The estimate is the sum over boxes of the pushes to the nearest goal on a board without other boxes. It is
-never too high, and infinite for a box that cannot reach a goal any more (in corners, along walls).
+The estimate is the sum over boxes of the pushes to the nearest goal on a board without other boxes. It
+is never too high, and infinite for a box that cannot reach a goal any more (in corners, along walls).
 """
 
 from __future__ import annotations

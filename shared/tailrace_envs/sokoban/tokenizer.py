@@ -1,7 +1,7 @@
 """Tokenizer for a tiny model of Sokoban with one box and four inner columns.
 
-A row of the board with its line feed is one token, and so is each action word. Other boards have one token
-per cell.
+A row of the board with its line feed is one token, and so is each action word. Other boards have one
+token per cell.
 """
 
 from __future__ import annotations

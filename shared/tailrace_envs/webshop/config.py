@@ -24,8 +24,8 @@ class CatalogueArgs(Config, frozen=True, kw_only=True):
     """Number of products to generate, or to read from the start of a file. 0: the whole file."""
 
     seed: int = 0
-    """Seed of the generated products, of the price limits of all goals, and of the choice of goals where
-    a product has more than 24 combinations of options."""
+    """Seed of the generated products, of the price limits of all goals, and of the choice of goals
+    where a product has more than 24 combinations of options."""
 
     def __post_init__(self) -> None:
         if self.num_products < (0 if self.path else 1):

@@ -1,7 +1,7 @@
 """WebShop as a conversation: the model reads pages and answers `search[words]` or `click[name]`.
 
-The first action in a reply counts. A reply without an action that the page offers gets a note and the same
-page. `click[buy now]` ends the episode with the published reward; earlier steps have no reward.
+The first action in a reply counts. A reply without an action that the page offers gets a note and the
+same page. `click[buy now]` ends the episode with the published reward; earlier steps have no reward.
 """
 
 from __future__ import annotations
@@ -109,9 +109,9 @@ class WebShopText(TextGame):
 def read_action(reply: str, names: Sequence[str]) -> Action | None:
     """Returns the first action of a reply: `search[words]` or a click on one of the page's `names`.
 
-    Case and the number of spaces do not matter. Names may contain brackets. Every name can be clicked as
-    it is written, also if other names differ from it only in case or spaces, or begin with it: an exact
-    name wins, then the longest. None: no action, no words, or a click on another name.
+    Case and the number of spaces do not matter. Names may contain brackets. Every name can be clicked
+    as it is written, also if other names differ from it only in case or spaces, or begin with it: an
+    exact name wins, then the longest. None: no action, no words, or a click on another name.
     """
     opener = _OPENER.search(reply)
     if opener is None:

@@ -1,7 +1,8 @@
 """Small generated catalogues: products of a few kinds that differ in attributes and options.
 
-A catalogue is a pure function of (number of products, seed). Every kind has several products, so that the
-kind alone does not identify a product. Title, features and options state everything about a product.
+A catalogue is a pure function of (number of products, seed). Every kind has several products, so that
+the kind alone does not identify a product. Title, features and options state everything about a
+product.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
 """Goals of episodes, made of the catalogue: their texts and their splits.
 
-An instruction of a product becomes one goal. If it leaves options open, each combination of option values
-becomes a goal, as published; at most `MAX_COMBINATIONS`, drawn uniformly by the seed. The price limit is
-drawn as published: the larger of two drawn from the first four of 10, 20, ..., 990 dollars above the price;
-no limit if fewer than two are above it. A hash of product, attributes and options decides the split of a
-goal.
+An instruction of a product becomes one goal. If it leaves options open, each combination of option
+values becomes a goal, as published; at most `MAX_COMBINATIONS`, drawn uniformly by the seed. The price
+limit is drawn as published: the larger of two drawn from the first four of 10, 20, ..., 990 dollars
+above the price; no limit if fewer than two are above it. A hash of product, attributes and options
+decides the split of a goal.
 """
 
 from __future__ import annotations

@@ -9,10 +9,10 @@
              1     otherwise
 
 An attribute is met if the product has a similar attribute, or if its title, features or description
-contain it. An option is met if a chosen value is similar. Two texts are similar if their rounded token set
-ratio is above 85. Option values that contain a colour of `COLOURS` count as that colour. Shares are of all
-content words of the goal's title, repeated ones counted. Queries match if they are equal and not empty,
-categories if two parts of their paths are equal.
+contain it. An option is met if a chosen value is similar. Two texts are similar if their rounded token
+set ratio is above 85. Option values that contain a colour of `COLOURS` count as that colour. Shares are
+of all content words of the goal's title, repeated ones counted. Queries match if they are equal and not
+empty, categories if two parts of their paths are equal.
 
 Differences between `tailrace_envs.webshop` (here) and the published code
 (github.com/princeton-nlp/WebShop, there):
@@ -21,12 +21,15 @@ Differences between `tailrace_envs.webshop` (here) and the published code
   except a few function words, units and numbers.
 - Price of a range: there drawn between its ends at every start; here the lower end.
 - Price limits: same distribution, but `catalogue.seed` and the goal determine them here.
-- Goals: there shuffled, 500 for tests, 1,000 for development; here a hash holds out a quarter. There all
+- Goals: there shuffled, 500 for tests, 1,000 for development; here a hash holds out a quarter. There
+  all
   combinations of a product are goals, drawn by how rare their attributes are; here at most 24, drawn
   uniformly.
-- Options: versions of that code differ (one requires exact sizes); here any chosen value may be similar to
+- Options: versions of that code differ (one requires exact sizes); here any chosen value may be similar
+  to
   a required one, whatever the name of its option.
-- Ratios: there by difflib unless python-Levenshtein is installed; here always as with python-Levenshtein.
+- Ratios: there by difflib unless python-Levenshtein is installed; here always as with
+  python-Levenshtein.
 - Case: ignored here; a few comparisons there depend on it.
 - A value of two options: there it sets the last one; here the first one that is not chosen yet.
 - Search: there Lucene's BM25 with stemming; here plain words, and no keywords such as `<r>`.
@@ -137,7 +140,8 @@ def _has_attribute(product: Product, attribute: str) -> bool:
 
 
 def base_colour(value: str) -> str:
-    """First of `COLOURS` that an option value contains, also inside a word; else the value in lower case.
+    """First of `COLOURS` that an option value contains, also inside a word; else the value in lower
+    case.
 
     `navy blue` and `light blue` are `blue`, `light purple` and `light red` are `light`.
     """

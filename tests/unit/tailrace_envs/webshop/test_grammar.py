@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tailrace_envs.webshop.catalogue import Instruction, Product, write_catalogue
-from tailrace_envs.webshop.environment import WebShopText
-from tailrace_envs.webshop.environment import Action, normalized, read_action
+from tailrace_envs.webshop.catalogue import Instruction, Product
+from tailrace_envs.webshop.environment import Action, WebShopText, normalized, read_action
 from tailrace_envs.webshop.pages import BACK, BUY, DETAILS, NEXT, PREVIOUS, Page
+from tests.unit.tailrace_envs.webshop.catalogues import write_catalogue
 
 NAMES = ("red", "Red", "red  |  white", "[2 Pack] Blue", "x", "x] y", "a]", "")
 BUTTONS = {BACK, NEXT, PREVIOUS, BUY, *DETAILS}

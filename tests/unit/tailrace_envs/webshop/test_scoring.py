@@ -6,9 +6,15 @@ import pytest
 from rapidfuzz import fuzz
 
 from tailrace_envs.webshop.catalogue import Product
-from tailrace_envs.webshop.scoring import COLOURS, base_colour
 from tailrace_envs.webshop.goals import Goal
-from tailrace_envs.webshop.scoring import is_similar, score, score_type, title_words
+from tailrace_envs.webshop.scoring import (
+    COLOURS,
+    base_colour,
+    is_similar,
+    score,
+    score_type,
+    title_words,
+)
 
 LAMP = Product(
     asin="a1",
