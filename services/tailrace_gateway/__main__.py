@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 
 from tailrace.channel import GenerateClient, NatsGenerateClient, ZmqGenerateClient
-from tailrace.chat import ChatArgs, Renderer, TemplateError
+from tailrace.chat import ChatArgs, Renderer, TemplateError, load_parsers
 from tailrace.clock import SystemClock
 from tailrace.config import ConfigError
 from tailrace.log import get_logger
@@ -47,6 +47,7 @@ _AS_TEXT: dict[str, Any] = {"tool_parser": "none", "reasoning_parser": "none"}
 async def build(args: Args) -> Service:
     """Build the service with its parts; the start hook opens the connections."""
     config = args.section("gateway", GatewayConfig)
+    load_parsers(args.run.chat)  # a wrong parser ends the process before the model card arrives
     admin_key = os.environ.get(ADMIN_KEY, "")
     if len(admin_key) < 16:
         raise ConfigError(

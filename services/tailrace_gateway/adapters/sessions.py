@@ -207,7 +207,6 @@ def _row(row: TokenRow) -> dict[str, Any]:
         "token_ids": numbers(as_int32(row.token_ids)),
         "loss_mask": numbers(as_uint8(row.loss_mask)),
         "inference_logprobs": numbers(as_float32(row.inference_logprobs)),
-        "policy_versions": numbers(as_int32(row.policy_versions)),
         "turn_ends": numbers(as_int32(row.turn_ends)),
         "turn_rewards": numbers(as_float32(row.turn_rewards)),
         "turn_returns": numbers(as_float32(row.turn_returns)),
@@ -215,5 +214,5 @@ def _row(row: TokenRow) -> dict[str, Any]:
         "conversation": row.conversation,
         "has_reward": row.has_reward,
         "row_id": row.row_id,
-        "server_spans": [[span.source, span.num_tokens] for span in row.server_spans],
+        "spans": [[span.policy_version, span.source, span.num_tokens] for span in row.spans],
     }

@@ -6,8 +6,8 @@ from functools import partial
 from typing import NamedTuple
 
 from tailrace.chat import Renderer
-from tailrace.chat.config import ReasoningPolicy
 from tailrace.clock import Clock
+from tailrace.config.chat import ReasoningPolicy
 from tailrace.ledger import Ledger
 from tailrace_gateway.core.calls import ModelCalls
 from tailrace_gateway.core.capture import Capture

@@ -28,6 +28,7 @@ from tailrace_inference.engine.attention import (
 from tailrace_inference.engine.cache_size import NoRoomError, Sizes, cache_tokens
 from tailrace_inference.engine.kv_cache import KVCache, KVShape
 from tailrace_inference.engine.lean import LeanForward, supports_lean
+from tailrace_inference.engine.linear import select_matmul
 
 log = get_logger(__name__)
 
@@ -129,8 +130,12 @@ def pick_device(config: InferenceConfig) -> torch.device:
 
 
 def load_model(config_json: bytes, config: InferenceConfig) -> LoadedModel:
-    """Build the architecture with random weights; raises `UnsupportedModelError`."""
+    """Build the architecture with random weights; raises `UnsupportedModelError` and `DeviceError`."""
     register_attention()
+    try:
+        select_matmul(config.cpu_matmul)
+    except ValueError as error:
+        raise DeviceError(f"inference.{error}") from error
     content = json.loads(config_json)
     model_type = str(content.pop("model_type", ""))
     try:
