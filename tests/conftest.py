@@ -17,6 +17,8 @@ from pathlib import Path
 
 import pytest
 
+from tailrace import processor
+
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 ESCAPE_ATTEMPT = ("escape_attempt", True)  # a property of tests that ask the sandbox for a way out
 _ports = random.Random()  # not the one that tests seed
@@ -37,6 +39,12 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     if num_tried or num_failed:
         line = f"escape attempts: {num_tried + num_failed}, escapes: {num_failed}"
         terminalreporter.write_line(line)
+
+
+@pytest.fixture(autouse=True)
+def _auto_means_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let `cpu_matmul: auto` choose the same library on every processor; tests name the other one."""
+    monkeypatch.setattr(processor, "is_intel", lambda: True)
 
 
 def free_port() -> int:

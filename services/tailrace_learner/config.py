@@ -7,6 +7,7 @@ from typing import Any, Literal
 import msgspec
 
 from tailrace.config import Config, RunConfig
+from tailrace.processor import CpuMatmul
 from tailrace_learner.config_algorithm import AlgorithmConfig
 from tailrace_learner.config_execution import LoraArgs, StrategyArgs
 from tailrace_learner.config_models import (
@@ -103,6 +104,10 @@ class LearnerConfig(AlgorithmConfig, frozen=True, kw_only=True):
 
     num_threads: int = 1
     """Threads that torch may use on the CPU. More than one only pays where cores are idle."""
+
+    cpu_matmul: CpuMatmul = "auto"
+    """Library that multiplies float32 matrices on the CPU: torch's default (`torch`: MKL on x86) or
+    `onednn`. `auto` takes oneDNN on every processor but Intel's, where the default is faster."""
 
     stale_tokens: Literal["mask", "drop_group"] = "mask"
     """What becomes of tokens more than `max_staleness` steps old: they alone are not trained, or their

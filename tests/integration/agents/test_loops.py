@@ -23,6 +23,7 @@ from tailrace_protos.generation import FinishReason, GenerateRequest, TokenChunk
 from tests.conftest import ServerProcess
 from tests.integration.agents.world import FakeServer, World, kill, until, world_of
 from tests.integration.runtime.serving import endpoints_of
+from tests.provenance import versions_of
 from tests.unit.tailrace_agents.loops.world import calls, chat_card, text_of
 
 RENDERER = Renderer.from_model_card(chat_card(), ChatArgs(tool_parser="hermes"))
@@ -150,7 +151,7 @@ async def test_a_killed_worker_neither_samples_nor_runs_anything_twice(
     assert sorted(shelf.lookups) == ["k0", "k0", "k1", "k1"]
     for trajectory in (await world.trajectories(2)).values():
         (row,) = trajectory.rows
-        versions = as_int32(row.policy_versions)[as_uint8(row.loss_mask) > 0]
+        versions = versions_of(row.spans)
         num_first = len(RENDERER.reply_ids(reply_to("")))
         assert set(versions[:num_first]) == {1}  # as they were sampled before the kill
         assert set(versions[num_first:]) == {2}

@@ -8,8 +8,8 @@ import pytest
 from nats.aio.msg import Msg
 
 from tailrace.bus import Bus, OversizedMessageError, StreamLimits, StreamMissingError
+from tailrace.bus.calls import ReplyInbox
 from tailrace.bus.durable import DurablePublisher, Outgoing
-from tailrace.bus.inbox import ReplyInbox
 from tailrace.config import ConfigError
 from tailrace_protos import subjects
 from tailrace_protos.control import ServerStatus

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import itertools
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -9,9 +8,9 @@ from hypothesis import strategies as st
 
 from tailrace.channel.generation import TokenLedger
 from tailrace.channel.sink import CallSink, merge, split
-from tailrace.provenance import cut_spans, join_spans
 from tailrace_protos.base import as_int32, pack_float32, pack_int32
 from tailrace_protos.generation import CallErrorCode, FinishReason, TokenChunk, TokenSpan
+from tests.provenance import versions_of
 
 
 @dataclass
@@ -124,15 +123,11 @@ def test_an_error_keeps_the_tokens_before_it() -> None:
 SPANS = st.lists(st.builds(TokenSpan, st.integers(1, 3), st.just(""), st.integers(0, 6)), max_size=8)
 
 
-def versions_of(spans: tuple[TokenSpan, ...]) -> list[int]:
-    return [span.policy_version for span in spans for _ in range(span.num_tokens)]
-
-
 @given(SPANS, st.integers(1, 7))
 def test_splitting_and_merging_keep_every_token_with_its_version(
     spans: list[TokenSpan], size: int
 ) -> None:
-    versions = versions_of(tuple(spans))
+    versions = versions_of(spans)
     ids = np.arange(len(versions), dtype=np.int32)
     whole = TokenChunk(
         "c", pack_int32(ids), pack_float32(ids.astype(np.float32)), tuple(spans), FinishReason.LENGTH
@@ -152,21 +147,6 @@ def test_splitting_and_merging_keep_every_token_with_its_version(
         assert got_ids.tolist() == ids.tolist()
         assert versions_of(got_spans) == versions
     assert merged.finish_reason is FinishReason.LENGTH
-
-
-@given(SPANS, st.integers(0, 20), st.integers(0, 20))
-def test_cut_spans_are_the_versions_of_the_slice(
-    spans: list[TokenSpan], start: int, count: int
-) -> None:
-    versions = versions_of(tuple(spans))
-    assert versions_of(cut_spans(tuple(spans), start, start + count)) == versions[start : start + count]
-
-
-@given(SPANS)
-def test_joined_spans_have_different_neighbours(spans: list[TokenSpan]) -> None:
-    joined = join_spans(spans)
-    assert versions_of(joined) == versions_of(tuple(spans))
-    assert all(a.policy_version != b.policy_version for a, b in itertools.pairwise(joined))
 
 
 def test_a_chunk_whose_parts_do_not_match_is_named_and_not_added() -> None:
