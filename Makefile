@@ -4,7 +4,7 @@ SEED ?= 1
 BIN := .venv/bin
 INSTALL := $(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: test-envs demo docs results test test-camel test-deepspeed test-megatron test-heavy lint bench-demo bench-repeat bench-transport bench-engine bench-gateway bench-tools bench-learner bench-sandbox test-sandbox-container clean
+.PHONY: test-envs demo docs results test test-camel test-deepspeed test-megatron test-heavy lint bench-demo bench-repeat bench-transport bench-engine bench-gateway bench-tools bench-learner bench-sandbox test-sandbox-container clean test-trackers
 
 demo: .venv/ready
 	$(BIN)/tailrace train examples/frozen_lake exp_name=demo seed=$(SEED) --overwrite
@@ -30,6 +30,10 @@ test-deepspeed: .venv-deepspeed/ready
 test-megatron: .venv-megatron/ready
 	.venv-megatron/bin/python -m pytest tests/unit/tailrace_learner/test_megatron.py \
 		tests/integration/learner/test_packages.py -k megatron
+
+# The packages of the extras mlflow and trackio; no torch.
+test-trackers: .venv-trackers/ready
+	.venv-trackers/bin/python -m pytest tests/unit/tailrace_learner/trackers/test_packages.py
 
 test-heavy: .venv/ready-dev
 	$(BIN)/pytest tests -m heavy
@@ -133,5 +137,12 @@ LAYERED = $(@D)/bin/pip install --quiet --disable-pip-version-check
 	$(LAYERED) -c constraints.txt megatron-core==0.16.1
 	touch $@
 
+# Trackio's pins exclude our pillow.
+.venv-trackers/ready: .venv/ready-dev
+	$(LAYER)
+	grep -v '^pillow==' constraints.txt >$(@D)/constraints.txt
+	$(LAYERED) -c $(@D)/constraints.txt mlflow-skinny==3.17.2 sqlalchemy==2.1.9 alembic==1.20.1 trackio==0.43.0
+	touch $@
+
 clean:
-	rm -rf .venv .venv-deepspeed .venv-megatron .venv-envs .venv-camel .venv-trl examples/tool_worker_js/node_modules runs .mypy_cache .ruff_cache .pytest_cache .import_linter_cache
+	rm -rf .venv .venv-deepspeed .venv-megatron .venv-trackers .venv-envs .venv-camel .venv-trl examples/tool_worker_js/node_modules runs .mypy_cache .ruff_cache .pytest_cache .import_linter_cache

@@ -29,7 +29,7 @@ from tailrace_cli.cluster.servers import Credentials, nats_command, redis_comman
 from tailrace_cli.config import ClusterConfig
 from tailrace_protos.chat import ToolCall
 from tailrace_protos.tool import ToolResult
-from tests.conftest import ServerProcess, free_port
+from tests.world.servers import ServerProcess, free_port
 
 RUN = "sandboxed"
 TOOLS = ("python", "shell", "python_session")
