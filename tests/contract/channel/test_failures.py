@@ -35,7 +35,6 @@ from tailrace_protos.generation import (
     GenerateRequest,
     RequestFrame,
 )
-from tests.conftest import ServerProcess, make_nats_server
 from tests.contract.channel.harness import (
     QUICK,
     QUICK_SERVER,
@@ -47,6 +46,7 @@ from tests.contract.channel.harness import (
     request,
 )
 from tests.contract.channel.samples import sample
+from tests.world.servers import ServerProcess, make_nats_server
 
 BOUND_S = 4 * QUICK.silence_s
 
