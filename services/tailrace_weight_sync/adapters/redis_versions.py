@@ -1,4 +1,4 @@
-"""The version book in Redis, with its events in the outbox."""
+"""Policy versions in Redis, with their events in the outbox."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ _SERVICE = "weight_sync"
 _REPEATS_WITHIN_S = 24 * 3600
 
 
-class RedisBook:
-    """Numbers versions and emits `WeightsPublished` and `ServerWeightsApplied`, once each."""
+class RedisVersions:
+    """Assigns policy versions; emits each `WeightsPublished` and `ServerWeightsApplied` once."""
 
     def __init__(self, redis: StoreConnection, run: str) -> None:
         self._versions = Versions(redis, run)
         self._outbox = Outbox(redis, run)
 
     async def allocate(self, lineage: str, optimizer_step: int, at_least: int) -> int:
-        """A number never used before; the same one for the same step."""
+        """Assigns an unused policy version; a repeated step gets the version that it has."""
         return await self._versions.allocate(lineage, optimizer_step, at_least=at_least)
 
     async def record(self, manifest: WeightManifest) -> None:
-        """Write down that a version is published."""
+        """Records a published version; a repetition changes nothing."""
         event = WeightsPublished(
             policy_version=manifest.policy_version,
             lineage=manifest.lineage,
@@ -38,7 +38,7 @@ class RedisBook:
         )
 
     async def record_applied(self, report: WeightsApplied) -> None:
-        """Write down that a server serves a version; timings tell a repeated report from a new one."""
+        """Records that a server serves a version. Reports with equal timings are repetitions."""
         event = ServerWeightsApplied(
             server_id=report.server_id, policy_version=report.policy_version, swap_s=report.swap_s
         )
@@ -47,5 +47,5 @@ class RedisBook:
         await self._outbox.emit(_SERVICE, event, once=once, once_s=_REPEATS_WITHIN_S)
 
     async def lineages(self) -> frozenset[str]:
-        """All lineages that published in this run."""
+        """Lineages that published in this run."""
         return frozenset(lineage for lineage, _ in (await self._versions.all()).values())

@@ -19,17 +19,17 @@ from torch.nn.functional import gelu, relu, rms_norm, silu
 from tailrace_inference.engine.attention import AttentionStep, ShapeProbe, Variant
 from tailrace_inference.engine.linear import as_read, project, project_onto
 
-LEAN_MODEL_TYPES = ("llama", "mistral", "qwen2", "qwen3")
+LLAMA_MODEL_TYPES = ("llama", "mistral", "qwen2", "qwen3")
 _STATIC_ROPE = ("default", "linear", "llama3", "yarn")
 _ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {"silu": silu, "gelu": gelu, "relu": relu}
 
 
-def supports_lean(config: Any) -> bool:
+def supports_llama_forward(config: Any) -> bool:
     """Whether a model of this Hugging Face configuration is one that this forward describes."""
     layer_types = set(getattr(config, "layer_types", None) or ["full_attention"])
     rope = getattr(config, "rope_parameters", None) or {}
     return (
-        config.model_type in LEAN_MODEL_TYPES
+        config.model_type in LLAMA_MODEL_TYPES
         and config.hidden_act in _ACTIVATIONS
         and layer_types == {"full_attention"}
         and (config.model_type != "mistral" or not getattr(config, "sliding_window", None))
@@ -53,7 +53,7 @@ class _Layer:
     attention: nn.Module
 
 
-class LeanForward:
+class LlamaForward:
     """hidden states [T, hidden] of flat tokens, straight over a model's weights."""
 
     def __init__(self, model: nn.Module, max_len: int) -> None:

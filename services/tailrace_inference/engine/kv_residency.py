@@ -14,7 +14,7 @@ from typing import TypeVar
 
 import numpy as np
 
-from tailrace_inference.engine.batch import Batch, Call
+from tailrace_inference.engine.batch import Batch, EngineCall
 from tailrace_inference.engine.kv_cache import BlockPool, Int64Array, KVCache
 from tailrace_inference.engine.planner import share_budget
 from tailrace_inference.engine.prefix import Prefix, PrefixStore, common_length
@@ -23,7 +23,7 @@ from tailrace_inference.engine.prompts import PromptOwners
 Tokens = TypeVar("Tokens", int, Int64Array)
 
 
-class Residency:
+class KVResidency:
     """Moves calls between the queue and the rows of a `Batch`, and blocks between their owners."""
 
     def __init__(
@@ -35,7 +35,7 @@ class Residency:
         before_preemption: Callable[[int], None],
     ) -> None:
         self.batch = batch
-        self.waiting: deque[Call] = deque()
+        self.waiting: deque[EngineCall] = deque()
         self.prefixes = PrefixStore()
         self.pool = pool
         self.num_preemptions = 0
@@ -55,7 +55,7 @@ class Residency:
             return
         rows = self.batch.active()
         promised = int((self._blocks_for(self.batch.length[rows]) - self.batch.num_blocks[rows]).sum())
-        passed_over: list[Call] = []
+        passed_over: list[EngineCall] = []
         while self.waiting and self.batch.has_room:
             call = self.waiting.popleft()
             owner = self._owners.row_of(call, policy_version) if self._keep_prefixes else None
@@ -70,7 +70,7 @@ class Residency:
         self.waiting.extendleft(reversed(passed_over))
 
     def _place(
-        self, call: Call, owner: int | None, promised: int, policy_version: int, now_s: float
+        self, call: EngineCall, owner: int | None, promised: int, policy_version: int, now_s: float
     ) -> int | None:
         """Start a call on its episode's prefix, or on a copy of the prompt that row `owner` computed.
 
@@ -146,11 +146,11 @@ class Residency:
         self.waiting.appendleft(self._free(row))
         return False
 
-    def _free(self, row: int) -> Call:
+    def _free(self, row: int) -> EngineCall:
         self._owners.remove(row)
         return self.batch.remove(row)
 
-    def finish(self, row: int) -> Call:
+    def finish(self, row: int) -> EngineCall:
         """Free a row; its computed tokens stay as the prefix of its episode."""
         batch = self.batch
         computed = int(batch.computed[row])
