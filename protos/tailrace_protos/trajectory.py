@@ -6,34 +6,28 @@ import msgspec
 
 from tailrace_protos.base import EMPTY, Float32Bytes, Int32Bytes, Int64Bytes, Message, UInt8Bytes
 from tailrace_protos.episode import EnvTask, Outcome
+from tailrace_protos.generation import TokenSpan
 from tailrace_protos.subjects import Phase
-
-
-class ServerSpan(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """`num_tokens` trained tokens of a row, in a row's order, that one process sampled."""
-
-    source: str  # as in `TokenSpan`
-    num_tokens: int
 
 
 class TokenRow(msgspec.Struct, frozen=True, omit_defaults=True):
     """One row to train: tokens exactly as the engine saw and emitted them.
 
-    The four token arrays have the same length T; positions with `loss_mask` 0 were inserted by the
-    renderer, or are trained in another row, and have log-probability 0 and policy version -1.
+    The three token arrays have the same length T. Positions with `loss_mask` 0 were inserted by the
+    renderer, are trained in another row, or had no finite log-probability; their log-probability is 0.
+    `spans` cover the S positions with `loss_mask` 1, in the order of the row, and no others.
     """
 
     token_ids: Int32Bytes = EMPTY  # [T]
     loss_mask: UInt8Bytes = EMPTY  # [T] 1 where the policy sampled
     inference_logprobs: Float32Bytes = EMPTY  # [T]
-    policy_versions: Int32Bytes = EMPTY  # [T]
+    spans: tuple[TokenSpan, ...] = ()  # their `num_tokens` sum to S
     turn_ends: Int32Bytes = EMPTY  # [K] end (exclusive) of each turn that this row trains
     turn_rewards: Float32Bytes = EMPTY  # [K]
     reward: float = 0.0  # the return credited to this row
     row_id: str = ""  # unique in its episode; empty when the episode has one row
     turn_hashes: Int64Bytes = EMPTY  # [K] of task and observation before each turn; or empty
     first_turn: int = -1  # where rows are stretches of one line of turns: place of the first in it
-    server_spans: tuple[ServerSpan, ...] = ()  # of all tokens with mask 1, or empty: not known
     # [K] what each turn is worth with what followed it in its message tree; empty: turns follow each
     # other. What `reward` has beyond that of the first turn with a trained token, every turn has.
     turn_returns: Float32Bytes = EMPTY

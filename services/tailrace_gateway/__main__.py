@@ -1,4 +1,4 @@
-"""The gateway process: waits for the model card, then listens for HTTP and for sessions by NATS."""
+"""Gateway process: waits for the model card, then serves HTTP and session requests over NATS."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 
 from tailrace.channel import GenerateClient, NatsGenerateClient, ZmqGenerateClient
-from tailrace.chat import ChatArgs, Renderer, TemplateError
+from tailrace.chat import ChatArgs, Renderer, TemplateError, load_parsers
 from tailrace.clock import SystemClock
 from tailrace.config import ConfigError
 from tailrace.log import get_logger
@@ -22,14 +22,13 @@ from tailrace.runtime import Args, Service, run_service
 from tailrace.runtime.guard import Guard
 from tailrace.store import Blobs, SessionLogs, StoreConnection, connect
 from tailrace_gateway import metrics
-from tailrace_gateway.adapters.http.door import Door
-from tailrace_gateway.adapters.http.model_calls import model_call_routes
-from tailrace_gateway.adapters.http.sessions import SessionRoutes
-from tailrace_gateway.adapters.server import HttpServer, bind, ended
-from tailrace_gateway.adapters.store import RedisSessions
+from tailrace_gateway.adapters.app import GatewayApp
+from tailrace_gateway.adapters.model_calls import model_call_routes
+from tailrace_gateway.adapters.server import HttpServer, bind
+from tailrace_gateway.adapters.sessions import SessionRoutes
 from tailrace_gateway.config import GatewayConfig
-from tailrace_gateway.core.calls import Calls
-from tailrace_gateway.core.gateway import Gateway, Voices
+from tailrace_gateway.core.calls import ModelCalls
+from tailrace_gateway.core.gateway import Gateway, Renderers
 from tailrace_gateway.core.sessions import Identity, Sessions
 from tailrace_gateway.handlers import SessionHandler
 from tailrace_protos import subjects
@@ -46,13 +45,14 @@ _AS_TEXT: dict[str, Any] = {"tool_parser": "none", "reasoning_parser": "none"}
 
 
 async def build(args: Args) -> Service:
-    """The service with everything it needs; what needs a server is opened by its start hook."""
+    """Build the service with its parts; the start hook opens the connections."""
     config = args.section("gateway", GatewayConfig)
+    load_parsers(args.run.chat)  # a wrong parser ends the process before the model card arrives
     admin_key = os.environ.get(ADMIN_KEY, "")
     if len(admin_key) < 16:
         raise ConfigError(
-            f"{ADMIN_KEY} must have at least 16 characters: a local cluster makes one up, a chart "
-            "keeps one in a Secret; anybody who has it may open sessions"
+            f"{ADMIN_KEY} must have at least 16 characters: a local cluster generates one, a chart "
+            "keeps one in a Secret; everyone who has it may open sessions"
         )
     service = Service(
         "gateway",
@@ -68,7 +68,7 @@ async def build(args: Args) -> Service:
 
 
 class _Gateway:
-    """Connections, clients and routes of this process, from start to drain."""
+    """Connections, clients and routes of this process from start to drain."""
 
     def __init__(self, service: Service, config: GatewayConfig, admin_key: str) -> None:
         self._service = service
@@ -78,7 +78,7 @@ class _Gateway:
         self._leases = LeaseClient(service.bus, self._run, service.instance_id)
         self._redis: StoreConnection | None = None
         self._client: GenerateClient | None = None
-        self._calls: Calls | None = None
+        self._calls: ModelCalls | None = None
         self._server: HttpServer | None = None
         self._serving: asyncio.Task[object] | None = None
         self._base_url = ""
@@ -87,26 +87,26 @@ class _Gateway:
         """Connect, wait for the model card, listen."""
         service, config = self._service, self._config
         self._redis = redis = await connect(
-            service.endpoints.redis_url, patience_s=config.store_timeout_s
+            service.endpoints.redis_url, deadline_s=config.store_timeout_s
         )
         blobs = Blobs(redis, self._run)
-        voices = _voices(await blobs.wait_for_model_card(), service.run.chat)
+        renderers = _renderers(await blobs.wait_for_model_card(), service.run.chat)
         self._client = client = self._make_client()
         await client.start()
         stages = Stages()
         attempts = config.max_generation_attempts
-        store = RedisSessions(SessionLogs(redis, self._run))
+        store = SessionLogs(redis, self._run)
         gateway = Gateway.over(
             ContinuingPolicy(self._leases, client, stages, max_attempts=attempts),
             store,
-            self._identity(voices.chat),
-            voices,
+            self._identity(renderers.chat),
+            renderers,
             SystemClock(),
             max_concurrent_calls=config.max_concurrent_calls,
         )
         self._calls = gateway.calls
         handler = SessionHandler(gateway, store, self._url, self._announce, partial(_put_blob, blobs))
-        self._listen(gateway, handler, voices.chat)
+        self._listen(gateway, handler, renderers.chat)
         self._declare(handler)
         service.loop(
             "report",
@@ -130,7 +130,7 @@ class _Gateway:
         service.endpoint(subjects.gateway_open(run), OpenSession, handler.open)
         service.endpoint(subjects.gateway_export(run), ExportSession, handler.export)
         service.endpoint(subjects.gateway_close(run), CloseSession, handler.close)
-        service.subscribe(subjects.gateway_closed(run), SessionClosed, handler.heard_closed)
+        service.subscribe(subjects.gateway_closed(run), SessionClosed, handler.on_closed)
 
     def _listen(self, gateway: Gateway, handler: SessionHandler, renderer: Renderer) -> None:
         config, run = self._config, self._service.run
@@ -145,23 +145,24 @@ class _Gateway:
             ).routes(),
         ]
         guard = Guard(self._service.stop)
-        door = Door(gateway.sessions, guard, routes, config.max_body_bytes)
-        self._server = server = HttpServer(door, listener, config.keep_alive_s)
+        app = GatewayApp(gateway.sessions, guard, routes, config.max_body_bytes)
+        self._server = server = HttpServer(app, listener, config.keep_alive_s)
         self._serving = asyncio.create_task(guard.run("http", server.serve()), name="http")
         self._serving.add_done_callback(self._on_http_end)
-        log.info("listening", base_url=self._base_url)
+        log.info("listener", base_url=self._base_url)
 
     def _on_http_end(self, _: asyncio.Task[object]) -> None:
         if not self._service.draining.is_set():
             self._service.stop("the HTTP server ended", 1)
 
     async def stop(self) -> None:
-        """Let calls end in their time, then end them; tell the scheduler that nothing is in flight."""
+        """Let calls finish within `drain_s`, cancel the rest, and report to the scheduler that none is
+        in flight."""
         if self._server is not None and self._serving is not None and self._calls is not None:
             self._calls.is_draining = True
             self._server.stop()
             await self._calls.drain(self._config.drain_s)
-            await ended(self._serving, 2.0, self._server)
+            await self._server.wait_stopped(self._serving, 2.0)
         await self._leases.report()
         if self._client is not None:
             await self._client.close()
@@ -181,9 +182,9 @@ class _Gateway:
         return NatsGenerateClient(self._service.bus.connection.client, channel)
 
 
-def _voices(card: ModelCard, chat: ChatArgs) -> Voices:
+def _renderers(card: ModelCard, chat: ChatArgs) -> Renderers:
     try:
-        return Voices(
+        return Renderers(
             Renderer.from_model_card(card, chat),
             Renderer.from_model_card(card, msgspec.structs.replace(chat, **_AS_TEXT)),
             chat.reasoning,
@@ -203,13 +204,13 @@ async def _reap(sessions: Sessions) -> None:
 
 
 def _export(gateway: Gateway) -> None:
-    """Let a scrape read the gauges as they are then."""
+    """Bind the gauges to the live sets, so that each scrape reads current values."""
     metrics.CALLS.set_function(lambda: len(gateway.calls.running))
     metrics.SESSIONS.set_function(lambda: len(gateway.sessions))
 
 
 def main() -> int:
-    """Run the service; the process's exit code."""
+    """Run the service and return the exit code of the process."""
     return run_service(build)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Literal
 
 from tailrace.config import Config
+from tailrace.processor import CpuMatmul
 
 Transport = Literal["nats", "zmq"]
 
@@ -21,6 +22,10 @@ class InferenceConfig(Config, frozen=True, kw_only=True):
 
     num_threads: int = 1
     """Threads that torch may use on the CPU. More than one only pays where cores are idle."""
+
+    cpu_matmul: CpuMatmul = "auto"
+    """Library that multiplies float32 matrices on the CPU: torch's default (`torch`: MKL on x86) or
+    `onednn`. `auto` takes oneDNN on every processor but Intel's, where the default is faster."""
 
     max_running: int = 256
     """Requests batched at once; the others wait."""
@@ -55,7 +60,7 @@ class InferenceConfig(Config, frozen=True, kw_only=True):
     with them, which saves that work and biases log-probabilities (`stale_kv_tokens_total` counts)."""
 
     forward: Literal["auto", "generic"] = "auto"
-    """`auto` runs Llama-like decoders through the lean forward when it agrees with the model's own at
+    """`auto` runs Llama-like decoders through the Llama forward when it agrees with the model's own at
     load; `generic` always runs the Hugging Face modules."""
 
     step_in: Literal["auto", "loop", "thread"] = "auto"

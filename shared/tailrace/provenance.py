@@ -10,7 +10,9 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+from tailrace_protos.base import as_uint8
 from tailrace_protos.generation import TokenSpan
+from tailrace_protos.trajectory import TokenRow
 
 
 def join_spans(spans: Iterable[TokenSpan]) -> tuple[TokenSpan, ...]:
@@ -52,12 +54,10 @@ def kept_spans(spans: Sequence[TokenSpan], is_kept: NDArray[np.bool_]) -> tuple[
     )
 
 
-def version_per_token(spans: Sequence[TokenSpan]) -> NDArray[np.int32]:
-    """Policy version [S] of each token."""
-    return np.repeat(
-        np.array([span.policy_version for span in spans], np.int32),
-        np.array([span.num_tokens for span in spans], np.intp),
-    )
+def covers_trained_tokens(row: TokenRow) -> bool:
+    """True if the spans of a row cover its tokens with `loss_mask` 1 and no others."""
+    counts = [span.num_tokens for span in row.spans]
+    return min(counts, default=0) >= 0 and sum(counts) == int(np.count_nonzero(as_uint8(row.loss_mask)))
 
 
 def _is_alike(one: TokenSpan, other: TokenSpan) -> bool:

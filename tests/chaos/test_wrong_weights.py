@@ -14,11 +14,11 @@ import pytest
 from numpy.typing import NDArray
 
 from tailrace_learner.adapters.trajectory_files import read_groups
-from tailrace_protos.base import as_int32, as_uint8
 from tailrace_protos.control import source_of
 from tailrace_protos.trajectory import TokenRow, TrajectoryGroup
 from tests.audit import build_ledger, check_ledger
 from tests.e2e.runs import command, environment
+from tests.provenance import sources_of, versions_of
 
 DEADLINE_S = 400.0
 MAX_STEPS = 100  # many times as long as a server needs to start again
@@ -60,9 +60,7 @@ def num_tokens(
         if len({member.reward for member in group.members}) == 1:
             continue  # teaches nothing
         for row in (row for member in group.members for row in member.rows):
-            ages = step - np.vectorize(steps.get)(
-                as_int32(row.policy_versions)[as_uint8(row.loss_mask) == 1]
-            )
+            ages = step - np.vectorize(steps.get)(np.array(versions_of(row.spans)))
             is_fresh = ages <= MAX_STALENESS
             is_wrong = sampled_by(row, caught) & (step - ages > caught["good_step"])
             fresh += int(is_fresh.sum())
@@ -73,8 +71,7 @@ def num_tokens(
 def sampled_by(row: TokenRow, caught: dict[str, Any]) -> NDArray[np.bool_]:
     """Which sampled tokens of the row are of that start of that server."""
     source = source_of(caught["server_id"], caught["incarnation"])
-    spans = row.server_spans
-    return np.repeat([span.source == source for span in spans], [span.num_tokens for span in spans])
+    return np.array([name == source for name in sources_of(row.spans)])
 
 
 @pytest.mark.heavy

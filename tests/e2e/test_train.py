@@ -22,6 +22,7 @@ from tailrace_protos.event import Event
 from tailrace_protos.trajectory import TrajectoryGroup
 from tests.audit import build_ledger, check_ledger
 from tests.e2e.runs import command, run
+from tests.provenance import versions_of
 
 METRICS_KEYS = {
     "step", "time_s", "policy_version", "reward_mean", "reward_std", "success_rate",
@@ -139,7 +140,7 @@ def test_every_trained_token_is_one_the_engine_emitted(asynchronous: tuple[Path,
                 zip(
                     as_int32(row.token_ids)[mask].tolist(),
                     as_float32(row.inference_logprobs)[mask].tolist(),
-                    as_int32(row.policy_versions)[mask].tolist(),
+                    versions_of(row.spans),
                     strict=True,
                 )
             )

@@ -17,6 +17,7 @@ from tailrace_learner.adapters.trajectory_files import read_groups
 from tailrace_protos.base import as_float32, as_int32
 from tests.audit import build_ledger, check_ledger
 from tests.e2e.runs import ROOT, TAILRACE, run
+from tests.provenance import versions_of
 
 EXPERIMENT = ROOT / "examples" / "frameworks" / "openai_sdk"
 WORKFLOW = "openai_sdk_agent.DigitAgent"
@@ -80,7 +81,7 @@ def test_every_trained_token_of_a_workflow_is_one_the_engine_emitted(
                 mask = np.frombuffer(row.loss_mask, np.uint8).astype(bool)
                 ids = as_int32(row.token_ids)[mask].tolist()
                 logprobs = as_float32(row.inference_logprobs)[mask].tolist()
-                versions = as_int32(row.policy_versions)[mask].tolist()
+                versions = versions_of(row.spans)
                 triples = list(zip(ids, logprobs, versions, strict=True))
                 assert _is_part(triples, emitted[member.episode_id]), member.episode_id
                 num_rows += 1

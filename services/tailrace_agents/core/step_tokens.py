@@ -14,7 +14,7 @@ import numpy as np
 from msgspec.structs import replace
 from numpy.typing import NDArray
 
-from tailrace.ledger.provenance import cut
+from tailrace.provenance import cut_spans
 from tailrace_agents.core.tokens import CheckedRows, EpisodeTokens
 from tailrace_protos.base import (
     Int32Bytes,
@@ -93,19 +93,18 @@ class StepTokens(EpisodeTokens):
         mask = as_uint8(whole.loss_mask)
         trained = int(mask[:start].sum()), int(mask[:stop].sum())
 
-        def placed(values: NDArray[Any], fill: int) -> NDArray[Any]:
-            return np.concatenate([np.full(num_shown, fill, values.dtype), values[start:stop]])
+        def placed(values: NDArray[Any]) -> NDArray[Any]:
+            return np.concatenate([np.zeros(num_shown, values.dtype), values[start:stop]])
 
         return replace(
             whole,
             token_ids=pack_int32(ids),
-            loss_mask=pack_uint8(placed(mask, 0)),
-            inference_logprobs=pack_float32(placed(as_float32(whole.inference_logprobs), 0)),
-            policy_versions=pack_int32(placed(as_int32(whole.policy_versions), -1)),
+            loss_mask=pack_uint8(placed(mask)),
+            inference_logprobs=pack_float32(placed(as_float32(whole.inference_logprobs))),
+            spans=cut_spans(whole.spans, *trained),
             turn_ends=pack_int32([len(ids)]),
             turn_rewards=pack_float32(as_float32(whole.turn_rewards)[turn : turn + 1]),
             turn_hashes=pack_int64(as_int64(whole.turn_hashes)[turn : turn + 1]),
-            server_spans=cut(whole.server_spans, *trained),
             row_id=str(turn),
             first_turn=turn,
         )

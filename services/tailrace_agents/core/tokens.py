@@ -1,7 +1,6 @@
 """The tokens of one episode, appended turn by turn: what the engine sees and the learner trains.
 
-Invariant: the four arrays have one length; what the renderer inserted has mask 0, log-probability 0
-and policy version -1.
+Invariant: the three arrays have one length; what the renderer inserted has mask and log-probability 0.
 """
 
 from __future__ import annotations
@@ -13,7 +12,7 @@ from typing import NamedTuple, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from tailrace.ledger.provenance import server_spans
+from tailrace.provenance import kept_spans
 from tailrace_protos.base import EMPTY, Int32Bytes, pack_float32, pack_int32, pack_int64
 from tailrace_protos.generation import TokenSpan
 from tailrace_protos.trajectory import TokenRow
@@ -69,7 +68,6 @@ class EpisodeTokens:
         "_turn_ends",
         "_turn_hashes",
         "_turn_rewards",
-        "_versions",
         "num_sampled",
     )
 
@@ -79,7 +77,6 @@ class EpisodeTokens:
         self._ids = array("i")
         self._mask = bytearray()
         self._logprobs = array("f")
-        self._versions = array("i")
         self._spans: list[TokenSpan] = []  # of all sampled tokens
         self._turn_ends = array("i")
         self._turn_rewards = array("d")
@@ -110,7 +107,6 @@ class EpisodeTokens:
         self._ids.frombytes(ids.tobytes())
         self._mask.extend(bytes(num))
         self._logprobs.frombytes(bytes(4 * num))
-        self._versions.frombytes(b"\xff" * (4 * num))  # -1
 
     def sample(
         self, ids: NDArray[np.int32], logprobs: NDArray[np.float32], spans: tuple[TokenSpan, ...]
@@ -124,8 +120,6 @@ class EpisodeTokens:
         self._mask.extend(b"\x01" * num)
         self._logprobs.frombytes(logprobs.tobytes())
         self._spans += spans
-        for span in spans:
-            self._versions.extend((span.policy_version,) * span.num_tokens)
         self.num_sampled += num
         self._turn_ends.append(len(self._ids))
 
@@ -151,27 +145,25 @@ class EpisodeTokens:
         return memoryview(self._ids.tobytes())
 
     def row(self, reward: float = 0.0) -> CheckedRow:
-        """The row to train; tokens with a non-finite log-probability lose mask, value and version."""
+        """The row to train; tokens with a non-finite log-probability lose mask and value."""
         logprobs = np.array(self._logprobs, dtype=np.float32)
         mask = np.frombuffer(bytes(self._mask), dtype=np.uint8)
-        versions = np.array(self._versions, dtype=np.int32)
         broken = ~np.isfinite(logprobs)
         num_broken = int(np.count_nonzero(broken))
         if num_broken:
             mask = np.where(broken, np.uint8(0), mask)
-            logprobs[broken], versions[broken] = 0.0, -1
+            logprobs[broken] = 0.0
         ends = self._turn_ends[: self.num_turns]
         is_sampled = np.frombuffer(bytes(self._mask), dtype=np.bool_)
         row = TokenRow(
             token_ids=self.transcript(),
             loss_mask=_bytes(mask),
             inference_logprobs=_bytes(logprobs),
-            policy_versions=_bytes(versions),
+            spans=kept_spans(self._spans, ~broken[is_sampled]),
             turn_ends=pack_int32(ends),
             turn_rewards=pack_float32(self._turn_rewards),
             turn_hashes=pack_int64(self._turn_hashes),
             reward=reward,
-            server_spans=server_spans(self._spans, ~broken[is_sampled]),
         )
         return CheckedRow(row, num_broken)
 

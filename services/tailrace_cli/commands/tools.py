@@ -17,7 +17,7 @@ from tailrace import log
 from tailrace.bus import Bus
 from tailrace.config import Endpoints, this_host_id
 from tailrace.store import StoreConnection, connect
-from tailrace.tools import Patience, ToolClient
+from tailrace.tools import ToolClient, ToolDeadlines
 from tailrace.tools.discovery import Discovery, EndpointInfo, WorkerInfo, WorkerStats
 from tailrace.tools.host import DEFAULT_MAX_CONCURRENCY
 from tailrace.tools.port import ToolPort
@@ -45,7 +45,7 @@ Redis = Annotated[
 Run = Annotated[str, typer.Option("--run", help="For this run only; default: for every run.")]
 
 LOCAL = "nats://127.0.0.1:4222"
-CALL_PATIENCE = Patience(nobody_s=3.0, full_s=30.0)
+CALL_DEADLINES = ToolDeadlines(nobody_s=3.0, full_s=30.0)
 
 
 @app.command()
@@ -140,7 +140,7 @@ async def _discover(endpoints: Endpoints) -> tuple[list[WorkerInfo], dict[str, W
 async def _call(endpoints: Endpoints, run: str, call: ToolCall, timeout_s: float) -> ToolResult:
     bus = await Bus.connect(endpoints, name="cli")
     redis: StoreConnection | None = await connect(endpoints.redis_url) if endpoints.redis_url else None
-    client = ToolClient(bus, run, redis=redis, patience=CALL_PATIENCE)
+    client = ToolClient(bus, run, redis=redis, deadlines=CALL_DEADLINES)
     try:
         async with client.session(f"cli-{uuid.uuid4().hex[:8]}", [call.name]) as tools:
             return await tools.call(call, timeout_s or None)

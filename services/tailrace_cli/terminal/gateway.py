@@ -18,11 +18,11 @@ from tailrace_agents.core.workflow_player import SessionFailedError
 from tailrace_cli.experiment import Experiment
 from tailrace_cli.terminal.screen import Screen
 from tailrace_cli.terminal.session_memory import SessionsHere
-from tailrace_gateway.adapters.http.door import Door
-from tailrace_gateway.adapters.http.model_calls import model_call_routes
-from tailrace_gateway.adapters.server import HttpServer, bind, ended
+from tailrace_gateway.adapters.app import GatewayApp
+from tailrace_gateway.adapters.model_calls import model_call_routes
+from tailrace_gateway.adapters.server import HttpServer, bind
 from tailrace_gateway.core.errors import ApiError
-from tailrace_gateway.core.gateway import Gateway, Voices
+from tailrace_gateway.core.gateway import Gateway, Renderers
 from tailrace_gateway.core.sessions import Identity
 from tailrace_protos.session import ExportSession, OpenSession, SessionExport, SessionOpened
 
@@ -57,20 +57,20 @@ class TerminalGateway:
             _Unleased(policy),
             SessionsHere(screen),
             identity,
-            Voices(renderer, renderer, run.chat.reasoning),
+            Renderers(renderer, renderer, run.chat.reasoning),
             SystemClock(),
             max_concurrent_calls=config.max_concurrent_calls,
         )
         routes = model_call_routes(self._gateway.calls, renderer, run.pretrain or run.exp_name)
         self._guard = Guard(lambda reason, exit_code: None)
-        self._door = Door(self._gateway.sessions, self._guard, routes, config.max_body_bytes)
+        self._app = GatewayApp(self._gateway.sessions, self._guard, routes, config.max_body_bytes)
         self._host, self._keep_alive_s = config.host, config.keep_alive_s
         self.base_url = ""
 
     async def __aenter__(self) -> TerminalGateway:
         listener = bind(self._host, 0)
         self.base_url = f"http://{self._host}:{listener.getsockname()[1]}/v1"
-        self._server = HttpServer(self._door, listener, self._keep_alive_s)
+        self._server = HttpServer(self._app, listener, self._keep_alive_s)
         serving = self._guard.run("http", self._server.serve())
         self._serving: asyncio.Task[object] = asyncio.create_task(serving, name="http")
         return self
@@ -82,7 +82,7 @@ class TerminalGateway:
         trace: TracebackType | None,
     ) -> None:
         self._server.stop()
-        await ended(self._serving, 1.0, self._server)
+        await self._server.wait_stopped(self._serving, 1.0)
 
     async def open(self, request: OpenSession, *, anew: bool) -> SessionOpened:
         """See `Sessions`."""

@@ -1,9 +1,9 @@
-"""Anthropic's messages: requests to the internal form, answers from it.
+"""Anthropic's messages dialect: requests, responses, streams and errors.
 
-Blocks of the history become messages: the texts of an assistant's blocks are its content, its
-`tool_use` blocks its tool calls; every `tool_result` of a user's message is a message of its own. Only
-text can be read by the model. A thinking budget is not enforced; `thinking: disabled` leaves thoughts
-out of the answer.
+Content blocks of the history become messages. The text blocks of an assistant message form its content,
+and its `tool_use` blocks its tool calls. Each `tool_result` of a user message becomes a message of its
+own. Only text is supported. The gateway does not enforce a thinking budget; `thinking: disabled` omits
+thinking blocks from the response.
 """
 
 from __future__ import annotations
@@ -18,31 +18,41 @@ from tailrace_gateway.core.anthropic_blocks import (
     read_anthropic_messages,
     read_system,
 )
-from tailrace_gateway.core.body import Body, Neutral, Ranges, read_body, stop_strings
+from tailrace_gateway.core.body import Body, DefaultOnly, NumberRanges, read_body, stop_strings
 from tailrace_gateway.core.call import (
-    Choice,
+    CallStart,
     Completion,
-    Ending,
     ModelCall,
-    SamplingWishes,
+    Piece,
+    ReplyChoice,
+    SamplingOverrides,
+    StopReason,
 )
-from tailrace_gateway.core.errors import InvalidRequestError, UnsupportedError
-from tailrace_gateway.core.tool_choice import ToolChoice, tool_promises
-from tailrace_protos.chat import ChatMessage, ToolSchema
+from tailrace_gateway.core.errors import (
+    ApiError,
+    BadRequestError,
+    ContextOverflowError,
+    UnsupportedError,
+)
+from tailrace_gateway.core.output_constraints import ToolChoice, tool_constraints
+from tailrace_gateway.core.sse import named_event, to_json
+from tailrace_protos.chat import ChatMessage, ToolCall, ToolSchema
 
 _STOP_REASONS = {
-    Ending.STOP: "end_turn",
-    Ending.LENGTH: "max_tokens",
-    Ending.TOOL_CALLS: "tool_use",
+    StopReason.STOP: "end_turn",
+    StopReason.LENGTH: "max_tokens",
+    StopReason.TOOL_CALLS: "tool_use",
 }
-_NEUTRAL = Neutral(
+_DEFAULT_ONLY = DefaultOnly(
     container=(), context_management=(), mcp_servers=([],), output_config=({},), output_format=()
 )
-_RANGES = Ranges(max_tokens=(1, 1 << 31), temperature=(0, 100), top_p=(1e-6, 1), top_k=(0, 1 << 30))
+_RANGES = NumberRanges(
+    max_tokens=(1, 1 << 31), temperature=(0, 100), top_p=(1e-6, 1), top_k=(0, 1 << 30)
+)
 
 
 class AnthropicTool(msgspec.Struct, frozen=True):
-    """A tool of the caller's own; tools that Anthropic runs have another `type`."""
+    """Tool of the caller; tools that Anthropic runs have another `type`."""
 
     name: str
     input_schema: dict[str, Any] | None = None
@@ -51,7 +61,7 @@ class AnthropicTool(msgspec.Struct, frozen=True):
 
 
 class MessagesRequest(Body, frozen=True, kw_only=True):
-    """The body of a message. The last part changes nothing in a reply."""
+    """Body of a messages request. Fields of the last group have no effect on a reply."""
 
     messages: list[InAnthropicMessage]
     model: str = ""
@@ -81,27 +91,27 @@ class MessagesRequest(Body, frozen=True, kw_only=True):
     cache_control: Any = None
 
     @property
-    def tells_thoughts(self) -> bool:
-        """Whether thinking blocks are part of the answer."""
+    def with_reasoning(self) -> bool:
+        """Whether the response includes thinking blocks."""
         return (self.thinking or {}).get("type") != "disabled"
 
 
 def read_messages_request(raw: bytes) -> tuple[MessagesRequest, ModelCall]:
-    """The request and what it asks of the model; raises `InvalidRequestError`."""
+    """Parse a request; return its body and its model call. Raise `BadRequestError`."""
     body = read_body(raw, MessagesRequest)
     if body.max_tokens is None:
-        raise InvalidRequestError("max_tokens: Field required", param="max_tokens")
+        raise BadRequestError("max_tokens: Field required", param="max_tokens")
     return body, call_of(body)
 
 
 def read_count_request(raw: bytes) -> ModelCall:
-    """A request to count the tokens of a prompt."""
+    """Parse a request that counts the tokens of a prompt."""
     return call_of(read_body(raw, MessagesRequest))
 
 
 def call_of(body: MessagesRequest) -> ModelCall:
-    """What a body asks of the model."""
-    _NEUTRAL.require(body)
+    """Return the model call of a body."""
+    _DEFAULT_ONLY.require(body)
     _RANGES.require(body)
     tools = _tools(body.tools or [])
     system = read_system(body.system)
@@ -110,13 +120,13 @@ def call_of(body: MessagesRequest) -> ModelCall:
         messages=(*first, *read_anthropic_messages(body.messages)),
         tools=tools,
         max_new_tokens=body.max_tokens,
-        sampling=SamplingWishes(
+        sampling=SamplingOverrides(
             temperature=body.temperature,
             top_p=body.top_p,
             top_k=body.top_k,
             stop=stop_strings(body.stop_sequences, "stop_sequences"),
         ),
-        promises=tool_promises(
+        constraints=tool_constraints(
             _choice(body.tool_choice or {}),
             tools,
             is_parallel=not (body.tool_choice or {}).get("disable_parallel_tool_use"),
@@ -146,7 +156,7 @@ def _choice(choice: dict[str, Any]) -> ToolChoice:
 
 
 def messages_answer(body: MessagesRequest, completion: Completion) -> dict[str, Any]:
-    """The answer to a request that does not stream."""
+    """Return the response to a request without a stream."""
     choice = completion.choices[0]
     return {
         "id": completion.opening.completion_id,
@@ -154,16 +164,16 @@ def messages_answer(body: MessagesRequest, completion: Completion) -> dict[str, 
         "role": "assistant",
         "model": body.model,
         "content": blocks_of(body, choice),
-        **ending_fields(choice),
+        **stop_fields(choice),
         "usage": usage_of(completion),
     }
 
 
-def blocks_of(body: MessagesRequest, choice: Choice) -> list[dict[str, Any]]:
-    """A reply as content blocks."""
+def blocks_of(body: MessagesRequest, choice: ReplyChoice) -> list[dict[str, Any]]:
+    """Return the content blocks of a reply."""
     message = choice.message
     blocks: list[dict[str, Any]] = []
-    if message.reasoning and body.tells_thoughts:
+    if message.reasoning and body.with_reasoning:
         blocks.append({"type": "thinking", "thinking": message.reasoning, "signature": ""})
     if message.content or not (blocks or message.tool_calls):
         blocks.append({"type": "text", "text": message.content})
@@ -174,7 +184,7 @@ def blocks_of(body: MessagesRequest, choice: Choice) -> list[dict[str, Any]]:
 
 
 def tool_use_block(call_id: str, name: str, arguments: str) -> dict[str, Any]:
-    """A tool call; arguments that are no JSON object are told as one with the text in it."""
+    """Return a tool call; arguments that are no JSON object go under the key `_raw`."""
     try:
         given: Any = msgspec.json.decode(arguments.encode())
     except msgspec.DecodeError:
@@ -183,15 +193,15 @@ def tool_use_block(call_id: str, name: str, arguments: str) -> dict[str, Any]:
     return {"type": "tool_use", "id": call_id, "name": name, "input": shown}
 
 
-def ending_fields(choice: Choice) -> dict[str, Any]:
-    """Why the reply ended."""
-    if choice.stop_matched is not None and choice.ending is Ending.STOP:
+def stop_fields(choice: ReplyChoice) -> dict[str, Any]:
+    """Return the fields for the stop reason."""
+    if choice.stop_matched is not None and choice.stop_reason is StopReason.STOP:
         return {"stop_reason": "stop_sequence", "stop_sequence": choice.stop_matched}
-    return {"stop_reason": _STOP_REASONS[choice.ending], "stop_sequence": None}
+    return {"stop_reason": _STOP_REASONS[choice.stop_reason], "stop_sequence": None}
 
 
 def usage_of(completion: Completion) -> dict[str, Any]:
-    """Token counts; those read from the cache are not part of `input_tokens`."""
+    """Return the token counts; `input_tokens` excludes tokens read from the cache."""
     cached = completion.num_cached_tokens
     return {
         "input_tokens": completion.num_prompt_tokens - cached,
@@ -199,3 +209,112 @@ def usage_of(completion: Completion) -> dict[str, Any]:
         "cache_creation_input_tokens": 0,
         "output_tokens": completion.num_sampled,
     }
+
+
+class MessagesStream:
+    """`StreamDialect` of messages. One block is open at a time; tool calls follow whole at the end."""
+
+    def __init__(self, body: MessagesRequest) -> None:
+        self._body = body
+        self._index = -1  # index of the newest block
+        self._open = ""  # type of the open block; empty if none is open
+        self._stop: dict[str, Any] = {}
+
+    def begin(self, opening: CallStart) -> bytes:
+        """Encode the message without content."""
+        usage = {"input_tokens": len(opening.prompt_ids), "output_tokens": 0}
+        message: dict[str, Any] = {
+            "id": opening.completion_id,
+            "type": "message",
+            "role": "assistant",
+            "model": self._body.model,
+            "content": [],
+            "stop_reason": None,
+            "stop_sequence": None,
+            "usage": usage,
+        }
+        return named_event({"type": "message_start", "message": message})
+
+    def piece(self, piece: Piece) -> bytes:
+        """Encode new reasoning and text."""
+        events = b""
+        if piece.delta.reasoning and self._body.with_reasoning:
+            empty = {"type": "thinking", "thinking": "", "signature": ""}
+            delta = {"type": "thinking_delta", "thinking": piece.delta.reasoning}
+            events += self._block("thinking", empty) + self._delta(delta)
+        if piece.delta.content:
+            delta = {"type": "text_delta", "text": piece.delta.content}
+            events += self._block("text", {"type": "text", "text": ""}) + self._delta(delta)
+        return events
+
+    def choice(self, choice: ReplyChoice) -> bytes:
+        """Encode the tool calls, and close the last block."""
+        self._stop = stop_fields(choice)
+        calls = choice.message.tool_calls
+        events = b"".join(map(self._tool_use, calls))
+        if self._index < 0:
+            events += self._block("text", {"type": "text", "text": ""})
+        return events + self._close()
+
+    def end(self, completion: Completion) -> bytes:
+        """Encode the stop reason and the token counts."""
+        delta = {"type": "message_delta", "delta": self._stop, "usage": usage_of(completion)}
+        return named_event(delta) + named_event({"type": "message_stop"})
+
+    def error(self, error: ApiError) -> bytes:
+        """Encode an error event, which the client raises."""
+        return named_event(anthropic_error(error))
+
+    def _tool_use(self, call: ToolCall) -> bytes:
+        block = tool_use_block(call.id, call.name, call.arguments)
+        arguments = to_json(block["input"]).decode()
+        begun = self._close() + self._block("tool_use", {**block, "input": {}})
+        return begun + self._delta({"type": "input_json_delta", "partial_json": arguments})
+
+    def _block(self, kind: str, empty: dict[str, Any]) -> bytes:
+        """Open a block of this type unless it is open."""
+        if self._open == kind:
+            return b""
+        events = self._close()
+        self._index += 1
+        self._open = kind
+        start = {"type": "content_block_start", "index": self._index, "content_block": empty}
+        return events + named_event(start)
+
+    def _delta(self, delta: dict[str, Any]) -> bytes:
+        return named_event({"type": "content_block_delta", "index": self._index, "delta": delta})
+
+    def _close(self) -> bytes:
+        if not self._open:
+            return b""
+        self._open = ""
+        return named_event({"type": "content_block_stop", "index": self._index})
+
+
+_TYPES = {
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+    500: "api_error",
+    503: "overloaded_error",
+}
+
+
+def anthropic_error(error: ApiError) -> dict[str, Any]:
+    """Return the body of an error response; `code` and `param` are for programs."""
+    message = error.message
+    if isinstance(error, ContextOverflowError):
+        message = f"prompt is too long: {error.num_tokens} tokens > {error.limit_tokens} maximum"
+    content: dict[str, Any] = {
+        "type": _TYPES.get(error.status, "invalid_request_error"),
+        "message": message,
+        "code": error.code,
+    }
+    if error.param:
+        content["param"] = error.param
+    completion_id = getattr(error, "completion_id", "")
+    if completion_id:
+        content["completion_id"] = completion_id
+    return {"type": "error", "error": content}

@@ -1,4 +1,4 @@
-"""A model call free of any dialect, and what comes back of it."""
+"""Model call and its result, independent of the dialect."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from numpy.typing import NDArray
 
 from tailrace.chat import ReplyDelta
 from tailrace_protos.chat import ChatMessage, ToolSchema
-from tailrace_protos.generation import SamplingParams
+from tailrace_protos.generation import FinishReason, SamplingParams
 
 
-class SamplingWishes(msgspec.Struct, frozen=True, kw_only=True):
-    """What a request says of sampling; None: as the session says."""
+class SamplingOverrides(msgspec.Struct, frozen=True, kw_only=True):
+    """Sampling parameters that a request sets; None keeps the session's value."""
 
     temperature: float | None = None
     top_p: float | None = None
@@ -26,26 +26,26 @@ class SamplingWishes(msgspec.Struct, frozen=True, kw_only=True):
     stop: tuple[str, ...] = ()
 
     def applied_to(self, base: SamplingParams) -> SamplingParams:
-        """The session's parameters with the wishes in their place; stop strings come on top of it"""
+        """Return the session's parameters with these values in place; stop strings are added."""
         fields = ("temperature", "top_p", "top_k", "min_p", "seed")
-        said = {name: getattr(self, name) for name in fields if getattr(self, name) is not None}
-        return msgspec.structs.replace(base, stop=(*self.stop, *base.stop), **said)
+        given = {name: getattr(self, name) for name in fields if getattr(self, name) is not None}
+        return msgspec.structs.replace(base, stop=(*self.stop, *base.stop), **given)
 
 
 class ReplyFormat(enum.Enum):
-    """What the text of a reply has to be."""
+    """Format that a reply must have."""
 
     TEXT = "text"
     JSON_OBJECT = "json_object"
     JSON_SCHEMA = "json_schema"
 
 
-class Promises(msgspec.Struct, frozen=True, kw_only=True):
-    """What a finished reply is checked against; nothing forces the model to keep it."""
+class OutputConstraints(msgspec.Struct, frozen=True, kw_only=True):
+    """Constraints on a finished reply. The gateway checks them; it does not force the model."""
 
     needs_tool_call: bool = False
     forbids_tool_calls: bool = False
-    tool_name: str = ""  # every call has to be of this tool
+    tool_name: str = ""  # every call must use this tool
     max_tool_calls: int | None = None
     reply_format: ReplyFormat = ReplyFormat.TEXT
     json_schema: dict[str, Any] | None = None
@@ -53,54 +53,62 @@ class Promises(msgspec.Struct, frozen=True, kw_only=True):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelCall:
-    """What a request asks of the model, whichever dialect it was written in.
+    """One model call, independent of the dialect of its request.
 
-    Either `messages` or `prompt_ids` [P] (or `prompt_text`, encoded once) is the prompt.
+    The prompt is either `messages`, or `prompt_ids` [P], or `prompt_text`, which the gateway encodes
+    once.
     """
 
     messages: tuple[ChatMessage, ...] = ()
     prompt_ids: NDArray[np.int32] | None = None
     prompt_text: str = ""
-    previous_id: str = ""  # continue the conversation of this call with `messages`
+    previous_id: str = ""  # the call that `messages` continue
     tools: tuple[ToolSchema, ...] = ()
     num_choices: int = 1
     max_new_tokens: int | None = None
-    top_logprobs: int = 0  # likeliest tokens to tell of each step
-    sampling: SamplingWishes = field(default_factory=SamplingWishes)
-    promises: Promises = field(default_factory=Promises)
+    top_logprobs: int = 0  # number of alternative tokens per step
+    sampling: SamplingOverrides = field(default_factory=SamplingOverrides)
+    constraints: OutputConstraints = field(default_factory=OutputConstraints)
 
     @property
     def is_token_level(self) -> bool:
-        """Whether the prompt is tokens or bare text, no conversation."""
+        """Whether the prompt is tokens or plain text instead of a conversation."""
         return not self.messages and not self.previous_id
 
 
-class Ending(enum.Enum):
-    """Why a choice ended."""
+class StopReason(enum.Enum):
+    """Reason why a choice ended."""
 
     STOP = "stop"
     LENGTH = "length"
     TOOL_CALLS = "tool_calls"
 
 
+def stop_reason_of(message: ChatMessage, finish_reason: FinishReason | None) -> StopReason:
+    """Return the reason why a choice ended, as clients see it."""
+    if finish_reason is FinishReason.LENGTH:
+        return StopReason.LENGTH
+    return StopReason.TOOL_CALLS if message.tool_calls else StopReason.STOP
+
+
 @dataclass(frozen=True, slots=True)
-class Choice:
-    """One sampled reply."""
+class ReplyChoice:
+    """One sampled reply of a call."""
 
     index: int
-    completion_id: str  # its node in the ledger
+    completion_id: str  # id of its node in the ledger
     message: ChatMessage
-    ending: Ending
-    stop_matched: str | None  # the stop string that ended it
+    stop_reason: StopReason
+    stop_matched: str | None  # the stop string that ended the reply
     token_ids: NDArray[np.int32]  # [T]
     logprobs: NDArray[np.float32]  # [T]
-    top_ids: NDArray[np.int32] | None = None  # [T, k], the likeliest first; None: not asked for
+    top_ids: NDArray[np.int32] | None = None  # [T, k], most likely first; None: not requested
     top_logprobs: NDArray[np.float32] | None = None  # [T, k]
 
 
 @dataclass(frozen=True, slots=True)
-class Opening:
-    """What is known of a call before its first token."""
+class CallStart:
+    """Facts of a call that are known before its first token."""
 
     completion_id: str
     created_unix_s: int
@@ -109,26 +117,26 @@ class Opening:
 
 @dataclass(frozen=True, slots=True)
 class Completion:
-    """All choices of a call."""
+    """Result of a call with all its choices."""
 
-    opening: Opening
-    choices: tuple[Choice, ...]
+    opening: CallStart
+    choices: tuple[ReplyChoice, ...]
     num_cached_tokens: int
 
     @property
     def num_prompt_tokens(self) -> int:
-        """P."""
+        """Number of prompt tokens, P."""
         return len(self.opening.prompt_ids)
 
     @property
     def num_sampled(self) -> int:
-        """Over all choices."""
+        """Number of sampled tokens over all choices."""
         return sum(len(choice.token_ids) for choice in self.choices)
 
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """Some new tokens of a choice that is still being sampled, and the text that became certain."""
+    """New tokens of a choice in flight, and the text that they complete."""
 
     index: int
     delta: ReplyDelta

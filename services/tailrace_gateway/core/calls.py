@@ -1,7 +1,7 @@
-"""Model calls of sessions: begun, joined by retries, answered from the record, and ended.
+"""Model calls of sessions: start, join by retries, replay of recorded answers, cancellation.
 
-Invariants: a retry of a call that has been answered, or of a retry that runs in any replica, samples
-nothing; a call whose listeners have gone is aborted; no more than `max_concurrent` run in this replica.
+Invariants: a retry samples nothing if its call has an answer or runs in any replica; a call without
+listeners is cancelled; at most `max_concurrent` calls run in this replica.
 """
 
 from __future__ import annotations
@@ -11,12 +11,12 @@ import asyncio
 from tailrace.clock import Clock
 from tailrace_gateway import metrics
 from tailrace_gateway.core.call import Completion, ModelCall
+from tailrace_gateway.core.capture import completion_of
 from tailrace_gateway.core.claims import Claims
 from tailrace_gateway.core.errors import OverloadedError, SessionOverError, UnavailableError
-from tailrace_gateway.core.promises import check_promises, check_schema
-from tailrace_gateway.core.prompts import Prompter
-from tailrace_gateway.core.recorded import completion_of
-from tailrace_gateway.core.running import RunningCall
+from tailrace_gateway.core.in_flight import InFlightCall
+from tailrace_gateway.core.output_constraints import check_constraints, check_schema
+from tailrace_gateway.core.prompts import PromptBuilder
 from tailrace_gateway.core.sampling import Sampler
 from tailrace_gateway.core.session import Session
 from tailrace_gateway.core.sessions import Sessions
@@ -24,13 +24,13 @@ from tailrace_gateway.core.sessions import Sessions
 _RETRY_AFTER_S = 1.0
 
 
-class Calls:
-    """Begins calls; thousands run at once."""
+class ModelCalls:
+    """Starts calls and holds those in flight; thousands run at once."""
 
     def __init__(
         self,
         sessions: Sessions,
-        prompter: Prompter,
+        prompter: PromptBuilder,
         sampler: Sampler,
         claims: Claims,
         clock: Clock,
@@ -44,24 +44,25 @@ class Calls:
         self._clock = clock
         self._max_concurrent = max_concurrent
         self.is_draining = False
-        self.running: set[RunningCall] = set()
+        self.running: set[InFlightCall] = set()
 
     async def begin(
         self, session_id: str, call: ModelCall, name: str, *, is_retry: bool, streams: bool
-    ) -> RunningCall:
-        """A running call to listen to: a new one, or for a retry the one that runs under this name.
+    ) -> InFlightCall:
+        """Return a call in flight to listen to: a new one, or for a retry the running call of this
+        name.
 
-        `name` is equal for a request and its retries. Leave the call when done with it.
+        A request and its retries share `name`. The caller must `leave` the call at the end.
         """
         self._require_room()
-        check_schema(call.promises)
+        check_schema(call.constraints)
         under_way = self._under_way(session_id, name) if is_retry else None
         session = None if is_retry else self._sessions.use(session_id)
         if session is None:
             session, _ = await self._sessions.refresh(session_id)
         running = (under_way or self._under_way(session_id, name)) if is_retry else None
         if running is None or not running.is_joinable:
-            running = RunningCall(streams)
+            running = InFlightCall(streams)
             session.calls.add(running)
             session.by_name[name] = running
             self.running.add(running)
@@ -71,36 +72,37 @@ class Calls:
         running.join()
         return running
 
-    def _under_way(self, session_id: str, name: str) -> RunningCall | None:
-        """The call that a retry may join.
+    def _under_way(self, session_id: str, name: str) -> InFlightCall | None:
+        """Return the call that a retry can join.
 
-        Looked for before the store is read and after: one that ends between would be in neither.
+        `begin` calls this before and after it reads the store: a call that finishes in between is in
+        neither the store's answer nor the second lookup.
         """
         session = self._sessions.known(session_id)
         running = None if session is None else session.by_name.get(name)
         return running if running is not None and running.is_joinable else None
 
     async def count_tokens(self, session_id: str, call: ModelCall) -> int:
-        """Tokens of the prompt that a call would have."""
+        """Return the number of prompt tokens of a call."""
         session, _ = await self._sessions.refresh(session_id)
         return len(self._prompter.prompt(session, call).prompt_ids)
 
     def _require_room(self) -> None:
         if self.is_draining:
-            raise _stopping()
+            raise _draining_error()
         if len(self.running) >= self._max_concurrent:
             reason = f"{len(self.running)} calls are in flight in this gateway"
             raise OverloadedError(reason, retry_after_s=_RETRY_AFTER_S)
 
     async def _work(
-        self, session: Session, call: ModelCall, name: str, running: RunningCall, *, is_retry: bool
+        self, session: Session, call: ModelCall, name: str, running: InFlightCall, *, is_retry: bool
     ) -> Completion:
         try:
             if is_retry:
                 completion = await self._answer_again(session, call, name, running)
             else:
                 completion = await self._sample(session, call, name, running)
-            check_promises(call.promises, completion)
+            check_constraints(call.constraints, completion)
             return completion
         finally:
             self.running.discard(running)
@@ -109,9 +111,9 @@ class Calls:
                 del session.by_name[name]
 
     async def _answer_again(
-        self, session: Session, call: ModelCall, name: str, running: RunningCall
+        self, session: Session, call: ModelCall, name: str, running: InFlightCall
     ) -> Completion:
-        """What was answered before, here or elsewhere; else a sample, the only one in all replicas."""
+        """Replay the recorded answer, from any replica; else sample, once over all replicas."""
         async with self._claims.hold(session.session_id, name):
             session, answer = await self._sessions.refresh(session.session_id, name)
             if answer is None:
@@ -120,7 +122,7 @@ class Calls:
         return completion_of(answer, session, running)
 
     async def _sample(
-        self, session: Session, call: ModelCall, name: str, running: RunningCall
+        self, session: Session, call: ModelCall, name: str, running: InFlightCall
     ) -> Completion:
         self._require_open(session)
         prompt = self._prompter.prompt_at_hand(session, call)
@@ -134,16 +136,16 @@ class Calls:
         if not session.is_open:
             raise SessionOverError(f"the session {session.session_id!r} takes no more calls")
         if session.record.limits.deadline_unix_s <= self._clock.unix_s():
-            raise session.too_late()
+            raise session.deadline_error()
 
-    async def drain(self, patience_s: float) -> None:
-        """Let calls end in that time, then end them."""
+    async def drain(self, grace_s: float) -> None:
+        """Let calls finish within `grace_s`, then cancel the rest."""
         tasks = {running.task for running in self.running if running.task is not None}
         if tasks:
-            await asyncio.wait(tasks, timeout=patience_s)
+            await asyncio.wait(tasks, timeout=grace_s)
         for running in list(self.running):
-            running.end(_stopping())
+            running.cancel(_draining_error())
 
 
-def _stopping() -> UnavailableError:
-    return UnavailableError("this gateway is stopping: ask again", retry_after_s=0.0)
+def _draining_error() -> UnavailableError:
+    return UnavailableError("this gateway is stopping: send the request again", retry_after_s=0.0)

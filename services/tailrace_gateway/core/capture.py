@@ -1,7 +1,8 @@
-"""What was sampled goes into the ledger and, in one step with the answer's record, into the log.
+"""Capture of calls: writes the sampled tokens to the ledger and, with the answer, to the session's log.
 
-A call that cannot be captured in time is answered all the same; its nodes are masked, so that nobody
-trains on what another replica cannot know of.
+One append stores the nodes and the answer record. If it fails or times out, the client still gets the
+answer, and the nodes are masked: no replica trains on tokens that other replicas cannot see. A retry
+reads the recorded answer from the log.
 """
 
 from __future__ import annotations
@@ -9,21 +10,34 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from tailrace.channel.generation import Generation
-from tailrace.chat import ParsedReply
+from tailrace.channel.top_logprobs import as_top_logprobs
+from tailrace.chat import ParsedReply, ReplyDelta
 from tailrace.ledger import Prompt
 from tailrace.log import get_logger
+from tailrace.store.errors import StoreError
 from tailrace_gateway import metrics
-from tailrace_gateway.core.call import Completion
-from tailrace_gateway.core.recorded import answer_of
+from tailrace_gateway.core.call import CallStart, Completion, Piece, ReplyChoice, stop_reason_of
+from tailrace_gateway.core.in_flight import InFlightCall
 from tailrace_gateway.core.session import Session
-from tailrace_gateway.ports import SessionStore, StoreLostError
-from tailrace_protos.base import encode
+from tailrace_gateway.ports import SessionStore
+from tailrace_protos.base import (
+    EMPTY,
+    Float32Bytes,
+    Int32Bytes,
+    as_float32,
+    as_int32,
+    decode,
+    encode,
+    pack_float32,
+    pack_int32,
+)
+from tailrace_protos.session import LedgerNode, RecordedAnswer
 
 log = get_logger(__name__)
 
 
 class Capture:
-    """Captures the calls of sessions."""
+    """Writes finished calls to the ledger and to the log."""
 
     def __init__(self, store: SessionStore) -> None:
         self._store = store
@@ -36,7 +50,7 @@ class Capture:
         completion: Completion,
         name: str,
     ) -> None:
-        """Record a finished call; never fails it."""
+        """Record a finished call; a failure of the store masks the call and raises nothing."""
         nodes = [
             session.record_call(prompt, generation, parsed, choice.completion_id)
             for (generation, parsed), choice in zip(sampled, completion.choices, strict=True)
@@ -50,7 +64,7 @@ class Capture:
                 [encode(node) for node in nodes],
                 answer=(name, answer_of(completion)),
             )
-        except StoreLostError as error:
+        except StoreError as error:
             self._mask(session, completion, f"not captured: {error}")
             return
         if length < 0:
@@ -64,3 +78,67 @@ class Capture:
         log.warning("call not captured", session_id=session.session_id, reason=reason)
         for choice in completion.choices:
             session.ledger.mask(choice.completion_id, reason)
+
+
+def answer_of(completion: Completion) -> bytes:
+    """Return the record of an answer; its text is in the ledger."""
+    return encode(
+        RecordedAnswer(
+            completion.opening.completion_id,
+            completion.opening.created_unix_s,
+            tuple(choice.completion_id for choice in completion.choices),
+            tuple(choice.stop_matched for choice in completion.choices),
+            completion.num_prompt_tokens,
+            completion.num_cached_tokens,
+            *_packed_tops(completion.choices),
+        )
+    )
+
+
+def _packed_tops(
+    choices: Sequence[ReplyChoice],
+) -> tuple[tuple[Int32Bytes, ...], tuple[Float32Bytes, ...]]:
+    """Return `top_ids` and `top_logprobs` of every choice; two empty tuples if no choice has them."""
+    ids = [one.top_ids for one in choices]
+    logprobs = [one.top_logprobs for one in choices]
+    if all(one is None for one in ids):
+        return (), ()
+    return (
+        tuple(EMPTY if one is None else pack_int32(one.ravel()) for one in ids),
+        tuple(EMPTY if one is None else pack_float32(one.ravel()) for one in logprobs),
+    )
+
+
+def completion_of(answer: bytes, session: Session, running: InFlightCall) -> Completion:
+    """Rebuild a recorded answer and send it to the listeners of `running`."""
+    recorded = decode(answer, RecordedAnswer)
+    nodes = [session.node(node_id) for node_id in recorded.node_ids]
+    prompt_ids = session.prompt_ids(recorded.node_ids[0])
+    opening = CallStart(recorded.completion_id, recorded.created_unix_s, prompt_ids)
+    running.open(opening)
+    choices = tuple(_choice(index, node, recorded) for index, node in enumerate(nodes))
+    for choice in choices:
+        delta = ReplyDelta(choice.message.content, choice.message.reasoning)
+        tops = choice.top_ids, choice.top_logprobs
+        running.add_piece(Piece(choice.index, delta, choice.token_ids, choice.logprobs, *tops))
+    return Completion(opening, choices, recorded.num_cached_tokens)
+
+
+def _choice(index: int, node: LedgerNode, recorded: RecordedAnswer) -> ReplyChoice:
+    token_ids = as_int32(node.token_ids)
+    top_ids, top_logprobs = (
+        as_top_logprobs(recorded.top_ids[index], recorded.top_logprobs[index], len(token_ids))
+        if recorded.top_ids
+        else (None, None)
+    )
+    return ReplyChoice(
+        index,
+        node.completion_id,
+        node.reply,
+        stop_reason_of(node.reply, node.finish_reason),
+        recorded.stops_matched[index],
+        token_ids,
+        as_float32(node.inference_logprobs),
+        top_ids,
+        top_logprobs,
+    )

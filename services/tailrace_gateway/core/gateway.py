@@ -1,4 +1,4 @@
-"""The gateway without a transport: sessions, calls and exports over one policy and one store."""
+"""Gateway without a transport: sessions, calls and exports over one policy and one store."""
 
 from __future__ import annotations
 
@@ -6,21 +6,21 @@ from functools import partial
 from typing import NamedTuple
 
 from tailrace.chat import Renderer
-from tailrace.chat.config import ReasoningPolicy
 from tailrace.clock import Clock
+from tailrace.config.chat import ReasoningPolicy
 from tailrace.ledger import Ledger
-from tailrace_gateway.core.calls import Calls
+from tailrace_gateway.core.calls import ModelCalls
 from tailrace_gateway.core.capture import Capture
 from tailrace_gateway.core.claims import Claims
 from tailrace_gateway.core.exports import Exporter
-from tailrace_gateway.core.prompts import Prompter
+from tailrace_gateway.core.prompts import PromptBuilder
 from tailrace_gateway.core.sampling import Sampler
 from tailrace_gateway.core.sessions import Identity, Sessions
 from tailrace_gateway.ports import SessionPolicy, SessionStore
 
 
-class Voices(NamedTuple):
-    """How the model is spoken to: as a conversation, and `plain`, where a reply is bare text."""
+class Renderers(NamedTuple):
+    """Renderers of the model: `chat` for conversations, `plain` for replies as plain text."""
 
     chat: Renderer
     plain: Renderer
@@ -28,10 +28,10 @@ class Voices(NamedTuple):
 
 
 class Gateway(NamedTuple):
-    """What routes and handlers need."""
+    """Parts that routes and handlers use."""
 
     sessions: Sessions
-    calls: Calls
+    calls: ModelCalls
     exporter: Exporter
 
     @classmethod
@@ -40,17 +40,17 @@ class Gateway(NamedTuple):
         policy: SessionPolicy,
         store: SessionStore,
         identity: Identity,
-        voices: Voices,
+        renderers: Renderers,
         clock: Clock,
         *,
         max_concurrent_calls: int,
     ) -> Gateway:
-        """The parts, put together."""
-        make_ledger = partial(Ledger, voices.chat, reasoning=voices.reasoning)
+        """Wire the parts."""
+        make_ledger = partial(Ledger, renderers.chat, reasoning=renderers.reasoning)
         sessions = Sessions(identity, store, policy, make_ledger, clock)
-        sampler = Sampler(policy, voices.chat, voices.plain, Capture(store), clock)
-        prompter = Prompter(voices.chat)
-        calls = Calls(
+        sampler = Sampler(policy, renderers.chat, renderers.plain, Capture(store), clock)
+        prompter = PromptBuilder(renderers.chat)
+        calls = ModelCalls(
             sessions, prompter, sampler, Claims(store), clock, max_concurrent=max_concurrent_calls
         )
         return cls(sessions, calls, Exporter(sessions, store))

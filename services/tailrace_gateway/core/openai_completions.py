@@ -1,7 +1,7 @@
-"""OpenAI's completions: a prompt of token ids or bare text, continued as it is.
+"""OpenAI's completions: a prompt of token ids or plain text, continued as it is.
 
-Callers who keep tokens themselves use this with `return_token_ids`: what they send on is matched by its
-exact ids. `max_tokens` left out means what is left of the session, not 16.
+Clients that manage tokens themselves use it with `return_token_ids`; the gateway matches their prompts
+by exact ids. Without `max_tokens` the limit is the session's remaining budget, not 16.
 """
 
 from __future__ import annotations
@@ -11,25 +11,25 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from tailrace_gateway.core.body import Neutral, Ranges, read_body
-from tailrace_gateway.core.call import Choice, Completion, Ending, ModelCall, Opening, Piece
-from tailrace_gateway.core.errors import InvalidRequestError, UnsupportedError
+from tailrace_gateway.core.body import DefaultOnly, NumberRanges, read_body
+from tailrace_gateway.core.call import CallStart, Completion, ModelCall, Piece, ReplyChoice, StopReason
+from tailrace_gateway.core.errors import BadRequestError, UnsupportedError
 from tailrace_gateway.core.openai_answers import (
     OpenAIStream,
-    Sampled,
+    TokenLogprobs,
     TokenText,
     tops_of,
     whole_answer,
 )
 from tailrace_gateway.core.openai_request import OpenAIRequest
 
-_NEUTRAL = Neutral(echo=(False,), suffix=("",), best_of=(1,))
-_RANGES = Ranges(logprobs=(0, 5))
+_DEFAULT_ONLY = DefaultOnly(echo=(False,), suffix=("",), best_of=(1,))
+_RANGES = NumberRanges(logprobs=(0, 5))
 _MAX_ID = (1 << 31) - 1
 
 
 class CompletionRequest(OpenAIRequest, frozen=True, kw_only=True):
-    """The body of a completion. The second part is refused unless it changes nothing."""
+    """Body of a completion. Fields of the second group are accepted only without effect."""
 
     prompt: str | list[str | int | list[int]]
     logprobs: int | None = None
@@ -40,10 +40,10 @@ class CompletionRequest(OpenAIRequest, frozen=True, kw_only=True):
 
 
 def read_completion(raw: bytes) -> tuple[CompletionRequest, ModelCall]:
-    """The request and what it asks of the model; raises `InvalidRequestError`."""
+    """Parse a request; return its body and its model call. Raise `BadRequestError`."""
     body = read_body(raw, CompletionRequest)
     body.require_shared()
-    _NEUTRAL.require(body)
+    _DEFAULT_ONLY.require(body)
     _RANGES.require(body)
     text, ids = _prompt(body.prompt)
     return body, ModelCall(
@@ -52,12 +52,12 @@ def read_completion(raw: bytes) -> tuple[CompletionRequest, ModelCall]:
         num_choices=body.num_choices,
         max_new_tokens=body.max_tokens,
         top_logprobs=body.logprobs or 0,
-        sampling=body.wishes(),
+        sampling=body.overrides(),
     )
 
 
 def _prompt(prompt: str | list[str | int | list[int]]) -> tuple[str, NDArray[np.int32] | None]:
-    """The one prompt, as text or as ids."""
+    """Return the single prompt as text or as ids."""
     if isinstance(prompt, str):
         return prompt, None
     if len(prompt) == 1 and isinstance(prompt[0], str):
@@ -67,36 +67,36 @@ def _prompt(prompt: str | list[str | int | list[int]]) -> tuple[str, NDArray[np.
         reason = "prompt: one prompt a request; send several requests at once for several prompts"
         raise UnsupportedError(reason, param="prompt")
     if not all(0 <= one <= _MAX_ID for one in ids):
-        raise InvalidRequestError("prompt: token ids must not be negative", param="prompt")
+        raise BadRequestError("prompt: token ids must not be negative", param="prompt")
     return "", np.array(ids, np.int32)
 
 
 def completion_answer(
-    body: CompletionRequest, completion: Completion, tokens: TokenText
+    body: CompletionRequest, completion: Completion, token_text: TokenText
 ) -> dict[str, Any]:
-    """The answer to a request that does not stream."""
+    """Return the response to a request without a stream."""
 
-    def tell(choice: Choice) -> dict[str, Any]:
-        told: dict[str, Any] = {
+    def render(choice: ReplyChoice) -> dict[str, Any]:
+        fields: dict[str, Any] = {
             "index": choice.index,
             "text": choice.message.content,
             "logprobs": None,
             "finish_reason": _reason(choice),
         }
         if body.logprobs is not None:
-            told["logprobs"] = logprob_lists(tokens, choice, 0)
-        return told
+            fields["logprobs"] = logprob_lists(token_text, choice, 0)
+        return fields
 
-    return whole_answer(body, "text_completion", completion, tell)
-
-
-def _reason(choice: Choice) -> str:
-    return "length" if choice.ending is Ending.LENGTH else "stop"
+    return whole_answer(body, "text_completion", completion, render)
 
 
-def logprob_lists(tokens: TokenText, sampled: Sampled, offset: int) -> dict[str, Any]:
-    """The sampled tokens with their log-probabilities, in the form of completions."""
-    texts = [tokens.token_text(token_id) for token_id in sampled.token_ids.tolist()]
+def _reason(choice: ReplyChoice) -> str:
+    return "length" if choice.stop_reason is StopReason.LENGTH else "stop"
+
+
+def logprob_lists(token_text: TokenText, sampled: TokenLogprobs, offset: int) -> dict[str, Any]:
+    """Return the sampled tokens with log-probabilities in the format of completions."""
+    texts = [token_text(token_id) for token_id in sampled.token_ids.tolist()]
     offsets = []
     for text in texts:
         offsets.append(offset)
@@ -104,54 +104,57 @@ def logprob_lists(tokens: TokenText, sampled: Sampled, offset: int) -> dict[str,
     return {
         "tokens": texts,
         "token_logprobs": sampled.logprobs.tolist(),
-        "top_logprobs": None if sampled.top_ids is None else _likeliest(tokens, texts, sampled),
+        "top_logprobs": None if sampled.top_ids is None else _likeliest(token_text, texts, sampled),
         "text_offset": offsets,
     }
 
 
-def _likeliest(tokens: TokenText, texts: list[str], sampled: Sampled) -> list[dict[str, float]]:
-    """The likeliest texts of each step and the sampled one; of tokens that read alike the likeliest."""
-    told: list[dict[str, float]] = []
+def _likeliest(
+    token_text: TokenText, texts: list[str], sampled: TokenLogprobs
+) -> list[dict[str, float]]:
+    """Return the alternatives of each step by text, with the sampled one; equal texts keep the
+    likeliest."""
+    rows: list[dict[str, float]] = []
     for text, logprob, tops in zip(texts, sampled.logprobs.tolist(), tops_of(sampled), strict=True):
         likely: dict[str, float] = {}
         for token_id, value in tops:
-            likely.setdefault(tokens.token_text(token_id), value)
+            likely.setdefault(token_text(token_id), value)
         likely.setdefault(text, logprob)
-        told.append(likely)
-    return told
+        rows.append(likely)
+    return rows
 
 
 class CompletionStream(OpenAIStream):
     """`StreamDialect` of completions."""
 
-    def __init__(self, body: CompletionRequest, tokens: TokenText) -> None:
+    def __init__(self, body: CompletionRequest, token_text: TokenText) -> None:
         super().__init__(body, "text_completion")
         self._completion = body
-        self._tokens = tokens
-        self._offsets: dict[int, int] = {}  # characters told of each choice
+        self._token_text = token_text
+        self._offsets: dict[int, int] = {}  # number of characters sent, by choice
 
-    def begin(self, opening: Opening) -> bytes:
-        """The prompt's ids if they were asked for."""
+    def begin(self, opening: CallStart) -> bytes:
+        """Encode the prompt's ids if requested."""
         more = self.opened(opening)
         return self.chunk([], **more) if more else b""
 
     def piece(self, piece: Piece) -> bytes:
-        """Text as it comes; tokens without new text only for who wants tokens."""
-        told: dict[str, Any] = {}
+        """Encode new text; tokens without text only if the client requested tokens."""
+        fields: dict[str, Any] = {}
         if self._completion.logprobs is not None and len(piece.token_ids):
             offset = self._offsets.get(piece.index, 0)
-            lists = logprob_lists(self._tokens, piece, offset)
+            lists = logprob_lists(self._token_text, piece, offset)
             self._offsets[piece.index] = offset + sum(map(len, lists["tokens"]))
-            told["logprobs"] = lists
+            fields["logprobs"] = lists
         if self._completion.return_token_ids and len(piece.token_ids):
-            told["token_ids"] = piece.token_ids.tolist()
+            fields["token_ids"] = piece.token_ids.tolist()
         text = piece.delta.content
-        return self._choice(piece.index, text, None, told) if text or told else b""
+        return self._choice(piece.index, text, None, fields) if text or fields else b""
 
-    def choice(self, choice: Choice) -> bytes:
-        """The finish reason."""
+    def choice(self, choice: ReplyChoice) -> bytes:
+        """Encode the finish reason."""
         return self._choice(choice.index, "", _reason(choice), {})
 
-    def _choice(self, index: int, text: str, reason: str | None, told: dict[str, Any]) -> bytes:
-        choice = {"index": index, "text": text, "logprobs": None, "finish_reason": reason, **told}
+    def _choice(self, index: int, text: str, reason: str | None, fields: dict[str, Any]) -> bytes:
+        choice = {"index": index, "text": text, "logprobs": None, "finish_reason": reason, **fields}
         return self.chunk([choice])

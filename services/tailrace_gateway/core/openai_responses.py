@@ -1,7 +1,7 @@
-"""OpenAI's responses: request and answer.
+"""OpenAI's responses dialect: requests, responses and streams.
 
-`previous_response_id` continues the conversation of that response within the session. Its system
-message stays unless `instructions` give another one.
+`previous_response_id` continues the conversation of that response within the session. The conversation
+keeps its system message unless `instructions` replace it.
 """
 
 from __future__ import annotations
@@ -10,26 +10,42 @@ from typing import Any
 
 import msgspec
 
-from tailrace_gateway.core.body import Body, Neutral, Ranges, read_body
-from tailrace_gateway.core.call import Completion, Ending, ModelCall, SamplingWishes
-from tailrace_gateway.core.errors import InvalidRequestError, UnsupportedError
+from tailrace_gateway.core.body import Body, DefaultOnly, NumberRanges, read_body
+from tailrace_gateway.core.call import (
+    CallStart,
+    Completion,
+    ModelCall,
+    Piece,
+    ReplyChoice,
+    SamplingOverrides,
+    StopReason,
+)
+from tailrace_gateway.core.errors import ApiError, BadRequestError, UnsupportedError
 from tailrace_gateway.core.openai_answers import TokenText
-from tailrace_gateway.core.openai_fields import InSchema, refuse_prefill, schema_of
-from tailrace_gateway.core.openai_promises import read_promises
-from tailrace_gateway.core.responses_items import InItem, output_items, read_items
-from tailrace_protos.chat import ChatMessage, ToolSchema
+from tailrace_gateway.core.openai_request import InSchema, read_constraints, refuse_prefill, schema_of
+from tailrace_gateway.core.openai_response_items import (
+    InItem,
+    call_item,
+    message_item,
+    output_items,
+    read_items,
+    reasoning_item,
+    text_part,
+)
+from tailrace_gateway.core.sse import named_event
+from tailrace_protos.chat import ChatMessage, ToolCall, ToolSchema
 from tailrace_protos.generation import MAX_TOP_LOGPROBS
 
 _LOGPROBS = "message.output_text.logprobs"
-_INCLUDES = (_LOGPROBS, "reasoning.encrypted_content")  # thoughts come in plain words anyway
-_NEUTRAL = Neutral(
+_INCLUDES = (_LOGPROBS, "reasoning.encrypted_content")  # reasoning is always sent as plain text
+_DEFAULT_ONLY = DefaultOnly(
     background=(False,),
     conversation=(),
     prompt=(),
     truncation=("disabled",),
     max_tool_calls=(),
 )
-_RANGES = Ranges(
+_RANGES = NumberRanges(
     max_output_tokens=(1, 1 << 31),
     temperature=(0, 100),
     top_p=(1e-6, 1),
@@ -38,7 +54,7 @@ _RANGES = Ranges(
 
 
 class ResponseTool(InSchema, frozen=True):
-    """A function as responses write it; tools that OpenAI runs have another `type`."""
+    """Function in the format of responses; tools that OpenAI runs have another `type`."""
 
     type: str = "function"
 
@@ -51,7 +67,7 @@ class TextFormat(Body, frozen=True, kw_only=True):
 
 
 class ResponseRequest(Body, frozen=True, kw_only=True):
-    """The body of a response. The second half is refused unless it changes nothing."""
+    """Body of a response request. Fields of the second group are accepted only without effect."""
 
     input: str | list[InItem] = ""
     model: str = ""
@@ -74,7 +90,7 @@ class ResponseRequest(Body, frozen=True, kw_only=True):
     reasoning: dict[str, Any] | None = None
     truncation: str | None = None
     max_tool_calls: int | None = None
-    # Said for somebody else's books: they change nothing in a reply.
+    # Metadata of the client without effect on a reply.
     metadata: dict[str, Any] | None = None
     store: bool | None = None
     stream_options: dict[str, Any] | None = None
@@ -86,12 +102,12 @@ class ResponseRequest(Body, frozen=True, kw_only=True):
 
     @property
     def with_logprobs(self) -> bool:
-        """Whether log-probabilities are part of the answer."""
+        """Whether the response includes log-probabilities."""
         return _LOGPROBS in (self.include or ())
 
 
 def read_response(raw: bytes) -> tuple[ResponseRequest, ModelCall]:
-    """The request and what it asks of the model; raises `InvalidRequestError`."""
+    """Parse a request; return its body and its model call. Raise `BadRequestError`."""
     body = read_body(raw, ResponseRequest)
     _refuse_unsupported(body)
     tools = _tools(body.tools or [])
@@ -102,21 +118,21 @@ def read_response(raw: bytes) -> tuple[ResponseRequest, ModelCall]:
         tools=tools,
         max_new_tokens=body.max_output_tokens,
         top_logprobs=body.top_logprobs or 0,
-        sampling=SamplingWishes(temperature=body.temperature, top_p=body.top_p),
-        promises=read_promises(
+        sampling=SamplingOverrides(temperature=body.temperature, top_p=body.top_p),
+        constraints=read_constraints(
             body.tool_choice, body.parallel_tool_calls, tools, wanted, "text.format"
         ),
     )
 
 
 def _refuse_unsupported(body: ResponseRequest) -> None:
-    _NEUTRAL.require(body)
+    _DEFAULT_ONLY.require(body)
     _RANGES.require(body)
     if body.top_logprobs and not body.with_logprobs:
         reason = f"top_logprobs needs include: [{_LOGPROBS!r}]"
-        raise InvalidRequestError(reason, param="top_logprobs")
+        raise BadRequestError(reason, param="top_logprobs")
     if any(value is not None for value in (body.reasoning or {}).values()):
-        reason = "reasoning: the model thinks as it was trained to; leave it out"
+        reason = "reasoning: the gateway cannot control reasoning; leave it out"
         raise UnsupportedError(reason, param="reasoning")
     if body.text is not None and body.text.verbosity not in (None, "medium"):
         raise UnsupportedError("text.verbosity is not supported here", param="text.verbosity")
@@ -128,7 +144,7 @@ def _refuse_unsupported(body: ResponseRequest) -> None:
 def _messages(body: ResponseRequest) -> tuple[ChatMessage, ...]:
     new = read_items(body.input)
     if not new or (new == (ChatMessage("user", ""),)):
-        raise InvalidRequestError("input: at least one item is needed", param="input")
+        raise BadRequestError("input: at least one item is needed", param="input")
     refuse_prefill(new, "input")
     return (ChatMessage("system", body.instructions), *new) if body.instructions else new
 
@@ -145,12 +161,12 @@ def _tools(tools: list[Any]) -> tuple[ToolSchema, ...]:
         try:
             read.append(schema_of(msgspec.convert(given, ResponseTool)))
         except msgspec.ValidationError as error:
-            raise InvalidRequestError(f"{param}: {error}", param=param) from error
+            raise BadRequestError(f"{param}: {error}", param=param) from error
     return tuple(read)
 
 
 def response_base(body: ResponseRequest, completion_id: str, created_unix_s: int) -> dict[str, Any]:
-    """A response that has only begun."""
+    """Return a response in progress, without output."""
     return {
         "id": completion_id,
         "object": "response",
@@ -175,22 +191,24 @@ def response_base(body: ResponseRequest, completion_id: str, created_unix_s: int
     }
 
 
-def response_answer(body: ResponseRequest, completion: Completion, tokens: TokenText) -> dict[str, Any]:
-    """The whole response."""
+def response_answer(
+    body: ResponseRequest, completion: Completion, token_text: TokenText
+) -> dict[str, Any]:
+    """Return the whole response."""
     choice = completion.choices[0]
-    is_cut = choice.ending is Ending.LENGTH
+    is_cut = choice.stop_reason is StopReason.LENGTH
     opening = completion.opening
     return {
         **response_base(body, opening.completion_id, opening.created_unix_s),
         "status": "incomplete" if is_cut else "completed",
         "incomplete_details": {"reason": "max_output_tokens"} if is_cut else None,
-        "output": output_items(choice, tokens, with_logprobs=body.with_logprobs),
+        "output": output_items(choice, token_text, with_logprobs=body.with_logprobs),
         "usage": _usage(completion),
     }
 
 
 def _usage(completion: Completion) -> dict[str, Any]:
-    """Token counts; tokens of thoughts are not counted apart."""
+    """Return the token counts; reasoning tokens are not counted separately."""
     prompt, sampled = completion.num_prompt_tokens, completion.num_sampled
     return {
         "input_tokens": prompt,
@@ -199,3 +217,114 @@ def _usage(completion: Completion) -> dict[str, Any]:
         "output_tokens_details": {"reasoning_tokens": 0},
         "total_tokens": prompt + sampled,
     }
+
+
+class ResponseStream:
+    """`StreamDialect` of responses. One item is open at a time; tool calls follow whole at the end."""
+
+    def __init__(self, body: ResponseRequest, token_text: TokenText) -> None:
+        self._body = body
+        self._token_text = token_text
+        self._number = 0
+        self._index = -1  # index of the newest item
+        self._open = ""  # type of the open item; empty if none is open
+        self._text = ""  # text of the open item
+        self._suffix = ""
+
+    def begin(self, opening: CallStart) -> bytes:
+        """Encode the response without output."""
+        self._suffix = opening.completion_id
+        response = response_base(self._body, opening.completion_id, opening.created_unix_s)
+        created = self._event("response.created", response=response)
+        return created + self._event("response.in_progress", response=response)
+
+    def piece(self, piece: Piece) -> bytes:
+        """Encode new reasoning and text."""
+        events = b""
+        if piece.delta.reasoning:
+            events += self._ensure_open("reasoning") + self._delta(piece.delta.reasoning)
+        if piece.delta.content:
+            events += self._ensure_open("message") + self._delta(piece.delta.content)
+        return events
+
+    def choice(self, choice: ReplyChoice) -> bytes:
+        """Close the open item, then encode the tool calls."""
+        calls = choice.message.tool_calls
+        events = self._ensure_open("message") if self._index < 0 and not calls else b""
+        return events + self._close_item() + b"".join(map(self._call, calls))
+
+    def end(self, completion: Completion) -> bytes:
+        """Encode the whole response."""
+        is_cut = completion.choices[0].stop_reason is StopReason.LENGTH
+        kind = "response.incomplete" if is_cut else "response.completed"
+        return self._event(kind, response=response_answer(self._body, completion, self._token_text))
+
+    def error(self, error: ApiError) -> bytes:
+        """Encode an error event, which the client raises."""
+        param = error.param or None
+        return self._event("error", code=error.code, message=error.message, param=param)
+
+    def _event(self, kind: str, **fields: Any) -> bytes:
+        event = {"type": kind, "sequence_number": self._number, **fields}
+        self._number += 1
+        return named_event(event)
+
+    def _of_item(self, kind: str, **fields: Any) -> bytes:
+        """Encode an event of the open item's content."""
+        prefix = "rs" if self._open == "reasoning" else "msg"
+        return self._event(
+            kind,
+            item_id=f"{prefix}_{self._suffix}",
+            output_index=self._index,
+            content_index=0,
+            **fields,
+        )
+
+    def _ensure_open(self, kind: str) -> bytes:
+        """Open an item of this type unless it is open."""
+        if self._open == kind:
+            return b""
+        events = self._close_item()
+        self._index, self._open, self._text = self._index + 1, kind, ""
+        item = self._item("in_progress")
+        events += self._event("response.output_item.added", output_index=self._index, item=item)
+        if kind == "message":
+            events += self._of_item("response.content_part.added", part=text_part(""))
+        return events
+
+    def _delta(self, text: str) -> bytes:
+        self._text += text
+        if self._open == "reasoning":
+            return self._of_item("response.reasoning_text.delta", delta=text)
+        return self._of_item("response.output_text.delta", delta=text, logprobs=[])
+
+    def _close_item(self) -> bytes:
+        if not self._open:
+            return b""
+        if self._open == "reasoning":
+            events = self._of_item("response.reasoning_text.done", text=self._text)
+        else:
+            events = self._of_item("response.output_text.done", text=self._text, logprobs=[])
+            events += self._of_item("response.content_part.done", part=text_part(self._text))
+        item = self._item("completed")
+        events += self._event("response.output_item.done", output_index=self._index, item=item)
+        self._open = ""
+        return events
+
+    def _item(self, status: str) -> dict[str, Any]:
+        """Return the open item with its text so far."""
+        if self._open == "reasoning":
+            return reasoning_item(self._suffix, self._text, status)
+        parts = [text_part(self._text)] if status == "completed" else []
+        return message_item(self._suffix, parts, status)
+
+    def _call(self, call: ToolCall) -> bytes:
+        self._index += 1
+        place = {"output_index": self._index}
+        begun = call_item(ToolCall(call.id, call.name, ""), "in_progress")
+        events = self._event("response.output_item.added", item=begun, **place)
+        place_of_item = {"item_id": begun["id"], **place}
+        kind = "response.function_call_arguments"
+        events += self._event(f"{kind}.delta", delta=call.arguments, **place_of_item)
+        events += self._event(f"{kind}.done", arguments=call.arguments, name=call.name, **place_of_item)
+        return events + self._event("response.output_item.done", item=call_item(call), **place)

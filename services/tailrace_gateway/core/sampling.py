@@ -1,6 +1,9 @@
-"""Sampling a call: every choice within its budget and deadline, captured before the answer.
+"""Sampling of a call: each choice within its budget and deadline, captured before the answer.
 
-Invariant: an answer goes out only after its tokens are in the log, or their nodes were masked.
+Invariant: an answer goes out only after its tokens are in the log, or their nodes are masked.
+
+A session limits the tokens sampled over all its calls and the length of each conversation. Concurrent
+calls do not see each other's tokens; the choices of one call share the remaining budget.
 """
 
 from __future__ import annotations
@@ -13,31 +16,49 @@ from dataclasses import dataclass
 from typing import Any
 
 import msgspec
+import numpy as np
+from numpy.typing import NDArray
 
 from tailrace.channel.generation import Generation
-from tailrace.chat import ParsedReply, Renderer
+from tailrace.channel.top_logprobs import top_logprob_arrays
+from tailrace.chat import ParsedReply, Renderer, ReplyStream
 from tailrace.clock import Clock
 from tailrace.ledger import Prompt
 from tailrace.sdk.policy import GenerationFailedError, TurnRequest
-from tailrace_gateway.core.budget import call_seed, reply_budget
-from tailrace_gateway.core.call import Choice, Completion, ModelCall, Opening
+from tailrace_gateway.core.call import (
+    CallStart,
+    Completion,
+    ModelCall,
+    Piece,
+    ReplyChoice,
+    stop_reason_of,
+)
 from tailrace_gateway.core.capture import Capture
-from tailrace_gateway.core.errors import ApiError, InvalidRequestError, UnavailableError
-from tailrace_gateway.core.replies import ReplyTeller, ending_of
-from tailrace_gateway.core.running import RunningCall
+from tailrace_gateway.core.errors import (
+    ApiError,
+    BadRequestError,
+    BudgetSpentError,
+    ContextOverflowError,
+    UnavailableError,
+)
+from tailrace_gateway.core.in_flight import InFlightCall
 from tailrace_gateway.core.session import Session
 from tailrace_gateway.ports import SessionPolicy
-from tailrace_protos.base import Int32Bytes, pack_int32
-from tailrace_protos.generation import SamplingParams
+from tailrace_protos.base import Int32Bytes, as_float32, as_int32, pack_int32
+from tailrace_protos.generation import SamplingParams, TokenChunk
+from tailrace_protos.session import SessionLimits
 
 _RETRY_AFTER_S = 1.0
+_SEED_MASK = (1 << 63) - 1
+_NO_IDS: NDArray[np.int32] = np.empty(0, np.int32)
+_NO_LOGPROBS: NDArray[np.float32] = np.empty(0, np.float32)
 
 _Sampled = tuple[Generation, ParsedReply]
 
 
 @dataclass(frozen=True, slots=True)
 class _Job:
-    """What all choices of a call have in common."""
+    """Data that all choices of a call share."""
 
     session: Session
     call: ModelCall
@@ -45,8 +66,33 @@ class _Job:
     budget: int
     sampling: SamplingParams
     ordinal: int
-    opening: Opening
-    running: RunningCall
+    opening: CallStart
+    running: InFlightCall
+
+
+class PieceStreamer:
+    """Converts the chunks of one choice into pieces of a stream."""
+
+    def __init__(self, running: InFlightCall, index: int, stream: ReplyStream) -> None:
+        self._running = running
+        self._index = index
+        self._stream = stream
+
+    def on_chunk(self, chunk: TokenChunk) -> None:
+        """Publish new tokens."""
+        token_ids = as_int32(chunk.token_ids)
+        delta = self._stream.feed(token_ids)
+        logprobs = as_float32(chunk.inference_logprobs)
+        self._running.add_piece(
+            Piece(self._index, delta, token_ids, logprobs, *top_logprob_arrays(chunk))
+        )
+
+    def finish(self) -> ParsedReply:
+        """Return the whole reply; publish the text that was held back until the end."""
+        parsed = self._stream.finish()
+        if parsed.rest.content or parsed.rest.reasoning:
+            self._running.add_piece(Piece(self._index, parsed.rest, _NO_IDS, _NO_LOGPROBS))
+        return parsed
 
 
 class Sampler:
@@ -62,20 +108,20 @@ class Sampler:
     ) -> None:
         self._policy = policy
         self._renderer = renderer
-        self._plain = plain  # reads replies as bare text
+        self._plain = plain  # parses replies as plain text
         self._capture = capture
         self._clock = clock
-        own = uuid.uuid4().hex[:20]  # no other replica makes these ids
+        own = uuid.uuid4().hex[:20]  # ids are unique over replicas
         self._ids = map(f"tr-{own}{{:012x}}".format, itertools.count())
 
     async def sample(
-        self, session: Session, call: ModelCall, prompt: Prompt, name: str, running: RunningCall
+        self, session: Session, call: ModelCall, prompt: Prompt, name: str, running: InFlightCall
     ) -> Completion:
-        """The completion, recorded under `name`; pieces are told to `running` if it streams."""
+        """Sample all choices, record the completion under `name`, and return it."""
         limits, num_sampled = session.record.limits, session.ledger.num_sampled
         num_prompt = len(prompt.prompt_ids)
         budget = reply_budget(limits, num_sampled, num_prompt, call.num_choices, call.max_new_tokens)
-        opening = Opening(next(self._ids), int(self._clock.unix_s()), prompt.prompt_ids)
+        opening = CallStart(next(self._ids), int(self._clock.unix_s()), prompt.prompt_ids)
         running.open(opening)
         job = _Job(
             session,
@@ -99,7 +145,7 @@ class Sampler:
     async def _all_choices(self, job: _Job) -> list[_Sampled]:
         session, num_choices = job.session, job.call.num_choices
         left_s = session.record.limits.deadline_unix_s - self._clock.unix_s()
-        job.running.limit(left_s, session.too_late())
+        job.running.set_deadline(left_s, session.deadline_error())
         try:
             if num_choices == 1:
                 return [await self._choice(job, 0)]
@@ -107,7 +153,7 @@ class Sampler:
         except GenerationFailedError as error:
             raise _failed(error) from error
         finally:
-            job.running.lift()
+            job.running.clear_deadline()
 
     async def _choice(self, job: _Job, index: int) -> _Sampled:
         session, call = job.session, job.call
@@ -116,7 +162,7 @@ class Sampler:
         stream = renderer.reply_stream(
             call.tools, stop=job.sampling.stop, id_seed=choice_id(job.opening, index)
         )
-        teller = ReplyTeller(job.running, index, stream) if job.running.streams else None
+        streamer = PieceStreamer(job.running, index, stream) if job.running.streams else None
         generation = await self._policy.generate(
             TurnRequest(
                 job.prompt_ids,
@@ -124,18 +170,18 @@ class Sampler:
                 msgspec.structs.replace(job.sampling, seed=seed),
                 session.session_id,
                 job.ordinal,
-                on_chunk=None if teller is None else teller.on_chunk,
+                on_chunk=None if streamer is None else streamer.on_chunk,
                 top_logprobs=call.top_logprobs,
             )
         )
-        if teller is not None:
-            return generation, teller.finish()
+        if streamer is not None:
+            return generation, streamer.finish()
         stream.feed(generation.token_ids)
         return generation, stream.finish()
 
 
 async def _together(work: Sequence[Coroutine[Any, Any, _Sampled]]) -> list[_Sampled]:
-    """All results in order; the first failure ends the others."""
+    """Return all results in order; the first failure cancels the rest."""
     tasks = [asyncio.create_task(one) for one in work]
     try:
         return await asyncio.gather(*tasks)
@@ -144,18 +190,18 @@ async def _together(work: Sequence[Coroutine[Any, Any, _Sampled]]) -> list[_Samp
             task.cancel()
 
 
-def choice_id(opening: Opening, index: int) -> str:
-    """The id of a choice in the ledger: the first one has the answer's own."""
+def choice_id(opening: CallStart, index: int) -> str:
+    """Return the ledger id of a choice; the first choice has the answer's id."""
     return f"{opening.completion_id}-{index}" if index else opening.completion_id
 
 
-def _choice(index: int, opening: Opening, parsed: ParsedReply, generation: Generation) -> Choice:
+def _choice(index: int, opening: CallStart, parsed: ParsedReply, generation: Generation) -> ReplyChoice:
     stop = generation.stop_matched
-    return Choice(
+    return ReplyChoice(
         index,
         choice_id(opening, index),
         parsed.message,
-        ending_of(parsed.message, generation.finish_reason),
+        stop_reason_of(parsed.message, generation.finish_reason),
         stop if isinstance(stop, str) else None,
         generation.token_ids,
         generation.inference_logprobs,
@@ -165,6 +211,39 @@ def _choice(index: int, opening: Opening, parsed: ParsedReply, generation: Gener
 
 
 def _failed(error: GenerationFailedError) -> ApiError:
-    if error.num_attempts == 1:  # no server would take it, whoever is asked
-        return InvalidRequestError(f"the engine refuses the request: {error.reason}")
+    if error.num_attempts == 1:  # every server would refuse it
+        return BadRequestError(f"the engine refuses the request: {error.reason}")
     return UnavailableError(f"no inference server answers: {error}", retry_after_s=_RETRY_AFTER_S)
+
+
+def reply_budget(
+    limits: SessionLimits, num_sampled: int, num_prompt: int, num_choices: int, wanted: int | None
+) -> int:
+    """Return the maximum tokens per choice, at least one; raise if no budget remains."""
+    room = limits.max_episode_tokens - num_prompt
+    if room <= 0:
+        raise ContextOverflowError(num_prompt, limits.max_episode_tokens)
+    left = (limits.max_new_tokens - num_sampled) // num_choices
+    if left <= 0:
+        raise BudgetSpentError(num_sampled, limits.max_new_tokens)
+    return min(room, left) if wanted is None else min(room, left, wanted)
+
+
+def call_seed(
+    session_seed: int | None, request_seed: int | None, ordinal: int, choice: int
+) -> int | None:
+    """Return the seed of one choice; `ordinal` counts the session's calls. None: not seeded.
+
+    A seed in the request fixes its choices at any position in the session.
+    """
+    if request_seed is not None:
+        return _mix(request_seed, choice) if choice else request_seed & _SEED_MASK
+    return None if session_seed is None else _mix(_mix(session_seed, ordinal + 1), choice)
+
+
+def _mix(seed: int, number: int) -> int:
+    """Advance the seed by `number` steps and return SplitMix64 of it."""
+    mixed = (seed + (number + 1) * 0x9E3779B97F4A7C15) & 0xFFFFFFFFFFFFFFFF
+    mixed = (mixed ^ (mixed >> 30)) * 0xBF58476D1CE4E5B9 & 0xFFFFFFFFFFFFFFFF
+    mixed = (mixed ^ (mixed >> 27)) * 0x94D049BB133111EB & 0xFFFFFFFFFFFFFFFF
+    return (mixed ^ (mixed >> 31)) & _SEED_MASK

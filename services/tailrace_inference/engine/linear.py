@@ -1,9 +1,9 @@
-"""Matrix products of the lean forward.
+"""Matrix products of the Llama forward.
 
 torch multiplies float32 matrices on the CPU with MKL. That reaches 100 GFLOP/s on one Zen 5 core, where
 oneDNN, also inside torch, reaches 170 to 230 from some size on; on Intel's cores MKL is the faster one
 (32 rows of 128 by 768 on a Sapphire Rapids core: 56 us against 78). So oneDNN's operator, which has no
-public name for float32, is used where this build of torch has it and the processor is not Intel's.
+public name for float32, is used where `select_matmul` says so.
 
 MKL's products of few rows are faster with weights whose columns lie together in memory (32 rows, an Ice
 Lake core: 384 by 128 in 22 us against 82, 128 by 256 in 16 against 29): `as_read` stores them so.
@@ -17,23 +17,29 @@ import torch
 from torch import Tensor
 from torch.nn.functional import linear
 
-from tailrace.processor import is_intel
+from tailrace.processor import CpuMatmul, matmul_library
 
 # Multiplications from which oneDNN's larger constant cost pays.
 _MIN_PRODUCTS = 1 << 20
 
 
-def _find_onednn() -> Any:
-    """The operator `(input, weight, bias, "none", [], "")`, or None."""
-    namespace: Any = torch.ops.mkldnn
+_onednn: Any = None  # `(input, weight, bias, "none", [], "")`, of this process; `select_matmul` sets it
+
+
+def has_onednn_linear() -> bool:
+    """Tell whether this build of torch has oneDNN's fused linear kernel."""
     backend: Any = torch.backends.mkldnn
-    has_operator = backend.is_available() and hasattr(namespace, "_linear_pointwise")
-    if not has_operator or is_intel():
-        return None
-    return namespace._linear_pointwise
+    return backend.is_available() and hasattr(torch.ops.mkldnn, "_linear_pointwise")
 
 
-_onednn = _find_onednn()
+def select_matmul(choice: CpuMatmul) -> None:
+    """Take the library that `choice` stands for, in this process; raises `ValueError`.
+
+    Models loaded before keep their weights in the order that suited the library of then.
+    """
+    global _onednn
+    library = matmul_library(choice, has_onednn=has_onednn_linear())
+    _onednn = torch.ops.mkldnn._linear_pointwise if library == "onednn" else None
 
 
 def project(states: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:

@@ -23,6 +23,7 @@ from tailrace.import_path import load_object
 from tailrace.weights.tensors import TensorBytes
 from tailrace_learner.config import FromScratch, LearnerConfig
 from tailrace_learner.core.cpu.fast_model import use_cpu_kernels
+from tailrace_learner.core.cpu.kernels import select_matmul
 from tailrace_learner.core.model import attention
 from tailrace_learner.core.model.policy import Policy
 from tailrace_protos.weights import ModelCard
@@ -178,6 +179,10 @@ def prepared(model: Any, config: LearnerConfig) -> Any:
     if not config.model_args.disable_gradient_checkpointing:
         model.gradient_checkpointing_enable({"use_reentrant": False})
     if device.type == "cpu":
+        try:
+            select_matmul(config.cpu_matmul)
+        except ValueError as error:
+            raise ConfigError(f"learner.{error}") from error
         use_cpu_kernels(model)
     return model
 

@@ -9,6 +9,7 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
+from tailrace.provenance import covers_trained_tokens
 from tailrace_protos.base import decode, encode
 from tailrace_protos.trajectory import TrajectoryGroup
 
@@ -34,5 +35,12 @@ class TrajectoryFiles:
 
 
 def read_groups(path: Path) -> list[TrajectoryGroup]:
-    """The groups of a file."""
-    return decode(path.read_bytes(), list[TrajectoryGroup])
+    """Groups of a file; raises `ValueError` for a file whose rows lack the spans of their tokens."""
+    groups = decode(path.read_bytes(), list[TrajectoryGroup])
+    rows = (row for group in groups for member in group.members for row in member.rows)
+    if not all(covers_trained_tokens(row) for row in rows):
+        raise ValueError(
+            f"{path}: rows without token spans: another version of Tailrace wrote this file; "
+            "read it with that version"
+        )
+    return groups

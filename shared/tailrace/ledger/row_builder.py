@@ -1,7 +1,7 @@
 """Calls to the arrays of one row.
 
-Invariants: all four arrays have one length; a position is trained only if an engine sampled it, its
-log-probability is finite and its call is not masked; all others have log-probability 0, version -1.
+Invariants: all three arrays have one length; a position is trained only if an engine sampled it, its
+log-probability is finite and its call is not masked; all others have log-probability 0 and no span.
 """
 
 from __future__ import annotations
@@ -9,10 +9,9 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from tailrace.ledger.provenance import server_spans
 from tailrace.ledger.returns import Conversation
 from tailrace.ledger.tree import Call
-from tailrace.provenance import version_per_token
+from tailrace.provenance import join_spans, kept_spans
 from tailrace_protos.base import (
     as_float32,
     as_int32,
@@ -32,12 +31,10 @@ class RowBuilder:
         self._ids: list[NDArray[np.int32]] = []
         self._trained: list[NDArray[np.bool_]] = []
         self._logprobs: list[NDArray[np.float32]] = []
-        self._versions: list[NDArray[np.int32]] = []
         self._turn_ends: list[int] = []
         self._turn_rewards: list[float] = []
         self._turn_returns: list[float] = []
-        self._spans: list[TokenSpan] = []  # of all turns, with `_is_sampled_trained`
-        self._is_sampled_trained: list[NDArray[np.bool_]] = []
+        self._spans: list[TokenSpan] = []  # of all trained tokens
         self._num_tokens = 0
         self.has_trained_tokens = False
 
@@ -55,9 +52,8 @@ class RowBuilder:
         self._append(as_int32(node.inserted_ids))
         logprobs = as_float32(node.inference_logprobs)
         trained = trained_tokens(node)
-        self._append(as_int32(node.token_ids), trained, logprobs, version_per_token(node.spans))
-        self._spans += node.spans
-        self._is_sampled_trained.append(trained)
+        self._append(as_int32(node.token_ids), trained, logprobs)
+        self._spans += kept_spans(node.spans, trained)
         self._turn_ends.append(self._num_tokens)
         self._turn_rewards.append(reward)
         if worth is not None:
@@ -70,12 +66,11 @@ class RowBuilder:
             token_ids=pack_int32(np.concatenate(self._ids)),
             loss_mask=pack_uint8(np.concatenate(self._trained).astype(np.uint8)),
             inference_logprobs=pack_float32(np.concatenate(self._logprobs)),
-            policy_versions=pack_int32(np.concatenate(self._versions)),
+            spans=join_spans(self._spans),
             turn_ends=pack_int32(self._turn_ends),
             turn_rewards=pack_float32(self._turn_rewards),
             reward=reward,
             row_id=row_id,
-            server_spans=server_spans(self._spans, np.concatenate(self._is_sampled_trained)),
             turn_returns=pack_float32(self._turn_returns),
             conversation=conversation.place,
             has_reward=conversation.has_reward,
@@ -86,15 +81,13 @@ class RowBuilder:
         ids: NDArray[np.int32],
         trained: NDArray[np.bool_] | None = None,
         logprobs: NDArray[np.float32] | None = None,
-        versions: NDArray[np.int32] | None = None,
     ) -> None:
         num = len(ids)
         is_trained = np.zeros(num, np.bool_) if trained is None else trained
         self._ids.append(ids)
         self._trained.append(is_trained)
-        zeros, none = np.zeros(num, np.float32), np.full(num, -1, np.int32)
+        zeros = np.zeros(num, np.float32)
         self._logprobs.append(zeros if logprobs is None else np.where(is_trained, logprobs, zeros))
-        self._versions.append(none if versions is None else np.where(is_trained, versions, none))
         self._num_tokens += num
 
 

@@ -12,11 +12,11 @@ again only delays its callers.
 | `groups` | the records that the buffer takes and returns |
 | `sessions` | `SessionLogs`: gateway sessions and all that happened in them |
 | `outbox` `journal` | events on their way to EVENTS; finished turns of running episodes |
-| `blobs` `versions` | claim checks and the model card; policy versions |
+| `blobs` | claim checks, the model card, policy versions |
 | `scripts` `lua/` | the Lua scripts: atomic state changes |
 """
 
-from tailrace.store.blobs import Blobs
+from tailrace.store.blobs import Blobs, Versions
 from tailrace.store.buffer import TrajectoryBuffer
 from tailrace.store.connection import StoreConnection, connect
 from tailrace.store.errors import (
@@ -31,7 +31,6 @@ from tailrace.store.journal import AppendResult, Journal
 from tailrace.store.outbox import Outbox
 from tailrace.store.pipeline import AutoPipeline
 from tailrace.store.sessions import SessionLogs, StoredSession
-from tailrace.store.versions import Versions
 
 __all__ = [
     "AppendResult",

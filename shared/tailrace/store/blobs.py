@@ -1,8 +1,4 @@
-"""Payloads by claim check, and the model card.
-
-A payload too big for a NATS message stays here and travels as a reference, which is made from its
-content: putting the same bytes again only renews their lifetime.
-"""
+"""Payloads by claim check, the model card, and the policy versions of one run."""
 
 from __future__ import annotations
 
@@ -10,12 +6,15 @@ import asyncio
 import contextlib
 import hashlib
 
+import msgspec
+
 from tailrace.log import get_logger
+from tailrace.store import scripts
 from tailrace.store.connection import StoreConnection
 from tailrace.store.errors import BlobGoneError, StoreUnavailableError
 from tailrace_protos.base import decode, encode
 from tailrace_protos.subjects import redis_prefix
-from tailrace_protos.weights import ModelCard
+from tailrace_protos.weights import ModelCard, WeightManifest
 
 log = get_logger(__name__)
 
@@ -23,14 +22,18 @@ _POLL_S = 0.1
 
 
 class Blobs:
-    """Payloads of one run."""
+    """Payloads of one run that are too large for a NATS message, and the run's model card.
+
+    The reference of a payload is the hash of its bytes: a second `put` of the same bytes only renews
+    their lifetime.
+    """
 
     def __init__(self, redis: StoreConnection, run: str) -> None:
         self._redis = redis
         self._prefix = redis_prefix(run)
 
     async def put(self, data: bytes, ttl_s: float) -> str:
-        """Keep `data` for `ttl_s` and return the reference that finds it."""
+        """Stores `data` for `ttl_s` and returns its reference."""
         ref = hashlib.blake2b(data, digest_size=16).hexdigest()
         await self._redis.pipeline.command(
             "SET", f"{self._prefix}blob:{ref}", data, "PX", max(1, int(ttl_s * 1000))
@@ -38,23 +41,23 @@ class Blobs:
         return ref
 
     async def get(self, ref: str) -> bytes:
-        """The bytes behind a reference; `BlobGoneError` when they expired."""
+        """Returns the bytes of a reference; `BlobGoneError` when they expired."""
         data: bytes | None = await self._redis.pipeline.command("GET", f"{self._prefix}blob:{ref}")
         if data is None:
             raise BlobGoneError(ref)
         return data
 
     async def put_model_card(self, card: ModelCard) -> None:
-        """Tell the run what its model is."""
+        """Stores the description of the run's model."""
         await self._redis.pipeline.command("SET", f"{self._prefix}model_card", encode(card))
 
     async def get_model_card(self) -> ModelCard | None:
-        """The model card, or None before the learner has written it."""
+        """Returns the model card, or None before the learner has written it."""
         data: bytes | None = await self._redis.pipeline.command("GET", f"{self._prefix}model_card")
         return None if data is None else decode(data, ModelCard)
 
     async def wait_for_model_card(self) -> ModelCard:
-        """The model card once the learner has written it; outages of Redis only delay it."""
+        """Waits for the learner to write the model card, also while Redis is away."""
         is_logged = False
         while True:
             with contextlib.suppress(StoreUnavailableError):
@@ -64,3 +67,33 @@ class Blobs:
                 log.info("waiting for the model card of the learner")
                 is_logged = True
             await asyncio.sleep(_POLL_S)
+
+
+class Versions:
+    """Policy versions of one run: integers that are never used twice. Only weight_sync writes them."""
+
+    def __init__(self, redis: StoreConnection, run: str) -> None:
+        self._redis = redis
+        self._prefix = redis_prefix(run)
+
+    async def allocate(self, lineage: str, optimizer_step: int, *, at_least: int = 0) -> int:
+        """Returns the version of a lineage's step: a new one, or the one that the step already has."""
+        version: int = await self._redis.pipeline.script(
+            scripts.ALLOCATE_VERSION, self._prefix, f"{lineage}/{optimizer_step}", at_least
+        )
+        return version
+
+    async def record(self, manifest: WeightManifest) -> None:
+        """Stores the lineage and optimizer step of a version."""
+        entry = msgspec.msgpack.encode((manifest.lineage, manifest.optimizer_step))
+        await self._redis.pipeline.command(
+            "HSET", f"{self._prefix}versions", manifest.policy_version, entry
+        )
+
+    async def all(self) -> dict[int, tuple[str, int]]:
+        """Returns policy_version -> (lineage, optimizer step) of all recorded versions."""
+        entries = await self._redis.read_hash(f"{self._prefix}versions")
+        kind = tuple[str, int]
+        return {
+            int(version): msgspec.msgpack.decode(entry, type=kind) for version, entry in entries.items()
+        }

@@ -101,13 +101,6 @@ class TrajectoryBuffer:
         counts = await self._redis.read_hash(f"{self._prefix}counters")
         return BufferCounters(**{name.decode(): int(value) for name, value in counts.items()})
 
-    async def is_unsettled(self, group_id: str, member: int) -> bool:
-        """Whether playing this episode is of any use: it is recorded and nobody settled it."""
-        found = await self._redis.pipeline.command(
-            "HMGET", f"{self._prefix}group:{group_id}", "phase", f"s{member}"
-        )
-        return found[0] is not None and found[1] is None
-
     async def put_trajectory(self, trajectory: Trajectory) -> PutResult:
         """Settle an episode with what it produced. Repeating a call that won says ALREADY_SETTLED."""
         known, settled, _ = await self._settle(trajectory.group_id, "agents", [trajectory])

@@ -28,7 +28,7 @@ class StoreConnection:
         *,
         outage_s: float = 300.0,
         full_s: float = 300.0,
-        patience_s: float | None = None,
+        deadline_s: float | None = None,
     ) -> None:
         pool = BlockingConnectionPool.from_url(
             url,
@@ -46,7 +46,7 @@ class StoreConnection:
         # The pipeline has timeouts of its own; redis-py would make a task for every write to have one.
         own = pool.connection_class(**{**pool.connection_kwargs, "socket_timeout": None})
         self.pipeline = AutoPipeline(
-            own, self.url, outage_s=outage_s, full_s=full_s, patience_s=patience_s
+            own, self.url, outage_s=outage_s, full_s=full_s, deadline_s=deadline_s
         )
 
     async def ping(self) -> None:
@@ -86,13 +86,13 @@ async def connect(
     wait_s: float = 30.0,
     outage_s: float = 300.0,
     full_s: float = 300.0,
-    patience_s: float | None = None,
+    deadline_s: float | None = None,
 ) -> StoreConnection:
     """A store connection that has been answered once; waits at most `wait_s` for Redis to come up.
 
-    For `outage_s`, `full_s` and `patience_s` see `AutoPipeline`.
+    For `outage_s`, `full_s` and `deadline_s` see `AutoPipeline`.
     """
-    connection = StoreConnection(redis_url, outage_s=outage_s, full_s=full_s, patience_s=patience_s)
+    connection = StoreConnection(redis_url, outage_s=outage_s, full_s=full_s, deadline_s=deadline_s)
     try:
         async with asyncio.timeout(wait_s):
             await _first_answer(connection)
@@ -109,7 +109,7 @@ async def _first_answer(connection: StoreConnection) -> None:
     while True:
         try:
             return await connection.ping()
-        except StoreUnavailableError:  # its patience is shorter than ours
+        except StoreUnavailableError:  # its deadline is shorter than ours
             continue
 
 

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from tailrace_protos.base import as_int32, as_uint8
+from tailrace_protos.base import as_uint8
 from tailrace_protos.episode import EnvTask, Outcome
 from tailrace_protos.event import EpisodeSettled, GroupAdmitted
 from tailrace_protos.subjects import Phase
@@ -72,8 +72,7 @@ def admitted_event(record: GroupRecord) -> GroupAdmitted:
 
 def settled_event(trajectory: Trajectory) -> EpisodeSettled:
     """The event of an episode's settlement; policy versions are -1 when nothing was sampled."""
-    versions = [as_int32(row.policy_versions) for row in trajectory.rows]
-    sampled = [part[part >= 0] for part in versions if (part >= 0).any()]
+    versions = [span.policy_version for row in trajectory.rows for span in row.spans]
     return EpisodeSettled(
         episode_id=trajectory.episode_id,
         group_id=trajectory.group_id,
@@ -85,8 +84,8 @@ def settled_event(trajectory: Trajectory) -> EpisodeSettled:
         success=trajectory.metrics.get("success"),
         num_sampled_tokens=sum(int(as_uint8(row.loss_mask).sum()) for row in trajectory.rows),
         num_turns=sum(len(row.turn_ends) // 4 for row in trajectory.rows),
-        min_policy_version=min((int(part.min()) for part in sampled), default=-1),
-        max_policy_version=max((int(part.max()) for part in sampled), default=-1),
+        min_policy_version=min(versions, default=-1),
+        max_policy_version=max(versions, default=-1),
         started_unix_s=trajectory.started_unix_s,
         finished_unix_s=trajectory.finished_unix_s,
     )

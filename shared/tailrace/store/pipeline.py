@@ -12,12 +12,13 @@ from __future__ import annotations
 import asyncio
 import math
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import hiredis
+from prometheus_client import Counter, Gauge, Histogram
 from redis.asyncio.connection import AbstractConnection
 from redis.exceptions import (
     AuthenticationError,
@@ -36,9 +37,7 @@ from redis.exceptions import (
 
 from tailrace.log import get_logger
 from tailrace.retry import Backoff
-from tailrace.store import metrics
 from tailrace.store.errors import StoreError, StoreFullError, StoreRefusedError, StoreUnavailableError
-from tailrace.store.patience import Patience
 from tailrace.store.scripts import Script
 
 log = get_logger(__name__)
@@ -49,6 +48,64 @@ _NO_ROOM = ("command not allowed when used memory", "MISCONF")  # redis-py cuts 
 
 
 LOG_FULL_EVERY = 10  # attempts; about as many seconds
+
+_WAITING_COMMANDS = Gauge("tailrace_store_waiting_commands", "Commands not sent to Redis yet.")
+_BATCH_COMMANDS = Histogram(
+    "tailrace_store_batch_commands",
+    "Commands that shared one round trip.",
+    buckets=(1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024),
+)
+_BATCH_SECONDS = Histogram(
+    "tailrace_store_batch_seconds",
+    "One round trip of a batch.",
+    buckets=(0.0005, 0.001, 0.002, 0.005, 0.01, 0.05, 0.2, 1.0, 5.0, 30.0),
+)
+_LOST_CONNECTIONS = Counter("tailrace_store_lost_connections", "Losses of the connection to Redis.")
+_REFUSED_COMMANDS = Counter(
+    "tailrace_store_refused_commands", "Commands that Redis refused, by error.", ["error"]
+)
+
+
+class _OpenAnswer(NamedTuple):
+    answer: asyncio.Future[Any]
+    due_s: float  # time of the event loop
+
+
+class Deadlines:
+    """Fails answers that are `deadline_s` old with the exception that `make_error` returns.
+
+    One timer serves all answers: a timeout for each command costs as much as the command. All answers
+    have the same deadline, so they expire in the order of their commands.
+    """
+
+    def __init__(self, deadline_s: float, make_error: Callable[[], Exception]) -> None:
+        self._deadline_s = deadline_s
+        self._make_error = make_error
+        self._open: deque[_OpenAnswer] = deque()
+        self._alarm: asyncio.TimerHandle | None = None
+
+    def add(self, answer: asyncio.Future[Any]) -> None:
+        """Starts the deadline of an answer."""
+        while self._open and self._open[0].answer.done():
+            self._open.popleft()
+        loop = asyncio.get_running_loop()
+        self._open.append(_OpenAnswer(answer, loop.time() + self._deadline_s))
+        if self._alarm is None:
+            self._alarm = loop.call_at(self._open[0].due_s, self._on_alarm)
+
+    def close(self) -> None:
+        """Stops the timer; open answers do not fail any more."""
+        self._open.clear()
+        if self._alarm is not None:
+            self._alarm.cancel()
+
+    def _on_alarm(self) -> None:
+        loop = asyncio.get_running_loop()
+        while self._open and (self._open[0].answer.done() or self._open[0].due_s <= loop.time()):
+            answer = self._open.popleft().answer
+            if not answer.done():
+                answer.set_exception(self._make_error())
+        self._alarm = loop.call_at(self._open[0].due_s, self._on_alarm) if self._open else None
 
 
 @dataclass(slots=True, eq=False)
@@ -65,7 +122,7 @@ class AutoPipeline:
 
     `max_commands` and `max_bytes` bound a batch, `answer_s` the wait for its answers, `outage_s` the
     time that commands are tried again while Redis is away, `full_s` while it has no room for them.
-    With `patience_s` a command fails after that time, whatever the reason; it may be executed yet.
+    With `deadline_s` a command fails after that time, whatever the reason; it may be executed yet.
     """
 
     def __init__(
@@ -78,7 +135,7 @@ class AutoPipeline:
         answer_s: float = 30.0,
         outage_s: float = 300.0,
         full_s: float = 300.0,
-        patience_s: float | None = None,
+        deadline_s: float | None = None,
     ) -> None:
         self._connection = connection
         self._url = url
@@ -87,9 +144,9 @@ class AutoPipeline:
         self._answer_s = answer_s
         self._outage_s = outage_s
         self._full_s = full_s
-        self._patience: Patience | None = None
-        if patience_s is not None:
-            self._patience = Patience(patience_s, partial(self._late, patience_s))
+        self._deadlines: Deadlines | None = None
+        if deadline_s is not None:
+            self._deadlines = Deadlines(deadline_s, partial(self._late, deadline_s))
         self._waiting: deque[_Command] = deque()
         self._sender: asyncio.Task[None] | None = None
         self._aside: list[_Command] = []
@@ -109,8 +166,8 @@ class AutoPipeline:
 
     async def close(self) -> None:
         """Fail what is waiting and close the connection."""
-        if self._patience is not None:
-            self._patience.close()
+        if self._deadlines is not None:
+            self._deadlines.close()
         for task in (self._room_wait, self._sender):
             if task is not None and not task.done():
                 task.cancel()
@@ -126,13 +183,13 @@ class AutoPipeline:
         loop = asyncio.get_running_loop()
         command = _Command(_pack(*call, *arguments), script, loop.create_future())
         self._waiting.append(command)
-        if self._patience is not None:
-            self._patience.limit(command.answer)
+        if self._deadlines is not None:
+            self._deadlines.add(command.answer)
         self._wake()
         return command.answer
 
-    def _late(self, patience_s: float) -> StoreUnavailableError:
-        return StoreUnavailableError(self._url, patience_s, self.last_failure)
+    def _late(self, deadline_s: float) -> StoreUnavailableError:
+        return StoreUnavailableError(self._url, deadline_s, self.last_failure)
 
     def _wake(self) -> None:
         if self._sender is None or self._sender.done():
@@ -141,7 +198,7 @@ class AutoPipeline:
 
     async def _send_all(self) -> None:
         while self._waiting:
-            metrics.WAITING_COMMANDS.set(len(self._waiting))
+            _WAITING_COMMANDS.set(len(self._waiting))
             batch = self._next_batch()
             try:
                 await self._deliver(batch)
@@ -178,7 +235,7 @@ class AutoPipeline:
                 raise StoreRefusedError(self._url, str(error)) from error
             except CONNECTION_LOST as error:
                 if not backoff.num_failures:
-                    metrics.LOST_CONNECTIONS.inc()
+                    _LOST_CONNECTIONS.inc()
                     log.warning("redis is away", url=self._url, error=str(error))
                 self.last_failure = str(error)
                 await self._connection.disconnect(nowait=True)
@@ -193,8 +250,8 @@ class AutoPipeline:
         """One round trip; commands whose script Redis did not know stay unanswered, now it knows."""
         self.num_batches += 1
         self.num_commands += len(batch)
-        metrics.BATCH_COMMANDS.observe(len(batch))
-        with metrics.BATCH_SECONDS.time():
+        _BATCH_COMMANDS.observe(len(batch))
+        with _BATCH_SECONDS.time():
             await self._send_and_read(batch)
 
     async def _send_and_read(self, batch: Sequence[_Command]) -> None:
@@ -239,10 +296,10 @@ class AutoPipeline:
 
     def _refuse(self, command: _Command, reason: str) -> None:
         if not any(word in reason for word in _NO_ROOM):
-            metrics.REFUSED_COMMANDS.labels(StoreError.__name__).inc()
+            _REFUSED_COMMANDS.labels(StoreError.__name__).inc()
             _fail(command.answer, StoreError(reason))
             return
-        metrics.REFUSED_COMMANDS.labels(StoreFullError.__name__).inc()
+        _REFUSED_COMMANDS.labels(StoreFullError.__name__).inc()
         now_s = asyncio.get_running_loop().time()
         command.refused_since_s = command.refused_since_s or now_s
         if now_s - command.refused_since_s >= self._full_s:

@@ -16,15 +16,15 @@ from tailrace.tools.client import ToolClient
 from tailrace.tools.episode_tools import EpisodeTools
 from tailrace.tools.errors import ToolsMissingError
 from tailrace.tools.local import LocalTools
-from tailrace.tools.watch import Patience
+from tailrace.tools.watch import ToolDeadlines
 from tailrace.tools.worker import ToolWorker
 from tailrace_protos.tool import ToolErrorKind, ToolResult
 
 __all__ = [
     "EpisodeTools",
     "LocalTools",
-    "Patience",
     "ToolClient",
+    "ToolDeadlines",
     "ToolErrorKind",
     "ToolResult",
     "ToolWorker",

@@ -24,7 +24,7 @@ from tailrace.tools.episode_tools import EpisodeTools
 from tailrace.tools.homes import Homes
 from tailrace.tools.port import ToolPort
 from tailrace.tools.results import error_result, infra_result
-from tailrace.tools.watch import Patience, WorkerWatch
+from tailrace.tools.watch import ToolDeadlines, WorkerWatch
 from tailrace.tools.wire import JSON, ClaimCheck, ClaimCheckError
 from tailrace_protos import subjects
 from tailrace_protos.chat import ToolSchema
@@ -50,15 +50,15 @@ class ToolClient:
         run: str,
         *,
         redis: StoreConnection | None = None,
-        patience: Patience | None = None,
+        deadlines: ToolDeadlines | None = None,
     ) -> None:
         self.run = run
-        self._patience = patience or Patience()
+        self._deadlines = deadlines or ToolDeadlines()
         self._port = ToolPort(bus)
         self.discovery = Discovery(self._port, run)
         self._claims = ClaimCheck(bus, redis)
-        self._watch = WorkerWatch(self._port, self._patience)
-        self._delivery = Delivery(self._port, self._watch, self._patience)
+        self._watch = WorkerWatch(self._port, self._deadlines)
+        self._delivery = Delivery(self._port, self._watch, self._deadlines)
         self._homes = Homes()
         self._schemas: dict[str, ToolSchema] = {}
         self._stateful: set[str] = set()  # names of tools that were called and keep objects
@@ -77,13 +77,13 @@ class ToolClient:
         """The schemas of `names`, in that order; waits for workers, then `ToolsMissingError`."""
         missing = [name for name in names if name not in self._schemas]
         if missing:
-            found = await self.discovery.schemas(missing, self._patience.nobody_s)
+            found = await self.discovery.schemas(missing, self._deadlines.nobody_s)
             self._schemas.update((schema.name, schema) for schema in found)
         return tuple(self._schemas[name] for name in names)
 
     async def carry(self, request: CallTool) -> ToolResult:
         """Run a call at some worker; whatever goes wrong is in the result."""
-        request = msgspec.structs.replace(request, lease_s=self._patience.lease_s)
+        request = msgspec.structs.replace(request, lease_s=self._deadlines.lease_s)
         try:
             await self._port.open()
             result = await self._run(await self._fitting(request))
@@ -148,7 +148,7 @@ class ToolClient:
         """The attempt's result; a worker that cannot be watched gets so long and no longer."""
         if attempt.worker_id:
             return await attempt.result
-        within_s = self._patience.unprobed_s
+        within_s = self._deadlines.unprobed_s
         try:
             return await asyncio.wait_for(attempt.result, within_s)
         except TimeoutError as error:

@@ -14,7 +14,7 @@ from tailrace.retry import Backoff
 from tailrace.tools.attempt import Attempt, WorkerLostError
 from tailrace.tools.homes import Home
 from tailrace.tools.port import ToolPort
-from tailrace.tools.watch import Patience, WorkerWatch
+from tailrace.tools.watch import ToolDeadlines, WorkerWatch
 from tailrace_protos import subjects
 from tailrace_protos.generation import CallErrorCode
 from tailrace_protos.tool import CallTool, CancelTools, ReleaseToolSession, ToolAccepted
@@ -33,10 +33,10 @@ class UndeliverableError(Exception):
 class Delivery:
     """Delivers the calls of one run."""
 
-    def __init__(self, port: ToolPort, watch: WorkerWatch, patience: Patience) -> None:
+    def __init__(self, port: ToolPort, watch: WorkerWatch, deadlines: ToolDeadlines) -> None:
         self._port = port
         self._watch = watch
-        self._patience = patience
+        self._deadlines = deadlines
         self._scopes: dict[str, tuple[str, float]] = {}  # tool -> run that serves it, until when
         self._idempotent: dict[str, bool] = {}
         self.tasks: set[asyncio.Task[Any]] = set()
@@ -88,23 +88,23 @@ class Delivery:
             try:
                 return await self._offer(request, home)
             except (BusError, WorkerLostError) as error:
-                patience_s, advised_s = self._patience_with(error, request, home)
-                if loop.time() - started_s > patience_s:
-                    raise UndeliverableError(f"{error} (waited {patience_s:g} s)") from error
+                deadline_s, advised_s = self._deadline_after(error, request, home)
+                if loop.time() - started_s > deadline_s:
+                    raise UndeliverableError(f"{error} (waited {deadline_s:g} s)") from error
             await asyncio.sleep(max(advised_s, backoff.next_s()))
 
-    def _patience_with(
+    def _deadline_after(
         self, error: BusError | WorkerLostError, request: CallTool, home: Home
     ) -> tuple[float, float]:
         """How long to go on in all after `error`, and how long to wait now; raises what is final."""
-        patience = self._patience
+        deadlines = self._deadlines
         if isinstance(error, NoResponderError):
-            return (patience.absent_after_s if home.is_stateful else patience.nobody_s), 0.0
+            return (deadlines.absent_after_s if home.is_stateful else deadlines.nobody_s), 0.0
         if isinstance(error, CallFailedError) and error.code in PASSING:
-            return patience.full_s, error.retry_after_s
+            return deadlines.full_s, error.retry_after_s
         may_run_again = self._idempotent.get(request.name, False) and not home.is_stateful
         if isinstance(error, WorkerLostError) and may_run_again:
-            return patience.nobody_s, 0.0
+            return deadlines.nobody_s, 0.0
         if isinstance(error, CallFailedError):
             raise UndeliverableError(str(error)) from error
         raise error
@@ -134,14 +134,14 @@ class Delivery:
         attempt.reply = self._port.expect(attempt.receive)
         try:
             await self._port.send(subject, request, attempt.reply)
-            async with asyncio.timeout(self._patience.accept_s):
+            async with asyncio.timeout(self._deadlines.accept_s):
                 accepted = await asyncio.shield(attempt.accepted)
         except asyncio.CancelledError:
             self.give_up(attempt, home)
             raise
         except TimeoutError as error:
             self.give_up(attempt, home)
-            within = f"within {self._patience.accept_s:g} s"
+            within = f"within {self._deadlines.accept_s:g} s"
             raise WorkerLostError(f"no worker accepted the call {within}; it may have run") from error
         except (BusError, WorkerLostError):
             self._port.forget(attempt.reply)

@@ -27,7 +27,7 @@ _MAX_IDS = 4096  # in one probe
 _MISSES = 2  # a result may be on its way while a probe is
 
 
-class Patience(msgspec.Struct, frozen=True, kw_only=True):
+class ToolDeadlines(msgspec.Struct, frozen=True, kw_only=True):
     """How long a caller of tools waits for what."""
 
     probe_s: float = 1.0  # between two probes of a worker
@@ -43,9 +43,9 @@ class Patience(msgspec.Struct, frozen=True, kw_only=True):
 class WorkerWatch:
     """The workers that have something of ours."""
 
-    def __init__(self, port: ToolPort, patience: Patience) -> None:
+    def __init__(self, port: ToolPort, deadlines: ToolDeadlines) -> None:
         self._port = port
-        self._patience = patience
+        self._deadlines = deadlines
         self._attempts: dict[str, dict[str, Attempt]] = {}  # worker id -> call id -> attempt
         self._sessions: dict[str, set[str]] = {}  # worker id -> session ids
         self._watching: dict[str, asyncio.Task[None]] = {}
@@ -97,14 +97,14 @@ class WorkerWatch:
         loop = asyncio.get_running_loop()
         heard_s = loop.time()
         while self._attempts.get(worker_id) or self._sessions.get(worker_id):
-            await asyncio.sleep(self._patience.probe_s)
+            await asyncio.sleep(self._deadlines.probe_s)
             if not self._port.bus.connection.is_connected:
                 heard_s = loop.time()
                 continue
-            patience_s, reason = await self._probe(worker_id)
+            deadline_s, reason = await self._probe(worker_id)
             if not reason:
                 heard_s = loop.time()
-            elif loop.time() - heard_s > patience_s:
+            elif loop.time() - heard_s > deadline_s:
                 self._declare_lost(worker_id, reason)
                 return
 
@@ -119,13 +119,13 @@ class WorkerWatch:
                 part = slice(start, start + _MAX_IDS)
                 probe = ProbeTools(tuple(calls[part]), tuple(sessions[part]))
                 answer = await self._port.ask(
-                    subjects.tool_worker(worker_id), probe, ToolsProbed, self._patience.probe_s * 2
+                    subjects.tool_worker(worker_id), probe, ToolsProbed, self._deadlines.probe_s * 2
                 )
                 await self._compare(worker_id, probe.call_ids, answer)
         except NoResponderError:
-            return self._patience.absent_after_s, "it is gone"
+            return self._deadlines.absent_after_s, "it is gone"
         except (CallTimeoutError, CallFailedError, MalformedMessageError, BusClosedError) as error:
-            return self._patience.silent_after_s, f"it answers no probe ({error})"
+            return self._deadlines.silent_after_s, f"it answers no probe ({error})"
         return 0.0, ""
 
     async def _compare(self, worker_id: str, asked: Iterable[str], answer: ToolsProbed) -> None:

@@ -19,6 +19,7 @@ from tests.integration.agents.world import (
     seeds_of_long_episodes,
     until,
 )
+from tests.provenance import versions_of
 
 
 @pytest.mark.parametrize("transport", ["zmq", "nats"])
@@ -38,7 +39,7 @@ async def test_queued_episodes_become_scored_trajectories_of_emitted_tokens(
         assert sampled_of(trajectory) == [token for _, ids in emitted for token in ids]
         (row,) = trajectory.rows
         mask = as_uint8(row.loss_mask).astype(bool)
-        assert set(as_int32(row.policy_versions)[mask]) == {version}
+        assert set(versions_of(row.spans)) == {version}
         assert set(as_float32(row.inference_logprobs)[mask]) == {-0.125 * version}
         assert trajectory.reward == row.reward == pytest.approx(as_float32(row.turn_rewards).sum())
         assert trajectory.metrics["success"] == trajectory.reward
@@ -68,7 +69,8 @@ async def test_a_killed_worker_loses_only_the_turn_it_was_in(world: World) -> No
     assert {event.num_turns for event in settled.values()} <= {3, 4}
     for trajectory in (await world.trajectories(3)).values():
         (row,) = trajectory.rows
-        versions = as_int32(row.policy_versions)
+        versions = np.full(len(row.loss_mask), -1)
+        versions[as_uint8(row.loss_mask) == 1] = versions_of(row.spans)
         ends = as_int32(row.turn_ends)
         mask = as_uint8(row.loss_mask).astype(bool)
         assert set(versions[: ends[1]][mask[: ends[1]]]) == {1}  # replayed as they were sampled

@@ -29,7 +29,8 @@ async def test_a_session_lives_over_http_alone(world: World) -> None:
     exported = (await http.post("sessions/current/export", json={})).json()
     assert [row["reward"] for row in exported["rows"]] == [0.5]
     row = exported["rows"][0]
-    assert len(row["token_ids"]) == len(row["loss_mask"]) == len(row["policy_versions"])
+    assert len(row["token_ids"]) == len(row["loss_mask"]) == len(row["inference_logprobs"])
+    assert sum(num_tokens for _, _, num_tokens in row["spans"]) == sum(row["loss_mask"]) > 0
     assert exported["messages"][-1]["content"] == "Hello there."
     assert (await http.delete("sessions/current")).json()["closed"]
     assert (await http.get("sessions/current")).status_code == 401

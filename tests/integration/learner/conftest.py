@@ -19,8 +19,9 @@ from tailrace.store import GroupRecord, Outbox, StoreConnection, TrajectoryBuffe
 from tailrace_protos.base import pack_float32, pack_int32, pack_uint8
 from tailrace_protos.episode import EnvTask, Outcome
 from tailrace_protos.event import Event
+from tailrace_protos.generation import TokenSpan
 from tailrace_protos.trajectory import TokenRow, Trajectory
-from tests.conftest import ServerProcess
+from tests.world.servers import ServerProcess
 
 GROUP_SIZE = 4
 GROUPS_PER_STEP = 2
@@ -193,7 +194,7 @@ def _trajectory(record: GroupRecord, member: int, version: int) -> Trajectory:
                 token_ids=pack_int32(rng.integers(6, 90, len(mask))),
                 loss_mask=pack_uint8(mask),
                 inference_logprobs=pack_float32(np.where(mask, -4.0, 0.0)),
-                policy_versions=pack_int32(np.where(mask, version, -1)),
+                spans=(TokenSpan(version, "", int(mask.sum())),),
                 turn_ends=pack_int32([5, 10, 15]),
                 turn_rewards=pack_float32([0.0, 0.0, float(member % 2)]),
                 reward=float(member % 2),

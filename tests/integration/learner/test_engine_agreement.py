@@ -17,7 +17,7 @@ from tailrace_learner.core.model import attention
 from tailrace_learner.core.model.policy import Policy
 from tailrace_learner.core.step.optimizer import make_adamw
 from tailrace_learner.core.step.step import StepTrainer
-from tailrace_protos.trajectory import ServerSpan
+from tailrace_protos.generation import TokenSpan
 from tests.unit.tailrace_inference.harness import VOCAB_SIZE, Asked, Client, make_engine, make_model
 
 CPU = torch.device("cpu")
@@ -54,7 +54,7 @@ def row_of(index: int, asked: Asked) -> Row:
         advantages=np.full(size, 1.0 if index % 3 else -1.0, np.float32),
         staleness=np.zeros(size, np.int64),
         is_current=np.ones(size, np.bool_),
-        server_spans=(ServerSpan("engine", size),),
+        spans=(TokenSpan(0, "engine", size),),
     )
 
 

@@ -128,7 +128,7 @@ def longer(member: Trajectory) -> Trajectory:
                 token_ids=pack_int32(np.tile(as_int32(row.token_ids), 40)),
                 loss_mask=pack_uint8(np.tile(as_uint8(row.loss_mask), 40)),
                 inference_logprobs=pack_float32(np.tile(as_float32(row.inference_logprobs), 40)),
-                policy_versions=pack_int32(np.tile(as_int32(row.policy_versions), 40)),
+                spans=40 * row.spans,
                 turn_ends=pack_int32(turn_ends),
                 turn_rewards=pack_float32([0.0] * (len(turn_ends) - 1) + [row.reward]),
             ),

@@ -23,19 +23,19 @@ import psutil
 from tailrace.bus import Bus
 from tailrace.config import Endpoints
 from tailrace.store import connect
-from tailrace.tools import EpisodeTools, Patience, ToolClient
-from tailrace_cli.cluster.plan import Connection, Site, service_specs
+from tailrace.tools import EpisodeTools, ToolClient, ToolDeadlines
+from tailrace_cli.cluster.plan import ServerAddresses, Site, service_specs
 from tailrace_cli.cluster.servers import Credentials, nats_command, redis_command
 from tailrace_cli.config import ClusterConfig
 from tailrace_protos.chat import ToolCall
 from tailrace_protos.tool import ToolResult
-from tests.conftest import ServerProcess, free_port
+from tests.world.servers import ServerProcess, free_port
 
 RUN = "sandboxed"
 TOOLS = ("python", "shell", "python_session")
 DEADLINE_S = 90.0
 # A dead worker is noticed soon; one that a slow machine keeps busy is not taken for dead.
-PATIENCE = Patience(probe_s=0.1, absent_after_s=0.5, silent_after_s=60.0)
+DEADLINES = ToolDeadlines(probe_s=0.1, absent_after_s=0.5, silent_after_s=60.0)
 
 
 class Sandbox:
@@ -86,7 +86,7 @@ class Cluster:
             ServerProcess(nats_command(config, folder, ports[0], RUN, self._keys), ports[0], ""),
             ServerProcess(redis_command(config, folder, ports[1], self._keys), ports[1], ""),
         ]
-        self._connection = Connection(
+        self._connection = ServerAddresses(
             nats_url=f"nats://127.0.0.1:{ports[0]}",
             redis_url=f"redis://:{self._keys.redis}@127.0.0.1:{ports[1]}/0",
             nats_passwords=self._keys.nats,
@@ -122,7 +122,7 @@ class Cluster:
         )
         bus = await Bus.connect(endpoints, name="agents", run=RUN)
         redis = await connect(endpoints.redis_url)
-        client = ToolClient(bus, RUN, redis=redis, patience=PATIENCE)
+        client = ToolClient(bus, RUN, redis=redis, deadlines=DEADLINES)
         yield client
         await client.close()
         await redis.aclose()

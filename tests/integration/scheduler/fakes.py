@@ -19,7 +19,6 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
-import numpy as np
 import yaml
 
 from tailrace.bus import Bus
@@ -45,6 +44,7 @@ from tailrace_protos.event import (
     StepFinished,
     WeightsPublished,
 )
+from tailrace_protos.generation import TokenSpan
 from tailrace_protos.trajectory import TokenRow, Trajectory
 
 ROOT = Path(__file__).parents[3]
@@ -203,7 +203,7 @@ def made_trajectory(task: EpisodeTask, outcome: Outcome) -> Trajectory:
                 token_ids=pack_int32([1, 2, 3]),
                 loss_mask=pack_uint8([0, 1, 1]),
                 inference_logprobs=pack_float32([0.0, -1.0, -1.0]),
-                policy_versions=pack_int32(np.array([-1, 0, 0], dtype=np.int32)),
+                spans=(TokenSpan(0, "", 2),),
                 turn_ends=pack_int32([3]),
                 turn_rewards=pack_float32([success]),
                 reward=success,

@@ -12,6 +12,7 @@ from tailrace_protos.episode import EnvTask, Outcome, TurnRecord
 from tailrace_protos.generation import FinishReason, TokenSpan
 from tailrace_protos.subjects import Phase
 from tailrace_protos.trajectory import TokenRow, Trajectory
+from tests.provenance import spans_of
 
 
 def group(index: int, *, members: int = 2, min_valid: int = 2, phase: Phase = "train") -> GroupRecord:
@@ -55,7 +56,7 @@ def trajectory(
                 token_ids=pack_int32(np.arange(num_tokens) + member),
                 loss_mask=pack_uint8([0, 0] + [1] * sampled),
                 inference_logprobs=pack_float32([0.0, 0.0] + [-0.25] * sampled),
-                policy_versions=pack_int32([-1, -1, *versions]),
+                spans=spans_of(versions),
                 turn_ends=pack_int32([num_tokens]),
                 turn_rewards=pack_float32([1.5]),
                 reward=1.5,

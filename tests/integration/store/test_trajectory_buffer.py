@@ -125,8 +125,6 @@ async def test_cancelling_does_not_touch_settled_members(
     assert not await buffer.cancel_members(record.group_id, [0], Outcome.TIMEOUT, "late")
     settled = [body for body in await bodies(outbox) if isinstance(body, EpisodeSettled)]
     assert [s.outcome for s in settled] == [Outcome.OK]
-    assert await buffer.is_unsettled(record.group_id, 1)
-    assert not await buffer.is_unsettled(record.group_id, 0)
 
 
 async def test_evaluation_groups_never_reach_the_learner_and_keep_no_payload(

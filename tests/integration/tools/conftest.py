@@ -1,4 +1,4 @@
-"""A bus, a client with little patience, and workers that end with the test."""
+"""A bus, a client with short deadlines, and workers that end with the test."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ import pytest
 
 from tailrace.bus import Bus
 from tailrace.sdk.tool import AnyTool
-from tailrace.tools import Patience, ToolClient, ToolWorker
-from tests.conftest import ServerProcess
-from tests.integration.runtime.serving import endpoints_of
+from tailrace.tools import ToolClient, ToolDeadlines, ToolWorker
+from tests.world.servers import ServerProcess
+from tests.world.serving import endpoints_of
 
-IMPATIENT = Patience(
+SHORT_DEADLINES = ToolDeadlines(
     probe_s=0.1, absent_after_s=0.5, silent_after_s=2.0, lease_s=1.0, accept_s=3.0, nobody_s=1.0
 )
 
@@ -21,15 +21,8 @@ Serve = Callable[..., Awaitable[ToolWorker]]
 
 
 @pytest.fixture
-async def bus(nats_server: ServerProcess, run_name: str) -> AsyncIterator[Bus]:
-    connected = await Bus.connect(endpoints_of(nats_server.url), name="caller", run=run_name)
-    yield connected
-    await connected.close()
-
-
-@pytest.fixture
 async def client(bus: Bus) -> AsyncIterator[ToolClient]:
-    made = ToolClient(bus, bus.run, patience=IMPATIENT)
+    made = ToolClient(bus, bus.run, deadlines=SHORT_DEADLINES)
     yield made
     await made.close()
 

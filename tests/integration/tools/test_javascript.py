@@ -12,10 +12,10 @@ from pathlib import Path
 import pytest
 
 from tailrace.bus import Bus
-from tailrace.tools import Patience, ToolClient, ToolErrorKind
+from tailrace.tools import ToolClient, ToolDeadlines, ToolErrorKind
 from tailrace_protos.chat import ToolCall
-from tests.conftest import ServerProcess
-from tests.integration.runtime.serving import endpoints_of
+from tests.world.servers import ServerProcess
+from tests.world.serving import endpoints_of
 
 EXAMPLE = Path(__file__).parents[3] / "examples" / "tool_worker_js"
 
@@ -53,8 +53,8 @@ async def test_a_worker_in_javascript_serves_lists_refuses_and_dies_like_any_oth
     worker: subprocess.Popen[str], nats_server: ServerProcess, run_name: str
 ) -> None:
     bus = await Bus.connect(endpoints_of(nats_server.url), name="caller", run=run_name)
-    patience = Patience(probe_s=0.2, absent_after_s=0.5)
-    client = ToolClient(bus, run_name, patience=patience)
+    deadlines = ToolDeadlines(probe_s=0.2, absent_after_s=0.5)
+    client = ToolClient(bus, run_name, deadlines=deadlines)
     async with client.session("e", ["js_reverse", "js_wait"]) as tools:
         reverse, wait = await tools.schemas()
         assert reverse.parameters["required"] == ["text"]

@@ -5,13 +5,12 @@ from __future__ import annotations
 import asyncio
 import sys
 import threading
-from collections.abc import AsyncIterator
 
 import pytest
 
 from tailrace.bus import Bus
 from tailrace.sdk.tool import ToolOutput, ToolUnavailableError, tool
-from tailrace.store import StoreConnection, connect
+from tailrace.store import StoreConnection
 from tailrace.tools import ToolClient, ToolErrorKind
 from tailrace_protos import subjects
 from tailrace_protos.base import (
@@ -24,22 +23,14 @@ from tailrace_protos.base import (
 )
 from tailrace_protos.chat import ToolCall
 from tailrace_protos.tool import CallReply, CallTool, ProbeTools, ToolAccepted, ToolResult, ToolsProbed
-from tests.conftest import ServerProcess
-from tests.integration.runtime.serving import eventually, metric
-from tests.integration.tools.conftest import IMPATIENT, Serve
+from tests.integration.tools.conftest import SHORT_DEADLINES, Serve
+from tests.world.serving import eventually, metric
 
 MB = 1 << 20
 
 
 def call(name: str, arguments: str = "{}") -> ToolCall:
     return ToolCall("c", name, arguments)
-
-
-@pytest.fixture
-async def redis(redis_server: ServerProcess) -> AsyncIterator[StoreConnection]:
-    connection = await connect(redis_server.url)
-    yield connection
-    await connection.aclose()
 
 
 @tool
@@ -183,7 +174,7 @@ async def test_ten_megabytes_of_output_come_by_claim_check(
     bus: Bus, serve: Serve, redis: StoreConnection
 ) -> None:
     await serve(flood, redis=redis)
-    client = ToolClient(bus, bus.run, redis=redis, patience=IMPATIENT)
+    client = ToolClient(bus, bus.run, redis=redis, deadlines=SHORT_DEADLINES)
     async with client.session("e", ["flood"]) as tools:
         result = await tools.call(call("flood", f'{{"num_bytes": {10 * MB}}}'))
         too_much = await tools.call(call("flood", f'{{"num_bytes": {17 * MB}}}'))
@@ -213,7 +204,7 @@ async def test_big_arguments_come_by_claim_check_or_are_a_typed_error(
 ) -> None:
     await serve(length, redis=redis)
     big = call("length", f'{{"text": "{"y" * 3 * MB}"}}')
-    rich = ToolClient(bus, bus.run, redis=redis, patience=IMPATIENT)
+    rich = ToolClient(bus, bus.run, redis=redis, deadlines=SHORT_DEADLINES)
     async with rich.session("e", ["length"]) as tools:
         assert (await tools.call(big)).content == str(3 * MB)
     await rich.close()

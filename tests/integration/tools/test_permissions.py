@@ -15,9 +15,9 @@ from tailrace.tools import ToolClient, ToolWorker
 from tailrace_cli.cluster.servers import Credentials, nats_command
 from tailrace_cli.config import ClusterConfig
 from tailrace_protos.chat import ToolCall
-from tests.conftest import ServerProcess, free_port
-from tests.integration.runtime.serving import endpoints_of, eventually
-from tests.integration.tools.conftest import IMPATIENT
+from tests.integration.tools.conftest import SHORT_DEADLINES
+from tests.world.servers import ServerProcess, free_port
+from tests.world.serving import endpoints_of, eventually
 
 RUN = "guarded"
 PASSWORDS = {"agents": "a", "tools": "t", "sandbox": "s", "cli": "c"}
@@ -77,7 +77,7 @@ async def test_every_kind_of_message_between_callers_and_workers_is_allowed(
     async with connected(guarded, server_user) as theirs, connected(guarded, caller) as ours:
         worker = ToolWorker([double, Counter], theirs, run=run)
         await worker.start()
-        client = ToolClient(ours, RUN, patience=IMPATIENT)
+        client = ToolClient(ours, RUN, deadlines=SHORT_DEADLINES)
         async with client.session("e", ["double", "counter"]) as tools:
             assert [schema.name for schema in await tools.schemas()] == ["double", "counter"]
             assert (await tools.call(ToolCall("c", "double", '{"number": 4}'))).content == "8"

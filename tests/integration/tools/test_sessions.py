@@ -12,9 +12,9 @@ from tailrace.bus import Bus
 from tailrace.sdk.tool import Tool, ToolOffer, ToolSession
 from tailrace.tools import ToolClient
 from tailrace_protos.chat import ToolCall
-from tests.conftest import ServerProcess
-from tests.integration.runtime.serving import endpoints_of, eventually
-from tests.integration.tools.conftest import IMPATIENT, Serve
+from tests.integration.tools.conftest import SHORT_DEADLINES, Serve
+from tests.world.servers import ServerProcess
+from tests.world.serving import endpoints_of, eventually
 
 
 class Counter(Tool):
@@ -129,7 +129,7 @@ async def test_objects_whose_caller_vanished_are_released_after_their_lease(
     log: list[str] = []
     worker = await serve(counters("w", log))
     bus = await Bus.connect(endpoints_of(nats_server.url), name="caller", run=run_name)
-    client = ToolClient(bus, run_name, patience=IMPATIENT)
+    client = ToolClient(bus, run_name, deadlines=SHORT_DEADLINES)
     tools = client.session("e", ["counter"])
     await tools.call(add(1))
     calling = asyncio.create_task(tools.call(add(0)))
@@ -151,7 +151,7 @@ async def test_a_long_episode_keeps_its_object_without_calling_it(
         await tools.call(add(1))
         heard = worker._calls.session_leases._heard_s
         first = dict(heard)
-        lease_s = IMPATIENT.lease_s
+        lease_s = SHORT_DEADLINES.lease_s
         await eventually(lambda: any(heard[key] > first[key] + 1.5 * lease_s for key in first))
         assert (await tools.call(add(1))).content == "w:2"
 

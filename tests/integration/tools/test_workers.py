@@ -18,9 +18,9 @@ from tailrace.sdk.tool import tool
 from tailrace.tools import ToolClient
 from tailrace_protos import subjects
 from tailrace_protos.chat import ToolCall
-from tests.conftest import ServerProcess
-from tests.integration.runtime.serving import eventually, metric
-from tests.integration.tools.conftest import IMPATIENT, Serve
+from tests.integration.tools.conftest import SHORT_DEADLINES, Serve
+from tests.world.servers import ServerProcess
+from tests.world.serving import eventually, metric
 
 PROCESS = Path(__file__).with_name("worker_process.py")
 
@@ -94,7 +94,7 @@ async def test_a_run_s_own_worker_wins_over_one_for_everybody(
     async with client.session("e1", [name]) as tools:
         assert (await tools.call(call(name))).content == "everybody's"
     own = await serve(named("own"))
-    other = ToolClient(client._port.bus, client.run, patience=IMPATIENT)
+    other = ToolClient(client._port.bus, client.run, deadlines=SHORT_DEADLINES)
     async with other.session("e2", [name]) as tools:
         assert {(await tools.call(call(name, n))).content for n in range(20)} == {"own"}
         await own.drain()

@@ -2,34 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
 import time
 
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tailrace.clock import ManualClock, SystemClock
+from tailrace.clock import SystemClock
 from tailrace.retry import Backoff
-
-
-async def test_a_manual_clock_wakes_sleepers_in_order_at_their_time() -> None:
-    clock = ManualClock(unix_s=100.0)
-    woken: list[tuple[str, float]] = []
-
-    async def sleeper(name: str, delay_s: float) -> None:
-        await clock.sleep(delay_s)
-        woken.append((name, clock.monotonic_s()))
-
-    tasks = [
-        asyncio.create_task(sleeper(name, delay))
-        for name, delay in (("b", 2.0), ("a", 1.0), ("c", 9.0))
-    ]
-    await clock.advance(5.0)
-    assert woken == [("a", 1.0), ("b", 2.0)]
-    assert (clock.monotonic_s(), clock.unix_s()) == (5.0, 105.0)
-    await clock.advance(4.0)
-    assert woken[-1] == ("c", 9.0)
-    await asyncio.gather(*tasks)
 
 
 async def test_the_system_clock_is_the_systems() -> None:

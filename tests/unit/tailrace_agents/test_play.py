@@ -22,7 +22,7 @@ from tailrace_agents.core.play import play_episode
 from tailrace_agents.ports import EpisodeTakenError
 from tailrace_protos.base import as_float32, as_int32, as_uint8
 from tailrace_protos.episode import OVER_BUDGET, Outcome
-from tailrace_protos.generation import SamplingParams
+from tailrace_protos.generation import SamplingParams, TokenSpan
 from tests.unit.tailrace_agents.fakes import (
     LIMITS,
     PLAN,
@@ -65,8 +65,7 @@ async def test_row_tell_sampled_tokens_from_inserted_ones() -> None:
     ids = as_int32(row.token_ids)
     reply = renderer().reply_ids("Right")
     assert np.array_equal(ids[mask], np.tile(reply, 3))
-    assert set(as_int32(row.policy_versions)[mask]) == {7}
-    assert set(as_int32(row.policy_versions)[~mask]) == {-1}
+    assert row.spans == (TokenSpan(7, "", int(mask.sum())),)
     assert set(as_float32(row.inference_logprobs)[mask]) == {-0.5}
     assert set(as_float32(row.inference_logprobs)[~mask]) == {0.0}
     ends = as_int32(row.turn_ends)

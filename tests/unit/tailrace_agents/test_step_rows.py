@@ -14,6 +14,7 @@ from tailrace_agents.core.step_tokens import StepTokens
 from tailrace_agents.core.tokens import EpisodeTokens
 from tailrace_protos.base import as_float32, as_int32, as_int64, as_uint8
 from tailrace_protos.episode import Outcome
+from tailrace_protos.generation import TokenSpan
 from tests.unit.tailrace_agents.fakes import (
     LIMITS,
     PLAN,
@@ -69,8 +70,7 @@ async def test_a_row_is_what_the_policy_saw_and_said_in_one_turn(history_turns: 
         reply = renderer().reply_ids(REPLIES[turn]).tolist()
         assert as_int32(row.token_ids).tolist() == prompt + reply
         assert as_uint8(row.loss_mask).tolist() == [0] * len(prompt) + [1] * len(reply)
-        wanted = [-1] * len(prompt) + [7] * len(reply)
-        assert as_int32(row.policy_versions).tolist() == wanted
+        assert row.spans == (TokenSpan(7, "", len(reply)),)
         logprobs = [0.0] * len(prompt) + [-0.5] * len(reply)
         assert as_float32(row.inference_logprobs).tolist() == logprobs
         assert as_int32(row.turn_ends).tolist() == [len(prompt) + len(reply)]

@@ -27,7 +27,7 @@ from tailrace_agents.ports import NoJournal
 from tailrace_protos.base import pack_float32, pack_int32
 from tailrace_protos.chat import ChatMessage
 from tailrace_protos.episode import OVER_BUDGET, EnvTask, EpisodeTask, Outcome
-from tailrace_protos.generation import SamplingParams
+from tailrace_protos.generation import SamplingParams, TokenSpan
 from tailrace_protos.session import (
     ExportSession,
     ExportStyle,
@@ -42,7 +42,7 @@ ROW = TokenRow(
     token_ids=pack_int32([5, 6, 7]),
     loss_mask=b"\x00\x01\x01",
     inference_logprobs=pack_float32([0.0, -1.0, -2.0]),
-    policy_versions=pack_int32([-1, 3, 3]),
+    spans=(TokenSpan(3, "", 2),),
     turn_ends=pack_int32([3]),
     turn_rewards=pack_float32([0.5]),
     reward=0.5,

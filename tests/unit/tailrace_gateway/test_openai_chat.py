@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from tailrace_gateway.core.call import ReplyFormat
-from tailrace_gateway.core.errors import InvalidRequestError
+from tailrace_gateway.core.errors import BadRequestError
 from tailrace_gateway.core.openai_chat import read_chat
 from tailrace_protos.chat import ChatMessage, ToolCall
 
@@ -58,7 +58,7 @@ def body(*messages: Any, **fields: Any) -> bytes:
     ],
 )
 def test_what_is_not_honoured_is_refused_by_its_name(fields: dict[str, Any], param: str) -> None:
-    with pytest.raises(InvalidRequestError) as refused:
+    with pytest.raises(BadRequestError) as refused:
         read_chat(body(**fields))
     assert refused.value.param == param
     assert param in refused.value.message
@@ -79,14 +79,14 @@ def test_what_is_not_honoured_is_refused_by_its_name(fields: dict[str, Any], par
 def test_messages_that_cannot_be_read_are_refused_by_their_place(
     messages: list[Any], param: str
 ) -> None:
-    with pytest.raises(InvalidRequestError) as refused:
+    with pytest.raises(BadRequestError) as refused:
         read_chat(body(*messages))
     assert refused.value.param == param
 
 
 @pytest.mark.parametrize("raw", [b"", b"{", b"[]", b'{"messages": []}', b"\xff\xfe", b"{}"])
 def test_a_body_that_is_no_request_is_refused(raw: bytes) -> None:
-    with pytest.raises(InvalidRequestError):
+    with pytest.raises(BadRequestError):
         read_chat(raw)
 
 
@@ -135,9 +135,9 @@ def test_wishes_are_read() -> None:
     assert (call.sampling.temperature, call.sampling.top_k, call.sampling.seed) == (0.5, 0, 3)
     assert call.sampling.stop == ("x",)
     assert call.num_choices == 2
-    assert call.promises.needs_tool_call
-    assert call.promises.max_tool_calls == 1
-    assert call.promises.reply_format is ReplyFormat.JSON_OBJECT
+    assert call.constraints.needs_tool_call
+    assert call.constraints.max_tool_calls == 1
+    assert call.constraints.reply_format is ReplyFormat.JSON_OBJECT
 
 
 def test_fields_for_other_peoples_books_change_nothing() -> None:

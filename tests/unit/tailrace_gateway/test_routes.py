@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from tailrace_gateway.adapters.http.exchange import Exchange
-from tailrace_gateway.adapters.http.routes import HttpRoute, MethodError, RouteTable
+from tailrace_gateway.adapters.app import HttpRoute, MethodError, RouteTable
+from tailrace_gateway.adapters.exchange import Exchange
 from tailrace_gateway.core.errors import NotFoundError
 
 

@@ -23,6 +23,7 @@ from tailrace_learner.core.model.policy import Policy
 from tailrace_protos.base import as_float32, pack_float32, pack_int32, pack_int64, pack_uint8
 from tailrace_protos.episode import EnvTask, Outcome
 from tailrace_protos.trajectory import TokenRow, Trajectory, TrajectoryGroup
+from tests.provenance import spans_of
 
 VOCABULARY = 31
 CPU = torch.device("cpu")
@@ -128,7 +129,7 @@ def trajectory(
                 token_ids=pack_int32(ids),
                 loss_mask=pack_uint8([0, 0] + [1] * num_sampled),
                 inference_logprobs=pack_float32([0.0, 0.0, *logprobs]),
-                policy_versions=pack_int32([-1, -1, *versions]),
+                spans=spans_of(versions),
                 turn_ends=pack_int32([len(ids)]),
                 turn_rewards=pack_float32([reward]),
                 reward=reward,
@@ -151,7 +152,7 @@ def token_row(
         token_ids=pack_int32(first_id + np.arange(len(mask))),
         loss_mask=pack_uint8(mask),
         inference_logprobs=pack_float32(np.where(flags, -1.0, 0.0)),
-        policy_versions=pack_int32(np.where(flags, version, -1)),
+        spans=spans_of([version] * int(flags.sum())),
         turn_ends=pack_int32([len(mask)]),
         turn_rewards=pack_float32([reward]),
         reward=reward,
@@ -182,7 +183,7 @@ def random_row(
         token_ids=pack_int32([*prompt, *rng.integers(0, VOCABULARY, len(mask) - len(prompt))]),
         loss_mask=pack_uint8(mask),
         inference_logprobs=pack_float32(np.where(sampled, rng.normal(-3.4, 0.3, len(mask)), 0.0)),
-        policy_versions=pack_int32(np.where(sampled, 1, -1)),
+        spans=spans_of([1] * int(sampled.sum())),
         turn_ends=pack_int32(ends),
         turn_rewards=pack_float32(rewards),
         reward=float(rewards.sum()),

@@ -236,7 +236,7 @@ async def test_turns_that_gigpo_can_compare_with_none_are_told_every_step() -> N
 async def test_an_episode_of_bytes_that_are_no_numbers_is_left_out_and_told() -> None:
     first, *others = [ready(index, rewards=(1.0, 0.0, 0.5)) for index in range(4)]
     bad = first.group.members[0]
-    rows = (replace(bad.rows[0], policy_versions=b"odd"),)
+    rows = (replace(bad.rows[0], inference_logprobs=b"odd"),)
     members = (replace(bad, rows=rows), *first.group.members[1:])
     spoilt = first._replace(group=group(members, 0))
     source, world = FakeSource([spoilt, *others]), FakeWorld()
@@ -328,3 +328,11 @@ async def test_trajectories_are_kept_as_they_were_trained(tmp_path: Path) -> Non
     assert bytes(read_groups(files[0])[0].members[0].rows[0].token_ids) == bytes(
         entries[0].group.members[0].rows[0].token_ids
     )
+
+
+def test_trajectories_without_token_spans_are_refused_with_their_file(tmp_path: Path) -> None:
+    given = ready(0).group
+    bare = replace(given.members[0], rows=(replace(given.members[0].rows[0], spans=()),))
+    path = TrajectoryFiles(tmp_path).append(1, "0-a", [group((bare, *given.members[1:]))])
+    with pytest.raises(ValueError, match=r"step_000001-0-a.msgpack: rows without token spans"):
+        read_groups(path)

@@ -55,7 +55,7 @@ class Ancestry:
         return min(step, fork)
 
     def ages(
-        self, versions: NDArray[np.int32], step: int, book: Mapping[int, tuple[str, int]]
+        self, versions: NDArray[np.int64], step: int, book: Mapping[int, tuple[str, int]]
     ) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
         """How many steps old each token's version [T] is for a learner that has done `step` steps, and
         whether its weights are those that the learner had then: not of a path that was given up.

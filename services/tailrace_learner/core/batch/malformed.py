@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping
 
 import numpy as np
 
+from tailrace.provenance import covers_trained_tokens
 from tailrace_protos.base import as_float32, as_int32, as_int64, as_uint8
 from tailrace_protos.trajectory import TokenRow
 
@@ -19,7 +20,6 @@ _ROUNDING = 1e-3  # by which an engine's log-probability of a certain token may 
 _ENTRY_BYTES = {
     "token_ids": 4,
     "inference_logprobs": 4,
-    "policy_versions": 4,
     "turn_ends": 4,
     "turn_rewards": 4,
     "turn_returns": 4,
@@ -35,19 +35,14 @@ class Flaw(enum.StrEnum):
     TOKEN_IDS = "token_ids"  # an id is none of the model's
     LOGPROBS = "logprobs"  # a sampled token's log-probability is above 0
     TURN_ENDS = "turn_ends"  # not ascending, or outside of the row
-    SERVER_SPANS = "server_spans"  # of a negative number of tokens
+    SPANS = "spans"  # do not cover the sampled tokens, or not known: a record of another version
 
 
 def flaw_of(row: TokenRow, vocabulary: int) -> Flaw | None:
     """The first flaw of a row, None where it is whole; ids lie below `vocabulary` unless it is 0."""
-    if not is_readable(row):
+    if any(len(getattr(row, name)) % size for name, size in _ENTRY_BYTES.items()):
         return Flaw.BYTES
     return next((flaw for flaw, shows in _SIGNS.items() if shows(row, vocabulary)), None)
-
-
-def is_readable(row: TokenRow) -> bool:
-    """Whether all arrays can be read as numbers at all."""
-    return not any(len(getattr(row, name)) % size for name, size in _ENTRY_BYTES.items())
 
 
 def flaws(counts: Mapping[str, int]) -> dict[str, int]:
@@ -62,7 +57,6 @@ def _lengths_differ(row: TokenRow, vocabulary: int) -> bool:
     arrays = (
         as_uint8(row.loss_mask),
         as_float32(row.inference_logprobs),
-        as_int32(row.policy_versions),
     )
     if any(len(array) != num_tokens for array in arrays):
         return True
@@ -94,8 +88,8 @@ def _disordered_turns(row: TokenRow, vocabulary: int) -> bool:
     return not is_ascending or bool(ends[0] < 0 or ends[-1] > len(as_int32(row.token_ids)))
 
 
-def _negative_spans(row: TokenRow, vocabulary: int) -> bool:
-    return any(span.num_tokens < 0 for span in row.server_spans)
+def _wrong_spans(row: TokenRow, vocabulary: int) -> bool:
+    return not covers_trained_tokens(row)
 
 
 _SIGNS: dict[Flaw, Callable[[TokenRow, int], bool]] = {
@@ -103,5 +97,5 @@ _SIGNS: dict[Flaw, Callable[[TokenRow, int], bool]] = {
     Flaw.TOKEN_IDS: _strange_ids,
     Flaw.LOGPROBS: _positive_logprobs,
     Flaw.TURN_ENDS: _disordered_turns,
-    Flaw.SERVER_SPANS: _negative_spans,
+    Flaw.SPANS: _wrong_spans,
 }

@@ -29,11 +29,9 @@ from tailrace_learner.core.batch.group_returns import (
     num_unnamed_turns,
 )
 from tailrace_learner.core.batch.lineage import Ancestry
-from tailrace_learner.core.batch.malformed import is_readable
 from tailrace_learner.core.batch.rows import PreparedGroup, Source, Unestimated
 from tailrace_learner.core.batch.token_rows import TokenReader
 from tailrace_learner.core.step.step_advantages import settled
-from tailrace_protos.base import as_int32
 from tailrace_protos.episode import OVER_BUDGET
 from tailrace_protos.trajectory import TrajectoryGroup
 
@@ -50,9 +48,8 @@ class RowBuilder:
 
     def unknown_versions(self, group: TrajectoryGroup, book: Mapping[int, tuple[str, int]]) -> set[int]:
         """Versions of the group's tokens that `book` does not list (yet)."""
-        rows = [row for member in group.members for row in member.rows if is_readable(row)]
-        arrays = [as_int32(row.policy_versions) for row in rows]
-        versions = {version for array in arrays for version in np.unique(array).tolist()}
+        rows = (row for member in group.members for row in member.rows)
+        versions = {span.policy_version for row in rows for span in row.spans}
         return {version for version in versions if version >= 0 and version not in book}
 
     def prepare(

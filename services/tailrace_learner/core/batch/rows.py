@@ -17,7 +17,7 @@ from torch import Tensor
 
 from tailrace_learner.core.algorithms.advantages import Returns
 from tailrace_learner.core.algorithms.advantages.peers import NO_PEERS, Peers
-from tailrace_protos.trajectory import ServerSpan
+from tailrace_protos.generation import TokenSpan
 
 
 @dataclass(slots=True)
@@ -38,7 +38,7 @@ class Row:
     log_ref: NDArray[np.float32] | None = None  # [M] of the reference model, once computed
     values: NDArray[np.float32] | None = None  # [M] of the critic at the step's start, once computed
     value_targets: NDArray[np.float32] | None = None  # [M] what the critic is trained to say
-    server_spans: tuple[ServerSpan, ...] = ()  # of all targets, or empty: not known
+    spans: tuple[TokenSpan, ...] = ()  # of all targets, or empty: not known
     unsettled: NDArray[np.float64] | None = None  # [M] advantages before the whole step was compared
     conversation: int = 0  # its place in the episode; `NO_REWARD`: all advantages are 0, not compared
     is_own: NDArray[np.bool_] | None = None  # [M] by the learner's weights of `staleness` steps ago

@@ -7,18 +7,21 @@ log-probability is finite, and it is at most `max_staleness` steps old. Whatever
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from tailrace.provenance import kept_spans
 from tailrace_learner.config import LearnerConfig
 from tailrace_learner.core.batch.lineage import Ancestry
 from tailrace_learner.core.batch.rows import Row
-from tailrace_learner.core.mismatch.drift import per_token, spans_of
+from tailrace_learner.core.mismatch.quarantine import is_trusted
 from tailrace_protos.base import as_float32, as_int32, as_uint8
-from tailrace_protos.trajectory import ServerSpan, TokenRow
+from tailrace_protos.generation import TokenSpan
+from tailrace_protos.trajectory import TokenRow
 
 TURN_LOSSES = frozenset({"segment"})
 
@@ -38,37 +41,45 @@ class TokenReader:
 
     def trained(self, row_id: str, source: TokenRow) -> Row | None:
         """The row to train, its advantages still 0, or None when all of its tokens are masked."""
-        log_mu = as_float32(source.inference_logprobs)
-        sampled = _sampled(source)
-        staleness, is_own = self.ancestry.ages(as_int32(source.policy_versions), self.step, self.book)
-        finite = np.isfinite(log_mu)
+        tokens = _sampled(source)
+        staleness, is_own = self._ages(source.spans)
+        finite = np.isfinite(tokens.log_mu)
         fresh = staleness <= self.max_staleness
-        trusted = self._trusted(source, staleness)
+        trusted = is_trusted(source.spans, staleness, self.quarantine, self.step)
+        sampled = tokens.is_predicted
         self.counts["num_nonfinite_tokens"] += int(np.count_nonzero(sampled & ~finite))
         self.counts["num_stale_tokens"] += int(np.count_nonzero(sampled & finite & ~fresh))
         usable = sampled & finite & fresh
         self.counts["num_quarantined_tokens"] += int(np.count_nonzero(usable & ~trusted))
-        targets = np.flatnonzero(usable & trusted)
-        return self._row(row_id, source, targets, log_mu, staleness, is_own)
+        return self._row(row_id, source, tokens, usable & trusted, staleness, is_own)
 
     def whole(self, row_id: str, source: TokenRow) -> Row | None:
         """The row with all sampled tokens as targets, trained or not; None if it has none.
 
         Their log-probabilities are as the engine reported them, finite or not.
         """
-        log_mu = as_float32(source.inference_logprobs)
-        ages, own = np.zeros(len(log_mu), np.int64), np.zeros(len(log_mu), np.bool_)
-        return self._row(row_id, source, np.flatnonzero(_sampled(source)), log_mu, ages, own)
+        tokens = _sampled(source)
+        size = len(tokens.places)
+        ages, own = np.zeros(size, np.int64), np.zeros(size, np.bool_)
+        return self._row(row_id, source, tokens, tokens.is_predicted, ages, own)
+
+    def _ages(self, spans: Sequence[TokenSpan]) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
+        """Staleness [S] of each sampled token, and True [S] where its weights are the learner's own."""
+        versions = np.array([span.policy_version for span in spans], np.int64)
+        staleness, is_own = self.ancestry.ages(versions, self.step, self.book)
+        counts = np.array([span.num_tokens for span in spans], np.intp)
+        return np.repeat(staleness, counts), np.repeat(is_own, counts)
 
     def _row(
         self,
         row_id: str,
         source: TokenRow,
-        targets: NDArray[np.int64],
-        log_mu: NDArray[np.float32],
-        staleness: NDArray[np.int64],
-        is_own: NDArray[np.bool_],
+        tokens: _Sampled,
+        kept: NDArray[np.bool_],  # [S]
+        staleness: NDArray[np.int64],  # [S]
+        is_own: NDArray[np.bool_],  # [S]
     ) -> Row | None:
+        targets = tokens.places[kept]
         if not len(targets):
             return None
         token_ids = as_int32(source.token_ids).astype(np.int64)
@@ -77,28 +88,14 @@ class TokenReader:
             token_ids=token_ids[: targets[-1]],
             targets=targets,
             target_ids=token_ids[targets],
-            log_mu=log_mu[targets],
+            log_mu=tokens.log_mu[kept],
             advantages=np.zeros(len(targets), np.float32),
-            staleness=staleness[targets],
-            is_current=(is_own & (staleness == 0))[targets],
-            is_own=is_own[targets],
+            staleness=staleness[kept],
+            is_current=(is_own & (staleness == 0))[kept],
+            is_own=is_own[kept],
             turns=self._turns(source, targets),
-            server_spans=_spans_of(source, targets),
+            spans=kept_spans(source.spans, kept),
         )
-
-    def _trusted(self, source: TokenRow, staleness: NDArray[np.int64]) -> NDArray[np.bool_]:
-        """Where no token of a quarantined server stands that is newer than its last good reading."""
-        trusted = np.ones(len(staleness), np.bool_)
-        if not any(span.source in self.quarantine for span in source.server_spans):
-            return trusted
-        names: list[str] = []
-        places = np.flatnonzero(as_uint8(source.loss_mask))
-        owners = per_token(source.server_spans, len(places), names)
-        for owner, name in enumerate(names):
-            if name in self.quarantine:
-                mine = places[owners == owner]
-                trusted[mine] = self.step - staleness[mine] <= self.quarantine[name]
-        return trusted
 
     def _turns(self, source: TokenRow, targets: NDArray[np.int64]) -> NDArray[np.int64] | None:
         if self.config.loss not in TURN_LOSSES:
@@ -106,20 +103,18 @@ class TokenReader:
         return np.searchsorted(as_int32(source.turn_ends)[:-1], targets, side="right")
 
 
-def _spans_of(source: TokenRow, targets: NDArray[np.int64]) -> tuple[ServerSpan, ...]:
-    """The sources of the targets alone."""
-    spans = source.server_spans
-    if not spans:
-        return ()
-    if len(spans) == 1:
-        return (ServerSpan(spans[0].source, len(targets)),)
-    names: list[str] = []
+class _Sampled(NamedTuple):
+    """The sampled tokens [S] of a row."""
+
+    places: NDArray[np.int64]  # [S] positions in the row
+    log_mu: NDArray[np.float32]  # [S]
+
+    @property
+    def is_predicted(self) -> NDArray[np.bool_]:
+        """False for a row's first token: no token stands before it."""
+        return self.places > 0
+
+
+def _sampled(source: TokenRow) -> _Sampled:
     places = np.flatnonzero(as_uint8(source.loss_mask))
-    owners = per_token(spans, len(places), names)[np.isin(places, targets)]
-    return spans_of(owners, names)
-
-
-def _sampled(source: TokenRow) -> NDArray[np.bool_]:
-    sampled: NDArray[np.bool_] = as_uint8(source.loss_mask) != 0
-    sampled[:1] = False  # nothing predicts the first token
-    return sampled
+    return _Sampled(places, as_float32(source.inference_logprobs)[places])

@@ -1,10 +1,10 @@
 """Faster float32 arithmetic on the CPU inside a Hugging Face model, with the same results.
 
-Where torch's default library falls back to AVX2, linear layers go through oneDNN, which uses AVX-512
-(an AMD EPYC, 128 x 256, one thread: 235 against 100 GFLOP/s), forward and backward. On Intel's
-processors the default is the faster one (a Xeon, 128 x 384: 172 against 162, and 153 against 94 for
-the gradient of the weight). RMS norms keep one activation instead of three. Parameters, their names and
-what is saved stay the model's own.
+`select_matmul` says which library multiplies matrices. Where torch's default library falls back to
+AVX2, oneDNN uses AVX-512 (an AMD EPYC, 128 x 256, one thread: 235 against 100 GFLOP/s), forward and
+backward. On Intel's processors the default is the faster one (a Xeon, 128 x 384: 172 against 162, and
+153 against 94 for the gradient of the weight). RMS norms keep one activation instead of three.
+Parameters, their names and what is saved stay the model's own.
 """
 
 from __future__ import annotations
@@ -16,20 +16,23 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from tailrace.processor import is_intel
+from tailrace.processor import CpuMatmul, matmul_library
+
+_uses_onednn = False  # of this process; `select_matmul` sets it
 
 
 @cache
 def has_onednn_linear() -> bool:
-    """Whether this torch build has oneDNN's fused linear kernel."""
+    """Tell whether this build of torch has oneDNN's fused linear kernel."""
     has_library = bool(torch.backends.mkldnn.is_available())  # type: ignore[no-untyped-call]
     return has_library and hasattr(torch.ops.mkldnn, "_linear_pointwise")
 
 
-@cache
-def prefers_onednn() -> bool:
-    """Whether that kernel beats the default library's on this processor."""
-    return has_onednn_linear() and not is_intel()
+def select_matmul(choice: CpuMatmul) -> None:
+    """Take the library that `choice` stands for, in this process; raises `ValueError`."""
+    global _uses_onednn
+    library = matmul_library(choice, has_onednn=has_onednn_linear())
+    _uses_onednn = library == "onednn"
 
 
 def _matmul_t(left: Tensor, right: Tensor) -> Tensor:
@@ -39,20 +42,20 @@ def _matmul_t(left: Tensor, right: Tensor) -> Tensor:
 
 
 def matmul_t(left: Tensor, right: Tensor) -> Tensor:
-    """left [..., K] times right [N, K] transposed, by the fastest kernel; without autograd."""
-    return _matmul_t(left, right) if _is_fast(left, right) else functional.linear(left, right)
+    """left [..., K] times right [N, K] transposed, by the selected library; without autograd."""
+    return _matmul_t(left, right) if _by_onednn(left, right) else functional.linear(left, right)
 
 
 def add_matmul_t(total: Tensor, left: Tensor, right: Tensor) -> None:
     """Add left [N, K] times right [M, K] transposed to `total` [N, M]; without autograd."""
-    if _is_fast(left, right):
+    if _by_onednn(left, right):
         total.add_(_matmul_t(left, right))
     else:
         total.addmm_(left, right.t())
 
 
-def _is_fast(*tensors: Tensor) -> bool:
-    return prefers_onednn() and is_plain(*tensors)
+def _by_onednn(*tensors: Tensor) -> bool:
+    return _uses_onednn and is_plain(*tensors)
 
 
 def is_plain(*tensors: Tensor) -> bool:
@@ -82,7 +85,7 @@ class OneDnnLinear(nn.Linear):
 
     def forward(self, input: Tensor) -> Tensor:
         """input [..., K] -> [..., N]."""
-        if not _is_fast(input, self.weight) or torch.is_autocast_enabled("cpu"):
+        if not _by_onednn(input, self.weight) or torch.is_autocast_enabled("cpu"):
             return functional.linear(input, self.weight, self.bias)
         output: Tensor = _Linear.apply(input, self.weight, self.bias)  # type: ignore[no-untyped-call]
         return output
@@ -137,7 +140,7 @@ def use_fast_kernels(model: nn.Module) -> int:
     norms: dict[type[nn.Module], type[nn.Module]] = {}
     for module in model.modules():
         kind = type(module)
-        if kind is nn.Linear and prefers_onednn():
+        if kind is nn.Linear and _uses_onednn:
             module.__class__ = OneDnnLinear
             changed += 1
         elif kind in norms or _is_plain_rms_norm(module):

@@ -21,7 +21,6 @@ from torch import Tensor
 
 from tailrace_learner.core.batch.rows import Row, gathered
 from tailrace_learner.core.step.tally import Tally, k3
-from tailrace_protos.trajectory import ServerSpan
 
 DRIFT = "drift/"
 Sums = Mapping[tuple[str, int], tuple[float, float]]  # by source and age: summed errors, their number
@@ -66,30 +65,16 @@ def drift_sums(
             yield name, sums[place], int(counts[place])
 
 
-def per_token(spans: Sequence[ServerSpan], num_tokens: int, names: list[str]) -> NDArray[np.int64]:
-    """Place in `names` [num_tokens] of each token's source, -1 where none is known; adds to `names`."""
-    if sum(span.num_tokens for span in spans) != num_tokens:
-        return np.full(num_tokens, -1, np.int64)
-    places = []
-    for source in (span.source for span in spans):
-        if source and source not in names:
-            names.append(source)
-        places.append(names.index(source) if source else -1)
-    return np.repeat(np.array(places, np.int64), [span.num_tokens for span in spans])
-
-
 def owners_of(rows: Sequence[Row]) -> tuple[list[str], NDArray[np.int64]]:
-    """All sources of the rows, and for every target [M] which of them sampled it."""
-    names: list[str] = []
-    owners = [per_token(row.server_spans, len(row.targets), names) for row in rows]
-    return names, np.concatenate(owners)
+    """All sources of the rows, and for every target [M] the place of its source, -1 if not known."""
+    places: dict[str, int] = {}
+    owners = [_owners(row, places) for row in rows]
+    return list(places), np.concatenate(owners)
 
 
-def spans_of(owners: NDArray[np.int64], names: Sequence[str]) -> tuple[ServerSpan, ...]:
-    """What `per_token` made, as spans again."""
-    starts = np.flatnonzero(np.diff(owners, prepend=-2))
-    counts = np.diff(starts, append=len(owners))
-    return tuple(
-        ServerSpan(names[owner] if owner >= 0 else "", int(count))
-        for owner, count in zip(owners[starts], counts, strict=True)
-    )
+def _owners(row: Row, places: dict[str, int]) -> NDArray[np.int64]:
+    """Place [M] of each target's source in `places`; adds new sources to it."""
+    if not row.spans:
+        return np.full(len(row.targets), -1, np.int64)
+    found = [places.setdefault(s.source, len(places)) if s.source else -1 for s in row.spans]
+    return np.repeat(np.array(found, np.int64), [span.num_tokens for span in row.spans])

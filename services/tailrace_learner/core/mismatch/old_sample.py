@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tailrace_learner.core.batch.rows import Row
-from tailrace_learner.core.mismatch.drift import owners_of, spans_of
+from tailrace_learner.core.mismatch.drift import owners_of
 from tailrace_learner.core.mismatch.quarantine import cut_down
 
 
@@ -53,14 +53,12 @@ class OldSample:
             owners = self._owners[mine][is_wanted[mine]]
             if (self._owed[owners] <= 0).all():
                 continue
-            row = self._cut_to(index, is_wanted[mine], owners)
+            row = self._cut_to(index, is_wanted[mine])
             if self._num_tokens and self._num_tokens + len(row.token_ids) > self._max_tokens:
                 break
             self._num_tokens += len(row.token_ids)
             self._pay(owners)
-            self._last_read.update(
-                dict.fromkeys((span.source for span in row.server_spans), self._step)
-            )
+            self._last_read.update(dict.fromkeys((span.source for span in row.spans), self._step))
             chosen.append(row)
         return chosen
 
@@ -81,11 +79,10 @@ class OldSample:
         order = dict.fromkeys([*(first[source] for source in sources), *np.unique(turns).tolist()])
         return [int((turn + begin) % len(self._rows)) for turn in order]
 
-    def _cut_to(self, index: int, wanted: NDArray[np.bool_], owners: NDArray[np.int64]) -> Row:
+    def _cut_to(self, index: int, wanted: NDArray[np.bool_]) -> Row:
         """A copy of a row with the wanted targets alone."""
         row = replace(self._rows[index])
         cut_down(row, wanted)
-        row.server_spans = spans_of(owners, self._names)
         return row
 
     def _pay(self, owners: NDArray[np.int64]) -> None:

@@ -7,14 +7,15 @@ knows it by its identity.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
 from numpy.typing import NDArray
 
+from tailrace.provenance import kept_spans
 from tailrace_learner.core.batch.rows import PreparedGroup, Row
-from tailrace_learner.core.mismatch.drift import per_token, spans_of
+from tailrace_protos.generation import TokenSpan
 
 _PER_TARGET = (
     "targets",
@@ -48,23 +49,31 @@ def without_wrong(group: PreparedGroup, quarantine: Mapping[str, int], step: int
     )
 
 
+def is_trusted(
+    spans: Sequence[TokenSpan], staleness: NDArray[np.int64], quarantine: Mapping[str, int], step: int
+) -> NDArray[np.bool_]:
+    """False [S] for a quarantined server's tokens that are newer than its last good reading.
+
+    `staleness` [S] of the tokens of `spans` for a learner that has done `step` steps.
+    """
+    if not any(span.source in quarantine for span in spans):
+        return np.ones(len(staleness), np.bool_)
+    last_good = [quarantine.get(span.source, step) for span in spans]
+    return step - staleness <= np.repeat(last_good, [span.num_tokens for span in spans])
+
+
 def _leave_out(row: Row, quarantine: Mapping[str, int], step: int) -> int:
     """Number of the row's targets that were taken out of it."""
-    if not any(span.source in quarantine for span in row.server_spans):
+    stays = is_trusted(row.spans, row.staleness, quarantine, step)
+    if stays.all():
         return 0
-    names: list[str] = []
-    owners = per_token(row.server_spans, len(row.targets), names)
-    stays = np.ones(len(owners), np.bool_)
-    for owner, name in enumerate(names):
-        if name in quarantine:
-            stays[owners == owner] = step - row.staleness[owners == owner] <= quarantine[name]
     cut_down(row, stays)
-    row.server_spans = spans_of(owners[stays], names)
     return int(np.count_nonzero(~stays))
 
 
 def cut_down(row: Row, stays: NDArray[np.bool_]) -> None:
-    """Leave of the row, in place, the targets [M] that stay; its `server_spans` are not cut."""
+    """Leave of the row, in place, the targets [M] that stay."""
+    row.spans = kept_spans(row.spans, stays)
     for name in _PER_TARGET:
         if (values := getattr(row, name)) is not None:
             setattr(row, name, values[stays])

@@ -13,6 +13,7 @@ from tailrace_protos.base import as_float32, as_int32, as_int64, as_uint8
 from tailrace_protos.generation import TokenSpan
 from tailrace_protos.session import ExportStyle
 from tailrace_protos.trajectory import TokenRow
+from tests.provenance import versions_of
 from tests.unit.tailrace.ledger.calls import ledger_of, node
 
 INDIVIDUAL, CONCAT = ExportStyle.INDIVIDUAL, ExportStyle.CONCAT
@@ -33,7 +34,7 @@ def check(
     assert as_uint8(row.loss_mask).tolist() == list(mask)
     logprobs = [-token / 10 if trained else 0.0 for token, trained in zip(ids, mask, strict=True)]
     assert as_float32(row.inference_logprobs).tolist() == pytest.approx(logprobs)
-    assert as_int32(row.policy_versions).tolist() == [0 if trained else -1 for trained in mask]
+    assert versions_of(row.spans) == [0] * sum(mask)
     ends, rewards = as_int32(row.turn_ends).tolist(), as_float32(row.turn_rewards).tolist()
     assert ends == [end for end, _ in turns]
     assert rewards == pytest.approx([worth for _, worth in turns])
@@ -181,7 +182,7 @@ def test_policy_versions_are_those_of_the_spans() -> None:
     spans = (TokenSpan(3, "", 2), TokenSpan(5, "", 1))
     ledger = ledger_of(node("a", "", [1, 1], [2, 3, 4], spans=spans))
     (row,) = ledger.rows(INDIVIDUAL)
-    assert as_int32(row.policy_versions).tolist() == [-1, -1, 3, 3, 5]
+    assert row.spans == spans
 
 
 def test_a_later_reward_replaces_an_earlier_one_and_the_last_call_needs_no_id() -> None:

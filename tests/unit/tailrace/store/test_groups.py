@@ -8,6 +8,7 @@ from tailrace.store.groups import settled_event
 from tailrace_protos.base import decode, encode, pack_float32, pack_int32, pack_uint8
 from tailrace_protos.episode import EnvTask, Outcome
 from tailrace_protos.trajectory import TokenRow, Trajectory
+from tests.provenance import spans_of
 
 
 def row(mask: Sequence[int], versions: Sequence[int], turn_ends: Sequence[int]) -> TokenRow:
@@ -15,7 +16,7 @@ def row(mask: Sequence[int], versions: Sequence[int], turn_ends: Sequence[int]) 
         token_ids=pack_int32(range(len(mask))),
         loss_mask=pack_uint8(mask),
         inference_logprobs=pack_float32([-1.0] * len(mask)),
-        policy_versions=pack_int32(versions),
+        spans=spans_of(versions),
         turn_ends=pack_int32(turn_ends),
         turn_rewards=pack_float32([0.0] * len(turn_ends)),
         reward=0.5,
@@ -33,8 +34,8 @@ def trajectory(*rows: TokenRow) -> Trajectory:
 def test_counts_and_versions_are_those_of_all_rows() -> None:
     event = settled_event(
         trajectory(
-            row([0, 1, 1, 0, 1], [-1, 4, 5, -1, 5], [3, 5]),
-            row([0, 0, 0, 1], [-1, -1, -1, 3], [4]),
+            row([0, 1, 1, 0, 1], [4, 5, 5], [3, 5]),
+            row([0, 0, 0, 1], [3], [4]),
         )
     )
     assert event.num_sampled_tokens == 4
@@ -44,14 +45,14 @@ def test_counts_and_versions_are_those_of_all_rows() -> None:
 
 
 def test_an_episode_without_rows_or_without_a_sampled_token_has_no_version() -> None:
-    for rows in ((), (row([0, 0], [-1, -1], []),)):
+    for rows in ((), (row([0, 0], [], []),)):
         event = settled_event(trajectory(*rows))
         assert (event.num_sampled_tokens, event.num_turns) == (0, 0)
         assert (event.min_policy_version, event.max_policy_version) == (-1, -1)
 
 
 def test_a_trajectory_with_rows_and_its_tasks_row_cross_the_wire_unchanged() -> None:
-    sent = trajectory(row([0, 1], [-1, 4], [2]), row([1], [5], [1]))
+    sent = trajectory(row([0, 1], [4], [2]), row([1], [5], [1]))
     received = decode(encode(sent), Trajectory)
     assert received == sent
     assert received.task.row == {"answer": "42"}

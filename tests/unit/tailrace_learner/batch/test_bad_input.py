@@ -25,7 +25,8 @@ from tailrace_protos.base import (
     pack_int64,
 )
 from tailrace_protos.episode import Outcome
-from tailrace_protos.trajectory import ServerSpan, Trajectory, TrajectoryGroup
+from tailrace_protos.generation import TokenSpan
+from tailrace_protos.trajectory import Trajectory, TrajectoryGroup
 from tailrace_protos.weights import ModelCard
 from tests.unit.tailrace_learner.factory import VOCABULARY, config, group, random_group
 from tests.unit.tailrace_learner.stepping import Stepper, weights
@@ -69,6 +70,7 @@ def malformed(member: Trajectory) -> dict[str, dict[str, Any]]:
     """Fields of a row that cannot be what they should, by the flaw and the field."""
     row = member.rows[0]
     num_tokens, num_turns = len(row.token_ids) // 4, len(row.turn_ends) // 4
+    num_sampled = sum(bytes(row.loss_mask))
     logprobs = as_float32(row.inference_logprobs).copy()
     logprobs[np.flatnonzero(as_uint8(row.loss_mask))[-1]] = 5.0
     ends = as_int32(row.turn_ends).copy()
@@ -79,7 +81,6 @@ def malformed(member: Trajectory) -> dict[str, dict[str, Any]]:
         for name in (
             "token_ids",
             "inference_logprobs",
-            "policy_versions",
             "turn_ends",
             "turn_rewards",
             "turn_hashes",
@@ -96,7 +97,10 @@ def malformed(member: Trajectory) -> dict[str, dict[str, Any]]:
         "turn_ends/descending": {"turn_ends": pack_int32(ends[::-1])},
         "turn_ends/high": {"turn_ends": pack_int32(late)},
         "turn_ends/negative": {"turn_ends": pack_int32(early)},
-        "server_spans/negative": {"server_spans": (ServerSpan("s", -1), ServerSpan("s", 1))},
+        "spans/none, as in records of old": {"spans": ()},
+        "spans/too few": {"spans": (TokenSpan(1, "s", num_sampled - 1),)},
+        "spans/too many": {"spans": (*row.spans, TokenSpan(1, "s", 1))},
+        "spans/negative": {"spans": (*row.spans, TokenSpan(1, "s", -1), TokenSpan(1, "s", 1))},
     }
 
 

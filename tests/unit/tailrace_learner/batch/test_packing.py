@@ -66,18 +66,12 @@ def test_gradients_do_not_depend_on_micro_batches_packing_or_order(family: str) 
     assert relative_error(gradients(policy, list(micro_batches(shuffled, 40))), whole) < 1e-5
 
 
-@pytest.mark.parametrize("prefers_onednn", [True, False])
 @pytest.mark.parametrize("family", FAMILIES)
-def test_fast_kernels_give_the_gradients_of_the_plain_modules(
-    family: str, prefers_onednn: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    if prefers_onednn and not cpu_kernels.has_onednn_linear():
-        pytest.skip("this torch has no oneDNN")
-    monkeypatch.setattr(cpu_kernels, "prefers_onednn", lambda: prefers_onednn)
+def test_fast_kernels_give_the_gradients_of_the_plain_modules(family: str, cpu_matmul: str) -> None:
     rows = make_rows(8, seed=5)
     policy = make_policy(family, fast=True)
     linears = {type(each) for each in policy.model.modules() if isinstance(each, torch.nn.Linear)}
-    assert linears == {cpu_kernels.OneDnnLinear if prefers_onednn else torch.nn.Linear}
+    assert linears == {cpu_kernels.OneDnnLinear if cpu_matmul == "onednn" else torch.nn.Linear}
     fast = gradients(policy, [rows])
     plain = gradients(make_policy(family, fast=False), [rows])
     assert relative_error(fast, plain) < 1e-5

@@ -13,6 +13,7 @@ from tailrace_learner.core.batch.row_builder import RowBuilder
 from tailrace_learner.core.batch.rows import demonstration_row
 from tailrace_protos.base import pack_float32, pack_int32
 from tailrace_protos.episode import OVER_BUDGET, Outcome
+from tests.provenance import spans_of
 from tests.unit.tailrace_learner.factory import (
     config,
     episode_of_rows,
@@ -78,7 +79,7 @@ def test_a_loss_that_looks_at_turns_is_told_of_which_every_trained_token_is() ->
         token_row("", 1.0, [0, 1, 1, 0, 1, 1, 0, 1, 1], version=3),
         turn_ends=pack_int32([3, 5, 8]),
         turn_rewards=pack_float32([0.0, 0.0, 1.0]),
-        policy_versions=pack_int32([-1, 3, 3, -1, 1, 2, -1, 3, 3]),
+        spans=spans_of([3, 3, 1, 2, 3, 3]),
     )
     members = [episode_of_rows(0, 1.0, [row]), trajectory(1, 0.0, versions=(3, 3, 3))]
     of_turns, other = builder(loss="segment").prepare(group(members), 2, BOOK).rows
@@ -135,10 +136,10 @@ def test_ages_on_a_resumed_lineage_count_from_the_fork() -> None:
     dead, current = ancestry.current, Ancestry("0-a").resumed(3).current
     path = Ancestry(current, (Ancestor("0-a", 3),))
     book = {1: ("0-a", 2), 2: ("0-a", 3), 3: ("0-a", 5), 4: (dead, 4), 5: (current, 3), 6: (current, 5)}
-    ages, own = path.ages(np.array([1, 2, 3, 4, 5, 6], dtype=np.int32), 5, book)
+    ages, own = path.ages(np.array([1, 2, 3, 4, 5, 6], dtype=np.int64), 5, book)
     assert ages.tolist() == [3, 2, 2, 2, 2, 0]
     assert own.tolist() == [True, True, False, False, True, True]
-    ages, own = path.ages(np.array([2, 3, 5], dtype=np.int32), 3, book)
+    ages, own = path.ages(np.array([2, 3, 5], dtype=np.int64), 3, book)
     assert ages.tolist() == [0, 0, 0]
     assert own.tolist() == [True, False, True]
 

@@ -17,6 +17,7 @@ from tailrace_protos.base import (
     pack_int64,
     pack_uint8,
 )
+from tailrace_protos.generation import TokenSpan
 from tailrace_protos.trajectory import TokenRow, TrajectoryGroup
 from tests.unit.tailrace_learner.factory import (
     config,
@@ -40,7 +41,7 @@ def by_turns(row: TokenRow) -> tuple[TokenRow, ...]:
                 token_ids=pack_int32(as_int32(row.token_ids)[:end]),
                 loss_mask=pack_uint8(mask),
                 inference_logprobs=pack_float32(as_float32(row.inference_logprobs)[:end] * mask),
-                policy_versions=pack_int32(np.where(mask, 1, -1)),
+                spans=(TokenSpan(1, "", int(mask.sum())),),
                 turn_ends=pack_int32([end]),
                 turn_rewards=pack_float32(as_float32(row.turn_rewards)[turn : turn + 1]),
                 turn_hashes=pack_int64([turn % 2]),

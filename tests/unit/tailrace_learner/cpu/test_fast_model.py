@@ -16,6 +16,7 @@ from tests.unit.tailrace_learner.factory import CPU, make_model
 from tests.unit.tailrace_learner.model.test_shared_prefixes import gradients, mixed_rows, relative_error
 from tests.unit.tailrace_learner.stepping import moved
 
+pytestmark = pytest.mark.usefixtures("cpu_matmul")
 FAMILIES = ("qwen3", "qwen2", "llama")
 ROUNDING = 5e-6  # of float32, relative to all gradients
 

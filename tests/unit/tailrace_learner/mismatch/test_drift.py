@@ -19,7 +19,7 @@ from tailrace_learner.core.batch.lineage import Ancestry
 from tailrace_learner.core.batch.packing import pack
 from tailrace_learner.core.batch.row_builder import RowBuilder
 from tailrace_learner.core.batch.rows import PreparedGroup, Row
-from tailrace_learner.core.mismatch.drift import drift_sums, per_token
+from tailrace_learner.core.mismatch.drift import drift_sums
 from tailrace_learner.core.mismatch.sentinel import Sentinel
 from tailrace_learner.core.step.critic_trainer import CriticTrainer
 from tailrace_learner.core.step.estimates import Roles
@@ -28,7 +28,9 @@ from tailrace_learner.core.step.run_state import RunState
 from tailrace_learner.core.step.step import StepTrainer
 from tailrace_protos.control import source_of
 from tailrace_protos.event import ServerQuarantined
-from tailrace_protos.trajectory import ServerSpan, Trajectory, TrajectoryGroup
+from tailrace_protos.generation import TokenSpan
+from tailrace_protos.trajectory import Trajectory, TrajectoryGroup
+from tests.provenance import sources_of, spans_of, versions_of
 from tests.unit.tailrace_learner.factory import (
     CPU,
     config,
@@ -54,14 +56,11 @@ ARGS = TrainingArgs(learning_rate=0.02, adam_epsilon=1e-2, max_grad_norm=0.5)
 
 def by(source: str, member: Trajectory) -> Trajectory:
     """The same episode, sampled by one server."""
-    rows = [
-        replace(row, server_spans=(ServerSpan(source, sum(bytes(row.loss_mask))),))
-        for row in member.rows
-    ]
+    rows = [replace(row, spans=spans_of(versions_of(row.spans), source)) for row in member.rows]
     return replace(member, rows=tuple(rows))
 
 
-def row(current: Sequence[bool], *spans: ServerSpan) -> Row:
+def row(current: Sequence[bool], *spans: TokenSpan) -> Row:
     size = len(current)
     zeros = np.zeros(size, np.float32)
     return Row(
@@ -73,7 +72,7 @@ def row(current: Sequence[bool], *spans: ServerSpan) -> Row:
         zeros,
         np.zeros(size, np.int64),
         np.array(current),
-        server_spans=spans,
+        spans=spans,
     )
 
 
@@ -85,10 +84,10 @@ def prepare(members: Sequence[Trajectory], step: int, quarantine: dict[str, int]
 
 def test_only_version_matched_tokens_of_known_servers_are_summed() -> None:
     rows = [
-        row([True, False, True, True], ServerSpan("a", 2), ServerSpan("b", 2)),
+        row([True, False, True, True], TokenSpan(1, "a", 2), TokenSpan(1, "b", 2)),
         row([True, True]),  # nobody knows who sampled these
-        row([False], ServerSpan("c", 1)),
-        row([True], ServerSpan("a", 1)),
+        row([False], TokenSpan(1, "c", 1)),
+        row([True], TokenSpan(1, "a", 1)),
     ]
     errors = torch.arange(1.0, 9.0)
     current = np.concatenate([each.is_current for each in rows])
@@ -100,7 +99,7 @@ def test_a_step_tells_the_error_of_every_server() -> None:
     members = [by(GOOD, trajectory(0, 1.0)), by(BAD, trajectory(1, 0.0))]
     stepper = Stepper(1)
     told = stepper.step([group(members)], 1).metrics
-    rows = {span.source: each for each in stepper.rows for span in each.server_spans}
+    rows = {span.source: each for each in stepper.rows for span in each.spans}
     assert told["drift_tokens/inference-0"] == told["drift_tokens/inference-1"] == 3.0
     errors = [told[f"drift/inference-{number}"] for number in range(2)]
     assert set(rows) == {GOOD, BAD}
@@ -260,22 +259,22 @@ def test_quarantined_tokens_newer_than_the_last_good_reading_are_left_out() -> N
     prepared = prepare(members, step=2, quarantine={BAD: 0})
     assert [len(each.targets) for each in prepared.rows] == [3, 1]
     assert prepared.counts["num_quarantined_tokens"] == 2
-    assert [each.server_spans for each in prepared.rows] == [
-        (ServerSpan(GOOD, 3),),
-        (ServerSpan(BAD, 1),),
+    assert [each.spans for each in prepared.rows] == [
+        spans_of((0, 1, 2), GOOD),
+        spans_of((0,), BAD),
     ]
 
 
 def test_of_a_turn_that_two_servers_sampled_only_one_ones_tokens_are_left_out() -> None:
     member = trajectory(0, 1.0)
-    shared = replace(member.rows[0], server_spans=(ServerSpan(BAD, 1), ServerSpan(GOOD, 2)))
+    shared = replace(member.rows[0], spans=(TokenSpan(1, BAD, 1), TokenSpan(1, GOOD, 2)))
     members = [replace(member, rows=(shared,)), trajectory(1, 0.0)]
     prepared = prepare(members, step=1, quarantine={BAD: -1})
     first, second = prepared.rows
     assert first.targets.tolist() == [3, 4]
-    assert first.server_spans == (ServerSpan(GOOD, 2),)
+    assert first.spans == (TokenSpan(1, GOOD, 2),)
     assert len(second.targets) == 3
-    assert second.server_spans == ()
+    assert second.spans == (TokenSpan(1, "", 3),)
 
 
 def mixed(index: int) -> TrajectoryGroup:
@@ -283,8 +282,8 @@ def mixed(index: int) -> TrajectoryGroup:
     members = list(random_group(index).members)
     (both,) = members[2].rows
     num_sampled = sum(bytes(both.loss_mask))
-    spans = (ServerSpan(GOOD, 2), ServerSpan(BAD, 2), ServerSpan(GOOD, num_sampled - 4))
-    both = replace(both, server_spans=spans)
+    spans = (TokenSpan(1, GOOD, 2), TokenSpan(1, BAD, 2), TokenSpan(1, GOOD, num_sampled - 4))
+    both = replace(both, spans=spans)
     last = replace(members[2], rows=(both,))
     return group([by(GOOD, members[0]), by(BAD, members[1]), last], index)
 
@@ -297,9 +296,7 @@ def prepared_by(
     prepared = builder.prepare(given, 0, {1: ("0-a", 0)})
     policy = make_policy()
     for each in prepared.rows:
-        names: list[str] = []
-        owners = per_token(each.server_spans, len(each.targets), names)
-        wrong = np.array([name == BAD for name in names])[owners]
+        wrong = np.array([name == BAD for name in sources_of(each.spans)])
         with torch.no_grad():
             each.log_mu = policy.forward(pack([each], CPU))[0].numpy() + wrong.astype(np.float32)
     return prepared

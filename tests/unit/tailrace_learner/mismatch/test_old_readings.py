@@ -22,10 +22,10 @@ from tailrace_learner.core.mismatch.old_sample import OldSample
 from tailrace_learner.core.mismatch.quarantine import without_wrong
 from tailrace_learner.core.model.policy import Policy
 from tailrace_learner.core.step.step import StepTrainer
-from tailrace_protos.base import as_int32, pack_int32
 from tailrace_protos.control import source_of
 from tailrace_protos.event import ServerQuarantined
-from tailrace_protos.trajectory import ServerSpan, TokenRow, TrajectoryGroup
+from tailrace_protos.generation import TokenSpan
+from tailrace_protos.trajectory import TokenRow, TrajectoryGroup
 from tests.unit.tailrace_learner.factory import CPU, config, group, make_policy, make_rows, random_group
 from tests.unit.tailrace_learner.ranks import on_ranks
 from tests.unit.tailrace_learner.stepping import weights
@@ -39,9 +39,7 @@ ARGS = TrainingArgs(learning_rate=0.002, max_grad_norm=0.5, adam_epsilon=1e-3)
 
 def dated(row: TokenRow, version: int, source: str) -> TokenRow:
     """The row as sampled by one server from one version."""
-    versions = np.where(as_int32(row.policy_versions) >= 0, version, -1)
-    spans = (ServerSpan(source, sum(bytes(row.loss_mask))),)
-    return replace(row, policy_versions=pack_int32(versions), server_spans=spans)
+    return replace(row, spans=(TokenSpan(version, source, sum(bytes(row.loss_mask))),))
 
 
 def sampled(given: TrajectoryGroup, version: int, source: str) -> TrajectoryGroup:
@@ -192,7 +190,7 @@ def test_where_few_rows_can_be_read_sources_take_turns() -> None:
     names = ["a#1", "b#1", "c#1", "d#1"]
     rows = make_rows(40)
     for row, name in zip(rows, ["a#1"] * 37 + names[1:], strict=True):
-        row.server_spans = (ServerSpan(name, len(row.targets)),)
+        row.spans = (TokenSpan(1, name, len(row.targets)),)
         row.staleness[:], row.is_current[:] = 1, False
         row.is_own = np.ones(len(row.targets), np.bool_)
     last_read: dict[str, int] = {}
@@ -200,7 +198,7 @@ def test_where_few_rows_can_be_read_sources_take_turns() -> None:
     for step in range(12):
         chosen = OldSample(rows, lambda name: 256, 20.0, last_read, step).of_age(1)
         assert sum(len(row.token_ids) for row in chosen) <= 20
-        found.append({span.source for row in chosen for span in row.server_spans})
+        found.append({span.source for row in chosen for span in row.spans})
     for step in range(8):
         assert set().union(*found[step : step + 4]) == set(names)
 

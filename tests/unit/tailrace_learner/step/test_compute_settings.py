@@ -18,6 +18,7 @@ from tailrace_learner.config import FromScratch, LearnerConfig, ModelArgs, Train
 from tailrace_learner.core.algorithms.losses import LOSSES
 from tailrace_learner.core.batch.packing import pack
 from tailrace_learner.core.batch.rows import PreparedGroup
+from tailrace_learner.core.cpu.kernels import OneDnnLinear, has_onednn_linear
 from tailrace_learner.core.model.policy import Policy, StartWeights
 from tailrace_learner.core.step.optimizer import make_adamw
 from tailrace_learner.core.step.passes import PassRunner
@@ -138,6 +139,9 @@ async def test_torch_computes_with_so_many_threads(num_threads: int, tmp_path: P
     await process.compute.close()
 
 
+PRODUCTS = (torch.ops.aten.mm.default, torch.ops.mkldnn._linear_pointwise.default)
+
+
 class Logits(TorchDispatchMode):
     """Keeps how many tokens' logits are computed at once."""
 
@@ -147,15 +151,27 @@ class Logits(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         made = func(*args, **(kwargs or {}))
-        if func is torch.ops.aten.mm.default and made.shape[-1] == VOCABULARY:
+        if func in PRODUCTS and made.shape[-1] == VOCABULARY:
             self.num_tokens.append(len(made))
         return made
 
 
-def test_so_many_logits_are_in_memory_at_once_and_log_probabilities_stay_the_same() -> None:
+@pytest.mark.parametrize("cpu_matmul_key", ["torch", "onednn"])
+def test_cpu_matmul_selects_the_library_of_linear_layers(cpu_matmul_key: Any) -> None:
+    if cpu_matmul_key == "onednn" and not has_onednn_linear():
+        pytest.skip("this build of torch has no oneDNN linear kernel")
+    policy = policy_of(config(device="cpu", cpu_matmul=cpu_matmul_key))
+    kinds = {type(each) for each in policy.model.modules() if isinstance(each, torch.nn.Linear)}
+    assert kinds == {OneDnnLinear if cpu_matmul_key == "onednn" else torch.nn.Linear}
+
+
+def test_so_many_logits_are_in_memory_at_once_and_log_probabilities_stay_the_same(
+    cpu_matmul: str,
+) -> None:
     found = []
     for chunk_tokens in (3, 1000):
-        policy = policy_of(config(device="cpu", logprob_chunk_tokens=chunk_tokens))
+        given = {"cpu_matmul": cpu_matmul, "logprob_chunk_tokens": chunk_tokens}
+        policy = policy_of(config(device="cpu", **given))
         batch = pack(make_rows(8, seed=1), policy.device)
         with Logits() as logits:
             log_pi, _ = policy.forward(batch)
