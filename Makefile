@@ -4,7 +4,7 @@ SEED ?= 1
 BIN := .venv/bin
 INSTALL := $(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: test-envs demo docs results test test-camel test-deepspeed test-megatron test-trackers test-heavy lint bench-demo bench-transport bench-engine bench-gateway bench-tools bench-learner bench-sandbox test-sandbox-container clean
+.PHONY: test-envs demo docs results test test-camel test-deepspeed test-megatron test-heavy lint bench-demo bench-repeat bench-transport bench-engine bench-gateway bench-tools bench-learner bench-sandbox test-sandbox-container clean test-trackers
 
 demo: .venv/ready
 	$(BIN)/tailrace train examples/frozen_lake exp_name=demo seed=$(SEED) --overwrite
@@ -51,6 +51,9 @@ docs: .venv/ready
 
 bench-demo: .venv/ready-dev
 	$(BIN)/python -m benchmarks.bench_demo
+
+bench-repeat: .venv/ready-dev
+	$(BIN)/python -m benchmarks.bench_repeat
 
 # Hours: every recipe of benchmarks/learning/recipes.py with three seeds.
 results: .venv/ready-dev
