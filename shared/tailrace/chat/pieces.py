@@ -20,7 +20,7 @@ class TemplateNotAppendableError(TemplateError):
 
 
 class ChatPieces(NamedTuple):
-    """Texts around messages: `opening` user `reply_prompt` assistant `between` user `reply_prompt` ..."""
+    """Texts around messages: `opening` user `reply_prompt` reply `between` user `reply_prompt` ..."""
 
     opening: str
     reply_prompt: str  # end of the user's message and beginning of the assistant's
