@@ -13,8 +13,7 @@ import hashlib
 import math
 import sys
 import time
-from collections.abc import Callable, Set
-from functools import partial
+from collections.abc import Mapping, Set
 
 import msgspec
 
@@ -34,14 +33,13 @@ from tailrace_learner.adapters.checkpoints import (
 from tailrace_learner.adapters.compute_thread import ComputeThread
 from tailrace_learner.adapters.demonstrations import demonstrations
 from tailrace_learner.adapters.ranks import launched_rank
-from tailrace_learner.adapters.row_file import RowFile
 from tailrace_learner.adapters.team import Team
 from tailrace_learner.adapters.teaming import gather_team, join_team, leave, ready_host
-from tailrace_learner.adapters.tensorboard import TensorboardWriter
 from tailrace_learner.adapters.torchrun import run_ranks
-from tailrace_learner.adapters.tracker_feed import TrackerFeed
+from tailrace_learner.adapters.trackers import MakeTracker, tracker_makers
+from tailrace_learner.adapters.trackers.feed import TrackerFeed
+from tailrace_learner.adapters.trackers.row_file import RowFile
 from tailrace_learner.adapters.trajectory_files import TrajectoryFiles
-from tailrace_learner.adapters.wandb_writer import WandbWriter, check_wandb
 from tailrace_learner.adapters.worker import Worker
 from tailrace_learner.config import LearnerConfig, WarmStart, check_with_run
 from tailrace_learner.core.batch.group_returns import limits_of
@@ -50,7 +48,6 @@ from tailrace_learner.core.step.run_state import RunState, first_state, resumed_
 from tailrace_learner.core.step.start import Origin, origin
 from tailrace_learner.core.step.warm_start import TooFewDemonstrationsError
 from tailrace_learner.handlers import SERVICE, Learner, World
-from tailrace_learner.ports import Tracker
 from tailrace_protos.base import encode_json
 from tailrace_protos.event import LearnerResumed, ModelPrepared
 
@@ -65,6 +62,7 @@ class _Process:
     def __init__(self, args: Args) -> None:
         self.args, self.run = args, args.run
         self.config = checked_config(args)
+        self.trackers = tracker_makers(args.run, self.config.chosen_trackers)
         self.digest = hashlib.sha256(encode_json(args.experiment)).hexdigest()
         self.service = Service(SERVICE, args.run, args.endpoints, instance_id=args.instance_id)
         self.compute = ComputeThread(self.config.num_threads)
@@ -188,7 +186,7 @@ class _Process:
         run, config, service = self.run, self.config, self.service
         weights = WeightPublisher(service.bus, run.exp_name, service.endpoints.host_id)
         service.on_drain(weights.close)
-        feeds = tracker_feeds(run, config, state.step)
+        feeds = tracker_feeds(run, self.trackers, state.step)
         for feed in feeds:
             service.on_drain(feed.close)
             feed.start()
@@ -201,22 +199,16 @@ class _Process:
             compute=self.compute,
             clock=SystemClock(),
             read_weights=self.team.weights,
-            followers=feeds,
+            on_step_finished=[feed.reached for feed in feeds],
             trajectories=TrajectoryFiles(run.run_dir) if config.save_trajectories else None,
         )
         return Learner(world, self.team, run, config, state, limits_of(self.team.card))
 
 
-def tracker_feeds(run: RunConfig, config: LearnerConfig, step: int) -> list[TrackerFeed]:
-    """What brings the rows of `metrics.jsonl` to the trackers that are wanted; not started."""
-    begin: dict[str, Callable[[], Tracker]] = {}
-    if config.tensorboard:
-        begin["tensorboard"] = partial(TensorboardWriter, run.run_dir)
-    if config.wandb is not None:
-        check_wandb()
-        begin["wandb"] = partial(WandbWriter, config.wandb, run)
+def tracker_feeds(run: RunConfig, makers: Mapping[str, MakeTracker], step: int) -> list[TrackerFeed]:
+    """Feeds that bring the rows of `metrics.jsonl` to the trackers; not started."""
     path = run.run_dir / "metrics.jsonl"
-    return [TrackerFeed(name, make, RowFile(path), step) for name, make in begin.items()]
+    return [TrackerFeed(name, make, RowFile(path), step) for name, make in makers.items()]
 
 
 def checked_config(args: Args) -> LearnerConfig:

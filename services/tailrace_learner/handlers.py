@@ -35,7 +35,6 @@ from tailrace_learner.ports import (
     Computer,
     EventSink,
     GroupSource,
-    StepFollower,
     Taken,
     Trainer,
     TrajectoryLog,
@@ -80,7 +79,7 @@ class World:
     compute: Computer
     clock: Clock
     read_weights: Callable[[bool], list[TensorBytes]]  # all of them, or what may change of them
-    followers: Sequence[StepFollower] = ()
+    on_step_finished: Sequence[Callable[[int], None]] = ()  # called with the step; return at once
     trajectories: TrajectoryLog | None = None
 
 
@@ -224,8 +223,8 @@ class Learner:
         finished = msgspec.structs.replace(finished, policy_version=version)
         await self._world.events.emit(SERVICE, finished)
         self._progress.published(version)
-        for follower in self._world.followers:
-            follower.reached(finished.step)
+        for notify in self._world.on_step_finished:
+            notify(finished.step)
         if finished.step % self._run.logging_steps == 0:
             shown = {key: finished.metrics.get(key) for key in _LOGGED}
             log.info("step finished", step=finished.step, policy_version=version, **shown)

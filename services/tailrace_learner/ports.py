@@ -167,41 +167,33 @@ class Trainer(Protocol[GroupT]):
         ...
 
 
-Row = dict[str, float | int | None]
-"""A line of `metrics.jsonl`: the numbers of a step, null where nobody knows."""
+MetricsRow = dict[str, float | int | None]
+"""A line of `metrics.jsonl`: the numbers of a step, null where they are unknown."""
 
 
-def known_numbers(row: Row) -> tuple[int, dict[str, float]]:
-    """A row's step, and its other numbers as far as they are known."""
+def known_numbers(row: MetricsRow) -> tuple[int, dict[str, float]]:
+    """Returns a row's step and its other numbers that are known."""
     step = int(row["step"] or 0)
     return step, {key: value for key, value in row.items() if value is not None and key != "step"}
 
 
-class TrackerError(Exception):
-    """A tracker does not take rows."""
-
-
 class Tracker(Protocol):
-    """Shows the rows of a run; made anew it holds none. Raises `OSError` or `TrackerError`."""
+    """Shows the rows of a run; a new one has none. Constructed as `Class(run, **arguments)`.
 
-    def write(self, row: Row) -> None:
+    One thread uses it. If a method or the constructor raises, the feed discards the tracker, makes a
+    new one after a pause and gives it all rows.
+    """
+
+    def write(self, row: MetricsRow) -> None:
         """Take the row of the next step."""
         ...
 
     def flush(self) -> None:
-        """Pass on what was taken; raises what went wrong with it."""
+        """Pass on the rows taken so far."""
         ...
 
     def close(self) -> None:
-        """Pass on what was taken, and end."""
-        ...
-
-
-class StepFollower(Protocol):
-    """Wants to know how far the learner is."""
-
-    def reached(self, step: int) -> None:
-        """`StepFinished` of this step was emitted. Returns at once."""
+        """Pass on the rows taken so far, and end."""
         ...
 
 

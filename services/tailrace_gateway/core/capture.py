@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from tailrace.channel.generation import Generation
-from tailrace.channel.tops import as_tops
+from tailrace.channel.top_logprobs import as_top_logprobs
 from tailrace.chat import ParsedReply, ReplyDelta
 from tailrace.ledger import Prompt
 from tailrace.log import get_logger
@@ -127,7 +127,7 @@ def completion_of(answer: bytes, session: Session, running: InFlightCall) -> Com
 def _choice(index: int, node: LedgerNode, recorded: RecordedAnswer) -> ReplyChoice:
     token_ids = as_int32(node.token_ids)
     top_ids, top_logprobs = (
-        as_tops(recorded.top_ids[index], recorded.top_logprobs[index], len(token_ids))
+        as_top_logprobs(recorded.top_ids[index], recorded.top_logprobs[index], len(token_ids))
         if recorded.top_ids
         else (None, None)
     )

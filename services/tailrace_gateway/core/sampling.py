@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tailrace.channel.generation import Generation
-from tailrace.channel.tops import top_arrays
+from tailrace.channel.top_logprobs import top_logprob_arrays
 from tailrace.chat import ParsedReply, Renderer, ReplyStream
 from tailrace.clock import Clock
 from tailrace.ledger import Prompt
@@ -83,7 +83,9 @@ class PieceStreamer:
         token_ids = as_int32(chunk.token_ids)
         delta = self._stream.feed(token_ids)
         logprobs = as_float32(chunk.inference_logprobs)
-        self._running.add_piece(Piece(self._index, delta, token_ids, logprobs, *top_arrays(chunk)))
+        self._running.add_piece(
+            Piece(self._index, delta, token_ids, logprobs, *top_logprob_arrays(chunk))
+        )
 
     def finish(self) -> ParsedReply:
         """Return the whole reply; publish the text that was held back until the end."""

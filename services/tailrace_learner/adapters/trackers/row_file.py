@@ -1,5 +1,4 @@
-"""Follow `metrics.jsonl`, which another process writes: it grows by whole lines, and is replaced by
-another file of this name where steps are taken back."""
+"""Reads files that the scheduler writes: `metrics.jsonl` as it grows, the start of `events.jsonl`."""
 
 from __future__ import annotations
 
@@ -9,13 +8,17 @@ from typing import BinaryIO
 
 import msgspec
 
-from tailrace_learner.ports import Row
+from tailrace_learner.ports import MetricsRow
 
-_decoder = msgspec.json.Decoder(Row)
+_decoder = msgspec.json.Decoder(MetricsRow)
 
 
 class RowFile:
-    """The rows of a file, those that come later too. `OSError` if it cannot be read."""
+    """The rows of `metrics.jsonl`, as the file grows.
+
+    It grows by whole lines. Where steps are taken back, another file replaces it under the same name.
+    `OSError` if it cannot be read.
+    """
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -23,8 +26,8 @@ class RowFile:
         self._file: BinaryIO | None = None
         self._offset = 0
 
-    def read(self) -> tuple[list[Row], bool]:
-        """Rows not read yet, and whether they are all rows of a file not read before."""
+    def read(self) -> tuple[list[MetricsRow], bool]:
+        """Rows not read yet, and True if they are all rows of a file not read before."""
         if self._is_replaced():
             self.restart()
         is_other = self._file is None
@@ -34,12 +37,12 @@ class RowFile:
             self._file = self._path.open("rb", buffering=0)
         self._file.seek(self._offset)
         content = self._file.read()
-        num_bytes = content.rfind(b"\n") + 1  # what follows is being written
+        num_bytes = content.rfind(b"\n") + 1  # the rest is a line that is being written
         self._offset += num_bytes
         return [_decoder.decode(line) for line in content[:num_bytes].splitlines()], is_other
 
     def restart(self) -> None:
-        """Close it; the next read begins with the first row."""
+        """Close the file; the next read begins with the first row."""
         if self._file is not None:
             self._file.close()
         self._file, self._offset = None, 0
@@ -49,3 +52,15 @@ class RowFile:
             return False
         here, there = os.fstat(self._file.fileno()), self._path.stat()
         return (here.st_dev, here.st_ino) != (there.st_dev, there.st_ino)
+
+
+class _FirstEvent(msgspec.Struct):
+    """The part of the first line of `events.jsonl` that is needed."""
+
+    unix_s: float
+
+
+def run_start_unix_s(run_dir: Path) -> float:
+    """Time of the run's first event; rows count their `time_s` from it."""
+    with (run_dir / "events.jsonl").open("rb") as events:
+        return msgspec.json.decode(events.readline(), type=_FirstEvent).unix_s

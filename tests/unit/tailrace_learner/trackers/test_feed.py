@@ -24,47 +24,33 @@ from wandb.proto import wandb_internal_pb2
 from tailrace.config import RunConfig
 from tailrace_learner import metrics
 from tailrace_learner.__main__ import tracker_feeds
-from tailrace_learner.adapters import tracker_feed
-from tailrace_learner.adapters.row_file import RowFile
-from tailrace_learner.adapters.tensorboard import TensorboardWriter
-from tailrace_learner.adapters.tracker_feed import TrackerFeed
+from tailrace_learner.adapters.trackers import feed as tracker_feed
+from tailrace_learner.adapters.trackers import tracker_makers
+from tailrace_learner.adapters.trackers.feed import TrackerFeed
+from tailrace_learner.adapters.trackers.row_file import RowFile
+from tailrace_learner.adapters.trackers.tensorboard import TensorboardTracker
 from tailrace_learner.config import LearnerConfig, WandbArgs
 from tailrace_learner.core.step.step_metrics import data_metrics
-from tailrace_learner.ports import Row, TrackerError
-from tailrace_protos.event import (
-    EvaluationFinished,
-    EvaluationStarted,
-    Event,
-    EventBody,
-    LearnerResumed,
-    StepFinished,
-    TagEvaluation,
-)
-from tailrace_scheduler.adapters.run_files import EventFile, MetricsFile
-from tailrace_scheduler.core.run_log import Rewind, RunLog
+from tailrace_learner.ports import MetricsRow
 from tests.unit.tailrace_learner.step.test_step import prepared
+from tests.unit.tailrace_learner.trackers.run_files import RunFiles, curves_of
 
 WRITES = """
-import asyncio, os, sys, urllib.request
-from functools import partial
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from pathlib import Path
+import asyncio, os, sys, urllib.request, wandb
 from tailrace.config import RunConfig
-from tailrace_learner.adapters.row_file import RowFile
-from tailrace_learner.adapters.tracker_feed import TrackerFeed
-from tailrace_learner.adapters.wandb_writer import WandbWriter
-from tailrace_learner.config import WandbArgs
-from tailrace_learner.ports import TrackerError
+from tailrace_learner.adapters.trackers import tracker_makers
+from tailrace_learner.adapters.trackers.feed import TrackerFeed
+from tailrace_learner.adapters.trackers.row_file import RowFile
 run = RunConfig(exp_name="unit", output_dir=sys.argv[1])
-begin = partial(WandbWriter, WandbArgs(project="lakes"), run)
+make = tracker_makers(run, {"wandb": {"project": "lakes"}})["wandb"]
 for step in (2, 9):  # the second learner resumes
-    feed = TrackerFeed("wandb", begin, RowFile(run.run_dir / "metrics.jsonl"), step)
+    feed = TrackerFeed("wandb", make, RowFile(run.run_dir / "metrics.jsonl"), step)
     feed.start()
     asyncio.run(feed.close())
 urllib.request.urlopen(os.environ["WANDB_BASE_URL"] + "/offline_is_over")
 try:
-    WandbWriter(WandbArgs(project="lakes", mode="online"), run)
-except TrackerError:
+    tracker_makers(run, {"wandb": {"project": "lakes", "mode": "online"}})["wandb"]()
+except wandb.Error:
     sys.exit(5)
 """
 
@@ -101,61 +87,6 @@ def read_wandb(content: bytes) -> tuple[str, str, list[dict[str, float]]]:
     return project, name, rows
 
 
-class RunFiles:
-    """What the scheduler writes of a run in which every step is evaluated."""
-
-    def __init__(self, run_dir: Path) -> None:
-        self.run_dir = run_dir
-        self.events, self.rows = EventFile(run_dir), MetricsFile(run_dir)
-        self.log = RunLog(lambda step: True)
-        self.num_events = 0
-
-    def happen(self, body: EventBody) -> None:
-        self.num_events += 1
-        event = Event(f"{self.num_events}-0", 1000.0 + self.num_events, "test", body)
-        self.events.append([event])
-        for change in self.log.apply(event, lambda wall_s, busy_s: {"idle/credit": wall_s - busy_s}):
-            if isinstance(change, Rewind):
-                self.rows.rewind(change.step)
-            else:
-                self.rows.append(change)
-
-    def resume(self, lineage: str, step: int) -> None:
-        self.happen(LearnerResumed(lineage, step, 0, ""))
-
-    def step(self, lineage: str, step: int, policy_version: int) -> None:
-        tags = {
-            "lake": TagEvaluation(0.5, 0.25 * policy_version, 4),
-            "shop": TagEvaluation(0.0, 0.0, 0),
-        }
-        if step:
-            numbers = {"loss": 0.5 * policy_version, "kl": None, "tag/lake/reward_mean": 1.0}
-            self.happen(StepFinished(lineage, step, policy_version, ("g",), 0, 0.0, 0.0, numbers))
-        self.happen(EvaluationStarted(f"e{step}-v{policy_version}", step, policy_version, 8))
-        self.happen(EvaluationFinished(f"e{step}-v{policy_version}", step, 0.5, 0.125, 4, 8, tags))
-
-    def first_run(self) -> None:
-        """Steps 0 to 3 of a lineage, the versions of which are 10 to 13."""
-        self.resume("L", 0)
-        for step in range(4):
-            self.step("L", step, 10 + step)
-
-    @property
-    def curves(self) -> dict[str, list[tuple[int, float]]]:
-        """The points of every key of `metrics.jsonl`."""
-        lines = (self.run_dir / "metrics.jsonl").read_text().splitlines()
-        return curves_of([json.loads(line) for line in lines])
-
-
-def curves_of(rows: list[Row]) -> dict[str, list[tuple[int, float]]]:
-    curves: dict[str, list[tuple[int, float]]] = {}
-    for row in rows:
-        for key, value in row.items():
-            if value is not None and key != "step":
-                curves.setdefault(key, []).append((int(row["step"] or 0), value))
-    return curves
-
-
 def shown_curves(run_dir: Path) -> dict[str, list[tuple[int, float]]]:
     """What TensorBoard shows."""
     shown = EventAccumulator(str(run_dir / "tensorboard")).Reload()
@@ -164,8 +95,9 @@ def shown_curves(run_dir: Path) -> dict[str, list[tuple[int, float]]]:
 
 
 def tensorboard_feed(run_dir: Path, step: int) -> TrackerFeed:
-    begin = partial(TensorboardWriter, run_dir)
-    return TrackerFeed("tensorboard", begin, RowFile(run_dir / "metrics.jsonl"), step)
+    run = RunConfig(exp_name=run_dir.name, output_dir=str(run_dir.parent))
+    make = partial(TensorboardTracker, run)
+    return TrackerFeed("tensorboard", make, RowFile(run_dir / "metrics.jsonl"), step)
 
 
 @pytest.fixture
@@ -239,11 +171,11 @@ class Moody:
 
     def __init__(self) -> None:
         self.made.append(self)
-        self.rows: list[Row] = []
+        self.rows: list[MetricsRow] = []
 
-    def write(self, row: Row) -> None:
+    def write(self, row: MetricsRow) -> None:
         if row["step"] == 2 and len(self.made) == 1:
-            raise TrackerError("no")
+            raise RuntimeError("no")
         self.rows.append(row)
 
     def flush(self) -> None:
@@ -269,18 +201,18 @@ async def test_a_tracker_that_hangs_is_left_behind(
     files.first_run()
     hangs = threading.Event()
 
-    def begin() -> TensorboardWriter:
+    def make() -> Moody:
         hangs.wait(30)
-        return TensorboardWriter(files.run_dir)
+        return Moody()
 
-    feed = TrackerFeed("slow", begin, RowFile(files.run_dir / "metrics.jsonl"), 3)
+    feed = TrackerFeed("slow", make, RowFile(files.run_dir / "metrics.jsonl"), 3)
     feed.start()
     began_s = time.monotonic()
     feed.reached(3)
     with capture_logs() as logs:
         await feed.close()
     assert time.monotonic() - began_s < 2.0
-    assert logs[0]["event"].startswith("tracker left behind")
+    assert logs[0]["event"].startswith("tracker abandoned")
     hangs.set()
     feed._thread.join(10)
 
@@ -342,7 +274,8 @@ def test_wandb_gets_every_known_number_of_every_step_and_only_online_over_the_ne
 def test_tensorboard_is_fed_where_it_is_wanted(is_wanted: bool, files: RunFiles) -> None:
     files.first_run()
     run = RunConfig(exp_name="unit", output_dir=str(files.run_dir.parent))
-    for feed in tracker_feeds(run, LearnerConfig(tensorboard=is_wanted), 3):
+    makers = tracker_makers(run, LearnerConfig(tensorboard=is_wanted).chosen_trackers)
+    for feed in tracker_feeds(run, makers, 3):
         assert feed.deliver()
     assert (files.run_dir / "tensorboard").exists() is is_wanted
 

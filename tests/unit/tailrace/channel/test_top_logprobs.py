@@ -10,10 +10,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tailrace.channel.call import GenerateCall
-from tailrace.channel.generation import Generation, TokenLedger, join_tops
-from tailrace.channel.sink import CallSink, merge, split
-from tailrace.channel.tops import top_arrays
-from tailrace.channel.zmq_socket import MAX_FRAME_BYTES
+from tailrace.channel.generation import (
+    Generation,
+    TokenBuffer,
+    join_top_logprobs,
+    merge_chunks,
+    split_chunk,
+)
+from tailrace.channel.top_logprobs import top_logprob_arrays
+from tailrace.channel.zmq_transport import MAX_FRAME_BYTES
 from tailrace_protos.base import EMPTY, as_int32, decode, encode, pack_float32, pack_int32
 from tailrace_protos.generation import (
     FinishReason,
@@ -21,7 +26,7 @@ from tailrace_protos.generation import (
     TokenChunk,
     TokenSpan,
 )
-from tests.unit.tailrace.channel.test_sink import FakeLink
+from tests.unit.tailrace.channel.test_server_link import OpenLink
 
 
 def chunk(
@@ -53,8 +58,8 @@ def assert_aligned(generation: Generation, width: int) -> None:
     assert generation.top_logprobs.tolist() == (-expected).tolist()
 
 
-def ledger_of(chunks: list[TokenChunk]) -> TokenLedger:
-    ledger = TokenLedger()
+def ledger_of(chunks: list[TokenChunk]) -> TokenBuffer:
+    ledger = TokenBuffer()
     for one in chunks:
         assert ledger.add(decode(encode(one), TokenChunk)) == ""
     return ledger
@@ -73,15 +78,15 @@ def test_merging_splitting_and_reading_on_keep_them_with_their_tokens(
     parts = [chunk(end - count, count, width) for end, count in zip(ends, counts, strict=True)]
     if ends_empty:
         parts.append(TokenChunk("c", finish_reason=FinishReason.STOP))
-    merged = merge(parts)
+    merged = merge_chunks(parts)
     assert_aligned(ledger_of([merged]).generation(), width)
-    pieces = split(merged, size)
+    pieces = split_chunk(merged, size)
     assert all(len(piece.token_ids) <= 4 * size for piece in pieces)
     ledger = ledger_of(pieces)
     assert_aligned(ledger.generation(), width)
     num_read = min(size, ledger.num_tokens)
     rest = ledger.since(num_read, 0, "c")
-    top_ids, _ = top_arrays(rest)
+    top_ids, _ = top_logprob_arrays(rest)
     if width and num_read < ledger.num_tokens:
         assert top_ids is not None
         assert top_ids[:, 0].tolist() == (100 * as_int32(rest.token_ids)).tolist()
@@ -89,11 +94,11 @@ def test_merging_splitting_and_reading_on_keep_them_with_their_tokens(
         assert top_ids is None
 
 
-def test_a_long_answer_with_many_goes_out_in_chunks_that_fit_into_a_frame() -> None:
-    sink = CallSink("c", FakeLink(), 1_000_000)
-    sink.send(chunk(0, 9_000, 20))
-    sink.send(chunk(9_000, 500, 20, FinishReason.LENGTH))
-    chunks = sink.take()
+async def test_a_long_answer_with_many_goes_out_in_chunks_that_fit_into_a_frame() -> None:
+    made = OpenLink()
+    made.sink.send(chunk(0, 9_000, 20))
+    made.sink.send(chunk(9_000, 500, 20, FinishReason.LENGTH))
+    chunks = made.sink.take()
     assert len(chunks) > 1
     assert max(len(encode(one)) for one in chunks) < MAX_FRAME_BYTES
     generation = ledger_of(chunks).generation()
@@ -103,9 +108,9 @@ def test_a_long_answer_with_many_goes_out_in_chunks_that_fit_into_a_frame() -> N
 
 
 def test_chunks_without_them_send_no_byte_more() -> None:
-    plain = merge([chunk(0, 2, 0), chunk(2, 1, 0)])
+    plain = merge_chunks([chunk(0, 2, 0), chunk(2, 1, 0)])
     assert b"top_" not in encode(plain)
-    assert b"top_" in encode(merge([chunk(0, 2, 1), chunk(2, 1, 1)]))
+    assert b"top_" in encode(merge_chunks([chunk(0, 2, 1), chunk(2, 1, 1)]))
 
 
 @pytest.mark.parametrize(
@@ -144,7 +149,7 @@ async def test_a_reader_gets_them_with_the_tokens_that_are_new() -> None:
     assert call.feed(chunk(3, 1, 2, FinishReason.STOP))
     second = await anext(call)
     for got, ids in ((first, [0, 1]), (second, [2, 3])):
-        top_ids, top_logprobs = top_arrays(got)
+        top_ids, top_logprobs = top_logprob_arrays(got)
         assert top_ids is not None
         assert top_logprobs is not None
         assert top_ids.tolist() == [[100 * i, 100 * i + 1] for i in ids]
@@ -154,8 +159,8 @@ async def test_a_reader_gets_them_with_the_tokens_that_are_new() -> None:
 
 def test_parts_of_which_one_lacks_them_have_none_together() -> None:
     whole, bare = ledger_of([chunk(0, 2, 2)]).generation(), ledger_of([chunk(2, 1, 0)]).generation()
-    assert join_tops([whole, bare]) == (None, None)
+    assert join_top_logprobs([whole, bare]) == (None, None)
     empty = ledger_of([TokenChunk("c", finish_reason=FinishReason.STOP)]).generation()
-    top_ids, _ = join_tops([empty, whole])
+    top_ids, _ = join_top_logprobs([empty, whole])
     assert top_ids is not None
     assert top_ids.tolist() == [[0, 1], [100, 101]]
