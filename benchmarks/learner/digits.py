@@ -30,7 +30,7 @@ from tailrace.weights.tensors import TensorBytes, fill, layout, views
 from tailrace_inference.config import InferenceConfig
 from tailrace_inference.engine.engine import TorchEngine
 from tailrace_inference.ports import OnChunk
-from tailrace_learner.adapters.allocator import keep_freed_memory
+from tailrace_learner.adapters.compute_thread import keep_freed_memory
 from tailrace_learner.adapters.hf_model import prepared
 from tailrace_learner.config import LearnerConfig, TrainingArgs
 from tailrace_learner.core.batch.rows import PreparedGroup, Row

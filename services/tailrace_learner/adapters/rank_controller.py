@@ -1,8 +1,8 @@
-"""Rank 0's way to have all ranks do the same, and the loop in which the others do it.
+"""Controller of all ranks in rank 0, and the loop in which the other ranks repeat its commands.
 
-Invariants: commands are given on the compute thread alone, one after another; a follower repeats every
-one of them, so that collectives meet; when rank 0 ends, it tells the others, unless a command failed:
-then ranks are out of step, and rank 0's launcher ends them all, as when any other rank fails.
+Invariants: rank 0 sends commands from the compute thread alone, one after another. A follower repeats
+every command, so that collectives meet. When rank 0 ends, it tells the others, unless a command failed:
+then the ranks are out of step, and the launcher ends them all, as after the failure of any rank.
 """
 
 from __future__ import annotations
@@ -27,35 +27,35 @@ log = get_logger(__name__)
 
 
 class Command(NamedTuple):
-    """A method of the worker and what it is called with; no method: the end."""
+    """A method of the worker and its arguments; an empty method ends the follower."""
 
     method: str
     arguments: tuple[Any, ...] = ()
 
 
 _END = Command("")
-_BLOCK = 256  # rows of a warm start told at once
+_BLOCK = 256  # rows of a warm start sent at once
 COMMANDS = frozenset(
     {"load", "restore", "begin", "add_all", "work", "finish", "weights", "snapshot", "warm_start"}
 )
 
 
 class LeaderGoneError(RuntimeError):
-    """Rank 0 ended the team in the middle of something."""
+    """Rank 0 ended in the middle of a command."""
 
 
-class Team:
-    """The worker of rank 0 with all its mirrors; offers what a trainer offers."""
+class RankController:
+    """The worker of rank 0 with all its mirrors; has the interface of a trainer."""
 
     def __init__(self, worker: Worker, ranks: TorchRanks) -> None:
         self._worker = worker
         self._ranks = ranks
-        self._untold: list[PreparedGroup] = []
+        self._unsent: list[PreparedGroup] = []
         self._in_step = True  # every rank waits for the next command
 
     @property
     def card(self) -> ModelCard:
-        """What others need to know of the model."""
+        """Card of the model for the other services."""
         return self._worker.card
 
     @property
@@ -65,27 +65,27 @@ class Team:
 
     @property
     def reference(self) -> ReferenceState | None:
-        """Which weights the reference model has, once all is restored."""
+        """Weights of the reference model, once `restore` has run."""
         return self._worker.reference
 
     def load(self, checkpoint: str) -> None:
         """Load the model on every rank."""
-        with self._telling("load", checkpoint):
+        with self._sending("load", checkpoint):
             self._worker.load(checkpoint)
 
     def warm_start(self, rows: Iterator[Row], on_step: OnStep) -> float:
-        """Warm-start on every rank, with rows that rank 0 makes."""
-        with self._telling("warm_start"):
+        """Warm-start on every rank, with the rows of rank 0."""
+        with self._sending("warm_start"):
             return self._worker.warm_start(self._shared(rows), on_step)
 
     def restore(self, checkpoint: str) -> None:
         """Restore the optimizer on every rank."""
-        with self._telling("restore", checkpoint):
+        with self._sending("restore", checkpoint):
             self._worker.restore(checkpoint)
 
     def begin(self, step: int) -> None:
         """Begin a step on every rank."""
-        with self._telling("begin", step):
+        with self._sending("begin", step):
             self._worker.begin(step)
 
     @property
@@ -95,46 +95,46 @@ class Team:
 
     @property
     def quarantined(self) -> Sequence[ServerQuarantined]:
-        """Servers found wrong in this step, the same by all ranks."""
+        """Servers found wrong in this step; all ranks agree."""
         return self._worker.quarantined
 
     def add(self, group: PreparedGroup) -> None:
-        """Take a group into the step; the others hear of it before they work."""
+        """Add a group to the step; the others get it before their next `work`."""
         self._worker.add(group)
-        self._untold.append(group)
+        self._unsent.append(group)
 
     def work(self) -> bool:
-        """Do on every rank what is worth doing now."""
-        told, self._untold = self._untold, []
-        with self._telling("add_all", told), self._telling("work"):
+        """Do all passes and updates that are worth doing now, on every rank."""
+        groups, self._unsent = self._unsent, []
+        with self._sending("add_all", groups), self._sending("work"):
             return self._worker.work()
 
     def finish(self) -> Metrics:
         """Finish the step on every rank."""
-        with self._telling("finish"):
+        with self._sending("finish"):
             return self._worker.finish()
 
     def weights(self, is_whole: bool) -> list[TensorBytes]:
         """Gather the weights to publish."""
-        with self._telling("weights", is_whole):
+        with self._sending("weights", is_whole):
             return self._worker.weights(is_whole)
 
     def snapshot(self) -> Snapshot:
-        """Gather what a checkpoint holds."""
-        with self._telling("snapshot"):
+        """Gather the contents of a checkpoint."""
+        with self._sending("snapshot"):
             return self._worker.snapshot()
 
     def end(self) -> None:
-        """Tell the others to end."""
+        """End the other ranks."""
         if self._in_step:
             self._ranks.told(_END)
             self._ranks.leave()
 
     @contextmanager
-    def _telling(self, method: str, *arguments: Any) -> Iterator[None]:
-        """Give the command to the others, and notice when ranks fall out of step in it."""
+    def _sending(self, method: str, *arguments: Any) -> Iterator[None]:
+        """Send the command to the others, and record if it fails and leaves ranks out of step."""
         assert method in COMMANDS
-        self._in_step = False  # until it is done: whatever fails in it leaves other ranks waiting
+        self._in_step = False  # until it is done: a failure leaves other ranks waiting
         self._ranks.told(Command(method, arguments))
         yield
         self._in_step = True
@@ -145,18 +145,18 @@ class Team:
 
 
 def follow(worker: Worker, ranks: TorchRanks) -> None:
-    """Repeat what rank 0 does until it ends."""
+    """Repeat the commands of rank 0 until it ends."""
     while (command := ranks.told(None)) != _END:
         assert command.method in COMMANDS
         if command.method == "warm_start":
-            worker.warm_start(_heard(ranks), lambda step, loss: None)
+            worker.warm_start(_received(ranks), lambda step, loss: None)
         else:
             getattr(worker, command.method)(*command.arguments)
     ranks.leave()
 
 
-def _heard(ranks: TorchRanks) -> Iterator[Row]:
-    """Rows as rank 0 makes them."""
+def _received(ranks: TorchRanks) -> Iterator[Row]:
+    """Rows of the warm start, as rank 0 sends them."""
     while True:
         block = ranks.told(None)
         if block == _END:

@@ -1,4 +1,4 @@
-"""Whether a checkpoint is one of the model that the experiment describes, found out at the start."""
+"""Checks at the start that a checkpoint holds the model that the experiment describes."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from tailrace.config import ConfigError, RunConfig
 from tailrace.log import get_logger
-from tailrace_learner.adapters.hf_model import LoadedModel, build_tokenizer, scratch_architecture
+from tailrace_learner.adapters.hf_model import TrainableModel, build_tokenizer, scratch_architecture
 from tailrace_learner.config import LearnerConfig
 
 log = get_logger(__name__)
 
 
-class OtherModelError(ConfigError):
+class IncompatibleCheckpointError(ConfigError):
     """A checkpoint holds another model than the experiment's. Attributes: `path`, `difference`."""
 
     def __init__(self, path: str, difference: str) -> None:
@@ -28,37 +28,39 @@ class OtherModelError(ConfigError):
         self.difference = difference
 
 
-def check_same_model(path: str, loaded: LoadedModel, run: RunConfig, config: LearnerConfig) -> None:
-    """Raise `OtherModelError` if type, vocabulary or any weight's shape differ from the experiment's.
+def check_compatible(path: str, loaded: TrainableModel, run: RunConfig, config: LearnerConfig) -> None:
+    """Raise `IncompatibleCheckpointError` if type, vocabulary or the shape of a weight differ.
 
-    A pretrained model whose configuration cannot be had any more is not compared.
+    The check is left out if the configuration of `pretrain` cannot be loaded any more.
     """
     expected = _architecture(run, config)
     if expected is None:
         return
     found = loaded.model.config
     if found.model_type != expected.model_type:
-        raise OtherModelError(path, f"{found.model_type}, here {expected.model_type}")
+        raise IncompatibleCheckpointError(path, f"{found.model_type}, here {expected.model_type}")
     with torch.device("meta"):
         wanted = _shapes(AutoModelForCausalLM.from_config(expected))  # type: ignore[no-untyped-call]
     shapes = _shapes(loaded.model)
     for name in sorted(shapes.keys() | wanted.keys()):
         if shapes.get(name) != wanted.get(name):
-            raise OtherModelError(path, f"{name} is {shapes.get(name)}, here {wanted.get(name)}")
+            raise IncompatibleCheckpointError(
+                path, f"{name} is {shapes.get(name)}, here {wanted.get(name)}"
+            )
     _check_tokens(path, loaded, config)
 
 
-def _check_tokens(path: str, loaded: LoadedModel, config: LearnerConfig) -> None:
-    """The same tokens under the same ids, where the experiment makes them itself."""
+def _check_tokens(path: str, loaded: TrainableModel, config: LearnerConfig) -> None:
+    """Compare the vocabularies, if the experiment makes its tokenizer itself."""
     if config.from_scratch is None:
         return
     tokens = build_tokenizer(config.from_scratch).get_vocab()
     if tokens != loaded.tokenizer.get_vocab():
-        raise OtherModelError(path, "its tokenizer has other tokens")
+        raise IncompatibleCheckpointError(path, "its tokenizer has other tokens")
 
 
 def _architecture(run: RunConfig, config: LearnerConfig) -> Any:
-    """The configuration that a new run of this experiment would start with; None if it is gone."""
+    """Returns the configuration of a new run of this experiment; None if it cannot be loaded."""
     if config.from_scratch is not None:
         scratch = config.from_scratch
         return scratch_architecture(scratch, build_tokenizer(scratch))
