@@ -10,7 +10,7 @@ from tailrace_protos.base import Message
 
 
 class ServerState(enum.StrEnum):
-    """What an inference server can be used for."""
+    """Readiness of an inference server."""
 
     STARTING = "starting"  # no weights yet
     READY = "ready"
@@ -60,8 +60,8 @@ class DrainRequest(Message, frozen=True, tag="drain_request"):
 
 
 class LeaseRequest(Message, frozen=True, tag="lease_request"):
-    """Where shall these episodes be generated? After a failure, with `failed_server_id`: they go
-    elsewhere if they can. Whether the server is to blame is said by `LeaseReport`.
+    """Asks for servers for these episodes. After a failure it names `failed_server_id`: then they go to
+    other servers if there are any. `LeaseReport` says whether that server is to blame.
     """
 
     worker_id: str
@@ -98,7 +98,7 @@ class LeaseReport(Message, frozen=True, tag="lease_report"):
 
 
 class AgentActivity(Message, frozen=True, tag="agent_activity"):
-    """How many episodes of one agents worker are in each state at this moment."""
+    """Number of one agents worker's episodes in each state at this moment."""
 
     worker_id: str
     num_generating: int
@@ -109,7 +109,7 @@ class AgentActivity(Message, frozen=True, tag="agent_activity"):
 
 
 class RunStatus(Message, frozen=True, tag="run_status"):
-    """What a live view shows, published twice a second by the scheduler."""
+    """Live status of a run, which the scheduler publishes twice a second."""
 
     step: int
     max_steps: int

@@ -16,7 +16,7 @@ MAX_TOP_LOGPROBS = 20  # what `GenerateRequest.top_logprobs` may be at most
 
 
 class FinishReason(enum.StrEnum):
-    """Why a generation ended; means the same for every engine."""
+    """End of a generation; means the same for every engine."""
 
     STOP = "stop"
     LENGTH = "length"
@@ -24,7 +24,7 @@ class FinishReason(enum.StrEnum):
 
 
 class SamplingParams(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
-    """How to choose tokens. `top_k` 0, `top_p` 1 and `min_p` 0 switch that filter off.
+    """Parameters of sampling. `top_k` 0, `top_p` 1 and `min_p` 0 switch that filter off.
 
     `temperature` 0 is greedy. `inference_logprobs` are those of the distribution sampled from: after
     the temperature, before top-k/top-p/min-p.
@@ -70,7 +70,7 @@ class TokenSpan(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 class CallErrorCode(enum.StrEnum):
-    """What went wrong with a call, seen from the caller."""
+    """Kind of failure of a call, as its caller sees it."""
 
     INVALID = "invalid"  # the request itself is wrong; do not retry
     OVERLOADED = "overloaded"  # full; retry after `retry_after_s`
@@ -112,7 +112,7 @@ class AbortRequest(Message, frozen=True, tag="abort_request"):
 
 
 class RequestFrame(Message, frozen=True, array_like=True, tag="request_frame"):
-    """What one client sends to one server in one piece; empty ones say "still here".
+    """Frame from one client to one server; an empty one is a sign of life.
 
     `sequence` counts a client's frames to this server from 0. A server that misses one breaks the
     link, since it cannot know which calls were lost. `received` counts the server's frames that were
@@ -126,7 +126,7 @@ class RequestFrame(Message, frozen=True, array_like=True, tag="request_frame"):
 
 
 class ChunkFrame(Message, frozen=True, array_like=True, tag="chunk_frame"):
-    """What one server sends to one client in one piece; empty ones answer empty ones.
+    """Frame from one server to one client; an empty one answers an empty one.
 
     `sequence` counts a server's frames to this client from 0. A client that misses one gives up all
     calls on the link: tokens are missing. `received` counts the client's frames that were taken, as in

@@ -30,7 +30,7 @@ class WeightManifest(Message, frozen=True, tag="weight_manifest"):
 
 
 class WeightSource(msgspec.Struct, frozen=True):
-    """Where the buffer can be fetched: shared memory on the same host, ZMQ from anywhere."""
+    """Addresses of the buffer: shared memory on the same host, ZMQ from anywhere."""
 
     host_id: str
     shm_name: str
@@ -113,7 +113,7 @@ class ChunkReply(Message, frozen=True, tag="chunk_reply"):
 
 
 class ModelCard(Message, frozen=True, tag="model_card"):
-    """What others need to know of the model: written once to Redis by the learner."""
+    """Description of the model, which the learner writes once to Redis."""
 
     config_json: bytes  # Hugging Face config.json
     tokenizer_files: dict[str, bytes]  # tokenizer.json, tokenizer_config.json, chat_template.jinja
