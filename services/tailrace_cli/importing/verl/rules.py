@@ -8,7 +8,7 @@ from typing import Any
 from tailrace.config.settings.setting import Lookup, choice
 from tailrace_cli.importing import words
 from tailrace_cli.importing.rules import NoEffectError
-from tailrace_learner.config_algorithm import GROUP_RELATIVE
+from tailrace_learner.config_registry import ESTIMATORS
 
 ACTOR = "actor_rollout_ref.actor"
 MODEL = "actor_rollout_ref.model"
@@ -113,7 +113,7 @@ def discounts(lookup: Lookup) -> bool:
 def redraw(used: Any, lookup: Lookup) -> Mapping[str, Any]:
     """Groups of equal returns, where they teach nothing."""
     name = lookup("algorithm.adv_estimator", "grpo")
-    if used and name not in GROUP_RELATIVE:
+    if used and name not in ESTIMATORS or not ESTIMATORS[name].compares_group:
         raise ValueError(f"{name} learns from groups of equal returns too: here they are never redrawn")
     return {"learner.zero_variance_groups": "redraw" if used else "skip"}
 
