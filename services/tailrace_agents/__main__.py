@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 
 from tailrace.channel import GenerateClient, NatsGenerateClient, ZmqGenerateClient
-from tailrace.chat import Renderer, TemplateError
+from tailrace.chat import Renderer, TemplateError, load_parsers
 from tailrace.clock import SystemClock
 from tailrace.config import ConfigError, RunConfig
 from tailrace.policy.activity import Stages
@@ -34,6 +34,7 @@ from tailrace_protos.weights import ModelCard
 async def build(args: Args) -> Service:
     """The service with everything it needs; what needs a server is opened by its start hook."""
     config = args.section("agents", AgentsConfig)
+    load_parsers(args.run.chat)  # a wrong parser ends the process before the model card arrives
     threads = ThreadPoolExecutor(config.env_threads, "env")
     stages = Stages()
     cast = Cast(config, args.run, args.config, threads, stages)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from tailrace.chat import check_parser_names
 from tailrace.config import ConfigError
 from tailrace_agents.config import check_with_run as check_agents
 from tailrace_cli.experiment import Experiment
@@ -24,6 +25,7 @@ def check_experiment(experiment: Experiment) -> None:
     _check_sampling(experiment)
     _check_rewards(experiment)
     try:
+        check_parser_names(experiment.run.chat)
         check_capacity(experiment.run, experiment.scheduler)
         check_with_run(experiment.learner, experiment.run)
         check_agents(experiment.agents, experiment.run)

@@ -60,7 +60,7 @@ class InferenceConfig(Config, frozen=True, kw_only=True):
     with them, which saves that work and biases log-probabilities (`stale_kv_tokens_total` counts)."""
 
     forward: Literal["auto", "generic"] = "auto"
-    """`auto` runs Llama-like decoders through the lean forward when it agrees with the model's own at
+    """`auto` runs Llama-like decoders through the Llama forward when it agrees with the model's own at
     load; `generic` always runs the Hugging Face modules."""
 
     step_in: Literal["auto", "loop", "thread"] = "auto"

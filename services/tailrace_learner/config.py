@@ -10,7 +10,7 @@ from tailrace.config import Config, RunConfig
 from tailrace.processor import CpuMatmul
 from tailrace_learner.config_algorithm import AlgorithmConfig
 from tailrace_learner.config_checks import check_algorithm, check_roles
-from tailrace_learner.config_execution import LoraArgs, StrategyArgs, WandbArgs
+from tailrace_learner.config_execution import LoraArgs, StrategyArgs
 from tailrace_learner.config_models import (
     OF_OPTIMIZER,
     FromScratch,
@@ -19,6 +19,7 @@ from tailrace_learner.config_models import (
     check_not_negative,
 )
 from tailrace_learner.config_roles import CriticArgs, ReferenceArgs
+from tailrace_learner.config_trackers import WandbArgs, chosen_trackers
 
 __all__ = [
     "CriticArgs",
@@ -162,7 +163,17 @@ class LearnerConfig(AlgorithmConfig, frozen=True, kw_only=True):
     """Write metrics to `<run_dir>/tensorboard/` as well."""
 
     wandb: WandbArgs | None = None
-    """Write metrics for Weights & Biases as well."""
+    """Write metrics for Weights & Biases as well; short for `trackers.wandb`."""
+
+    trackers: dict[str, dict[str, Any]] = msgspec.field(default_factory=dict)
+    """Further trackers by name, each with its arguments: `console` (`keys`), `jsonl` (`path`), `mlflow`
+    (`tracking_uri`, `experiment`), `trackio` (`project`, `space_id`, `server_url`), `wandb` (`project`,
+    `mode`), or a class of your own as `module:name`. Every tracker gets the rows of `metrics.jsonl`."""
+
+    @property
+    def chosen_trackers(self) -> dict[str, dict[str, Any]]:
+        """Arguments of all trackers by name, those of `tensorboard` and `wandb` too."""
+        return chosen_trackers(self.trackers, self.tensorboard, self.wandb)
 
     @property
     def shares_prefixes(self) -> bool:
@@ -185,6 +196,7 @@ class LearnerConfig(AlgorithmConfig, frozen=True, kw_only=True):
                 raise ValueError(f"{key} must not be negative")
         if self.min_tokens_per_micro_batch > self.max_tokens_per_micro_batch:
             raise ValueError("min_tokens_per_micro_batch must not exceed max_tokens_per_micro_batch")
+        chosen_trackers(self.trackers, self.tensorboard, self.wandb)
         self._check_attention()
         self._check_strategy()
 

@@ -7,7 +7,7 @@ from typing import Any, Protocol
 
 
 @dataclass(frozen=True)
-class Outcome:
+class Execution:
     """Of one call. `reason`: the limit that ended it; empty: it ended by itself."""
 
     exit_code: int  # negative: the signal that ended it
@@ -46,10 +46,10 @@ class Work:
         return {key: self.code, "files": self.files}
 
 
-class Session(Protocol):
+class SandboxSession(Protocol):
     """A confined Python that keeps its names from call to call."""
 
-    async def execute(self, work: Work) -> Outcome:
+    async def execute(self, work: Work) -> Execution:
         """Run a piece of code; raises `SandboxLostError`."""
 
     async def close(self) -> None:
@@ -59,8 +59,8 @@ class Session(Protocol):
 class Sandbox(Protocol):
     """Runs code."""
 
-    async def run(self, work: Work) -> Outcome:
+    async def run(self, work: Work) -> Execution:
         """One call; raises `SandboxLostError`."""
 
-    async def open_session(self) -> Session:
+    async def open_session(self) -> SandboxSession:
         """A new session; raises `SandboxLostError`."""

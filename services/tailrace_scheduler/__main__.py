@@ -18,7 +18,7 @@ from tailrace_scheduler.adapters.run_files import EventFile, MetricsFile
 from tailrace_scheduler.config import SchedulerConfig
 from tailrace_scheduler.core.capacity import check_capacity
 from tailrace_scheduler.core.scheduler import SchedulerCore
-from tailrace_scheduler.handlers import SchedulerActor, World
+from tailrace_scheduler.handlers import SchedulerActor, SchedulerDependencies
 from tailrace_scheduler.ports import DiskFullError
 
 
@@ -36,7 +36,7 @@ async def build(args: Args) -> Service:
     except DiskFullError as error:
         raise ConfigError(str(error)) from error
     connection = await connect(args.endpoints.redis_url)
-    world = World(
+    world = SchedulerDependencies(
         run=run,
         config_digest=hashlib.sha256(encode_json(args.experiment)).hexdigest(),
         bus=service.bus,

@@ -103,7 +103,7 @@ class Lane(Generic[T]):
 
 
 @dataclass(frozen=True)
-class World:
+class SchedulerDependencies:
     """Everything outside of the core."""
 
     run: str
@@ -123,7 +123,7 @@ class SchedulerActor:
     def __init__(
         self,
         core: SchedulerCore,
-        world: World,
+        world: SchedulerDependencies,
         *,
         reconcile_interval_s: float,
         on_ready: Callable[[], None],

@@ -1,6 +1,6 @@
-"""What the services and their users share; each module and package says what it owns.
+"""Code that services and users share; each module and package says what it owns.
 
-The names that users write most are here too, imported when they are first asked for.
+The names that users need most are exported here and imported at first use.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ __all__ = [
     "tool",
 ]
 
-_HOMES = {
+_MODULES = {
     "ToolWorker": "tailrace.tools",
     "Trainer": "tailrace.trainer",
     "TrainingFailedError": "tailrace.trainer",
@@ -39,4 +39,4 @@ _HOMES = {
 def __getattr__(name: str) -> Any:
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(importlib.import_module(_HOMES.get(name, "tailrace.sdk")), name)
+    return getattr(importlib.import_module(_MODULES.get(name, "tailrace.sdk")), name)

@@ -1,4 +1,4 @@
-"""Time as a dependency: what waits or stamps takes a `Clock`, so that tests own the time."""
+"""Time as a dependency: code that waits or stores times takes a `Clock`, so that tests control time."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Protocol
 
 
 class Clock(Protocol):
-    """Wall time for stamps that others read, monotonic time for durations, and sleep."""
+    """Wall time for stored times, monotonic time for durations, and sleep."""
 
     def unix_s(self) -> float:
         """Seconds since the epoch."""
@@ -19,12 +19,12 @@ class Clock(Protocol):
         ...
 
     async def sleep(self, delay_s: float) -> None:
-        """Return after `delay_s` of this clock's time."""
+        """Returns after `delay_s` of this clock's time."""
         ...
 
 
 class SystemClock:
-    """The machine's own time."""
+    """Time of the machine."""
 
     def unix_s(self) -> float:
         """Seconds since the epoch."""
@@ -35,5 +35,5 @@ class SystemClock:
         return time.monotonic()
 
     async def sleep(self, delay_s: float) -> None:
-        """Return after `delay_s`."""
+        """Returns after `delay_s`."""
         await asyncio.sleep(delay_s)

@@ -1,4 +1,4 @@
-"""The border to code that users bring: whatever it raises becomes one typed error.
+"""Boundary to user code: each exception of it becomes one typed error.
 
 Used as `with foreign_code("env.step"): ...`. Cancellation and process exits pass through.
 """
@@ -9,7 +9,7 @@ from types import TracebackType
 
 
 class ForeignCodeError(Exception):
-    """Code of a user's environment or reward raised. Attributes: `where`, `error` (what it raised)."""
+    """User code (an environment, a reward, a tool) raised `error`, in the call named `where`."""
 
     def __init__(self, where: str, error: Exception) -> None:
         super().__init__(f"{where} raised {type(error).__name__}: {error}")
@@ -17,8 +17,8 @@ class ForeignCodeError(Exception):
         self.error = error
 
 
-class foreign_code:  # noqa: N801  reads as a statement
-    """Context manager that turns an `Exception` of its body into `ForeignCodeError`."""
+class foreign_code:  # noqa: N801  used like a statement
+    """Turns an `Exception` of the body of the `with` into `ForeignCodeError`."""
 
     __slots__ = ("_where",)
 

@@ -1,8 +1,8 @@
-"""Logs: one structured line per event on stderr, with the ids of who and what it is about.
+"""Logs: one structured line per event on stderr, with ids.
 
-Every line carries `service`, `run`, `instance_id` and whatever ids were bound to the current task
-(`bound(episode_id=...)`). `TAILRACE_LOG=json|console` chooses the form (default: console on a
-terminal, else json), `TAILRACE_LOG_LEVEL` the least level (default info).
+Each line has `service`, `run`, `instance_id` and the ids bound to the current task
+(`bound(episode_id=...)`). `TAILRACE_LOG=json|console` sets the form (default: console on a terminal,
+else json), and `TAILRACE_LOG_LEVEL` the lowest level (default info).
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ FORMS = ("json", "console")
 
 
 class _Stderr:
-    """Whatever `sys.stderr` is at the time of a line; nobody reading it must not end the service."""
+    """Current `sys.stderr`; a closed stderr must not end the service."""
 
     def write(self, text: str) -> None:
         with suppress(OSError, ValueError):  # broken pipe, closed file
@@ -35,17 +35,17 @@ class _Stderr:
 
 
 def get_logger(name: str) -> FilteringBoundLogger:
-    """A logger whose lines name their module; safe to make at import."""
+    """Returns a logger whose lines name their module; safe to call at import."""
     return cast(FilteringBoundLogger, structlog.get_logger(module=name))
 
 
 def bound(**ids: Any) -> AbstractContextManager[None]:
-    """Add ids to every line logged by this task (and tasks it starts) inside the `with` block."""
+    """Adds ids to each line that this task, and tasks it starts, log inside the `with` block."""
     return cast(AbstractContextManager[None], bound_contextvars(**ids))
 
 
 def configure(*, service: str = "", run: str = "", instance_id: str = "") -> None:
-    """Set up this process's logging, once, at start."""
+    """Sets up the logging of this process, once at start."""
     shared = _shared_processors()
     handler = logging.StreamHandler(cast(TextIO, _Stderr()))
     handler.setFormatter(
@@ -66,7 +66,7 @@ def configure(*, service: str = "", run: str = "", instance_id: str = "") -> Non
 
 
 def bind(**ids: str) -> None:
-    """Add ids to every line from here on; empty ones are left out."""
+    """Adds ids to all later lines; omits empty ids."""
     bind_contextvars(**{key: value for key, value in ids.items() if value})
 
 

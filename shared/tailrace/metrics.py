@@ -1,6 +1,6 @@
-"""Prometheus metrics of the shared layers; a service's own are in its `metrics.py`.
+"""Prometheus metrics of the shared layers; those of a service are in its `metrics.py`.
 
-Names: `tailrace_<layer>_<what>_<unit>`. Label `actor` is `<kind>:<subject or durable or name>`.
+Names: `tailrace_<layer>_<quantity>_<unit>`. Label `actor` is `<kind>:<subject or durable or name>`.
 """
 
 from __future__ import annotations
@@ -29,16 +29,16 @@ FAILURES = Counter(
 READY = Gauge("tailrace_runtime_ready", "1 while the service is ready.")
 
 BUS_CONNECTED = Gauge("tailrace_bus_connected", "1 while connected to NATS.")
-BUS_DISCONNECTS = Counter("tailrace_bus_disconnects", "Times the connection to NATS was lost.")
+BUS_DISCONNECTS = Counter("tailrace_bus_disconnects", "Losses of the connection to NATS.")
 BUS_DROPPED = Counter(
     "tailrace_bus_dropped_messages", "Messages lost because a subscription was full.", ["subject"]
 )
 BUS_ERRORS = Counter(
-    "tailrace_bus_errors", "Errors NATS reported outside any call, by type.", ["error"]
+    "tailrace_bus_errors", "Errors that NATS reported outside a call, by type.", ["error"]
 )
 BUS_CALL_SECONDS = Histogram("tailrace_bus_call_seconds", "Request to reply.", buckets=_SECONDS)
 DEAD_LETTERS = Counter(
-    "tailrace_bus_dead_letters", "Messages nobody could handle, by subject.", ["subject"]
+    "tailrace_bus_dead_letters", "Messages that no worker could handle, by subject.", ["subject"]
 )
 BUS_PUBLISH_RETRIES = Counter(
     "tailrace_bus_publish_retries",
@@ -46,5 +46,5 @@ BUS_PUBLISH_RETRIES = Counter(
     ["reason"],
 )
 BUS_UNACKED_PUBLISHES = Gauge(
-    "tailrace_bus_unacked_publishes", "Durable publishes whose PubAck has not come yet."
+    "tailrace_bus_unacked_publishes", "Durable publishes without a PubAck yet."
 )

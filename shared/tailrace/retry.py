@@ -1,4 +1,4 @@
-"""How long to wait before trying again."""
+"""Delays between retries."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ import random
 class Backoff:
     """Exponential delays with jitter: `first_s`, then times `factor`, at most `max_s`.
 
-    Jitter (a share of the delay, subtracted at random) keeps many that failed together from coming
-    back together.
+    Jitter subtracts a random share of the delay, so that callers that failed together do not retry
+    together.
     """
 
     def __init__(
@@ -27,17 +27,17 @@ class Backoff:
         self.num_failures = 0
 
     def next_s(self) -> float:
-        """The next delay."""
+        """Returns the next delay."""
         base_s = self._base_s
         self._base_s = min(base_s * self._factor, self._max_s)
         self.num_failures += 1
         return base_s * (1 - self._jitter * random.random())
 
     def reset(self) -> None:
-        """After a success: begin with `first_s` again."""
+        """Starts again with `first_s`, after a success."""
         self._base_s = self._first_s
         self.num_failures = 0
 
     async def sleep(self) -> None:
-        """Wait for the next delay."""
+        """Waits for the next delay."""
         await asyncio.sleep(self.next_s())

@@ -1,8 +1,8 @@
-"""Traces: one `traceparent` string (W3C) travels with a message through every service.
+"""Traces: each message carries one `traceparent` string (W3C) through all services.
 
-Without `OTEL_EXPORTER_OTLP_ENDPOINT` no span is recorded: a span then only carries an incoming
-`traceparent` on, at the cost of one context variable. Between `configure` and the end of the
-process spans go to that endpoint in the background.
+Without `OTEL_EXPORTER_OTLP_ENDPOINT` no span is recorded; a span then only passes an incoming
+`traceparent` on, at the cost of one context variable. With it, spans go to that endpoint in the
+background, from `configure` to the end of the process.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ _tracer: trace.Tracer | None = None
 
 
 def configure(service: str) -> None:
-    """Start to record spans if an endpoint is configured."""
+    """Starts to record spans if an endpoint is configured."""
     global _tracer
     if not os.environ.get("OTEL_EXPORTER_OTLP_ENDPOINT"):
         return
-    # The SDK and its gRPC exporter cost 0.3 s and 40 MB at import: only for those who trace.
+    # The import of the SDK and its gRPC exporter costs 0.3 s and 40 MB.
     sdk = importlib.import_module("opentelemetry.sdk.trace")
     resources = importlib.import_module("opentelemetry.sdk.resources")
     export = importlib.import_module("opentelemetry.sdk.trace.export")
@@ -42,13 +42,13 @@ def configure(service: str) -> None:
 
 
 def record_with(provider: trace.TracerProvider | None) -> None:
-    """Record spans with this provider; None: record none."""
+    """Records spans with this provider; None: records none."""
     global _tracer
     _tracer = provider.get_tracer("tailrace") if provider is not None else None
 
 
 def current_traceparent() -> str:
-    """What to send along with a message so that its spans join this trace; empty: no trace."""
+    """Returns the `traceparent` for a message, so that its spans join this trace; empty: no trace."""
     if _tracer is None:
         return _carried.get()
     carrier: dict[str, str] = {}
@@ -56,8 +56,8 @@ def current_traceparent() -> str:
     return carrier.get(HEADER, "")
 
 
-class span:  # noqa: N801 - reads as a verb at its `with`
-    """`with span("play episode", traceparent=message.traceparent, episode_id=...):`."""
+class span:  # noqa: N801 - used like a statement
+    """Span of a `with` body: `with span("play episode", message.traceparent, episode_id=...):`."""
 
     __slots__ = ("_attributes", "_carried", "_name", "_otel_span", "_otel_token", "_traceparent")
 
@@ -80,7 +80,7 @@ class span:  # noqa: N801 - reads as a verb at its `with`
         return self
 
     def set(self, **attributes: Any) -> None:
-        """Add attributes that were not known at the start."""
+        """Adds attributes after the start of the span."""
         if self._otel_span is not None:
             self._otel_span.set_attributes(attributes)
 

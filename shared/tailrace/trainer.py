@@ -1,7 +1,7 @@
-"""`Trainer`: from Python what `tailrace train` does, by running it as a child process.
+"""`Trainer`: runs `tailrace train` from Python, as a child process.
 
-Invariants: the child never outlives this process; Ctrl-C lets it drain, a second one kills it; whatever
-ends a training early is an exception that carries the child's exit code.
+Invariants: the child never outlives this process; Ctrl-C drains it, a second Ctrl-C kills it; a
+training that ends early raises an exception with the child's exit code.
 """
 
 from __future__ import annotations
@@ -30,16 +30,16 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 @dataclass(frozen=True)
 class TrainingRun:
-    """A training that came to its end."""
+    """Completed training."""
 
     run_dir: Path
     metrics: dict[str, Any]  # the last line of metrics.jsonl
 
 
 class TrainingFailedError(RuntimeError):
-    """`tailrace train` failed: its `exit_code` and what it printed last, `output_tail`.
+    """`tailrace train` failed with `exit_code`; `output_tail` is the end of its output.
 
-    Exit code 2: the experiment is wrong, as the message says; 1: a service failed; negative: the signal
+    Exit code 2: the experiment is wrong, see the message; 1: a service failed; negative: the signal
     that killed it.
     """
 
@@ -68,25 +68,25 @@ class Trainer:
         overrides: Sequence[str] | Mapping[str, Any] = (),
         overwrite: bool = False,
     ) -> TrainingRun:
-        """Train to the end and return the run; what the run prints is passed on to `sys.stdout`.
+        """Trains to the end and returns the run; copies the run's output to `sys.stdout`.
 
-        `workflow` plays the rows of the data sets: `my_module.MyAgent`, or the class itself if it
-        stands at the top of a module. `overrides` are `key=value` or a dict of them; `overwrite`
-        deletes an earlier run of this name. Raises `TrainingFailedError`, and `KeyboardInterrupt` after
-        the run has drained.
+        `workflow` plays the rows of the data sets: `my_module.MyAgent`, or the class itself if it is
+        defined at the top level of a module. `overrides` are `key=value` strings or a dict;
+        `overwrite` deletes an earlier run of this name. Raises `TrainingFailedError`, and
+        `KeyboardInterrupt` after the run has drained.
         """
         with tempfile.TemporaryDirectory(prefix="tailrace-") as folder:
             summary = Path(folder) / "summary.json"
-            argv = [*_COMMAND, self._place(Path(folder)), *_settings(overrides)]
+            argv = [*_COMMAND, self._experiment_argument(Path(folder)), *_settings(overrides)]
             argv += ["--summary-file", str(summary)]
             argv += ["--overwrite"] if overwrite else []
-            argv += ["--workflow", _dotted(workflow)] if workflow else []
+            argv += ["--workflow", _import_path(workflow)] if workflow else []
             _run(argv, _environment(workflow))
             found = json.loads(summary.read_text(encoding="utf-8"))
         return TrainingRun(Path(found["run_dir"]), found["metrics"])
 
-    def _place(self, folder: Path) -> str:
-        """The experiment as an argument of the command line."""
+    def _experiment_argument(self, folder: Path) -> str:
+        """Returns the experiment as an argument of the command line."""
         if not isinstance(self._config, Mapping):
             return str(self._config)
         path = folder / "experiment.yaml"
@@ -103,8 +103,8 @@ def _settings(overrides: Sequence[str] | Mapping[str, Any]) -> list[str]:
     return [f"{key}={json.dumps(value)}" for key, value in overrides.items()]
 
 
-def _dotted(workflow: str | type) -> str:
-    """The address of a class, as a child process can import it."""
+def _import_path(workflow: str | type) -> str:
+    """Returns the import path of a class, for a child process."""
     if isinstance(workflow, str):
         return workflow
     name, module = workflow.__qualname__, workflow.__module__
@@ -112,14 +112,14 @@ def _dotted(workflow: str | type) -> str:
         module = script.stem
     if "." in name or module == "__main__":
         raise ValueError(
-            f"workflow {module}.{name} has no address: define it at the top of a module and pass "
+            f"workflow {module}.{name} has no import path: define it at the top of a module and pass "
             "'my_module.MyAgent'"
         )
     return f"{module}:{name}"
 
 
 def _environment(workflow: str | type | None) -> dict[str, str]:
-    """Ours; a class of the script that runs can be imported from the script's folder."""
+    """Returns the environment of the child; it can import a class of the running script."""
     environment = dict(os.environ)
     if isinstance(workflow, type) and workflow.__module__ == "__main__":
         script = _script()
@@ -135,7 +135,7 @@ def _script() -> Path | None:
 
 
 def _run(argv: Sequence[str], environment: Mapping[str, str]) -> None:
-    """Run to the end, passing its output on; raises `TrainingFailedError`."""
+    """Runs to the end and copies the output; raises `TrainingFailedError`."""
     process = subprocess.Popen(
         argv,
         env=dict(environment),
@@ -144,7 +144,7 @@ def _run(argv: Sequence[str], environment: Mapping[str, str]) -> None:
         stderr=subprocess.STDOUT,
         text=True,
         errors="replace",
-        start_new_session=True,  # Ctrl-C reaches it through us, once
+        start_new_session=True,  # this process forwards Ctrl-C, once
         preexec_fn=_prepare_child,
     )
     tail: deque[str] = deque(maxlen=_NUM_TAIL_LINES)
@@ -155,7 +155,7 @@ def _run(argv: Sequence[str], environment: Mapping[str, str]) -> None:
         _pass_on(process, tail)
         raise
     finally:
-        process.kill()  # nothing where it has ended
+        process.kill()  # no effect after its end
         process.wait()
     if process.returncode:
         raise TrainingFailedError(process.returncode, "".join(tail))
@@ -170,6 +170,6 @@ def _pass_on(process: subprocess.Popen[str], tail: deque[str]) -> None:
 
 
 def _prepare_child() -> None:
-    """Before exec: SIGTERM when our parent dies, and SIGINT even if a shell made us ignore it."""
+    """Before exec: sets SIGTERM at the parent's death, and restores SIGINT."""
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)

@@ -1,8 +1,8 @@
-"""Demonstrations for a warm start: an expert's play with a share of random replies.
+"""Demonstrations for a warm start: replies of an expert, mixed with random replies.
 
-Rows are whole episodes in the very tokens that agents would produce, because the same renderer writes
-them. Tasks come from the train split only. The random replies keep the warm-started policy
-uncertain, which leaves reinforcement learning something to do.
+A row is a whole episode. The same renderer as in the agents service makes its tokens. Tasks come from
+the train split only. The random replies keep the policy after the warm start uncertain, so that
+reinforcement learning can still improve it.
 """
 
 from __future__ import annotations
@@ -22,31 +22,31 @@ DemonstrationRow = tuple[list[int], list[int]]  # token ids and loss mask, both 
 
 
 class ChatRenderer(Protocol):
-    """What is needed of `tailrace.chat.Renderer`."""
+    """The used part of `tailrace.chat.Renderer`."""
 
     def observation_ids(self, text: str, first: bool) -> NDArray[np.int32]:
-        """Ids inserted before the model's turn."""
+        """Ids to insert before the model's turn."""
         ...
 
     def reply_ids(self, text: str) -> NDArray[np.int32]:
-        """Ids as the model would sample them, the end of its turn included."""
+        """Ids of a reply as the model would sample them, with the end of its turn."""
         ...
 
 
 class Expert(Protocol[E_contra]):
-    """Plays an environment that it may look into."""
+    """Plays an environment; it may read the environment's state."""
 
     def best_replies(self, env: E_contra) -> Sequence[str]:
-        """Replies that are as good as any now; empty if nothing helps any more."""
+        """Best replies in the current state; empty if the task cannot be solved any more."""
         ...
 
     def any_replies(self, env: E_contra) -> Sequence[str]:
-        """Replies that a random player chooses from; never empty."""
+        """Replies of a random player; never empty."""
         ...
 
 
 def train_options(options: dict[str, Any], random_moves: float) -> dict[str, Any]:
-    """The environment's options on the train split; `ValueError` for options that cannot be."""
+    """Returns the environment's options on the train split; `ValueError` for invalid options."""
     if not 0.0 <= random_moves <= 1.0:
         raise ValueError("random_moves must be 0 to 1")
     if options.get("split", "train") != "train":
@@ -63,7 +63,7 @@ def play_demonstrations(
     num_episodes: int,
     random_moves: float,
 ) -> Iterator[DemonstrationRow]:
-    """Yield `num_episodes` rows; the mask is 1 on replies. `random_moves`: the share of random ones."""
+    """Yields `num_episodes` rows; the mask is 1 on replies. `random_moves`: share of random replies."""
     env = make()
     random = np.random.default_rng(seed)
     for _ in range(num_episodes):

@@ -31,7 +31,7 @@ class ProcessSpec:
 
 
 @dataclass(frozen=True)
-class Connection:
+class ServerAddresses:
     """How the services reach the two servers."""
 
     nats_url: str
@@ -45,7 +45,7 @@ class Site:
 
     config_path: Path
     state_dir: Path
-    connection: Connection
+    connection: ServerAddresses
     num_threads: int
     gateway_port: int = 0  # that all gateways listen on
     user_modules: Path | None = None  # folder of the modules that the experiment names
@@ -166,7 +166,7 @@ def _gpus_of(service: str, index: int, config: ClusterConfig) -> Sequence[int] |
     return None if config.num_gpus_per_node is None else range(config.num_gpus_per_node)
 
 
-def connection_environment(user: str, connection: Connection) -> dict[str, str]:
+def connection_environment(user: str, connection: ServerAddresses) -> dict[str, str]:
     """How a process reaches the servers, as the NATS user `user`."""
     env = {"TAILRACE_NATS_URL": connection.nats_url, "TAILRACE_REDIS_URL": connection.redis_url}
     if connection.nats_passwords:

@@ -1,4 +1,4 @@
-"""The gateway without a transport: sessions, calls and exports over one policy and one store."""
+"""Gateway without a transport: sessions, calls and exports over one policy and one store."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from functools import partial
 from typing import NamedTuple
 
 from tailrace.chat import Renderer
-from tailrace.chat.config import ReasoningPolicy
 from tailrace.clock import Clock
+from tailrace.config.chat import ReasoningPolicy
 from tailrace.ledger import Ledger
 from tailrace_gateway.core.calls import ModelCalls
 from tailrace_gateway.core.capture import Capture
@@ -20,7 +20,7 @@ from tailrace_gateway.ports import SessionPolicy, SessionStore
 
 
 class Renderers(NamedTuple):
-    """How the model is spoken to: as a conversation, and `plain`, where a reply is bare text."""
+    """Renderers of the model: `chat` for conversations, `plain` for replies as plain text."""
 
     chat: Renderer
     plain: Renderer
@@ -28,7 +28,7 @@ class Renderers(NamedTuple):
 
 
 class Gateway(NamedTuple):
-    """What routes and handlers need."""
+    """Parts that routes and handlers use."""
 
     sessions: Sessions
     calls: ModelCalls
@@ -45,7 +45,7 @@ class Gateway(NamedTuple):
         *,
         max_concurrent_calls: int,
     ) -> Gateway:
-        """The parts, put together."""
+        """Wire the parts."""
         make_ledger = partial(Ledger, renderers.chat, reasoning=renderers.reasoning)
         sessions = Sessions(identity, store, policy, make_ledger, clock)
         sampler = Sampler(policy, renderers.chat, renderers.plain, Capture(store), clock)

@@ -15,16 +15,12 @@ from tailrace.channel import (
     GenerateHandler,
     GenerateServer,
     NatsGenerateServer,
-    ServerChannelConfig,
     ZmqGenerateServer,
 )
 from tailrace_inference.config import InferenceConfig
 
 _LOOPBACK = ("127.0.0.1", "localhost")
 _MAX_IPC_PATH = 100
-
-# The engine coalesces tokens already: what it sends leaves with the loop tick.
-CHANNEL = ServerChannelConfig(chunk_tokens=1)
 
 
 class Listeners:
@@ -39,7 +35,7 @@ class Listeners:
         self._zmq: ZmqGenerateServer | None = None
         self._servers: list[GenerateServer] = []
         if self.nats_subject:
-            self._servers.append(NatsGenerateServer(nats, subject, CHANNEL))
+            self._servers.append(NatsGenerateServer(nats, subject))
         if "zmq" in config.transports:
             self._zmq = self._make_zmq(server_id, state_dir)
             self._servers.append(self._zmq)
@@ -67,12 +63,12 @@ class Listeners:
 
     def _make_zmq(self, server_id: str, state_dir: Path) -> ZmqGenerateServer:
         if not self._config.bind_host:
-            return ZmqGenerateServer(f"ipc://{_socket_path(server_id, state_dir)}", CHANNEL)
+            return ZmqGenerateServer(f"ipc://{_socket_path(server_id, state_dir)}")
         keys = None
         if self._config.bind_host not in _LOOPBACK:
             keys = CurveKeys.generate()
             self.zmq_public_key = keys.public
-        return ZmqGenerateServer(f"tcp://{self._config.bind_host}:*", CHANNEL, keys=keys)
+        return ZmqGenerateServer(f"tcp://{self._config.bind_host}:*", keys=keys)
 
 
 def _socket_path(server_id: str, state_dir: Path) -> Path:

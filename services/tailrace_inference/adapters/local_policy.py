@@ -7,7 +7,7 @@ from types import TracebackType
 
 import msgspec
 
-from tailrace.channel.generation import Generation, TokenLedger
+from tailrace.channel.generation import Generation, TokenBuffer
 from tailrace.sdk.policy import GenerationFailedError, TurnRequest
 from tailrace_inference.core.driver import EngineDriver
 from tailrace_inference.ports import Engine
@@ -36,7 +36,7 @@ class LocalPolicy:
     async def generate(self, request: TurnRequest) -> Generation:
         """See `Policy`; a cancelled caller aborts its call, a broken engine raises why."""
         assert self._running is not None, "used outside `async with`"
-        ledger = TokenLedger()
+        ledger = TokenBuffer()
         ended = asyncio.get_running_loop().create_future()
 
         def on_part(chunk: TokenChunk) -> None:

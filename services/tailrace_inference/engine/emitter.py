@@ -8,13 +8,10 @@ from __future__ import annotations
 
 import numpy as np
 
-from tailrace_inference.engine.batch import Batch, Call
+from tailrace_inference.engine.batch import Batch, EngineCall
 from tailrace_inference.engine.kv_cache import Int64Array
 from tailrace_protos.base import EMPTY, Float32Bytes, Int32Bytes, pack_float32, pack_int32
 from tailrace_protos.generation import CallError, CallErrorCode, FinishReason, TokenChunk, TokenSpan
-
-_TopBytes = tuple[Int32Bytes, Float32Bytes]
-_NO_TOPS: _TopBytes = (EMPTY, EMPTY)
 
 Ended = tuple[int, FinishReason, int | str | None]  # row, reason, the stop that matched
 
@@ -78,7 +75,7 @@ class Emitter:
         self.num_finished += 1
         call.on_chunk(self._chunk(row, call, policy_version, reason, stop_matched))
 
-    def close_waiting(self, call: Call) -> None:
+    def close_waiting(self, call: EngineCall) -> None:
         """Send the last chunk of an aborted call that has no row."""
         self.num_finished += 1
         call.on_chunk(
@@ -90,7 +87,7 @@ class Emitter:
     def _chunk(
         self,
         row: int,
-        call: Call,
+        call: EngineCall,
         policy_version: int,
         reason: FinishReason | None,
         matched: int | str | None,
@@ -99,7 +96,7 @@ class Emitter:
         count = int(batch.num_out[row])
         logprobs = batch.out_logprobs[row, :count].copy()
         batch.num_out[row] = 0
-        tops = self._tops(row, count, call.num_tops) if call.num_tops else _NO_TOPS
+        top_ids, top_logprobs = self._top_logprobs(row, count, call.num_top_logprobs)
         self.num_generated += count
         self.num_nonfinite += count - int(np.count_nonzero(np.isfinite(logprobs)))
         return TokenChunk(
@@ -111,13 +108,15 @@ class Emitter:
             matched,
             call.num_cached if reason is not None else 0,
             None,
-            tops[0],
-            tops[1],
+            top_ids,
+            top_logprobs,
         )
 
-    def _tops(self, row: int, count: int, width: int) -> _TopBytes:
+    def _top_logprobs(self, row: int, count: int, width: int) -> tuple[Int32Bytes, Float32Bytes]:
         """The likeliest tokens of a row's pending steps [count * width] and their log-probabilities."""
         batch = self._batch
+        if not width:
+            return EMPTY, EMPTY
         return (
             pack_int32(batch.out_top_ids[row, :count, :width].flatten()),
             pack_float32(batch.out_top_logprobs[row, :count, :width].flatten()),

@@ -22,9 +22,9 @@ from tailrace_inference.engine.batch import Batch
 from tailrace_inference.engine.emitter import Emitter, failed
 from tailrace_inference.engine.forward import LoadedModel, load_model
 from tailrace_inference.engine.kv_cache import BlockPool, Int64Array, KVCache
-from tailrace_inference.engine.planner import GroupPlan, StepPlan, plan_step
+from tailrace_inference.engine.kv_residency import KVResidency
+from tailrace_inference.engine.planner import GroupRange, StepPlan, plan_step
 from tailrace_inference.engine.request import InvalidRequestError, make_call
-from tailrace_inference.engine.residency import Residency
 from tailrace_inference.engine.sampling import choose, scaled_logprobs
 from tailrace_inference.engine.weights import Staged, WeightStage
 from tailrace_inference.ports import EngineStats, NamedTensor, OnChunk
@@ -54,7 +54,7 @@ class TorchEngine:
         self._cache = cache
         self._batch = Batch(config.max_running, self.max_len, max_blocks, config.stream_chunk_tokens)
         pool = BlockPool(num_blocks + 1)
-        self._residency = Residency(self._batch, cache, pool, config.prefix_cache, self._flush_row)
+        self._residency = KVResidency(self._batch, cache, pool, config.prefix_cache, self._flush_row)
         self._emitter = Emitter(
             self._batch, config.stream_chunk_tokens, config.stream_interval_ms / 1000.0
         )
@@ -210,21 +210,21 @@ class TorchEngine:
         logprobs = scaled_logprobs(logits, sampling)
         tokens, chosen = choose(logprobs, sampling)
         if batch.num_asking:
-            self._put_tops(sampled_rows, logprobs)
+            self._put_top_logprobs(sampled_rows, logprobs)
         batch.append(sampled_rows, tokens.cpu().numpy(), chosen.cpu().numpy())
         self._num_stale += int(np.count_nonzero(batch.kv_version[sampled_rows] != self.policy_version))
         for row, reason, stop_matched in self._emitter.ended(sampled_rows):
             self._finish(row, reason, stop_matched)
         self._emitter.flush_due(self.policy_version, now_s)
 
-    def _put_tops(self, rows: Int64Array, logprobs: Tensor) -> None:
+    def _put_top_logprobs(self, rows: Int64Array, logprobs: Tensor) -> None:
         """Keep the likeliest tokens of `logprobs` [n, vocabulary] for those of `rows` [n] that ask."""
         batch = self._batch
-        asking = np.flatnonzero(batch.num_tops[rows])
+        asking = np.flatnonzero(batch.num_top_logprobs[rows])
         if len(asking):
-            width = int(batch.num_tops[rows].max())
+            width = int(batch.num_top_logprobs[rows].max())
             tops = logprobs.index_select(0, self._tensor(asking)).topk(width, dim=-1)
-            batch.put_tops(rows[asking], tops.indices.cpu().numpy(), tops.values.cpu().numpy())
+            batch.put_top_logprobs(rows[asking], tops.indices.cpu().numpy(), tops.values.cpu().numpy())
 
     def _flush_row(self, row: int) -> None:
         self._emitter.flush(np.array([row]), self.policy_version, time.perf_counter())
@@ -245,7 +245,7 @@ class TorchEngine:
             self._tensor(ids), self._tensor(plan.positions), self._tensor(last), step
         )
 
-    def _group(self, plan: StepPlan, group: GroupPlan) -> Group:
+    def _group(self, plan: StepPlan, group: GroupRange) -> Group:
         """The tensors of one attention group."""
         rows = slice(group.first_row, group.last_row)
         take, first, queries = plan.take[rows], plan.first[rows], group.num_queries

@@ -1,7 +1,7 @@
 """Building a model from its Hugging Face configuration and running flat tokens through it.
 
 Invariant: a model is only returned after a random sequence, computed in chunks over the cache, gave the
-logits of the model's own forward. The lean forward must agree too, or the generic one is used.
+logits of the model's own forward. The Llama forward must agree too, or the generic one is used.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ from tailrace_inference.engine.attention import (
 )
 from tailrace_inference.engine.cache_size import NoRoomError, Sizes, cache_tokens
 from tailrace_inference.engine.kv_cache import KVCache, KVShape
-from tailrace_inference.engine.lean import LeanForward, supports_lean
 from tailrace_inference.engine.linear import select_matmul
+from tailrace_inference.engine.llama_forward import LlamaForward, supports_llama_forward
 
 log = get_logger(__name__)
 
@@ -106,15 +106,15 @@ def _choose_forward(
     max_len: int,
     config: InferenceConfig,
 ) -> Forward:
-    """The lean forward where it is wanted, serves this model and agrees with it."""
+    """The Llama forward where it is wanted, serves this model and agrees with it."""
     dtype = next(model.parameters()).dtype
-    if config.forward == "generic" or not supports_lean(model.config):
+    if config.forward == "generic" or not supports_llama_forward(model.config):
         return generic
-    lean = LeanForward(model, max(max_len, _PROBE_TOKENS))
-    error = _disagreement(lean, expected, layers, dtype)
+    llama = LlamaForward(model, max(max_len, _PROBE_TOKENS))
+    error = _disagreement(llama, expected, layers, dtype)
     if error < _TOLERANCE[dtype]:
-        return lean
-    log.warning("lean_forward_disagrees", error_in_deviations=error)
+        return llama
+    log.warning("llama_forward_disagrees", error_in_deviations=error)
     return generic
 
 

@@ -1,4 +1,4 @@
-"""Matrix products of the lean forward.
+"""Matrix products of the Llama forward.
 
 torch multiplies float32 matrices on the CPU with MKL. That reaches 100 GFLOP/s on one Zen 5 core, where
 oneDNN, also inside torch, reaches 170 to 230 from some size on; on Intel's cores MKL is the faster one

@@ -18,7 +18,7 @@ _CHEAP_PADDING_BLOCKS = 24
 _MAX_GROUP_SCORES = 1 << 24
 
 
-class GroupPlan(NamedTuple):
+class GroupRange(NamedTuple):
     """Consecutive rows of a plan that attend together."""
 
     first_row: int
@@ -36,7 +36,7 @@ class StepPlan(NamedTuple):
     first: Int64Array  # [R] flat index of each row's first new token
     token_rows: Int64Array  # [T]
     positions: Int64Array  # [T]
-    groups: list[GroupPlan]
+    groups: list[GroupRange]
 
 
 def share_budget(pending: Int64Array, max_tokens: int) -> Int64Array:
@@ -66,11 +66,11 @@ def plan_step(
 
 def form_groups(
     take: Int64Array, blocks: Int64Array, block_tokens: int, max_blocks: int
-) -> tuple[Int64Array, list[GroupPlan]]:
+) -> tuple[Int64Array, list[GroupRange]]:
     """An order of the rows, and groups of neighbours in it; padding never doubles a row's queries."""
     order = np.lexsort((-blocks, -take))
     falling = take[order]
-    groups: list[GroupPlan] = []
+    groups: list[GroupRange] = []
     first = 0
     while first < len(order):
         most = int(falling[first])
@@ -82,7 +82,7 @@ def form_groups(
         for start, end in _split(blocks[rows], min(max_blocks, max_keys)):
             inside = rows[start:end]
             queries, keys = int(take[inside].max()), int(blocks[inside[0]])
-            groups.append(GroupPlan(first + start, first + end, queries, keys))
+            groups.append(GroupRange(first + start, first + end, queries, keys))
         first = last
     return order, groups
 

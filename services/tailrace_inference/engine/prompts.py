@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from hashlib import blake2b
 
-from tailrace_inference.engine.batch import Batch, Call
+from tailrace_inference.engine.batch import Batch, EngineCall
 
 # Shorter prompts are sooner computed than waited for.
 MIN_PROMPT_TOKENS = 8
@@ -23,7 +23,7 @@ class PromptOwners:
         self._rows: dict[bytes, int] = {}
         self._keys: dict[int, bytes] = {}
 
-    def row_of(self, call: Call, policy_version: int) -> int | None:
+    def row_of(self, call: EngineCall, policy_version: int) -> int | None:
         """The row that has the call's whole prompt among its tokens, by the current weights."""
         if not _can_share(call):
             return None
@@ -31,11 +31,11 @@ class PromptOwners:
         is_current = row is not None and self._batch.kv_version[row] == policy_version
         return row if is_current else None
 
-    def has_computed(self, row: int, call: Call) -> bool:
+    def has_computed(self, row: int, call: EngineCall) -> bool:
         """Whether there is all to copy that the call can: its prompt but for the last token."""
         return bool(self._batch.computed[row] >= call.num_prompt - 1)
 
-    def add(self, call: Call) -> None:
+    def add(self, call: EngineCall) -> None:
         """The call got a row; if another one has its prompt by weights as new, that one stays."""
         if not _can_share(call):
             return
@@ -54,12 +54,12 @@ class PromptOwners:
             del self._rows[key]
 
 
-def _can_share(call: Call) -> bool:
+def _can_share(call: EngineCall) -> bool:
     """Whether the call's tokens are a prompt that was never computed, and worth it."""
     return call.num_seen == 0 and len(call.token_ids) == call.num_prompt >= MIN_PROMPT_TOKENS
 
 
-def _key(call: Call) -> bytes:
+def _key(call: EngineCall) -> bytes:
     if call.prompt_key is None:
         call.prompt_key = blake2b(call.token_ids.tobytes(), digest_size=16).digest()
     return call.prompt_key

@@ -1,4 +1,4 @@
-"""From a `GenerateRequest` to a `Call`: everything that can be wrong with a request is found here."""
+"""Checks a `GenerateRequest` against the model's limits and makes an `EngineCall` of it."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import secrets
 
 from tokenizers import Tokenizer
 
-from tailrace_inference.engine.batch import Call
+from tailrace_inference.engine.batch import EngineCall
 from tailrace_inference.engine.stops import StopStrings
 from tailrace_inference.ports import OnChunk
 from tailrace_protos.base import as_int32
@@ -24,7 +24,7 @@ def make_call(
     max_len: int,
     vocab_size: int,
     tokenizer: Tokenizer | None,
-) -> Call:
+) -> EngineCall:
     """Check a request against the model's limits; raises `InvalidRequestError`."""
     if len(request.prompt_ids) % 4:
         raise InvalidRequestError(
@@ -44,7 +44,7 @@ def make_call(
             )
         continued = prompt[len(prompt) - request.num_continued :].tolist()
         stops = StopStrings(tokenizer, sampling.stop, continued)
-    return Call(
+    return EngineCall(
         call_id=request.call_id,
         episode_id=request.episode_id,
         token_ids=prompt.copy(),  # the request lies in a received frame
@@ -55,7 +55,7 @@ def make_call(
         key=secrets.randbits(64) if sampling.seed is None else sampling.seed & (2**64 - 1),
         on_chunk=on_chunk,
         stops=stops,
-        num_tops=min(request.top_logprobs, vocab_size),
+        num_top_logprobs=min(request.top_logprobs, vocab_size),
     )
 
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 from tailrace.config import ConfigError
 from tailrace_reward.adapters.judge import Judge
-from tailrace_reward.adapters.process_pool import FunctionLoadError, ProcessPool
+from tailrace_reward.adapters.process_pool import FunctionLoadError, ScoringPool
 from tailrace_reward.config import RewardConfig, RewardEntry, RewardModelArgs
 from tailrace_reward.ports import Component
 
@@ -66,7 +66,7 @@ async def _pool(config: RewardConfig, source: str, made: Components) -> Function
         for index, entry in enumerate(config.rewards)
         if entry.kind == "function"
     }
-    pool = ProcessPool(tuple(places), config.num_processes)
+    pool = ScoringPool(tuple(places), config.num_processes)
     made.closers.append(pool.close)
     try:
         await pool.start()

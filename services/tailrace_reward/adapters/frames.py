@@ -1,6 +1,7 @@
-"""What the reward service and its function processes say to each other.
+"""Messages between the reward service and its function processes.
 
-A process first sends one `Loaded`; then it answers every `Call` with one `Returned`, in order.
+A process first sends one `FunctionsLoaded`. Then it answers every `ScoringCall` with one `Returned`, in
+order.
 """
 
 from __future__ import annotations
@@ -10,8 +11,8 @@ import msgspec
 from tailrace_protos.reward import ScoreItem
 
 
-class Call(msgspec.Struct, frozen=True):
-    """Call `function` (`module:name`) for an item."""
+class ScoringCall(msgspec.Struct, frozen=True):
+    """Call of `function` (`module:name`) for an item."""
 
     function: str
     item: ScoreItem
@@ -24,7 +25,7 @@ class Returned(msgspec.Struct, frozen=True):
     error: str = ""
 
 
-class Loaded(msgspec.Struct, frozen=True):
+class FunctionsLoaded(msgspec.Struct, frozen=True):
     """Which functions could not be imported, and why."""
 
     errors: dict[str, str] = {}

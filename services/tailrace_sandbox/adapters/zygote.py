@@ -41,14 +41,14 @@ def program(module: str, argument: str = "") -> str:
     )
 
 
-class Ended(NamedTuple):
+class ZygoteEnded(NamedTuple):
     """How a call ended. `reason`: the limit that ended it; empty: it ended by itself."""
 
     exit_code: int  # negative: the signal that ended it
     reason: str
 
 
-class Zygote:
+class ZygoteClient:
     """One zygote process. `start` it first."""
 
     def __init__(self, process: asyncio.subprocess.Process, control: socket.socket) -> None:
@@ -62,7 +62,7 @@ class Zygote:
         self.is_lost = False
 
     @classmethod
-    async def start(cls, python: str, argument: dict[str, Any]) -> Zygote:
+    async def start(cls, python: str, argument: dict[str, Any]) -> ZygoteClient:
         """Start and wait until it has confined a child once; raises `SandboxLostError`."""
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         ours.setblocking(False)
@@ -103,10 +103,10 @@ class Zygote:
             self._group = 0
             self._reports.put_nowait([op, *values.split(" ")])
 
-    async def ended(self, timeout_s: float) -> Ended:
+    async def ended(self, timeout_s: float) -> ZygoteEnded:
         """The end of the call; raises `SandboxLostError`."""
         exit_code, reason = await self._hear("ended", timeout_s)
-        return Ended(int(exit_code), reason)
+        return ZygoteEnded(int(exit_code), reason)
 
     async def _hear(self, op: str, timeout_s: float) -> list[str]:
         """What the next report says, which must be `op`."""

@@ -18,7 +18,7 @@ INTERRUPT_GRACE_S = 1.0
 
 
 @dataclass
-class RunningCall:
+class ForkedCall:
     """The processes of a call. `deadline_s`: monotonic; None while a session waits for code."""
 
     pid: int  # of its first process, and its process group

@@ -8,7 +8,7 @@ import nats.js.errors
 from nats.js.api import RawStreamMsg
 
 from tailrace.bus import Bus
-from tailrace.bus.streams import patiently
+from tailrace.bus.streams import retry_while_away
 from tailrace.log import get_logger
 from tailrace_protos import subjects
 from tailrace_protos.base import MalformedMessageError, decode, encode
@@ -46,7 +46,7 @@ class NatsQueue:
         """Messages of the phase in the stream; None if it does not exist. Waits while NATS is away."""
         subject = subjects.episodes(self._run, phase)
         try:
-            info = await patiently(
+            info = await retry_while_away(
                 "count episodes",
                 lambda: self._bus.jetstream.stream_info(self._stream, subjects_filter=subject),
             )
@@ -72,7 +72,7 @@ class NatsQueue:
         """The first message of the subject from `seq` on."""
         get = self._bus.jetstream.get_msg
         try:
-            return await patiently(
+            return await retry_while_away(
                 "list episodes", lambda: get(self._stream, seq=seq, subject=subject, next=True)
             )
         except nats.js.errors.NotFoundError:

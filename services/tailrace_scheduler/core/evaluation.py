@@ -28,7 +28,7 @@ from tailrace_scheduler.ports import GroupPlan
 
 
 @dataclass
-class Tally:
+class EvaluationTally:
     """Sums over episodes."""
 
     num_valid: int = 0
@@ -58,8 +58,10 @@ class Evaluation:
     num_groups: int
     closed: set[str] = field(default_factory=set)
     settled: set[str] = field(default_factory=set)
-    all_tags: Tally = field(default_factory=Tally)
-    tags: defaultdict[str, Tally] = field(default_factory=lambda: defaultdict(Tally))
+    all_tags: EvaluationTally = field(default_factory=EvaluationTally)
+    tags: defaultdict[str, EvaluationTally] = field(
+        default_factory=lambda: defaultdict(EvaluationTally)
+    )
 
     def settle(self, event: EpisodeSettled, tag: str) -> None:
         """Count an episode of a task of `tag`, once."""

@@ -24,7 +24,7 @@ ASK_TO_LEAVE_AGAIN_S = 10.0
 
 
 @dataclass(slots=True)
-class CallRecord:
+class CallHistory:
     """What callers said about one server; counts fade with time."""
 
     failures: float = 0.0
@@ -72,7 +72,7 @@ class ServerHealth:
         self._timeout_s = server_timeout_s
         self._statuses: dict[str, ServerStatus] = {}
         self._heard_s: dict[str, float] = {}  # by our own clock, so that clocks may differ
-        self._records: dict[str, CallRecord] = {}
+        self._records: dict[str, CallHistory] = {}
         self._distrusted: set[tuple[str, str]] = set()  # server id and incarnation
         self._asked_s: dict[tuple[str, str], float] = {}  # when it was last told to leave
 
@@ -94,7 +94,7 @@ class ServerHealth:
     def report(self, server_id: str, failures: int, successes: int, now_s: float) -> None:
         """Callers saw calls to a server end."""
         if server_id in self._statuses:
-            self._records.setdefault(server_id, CallRecord(updated_s=now_s)).report(
+            self._records.setdefault(server_id, CallHistory(updated_s=now_s)).report(
                 failures, successes, now_s
             )
 
@@ -129,9 +129,9 @@ class ServerHealth:
         """Servers that can be used by what they say themselves: those that must apply new weights."""
         return [status for one, status in self._statuses.items() if self.is_alive(one, now_s)]
 
-    def record(self, server_id: str) -> CallRecord:
+    def record(self, server_id: str) -> CallHistory:
         """What callers said of it."""
-        return self._records.get(server_id) or CallRecord()
+        return self._records.get(server_id) or CallHistory()
 
     def is_usable(self, server_id: str, now_s: float) -> bool:
         """Whether it is alive and not suspended."""

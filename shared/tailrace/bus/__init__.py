@@ -1,8 +1,9 @@
-"""NATS behind messages: calls, publishes, durable publishes, pulls, the server registry."""
+"""NATS as messages: calls, publishes, durable publishes, pulls, the registry of servers."""
 
 from __future__ import annotations
 
 from tailrace.bus.bus import Ack, Bus
+from tailrace.bus.connection import flush
 from tailrace.bus.errors import (
     BusClosedError,
     BusError,
@@ -13,7 +14,6 @@ from tailrace.bus.errors import (
     PublishRefusedError,
     StreamMissingError,
 )
-from tailrace.bus.flushing import flush
 from tailrace.bus.streams import StreamLimits
 
 __all__ = [

@@ -1,4 +1,4 @@
-"""`Bus`: everything a service says and hears over NATS, in terms of messages instead of bytes."""
+"""`Bus`: all NATS traffic of one process, as messages instead of bytes."""
 
 from __future__ import annotations
 
@@ -13,12 +13,11 @@ from nats.aio.subscription import Subscription
 from nats.js import JetStreamContext
 
 from tailrace import metrics, tracing
-from tailrace.bus.calls import Caller
+from tailrace.bus.calls import Caller, ReplyInbox
 from tailrace.bus.connection import Connection, Headers
-from tailrace.bus.deadletters import DeadLetters
+from tailrace.bus.deliveries import DeadLetters
 from tailrace.bus.durable import MESSAGE_ID_HEADER, DurablePublisher, Outgoing
 from tailrace.bus.errors import BusClosedError
-from tailrace.bus.inbox import ReplyInbox
 from tailrace.bus.registry import Registry, StatusCallback
 from tailrace.bus.streams import StreamLimits, ensure_consumer, provision
 from tailrace.config import Endpoints
@@ -35,7 +34,7 @@ Ack = Callable[[], Awaitable[None]]
 
 
 class Bus:
-    """A process's NATS connection. `run` is needed for the registry only."""
+    """NATS connection of one process. Only the registry needs `run`."""
 
     def __init__(self, endpoints: Endpoints, *, name: str, run: str = "") -> None:
         self.connection = Connection(endpoints, name)
@@ -49,23 +48,23 @@ class Bus:
 
     @classmethod
     async def connect(cls, endpoints: Endpoints, *, name: str, run: str = "") -> Bus:
-        """A connected bus, for who is no `Service` (command line, tests)."""
+        """Returns a connected bus, for code outside a `Service` (command line, tests)."""
         bus = cls(endpoints, name=name, run=run)
         await bus.start()
         return bus
 
     async def start(self) -> None:
-        """Connect; returns once nats-server is there. `ConfigError` when it refuses our credentials."""
+        """Connects and waits for nats-server; `ConfigError` when it refuses the credentials."""
         await self.connection.open()
         await self._inbox.open()
 
     async def close(self) -> None:
-        """Send what is buffered, then close."""
+        """Sends the buffered messages, then closes the connection."""
         await self.connection.close()
 
     @property
     def jetstream(self) -> JetStreamContext:
-        """nats-py's JetStream context, for administration."""
+        """JetStream context of nats-py, for administration."""
         return self.connection.client.jetstream()
 
     # Calls and core publishes
@@ -79,24 +78,25 @@ class Bus:
         timeout_s: float,
         idempotent_retries: int = 0,
     ) -> R:
-        """Call a worker.
+        """Calls a worker and returns its reply.
 
-        `idempotent_retries` more attempts (each with `timeout_s`) follow a timeout, an absent worker or
-        a full one; leave it 0 for calls that must not run twice. Raises `CallFailedError`,
-        `NoResponderError`, `CallTimeoutError`, `OversizedMessageError`, `MalformedMessageError`.
+        After a timeout, an absent worker or a full worker it makes up to `idempotent_retries` more
+        attempts, each with `timeout_s`. Leave it 0 for calls that must not run twice. Raises
+        `CallFailedError`, `NoResponderError`, `CallTimeoutError`, `OversizedMessageError`,
+        `MalformedMessageError`.
         """
         return await self._caller.request(subject, message, reply_type, timeout_s, idempotent_retries)
 
     async def publish(self, subject: str, message: object) -> None:
-        """Publish to whoever listens now; waits while nats-server is away."""
+        """Publishes to the current subscribers; waits while nats-server is away."""
         await self.connection.publish(subject, encode(message), headers=_trace_headers())
 
     async def subscribe(
         self, subject: str, message_type: type[M], handler: Callable[[M], Awaitable[None]]
     ) -> Subscription:
-        """Hear messages in order, one at a time; malformed ones are logged and skipped.
+        """Calls `handler` for each message, in order; logs and skips malformed messages.
 
-        For who is no `Service`: an exception in `handler` is only logged.
+        For code outside a `Service`: nats-py only logs an exception of `handler`.
         """
 
         async def on_message(message: Msg) -> None:
@@ -113,14 +113,14 @@ class Bus:
     # Durable publishes
 
     async def publish_durable(self, subject: str, message: object, *, message_id: str) -> None:
-        """Return once a stream has stored the message, however long it is full or away.
+        """Returns once a stream has stored the message; waits while the stream is full or away.
 
-        Raises `StreamMissingError` when no stream listens on `subject` for a minute.
+        Raises `StreamMissingError` when no stream listens on `subject` for one minute.
         """
         await self.publish_durable_many([(subject, message, message_id)])
 
     async def publish_durable_many(self, items: Sequence[tuple[str, object, str]]) -> None:
-        """As `publish_durable` for (subject, message, message id) each, without waiting in between."""
+        """Like `publish_durable` for many (subject, message, message id), without waits in between."""
         trace = _trace_headers() or {}
         await self._publisher.publish(
             [
@@ -130,26 +130,26 @@ class Bus:
         )
 
     async def publish_copy(self, subject: str, payload: bytes, message_id: str) -> None:
-        """As `publish_durable` for a payload that is already encoded."""
+        """Like `publish_durable`, for an encoded payload."""
         await self._publisher.publish([Outgoing(subject, payload, {MESSAGE_ID_HEADER: message_id})])
 
     # Streams
 
     async def provision_run(self, run: str, limits: StreamLimits | None = None) -> None:
-        """Create or update the run's streams, consumers and registry; idempotent."""
+        """Creates or updates the streams, consumers and registry of a run; idempotent."""
         await provision(self.jetstream, run, limits or StreamLimits())
 
     async def ensure_consumer(self, stream: str, durable: str, *, filter_subject: str) -> None:
-        """Create or update a further durable pull consumer, for `consume`."""
+        """Creates or updates one more durable pull consumer, for `consume`."""
         await ensure_consumer(self.jetstream, stream, durable, filter_subject=filter_subject)
 
     async def consume(
         self, stream: str, durable: str, message_type: type[M], batch: int, timeout_s: float
     ) -> list[tuple[M, Ack]]:
-        """Up to `batch` messages of a durable consumer, those here within `timeout_s`; empty if none.
+        """Returns up to `batch` messages of a durable consumer that arrive within `timeout_s`.
 
-        Await each `ack` once its message is done with; unacknowledged ones come again. Malformed ones
-        become dead letters.
+        Await `ack` after a message is processed; NATS delivers unacknowledged messages again.
+        Malformed messages become dead letters.
         """
         messages = await self._fetch(stream, durable, batch, timeout_s)
         decoded: list[tuple[M, Ack]] = []
@@ -157,7 +157,7 @@ class Bus:
             try:
                 decoded.append((decode(message.data, message_type), _ack_of(self.connection, message)))
             except MalformedMessageError as error:
-                await self.dead_letters.bury(message, f"{self.run}.dead.{durable}", error)
+                await self.dead_letters.store(message, f"{self.run}.dead.{durable}", error)
                 await self.connection.publish(message.reply, b"+TERM")
         return decoded
 
@@ -169,7 +169,7 @@ class Bus:
                 pull = await self.jetstream.pull_subscribe_bind(durable, stream)
                 self._pulls[stream, durable] = pull
             return await pull.fetch(batch, timeout_s)
-        except TimeoutError:  # nats-py raises its own, a subclass, or asyncio's
+        except TimeoutError:  # of nats-py (a subclass) or of asyncio
             return []
         except nats.errors.ConnectionClosedError as error:
             raise BusClosedError(str(error)) from error
@@ -182,22 +182,22 @@ class Bus:
 
     @property
     def registry(self) -> Registry:
-        """The run's registry."""
+        """Registry of the run."""
         if self._registry is None:
             assert self.run, "a bus without a run has no registry"
             self._registry = Registry(self.connection, self.jetstream, self._publisher, self.run)
         return self._registry
 
     async def put_status(self, status: ServerStatus) -> None:
-        """Write an inference server's registry entry."""
+        """Writes the registry entry of an inference server."""
         await self.registry.put(status)
 
     async def statuses(self) -> list[ServerStatus]:
-        """All registry entries, by server id."""
+        """Returns all registry entries, sorted by server id."""
         return await self.registry.all()
 
     async def watch_statuses(self, callback: StatusCallback) -> None:
-        """`await callback(status)` for every entry now and whenever one is written."""
+        """Awaits `callback(status)` for every entry now, and for each entry written later."""
         await self.registry.watch(callback)
 
 

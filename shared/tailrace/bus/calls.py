@@ -1,15 +1,19 @@
-"""Request and reply: how a failed call looks on the wire, and the caller's side of it.
+"""Request and reply over NATS: the reply inbox, the wire form of errors, and the caller.
 
 An error reply has no body but three headers: `Nats-Service-Error-Code` (400, 500, 503),
-`Nats-Service-Error` (why) and, when trying again makes sense, `Retry-After` (seconds). A worker that
-is there but cannot serve yet also says `Tailrace-Error: not_ready`.
+`Nats-Service-Error` (the reason) and, when a retry makes sense, `Retry-After` (seconds). A worker that
+cannot serve yet also sends `Tailrace-Error: not_ready`.
+
+Invariant: each expected reply is awaited inside `expect`, which always removes it.
 """
 
 from __future__ import annotations
 
 import asyncio
+import itertools
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import TypeVar
 
 from nats.aio.msg import Msg
@@ -17,16 +21,15 @@ from nats.aio.msg import Msg
 from tailrace import metrics, tracing
 from tailrace.bus.connection import Connection, Headers
 from tailrace.bus.errors import CallFailedError, CallTimeoutError, NoResponderError
-from tailrace.bus.inbox import ReplyInbox, is_no_responders
 from tailrace.retry import Backoff
 from tailrace_protos.base import Message, decode, encode
 from tailrace_protos.generation import CallErrorCode
 
+NO_RESPONDERS = "503"
 REASON_HEADER = "Nats-Service-Error"
 CODE_HEADER = "Nats-Service-Error-Code"
 RETRY_AFTER_HEADER = "Retry-After"
 KIND_HEADER = "Tailrace-Error"
-
 _STATUS = {
     CallErrorCode.INVALID: "400",
     CallErrorCode.INTERNAL: "500",
@@ -38,8 +41,49 @@ _CODES = {"400": CallErrorCode.INVALID, "503": CallErrorCode.OVERLOADED}
 R = TypeVar("R", bound=Message)
 
 
+class ReplyInbox:
+    """Receives replies to this process: one wildcard subscription, one future per expected reply."""
+
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+        self._prefix = ""
+        self._tokens = itertools.count()
+        self._waiting: dict[str, asyncio.Future[Msg]] = {}
+
+    async def open(self) -> None:
+        """Subscribes; called once per process."""
+        self._prefix = self._connection.client.new_inbox() + "."
+        await self._connection.subscribe(self._prefix + "*", self._on_reply)
+
+    @property
+    def num_waiting(self) -> int:
+        """Number of replies that have not arrived."""
+        return len(self._waiting)
+
+    @contextmanager
+    def expect(self) -> Iterator[tuple[str, asyncio.Future[Msg]]]:
+        """Yields the reply subject and the future of the reply."""
+        token = format(next(self._tokens), "x")
+        reply: asyncio.Future[Msg] = asyncio.get_running_loop().create_future()
+        self._waiting[token] = reply
+        try:
+            yield self._prefix + token, reply
+        finally:
+            del self._waiting[token]
+
+    async def _on_reply(self, message: Msg) -> None:
+        reply = self._waiting.get(message.subject[len(self._prefix) :])
+        if reply is not None and not reply.done():
+            reply.set_result(message)
+
+
+def is_no_responders(message: Msg) -> bool:
+    """Tells if nats-server itself answered because the subject has no subscriber."""
+    return not message.data and (message.headers or {}).get("Status") == NO_RESPONDERS
+
+
 def error_headers(error: CallFailedError) -> Headers:
-    """An error as reply headers."""
+    """Encodes an error as reply headers."""
     headers = {
         CODE_HEADER: _STATUS[error.code],
         REASON_HEADER: error.reason,
@@ -51,7 +95,7 @@ def error_headers(error: CallFailedError) -> Headers:
 
 
 def error_in(headers: Mapping[str, str] | None, subject: str) -> CallFailedError | None:
-    """The error a reply's headers tell of, also one by a worker that is not ours."""
+    """Decodes the error in a reply's headers, also from a worker in another language."""
     if not headers or CODE_HEADER not in headers:
         return None
     kind = headers.get(KIND_HEADER, "")
@@ -62,7 +106,7 @@ def error_in(headers: Mapping[str, str] | None, subject: str) -> CallFailedError
 
 
 def _seconds(text: str) -> float:
-    """A `Retry-After` value; dates and nonsense count as no advice."""
+    """Parses a `Retry-After` value; dates and invalid text count as 0."""
     try:
         value = float(text)
     except ValueError:
@@ -71,7 +115,7 @@ def _seconds(text: str) -> float:
 
 
 class Caller:
-    """Sends requests and awaits their replies."""
+    """Sends requests and waits for their replies."""
 
     def __init__(self, connection: Connection, inbox: ReplyInbox) -> None:
         self._connection = connection
@@ -80,9 +124,10 @@ class Caller:
     async def request(
         self, subject: str, message: object, reply_type: type[R], timeout_s: float, retries: int
     ) -> R:
-        """Call; again up to `retries` times, waiting what the worker asks for, unless it is our fault.
+        """Calls a worker, with up to `retries` retries; a request that is INVALID is not retried.
 
-        Every attempt has `timeout_s`. Raises the last attempt's error.
+        Each attempt has `timeout_s`; a retry waits at least the worker's `Retry-After`. Raises the
+        error of the last attempt.
         """
         payload = encode(message)
         backoff = Backoff(0.05, 2.0)
@@ -90,8 +135,8 @@ class Caller:
             try:
                 return await self._attempt(subject, payload, reply_type, timeout_s)
             except (CallFailedError, NoResponderError, CallTimeoutError) as error:
-                is_ours = isinstance(error, CallFailedError) and error.code is CallErrorCode.INVALID
-                if is_ours or backoff.num_failures >= retries:
+                is_invalid = isinstance(error, CallFailedError) and error.code is CallErrorCode.INVALID
+                if is_invalid or backoff.num_failures >= retries:
                     raise
                 advised_s = error.retry_after_s if isinstance(error, CallFailedError) else 0.0
                 await asyncio.sleep(max(advised_s, backoff.next_s()))

@@ -1,9 +1,9 @@
-"""The one connection of a process to NATS: credentials, reconnection, limits, replies.
+"""The one connection of a process to NATS: credentials, reconnection, limits.
 
-Invariants: it reconnects for ever; while disconnected publishers wait instead of filling a buffer;
-no message larger than the server's limit is ever handed to the client (the server would close the
-connection); whatever a full subscription drops is counted and logged as an error. Only a refusal by
-the server (wrong password, protocol error) closes it for good, and then `on_closed` is told why.
+Invariants: it reconnects without a time limit; publishers wait while it is disconnected and fill no
+buffer; it never sends a message larger than the server's limit (the server would close the connection);
+it counts and logs as an error each message that a full subscription drops. Only a refusal by the server
+(wrong password, protocol error) closes it for good; `on_closed` then receives the reason.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from tailrace.log import get_logger
 
 log = get_logger(__name__)
 
-# nats-py drops what exceeds these, so they are far beyond any mailbox; a drop is an error.
+# nats-py drops messages above these limits; they are far larger than any mailbox, a drop is an error.
 PENDING_MESSAGES = 1 << 20
 PENDING_BYTES = 512 << 20
 WRITE_BUFFER_BYTES = 8 << 20
@@ -37,7 +37,7 @@ Headers = dict[str, str]
 
 
 class Connection:
-    """A NATS client that waits out the server's absence."""
+    """NATS client that waits while the server is away."""
 
     def __init__(self, endpoints: Endpoints, name: str) -> None:
         self.client = Client()
@@ -54,11 +54,11 @@ class Connection:
 
     @property
     def is_connected(self) -> bool:
-        """Whether the server is there at this moment."""
+        """True while the client is connected to the server."""
         return self._connected.is_set()
 
     async def open(self) -> None:
-        """Return once connected, however long that takes; `ConfigError` when refused."""
+        """Returns once connected, without a time limit; `ConfigError` when the server refuses."""
         user = self._endpoints.nats_user
         connecting = asyncio.create_task(
             self.client.connect(
@@ -92,7 +92,7 @@ class Connection:
         self._set_connected()
 
     async def close(self) -> None:
-        """Send what is buffered, then close."""
+        """Sends the buffered messages, then closes the connection."""
         self._closing = True
         if not self.client.is_closed:
             await self.client.close()
@@ -100,7 +100,7 @@ class Connection:
         self._connected.set()
 
     async def wait_connected(self) -> None:
-        """Return once the server is there; raises `BusClosedError` if it will not be again."""
+        """Returns once connected; raises `BusClosedError` when the connection is closed for good."""
         await self._connected.wait()
         if self._closed_reason:
             raise BusClosedError(self._closed_reason)
@@ -108,7 +108,7 @@ class Connection:
     async def publish(
         self, subject: str, payload: bytes, *, reply: str = "", headers: Headers | None = None
     ) -> None:
-        """Hand a message to the server, waiting for its return if it is away."""
+        """Sends a message; waits while the server is away."""
         self.check_size(subject, payload, headers)
         while True:
             if not self._connected.is_set() or self._closed_reason:
@@ -125,7 +125,7 @@ class Connection:
     async def subscribe(
         self, subject: str, receive: Callable[[Msg], Any], *, queue: str = ""
     ) -> Subscription:
-        """Subscribe with limits far beyond any mailbox; survives reconnections."""
+        """Subscribes, with limits far larger than any mailbox; survives reconnections."""
         await self.wait_connected()
         return await self.client.subscribe(
             subject,
@@ -136,13 +136,13 @@ class Connection:
         )
 
     async def drain(self, subscription: Subscription) -> None:
-        """Hear nothing new; return when what was heard has been taken. Nothing to do while away."""
+        """Unsubscribes and waits for the messages received before; does nothing while disconnected."""
         if self._connected.is_set() and not self.client.is_closed:
             draining: Awaitable[None] = subscription.drain()  # type: ignore[no-untyped-call]
             await draining
 
     def check_size(self, subject: str, payload: bytes, headers: Headers | None) -> None:
-        """Raise `OversizedMessageError` for what the server would close the connection for."""
+        """Raises `OversizedMessageError` for a message larger than the server accepts."""
         limit = self.client.max_payload
         if len(payload) <= limit - HEADER_ALLOWANCE_BYTES:
             return
@@ -205,3 +205,14 @@ class Connection:
                 url=self._endpoints.nats_url,
                 error=str(error) or type(error).__name__,
             )
+
+
+async def flush(client: Client) -> None:
+    """Returns once the server has processed all that `client` sent before, subscriptions included.
+
+    The `flush` of nats-py writes its ping to the socket at once, before the data that its flusher task
+    still holds. The answer can therefore arrive before the server knows a subscription. The second
+    ping follows that data.
+    """
+    await client.flush()
+    await client.flush()

@@ -1,8 +1,8 @@
-"""Durable publishes: pipelined, acknowledged by JetStream, safe to repeat by message id.
+"""Durable publishes: pipelined, acknowledged by JetStream, and safe to repeat by message id.
 
-Invariants: a publish returns only once its stream has stored the message; while nats-server is away
-or the stream is full it waits (counted by reason), it never drops; a repeated publish carries the
-same `Nats-Msg-Id`, so it is stored once within the stream's window.
+Invariants: a publish returns only after its stream has stored the message; while nats-server is away or
+the stream is full it waits (counted by reason) and drops nothing; a repeated publish has the same
+`Nats-Msg-Id`, so the stream stores it once within its window.
 """
 
 from __future__ import annotations
@@ -16,24 +16,24 @@ import msgspec
 from nats.aio.msg import Msg
 
 from tailrace import metrics
+from tailrace.bus.calls import ReplyInbox, is_no_responders
 from tailrace.bus.connection import Connection, Headers
 from tailrace.bus.errors import PublishRefusedError, StreamMissingError
-from tailrace.bus.inbox import ReplyInbox, is_no_responders
 from tailrace.log import get_logger
 from tailrace.retry import Backoff
 
 log = get_logger(__name__)
 
 MESSAGE_ID_HEADER = "Nats-Msg-Id"
-WINDOW = 512  # publishes in flight at once; beyond, one waits for the other
+WINDOW = 512  # maximum number of publishes in flight
 ACK_TIMEOUT_S = 5.0
-MISSING_AFTER_S = 60.0  # how long a stream may not exist (start, restart) before that is an error
+MISSING_AFTER_S = 60.0  # longest time without the stream (start, restart) before an error
 STORE_FAILED = 10077  # JetStream's code for a full stream, and for a failing disk
 LOG_EVERY = 20  # retries of one batch between two warnings
 
 
 class Outgoing(NamedTuple):
-    """A message to be stored by the stream that listens on `subject`."""
+    """Message for the stream that listens on `subject`."""
 
     subject: str
     payload: bytes
@@ -66,7 +66,7 @@ class DurablePublisher:
         connection.on_lost.append(self._on_lost)
 
     async def publish(self, items: Sequence[Outgoing]) -> None:
-        """Return once all are stored. Items that had to be repeated may be stored out of order."""
+        """Returns once all items are stored. Repeated items may be stored out of order."""
         for item in items:
             self._connection.check_size(item.subject, item.payload, item.headers)
         for start in range(0, len(items), WINDOW):
@@ -90,7 +90,7 @@ class DurablePublisher:
             await backoff.sleep()
 
     async def _round(self, items: Sequence[Outgoing]) -> list[tuple[Outgoing, str]]:
-        """Send all, await all acknowledgements; what is to be sent again, each with the reason."""
+        """Sends all items and awaits their acknowledgements; returns items to repeat, with reasons."""
         with ExitStack() as stack:
             acks: list[asyncio.Future[Msg]] = []
             try:
@@ -112,13 +112,13 @@ class DurablePublisher:
             return [(item, reason) for item, reason in outcomes if reason]
 
     def _on_lost(self) -> None:
-        """No PubAck comes over a new connection for what was sent over the old one."""
+        """Ends the waits: the new connection receives no PubAck for messages of the old one."""
         for ack in self._awaited:
             ack.cancel()
 
 
 def _reason_to_repeat(item: Outgoing, ack: asyncio.Future[Msg]) -> str:
-    """Empty when stored; raises `PublishRefusedError` when trying again would not help."""
+    """Returns the reason, empty when stored; `PublishRefusedError` when a retry cannot help."""
     if not ack.done() or ack.cancelled():
         return "lost"
     message = ack.result()

@@ -1,4 +1,4 @@
-"""What can go wrong on the bus, as types that carry what a caller needs to act."""
+"""Errors of the bus, with the fields that a caller needs to react."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ from tailrace_protos.generation import CallErrorCode
 
 
 class BusError(Exception):
-    """Base of all errors of the bus."""
+    """Base class of all errors of the bus."""
 
 
 class BusClosedError(BusError):
-    """The connection was closed for good: `reason` says by whom."""
+    """The connection is closed for good; `reason` says why."""
 
     def __init__(self, reason: str) -> None:
         super().__init__(f"connection to NATS closed: {reason}")
@@ -18,7 +18,7 @@ class BusClosedError(BusError):
 
 
 class OversizedMessageError(BusError, ValueError):
-    """A message that the server would refuse (and close the connection for)."""
+    """Message larger than the server accepts (it would close the connection)."""
 
     def __init__(self, subject: str, num_bytes: int, max_bytes: int) -> None:
         super().__init__(
@@ -31,7 +31,7 @@ class OversizedMessageError(BusError, ValueError):
 
 
 class CallFailedError(BusError):
-    """The worker answered with an error; a handler raises it to answer with one."""
+    """Error reply of a worker; a handler raises it to send an error reply."""
 
     def __init__(
         self, code: CallErrorCode, reason: str, retry_after_s: float = 0.0, *, subject: str = ""
@@ -44,7 +44,7 @@ class CallFailedError(BusError):
 
 
 class NoResponderError(BusError):
-    """Nobody listens on `subject`; the request was not delivered."""
+    """No worker listens on `subject`; the request was not delivered."""
 
     def __init__(self, subject: str) -> None:
         super().__init__(f"no worker listens on {subject!r}")
@@ -52,7 +52,7 @@ class NoResponderError(BusError):
 
 
 class CallTimeoutError(BusError, TimeoutError):
-    """No reply within `timeout_s`; the request may or may not have been executed."""
+    """No reply within `timeout_s`; the worker may have executed the request."""
 
     def __init__(self, subject: str, timeout_s: float) -> None:
         super().__init__(f"no reply from {subject!r} within {timeout_s:g} s")
@@ -61,7 +61,7 @@ class CallTimeoutError(BusError, TimeoutError):
 
 
 class StreamMissingError(BusError):
-    """No stream (or consumer) took the message for so long that it will not appear by itself."""
+    """No stream stored the message within `waited_s`."""
 
     def __init__(self, subject: str, waited_s: float) -> None:
         super().__init__(
@@ -73,7 +73,7 @@ class StreamMissingError(BusError):
 
 
 class PublishRefusedError(BusError):
-    """JetStream refused a message for a reason that trying again does not change."""
+    """JetStream refused a message for a permanent reason."""
 
     def __init__(self, subject: str, code: int, err_code: int, description: str) -> None:
         super().__init__(

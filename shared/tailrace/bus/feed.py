@@ -1,7 +1,7 @@
-"""A JetStream pull consumer as a steady feed: ask for as many messages as there is room for.
+"""Steady feed from a JetStream pull consumer: requests as many messages as there is room for.
 
-Invariants: at most `room` messages are asked for and not yet here; asking costs one publish per batch;
-a request that the server forgot (restart, deleted consumer) is noticed and repeated.
+Invariants: at most `room` messages are requested and not yet received; a request costs one publish per
+batch; a request that the server lost (restart, deleted consumer) is detected and repeated.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ from tailrace.retry import Backoff
 
 log = get_logger(__name__)
 
-REQUEST_LIFE_S = 10.0  # the server answers 408 to a request that it could not fill in this time
+REQUEST_LIFE_S = 10.0  # the server answers 408 to a request that is unfilled after this time
 GRACE_S = 3.0
 PENDING_HEADER = "Nats-Pending-Messages"
 
 
 class PullFeed:
-    """Requests messages of one durable consumer and hands them to `receive`, in order.
+    """Requests messages of one durable consumer and passes them to `receive`, in order.
 
-    `expired` is called when a request ended unfilled, so that the owner may ask again.
+    Calls `expired` when a request ended unfilled; the owner can then ask again.
     """
 
     def __init__(
@@ -45,29 +45,29 @@ class PullFeed:
         self._expired = expired
         self._inbox = ""
         self._subscription: Subscription | None = None
-        self._outstanding = 0  # asked for, not here yet
-        self._asked_s = 0.0  # when last asked
+        self._outstanding = 0  # requested, not yet received
+        self._asked_s = 0.0  # time of the last request
         self._paused_until_s = 0.0
         self._backoff = Backoff(0.2, 3.0)
 
     async def open(self) -> None:
-        """Subscribe to the inbox that messages will come to."""
+        """Subscribes to the inbox of the feed."""
         self._inbox = self._connection.client.new_inbox()
         self._subscription = await self._connection.subscribe(self._inbox, self._on_message)
         self._connection.on_lost.append(self.forget)
 
     async def close(self) -> None:
-        """Take no more messages; what arrived until then has been handed to `receive`."""
+        """Ends the feed; messages that arrived before have been passed to `receive`."""
         self._connection.on_lost.remove(self.forget)
         if self._subscription is not None:
             await self._connection.drain(self._subscription)
 
     def forget(self) -> None:
-        """The server knows nothing of our requests any more."""
+        """Resets the count of requested messages: the server has lost the requests."""
         self._outstanding = 0
 
     async def ask(self, room: int) -> None:
-        """Ask for what is missing to have `room` on their way, once that is worth a request."""
+        """Requests the messages missing to `room`, if they are enough for a request."""
         now_s = asyncio.get_running_loop().time()
         if self._outstanding and now_s - self._asked_s > REQUEST_LIFE_S + GRACE_S:
             self.forget()

@@ -1,7 +1,7 @@
-"""The registry of inference servers: a key-value bucket, key = server id, value = `ServerStatus`.
+"""Registry of inference servers: a key-value bucket, key = server id, value = `ServerStatus`.
 
-Entries are rewritten every heartbeat; readers judge by `heartbeat_unix_s`, an entry of a server that
-fell silent vanishes after `StreamLimits.max_status_age_s`.
+Servers rewrite their entry at each heartbeat. Readers check `heartbeat_unix_s`; NATS removes the entry
+of a silent server after `StreamLimits.max_status_age_s`.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from nats.js import JetStreamContext
 
 from tailrace.bus.connection import Connection
 from tailrace.bus.durable import DurablePublisher, Outgoing
-from tailrace.bus.streams import patiently
+from tailrace.bus.streams import retry_while_away
 from tailrace.log import get_logger
 from tailrace_protos import subjects
 from tailrace_protos.base import MalformedMessageError, decode, encode
@@ -27,7 +27,7 @@ StatusCallback = Callable[[ServerStatus], Awaitable[None]]
 
 
 class Registry:
-    """Reads and writes the bucket of one run."""
+    """Registry of one run."""
 
     def __init__(
         self, connection: Connection, jetstream: JetStreamContext, publisher: DurablePublisher, run: str
@@ -40,13 +40,13 @@ class Registry:
         self._prefix = f"$KV.{bucket}."
 
     async def put(self, status: ServerStatus) -> None:
-        """Write a server's entry."""
+        """Writes the entry of a server."""
         await self._publisher.publish([Outgoing(self._prefix + status.server_id, encode(status), {})])
 
     async def all(self) -> list[ServerStatus]:
-        """Every entry, by server id; empty before the run is provisioned."""
+        """Returns all entries, sorted by server id; none before the run is provisioned."""
         try:
-            info = await patiently(
+            info = await retry_while_away(
                 "read registry", lambda: self._jetstream.stream_info(self._stream, self._prefix + ">")
             )
         except nats.js.errors.NotFoundError:
@@ -55,7 +55,7 @@ class Registry:
         return [entry for entry in entries if entry is not None]
 
     async def watch(self, callback: StatusCallback) -> None:
-        """Call back with every entry now and after a reconnect, and with each as it is written."""
+        """Calls back with all entries now and after a reconnection, and with each new entry."""
 
         async def on_message(message: Msg) -> None:
             status = _decoded(message.data, message.subject)
@@ -79,11 +79,11 @@ class Registry:
 
     async def _read(self, subject: str) -> ServerStatus | None:
         try:
-            raw = await patiently(
+            raw = await retry_while_away(
                 f"read {subject}",
                 lambda: self._jetstream.get_last_msg(self._stream, subject, direct=True),
             )
-        except nats.js.errors.NotFoundError:  # it aged out since it was listed
+        except nats.js.errors.NotFoundError:  # it expired after it was listed
             return None
         return _decoded(raw.data or b"", subject)
 

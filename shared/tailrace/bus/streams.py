@@ -1,7 +1,7 @@
-"""The streams, consumers and bucket of a run: what they hold, how much, and for how long.
+"""Streams, consumers and bucket of a run, with their limits.
 
-`provision` is idempotent: it creates what is missing and updates what has other limits. What cannot
-be updated in place (a work queue is for ever a work queue) is an error with the remedy.
+`provision` is idempotent: it creates missing streams and updates changed limits. A change that
+JetStream cannot make in place (a work queue stays a work queue) is an error with the remedy.
 """
 
 from __future__ import annotations
@@ -38,23 +38,23 @@ MIB = 1 << 20
 
 
 class StreamLimits(msgspec.Struct, frozen=True, kw_only=True):
-    """Bounds of a run's streams."""
+    """Limits of the streams of a run."""
 
-    max_queued_episodes: int = 100_000  # of both phases; a full queue makes the scheduler wait
-    max_ack_pending: int = 20_000  # episodes of one phase running at once, over all workers
-    ack_wait_s: float = 30.0  # an episode without a heartbeat for so long is delivered again
+    max_queued_episodes: int = 100_000  # of both phases; the scheduler waits while the queue is full
+    max_ack_pending: int = 20_000  # running episodes of one phase, over all workers
+    ack_wait_s: float = 30.0  # NATS redelivers an episode without a heartbeat for this time
     max_event_bytes: int = 1024 * MIB
     max_event_age_s: float = 7 * DAY_S
     max_dead_bytes: int = 256 * MIB
     max_dead_age_s: float = 30 * DAY_S
-    max_status_age_s: float = 3600.0  # silent servers vanish from the registry
+    max_status_age_s: float = 3600.0  # entries of silent servers expire
 
 
 T = TypeVar("T")
 
 
-async def patiently(what: str, call: Callable[[], Awaitable[T]]) -> T:
-    """Repeat an idempotent JetStream call while the server is away or not ready."""
+async def retry_while_away(name: str, call: Callable[[], Awaitable[T]]) -> T:
+    """Repeats an idempotent JetStream call while the server is away or not ready."""
     backoff = Backoff(0.1, 2.0)
     while True:
         try:
@@ -68,13 +68,13 @@ async def patiently(what: str, call: Callable[[], Awaitable[T]]) -> T:
         ) as error:
             if backoff.num_failures % 10 == 0:
                 log.warning(
-                    "jetstream not available yet", what=what, error=str(error) or type(error).__name__
+                    "jetstream not available yet", call=name, error=str(error) or type(error).__name__
                 )
             await backoff.sleep()
 
 
 async def provision(jetstream: JetStreamContext, run: str, limits: StreamLimits) -> None:
-    """Make everything a run needs in JetStream."""
+    """Creates or updates the streams, consumers and bucket of a run."""
     for stream in _streams(run, limits):
         await ensure_stream(jetstream, stream)
     await asyncio.gather(
@@ -93,9 +93,9 @@ async def provision(jetstream: JetStreamContext, run: str, limits: StreamLimits)
 
 
 async def ensure_stream(jetstream: JetStreamContext, config: StreamConfig) -> None:
-    """Create or update one stream; `ConfigError` when it exists and cannot become what it should."""
+    """Creates or updates one stream; `ConfigError` when JetStream cannot update it."""
     try:
-        await patiently(f"create {config.name}", lambda: jetstream.add_stream(config))
+        await retry_while_away(f"create {config.name}", lambda: jetstream.add_stream(config))
     except nats.js.errors.BadRequestError as error:
         if error.err_code != OTHER_CONFIG:
             raise _unusable(config, error) from error
@@ -109,7 +109,7 @@ async def ensure_stream(jetstream: JetStreamContext, config: StreamConfig) -> No
     else:
         return
     try:
-        await patiently(f"update {config.name}", lambda: jetstream.update_stream(config))
+        await retry_while_away(f"update {config.name}", lambda: jetstream.update_stream(config))
     except nats.js.errors.APIError as error:
         raise _unusable(config, error) from error
     log.info("stream updated", stream=config.name)
@@ -131,7 +131,7 @@ async def ensure_consumer(
     ack_wait_s: float = 30.0,
     max_ack_pending: int = 1000,
 ) -> None:
-    """Create or update one durable pull consumer. Workers count deliveries."""
+    """Creates or updates one durable pull consumer; workers limit its deliveries themselves."""
     config = ConsumerConfig(
         durable_name=durable,
         ack_policy=AckPolicy.EXPLICIT,
@@ -140,7 +140,7 @@ async def ensure_consumer(
         max_deliver=-1,
         filter_subject=filter_subject,
     )
-    await patiently(f"create {stream}/{durable}", lambda: jetstream.add_consumer(stream, config))
+    await retry_while_away(f"create {stream}/{durable}", lambda: jetstream.add_consumer(stream, config))
 
 
 def _streams(run: str, limits: StreamLimits) -> list[StreamConfig]:
@@ -148,7 +148,7 @@ def _streams(run: str, limits: StreamLimits) -> list[StreamConfig]:
     return [
         StreamConfig(
             name=subjects.episodes_stream(run),
-            description="Episodes to play: one message each, gone once acknowledged.",
+            description="Episodes to play: one message each, removed once acknowledged.",
             subjects=[subjects.episodes(run, phase) for phase in subjects.PHASES],
             retention=RetentionPolicy.WORK_QUEUE,
             discard=DiscardPolicy.NEW,
@@ -158,7 +158,7 @@ def _streams(run: str, limits: StreamLimits) -> list[StreamConfig]:
         ),
         StreamConfig(
             name=subjects.events_stream(run),
-            description="What happened in the run.",
+            description="Events of the run.",
             subjects=[subjects.events(run)],
             retention=RetentionPolicy.LIMITS,
             max_bytes=limits.max_event_bytes,
@@ -168,7 +168,7 @@ def _streams(run: str, limits: StreamLimits) -> list[StreamConfig]:
         ),
         StreamConfig(
             name=subjects.dead_stream(run),
-            description="Messages that nobody could handle, with headers that say why.",
+            description="Messages that no worker could handle, with the reason in headers.",
             subjects=[f"{run}.dead.>"],
             retention=RetentionPolicy.LIMITS,
             max_bytes=limits.max_dead_bytes,

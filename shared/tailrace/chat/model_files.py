@@ -21,7 +21,7 @@ class ChatModel(NamedTuple):
 
 
 def read_chat_model(card: ModelCard, template_args: Mapping[str, Any]) -> ChatModel:
-    """Read the files of the model card; `TemplateError` names what is missing or unusable."""
+    """Reads the files of the model card; `TemplateError` names what is missing or unusable."""
     files = card.tokenizer_files
     if "tokenizer.json" not in files:
         raise TemplateError(

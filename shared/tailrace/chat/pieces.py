@@ -29,7 +29,7 @@ class ChatPieces(NamedTuple):
 
 
 def derive_pieces(template: ChatTemplate) -> ChatPieces:
-    """Find the pieces, or raise `TemplateNotAppendableError` with the place that differs."""
+    """Finds the pieces, or raises `TemplateNotAppendableError` with the place that differs."""
     opening, reply_prompt = _split(template, 1)
     second = _split(template, 3)
     _require_same(template, "the text before the first user message", second[0], opening)

@@ -1,33 +1,33 @@
-"""Conversations to token ids, appended to what is there; sampled ids to text and messages.
+"""Renderer: conversations to token ids, turn by turn; sampled ids to text and messages.
 
-Invariants: ids of the model are never encoded again; the ids that a turn inserts are those of the
-whole inserted text encoded at once, so merges across pieces are those of the full rendering.
+Invariants: sampled ids are never encoded again. The text that a turn inserts is encoded as a whole, so
+that tokens merge across its pieces as in a full rendering.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import lru_cache
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from tailrace.chat.choice import choose_reasoning_parser, choose_tool_parser
-from tailrace.chat.config import ChatArgs
 from tailrace.chat.continuation import Continuations
 from tailrace.chat.model_files import ChatModel, read_chat_model
+from tailrace.chat.parsers import load_parsers
 from tailrace.chat.pieces import ChatPieces, TemplateNotAppendableError, derive_pieces
 from tailrace.chat.reply import ParsedReply, ReplyDelta, ReplyStream
-from tailrace.chat.sentinels import USER
+from tailrace.chat.sentinels import USER, reply_span, sentinel_reply
 from tailrace.chat.special import SpecialTokens
 from tailrace.chat.template import ChatTemplate, TemplateError
 from tailrace.chat.text_stream import StopText, TokenText
-from tailrace.chat.turn_ends import find_turn_ends
-from tailrace_protos.chat import ChatMessage, ToolSchema
+from tailrace.config.chat import ChatArgs
+from tailrace_protos.chat import ChatMessage, ToolCall, ToolSchema
 from tailrace_protos.weights import ModelCard
 
 _DEFAULTS = ChatArgs()
-# Environments repeat themselves; longer texts are rarely seen twice and would fill the memory.
+# Environments repeat short texts. Longer texts rarely occur twice and would fill the memory.
 _MAX_CACHED_TEXTS = 16_384
 _MAX_CACHED_CHARS = 512
 _MAX_CACHED_REPLY_BYTES = 128
@@ -35,12 +35,18 @@ _MAX_CACHED_REPLY_BYTES = 128
 _MAX_CACHED_OPENINGS = 128
 _MAX_CACHED_OPENING_CHARS = 65_536
 
+_PROBE_CALL = ToolCall("sentinel1", "probe", "{}")
+_PROBE_REPLIES = (
+    ChatMessage("assistant", "SentinelReply"),
+    ChatMessage("assistant", tool_calls=(_PROBE_CALL,)),
+)
+
 
 class Renderer:
     """Renders one model's conversations and reads its replies.
 
-    `stop_token_ids`: ids that end an assistant turn. `end_of_turn_id`: the one that the template
-    itself puts behind a plain reply (-1 if it closes a turn with ordinary text).
+    `stop_token_ids`: ids that end an assistant turn. `end_of_turn_id`: the id that the template writes
+    after a plain reply (-1 if it closes a turn with ordinary text).
     """
 
     def __init__(self, model: ChatModel, chat: ChatArgs = _DEFAULTS) -> None:
@@ -57,8 +63,7 @@ class Renderer:
             self._encode
         )
         self._cached_decode: Callable[[bytes], str] = lru_cache(_MAX_CACHED_TEXTS)(self._decode)
-        self._tool_parser = choose_tool_parser(chat, model.template)
-        self._reasoning_parser = choose_reasoning_parser(chat, model.template, special)
+        self._tool_parser, self._reasoning_parser = load_parsers(chat).selected(model.template, special)
         kept = {*self._tool_parser.special_texts, *self._reasoning_parser.special_texts}
         self._dropped_ids = frozenset(
             token_id for text, token_id in special.ids.items() if text not in kept
@@ -85,11 +90,14 @@ class Renderer:
 
     @classmethod
     def from_model_card(cls, card: ModelCard, chat: ChatArgs = _DEFAULTS) -> Renderer:
-        """Build from the files of the model card; `TemplateError` names what is missing or unusable."""
+        """Builds from the files of the model card.
+
+        Raises `TemplateError` for a missing or unusable file, `ConfigError` as `load_parsers` does.
+        """
         return cls(read_chat_model(card, chat.template_args), chat)
 
     def require_plain_turns(self) -> None:
-        """Raise `TemplateNotAppendableError` where `observation_ids` would."""
+        """Raises `TemplateNotAppendableError` if `observation_ids` would."""
         if self._refusal is not None:
             raise self._refusal
 
@@ -114,7 +122,7 @@ class Renderer:
     def opening_ids(
         self, messages: Sequence[ChatMessage], tools: Sequence[ToolSchema] = ()
     ) -> NDArray[np.int32]:
-        """Ids [o] of a conversation seen for the first time, with the prompt for a reply, read-only."""
+        """Ids [o] of a new conversation with the prompt for a reply, read-only."""
         text = self._template.render(messages, tools, add_generation_prompt=True)
         is_short = len(text) <= _MAX_CACHED_OPENING_CHARS
         return self._cached_opening(text) if is_short else self._encode(text)
@@ -128,9 +136,9 @@ class Renderer:
         closed: bool,
     ) -> NDArray[np.int32]:
         """Ids [o] to append after the sampled reply `history[-1]`, read-only: `new` and the prompt for
-        the next reply. `closed`: as `is_closed` says of the reply's last token.
+        the next reply. `closed`: `is_closed` of the reply's last token.
 
-        Raises `TemplateNotAppendableError` if the template would change what stands before.
+        Raises `TemplateNotAppendableError` if the template would change earlier text.
         """
         inserted = self._continuations.insertion(history, new, tools)
         return self._encode(inserted.rest if closed else inserted.end + inserted.rest)
@@ -141,16 +149,16 @@ class Renderer:
         new: Sequence[ChatMessage],
         tools: Sequence[ToolSchema] = (),
     ) -> bool:
-        """Whether the template would show the thoughts of the reply `history[-1]` before `new`."""
+        """True if the template shows the reasoning of the reply `history[-1]` before `new`."""
         return self._continuations.keeps_reasoning(history, new, tools)
 
     def reply_ids(self, text: str) -> NDArray[np.int32]:
-        """Ids [t] of a reply as a model would sample it, with its end of turn; for demonstrations."""
+        """Ids [t] of a reply with its end of turn, as a model would sample them; for demonstrations."""
         end = self.end_of_turn_id if self.end_of_turn_id >= 0 else self.stop_token_ids[0]
         return np.append(self._encode(text), np.int32(end))
 
     def is_closed(self, last_token_id: int) -> bool:
-        """Whether a turn whose last sampled token is this one needs no end of turn inserted."""
+        """True if a turn with this last sampled token needs no inserted end of turn."""
         return self.end_of_turn_id < 0 or last_token_id in self._closing_ids
 
     def decode(self, token_ids: NDArray[np.int32]) -> str:
@@ -159,11 +167,11 @@ class Renderer:
         return self._cached_decode(raw) if len(raw) <= _MAX_CACHED_REPLY_BYTES else self._decode(raw)
 
     def encode(self, text: str) -> NDArray[np.int32]:
-        """Ids [t] of a prompt that is bare text, read-only; nothing is added to it."""
+        """Ids [t] of a bare text, read-only; nothing is added to it."""
         return self._encode(text)
 
     def token_text(self, token_id: int) -> str:
-        """Text of one token, special or not; U+FFFD stands for a part of a character."""
+        """Text of one token, special tokens included; U+FFFD stands for a part of a character."""
         return str(self._tokenizer.decode([token_id], skip_special_tokens=False))
 
     def parse_reply(
@@ -174,7 +182,7 @@ class Renderer:
         stop: Sequence[str] = (),
         id_seed: str = "",
     ) -> ParsedReply:
-        """The message in sampled ids [t]; never raises on what a model wrote. As `reply_stream`."""
+        """Message in sampled ids [t]; raises nothing, whatever a model wrote. See `reply_stream`."""
         stream = self.reply_stream(tools, stop=stop, id_seed=id_seed)
         delta = stream.feed(token_ids)
         parsed = stream.finish()
@@ -188,9 +196,10 @@ class Renderer:
         stop: Sequence[str] = (),
         id_seed: str = "",
     ) -> ReplyStream:
-        """Read one reply while it is sampled. `tools`: what its arguments' types are looked up in;
-        `stop`: the request's stop strings, which are no part of the content; `id_seed`: what the ids of
-        its tool calls are made from, besides the calls (use the completion's id).
+        """Reads one reply while it is sampled.
+
+        `tools` gives the types of arguments. `stop`: the request's stop strings, which are not part of
+        the content. `id_seed`: seed of the ids of tool calls, such as the completion's id.
         """
         return ReplyStream(
             TokenText(self._tokenizer, self._dropped_ids, self._end_ids),
@@ -202,7 +211,7 @@ class Renderer:
         )
 
     def _encode(self, text: str) -> NDArray[np.int32]:
-        # The same ids as by `encode`, without the places of the tokens in the text: a third cheaper.
+        # Same ids as `encode`, without the tokens' offsets in the text: one third cheaper.
         (encoding,) = self._tokenizer.encode_batch_fast([text], add_special_tokens=False)
         ids = np.array(encoding.ids, dtype=np.int32)
         ids.flags.writeable = False
@@ -216,8 +225,49 @@ class Renderer:
 def _pieces_or_refusal(
     template: ChatTemplate,
 ) -> tuple[ChatPieces | None, TemplateNotAppendableError | None]:
-    """What environments need; a template without it can still be used for conversations."""
+    """Pieces that environments need; a template without them still renders conversations."""
     try:
         return derive_pieces(template), None
     except TemplateNotAppendableError as error:
         return None, error
+
+
+class TurnEnds(NamedTuple):
+    """Tokens that end an assistant's turn, found after replies that the template renders."""
+
+    stop_ids: frozenset[int]  # a model that samples one of them has ended its turn
+    closing_ids: frozenset[int]  # a turn with such a last token needs no inserted end of turn
+    plain_id: int  # the one after a reply without tool calls; -1: none
+
+
+def find_turn_ends(
+    template: ChatTemplate, special: SpecialTokens, continuations: Continuations
+) -> TurnEnds:
+    """Finds the ends of a plain reply and of a reply with a tool call."""
+    replies = _PROBE_REPLIES if template.call_text else _PROBE_REPLIES[:1]
+    last_ids = [_last_special(template, special, reply) for reply in replies]
+    stop_ids = frozenset(token_id for token_id in last_ids if token_id >= 0)
+    closing_ids = stop_ids.union(*(_closing(continuations, reply) for reply in replies))
+    return TurnEnds(stop_ids, closing_ids, last_ids[0])
+
+
+def _last_special(template: ChatTemplate, special: SpecialTokens, reply: ChatMessage) -> int:
+    """Last special token of a conversation that ends with the reply, or -1."""
+    shape = sentinel_reply(reply, writes_calls=True)
+    try:
+        text = template.render((USER, shape), add_generation_prompt=False)
+    except TemplateError:
+        return -1
+    span = reply_span(text, shape)
+    behind = text[span[1] :] if span else ""
+    spans = special.spans(behind)
+    return special.ids[behind[slice(*spans[-1])]] if spans else -1
+
+
+def _closing(continuations: Continuations, reply: ChatMessage) -> frozenset[int]:
+    answer = ChatMessage("tool", "SentinelResult", tool_call_id=_PROBE_CALL.id, name=_PROBE_CALL.name)
+    new = answer if reply.tool_calls else ChatMessage("user", "SentinelNext")
+    try:
+        return continuations.insertion((USER, reply), (new,)).end_ids
+    except TemplateNotAppendableError:
+        return frozenset()

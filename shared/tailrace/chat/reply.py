@@ -65,7 +65,7 @@ class ReplyStream:
         self._num_given = 0
 
     def feed(self, token_ids: NDArray[np.int32] | Sequence[int]) -> ReplyDelta:
-        """Take newly sampled ids [t]."""
+        """Takes newly sampled ids [t]."""
         ids = token_ids.tolist() if isinstance(token_ids, np.ndarray) else token_ids
         split = self._splitter.feed(self._stop.feed(self._text.feed(ids)))
         self._take(split)

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tailrace.chat import ParsedReply, Renderer
-from tailrace.chat.config import ReasoningPolicy
+from tailrace.config.chat import ReasoningPolicy
 from tailrace.ledger.export import export_rows
 from tailrace.ledger.prompt import Prompt, Sampled
 from tailrace.ledger.prompting import prompt_of_messages, prompt_of_tokens

@@ -1,9 +1,8 @@
-"""Processes that run what users bring: they can be killed with all that they started, and replaced."""
+"""Child processes that run user code; a process can be killed with its children, and replaced."""
 
 from __future__ import annotations
 
 from tailrace.processes.child import ParentLink
-from tailrace.processes.pool import ProcessPool
-from tailrace.processes.worker import ProcessStartError, WorkerProcess
+from tailrace.processes.pool import ProcessPool, ProcessStartError, WorkerProcess
 
 __all__ = ["ParentLink", "ProcessPool", "ProcessStartError", "WorkerProcess"]

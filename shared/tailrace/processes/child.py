@@ -1,8 +1,8 @@
-"""The child's end of the pipes.
+"""Child's end of the pipes, and the frames on them: length, then msgpack.
 
-Frames go over what were standard input and output; both are replaced, so that user code that prints
-or reads meets standard error and an empty file instead. The process ends with its parent: at the end
-of its input, or by the kernel's signal if the parent was killed.
+Frames use the original standard input and output. Both are replaced for user code: it prints to
+standard error and reads an empty file. The process ends with its parent: at the end of its input, or by
+the kernel's signal when the parent is killed.
 """
 
 from __future__ import annotations
@@ -10,20 +10,26 @@ from __future__ import annotations
 import ctypes
 import os
 import signal
+import struct
 import sys
 from typing import BinaryIO, TypeVar
 
 import msgspec
 
-from tailrace.processes.frames import HEADER, frame
-
+HEADER = struct.Struct("<I")
 _PR_SET_PDEATHSIG = 1
 
 M = TypeVar("M")
 
 
+def frame(message: object) -> bytes:
+    """Encodes a message as a frame."""
+    data = msgspec.msgpack.encode(message)
+    return HEADER.pack(len(data)) + data
+
+
 class ParentLink:
-    """Takes messages of the parent and answers them."""
+    """Pipes to the parent: receives its messages and answers them."""
 
     def __init__(self, source: BinaryIO, target: BinaryIO) -> None:
         self._source = source
@@ -31,7 +37,7 @@ class ParentLink:
 
     @classmethod
     def open(cls) -> ParentLink:
-        """Take standard input and output over; to be called before any user code is imported."""
+        """Takes over standard input and output; call it before the import of user code."""
         _die_with_parent()
         source = os.fdopen(os.dup(0), "rb")
         target = os.fdopen(os.dup(1), "wb", buffering=0)
@@ -42,14 +48,14 @@ class ParentLink:
         return cls(source, target)
 
     def receive(self, decoder: msgspec.msgpack.Decoder[M]) -> M | None:
-        """The next message; None at the end of the input."""
+        """Returns the next message; None at the end of the input."""
         header = self._source.read(HEADER.size)
         if len(header) < HEADER.size:
             return None
         return decoder.decode(self._source.read(HEADER.unpack(header)[0]))
 
     def send(self, message: object) -> None:
-        """Answer; returns once the pipe has taken it all."""
+        """Sends an answer; returns once the pipe has accepted all bytes."""
         data = memoryview(frame(message))
         while data:
             data = data[self._target.write(data) or 0 :]
@@ -58,4 +64,4 @@ class ParentLink:
 def _die_with_parent() -> None:
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to handle
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent handles Ctrl-C

@@ -1,24 +1,119 @@
-"""A pool of child processes.
+"""Child processes with pipes, and a pool of them.
 
-Invariants: a process is lent to one caller at a time; one that was not given back in good order (an
-error, a cancelled caller, an answer still missing) is killed and replaced, so that the next caller
-meets a fresh one; nothing here blocks the event loop.
+Invariants: each process serves one caller at a time; a process with an error, a cancelled caller or a
+missing answer is killed and replaced, so that the next caller gets a new one; no call blocks the event
+loop.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import os
+import signal
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
+from typing import TypeVar
 
-from tailrace.processes.worker import WorkerProcess
+import msgspec
+
+from tailrace.processes.child import HEADER, frame
+
+_EXIT_TIMEOUT_S = 1.0
+
+R = TypeVar("R")
+
+
+class ProcessStartError(Exception):
+    """The interpreter does not exist, or the system allows no more processes."""
+
+
+class WorkerProcess:
+    """Child process that answers each message with one message, in order.
+
+    `is_usable` is False from a message to its answer, also when the caller is cancelled.
+    """
+
+    def __init__(self, process: asyncio.subprocess.Process) -> None:
+        self._process = process
+        self.is_usable = True
+
+    @classmethod
+    async def start(
+        cls, module: str, arguments: Sequence[str] = (), python: str = sys.executable
+    ) -> WorkerProcess:
+        """Runs `python -m module`, which opens a `ParentLink`, in a new process session.
+
+        Raises `ProcessStartError`.
+        """
+        pipe = asyncio.subprocess.PIPE
+        try:
+            process = await asyncio.create_subprocess_exec(
+                python,
+                "-m",
+                module,
+                *arguments,
+                stdin=pipe,
+                stdout=pipe,
+                start_new_session=True,  # `kill` also reaches processes that user code started
+            )
+        except OSError as error:
+            raise ProcessStartError(f"cannot start {python}: {error.strerror}") from error
+        return cls(process)
+
+    @property
+    def pid(self) -> int:
+        """Process id."""
+        return self._process.pid
+
+    async def exchange(self, message: object, reply_type: type[R]) -> R:
+        """Sends a message and reads its answer; raises `EOFError` when the process dies."""
+        stdin = self._process.stdin
+        assert stdin is not None
+        self.is_usable = False
+        try:
+            stdin.write(frame(message))
+            await stdin.drain()
+        except ConnectionError as error:
+            raise EOFError from error
+        reply = await self.read(reply_type)
+        self.is_usable = True
+        return reply
+
+    async def read(self, reply_type: type[R]) -> R:
+        """Reads the next message; raises `EOFError` when the process dies."""
+        stdout = self._process.stdout
+        assert stdout is not None
+        header = await stdout.readexactly(HEADER.size)  # IncompleteReadError is an EOFError
+        data = await stdout.readexactly(HEADER.unpack(header)[0])
+        return msgspec.msgpack.decode(data, type=reply_type)
+
+    def kill(self) -> None:
+        """Kills the process and its children, also children that outlive it."""
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self._process.pid, signal.SIGKILL)
+
+    async def end(self) -> int:
+        """Kills the process, waits for its end and returns its exit code."""
+        if self._process.stdin is not None:
+            self._process.stdin.close()
+        self.kill()
+        return await self._process.wait()
+
+    async def exit_code(self) -> int:
+        """Returns the exit code after the pipes closed; negative: the signal that ended the process."""
+        try:
+            async with asyncio.timeout(_EXIT_TIMEOUT_S):
+                return await self._process.wait()
+        except TimeoutError:
+            return await self.end()
 
 
 class ProcessPool:
-    """At most `num_processes` processes `python -m module`; they come with use.
+    """Pool of at most `num_processes` processes `python -m module`, started on demand.
 
-    `ready` sees each new process before its first caller; a process that it raises for is ended.
+    `ready` prepares each new process; if it raises, the process is killed.
     """
 
     def __init__(
@@ -33,15 +128,14 @@ class ProcessPool:
         self._arguments = arguments
         self._ready = ready
         self._python = python
-        self._idle: asyncio.Queue[WorkerProcess | None] = asyncio.Queue()  # None: a place to fill
+        self._idle: asyncio.Queue[WorkerProcess | None] = asyncio.Queue()  # None: a free place
         self._all: set[WorkerProcess] = set()
         self._ending: set[asyncio.Task[int]] = set()
         for _ in range(num_processes):
             self._idle.put_nowait(None)
 
     async def open(self) -> None:
-        """Start the first process now, to see whether it can; raises what `ready` raises, and
-        `ProcessStartError`."""
+        """Starts the first process as a check; raises `ProcessStartError` and the errors of `ready`."""
         try:
             async with self.lend():
                 pass
@@ -50,7 +144,7 @@ class ProcessPool:
 
     @asynccontextmanager
     async def lend(self) -> AsyncIterator[WorkerProcess]:
-        """A process for the body of the `with`; waits while all are busy."""
+        """Lends a process for the body of the `with`; waits while all are busy."""
         process = await self._idle.get()
         in_order = False
         try:
@@ -66,7 +160,7 @@ class ProcessPool:
             self._idle.put_nowait(process if in_order else None)
 
     async def close(self) -> None:
-        """Kill all processes."""
+        """Kills all processes."""
         for process in list(self._all):
             self._discard(process)
         await asyncio.gather(*self._ending)

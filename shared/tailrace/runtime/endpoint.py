@@ -1,9 +1,9 @@
-"""A callable actor: a NATS micro endpoint with a bounded mailbox.
+"""Callable actor: a NATS micro endpoint with a bounded mailbox.
 
-nats-py awaits an endpoint's callback before it looks at the next request, so the callback only
-accepts: it queues the request or answers 503 with `Retry-After`, and returns. Invariants: at most
-`concurrency` handlers run, at most `mailbox` requests wait, every accepted request is answered once,
-also when the handler fails (500), is cancelled by a drain (503) or the payload is malformed (400).
+nats-py awaits an endpoint's callback before it reads the next request. The callback therefore only
+queues the request, or answers 503 with `Retry-After`. Invariants: at most `concurrency` handlers run;
+at most `mailbox` requests wait; each accepted request gets one answer, also when the handler fails
+(500), a drain cancels it (503) or the payload is malformed (400).
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from tailrace.bus.bus import Bus
 from tailrace.bus.calls import error_headers
 from tailrace.bus.errors import CallFailedError, OversizedMessageError
 from tailrace.log import get_logger
-from tailrace.runtime.drain import finish
 from tailrace.runtime.guard import Failure, Guard
+from tailrace.runtime.tasks import finish
 from tailrace_protos.base import MalformedMessageError, Message, decode, encode
 from tailrace_protos.generation import CallErrorCode
 
@@ -39,18 +39,18 @@ RETRY_AFTER_MAX_S = 5.0
 
 @dataclass
 class EndpointStats:
-    """What `$SRV.STATS` shows of an endpoint beside nats-py's own count of arrivals."""
+    """Statistics of an endpoint in `$SRV.STATS`, beside the counts of nats-py."""
 
     num_ok: int = 0
     num_failed: int = 0
     num_malformed: int = 0
     num_rejected: int = 0
-    mean_handler_s: float = 0.0  # exponential mean; advises how long a rejected caller should wait
+    mean_handler_s: float = 0.0  # exponential mean; basis of `Retry-After`
 
 
 @dataclass(frozen=True)
 class EndpointSpec(Generic[Q]):
-    """What a service declares."""
+    """Declaration of one endpoint."""
 
     subject: str
     request_type: type[Q]
@@ -83,7 +83,7 @@ class EndpointActor(Generic[Q]):
         metrics.RUNNING_HANDLERS.labels(*labels).set_function(lambda: len(self._workers))
 
     async def start(self, micro: MicroService) -> None:
-        """Register the endpoint, described by its types, for `$SRV.INFO` and requests."""
+        """Registers the endpoint with its types, for `$SRV.INFO` and for requests."""
         await micro.add_endpoint(
             name=re.sub(r"[^A-Za-z0-9_-]", "-", self.spec.subject),
             subject=self.spec.subject,
@@ -93,7 +93,7 @@ class EndpointActor(Generic[Q]):
         )
 
     async def drain(self, hurry: asyncio.Event) -> None:
-        """Answer what was accepted; in a hurry, tell the callers of the rest to go elsewhere."""
+        """Answers accepted requests; once `hurry` is set, refuses the rest with NOT_READY."""
         await finish(self._workers, hurry)
         refusing = [asyncio.create_task(self._refuse_drained(request)) for request in self._waiting]
         self._waiting.clear()
@@ -115,12 +115,12 @@ class EndpointActor(Generic[Q]):
             await self._refuse(request, CallErrorCode.OVERLOADED, "mailbox full", self._retry_after_s())
 
     def _retry_after_s(self) -> float:
-        """The time in which a full mailbox empties by half."""
+        """Returns the time in which half of a full mailbox is handled."""
         expected_s = self.stats.mean_handler_s * self.spec.mailbox / (2 * self.spec.concurrency)
         return min(max(expected_s, RETRY_AFTER_MIN_S), RETRY_AFTER_MAX_S)
 
     async def _work(self, request: Request | None) -> None:
-        """Handle this request, then whatever waits."""
+        """Handles this request, then the waiting requests."""
         while request is not None:
             await self.guard.run(self.where, self._handle(request))
             request = self._waiting.popleft() if self._waiting else None
@@ -148,7 +148,7 @@ class EndpointActor(Generic[Q]):
             await self._send(request, reply)
 
     async def _reply(self, request: Request, message: Q) -> Message | None:
-        """The handler's reply; None if it failed unexpectedly, which was answered then."""
+        """Returns the handler's reply; None after an unexpected failure, which it has answered."""
         traceparent = (request.headers or {}).get(tracing.HEADER, "")
         with tracing.span(self.spec.subject, traceparent):
             result = await self.guard.run(

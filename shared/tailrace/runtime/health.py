@@ -1,7 +1,7 @@
-"""The metrics port: `/livez`, `/readyz`, `/metrics`, and nothing else.
+"""Metrics port of a service: `/livez`, `/readyz` and `/metrics`.
 
-Served by the service's own event loop on purpose: a loop that is stuck does not answer `/livez`.
-`TAILRACE_METRICS_PORT` chooses the port (0 or unset: a free one, which is logged),
+The service's own event loop serves it, so a blocked loop does not answer `/livez`.
+`TAILRACE_METRICS_PORT` sets the port (0 or unset: a free port, which is logged) and
 `TAILRACE_METRICS_HOST` the address (default 127.0.0.1; a pod needs 0.0.0.0).
 """
 
@@ -20,7 +20,7 @@ MAX_REQUEST_LINES = 100
 
 
 class HealthServer:
-    """A tiny HTTP server. `not_ready()` gives the reason, or an empty string when ready."""
+    """Small HTTP server. `not_ready()` returns the reason, empty when the service is ready."""
 
     def __init__(self, not_ready: Callable[[], str], env: Mapping[str, str] = os.environ) -> None:
         self._not_ready = not_ready
@@ -30,7 +30,7 @@ class HealthServer:
         self.port = 0
 
     async def start(self) -> None:
-        """Listen; `ConfigError` when the port is taken."""
+        """Listens; `ConfigError` when the port is in use."""
         try:
             self._server = await asyncio.start_server(
                 self._serve, self._host, self._wanted_port, limit=8192
@@ -44,7 +44,7 @@ class HealthServer:
         self.port = self._server.sockets[0].getsockname()[1]
 
     async def stop(self) -> None:
-        """Stop listening."""
+        """Stops listening."""
         if self._server is not None:
             self._server.close()
             await self._server.wait_closed()
@@ -58,7 +58,7 @@ class HealthServer:
                 writer.write(head.encode() + b"Connection: close\r\n\r\n" + body)
                 await writer.drain()
         except (TimeoutError, ConnectionError, ValueError):
-            pass  # a client that does not speak HTTP, or went away: nobody to tell
+            pass  # the client does not speak HTTP, or has disconnected
         finally:
             writer.close()
 
@@ -82,7 +82,7 @@ def _port(text: str) -> int:
 
 
 async def _request_target(reader: asyncio.StreamReader) -> str:
-    """The path of a GET request; `ValueError` when it is none."""
+    """Reads the path of a GET request; `ValueError` for any other request."""
     method, target, _ = (await reader.readline()).decode("latin-1").split(" ", 2)
     if method != "GET":
         raise ValueError(f"{method} is not served")

@@ -1,8 +1,8 @@
-"""A service's process: command line, logging, event loop, exit code.
+"""Process of a service: command line, logging, event loop, exit code.
 
-`python -m tailrace_<service> --config FILE [--instance-id ID]`; `--server-id` and `--worker-id` are
-the same option under the names that the registry and the leases use. Exit code 0 after a drain, 2
-when the user's configuration is wrong (one line on stderr, no traceback), 1 otherwise.
+`python -m tailrace_<service> --config FILE [--instance-id ID]`. `--server-id` and `--worker-id` are
+aliases of `--instance-id`, with the names of the registry and of the leases. Exit codes: 0 after a
+drain, 2 for a wrong configuration (one line on stderr, no traceback), 1 otherwise.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ C = TypeVar("C", bound=Config)
 
 @dataclass(frozen=True)
 class Args:
-    """What a service's process was started with."""
+    """Arguments of a service process."""
 
     config: str  # path of the experiment file
     instance_id: str
@@ -46,16 +46,16 @@ class Args:
 
     @property
     def server_id(self) -> str:
-        """The instance id, as inference servers call it."""
+        """Instance id, under the name that inference servers use."""
         return self.instance_id
 
     @property
     def worker_id(self) -> str:
-        """The instance id, as workers call it."""
+        """Instance id, under the name that workers use."""
         return self.instance_id
 
     def section(self, name: str, kind: type[C]) -> C:
-        """This service's own section of the experiment file."""
+        """Reads this service's section of the experiment file."""
         return section_config(self.experiment, name, kind, self.config)
 
 
@@ -63,29 +63,29 @@ Build = Callable[[Args], Awaitable[Service] | Service]
 
 
 def run_service(build: Build, argv: Sequence[str] | None = None) -> int:
-    """Run the service that `build` makes until it ends; the process's exit code."""
+    """Runs the service from `build` until it ends; returns the exit code of the process."""
     return run_with_args(lambda args: serve(build, args), argv)
 
 
 def run_with_args(work: Callable[[Args], int], argv: Sequence[str] | None = None) -> int:
-    """Run `work` with what the command line says; the process's exit code."""
+    """Runs `work` with the arguments of the command line; returns the exit code of the process."""
     options = _parse(argv)
     try:
         return work(_args(options))
     except ConfigError as error:
-        _tell(str(error))
+        _print_error(str(error))
         return EXIT_CONFIG
 
 
 def serve(build: Build, args: Args) -> int:
-    """Run the service that `build` makes until it ends; its exit code."""
+    """Runs the service from `build` until it ends; returns its exit code."""
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         return runner.run(_serve(build, args))
 
 
-def _tell(mistake: str) -> None:
-    """One line, the last one: who supervises this process shows it to the user."""
-    sys.stderr.write(f"error: {' '.join(mistake.split())}\n")
+def _print_error(message: str) -> None:
+    """Prints the last line of stderr; the supervisor of this process shows it to the user."""
+    sys.stderr.write(f"error: {' '.join(message.split())}\n")
 
 
 def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
@@ -120,5 +120,5 @@ async def _serve(build: Build, args: Args) -> int:
     tracing.configure(service.name)
     exit_code = await service.serve()
     if exit_code == EXIT_CONFIG:
-        _tell(service.stop_reason)
+        _print_error(service.stop_reason)
     return exit_code

@@ -1,9 +1,9 @@
-"""A working actor: pulls messages of a JetStream consumer and runs a handler for each.
+"""Pulling actor: pulls messages of a JetStream consumer and runs a handler for each.
 
-Invariants: at most `max_in_flight` handlers run and no more is asked for; a message in flight is
-kept from redelivery by `in_progress`, sent for all of them by one task; what is still running here,
-or was acknowledged here lately, is never started a second time; a message is acknowledged only after
-its handler returned; a drain leaves nothing unanswered.
+Invariants: at most `max_in_flight` handlers run, and it requests no more messages; one task sends
+`in_progress` for all messages in flight, so that NATS does not redeliver them; a message that runs
+here, or was acknowledged here recently, never starts a second time; a message is acknowledged only
+after its handler returned; a drain settles all messages.
 """
 
 from __future__ import annotations
@@ -19,29 +19,28 @@ from nats.aio.msg import Msg
 
 from tailrace import metrics, tracing
 from tailrace.bus.bus import Bus
+from tailrace.bus.deliveries import DeliveryInfo
 from tailrace.bus.durable import MESSAGE_ID_HEADER
 from tailrace.bus.feed import PullFeed
-from tailrace.bus.metadata import DeliveryInfo
 from tailrace.log import get_logger
-from tailrace.runtime.drain import cancel, finish
-from tailrace.runtime.guard import Failure, Guard
+from tailrace.runtime.guard import Failure, Guard, HandBack
 from tailrace.runtime.settlement import Delivery, Settlement
-from tailrace.runtime.signals import HandBack
+from tailrace.runtime.tasks import cancel, finish
 from tailrace_protos.base import MalformedMessageError, decode
 
 log = get_logger(__name__)
 
-ASK_PAUSE_S = 0.002  # handlers that end within this time share one request for more
-ASK_AT_LEAST_EVERY_S = 1.0  # notices requests that the server forgot
-MAX_REMEMBERED = 1024  # acknowledged messages, in case the server had them on their way again
-HAND_BACK_TIMEOUT_S = 3.0  # nats-server may be away just now; then the ack wait hands back
+ASK_PAUSE_S = 0.002  # handlers that end within this time share one request
+ASK_AT_LEAST_EVERY_S = 1.0  # detects requests that the server lost
+MAX_REMEMBERED = 1024  # acknowledged messages that may be under redelivery
+HAND_BACK_TIMEOUT_S = 3.0  # while nats-server is away; the ack wait then returns the message
 
 M = TypeVar("M")
 
 
 @dataclass(frozen=True)
 class PullSpec(Generic[M]):
-    """What a service declares."""
+    """Declaration of one pull."""
 
     stream: str
     durable: str
@@ -54,7 +53,7 @@ class PullSpec(Generic[M]):
 
 
 class PullActor(Generic[M]):
-    """Fetches, runs, heartbeats and settles the messages of one consumer."""
+    """Pulls, runs and settles the messages of one consumer, with heartbeats."""
 
     def __init__(self, spec: PullSpec[M], bus: Bus, guard: Guard) -> None:
         self.where = f"pull:{spec.stream}/{spec.durable}"
@@ -66,7 +65,7 @@ class PullActor(Generic[M]):
         self._acknowledged: dict[tuple[int, int], None] = {}  # stream sequences and times, oldest first
         self._queued: deque[tuple[Msg, Delivery]] = deque()
         self._running: set[asyncio.Task[None]] = set()
-        self._tending: list[asyncio.Task[object]] = []
+        self._maintenance: list[asyncio.Task[object]] = []
         self._has_room = asyncio.Event()
         self._feed = PullFeed(
             bus.connection, spec.stream, spec.durable, self._on_message, self._has_room.set
@@ -80,23 +79,23 @@ class PullActor(Generic[M]):
     # Life
 
     async def start(self) -> None:
-        """Begin to pull."""
+        """Starts to pull."""
         await self._feed.open()
         self._bus.connection.on_restored.append(self._on_restored)
         for work in (self._keep_asking(), self._keep_beating()):
-            self._tending.append(
+            self._maintenance.append(
                 asyncio.create_task(self._guard.run(self.where, work), name=self.where)
             )
         self._has_room.set()
 
     async def drain(self, hurry: asyncio.Event) -> None:
-        """Fetch no more, let handlers finish until `hurry` is set, hand the rest back."""
+        """Pulls no more, lets handlers finish until `hurry` is set, and hands the rest back."""
         self._draining = True
         await self._guard.run(self.where, self._feed.close())
         await asyncio.gather(*(self._return(*queued) for queued in self._queued))
         self._queued.clear()
         await finish(self._running, hurry)
-        await cancel(self._tending)
+        await cancel(self._maintenance)
 
     def _on_restored(self) -> None:
         self._has_room.set()
@@ -166,19 +165,19 @@ class PullActor(Generic[M]):
         metrics.HANDLED.labels(self.where, "failed" if isinstance(outcome, Failure) else outcome).inc()
 
     async def _handle(self, message: Msg, delivery: Delivery) -> str:
-        """Run the handler and settle the message; the outcome's name."""
+        """Runs the handler and settles the message; returns the name of the outcome."""
         spec = self._spec
         if (delivery.stream_seq, delivery.stored_ns) in self._acknowledged:
             await self._settlement.ack(delivery)
             return "repeated"
         if delivery.num_delivered > spec.max_deliveries:
             reason = f"delivered {delivery.num_delivered} times, {spec.max_deliveries} allowed"
-            await self._settlement.bury(message, delivery, reason)
+            await self._settlement.dead_letter(message, delivery, reason)
             return "dead"
         try:
             decoded = decode(message.data, spec.message_type)
         except MalformedMessageError as error:
-            await self._settlement.bury(message, delivery, error)
+            await self._settlement.dead_letter(message, delivery, error)
             return "malformed"
         traceparent = message.headers.get(tracing.HEADER, "") if message.headers else ""
         try:
@@ -193,7 +192,9 @@ class PullActor(Generic[M]):
             self._remember(delivery)
             return "ok"
         if delivery.num_delivered >= spec.max_deliveries:
-            await self._settlement.bury(message, delivery, f"{result.error_type}: {result.reason}")
+            await self._settlement.dead_letter(
+                message, delivery, f"{result.error_type}: {result.reason}"
+            )
             return "dead"
         await self._settlement.retry(delivery)
         return "failed"
@@ -204,7 +205,7 @@ class PullActor(Generic[M]):
             del self._acknowledged[next(iter(self._acknowledged))]
 
     async def _return(self, message: Msg, delivery: Delivery) -> None:
-        """Hand back because this process ends."""
+        """Hands a message back because this process ends."""
         metrics.HANDLED.labels(self.where, "handed_back").inc()
         self._in_flight.pop(delivery.stream_seq, None)
         try:
@@ -217,7 +218,7 @@ class PullActor(Generic[M]):
 
 
 async def _wait(event: asyncio.Event, timeout_s: float) -> None:
-    """Return when the event is set, or after `timeout_s`."""
+    """Returns when the event is set, or after `timeout_s`."""
     try:
         async with asyncio.timeout(timeout_s):
             await event.wait()

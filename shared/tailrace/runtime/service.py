@@ -1,9 +1,9 @@
-"""`Service`: one process, its actors, and their life from start to drain.
+"""`Service`: one process, its actors, and their life cycle from start to drain.
 
-Order of life: metrics port, NATS, start hooks, actors, loops, ready; on SIGTERM, SIGINT or `stop`:
-not ready, no new messages, what is in flight finishes or is handed back, loops and tasks are
-cancelled, drain hooks in reverse order, NATS closes. Waiting for what is in flight, and each drain
-hook, end after `drain_s`; a second signal ends the former at once.
+Start: metrics port, NATS, start hooks, actors, loops, ready. Drain, on SIGTERM, SIGINT or `stop`: not
+ready, no new messages, messages in flight finish or are handed back, loops and tasks are cancelled,
+drain hooks run in reverse order, NATS closes. The wait for messages in flight, and each drain hook,
+ends after `drain_s`; a second signal ends the wait at once.
 """
 
 from __future__ import annotations
@@ -25,16 +25,16 @@ from tailrace.log import get_logger
 from tailrace.runtime.endpoint import EndpointActor, EndpointSpec
 from tailrace.runtime.guard import EXIT_FAILED, Failure, Guard
 from tailrace.runtime.health import HealthServer
-from tailrace.runtime.loops import Tasks
 from tailrace.runtime.pull import PullActor, PullSpec
 from tailrace.runtime.settlement import Delivery
 from tailrace.runtime.subscription import SubscriptionActor
+from tailrace.runtime.tasks import Tasks
 from tailrace_protos import subjects
 from tailrace_protos.base import Message
 
 log = get_logger(__name__)
 
-VERSION = "0.1.0"  # of the wire contract, as NATS micro wants one per service
+VERSION = "0.1.0"  # of the wire contract; NATS micro requires one per service
 CLOSE_TIMEOUT_S = 5.0
 SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
@@ -44,13 +44,13 @@ T = TypeVar("T")
 Hook = Callable[[], Awaitable[None]]
 Actor = EndpointActor[Any] | SubscriptionActor[Any] | PullActor[Any]
 
-# What a service allocates per message is no cycle: collecting rarely saves up to a fifth of a busy
-# process's CPU, and the pauses of full collections (30 ms and more) out of its latency.
+# Objects allocated per message form no cycles. Rare collections save up to a fifth of the CPU time of a
+# busy process, and avoid the pauses of full collections (30 ms and more).
 _GC_THRESHOLDS = (50_000, 20, 100)
 
 
 class Service:
-    """Declare handlers, loops and hooks; then `serve`. Declaring while serving starts at once."""
+    """Service with its handlers, loops and hooks; a declaration while it serves starts at once."""
 
     def __init__(
         self,
@@ -81,9 +81,9 @@ class Service:
         self._drain_hooks: list[Hook] = []
         self._micro: MicroService | None = None
         self._serving = False
-        self._ready: bool | None = None  # None: becomes ready at the end of the start
+        self._ready: bool | None = None  # None: ready at the end of the start
         self._exit_code = 0
-        self.stop_reason = ""  # why the exit code is not 0
+        self.stop_reason = ""  # reason of a non-zero exit code
 
     # Declarations
 
@@ -97,7 +97,7 @@ class Service:
         mailbox: int = 1024,
         concurrency: int = 64,
     ) -> None:
-        """Answer requests. Instances with the same `queue` (default: one for all) share them.
+        """Answers requests. Instances with the same `queue` (default: one for all) share them.
 
         A handler may raise `CallFailedError` to answer with a typed error.
         """
@@ -112,7 +112,7 @@ class Service:
         *,
         mailbox: int = 1024,
     ) -> None:
-        """Hear what is published, in order, one at a time."""
+        """Handles published messages in order, one at a time."""
         self._declare(SubscriptionActor(subject, message_type, handler, mailbox, self.bus, self._guard))
 
     def pull(
@@ -127,11 +127,12 @@ class Service:
         max_deliveries: int = 5,
         dead_subject: str = "",
     ) -> None:
-        """Work off a durable consumer; waits for one that is not provisioned yet.
+        """Handles the messages of a durable consumer; waits until it is provisioned.
 
-        A handler that returns acknowledges, `HandBack` returns the message, any other exception has it
-        delivered again later; after `max_deliveries` (or when malformed) it goes to `dead_subject`
-        (default: the run's dead episodes). `ack_wait_s` is that of the consumer.
+        A return of the handler acknowledges the message, `HandBack` returns it to the queue, and any
+        other exception leads to a later redelivery. After `max_deliveries`, or when malformed, the
+        message goes to `dead_subject` (default: the run's dead episodes). `ack_wait_s` is the
+        consumer's.
         """
         dead = dead_subject or subjects.dead_episodes(self.run.exp_name)
         spec = PullSpec(
@@ -140,30 +141,30 @@ class Service:
         self._declare(PullActor(spec, self.bus, self._guard))
 
     def loop(self, name: str, body: Hook) -> None:
-        """Run `body` until it returns; restart it with back-off whenever it fails."""
+        """Runs `body` until it returns; restarts it with back-off after each failure."""
         self._loops.append((name, body))
         if self._serving:
             self._tasks.loop(name, body)
 
     def on_start(self, hook: Hook) -> None:
-        """Await `hook` after NATS is connected and before any message comes, in order."""
+        """Adds a hook to await after NATS is connected and before the first message, in order."""
         self._start_hooks.append(hook)
 
     def on_drain(self, hook: Hook) -> None:
-        """Await `hook` after everything else has ended, while NATS is still there, in reverse order."""
+        """Adds a hook to await after actors and tasks, before NATS closes, in reverse order."""
         self._drain_hooks.append(hook)
 
     def spawn(self, coroutine: Coroutine[Any, Any, T], name: str) -> asyncio.Task[T | Failure]:
-        """Run a task that ends with the service at the latest; an exception becomes its `Failure`."""
+        """Runs a task until the service ends at the latest; an exception becomes its `Failure`."""
         return self._tasks.spawn(coroutine, name)
 
     def set_ready(self, ready: bool) -> None:
-        """Say whether `/readyz` shall say so. Without a call: ready once started."""
+        """Sets the answer of `/readyz`. Without a call the service is ready once started."""
         self._ready = ready
         metrics.READY.set(ready)
 
     def stop(self, reason: str, exit_code: int = 0) -> None:
-        """Drain and end; the first non-zero exit code counts."""
+        """Drains and ends the service; the first non-zero exit code counts."""
         if exit_code and not self._exit_code:
             self._exit_code, self.stop_reason = exit_code, reason
         if not self.draining.is_set():
@@ -173,7 +174,7 @@ class Service:
     # Life
 
     async def serve(self) -> int:
-        """Run until told to stop; the process's exit code."""
+        """Runs until it is stopped; returns the exit code of the process."""
         self._handle_signals()
         try:
             await self._or_stopped(self._guard.run("start", self._start()))
@@ -185,7 +186,7 @@ class Service:
         return self._exit_code
 
     async def _or_stopped(self, starting: Coroutine[Any, Any, Failure | None]) -> None:
-        """Wait for the start to end, or cancel it when the service is stopped before."""
+        """Waits for the end of the start; cancels it when the service is stopped before."""
         start = asyncio.create_task(starting, name="start")
         stopped = asyncio.create_task(self.draining.wait())
         await asyncio.wait({start, stopped}, return_when=asyncio.FIRST_COMPLETED)
@@ -216,9 +217,9 @@ class Service:
             await hook()
         loops = tuple(self._loops)
         self._serving = True
-        for actor in tuple(self._actors):  # what is declared from here on starts itself
+        for actor in tuple(self._actors):  # a later declaration starts itself
             await self._start_actor(actor)
-        await flush(self.bus.connection.client)  # who sees us ready can reach every endpoint
+        await flush(self.bus.connection.client)  # a ready service is reachable at every endpoint
         for name, body in loops:
             self._tasks.loop(name, body)
         if self._ready is None:
@@ -237,7 +238,7 @@ class Service:
 
     async def _drain_actors(self) -> None:
         for endpoint in self._micro._endpoints if self._micro is not None else ():
-            # Not `Service.stop`, which would throw away requests that already came.
+            # `Service.stop` would drop requests that have already arrived.
             if endpoint._subscription is not None:
                 draining = self.bus.connection.drain(endpoint._subscription)
                 await self._guard.run("drain endpoint", draining)
@@ -289,7 +290,7 @@ class Service:
 
 
 def tame_garbage_collection() -> None:
-    """Once everything long-lived exists: never look at it again, and collect the rest rarely."""
+    """Excludes existing objects from garbage collection, and collects new ones rarely."""
     gc.collect()
     gc.freeze()
     gc.set_threshold(*_GC_THRESHOLDS)

@@ -1,7 +1,7 @@
-"""How a pulled message leaves this process: acknowledged, tried again, handed back, or buried.
+"""Settlement of a pulled message: acknowledge, retry, hand back, or store as a dead letter.
 
-Invariants: exactly one of these per message that is still ours; a hand-back never makes a message a
-dead letter; a message is terminated only after its copy was stored.
+Invariants: each message is settled exactly once; a hand-back never makes a message a dead letter; a
+message is terminated only after its copy is stored.
 """
 
 from __future__ import annotations
@@ -27,18 +27,18 @@ REQUEUE_TIMEOUT_S = 5.0
 
 @dataclass
 class Delivery:
-    """One delivery of a message, for handlers that want to know."""
+    """Delivery of a message, as its handler sees it."""
 
     subject: str
     stream_seq: int
-    stored_ns: int  # when the stream took it
-    num_delivered: int  # 1: first time
+    stored_ns: int  # time of storage in the stream
+    num_delivered: int  # 1: first delivery
     message_id: str  # the publisher's Nats-Msg-Id
-    reply: str = field(repr=False)  # where to acknowledge; a redelivery while running replaces it
+    reply: str = field(repr=False)  # acknowledgement subject; a redelivery replaces it
 
 
 class Settlement:
-    """Settles the messages of one consumer."""
+    """Settlement of the messages of one consumer."""
 
     def __init__(self, bus: Bus, max_deliveries: int, dead_subject: str) -> None:
         self._bus = bus
@@ -46,27 +46,27 @@ class Settlement:
         self._dead_subject = dead_subject
 
     async def ack(self, delivery: Delivery) -> None:
-        """Done; not awaited by the server: a lost acknowledgement costs one more delivery."""
+        """Acknowledges without confirmation: a lost acknowledgement costs one more delivery."""
         await self._bus.connection.publish(delivery.reply, ACK)
 
     async def heartbeat(self, delivery: Delivery) -> None:
-        """Still at it."""
+        """Extends the ack wait of a message in progress."""
         await self._bus.connection.publish(delivery.reply, IN_PROGRESS)
 
     async def retry(self, delivery: Delivery) -> None:
-        """Failed: again later, later each time."""
+        """Requests a redelivery, with a delay that grows with each delivery."""
         await self._nak(delivery, min(RETRY_FIRST_S * 2.0 ** (delivery.num_delivered - 1), RETRY_MAX_S))
 
-    async def bury(self, message: Msg, delivery: Delivery, reason: Exception | str) -> None:
-        """Nobody can handle it: keep a copy with the reason, then end its deliveries."""
-        await self._bus.dead_letters.bury(message, self._dead_subject, reason)
+    async def dead_letter(self, message: Msg, delivery: Delivery, reason: Exception | str) -> None:
+        """Stores a dead letter with the reason, then ends the deliveries of the message."""
+        await self._bus.dead_letters.store(message, self._dead_subject, reason)
         await self._bus.connection.publish(delivery.reply, TERMINATE)
 
     async def hand_back(self, message: Msg, delivery: Delivery, delay_s: float) -> None:
-        """Somebody else's turn after `delay_s`.
+        """Returns the message to its queue, for any worker after `delay_s`.
 
-        The server counts this delivery like a failed one; where one more would make a healthy message a
-        dead letter, a fresh copy takes its place.
+        The server counts this delivery like a failed one. At the limit of deliveries, a new copy
+        replaces the message, so that it does not become a dead letter.
         """
         if delivery.num_delivered < self._max_deliveries:
             await self._nak(delivery, delay_s)

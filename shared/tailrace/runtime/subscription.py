@@ -1,8 +1,8 @@
-"""A listening actor: a core NATS subscription, handled in order, one message at a time.
+"""Listening actor: a core NATS subscription, handled in order, one message at a time.
 
-Core NATS has no way to slow a publisher, so waiting messages stay in the client's buffer: above
-`mailbox` the actor reports that it falls behind; only at the client's own limit (about a million
-messages or 512 MiB) something would be dropped, which is counted and logged as an error.
+Core NATS cannot slow a publisher, so waiting messages stay in the client's buffer. Above `mailbox`
+waiting messages the actor logs that it falls behind. The client drops messages only at its own limit
+(about a million messages or 512 MiB), counts them and logs an error.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from nats.aio.subscription import Subscription
 from tailrace import metrics, tracing
 from tailrace.bus.bus import Bus
 from tailrace.log import get_logger
-from tailrace.runtime.drain import finish
 from tailrace.runtime.guard import Failure, Guard
+from tailrace.runtime.tasks import finish
 from tailrace_protos.base import MalformedMessageError, decode
 
 log = get_logger(__name__)
@@ -30,7 +30,7 @@ M = TypeVar("M")
 
 @dataclass
 class SubscriptionActor(Generic[M]):
-    """Handles the messages of one subject."""
+    """Handler of the messages of one subject."""
 
     subject: str
     message_type: type[M]
@@ -51,11 +51,11 @@ class SubscriptionActor(Generic[M]):
         metrics.MAILBOX_MESSAGES.labels(self.where).set_function(self._num_waiting)
 
     async def start(self) -> None:
-        """Subscribe."""
+        """Subscribes."""
         self._subscription = await self.bus.connection.subscribe(self.subject, self._on_message)
 
     async def drain(self, hurry: asyncio.Event) -> None:
-        """Hear nothing new; return when what was heard has been handled, or at once when in a hurry."""
+        """Unsubscribes; returns once received messages are handled, or once `hurry` is set."""
         if self._subscription is not None:
             draining = self.guard.run(self.where, self.bus.connection.drain(self._subscription))
             await finish([asyncio.create_task(draining, name=self.where)], hurry)

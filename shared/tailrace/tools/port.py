@@ -15,8 +15,7 @@ from nats.aio.msg import Msg
 
 from tailrace import tracing
 from tailrace.bus import Bus, CallTimeoutError, NoResponderError
-from tailrace.bus.calls import error_in
-from tailrace.bus.inbox import is_no_responders
+from tailrace.bus.calls import error_in, is_no_responders
 from tailrace.tools.wire import JSON
 from tailrace_protos.base import Message
 

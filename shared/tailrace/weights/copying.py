@@ -12,7 +12,7 @@ from typing import ParamSpec, TypeVar
 from tailrace.log import get_logger
 from tailrace.weights.chunks import ChunkFetch
 from tailrace.weights.errors import WeightsGoneError
-from tailrace.weights.segment import Segment, SegmentFolder, open_segment
+from tailrace.weights.segment import SegmentFolder, SharedSegment, open_segment
 from tailrace.weights.tensors import verify
 from tailrace_protos.weights import WeightManifest, WeightSource
 
@@ -51,7 +51,7 @@ async def copy_verified(
     host_id: str,
     folder: SegmentFolder,
     shm_folder: Path | None = None,
-) -> Segment:
+) -> SharedSegment:
     """A segment of our own with the bytes, every tensor checked; the source may change or die then."""
     segment = await _copy(manifest, source, open_source(manifest, source, host_id, shm_folder), folder)
     with ExitStack() as undo:
@@ -63,7 +63,7 @@ async def copy_verified(
 
 async def _copy(
     manifest: WeightManifest, source: WeightSource, fd: int | None, folder: SegmentFolder
-) -> Segment:
+) -> SharedSegment:
     if fd is not None:
         try:
             return await bulk(manifest.num_bytes, folder.copy_of, fd, manifest.num_bytes)

@@ -16,7 +16,7 @@ from tailrace.retry import Backoff
 from tailrace.weights.chunks import ChunkServer
 from tailrace.weights.copying import bulk
 from tailrace.weights.errors import WeightsNotTakenError
-from tailrace.weights.segment import Segment, SegmentFolder
+from tailrace.weights.segment import SegmentFolder, SharedSegment
 from tailrace.weights.tensors import TensorBytes, fill, layout
 from tailrace_protos import subjects
 from tailrace_protos.generation import CallErrorCode
@@ -54,7 +54,7 @@ class WeightPublisher:
         self._outage_s = outage_s
         self._folder = SegmentFolder(run, "learner", shm_folder)
         self._folder.sweep()
-        self._segment: Segment | None = None
+        self._segment: SharedSegment | None = None
         self._server = ChunkServer(self._held, bind_host=bind_host, advertise_host=advertise_host)
         self._turn = asyncio.Lock()
 

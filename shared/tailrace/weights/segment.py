@@ -35,7 +35,7 @@ def default_folder() -> Path:
     return shm if shm.is_dir() and os.access(shm, os.W_OK) else Path(tempfile.gettempdir())
 
 
-class Segment:
+class SharedSegment:
     """A writable segment of this process. `data` is its buffer."""
 
     def __init__(self, path: Path, fd: int, num_bytes: int) -> None:
@@ -68,16 +68,16 @@ class SegmentFolder:
         self.folder = folder or default_folder()
         self._prefix = f"tailrace.{run}.{role}."
 
-    def create(self, num_bytes: int) -> Segment:
+    def create(self, num_bytes: int) -> SharedSegment:
         """A new segment, its memory reserved; `SegmentSpaceError` when there is none."""
         # Pages that are not reserved would kill whoever writes to them with SIGBUS.
         return self._new(num_bytes, lambda fd: os.posix_fallocate(fd, 0, num_bytes))
 
-    def copy_of(self, source_fd: int, num_bytes: int) -> Segment:
+    def copy_of(self, source_fd: int, num_bytes: int) -> SharedSegment:
         """A new segment with the bytes of an open file, copied by the kernel; errors as `create`."""
         return self._new(num_bytes, lambda fd: _copy_file(source_fd, fd, num_bytes))
 
-    def _new(self, num_bytes: int, fill: Callable[[int], None]) -> Segment:
+    def _new(self, num_bytes: int, fill: Callable[[int], None]) -> SharedSegment:
         name = f"{self._prefix}{uuid.uuid4().hex[:12]}"
         unborn = self.folder / f".{name}"
         fd = os.open(unborn, os.O_CREAT | os.O_EXCL | os.O_RDWR | os.O_CLOEXEC, 0o600)
@@ -91,9 +91,9 @@ class SegmentFolder:
             if error.errno in (errno.ENOSPC, errno.ENOMEM, errno.EDQUOT):
                 raise SegmentSpaceError(str(self.folder), num_bytes) from error
             raise
-        return Segment(self.folder / name, fd, num_bytes)
+        return SharedSegment(self.folder / name, fd, num_bytes)
 
-    def adopt(self) -> Iterator[tuple[WeightManifest, Segment]]:
+    def adopt(self) -> Iterator[tuple[WeightManifest, SharedSegment]]:
         """Sealed segments whose writers died, now ours; unsealed ones of dead writers are deleted."""
         for path, fd in self._abandoned():
             manifest = _sealed_manifest(fd)
@@ -101,7 +101,7 @@ class SegmentFolder:
                 path.unlink(missing_ok=True)
                 os.close(fd)
             else:
-                yield manifest, Segment(path, fd, manifest.num_bytes)
+                yield manifest, SharedSegment(path, fd, manifest.num_bytes)
 
     def sweep(self) -> int:
         """Delete what dead writers left; how many segments that were."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import tempfile
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
@@ -20,11 +19,11 @@ from tailrace.tools import ToolWorker
 from tailrace_protos.base import as_int32, as_uint8, pack_float32, pack_int32
 from tailrace_protos.episode import Outcome
 from tailrace_protos.generation import FinishReason, GenerateRequest, TokenChunk, TokenSpan
-from tests.conftest import ServerProcess
 from tests.integration.agents.world import FakeServer, World, kill, until, world_of
-from tests.integration.runtime.serving import endpoints_of
 from tests.provenance import versions_of
 from tests.unit.tailrace_agents.loops.world import calls, chat_card, text_of
+from tests.world.servers import ServerProcess
+from tests.world.serving import endpoints_of
 
 RENDERER = Renderer.from_model_card(chat_card(), ChatArgs(tool_parser="hermes"))
 
@@ -77,18 +76,17 @@ class Shelf:
 
 @pytest.fixture
 async def world(
-    nats_server: ServerProcess, redis_server: ServerProcess, run_name: str
+    nats_server: ServerProcess, redis_server: ServerProcess, run_name: str, short_folder: Path
 ) -> AsyncIterator[World]:
-    with tempfile.TemporaryDirectory() as folder:
-        async with world_of(nats_server, redis_server, run_name, Path(folder)) as made:
-            await Blobs(made.redis, run_name).put_model_card(chat_card())
-            made.renderer = RENDERER
-            rows = [{"prompt": f"Question {index}?", "answer": f"a{index}"} for index in range(4)]
-            path = Path(folder) / "questions.jsonl"
-            path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-            entry = {"path": str(path), "agent_name": "tool_agent", "tools": ["lookup"]}
-            made.agents_config |= {"custom_envs": {}, "datasets": {"questions": entry}}
-            yield made
+    async with world_of(nats_server, redis_server, run_name, short_folder) as made:
+        await Blobs(made.redis, run_name).put_model_card(chat_card())
+        made.renderer = RENDERER
+        rows = [{"prompt": f"Question {index}?", "answer": f"a{index}"} for index in range(4)]
+        path = short_folder / "questions.jsonl"
+        path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+        entry = {"path": str(path), "agent_name": "tool_agent", "tools": ["lookup"]}
+        made.agents_config |= {"custom_envs": {}, "datasets": {"questions": entry}}
+        yield made
 
 
 @pytest.fixture

@@ -15,12 +15,12 @@ from tailrace.store import connect
 from tailrace.tools import ToolWorker
 from tailrace_protos.base import as_int32
 from tailrace_protos.episode import Outcome
-from tests.conftest import ServerProcess
 from tests.integration.agents.test_loops import ChatServer, start_chat, world
 from tests.integration.agents.world import World
-from tests.integration.runtime.serving import endpoints_of, eventually
 from tests.integration.tools.test_workers import line_of, worker_process
 from tests.unit.tailrace_agents.loops.world import calls, text_of
+from tests.world.servers import ServerProcess
+from tests.world.serving import endpoints_of, eventually
 
 __all__ = ["world"]
 

@@ -43,9 +43,9 @@ from tailrace_protos.trajectory import Trajectory
 from tailrace_reward.config import RewardConfig
 from tailrace_reward.core.scoring import Scorer
 from tailrace_reward.handlers import ScoreHandler
-from tests.conftest import ServerProcess
-from tests.integration.runtime.serving import eventually, make_service, serving
 from tests.unit.tailrace_agents.fakes import model_card
+from tests.world.servers import ServerProcess
+from tests.world.serving import eventually, make_service, serving
 
 ENV_CONFIG = {"size": 3, "max_turns": 4}  # 3: its maps are enumerated in no time
 REPLIES = ("Right", "Down", "Left", "Down", "Right")

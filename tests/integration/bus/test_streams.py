@@ -8,15 +8,15 @@ import pytest
 from nats.aio.msg import Msg
 
 from tailrace.bus import Bus, OversizedMessageError, StreamLimits, StreamMissingError
+from tailrace.bus.calls import ReplyInbox
 from tailrace.bus.durable import DurablePublisher, Outgoing
-from tailrace.bus.inbox import ReplyInbox
 from tailrace.config import ConfigError
 from tailrace_protos import subjects
 from tailrace_protos.control import ServerStatus
 from tailrace_protos.episode import EpisodeTask
-from tests.conftest import ServerProcess, make_nats_server
 from tests.integration.bus.test_outages import status_of
-from tests.integration.runtime.serving import endpoints_of, episode, eventually, metric, outgoing
+from tests.world.servers import ServerProcess, make_nats_server
+from tests.world.serving import endpoints_of, episode, eventually, metric, outgoing
 
 
 async def num_messages(bus: Bus, stream: str) -> int:

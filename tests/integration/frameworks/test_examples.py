@@ -12,8 +12,8 @@ import pytest
 from tailrace_protos.episode import Outcome
 from tailrace_protos.generation import GenerateRequest
 from tailrace_protos.trajectory import Trajectory
-from tests.integration.gateway.model import call_text
 from tests.integration.workflows.world import World, trained
+from tests.world.byte_model import call_text
 
 ROOT = Path(__file__).parents[3]
 CAMEL = ROOT / ".venv-camel" / "bin" / "python"

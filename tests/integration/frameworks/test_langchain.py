@@ -11,8 +11,8 @@ from langchain_core.tools import tool
 from pydantic import BaseModel
 
 from tailrace.sdk.langchain import ChatTailrace
-from tests.integration.gateway.model import call_text
 from tests.integration.workflows.world import World
+from tests.world.byte_model import call_text
 
 
 @tool

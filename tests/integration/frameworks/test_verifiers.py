@@ -12,8 +12,8 @@ import pytest
 from tailrace_protos.episode import Outcome
 from tailrace_protos.generation import GenerateRequest
 from tailrace_protos.trajectory import Trajectory
-from tests.integration.gateway.model import call_text, renderer
 from tests.integration.workflows.world import World, trained
+from tests.world.byte_model import call_text, renderer
 
 ENVS = Path(__file__).parents[3] / ".venv-envs"
 pytestmark = pytest.mark.skipif(

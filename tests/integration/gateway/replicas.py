@@ -9,9 +9,9 @@ import httpx2
 
 from tailrace.store import Blobs, connect
 from tailrace_protos.session import SessionOpened
-from tests.conftest import ServerProcess, make_redis_server
-from tests.integration.gateway.model import model_card
 from tests.integration.gateway.world import World
+from tests.world.byte_model import model_card
+from tests.world.servers import ServerProcess, make_redis_server
 
 
 async def two_replicas(

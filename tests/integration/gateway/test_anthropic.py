@@ -7,8 +7,8 @@ from typing import Any
 import anthropic
 import pytest
 
-from tests.integration.gateway.model import call_text
 from tests.integration.gateway.world import World
+from tests.world.byte_model import call_text
 
 WEATHER: Any = {"name": "weather", "input_schema": {"type": "object"}}
 USER: Any = {"role": "user", "content": "Weather?"}

@@ -8,8 +8,8 @@ import openai
 import pytest
 
 from tailrace_protos.base import as_int32
-from tests.integration.gateway.model import renderer
 from tests.integration.gateway.world import World
+from tests.world.byte_model import renderer
 
 IDS = [int(i) for i in renderer().encode("Once upon")]
 

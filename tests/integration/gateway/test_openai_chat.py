@@ -11,8 +11,8 @@ import pytest
 
 from tailrace_protos.base import as_int32, as_uint8
 from tailrace_protos.generation import SamplingParams
-from tests.integration.gateway.model import call_text, renderer
 from tests.integration.gateway.world import World, text_of, until
+from tests.world.byte_model import call_text, renderer
 
 USER = {"role": "user", "content": "Hi"}
 WEATHER: dict[str, Any] = {

@@ -7,8 +7,8 @@ from typing import Any
 import openai
 import pytest
 
-from tests.integration.gateway.model import call_text
 from tests.integration.gateway.world import World
+from tests.world.byte_model import call_text
 
 WEATHER: Any = {"type": "function", "name": "weather", "parameters": {"type": "object"}}
 

@@ -7,8 +7,8 @@ from typing import Any
 import openai
 import pytest
 
-from tests.integration.gateway.model import renderer
 from tests.integration.gateway.world import World, tops_of
+from tests.world.byte_model import renderer
 
 USER: Any = {"role": "user", "content": "Hi"}
 INCLUDE: Any = ["message.output_text.logprobs"]

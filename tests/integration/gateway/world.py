@@ -41,10 +41,10 @@ from tailrace_protos.session import (
     SessionLimits,
     SessionOpened,
 )
-from tests.conftest import ServerProcess, free_port
 from tests.integration.agents.world import FakeScheduler, end
-from tests.integration.gateway.model import model_card, renderer
-from tests.integration.runtime.serving import eventually, make_service, serving
+from tests.world.byte_model import model_card, renderer
+from tests.world.servers import ServerProcess, free_port
+from tests.world.serving import eventually, make_service, serving
 
 _SAMPLING = SamplingParams()
 ADMIN_KEY = "the-admin-key-of-these-tests"

@@ -17,12 +17,12 @@ from tailrace.store import Blobs
 from tailrace_protos.base import as_int32
 from tailrace_protos.episode import EpisodeTask
 from tailrace_protos.trajectory import TokenRow, Trajectory
-from tests.conftest import ServerProcess
 from tests.integration.agents.world import World as AgentsWorld
 from tests.integration.agents.world import world_of as agents_world_of
-from tests.integration.gateway.model import model_card
 from tests.integration.gateway.world import ScriptedModel
 from tests.integration.gateway.world import World as GatewayWorld
+from tests.world.byte_model import model_card
+from tests.world.servers import ServerProcess
 
 ROWS = [{"prompt": "Say hello.", "answer": "hello"}, {"prompt": "Say more.", "answer": "more"}]
 

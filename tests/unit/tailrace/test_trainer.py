@@ -105,7 +105,7 @@ def test_a_class_without_an_address_is_refused() -> None:
         async def run(self, data: dict[str, Any]) -> float:
             return 1.0
 
-    with pytest.raises(ValueError, match="has no address"):
+    with pytest.raises(ValueError, match="has no import path"):
         Trainer("one").train(Local)
 
 

@@ -123,7 +123,7 @@ def test_a_package_that_is_missing_is_named_with_the_remedy(
     extra: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     vendor = {"verifiers": "verifiers", "openenv": "openenv.core"}[extra]
-    module = ENV_TYPES[extra].partition(":")[0]
+    module = ENV_TYPES[extra].maker.partition(":")[0]
     monkeypatch.delitem(sys.modules, module, raising=False)
     monkeypatch.setitem(sys.modules, vendor, None)
     with pytest.raises(ConfigError, match=rf"pip install 'tailrace\[{extra}\]'"):

@@ -113,7 +113,7 @@ def discounts(lookup: Lookup) -> bool:
 def redraw(used: Any, lookup: Lookup) -> Mapping[str, Any]:
     """Groups of equal returns, where they teach nothing."""
     name = lookup("algorithm.adv_estimator", "grpo")
-    if used and name not in ESTIMATORS or not ESTIMATORS[name].compares_group:
+    if used and not (name in ESTIMATORS and ESTIMATORS[name].compares_group):
         raise ValueError(f"{name} learns from groups of equal returns too: here they are never redrawn")
     return {"learner.zero_variance_groups": "redraw" if used else "skip"}
 

@@ -1,12 +1,14 @@
-"""`harmony`: messages on channels (gpt-oss). `analysis` is thought, all others are content.
+"""`harmony`: messages on channels (gpt-oss). `analysis` is reasoning, all other channels are content.
 
-A reply goes on after `<|start|>assistant`. A message with a recipient is a tool call: it is passed on
-as the model wrote it, from `<|start|>` to its end. Text outside of any message is content.
+A reply continues after `<|start|>assistant`. A message with a recipient is a tool call: it stays in the
+content as the model wrote it, from `<|start|>` to its end. Text outside of any message is content.
 """
 
 from __future__ import annotations
 
-from tailrace.chat.reasoning.protocol import Split
+from collections.abc import Collection
+
+from tailrace.chat.reasoning.protocol import ReasoningParser, Split
 from tailrace.chat.text_stream import first_possible
 
 START, CHANNEL, MESSAGE = "<|start|>", "<|channel|>", "<|message|>"
@@ -16,18 +18,22 @@ _ROLE = "assistant"
 _HEADER_BEGINS = (START, CHANNEL, MESSAGE, CONSTRAIN, " to=", "to=")
 
 
-class HarmonyParser:
+class HarmonyParser(ReasoningParser):
     """Replies on channels."""
 
     special_texts = (START, CHANNEL, MESSAGE, CONSTRAIN, *ENDS)
 
+    def recognizes(self, template_source: str, token_texts: Collection[str]) -> bool:
+        """See `ReasoningParser`; the template writes channels."""
+        return CHANNEL in template_source
+
     def splitter(self, prompt: str) -> HarmonySplitter:
-        """Begins in the header of the first message."""
+        """Returns a splitter that begins in the header of the first message."""
         return HarmonySplitter()
 
 
 class HarmonySplitter:
-    """In a header (`_kind` is None) or in a message of some kind."""
+    """State: in a header (`_kind` is None), or in a message of that kind."""
 
     def __init__(self) -> None:
         self._held = ""
@@ -37,14 +43,14 @@ class HarmonySplitter:
         self._must_part = {"reasoning": False, "content": False}
 
     def feed(self, text: str) -> Split:
-        """Take the next piece of the reply's text."""
+        """Takes the next piece of the reply's text."""
         self._held += text
         while self._advance():
             pass
         return self._given()
 
     def finish(self) -> Split:
-        """The reply has ended: what was held back, but for a header that got no message."""
+        """Ends the reply; returns the text that was held back, except a header without a message."""
         held, self._held = self._held, ""
         is_header = self._kind is None and held.startswith((START, CHANNEL, CONSTRAIN))
         if not is_header:
@@ -53,7 +59,7 @@ class HarmonySplitter:
         return self._given()
 
     def _advance(self) -> bool:
-        """Take one header or one piece of a message; False when more text is needed."""
+        """Consumes one header or one piece of a message; False when more text is needed."""
         if self._kind is None:
             return self._take_header()
         if self._kind == "call":
@@ -82,7 +88,7 @@ class HarmonySplitter:
         return True
 
     def _take_call(self) -> bool:
-        """A call is passed on in one piece."""
+        """Consumes a call, which is passed on in one piece."""
         behind_header = self._held.index(MESSAGE) + len(MESSAGE)
         end = first_possible(self._held, (*ENDS, START), behind_header)
         stop = next((end + len(mark) for mark in ENDS if self._held.startswith(mark, end)), end)

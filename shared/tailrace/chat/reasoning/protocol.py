@@ -1,33 +1,62 @@
-"""What a reasoning parser is."""
+"""Reasoning parser: the declaration of one format in which models mark their thoughts."""
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
+from collections.abc import Collection
 from typing import NamedTuple, Protocol
 
 
 class Split(NamedTuple):
-    """Newly certain text of a reply; tool calls are still in `content`, as the model wrote them."""
+    """Newly certain text of a reply. `content` still contains tool calls, as the model wrote them."""
 
     reasoning: str = ""
     content: str = ""
 
 
 class ReasoningSplitter(Protocol):
-    """Splits one reply. Pieces given are never taken back, and are the same however it was cut."""
+    """Splits one reply. It never takes text back, and all pieces together do not depend on the cuts."""
 
     def feed(self, text: str) -> Split:
-        """Take the next piece of the reply's text."""
+        """Takes the next piece of the reply's text."""
 
     def finish(self) -> Split:
-        """The reply has ended: what was held back."""
+        """Ends the reply; returns the text that was held back."""
 
 
-class ReasoningParser(Protocol):
-    """One format. `special_texts`: special tokens that it has to see in the text."""
+class ReasoningParser(ABC):
+    """One format of thoughts. Its splitters raise nothing, whatever text a model wrote.
 
-    @property
-    def special_texts(self) -> tuple[str, ...]:
-        """Texts of the tokens."""
+    A subclass takes no constructor arguments.
+    """
 
+    special_texts: tuple[str, ...] = ()
+    """Special tokens that the parser needs to see in the text."""
+
+    def recognizes(self, template_source: str, token_texts: Collection[str]) -> bool:
+        """Whether `auto` selects this parser for a chat template and the tokenizer's added tokens."""
+        return False
+
+    @abstractmethod
     def splitter(self, prompt: str) -> ReasoningSplitter:
-        """For a reply to a generation prompt that ends with `prompt`."""
+        """Returns a splitter for a reply to a generation prompt that ends with `prompt`."""
+
+
+class NoReasoning(ReasoningParser):
+    """`none`: the model marks no thoughts; the whole reply is its answer."""
+
+    def splitter(self, prompt: str) -> AnswerSplitter:
+        """Returns a splitter that passes all text on."""
+        return AnswerSplitter()
+
+
+class AnswerSplitter:
+    """Passes all text on as content."""
+
+    def feed(self, text: str) -> Split:
+        """Returns the text unchanged."""
+        return Split(content=text)
+
+    def finish(self) -> Split:
+        """Returns nothing, because nothing is held back."""
+        return Split()

@@ -1,38 +1,44 @@
-"""`think`: thoughts between `<think>` and `</think>` before the answer (DeepSeek-R1, Qwen3 and others).
+"""`think`: reasoning between `<think>` and `</think>` before the answer (DeepSeek-R1, Qwen3, ...).
 
-A template may open the thought in its generation prompt; then the reply begins inside it. Only the
-first block is thought: later ones are content. White space around thoughts belongs to nobody.
+A template may open the block in its generation prompt; then the reply begins inside it. Only the first
+block is reasoning, later ones are content. White space around the block is dropped.
 """
 
 from __future__ import annotations
 
-from tailrace.chat.reasoning.protocol import Split
+from collections.abc import Collection
+
+from tailrace.chat.reasoning.protocol import ReasoningParser, Split
 from tailrace.chat.text_stream import first_possible
 
 _OPEN, _CLOSE = "<think>", "</think>"
 
 
-class ThinkParser:
-    """Replies with `<think>` blocks."""
+class ThinkParser(ReasoningParser):
+    """Replies with a `<think>` block."""
 
     special_texts = (_OPEN, _CLOSE)
 
+    def recognizes(self, template_source: str, token_texts: Collection[str]) -> bool:
+        """See `ReasoningParser`; the template or the tokenizer has the tag."""
+        return _OPEN in template_source or _OPEN in token_texts
+
     def splitter(self, prompt: str) -> ThinkSplitter:
-        """Begins inside the thought if the prompt has opened one."""
+        """Returns a splitter that begins inside the block if the prompt has opened it."""
         return ThinkSplitter(is_open=prompt.rstrip().endswith(_OPEN))
 
 
 class ThinkSplitter:
-    """Before the thought, in it, or behind it."""
+    """State: before the block, inside it, or after it."""
 
     def __init__(self, *, is_open: bool) -> None:
         self._held = ""
         self._is_before = not is_open
         self._is_inside = is_open
-        self._trims = is_open  # white space at the beginning of the thought, or of the answer
+        self._trims = is_open  # drops white space at the beginning of the reasoning or of the answer
 
     def feed(self, text: str) -> Split:
-        """Take the next piece of the reply's text."""
+        """Takes the next piece of the reply's text."""
         self._held += text
         if self._is_before and not self._leave_before():
             return Split()
@@ -40,14 +46,14 @@ class ThinkSplitter:
         return Split(reasoning, "" if self._is_inside else self._take_answer())
 
     def finish(self) -> Split:
-        """The reply has ended: what was held back."""
+        """Ends the reply; returns the text that was held back."""
         held, self._held = self._held, ""
         if self._is_inside:
             return Split(reasoning=held.strip() if self._trims else held.rstrip())
         return Split(content=held.lstrip() if self._trims else held)
 
     def _leave_before(self) -> bool:
-        """Whether it is known by now how the reply begins."""
+        """Leaves the state before the block; False while the beginning of the reply is undecided."""
         begun = self._held.lstrip()
         if len(begun) < len(_OPEN) and _OPEN.startswith(begun):
             return False

@@ -1,24 +1,26 @@
-"""Tool-call parsers: the calls in a reply, one file per format, behind one protocol."""
+"""Tool parsers by name, one format per file.
+
+`TOOL_PARSERS` is in the order in which `auto` tries them. A new format is a file here and a line below.
+"""
 
 from tailrace.chat.tool_parsers.deepseek import DeepSeekParser
 from tailrace.chat.tool_parsers.gpt_oss import GptOssParser
 from tailrace.chat.tool_parsers.hermes import HermesParser
 from tailrace.chat.tool_parsers.llama3_json import Llama3JsonParser
 from tailrace.chat.tool_parsers.mistral import MistralParser
-from tailrace.chat.tool_parsers.protocol import FoundCall, ParsedCalls, ToolParser
+from tailrace.chat.tool_parsers.protocol import FoundCall, NoToolCalls, ParsedCalls, ToolParser
 from tailrace.chat.tool_parsers.pythonic import PythonicParser
 from tailrace.chat.tool_parsers.qwen3_coder import Qwen3CoderParser
-from tailrace.chat.tool_parsers.silent import SilentParser
 
 TOOL_PARSERS: dict[str, ToolParser] = {
-    "hermes": HermesParser(),
+    "gpt_oss": GptOssParser(),
     "qwen3_coder": Qwen3CoderParser(),
-    "llama3_json": Llama3JsonParser(),
+    "hermes": HermesParser(),
     "mistral": MistralParser(),
     "deepseek": DeepSeekParser(),
-    "gpt_oss": GptOssParser(),
+    "llama3_json": Llama3JsonParser(),
     "pythonic": PythonicParser(),
-    "none": SilentParser(),
+    "none": NoToolCalls(),
 }
 
 __all__ = ["TOOL_PARSERS", "FoundCall", "ParsedCalls", "ToolParser"]

@@ -6,10 +6,8 @@ import re
 from collections.abc import Sequence
 from functools import partial
 
-from tailrace.chat.text_stream import first_possible
-from tailrace.chat.tool_parsers.arguments import NoCallError, make_call
-from tailrace.chat.tool_parsers.blocks import CallCollector, split_blocks
-from tailrace.chat.tool_parsers.protocol import FoundCall, ParsedCalls
+from tailrace.chat.tool_parsers.calls import CallCollector, NoCallError, make_call, split_blocks
+from tailrace.chat.tool_parsers.protocol import FoundCall, ParsedCalls, ToolParser
 from tailrace_protos.chat import ToolSchema
 
 _ALL_BEGIN, _ALL_END = "<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>"
@@ -17,17 +15,15 @@ _BEGIN, _SEPARATOR, _END = "<｜tool▁call▁begin｜>", "<｜tool▁sep｜>", 
 _FENCED = re.compile(r"\s*([^\n]*)\n```(?:json)?\n?(.*?)\n?(?:```\s*)?", re.DOTALL)
 
 
-class DeepSeekParser:
-    """Begin, name, separator, arguments, end; around all calls another pair of tokens."""
+class DeepSeekParser(ToolParser):
+    """Begin, name, separator, arguments, end for each call; another pair of tokens around all calls."""
 
-    special_texts: tuple[str, ...] = (_ALL_BEGIN, _BEGIN, _SEPARATOR, _END, _ALL_END)
-
-    def certain(self, text: str, start: int) -> int:
-        """Content ends where the first token begins."""
-        return first_possible(text, (_ALL_BEGIN, _BEGIN), start)
+    special_texts = (_ALL_BEGIN, _BEGIN, _SEPARATOR, _END, _ALL_END)
+    begins = (_ALL_BEGIN, _BEGIN)
+    template_call = re.compile(_BEGIN)
 
     def parse(self, text: str, tools: Sequence[ToolSchema]) -> ParsedCalls:
-        """Take the calls out."""
+        """See `ToolParser`."""
         found = CallCollector()
         for before, block in split_blocks(text, _BEGIN, _END):
             found.text(before.replace(_ALL_BEGIN, "").replace(_ALL_END, ""))

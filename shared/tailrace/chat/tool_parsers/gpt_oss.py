@@ -1,4 +1,4 @@
-"""`gpt_oss`: harmony messages to a recipient (gpt-oss); the harmony reasoning parser passes them on."""
+"""`gpt_oss`: harmony messages to a recipient (gpt-oss). Needs the `harmony` reasoning parser."""
 
 from __future__ import annotations
 
@@ -7,10 +7,8 @@ from collections.abc import Sequence
 from functools import partial
 
 from tailrace.chat.reasoning.harmony import CHANNEL, CONSTRAIN, ENDS, MESSAGE, START, HarmonyParser
-from tailrace.chat.text_stream import first_possible
-from tailrace.chat.tool_parsers.arguments import NoCallError, make_call
-from tailrace.chat.tool_parsers.blocks import CallCollector
-from tailrace.chat.tool_parsers.protocol import FoundCall, ParsedCalls
+from tailrace.chat.tool_parsers.calls import CallCollector, NoCallError, make_call
+from tailrace.chat.tool_parsers.protocol import FoundCall, ParsedCalls, ToolParser
 from tailrace_protos.chat import ToolSchema
 
 _RECIPIENT = re.compile(
@@ -19,17 +17,16 @@ _RECIPIENT = re.compile(
 _ENDS = re.compile("|".join(map(re.escape, ENDS)))
 
 
-class GptOssParser:
-    """`<|start|>assistant to=functions.f<|channel|>commentary json<|message|>{...}<|call|>`."""
+class GptOssParser(ToolParser):
+    """Format `<|start|>assistant to=functions.f<|channel|>commentary json<|message|>{...}<|call|>`."""
 
-    special_texts: tuple[str, ...] = HarmonyParser.special_texts
-
-    def certain(self, text: str, start: int) -> int:
-        """Content ends where the first message with a recipient begins."""
-        return first_possible(text, (START,), start)
+    special_texts = HarmonyParser.special_texts
+    begins = (START,)  # the reasoning parser leaves it only before messages to a recipient
+    template_call = re.compile(r"to=functions\.probe")
+    reasoning_parser = "harmony"
 
     def parse(self, text: str, tools: Sequence[ToolSchema]) -> ParsedCalls:
-        """Take the calls out."""
+        """See `ToolParser`."""
         found = CallCollector()
         before, *messages = text.split(START)
         found.text(before)
@@ -42,15 +39,9 @@ class GptOssParser:
 
 def _cut(message: str) -> tuple[str, str, str]:
     end = _ENDS.search(message)
-    return (
-        (message, "", "")
-        if end is None
-        else (
-            message[: end.start()],
-            end.group(),
-            message[end.end() :],
-        )
-    )
+    if end is None:
+        return message, "", ""
+    return message[: end.start()], end.group(), message[end.end() :]
 
 
 def _calls(message: str) -> list[FoundCall]:

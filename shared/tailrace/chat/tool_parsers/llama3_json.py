@@ -6,31 +6,30 @@ import re
 from collections.abc import Sequence
 
 from tailrace.chat.text_stream import first_possible
-from tailrace.chat.tool_parsers.arguments import NoCallError, call_of
-from tailrace.chat.tool_parsers.blocks import CallCollector
-from tailrace.chat.tool_parsers.hermes import json_values
-from tailrace.chat.tool_parsers.protocol import FoundCall, ParsedCalls
+from tailrace.chat.tool_parsers.calls import CallCollector, calls_of, json_values
+from tailrace.chat.tool_parsers.protocol import ParsedCalls, ToolParser
 from tailrace_protos.chat import ToolSchema
 
 _TAG = "<|python_tag|>"
 _LOOKS_LIKE_CALL = re.compile(r'\{.*"name"\s*:.*"(?:parameters|arguments)"', re.DOTALL)
 
 
-class Llama3JsonParser:
-    """`{"name": ..., "parameters": {...}}`, perhaps behind `<|python_tag|>`.
+class Llama3JsonParser(ToolParser):
+    """Format `{"name": ..., "parameters": {...}}`, optionally after `<|python_tag|>`.
 
     A reply that is JSON but no call is content.
     """
 
-    special_texts: tuple[str, ...] = (_TAG,)
+    special_texts = (_TAG,)
+    template_call = re.compile(r'"name":\s*"probe".*"parameters":', re.DOTALL)
 
     def certain(self, text: str, start: int) -> int:
-        """Nothing while the reply may be JSON; else all up to the tag."""
+        """Nothing while the reply may be JSON, else all text before the tag."""
         begun = text.lstrip()
         return start if not begun or begun.startswith("{") else first_possible(text, (_TAG,), start)
 
     def parse(self, text: str, tools: Sequence[ToolSchema]) -> ParsedCalls:
-        """Take the calls out."""
+        """See `ToolParser`."""
         found = CallCollector()
         before, tag, calls = text.partition(_TAG)
         if not tag:
@@ -38,14 +37,5 @@ class Llama3JsonParser:
                 return ParsedCalls(text)
             before, calls = "", text
         found.text(before)
-        found.block(tag + calls, lambda: _calls(calls))
+        found.block(tag + calls, lambda: calls_of(json_values(calls, separators=";,")))
         return found.parsed()
-
-
-def _calls(text: str) -> list[FoundCall]:
-    values = json_values(text, separators=";,")
-    if len(values) == 1 and isinstance(values[0], list):
-        values = values[0]
-    if not values:
-        raise NoCallError("it is empty")
-    return [call_of(value) for value in values]

@@ -1,31 +1,34 @@
-"""`mistral`: calls behind `[TOOL_CALLS]`, as a JSON array or as name and arguments each (Mistral)."""
+"""`mistral`: calls after `[TOOL_CALLS]`, as a JSON array or each as name and arguments (Mistral)."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from functools import partial
 
-from tailrace.chat.text_stream import first_possible
-from tailrace.chat.tool_parsers.arguments import NoCallError, call_of, make_call, parse_json
-from tailrace.chat.tool_parsers.blocks import CallCollector
-from tailrace.chat.tool_parsers.hermes import json_values
-from tailrace.chat.tool_parsers.protocol import FoundCall, ParsedCalls
+from tailrace.chat.tool_parsers.calls import (
+    CallCollector,
+    calls_of,
+    json_values,
+    make_call,
+    parse_json,
+)
+from tailrace.chat.tool_parsers.protocol import FoundCall, ParsedCalls, ToolParser
 from tailrace_protos.chat import ToolSchema
 
 _BEGIN, _ID, _ARGUMENTS = "[TOOL_CALLS]", "[CALL_ID]", "[ARGS]"
 
 
-class MistralParser:
-    """`[TOOL_CALLS][{"name": ..., "arguments": {...}, "id": ...}]` or `[TOOL_CALLS]name[ARGS]{...}`."""
+class MistralParser(ToolParser):
+    """Format `[TOOL_CALLS][{"name": ..., "arguments": {...}, "id": ...}]` or
+    `[TOOL_CALLS]name[ARGS]{...}`."""
 
-    special_texts: tuple[str, ...] = (_BEGIN, _ID, _ARGUMENTS)
-
-    def certain(self, text: str, start: int) -> int:
-        """Content ends where the first marker begins."""
-        return first_possible(text, (_BEGIN,), start)
+    special_texts = (_BEGIN, _ID, _ARGUMENTS)
+    begins = (_BEGIN,)
+    template_call = re.compile(r"\[TOOL_CALLS\]")
 
     def parse(self, text: str, tools: Sequence[ToolSchema]) -> ParsedCalls:
-        """Take the calls out."""
+        """See `ToolParser`."""
         found = CallCollector()
         before, *blocks = text.split(_BEGIN)
         found.text(before)
@@ -42,9 +45,4 @@ def _calls(block: str) -> list[FoundCall]:
     name, brace, rest = block.partition("{")
     if brace and name.strip() and not name.lstrip().startswith("["):
         return [make_call(name.strip(), parse_json(brace + rest))]
-    values = json_values(block)
-    if len(values) == 1 and isinstance(values[0], list):
-        values = values[0]
-    if not values:
-        raise NoCallError("it is empty")
-    return [call_of(value) for value in values]
+    return calls_of(json_values(block))

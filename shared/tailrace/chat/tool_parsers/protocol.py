@@ -1,15 +1,18 @@
-"""What a tool-call parser is, and what it makes of a reply."""
+"""Tool parser: the declaration of one format in which models write tool calls."""
 
 from __future__ import annotations
 
+import re
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
+from tailrace.chat.text_stream import first_possible
 from tailrace_protos.chat import ToolSchema
 
 
 class FoundCall(NamedTuple):
-    """A well-formed call; `arguments` is a JSON object as text, `call_id` the model's own or empty."""
+    """Well-formed call. `arguments`: a JSON object as text. `call_id`: the model's own id, or empty."""
 
     name: str
     arguments: str
@@ -17,28 +20,52 @@ class FoundCall(NamedTuple):
 
 
 class ParsedCalls(NamedTuple):
-    """A reply without its calls. Malformed calls stay in `content`; `malformed` says what is wrong."""
+    """Reply without its calls. Malformed calls stay in `content`; `malformed` states their errors."""
 
     content: str
     calls: tuple[FoundCall, ...] = ()
     malformed: tuple[str, ...] = ()
 
 
-class ToolParser(Protocol):
-    """One format of tool calls. Never raises on what a model wrote.
+class ToolParser(ABC):
+    """One format of tool calls. Its methods raise nothing, whatever text a model wrote.
 
-    `special_texts`: special tokens that it has to see in the text.
+    A subclass sets the attributes that differ and defines `parse`. It takes no constructor arguments.
     """
 
-    @property
-    def special_texts(self) -> tuple[str, ...]:
-        """Texts of the tokens."""
+    special_texts: tuple[str, ...] = ()
+    """Special tokens that the parser needs to see in the text."""
+
+    begins: tuple[str, ...] = ()
+    """Markers that a call begins with. Text before the first marker is streamed to clients at once.
+    Empty: the text is held back until the reply ends."""
+
+    template_call: re.Pattern[str] | None = None
+    """Finds this format in a call of the tool `probe` that a chat template rendered. `auto` selects the
+    parser by it. None: `auto` never selects this parser."""
+
+    reasoning_parser: str = ""
+    """Name of the reasoning parser that this format needs. Empty: any."""
 
     def certain(self, text: str, start: int) -> int:
-        """How much of `text`, a reply's beginning, is content whatever follows; at least `start`.
+        """Number of characters of `text`, an incomplete reply, that are content for sure.
 
-        Content of a reply whose text goes on begins with that part.
+        The result is at least `start`. These characters stay content, whatever text follows.
         """
+        return first_possible(text, self.begins, start) if self.begins else start
+
+    @abstractmethod
+    def parse(self, text: str, tools: Sequence[ToolSchema]) -> ParsedCalls:
+        """Separates a complete reply into content and calls. `tools` gives the types of arguments."""
+
+
+class NoToolCalls(ToolParser):
+    """`none`: replies contain no tool calls."""
+
+    def certain(self, text: str, start: int) -> int:
+        """All text is content."""
+        return len(text)
 
     def parse(self, text: str, tools: Sequence[ToolSchema]) -> ParsedCalls:
-        """Take the calls out of a whole reply; `tools` tell the types of their arguments."""
+        """Returns the text unchanged."""
+        return ParsedCalls(text)

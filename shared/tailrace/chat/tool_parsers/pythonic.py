@@ -7,9 +7,8 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
-from tailrace.chat.tool_parsers.arguments import NoCallError, make_call
-from tailrace.chat.tool_parsers.blocks import CallCollector
-from tailrace.chat.tool_parsers.protocol import FoundCall, ParsedCalls
+from tailrace.chat.tool_parsers.calls import CallCollector, NoCallError, make_call
+from tailrace.chat.tool_parsers.protocol import FoundCall, ParsedCalls, ToolParser
 from tailrace_protos.chat import ToolSchema
 
 _BEGIN, _END = "<|python_start|>", "<|python_end|>"
@@ -18,19 +17,20 @@ _MAX_CHARS = 65_536
 _NAMES = {"true": True, "false": False, "null": None}
 
 
-class PythonicParser:
-    """`[f(x=1), g(y="a")]`. A reply that is a list but holds no calls is content."""
+class PythonicParser(ToolParser):
+    """Format `[f(x=1), g(y="a")]`. A reply that is a list without calls is content."""
 
-    special_texts: tuple[str, ...] = (_BEGIN, _END)
+    special_texts = (_BEGIN, _END)
+    template_call = re.compile(r"\[probe\(")
 
     def certain(self, text: str, start: int) -> int:
-        """Nothing while the reply may be a list; all of it when it is none."""
+        """Nothing while the reply may be a list, all text when it cannot be one."""
         begun = text.lstrip()
         may_be_list = not begun or begun.startswith(("[", _BEGIN)) or _BEGIN.startswith(begun)
         return start if may_be_list else len(text)
 
     def parse(self, text: str, tools: Sequence[ToolSchema]) -> ParsedCalls:
-        """Take the calls out."""
+        """See `ToolParser`."""
         found = CallCollector()
         bare = text.strip().removeprefix(_BEGIN).removesuffix(_END).strip()
         if not _LOOKS_LIKE_CALLS.match(bare):
@@ -59,7 +59,7 @@ def _calls(text: str, tools: Sequence[ToolSchema]) -> list[FoundCall]:
 def _call(item: ast.expr, tools: Sequence[ToolSchema]) -> FoundCall:
     if not isinstance(item, ast.Call):
         raise NoCallError("not every item of the list is a call")
-    name = _dotted(item.func)
+    name = _full_name(item.func)
     arguments = dict(zip(_positional(name, len(item.args), tools), map(_value, item.args), strict=True))
     for keyword in item.keywords:
         if keyword.arg is None:
@@ -69,7 +69,7 @@ def _call(item: ast.expr, tools: Sequence[ToolSchema]) -> FoundCall:
 
 
 def _positional(name: str, count: int, tools: Sequence[ToolSchema]) -> list[str]:
-    """The names of the first `count` parameters, in the schema's order."""
+    """Names of the first `count` parameters, in the schema's order."""
     known = next((tool.parameters.get("properties") for tool in tools if tool.name == name), None)
     names = list(known) if isinstance(known, dict) else []
     if count > len(names):
@@ -77,16 +77,16 @@ def _positional(name: str, count: int, tools: Sequence[ToolSchema]) -> list[str]
     return names[:count]
 
 
-def _dotted(node: ast.expr) -> str:
+def _full_name(node: ast.expr) -> str:
     if isinstance(node, ast.Name):
         return node.id
     if isinstance(node, ast.Attribute):
-        return f"{_dotted(node.value)}.{node.attr}"
+        return f"{_full_name(node.value)}.{node.attr}"
     raise NoCallError("a call must begin with a name")
 
 
 def _value(node: ast.expr) -> Any:
-    """A literal as a JSON value."""
+    """JSON value of a literal."""
     match node:
         case ast.Constant(value=str() | int() | float() | None as constant):
             return constant

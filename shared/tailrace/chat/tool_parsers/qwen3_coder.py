@@ -1,6 +1,6 @@
 """`qwen3_coder`: functions and parameters as tags (Qwen3-Coder).
 
-Values are written as bare text, so the tool's schema says what they are.
+Values are bare text. The tool's schema gives their types.
 """
 
 from __future__ import annotations
@@ -10,15 +10,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
-from tailrace.chat.text_stream import first_possible
-from tailrace.chat.tool_parsers.arguments import NoCallError, make_call
-from tailrace.chat.tool_parsers.blocks import CallCollector
-from tailrace.chat.tool_parsers.protocol import FoundCall, ParsedCalls
-from tailrace.chat.tool_parsers.typed_values import typed_value
+from tailrace.chat.tool_parsers.calls import CallCollector, NoCallError, make_call, parse_json
+from tailrace.chat.tool_parsers.protocol import FoundCall, ParsedCalls, ToolParser
 from tailrace_protos.chat import ToolSchema
 
 _CALL, _FUNCTION = "<tool_call>", "<function="
-# A block runs to its end tag; without one to the next block or the end of the reply.
+# A block ends at its end tag; without one, at the next block or at the end of the reply.
 _BLOCK = re.compile(
     r"<tool_call>(?:(?!<tool_call>).)*?</tool_call>|<tool_call>(?:(?!<tool_call>).)*"
     r"|<function=(?:(?!<function=|<tool_call>).)*?</function>|<function=(?:(?!<function=|<tool_call>).)*",
@@ -30,17 +27,26 @@ _FUNCTIONS = re.compile(
 _PARAMETERS = re.compile(r"<parameter=([^>\n]*)>(.*?)(?:</parameter>|(?=<parameter=)|\Z)", re.DOTALL)
 
 
-class Qwen3CoderParser:
-    """`<tool_call><function=f><parameter=x>1</parameter></function></tool_call>`, one or more."""
+_TYPES: dict[str, type | tuple[type, ...]] = {
+    "integer": int,
+    "number": (int, float),
+    "boolean": bool,
+    "object": dict,
+    "array": list,
+    "null": type(None),
+}
+_NO_VALUE = object()
 
-    special_texts: tuple[str, ...] = (_CALL, "</tool_call>")
 
-    def certain(self, text: str, start: int) -> int:
-        """Content ends where the first tag begins."""
-        return first_possible(text, (_CALL, _FUNCTION), start)
+class Qwen3CoderParser(ToolParser):
+    """Format `<tool_call><function=f><parameter=x>1</parameter></function></tool_call>`, repeated."""
+
+    special_texts = (_CALL, "</tool_call>")
+    begins = (_CALL, _FUNCTION)
+    template_call = re.compile(r"<function=probe>")
 
     def parse(self, text: str, tools: Sequence[ToolSchema]) -> ParsedCalls:
-        """Take the calls out; models forget the outer tag, or the end tags of the last call."""
+        """See `ToolParser`; the outer tag and the end tags of the last call may be missing."""
         found = CallCollector()
         at = 0
         for block in _BLOCK.finditer(text):
@@ -79,5 +85,45 @@ def _parameter_schemas(name: str, tools: Sequence[ToolSchema]) -> Mapping[str, A
 
 
 def _unwrapped(value: str) -> str:
-    """The value without the line feeds that set it apart from its tags."""
+    """Removes the line feeds between a value and its tags."""
     return value.removeprefix("\n").removesuffix("\n")
+
+
+def typed_value(text: str, schema: object) -> Any:
+    """Converts `text` to the first type of `schema` that fits; without one, returns the text."""
+    for name in _type_names(schema):
+        if name == "string":
+            return text
+        value = _as_type(text.strip(), name)
+        if value is not _NO_VALUE:
+            return value
+    return text
+
+
+def _as_type(text: str, name: str) -> Any:
+    literal = {"True": "true", "False": "false", "None": "null"}.get(text, text)
+    try:
+        value = parse_json(literal)
+    except NoCallError:
+        return _NO_VALUE
+    if name == "integer" and isinstance(value, float) and value.is_integer():
+        return int(value)
+    is_fit = isinstance(value, _TYPES.get(name, ())) and (
+        name == "boolean" or not isinstance(value, bool)
+    )
+    return value if is_fit else _NO_VALUE
+
+
+def _type_names(schema: object) -> list[str]:
+    """Types that a schema allows, in its order, but `null` first: it is never meant as a string."""
+    if not isinstance(schema, dict):
+        return []
+    declared = schema.get("type")
+    types = [declared] if isinstance(declared, str) else []
+    if isinstance(declared, list):
+        types += [name for name in declared if isinstance(name, str)]
+    for key in ("anyOf", "oneOf"):
+        options = schema.get(key)
+        for option in options if isinstance(options, list) else ():
+            types += _type_names(option)
+    return sorted(types, key=lambda name: name != "null")

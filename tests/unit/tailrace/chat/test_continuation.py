@@ -7,7 +7,14 @@ import json
 import numpy as np
 import pytest
 
-from tailrace.chat import ChatArgs, Renderer, TemplateError, TemplateNotAppendableError
+from tailrace.chat import (
+    ChatArgs,
+    Renderer,
+    TemplateError,
+    TemplateNotAppendableError,
+    load_parsers,
+)
+from tailrace.config import ConfigError
 from tailrace.ledger import Ledger
 from tailrace_protos.chat import ChatMessage, ToolCall
 from tailrace_protos.weights import ModelCard
@@ -233,8 +240,8 @@ def test_auto_reads_thoughts_where_template_or_tokenizer_know_them() -> None:
 
 
 def test_gpt_oss_calls_need_harmony_channels() -> None:
-    with pytest.raises(ValueError, match="harmony"):
-        ChatArgs(tool_parser="gpt_oss", reasoning_parser="think")
+    with pytest.raises(ConfigError, match=r"set chat\.reasoning_parser to harmony"):
+        load_parsers(ChatArgs(tool_parser="gpt_oss", reasoning_parser="think"))
 
 
 def test_a_reply_that_ends_at_once_is_an_empty_message_that_goes_on() -> None:

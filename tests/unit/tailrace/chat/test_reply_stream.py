@@ -31,7 +31,7 @@ FRAGMENTS = (
 
 @cache
 def renderer(family: Family, tool_parser: str) -> Renderer:
-    chat = ChatArgs(tool_parser=tool_parser)  # type: ignore[arg-type]
+    chat = ChatArgs(tool_parser=tool_parser)
     return Renderer.from_model_card(families.card(family), chat)
 
 
