@@ -9,7 +9,7 @@ import sys
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from tailrace.config.settings import TABLES, Choice, Refused, Renamed, Setting
+from tailrace.config.settings import TABLES, Refused, Renamed, Rule, ValueNames
 from tailrace_cli.commands.import_config import SYSTEMS
 from tailrace_cli.importing.rules import System
 
@@ -72,11 +72,11 @@ def _lines() -> Iterator[str]:
         yield from _table(f"## {title}", "name", settings)
     yield IMPORTED
     for system in SYSTEMS.values():
-        yield from _table(f"### {system.title}", f"in {system.title}", system.settings)
+        yield from _table(f"### {system.title}", f"in {system.title}", system.rules)
         yield from _defaults(system)
 
 
-def _table(title: str, column: str, settings: Iterable[Setting]) -> Iterator[str]:
+def _table(title: str, column: str, settings: Iterable[Rule]) -> Iterator[str]:
     yield f"{title}\n"
     yield f"| {column} | here | remark |"
     yield "|---|---|---|"
@@ -99,16 +99,16 @@ def _defaults(system: System) -> Iterator[str]:
     yield ""
 
 
-def _ours(setting: Setting) -> str:
+def _ours(setting: Rule) -> str:
     if isinstance(setting, Refused):
         return "-"
     return ", ".join(f"`{key}`" for key in setting.sets) or "-"
 
 
-def _remark(setting: Setting) -> str:
+def _remark(setting: Rule) -> str:
     """Its remark, and the values that have another name here."""
     convert = setting.convert if isinstance(setting, Renamed) else None
-    others = convert.ours.items() if isinstance(convert, Choice) else ()
+    others = convert.ours.items() if isinstance(convert, ValueNames) else ()
     values = [f"`{name}` is `{_yaml(value)}`" for name, value in others if name != value]
     return "; ".join(filter(None, [setting.remark, *values]))
 

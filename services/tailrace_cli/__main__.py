@@ -180,12 +180,22 @@ def episode(
 @app.command("import-config")
 def import_config(
     system: Annotated[str, typer.Argument(help="roll, verl or areal.")],
-    file: Annotated[str, typer.Argument(help="Its configuration: YAML, key=value, or a script.")],
+    words: Annotated[
+        list[str],
+        typer.Argument(
+            help="A file (YAML, or a list of key=value), with key=value changes behind it; or, behind "
+            "--, the words that a shell passes to the trainer."
+        ),
+    ],
     output: Annotated[str, typer.Option("-o", "--output", help="Write there, not to stdout.")] = "",
     strict: Annotated[bool, typer.Option("--strict", help="Exit code 2 if anything is left.")] = False,
 ) -> None:
-    """Write another system's configuration in our keys; what has no place in it goes to stderr."""
-    converted = convert_config(system, Path(file))
+    """Write another system's configuration in our keys; settings without a place go to stderr.
+
+    A recipe that is a shell script: put `tailrace import-config SYSTEM --` in place of
+    `python3 -m ...` in a copy of the script, and run that copy.
+    """
+    converted = convert_config(system, words)
     if output:
         write_config(converted, Path(output))
     else:

@@ -22,7 +22,7 @@ SECTIONS = {
 }
 SET = {
     key
-    for table in (*TABLES.values(), *(system.settings for system in SYSTEMS.values()))
+    for table in (*TABLES.values(), *(system.rules for system in SYSTEMS.values()))
     for setting in table
     for key in setting.sets
 }

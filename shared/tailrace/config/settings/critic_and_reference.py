@@ -1,7 +1,7 @@
-"""`critic` and `reference`: the models that the learner holds beside the policy.
+"""Tables of `critic` and `reference`: the models that the learner holds beside the policy.
 
-They compute in the learner's own processes, as the policy does: what says how is the policy's setting,
-and theirs may only repeat it.
+They compute in the learner's processes, with the settings of the policy: settings of their own may only
+repeat those.
 """
 
 from __future__ import annotations
@@ -16,19 +16,17 @@ from tailrace.config.settings.actor_train import (
     tokens_of_a_pass,
     updates_of_a_step,
 )
-from tailrace.config.settings.setting import Derived, Lookup, Refused, Renamed, Setting, same
-
-Derive = Callable[[Any, Lookup], Mapping[str, Any]]
+from tailrace.config.settings.rules import Derivation, Derived, Lookup, Refused, Renamed, Rule, same
 
 
-def _repeats(derive: Derive, of_actor: str) -> Derive:
-    """A check that what `derive` makes of the value is what the policy has already."""
+def _repeats(derive: Derivation, of_actor: str) -> Derivation:
+    """Returns a check that `derive` gives the values that the policy has already."""
 
     def check(value: Any, lookup: Lookup) -> Mapping[str, Any]:
         for key, wanted in derive(value, lookup).items():
             if lookup(key) != wanted:
                 raise ValueError(
-                    f"it computes with the policy, of which {key} is {_shown(lookup(key))} and not "
+                    f"it computes with the policy, whose {key} is {_shown(lookup(key))} and not "
                     f"{wanted!r}: give {of_actor} the same value, or remove this one"
                 )
         return {}
@@ -40,15 +38,15 @@ def _shown(value: Any) -> str:
     return "not given" if value is None else repr(value)
 
 
-def _repeated(name: str, of_actor: str, derive: Derive) -> Setting:
+def _repeated(name: str, of_actor: str, derive: Derivation) -> Rule:
     return Derived(name, (), _repeats(derive, of_actor), f"as `{of_actor}`, or not given")
 
 
-def _to(key: str, convert: Callable[[Any], Any] = same) -> Derive:
+def _to(key: str, convert: Callable[[Any], Any] = same) -> Derivation:
     return lambda value, _lookup: {key: convert(value)}
 
 
-def _model_args(role: str) -> tuple[Setting, ...]:
+def _model_args(role: str) -> tuple[Rule, ...]:
     converters: dict[str, Callable[[Any], Any]] = {
         "dtype": values.dtype,
         "attn_implementation": values.attention,
@@ -69,11 +67,11 @@ def _model_args(role: str) -> tuple[Setting, ...]:
     )
 
 
-def _samples_nothing(role: str) -> Setting:
+def _samples_nothing(role: str) -> Rule:
     return Refused(f"{role}.generating_args", "only actor_infer samples", ({},))
 
 
-CRITIC: tuple[Setting, ...] = (
+CRITIC: tuple[Rule, ...] = (
     Renamed("critic", ("learner.critic",), remark="`{}`: one with all defaults"),
     *(
         Renamed(f"critic.{key}", (f"learner.critic.{key}",))
@@ -109,7 +107,7 @@ CRITIC: tuple[Setting, ...] = (
     _samples_nothing("critic"),
 )
 
-REFERENCE: tuple[Setting, ...] = (
+REFERENCE: tuple[Rule, ...] = (
     Renamed("reference", ("learner.reference",), remark="`{}`: the weights at the run's start"),
     *(Renamed(f"reference.{key}", (f"learner.reference.{key}",)) for key in ("pretrain", "offload")),
     Refused(
