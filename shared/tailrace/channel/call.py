@@ -91,7 +91,7 @@ class GenerateCall:
 
     def partial(self) -> Generation:
         """Returns the tokens received so far, also after an error."""
-        return self._buffer.generation()
+        return self._buffer.generation(copies=not self.ended)
 
     def abort(self) -> None:
         """Asks the server to stop; the call then ends with finish reason `abort`."""

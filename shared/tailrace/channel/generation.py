@@ -127,13 +127,17 @@ class TokenBuffer:
             top_logprobs=top_logprobs,
         )
 
-    def generation(self) -> Generation:
-        """Returns all tokens so far."""
+    def generation(self, *, copies: bool = False) -> Generation:
+        """Returns all tokens so far; without `copies` as views, after which the buffer cannot grow."""
         last = self.last
+        token_bytes, logprob_bytes = memoryview(self.token_bytes), memoryview(self.logprob_bytes)
+        if copies:
+            token_bytes = memoryview(bytes(token_bytes))
+            logprob_bytes = memoryview(bytes(logprob_bytes))
         top_ids, top_logprobs = self.top_buffer.arrays() if self.top_buffer else (None, None)
         return Generation(
-            as_int32(memoryview(bytes(self.token_bytes))),
-            as_float32(memoryview(bytes(self.logprob_bytes))),
+            as_int32(token_bytes.toreadonly()),
+            as_float32(logprob_bytes.toreadonly()),
             join_spans(self.spans),
             last.finish_reason if last else None,
             last.stop_matched if last else None,
