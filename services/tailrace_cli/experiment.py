@@ -9,17 +9,26 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, get_type_hints
 
 import msgspec
 import yaml
 from hydra import compose, initialize_config_dir
 from hydra.errors import HydraException
-from omegaconf import OmegaConf
+from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from tailrace.config import SECTIONS, ConfigError, RunConfig, run_config, section_config
+from tailrace.config import (
+    SECTIONS,
+    Config,
+    ConfigError,
+    InvalidConfigError,
+    RunConfig,
+    run_config,
+    section_config,
+)
 from tailrace.config.settings import apply_settings
+from tailrace.import_path import importable_from
 from tailrace_agents.config import AgentsConfig
 from tailrace_cli.config import ClusterConfig
 from tailrace_gateway.config import GatewayConfig
@@ -46,7 +55,7 @@ class Experiment:
     learner: LearnerConfig
     weight_sync: WeightSyncConfig
     cluster: ClusterConfig
-    folder: Path | None = field(default=None, compare=False)  # users' modules may lie in it
+    folder: Path | None = field(default=None, compare=False)  # may hold modules of the user
 
     def to_yaml(self) -> str:
         """The resolved experiment with every default written out; loading it gives the same."""
@@ -54,6 +63,14 @@ class Experiment:
         for section in SECTIONS:
             content[section] = msgspec.to_builtins(getattr(self, section))
         return yaml.safe_dump(content, sort_keys=False, allow_unicode=True)
+
+
+SECTION_KINDS: dict[str, type[Config]] = {
+    name: kind
+    for name, kind in get_type_hints(Experiment).items()
+    if isinstance(kind, type) and issubclass(kind, Config)
+}
+"""The Struct of every section by name; `run` has the keys at the top level."""
 
 
 def locate(experiment: str | None, config_path: str | None, config_name: str | None) -> Path:
@@ -75,48 +92,53 @@ def locate(experiment: str | None, config_path: str | None, config_name: str | N
 def load(path: Path, overrides: Sequence[str] = ()) -> Experiment:
     """Compose, decode and cross-check the experiment at `path`; raises `ConfigError`."""
     source = str(path) if not overrides else f"{path} with {' '.join(overrides)}"
-    return replace(decode(_compose(path, overrides), source), folder=path.parent)
+    with importable_from(path.parent):
+        return replace(decode(_compose(path, overrides), source), folder=path.parent)
 
 
 def decode(content: dict[str, Any], source: str) -> Experiment:
-    """Strictly decode every section of a composed experiment."""
+    """Strictly decodes every section of a composed experiment.
+
+    Raises `InvalidConfigError` with the problems of all sections.
+    """
     applied = apply_settings(content, source)
-    try:
-        return _decode(applied.content, source)
-    except ConfigError as error:
-        raise ConfigError(applied.as_given(str(error))) from error
-
-
-def _decode(content: dict[str, Any], source: str) -> Experiment:
-    return Experiment(
-        source=source,
-        run=run_config(content, source),
-        scheduler=section_config(content, "scheduler", SchedulerConfig, source),
-        agents=section_config(content, "agents", AgentsConfig, source),
-        gateway=section_config(content, "gateway", GatewayConfig, source),
-        inference=section_config(content, "inference", InferenceConfig, source),
-        sandbox=section_config(content, "sandbox", SandboxConfig, source),
-        reward=section_config(content, "reward", RewardConfig, source),
-        learner=section_config(content, "learner", LearnerConfig, source),
-        weight_sync=section_config(content, "weight_sync", WeightSyncConfig, source),
-        cluster=section_config(content, "cluster", ClusterConfig, source),
-    )
+    decoded: dict[str, Any] = {}
+    problems: list[str] = []
+    for name, kind in SECTION_KINDS.items():
+        try:
+            if name == "run":
+                decoded[name] = run_config(applied.content, source)
+            else:
+                decoded[name] = section_config(applied.content, name, kind, source)
+        except InvalidConfigError as error:
+            problems += map(applied.as_given, error.problems)
+    if problems:
+        raise InvalidConfigError(source, problems)
+    return Experiment(source=source, **decoded)
 
 
 def count_gateways(experiment: Experiment) -> int:
-    """How many gateways a local cluster starts."""
+    """Number of gateways that a local cluster starts."""
     wanted = experiment.cluster.num_gateways
     if wanted is None:
         return 1 if experiment.agents.workflow is not None else 0
     return wanted
 
 
-def _compose(path: Path, overrides: Sequence[str]) -> dict[str, Any]:
+def compose_file(path: Path, overrides: Sequence[str] = ()) -> DictConfig:
+    """Composes a file with the `defaults:` in its place and `overrides`; raises `ConfigError`."""
     try:
-        with initialize_config_dir(config_dir=str(path.parent), version_base="1.3"):
-            composed = compose(path.stem, [_forced(override, path.parent) for override in overrides])
-        content = OmegaConf.to_container(composed, resolve=True)
+        with initialize_config_dir(config_dir=str(path.absolute().parent), version_base="1.3"):
+            return compose(path.stem, list(overrides))
     except (HydraException, OmegaConfBaseException, yaml.YAMLError) as error:
+        raise ConfigError(f"{path}: {' '.join(str(error).split())}") from error
+
+
+def _compose(path: Path, overrides: Sequence[str]) -> dict[str, Any]:
+    composed = compose_file(path, [_forced(override, path.parent) for override in overrides])
+    try:
+        content = OmegaConf.to_container(composed, resolve=True)
+    except OmegaConfBaseException as error:
         raise ConfigError(f"{path}: {' '.join(str(error).split())}") from error
     if not isinstance(content, dict) or not content:
         raise ConfigError(f"{path} is empty: an experiment needs at least exp_name")

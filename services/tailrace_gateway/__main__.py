@@ -1,4 +1,4 @@
-"""The gateway process: waits for the model card, then listens for HTTP and for sessions by NATS."""
+"""Gateway process: waits for the model card, then serves HTTP and session requests over NATS."""
 
 from __future__ import annotations
 
@@ -45,14 +45,14 @@ _AS_TEXT: dict[str, Any] = {"tool_parser": "none", "reasoning_parser": "none"}
 
 
 async def build(args: Args) -> Service:
-    """The service with everything it needs; what needs a server is opened by its start hook."""
+    """Build the service with its parts; the start hook opens the connections."""
     config = args.section("gateway", GatewayConfig)
     load_parsers(args.run.chat)  # a wrong parser ends the process before the model card arrives
     admin_key = os.environ.get(ADMIN_KEY, "")
     if len(admin_key) < 16:
         raise ConfigError(
-            f"{ADMIN_KEY} must have at least 16 characters: a local cluster makes one up, a chart "
-            "keeps one in a Secret; anybody who has it may open sessions"
+            f"{ADMIN_KEY} must have at least 16 characters: a local cluster generates one, a chart "
+            "keeps one in a Secret; everyone who has it may open sessions"
         )
     service = Service(
         "gateway",
@@ -68,7 +68,7 @@ async def build(args: Args) -> Service:
 
 
 class _Gateway:
-    """Connections, clients and routes of this process, from start to drain."""
+    """Connections, clients and routes of this process from start to drain."""
 
     def __init__(self, service: Service, config: GatewayConfig, admin_key: str) -> None:
         self._service = service
@@ -156,7 +156,8 @@ class _Gateway:
             self._service.stop("the HTTP server ended", 1)
 
     async def stop(self) -> None:
-        """Let calls end in their time, then end them; tell the scheduler that nothing is in flight."""
+        """Let calls finish within `drain_s`, cancel the rest, and report to the scheduler that none is
+        in flight."""
         if self._server is not None and self._serving is not None and self._calls is not None:
             self._calls.is_draining = True
             self._server.stop()
@@ -203,13 +204,13 @@ async def _reap(sessions: Sessions) -> None:
 
 
 def _export(gateway: Gateway) -> None:
-    """Let a scrape read the gauges as they are then."""
+    """Bind the gauges to the live sets, so that each scrape reads current values."""
     metrics.CALLS.set_function(lambda: len(gateway.calls.running))
     metrics.SESSIONS.set_function(lambda: len(gateway.sessions))
 
 
 def main() -> int:
-    """Run the service; the process's exit code."""
+    """Run the service and return the exit code of the process."""
     return run_service(build)
 
 

@@ -9,17 +9,17 @@ from tailrace.config import Config
 
 
 class SessionDefaults(Config, frozen=True, kw_only=True):
-    """What a session opened over HTTP gets where it does not say."""
+    """Limits of a session opened over HTTP, for the fields that its request omits."""
 
     max_episode_tokens: int = 8192
-    """Length of each of its conversations in tokens, inserted and sampled: at most the engine's
-    context."""
+    """Maximum length of each conversation in tokens, prompt and reply: at most the engine's context
+    length."""
 
     max_new_tokens: int = 4096
-    """Tokens that it may sample over all its calls."""
+    """Maximum number of tokens sampled over all calls of the session."""
 
     timeout_s: float = 3600.0
-    """Seconds until its deadline. No call of the gateway has a shorter timeout."""
+    """Seconds until the session's deadline. No call of the gateway has a shorter timeout."""
 
     def __post_init__(self) -> None:
         for key in self.__struct_fields__:
@@ -28,54 +28,57 @@ class SessionDefaults(Config, frozen=True, kw_only=True):
 
 
 class GatewayConfig(Config, frozen=True, kw_only=True):
-    """The gateway service. Its admin key comes from the environment: `TAILRACE_GATEWAY_ADMIN_KEY`."""
+    """Gateway service. It reads its admin key from the environment variable
+    `TAILRACE_GATEWAY_ADMIN_KEY`."""
 
     host: str = "127.0.0.1"
     """Address to listen on; a pod needs 0.0.0.0."""
 
     port: int = 0
-    """Port that all replicas on this host share. 0: the one in `TAILRACE_GATEWAY_PORT` (the local
-    cluster reserves a free one), else any free one, which no other replica shares."""
+    """Port that all replicas on this host share. 0: the port in `TAILRACE_GATEWAY_PORT` (the local
+    cluster reserves a free one), else any free port, which other replicas do not share."""
 
     advertised_url: str = ""
-    """What `base_url` of a session begins with, for example `http://gateway.my-namespace:8000`.
-    Empty: `http://<host>:<port>`."""
+    """Origin of a session's `base_url`, for example `http://gateway.my-namespace:8000`. Empty:
+    `http://<host>:<port>`."""
 
     max_body_bytes: int = 32 * 1024 * 1024
-    """Larger request bodies are refused with 413."""
+    """Maximum size of a request body; the gateway refuses larger bodies with 413."""
 
     max_concurrent_calls: int = 4096
-    """Model calls in flight in one replica; more are refused with 429 and `Retry-After`."""
+    """Maximum number of model calls in flight in one replica; the gateway refuses more with 429 and
+    `Retry-After`."""
 
     keep_alive_s: int = 600
-    """An idle connection is closed after so many seconds."""
+    """Seconds after which the gateway closes an idle connection."""
 
     session_defaults: SessionDefaults = SessionDefaults()
-    """Bounds of sessions opened over HTTP."""
+    """Limits of sessions opened over HTTP."""
 
     session_keep_s: float = 3600.0
-    """How long a session stays in Redis after its deadline."""
+    """Seconds that a session stays in Redis after its deadline."""
 
     session_idle_s: float = 300.0
-    """A session unused for so long is dropped from a replica's memory; its next call reads it again."""
+    """Seconds after which a replica drops an unused session from memory; the next call reads it from
+    Redis."""
 
     store_timeout_s: float = 5.0
-    """How long a call waits for Redis. A reply that cannot be captured in time is answered, and its
-    tokens are not trained."""
+    """Seconds that a call waits for Redis. The gateway still answers a call that it cannot record in
+    this time, but excludes its tokens from training."""
 
     max_generation_attempts: int = 10
-    """Generation calls in a row that may fail without bringing a token before a call ends with 503."""
+    """Consecutive generation attempts without a new token after which a call fails with 503."""
 
     drain_s: float = 10.0
-    """At SIGTERM calls in flight have so long to end; then they are ended with 503, which clients
-    retry elsewhere."""
+    """Seconds that calls in flight have to finish after SIGTERM. The gateway then ends them with 503,
+    and clients retry at another replica."""
 
     transport: Literal["nats", "zmq"] = "zmq"
-    """How generation requests reach the inference servers: `zmq` directly, `nats` through nats-server.
-    The servers must offer it (`inference.transports`)."""
+    """Transport of generation requests to the inference servers: `zmq` directly, `nats` through
+    nats-server. The servers must offer it (`inference.transports`)."""
 
     channel: ClientChannelConfig = ClientChannelConfig()
-    """Bounds of the connection to the inference servers."""
+    """Limits of the connection to the inference servers."""
 
     def __post_init__(self) -> None:
         for key in (

@@ -1,4 +1,4 @@
-"""Sessions over NATS, for the agents service: decode -> core -> reply."""
+"""Session requests over NATS from the agents service: decode -> core -> reply."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tailrace_protos.session import (
     SessionOpened,
 )
 
-# An export beyond this travels by claim check; NATS takes messages of 1 MiB.
+# Larger exports travel by claim check; the limit of a NATS message is 1 MiB.
 MAX_INLINE_BYTES = 512 * 1024
 
 Announce = Callable[[SessionClosed], Awaitable[None]]
@@ -28,7 +28,7 @@ PutBlob = Callable[[bytes], Awaitable[str]]
 
 
 class SessionHandler:
-    """Answers open, export and close. `announce` tells all replicas that a session takes no calls."""
+    """Handles open, export and close. `announce` tells all replicas that a session is closed."""
 
     def __init__(
         self,
@@ -46,7 +46,7 @@ class SessionHandler:
         self._put_blob = put_blob
 
     async def open(self, request: OpenSession) -> SessionOpened:
-        """Make a session, or find it."""
+        """Open a session, or find it."""
         try:
             key = await self._sessions.open(request)
         except ApiError as error:
@@ -54,7 +54,7 @@ class SessionHandler:
         return SessionOpened(request.episode_id, self._base_url(), key)
 
     async def export(self, request: ExportSession) -> SessionExport:
-        """All of it inline, or where it is much as a claim check (an encoded `SessionExport`)."""
+        """Return an export inline, or a large one by claim check (an encoded `SessionExport`)."""
         try:
             exported = await self.finish(request)
         except ApiError as error:
@@ -65,13 +65,13 @@ class SessionHandler:
         return SessionExport(blob=await self._put_blob(whole), metrics=exported.metrics)
 
     async def finish(self, request: ExportSession) -> SessionExport:
-        """Export with all rows inline; calls that still run anywhere are ended."""
+        """Export with all rows inline and cancel the session's calls in all replicas."""
         nonce, exported = await self._exporter.export(request)
         await self._announce(SessionClosed(request.session_id, nonce))
         return exported
 
     async def close(self, request: CloseSession) -> SessionClosed:
-        """Forget a session."""
+        """Delete a session."""
         try:
             await self.forget(request.session_id)
         except StoreError as error:
@@ -79,7 +79,7 @@ class SessionHandler:
         return SessionClosed(request.session_id)
 
     async def forget(self, session_id: str) -> None:
-        """Forget a session here and everywhere; nothing if there is none."""
+        """Delete a session in all replicas; do nothing if there is none."""
         stored = await self._store.read(session_id)
         if stored is None:
             return
@@ -88,7 +88,7 @@ class SessionHandler:
         await self._announce(SessionClosed(session_id, stored.nonce))
 
     async def on_closed(self, message: SessionClosed) -> None:
-        """Another replica closed or exported a session."""
+        """Drop a session that another replica closed or exported."""
         self._sessions.forget(message.session_id, message.nonce)
 
 

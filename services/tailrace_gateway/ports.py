@@ -1,4 +1,7 @@
-"""What the core needs from outside: a policy, a log of sessions, and somebody to tell."""
+"""Ports of the core: the policy, and the store of sessions.
+
+Both have a local variant for the terminal, which plays episodes without a cluster.
+"""
 
 from __future__ import annotations
 
@@ -10,29 +13,29 @@ from tailrace_protos.session import OpenSession
 
 
 class SessionPolicy(Policy, Protocol):
-    """A policy that leases a server for each episode."""
+    """Policy that leases a server for each episode."""
 
     def begin(self, episode_id: str, predicted_tokens: int) -> None:
-        """An episode starts that will need about so many tokens."""
+        """Start an episode that needs about `predicted_tokens` tokens."""
 
     def end(self, episode_id: str) -> None:
-        """The episode ended; its lease is free."""
+        """End the episode and release its lease."""
 
 
 class SessionState(Protocol):
-    """A session as the store knows it, with the log entries that the reader lacked."""
+    """Session in the store, with the log entries that the reader does not have."""
 
     @property
     def is_open(self) -> bool:
-        """Whether calls may still be appended."""
+        """Whether calls may append."""
 
     @property
     def record(self) -> OpenSession:
-        """What it was opened with."""
+        """The request that opened the session."""
 
     @property
     def nonce(self) -> str:
-        """Differs between two sessions of one id."""
+        """Distinguishes sessions of the same id."""
 
     @property
     def entries(self) -> tuple[bytes, ...]:
@@ -40,20 +43,21 @@ class SessionState(Protocol):
 
     @property
     def answer(self) -> bytes | None:
-        """The recorded answer that was asked for."""
+        """The requested answer record."""
 
 
 class SessionStore(Protocol):
-    """Sessions beyond this process. All methods raise `StoreError` when they cannot answer."""
+    """Sessions that replicas share. All methods raise `StoreError` if the store cannot answer."""
 
     async def open(self, record: OpenSession, nonce: str, key_hash: str, lifetime_s: float) -> str:
-        """Make a session; the nonce of the one that was open already, if there is one."""
+        """Open a session; return its nonce, or the nonce of the session of this id that is open
+        already."""
 
     async def find(self, key_hash: str) -> str:
-        """The id of the session that a key opens; empty: none."""
+        """Return the id of the session that a key opens; empty: none."""
 
     async def read(self, session_id: str, num_known: int = 0, answer: str = "") -> SessionState | None:
-        """A session and its log after the first `num_known` entries; None when it is gone."""
+        """Return a session and its log after the first `num_known` entries; None if it is gone."""
 
     async def append(
         self,
@@ -64,16 +68,17 @@ class SessionStore(Protocol):
         *,
         answer: tuple[str, bytes] = ("", b""),
     ) -> int:
-        """Append entries in one step; the log's new length, or -1 when the session is over."""
+        """Append entries atomically; return the log's new length, or -1 if the session is closed."""
 
     async def claim(self, session_id: str, name: str, holder: str, lifetime_s: float) -> str:
-        """Who may answer the call of this name: `holder`, or who has it until its time is over."""
+        """Return the holder of the call of this name: `holder`, or an earlier holder until its claim
+        expires."""
 
     async def unclaim(self, session_id: str, name: str, holder: str) -> None:
-        """Let the call go, if `holder` has it."""
+        """Release the claim if `holder` has it."""
 
     async def finish(self, session_id: str) -> bool:
-        """Let nothing be appended any more; False when there is no such session."""
+        """Close a session for appends; return False if there is none."""
 
     async def delete(self, session_id: str) -> None:
-        """Forget a session."""
+        """Delete a session."""

@@ -1,10 +1,10 @@
-"""The learner's process: loads or makes the model, puts the parts together, runs.
+"""The learner's process: loads or makes the model, connects the parts and runs.
 
-With several ranks it is their launcher: each rank is a process of this module, the first one the
+With several ranks this process launches them: each rank is a process of this module, rank 0 the
 service, the others its mirrors.
 
-Order of the start: model, card, optimizer, warm start, credit and leftovers of the checkpoint, the
-event of the new lineage, a first checkpoint of it, first version; then steps.
+Order of the start: model, model card, warm start, optimizer, release of the checkpoint's groups, event
+of the new lineage, first checkpoint of the lineage, first version; then the steps.
 """
 
 from __future__ import annotations
@@ -13,8 +13,7 @@ import hashlib
 import math
 import sys
 import time
-from collections.abc import Callable, Set
-from functools import partial
+from collections.abc import Mapping, Set
 
 import msgspec
 
@@ -24,24 +23,21 @@ from tailrace.log import get_logger
 from tailrace.runtime import Args, Service, StopService, run_with_args, serve
 from tailrace.store import Blobs, Outbox, TrajectoryBuffer, Versions, connect
 from tailrace.weights import WeightPublisher
-from tailrace_learner.adapters.allocator import keep_freed_memory
 from tailrace_learner.adapters.checkpoints import (
     BoundStore,
     Checkpoint,
     CheckpointFolder,
     named_checkpoint,
 )
-from tailrace_learner.adapters.compute_thread import ComputeThread
+from tailrace_learner.adapters.compute_thread import ComputeThread, keep_freed_memory
 from tailrace_learner.adapters.demonstrations import demonstrations
+from tailrace_learner.adapters.launch import gather_ranks, join_ranks, leave, ready_host, run_ranks
+from tailrace_learner.adapters.rank_controller import RankController
 from tailrace_learner.adapters.ranks import launched_rank
-from tailrace_learner.adapters.row_file import RowFile
-from tailrace_learner.adapters.team import Team
-from tailrace_learner.adapters.teaming import gather_team, join_team, leave, ready_host
-from tailrace_learner.adapters.tensorboard import TensorboardWriter
-from tailrace_learner.adapters.torchrun import run_ranks
-from tailrace_learner.adapters.tracker_feed import TrackerFeed
+from tailrace_learner.adapters.trackers import MakeTracker, tracker_makers
+from tailrace_learner.adapters.trackers.feed import TrackerFeed
+from tailrace_learner.adapters.trackers.row_file import RowFile
 from tailrace_learner.adapters.trajectory_files import TrajectoryFiles
-from tailrace_learner.adapters.wandb_writer import WandbWriter, check_wandb
 from tailrace_learner.adapters.worker import Worker
 from tailrace_learner.config import LearnerConfig, WarmStart, check_with_run
 from tailrace_learner.core.batch.group_returns import limits_of
@@ -49,8 +45,7 @@ from tailrace_learner.core.step.progress import saved_event
 from tailrace_learner.core.step.run_state import RunState, first_state, resumed_state
 from tailrace_learner.core.step.start import Origin, origin
 from tailrace_learner.core.step.warm_start import TooFewDemonstrationsError
-from tailrace_learner.handlers import SERVICE, Learner, World
-from tailrace_learner.ports import Tracker
+from tailrace_learner.handlers import SERVICE, Learner, LearnerPorts
 from tailrace_protos.base import encode_json
 from tailrace_protos.event import LearnerResumed, ModelPrepared
 
@@ -60,11 +55,12 @@ _LOG_EVERY = 20  # warm-start steps
 
 
 class _Process:
-    """The parts of a running learner and the order in which they start."""
+    """Parts of a running learner, and the order in which they start."""
 
     def __init__(self, args: Args) -> None:
         self.args, self.run = args, args.run
         self.config = checked_config(args)
+        self.trackers = tracker_makers(args.run, self.config.chosen_trackers)
         self.digest = hashlib.sha256(encode_json(args.experiment)).hexdigest()
         self.service = Service(SERVICE, args.run, args.endpoints, instance_id=args.instance_id)
         self.compute = ComputeThread(self.config.num_threads)
@@ -72,7 +68,7 @@ class _Process:
         self.service.on_start(self.start)
 
     async def start(self) -> None:
-        """Everything up to the first published version; then the steps begin."""
+        """Prepare the model, publish its first version, then start the steps."""
         service, name = self.service, self.run.exp_name
         keep_freed_memory()
         service.on_drain(self.compute.close)
@@ -107,7 +103,7 @@ class _Process:
         service.loop("steps", learner.run_forever)
 
     def find_checkpoint(self, known: Set[str]) -> Checkpoint | None:
-        """The checkpoint to continue from, if any; `known`: lineages of this run in Redis."""
+        """Find the checkpoint to continue from, if any; `known`: lineages of this run in Redis."""
         self.folder.sweep()
         resume = self.run.resume_from_checkpoint
         found = self.folder.newest_of(known)
@@ -128,40 +124,41 @@ class _Process:
         return found
 
     def is_worth_saving(self, checkpoint: Checkpoint | None, known: Set[str]) -> bool:
-        """Whether a learner that starts again would have to prepare the model again, or could not find
-        the checkpoint of another run: that may be gone by then, or the user's setting another one."""
+        """True if a restarted learner would otherwise prepare the model again, or need the checkpoint
+        of another run, which may be gone by then.
+        """
         if checkpoint is None:
             return bool(self.config.from_scratch or self.config.warm_start)
         return checkpoint.state.lineage not in known
 
     async def prepare(self, checkpoint: Checkpoint | None) -> Learner:
-        """Model, card, optimizer and state; a warm start only for a run that begins."""
-        self.team: Worker | Team = await self.compute(gather_team, self.run, self.config)
-        if isinstance(self.team, Team):
+        """Prepare model, card, optimizer and state; only a new run warm-starts."""
+        self.trainer: Worker | RankController = await self.compute(gather_ranks, self.run, self.config)
+        if isinstance(self.trainer, RankController):
             self.service.on_drain(self.disband)
         path = "" if checkpoint is None else str(checkpoint.path)
-        await self.compute(self.team.load, path)
-        await self.blobs.put_model_card(self.team.card)
+        await self.compute(self.trainer.load, path)
+        await self.blobs.put_model_card(self.trainer.card)
         if checkpoint is None:
             await self.begin()
             state = msgspec.structs.replace(first_state(), config_digest=self.digest)
         else:
             state = resumed_state(checkpoint.state, self.digest)
-        await self.compute(self.team.restore, path)
-        return self.put_together(msgspec.structs.replace(state, reference=self.team.reference))
+        await self.compute(self.trainer.restore, path)
+        return self.put_together(msgspec.structs.replace(state, reference=self.trainer.reference))
 
     async def disband(self) -> None:
-        """Send the other ranks home."""
-        assert isinstance(self.team, Team)
-        await self.compute(self.team.end)
+        """End the other ranks."""
+        assert isinstance(self.trainer, RankController)
+        await self.compute(self.trainer.end)
 
     async def begin(self) -> None:
-        """Warm-start a new model, if that is wanted, and say that it is ready."""
+        """Warm-start a new model if the experiment asks for it, and emit `ModelPrepared`."""
         began_s, warm, loss = time.monotonic(), self.config.warm_start, math.nan
         if warm is not None:
             loss = await self.compute(self.warm_start, warm)
         prepared = ModelPrepared(
-            num_parameters=self.team.num_parameters,
+            num_parameters=self.trainer.num_parameters,
             warm_start_steps=0 if warm is None else warm.num_steps,
             warm_start_s=0.0 if warm is None else time.monotonic() - began_s,
             warm_start_loss=None if math.isnan(loss) else loss,
@@ -169,7 +166,7 @@ class _Process:
         await self.outbox.emit(SERVICE, prepared)
 
     def warm_start(self, warm: WarmStart) -> float:
-        """Run the supervised steps; they end early when the service drains."""
+        """Run the supervised steps; a drain ends them early."""
 
         def on_step(step: int, loss: float) -> None:
             if self.service.draining.is_set():
@@ -177,50 +174,44 @@ class _Process:
             if step % _LOG_EVERY == 0 or step == warm.num_steps:
                 log.info("warm start", step=step, num_steps=warm.num_steps, loss=loss)
 
-        rows = demonstrations(warm, self.team.card, self.run.chat, self.run.seed)
+        rows = demonstrations(warm, self.trainer.card, self.run.chat, self.run.seed)
         try:
-            return self.team.warm_start(rows, on_step)
+            return self.trainer.warm_start(rows, on_step)
         except TooFewDemonstrationsError as error:
             raise ConfigError(str(error)) from error
 
     def put_together(self, state: RunState) -> Learner:
-        """The learner and its world."""
+        """Connect the learner to everything outside of it."""
         run, config, service = self.run, self.config, self.service
         weights = WeightPublisher(service.bus, run.exp_name, service.endpoints.host_id)
         service.on_drain(weights.close)
-        feeds = tracker_feeds(run, config, state.step)
+        feeds = tracker_feeds(run, self.trackers, state.step)
         for feed in feeds:
             service.on_drain(feed.close)
             feed.start()
-        world = World(
+        ports = LearnerPorts(
             source=self.buffer,
             events=self.outbox,
             versions=self.versions,
             weights=weights,
-            checkpoints=BoundStore(self.folder, self.team.snapshot),
+            checkpoints=BoundStore(self.folder, self.trainer.snapshot),
             compute=self.compute,
             clock=SystemClock(),
-            read_weights=self.team.weights,
-            followers=feeds,
+            read_weights=self.trainer.weights,
+            on_step_finished=[feed.reached for feed in feeds],
             trajectories=TrajectoryFiles(run.run_dir) if config.save_trajectories else None,
         )
-        return Learner(world, self.team, run, config, state, limits_of(self.team.card))
+        return Learner(ports, self.trainer, run, config, state, limits_of(self.trainer.card))
 
 
-def tracker_feeds(run: RunConfig, config: LearnerConfig, step: int) -> list[TrackerFeed]:
-    """What brings the rows of `metrics.jsonl` to the trackers that are wanted; not started."""
-    begin: dict[str, Callable[[], Tracker]] = {}
-    if config.tensorboard:
-        begin["tensorboard"] = partial(TensorboardWriter, run.run_dir)
-    if config.wandb is not None:
-        check_wandb()
-        begin["wandb"] = partial(WandbWriter, config.wandb, run)
+def tracker_feeds(run: RunConfig, makers: Mapping[str, MakeTracker], step: int) -> list[TrackerFeed]:
+    """Feeds that bring the rows of `metrics.jsonl` to the trackers; not started."""
     path = run.run_dir / "metrics.jsonl"
-    return [TrackerFeed(name, make, RowFile(path), step) for name, make in begin.items()]
+    return [TrackerFeed(name, make, RowFile(path), step) for name, make in makers.items()]
 
 
 def checked_config(args: Args) -> LearnerConfig:
-    """The learner's section, checked together with the run's keys."""
+    """Returns the learner's section, checked together with the run's keys."""
     config = args.section("learner", LearnerConfig)
     try:
         check_with_run(config, args.run)
@@ -230,24 +221,24 @@ def checked_config(args: Args) -> LearnerConfig:
 
 
 def build(args: Args) -> Service:
-    """The service, not started."""
+    """Build the service without starting it."""
     return _Process(args).service
 
 
 def run(args: Args) -> int:
-    """Be the launcher of the ranks, the service, or one of its mirrors; the exit code."""
+    """Run as the launcher of the ranks, as the service, or as a mirror; returns the exit code."""
     config, rank = checked_config(args), launched_rank()
     if rank is not None or config.strategy_args.resolved_name != "single":
         ready_host(config)
         if rank is None:
             return run_ranks(config.strategy_args, "tailrace_learner", sys.argv[1:])
     if rank:
-        return join_team(args.run, config, args.instance_id)
+        return join_ranks(args.run, config, args.instance_id)
     return serve(build, args)
 
 
 def main() -> int:
-    """Run until told to stop."""
+    """Run until a signal."""
     return leave(run_with_args(run))
 
 

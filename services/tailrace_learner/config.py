@@ -9,7 +9,8 @@ import msgspec
 from tailrace.config import Config, RunConfig
 from tailrace.processor import CpuMatmul
 from tailrace_learner.config_algorithm import AlgorithmConfig
-from tailrace_learner.config_execution import LoraArgs, StrategyArgs, WandbArgs
+from tailrace_learner.config_checks import check_algorithm, check_roles
+from tailrace_learner.config_execution import LoraArgs, StrategyArgs
 from tailrace_learner.config_models import (
     OF_OPTIMIZER,
     FromScratch,
@@ -17,7 +18,8 @@ from tailrace_learner.config_models import (
     TrainingArgs,
     check_not_negative,
 )
-from tailrace_learner.config_roles import CriticArgs, ReferenceArgs, check_roles
+from tailrace_learner.config_roles import CriticArgs, ReferenceArgs
+from tailrace_learner.config_trackers import WandbArgs, chosen_trackers
 
 __all__ = [
     "CriticArgs",
@@ -161,7 +163,17 @@ class LearnerConfig(AlgorithmConfig, frozen=True, kw_only=True):
     """Write metrics to `<run_dir>/tensorboard/` as well."""
 
     wandb: WandbArgs | None = None
-    """Write metrics for Weights & Biases as well."""
+    """Write metrics for Weights & Biases as well; short for `trackers.wandb`."""
+
+    trackers: dict[str, dict[str, Any]] = msgspec.field(default_factory=dict)
+    """Further trackers by name, each with its arguments: `console` (`keys`), `jsonl` (`path`), `mlflow`
+    (`tracking_uri`, `experiment`), `trackio` (`project`, `space_id`, `server_url`), `wandb` (`project`,
+    `mode`), or a class of your own as `module:name`. Every tracker gets the rows of `metrics.jsonl`."""
+
+    @property
+    def chosen_trackers(self) -> dict[str, dict[str, Any]]:
+        """Arguments of all trackers by name, those of `tensorboard` and `wandb` too."""
+        return chosen_trackers(self.trackers, self.tensorboard, self.wandb)
 
     @property
     def shares_prefixes(self) -> bool:
@@ -169,7 +181,7 @@ class LearnerConfig(AlgorithmConfig, frozen=True, kw_only=True):
         return self.share_prefixes and self.model_args.attn_implementation == "packed"
 
     def __post_init__(self) -> None:
-        super().__post_init__()
+        check_algorithm(self)
         check_roles(self, self.reference, self.critic, self.strategy_args)
         if self.max_mismatch is not None and not self.max_mismatch > 0:
             raise ValueError("max_mismatch must be positive, or null to let servers be")
@@ -184,6 +196,7 @@ class LearnerConfig(AlgorithmConfig, frozen=True, kw_only=True):
                 raise ValueError(f"{key} must not be negative")
         if self.min_tokens_per_micro_batch > self.max_tokens_per_micro_batch:
             raise ValueError("min_tokens_per_micro_batch must not exceed max_tokens_per_micro_batch")
+        chosen_trackers(self.trackers, self.tensorboard, self.wandb)
         self._check_attention()
         self._check_strategy()
 

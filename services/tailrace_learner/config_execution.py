@@ -1,4 +1,4 @@
-"""Configuration of how the learner runs: ranks, adapters instead of whole weights, trackers."""
+"""Configuration of how the learner runs: ranks, and adapters instead of whole weights."""
 
 from __future__ import annotations
 
@@ -92,18 +92,3 @@ class LoraArgs(Config, frozen=True, kw_only=True):
             raise ValueError("lora.alpha must be positive")
         if not self.target_modules:
             raise ValueError("lora.target_modules must name at least one layer, or all-linear")
-
-
-class WandbArgs(Config, frozen=True, kw_only=True):
-    """Metrics for Weights & Biases (extra `wandb`), under `<run_dir>/wandb/`."""
-
-    project: str
-    """The project that the run belongs to; the run has the experiment's name."""
-
-    mode: Literal["offline", "online"] = "offline"
-    """`offline`: only files, which `wandb sync` sends later. `online`: sent as they come, with the key
-    of `wandb login`."""
-
-    def __post_init__(self) -> None:
-        if not self.project:
-            raise ValueError("wandb.project must not be empty")

@@ -1,10 +1,10 @@
 """The learner's one actor: groups in, steps, versions out, checkpoints.
 
-Order of a step: groups are taken and computed as they come; the weights change; the next step begins
-while this one's weights are published; `StepFinished` follows the publication. A checkpoint waits
-for the publication of its step, is copied between two passes and written while training goes on;
-its groups are released in the buffer once it is durable. Whatever fails here ends the process: the
-next one goes on from the newest checkpoint.
+Order of a step: take groups and compute them as they come; change the weights; begin the next step
+while this one's weights are published; emit `StepFinished` after the publication. A checkpoint waits
+for the publication of its step, is copied between two passes and written while training goes on; the
+buffer releases its groups once it is durable. Any failure here ends the process: the next process
+continues from the newest checkpoint.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from tailrace.log import get_logger
 from tailrace.runtime import StopService
 from tailrace.weights.tensors import TensorBytes
 from tailrace_learner import metrics
+from tailrace_learner.adapters.trajectory_files import TrajectoryFiles
 from tailrace_learner.config import LearnerConfig
 from tailrace_learner.core.batch.group_returns import NO_LIMITS, RowLimits
 from tailrace_learner.core.batch.malformed import flaws
@@ -35,11 +36,9 @@ from tailrace_learner.ports import (
     Computer,
     EventSink,
     GroupSource,
-    StepFollower,
-    Taken,
-    Trainer,
-    TrajectoryLog,
-    VersionBook,
+    GroupTrainer,
+    TakenGroup,
+    VersionReader,
     WeightSink,
 )
 from tailrace_protos.control import source_of
@@ -53,7 +52,7 @@ _BLOCK_S = 1.0  # longest wait for groups at once
 _SAVE_AGAIN_S = 10.0  # between attempts to save the last checkpoint
 _EXIT_FAILED = 1
 _DRIFT_REMEDY = (
-    "it is started anew; if new ones differ as much, give learner and inference one dtype and one "
+    "it is restarted; if new servers differ as much, give learner and inference one dtype and one "
     "temperature, or raise learner.max_mismatch"
 )
 _UNNAMED_REMEDY = (
@@ -61,7 +60,7 @@ _UNNAMED_REMEDY = (
     "observation is not known have no step advantage"
 )
 _FLAW_REMEDY = (
-    "they are left out, the rest of the group goes on; check that agents and learner are of one version"
+    "they are left out, the other members stay; check that agents and learner have the same version"
 )
 _LOGGED = ("reward_mean", "success_rate", "loss", "grad_norm", "staleness_mean", "tokens_per_s")
 
@@ -69,19 +68,19 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
-class World:
-    """Everything outside of the learner's arithmetic."""
+class LearnerPorts:
+    """Connections of the learner to everything outside of its arithmetic."""
 
     source: GroupSource
     events: EventSink
-    versions: VersionBook
+    versions: VersionReader
     weights: WeightSink
     checkpoints: CheckpointStore[RunState, Any]
     compute: Computer
     clock: Clock
-    read_weights: Callable[[bool], list[TensorBytes]]  # all of them, or what may change of them
-    followers: Sequence[StepFollower] = ()
-    trajectories: TrajectoryLog | None = None
+    read_weights: Callable[[bool], list[TensorBytes]]  # of all, or of the trained ones
+    on_step_finished: Sequence[Callable[[int], None]] = ()  # called with the step; return at once
+    trajectories: TrajectoryFiles | None = None
 
 
 class Learner:
@@ -89,14 +88,14 @@ class Learner:
 
     def __init__(
         self,
-        world: World,
-        trainer: Trainer[PreparedGroup],
+        ports: LearnerPorts,
+        trainer: GroupTrainer[PreparedGroup],
         run: RunConfig,
         config: LearnerConfig,
         state: RunState,
         limits: RowLimits = NO_LIMITS,
     ) -> None:
-        self._world = world
+        self._ports = ports
         self._trainer = trainer
         self._run = run
         self._config = config
@@ -108,20 +107,20 @@ class Learner:
         self._saving: asyncio.Task[None] | None = None
         self._base_version: int | None = None  # None: every version is whole
         self._entered = False
-        self._step_ended_s = world.clock.monotonic_s()
+        self._step_ended_s = ports.clock.monotonic_s()
 
     @property
     def state(self) -> RunState:
-        """Where the run stands."""
+        """Current state of the run."""
         return self._progress.state
 
     async def run_forever(self) -> None:
-        """All steps, once. Entered again after a failure, it ends the process."""
+        """Do all steps, once; a second call, after a failure, ends the process."""
         if self._entered:
             reason = "the learner failed inside a step; it resumes from its newest checkpoint"
             raise StopService(_EXIT_FAILED, reason)
         self._entered = True
-        self._step_ended_s = self._world.clock.monotonic_s()
+        self._step_ended_s = self._ports.clock.monotonic_s()
         async with asyncio.TaskGroup() as tasks:
             while not self._progress.is_finished:
                 await self._step(tasks)
@@ -134,21 +133,21 @@ class Learner:
         await self._save(*await self._copy())
 
     async def publish_start(self) -> None:
-        """Publish the weights as they are before the first step."""
-        weights = await self._world.compute(self._world.read_weights, True)
+        """Publish the weights before the first step."""
+        weights = await self._ports.compute(self._ports.read_weights, True)
         version = await self._offer(weights, self.state.step)
-        if self._config.lora is not None:  # from now on only adapters change
+        if self._config.lora is not None:  # later versions carry adapters alone
             self._base_version = version
         self._progress.published(version)
 
     async def _step(self, tasks: asyncio.TaskGroup) -> None:
         timing = Timing(self._step_ended_s)
-        world, trainer = self._world, self._trainer
-        await world.compute(trainer.begin, self.state.step)
+        ports, trainer = self._ports, self._trainer
+        await ports.compute(trainer.begin, self.state.step)
         groups: list[TrajectoryGroup] = []
         num_dropped = 0
         while trainer.num_missing_groups:
-            waiting = world.source.next_groups(trainer.num_missing_groups, _BLOCK_S)
+            waiting = ports.source.next_groups(trainer.num_missing_groups, _BLOCK_S)
             taken = await self._waited(timing, waiting)
             kept = await self._add(taken)
             groups += kept
@@ -158,36 +157,36 @@ class Learner:
                 await self._quarantine_found()
         numbers = await self._compute(timing, trainer.finish)
         _observe_drift(numbers)
-        weights = await world.compute(world.read_weights, False)
-        self._step_ended_s = world.clock.monotonic_s()
+        weights = await ports.compute(ports.read_weights, False)
+        self._step_ended_s = ports.clock.monotonic_s()
         self._progress.step_done(timing, self._step_ended_s, numbers)
         _observe(self.state.step, timing, numbers)
         self._keep_trajectories(groups)
         group_ids = [group.group_id for group in groups]
         finished = self._progress.finished_event(
-            timing, world.clock.unix_s(), group_ids, num_dropped, numbers
+            timing, ports.clock.unix_s(), group_ids, num_dropped, numbers
         )
         await self._published()
         self._publishing = tasks.create_task(self._publish(weights, finished), name="publish")
 
-    async def _add(self, taken: Sequence[Taken]) -> list[TrajectoryGroup]:
-        """Take groups into the step; those that must be given back are. Returns those kept."""
+    async def _add(self, taken: Sequence[TakenGroup]) -> list[TrajectoryGroup]:
+        """Add groups to the step and give refused ones back; returns those added."""
         kept: list[TrajectoryGroup] = []
-        for entry in taken:
-            prepared = await self._prepare(entry.group)
-            self._progress.saw(entry.group.group_index)
+        for entry_id, num_bytes, group in taken:
+            prepared = await self._prepare(group)
+            self._progress.saw(group.group_index)
             if prepared.drop_reason:
-                await self._world.source.mark_dropped([entry.entry_id], prepared.drop_reason)
+                await self._ports.source.mark_dropped([entry_id], prepared.drop_reason)
                 continue
             self._trainer.add(prepared)
-            self._progress.hold(entry.entry_id, entry.group.group_id, entry.num_bytes)
-            kept.append(entry.group)
+            self._progress.hold(entry_id, group.group_id, num_bytes)
+            kept.append(group)
         metrics.RETAINED_BYTES.set(self._progress.retained_bytes)
         return kept
 
     async def _prepare(self, group: TrajectoryGroup) -> PreparedGroup:
         if self._builder.unknown_versions(group, self._versions):
-            self._versions = await self._world.versions.all()
+            self._versions = await self._ports.versions.all()
             if unknown := self._builder.unknown_versions(group, self._versions):
                 log.error("tokens of unrecorded versions", group_id=group.group_id, versions=unknown)
         prepared = self._builder.prepare(group, self.state.step, self._versions)
@@ -195,7 +194,7 @@ class Learner:
         return prepared
 
     async def _quarantine_found(self) -> None:
-        """Have servers leave that passes found wrong; groups that come later lack their tokens."""
+        """Report servers that passes found wrong; later groups come without their tokens."""
         found: list[ServerQuarantined] = []
         for event in self._trainer.quarantined:
             source = source_of(event.server_id, event.incarnation)
@@ -205,13 +204,13 @@ class Learner:
         if found:
             _observe_quarantine(found)
             self._progress.quarantined(self._quarantine)
-            await self._world.events.emit(SERVICE, *found)
+            await self._ports.events.emit(SERVICE, *found)
 
     def _keep_trajectories(self, groups: Sequence[TrajectoryGroup]) -> None:
-        if self._world.trajectories is None:
+        if self._ports.trajectories is None:
             return
         try:
-            self._world.trajectories.append(self.state.step, self.state.lineage, groups)
+            self._ports.trajectories.append(self.state.step, self.state.lineage, groups)
         except OSError as error:
             metrics.FAILED_TRAJECTORY_FILES.inc()
             remedy = "free space on the disk of output_dir"
@@ -222,25 +221,25 @@ class Learner:
     async def _publish(self, weights: Sequence[TensorBytes], finished: StepFinished) -> None:
         version = await self._offer(weights, finished.step)
         finished = msgspec.structs.replace(finished, policy_version=version)
-        await self._world.events.emit(SERVICE, finished)
+        await self._ports.events.emit(SERVICE, finished)
         self._progress.published(version)
-        for follower in self._world.followers:
-            follower.reached(finished.step)
+        for notify in self._ports.on_step_finished:
+            notify(finished.step)
         if finished.step % self._run.logging_steps == 0:
             shown = {key: finished.metrics.get(key) for key in _LOGGED}
             log.info("step finished", step=finished.step, policy_version=version, **shown)
 
     async def _offer(self, weights: Sequence[TensorBytes], step: int) -> int:
-        began_s = self._world.clock.monotonic_s()
+        began_s = self._ports.clock.monotonic_s()
         lineage = self.state.lineage
-        version = await self._world.weights.publish(
+        version = await self._ports.weights.publish(
             weights, lineage=lineage, optimizer_step=step, base_version=self._base_version
         )
-        metrics.PUBLISH_SECONDS.observe(self._world.clock.monotonic_s() - began_s)
+        metrics.PUBLISH_SECONDS.observe(self._ports.clock.monotonic_s() - began_s)
         return version
 
     async def _published(self) -> None:
-        """Wait until the last step's weights are published; raises what went wrong with them."""
+        """Wait until the last step's weights are published; raises the error of the publication."""
         if self._publishing is not None:
             publishing, self._publishing = self._publishing, None
             await publishing
@@ -251,43 +250,43 @@ class Learner:
         if not self._progress.is_save_due:
             return
         await self._published()
-        await self._saved()  # one at a time: a disk that is too slow slows the steps
+        await self._saved()  # one at a time: a slow disk slows the steps
         copy, state = await self._copy()
         self._saving = tasks.create_task(self._save(copy, state), name="save")
 
     async def _save_last(self) -> None:
-        """See that the last checkpoint gets on disk, however long that takes."""
+        """Repeat until the last checkpoint is on disk."""
         await self._saved()
         while self._progress.is_save_overdue:
-            await self._world.clock.sleep(_SAVE_AGAIN_S)
+            await self._ports.clock.sleep(_SAVE_AGAIN_S)
             await self._save(*await self._copy())
 
     async def _copy(self) -> tuple[object, RunState]:
-        """The model as it is, between two passes, and what its checkpoint says."""
-        copy = await self._world.compute(self._world.checkpoints.take)
-        return copy, self._progress.saving(self._world.clock.unix_s())
+        """Copy the model between two passes; returns the copy and the state for its checkpoint."""
+        copy = await self._ports.compute(self._ports.checkpoints.take)
+        return copy, self._progress.saving(self._ports.clock.unix_s())
 
     async def _save(self, copy: object, state: RunState) -> None:
         """Write a checkpoint beside the training, and release its groups once it is durable."""
-        world, progress = self._world, self._progress
-        began_s = world.clock.monotonic_s()
+        ports, progress = self._ports, self._progress
+        began_s = ports.clock.monotonic_s()
         try:
-            path = await asyncio.to_thread(world.checkpoints.write, copy, state)
+            path = await asyncio.to_thread(ports.checkpoints.write, copy, state)
         except OSError as error:
             progress.not_saved()
             metrics.FAILED_CHECKPOINTS.inc()
             log.error("checkpoint not saved", step=state.step, error=str(error))
             return
-        metrics.CHECKPOINT_SECONDS.observe(world.clock.monotonic_s() - began_s)
-        await world.source.commit_checkpoint(state.entry_ids, saved_event(state, str(path)))
+        metrics.CHECKPOINT_SECONDS.observe(ports.clock.monotonic_s() - began_s)
+        await ports.source.commit_checkpoint(state.entry_ids, saved_event(state, str(path)))
         progress.saved()
         metrics.RETAINED_BYTES.set(progress.retained_bytes)
         lineages = {state.lineage, *(ancestor.lineage for ancestor in state.ancestors)}
-        await asyncio.to_thread(world.checkpoints.prune, self._config.save_total_limit, lineages)
+        await asyncio.to_thread(ports.checkpoints.prune, self._config.save_total_limit, lineages)
         log.info("checkpoint saved", step=state.step, path=str(path), num_groups=len(state.group_ids))
 
     async def _saved(self) -> None:
-        """Wait for the checkpoint that is being written; raises what went wrong with it."""
+        """Wait for the checkpoint that is being written; raises its error."""
         if self._saving is not None:
             saving, self._saving = self._saving, None
             await saving
@@ -295,27 +294,27 @@ class Learner:
     # Time
 
     async def _waited(self, timing: Timing, waiting: Awaitable[T]) -> T:
-        began_s = self._world.clock.monotonic_s()
+        began_s = self._ports.clock.monotonic_s()
         result = await waiting
-        timing.wait_s += self._world.clock.monotonic_s() - began_s
+        timing.wait_s += self._ports.clock.monotonic_s() - began_s
         return result
 
     async def _compute(self, timing: Timing, work: Callable[[], T]) -> T:
-        clock = self._world.clock
+        clock = self._ports.clock
         began_s, began_unix_s = clock.monotonic_s(), clock.unix_s()
-        result = await self._world.compute(work)
+        result = await self._ports.compute(work)
         timing.busy_s += clock.monotonic_s() - began_s
         if result and not timing.first_pass_unix_s:
             timing.first_pass_unix_s = began_unix_s
         return result
 
 
-def _fate(prepared: PreparedGroup) -> str:
+def _outcome(prepared: PreparedGroup) -> str:
     return prepared.drop_reason or ("trained" if prepared.rows else "without_rows")
 
 
 def _observe_group(prepared: PreparedGroup) -> None:
-    metrics.GROUPS.labels(_fate(prepared)).inc()
+    metrics.GROUPS.labels(_outcome(prepared)).inc()
     for reason in ("stale", "nonfinite"):
         count = prepared.counts.get(f"num_{reason}_tokens", 0)
         metrics.MASKED_TOKENS.labels(reason).inc(count)
@@ -329,7 +328,7 @@ def _observe(step: int, timing: Timing, numbers: dict[str, float | None]) -> Non
     metrics.WAIT_SECONDS.observe(timing.wait_s)
     metrics.TRAINED_TOKENS.inc(numbers["num_trained_tokens"] or 0.0)
     metrics.SKIPPED_UPDATES.inc(numbers["num_skipped_updates"] or 0.0)
-    # Some were left out when their group came, others when their server was found wrong.
+    # Some were left out with their group, others when their server was found wrong.
     metrics.MASKED_TOKENS.labels("quarantined").inc(numbers["num_quarantined_tokens"] or 0.0)
     if num_turns := numbers.get("num_unnamed_turns"):
         log.warning("turns without observation", step=step, num_turns=num_turns, remedy=_UNNAMED_REMEDY)
@@ -340,7 +339,11 @@ def _observe_drift(numbers: dict[str, float | None]) -> None:
         if name.startswith(DRIFT) and error is not None:
             metrics.DRIFT.labels(name.removeprefix(DRIFT)).set(error)
     if num_servers := numbers.get("num_servers_beyond_mismatch"):
-        log.error("servers differ, none is to blame", num_servers=num_servers, remedy=_DRIFT_REMEDY)
+        log.error(
+            "all servers differ from the learner, none is quarantined",
+            num_servers=num_servers,
+            remedy=_DRIFT_REMEDY,
+        )
 
 
 def _observe_quarantine(found: Sequence[ServerQuarantined]) -> None:

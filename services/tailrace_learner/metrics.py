@@ -1,4 +1,4 @@
-"""What the learner measures for Prometheus; the run's own metrics travel in `StepFinished`."""
+"""Prometheus metrics of the learner; `StepFinished` carries the metrics of the run."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ CHECKPOINT_SECONDS = Histogram(
     "tailrace_learner_checkpoint_seconds", "Saving a checkpoint.", buckets=_SECONDS
 )
 TRAINED_TOKENS = Counter("tailrace_learner_trained_tokens", "Tokens that carried a loss.")
-GROUPS = Counter("tailrace_learner_groups", "Groups taken, by what became of them.", ["fate"])
+GROUPS = Counter("tailrace_learner_groups", "Groups taken, by outcome.", ["outcome"])
 MASKED_TOKENS = Counter(
     "tailrace_learner_masked_tokens", "Sampled tokens not trained, by reason.", ["reason"]
 )
@@ -32,12 +32,10 @@ RETAINED_BYTES = Gauge(
     "tailrace_learner_retained_bytes", "Trained groups that no checkpoint holds yet."
 )
 FAILED_CHECKPOINTS = Counter(
-    "tailrace_learner_failed_checkpoints", "Checkpoints the disk did not take."
+    "tailrace_learner_failed_checkpoints", "Checkpoints that the disk refused."
 )
 FAILED_TRAJECTORY_FILES = Counter(
-    "tailrace_learner_failed_trajectory_files", "Trajectory files the disk did not take."
+    "tailrace_learner_failed_trajectory_files", "Trajectory files that the disk refused."
 )
-FAILED_TRACKERS = Counter(
-    "tailrace_learner_failed_trackers", "Times that a tracker did not take rows.", ["tracker"]
-)
+FAILED_TRACKERS = Counter("tailrace_learner_failed_trackers", "Failures of a tracker.", ["tracker"])
 SKIPPED_UPDATES = Counter("tailrace_learner_skipped_updates", "Updates without a finite gradient.")

@@ -1,4 +1,4 @@
-"""What the learner needs; the shared store and weights layers and `adapters/` provide it."""
+"""Interfaces that the learner uses; the shared store and weights and `adapters/` implement them."""
 
 from __future__ import annotations
 
@@ -14,22 +14,15 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 
-class Taken(Protocol):
-    """A closed group taken from the buffer; `entry_id` is its name there."""
-
-    @property
-    def entry_id(self) -> str: ...  # noqa: D102
-    @property
-    def num_bytes(self) -> int: ...  # noqa: D102
-    @property
-    def group(self) -> TrajectoryGroup: ...  # noqa: D102
+TakenGroup = tuple[str, int, TrajectoryGroup]
+"""A closed group taken from the buffer, after its entry id there and its size in bytes."""
 
 
 class GroupSource(Protocol):
     """The learner's side of the trajectory buffer."""
 
-    async def next_groups(self, max_groups: int, block_s: float) -> Sequence[Taken]:
-        """Closed groups in order; all retained ones again after a start."""
+    async def next_groups(self, max_groups: int, block_s: float) -> Sequence[TakenGroup]:
+        """Returns closed groups in order; after a start all retained ones again."""
         ...
 
     async def mark_dropped(self, entry_ids: Sequence[str], reason: str) -> None:
@@ -49,11 +42,11 @@ class EventSink(Protocol):
         ...
 
 
-class VersionBook(Protocol):
-    """What policy versions stand for."""
+class VersionReader(Protocol):
+    """Reads the record of policy versions."""
 
     async def all(self) -> dict[int, tuple[str, int]]:
-        """policy_version -> (lineage, optimizer step)."""
+        """Returns policy_version -> (lineage, optimizer step)."""
         ...
 
 
@@ -68,18 +61,18 @@ class WeightSink(Protocol):
         optimizer_step: int,
         base_version: int | None = None,
     ) -> int:
-        """Their policy version, once somebody else holds a verified copy.
+        """Returns their policy version, once another process holds a verified copy.
 
-        `base_version`: what they add to; None: they are whole.
+        `base_version`: version that they add to; None for whole weights.
         """
         ...
 
 
 class Computer(Protocol):
-    """Where torch runs: beside the event loop, one call at a time."""
+    """Runs torch beside the event loop, one call at a time."""
 
     async def __call__(self, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-        """The result of `work`."""
+        """Run `work` and return its result."""
         ...
 
 
@@ -92,26 +85,26 @@ class Ranks(Protocol):
     def num_ranks(self) -> int: ...  # noqa: D102
 
     def sums(self, values: Sequence[float]) -> list[float]:
-        """Each value summed over the ranks."""
+        """Returns each value summed over the ranks."""
         ...
 
     def collect(self, mine: T) -> list[T]:
-        """What every rank gives, in the order of ranks."""
+        """Returns the objects of all ranks, in the order of ranks."""
         ...
 
 
 class UpdateResult(NamedTuple):
-    """What an update did."""
+    """Outcome of an update."""
 
     grad_norm: float  # of the normalised gradient, before clipping
     is_applied: bool  # False: no or non-finite gradient, weights unchanged
 
 
 class Optimizer(Protocol):
-    """Changes the weights by gradients that are unnormalised sums."""
+    """Updates the weights from gradients that are unnormalised sums."""
 
     def update(self, *, count: float, learning_rate: float, max_grad_norm: float) -> UpdateResult:
-        """Divide by `count`, bound the norm, change the weights, clear the gradients."""
+        """Divide the gradients by `count`, clip their norm, update the weights, clear the gradients."""
         ...
 
     def zero_grad(self, set_to_none: bool = True) -> None:
@@ -125,89 +118,73 @@ CopyT = TypeVar("CopyT")
 
 
 class CheckpointStore(Protocol[StateT, CopyT]):
-    """Durable checkpoints: a copy is taken between two passes, and written while training goes on."""
+    """Durable checkpoints: the learner copies between two passes and writes while training goes on."""
 
     def take(self) -> CopyT:
-        """A copy on the host of the weights and the optimizer as they are."""
+        """Copy the current weights and optimizer state to the host."""
         ...
 
     def write(self, copy: CopyT, state: StateT) -> Path:
-        """Make one of a copy; `OSError` with a remedy when the disk does not take it."""
+        """Write a checkpoint from a copy; `OSError` with a remedy if the disk refuses it."""
         ...
 
     def prune(self, keep: int, lineages: Container[str]) -> None:
-        """Remove all but the newest of these lineages; 0 keeps all."""
+        """Remove all but the `keep` newest of these lineages; 0 keeps all."""
         ...
 
 
-class Trainer(Protocol[GroupT]):
+class GroupTrainer(Protocol[GroupT]):
     """Trains one step at a time: `begin`, then `add` groups and `work`, then `finish`."""
 
     def begin(self, step: int) -> None:
-        """Start over with the weights as they are, after `step` finished steps."""
+        """Begin a step with the current weights, after `step` finished steps."""
         ...
 
     @property
     def num_missing_groups(self) -> int: ...  # noqa: D102
     @property
     def quarantined(self) -> Sequence[ServerQuarantined]:
-        """Servers found wrong in this step; groups added from now on must come without their tokens."""
+        """Servers found wrong in this step; groups added from now on must not have their tokens."""
         ...
 
     def add(self, group: GroupT) -> None:
-        """Take a group into the step; costs nothing until `work`."""
+        """Add a group to the step; `work` computes it."""
         ...
 
     def work(self) -> bool:
-        """Do all passes and updates that are worth doing now; whether there were any."""
+        """Do all passes and updates that are worth doing now; False if there were none."""
         ...
 
     def finish(self) -> dict[str, float | None]:
-        """What is left of the step, then its metrics."""
+        """Do the rest of the step and return its metrics."""
         ...
 
 
-Row = dict[str, float | int | None]
-"""A line of `metrics.jsonl`: the numbers of a step, null where nobody knows."""
+MetricsRow = dict[str, float | int | None]
+"""A line of `metrics.jsonl`: the numbers of a step, null where they are unknown."""
 
 
-def known_numbers(row: Row) -> tuple[int, dict[str, float]]:
-    """A row's step, and its other numbers as far as they are known."""
+def known_numbers(row: MetricsRow) -> tuple[int, dict[str, float]]:
+    """Returns a row's step and its other numbers that are known."""
     step = int(row["step"] or 0)
     return step, {key: value for key, value in row.items() if value is not None and key != "step"}
 
 
-class TrackerError(Exception):
-    """A tracker does not take rows."""
-
-
 class Tracker(Protocol):
-    """Shows the rows of a run; made anew it holds none. Raises `OSError` or `TrackerError`."""
+    """Shows the rows of a run; a new one has none. Constructed as `Class(run, **arguments)`.
 
-    def write(self, row: Row) -> None:
+    One thread uses it. If a method or the constructor raises, the feed discards the tracker, makes a
+    new one after a pause and gives it all rows.
+    """
+
+    def write(self, row: MetricsRow) -> None:
         """Take the row of the next step."""
         ...
 
     def flush(self) -> None:
-        """Pass on what was taken; raises what went wrong with it."""
+        """Pass on the rows taken so far."""
         ...
 
     def close(self) -> None:
-        """Pass on what was taken, and end."""
-        ...
-
-
-class StepFollower(Protocol):
-    """Wants to know how far the learner is."""
-
-    def reached(self, step: int) -> None:
-        """`StepFinished` of this step was emitted. Returns at once."""
-        ...
-
-
-class TrajectoryLog(Protocol):
-    """Keeps trained groups for audits."""
-
-    def append(self, step: int, lineage: str, groups: Sequence[TrajectoryGroup]) -> Path:
-        """Keep the groups of a step; `OSError` when the disk does not take them."""
+        """Pass on the rows taken so far, and end."""
         ...

@@ -1,4 +1,4 @@
-"""What the tools need of the sandbox: somebody who runs code where it can do no harm."""
+"""Ports of the tools: a sandbox that runs code confined."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from typing import Any, Protocol
 
 
 @dataclass(frozen=True)
-class Outcome:
-    """Of one call. `reason`: the limit that ended it; empty: it ended by itself."""
+class Execution:
+    """Result of one call. `reason`: the limit that ended it; empty: it ended by itself."""
 
     exit_code: int  # negative: the signal that ended it
     stdout: str = ""
@@ -20,7 +20,7 @@ class Outcome:
 
     @property
     def is_ok(self) -> bool:
-        """Whether it ended by itself and with success."""
+        """Tell whether it ended by itself and with success."""
         return not self.reason and self.exit_code == 0
 
 
@@ -41,15 +41,15 @@ class Work:
 
     @property
     def payload(self) -> dict[str, Any]:
-        """As the confined process reads it."""
+        """Payload as the confined process reads it."""
         key = "command" if self.mode == "shell" else "code"
         return {key: self.code, "files": self.files}
 
 
-class Session(Protocol):
+class SandboxSession(Protocol):
     """A confined Python that keeps its names from call to call."""
 
-    async def execute(self, work: Work) -> Outcome:
+    async def execute(self, work: Work) -> Execution:
         """Run a piece of code; raises `SandboxLostError`."""
 
     async def close(self) -> None:
@@ -59,8 +59,8 @@ class Session(Protocol):
 class Sandbox(Protocol):
     """Runs code."""
 
-    async def run(self, work: Work) -> Outcome:
+    async def run(self, work: Work) -> Execution:
         """One call; raises `SandboxLostError`."""
 
-    async def open_session(self) -> Session:
+    async def open_session(self) -> SandboxSession:
         """A new session; raises `SandboxLostError`."""

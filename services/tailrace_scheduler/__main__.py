@@ -1,4 +1,4 @@
-"""The scheduler's process: reads its configuration, puts the parts together, runs."""
+"""Process of the scheduler: reads its configuration, wires its parts, runs."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tailrace_scheduler.adapters.run_files import EventFile, MetricsFile
 from tailrace_scheduler.config import SchedulerConfig
 from tailrace_scheduler.core.capacity import check_capacity
 from tailrace_scheduler.core.scheduler import SchedulerCore
-from tailrace_scheduler.handlers import SchedulerActor, World
+from tailrace_scheduler.handlers import SchedulerActor, SchedulerDependencies
 from tailrace_scheduler.ports import DiskFullError
 
 
@@ -36,7 +36,7 @@ async def build(args: Args) -> Service:
     except DiskFullError as error:
         raise ConfigError(str(error)) from error
     connection = await connect(args.endpoints.redis_url)
-    world = World(
+    world = SchedulerDependencies(
         run=run,
         config_digest=hashlib.sha256(encode_json(args.experiment)).hexdigest(),
         bus=service.bus,
@@ -67,7 +67,7 @@ async def build(args: Args) -> Service:
 
 
 def declare(service: Service, actor: SchedulerActor, run: str) -> None:
-    """What the service hears, answers and keeps doing."""
+    """Declares subscriptions, answers and loops of the service."""
     service.endpoint(subjects.lease(run), LeaseRequest, actor.on_lease)
     service.subscribe(subjects.lease_report(run), LeaseReport, actor.on_lease_report)
     service.subscribe(subjects.activity(run), AgentActivity, actor.on_activity)

@@ -1,1 +1,1 @@
-"""weight_sync: policy versions and the bytes behind them."""
+"""weight_sync: policy versions and their bytes."""

@@ -1,4 +1,4 @@
-"""weight_sync's process: wires Redis, shared memory, ZMQ and NATS together."""
+"""The weight_sync process: wires Redis, shared memory, ZMQ and NATS together."""
 
 from __future__ import annotations
 
@@ -18,9 +18,8 @@ from tailrace_protos.weights import (
     WeightsAvailable,
 )
 from tailrace_weight_sync import metrics
-from tailrace_weight_sync.adapters.redis_book import RedisBook
-from tailrace_weight_sync.adapters.segment_vault import SegmentVault
-from tailrace_weight_sync.adapters.snapshot_file import SnapshotFile
+from tailrace_weight_sync.adapters.redis_versions import RedisVersions
+from tailrace_weight_sync.adapters.segment_vault import SegmentVault, SnapshotFile
 from tailrace_weight_sync.config import WeightSyncConfig
 from tailrace_weight_sync.core.catalogue import BaseNotHeldError, Catalogue
 from tailrace_weight_sync.handlers import WeightSync
@@ -29,7 +28,7 @@ log = get_logger(__name__)
 
 
 class _Process:
-    """The parts of a running weight_sync and the order in which they start and stop."""
+    """Parts of a running weight_sync, and the order in which they start and stop."""
 
     def __init__(self, args: Args) -> None:
         self.config = args.section("weight_sync", WeightSyncConfig)
@@ -38,7 +37,7 @@ class _Process:
         state_dir = Path(os.environ.get("TAILRACE_STATE_DIR", "") or args.run.run_dir / "state")
         self.snapshot = SnapshotFile(state_dir / "weight_sync" / f"{self.run}.weights")
         self.base_snapshot = SnapshotFile(state_dir / "weight_sync" / f"{self.run}.base.weights")
-        self.saved_base = -1  # version in the latter
+        self.saved_base = -1  # policy version in `base_snapshot`
         self.service = Service("weight_sync", args.run, args.endpoints, instance_id=args.instance_id)
         self.vault = SegmentVault(
             self.run,
@@ -50,15 +49,15 @@ class _Process:
         self.service.on_start(self.start)
 
     async def start(self) -> None:
-        """Recover what is held, then listen."""
+        """Recovers earlier versions, then listens."""
         service, run = self.service, self.run
         redis = await connect(self.redis_url)
         service.on_drain(redis.aclose)
         await self.vault.start()
         service.on_drain(self.leave)
-        book = RedisBook(redis, run)
-        self.sync = WeightSync(self.catalogue, self.vault, book, self.announce)
-        await self.recover(await book.lineages())
+        versions = RedisVersions(redis, run)
+        self.sync = WeightSync(self.catalogue, self.vault, versions, self.announce)
+        await self.recover(await versions.lineages())
         service.endpoint(subjects.offer_weights(run), OfferWeights, self.sync.take, mailbox=8)
         service.endpoint(subjects.current_weights(run), CurrentWeightsRequest, self.sync.current)
         service.endpoint(subjects.weights_applied(run), WeightsApplied, self.sync.applied)
@@ -67,11 +66,11 @@ class _Process:
             service.loop("snapshot", self.snapshot_often)
 
     async def announce(self, available: WeightsAvailable) -> None:
-        """Tell every inference server."""
+        """Announces a version to all inference servers."""
         await self.service.bus.publish(subjects.weights_published(self.run), available)
 
     async def recover(self, lineages: frozenset[str]) -> None:
-        """Hold again what a predecessor held, of lineages that this run's Redis knows."""
+        """Holds the versions of a killed predecessor again, if Redis knows their lineage."""
         adopted = await self.vault.adopt(lineages)
         for manifest in sorted(adopted, key=lambda manifest: manifest.policy_version):
             await self.hold_again(manifest)
@@ -85,7 +84,7 @@ class _Process:
                 await self.hold_again(manifest)
 
     async def hold_again(self, manifest: WeightManifest) -> None:
-        """Hold a recovered version, unless what it adds to is lost: servers could not use it."""
+        """Holds a recovered version; drops adapters without their base, which no server can use."""
         try:
             self.catalogue.base_of(manifest)
         except BaseNotHeldError as error:
@@ -95,20 +94,20 @@ class _Process:
             await self.sync.hold(manifest)
 
     async def announce_often(self) -> None:
-        """Heal announcements that were missed."""
+        """Repeats announcements for servers that missed one."""
         while True:
             await self.sync.announce_newest()
             await asyncio.sleep(self.config.announce_interval_s)
 
     async def snapshot_often(self) -> None:
-        """Keep the snapshot near the newest version."""
+        """Writes new versions to the snapshot file."""
         while True:
             await self.sync.published.wait()
             await self.save_newest()
             await asyncio.sleep(self.config.snapshot_interval_s)
 
     async def save_newest(self) -> None:
-        """Write the newest version to the state directory; a disk without room is told and counted."""
+        """Writes the newest version to the state directory; logs and counts a full disk."""
         self.sync.published.clear()
         newest = self.catalogue.newest
         data = None if newest is None else self.vault.buffer(newest.policy_version)
@@ -122,7 +121,7 @@ class _Process:
             log.error("snapshot not saved: free space", path=str(self.snapshot.path), error=str(error))
 
     async def save_base(self, newest: WeightManifest) -> None:
-        """Write what the newest version adds to, once."""
+        """Writes the base of the newest version, once."""
         base = self.catalogue.base_of(newest)
         data = None if base is None else self.vault.buffer(base.policy_version)
         if base is not None and data is not None and base.policy_version != self.saved_base:
@@ -130,19 +129,19 @@ class _Process:
             self.saved_base = base.policy_version
 
     async def leave(self) -> None:
-        """Save the newest version and give all memory back."""
+        """Saves the newest version and frees all memory."""
         if self.config.snapshot_interval_s > 0 and self.sync.published.is_set():
             await self.save_newest()
         await self.vault.stop(delete=True)
 
 
 def build(args: Args) -> Service:
-    """The service, not started."""
+    """Builds the service without starting it."""
     return _Process(args).service
 
 
 def main() -> int:
-    """Run until told to stop."""
+    """Runs until a signal stops the service; returns the exit code."""
     return run_service(build)
 
 

@@ -6,26 +6,26 @@ from tailrace.config import Config
 
 
 class WeightSyncConfig(Config, frozen=True, kw_only=True):
-    """How versions are kept and handed out."""
+    """Storage and distribution of policy versions."""
 
     keep_versions: int = 2
-    """Newest versions kept in memory. 1 is enough; more spare a slow server a second fetch when a
-    version is replaced while it fetches. One more is needed for a moment while a version comes in."""
+    """Newest versions kept in memory. 1 is enough. With 2, a slow server does not start again when a
+    new version arrives during its fetch. An arriving version needs memory for one more."""
 
     announce_interval_s: float = 2.0
-    """The newest version is announced again this often, for servers that missed it."""
+    """Seconds between two announcements of the newest version, for servers that missed one."""
 
     snapshot_interval_s: float = 5.0
-    """The newest version is written to the state directory at most this often, for late joiners
-    after a restart of the host. 0 switches it off."""
+    """Least seconds between two snapshots of the newest version in the state directory. After a restart
+    of the host, new servers start from the snapshot. 0 switches snapshots off."""
 
     bind_host: str = "127.0.0.1"
-    """Address that servers of other hosts fetch weights from (0.0.0.0: all interfaces). Anything but
-    loopback switches encryption on."""
+    """Address on which servers of other hosts fetch weights (0.0.0.0: all interfaces). Every address
+    but loopback switches encryption on."""
 
     advertise_host: str = ""
-    """Name that other hosts reach `bind_host` by; empty: `bind_host`, or this host's name if that is
-    0.0.0.0."""
+    """Host name under which other hosts reach `bind_host`. Empty: `bind_host`, or this host's name if
+    `bind_host` is 0.0.0.0."""
 
     def __post_init__(self) -> None:
         if self.keep_versions < 1:

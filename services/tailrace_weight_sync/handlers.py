@@ -1,4 +1,4 @@
-"""What weight_sync answers: offers of the learner, questions of late joiners, reports of servers."""
+"""Handlers of weight_sync: offers of the learner, requests of new servers, reports of servers."""
 
 from __future__ import annotations
 
@@ -32,8 +32,9 @@ from tailrace_protos.weights import (
     WeightsTaken,
 )
 from tailrace_weight_sync import metrics
+from tailrace_weight_sync.adapters.redis_versions import RedisVersions
+from tailrace_weight_sync.adapters.segment_vault import SegmentVault
 from tailrace_weight_sync.core.catalogue import BaseNotHeldError, Catalogue, ConflictingOfferError
-from tailrace_weight_sync.ports import Vault, VersionBook
 
 log = get_logger(__name__)
 
@@ -49,20 +50,20 @@ Announce = Callable[[WeightsAvailable], Awaitable[None]]
 
 
 class WeightSync:
-    """The service's one actor; offers are taken one after the other."""
+    """The one actor of the service; it handles one offer at a time."""
 
     def __init__(
-        self, catalogue: Catalogue, vault: Vault, book: VersionBook, announce: Announce
+        self, catalogue: Catalogue, vault: SegmentVault, versions: RedisVersions, announce: Announce
     ) -> None:
         self._catalogue = catalogue
         self._vault = vault
-        self._book = book
+        self._versions = versions
         self._announce = announce
         self._turn = asyncio.Lock()
         self.published = asyncio.Event()  # set with every new version
 
     async def take(self, offer: OfferWeights) -> WeightsTaken:
-        """Make offered weights a version: copied, verified, recorded, announced."""
+        """Turns offered weights into a version: copied, verified, recorded, announced."""
         try:
             async with self._turn:
                 with metrics.TAKE_SECONDS.time():
@@ -73,12 +74,12 @@ class WeightSync:
             raise self._refusal(CallErrorCode.INTERNAL, error) from error
 
     async def current(self, request: CurrentWeightsRequest) -> CurrentWeightsReply:
-        """The newest version for a server that has none yet."""
-        log.info("late joiner", server_id=request.server_id)
+        """Answers with the newest version, for a server that has none yet."""
+        log.info("newest version requested", server_id=request.server_id)
         return CurrentWeightsReply(self._available())
 
     async def applied(self, report: WeightsApplied) -> ReportKept:
-        """Write down what a server made of a version."""
+        """Records the report of a server about a version."""
         ids = {"server_id": report.server_id, "policy_version": report.policy_version}
         if report.error:
             metrics.APPLIED_VERSIONS.labels("failed").inc()
@@ -86,18 +87,18 @@ class WeightSync:
         else:
             metrics.APPLIED_VERSIONS.labels("ok").inc()
             log.info("weights applied", fetch_s=report.fetch_s, swap_s=report.swap_s, **ids)
-            await self._book.record_applied(report)
+            await self._versions.record_applied(report)
         return ReportKept(report.policy_version)
 
     async def announce_newest(self) -> None:
-        """Tell the servers again, in case some missed it."""
+        """Announces the newest version again, for servers that missed it."""
         available = self._available()
         if available is not None:
             await self._announce(available)
 
     async def hold(self, manifest: WeightManifest) -> None:
-        """Record and hold a version whose copy the vault has."""
-        await self._book.record(manifest)
+        """Records and holds a version whose bytes are in the vault."""
+        await self._versions.record(manifest)
         for policy_version in self._catalogue.add(manifest):
             self._vault.drop(policy_version)
         newest = self._catalogue.newest
@@ -112,10 +113,12 @@ class WeightSync:
         self._catalogue.base_of(offered)
         held = self._catalogue.find(offered)
         if held is not None:
-            await self._book.record(held)
+            await self._versions.record(held)
             return held.policy_version
         numbering = asyncio.create_task(
-            self._book.allocate(offered.lineage, offered.optimizer_step, self._catalogue.next_version)
+            self._versions.allocate(
+                offered.lineage, offered.optimizer_step, self._catalogue.next_version
+            )
         )
         with ExitStack() as undo:
             undo.callback(numbering.cancel)

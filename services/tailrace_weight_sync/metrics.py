@@ -1,21 +1,23 @@
-"""What weight_sync measures."""
+"""Metrics of weight_sync."""
 
 from __future__ import annotations
 
 from prometheus_client import Counter, Gauge, Histogram
 
 NEWEST_VERSION = Gauge("tailrace_weight_sync_newest_version", "Newest policy version published.")
-HELD_BYTES = Gauge("tailrace_weight_sync_held_bytes", "Bytes of all versions held.")
+HELD_BYTES = Gauge("tailrace_weight_sync_held_bytes", "Bytes of all held versions.")
 PUBLISHED_VERSIONS = Counter("tailrace_weight_sync_published_versions", "Versions published.")
-REFUSED_OFFERS = Counter("tailrace_weight_sync_refused_offers", "Offers that could not be taken.")
+REFUSED_OFFERS = Counter("tailrace_weight_sync_refused_offers", "Refused offers.")
 TAKE_SECONDS = Histogram(
     "tailrace_weight_sync_take_seconds",
-    "Offer received to version announced.",
+    "Time from the offer of a version to its announcement.",
     buckets=(0.002, 0.005, 0.01, 0.02, 0.05, 0.2, 1.0, 5.0, 20.0, 60.0, 300.0),
 )
 APPLIED_VERSIONS = Counter(
-    "tailrace_weight_sync_applied_versions", "Reports of inference servers, by outcome.", ["outcome"]
+    "tailrace_weight_sync_applied_versions",
+    "Versions that inference servers applied, by outcome.",
+    ["outcome"],
 )
 FAILED_SNAPSHOTS = Counter(
-    "tailrace_weight_sync_failed_snapshots", "Snapshots that the state directory did not take."
+    "tailrace_weight_sync_failed_snapshots", "Snapshots that could not be written."
 )

@@ -1,17 +1,19 @@
 """Text environments with gymnasium's API, by name.
 
-Every environment here is a `gymnasium.Env[str, str]`: observations are what the model reads, actions
-are the model's replies. Its last `info` carries `success` (float). An environment is a pure function
-of its configuration, the seed of `reset` and the replies, so that an interrupted episode can be
-replayed from its journal. `env_type: module:Class` names any class of yours instead
-(`tailrace.sdk.env.Env`); its constructor gets the keys of `env_config`.
+Every environment here is a `gymnasium.Env[str, str]`: the model reads the observations, and its replies
+are the actions. The last `info` contains `success` (float). An environment is a pure function of its
+configuration, the seed of `reset` and the replies, so that an interrupted episode can be replayed from
+its journal. `env_type: module:Class` names a class of yours instead (`tailrace.sdk.env.Env`); its
+constructor gets the keys of `env_config`.
+
+A new type is a file here and a line in `ENV_TYPES`.
 """
 
 from __future__ import annotations
 
 import difflib
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 from tailrace.config import Config, ConfigError, decode_config
 from tailrace.foreign import ForeignCodeError
@@ -30,29 +32,46 @@ __all__ = [
     "make_env",
 ]
 
-# By name, so that only what an experiment plays is imported.
-ENV_TYPES: dict[str, str] = {
-    "frozen_lake": "tailrace_envs.frozen_lake:FrozenLakeText",
-    "sokoban": "tailrace_envs.sokoban.environment:SokobanText",
-    "webshop": "tailrace_envs.webshop.environment:WebShopText",
-    "maths": "tailrace_envs.maths.environment:MathsText",
-    "gymnasium": "tailrace_envs.published.gymnasium_env:GymnasiumText",
-    "verifiers": "tailrace_envs.published.verifiers_env:VerifiersText",
-    "openenv": "tailrace_envs.published.openenv_env:OpenEnvText",
+
+class EnvType(NamedTuple):
+    """Import paths of an environment, so that only the played ones are imported."""
+
+    maker: str
+    config: str  # Struct of `env_config`, in a module that imports without the environment's packages
+    extra: str = ""  # extra of the distribution that the environment needs
+
+
+ENV_TYPES: dict[str, EnvType] = {
+    "frozen_lake": EnvType(
+        "tailrace_envs.frozen_lake:FrozenLakeText", "tailrace_envs.frozen_lake:FrozenLakeConfig"
+    ),
+    "sokoban": EnvType(
+        "tailrace_envs.sokoban.environment:SokobanText", "tailrace_envs.sokoban.config:SokobanConfig"
+    ),
+    "webshop": EnvType(
+        "tailrace_envs.webshop.environment:WebShopText",
+        "tailrace_envs.webshop.config:WebShopConfig",
+        "webshop",
+    ),
+    "maths": EnvType(
+        "tailrace_envs.maths.environment:MathsText", "tailrace_envs.maths.config:MathsConfig"
+    ),
+    "gymnasium": EnvType(
+        "tailrace_envs.published.gymnasium_env:GymnasiumText",
+        "tailrace_envs.published.config:GymnasiumConfig",
+    ),
+    "verifiers": EnvType(
+        "tailrace_envs.published.verifiers_env:VerifiersText",
+        "tailrace_envs.published.config:VerifiersConfig",
+        "verifiers",
+    ),
+    "openenv": EnvType(
+        "tailrace_envs.published.openenv_env:OpenEnvText",
+        "tailrace_envs.published.config:OpenEnvConfig",
+        "openenv",
+    ),
 }
 
-# The keys of `env_config`, by name, in modules that import without the packages of the environments.
-_CONFIGS: dict[str, str] = {
-    "frozen_lake": "tailrace_envs.frozen_lake:FrozenLakeConfig",
-    "sokoban": "tailrace_envs.sokoban.config:SokobanConfig",
-    "webshop": "tailrace_envs.webshop.config:WebShopConfig",
-    "maths": "tailrace_envs.maths.config:MathsConfig",
-    "gymnasium": "tailrace_envs.published.config:GymnasiumConfig",
-    "verifiers": "tailrace_envs.published.config:VerifiersConfig",
-    "openenv": "tailrace_envs.published.config:OpenEnvConfig",
-}
-
-_EXTRAS = {"webshop": "webshop", "verifiers": "verifiers", "openenv": "openenv"}
 _METHODS = ("reset", "step", "close")
 
 
@@ -70,12 +89,12 @@ class UnknownEnvTypeError(ValueError):
 
 
 def make_env(env_type: str, env_config: Mapping[str, Any]) -> Env:
-    """A new environment; `ValueError` names an unknown type or key, and the closest valid one."""
+    """Makes an environment; `ValueError` names an unknown type or key and the closest valid one."""
     return env_maker(env_type)(**env_config)
 
 
 def env_maker(env_type: str) -> Callable[..., Env]:
-    """What makes environments of a type from the keys of `env_config`."""
+    """Returns the constructor of a type; it takes the keys of `env_config`."""
     check_env_type(env_type)
     maker = _load(env_type)
     missing = [name for name in _METHODS if not hasattr(maker, name)]
@@ -88,15 +107,15 @@ def env_maker(env_type: str) -> Callable[..., Env]:
 
 
 def check_env_type(env_type: str) -> None:
-    """Raise `UnknownEnvTypeError` for a name that is none of ours; imports nothing."""
+    """Raises `UnknownEnvTypeError` for an unknown name without a colon; imports nothing."""
     if ":" not in env_type and env_type not in ENV_TYPES:
         raise UnknownEnvTypeError(env_type, tuple(ENV_TYPES))
 
 
 def check_env_config(env_type: str, env_config: Mapping[str, Any]) -> None:
-    """Raise what making the environment would raise for keys and values that its type does not take.
+    """Raises the error that the constructor would raise for wrong keys and values; makes nothing.
 
-    Nothing is made. What a class of one's own takes is its matter.
+    The keys of a user's class are not checked.
     """
     check_env_type(env_type)
     kind = env_config_kind(env_type)
@@ -105,25 +124,25 @@ def check_env_config(env_type: str, env_config: Mapping[str, Any]) -> None:
 
 
 def env_config_kind(env_type: str) -> type[Config] | None:
-    """The Struct of a type's `env_config`; None for types that are none of ours."""
-    dotted = _CONFIGS.get(env_type)
-    if dotted is None:
+    """Returns the Struct of a type's `env_config`; None for a user's class."""
+    known = ENV_TYPES.get(env_type)
+    if known is None:
         return None
-    kind = load_object(dotted, "env_type")
+    kind = load_object(known.config, "env_type")
     assert isinstance(kind, type)
     assert issubclass(kind, Config)
     return kind
 
 
 def _load(env_type: str) -> Callable[..., Env]:
+    known = ENV_TYPES.get(env_type, EnvType(env_type, ""))
     try:
-        return load_object(ENV_TYPES.get(env_type, env_type), "env_type")
+        return load_object(known.maker, "env_type")
     except ConfigError as error:
-        extra = _EXTRAS.get(env_type)
         cause = error.__cause__
-        if extra is None or not isinstance(cause, ForeignCodeError):
+        if not known.extra or not isinstance(cause, ForeignCodeError):
             raise
         raise ConfigError(
             f"env_type {env_type!r} needs a package that does not import ({cause.error}): "
-            f"pip install 'tailrace[{extra}]'"
+            f"pip install 'tailrace[{known.extra}]'"
         ) from error

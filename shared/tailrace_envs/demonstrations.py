@@ -1,18 +1,19 @@
-"""Demonstrations for a warm start: an expert's play with a share of random replies.
+"""Demonstrations for a warm start: replies of an expert, mixed with random replies.
 
-Rows are whole episodes in the very tokens that agents would produce, because the same renderer writes
-them. Tasks come from the train split only. The random replies keep the warm-started policy
-uncertain, which leaves reinforcement learning something to do.
+A row is a whole episode. The same renderer as in the agents service makes its tokens. Tasks come from
+the train split only. The random replies keep the policy after the warm start uncertain, so that
+reinforcement learning can still improve it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import Any, Protocol, TypeVar
 
 import numpy as np
-from numpy.typing import NDArray
 
+from tailrace.chat import Renderer
 from tailrace.sdk.env import Env
 
 E_contra = TypeVar("E_contra", bound=Env, contravariant=True)
@@ -21,49 +22,58 @@ E = TypeVar("E", bound=Env)
 DemonstrationRow = tuple[list[int], list[int]]  # token ids and loss mask, both [T]
 
 
-class ChatRenderer(Protocol):
-    """What is needed of `tailrace.chat.Renderer`."""
-
-    def observation_ids(self, text: str, first: bool) -> NDArray[np.int32]:
-        """Ids inserted before the model's turn."""
-        ...
-
-    def reply_ids(self, text: str) -> NDArray[np.int32]:
-        """Ids as the model would sample them, the end of its turn included."""
-        ...
-
-
 class Expert(Protocol[E_contra]):
-    """Plays an environment that it may look into."""
+    """Plays an environment; it may read the environment's state."""
 
     def best_replies(self, env: E_contra) -> Sequence[str]:
-        """Replies that are as good as any now; empty if nothing helps any more."""
+        """Best replies in the current state; empty if the task cannot be solved any more."""
         ...
 
     def any_replies(self, env: E_contra) -> Sequence[str]:
-        """Replies that a random player chooses from; never empty."""
+        """Replies of a random player; never empty."""
         ...
 
 
-def train_options(options: dict[str, Any], random_moves: float) -> dict[str, Any]:
-    """The environment's options on the train split; `ValueError` for options that cannot be."""
-    if not 0.0 <= random_moves <= 1.0:
-        raise ValueError("random_moves must be 0 to 1")
-    if options.get("split", "train") != "train":
-        raise ValueError("demonstrations come from the train split: leave out `split`")
-    return {**options, "split": "train"}
+def demonstrations_of(
+    env_type: Callable[..., E], expert: Expert[E], *, random_moves: float
+) -> Callable[..., Iterator[DemonstrationRow]]:
+    """Makes a function for `learner.warm_start.demonstrations`.
+
+    `random_moves`: default share of random replies.
+    """
+    default = random_moves
+
+    def demonstrations(
+        renderer: Renderer,
+        *,
+        seed: int,
+        num_episodes: int,
+        random_moves: float = default,
+        **options: Any,
+    ) -> Iterator[DemonstrationRow]:
+        """Yields `num_episodes` rows. `options`: keys of `env_config`; the split is always train."""
+        if not 0.0 <= random_moves <= 1.0:
+            raise ValueError("random_moves must be 0 to 1")
+        if options.get("split", "train") != "train":
+            raise ValueError("demonstrations come from the train split: leave out `split`")
+        make = partial(env_type, **{**options, "split": "train"})
+        yield from play_demonstrations(
+            make, expert, renderer, seed=seed, num_episodes=num_episodes, random_moves=random_moves
+        )
+
+    return demonstrations
 
 
 def play_demonstrations(
     make: Callable[[], E],
     expert: Expert[E],
-    renderer: ChatRenderer,
+    renderer: Renderer,
     *,
     seed: int,
     num_episodes: int,
     random_moves: float,
 ) -> Iterator[DemonstrationRow]:
-    """Yield `num_episodes` rows; the mask is 1 on replies. `random_moves`: the share of random ones."""
+    """Yields `num_episodes` rows; the mask is 1 on replies. `random_moves`: share of random replies."""
     env = make()
     random = np.random.default_rng(seed)
     for _ in range(num_episodes):
@@ -71,7 +81,7 @@ def play_demonstrations(
 
 
 def _episode(
-    renderer: ChatRenderer,
+    renderer: Renderer,
     env: E,
     expert: Expert[E],
     random: np.random.Generator,

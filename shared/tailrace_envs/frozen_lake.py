@@ -1,11 +1,11 @@
 """FrozenLake as a conversation: gymnasium's own environment, with the grid as text.
 
-The observation is the whole grid every turn, a line per row, `P` where the agent stands. The reply's
-first direction word is the move. A reply without one is answered by a note and the same grid, costs
+Every observation is the whole grid, one line per row, with `P` at the agent's cell. The first direction
+word of a reply is the move. A reply without one gets a note and the same grid; it costs
 `invalid_action_penalty` and a turn. Moves, rewards and pictures are gymnasium's.
 
-Thousands of instances live at once: what depends only on the map is built once per map and
-shared; an instance owns its position, its random generator and its turn count.
+A process has thousands of instances. Instances on the same map share the parts that depend only on the
+map; each one owns its position, its random generator and its turn count.
 """
 
 from __future__ import annotations
@@ -23,7 +23,9 @@ from gymnasium.envs.toy_text.frozen_lake import DOWN, LEFT, RIGHT, UP, FrozenLak
 from numpy.typing import NDArray
 
 from tailrace.config import Config, decode_config
-from tailrace_envs.frozen_lake_maps import FrozenLakeMap, Split, map_for_seed, maps_of
+from tailrace_envs.frozen_lake_maps import FrozenLakeMap, map_for_seed, maps_of
+from tailrace_envs.game import Answer, TextGame
+from tailrace_envs.splits import Split
 
 ACTIONS: dict[str, int] = {"Left": LEFT, "Down": DOWN, "Right": RIGHT, "Up": UP}
 INVALID_NOTE = "Invalid action.\n"
@@ -45,19 +47,19 @@ class FrozenLakeConfig(Config, frozen=True, kw_only=True):
     """Probability that a cell is ice and not a hole, 0.6 to 1."""
 
     split: Split = "train"
-    """Which maps seeds choose from: `train`, `held_out` (never a train map) or `all`."""
+    """Maps that seeds select from: `train`, `held_out` (never a train map) or `all`."""
 
     max_turns: int = 10
     """Replies after which the episode is truncated."""
 
     invalid_action_penalty: float = 0.0
-    """Subtracted from the reward of a turn whose reply has no direction word."""
+    """Penalty that is subtracted from the reward of a reply without a direction word."""
 
     is_slippery: bool = False
-    """gymnasium's slippery ice: the agent moves as told only with probability 1/3."""
+    """gymnasium's slippery ice: the agent moves in the chosen direction with probability 1/3 only."""
 
     instructions: bool = False
-    """Begin the first observation with the rules, for models that do not know the game."""
+    """The first observation begins with the rules, for models that do not know the game."""
 
     def __post_init__(self) -> None:
         if not 2 <= self.size <= 12:
@@ -70,11 +72,12 @@ class FrozenLakeConfig(Config, frozen=True, kw_only=True):
             raise ValueError("invalid_action_penalty must not be negative: it is subtracted")
 
 
-class FrozenLakeText(gymnasium.Env[str, str]):
-    """One episode at a time on a map that the seed of `reset` chooses from the split.
+class FrozenLakeText(TextGame):
+    """Plays one episode at a time, on a map that the seed of `reset` selects from the split.
 
-    Reward 1 on the goal, 0 elsewhere, less penalties. `info["invalid_action"]` comes with every step,
-    `info["success"]` (1.0 or 0.0) with the last. Options are the keys of `FrozenLakeConfig`.
+    The reward is 1 on the goal and 0 elsewhere, minus penalties. Every step's `info` has
+    `invalid_action`, the last one also `success` (1.0 or 0.0). Options are the keys of
+    `FrozenLakeConfig`.
     """
 
     metadata = {"render_modes": ["rgb_array"], "render_fps": 4}  # noqa: RUF012 gymnasium's declaration
@@ -82,85 +85,75 @@ class FrozenLakeText(gymnasium.Env[str, str]):
 
     def __init__(self, **options: Any) -> None:
         self.config = decode_config(options, FrozenLakeConfig, "env_config")
+        super().__init__(self.config.max_turns)
         maps_of(self.config.size, self.config.p, self.config.split)  # an empty split fails here
         self.observation_space, self.action_space = _spaces(self.config.size)
         self._lake: Any = None  # a FrozenLakeEnv, whose methods carry no annotations
         self._map: FrozenLakeMap = ()
-        self._num_turns = 0
-        self._done = True
 
-    def reset(
-        self, *, seed: int | None = None, options: dict[str, Any] | None = None
-    ) -> tuple[str, dict[str, Any]]:
-        """The first observation. Without a seed the environment's own generator draws one."""
-        super().reset(seed=seed)
-        if seed is None:
-            seed = int(self.np_random.integers(2**31))
+    def begin(self, seed: int) -> str:
+        """See `TextGame`."""
         config = self.config
         self._map = map_for_seed(config.size, config.p, config.split, seed)
         self._lake = copy.copy(lake_on(self._map, config.is_slippery))
         self._lake.reset(seed=seed)
-        self._num_turns = 0
-        self._done = False
-        rules = RULES if config.instructions else ""
-        return rules + self.grid(), {"instructions": rules}
+        return self.instructions() + self.grid()
 
-    def step(self, action: str) -> tuple[str, float, bool, bool, dict[str, Any]]:
-        """Play one reply of the model."""
-        if self._done or self._lake is None:
-            raise gymnasium.error.ResetNeeded("the episode is over: call reset before step")
-        self._num_turns += 1
-        move = parse_action(action)
+    def instructions(self) -> str:
+        """See `TextGame`."""
+        return RULES if self.config.instructions else ""
+
+    def answer(self, reply: str) -> Answer:
+        """See `TextGame`."""
+        move = parse_action(reply)
         if move is None:
-            note, reward, terminated = INVALID_NOTE, -self.config.invalid_action_penalty, False
-        else:
-            _, reward, terminated, _, _ = self._lake.step(move)
-            note = ""
-        truncated = not terminated and self._num_turns >= self.config.max_turns
-        self._done = terminated or truncated
-        info: dict[str, Any] = {"invalid_action": move is None}
-        if self._done:
-            info["success"] = float(self._cell() == "G")
-        return note + self.grid(), float(reward), terminated, truncated, info
+            reward = 0.0 - self.config.invalid_action_penalty
+            return Answer(INVALID_NOTE + self.grid(), reward, is_invalid=True)
+        _, reward, is_over, _, _ = self._lake.step(move)
+        return Answer(self.grid(), float(reward), is_over)
+
+    def success(self) -> float:
+        """See `TextGame`."""
+        row, column = divmod(self.position, self.config.size)
+        return float(self._map[row][column] == "G")
+
+    def final_info(self) -> dict[str, Any]:
+        """See `TextGame`; only `success`."""
+        return {"success": self.success()}
 
     def grid(self) -> str:
-        """The map with the agent on it, a line per row."""
+        """Map with the agent, one line per row."""
         row, column = divmod(self.position, self.config.size)
         lines = list(self._map)
         lines[row] = f"{lines[row][:column]}P{lines[row][column + 1 :]}"
         return "\n".join(lines) + "\n"
 
     def render(self) -> NDArray[np.uint8]:
-        """gymnasium's picture of the lake, [height, width, 3]; needs no display."""
-        if self._lake is None:
-            raise gymnasium.error.ResetNeeded("call reset before render")
+        """Renders gymnasium's picture of the lake, [height, width, 3]; needs no display."""
+        self.require_reset()
         os.environ.setdefault("SDL_VIDEODRIVER", "dummy")
         return np.asarray(self._lake.render(), dtype=np.uint8)
 
     @property
     def lake_map(self) -> FrozenLakeMap:
-        """The map of this episode."""
+        """Map of this episode."""
         return self._map
 
     @property
     def position(self) -> int:
-        """The agent's cell, row by row from 0."""
+        """Number of the agent's cell, row by row from 0."""
         return int(self._lake.s)
-
-    def _cell(self) -> str:
-        row, column = divmod(self.position, self.config.size)
-        return self._map[row][column]
 
 
 def parse_action(reply: str) -> int | None:
-    """gymnasium's number of the first direction word in `reply`, in any case; None without one."""
+    """Returns gymnasium's number of the first direction word, in any case; None without one."""
     found = _ACTION.search(reply)
     return ACTIONS[found.group(1).capitalize()] if found else None
 
 
 @lru_cache(maxsize=4096)
 def lake_on(lake_map: FrozenLakeMap, is_slippery: bool) -> FrozenLakeEnv:
-    """The environment of a map, to be shallow-copied: 130 us to build, 2 us to copy."""
+    """Builds the environment of a map, for shallow copies: 130 us to build, 2 us to copy."""
     return FrozenLakeEnv(render_mode="rgb_array", desc=list(lake_map), is_slippery=is_slippery)
 
 

@@ -1,60 +1,38 @@
-"""Demonstrations of FrozenLake for a warm start: shortest-path play with a share of random moves."""
+"""Demonstrations of FrozenLake for a warm start: shortest paths, mixed with random moves."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from functools import lru_cache, partial
-from typing import Any
+from collections.abc import Sequence
+from functools import lru_cache
 
-from tailrace_envs.demonstrations import (
-    ChatRenderer,
-    DemonstrationRow,
-    play_demonstrations,
-    train_options,
-)
+from tailrace_envs.demonstrations import demonstrations_of
 from tailrace_envs.frozen_lake import ACTIONS, FrozenLakeText, lake_on
 from tailrace_envs.frozen_lake_maps import FrozenLakeMap
 
 
 class FrozenLakeExpert:
-    """Walks shortest paths."""
+    """Expert that walks shortest paths."""
 
     def best_replies(self, env: FrozenLakeText) -> Sequence[str]:
-        """The words that begin a shortest path."""
+        """Words that begin a shortest path."""
         return best_moves(env.lake_map, env.position)
 
     def any_replies(self, env: FrozenLakeText) -> Sequence[str]:
-        """The four words."""
+        """The four direction words."""
         return tuple(ACTIONS)
 
 
-def demonstrations(
-    renderer: ChatRenderer, *, seed: int, num_episodes: int, random_moves: float = 0.5, **options: Any
-) -> Iterator[DemonstrationRow]:
-    """Yield `num_episodes` rows of token ids and loss mask, both [T]; the mask is 1 on replies.
-
-    `random_moves` is the share of moves drawn uniformly from the four words; `options` are the
-    environment's own (`FrozenLakeConfig`), always played on the train split.
-    """
-    options = train_options(options, random_moves)
-    yield from play_demonstrations(
-        partial(FrozenLakeText, **options),
-        FrozenLakeExpert(),
-        renderer,
-        seed=seed,
-        num_episodes=num_episodes,
-        random_moves=random_moves,
-    )
+demonstrations = demonstrations_of(FrozenLakeText, FrozenLakeExpert(), random_moves=0.5)
 
 
 def best_moves(lake_map: FrozenLakeMap, position: int) -> tuple[str, ...]:
-    """The words that begin a shortest path from `position` to the goal, on ice that does not slip."""
+    """Words that begin a shortest path from `position` to the goal on ice that is not slippery."""
     return _best_moves(lake_map)[position]
 
 
 @lru_cache(maxsize=4096)
 def _best_moves(lake_map: FrozenLakeMap) -> tuple[tuple[str, ...], ...]:
-    """Per cell the words that lead one step nearer."""
+    """For each cell, the words that lead one step nearer to the goal."""
     lake = lake_on(lake_map, is_slippery=False)
     next_cells = [[lake.P[cell][move][0][1] for move in ACTIONS.values()] for cell in lake.P]
     distances = _distances_to_goal(next_cells)
@@ -69,7 +47,7 @@ def _best_moves(lake_map: FrozenLakeMap) -> tuple[tuple[str, ...], ...]:
 
 
 def _distances_to_goal(next_cells: list[list[int]]) -> list[float]:
-    """Moves to the last cell from every cell, infinite where there is no way."""
+    """Number of moves from each cell to the last one; infinite without a path."""
     goal = len(next_cells) - 1
     distances = [float("inf")] * len(next_cells)
     distances[goal] = 0.0

@@ -1,9 +1,9 @@
-"""A tokenizer for a model that knows nothing but FrozenLake, as Hugging Face files.
+"""Tokenizer for a tiny model of FrozenLake, as Hugging Face files.
 
-One token per grid row of four cells with its line feed, one per action word, one per role: a turn
-is the user's marker, four rows, the assistant's marker (inserted), an action and the end of turn
-(sampled) - eight tokens. Other text falls back to single characters where the vocabulary has them
-(larger grids), else to `<|unk|>`, so every text can be encoded.
+A grid row of four cells with its line feed is one token, and so is each action word and each role. A
+turn has eight tokens: the user's marker, four rows and the assistant's marker (inserted), an action and
+the end of turn (sampled). Other text is encoded as single characters where the vocabulary has them
+(larger grids), else as `<|unk|>`, so that every text can be encoded.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ CHARACTERS = (*CELLS, "\n", " ", ".")
 
 
 def row_tokens() -> list[str]:
-    """Every row that a grid of four columns can show: S only first, G only last, at most one P."""
+    """All possible rows of a grid with four columns: S only first, G only last, at most one P."""
     rows = ("".join(cells) + "\n" for cells in product(CELLS, repeat=4))
     return [row for row in rows if _can_occur(row)]
 
@@ -32,7 +32,7 @@ def _can_occur(row: str) -> bool:
 
 
 def build_frozen_lake_tokenizer(directory: str | Path) -> Path:
-    """Write `tokenizer.json` and `tokenizer_config.json`; `AutoTokenizer` loads the directory."""
+    """Writes `tokenizer.json` and `tokenizer_config.json`; `AutoTokenizer` loads the directory."""
     words = [*row_tokens(), *ACTIONS, INVALID_NOTE, *CHARACTERS]
     pattern = rf"[{CELLS}]{{4}}\n|{any_of([*ACTIONS, INVALID_NOTE])}"
     return build_word_tokenizer(directory, words, pattern=pattern, max_length=1024)

@@ -1,8 +1,8 @@
-"""Tokenizers of a few hundred words for tiny models that know one game, as Hugging Face files.
+"""Tokenizers of a few hundred words for tiny models of one game, as Hugging Face files.
 
-A word is whatever the game gives as one; text between words is split into single characters, and what
-the vocabulary lacks is `<|unk|>`, so that every text can be encoded. The chat template marks roles by
-one token each and ends the assistant's turn with `<|end|>`.
+The game lists its words. Text between words is split into single characters, and a character outside of
+the vocabulary is `<|unk|>`, so that every text can be encoded. The chat template marks each role by one
+token and ends the assistant's turn with `<|end|>`.
 """
 
 from __future__ import annotations
@@ -40,11 +40,11 @@ def build_word_tokenizer(
     max_length: int,
     drops_spaces: bool = False,
 ) -> Path:
-    """Write `tokenizer.json` and `tokenizer_config.json`; `AutoTokenizer` loads the directory.
+    """Writes `tokenizer.json` and `tokenizer_config.json`; `AutoTokenizer` loads the directory.
 
-    `pattern` (a regular expression) finds words in a text. With `drops_spaces` runs of blanks are not
-    encoded, letters are in lower case, and decoded words stand a blank apart; without, decoding gives
-    the text back.
+    `pattern` (a regular expression) finds words in a text. With `drops_spaces`, runs of spaces are not
+    encoded, letters become lower case, and decoding separates words by one space. Without it, decoding
+    restores the text.
     """
     folder = Path(directory)
     folder.mkdir(parents=True, exist_ok=True)
@@ -66,7 +66,7 @@ def build_word_tokenizer(
 
 
 def any_of(words: Iterable[str]) -> str:
-    """A pattern of these words, longer ones first."""
+    """Pattern of these words, longer ones first."""
     return "|".join(map(re.escape, sorted(words, key=len, reverse=True)))
 
 

@@ -19,9 +19,9 @@ from safetensors.torch import load_file
 
 from tailrace_protos import subjects
 from tests.audit import build_ledger, check_ledger
-from tests.conftest import ServerProcess
 from tests.e2e.processes import Background, running, still_alive
 from tests.e2e.runs import EXPERIMENT, TAILRACE, command, environment, run
+from tests.world.servers import ServerProcess
 
 TINY = ("max_steps=2", "scheduler.eval_groups=8", "learner.warm_start.num_steps=5")
 

@@ -17,8 +17,8 @@ from tailrace.config import ConfigError, Endpoints, this_host_id
 from tailrace_cli.cluster.attached import Attachment, claim
 from tailrace_cli.cluster.disk_watch import DiskWatch
 from tailrace_cli.cluster.plan import (
-    Connection,
     ProcessSpec,
+    ServerAddresses,
     Site,
     check_gpus,
     service_specs,
@@ -91,7 +91,7 @@ class LocalCluster:
             await self.supervisor.start(spec)
         self._watching = asyncio.create_task(self._disk_watch().run(), name="disk watch")
 
-    def _plan(self, connection: Connection) -> list[ProcessSpec]:
+    def _plan(self, connection: ServerAddresses) -> list[ProcessSpec]:
         experiment = self._experiment
         num_gateways = count_gateways(experiment)
         if num_gateways:
@@ -142,7 +142,7 @@ class LocalCluster:
                 f"cannot use run directory {self.run_dir}: {error.strerror}; choose another output_dir"
             ) from error
 
-    async def _start_servers(self) -> Connection:
+    async def _start_servers(self) -> ServerAddresses:
         config, run = self._experiment.cluster, self._experiment.run.exp_name
         keys = Credentials.load_or_make(self.state_dir)
         ports = {
@@ -157,7 +157,7 @@ class LocalCluster:
             await self.supervisor.start(ProcessSpec(name, commands[name]))
         for name in SERVERS:
             await wait_until_listening(ports[name], name, self.supervisor.log_path(name))
-        return Connection(
+        return ServerAddresses(
             nats_url=f"nats://127.0.0.1:{ports['nats']}",
             redis_url=f"redis://:{keys.redis}@127.0.0.1:{ports['redis']}/0",
             nats_passwords=keys.nats,
@@ -168,11 +168,11 @@ class LocalCluster:
         restart = None if self._attachment else lambda: supervisor.restart("nats")
         return DiskWatch(self.run_dir, supervisor.log_path("nats"), restart, self._tell)
 
-    async def _attach(self) -> Connection:
+    async def _attach(self) -> ServerAddresses:
         assert self._attachment is not None
         is_new = not (self.run_dir / "events.jsonl").exists()
         await claim(self._attachment, self._experiment.run.exp_name, is_new=is_new)
-        return Connection(self._attachment.nats_url, self._attachment.redis_url, {})
+        return ServerAddresses(self._attachment.nats_url, self._attachment.redis_url, {})
 
 
 def take_lock(state_dir: Path) -> IO[str]:

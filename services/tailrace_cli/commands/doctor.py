@@ -37,7 +37,7 @@ _PACKAGES = {
 
 
 @dataclass(frozen=True)
-class Line:
+class DoctorLine:
     """One row of the report. `remedy`: what to do; empty where nothing is wrong."""
 
     what: str
@@ -59,42 +59,42 @@ def doctor(console: Console, find_features: FindFeatures = probe) -> int:
     return 1 if any(line.remedy and line.is_needed for line in lines) else 0
 
 
-def _machine() -> Iterator[Line]:
+def _machine() -> Iterator[DoctorLine]:
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    yield Line("system", platform.platform())
-    yield Line("Python", platform.python_version())
-    yield Line(
+    yield DoctorLine("system", platform.platform())
+    yield DoctorLine("Python", platform.python_version())
+    yield DoctorLine(
         "CPU cores",
         str(cores),
         "" if cores >= 2 else "a local cluster runs on one core, but slowly",
         is_needed=False,
     )
     memory_bytes = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    yield Line(
+    yield DoctorLine(
         "memory",
         f"{memory_bytes / 2**30:.1f} GiB",
         "" if memory_bytes >= _MIN_MEMORY_BYTES else "a local cluster wants 2 GiB or more",
         is_needed=False,
     )
     shm = Path("/dev/shm")
-    yield Line(
+    yield DoctorLine(
         "shared memory",
         str(shm) if shm.is_dir() and os.access(shm, os.W_OK) else "missing",
         "" if shm.is_dir() and os.access(shm, os.W_OK) else "mount a tmpfs at /dev/shm for weights",
     )
 
 
-def _servers() -> Iterator[Line]:
+def _servers() -> Iterator[DoctorLine]:
     for name, find in (("nats-server", nats_server_binary), ("redis-server", redis_server_binary)):
         try:
             binary = str(find(ClusterConfig()))
         except ConfigError as error:
-            yield Line(name, "missing", str(error))
+            yield DoctorLine(name, "missing", str(error))
             continue
         yield _version(name, binary)
 
 
-def _version(name: str, binary: str) -> Line:
+def _version(name: str, binary: str) -> DoctorLine:
     try:
         done = subprocess.run(
             [binary, "--version"],
@@ -104,34 +104,38 @@ def _version(name: str, binary: str) -> Line:
             check=True,
         )
     except (OSError, subprocess.SubprocessError) as error:
-        return Line(name, f"{binary} does not run: {error}", "install it again, or name another one")
-    return Line(name, " ".join(done.stdout.split()[:4]))
+        return DoctorLine(
+            name, f"{binary} does not run: {error}", "install it again, or name another one"
+        )
+    return DoctorLine(name, " ".join(done.stdout.split()[:4]))
 
 
-def _packages() -> Iterator[Line]:
+def _packages() -> Iterator[DoctorLine]:
     for package, remedy in _PACKAGES.items():
         try:
-            yield Line(package, importlib.metadata.version(package))
+            yield DoctorLine(package, importlib.metadata.version(package))
         except importlib.metadata.PackageNotFoundError:
-            yield Line(package, "missing", remedy)
+            yield DoctorLine(package, "missing", remedy)
 
 
-def _sandbox(find_features: FindFeatures) -> Iterator[Line]:
+def _sandbox(find_features: FindFeatures) -> Iterator[DoctorLine]:
     """The confinement of tool code, tried in the way in which the sandbox service would."""
     if sys.platform != "linux":
         remedy = "run the sandbox service in a Linux container"
-        yield Line("sandbox", "no Linux", remedy, is_needed=False)
+        yield DoctorLine("sandbox", "no Linux", remedy, is_needed=False)
         return
     try:
         features = asyncio.run(_ask(find_features))
     except (OSError, ValueError, TimeoutError) as error:
-        yield Line("sandbox", f"cannot be tried out: {error}", "report what `python -I` says here")
+        yield DoctorLine(
+            "sandbox", f"cannot be tried out: {error}", "report what `python -I` says here"
+        )
         return
     for finding in findings(features):
-        yield Line(finding.what, finding.state, finding.remedy)
+        yield DoctorLine(finding.what, finding.state, finding.remedy)
     found = tier(features)
     otherwise = f"mend the above, or set sandbox.tier={found} and isolate the service"
-    yield Line("sandbox tier", found, "" if found == "full" else otherwise)
+    yield DoctorLine("sandbox tier", found, "" if found == "full" else otherwise)
 
 
 async def _ask(find_features: FindFeatures) -> Features:

@@ -3,22 +3,21 @@
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import yaml
 
-from tailrace.config import SECTIONS, ConfigError
+from tailrace.config import SECTIONS, ConfigError, InvalidConfigError
+from tailrace.config.settings import value_at
 from tailrace_cli.experiment import decode
 from tailrace_cli.importing.areal.settings import AREAL
-from tailrace_cli.importing.convert import ONLY_REFERRED_TO, Imported, at, convert
-from tailrace_cli.importing.defaults import add_always, completed
-from tailrace_cli.importing.reading.source import read_source, references
+from tailrace_cli.importing.convert import Imported, add_always, completed, convert, with_integers
 from tailrace_cli.importing.roll.settings import ROLL
 from tailrace_cli.importing.rules import Default, System
+from tailrace_cli.importing.source import Source, read_source
 from tailrace_cli.importing.verl.settings import VERL
-from tailrace_cli.importing.whole_numbers import with_whole_numbers
 from tailrace_cli.validation import check_experiment
 
 SYSTEMS: dict[str, System] = {system.name: system for system in (ROLL, VERL, AREAL)}
@@ -30,45 +29,44 @@ _ABSENT = (
     "must be given with",
     "neither in",
 )
-
-_VALID: dict[str, Any] = {"exp_name": "any", "scheduler": {"tags": ["any"]}}  # what must be there
+_ONLY_REFERRED_TO = "other settings refer to it, and have its value"
 
 
 class Converted(NamedTuple):
-    """An experiment and what is to be said of it, a line each."""
+    """An experiment, and lines about settings of the source."""
 
     text: str  # YAML
-    left: tuple[str, ...]  # what is not mapped, missing or not valid
-    notes: tuple[str, ...]  # what changes nothing in its own system either; defaults not mapped
+    left: tuple[str, ...]  # settings that are not mapped, missing or not valid
+    notes: tuple[str, ...]  # settings without effect in their own system; defaults not mapped
 
 
-def import_config(system: str, path: Path) -> Converted:
-    """The experiment, and a line for every setting that it lacks or that is not possible.
+def import_config(system: str, words: Sequence[str]) -> Converted:
+    """Returns the experiment, and a line for every setting that it lacks or that is not possible.
 
-    Raises `ConfigError` for a system that is not known and a file that cannot be read.
+    `words` are a file, or the words that a shell passes to the trainer. Raises `ConfigError` for an
+    unknown system, and for words without settings.
     """
     if system not in SYSTEMS:
         raise ConfigError(f"unknown system {system!r}: choose one of {', '.join(SYSTEMS)}")
-    settings, unread = read_source(path)
-    complete, defaults = completed(settings, SYSTEMS[system].defaults)
+    source = read_source(words)
+    complete, defaults = completed(source.settings, SYSTEMS[system].defaults)
     imported = convert(SYSTEMS[system], complete)
     added = add_always(imported, SYSTEMS[system].always)
-    imported.content = with_whole_numbers(imported.content)
+    imported.content = with_integers(imported.content)
     used, notes = _without_defaults(imported, defaults)
-    imported.unmapped.update(unread)
-    referred = references(path)
+    imported.unmapped.update(source.unread)
     for key in imported.unmapped:
-        if any(part in referred for part in _sections(key)):
-            imported.unmapped[key] = ONLY_REFERRED_TO
+        if any(part in source.references for part in _sections(key)):
+            imported.unmapped[key] = _ONLY_REFERRED_TO
     lines = [f"not mapped: {key}: {reason}" for key, reason in sorted(imported.unmapped.items())]
     idle = tuple(f"no effect: {key}: {reason}" for key, reason in sorted(imported.idle.items()))
-    header = _header(SYSTEMS[system], path, [*used, *added])
+    header = _header(SYSTEMS[system], source, [*used, *added])
     text = yaml.safe_dump(_ordered(imported.content), sort_keys=False, allow_unicode=True)
     return Converted(header + text, (*lines, *_not_valid(imported)), (*idle, *notes))
 
 
 def write(converted: Converted, output: Path) -> None:
-    """Write the experiment; raises `ConfigError` where that is not possible."""
+    """Writes the experiment; raises `ConfigError` if that is not possible."""
     try:
         output.write_text(converted.text, encoding="utf-8")
     except OSError as error:
@@ -80,7 +78,10 @@ def write(converted: Converted, output: Path) -> None:
 def _without_defaults(
     imported: Imported, defaults: Iterable[Default]
 ) -> tuple[list[str], tuple[str, ...]]:
-    """Take defaults out of what the file lacks: those that are mapped; lines for those that are not."""
+    """Removes defaults from the settings that the file lacks.
+
+    Returns the names of mapped defaults, and lines for those that are not mapped.
+    """
     used, notes = [], []
     for default in defaults:
         idle = imported.idle.pop(default.name, None)
@@ -93,18 +94,18 @@ def _without_defaults(
 
 
 def _sections(key: str) -> Iterator[str]:
-    """The key and the sections that it lies in."""
+    """Yields the key and the sections that contain it."""
     while key:
         yield key
         key = key.rpartition(".")[0]
 
 
-def _header(system: System, path: Path, defaults: list[str]) -> str:
-    lines = [f"From a configuration of {system.title}: {path.name}"]
+def _header(system: System, source: Source, defaults: list[str]) -> str:
+    lines = [f"From a configuration of {system.title}: {source.name}"]
     if defaults:
         names = ", ".join(defaults)
         lines += textwrap.wrap(
-            f"By its defaults, which are not ours: {names}",
+            f"From its defaults, which differ from ours: {names}",
             96,
             break_long_words=False,
             break_on_hyphens=False,
@@ -113,33 +114,22 @@ def _header(system: System, path: Path, defaults: list[str]) -> str:
 
 
 def _not_valid(imported: Imported) -> list[str]:
-    """What scores data sets, if nothing does, and what of each section is not valid."""
+    """Lists what is missing and not valid: no reward for data sets, and problems of the sections."""
     lines = []
-    if at(imported.content, "agents.datasets") and "reward" not in imported.content:
+    if value_at(imported.content, "agents.datasets") and "reward" not in imported.content:
         lines.append(_NO_REWARD)
-    problems = list(dict.fromkeys(_problems(imported.content)))
-    return lines + [f"{_kind(problem)}: {problem}" for problem in problems]
+    return lines + [f"{_kind(problem)}: {problem}" for problem in _problems(imported.content)]
 
 
-def _problems(content: dict[str, Any]) -> Iterator[str]:
-    """The first of every section by itself, or else of all together."""
-    run = {key: value for key, value in content.items() if key not in SECTIONS}
-    parts = [{**run, "scheduler": _VALID["scheduler"]}]
-    parts += [_VALID | {key: content.get(key, {})} for key in SECTIONS]
-    problems = [problem for part in parts if (problem := _problem(part, False)) is not None]
-    if not problems and (problem := _problem(content, True)) is not None:
-        problems.append(problem)
-    yield from problems
-
-
-def _problem(content: dict[str, Any], is_whole: bool) -> str | None:
+def _problems(content: dict[str, Any]) -> Sequence[str]:
+    """Returns the problems of all sections, or else the first one of all together."""
     try:
-        experiment = decode(content, "the experiment")
-        if is_whole:
-            check_experiment(experiment)
+        check_experiment(decode(content, "the experiment"))
+    except InvalidConfigError as error:
+        return error.problems
     except ConfigError as error:
-        return str(error)
-    return None
+        return [str(error)]
+    return []
 
 
 def _kind(problem: str) -> str:
@@ -147,6 +137,6 @@ def _kind(problem: str) -> str:
 
 
 def _ordered(content: dict[str, Any]) -> dict[str, Any]:
-    """The run's own keys before the sections."""
+    """Puts the keys of the run before the sections."""
     top = {key: value for key, value in content.items() if key not in SECTIONS}
     return top | {key: content[key] for key in SECTIONS if key in content}

@@ -1,1 +1,1 @@
-"""Configurations of other systems, read into our keys: a package for each system."""
+"""Configurations of other systems, converted to our keys: one package of tables for each system."""

@@ -1,27 +1,33 @@
-"""Applying a system's table to one of its configurations (pure).
+"""Converts a configuration of another system with its tables and defaults (pure).
 
-Invariant: every setting of the source is in the result, or among `unmapped` or `idle`; none is dropped
-in silence but those that are null.
+Invariants: every setting of the source is in the result, or among `unmapped` or `idle`; a setting of
+the source, null too, is never replaced by a default.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import dataclasses
+import re
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any, get_type_hints
 
-from tailrace.config.settings import Derived, Refused, Renamed, Setting
-from tailrace.config.settings.setting import Lookup
-from tailrace_cli.importing.environment_keys import check_environment_key
-from tailrace_cli.importing.rules import NoEffectError, System
+import msgspec
 
-NO_EQUIVALENT = "has no equivalent"
-ONLY_REFERRED_TO = "read by other settings alone, which have its value"
+from tailrace.config import SECTIONS, RunConfig
+from tailrace.config.keys import alternatives, type_at
+from tailrace.config.settings import Lookup, apply, set_at, value_at
+from tailrace.config.suggestions import not_one_of
+from tailrace_cli.experiment import Experiment
+from tailrace_cli.importing.rules import Default, System
+from tailrace_envs import env_config_kind
+
+_ENV_CONFIG = re.compile(r"agents\.custom_envs\.(.+)\.env_config\.([^.]+)")
 
 
 @dataclass
 class Imported:
-    """The experiment so far, and what of the source it lacks: reasons by dotted key.
+    """An experiment, and the settings of the source that it lacks: reasons by dotted name.
 
     `idle` settings change nothing in their own system either.
     """
@@ -32,145 +38,103 @@ class Imported:
 
 
 def convert(system: System, source: Mapping[str, Any]) -> Imported:
-    """Our keys for a configuration of `system`."""
-    known = _Known(system.settings)
-    result = _Result(source)
-    matches: list[tuple[Match, str, Any]] = []
-    for name, value in _leaves("", source, known):
-        matched = known.match(name)
-        if matched is None:
-            result.imported.unmapped[name] = known.reason(name)
-        else:
-            matches.append((matched, name, value))
-    matches.sort(key=lambda each: each[0].place)
-    for kind in (Refused, Renamed, Derived):
-        for matched, name, value in matches:
-            if isinstance(matched.setting, kind):
-                result.apply(name, value, matched)
-    return result.imported
+    """Returns our keys for a configuration of `system`."""
+    applied = apply(system.table, source, check=check_env_key)
+    unmapped = dict(applied.unknown)
+    for name, (value, reason) in applied.problems.items():
+        shown = repr(value)
+        unmapped[name] = reason if reason.startswith(shown) else f"{shown}: {reason}"
+    return Imported(applied.content, unmapped, applied.idle)
 
 
-class Match(NamedTuple):
-    """A line of the table that a name fits."""
+def check_env_key(key: str, value: Any, lookup: Lookup) -> None:
+    """Raises `ValueError` if our dotted `key` is one of an `env_config` whose type does not take it.
 
-    place: int  # in the table
-    setting: Setting
-    stars: tuple[str, ...]  # what its `*` stand for
-
-
-class _Known:
-    """A table, by name."""
-
-    def __init__(self, settings: tuple[Setting, ...]) -> None:
-        self._plain: dict[str, Match] = {}
-        self._patterns: list[tuple[tuple[str, ...], int, Setting]] = []
-        for place, setting in enumerate(settings):
-            if "*" in setting.name:
-                self._patterns.append((tuple(setting.name.split(".")), place, setting))
-            else:
-                self._plain.setdefault(setting.name, Match(place, setting, ()))
-
-    def match(self, name: str) -> Match | None:
-        """The first line for `name`, those without `*` before those with one."""
-        if name in self._plain:
-            return self._plain[name]
-        steps = tuple(name.split("."))
-        for pattern, place, setting in self._patterns:
-            if (stars := _stars(pattern, steps)) is not None:
-                return Match(place, setting, stars)
-        return None
-
-    def reason(self, name: str) -> str:
-        """Why `name` is unknown: what the table says of the section that it lies in."""
-        parent = name.rpartition(".")[0]
-        if not parent:
-            return NO_EQUIVALENT
-        matched = self.match(parent)
-        if matched is not None and isinstance(matched.setting, Refused):
-            return matched.setting.remedy
-        return self.reason(parent)
-
-
-def _stars(pattern: tuple[str, ...], steps: tuple[str, ...]) -> tuple[str, ...] | None:
-    if len(pattern) != len(steps):
-        return None
-    if any(wanted not in ("*", step) for wanted, step in zip(pattern, steps, strict=True)):
-        return None
-    return tuple(step for wanted, step in zip(pattern, steps, strict=True) if wanted == "*")
-
-
-def _leaves(name: str, value: Any, known: _Known) -> Iterator[tuple[str, Any]]:
-    """Settings with their dotted names; a section that the table knows as a whole is one."""
-    if value is None:
+    The check of the whole experiment finds values that do not fit together.
+    """
+    found = _ENV_CONFIG.fullmatch(key)
+    env_type = lookup(f"agents.custom_envs.{found.group(1)}.env_type") if found else None
+    kind = env_config_kind(str(env_type))
+    if found is None or kind is None:
         return
-    is_whole = known.match(name) if name else None
-    if not isinstance(value, Mapping) or (is_whole and not isinstance(is_whole.setting, Refused)):
-        yield name, value
-        return
-    for key, inner in value.items():
-        yield from _leaves(f"{name}.{key}" if name else str(key), inner, known)
+    fields = {field.name: field.type for field in msgspec.structs.fields(kind)}
+    name = found.group(2)
+    if name not in fields:
+        raise ValueError(f"env_type {env_type}: {not_one_of(repr(name), fields)}")
+    try:
+        msgspec.convert(value, fields[name])
+    except msgspec.ValidationError as error:
+        raise ValueError(f"env_type {env_type}: {name}: {error}") from error
 
 
-class _Result:
-    """The experiment as it grows."""
+def completed(
+    settings: Mapping[str, Any], defaults: Iterable[Default]
+) -> tuple[dict[str, Any], tuple[Default, ...]]:
+    """Returns the settings with the defaults of missing ones, and these defaults.
 
-    def __init__(self, source: Mapping[str, Any]) -> None:
-        self._source = source
-        self.imported = Imported()
-
-    def lookup(self, key: str, default: Any = None) -> Any:
-        """Our key as it is set already, else the source's setting of that name."""
-        for content in (self.imported.content, self._source):
-            if (value := at(content, key)) is not None:
-                return value
-        return default
-
-    def apply(self, name: str, value: Any, matched: Match) -> None:
-        """Set what the line sets; what it cannot is unmapped, with the reason."""
-        try:
-            for key, new in self._values(value, matched).items():
-                self._set(_filled(key, matched.stars), new)
-        except NoEffectError as error:
-            self.imported.idle[name] = str(error)
-        except (ValueError, TypeError) as error:  # TypeError: another type than that system has there
-            self.imported.unmapped[name] = f"{value!r}: {error}"
-
-    def _values(self, value: Any, matched: Match) -> Mapping[str, Any]:
-        setting = matched.setting
-        if isinstance(setting, Renamed):
-            return dict.fromkeys(setting.sets, setting.convert(value))
-        if isinstance(setting, Derived):
-            return setting.derive(value, self._lookup_for(matched.stars))
-        if value not in setting.harmless:
-            raise ValueError(setting.remedy)
-        return {}
-
-    def _lookup_for(self, stars: tuple[str, ...]) -> Lookup:
-        """`lookup` of keys whose `*` stand for what they stood for in the line's name."""
-        return lambda key, default=None: self.lookup(_filled(key, stars), default)
-
-    def _set(self, key: str, value: Any) -> None:
-        check_environment_key(key, value, self.lookup)
-        if (other := at(self.imported.content, key)) is not None:
-            if value not in (other, {}):
-                raise ValueError(f"{key} is {other!r} by another setting")
-            return
-        *parents, last = key.split(".")
-        place = self.imported.content
-        for step in parents:
-            place = place.setdefault(step, {})
-        place[last] = value
+    A setting that is null is not missing.
+    """
+    complete = _copied(settings)
+    added = tuple(default for default in defaults if _is_missing(settings, default))
+    for default in added:
+        set_at(complete, default.name, default.value)
+    return complete, added
 
 
-def at(content: Mapping[str, Any], key: str) -> Any:
-    """The value at a dotted key, None where there is none."""
-    value: Any = content
-    for step in key.split("."):
-        value = value.get(step) if isinstance(value, Mapping) else None
+def add_always(imported: Imported, always: Mapping[str, Any]) -> tuple[str, ...]:
+    """Sets keys that no rule has set, and returns them; keys of a critic only if there is one."""
+    added = []
+    for key, value in always.items():
+        of_critic = key.startswith("learner.critic.")
+        has_place = not of_critic or value_at(imported.content, "learner.critic") is not None
+        if has_place and value_at(imported.content, key) is None:
+            set_at(imported.content, key, value)
+            added.append(key)
+    return tuple(added)
+
+
+def with_integers(content: Mapping[str, Any]) -> dict[str, Any]:
+    """Coerces whole floats (`1e3`) to integers where a key of the experiment takes only integers."""
+    hints = get_type_hints(Experiment)
+    sections = {field.name: hints[field.name] for field in dataclasses.fields(Experiment)}
+    run = msgspec.inspect.type_info(RunConfig)
+    return {
+        key: _coerced(
+            value, msgspec.inspect.type_info(sections[key]) if key in SECTIONS else type_at(run, key)
+        )
+        for key, value in content.items()
+    }
+
+
+def _coerced(value: Any, info: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {key: _coerced(inner, type_at(info, str(key))) for key, inner in value.items()}
+    kinds = {type(each) for each in alternatives(info)}
+    takes_integers = msgspec.inspect.IntType in kinds and msgspec.inspect.FloatType not in kinds
+    if takes_integers and isinstance(value, float) and value.is_integer():
+        return int(value)
     return value
 
 
-def _filled(key: str, stars: tuple[str, ...]) -> str:
-    for star in stars:
-        key = key.replace("*", star, 1)
-    return key
+def _copied(settings: Mapping[str, Any]) -> dict[str, Any]:
+    return {
+        key: _copied(value) if isinstance(value, Mapping) else value for key, value in settings.items()
+    }
+
+
+def _is_missing(settings: Mapping[str, Any], default: Default) -> bool:
+    if default.within and not isinstance(value_at(settings, default.within), Mapping):
+        return False
+    return not any(_is_given(settings, name) for name in (default.name, *default.unless))
+
+
+def _is_given(settings: Mapping[str, Any], name: str) -> bool:
+    """Tells whether the setting is there, or has no place because its section is something else."""
+    section: Any = settings
+    for step in name.split("."):
+        if not isinstance(section, Mapping):
+            return True
+        if step not in section:
+            return False
+        section = section[step]
+    return True

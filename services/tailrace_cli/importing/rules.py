@@ -1,91 +1,97 @@
-"""What a table of another system's settings is made of.
-
-The lines are those of our own settings (`tailrace.config.settings`), named as that system names them.
-A `*` in a name stands for any one key, and in the keys that are set for what it stood for, in order.
-"""
+"""Vocabulary of the tables for other systems, on top of the rules of `tailrace.config.settings`."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from tailrace.config.settings import Derived, Renamed, Setting
-from tailrace.config.settings.setting import Lookup, same
+from tailrace.config.settings import (
+    Derived,
+    Lookup,
+    NoEffectError,
+    Renamed,
+    Rule,
+    RuleTable,
+    same,
+)
+from tailrace.config.settings.values import whole_number
+
+Condition = Callable[[Lookup], bool]
+
+# Values of ours for what several systems always do.
+NOT_CORRECTED: dict[str, Any] = {"learner.behaviour_correction": "none"}
+SYNCHRONOUS: dict[str, Any] = {"max_staleness": 0}
 
 
 class Default(NamedTuple):
-    """A setting's value where the file does not say it."""
+    """Value of a setting that a file does not give."""
 
     name: str
     value: Any
-    unless: tuple[str, ...] = ()  # settings that say it too, whatever their value
-    within: str = ""  # a section without which the setting has no meaning
+    unless: tuple[str, ...] = ()  # settings that replace this one, whatever their value
+    within: str = ""  # section without which the setting has no meaning
 
 
 @dataclass(frozen=True)
 class System:
-    """Another system: what it is called, and its settings as far as we know them.
+    """Another system, with rules for the settings that we know of it.
 
-    `defaults` are settings of that system, read like those of a file. `always` are keys of ours for
-    what it always does, or does unless told by a setting that is null by default. Where results are
-    kept, what tracks them and on how many devices they are computed stay ours.
+    `defaults` are values of that system for settings that a file lacks; rules apply to them too.
+    `always` are values of our keys for behaviour that the system always has, or has unless a setting
+    that is null by default changes it. Our own defaults remain for where results are kept, which
+    trackers record them, and how many devices compute them.
     """
 
     name: str
     title: str
-    settings: tuple[Setting, ...]
+    rules: tuple[Rule, ...]
     defaults: tuple[Default, ...]
     always: Mapping[str, Any]
 
+    @property
+    def table(self) -> RuleTable:
+        """Returns the rules as an open table: other names have no equivalent."""
+        return RuleTable(self.rules, closed=False)
+
 
 def to(name: str, *keys: str, by: Callable[[Any], Any] = same, remark: str = "") -> Renamed:
-    """`name` sets `keys` to its value, or to what `by` makes of it."""
+    """`name` sets `keys` to its value, or to the result of `by`."""
     return Renamed(name, keys, by, remark)
 
 
-class NoEffectError(ValueError):
-    """A setting that changes nothing in its own system either, beside the others there; and why."""
+def read_with(name: str, other: str, key: str = "") -> Derived:
+    """The rule of the setting `other` (shown as `key`) reads `name` too."""
+    return Derived(name, (), lambda _value, _lookup: {}, f"with `{key or other}`")
 
 
-def when(
-    name: str,
-    key: str,
-    holds: Callable[[Lookup], bool],
-    otherwise: str,
-    by: Callable[[Any], Any] = same,
-) -> Setting:
-    """`name` sets `key` where `holds`; `otherwise` says why it changes nothing elsewhere."""
+def where(holds: Condition, otherwise: str, *rules: Renamed | Derived) -> Iterable[Derived]:
+    """`rules` for configurations where `holds`; elsewhere `otherwise` says why they have no effect."""
 
-    def derive(value: Any, lookup: Lookup) -> Mapping[str, Any]:
-        if not holds(lookup):
-            raise NoEffectError(otherwise)
-        return {key: by(value)}
+    def guarded(rule: Renamed | Derived) -> Derived:
+        def derive(value: Any, lookup: Lookup) -> Mapping[str, Any]:
+            if not holds(lookup):
+                raise NoEffectError(otherwise)
+            return rule.values(value, lookup)
 
-    return Derived(name, (key,), derive, f"not where {otherwise}")
+        remark = f"{rule.remark}; " if rule.remark else ""
+        return Derived(rule.name, rule.sets, derive, f"{remark}not where {otherwise}")
+
+    return tuple(map(guarded, rules))
 
 
-def only(holds: Callable[[Lookup], bool], otherwise: str, setting: Renamed | Derived) -> Setting:
-    """`setting` where `holds`; `otherwise` says why it changes nothing elsewhere."""
-
-    def derive(value: Any, lookup: Lookup) -> Mapping[str, Any]:
-        if not holds(lookup):
-            raise NoEffectError(otherwise)
-        if isinstance(setting, Renamed):
-            return dict.fromkeys(setting.sets, setting.convert(value))
-        return setting.derive(value, lookup)
-
-    remark = f"{setting.remark}; " if setting.remark else ""
-    return Derived(setting.name, setting.sets, derive, f"{remark}not where {otherwise}")
+def is_on(name: str) -> Condition:
+    """Holds if the setting `name` is given and not false, 0 or empty."""
+    return lambda lookup: bool(lookup(name))
 
 
-def beside(name: str, holds: Callable[[Lookup], bool], otherwise: str, remark: str) -> Setting:
-    """For a setting that another one reads where `holds`."""
-    return only(holds, otherwise, Derived(name, (), nothing, remark))
+def is_gae(name: str) -> Condition:
+    """Holds if the setting `name` chooses the estimator with a critic."""
+    return lambda lookup: str(lookup(name)) == "gae"
 
 
 def repeats(name: str, other: str, reason: str, default: Any = None) -> Derived:
-    """`name` says again what `other` says (`default` where that is not given), or is not possible."""
+    """`name` must have the value of `other`, or `default` if `other` is not given."""
 
     def derive(value: Any, lookup: Lookup) -> Mapping[str, Any]:
         wanted = lookup(other, value if default is None else default)
@@ -97,31 +103,54 @@ def repeats(name: str, other: str, reason: str, default: Any = None) -> Derived:
 
 
 def ratio_of_steps(name: str, key: str, steps: str) -> Derived:
-    """`name` is a share of the steps that `steps` gives; `key` is their number."""
+    """`name` is a share of the number of steps in the setting `steps`; `key` is the product."""
 
     def derive(value: Any, lookup: Lookup) -> Mapping[str, Any]:
-        total = lookup(steps)
         if not value:
             return {}
-        is_whole = isinstance(total, int) or (isinstance(total, float) and total.is_integer())
-        if not is_whole or total < 1:
-            raise ValueError(f"a share of all steps, and {steps} does not say how many there are")
+        try:
+            total = whole_number(lookup(steps))
+        except ValueError as error:
+            raise ValueError(f"a share of all steps, but {steps} gives no number of steps") from error
         return {key: round(value * total)}
 
     return Derived(name, (key,), derive, f"a share of `{steps}`")
 
 
-def nothing(_value: Any, _lookup: Lookup) -> Mapping[str, Any]:
-    """For a setting that another one reads."""
-    return {}
+def data_files(
+    name: str,
+    tag: str,
+    key: str,
+    remark: str,
+    files_of: Callable[[Any, Lookup], list[str]] = lambda paths, _lookup: listed(paths),
+) -> Derived:
+    """`name` gives files or hub names of data sets, which are called `tag` or `tag_<n>` here.
+
+    `key` lists the names of the data sets.
+    """
+
+    def derive(paths: Any, lookup: Lookup) -> Mapping[str, Any]:
+        files = files_of(paths, lookup)
+        names = [tag] if len(files) == 1 else [f"{tag}_{index}" for index in range(len(files))]
+        entries = {
+            f"agents.datasets.{each}.path": file for each, file in zip(names, files, strict=True)
+        }
+        return {**entries, key: names}
+
+    return Derived(name, (f"agents.datasets.{tag}.path", key), derive, remark)
 
 
-def not_(value: Any) -> bool:
-    """The opposite."""
+def listed(names: Any) -> list[str]:
+    """One name, or a list of names, as a list."""
+    return [names] if isinstance(names, str) else [str(name) for name in names]
+
+
+def negated(value: Any) -> bool:
+    """The opposite of a switch."""
     return not value
 
 
 def run_name(value: Any) -> str:
-    """A name that a run may have."""
+    """`value` with characters replaced that the name of a run cannot have."""
     kept = "".join(char if char.isalnum() or char in "-_" else "_" for char in str(value))
     return kept.strip("_-") or "imported"

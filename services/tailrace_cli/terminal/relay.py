@@ -1,6 +1,6 @@
 """Relay between a workflow and an endpoint: passes calls on with the model's name, and shows them.
 
-Invariants: the workflow gets the endpoint's bytes as they arrive; the endpoint's key stays in the relay.
+Invariants: the workflow gets the endpoint's bytes unchanged; the endpoint's key stays in the relay.
 """
 
 from __future__ import annotations

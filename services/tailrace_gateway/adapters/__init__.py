@@ -1,1 +1,1 @@
-"""What the gateway's ports are at run time: HTTP, Redis."""
+"""Adapters of the gateway: its HTTP server and routes."""

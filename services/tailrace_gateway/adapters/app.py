@@ -1,6 +1,7 @@
-"""The door: every request shows its key before anything else is looked at, and every failure is told.
+"""Gateway application: authenticates each request, finds its route, and reports each failure.
 
-Keys come as `Authorization: Bearer` or `x-api-key`. A defect of a route becomes a 500 here.
+A key comes as `Authorization: Bearer` or as `x-api-key`, and is checked before anything else. An
+unexpected exception of a route becomes a 500 response.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from tailrace_gateway.core.sessions import Sessions
 
 
 class GatewayApp:
-    """The ASGI application."""
+    """ASGI application of the gateway."""
 
     def __init__(
         self, sessions: Sessions, guard: Guard, routes: Sequence[HttpRoute], max_body_bytes: int
@@ -47,7 +48,7 @@ class GatewayApp:
             await exchange.send_error(error)
         else:
             if isinstance(result, Failure):
-                reason = f"{result.error_type}: the gateway's log says more"
+                reason = f"{result.error_type}: see the gateway's log"
                 await exchange.send_error(InternalError(reason))
         _count(exchange.route, exchange.status, time.perf_counter() - started_s)
 
@@ -58,7 +59,7 @@ class GatewayApp:
         await route.handler(exchange)
 
     async def _caller(self, exchange: Exchange) -> str:
-        """The session that the key opens, or `ADMIN`."""
+        """Return the session that the key opens, or `ADMIN`."""
         key = _key_of(exchange)
         if not key:
             raise UnauthorizedError(
@@ -79,7 +80,7 @@ def _key_of(exchange: Exchange) -> str:
 
 @cache
 def _counters(route: str, status: int) -> tuple[Counter, Histogram]:
-    """Looking a label up costs more than counting."""
+    """Return the metrics of a route and status; a label lookup costs more than an increment."""
     return metrics.REQUESTS.labels(route, str(status)), metrics.REQUEST_SECONDS.labels(route)
 
 
@@ -90,9 +91,9 @@ def _count(route: str, status: int, took_s: float) -> None:
 
 
 class HttpRoute(NamedTuple):
-    """A method and path and who answers them.
+    """Method, path and handler of one route.
 
-    In a path `{name}` matches what stands between slashes, `{name:path}` the whole rest.
+    A `{name}` in the path matches one path segment, `{name:path}` the rest of the path.
     """
 
     method: str
@@ -101,7 +102,7 @@ class HttpRoute(NamedTuple):
 
 
 class MethodError(ApiError, status=405, code="method_not_allowed"):
-    """The path exists, but not for this method."""
+    """The path exists, but not with this method."""
 
 
 class RouteTable:
@@ -115,7 +116,7 @@ class RouteTable:
         ]
 
     def find(self, exchange: Exchange) -> HttpRoute:
-        """The route of a request, whose `params` are set; raises `MethodError` or `NotFoundError`."""
+        """Return a request's route and set its `params`; raise `MethodError` or `NotFoundError`."""
         method, path = exchange.method, exchange.path
         route = self._fixed.get((method, path))
         if route is not None:

@@ -1,6 +1,6 @@
-"""One HTTP request and its answer, on the bare ASGI interface.
+"""One HTTP request and its response, on the bare ASGI interface.
 
-Invariants: a body is never read beyond its bound; an answer is begun once.
+Invariants: the gateway reads at most `max_body_bytes` of a body; a response starts once.
 """
 
 from __future__ import annotations
@@ -25,46 +25,46 @@ _EVENTS = (
     (b"cache-control", b"no-cache"),
     (b"x-accel-buffering", b"no"),
 )
-ADMIN = ""  # the session id of a caller with the admin's key
+ADMIN = ""  # session id of a caller that has the admin key
 
 
 class Exchange:
-    """A request in the hands of its route. `caller` is the session that its key opens, or `ADMIN`."""
+    """Request and response of a route call. `caller` is the key's session, or `ADMIN`."""
 
     def __init__(self, scope: Scope, receive: Receive, send: Send, max_body_bytes: int) -> None:
         self.method: str = scope["method"]
         self.path: str = scope["path"]
-        self.route = "none"  # the pattern of the path, once it is found
-        self.params: dict[str, str] = {}  # what the pattern captured
+        self.route = "none"  # the path pattern of the route, once found
+        self.params: dict[str, str] = {}  # the path parameters
         self.caller = ADMIN
-        self.status = 0  # of the answer, once it has begun
-        self._headers: dict[bytes, bytes] = dict(scope["headers"])  # names come in lower case
+        self.status = 0  # of the response, once it has started
+        self._headers: dict[bytes, bytes] = dict(scope["headers"])  # ASGI gives names in lower case
         self._receive = receive
         self._send = send
         self._max_body_bytes = max_body_bytes
 
     def header(self, name: bytes) -> str:
-        """A header by its name in lower case; empty: it was not sent."""
+        """Return a header by its lower-case name, or an empty string if the client did not send it."""
         return self._headers.get(name, b"").decode("latin-1")
 
     @property
     def speaks_anthropic(self) -> bool:
-        """Which dialect errors are told in."""
+        """Whether errors of this request use Anthropic's format."""
         return self.path.startswith("/v1/messages") or b"anthropic-version" in self._headers
 
     def require_session(self) -> str:
-        """The caller's session; the admin's key opens none."""
+        """Return the caller's session; raise `ForbiddenError` for the admin key."""
         if self.caller == ADMIN:
             raise ForbiddenError("model calls need the key of a session; this is the admin's")
         return self.caller
 
     def require_admin(self) -> None:
-        """Only the admin may go on."""
+        """Raise `ForbiddenError` unless the caller has the admin key."""
         if self.caller != ADMIN:
             raise ForbiddenError("this needs the admin's key; this is the key of a session")
 
     async def body(self) -> bytes:
-        """The whole body; `TooLargeError` when it is longer than allowed."""
+        """Read the whole body; raise `TooLargeError` if it exceeds the limit."""
         limit = self._max_body_bytes
         if int(self._headers.get(b"content-length") or 0) > limit:
             raise TooLargeError(f"the body has more than {limit} bytes")
@@ -73,7 +73,7 @@ class Exchange:
         while more:
             message = await self._receive()
             if message["type"] == "http.disconnect":
-                raise BadRequestError("the client hung up before its request was read")
+                raise BadRequestError("the client disconnected before the end of its request")
             part = message.get("body", b"")
             size += len(part)
             if size > limit:
@@ -83,12 +83,12 @@ class Exchange:
         return parts[0] if len(parts) == 1 else b"".join(parts)
 
     async def gone(self) -> None:
-        """Return when the client has hung up."""
+        """Return when the client has disconnected."""
         while (await self._receive())["type"] != "http.disconnect":
             pass
 
     async def send_json(self, content: Any, status: int = 200, headers: tuple[Any, ...] = ()) -> None:
-        """A JSON answer."""
+        """Send a JSON response."""
         body = to_json(content)
         self.status = status
         length = (b"content-length", str(len(body)).encode())
@@ -98,17 +98,17 @@ class Exchange:
         await self._send({"type": "http.response.body", "body": body})
 
     async def begin_events(self) -> None:
-        """Begin a stream of server-sent events."""
+        """Start a response of server-sent events."""
         self.status = 200
         await self._send({"type": "http.response.start", "status": 200, "headers": list(_EVENTS)})
 
     async def send_events(self, events: bytes, *, last: bool = False) -> None:
-        """More events."""
+        """Send more events; `last` ends the response."""
         await self._send({"type": "http.response.body", "body": events, "more_body": not last})
 
     async def send_error(self, error: ApiError) -> None:
-        """An error answer in the caller's dialect; clients are told whether asking again may help."""
-        if self.status:  # too late for a status; a stream tells its own errors
+        """Send an error in the caller's dialect; headers tell the client whether a retry can help."""
+        if self.status:  # the response has started: its stream reports the error
             return
         content = (anthropic_error if self.speaks_anthropic else openai_error)(error)
         headers = [(b"x-should-retry", b"false" if error.retry_after_s is None else b"true")]

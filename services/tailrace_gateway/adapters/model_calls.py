@@ -1,4 +1,7 @@
-"""Model calls over HTTP, whichever dialect: read, begin, listen, answer whole or as it comes."""
+"""Routes that call the model, in all dialects, and the routes that describe it.
+
+Requests may name any model: many agents have a fixed model name, and a run has one model.
+"""
 
 from __future__ import annotations
 
@@ -31,11 +34,11 @@ from tailrace_gateway.core.openai_completions import (
 from tailrace_gateway.core.openai_responses import ResponseStream, read_response, response_answer
 from tailrace_gateway.core.sse import StreamDialect
 
-_CREATED = "1970-01-01T00:00:00Z"  # of the model
+_CREATED = "1970-01-01T00:00:00Z"  # creation time of the model, which is not known
 
 
 class Dialect(NamedTuple):
-    """How one dialect reads requests and tells replies; `read` returns the body in its own form too."""
+    """Functions of one dialect. `read` returns the body in the dialect's form and the call."""
 
     read: Callable[[bytes], tuple[Any, ModelCall]]
     answer: Callable[[Any, Completion], dict[str, Any]]
@@ -43,7 +46,7 @@ class Dialect(NamedTuple):
 
 
 class CallRoute:
-    """A route whose requests are model calls."""
+    """Route whose requests are model calls."""
 
     def __init__(self, calls: ModelCalls, dialect: Dialect) -> None:
         self._calls = calls
@@ -60,13 +63,13 @@ class CallRoute:
         listener = _Listener(running, exchange)
         try:
             if streams:
-                await self._tell(exchange, body, running, listener)
+                await self._stream(exchange, body, running, listener)
             elif await listener.until_over():
                 await exchange.send_json(self._dialect.answer(body, running.result()))
         finally:
             listener.end()
 
-    async def _tell(
+    async def _stream(
         self, exchange: Exchange, body: Any, running: InFlightCall, listener: _Listener
     ) -> None:
         opening = await running.opened()
@@ -92,7 +95,7 @@ class CallRoute:
 
 
 class _Listener:
-    """One listener of a running call: leaves it when the client hangs up or was served."""
+    """Listener of a call in flight; leaves the call when the client disconnects or has its response."""
 
     def __init__(self, running: InFlightCall, exchange: Exchange) -> None:
         assert running.task is not None
@@ -105,12 +108,12 @@ class _Listener:
         self._watch.add_done_callback(self._on_gone)
 
     async def until_over(self) -> bool:
-        """Wait for the call; False when the client hung up before."""
+        """Wait for the call; return False if the client disconnected first."""
         await self._over
         return not self.is_gone
 
     def end(self) -> None:
-        """Stop listener."""
+        """Stop listening."""
         self._watch.cancel()
         self._leave()
 
@@ -134,9 +137,10 @@ class _Listener:
 
 
 def _retry_mark(exchange: Exchange, raw: bytes) -> tuple[str, bool]:
-    """A name that a request and its retries share, and whether this may be such a retry.
+    """Return a name that a request shares with its retries, and whether this request can be a retry.
 
-    Two equal requests without a mark are two samples: agents that vote ask the same thing often.
+    Equal requests without a retry mark are separate samples: agents that vote send one request several
+    times.
     """
     key = exchange.header(b"idempotency-key")
     digest = hashlib.blake2b(raw, digest_size=16)
@@ -146,7 +150,7 @@ def _retry_mark(exchange: Exchange, raw: bytes) -> tuple[str, bool]:
 
 
 class CountRoute:
-    """Counts the tokens of prompts."""
+    """Route that counts the tokens of prompts."""
 
     def __init__(self, calls: ModelCalls) -> None:
         self._calls = calls
@@ -160,21 +164,26 @@ class CountRoute:
 
 
 class Models:
-    """Describes the model."""
+    """Routes that describe the run's one model."""
 
     def __init__(self, name: str) -> None:
         self._name = name
 
     async def list_models(self, exchange: Exchange) -> None:
-        """The list."""
+        """Send the list of models."""
         model = self._model(exchange)
-        told: dict[str, Any] = {"object": "list", "data": [model]}
+        listing: dict[str, Any] = {"object": "list", "data": [model]}
         if exchange.speaks_anthropic:
-            told = {"data": [model], "has_more": False, "first_id": self._name, "last_id": self._name}
-        await exchange.send_json(told)
+            listing = {
+                "data": [model],
+                "has_more": False,
+                "first_id": self._name,
+                "last_id": self._name,
+            }
+        await exchange.send_json(listing)
 
     async def show_model(self, exchange: Exchange) -> None:
-        """One of the list."""
+        """Send one model."""
         wanted = exchange.params["model"]
         if wanted != self._name:
             raise NotFoundError(
@@ -194,7 +203,7 @@ class Models:
 
 
 def model_call_routes(calls: ModelCalls, renderer: Renderer, model_name: str) -> list[HttpRoute]:
-    """All routes except those of sessions."""
+    """Return all routes except those of sessions."""
     text = renderer.token_text
     models = Models(model_name)
     dialects = {

@@ -1,7 +1,12 @@
-"""The HTTP server: uvicorn in this process's own event loop, on a port that replicas share.
+"""HTTP server: uvicorn in the event loop of this process, on a port that replicas share.
 
-`SO_REUSEPORT` lets the kernel spread connections over the replicas of one host; when one dies, new
-connections go to the others.
+`SO_REUSEPORT` lets the kernel spread connections over the replicas of one host; after the death of a
+replica, new connections go to the others.
+
+Write coalescing: uvicorn writes the head and the body of a response separately, and uvloop passes each
+write to the kernel at once. The transport below joins them into one system call, one segment and one
+wake-up of the client. It does not delay a body until the next loop iteration, because the remaining
+work of its request would delay it further.
 """
 
 from __future__ import annotations
@@ -24,16 +29,16 @@ _HEAD = b"HTTP/"
 
 
 class _QuietServer(uvicorn.Server):
-    """uvicorn that leaves signals to the service."""
+    """uvicorn server that leaves signals to the service."""
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
-        """Nothing: the service tells when to end."""
+        """Do nothing: the service decides when to stop."""
         yield
 
 
 class HttpServer:
-    """Listens from `start` to `stop`."""
+    """HTTP server that listens until `stop`."""
 
     def __init__(self, app: ASGIApp, listener: socket.socket, keep_alive_s: int) -> None:
         config = uvicorn.Config(
@@ -57,12 +62,12 @@ class HttpServer:
         await self._server.serve(sockets=[self._listener])
 
     def stop(self, *, at_once: bool = False) -> None:
-        """Accept no more connections; end when those in flight are answered, or now."""
+        """Accept no more connections; finish the requests in flight first, or stop at once."""
         self._server.should_exit = True
         self._server.force_exit = at_once
 
     async def wait_stopped(self, serving: asyncio.Task[object], grace_s: float) -> None:
-        """Wait for a stopped server to end; connections that remain after `grace_s` are cut."""
+        """Wait for a stopped server to end; close the connections that remain after `grace_s`."""
         _, late = await asyncio.wait({serving}, timeout=grace_s)
         if late:
             self.stop(at_once=True)
@@ -70,7 +75,8 @@ class HttpServer:
 
 
 def bind(host: str, port: int) -> socket.socket:
-    """A socket on a port that other replicas may share; `ConfigError` when somebody else has it."""
+    """Open a socket on a port that replicas share; raise `ConfigError` if another program uses the
+    port."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     listener = socket.socket(family, socket.SOCK_STREAM)
     try:
@@ -89,7 +95,7 @@ def bind(host: str, port: int) -> socket.socket:
 
 
 class CoalescingProtocol(HttpToolsProtocol):
-    """uvicorn's protocol on a transport that gathers writes."""
+    """uvicorn's protocol over a transport that coalesces writes."""
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """See `asyncio.Protocol`."""
@@ -97,7 +103,7 @@ class CoalescingProtocol(HttpToolsProtocol):
 
 
 class _CoalescingTransport(asyncio.Transport):
-    """Passes everything on; writes at most a turn of the loop later, and always before a close."""
+    """Transport that delays a write by at most one loop iteration, and flushes before a close."""
 
     def __init__(self, transport: asyncio.Transport, loop: asyncio.AbstractEventLoop) -> None:
         super().__init__()
@@ -106,7 +112,7 @@ class _CoalescingTransport(asyncio.Transport):
         self._waiting: list[bytes | bytearray | memoryview[Any]] = []
 
     def write(self, data: bytes | bytearray | memoryview[Any]) -> None:
-        """Send this with what waits, if that is a head; else with all that is written in this turn."""
+        """Flush at once if the buffer holds a response head; else flush once per loop iteration."""
         has_head = len(self._waiting) == 1 and bytes(self._waiting[0][:5]) == _HEAD
         if not self._waiting:
             self._loop.call_soon(self._flush)
@@ -120,17 +126,17 @@ class _CoalescingTransport(asyncio.Transport):
             self._transport.write(b"".join(waiting) if len(waiting) > 1 else waiting[0])
 
     def close(self) -> None:
-        """Send what waits, then close."""
+        """Flush the buffer, then close."""
         self._flush()
         self._transport.close()
 
     def abort(self) -> None:
-        """Close at once."""
+        """Close at once and drop the buffer."""
         self._waiting.clear()
         self._transport.abort()
 
     def is_closing(self) -> bool:
-        """Whether the connection is closed or about to be."""
+        """Whether the connection is closed or closing."""
         return self._transport.is_closing()
 
     def pause_reading(self) -> None:

@@ -1,7 +1,7 @@
-"""`/v1/sessions`: sessions for agents outside the cluster; the same as over NATS.
+"""Routes under `/v1/sessions`: the session operations of NATS for agents outside the cluster.
 
-The admin's key opens sessions and may do all; a session's key may do all with its own session, which
-it may also call `current`.
+The admin key may open sessions and operate on any session. A session key may operate on its own
+session, which it may also call `current`.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ _RANGES = NumberRanges(
 
 
 class OpenSessionBody(Body, frozen=True, kw_only=True):
-    """Body of `POST /v1/sessions`; what is left out is as `gateway.session_defaults` says."""
+    """Body of `POST /v1/sessions`; `gateway.session_defaults` fills the missing fields."""
 
     session_id: str = ""
     max_episode_tokens: int | None = None
@@ -64,14 +64,14 @@ class OpenSessionBody(Body, frozen=True, kw_only=True):
 
 
 class RewardBody(Body, frozen=True, kw_only=True):
-    """Body of `POST /v1/sessions/{id}/reward`; no completion id: the last call."""
+    """Body of `POST /v1/sessions/{id}/reward`; without a completion id it means the last call."""
 
     reward: float
     completion_id: str = ""
 
 
 class ExportBody(Body, frozen=True, kw_only=True):
-    """Body of `POST /v1/sessions/{id}/export`; no style: as the run's `granularity` says."""
+    """Body of `POST /v1/sessions/{id}/export`; without a style the run's `granularity` decides."""
 
     rewards: dict[str, float] = msgspec.field(default_factory=dict)
     export_style: ExportStyle | None = None
@@ -79,7 +79,7 @@ class ExportBody(Body, frozen=True, kw_only=True):
 
 
 class SessionRoutes:
-    """Answers the routes of sessions."""
+    """Handlers of the session routes."""
 
     def __init__(
         self,
@@ -97,7 +97,7 @@ class SessionRoutes:
         self._export_style = export_style
 
     def routes(self) -> list[HttpRoute]:
-        """The routes of sessions."""
+        """Return the session routes."""
         one = "/v1/sessions/{session}"
         return [
             HttpRoute("POST", "/v1/sessions", self.open),
@@ -108,7 +108,7 @@ class SessionRoutes:
         ]
 
     async def open(self, exchange: Exchange) -> None:
-        """Make a session."""
+        """Open a session."""
         exchange.require_admin()
         body = read_body(await exchange.body() or b"{}", OpenSessionBody)
         record = _record(body, self._defaults)
@@ -118,7 +118,7 @@ class SessionRoutes:
         )
 
     async def show(self, exchange: Exchange) -> None:
-        """What a session has used."""
+        """Send the limits of a session and its use of them."""
         session_id = _session_id(exchange)
         session = await self._sessions.load(session_id)
         if session is None:
@@ -137,14 +137,14 @@ class SessionRoutes:
         )
 
     async def reward(self, exchange: Exchange) -> None:
-        """Set the reward of a call."""
+        """Set the reward of one call."""
         session_id = _session_id(exchange)
         body = read_body(await exchange.body(), RewardBody)
         rewarded = await self._exporter.set_reward(session_id, body.reward, body.completion_id)
         await exchange.send_json({"completion_id": rewarded, "reward": body.reward})
 
     async def export(self, exchange: Exchange) -> None:
-        """Close a session for calls and give its rows out as JSON."""
+        """Close a session for calls and send its rows as JSON."""
         session_id = _session_id(exchange)
         body = read_body(await exchange.body() or b"{}", ExportBody)
         exported = await self._handler.finish(
@@ -163,7 +163,7 @@ class SessionRoutes:
         )
 
     async def close(self, exchange: Exchange) -> None:
-        """Forget a session."""
+        """Delete a session."""
         session_id = _session_id(exchange)
         try:
             await self._handler.forget(session_id)
@@ -195,8 +195,8 @@ def _record(body: OpenSessionBody, defaults: SessionDefaults) -> OpenSession:
         time.time() + timeout_s,
     )
     names = ("temperature", "top_p", "top_k")
-    said = {name: getattr(body, name) for name in names if getattr(body, name) is not None}
-    return OpenSession(session_id, limits, SamplingParams(stop=body.stop, **said), body.sampling_seed)
+    given = {name: getattr(body, name) for name in names if getattr(body, name) is not None}
+    return OpenSession(session_id, limits, SamplingParams(stop=body.stop, **given), body.sampling_seed)
 
 
 def _row(row: TokenRow) -> dict[str, Any]:

@@ -1,1 +1,1 @@
-"""What the gateway decides: dialects to messages and back, sessions, budgets. It knows no network."""
+"""Decisions of the gateway without network I/O: dialects, sessions, calls, token budgets."""

@@ -1,4 +1,4 @@
-"""Content blocks of Anthropic's histories as messages."""
+"""Anthropic content blocks in requests, converted to messages."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tailrace_protos.chat import ChatMessage, ToolCall
 
 
 class Block(msgspec.Struct, frozen=True):
-    """A content block; which fields it has depends on its `type`."""
+    """Content block; its `type` decides which fields it has."""
 
     type: str
     text: str = ""
@@ -30,21 +30,21 @@ Blocks = list[Block]
 
 
 class InAnthropicMessage(msgspec.Struct, frozen=True):
-    """A message of the history."""
+    """Message of the history."""
 
     role: str
     content: str | Blocks
 
 
 def read_system(system: str | Blocks | None) -> str:
-    """The system prompt as one text."""
+    """Return the system prompt as one text."""
     if system is None or isinstance(system, str):
         return system or ""
     return "\n".join(_text(block, f"system[{i}]") for i, block in enumerate(system))
 
 
 def read_anthropic_messages(messages: Sequence[InAnthropicMessage]) -> tuple[ChatMessage, ...]:
-    """The conversation so far; it must not end with an assistant's message."""
+    """Return the conversation; it must not end with an assistant message."""
     if not messages:
         raise BadRequestError("messages: at least one message is required", param="messages")
     read: list[ChatMessage] = []
@@ -62,7 +62,7 @@ def read_anthropic_messages(messages: Sequence[InAnthropicMessage]) -> tuple[Cha
 
 
 def _user(content: str | Blocks, place: str) -> list[ChatMessage]:
-    """Results of tools first, as they answer the calls before; then what the user says."""
+    """Return the tool results first, since they answer the preceding calls, then the user's text."""
     if isinstance(content, str):
         return [ChatMessage("user", content)]
     results = [
@@ -73,26 +73,25 @@ def _user(content: str | Blocks, place: str) -> list[ChatMessage]:
     texts = [
         _text(block, f"{place}[{i}]") for i, block in enumerate(content) if block.type != "tool_result"
     ]
-    said = [ChatMessage("user", "\n".join(texts))] if texts else []
-    return results + said
+    return [*results, ChatMessage("user", "\n".join(texts))] if texts else results
 
 
 def _assistant(content: str | Blocks, place: str) -> ChatMessage:
     if isinstance(content, str):
         return ChatMessage("assistant", content)
-    texts, thoughts, calls = [], [], []
+    texts, reasoning, calls = [], [], []
     for index, block in enumerate(content):
         if block.type == "thinking":
-            thoughts.append(block.thinking)
+            reasoning.append(block.thinking)
         elif block.type == "tool_use":
             calls.append(ToolCall(block.id, block.name, _arguments(block.input)))
         else:
             texts.append(_text(block, f"{place}[{index}]"))
-    return ChatMessage("assistant", "\n".join(texts), tuple(calls), reasoning="\n".join(thoughts))
+    return ChatMessage("assistant", "\n".join(texts), tuple(calls), reasoning="\n".join(reasoning))
 
 
 def _arguments(given: Any) -> str:
-    """The text of a tool call's arguments, as the model wrote them."""
+    """Return the arguments of a tool call as the text that the model wrote."""
     if isinstance(given, dict) and set(given) == {"_raw"} and isinstance(given["_raw"], str):
         return given["_raw"]
     return msgspec.json.encode(given if given is not None else {}).decode()

@@ -1,9 +1,9 @@
-"""Anthropic's messages: requests to the internal form, answers from it.
+"""Anthropic's messages dialect: requests, responses, streams and errors.
 
-Blocks of the history become messages: the texts of an assistant's blocks are its content, its
-`tool_use` blocks its tool calls; every `tool_result` of a user's message is a message of its own. Only
-text can be read by the model. A thinking budget is not enforced; `thinking: disabled` leaves thoughts
-out of the answer.
+Content blocks of the history become messages. The text blocks of an assistant message form its content,
+and its `tool_use` blocks its tool calls. Each `tool_result` of a user message becomes a message of its
+own. Only text is supported. The gateway does not enforce a thinking budget; `thinking: disabled` omits
+thinking blocks from the response.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ _RANGES = NumberRanges(
 
 
 class AnthropicTool(msgspec.Struct, frozen=True):
-    """A tool of the caller's own; tools that Anthropic runs have another `type`."""
+    """Tool of the caller; tools that Anthropic runs have another `type`."""
 
     name: str
     input_schema: dict[str, Any] | None = None
@@ -61,7 +61,7 @@ class AnthropicTool(msgspec.Struct, frozen=True):
 
 
 class MessagesRequest(Body, frozen=True, kw_only=True):
-    """The body of a message. The last part changes nothing in a reply."""
+    """Body of a messages request. Fields of the last group have no effect on a reply."""
 
     messages: list[InAnthropicMessage]
     model: str = ""
@@ -92,12 +92,12 @@ class MessagesRequest(Body, frozen=True, kw_only=True):
 
     @property
     def with_reasoning(self) -> bool:
-        """Whether thinking blocks are part of the answer."""
+        """Whether the response includes thinking blocks."""
         return (self.thinking or {}).get("type") != "disabled"
 
 
 def read_messages_request(raw: bytes) -> tuple[MessagesRequest, ModelCall]:
-    """The request and what it asks of the model; raises `BadRequestError`."""
+    """Parse a request; return its body and its model call. Raise `BadRequestError`."""
     body = read_body(raw, MessagesRequest)
     if body.max_tokens is None:
         raise BadRequestError("max_tokens: Field required", param="max_tokens")
@@ -105,12 +105,12 @@ def read_messages_request(raw: bytes) -> tuple[MessagesRequest, ModelCall]:
 
 
 def read_count_request(raw: bytes) -> ModelCall:
-    """A request to count the tokens of a prompt."""
+    """Parse a request that counts the tokens of a prompt."""
     return call_of(read_body(raw, MessagesRequest))
 
 
 def call_of(body: MessagesRequest) -> ModelCall:
-    """What a body asks of the model."""
+    """Return the model call of a body."""
     _DEFAULT_ONLY.require(body)
     _RANGES.require(body)
     tools = _tools(body.tools or [])
@@ -156,7 +156,7 @@ def _choice(choice: dict[str, Any]) -> ToolChoice:
 
 
 def messages_answer(body: MessagesRequest, completion: Completion) -> dict[str, Any]:
-    """The answer to a request that does not stream."""
+    """Return the response to a request without a stream."""
     choice = completion.choices[0]
     return {
         "id": completion.opening.completion_id,
@@ -170,7 +170,7 @@ def messages_answer(body: MessagesRequest, completion: Completion) -> dict[str, 
 
 
 def blocks_of(body: MessagesRequest, choice: ReplyChoice) -> list[dict[str, Any]]:
-    """A reply as content blocks."""
+    """Return the content blocks of a reply."""
     message = choice.message
     blocks: list[dict[str, Any]] = []
     if message.reasoning and body.with_reasoning:
@@ -184,7 +184,7 @@ def blocks_of(body: MessagesRequest, choice: ReplyChoice) -> list[dict[str, Any]
 
 
 def tool_use_block(call_id: str, name: str, arguments: str) -> dict[str, Any]:
-    """A tool call; arguments that are no JSON object are told as one with the text in it."""
+    """Return a tool call; arguments that are no JSON object go under the key `_raw`."""
     try:
         given: Any = msgspec.json.decode(arguments.encode())
     except msgspec.DecodeError:
@@ -194,14 +194,14 @@ def tool_use_block(call_id: str, name: str, arguments: str) -> dict[str, Any]:
 
 
 def stop_fields(choice: ReplyChoice) -> dict[str, Any]:
-    """Why the reply ended."""
+    """Return the fields for the stop reason."""
     if choice.stop_matched is not None and choice.stop_reason is StopReason.STOP:
         return {"stop_reason": "stop_sequence", "stop_sequence": choice.stop_matched}
     return {"stop_reason": _STOP_REASONS[choice.stop_reason], "stop_sequence": None}
 
 
 def usage_of(completion: Completion) -> dict[str, Any]:
-    """Token counts; those read from the cache are not part of `input_tokens`."""
+    """Return the token counts; `input_tokens` excludes tokens read from the cache."""
     cached = completion.num_cached_tokens
     return {
         "input_tokens": completion.num_prompt_tokens - cached,
@@ -212,16 +212,16 @@ def usage_of(completion: Completion) -> dict[str, Any]:
 
 
 class MessagesStream:
-    """`StreamDialect` of messages. One block is open at a time; tool calls come whole, at the end."""
+    """`StreamDialect` of messages. One block is open at a time; tool calls follow whole at the end."""
 
     def __init__(self, body: MessagesRequest) -> None:
         self._body = body
-        self._index = -1  # of the newest block
-        self._open = ""  # its type; empty: it was closed
+        self._index = -1  # index of the newest block
+        self._open = ""  # type of the open block; empty if none is open
         self._stop: dict[str, Any] = {}
 
     def begin(self, opening: CallStart) -> bytes:
-        """The message without content."""
+        """Encode the message without content."""
         usage = {"input_tokens": len(opening.prompt_ids), "output_tokens": 0}
         message: dict[str, Any] = {
             "id": opening.completion_id,
@@ -236,33 +236,33 @@ class MessagesStream:
         return named_event({"type": "message_start", "message": message})
 
     def piece(self, piece: Piece) -> bytes:
-        """Thoughts and text as they come."""
-        told = b""
+        """Encode new reasoning and text."""
+        events = b""
         if piece.delta.reasoning and self._body.with_reasoning:
             empty = {"type": "thinking", "thinking": "", "signature": ""}
             delta = {"type": "thinking_delta", "thinking": piece.delta.reasoning}
-            told += self._block("thinking", empty) + self._delta(delta)
+            events += self._block("thinking", empty) + self._delta(delta)
         if piece.delta.content:
             delta = {"type": "text_delta", "text": piece.delta.content}
-            told += self._block("text", {"type": "text", "text": ""}) + self._delta(delta)
-        return told
+            events += self._block("text", {"type": "text", "text": ""}) + self._delta(delta)
+        return events
 
     def choice(self, choice: ReplyChoice) -> bytes:
-        """Tool calls, and the end of the last block."""
+        """Encode the tool calls, and close the last block."""
         self._stop = stop_fields(choice)
         calls = choice.message.tool_calls
-        told = b"".join(map(self._tool_use, calls))
+        events = b"".join(map(self._tool_use, calls))
         if self._index < 0:
-            told += self._block("text", {"type": "text", "text": ""})
-        return told + self._close()
+            events += self._block("text", {"type": "text", "text": ""})
+        return events + self._close()
 
     def end(self, completion: Completion) -> bytes:
-        """Why it ended, and the counts."""
+        """Encode the stop reason and the token counts."""
         delta = {"type": "message_delta", "delta": self._stop, "usage": usage_of(completion)}
         return named_event(delta) + named_event({"type": "message_stop"})
 
     def error(self, error: ApiError) -> bytes:
-        """An error event, which the client raises."""
+        """Encode an error event, which the client raises."""
         return named_event(anthropic_error(error))
 
     def _tool_use(self, call: ToolCall) -> bytes:
@@ -272,14 +272,14 @@ class MessagesStream:
         return begun + self._delta({"type": "input_json_delta", "partial_json": arguments})
 
     def _block(self, kind: str, empty: dict[str, Any]) -> bytes:
-        """Make sure that a block of this type is open."""
+        """Open a block of this type unless it is open."""
         if self._open == kind:
             return b""
-        told = self._close()
+        events = self._close()
         self._index += 1
         self._open = kind
         start = {"type": "content_block_start", "index": self._index, "content_block": empty}
-        return told + named_event(start)
+        return events + named_event(start)
 
     def _delta(self, delta: dict[str, Any]) -> bytes:
         return named_event({"type": "content_block_delta", "index": self._index, "delta": delta})
@@ -303,7 +303,7 @@ _TYPES = {
 
 
 def anthropic_error(error: ApiError) -> dict[str, Any]:
-    """The body of an error answer; `code` and `param` say what the message says, for programs."""
+    """Return the body of an error response; `code` and `param` are for programs."""
     message = error.message
     if isinstance(error, ContextOverflowError):
         message = f"prompt is too long: {error.num_tokens} tokens > {error.limit_tokens} maximum"

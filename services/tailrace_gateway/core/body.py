@@ -1,7 +1,6 @@
-"""Request bodies: JSON into typed Structs, with errors that name the field.
+"""Request bodies: JSON decoded into typed Structs, with errors that name the field.
 
-Invariant: a field that a dialect has and the gateway does not honour is refused by its name, never
-skipped over.
+Invariant: the gateway refuses by name each field of a dialect that it does not support.
 """
 
 from __future__ import annotations
@@ -23,11 +22,11 @@ _AT = re.compile(r"^(.*?)(?: - at `\$\.?([^`]*)`)?$", re.DOTALL)
 
 
 class Body(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A request's body; fields that it does not have are refused."""
+    """Body of a request; unknown fields are refused."""
 
 
 class TextPart(msgspec.Struct, frozen=True):
-    """A part of a message's content; only text can be read by the model."""
+    """One part of a message's content; only text is supported."""
 
     type: str = "text"
     text: str = ""
@@ -43,14 +42,14 @@ def _decoder(kind: Any) -> msgspec.json.Decoder[Any]:
 
 
 def read_body(raw: bytes, kind: type[T]) -> T:
-    """The body in `raw`; raises `BadRequestError` with the field's name."""
+    """Decode a body; raise `BadRequestError` with the field's name."""
     kind_key: Any = kind
     try:
         body: T = _decoder(kind_key).decode(raw)
     except msgspec.ValidationError as error:
         raise _explained(str(error)) from error
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise BadRequestError(f"the body is no JSON: {error}", code="invalid_json") from error
+        raise BadRequestError(f"the body is not valid JSON: {error}", code="invalid_json") from error
     return body
 
 
@@ -69,9 +68,9 @@ def _explained(reason: str) -> BadRequestError:
 
 
 class DefaultOnly:
-    """Fields that a dialect has and the gateway does not honour, with the values that change nothing.
+    """Fields that the gateway does not support, with the values that have no effect and are accepted.
 
-    None is one of them always.
+    None is always accepted.
     """
 
     def __init__(self, **values: Any) -> None:
@@ -80,7 +79,7 @@ class DefaultOnly:
         self._nothing = (None,) * len(values)
 
     def require(self, body: Body) -> None:
-        """Refuse a field that has another value."""
+        """Raise `UnsupportedError` for a field with any other value."""
         values = self._values_of(body)
         if values == self._nothing:
             return
@@ -90,7 +89,7 @@ class DefaultOnly:
 
 
 class NumberRanges:
-    """Numbers that must lie between two others, both included; None passes."""
+    """Inclusive ranges of number fields; None is always accepted."""
 
     def __init__(self, **bounds: tuple[float, float]) -> None:
         self._bounds = bounds
@@ -98,7 +97,7 @@ class NumberRanges:
         self._nothing = (None,) * len(bounds)
 
     def require(self, body: Body) -> None:
-        """Refuse a number outside its range."""
+        """Raise `BadRequestError` for a number outside its range."""
         values = self._values_of(body)
         if values == self._nothing:
             return
@@ -109,12 +108,12 @@ class NumberRanges:
 
 
 def _getter(names: tuple[str, ...]) -> Callable[[Body], tuple[Any, ...]]:
-    """All these fields at once: a request has dozens, and most of them say nothing."""
+    """Return a function that reads all fields at once: a request has dozens, and most are unset."""
     return attrgetter(*names) if len(names) > 1 else lambda body: (getattr(body, names[0]),)
 
 
 def text_of(content: Content, place: str) -> str:
-    """The text of a message's content; parts are joined by a line end."""
+    """Return the text of a message's content; a newline joins the parts."""
     if content is None or isinstance(content, str):
         return content or ""
     for index, part in enumerate(content):
@@ -129,7 +128,7 @@ def text_of(content: Content, place: str) -> str:
 def stop_strings(
     stop: str | list[str] | None, param: str = "stop", max_stops: int = 16
 ) -> tuple[str, ...]:
-    """Stop strings as a tuple."""
+    """Return the stop strings as a tuple."""
     stops = (stop,) if isinstance(stop, str) else tuple(stop or ())
     if any(not text for text in stops) or len(stops) > max_stops:
         raise BadRequestError(f"{param}: at most {max_stops} texts, none of them empty", param=param)

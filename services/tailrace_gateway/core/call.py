@@ -1,4 +1,4 @@
-"""A model call free of any dialect, and what comes back of it."""
+"""Model call and its result, independent of the dialect."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tailrace_protos.generation import FinishReason, SamplingParams
 
 
 class SamplingOverrides(msgspec.Struct, frozen=True, kw_only=True):
-    """What a request says of sampling; None: as the session says."""
+    """Sampling parameters that a request sets; None keeps the session's value."""
 
     temperature: float | None = None
     top_p: float | None = None
@@ -26,14 +26,14 @@ class SamplingOverrides(msgspec.Struct, frozen=True, kw_only=True):
     stop: tuple[str, ...] = ()
 
     def applied_to(self, base: SamplingParams) -> SamplingParams:
-        """The session's parameters with the wishes in their place; stop strings come on top of it"""
+        """Return the session's parameters with these values in place; stop strings are added."""
         fields = ("temperature", "top_p", "top_k", "min_p", "seed")
-        said = {name: getattr(self, name) for name in fields if getattr(self, name) is not None}
-        return msgspec.structs.replace(base, stop=(*self.stop, *base.stop), **said)
+        given = {name: getattr(self, name) for name in fields if getattr(self, name) is not None}
+        return msgspec.structs.replace(base, stop=(*self.stop, *base.stop), **given)
 
 
 class ReplyFormat(enum.Enum):
-    """What the text of a reply has to be."""
+    """Format that a reply must have."""
 
     TEXT = "text"
     JSON_OBJECT = "json_object"
@@ -41,11 +41,11 @@ class ReplyFormat(enum.Enum):
 
 
 class OutputConstraints(msgspec.Struct, frozen=True, kw_only=True):
-    """What a finished reply is checked against; nothing forces the model to keep it."""
+    """Constraints on a finished reply. The gateway checks them; it does not force the model."""
 
     needs_tool_call: bool = False
     forbids_tool_calls: bool = False
-    tool_name: str = ""  # every call has to be of this tool
+    tool_name: str = ""  # every call must use this tool
     max_tool_calls: int | None = None
     reply_format: ReplyFormat = ReplyFormat.TEXT
     json_schema: dict[str, Any] | None = None
@@ -53,30 +53,31 @@ class OutputConstraints(msgspec.Struct, frozen=True, kw_only=True):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelCall:
-    """What a request asks of the model, whichever dialect it was written in.
+    """One model call, independent of the dialect of its request.
 
-    Either `messages` or `prompt_ids` [P] (or `prompt_text`, encoded once) is the prompt.
+    The prompt is either `messages`, or `prompt_ids` [P], or `prompt_text`, which the gateway encodes
+    once.
     """
 
     messages: tuple[ChatMessage, ...] = ()
     prompt_ids: NDArray[np.int32] | None = None
     prompt_text: str = ""
-    previous_id: str = ""  # continue the conversation of this call with `messages`
+    previous_id: str = ""  # the call that `messages` continue
     tools: tuple[ToolSchema, ...] = ()
     num_choices: int = 1
     max_new_tokens: int | None = None
-    top_logprobs: int = 0  # likeliest tokens to tell of each step
+    top_logprobs: int = 0  # number of alternative tokens per step
     sampling: SamplingOverrides = field(default_factory=SamplingOverrides)
     constraints: OutputConstraints = field(default_factory=OutputConstraints)
 
     @property
     def is_token_level(self) -> bool:
-        """Whether the prompt is tokens or bare text, no conversation."""
+        """Whether the prompt is tokens or plain text instead of a conversation."""
         return not self.messages and not self.previous_id
 
 
 class StopReason(enum.Enum):
-    """Why a choice ended."""
+    """Reason why a choice ended."""
 
     STOP = "stop"
     LENGTH = "length"
@@ -84,7 +85,7 @@ class StopReason(enum.Enum):
 
 
 def stop_reason_of(message: ChatMessage, finish_reason: FinishReason | None) -> StopReason:
-    """Why a choice ended, as clients are told."""
+    """Return the reason why a choice ended, as clients see it."""
     if finish_reason is FinishReason.LENGTH:
         return StopReason.LENGTH
     return StopReason.TOOL_CALLS if message.tool_calls else StopReason.STOP
@@ -92,22 +93,22 @@ def stop_reason_of(message: ChatMessage, finish_reason: FinishReason | None) -> 
 
 @dataclass(frozen=True, slots=True)
 class ReplyChoice:
-    """One sampled reply."""
+    """One sampled reply of a call."""
 
     index: int
-    completion_id: str  # its node in the ledger
+    completion_id: str  # id of its node in the ledger
     message: ChatMessage
     stop_reason: StopReason
-    stop_matched: str | None  # the stop string that ended it
+    stop_matched: str | None  # the stop string that ended the reply
     token_ids: NDArray[np.int32]  # [T]
     logprobs: NDArray[np.float32]  # [T]
-    top_ids: NDArray[np.int32] | None = None  # [T, k], the likeliest first; None: not asked for
+    top_ids: NDArray[np.int32] | None = None  # [T, k], most likely first; None: not requested
     top_logprobs: NDArray[np.float32] | None = None  # [T, k]
 
 
 @dataclass(frozen=True, slots=True)
 class CallStart:
-    """What is known of a call before its first token."""
+    """Facts of a call that are known before its first token."""
 
     completion_id: str
     created_unix_s: int
@@ -116,7 +117,7 @@ class CallStart:
 
 @dataclass(frozen=True, slots=True)
 class Completion:
-    """All choices of a call."""
+    """Result of a call with all its choices."""
 
     opening: CallStart
     choices: tuple[ReplyChoice, ...]
@@ -124,18 +125,18 @@ class Completion:
 
     @property
     def num_prompt_tokens(self) -> int:
-        """P."""
+        """Number of prompt tokens, P."""
         return len(self.opening.prompt_ids)
 
     @property
     def num_sampled(self) -> int:
-        """Over all choices."""
+        """Number of sampled tokens over all choices."""
         return sum(len(choice.token_ids) for choice in self.choices)
 
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """Some new tokens of a choice that is still being sampled, and the text that became certain."""
+    """New tokens of a choice in flight, and the text that they complete."""
 
     index: int
     delta: ReplyDelta

@@ -1,7 +1,7 @@
-"""Model calls of sessions: begun, joined by retries, answered from the record, and ended.
+"""Model calls of sessions: start, join by retries, replay of recorded answers, cancellation.
 
-Invariants: a retry of a call that has been answered, or of a retry that runs in any replica, samples
-nothing; a call whose listeners have gone is aborted; no more than `max_concurrent` run in this replica.
+Invariants: a retry samples nothing if its call has an answer or runs in any replica; a call without
+listeners is cancelled; at most `max_concurrent` calls run in this replica.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _RETRY_AFTER_S = 1.0
 
 
 class ModelCalls:
-    """Begins calls; thousands run at once."""
+    """Starts calls and holds those in flight; thousands run at once."""
 
     def __init__(
         self,
@@ -49,9 +49,10 @@ class ModelCalls:
     async def begin(
         self, session_id: str, call: ModelCall, name: str, *, is_retry: bool, streams: bool
     ) -> InFlightCall:
-        """A running call to listen to: a new one, or for a retry the one that runs under this name.
+        """Return a call in flight to listen to: a new one, or for a retry the running call of this
+        name.
 
-        `name` is equal for a request and its retries. Leave the call when done with it.
+        A request and its retries share `name`. The caller must `leave` the call at the end.
         """
         self._require_room()
         check_schema(call.constraints)
@@ -72,16 +73,17 @@ class ModelCalls:
         return running
 
     def _under_way(self, session_id: str, name: str) -> InFlightCall | None:
-        """The call that a retry may join.
+        """Return the call that a retry can join.
 
-        Looked for before the store is read and after: one that ends between would be in neither.
+        `begin` calls this before and after it reads the store: a call that finishes in between is in
+        neither the store's answer nor the second lookup.
         """
         session = self._sessions.known(session_id)
         running = None if session is None else session.by_name.get(name)
         return running if running is not None and running.is_joinable else None
 
     async def count_tokens(self, session_id: str, call: ModelCall) -> int:
-        """Tokens of the prompt that a call would have."""
+        """Return the number of prompt tokens of a call."""
         session, _ = await self._sessions.refresh(session_id)
         return len(self._prompter.prompt(session, call).prompt_ids)
 
@@ -111,7 +113,7 @@ class ModelCalls:
     async def _answer_again(
         self, session: Session, call: ModelCall, name: str, running: InFlightCall
     ) -> Completion:
-        """What was answered before, here or elsewhere; else a sample, the only one in all replicas."""
+        """Replay the recorded answer, from any replica; else sample, once over all replicas."""
         async with self._claims.hold(session.session_id, name):
             session, answer = await self._sessions.refresh(session.session_id, name)
             if answer is None:
@@ -137,7 +139,7 @@ class ModelCalls:
             raise session.deadline_error()
 
     async def drain(self, grace_s: float) -> None:
-        """Let calls end in that time, then end them."""
+        """Let calls finish within `grace_s`, then cancel the rest."""
         tasks = {running.task for running in self.running if running.task is not None}
         if tasks:
             await asyncio.wait(tasks, timeout=grace_s)
@@ -146,4 +148,4 @@ class ModelCalls:
 
 
 def _draining_error() -> UnavailableError:
-    return UnavailableError("this gateway is stopping: ask again", retry_after_s=0.0)
+    return UnavailableError("this gateway is stopping: send the request again", retry_after_s=0.0)

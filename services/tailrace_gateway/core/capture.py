@@ -1,7 +1,8 @@
-"""What was sampled goes into the ledger and, in one step with the answer's record, into the log.
+"""Capture of calls: writes the sampled tokens to the ledger and, with the answer, to the session's log.
 
-A call that cannot be captured in time is answered all the same; its nodes are masked, so that nobody
-trains on what another replica cannot know of.
+One append stores the nodes and the answer record. If it fails or times out, the client still gets the
+answer, and the nodes are masked: no replica trains on tokens that other replicas cannot see. A retry
+reads the recorded answer from the log.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from tailrace.channel.generation import Generation
-from tailrace.channel.tops import as_tops
+from tailrace.channel.top_logprobs import as_top_logprobs
 from tailrace.chat import ParsedReply, ReplyDelta
 from tailrace.ledger import Prompt
 from tailrace.log import get_logger
@@ -36,7 +37,7 @@ log = get_logger(__name__)
 
 
 class Capture:
-    """Captures the calls of sessions."""
+    """Writes finished calls to the ledger and to the log."""
 
     def __init__(self, store: SessionStore) -> None:
         self._store = store
@@ -49,7 +50,7 @@ class Capture:
         completion: Completion,
         name: str,
     ) -> None:
-        """Record a finished call; never fails it."""
+        """Record a finished call; a failure of the store masks the call and raises nothing."""
         nodes = [
             session.record_call(prompt, generation, parsed, choice.completion_id)
             for (generation, parsed), choice in zip(sampled, completion.choices, strict=True)
@@ -80,7 +81,7 @@ class Capture:
 
 
 def answer_of(completion: Completion) -> bytes:
-    """The record of an answer; its words are in the ledger."""
+    """Return the record of an answer; its text is in the ledger."""
     return encode(
         RecordedAnswer(
             completion.opening.completion_id,
@@ -97,7 +98,7 @@ def answer_of(completion: Completion) -> bytes:
 def _packed_tops(
     choices: Sequence[ReplyChoice],
 ) -> tuple[tuple[Int32Bytes, ...], tuple[Float32Bytes, ...]]:
-    """`top_ids` and `top_logprobs` of every choice; nothing where nobody asked for them."""
+    """Return `top_ids` and `top_logprobs` of every choice; two empty tuples if no choice has them."""
     ids = [one.top_ids for one in choices]
     logprobs = [one.top_logprobs for one in choices]
     if all(one is None for one in ids):
@@ -109,7 +110,7 @@ def _packed_tops(
 
 
 def completion_of(answer: bytes, session: Session, running: InFlightCall) -> Completion:
-    """The answer again, told to whoever follows `running`."""
+    """Rebuild a recorded answer and send it to the listeners of `running`."""
     recorded = decode(answer, RecordedAnswer)
     nodes = [session.node(node_id) for node_id in recorded.node_ids]
     prompt_ids = session.prompt_ids(recorded.node_ids[0])
@@ -117,16 +118,16 @@ def completion_of(answer: bytes, session: Session, running: InFlightCall) -> Com
     running.open(opening)
     choices = tuple(_choice(index, node, recorded) for index, node in enumerate(nodes))
     for choice in choices:
-        said = ReplyDelta(choice.message.content, choice.message.reasoning)
+        delta = ReplyDelta(choice.message.content, choice.message.reasoning)
         tops = choice.top_ids, choice.top_logprobs
-        running.add_piece(Piece(choice.index, said, choice.token_ids, choice.logprobs, *tops))
+        running.add_piece(Piece(choice.index, delta, choice.token_ids, choice.logprobs, *tops))
     return Completion(opening, choices, recorded.num_cached_tokens)
 
 
 def _choice(index: int, node: LedgerNode, recorded: RecordedAnswer) -> ReplyChoice:
     token_ids = as_int32(node.token_ids)
     top_ids, top_logprobs = (
-        as_tops(recorded.top_ids[index], recorded.top_logprobs[index], len(token_ids))
+        as_top_logprobs(recorded.top_ids[index], recorded.top_logprobs[index], len(token_ids))
         if recorded.top_ids
         else (None, None)
     )

@@ -1,7 +1,7 @@
-"""Retries of one call at several replicas: one of them answers, the others wait for its record.
+"""Claims on retries: one replica answers a retried call, the others wait for its record.
 
-A claim is held in the store as long as the call runs, and kept up meanwhile; one whose holder died runs
-out after a few seconds. While the store is away nobody can know of the others, and calls go on.
+The store holds a claim while the call runs; its holder renews it. The claim of a dead holder expires
+after `_LIFETIME_S`. Calls continue without claims while the store is unavailable.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _FIRST_LOOK_S, _LAST_LOOK_S = 0.02, 0.5
 
 
 class Claims:
-    """The claims of this replica."""
+    """Claims of this replica."""
 
     def __init__(self, store: SessionStore) -> None:
         self._store = store
@@ -30,7 +30,7 @@ class Claims:
 
     @asynccontextmanager
     async def hold(self, session_id: str, name: str) -> AsyncIterator[None]:
-        """Nobody else holds a call of this name in this session meanwhile; waits for that."""
+        """Hold the claim of a call of this name for the duration of the block; wait for it first."""
         holder = next(self._names)
         if not await self._take(session_id, name, holder):
             yield
@@ -40,11 +40,11 @@ class Claims:
             yield
         finally:
             keeping.cancel()
-            with suppress(StoreError):  # then it runs out
+            with suppress(StoreError):  # the claim then expires
                 await self._store.unclaim(session_id, name, holder)
 
     async def _take(self, session_id: str, name: str, holder: str) -> bool:
-        """Wait for the claim; False while the store is away."""
+        """Wait for the claim; return False if the store is unavailable."""
         backoff = Backoff(_FIRST_LOOK_S, _LAST_LOOK_S)
         try:
             if await self._store.claim(session_id, name, holder, _LIFETIME_S) == holder:

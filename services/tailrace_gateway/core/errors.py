@@ -1,15 +1,15 @@
-"""Refusals of the gateway, free of any dialect: what is wrong, where, and whether to ask again.
+"""Errors of the gateway, independent of the dialect: problem, field, and whether a retry can help.
 
-A dialect turns them into the body that its clients expect; `status` is the HTTP status for all.
+Each dialect renders them as its clients expect; all dialects use the HTTP status in `status`.
 """
 
 from __future__ import annotations
 
 
 class ApiError(Exception):
-    """A refusal. `param` names the field at fault, `code` is for programs.
+    """Error that the client receives. `param` names the field at fault, `code` is for programs.
 
-    `retry_after_s` is None where the same request would be refused again.
+    `retry_after_s` is None if the same request would fail again.
     """
 
     status = 400
@@ -31,15 +31,15 @@ class ApiError(Exception):
 
 
 class BadRequestError(ApiError):
-    """The request is wrong in itself, or asks for what cannot be had here."""
+    """The request is malformed, or requests something that the gateway cannot provide."""
 
 
 class UnsupportedError(BadRequestError, code="unsupported_parameter"):
-    """A field of the dialect that the gateway does not honour, so that it is refused."""
+    """The request uses a field that the gateway does not support."""
 
 
 class ContextOverflowError(ApiError, code="context_length_exceeded"):
-    """The conversation is longer than the session allows. Attributes: `num_tokens`, `limit_tokens`."""
+    """The conversation exceeds the session's length limit. Attributes: `num_tokens`, `limit_tokens`."""
 
     def __init__(self, num_tokens: int, limit_tokens: int) -> None:
         super().__init__(
@@ -53,7 +53,7 @@ class ContextOverflowError(ApiError, code="context_length_exceeded"):
 
 
 class BudgetSpentError(ApiError, code="token_budget_exceeded"):
-    """The session sampled all that it may. Attributes: `num_sampled`, `limit_tokens`."""
+    """The session has no tokens left to sample. Attributes: `num_sampled`, `limit_tokens`."""
 
     def __init__(self, num_sampled: int, limit_tokens: int) -> None:
         super().__init__(
@@ -65,15 +65,15 @@ class BudgetSpentError(ApiError, code="token_budget_exceeded"):
 
 
 class UnauthorizedError(ApiError, status=401, code="invalid_api_key"):
-    """No key, or one that opens nothing."""
+    """The request has no key, or an unknown one."""
 
 
 class ForbiddenError(ApiError, status=403, code="permission_denied"):
-    """The key is good, but not for this."""
+    """The key is valid, but not for this operation."""
 
 
 class NotFoundError(ApiError, status=404, code="not_found"):
-    """No such route or object."""
+    """The route or the object does not exist."""
 
 
 class SessionOverError(ApiError, status=410, code="session_closed"):
@@ -81,13 +81,13 @@ class SessionOverError(ApiError, status=410, code="session_closed"):
 
 
 class TooLargeError(ApiError, status=413, code="request_too_large"):
-    """The body has more bytes than `gateway.max_body_bytes`."""
+    """The body exceeds `gateway.max_body_bytes`."""
 
 
 class OutputConstraintError(ApiError, status=422):
-    """The model's reply does not keep what the request asked it to promise.
+    """The reply of the model violates a constraint of the request.
 
-    The reply is in the ledger like any other; `completion_id` names it.
+    The ledger keeps the reply; `completion_id` names it.
     """
 
     def __init__(self, message: str, *, param: str, completion_id: str) -> None:
@@ -96,12 +96,12 @@ class OutputConstraintError(ApiError, status=422):
 
 
 class OverloadedError(ApiError, status=429, code="rate_limit_exceeded"):
-    """Too many calls at once in this replica."""
+    """This replica has too many calls in flight."""
 
 
 class UnavailableError(ApiError, status=503, code="service_unavailable"):
-    """Something behind the gateway is away: inference servers, Redis, or this replica drains."""
+    """The inference servers or Redis are unavailable, or this replica is draining."""
 
 
 class InternalError(ApiError, status=500, code="internal_error"):
-    """A defect of the gateway, which its log describes."""
+    """The gateway has a defect; its log has the details."""

@@ -1,4 +1,4 @@
-"""Rewards and rows of sessions: what a ledger is worth to the learner."""
+"""Rewards and exports of sessions: training rows from a ledger."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ _RETRY_AFTER_S = 1.0
 
 
 class Exporter:
-    """Sets rewards and gives rows out."""
+    """Sets rewards and exports rows."""
 
     def __init__(self, sessions: Sessions, store: SessionStore) -> None:
         self._sessions = sessions
         self._store = store
 
     async def set_reward(self, session_id: str, reward: float, completion_id: str = "") -> str:
-        """Reward a call of an open session (empty: its last one); the id of the call."""
+        """Set the reward of a call (empty id: the last one); return the call's id."""
         session, _ = await self._sessions.refresh(session_id)
         entry = RewardSet(_call_id(session, completion_id), _finite(reward))
         try:
@@ -42,7 +42,8 @@ class Exporter:
         return entry.completion_id
 
     async def export(self, request: ExportSession) -> tuple[str, SessionExport]:
-        """The nonce and rows of a session, which takes no more calls; the same rows every time."""
+        """Close a session for calls; return its nonce and its rows. Repeated exports return the same
+        rows."""
         session_id = request.session_id
         try:
             is_there = await self._store.finish(session_id)
@@ -51,9 +52,7 @@ class Exporter:
             raise UnavailableError(reason, retry_after_s=_RETRY_AFTER_S) from error
         session = await self._sessions.load(session_id) if is_there else None
         if session is None:
-            raise NotFoundError(
-                f"there is no session {session_id!r}: it was closed, or its time is over"
-            )
+            raise NotFoundError(f"there is no session {session_id!r}: it was closed or has expired")
         for completion_id, reward in request.rewards.items():
             session.take(RewardSet(_call_id(session, completion_id), _finite(reward)))
         ledger = session.ledger

@@ -1,4 +1,4 @@
-"""The gateway without a transport: sessions, calls and exports over one policy and one store."""
+"""Gateway without a transport: sessions, calls and exports over one policy and one store."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tailrace_gateway.ports import SessionPolicy, SessionStore
 
 
 class Renderers(NamedTuple):
-    """How the model is spoken to: as a conversation, and `plain`, where a reply is bare text."""
+    """Renderers of the model: `chat` for conversations, `plain` for replies as plain text."""
 
     chat: Renderer
     plain: Renderer
@@ -28,7 +28,7 @@ class Renderers(NamedTuple):
 
 
 class Gateway(NamedTuple):
-    """What routes and handlers need."""
+    """Parts that routes and handlers use."""
 
     sessions: Sessions
     calls: ModelCalls
@@ -45,7 +45,7 @@ class Gateway(NamedTuple):
         *,
         max_concurrent_calls: int,
     ) -> Gateway:
-        """The parts, put together."""
+        """Wire the parts."""
         make_ledger = partial(Ledger, renderers.chat, reasoning=renderers.reasoning)
         sessions = Sessions(identity, store, policy, make_ledger, clock)
         sampler = Sampler(policy, renderers.chat, renderers.plain, Capture(store), clock)

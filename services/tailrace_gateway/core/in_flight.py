@@ -1,7 +1,7 @@
-"""A call under way, for one listener or for several that asked the same.
+"""Model call in flight, with one listener or with several that sent the same request.
 
-Invariants: the call is cancelled when its last listener has gone; every listener of a stream hears it
-from its beginning; who ends a call says why, and every listener is told.
+Invariants: the call is cancelled when its last listener leaves; each listener of a stream gets all
+pieces from the first; a cancellation carries an error that each listener receives.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from tailrace_gateway.core.errors import ApiError, SessionOverError
 
 
 class InFlightCall:
-    """The task that samples, what it said so far, and how many listen."""
+    """Task that samples, the pieces so far, and the number of listeners."""
 
     def __init__(self, streams: bool) -> None:
         self.streams = streams
@@ -28,28 +28,28 @@ class InFlightCall:
         self.task: asyncio.Task[Completion] | None = None
 
     def start(self, work: Coroutine[Any, Any, Completion]) -> None:
-        """Begin to sample."""
+        """Start the task."""
         self.task = asyncio.create_task(work)
         if self.streams:
             self.task.add_done_callback(lambda _: self._news.set())
 
     def set_deadline(self, left_s: float, refusal: ApiError) -> None:
-        """End the call with `refusal` after so long, unless `lift` comes before."""
+        """Cancel the call with `refusal` after `left_s`, unless `clear_deadline` comes first."""
         self._deadline = asyncio.get_running_loop().call_later(left_s, self.cancel, refusal)
 
     def clear_deadline(self) -> None:
-        """What `limit` said holds no more."""
+        """Remove the deadline."""
         if self._deadline is not None:
             self._deadline.cancel()
 
     def cancel(self, refusal: ApiError) -> None:
-        """End the call; its listeners are told why."""
+        """Cancel the call; each listener receives `refusal`."""
         self._refusal = refusal
         if self.task is not None:
             self.task.cancel()
 
     def result(self) -> Completion:
-        """What became of a call that is over; raises an `ApiError` if it failed or was ended."""
+        """Return the result of a finished call; raise an `ApiError` if it failed or was cancelled."""
         task = self.task
         assert task is not None
         if not task.cancelled():
@@ -57,45 +57,45 @@ class InFlightCall:
         raise self._refusal or SessionOverError("the session was closed while this call ran")
 
     def open(self, opening: CallStart) -> None:
-        """The call was accepted."""
+        """Publish the start of the call."""
         self.opening = opening
         self._news.set()
 
     def add_piece(self, piece: Piece) -> None:
-        """New tokens."""
+        """Publish new tokens."""
         self._pieces.append(piece)
         self._news.set()
 
     @property
     def is_joinable(self) -> bool:
-        """Whether it runs or ended well; one that is being cancelled, or failed, answers nobody."""
+        """Whether a retry can join: the call runs or succeeded, and is not being cancelled."""
         if self.task is None or self.task.cancelling() or self.task.cancelled():
             return False
         return not self.task.done() or self.task.exception() is None
 
     def join(self) -> None:
-        """One more listens."""
+        """Add a listener."""
         self._num_listeners += 1
 
     def leave(self) -> None:
-        """One listener has gone, served or not."""
+        """Remove a listener; the last one cancels the call if it still runs."""
         self._num_listeners -= 1
         if self._num_listeners == 0 and self.task is not None and not self.task.done():
             self.task.cancel()
 
     async def opened(self) -> CallStart | None:
-        """Wait for the beginning; None when the call failed before it."""
+        """Wait for the start; return None if the call failed before it."""
         while self.opening is None and not self._is_over():
             await self._wait()
         return self.opening
 
     async def follow(self) -> AsyncIterator[Piece]:
-        """All pieces, from the first to the last."""
-        told = 0
+        """Yield all pieces from the first to the last."""
+        num_sent = 0
         while True:
-            while told < len(self._pieces):
-                yield self._pieces[told]
-                told += 1
+            while num_sent < len(self._pieces):
+                yield self._pieces[num_sent]
+                num_sent += 1
             if self._is_over():
                 return
             await self._wait()

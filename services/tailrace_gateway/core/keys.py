@@ -1,7 +1,7 @@
-"""Keys: one per session, made from the admin's and a nonce, so that no replica has to keep it.
+"""Session keys, derived from the admin key and a nonce: replicas need not store them.
 
-Opening a session twice gives the same key; a session begun anew under an old name has another one.
-Stores see hashes only. The keys are long and random, so a plain hash is as good as a slow one.
+Opening an open session again gives the same key; a new session under an old id has another key. Stores
+see only hashes. Keys are long and random, so a fast hash is sufficient.
 """
 
 from __future__ import annotations
@@ -13,16 +13,16 @@ PREFIX = "tr-"
 
 
 def session_key(admin_key: str, run: str, session_id: str, nonce: str) -> str:
-    """The key of a session."""
-    said = f"{run}\n{session_id}\n{nonce}".encode()
-    return PREFIX + hmac.new(admin_key.encode(), said, hashlib.sha256).hexdigest()
+    """Return the key of a session."""
+    message = f"{run}\n{session_id}\n{nonce}".encode()
+    return PREFIX + hmac.new(admin_key.encode(), message, hashlib.sha256).hexdigest()
 
 
 def key_hash(key: str) -> str:
-    """What may be written down of a key."""
+    """Return the hash of a key, which stores may hold."""
     return hashlib.sha256(key.encode()).hexdigest()
 
 
 def is_same_key(given: str, expected: str) -> bool:
-    """Comparison in constant time."""
+    """Compare two keys in constant time."""
     return hmac.compare_digest(given.encode(), expected.encode())

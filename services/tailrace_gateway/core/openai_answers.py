@@ -1,4 +1,4 @@
-"""What the answers of OpenAI's dialects have in common: heads, token counts, log-probabilities."""
+"""Shared parts of OpenAI responses: headers, token counts, log-probabilities, errors."""
 
 from __future__ import annotations
 
@@ -13,38 +13,38 @@ from tailrace_gateway.core.errors import ApiError
 from tailrace_gateway.core.openai_request import OpenAIRequest
 from tailrace_gateway.core.sse import DONE, data_event
 
-TokenText = Callable[[int], str]  # text of one token; broken characters become U+FFFD
-_LEAST = np.float32(-9999.0)  # OpenAI's word for all but impossible; JSON has no -inf
+TokenText = Callable[[int], str]  # decodes one token; invalid bytes become U+FFFD
+_LEAST = np.float32(-9999.0)  # OpenAI's value for impossible tokens; JSON has no -inf
 
 
 class TokenLogprobs(Protocol):
-    """Tokens [T] of a choice, whole or a piece, with what else each step might have said [T, k]."""
+    """Tokens [T] of a choice or a piece, with the alternatives of each step [T, k]."""
 
     @property
     def token_ids(self) -> NDArray[np.int32]:
-        """Sampled."""
+        """Sampled ids [T]."""
 
     @property
     def logprobs(self) -> NDArray[np.float32]:
-        """Of those."""
+        """Log-probabilities of the sampled ids [T]."""
 
     @property
     def top_ids(self) -> NDArray[np.int32] | None:
-        """The likeliest first; None: not asked for."""
+        """Alternatives [T, k], most likely first; None: not requested."""
 
     @property
     def top_logprobs(self) -> NDArray[np.float32] | None:
-        """Of those."""
+        """Log-probabilities of the alternatives [T, k]."""
 
 
 def whole_answer(
     body: OpenAIRequest,
     kind: str,
     completion: Completion,
-    tell: Callable[[ReplyChoice], dict[str, Any]],
+    render: Callable[[ReplyChoice], dict[str, Any]],
 ) -> dict[str, Any]:
-    """The answer to a request that does not stream; `tell` gives what is the dialect's of a choice."""
-    choices = [tell(choice) for choice in completion.choices]
+    """Return the response to a request without a stream; `render` formats one choice."""
+    choices = [render(choice) for choice in completion.choices]
     answer = {
         **_head(body, kind, completion.opening),
         "choices": choices,
@@ -52,13 +52,13 @@ def whole_answer(
     }
     if body.return_token_ids:
         answer["prompt_token_ids"] = completion.opening.prompt_ids.tolist()
-        for told, choice in zip(choices, completion.choices, strict=True):
-            told["token_ids"] = choice.token_ids.tolist()
+        for rendered, choice in zip(choices, completion.choices, strict=True):
+            rendered["token_ids"] = choice.token_ids.tolist()
     return answer
 
 
 class OpenAIStream:
-    """A stream's head, its end and its failure; what stands between is the dialect's."""
+    """Start, end and failure of a stream; subclasses encode the pieces."""
 
     def __init__(self, body: OpenAIRequest, kind: str) -> None:
         self._body = body
@@ -66,20 +66,20 @@ class OpenAIStream:
         self._base: dict[str, Any] = {}
 
     def opened(self, opening: CallStart) -> dict[str, Any]:
-        """Begin; what the first chunk tells besides, the prompt's ids if they were asked for."""
+        """Start the stream; return extra fields of the first chunk: the prompt's ids if requested."""
         self._base = _head(self._body, self._kind, opening)
         return {"prompt_token_ids": opening.prompt_ids.tolist()} if self._body.return_token_ids else {}
 
     def chunk(self, choices: list[dict[str, Any]], **more: Any) -> bytes:
-        """One event."""
+        """Encode one event."""
         return data_event({**self._base, "choices": choices, **more})
 
     def end(self, completion: Completion) -> bytes:
-        """Usage if it was asked for."""
+        """Encode the end, with the token counts if requested."""
         return (self.chunk([], usage=usage_of(completion)) if self._body.with_usage else b"") + DONE
 
     def error(self, error: ApiError) -> bytes:
-        """An error object in place of a chunk, which the client raises."""
+        """Encode an error object in place of a chunk; the client raises it."""
         return data_event(openai_error(error))
 
 
@@ -93,7 +93,7 @@ def _head(body: OpenAIRequest, kind: str, opening: CallStart) -> dict[str, Any]:
 
 
 def usage_of(completion: Completion) -> dict[str, Any]:
-    """Token counts."""
+    """Return the token counts."""
     prompt, sampled = completion.num_prompt_tokens, completion.num_sampled
     return {
         "prompt_tokens": prompt,
@@ -104,7 +104,7 @@ def usage_of(completion: Completion) -> dict[str, Any]:
 
 
 def logprob_entries(token_text: TokenText, sampled: TokenLogprobs) -> list[dict[str, Any]]:
-    """The sampled tokens with their log-probabilities, in the form of chat completions."""
+    """Return the sampled tokens with log-probabilities in the format of chat completions."""
     return [
         _entry(token_text, token_id, logprob)
         | {"top_logprobs": [_entry(token_text, *likely) for likely in tops]}
@@ -115,7 +115,7 @@ def logprob_entries(token_text: TokenText, sampled: TokenLogprobs) -> list[dict[
 
 
 def tops_of(sampled: TokenLogprobs) -> list[list[tuple[int, float]]]:
-    """The likeliest ids of each step with their log-probabilities; none where nobody asked."""
+    """Return the alternatives of each step as (id, log-probability); empty lists if not requested."""
     if sampled.top_ids is None or sampled.top_logprobs is None:
         return [[] for _ in range(len(sampled.token_ids))]
     logprobs = np.maximum(sampled.top_logprobs, _LEAST).tolist()
@@ -130,7 +130,7 @@ def _entry(token_text: TokenText, token_id: int, logprob: float) -> dict[str, An
 
 
 def tool_calls_of(choice: ReplyChoice) -> list[dict[str, Any]]:
-    """A reply's tool calls in the form of chat completions."""
+    """Return the tool calls of a reply in the format of chat completions."""
     return [
         {
             "id": call.id,
@@ -145,7 +145,7 @@ _TYPES = {401: "invalid_request_error", 403: "permission_error", 429: "rate_limi
 
 
 def openai_error(error: ApiError) -> dict[str, Any]:
-    """The body of an error answer."""
+    """Return the body of an error response."""
     kind = _TYPES.get(error.status, "invalid_request_error" if error.status < 500 else "server_error")
     content: dict[str, Any] = {
         "message": error.message,

@@ -1,7 +1,7 @@
-"""OpenAI's chat completions: request and answer.
+"""OpenAI's chat completions: requests, responses and streams.
 
-The answer carries `reasoning_content` where the model thought first, and `token_ids` /
-`prompt_token_ids` where `return_token_ids` asks for them, as other open servers do.
+A response has `reasoning_content` if the model reasoned first, and `token_ids` and `prompt_token_ids`
+if the request sets `return_token_ids`, as in vLLM.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _RANGES = NumberRanges(max_completion_tokens=(1, 1 << 31), top_logprobs=(0, MAX_
 
 
 class ChatRequest(OpenAIRequest, frozen=True, kw_only=True):
-    """The body of a chat completion. The second part is refused unless it changes nothing."""
+    """Body of a chat completion. Fields of the second group are accepted only without effect."""
 
     messages: list[InMessage]
     max_completion_tokens: int | None = None
@@ -47,7 +47,7 @@ class ChatRequest(OpenAIRequest, frozen=True, kw_only=True):
     modalities: list[str] | None = None
     functions: Any = None
     function_call: Any = None
-    # Said for somebody else's books: they change nothing in a reply.
+    # Metadata of the client without effect on a reply.
     metadata: dict[str, Any] | None = None
     store: bool | None = None
     service_tier: str | None = None
@@ -57,7 +57,7 @@ class ChatRequest(OpenAIRequest, frozen=True, kw_only=True):
 
 
 def read_chat(raw: bytes) -> tuple[ChatRequest, ModelCall]:
-    """The request and what it asks of the model; raises `BadRequestError`."""
+    """Parse a request; return its body and its model call. Raise `BadRequestError`."""
     body = read_body(raw, ChatRequest)
     body.require_shared()
     _DEFAULT_ONLY.require(body)
@@ -78,7 +78,7 @@ def read_chat(raw: bytes) -> tuple[ChatRequest, ModelCall]:
 
 
 def _max_tokens(body: ChatRequest) -> int | None:
-    """The bound of the reply: the smaller one if both names are given."""
+    """Return the reply's token limit: the smaller one if both names are set."""
     if body.max_tokens is None or body.max_completion_tokens is None:
         return body.max_completion_tokens if body.max_tokens is None else body.max_tokens
     return min(body.max_tokens, body.max_completion_tokens)
@@ -90,9 +90,9 @@ def _require_logprobs(body: ChatRequest) -> None:
 
 
 def chat_answer(body: ChatRequest, completion: Completion, token_text: TokenText) -> dict[str, Any]:
-    """The answer to a request that does not stream."""
+    """Return the response to a request without a stream."""
 
-    def tell(choice: ReplyChoice) -> dict[str, Any]:
+    def render(choice: ReplyChoice) -> dict[str, Any]:
         entries = logprob_entries(token_text, choice) if body.logprobs else None
         return {
             "index": choice.index,
@@ -101,17 +101,17 @@ def chat_answer(body: ChatRequest, completion: Completion, token_text: TokenText
             "finish_reason": choice.stop_reason.value,
         }
 
-    return whole_answer(body, "chat.completion", completion, tell)
+    return whole_answer(body, "chat.completion", completion, render)
 
 
 def _message(choice: ReplyChoice) -> dict[str, Any]:
-    said = choice.message
-    message: dict[str, Any] = {"role": "assistant", "content": said.content, "refusal": None}
-    if said.reasoning:
-        message["reasoning_content"] = said.reasoning
-    if said.tool_calls:
+    reply = choice.message
+    message: dict[str, Any] = {"role": "assistant", "content": reply.content, "refusal": None}
+    if reply.reasoning:
+        message["reasoning_content"] = reply.reasoning
+    if reply.tool_calls:
         message["tool_calls"] = tool_calls_of(choice)
-        message["content"] = said.content or None
+        message["content"] = reply.content or None
     return message
 
 
@@ -124,7 +124,7 @@ class ChatStream(OpenAIStream):
         self._token_text = token_text
 
     def begin(self, opening: CallStart) -> bytes:
-        """The role of every choice."""
+        """Encode the role of every choice."""
         more = self.opened(opening)
         first = {"role": "assistant", "content": ""}
         return b"".join(
@@ -132,33 +132,33 @@ class ChatStream(OpenAIStream):
         )
 
     def piece(self, piece: Piece) -> bytes:
-        """Text and reasoning as they come; tokens without new text only for who wants tokens."""
+        """Encode new text and reasoning; tokens without text only if the client requested tokens."""
         delta: dict[str, Any] = {}
         if piece.delta.content:
             delta["content"] = piece.delta.content
         if piece.delta.reasoning:
             delta["reasoning_content"] = piece.delta.reasoning
-        told: dict[str, Any] = {}
+        fields: dict[str, Any] = {}
         if self._chat.logprobs and len(piece.token_ids):
-            told["logprobs"] = {"content": logprob_entries(self._token_text, piece)}
+            fields["logprobs"] = {"content": logprob_entries(self._token_text, piece)}
         if self._chat.return_token_ids and len(piece.token_ids):
-            told["token_ids"] = piece.token_ids.tolist()
-        return self._chunk(piece.index, delta, None, told) if delta or told else b""
+            fields["token_ids"] = piece.token_ids.tolist()
+        return self._chunk(piece.index, delta, None, fields) if delta or fields else b""
 
     def choice(self, choice: ReplyChoice) -> bytes:
-        """Tool calls, each whole, then the finish reason."""
+        """Encode each tool call whole, then the finish reason."""
         calls = [{"index": i, **call} for i, call in enumerate(tool_calls_of(choice))]
-        told = [self._chunk(choice.index, {"tool_calls": [call]}, None) for call in calls]
-        return b"".join([*told, self._chunk(choice.index, {}, choice.stop_reason.value)])
+        chunks = [self._chunk(choice.index, {"tool_calls": [call]}, None) for call in calls]
+        return b"".join([*chunks, self._chunk(choice.index, {}, choice.stop_reason.value)])
 
     def _chunk(
         self,
         index: int,
         delta: dict[str, Any],
         finish_reason: str | None,
-        told: dict[str, Any] | None = None,
+        fields: dict[str, Any] | None = None,
         more: dict[str, Any] | None = None,
     ) -> bytes:
         choice = {"index": index, "delta": delta, "logprobs": None, "finish_reason": finish_reason}
         usage = {"usage": None} if self._chat.with_usage else {}
-        return self.chunk([{**choice, **(told or {})}], **(more or {}), **usage)
+        return self.chunk([{**choice, **(fields or {})}], **(more or {}), **usage)

@@ -1,7 +1,7 @@
-"""OpenAI's completions: a prompt of token ids or bare text, continued as it is.
+"""OpenAI's completions: a prompt of token ids or plain text, continued as it is.
 
-Callers who keep tokens themselves use this with `return_token_ids`: what they send on is matched by its
-exact ids. `max_tokens` left out means what is left of the session, not 16.
+Clients that manage tokens themselves use it with `return_token_ids`; the gateway matches their prompts
+by exact ids. Without `max_tokens` the limit is the session's remaining budget, not 16.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _MAX_ID = (1 << 31) - 1
 
 
 class CompletionRequest(OpenAIRequest, frozen=True, kw_only=True):
-    """The body of a completion. The second part is refused unless it changes nothing."""
+    """Body of a completion. Fields of the second group are accepted only without effect."""
 
     prompt: str | list[str | int | list[int]]
     logprobs: int | None = None
@@ -40,7 +40,7 @@ class CompletionRequest(OpenAIRequest, frozen=True, kw_only=True):
 
 
 def read_completion(raw: bytes) -> tuple[CompletionRequest, ModelCall]:
-    """The request and what it asks of the model; raises `BadRequestError`."""
+    """Parse a request; return its body and its model call. Raise `BadRequestError`."""
     body = read_body(raw, CompletionRequest)
     body.require_shared()
     _DEFAULT_ONLY.require(body)
@@ -57,7 +57,7 @@ def read_completion(raw: bytes) -> tuple[CompletionRequest, ModelCall]:
 
 
 def _prompt(prompt: str | list[str | int | list[int]]) -> tuple[str, NDArray[np.int32] | None]:
-    """The one prompt, as text or as ids."""
+    """Return the single prompt as text or as ids."""
     if isinstance(prompt, str):
         return prompt, None
     if len(prompt) == 1 and isinstance(prompt[0], str):
@@ -74,20 +74,20 @@ def _prompt(prompt: str | list[str | int | list[int]]) -> tuple[str, NDArray[np.
 def completion_answer(
     body: CompletionRequest, completion: Completion, token_text: TokenText
 ) -> dict[str, Any]:
-    """The answer to a request that does not stream."""
+    """Return the response to a request without a stream."""
 
-    def tell(choice: ReplyChoice) -> dict[str, Any]:
-        told: dict[str, Any] = {
+    def render(choice: ReplyChoice) -> dict[str, Any]:
+        fields: dict[str, Any] = {
             "index": choice.index,
             "text": choice.message.content,
             "logprobs": None,
             "finish_reason": _reason(choice),
         }
         if body.logprobs is not None:
-            told["logprobs"] = logprob_lists(token_text, choice, 0)
-        return told
+            fields["logprobs"] = logprob_lists(token_text, choice, 0)
+        return fields
 
-    return whole_answer(body, "text_completion", completion, tell)
+    return whole_answer(body, "text_completion", completion, render)
 
 
 def _reason(choice: ReplyChoice) -> str:
@@ -95,7 +95,7 @@ def _reason(choice: ReplyChoice) -> str:
 
 
 def logprob_lists(token_text: TokenText, sampled: TokenLogprobs, offset: int) -> dict[str, Any]:
-    """The sampled tokens with their log-probabilities, in the form of completions."""
+    """Return the sampled tokens with log-probabilities in the format of completions."""
     texts = [token_text(token_id) for token_id in sampled.token_ids.tolist()]
     offsets = []
     for text in texts:
@@ -112,15 +112,16 @@ def logprob_lists(token_text: TokenText, sampled: TokenLogprobs, offset: int) ->
 def _likeliest(
     token_text: TokenText, texts: list[str], sampled: TokenLogprobs
 ) -> list[dict[str, float]]:
-    """The likeliest texts of each step and the sampled one; of tokens that read alike the likeliest."""
-    told: list[dict[str, float]] = []
+    """Return the alternatives of each step by text, with the sampled one; equal texts keep the
+    likeliest."""
+    rows: list[dict[str, float]] = []
     for text, logprob, tops in zip(texts, sampled.logprobs.tolist(), tops_of(sampled), strict=True):
         likely: dict[str, float] = {}
         for token_id, value in tops:
             likely.setdefault(token_text(token_id), value)
         likely.setdefault(text, logprob)
-        told.append(likely)
-    return told
+        rows.append(likely)
+    return rows
 
 
 class CompletionStream(OpenAIStream):
@@ -130,30 +131,30 @@ class CompletionStream(OpenAIStream):
         super().__init__(body, "text_completion")
         self._completion = body
         self._token_text = token_text
-        self._offsets: dict[int, int] = {}  # characters told of each choice
+        self._offsets: dict[int, int] = {}  # number of characters sent, by choice
 
     def begin(self, opening: CallStart) -> bytes:
-        """The prompt's ids if they were asked for."""
+        """Encode the prompt's ids if requested."""
         more = self.opened(opening)
         return self.chunk([], **more) if more else b""
 
     def piece(self, piece: Piece) -> bytes:
-        """Text as it comes; tokens without new text only for who wants tokens."""
-        told: dict[str, Any] = {}
+        """Encode new text; tokens without text only if the client requested tokens."""
+        fields: dict[str, Any] = {}
         if self._completion.logprobs is not None and len(piece.token_ids):
             offset = self._offsets.get(piece.index, 0)
             lists = logprob_lists(self._token_text, piece, offset)
             self._offsets[piece.index] = offset + sum(map(len, lists["tokens"]))
-            told["logprobs"] = lists
+            fields["logprobs"] = lists
         if self._completion.return_token_ids and len(piece.token_ids):
-            told["token_ids"] = piece.token_ids.tolist()
+            fields["token_ids"] = piece.token_ids.tolist()
         text = piece.delta.content
-        return self._choice(piece.index, text, None, told) if text or told else b""
+        return self._choice(piece.index, text, None, fields) if text or fields else b""
 
     def choice(self, choice: ReplyChoice) -> bytes:
-        """The finish reason."""
+        """Encode the finish reason."""
         return self._choice(choice.index, "", _reason(choice), {})
 
-    def _choice(self, index: int, text: str, reason: str | None, told: dict[str, Any]) -> bytes:
-        choice = {"index": index, "text": text, "logprobs": None, "finish_reason": reason, **told}
+    def _choice(self, index: int, text: str, reason: str | None, fields: dict[str, Any]) -> bytes:
+        choice = {"index": index, "text": text, "logprobs": None, "finish_reason": reason, **fields}
         return self.chunk([choice])

@@ -1,4 +1,4 @@
-"""What the bodies of OpenAI's chat completions and completions have in common."""
+"""Shared parts of OpenAI requests: sampling fields, messages, tools, output constraints."""
 
 from __future__ import annotations
 
@@ -36,7 +36,8 @@ class StreamOptions(Body, frozen=True, kw_only=True):
 
 
 class OpenAIRequest(Body, frozen=True, kw_only=True):
-    """A request for one or several samples. The second part is refused unless it changes nothing."""
+    """Fields of requests for one or more samples. Fields of the second group are accepted only without
+    effect."""
 
     model: str = ""
     max_tokens: int | None = None
@@ -54,12 +55,12 @@ class OpenAIRequest(Body, frozen=True, kw_only=True):
     frequency_penalty: float | None = None
     presence_penalty: float | None = None
     logit_bias: dict[str, float] | None = None
-    # Said for somebody else's books: it changes nothing in a reply.
+    # Metadata of the client without effect on a reply.
     user: str | None = None
 
     @property
     def num_choices(self) -> int:
-        """`n`."""
+        """Number of choices."""
         return self.n or 1
 
     @property
@@ -68,14 +69,14 @@ class OpenAIRequest(Body, frozen=True, kw_only=True):
         return self.stream_options is not None and self.stream_options.include_usage
 
     def require_shared(self) -> None:
-        """Raise `BadRequestError` for a value that cannot be had."""
+        """Raise `BadRequestError` for a value that the gateway does not support."""
         _DEFAULT_ONLY.require(self)
         _RANGES.require(self)
 
     def overrides(self) -> SamplingOverrides:
-        """What is said of sampling; `top_k` -1 is "from all", as in vLLM."""
-        said = (self.temperature, self.top_p, self.top_k, self.min_p, self.seed, self.stop)
-        if said == (None,) * 6:
+        """Return the requested sampling parameters; `top_k` -1 means no limit, as in vLLM."""
+        given = (self.temperature, self.top_p, self.top_k, self.min_p, self.seed, self.stop)
+        if given == (None,) * 6:
             return _NO_OVERRIDES
         return SamplingOverrides(
             temperature=self.temperature,
@@ -97,21 +98,21 @@ ROLES = {
 
 
 class InFunction(msgspec.Struct, frozen=True):
-    """A function of a tool call."""
+    """Function of a tool call."""
 
     name: str
     arguments: str = "{}"
 
 
 class InToolCall(msgspec.Struct, frozen=True):
-    """A tool call in a message of the history."""
+    """Tool call of a message in the history."""
 
     id: str
     function: InFunction
 
 
 class InMessage(msgspec.Struct, frozen=True):
-    """A message of the history. Fields that clients echo and that say nothing are not looked at."""
+    """Message of the history. The gateway ignores fields without meaning that clients echo."""
 
     role: str
     content: Content = None
@@ -125,7 +126,7 @@ class InMessage(msgspec.Struct, frozen=True):
 
 
 class InSchema(msgspec.Struct, frozen=True):
-    """A function that the model may call. `strict` is accepted and not enforced."""
+    """Function that the model may call. `strict` is accepted and not enforced."""
 
     name: str
     description: str | None = None
@@ -134,14 +135,14 @@ class InSchema(msgspec.Struct, frozen=True):
 
 
 class InTool(msgspec.Struct, frozen=True):
-    """A tool as chat completions write it."""
+    """Tool in the format of chat completions."""
 
     type: str
     function: InSchema | None = None
 
 
 def read_messages(messages: Sequence[InMessage]) -> tuple[ChatMessage, ...]:
-    """The conversation so far; it must not end with an assistant's message."""
+    """Return the conversation; it must not end with an assistant message."""
     if not messages:
         raise BadRequestError("messages: at least one is needed", param="messages")
     read = tuple([_message(message, index) for index, message in enumerate(messages)])
@@ -150,10 +151,10 @@ def read_messages(messages: Sequence[InMessage]) -> tuple[ChatMessage, ...]:
 
 
 def refuse_prefill(messages: Sequence[ChatMessage], param: str = "messages") -> None:
-    """Refuse a conversation whose last word is the assistant's: sampled replies are never rewritten."""
+    """Refuse a final assistant message: the gateway never continues a reply as text."""
     if messages and messages[-1].role == "assistant":
         raise UnsupportedError(
-            f"{param}: the last one is an assistant's; a reply begun elsewhere is not continued here",
+            f"{param}: the last message is the assistant's; the gateway does not continue a reply",
             param=param,
         )
 
@@ -165,15 +166,15 @@ def _message(message: InMessage, index: int) -> ChatMessage:
     if not isinstance(content, str):
         content = text_of(content, f"messages[{index}].content")
     if role == "assistant":
-        return _said(message, content)
+        return _assistant_message(message, content)
     if role == "tool" and not message.tool_call_id:
         param = f"messages[{index}].tool_call_id"
         raise BadRequestError(f"{param} is missing in a message of the role tool", param=param)
     return ChatMessage(role, content, tool_call_id=message.tool_call_id or "", name=message.name or "")
 
 
-def _said(message: InMessage, content: str) -> ChatMessage:
-    """What the assistant said, with its calls and thoughts."""
+def _assistant_message(message: InMessage, content: str) -> ChatMessage:
+    """Return an assistant message with its tool calls and reasoning."""
     calls = [
         ToolCall(call.id, call.function.name, call.function.arguments)
         for call in message.tool_calls or ()
@@ -197,7 +198,7 @@ def _refusal(message: InMessage, place: str) -> BadRequestError:
 
 
 def read_tools(tools: Sequence[InTool] | None) -> tuple[ToolSchema, ...]:
-    """The functions that the model may call."""
+    """Return the functions that the model may call."""
     read = []
     for index, tool in enumerate(tools or ()):
         if tool.type != "function" or tool.function is None:
@@ -210,7 +211,7 @@ def read_tools(tools: Sequence[InTool] | None) -> tuple[ToolSchema, ...]:
 
 
 def schema_of(function: InSchema) -> ToolSchema:
-    """A function's schema; one without parameters takes none."""
+    """Return a function's schema; without `parameters` the function takes none."""
     nothing = {"type": "object", "properties": {}}
     return ToolSchema(function.name, function.description or "", function.parameters or nothing)
 
@@ -231,7 +232,8 @@ def read_constraints(
     wanted: dict[str, Any] | None,
     param: str = "response_format",
 ) -> OutputConstraints:
-    """`tool_choice`, `parallel_tool_calls` and the response format, which the field `param` holds."""
+    """Read `tool_choice`, `parallel_tool_calls` and the response format; `param` names the format's
+    field."""
     if choice is None and parallel is None and wanted is None:
         return _NOTHING
     constraints = tool_constraints(_read_choice(choice), tools, is_parallel=parallel is not False)
@@ -241,7 +243,7 @@ def read_constraints(
 
 def _read_choice(choice: Any) -> ToolChoice:
     if isinstance(choice, dict) and choice.get("type") == "function":
-        function = choice.get("function")  # responses have the name beside the type
+        function = choice.get("function")  # the responses dialect puts the name beside the type
         name = (function if isinstance(function, dict) else choice).get("name")
         return ToolChoice("tool", name if isinstance(name, str) else "")
     known = _CHOICES.get(choice) if choice is None or isinstance(choice, str) else None
@@ -251,7 +253,7 @@ def _read_choice(choice: Any) -> ToolChoice:
 
 
 def _read_format(wanted: dict[str, Any], param: str) -> tuple[ReplyFormat, dict[str, Any] | None]:
-    """The format and its schema, which may be nested or flat."""
+    """Return the format and its schema, which may be nested or flat."""
     kind = wanted.get("type", "text")
     if kind == "text":
         return ReplyFormat.TEXT, None

@@ -1,7 +1,7 @@
-"""Items of OpenAI's responses: inputs to messages, replies to output items.
+"""Items of OpenAI's responses dialect: input items to messages, replies to output items.
 
-What the model said in one reply (thoughts, text, calls) is several items; items of an assistant that
-stand together are one message.
+One reply of the model gives several items: reasoning, text and calls. Adjacent assistant items form one
+message.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from tailrace_protos.chat import ChatMessage, ToolCall
 
 
 class InItem(msgspec.Struct, frozen=True):
-    """An input item; which fields it has depends on its `type`."""
+    """Input item; its `type` decides which fields it has."""
 
     type: str = "message"
     role: str = ""
@@ -33,19 +33,19 @@ class InItem(msgspec.Struct, frozen=True):
 
 
 def read_items(items: str | Sequence[InItem]) -> tuple[ChatMessage, ...]:
-    """The new messages of a request."""
+    """Return the new messages of a request."""
     if isinstance(items, str):
         return (ChatMessage("user", items),)
     read: list[ChatMessage] = []
     for index, item in enumerate(items):
         message = _message(item, f"input[{index}]")
         if read and message.role == "assistant" and read[-1].role == "assistant":
-            message = _joined(read.pop(), message)
+            message = _merged(read.pop(), message)
         read.append(message)
     return tuple(read)
 
 
-def _joined(first: ChatMessage, second: ChatMessage) -> ChatMessage:
+def _merged(first: ChatMessage, second: ChatMessage) -> ChatMessage:
     return ChatMessage(
         "assistant",
         "\n".join(filter(None, (first.content, second.content))),
@@ -56,7 +56,7 @@ def _joined(first: ChatMessage, second: ChatMessage) -> ChatMessage:
 
 def _message(item: InItem, place: str) -> ChatMessage:
     if item.type == "message":
-        return _said(item, place)
+        return _text_message(item, place)
     if item.type == "function_call":
         call = ToolCall(_call_id(item, place), item.name, item.arguments)
         return ChatMessage("assistant", tool_calls=(call,))
@@ -64,12 +64,12 @@ def _message(item: InItem, place: str) -> ChatMessage:
         text = text_of(item.output, f"{place}.output")
         return ChatMessage("tool", text, tool_call_id=_call_id(item, place))
     if item.type == "reasoning":
-        return ChatMessage("assistant", reasoning=_thoughts(item))
+        return ChatMessage("assistant", reasoning=_reasoning(item))
     param = f"{place}.type"
     raise UnsupportedError(f"{param}: items of type {item.type!r} are not supported here", param=param)
 
 
-def _said(item: InItem, place: str) -> ChatMessage:
+def _text_message(item: InItem, place: str) -> ChatMessage:
     role = ROLES.get(item.role)
     if role is None or role == "tool":
         param = f"{place}.role"
@@ -78,8 +78,8 @@ def _said(item: InItem, place: str) -> ChatMessage:
     return ChatMessage(role, text_of(item.content, f"{place}.content"))
 
 
-def _thoughts(item: InItem) -> str:
-    """Thoughts in plain words; a summary stands for them where it is all there is."""
+def _reasoning(item: InItem) -> str:
+    """Return the reasoning text; the summary if the item has no content."""
     if isinstance(item.content, str):
         return item.content
     return "\n".join(part.text for part in item.content or item.summary or ())
@@ -94,7 +94,7 @@ def _call_id(item: InItem, place: str) -> str:
 def output_items(
     choice: ReplyChoice, token_text: TokenText, *, with_logprobs: bool
 ) -> list[dict[str, Any]]:
-    """A reply as output items."""
+    """Return the output items of a reply."""
     message, suffix = choice.message, choice.completion_id
     items: list[dict[str, Any]] = []
     if message.reasoning:
@@ -108,7 +108,7 @@ def output_items(
 
 
 def reasoning_item(suffix: str, text: str, status: str = "completed") -> dict[str, Any]:
-    """Thoughts."""
+    """Return a reasoning item."""
     content = [{"type": "reasoning_text", "text": text}] if text else []
     return {
         "id": f"rs_{suffix}",
@@ -120,7 +120,7 @@ def reasoning_item(suffix: str, text: str, status: str = "completed") -> dict[st
 
 
 def message_item(suffix: str, parts: list[dict[str, Any]], status: str = "completed") -> dict[str, Any]:
-    """Text."""
+    """Return a message item."""
     return {
         "id": f"msg_{suffix}",
         "type": "message",
@@ -131,12 +131,12 @@ def message_item(suffix: str, parts: list[dict[str, Any]], status: str = "comple
 
 
 def text_part(text: str) -> dict[str, Any]:
-    """The content of a message item."""
+    """Return the content part of a message item."""
     return {"type": "output_text", "text": text, "annotations": [], "logprobs": []}
 
 
 def call_item(call: ToolCall, status: str = "completed") -> dict[str, Any]:
-    """A tool call."""
+    """Return a function call item."""
     return {
         "id": f"fc_{call.id}",
         "type": "function_call",

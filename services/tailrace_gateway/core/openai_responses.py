@@ -1,7 +1,7 @@
-"""OpenAI's responses: request and answer.
+"""OpenAI's responses dialect: requests, responses and streams.
 
-`previous_response_id` continues the conversation of that response within the session. Its system
-message stays unless `instructions` give another one.
+`previous_response_id` continues the conversation of that response within the session. The conversation
+keeps its system message unless `instructions` replace it.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from tailrace_protos.chat import ChatMessage, ToolCall, ToolSchema
 from tailrace_protos.generation import MAX_TOP_LOGPROBS
 
 _LOGPROBS = "message.output_text.logprobs"
-_INCLUDES = (_LOGPROBS, "reasoning.encrypted_content")  # thoughts come in plain words anyway
+_INCLUDES = (_LOGPROBS, "reasoning.encrypted_content")  # reasoning is always sent as plain text
 _DEFAULT_ONLY = DefaultOnly(
     background=(False,),
     conversation=(),
@@ -54,7 +54,7 @@ _RANGES = NumberRanges(
 
 
 class ResponseTool(InSchema, frozen=True):
-    """A function as responses write it; tools that OpenAI runs have another `type`."""
+    """Function in the format of responses; tools that OpenAI runs have another `type`."""
 
     type: str = "function"
 
@@ -67,7 +67,7 @@ class TextFormat(Body, frozen=True, kw_only=True):
 
 
 class ResponseRequest(Body, frozen=True, kw_only=True):
-    """The body of a response. The second half is refused unless it changes nothing."""
+    """Body of a response request. Fields of the second group are accepted only without effect."""
 
     input: str | list[InItem] = ""
     model: str = ""
@@ -90,7 +90,7 @@ class ResponseRequest(Body, frozen=True, kw_only=True):
     reasoning: dict[str, Any] | None = None
     truncation: str | None = None
     max_tool_calls: int | None = None
-    # Said for somebody else's books: they change nothing in a reply.
+    # Metadata of the client without effect on a reply.
     metadata: dict[str, Any] | None = None
     store: bool | None = None
     stream_options: dict[str, Any] | None = None
@@ -102,12 +102,12 @@ class ResponseRequest(Body, frozen=True, kw_only=True):
 
     @property
     def with_logprobs(self) -> bool:
-        """Whether log-probabilities are part of the answer."""
+        """Whether the response includes log-probabilities."""
         return _LOGPROBS in (self.include or ())
 
 
 def read_response(raw: bytes) -> tuple[ResponseRequest, ModelCall]:
-    """The request and what it asks of the model; raises `BadRequestError`."""
+    """Parse a request; return its body and its model call. Raise `BadRequestError`."""
     body = read_body(raw, ResponseRequest)
     _refuse_unsupported(body)
     tools = _tools(body.tools or [])
@@ -132,7 +132,7 @@ def _refuse_unsupported(body: ResponseRequest) -> None:
         reason = f"top_logprobs needs include: [{_LOGPROBS!r}]"
         raise BadRequestError(reason, param="top_logprobs")
     if any(value is not None for value in (body.reasoning or {}).values()):
-        reason = "reasoning: the model thinks as it was trained to; leave it out"
+        reason = "reasoning: the gateway cannot control reasoning; leave it out"
         raise UnsupportedError(reason, param="reasoning")
     if body.text is not None and body.text.verbosity not in (None, "medium"):
         raise UnsupportedError("text.verbosity is not supported here", param="text.verbosity")
@@ -166,7 +166,7 @@ def _tools(tools: list[Any]) -> tuple[ToolSchema, ...]:
 
 
 def response_base(body: ResponseRequest, completion_id: str, created_unix_s: int) -> dict[str, Any]:
-    """A response that has only begun."""
+    """Return a response in progress, without output."""
     return {
         "id": completion_id,
         "object": "response",
@@ -194,7 +194,7 @@ def response_base(body: ResponseRequest, completion_id: str, created_unix_s: int
 def response_answer(
     body: ResponseRequest, completion: Completion, token_text: TokenText
 ) -> dict[str, Any]:
-    """The whole response."""
+    """Return the whole response."""
     choice = completion.choices[0]
     is_cut = choice.stop_reason is StopReason.LENGTH
     opening = completion.opening
@@ -208,7 +208,7 @@ def response_answer(
 
 
 def _usage(completion: Completion) -> dict[str, Any]:
-    """Token counts; tokens of thoughts are not counted apart."""
+    """Return the token counts; reasoning tokens are not counted separately."""
     prompt, sampled = completion.num_prompt_tokens, completion.num_sampled
     return {
         "input_tokens": prompt,
@@ -220,47 +220,47 @@ def _usage(completion: Completion) -> dict[str, Any]:
 
 
 class ResponseStream:
-    """`StreamDialect` of responses. One item is open at a time; tool calls come whole, at the end."""
+    """`StreamDialect` of responses. One item is open at a time; tool calls follow whole at the end."""
 
     def __init__(self, body: ResponseRequest, token_text: TokenText) -> None:
         self._body = body
         self._token_text = token_text
         self._number = 0
-        self._index = -1  # of the newest item
-        self._open = ""  # its type; empty: it was closed
-        self._text = ""  # of the open item
+        self._index = -1  # index of the newest item
+        self._open = ""  # type of the open item; empty if none is open
+        self._text = ""  # text of the open item
         self._suffix = ""
 
     def begin(self, opening: CallStart) -> bytes:
-        """The response without output."""
+        """Encode the response without output."""
         self._suffix = opening.completion_id
         response = response_base(self._body, opening.completion_id, opening.created_unix_s)
         created = self._event("response.created", response=response)
         return created + self._event("response.in_progress", response=response)
 
     def piece(self, piece: Piece) -> bytes:
-        """Thoughts and text as they come."""
-        told = b""
+        """Encode new reasoning and text."""
+        events = b""
         if piece.delta.reasoning:
-            told += self._opened("reasoning") + self._said(piece.delta.reasoning)
+            events += self._ensure_open("reasoning") + self._delta(piece.delta.reasoning)
         if piece.delta.content:
-            told += self._opened("message") + self._said(piece.delta.content)
-        return told
+            events += self._ensure_open("message") + self._delta(piece.delta.content)
+        return events
 
     def choice(self, choice: ReplyChoice) -> bytes:
-        """The end of the open item, and tool calls."""
+        """Close the open item, then encode the tool calls."""
         calls = choice.message.tool_calls
-        told = self._opened("message") if self._index < 0 and not calls else b""
-        return told + self._closed() + b"".join(map(self._call, calls))
+        events = self._ensure_open("message") if self._index < 0 and not calls else b""
+        return events + self._close_item() + b"".join(map(self._call, calls))
 
     def end(self, completion: Completion) -> bytes:
-        """The whole response."""
+        """Encode the whole response."""
         is_cut = completion.choices[0].stop_reason is StopReason.LENGTH
         kind = "response.incomplete" if is_cut else "response.completed"
         return self._event(kind, response=response_answer(self._body, completion, self._token_text))
 
     def error(self, error: ApiError) -> bytes:
-        """An error event, which the client raises."""
+        """Encode an error event, which the client raises."""
         param = error.param or None
         return self._event("error", code=error.code, message=error.message, param=param)
 
@@ -270,7 +270,7 @@ class ResponseStream:
         return named_event(event)
 
     def _of_item(self, kind: str, **fields: Any) -> bytes:
-        """An event of the open item's content."""
+        """Encode an event of the open item's content."""
         prefix = "rs" if self._open == "reasoning" else "msg"
         return self._event(
             kind,
@@ -280,39 +280,39 @@ class ResponseStream:
             **fields,
         )
 
-    def _opened(self, kind: str) -> bytes:
-        """Make sure that an item of this type is open."""
+    def _ensure_open(self, kind: str) -> bytes:
+        """Open an item of this type unless it is open."""
         if self._open == kind:
             return b""
-        told = self._closed()
+        events = self._close_item()
         self._index, self._open, self._text = self._index + 1, kind, ""
         item = self._item("in_progress")
-        told += self._event("response.output_item.added", output_index=self._index, item=item)
+        events += self._event("response.output_item.added", output_index=self._index, item=item)
         if kind == "message":
-            told += self._of_item("response.content_part.added", part=text_part(""))
-        return told
+            events += self._of_item("response.content_part.added", part=text_part(""))
+        return events
 
-    def _said(self, text: str) -> bytes:
+    def _delta(self, text: str) -> bytes:
         self._text += text
         if self._open == "reasoning":
             return self._of_item("response.reasoning_text.delta", delta=text)
         return self._of_item("response.output_text.delta", delta=text, logprobs=[])
 
-    def _closed(self) -> bytes:
+    def _close_item(self) -> bytes:
         if not self._open:
             return b""
         if self._open == "reasoning":
-            told = self._of_item("response.reasoning_text.done", text=self._text)
+            events = self._of_item("response.reasoning_text.done", text=self._text)
         else:
-            told = self._of_item("response.output_text.done", text=self._text, logprobs=[])
-            told += self._of_item("response.content_part.done", part=text_part(self._text))
+            events = self._of_item("response.output_text.done", text=self._text, logprobs=[])
+            events += self._of_item("response.content_part.done", part=text_part(self._text))
         item = self._item("completed")
-        told += self._event("response.output_item.done", output_index=self._index, item=item)
+        events += self._event("response.output_item.done", output_index=self._index, item=item)
         self._open = ""
-        return told
+        return events
 
     def _item(self, status: str) -> dict[str, Any]:
-        """The open item as far as it was told."""
+        """Return the open item with its text so far."""
         if self._open == "reasoning":
             return reasoning_item(self._suffix, self._text, status)
         parts = [text_part(self._text)] if status == "completed" else []
@@ -322,9 +322,9 @@ class ResponseStream:
         self._index += 1
         place = {"output_index": self._index}
         begun = call_item(ToolCall(call.id, call.name, ""), "in_progress")
-        told = self._event("response.output_item.added", item=begun, **place)
+        events = self._event("response.output_item.added", item=begun, **place)
         place_of_item = {"item_id": begun["id"], **place}
         kind = "response.function_call_arguments"
-        told += self._event(f"{kind}.delta", delta=call.arguments, **place_of_item)
-        told += self._event(f"{kind}.done", arguments=call.arguments, name=call.name, **place_of_item)
-        return told + self._event("response.output_item.done", item=call_item(call), **place)
+        events += self._event(f"{kind}.delta", delta=call.arguments, **place_of_item)
+        events += self._event(f"{kind}.done", arguments=call.arguments, name=call.name, **place_of_item)
+        return events + self._event("response.output_item.done", item=call_item(call), **place)

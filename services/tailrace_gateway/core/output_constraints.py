@@ -1,7 +1,7 @@
-"""Checks of finished replies against what the request asked for.
+"""Output constraints: checks of finished replies against the request.
 
-There is no grammar engine: the model is not forced, its reply is looked at afterwards. One that was cut
-by its token budget is passed on as it is, with its finish reason.
+The gateway has no grammar engine: it does not constrain sampling, it checks the finished reply. A reply
+that its token budget cut short passes unchecked, with its finish reason.
 """
 
 from __future__ import annotations
@@ -24,18 +24,18 @@ from tailrace_protos.chat import ToolSchema
 
 
 def check_schema(constraints: OutputConstraints) -> None:
-    """Refuse a JSON Schema that is none, before anything is sampled."""
+    """Refuse an invalid JSON Schema before sampling."""
     if constraints.json_schema is None:
         return
     try:
         jsonschema.Draft202012Validator.check_schema(constraints.json_schema)
     except jsonschema.SchemaError as error:
-        reason = f"response_format: no valid JSON Schema: {error.message}"
+        reason = f"response_format: not a valid JSON Schema: {error.message}"
         raise BadRequestError(reason, param="response_format") from error
 
 
 def check_constraints(constraints: OutputConstraints, completion: Completion) -> None:
-    """Raise `OutputConstraintError` for the first choice that keeps a promise not."""
+    """Raise `OutputConstraintError` for the first choice that violates a constraint."""
     for choice in completion.choices:
         if choice.stop_reason is StopReason.LENGTH:
             continue
@@ -64,9 +64,9 @@ def _check_format(constraints: OutputConstraints, choice: ReplyChoice) -> None:
     try:
         value: Any = msgspec.json.decode(choice.message.content.encode())
     except msgspec.DecodeError as error:
-        raise _not_met("response_format", f"the reply is no JSON: {error}", choice) from error
+        raise _not_met("response_format", f"the reply is not valid JSON: {error}", choice) from error
     if constraints.reply_format is ReplyFormat.JSON_OBJECT and not isinstance(value, dict):
-        raise _not_met("response_format", "the reply is JSON, but no object", choice)
+        raise _not_met("response_format", "the reply is JSON, but not an object", choice)
     if constraints.json_schema is not None:
         validator = jsonschema.Draft202012Validator(constraints.json_schema)
         misfit = jsonschema.exceptions.best_match(validator.iter_errors(value))
@@ -81,7 +81,7 @@ def _not_met(param: str, reason: str, choice: ReplyChoice) -> OutputConstraintEr
 
 
 class ToolChoice(NamedTuple):
-    """`any`: some tool has to be called; `tool`: the one of that name; `none`: no tool at all."""
+    """Requested use of tools. `any`: some tool is required; `tool`: the named one; `none`: no tool."""
 
     kind: Literal["auto", "any", "tool", "none"] = "auto"
     name: str = ""
@@ -90,7 +90,7 @@ class ToolChoice(NamedTuple):
 def tool_constraints(
     choice: ToolChoice, tools: Sequence[ToolSchema], *, is_parallel: bool = True
 ) -> OutputConstraints:
-    """What a reply is checked against; without `is_parallel` it makes one call at the most."""
+    """Return the constraints of a tool choice; without `is_parallel` a reply makes at most one call."""
     if choice.kind == "tool" and choice.name not in {tool.name for tool in tools}:
         raise BadRequestError(f"tool_choice: there is no tool {choice.name!r}", param="tool_choice")
     if choice.kind == "any" and not tools:

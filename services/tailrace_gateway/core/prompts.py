@@ -1,4 +1,4 @@
-"""The prompt of a call: its conversation matched to the ledger of its session."""
+"""Prompt of a call: matches its conversation to the session's ledger."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from tailrace_protos.chat import ChatMessage
 
 
 class PromptBuilder:
-    """Makes prompts; a conversation that cannot be rendered is the caller's mistake."""
+    """Builds prompts; a conversation that cannot be rendered is a `BadRequestError`."""
 
     def __init__(self, renderer: Renderer) -> None:
         self._renderer = renderer
 
     def prompt(self, session: Session, call: ModelCall) -> Prompt:
-        """What the engine is to continue, and where that hangs in the ledger."""
+        """Return the prompt and its place in the ledger."""
         try:
             if call.is_token_level:
                 return session.ledger.prepare_tokens(self._token_prompt(call))
@@ -29,9 +29,10 @@ class PromptBuilder:
             raise BadRequestError(f"messages: {error}", param="messages") from error
 
     def prompt_at_hand(self, session: Session, call: ModelCall) -> Prompt | None:
-        """The prompt, if nothing that other replicas may have captured could change it; else None.
+        """Return the prompt from local knowledge alone; None if other replicas' records could change
+        it.
 
-        They may know of replies that the caller's conversation goes through and this replica does not.
+        Another replica may have recorded replies that are part of the caller's conversation.
         """
         is_known = not call.previous_id or session.has_call(call.previous_id)
         if call.is_token_level or session.is_behind or not is_known:
@@ -47,9 +48,9 @@ class PromptBuilder:
 
 
 def _conversation(session: Session, call: ModelCall) -> tuple[ChatMessage, ...]:
-    """The messages, after those of the call that is continued by its id.
+    """Return the messages after those of the call that the request continues by its id.
 
-    A system message among the new ones takes the place of the one that the conversation began with.
+    A new system message replaces the system message of the conversation.
     """
     if not call.previous_id:
         return call.messages

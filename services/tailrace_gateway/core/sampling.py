@@ -1,6 +1,9 @@
-"""Sampling a call: every choice within its budget and deadline, captured before the answer.
+"""Sampling of a call: each choice within its budget and deadline, captured before the answer.
 
-Invariant: an answer goes out only after its tokens are in the log, or their nodes were masked.
+Invariant: an answer goes out only after its tokens are in the log, or their nodes are masked.
+
+A session limits the tokens sampled over all its calls and the length of each conversation. Concurrent
+calls do not see each other's tokens; the choices of one call share the remaining budget.
 """
 
 from __future__ import annotations
@@ -17,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tailrace.channel.generation import Generation
-from tailrace.channel.tops import top_arrays
+from tailrace.channel.top_logprobs import top_logprob_arrays
 from tailrace.chat import ParsedReply, Renderer, ReplyStream
 from tailrace.clock import Clock
 from tailrace.ledger import Prompt
@@ -55,7 +58,7 @@ _Sampled = tuple[Generation, ParsedReply]
 
 @dataclass(frozen=True, slots=True)
 class _Job:
-    """What all choices of a call have in common."""
+    """Data that all choices of a call share."""
 
     session: Session
     call: ModelCall
@@ -68,7 +71,7 @@ class _Job:
 
 
 class PieceStreamer:
-    """Turns the chunks of one choice into pieces for a stream; nothing is said twice."""
+    """Converts the chunks of one choice into pieces of a stream."""
 
     def __init__(self, running: InFlightCall, index: int, stream: ReplyStream) -> None:
         self._running = running
@@ -76,14 +79,16 @@ class PieceStreamer:
         self._stream = stream
 
     def on_chunk(self, chunk: TokenChunk) -> None:
-        """Pass new tokens on."""
+        """Publish new tokens."""
         token_ids = as_int32(chunk.token_ids)
         delta = self._stream.feed(token_ids)
         logprobs = as_float32(chunk.inference_logprobs)
-        self._running.add_piece(Piece(self._index, delta, token_ids, logprobs, *top_arrays(chunk)))
+        self._running.add_piece(
+            Piece(self._index, delta, token_ids, logprobs, *top_logprob_arrays(chunk))
+        )
 
     def finish(self) -> ParsedReply:
-        """The whole reply; what was held back until its end is said now."""
+        """Return the whole reply; publish the text that was held back until the end."""
         parsed = self._stream.finish()
         if parsed.rest.content or parsed.rest.reasoning:
             self._running.add_piece(Piece(self._index, parsed.rest, _NO_IDS, _NO_LOGPROBS))
@@ -103,16 +108,16 @@ class Sampler:
     ) -> None:
         self._policy = policy
         self._renderer = renderer
-        self._plain = plain  # reads replies as bare text
+        self._plain = plain  # parses replies as plain text
         self._capture = capture
         self._clock = clock
-        own = uuid.uuid4().hex[:20]  # no other replica makes these ids
+        own = uuid.uuid4().hex[:20]  # ids are unique over replicas
         self._ids = map(f"tr-{own}{{:012x}}".format, itertools.count())
 
     async def sample(
         self, session: Session, call: ModelCall, prompt: Prompt, name: str, running: InFlightCall
     ) -> Completion:
-        """The completion, recorded under `name`; pieces are told to `running` if it streams."""
+        """Sample all choices, record the completion under `name`, and return it."""
         limits, num_sampled = session.record.limits, session.ledger.num_sampled
         num_prompt = len(prompt.prompt_ids)
         budget = reply_budget(limits, num_sampled, num_prompt, call.num_choices, call.max_new_tokens)
@@ -157,7 +162,7 @@ class Sampler:
         stream = renderer.reply_stream(
             call.tools, stop=job.sampling.stop, id_seed=choice_id(job.opening, index)
         )
-        teller = PieceStreamer(job.running, index, stream) if job.running.streams else None
+        streamer = PieceStreamer(job.running, index, stream) if job.running.streams else None
         generation = await self._policy.generate(
             TurnRequest(
                 job.prompt_ids,
@@ -165,18 +170,18 @@ class Sampler:
                 msgspec.structs.replace(job.sampling, seed=seed),
                 session.session_id,
                 job.ordinal,
-                on_chunk=None if teller is None else teller.on_chunk,
+                on_chunk=None if streamer is None else streamer.on_chunk,
                 top_logprobs=call.top_logprobs,
             )
         )
-        if teller is not None:
-            return generation, teller.finish()
+        if streamer is not None:
+            return generation, streamer.finish()
         stream.feed(generation.token_ids)
         return generation, stream.finish()
 
 
 async def _together(work: Sequence[Coroutine[Any, Any, _Sampled]]) -> list[_Sampled]:
-    """All results in order; the first failure ends the others."""
+    """Return all results in order; the first failure cancels the rest."""
     tasks = [asyncio.create_task(one) for one in work]
     try:
         return await asyncio.gather(*tasks)
@@ -186,7 +191,7 @@ async def _together(work: Sequence[Coroutine[Any, Any, _Sampled]]) -> list[_Samp
 
 
 def choice_id(opening: CallStart, index: int) -> str:
-    """The id of a choice in the ledger: the first one has the answer's own."""
+    """Return the ledger id of a choice; the first choice has the answer's id."""
     return f"{opening.completion_id}-{index}" if index else opening.completion_id
 
 
@@ -206,7 +211,7 @@ def _choice(index: int, opening: CallStart, parsed: ParsedReply, generation: Gen
 
 
 def _failed(error: GenerationFailedError) -> ApiError:
-    if error.num_attempts == 1:  # no server would take it, whoever is asked
+    if error.num_attempts == 1:  # every server would refuse it
         return BadRequestError(f"the engine refuses the request: {error.reason}")
     return UnavailableError(f"no inference server answers: {error}", retry_after_s=_RETRY_AFTER_S)
 
@@ -214,7 +219,7 @@ def _failed(error: GenerationFailedError) -> ApiError:
 def reply_budget(
     limits: SessionLimits, num_sampled: int, num_prompt: int, num_choices: int, wanted: int | None
 ) -> int:
-    """Tokens that each choice may have, at least one; raises where none is left."""
+    """Return the maximum tokens per choice, at least one; raise if no budget remains."""
     room = limits.max_episode_tokens - num_prompt
     if room <= 0:
         raise ContextOverflowError(num_prompt, limits.max_episode_tokens)
@@ -227,9 +232,9 @@ def reply_budget(
 def call_seed(
     session_seed: int | None, request_seed: int | None, ordinal: int, choice: int
 ) -> int | None:
-    """Seed of one choice; `ordinal` counts the session's calls. None: not seeded.
+    """Return the seed of one choice; `ordinal` counts the session's calls. None: not seeded.
 
-    A seed in the request fixes its choices wherever the request comes in the session.
+    A seed in the request fixes its choices at any position in the session.
     """
     if request_seed is not None:
         return _mix(request_seed, choice) if choice else request_seed & _SEED_MASK
@@ -237,7 +242,7 @@ def call_seed(
 
 
 def _mix(seed: int, number: int) -> int:
-    """SplitMix64 of the seed moved on by `number` steps."""
+    """Advance the seed by `number` steps and return SplitMix64 of it."""
     mixed = (seed + (number + 1) * 0x9E3779B97F4A7C15) & 0xFFFFFFFFFFFFFFFF
     mixed = (mixed ^ (mixed >> 30)) * 0xBF58476D1CE4E5B9 & 0xFFFFFFFFFFFFFFFF
     mixed = (mixed ^ (mixed >> 27)) * 0x94D049BB133111EB & 0xFFFFFFFFFFFFFFFF

@@ -1,4 +1,4 @@
-"""One session as this replica knows it: its ledger, how much of its log was read, what runs in it."""
+"""One session in this replica: its ledger, the position in its log, and its calls in flight."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _decoder: msgspec.msgpack.Decoder[Any] = msgspec.msgpack.Decoder(LedgerNode | Re
 class Session:
     """Ledger and log position of one session.
 
-    Invariant: the ledger holds the first `num_read` entries of the log, and what this replica sampled.
+    Invariant: the ledger holds the first `num_read` entries of the log and the calls sampled here.
     """
 
     def __init__(
@@ -39,40 +39,40 @@ class Session:
         self.nonce = nonce
         self.key_hash = key_hash
         self.ledger = ledger
-        self.sampling = sampling  # the session's own, with the model's ends of turn
+        self.sampling = sampling  # the session's parameters with the model's end-of-turn ids
         self.num_read = 0
-        self.is_behind = False  # others are known to have appended what was not read yet
+        self.is_behind = False  # other replicas appended entries that are not read yet
         self.is_open = True
         self.last_used_s = 0.0
         self.calls: set[InFlightCall] = set()
-        self.by_name: dict[str, InFlightCall] = {}  # running calls that a retry may join
-        self._nodes: dict[str, LedgerNode] = {}  # in the order of their recording here
+        self.by_name: dict[str, InFlightCall] = {}  # calls in flight by name, for retries
+        self._nodes: dict[str, LedgerNode] = {}  # in the order of recording
 
     @property
     def session_id(self) -> str:
-        """The episode's id is the session's."""
+        """Id of the session, which is the episode's id."""
         return self.record.episode_id
 
     @property
     def num_calls(self) -> int:
-        """Calls in the ledger; each choice is one."""
+        """Number of calls in the ledger; each choice counts."""
         return len(self._nodes)
 
     @property
     def last_call_id(self) -> str:
-        """The newest call; empty: none yet."""
+        """Id of the newest call; empty without calls."""
         return next(reversed(self._nodes), "")
 
     def has_call(self, completion_id: str) -> bool:
-        """Whether a call of this id is in the ledger."""
+        """Whether the ledger has a call of this id."""
         return completion_id in self._nodes
 
     def node(self, completion_id: str) -> LedgerNode:
-        """A call of the ledger."""
+        """Return a call of the ledger."""
         return self._nodes[completion_id]
 
     def prompt_ids(self, completion_id: str) -> NDArray[np.int32]:
-        """All tokens [P] that a call was asked with."""
+        """Return all prompt tokens [P] of a call."""
         node = self._nodes[completion_id]
         parts = [as_int32(node.inserted_ids)]
         while node.parent_id and not node.is_rendered_whole:
@@ -81,14 +81,14 @@ class Session:
         return np.concatenate(parts[::-1])
 
     def apply(self, entries: Sequence[bytes], first: int) -> None:
-        """Take log entries, number `first` to the last one; known ones are skipped."""
+        """Apply log entries that begin at number `first`; skip known ones."""
         for entry in entries[max(0, self.num_read - first) :]:
             self.take(_decoder.decode(entry))
             self.num_read += 1
         self.is_behind = False
 
     def take(self, entry: LedgerNode | RewardSet) -> None:
-        """Take one thing that happened."""
+        """Apply one node or reward."""
         if isinstance(entry, RewardSet):
             if self.has_call(entry.completion_id):
                 self.ledger.set_reward(entry.reward, entry.completion_id)
@@ -99,15 +99,16 @@ class Session:
     def record_call(
         self, prompt: Prompt, generation: Generation, parsed: ParsedReply, completion_id: str
     ) -> LedgerNode:
-        """Put what was sampled here into the ledger."""
+        """Record a call that this replica sampled."""
         node = self.ledger.record(prompt, generation, parsed, completion_id)
         self._nodes[completion_id] = node
         return node
 
     def appended(self, num_entries: int, length: int) -> None:
-        """This replica appended entries to the log, which has this length now.
+        """Update the position after an append of this replica; `length` is the log's new length.
 
-        If others appended meanwhile, ours are read again with theirs, and skipped.
+        If other replicas appended meanwhile, a later read returns our entries with theirs and skips
+        ours.
         """
         if length == self.num_read + num_entries:
             self.num_read = length
@@ -115,12 +116,12 @@ class Session:
             self.is_behind = True
 
     def deadline_error(self) -> SessionOverError:
-        """The refusal of a call after the deadline."""
+        """Return the error of a call after the deadline."""
         reason = f"the deadline of session {self.session_id!r} has passed"
         return SessionOverError(reason, code="session_deadline_exceeded")
 
     def close(self) -> None:
-        """No more calls; those that run end."""
+        """Accept no more calls; cancel those in flight."""
         self.is_open = False
         for call in self.calls:
             call.cancel(SessionOverError("the session was closed while this call ran"))

@@ -1,7 +1,7 @@
-"""The sessions of this replica: found by key, brought up to date from the log, forgotten when idle.
+"""Sessions of this replica: found by key, refreshed from the log, dropped when idle.
 
-The log in the store is the truth; what is kept here saves reading it again. A session that is known
-here goes on while the store is away, one that is not has to wait for it.
+The log in the store is authoritative; memory saves reading it again. While the store is unavailable, a
+session in memory continues and any other session waits.
 """
 
 from __future__ import annotations
@@ -27,17 +27,17 @@ _STORE_RETRY_AFTER_S = 1.0
 
 
 class Identity(NamedTuple):
-    """Whose gateway this is."""
+    """Run, admin key and lifetimes of a gateway."""
 
     run: str
     admin_key: str
     stop_token_ids: tuple[int, ...]
     keep_s: float  # how long a session's log outlives its deadline
-    idle_s: float  # unused for so long, a session is forgotten here
+    idle_s: float  # an unused session leaves memory after this time
 
 
 class Sessions:
-    """Opens, finds, refreshes and forgets sessions."""
+    """Opens, finds, refreshes and drops sessions."""
 
     def __init__(
         self,
@@ -53,13 +53,13 @@ class Sessions:
         self._make_ledger = make_ledger
         self._clock = clock
         self._sessions: dict[str, Session] = {}
-        self._ids: dict[str, str] = {}  # session id by key hash, of sessions known here
+        self._ids: dict[str, str] = {}  # session id by key hash, for sessions in memory
 
     def __len__(self) -> int:
         return len(self._sessions)
 
     async def open(self, record: OpenSession) -> str:
-        """Make a session, or find the one that is open; its key."""
+        """Open a session, or find the open one of this id; return its key."""
         who, nonce = self.identity, uuid.uuid4().hex
         fresh = session_key(who.admin_key, who.run, record.episode_id, nonce)
         lifetime_s = max(record.limits.deadline_unix_s - self._clock.unix_s(), 0.0) + who.keep_s
@@ -68,38 +68,38 @@ class Sessions:
         except StoreError as error:
             raise _store_error(error) from error
         if kept == nonce:
-            self.forget(record.episode_id)  # an earlier one of this id
+            self.forget(record.episode_id)  # an earlier session of this id
             self._begin(record, nonce)
             return fresh
         return session_key(who.admin_key, who.run, record.episode_id, kept)
 
     def known_id(self, key: str) -> str:
-        """The session that a key opens, if it is known here; else empty."""
+        """Return the id of the session in memory that a key opens, or an empty string."""
         return self._ids.get(key_hash(key), "")
 
     async def id_of_key(self, key: str) -> str:
-        """The session that a key opens; `UnauthorizedError` if it opens none."""
+        """Return the session that a key opens; raise `UnauthorizedError` if there is none."""
         try:
             session_id = await self._store.find(key_hash(key))
         except StoreError as error:
             raise _store_error(error) from error
         if not session_id:
-            raise UnauthorizedError("this key opens no session: it was closed, or never was")
+            raise UnauthorizedError("this key belongs to no open session")
         return session_id
 
     def known(self, session_id: str) -> Session | None:
-        """The session as it is known here, without a look at the store."""
+        """Return the session in memory without a read of the store."""
         return self._sessions.get(session_id)
 
     def use(self, session_id: str) -> Session | None:
-        """The session as it is known here, for a call that needs no more."""
+        """Return the session in memory and mark it as used, without a read of the store."""
         session = self._sessions.get(session_id)
         return None if session is None else self._in_use(session)
 
     async def refresh(self, session_id: str, answer: str = "") -> tuple[Session, bytes | None]:
-        """The session with all that was captured of it anywhere, and a recorded answer if there is one.
+        """Return the session with everything that any replica recorded, and the recorded answer if any.
 
-        Raises `SessionOverError` when it takes no more calls.
+        Raise `SessionOverError` if the session is closed.
         """
         session = self._sessions.get(session_id)
         num_known = session.num_read if session is not None else 0
@@ -122,7 +122,7 @@ class Sessions:
         return self._in_use(session), stored.answer
 
     async def load(self, session_id: str) -> Session | None:
-        """The session with its whole log, open or not; None when there is none."""
+        """Return the session with its whole log, open or finished; None if there is none."""
         try:
             session, _ = await self.refresh(session_id)
         except SessionOverError:
@@ -130,9 +130,9 @@ class Sessions:
         return session
 
     def forget(self, session_id: str, nonce: str = "") -> None:
-        """Let go of what is kept here; calls that run are ended.
+        """Drop a session from memory and cancel its calls.
 
-        With a nonce only of that session: another one may have begun under the same id.
+        With a nonce, drop only that session: a new session may have the same id.
         """
         session = self._sessions.get(session_id)
         if session is None or nonce not in ("", session.nonce):
@@ -143,7 +143,7 @@ class Sessions:
         self._policy.end(session_id)
 
     def reap(self) -> None:
-        """Forget sessions whose time is over, or that nobody used for long."""
+        """Drop sessions that are past their deadline or idle for long."""
         now_s, now_unix_s = self._clock.monotonic_s(), self._clock.unix_s()
         for session_id, session in list(self._sessions.items()):
             is_idle = not session.calls and now_s - session.last_used_s > self.identity.idle_s

@@ -15,34 +15,34 @@ DONE = b"data: [DONE]\n\n"
 
 
 def to_json(value: Any) -> bytes:
-    """Compact JSON."""
+    """Encode as compact JSON."""
     return _encoder.encode(value)
 
 
 def data_event(value: Any) -> bytes:
-    """An event without a name."""
+    """Encode an event without a name."""
     return b"data: " + to_json(value) + b"\n\n"
 
 
 def named_event(value: dict[str, Any]) -> bytes:
-    """An event whose name is the value's `type`."""
+    """Encode an event named by the value's `type`."""
     return b"event: " + str(value["type"]).encode() + b"\ndata: " + to_json(value) + b"\n\n"
 
 
 class StreamDialect(Protocol):
-    """How one dialect tells a reply while it is being sampled; every method returns events."""
+    """Stream format of one dialect; each method returns encoded events."""
 
     def begin(self, opening: CallStart) -> bytes:
-        """The call was accepted."""
+        """Encode the start of the call."""
 
     def piece(self, piece: Piece) -> bytes:
-        """New text."""
+        """Encode new text."""
 
     def choice(self, choice: ReplyChoice) -> bytes:
-        """A choice is complete: tool calls and why it ended."""
+        """Encode the end of a choice: its tool calls and its stop reason."""
 
     def end(self, completion: Completion) -> bytes:
-        """All is said."""
+        """Encode the end of the stream."""
 
     def error(self, error: ApiError) -> bytes:
-        """The call failed after its beginning."""
+        """Encode a failure after the start."""

@@ -1,4 +1,4 @@
-"""The channel's servers of one inference server, and the address under which callers find it."""
+"""Channel servers of one inference server, and their addresses for callers."""
 
 from __future__ import annotations
 
@@ -15,16 +15,12 @@ from tailrace.channel import (
     GenerateHandler,
     GenerateServer,
     NatsGenerateServer,
-    ServerChannelConfig,
     ZmqGenerateServer,
 )
 from tailrace_inference.config import InferenceConfig
 
 _LOOPBACK = ("127.0.0.1", "localhost")
 _MAX_IPC_PATH = 100
-
-# The engine coalesces tokens already: what it sends leaves with the loop tick.
-CHANNEL = ServerChannelConfig(chunk_tokens=1)
 
 
 class Listeners:
@@ -39,14 +35,14 @@ class Listeners:
         self._zmq: ZmqGenerateServer | None = None
         self._servers: list[GenerateServer] = []
         if self.nats_subject:
-            self._servers.append(NatsGenerateServer(nats, subject, CHANNEL))
+            self._servers.append(NatsGenerateServer(nats, subject))
         if "zmq" in config.transports:
             self._zmq = self._make_zmq(server_id, state_dir)
             self._servers.append(self._zmq)
 
     @property
     def zmq_endpoint(self) -> str:
-        """Where callers connect, once started; empty without ZMQ."""
+        """Address for ZMQ callers once started; empty without ZMQ."""
         if self._zmq is None:
             return ""
         bind_host, advertised = self._config.bind_host, self._config.advertise_host
@@ -56,27 +52,27 @@ class Listeners:
         return f"tcp://{advertised}:{endpoint.rsplit(':', 1)[1]}" if advertised else endpoint
 
     async def start(self, handler: GenerateHandler) -> None:
-        """Listen; raises `EndpointError` when an endpoint cannot be had."""
+        """Starts to listen; raises `EndpointError` when an endpoint is not available."""
         for server in self._servers:
             await server.start(handler)
 
     async def stop(self) -> None:
-        """Send what is queued and stop listening."""
+        """Sends queued chunks, then stops listening."""
         for server in self._servers:
             await server.stop()
 
     def _make_zmq(self, server_id: str, state_dir: Path) -> ZmqGenerateServer:
         if not self._config.bind_host:
-            return ZmqGenerateServer(f"ipc://{_socket_path(server_id, state_dir)}", CHANNEL)
+            return ZmqGenerateServer(f"ipc://{_socket_path(server_id, state_dir)}")
         keys = None
         if self._config.bind_host not in _LOOPBACK:
             keys = CurveKeys.generate()
             self.zmq_public_key = keys.public
-        return ZmqGenerateServer(f"tcp://{self._config.bind_host}:*", CHANNEL, keys=keys)
+        return ZmqGenerateServer(f"tcp://{self._config.bind_host}:*", keys=keys)
 
 
 def _socket_path(server_id: str, state_dir: Path) -> Path:
-    """In the state directory, or a private folder of /tmp where that path is too long."""
+    """Path in the state directory, or in a private folder of /tmp if that path is too long."""
     state_dir.mkdir(parents=True, exist_ok=True)
     path = state_dir / f"{server_id}.sock"
     if len(os.fsencode(path)) <= _MAX_IPC_PATH:

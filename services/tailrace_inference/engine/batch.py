@@ -1,9 +1,9 @@
-"""The running requests as rows of arrays, so that a step's bookkeeping is vectorised.
+"""Running requests as rows of arrays, for vectorised bookkeeping of a step.
 
 Invariants: a row's tokens are `tokens[row, :length]`; the keys and values of the first `computed` of
 them are in the cache blocks `table[row, :num_blocks]`, whose other entries are 0 (the block of zeros);
-`computed < length`; what was sampled but not sent is `out_ids[row, :num_out]`, of one policy version,
-and the likeliest tokens of those steps `out_top_ids[row, :num_out, :num_tops]`.
+`computed < length`; sampled tokens that are not sent yet are `out_ids[row, :num_out]`, of one policy
+version, and the likeliest tokens of their steps `out_top_ids[row, :num_out, :num_top_logprobs]`.
 """
 
 from __future__ import annotations
@@ -24,34 +24,34 @@ _NO_TOKEN = -1
 
 
 @dataclass(slots=True, eq=False)
-class Call:
-    """One request between `submit` and its last chunk."""
+class EngineCall:
+    """One request from `submit` to its last chunk."""
 
     call_id: str
     episode_id: str
-    token_ids: NDArray[np.int32]  # prompt and, after a preemption, what was sampled
+    token_ids: NDArray[np.int32]  # prompt and, after a preemption, sampled tokens
     num_prompt: int
     num_continued: int
-    max_len: int  # length at which the call ends
+    max_len: int  # prompt and answer, at which the call ends
     sampling: SamplingParams
-    key: int  # of its random numbers
+    key: int  # of the random numbers
     on_chunk: OnChunk
     stops: StopStrings | None
-    num_tops: int = 0  # likeliest tokens to tell of each step
+    num_top_logprobs: int = 0  # likeliest tokens to report for each step
     num_cached: int = 0
     num_seen: int = 0  # tokens computed at least once
-    prompt_key: bytes | None = None  # of its prompt, once it was asked for
+    prompt_key: bytes | None = None  # digest of the prompt, once computed
     row: int = -1  # -1 while it waits
 
 
 class Batch:
-    """Rows for at most `max_running` calls; see the module's invariants."""
+    """Rows of at most `max_running` calls; see the invariants of the module."""
 
     def __init__(self, max_running: int, max_len: int, max_blocks: int, chunk_tokens: int) -> None:
         def column(dtype: DTypeLike, *more: int) -> NDArray[Any]:
             return np.zeros((max_running, *more), dtype)  # pages are only committed when touched
 
-        self._calls: list[Call | None] = [None] * max_running
+        self._calls: list[EngineCall | None] = [None] * max_running
         self.tokens: NDArray[np.int32] = column(np.int32, max_len + 1)
         self.table: Int64Array = column(np.int64, max_blocks)
         self.num_blocks: Int64Array = column(np.int64)
@@ -71,8 +71,8 @@ class Batch:
         self.out_ids: NDArray[np.int32] = column(np.int32, chunk_tokens)
         self.out_logprobs: NDArray[np.float32] = column(np.float32, chunk_tokens)
         self.num_out: Int64Array = column(np.int64)
-        self.num_tops: Int64Array = column(np.int64)
-        self.num_asking = 0  # rows whose `num_tops` is above 0
+        self.num_top_logprobs: Int64Array = column(np.int64)
+        self.num_asking = 0  # rows whose `num_top_logprobs` is above 0
         self.out_top_ids: NDArray[np.int32] = column(np.int32, chunk_tokens, MAX_TOP_LOGPROBS)
         self.out_top_logprobs: NDArray[np.float32] = column(np.float32, chunk_tokens, MAX_TOP_LOGPROBS)
         self.sent_s: NDArray[np.float64] = column(np.float64)
@@ -82,25 +82,27 @@ class Batch:
 
     @property
     def has_room(self) -> bool:
-        """Whether another call can run."""
+        """True if a row is free."""
         return bool(self._free)
 
     @property
     def newest(self) -> int:
-        """The row that was added last."""
+        """The row added last."""
         return self._order[-1]
 
     def __len__(self) -> int:
         return len(self._order)
 
     def active(self) -> Int64Array:
-        """The rows in use [R], in the order in which their calls were added."""
+        """Rows in use [R], in the order of their addition."""
         if self._active is None:
             self._active = np.array(self._order, np.int64)
         return self._active
 
-    def add(self, call: Call, blocks: Int64Array, computed: int, kv_version: int, now_s: float) -> int:
-        """Give `call` a row whose first `computed` tokens are in `blocks`."""
+    def add(
+        self, call: EngineCall, blocks: Int64Array, computed: int, kv_version: int, now_s: float
+    ) -> int:
+        """Adds a row for `call`, whose first `computed` tokens are in `blocks`."""
         row = call.row = self._free.pop()
         self._order.append(row)
         self._active = None
@@ -112,12 +114,12 @@ class Batch:
         self.seen[row] = max(call.num_seen, computed)
         self.max_len[row], self.kv_version[row], self.num_out[row] = call.max_len, kv_version, 0
         self.sent_s[row] = now_s
-        self.num_tops[row] = call.num_tops
-        self.num_asking += call.num_tops > 0
+        self.num_top_logprobs[row] = call.num_top_logprobs
+        self.num_asking += call.num_top_logprobs > 0
         self._set_sampling(row, call)
         return row
 
-    def _set_sampling(self, row: int, call: Call) -> None:
+    def _set_sampling(self, row: int, call: EngineCall) -> None:
         sampling = call.sampling
         self.key[row] = call.key
         self.counter_base[row] = call.num_prompt - call.num_continued
@@ -133,20 +135,20 @@ class Batch:
         self.stop_ids[row] = _NO_TOKEN
         self.stop_ids[row, :num_stops] = sampling.stop_token_ids
 
-    def call(self, row: int) -> Call:
-        """The call in a row that is in use."""
+    def call(self, row: int) -> EngineCall:
+        """Call of a row in use."""
         call = self._calls[row]
         assert call is not None, f"row {row} is free"
         return call
 
-    def remove(self, row: int) -> Call:
-        """Free a row whose blocks were released; its call keeps its tokens."""
+    def remove(self, row: int) -> EngineCall:
+        """Frees a row whose blocks are released; its call keeps its tokens."""
         call = self.call(row)
-        assert self.num_blocks[row] == 0, "a row is removed after its blocks"
+        assert self.num_blocks[row] == 0, "blocks are released before their row is removed"
         call.token_ids = self.tokens[row, : self.length[row]].copy()
         call.num_seen = int(self.seen[row])
         call.row = -1
-        self.num_asking -= call.num_tops > 0
+        self.num_asking -= call.num_top_logprobs > 0
         self._calls[row] = None
         self._free.append(row)
         self._order.remove(row)
@@ -154,7 +156,7 @@ class Batch:
         return call
 
     def release(self, row: int) -> Int64Array:
-        """Take a row's blocks from it: nothing of it is computed any more."""
+        """Takes the blocks of a row away; none of its tokens count as computed then."""
         count = self.num_blocks[row]
         blocks = self.table[row, :count].copy()
         self.table[row, :count] = 0
@@ -162,7 +164,7 @@ class Batch:
         return blocks
 
     def extend(self, rows: Int64Array, counts: Int64Array, blocks: Int64Array) -> None:
-        """Append `counts` [R] of the new `blocks` to the tables of `rows` [R]."""
+        """Appends `counts` [R] of the new `blocks` to the block tables of `rows` [R]."""
         owners = np.repeat(rows, counts)
         place = np.arange(len(blocks)) - np.repeat(np.cumsum(counts) - counts, counts)
         self.table[owners, self.num_blocks[owners] + place] = blocks
@@ -179,14 +181,16 @@ class Batch:
             self.length[rows] - self.counter_base[rows],
         )
 
-    def put_tops(self, rows: Int64Array, ids: Int64Array, logprobs: NDArray[np.float32]) -> None:
-        """The likeliest tokens [n, k] of the step whose tokens `append` is about to take."""
+    def put_top_logprobs(
+        self, rows: Int64Array, ids: Int64Array, logprobs: NDArray[np.float32]
+    ) -> None:
+        """Stores the likeliest tokens [n, k] of the step whose tokens `append` stores next."""
         place = self.num_out[rows]
         self.out_top_ids[rows, place, : ids.shape[1]] = ids
         self.out_top_logprobs[rows, place, : ids.shape[1]] = logprobs
 
     def append(self, rows: Int64Array, tokens: Int64Array, logprobs: NDArray[np.float32]) -> None:
-        """A sampled token for each of `rows` [n]."""
+        """Appends a sampled token to each of `rows` [n]."""
         self.tokens[rows, self.length[rows]] = tokens
         self.length[rows] += 1
         place = self.num_out[rows]

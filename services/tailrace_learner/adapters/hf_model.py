@@ -48,7 +48,7 @@ _LOGIT_KEYS = {"final_logit_softcapping": None, "logits_scaling": 1.0, "logit_sc
 
 
 @dataclass(frozen=True, slots=True)
-class LoadedModel:
+class TrainableModel:
     """A model with its tokenizer; on the host or on its device, see `prepared`."""
 
     model: Any  # transformers.PreTrainedModel
@@ -68,7 +68,7 @@ def pick_device(config: LearnerConfig) -> torch.device:
     return torch.device("cuda" if has_cuda and config.device != "cpu" else "cpu")
 
 
-def load_model(source: str, config: LearnerConfig, key: str = "pretrain") -> LoadedModel:
+def load_model(source: str, config: LearnerConfig, key: str = "pretrain") -> TrainableModel:
     """A model of a local directory or of the hub; `ConfigError` names `key` and the remedy."""
     path = Path(source).expanduser()
     is_local = path.is_dir()
@@ -87,10 +87,10 @@ def load_model(source: str, config: LearnerConfig, key: str = "pretrain") -> Loa
             f"{key}: cannot load {source!r}: {error}. Give a directory with config.json, weights and "
             "tokenizer, or a model of the hub that can be reached from here"
         ) from error
-    return LoadedModel(prepared(model, config), tokenizer)
+    return TrainableModel(prepared(model, config), tokenizer)
 
 
-def make_model(scratch: FromScratch, config: LearnerConfig, seed: int) -> LoadedModel:
+def make_model(scratch: FromScratch, config: LearnerConfig, seed: int) -> TrainableModel:
     """Random weights, the same for the same seed."""
     tokenizer = build_tokenizer(scratch)
     architecture = scratch_architecture(scratch, tokenizer)
@@ -98,7 +98,7 @@ def make_model(scratch: FromScratch, config: LearnerConfig, seed: int) -> Loaded
     model = AutoModelForCausalLM.from_config(  # type: ignore[no-untyped-call]
         architecture, dtype=torch.float32, attn_implementation=_implementation(config)
     )
-    return LoadedModel(prepared(model, config), tokenizer)
+    return TrainableModel(prepared(model, config), tokenizer)
 
 
 def scratch_architecture(scratch: FromScratch, tokenizer: Any) -> Any:
@@ -117,7 +117,7 @@ def scratch_architecture(scratch: FromScratch, tokenizer: Any) -> Any:
     return architecture
 
 
-def first_model(run: RunConfig, config: LearnerConfig) -> LoadedModel:
+def first_model(run: RunConfig, config: LearnerConfig) -> TrainableModel:
     """The model that a new run starts from."""
     if config.from_scratch is not None:
         return make_model(config.from_scratch, config, run.seed)
@@ -211,7 +211,7 @@ def _check_head(model: Any) -> None:
             raise ConfigError(f"{model.config.model_type}: {key} is not supported: use another model")
 
 
-def make_policy(loaded: LoadedModel, config: LearnerConfig) -> Policy:
+def make_policy(loaded: TrainableModel, config: LearnerConfig) -> Policy:
     """The model as core uses it."""
     return Policy(
         model=loaded.model,
@@ -222,7 +222,7 @@ def make_policy(loaded: LoadedModel, config: LearnerConfig) -> Policy:
     )
 
 
-def model_card(loaded: LoadedModel, config: LearnerConfig) -> ModelCard:
+def model_card(loaded: TrainableModel, config: LearnerConfig) -> ModelCard:
     """What other services need to know; the configuration names the dtype of published weights."""
     with tempfile.TemporaryDirectory(prefix="tailrace-card-") as folder:
         loaded.tokenizer.save_pretrained(folder)

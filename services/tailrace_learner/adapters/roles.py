@@ -1,27 +1,31 @@
-"""Makes the models beside the policy: the reference and the critic, new or as a checkpoint has them.
+"""Makes the models beside the policy: the reference and the critic, new or from a checkpoint.
 
-Every rank has them whole, but for a reference that is cut over them. Both begin as the policy does
-unless the configuration names other weights; a reference keeps them through every resume, which is
-checked by a digest.
+Every rank has them whole, except for a sharded reference. Both begin with the policy's first weights
+unless the configuration names others. A reference keeps its weights through every resume; a digest
+checks that.
+
+The weights of a run's start are those of `pretrain`. A run that begins from scratch or warm-starts
+keeps them in `<run_dir>/start/`, a model directory like that of a checkpoint.
 """
 
 from __future__ import annotations
 
+import hashlib
+import os
+import shutil
 from collections.abc import Callable
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
+from typing import Any
+
+import torch
 
 from tailrace.config import ConfigError, RunConfig
 from tailrace_learner.adapters.checkpoints import read_checkpoint
 from tailrace_learner.adapters.critic_files import load_critic
-from tailrace_learner.adapters.hf_model import LoadedModel, load_model, make_policy, narrow
-from tailrace_learner.adapters.start_weights import (
-    absolute,
-    keep_start,
-    pretrained_start,
-    weights_digest,
-)
+from tailrace_learner.adapters.hf_model import TrainableModel, load_model, make_policy, narrow
+from tailrace_learner.adapters.snapshots import host_weights
 from tailrace_learner.adapters.strategies.base import Strategy
 from tailrace_learner.config import LearnerConfig, ReferenceArgs
 from tailrace_learner.core.model.critic import Critic, make_head
@@ -37,13 +41,13 @@ _CRITIC_KEY = "learner.critic.pretrain"
 
 
 class RoleMaker:
-    """Makes what the configuration wants; `checkpoint` is empty for a run that begins (collective)."""
+    """Makes the configured models; `checkpoint` is empty for a new run (collective)."""
 
     def __init__(
         self,
         run: RunConfig,
         config: LearnerConfig,
-        loaded: LoadedModel,
+        loaded: TrainableModel,
         policy: Policy,
         strategy: Strategy,
         checkpoint: str,
@@ -60,11 +64,11 @@ class RoleMaker:
 
     @property
     def kl_coef(self) -> float | None:
-        """The weight of the divergence to go on with; None: the configuration's."""
+        """Weight of the divergence in the checkpoint; None for the configuration's."""
         return self._saved.kl_coef if self._saved is not None and self._config.target_kl else None
 
     def make(self) -> Roles:
-        """The reference and the critic, each if something uses it."""
+        """Make the reference and the critic, each if the configuration uses it."""
         reference = self._reference() if self._config.needs_reference else None
         critic = self._critic() if self._config.critic is not None else None
         return Roles(reference, critic)
@@ -96,8 +100,8 @@ class RoleMaker:
         found = known.source if known is not None else pretrained_start(self._run, self._config)
         if not found:
             raise ConfigError(
-                f"{_REFERENCE_KEY}: the run began without a reference and nobody kept the weights of "
-                f"its start: name some, for example {self._checkpoint}"
+                f"{_REFERENCE_KEY}: the run began without a reference and the weights of its "
+                f"start were not kept: name some, for example {self._checkpoint}"
             )
         return found
 
@@ -113,13 +117,13 @@ class RoleMaker:
         return CriticTrainer(critic, optimizer, config, max_steps=self._run.max_steps)
 
     def _trunk(self, pretrain: str) -> Policy:
-        """A model without its output matrix."""
+        """Load a model without its output matrix."""
         loaded = self._load(pretrain or self._checkpoint or self._start(), _CRITIC_KEY)
         policy = make_policy(loaded, self._config)
         loaded.model.to(policy.device)
         return replace(policy, model=loaded.model.base_model)
 
-    def _load(self, source: str, key: str) -> LoadedModel:
+    def _load(self, source: str, key: str) -> TrainableModel:
         loaded = load_model(source, self._config, key)
         if loaded.model.config.vocab_size != self._vocabulary:
             raise ConfigError(
@@ -127,3 +131,43 @@ class RoleMaker:
                 f"policy's {self._vocabulary}: use a model with the policy's tokenizer"
             )
         return loaded
+
+
+def pretrained_start(run: RunConfig, config: LearnerConfig) -> str:
+    """Name of the model that the run begins with; empty if no model has these weights."""
+    return "" if config.from_scratch or config.warm_start else run.pretrain
+
+
+def keep_start(
+    run: RunConfig, config: LearnerConfig, loaded: TrainableModel, strategy: Strategy
+) -> str:
+    """Keep the current weights, those of the start; returns where to load them from (collective)."""
+    if found := pretrained_start(run, config):
+        return found
+    folder = run.run_dir / "start"
+    weights = host_weights(loaded.model, strategy)
+    if strategy.world.rank == 0:
+        part = folder.with_name(".part-start")
+        shutil.rmtree(part, ignore_errors=True)
+        part.mkdir(parents=True)
+        loaded.model.save_pretrained(part, state_dict=weights)
+        loaded.tokenizer.save_pretrained(part)
+        shutil.rmtree(folder, ignore_errors=True)
+        os.replace(part, folder)
+    strategy.world.collect(None)  # no rank reads before it is written
+    return str(folder)
+
+
+def weights_digest(model: Any) -> str:
+    """Digest of names and weights; equal for equal weights, wherever they were loaded from."""
+    digest = hashlib.sha256()
+    for name, tensor in sorted(model.state_dict().items()):
+        digest.update(f"{name} {tuple(tensor.shape)} {tensor.dtype}".encode())
+        digest.update(tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().data)
+    return digest.hexdigest()
+
+
+def absolute(source: str) -> str:
+    """Full path of a directory; a name of the hub unchanged."""
+    path = Path(source).expanduser()
+    return str(path.absolute()) if path.is_dir() else source

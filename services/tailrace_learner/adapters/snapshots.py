@@ -17,7 +17,7 @@ from torch import Tensor
 
 from tailrace.config import ConfigError
 from tailrace_learner.adapters import lora
-from tailrace_learner.adapters.hf_model import LoadedModel
+from tailrace_learner.adapters.hf_model import TrainableModel
 from tailrace_learner.adapters.strategies.base import Strategy
 
 OPTIMIZER_FILE = "optimizer.safetensors"
@@ -27,13 +27,13 @@ _RNG = "rng.torch"
 class Snapshot(NamedTuple):
     """A model at one moment; empty on all ranks but the first."""
 
-    loaded: LoadedModel  # architecture and tokenizer; its weights move on
+    loaded: TrainableModel  # architecture and tokenizer; its weights move on
     weights: dict[str, Tensor]
     optimizer: dict[str, Tensor]  # "<parameter>.<moment>", and the random generator
     others: Mapping[str, Mapping[str, Tensor]] = MappingProxyType({})  # files of other models
 
 
-def take_snapshot(loaded: LoadedModel, strategy: Strategy) -> Snapshot:
+def take_snapshot(loaded: TrainableModel, strategy: Strategy) -> Snapshot:
     """Copy the model and its optimizer as they are (collective).
 
     The other ranks give their parts and keep nothing: the host holds the model once.
@@ -76,7 +76,7 @@ def host_weights(model: Any, strategy: Strategy) -> dict[str, Tensor]:
     return weights
 
 
-def load_optimizer(path: Path, loaded: LoadedModel, strategy: Strategy) -> None:
+def load_optimizer(path: Path, loaded: TrainableModel, strategy: Strategy) -> None:
     """Restore the moments and the random generator; `ConfigError` if they do not fit.
 
     They may come from any number of ranks.

@@ -1,7 +1,7 @@
-"""What one rank of the learner holds: the model, its optimizer and its trainer.
+"""One rank of the learner: the model, its optimizer and its trainer.
 
-Every rank is a mirror of rank 0: the same methods are called on all of them with the same arguments, in
-the same order (`adapters/team.py`). Only rank 0 gets weights and snapshots out of it.
+Every rank mirrors rank 0: all ranks get the same calls with the same arguments, in the same order
+(`adapters/rank_controller.py`). Only rank 0 gets weights and snapshots.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from torch import Tensor
 from tailrace.config import ConfigError, RunConfig
 from tailrace.weights.tensors import TensorBytes
 from tailrace_learner.adapters import hf_model, lora
+from tailrace_learner.adapters.checkpoint_compatibility import check_compatible
 from tailrace_learner.adapters.critic_files import critic_tensors
 from tailrace_learner.adapters.roles import RoleMaker
-from tailrace_learner.adapters.same_model import check_same_model
 from tailrace_learner.adapters.snapshots import Snapshot, load_optimizer, take_snapshot
 from tailrace_learner.adapters.strategies.base import Strategy
 from tailrace_learner.config import LearnerConfig
@@ -38,10 +38,10 @@ class Worker:
         self._strategy = strategy
 
     def load(self, checkpoint: str) -> None:
-        """The model of a checkpoint's folder, or (empty) the one that a new run starts from."""
+        """Load the model of a checkpoint's folder; an empty path loads the model of a new run."""
         if checkpoint:
             self.loaded = hf_model.load_model(checkpoint, self._config, "resume_from_checkpoint")
-            check_same_model(checkpoint, self.loaded, self._run, self._config)
+            check_compatible(checkpoint, self.loaded, self._run, self._config)
         else:
             self.loaded = hf_model.first_model(self._run, self._config)
         self._adapt(checkpoint)
@@ -50,7 +50,7 @@ class Worker:
         self._policy = self._strategy.spread(hf_model.make_policy(self.loaded, self._config))
 
     def warm_start(self, rows: Iterator[Row], on_step: OnStep) -> float:
-        """Supervised steps on `rows`, which are the same on all ranks; the last step's mean loss."""
+        """Do supervised steps on `rows`, the same on all ranks; returns the last step's mean loss."""
         assert self._config.warm_start is not None
         return warm_start(
             self._policy,
@@ -63,7 +63,7 @@ class Worker:
         )
 
     def restore(self, checkpoint: str) -> None:
-        """Make optimizer, reference, critic, trainer; as a checkpoint has them unless it is empty."""
+        """Make optimizer, reference, critic and trainer, from a checkpoint unless the path is empty."""
         args = self._config.training_args
         optimizer = self._strategy.make_optimizer(self._policy, args)
         if checkpoint:
@@ -88,7 +88,7 @@ class Worker:
     # Steps
 
     def begin(self, step: int) -> None:
-        """Start over with the weights as they are, after `step` finished steps."""
+        """Begin a step with the current weights, after `step` finished steps."""
         self._trainer.begin(step)
 
     @property
@@ -111,20 +111,20 @@ class Worker:
             self._trainer.add(group)
 
     def work(self) -> bool:
-        """Do all passes and updates that are worth doing now; whether there were any."""
+        """Do all passes and updates that are worth doing now; False if there were none."""
         return self._trainer.work()
 
     def finish(self) -> Metrics:
-        """What is left of the step, then its metrics."""
+        """Do the rest of the step and return its metrics."""
         return self._trainer.finish()
 
-    # What others get
+    # Results
 
     @torch.no_grad()
     def weights(self, is_whole: bool) -> list[TensorBytes]:
-        """A copy of the weights on the host, under their Hugging Face names (collective).
+        """Copy the weights to the host, under their Hugging Face names (collective).
 
-        Adapters come beside the weights that they add to, or alone unless `is_whole`.
+        `is_whole`: all weights and the adapters; otherwise the adapters alone, if there are any.
         """
         dtype, is_first = self._config.model_args.dtype, self._strategy.world.rank == 0
         copies: list[TensorBytes] = []
@@ -142,7 +142,7 @@ class Worker:
         yield from lora.published_adapters(model, whole)
 
     def _adapt(self, checkpoint: str) -> None:
-        """Put adapters into the model, or refuse a checkpoint that has some where none are wanted."""
+        """Put adapters into the model; refuse a checkpoint with adapters if `lora` is not set."""
         folder = Path(checkpoint)
         if self._config.lora is None:
             if checkpoint and (folder / lora.LORA_FILE).exists():
@@ -156,7 +156,7 @@ class Worker:
             lora.restore_adapters(self.loaded.model, folder)
 
     def snapshot(self) -> Snapshot:
-        """A copy of what a checkpoint holds (collective)."""
+        """Copy the contents of a checkpoint (collective)."""
         copy = take_snapshot(self.loaded, self._strategy)
         if self._critic is None or self._strategy.world.rank:
             return copy

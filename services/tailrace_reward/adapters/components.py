@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 from tailrace.config import ConfigError
 from tailrace_reward.adapters.judge import Judge
-from tailrace_reward.adapters.process_pool import FunctionLoadError, ProcessPool
+from tailrace_reward.adapters.process_pool import FunctionLoadError, ScoringPool
 from tailrace_reward.config import RewardConfig, RewardEntry, RewardModelArgs
 from tailrace_reward.ports import Component
 
@@ -18,7 +18,7 @@ FunctionMaker = Callable[[str, float], Component]  # of `module:name` and timeou
 
 @dataclass
 class Components:
-    """Components by name, and how they are closed."""
+    """Components by name, with their close functions."""
 
     by_name: dict[str, Component] = field(default_factory=dict)
     closers: list[Callable[[], Awaitable[None]]] = field(default_factory=list)
@@ -32,7 +32,7 @@ class Components:
 async def open_components(
     config: RewardConfig, source: str, make_function: FunctionMaker | None = None
 ) -> Components:
-    """Everything that scores but the environment's return.
+    """Open all components but the environment's return.
 
     `make_function` replaces processes of our own. Raises `ConfigError` for what cannot be loaded.
     """
@@ -66,7 +66,7 @@ async def _pool(config: RewardConfig, source: str, made: Components) -> Function
         for index, entry in enumerate(config.rewards)
         if entry.kind == "function"
     }
-    pool = ProcessPool(tuple(places), config.num_processes)
+    pool = ScoringPool(tuple(places), config.num_processes)
     made.closers.append(pool.close)
     try:
         await pool.start()

@@ -1,6 +1,7 @@
-"""What the reward service and its function processes say to each other.
+"""Messages between the reward service and its function processes.
 
-A process first sends one `Loaded`; then it answers every `Call` with one `Returned`, in order.
+A process first sends one `FunctionsLoaded`. Then it answers every `ScoringCall` with one `Returned`, in
+order.
 """
 
 from __future__ import annotations
@@ -10,21 +11,21 @@ import msgspec
 from tailrace_protos.reward import ScoreItem
 
 
-class Call(msgspec.Struct, frozen=True):
-    """Call `function` (`module:name`) for an item."""
+class ScoringCall(msgspec.Struct, frozen=True):
+    """Call of `function` (`module:name`) for an item."""
 
     function: str
     item: ScoreItem
 
 
 class Returned(msgspec.Struct, frozen=True):
-    """A function's number, or why there is none."""
+    """Number of a function, or the reason why there is none."""
 
     value: float = 0.0
     error: str = ""
 
 
-class Loaded(msgspec.Struct, frozen=True):
-    """Which functions could not be imported, and why."""
+class FunctionsLoaded(msgspec.Struct, frozen=True):
+    """Functions that could not be imported, with reasons."""
 
     errors: dict[str, str] = {}

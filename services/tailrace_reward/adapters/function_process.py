@@ -13,7 +13,7 @@ import msgspec
 
 from tailrace.foreign import ForeignCodeError, foreign_code
 from tailrace.processes import ParentLink
-from tailrace_reward.adapters.frames import Call, Loaded, Returned
+from tailrace_reward.adapters.frames import FunctionsLoaded, Returned, ScoringCall
 
 Function = Callable[..., Any]
 
@@ -22,8 +22,8 @@ def main(addresses: list[str]) -> int:
     """Load the functions at `addresses`, then answer calls until the input ends."""
     link = ParentLink.open()
     functions, errors = _load(addresses)
-    link.send(Loaded(errors))
-    decoder = msgspec.msgpack.Decoder(Call)
+    link.send(FunctionsLoaded(errors))
+    decoder = msgspec.msgpack.Decoder(ScoringCall)
     with asyncio.Runner() as runner:
         while (call := link.receive(decoder)) is not None:
             link.send(_answer(functions[call.function], call, runner))
@@ -48,7 +48,7 @@ def _load(addresses: list[str]) -> tuple[dict[str, Function], dict[str, str]]:
     return functions, errors
 
 
-def _answer(function: Function, call: Call, runner: asyncio.Runner) -> Returned:
+def _answer(function: Function, call: ScoringCall, runner: asyncio.Runner) -> Returned:
     item = call.item
     try:
         with foreign_code("the function"):

@@ -1,4 +1,4 @@
-"""Reward functions in processes of their own, with a timeout that is real."""
+"""Reward functions in processes of their own, with an enforced timeout."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tailrace.processes import ProcessPool as Processes
 from tailrace.processes import WorkerProcess
 from tailrace_protos.reward import ScoreItem
 from tailrace_reward import metrics
-from tailrace_reward.adapters.frames import Call, Loaded, Returned
+from tailrace_reward.adapters.frames import FunctionsLoaded, Returned, ScoringCall
 from tailrace_reward.ports import ComponentFailedError
 
 log = get_logger(__name__)
@@ -28,7 +28,7 @@ class FunctionLoadError(Exception):
         self.errors = errors
 
 
-class ProcessPool:
+class ScoringPool:
     """Calls functions (`module:name`) in `num_processes` processes."""
 
     def __init__(self, functions: Sequence[str], num_processes: int) -> None:
@@ -36,14 +36,14 @@ class ProcessPool:
         self._processes = Processes(_MODULE, self._functions, num_processes, self._loaded)
 
     async def start(self) -> None:
-        """Start one process, to see now whether all can be imported; others come with use."""
+        """Start one process, which imports all functions as a check; others start on demand."""
         await self._processes.open()
 
     async def call(self, function: str, item: ScoreItem, timeout_s: float) -> float:
-        """What the function gives for the item; raises `ComponentFailedError`."""
+        """Return the function's number for the item; raises `ComponentFailedError`."""
         try:
             async with self._processes.lend() as process:
-                returned = await self._call(process, Call(function, item), timeout_s)
+                returned = await self._call(process, ScoringCall(function, item), timeout_s)
         except FunctionLoadError as error:
             raise ComponentFailedError(function, f"cannot be loaded any more: {error}") from error
         if returned.error:
@@ -62,7 +62,7 @@ class ProcessPool:
         """Return once the process has imported all functions; raises `FunctionLoadError`."""
         try:
             async with asyncio.timeout(_LOAD_TIMEOUT_S):
-                errors = (await process.read(Loaded)).errors
+                errors = (await process.read(FunctionsLoaded)).errors
         except TimeoutError:
             reason = f"importing it took more than {_LOAD_TIMEOUT_S:.0f} s"
             errors = dict.fromkeys(self._functions, reason)
@@ -71,7 +71,7 @@ class ProcessPool:
         if errors:
             raise FunctionLoadError(errors)
 
-    async def _call(self, process: WorkerProcess, call: Call, timeout_s: float) -> Returned:
+    async def _call(self, process: WorkerProcess, call: ScoringCall, timeout_s: float) -> Returned:
         started_s = time.perf_counter()
         try:
             async with asyncio.timeout(timeout_s):
@@ -86,7 +86,7 @@ class ProcessPool:
         metrics.CALL_SECONDS.labels(call.function).observe(time.perf_counter() - started_s)
         return returned
 
-    def _replaced(self, cause: str, call: Call) -> None:
+    def _replaced(self, cause: str, call: ScoringCall) -> None:
         metrics.REPLACED_PROCESSES.labels(cause).inc()
         log.warning(
             "reward process replaced",
@@ -99,7 +99,7 @@ class ProcessPool:
 class FunctionComponent:
     """`Component` of a function in a pool."""
 
-    def __init__(self, pool: ProcessPool, function: str, timeout_s: float) -> None:
+    def __init__(self, pool: ScoringPool, function: str, timeout_s: float) -> None:
         self._pool = pool
         self._function = function
         self._timeout_s = timeout_s

@@ -18,9 +18,9 @@ from tailrace_sandbox.adapters.files import checked_files
 from tailrace_sandbox.adapters.pipes import Output
 from tailrace_sandbox.adapters.place import Place
 from tailrace_sandbox.adapters.session import PythonSession
-from tailrace_sandbox.adapters.zygote import Zygote
+from tailrace_sandbox.adapters.zygote import ZygoteClient
 from tailrace_sandbox.core.limits import Limits
-from tailrace_sandbox.ports import Outcome, SandboxLostError, Work
+from tailrace_sandbox.ports import Execution, SandboxLostError, Work
 
 log = get_logger(__name__)
 
@@ -32,7 +32,7 @@ _COLLECT_S = 10.0
 class Owned:
     """A zygote with the claim to its user."""
 
-    def __init__(self, zygote: Zygote, claim: socket.socket | None) -> None:
+    def __init__(self, zygote: ZygoteClient, claim: socket.socket | None) -> None:
         self.zygote = zygote
         self._claim = claim
 
@@ -73,7 +73,7 @@ class Runner:
         async with self._zygote():
             pass
 
-    async def run(self, work: Work) -> Outcome:
+    async def run(self, work: Work) -> Execution:
         """See `Sandbox`."""
         async with self._zygote() as zygote:
             started_s = time.perf_counter()
@@ -114,12 +114,12 @@ class Runner:
             uid, claim = self._place.claim_user()
             if claim is not None:
                 undo.callback(claim.close)
-            zygote = await Zygote.start(self._place.python, self._place.start_argument(uid))
+            zygote = await ZygoteClient.start(self._place.python, self._place.start_argument(uid))
             undo.pop_all()
         return Owned(zygote, claim)
 
     @asynccontextmanager
-    async def _zygote(self) -> AsyncIterator[Zygote]:
+    async def _zygote(self) -> AsyncIterator[ZygoteClient]:
         async with self._room:
             while self._idle and self._idle[-1].zygote.is_lost:
                 self._close_later(self._idle.pop())
@@ -141,7 +141,7 @@ class Runner:
         self._closing.add(task)
         task.add_done_callback(self._closing.discard)
 
-    async def _run(self, zygote: Zygote, work: Work, limits: Limits) -> Outcome:
+    async def _run(self, zygote: ZygoteClient, work: Work, limits: Limits) -> Execution:
         def kill() -> None:
             zygote.tell(op="kill", reason="output")
 
@@ -158,11 +158,13 @@ class Runner:
             for output in outputs:
                 output.close()
         (stdout, is_cut), (stderr, is_cut_too) = outputs[0].take(), outputs[1].take()
-        return Outcome(
+        return Execution(
             ended.exit_code, stdout, stderr, ended.reason, is_cut or is_cut_too, files, refused
         )
 
-    async def _collect(self, zygote: Zygote, work: Work) -> tuple[dict[str, str], tuple[str, ...]]:
+    async def _collect(
+        self, zygote: ZygoteClient, work: Work
+    ) -> tuple[dict[str, str], tuple[str, ...]]:
         """Files of the call that ended, read by another confined process; then the folder goes."""
         max_bytes = self._config.limits.max_transfer_bytes
         payload = {"patterns": work.outputs, "max_bytes": max_bytes}
@@ -179,7 +181,7 @@ class Runner:
 
 
 async def _at_end(outputs: tuple[Output, Output]) -> None:
-    """Wait until all that was written has been read; whoever could write more is dead."""
+    """Wait until all output has been read; every writer is dead."""
     try:
         async with asyncio.timeout(_DRAIN_S):
             for output in outputs:

@@ -1,6 +1,6 @@
-"""A Python that keeps its names from call to call, stopped while nobody calls it.
+"""Python session that keeps its names between calls and is stopped while it is idle.
 
-Whatever the session's process says is checked: it may say anything, since it has run tool code.
+Every reply of the session's process is checked: it has run tool code and may send anything.
 """
 
 from __future__ import annotations
@@ -13,22 +13,22 @@ from typing import Any
 
 from tailrace_sandbox.adapters.files import checked_files
 from tailrace_sandbox.adapters.pipes import Output
-from tailrace_sandbox.adapters.zygote import Ended, Zygote
+from tailrace_sandbox.adapters.zygote import ZygoteClient, ZygoteEnded
 from tailrace_sandbox.core.limits import Limits
 from tailrace_sandbox.engine.call import INTERRUPT_GRACE_S
 from tailrace_sandbox.engine.session import HEADER
-from tailrace_sandbox.ports import Outcome, SandboxLostError, Work
+from tailrace_sandbox.ports import Execution, SandboxLostError, Work
 
 _GRACE_S = 10.0
 _MAX_OTHER_BYTES = 1 << 20
 
 
 class PythonSession:
-    """`Session` on a zygote of its own. A session that ended by itself begins anew at the next call."""
+    """`SandboxSession` on a zygote of its own; the next call restarts one that ended by itself."""
 
     def __init__(
         self,
-        zygote: Zygote,
+        zygote: ZygoteClient,
         limits: Limits,
         max_transfer_bytes: int,
         end: Callable[[], Awaitable[None]],
@@ -42,8 +42,8 @@ class PythonSession:
         self._outputs: tuple[Output, Output] | None = None
         self._is_closed = False
 
-    async def execute(self, work: Work) -> Outcome:
-        """See `Session`."""
+    async def execute(self, work: Work) -> Execution:
+        """See `SandboxSession`."""
         if self._zygote.is_lost or self._is_closed:
             raise SandboxLostError("the session is over")
         if self._outputs is None:
@@ -65,7 +65,7 @@ class PythonSession:
             ending.cancel()
 
     async def close(self) -> None:
-        """See `Session`."""
+        """See `SandboxSession`."""
         if not self._is_closed:
             self._is_closed = True
             self._forget()
@@ -88,7 +88,7 @@ class PythonSession:
         self._channel, self._writer = await asyncio.open_connection(sock=ours)
 
     async def _exchange(self, work: Work) -> dict[str, Any] | None:
-        """The process's answer, or None if there is none that makes sense."""
+        """Return the process's answer; None if it is missing or malformed."""
         assert self._channel is not None
         assert self._writer is not None
         request = {
@@ -106,24 +106,24 @@ class PythonSession:
             return None
         return reply if isinstance(reply, dict) and isinstance(reply.get("exit_code"), int) else None
 
-    def _paused(self, reply: dict[str, Any]) -> Outcome:
+    def _paused(self, reply: dict[str, Any]) -> Execution:
         self._zygote.tell(op="pause")
         files, refused = checked_files(json.dumps(reply))
         return self._outcome(reply["exit_code"], "", files, refused)
 
-    async def _ended(self, ended: Ended) -> Outcome:
+    async def _ended(self, ended: ZygoteEnded) -> Execution:
         outcome = self._outcome(ended.exit_code, ended.reason, {}, ())
         self._forget()
         return outcome
 
     def _outcome(
         self, exit_code: int, reason: str, files: dict[str, str], refused: tuple[str, ...]
-    ) -> Outcome:
+    ) -> Execution:
         assert self._outputs is not None
         for output in self._outputs:
             output.read_all()
         (stdout, is_cut), (stderr, is_cut_too) = (output.take() for output in self._outputs)
-        return Outcome(exit_code, stdout, stderr, reason, is_cut or is_cut_too, files, refused)
+        return Execution(exit_code, stdout, stderr, reason, is_cut or is_cut_too, files, refused)
 
     def _forget(self) -> None:
         """Drop what belongs to a process that is gone."""

@@ -8,7 +8,7 @@ from tailrace.sdk.tool import Tool, ToolOffer, ToolOutput, ToolSession, ToolUnav
 from tailrace_sandbox import metrics
 from tailrace_sandbox.config import SandboxConfig
 from tailrace_sandbox.core.outcome import json_of, text_of
-from tailrace_sandbox.ports import Outcome, Sandbox, SandboxLostError, Session, Work
+from tailrace_sandbox.ports import Execution, Sandbox, SandboxLostError, SandboxSession, Work
 
 _EXTRA_S = 30.0  # the wait for a free process, beyond the time of a call
 _FILES = {
@@ -98,7 +98,7 @@ class PythonSessionTool(Tool):
     def __init__(self, sandbox: Sandbox, config: SandboxConfig) -> None:
         self._sandbox = sandbox
         self._config = config
-        self._session: Session | None = None
+        self._session: SandboxSession | None = None
 
     async def create(self, session: ToolSession) -> None:
         """See `Tool`."""
@@ -122,7 +122,7 @@ class PythonSessionTool(Tool):
 
 
 def offers(sandbox: Sandbox, config: SandboxConfig) -> tuple[ToolOffer, ...]:
-    """All three, with time-outs that leave their own limits the last word."""
+    """All three tools, with timeouts above their own limits."""
     timeout_s = config.limits.max_wall_s + _EXTRA_S
     python, shell = PythonTool(sandbox, config), ShellTool(sandbox, config)
     return (
@@ -149,7 +149,7 @@ def _work(mode: str, code: str, arguments: dict[str, Any], config: SandboxConfig
     )
 
 
-def _result(tool: str, work: Work, outcome: Outcome, config: SandboxConfig) -> ToolOutput:
+def _result(tool: str, work: Work, outcome: Execution, config: SandboxConfig) -> ToolOutput:
     limits = config.limits
     shown: dict[str, float] = {
         "wall_s": work.wall_s,

@@ -1,7 +1,7 @@
-"""A zygote as the service sees it: a process, a socket for orders, and what it reports.
+"""Client of a zygote: its process, a socket for orders, and its reports.
 
-Invariants: what a zygote does at any moment is one call; one that is in doubt (it was cancelled in the
-middle, it does not answer) is never used again; its end is the end of everything it started.
+Invariants: a zygote serves one call at a time; one in doubt (cancelled in a call, or silent) is never
+used again; everything that it started ends with it.
 """
 
 from __future__ import annotations
@@ -41,14 +41,14 @@ def program(module: str, argument: str = "") -> str:
     )
 
 
-class Ended(NamedTuple):
-    """How a call ended. `reason`: the limit that ended it; empty: it ended by itself."""
+class ZygoteEnded(NamedTuple):
+    """End of a call. `reason`: the limit that ended it; empty: it ended by itself."""
 
     exit_code: int  # negative: the signal that ended it
     reason: str
 
 
-class Zygote:
+class ZygoteClient:
     """One zygote process. `start` it first."""
 
     def __init__(self, process: asyncio.subprocess.Process, control: socket.socket) -> None:
@@ -62,7 +62,7 @@ class Zygote:
         self.is_lost = False
 
     @classmethod
-    async def start(cls, python: str, argument: dict[str, Any]) -> Zygote:
+    async def start(cls, python: str, argument: dict[str, Any]) -> ZygoteClient:
         """Start and wait until it has confined a child once; raises `SandboxLostError`."""
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         ours.setblocking(False)
@@ -103,13 +103,13 @@ class Zygote:
             self._group = 0
             self._reports.put_nowait([op, *values.split(" ")])
 
-    async def ended(self, timeout_s: float) -> Ended:
+    async def ended(self, timeout_s: float) -> ZygoteEnded:
         """The end of the call; raises `SandboxLostError`."""
         exit_code, reason = await self._hear("ended", timeout_s)
-        return Ended(int(exit_code), reason)
+        return ZygoteEnded(int(exit_code), reason)
 
     async def _hear(self, op: str, timeout_s: float) -> list[str]:
-        """What the next report says, which must be `op`."""
+        """Return the next report, which must be `op`."""
         try:
             async with asyncio.timeout(timeout_s):
                 found, *values = await self._reports.get()

@@ -1,11 +1,11 @@
-"""What a model, or a program, reads of how a call ended."""
+"""Reports of a call's end, for a model or a program."""
 
 from __future__ import annotations
 
 import json
 import signal
 
-from tailrace_sandbox.ports import Outcome
+from tailrace_sandbox.ports import Execution
 
 _REASONS = {
     "wall_clock": "it took longer than {wall_s:g} s",
@@ -19,7 +19,7 @@ _REASONS = {
 }
 
 
-def text_of(outcome: Outcome, limits: dict[str, float]) -> str:
+def text_of(outcome: Execution, limits: dict[str, float]) -> str:
     """For a model: output, errors, and one line in brackets for each thing to know."""
     notes = []
     if outcome.is_cut:
@@ -34,7 +34,7 @@ def text_of(outcome: Outcome, limits: dict[str, float]) -> str:
     return "\n".join(part for part in parts if part)
 
 
-def json_of(outcome: Outcome) -> str:
+def json_of(outcome: Execution) -> str:
     """Everything, for callers that asked for files."""
     return json.dumps(
         {

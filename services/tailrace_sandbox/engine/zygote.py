@@ -21,7 +21,7 @@ from typing import Any
 
 from tailrace_sandbox.core.limits import Limits
 from tailrace_sandbox.engine import child, workspace
-from tailrace_sandbox.engine.call import RunningCall
+from tailrace_sandbox.engine.call import ForkedCall
 from tailrace_sandbox.engine.confine import Plan
 
 _MAX_MESSAGE_BYTES = 65536
@@ -37,7 +37,7 @@ class Zygote:
         self._fork_process = fork
         self._plan = plan
         self._base = base
-        self._call: RunningCall | None = None
+        self._call: ForkedCall | None = None
         self._folder = ""
         self._closes_after = False
         self._wake_fd = _wake_on_children()
@@ -90,7 +90,7 @@ class Zygote:
         pid = self._fork(child.Order(mode, self._folder, limits, fds))
         is_session = mode == "session"
         deadline_s = None if is_session else time.monotonic() + limits.wall_s
-        self._call = RunningCall(pid, self._folder, limits, is_session, deadline_s)
+        self._call = ForkedCall(pid, self._folder, limits, is_session, deadline_s)
         self._closes_after = message["closes_after"]
         self._tell(f"started {pid} {self._folder}")
 

@@ -1,1 +1,1 @@
-"""Redis, shared memory with ZMQ, and the state directory."""
+"""Redis, shared memory with ZMQ, and snapshot files."""

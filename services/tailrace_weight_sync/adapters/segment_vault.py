@@ -1,7 +1,12 @@
-"""The vault: one sealed shared memory segment per version, also served over ZMQ."""
+"""The bytes of policy versions: in shared memory, over ZMQ, and in a snapshot file.
+
+Each version is one sealed segment of shared memory. Servers of this host map it, others fetch it over
+ZMQ. A snapshot file survives a restart of the host.
+"""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Collection
 from pathlib import Path
 
@@ -9,27 +14,30 @@ from tailrace.log import get_logger
 from tailrace.weights.chunks import ChunkServer
 from tailrace.weights.copying import bulk, copy_verified
 from tailrace.weights.errors import ChecksumError
-from tailrace.weights.segment import Segment, SegmentFolder
+from tailrace.weights.segment import SegmentFolder, SharedSegment
 from tailrace.weights.tensors import verify
+from tailrace_protos.base import MalformedMessageError, decode, encode
 from tailrace_protos.weights import WeightManifest, WeightSource
 
 log = get_logger(__name__)
 
+_LENGTH_BYTES = 8  # before the manifest in a snapshot file
+
 
 class SegmentCopy:
-    """A verified copy that becomes a version when it is sealed."""
+    """Verified copy of offered weights; it becomes a version when it is sealed."""
 
-    def __init__(self, segment: Segment, held: dict[int, Segment]) -> None:
+    def __init__(self, segment: SharedSegment, held: dict[int, SharedSegment]) -> None:
         self._segment = segment
         self._held = held
 
     def seal(self, manifest: WeightManifest) -> None:
-        """Hold it as `manifest.policy_version`."""
+        """Holds it as `manifest.policy_version`; from now on it survives this process."""
         self._segment.seal(manifest)
         self._held[manifest.policy_version] = self._segment
 
     def discard(self) -> None:
-        """Delete it."""
+        """Deletes the copy."""
         self._segment.close(delete=True)
 
 
@@ -48,15 +56,15 @@ class SegmentVault:
         self._host_id = host_id
         self._shm_folder = shm_folder
         self._folder = SegmentFolder(run, "weight_sync", shm_folder)
-        self._held: dict[int, Segment] = {}
+        self._held: dict[int, SharedSegment] = {}
         self._server = ChunkServer(self.buffer, bind_host=bind_host, advertise_host=advertise_host)
 
     async def start(self) -> None:
-        """Begin to serve other hosts."""
+        """Starts to serve other hosts."""
         await self._server.start()
 
     async def stop(self, *, delete: bool) -> None:
-        """End serving; with `delete` the versions end with this process."""
+        """Stops serving; with `delete` the versions are deleted too."""
         await self._server.stop()
         for segment in self._held.values():
             segment.close(delete=delete)
@@ -68,17 +76,17 @@ class SegmentVault:
         return sum(segment.num_bytes for segment in self._held.values())
 
     def buffer(self, policy_version: int) -> memoryview | None:
-        """A version's bytes, if it is held."""
+        """Bytes of a version, or None when it is not held."""
         segment = self._held.get(policy_version)
         return None if segment is None else segment.data
 
     async def copy(self, manifest: WeightManifest, source: WeightSource) -> SegmentCopy:
-        """Copy offered weights into a segment of our own and verify that copy."""
+        """Copies offered weights into a segment of this process and verifies the copy."""
         segment = await copy_verified(manifest, source, self._host_id, self._folder, self._shm_folder)
         return SegmentCopy(segment, self._held)
 
     def source(self, policy_version: int) -> WeightSource:
-        """Where others fetch a version."""
+        """Addresses at which other processes fetch a version."""
         return WeightSource(
             host_id=self._host_id,
             shm_name=self._held[policy_version].name,
@@ -87,13 +95,13 @@ class SegmentVault:
         )
 
     def drop(self, policy_version: int) -> None:
-        """Give a version's memory back; servers that map it keep it until they are done."""
+        """Deletes a version; servers that map it keep their mapping."""
         segment = self._held.pop(policy_version, None)
         if segment is not None:
             segment.close(delete=True)
 
     async def adopt(self, lineages: Collection[str]) -> list[WeightManifest]:
-        """Take over what a killed predecessor held, as far as it is whole and of these lineages."""
+        """Takes over the undamaged versions of these lineages from a killed predecessor."""
         adopted: list[WeightManifest] = []
         for manifest, segment in self._folder.adopt():
             if manifest.lineage in lineages and await _is_whole(manifest, segment.data):
@@ -104,7 +112,7 @@ class SegmentVault:
         return adopted
 
     async def restore(self, manifest: WeightManifest, data: memoryview) -> bool:
-        """Hold a version read from a snapshot; False when it is damaged."""
+        """Holds a version from a snapshot; False when it is damaged."""
         if data.nbytes != manifest.num_bytes or not await _is_whole(manifest, data):
             return False
         segment = self._folder.create(manifest.num_bytes)
@@ -117,6 +125,46 @@ async def _is_whole(manifest: WeightManifest, data: memoryview) -> bool:
     try:
         await bulk(manifest.num_bytes, verify, manifest, data)
     except ChecksumError as error:
-        log.warning("held weights damaged", error=str(error))
+        log.warning("damaged weights dropped", error=str(error))
         return False
     return True
+
+
+class SnapshotFile:
+    """One version in a file: `<length of manifest><manifest><bytes>`.
+
+    The file is whole or absent, and on disk once `save` returns.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def save(self, manifest: WeightManifest, data: memoryview) -> None:
+        """Replaces the file; raises `OSError` when the disk is full, the old file stays then."""
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        packed = encode(manifest)
+        unfinished = self.path.with_suffix(".unfinished")
+        try:
+            with unfinished.open("wb") as file:
+                file.write(len(packed).to_bytes(_LENGTH_BYTES, "little"))
+                file.write(packed)
+                file.write(data)
+                file.flush()
+                os.fsync(file.fileno())
+            unfinished.replace(self.path)
+        except OSError:
+            unfinished.unlink(missing_ok=True)
+            raise
+
+    def load(self) -> tuple[WeightManifest, memoryview] | None:
+        """The saved version, or None without a readable file. The bytes are not verified."""
+        try:
+            content = memoryview(self.path.read_bytes())
+        except FileNotFoundError:
+            return None
+        length = int.from_bytes(content[:_LENGTH_BYTES], "little")
+        end = _LENGTH_BYTES + length
+        try:
+            return decode(content[_LENGTH_BYTES:end], WeightManifest), content[end:]
+        except MalformedMessageError:
+            return None

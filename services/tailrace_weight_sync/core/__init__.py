@@ -1,1 +1,1 @@
-"""Which versions are held and which offers are repetitions; knows neither bytes nor bus."""
+"""Decides which versions are held and which offers are repetitions, without bytes or bus."""

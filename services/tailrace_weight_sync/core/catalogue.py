@@ -1,7 +1,7 @@
-"""The versions held: the newest few, each for one (lineage, optimizer step), and what they add to.
+"""Held versions: the newest few, each of one (lineage, optimizer step), and their bases.
 
-Invariants: numbers only grow; a step offered again gets the version it has; a step never has two
-different contents; the base of a held version is held.
+Invariants: version numbers only grow; a repeated offer of a step gets the version of that step; a step
+never has two different contents; the base of a held version is held.
 """
 
 from __future__ import annotations
@@ -10,34 +10,34 @@ from tailrace_protos.weights import WeightManifest
 
 
 class ConflictingOfferError(ValueError):
-    """A step was offered again with other weights than before.
+    """A step is offered a second time, with different weights.
 
-    Attributes: `policy_version` (the version that the step has), `tensor` (the first that differs).
+    Attributes: `policy_version` (of the first offer), `tensor` (the first that differs).
     """
 
     def __init__(self, held: WeightManifest, tensor: str) -> None:
         super().__init__(
-            f"step {held.optimizer_step} of lineage {held.lineage!r} is policy version "
-            f"{held.policy_version} already and differs in tensor {tensor!r}: a learner that starts "
-            "again must use a new lineage"
+            f"step {held.optimizer_step} of lineage {held.lineage!r} is already policy version "
+            f"{held.policy_version}, and its tensor {tensor!r} differs: a restarted learner must use a "
+            "new lineage"
         )
         self.policy_version = held.policy_version
         self.tensor = tensor
 
 
 class BaseNotHeldError(ValueError):
-    """Adapters were offered for a version that nobody could fetch. Attribute: `base_version`."""
+    """Adapters are offered for a base that is not held. Attribute: `base_version`."""
 
     def __init__(self, base_version: int) -> None:
         super().__init__(
-            f"policy version {base_version}, which these adapters add to, is not held any more: offer "
-            "whole weights first"
+            f"policy version {base_version}, the base of these adapters, is no longer held: offer full "
+            "weights first"
         )
         self.base_version = base_version
 
 
 class Catalogue:
-    """The newest `keep` versions, and the bases of those that are adapters."""
+    """The newest `keep` versions, and the bases of versions that are adapters."""
 
     def __init__(self, keep: int) -> None:
         self._keep = keep
@@ -46,16 +46,16 @@ class Catalogue:
 
     @property
     def newest(self) -> WeightManifest | None:
-        """The version that servers should have."""
+        """The version that servers should serve."""
         return self._held[max(self._held)] if self._held else None
 
     @property
     def next_version(self) -> int:
-        """The lowest number that cannot have been used, as far as is known here."""
+        """The lowest number above all versions seen here."""
         return self._highest + 1
 
     def find(self, offered: WeightManifest) -> WeightManifest | None:
-        """The held version of an offer that is a repetition; `ConflictingOfferError` if it differs."""
+        """The held version of a repeated offer; `ConflictingOfferError` if the weights differ."""
         step = (offered.lineage, offered.optimizer_step)
         for held in self._held.values():
             if (held.lineage, held.optimizer_step) == step:
@@ -64,7 +64,7 @@ class Catalogue:
         return None
 
     def base_of(self, manifest: WeightManifest) -> WeightManifest | None:
-        """What `manifest` adds to, None if it is whole; `BaseNotHeldError` if that is gone."""
+        """The base of adapters, None for full weights; raises `BaseNotHeldError` if it is not held."""
         if manifest.base_version is None:
             return None
         base = self._held.get(manifest.base_version)
@@ -73,7 +73,7 @@ class Catalogue:
         return base
 
     def add(self, manifest: WeightManifest) -> list[int]:
-        """Hold a version; returns the versions that are not held any more, which may include it."""
+        """Adds a version; returns the versions to drop, which may include the new one."""
         self._held[manifest.policy_version] = manifest
         self._highest = max(self._highest, manifest.policy_version)
         kept = sorted(self._held)[-self._keep :]

@@ -1,13 +1,14 @@
 """Token generation between agents and inference servers: `GenerateClient` and `GenerateServer`.
 
-A call sends token ids and gets chunks of token ids, log-probabilities and policy versions. What is
-sent to one peer in one loop tick travels as one frame (an engine's 16 chunks of one tick as one), so
-that costs are shared by dozens of calls while a lone call does not wait. A client and a server meet on
-a *link* of numbered frames (`client_link`, `server_link`); a missing frame, a silent or dead peer end
-it, and its calls raise `ChannelError` with the tokens that came: never a hole, never a hang. Windows,
-queues and frames are bounded (`config`); a full one makes callers wait or raises a typed error.
+A call sends token ids and receives chunks of token ids, log-probabilities and policy versions. All
+messages to one peer in one loop tick share one frame (an engine's 16 chunks of one tick are one chunk):
+dozens of calls share its cost, and a single call does not wait. A client and a server communicate over
+a *link* of numbered frames (`client`, `server_link`). A missing frame, or a silent or dead peer, ends
+the link, and its calls raise `ChannelError` with the tokens received so far: tokens have no gaps, and
+no call hangs. Windows, queues and frames are bounded (`config`); a full one makes callers wait or
+raises a typed error.
 
-Two transports carry the frames, tested by one contract suite. Medians of 5 rounds of
+Two transports carry the frames; one contract suite tests both. Medians of 5 rounds of
 `benchmarks.bench_transport` on two shared, busy cores of an AMD EPYC (2,000 ids in, 500 ids and
 log-probabilities out, an engine that computes nothing, both ends inside the runtime):
 
@@ -17,9 +18,9 @@ log-probabilities out, an engine that computes nothing, both ends inside the run
 | `nats` | 3,700 | 13,700 | 12,300 | 13 ms | 68 µs, with nats-server |
 | a Ray actor | 540 | 800 | 900 | 137 ms | 1,200 µs |
 
-Hence `DEFAULT_TRANSPORT` is `zmq`: no broker to cross. `nats` needs no open port on the server, and
-brings the broker's authentication and reconnection; both beat the goals against Ray (6 times its
-calls, a third of its p99) by far.
+`DEFAULT_TRANSPORT` is `zmq` because it has no broker in between. `nats` needs no open port on the
+server, and has the broker's authentication and reconnection. Both exceed the goals against Ray (6 times
+its calls, a third of its p99).
 """
 
 from __future__ import annotations
@@ -45,11 +46,9 @@ from tailrace.channel.ports import (
     ChunkSink,
     GenerateClient,
     GenerateHandler,
-    GenerateServer,
 )
-from tailrace.channel.zmq_client import ZmqGenerateClient
-from tailrace.channel.zmq_server import ZmqGenerateServer
-from tailrace.channel.zmq_socket import CurveKeys
+from tailrace.channel.server import GenerateServer
+from tailrace.channel.zmq_transport import CurveKeys, ZmqGenerateClient, ZmqGenerateServer
 
 Transport = Literal["nats", "zmq"]
 

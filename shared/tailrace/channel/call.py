@@ -1,7 +1,7 @@
-"""One call as its caller sees it: an iterator of chunks, or all of it at once.
+"""One call from its caller's side: an iterator of chunks, or all tokens at once.
 
-Invariants: a caller sees tokens in sampling order and none after a loss; a call ends once, with its
-last chunk or with a `ChannelError`; an aborted call ends too, as soon as the server says so.
+Invariants: a caller receives tokens in sampling order, and none after a loss; a call ends once, with
+its last chunk or with a `ChannelError`; an aborted call also ends, when the server reports it.
 """
 
 from __future__ import annotations
@@ -10,20 +10,20 @@ import asyncio
 from collections.abc import Callable
 
 from tailrace.channel.errors import ChannelError, GenerateRefusedError
-from tailrace.channel.generation import Generation, TokenLedger
+from tailrace.channel.generation import Generation, TokenBuffer
 from tailrace_protos.generation import FinishReason, GenerateRequest, TokenChunk
 
 
 class GenerateCall:
-    """Async iterator of `TokenChunk`, for one reader. Chunks that came between two reads are joined.
+    """Async iterator of `TokenChunk`, for one reader; joins chunks that arrive between two reads.
 
-    Raises `GenerateRefusedError` when the server answers with an error, `ChannelError` when it is
-    lost; in both cases after the tokens that came before.
+    Raises `GenerateRefusedError` when the server answers with an error, and `ChannelError` when the
+    link is lost; in both cases after the tokens received before.
     """
 
     __slots__ = (
+        "_buffer",
         "_error",
-        "_ledger",
         "_on_abort",
         "_read_end",
         "_read_spans",
@@ -44,9 +44,9 @@ class GenerateCall:
         self.server_id = server_id
         self.ended = False
         self.quiet_ticks = 0  # keepalive ticks since the last chunk
-        self._request: GenerateRequest | None = request  # until it is sent
+        self._request: GenerateRequest | None = request  # until sent
         self._on_abort = on_abort
-        self._ledger = TokenLedger()
+        self._buffer = TokenBuffer()
         self._error: ChannelError | None = None
         self._waiter: asyncio.Future[None] | None = None
         self._wants_all = False
@@ -58,10 +58,10 @@ class GenerateCall:
         return self
 
     async def __anext__(self) -> TokenChunk:
-        ledger = self._ledger
-        while ledger.num_tokens == self._read_tokens and not self.ended:
+        buffer = self._buffer
+        while buffer.num_tokens == self._read_tokens and not self.ended:
             await self._wait(wants_all=False)
-        if ledger.num_tokens > self._read_tokens or self._has_unread_end():
+        if buffer.num_tokens > self._read_tokens or self._has_unread_end():
             return self._read()
         if self._error is not None:
             raise self._error
@@ -71,14 +71,14 @@ class GenerateCall:
         return self.ended and self._error is None and not self._read_end
 
     def _read(self) -> TokenChunk:
-        chunk = self._ledger.since(self._read_tokens, self._read_spans, self.call_id)
-        self._read_tokens = self._ledger.num_tokens
-        self._read_spans = len(self._ledger.spans)
+        chunk = self._buffer.since(self._read_tokens, self._read_spans, self.call_id)
+        self._read_tokens = self._buffer.num_tokens
+        self._read_spans = len(self._buffer.spans)
         self._read_end = self.ended
         return chunk
 
     async def collect(self) -> Generation:
-        """All tokens of the call. Cancelling this aborts the call."""
+        """Returns all tokens of the call. A cancellation aborts the call."""
         try:
             while not self.ended:
                 await self._wait(wants_all=True)
@@ -87,35 +87,35 @@ class GenerateCall:
             raise
         if self._error is not None:
             raise self._error
-        return self._ledger.generation()
+        return self._buffer.generation()
 
     def partial(self) -> Generation:
-        """The tokens received so far, also after an error."""
-        return self._ledger.generation()
+        """Returns the tokens received so far, also after an error."""
+        return self._buffer.generation(copies=not self.ended)
 
     def abort(self) -> None:
-        """Ask the server to stop; the call then ends with finish reason `abort`."""
+        """Asks the server to stop; the call then ends with finish reason `abort`."""
         if not self.ended:
             self._on_abort(self)
 
     def take_request(self) -> GenerateRequest:
-        """The request, for sending it once (a long prompt is not kept for the call's whole life)."""
+        """Returns the request, once, and releases it: a long prompt must not stay in memory."""
         request = self._request
         assert request is not None
         self._request = None
         return request
 
     def feed(self, chunk: TokenChunk) -> bool:
-        """Take a chunk from the server; False when it was malformed, which ends the call."""
+        """Adds a chunk of the server; returns False for a malformed chunk, which ends the call."""
         if self.ended:
             return True
         self.quiet_ticks = 0
-        wrong = self._ledger.add(chunk)
-        if wrong:
-            self.fail(f"the server sent a malformed chunk: {wrong}")
+        problem = self._buffer.add(chunk)
+        if problem:
+            self.fail(f"the server sent a malformed chunk: {problem}")
             return False
         if chunk.error is not None:
-            self._end(GenerateRefusedError(self.server_id, chunk.error, self._ledger.generation()))
+            self._end(GenerateRefusedError(self.server_id, chunk.error, self._buffer.generation()))
         elif chunk.finish_reason is not None:
             self._end(None)
         elif not self._wants_all:
@@ -123,12 +123,12 @@ class GenerateCall:
         return True
 
     def fail(self, reason: str) -> None:
-        """End the call without its last chunk."""
+        """Ends the call without its last chunk."""
         if not self.ended:
-            self._end(ChannelError(self.server_id, reason, self._ledger.generation()))
+            self._end(ChannelError(self.server_id, reason, self._buffer.generation()))
 
     def end_unsent(self) -> None:
-        """End a call that was aborted before it was sent."""
+        """Ends a call that was aborted before it was sent."""
         self.feed(TokenChunk(call_id=self.call_id, finish_reason=FinishReason.ABORT))
 
     def _end(self, error: ChannelError | None) -> None:

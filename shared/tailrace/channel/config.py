@@ -64,12 +64,6 @@ class ServerChannelConfig(ChannelConfig, frozen=True, kw_only=True):
     max_server_calls: int = 16384
     """Unfinished calls of all clients; the server answers further ones `overloaded`."""
 
-    chunk_tokens: int = 32
-    """Tokens of a call that leave without waiting for `stream_interval_ms`."""
-
-    stream_interval_ms: float = 20.0
-    """Longest time that the server holds back sampled tokens of an unfinished call, milliseconds."""
-
 
 CLIENT_DEFAULTS = ClientChannelConfig()
 SERVER_DEFAULTS = ServerChannelConfig()

@@ -1,7 +1,7 @@
-"""What can go wrong with a call, as types that carry what a caller needs to go on.
+"""Errors of a call, with the fields that a caller needs to continue.
 
-`ChannelError` and its subclass are the infrastructure's doing and leave the tokens received so far;
-the others are raised by `generate` itself, before anything was sent.
+`ChannelError` and its subclass are failures of the infrastructure and carry the tokens received so far.
+`generate` itself raises the others, before it sends anything.
 """
 
 from __future__ import annotations
@@ -11,9 +11,9 @@ from tailrace_protos.generation import CallError, CallErrorCode
 
 
 class ChannelError(RuntimeError):
-    """The call ended without its last chunk; `partial` holds the tokens that came (a true prefix).
+    """The call ended without its last chunk; `partial` holds the tokens received, a prefix.
 
-    A caller continues elsewhere with `prompt_ids + partial.token_ids` and `num_continued`.
+    A caller continues at another server with `prompt_ids + partial.token_ids` and `num_continued`.
     """
 
     def __init__(self, server_id: str, reason: str, partial: Generation) -> None:
@@ -24,7 +24,7 @@ class ChannelError(RuntimeError):
 
 
 class GenerateRefusedError(ChannelError):
-    """The server answered with an error: `code` says whether to retry, where, and `retry_after_s`."""
+    """Error reply of the server; `code` and `retry_after_s` say where and when to retry."""
 
     def __init__(self, server_id: str, error: CallError, partial: Generation) -> None:
         super().__init__(server_id, f"{error.code.value}: {error.reason}", partial)
@@ -33,7 +33,7 @@ class GenerateRefusedError(ChannelError):
 
 
 class OversizeRequestError(ValueError):
-    """One request alone is larger than a frame may be."""
+    """Request larger than a frame."""
 
     def __init__(self, call_id: str, num_bytes: int, limit_bytes: int) -> None:
         super().__init__(
@@ -46,7 +46,7 @@ class OversizeRequestError(ValueError):
 
 
 class DuplicateCallError(ValueError):
-    """A call with this id to this server has not ended yet."""
+    """Id of a call that has not ended yet at this server."""
 
     def __init__(self, call_id: str, server_id: str) -> None:
         super().__init__(
@@ -70,14 +70,14 @@ class ChannelFullError(RuntimeError):
 
 
 class ChannelClosedError(RuntimeError):
-    """`generate` after `close`."""
+    """Call of `generate` after `close`."""
 
     def __init__(self) -> None:
         super().__init__("the generation channel of this process is closed")
 
 
 class NoRouteError(ValueError):
-    """The server has no endpoint for this client's transport."""
+    """Server without an endpoint for this client's transport."""
 
     def __init__(self, server_id: str, transport: str) -> None:
         super().__init__(
@@ -89,7 +89,7 @@ class NoRouteError(ValueError):
 
 
 class EndpointError(ValueError):
-    """A ZMQ endpoint that cannot be bound."""
+    """ZMQ endpoint that cannot be bound."""
 
     def __init__(self, endpoint: str, reason: str) -> None:
         super().__init__(

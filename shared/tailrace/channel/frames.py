@@ -1,20 +1,25 @@
-"""Frames: many messages in one piece on the wire, encoded where they arise.
+"""Frames, each with many messages, and the credit of a link.
 
-A `FrameWriter` encodes each message straight into the frame being built, so sizes are exact, nothing
-is kept twice, and a message that is too large is refused before anything was sent. Invariants: frames
-leave in the order of their sequence numbers, no frame exceeds `max_bytes`, and none is empty unless
-asked for. Readers survive any bytes: a message that cannot be read fails alone.
+A `FrameWriter` encodes each message directly into the current frame: sizes are exact, nothing is stored
+twice, and a message that is too large is refused before anything is sent. Invariants: frames leave in
+the order of their sequence numbers; no frame exceeds `max_bytes`; an empty frame leaves only on
+request. Readers accept any bytes: a malformed message fails alone.
+
+Credit limits the bytes in flight to a peer that has not confirmed them. Without it the frames of a slow
+reader pile up where no caller can wait for them: nats-server disconnects a client that is 64 MiB
+behind, and a socket's buffers only move the problem. Each frame carries the number of frames received
+from the other side, so most confirmations cost nothing.
 """
 
 from __future__ import annotations
 
 import struct
+from collections import deque
 from collections.abc import Callable
 from typing import Generic, TypeVar
 
 import msgspec
 
-from tailrace.channel.credit import Credit
 from tailrace_protos.base import MalformedMessageError, decode, encode
 from tailrace_protos.generation import (
     AbortRequest,
@@ -27,15 +32,68 @@ from tailrace_protos.generation import (
 _HEAD = struct.Struct(">BQBQBI")  # uint64, uint64, array32: msgpack types of fixed width
 _UINT64, _ARRAY32 = 0xCF, 0xDD
 _encoder = msgspec.msgpack.Encoder()
+_request_decoder = msgspec.msgpack.Decoder(RequestFrame)
+_chunk_decoder = msgspec.msgpack.Decoder(ChunkFrame)
+_request_message_decoder: msgspec.msgpack.Decoder[GenerateRequest | AbortRequest] = (
+    msgspec.msgpack.Decoder(GenerateRequest | AbortRequest)
+)
+_chunk_message_decoder = msgspec.msgpack.Decoder(TokenChunk)
 
 M = TypeVar("M", GenerateRequest | AbortRequest, TokenChunk)
+Emit = Callable[[bytearray, int, bool], None]  # frame, number of messages, frame exhausts credit
 
 
-Emit = Callable[[bytearray, int, bool], None]  # frame, number of messages, credit is exhausted by it
+class Credit:
+    """Credit of one link, both ways; exhausted from `max_bytes` unconfirmed down to half of it."""
+
+    __slots__ = (
+        "_max_bytes",
+        "_num_confirmed",
+        "_owed_bytes",
+        "_unconfirmed",
+        "exhausted",
+        "num_bytes",
+        "received",
+    )
+
+    def __init__(self, max_bytes: int) -> None:
+        self._max_bytes = max_bytes
+        self._unconfirmed: deque[int] = deque()  # sizes of frames sent
+        self._num_confirmed = 0
+        self._owed_bytes = 0  # received since the last confirmation
+        self.num_bytes = 0  # sent and not confirmed
+        self.received = 0  # frames received = sequence number of the next one
+        self.exhausted = False
+
+    def on_sent(self, num_bytes: int) -> bool:
+        """Counts a sent frame, which also confirms; returns True when it exhausts the credit."""
+        self._owed_bytes = 0
+        self._unconfirmed.append(num_bytes)
+        self.num_bytes += num_bytes
+        if self.exhausted or self.num_bytes < self._max_bytes:
+            return False
+        self.exhausted = True
+        return True
+
+    def on_received(self, num_bytes: int, confirmed: int) -> None:
+        """Counts the next received frame; the peer has received `confirmed` frames of this side."""
+        self.received += 1
+        self._owed_bytes += num_bytes
+        unconfirmed = self._unconfirmed
+        while self._num_confirmed < confirmed and unconfirmed:
+            self._num_confirmed += 1
+            self.num_bytes -= unconfirmed.popleft()
+        if self.num_bytes <= self._max_bytes // 2:
+            self.exhausted = False
+
+    @property
+    def owes_confirmation(self) -> bool:
+        """True if the peer needs a confirmation now, in an empty frame if need be."""
+        return self._owed_bytes * 4 >= self._max_bytes
 
 
 class FrameTooLargeError(ValueError):
-    """One message of `num_bytes` does not fit into a frame; the writer is as before."""
+    """Message of `num_bytes` that does not fit into a frame; the writer is unchanged."""
 
     def __init__(self, num_bytes: int, limit_bytes: int) -> None:
         super().__init__(f"message of {num_bytes} bytes, a frame holds {limit_bytes}")
@@ -44,7 +102,7 @@ class FrameTooLargeError(ValueError):
 
 
 class FrameWriter:
-    """Builds the frames of one direction of one link and hands each to `emit`."""
+    """Builds the frames of one direction of a link and passes each to `emit`."""
 
     __slots__ = (
         "_buffer",
@@ -71,11 +129,11 @@ class FrameWriter:
         self.sequence = 0  # of the next frame
 
     def __len__(self) -> int:
-        """Messages in the frame being built."""
+        """Number of messages in the current frame."""
         return self._count
 
     def add(self, message: GenerateRequest | AbortRequest | TokenChunk) -> None:
-        """Encode a message; emits full frames. Raises `FrameTooLargeError` if it can never fit."""
+        """Encodes a message; emits full frames. Raises `FrameTooLargeError` if it can never fit."""
         buffer = self._buffer
         start = len(buffer)
         try:
@@ -90,13 +148,13 @@ class FrameWriter:
             self.emit()
 
     def check(self, message: GenerateRequest | AbortRequest | TokenChunk) -> None:
-        """Raise `FrameTooLargeError` if `add` would."""
+        """Raises `FrameTooLargeError` if `add` would."""
         num_bytes = len(encode(message))
         if self._start + num_bytes > self._max_bytes:
             raise FrameTooLargeError(num_bytes, self._max_bytes - self._start)
 
     def _carry_over(self, start: int) -> None:
-        """Move the message at `start` into a frame of its own."""
+        """Moves the message at `start` into the next frame."""
         message = self._buffer[start:]
         del self._buffer[start:]
         num_bytes = self._start + len(message)
@@ -107,7 +165,7 @@ class FrameWriter:
         self._buffer += message
 
     def emit(self) -> None:
-        """Send the frame being built, even if it is empty."""
+        """Sends the current frame, even an empty one."""
         buffer, count = self._buffer, self._count
         head = (_UINT64, self.sequence, _UINT64, self._credit.received, _ARRAY32, count)
         _HEAD.pack_into(buffer, self._start - _HEAD.size, *head)
@@ -118,14 +176,14 @@ class FrameWriter:
 
 
 class BadMessage(msgspec.Struct, frozen=True):
-    """A message inside a good frame that could not be read; `call_id` is empty if unreadable too."""
+    """Malformed message in a valid frame; `call_id` is empty if it is unreadable."""
 
     call_id: str
     reason: str
 
 
 class Envelope(msgspec.Struct, Generic[M], frozen=True):
-    """A frame as read: the messages that could be, and those that could not."""
+    """Decoded frame: the valid messages and the malformed ones."""
 
     sequence: int
     received: int
@@ -146,16 +204,8 @@ class _CallIdOnly(msgspec.Struct, frozen=True):
     call_id: str = ""
 
 
-_request_decoder = msgspec.msgpack.Decoder(RequestFrame)
-_chunk_decoder = msgspec.msgpack.Decoder(ChunkFrame)
-_request_message_decoder: msgspec.msgpack.Decoder[GenerateRequest | AbortRequest] = (
-    msgspec.msgpack.Decoder(GenerateRequest | AbortRequest)
-)
-_chunk_message_decoder = msgspec.msgpack.Decoder(TokenChunk)
-
-
 def read_request_frame(data: bytes) -> Envelope[GenerateRequest | AbortRequest]:
-    """Decode what a client sent; raises `MalformedMessageError` if it is no frame at all."""
+    """Decodes a client's frame; raises `MalformedMessageError` if the frame itself is invalid."""
     try:
         frame = _request_decoder.decode(data)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
@@ -166,7 +216,7 @@ def read_request_frame(data: bytes) -> Envelope[GenerateRequest | AbortRequest]:
 
 
 def read_chunk_frame(data: bytes) -> Envelope[TokenChunk]:
-    """Decode what a server sent; raises `MalformedMessageError` if it is no frame at all."""
+    """Decodes a server's frame; raises `MalformedMessageError` if the frame itself is invalid."""
     try:
         frame = _chunk_decoder.decode(data)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
@@ -177,7 +227,7 @@ def read_chunk_frame(data: bytes) -> Envelope[TokenChunk]:
 
 
 def _read_raw(data: bytes, tag: str, cause: Exception) -> _RawFrame:
-    """The frame around unread messages; if there is none, the first error was about the frame."""
+    """Decodes a frame without its messages; raises `cause` if the frame itself is invalid."""
     try:
         raw = decode(data, _RawFrame)
     except MalformedMessageError as error:

@@ -1,8 +1,8 @@
-"""A call's tokens put together: what `GenerateCall.collect` returns and what a failed call leaves.
+"""Tokens of a call: `Generation`, the buffer that collects chunks, and operations on chunks.
 
-Invariant: `token_ids`, `inference_logprobs` and the tokens counted by `spans` are always
-equally many, and a prefix of what the server sampled; so are the rows of `top_ids` and `top_logprobs`
-where the call asked for them.
+Invariant: `token_ids`, `inference_logprobs` and the tokens counted by `spans` have the same length, and
+are a prefix of the tokens that the server sampled. The same holds for the rows of `top_ids` and
+`top_logprobs` if the call requested them.
 """
 
 from __future__ import annotations
@@ -13,15 +13,22 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from tailrace.channel.tops import NO_TOPS, TopArrays, TopLedger, tops_per_token
-from tailrace.provenance import join_spans
+from tailrace.channel.top_logprobs import (
+    NO_TOP_LOGPROBS,
+    TopLogprobArrays,
+    TopLogprobBuffer,
+    cut_top_logprobs,
+    merge_top_logprobs,
+    num_top_logprobs,
+)
+from tailrace.provenance import cut_spans, join_spans
 from tailrace_protos.base import as_float32, as_int32
 from tailrace_protos.generation import FinishReason, TokenChunk, TokenSpan
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Generation:
-    """Sampled tokens of one call; `finish_reason` is None when the call did not end by itself."""
+    """Sampled tokens of one call; `finish_reason` is None after a failure."""
 
     token_ids: NDArray[np.int32]  # [T]
     inference_logprobs: NDArray[np.float32]  # [T]
@@ -29,16 +36,16 @@ class Generation:
     finish_reason: FinishReason | None
     stop_matched: int | str | None
     num_cached_tokens: int  # prompt tokens whose KV was reused
-    top_ids: NDArray[np.int32] | None = None  # [T, k], the likeliest first; None: not asked for
+    top_ids: NDArray[np.int32] | None = None  # [T, k], most likely first; None: not requested
     top_logprobs: NDArray[np.float32] | None = None  # [T, k]
 
     @property
     def num_tokens(self) -> int:
-        """T."""
+        """Number of tokens T."""
         return len(self.token_ids)
 
     def sampled_by(self, source: str) -> Generation:
-        """The same tokens, all of one source."""
+        """Returns the same tokens with `source` in all spans."""
         return Generation(
             self.token_ids,
             self.inference_logprobs,
@@ -51,8 +58,8 @@ class Generation:
         )
 
 
-def join_tops(parts: Sequence[Generation]) -> TopArrays:
-    """`top_ids` and `top_logprobs` of consecutive parts; None unless all their tokens have them."""
+def join_top_logprobs(parts: Sequence[Generation]) -> TopLogprobArrays:
+    """Joins `top_ids` and `top_logprobs` of consecutive parts; None unless all tokens have them."""
     ids = [part.top_ids for part in parts if part.num_tokens and part.top_ids is not None]
     logprobs = [p.top_logprobs for p in parts if p.num_tokens and p.top_logprobs is not None]
     if not ids or sum(map(len, ids)) != sum(part.num_tokens for part in parts):
@@ -60,21 +67,21 @@ def join_tops(parts: Sequence[Generation]) -> TopArrays:
     return np.concatenate(ids), np.concatenate(logprobs)
 
 
-class TokenLedger:
-    """Grows by chunks and copies their bytes: a view would keep whole frames alive."""
+class TokenBuffer:
+    """Buffer of received chunks; it copies bytes, since views would keep whole frames in memory."""
 
-    __slots__ = ("last", "logprob_bytes", "num_tokens", "spans", "token_bytes", "tops")
+    __slots__ = ("last", "logprob_bytes", "num_tokens", "spans", "token_bytes", "top_buffer")
 
     def __init__(self) -> None:
         self.token_bytes = bytearray()
         self.logprob_bytes = bytearray()
         self.spans: list[TokenSpan] = []
         self.num_tokens = 0
-        self.tops: TopLedger | None = None  # once a chunk brought some
+        self.top_buffer: TopLogprobBuffer | None = None  # from the first chunk that has some
         self.last: TokenChunk | None = None  # the chunk with the finish reason or the error
 
     def add(self, chunk: TokenChunk) -> str:
-        """Append a chunk's tokens; returns what is wrong with it instead, or an empty string."""
+        """Appends the tokens of a chunk; returns the problem of a malformed chunk instead, else ''."""
         num_bytes = len(chunk.token_ids)
         if num_bytes != len(chunk.inference_logprobs) or num_bytes & 3:
             return f"{num_bytes} bytes of ids with {len(chunk.inference_logprobs)} of log-probabilities"
@@ -83,8 +90,8 @@ class TokenLedger:
             num_spanned += span.num_tokens
         if num_spanned != num_bytes >> 2:
             return f"{num_bytes >> 2} tokens with versions for {num_spanned}"
-        if (chunk.top_ids or self.tops) and (wrong := self._add_tops(chunk)):
-            return wrong
+        if (chunk.top_ids or self.top_buffer) and (problem := self._add_top_logprobs(chunk)):
+            return problem
         self.token_bytes += chunk.token_ids
         self.logprob_bytes += chunk.inference_logprobs
         self.spans.extend(chunk.spans)
@@ -93,19 +100,21 @@ class TokenLedger:
             self.last = chunk
         return ""
 
-    def _add_tops(self, chunk: TokenChunk) -> str:
-        tops = self.tops
-        if tops is None:  # all tokens of a call have them or none
-            tops = TopLedger(0 if self.num_tokens else tops_per_token(chunk))
-        wrong = tops.add(chunk)
-        if not wrong:
-            self.tops = tops
-        return wrong
+    def _add_top_logprobs(self, chunk: TokenChunk) -> str:
+        buffer = self.top_buffer
+        if buffer is None:  # all tokens of a call have them, or none
+            buffer = TopLogprobBuffer(0 if self.num_tokens else num_top_logprobs(chunk))
+        problem = buffer.add(chunk)
+        if not problem:
+            self.top_buffer = buffer
+        return problem
 
     def since(self, num_tokens: int, num_spans: int, call_id: str) -> TokenChunk:
-        """Everything after the first `num_tokens` tokens and `num_spans` spans as one chunk."""
+        """Returns the tokens after the first `num_tokens` tokens and `num_spans` spans as one chunk."""
         last = self.last
-        top_ids, top_logprobs = self.tops.since(num_tokens) if self.tops else NO_TOPS
+        top_ids, top_logprobs = (
+            self.top_buffer.since(num_tokens) if self.top_buffer else NO_TOP_LOGPROBS
+        )
         return TokenChunk(
             call_id=call_id,
             token_ids=memoryview(bytes(self.token_bytes[4 * num_tokens :])),
@@ -118,13 +127,17 @@ class TokenLedger:
             top_logprobs=top_logprobs,
         )
 
-    def generation(self) -> Generation:
-        """All tokens so far."""
+    def generation(self, *, copies: bool = False) -> Generation:
+        """Returns all tokens so far; without `copies` as views, after which the buffer cannot grow."""
         last = self.last
-        top_ids, top_logprobs = self.tops.arrays() if self.tops else (None, None)
+        token_bytes, logprob_bytes = memoryview(self.token_bytes), memoryview(self.logprob_bytes)
+        if copies:
+            token_bytes = memoryview(bytes(token_bytes))
+            logprob_bytes = memoryview(bytes(logprob_bytes))
+        top_ids, top_logprobs = self.top_buffer.arrays() if self.top_buffer else (None, None)
         return Generation(
-            as_int32(memoryview(bytes(self.token_bytes))),
-            as_float32(memoryview(bytes(self.logprob_bytes))),
+            as_int32(token_bytes.toreadonly()),
+            as_float32(logprob_bytes.toreadonly()),
             join_spans(self.spans),
             last.finish_reason if last else None,
             last.stop_matched if last else None,
@@ -132,3 +145,54 @@ class TokenLedger:
             top_ids,
             top_logprobs,
         )
+
+
+def merge_chunks(parts: list[TokenChunk]) -> TokenChunk:
+    """Joins consecutive chunks of one call; the end of the last chunk is the end of the result."""
+    last = parts[-1]
+    top_ids, top_logprobs = merge_top_logprobs(parts) if parts[0].top_ids else NO_TOP_LOGPROBS
+    return TokenChunk(
+        last.call_id,
+        memoryview(b"".join([part.token_ids for part in parts])),
+        memoryview(b"".join([part.inference_logprobs for part in parts])),
+        join_spans([span for part in parts for span in part.spans]),
+        last.finish_reason,
+        last.stop_matched,
+        last.num_cached_tokens,
+        last.error,
+        top_ids,
+        top_logprobs,
+    )
+
+
+def split_chunk(chunk: TokenChunk, max_tokens: int) -> list[TokenChunk]:
+    """Splits a chunk into chunks of at most `max_tokens`; only the last one ends the call."""
+    num_tokens = len(chunk.token_ids) >> 2
+    starts = range(0, num_tokens, max_tokens)
+    *pieces, final = (_cut(chunk, start, min(start + max_tokens, num_tokens)) for start in starts)
+    ending = TokenChunk(
+        chunk.call_id,
+        final.token_ids,
+        final.inference_logprobs,
+        final.spans,
+        chunk.finish_reason,
+        chunk.stop_matched,
+        chunk.num_cached_tokens,
+        chunk.error,
+        final.top_ids,
+        final.top_logprobs,
+    )
+    return [*pieces, ending]
+
+
+def _cut(chunk: TokenChunk, start: int, end: int) -> TokenChunk:
+    """Returns tokens `start` to `end`, without the end of the call."""
+    top_ids, top_logprobs = cut_top_logprobs(chunk, start, end)
+    return TokenChunk(
+        chunk.call_id,
+        chunk.token_ids[4 * start : 4 * end],
+        chunk.inference_logprobs[4 * start : 4 * end],
+        cut_spans(chunk.spans, start, end),
+        top_ids=top_ids,
+        top_logprobs=top_logprobs,
+    )

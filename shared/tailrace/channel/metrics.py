@@ -1,6 +1,6 @@
-"""Prometheus metrics of the generation channel, counted per frame and not per token.
+"""Prometheus metrics of the generation channel, updated per frame instead of per token.
 
-`side` is `client` or `server`. Children are bound once; the hot path only adds.
+`side` is `client` or `server`. Labels are resolved once; the hot path only adds.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ _ENDED = Counter(
 _IN_FLIGHT = Gauge("tailrace_channel_in_flight_calls", "Calls sent and not ended.", ["side"])
 _WAITING = Gauge("tailrace_channel_waiting_calls", "Calls waiting for a place at a server.")
 _REFUSED = Counter(
-    "tailrace_channel_refused_calls", "Calls refused unseen, by reason.", ["side", "reason"]
+    "tailrace_channel_refused_calls", "Calls refused before they began, by reason.", ["side", "reason"]
 )
 _CHUNKS = Counter("tailrace_channel_chunks", "Token chunks on the wire.", ["side"])
 _FRAMES = Counter("tailrace_channel_frames", "Frames on the wire.", ["side", "direction"])
@@ -24,7 +24,7 @@ _BYTES = Counter("tailrace_channel_frame_bytes", "Bytes of frames on the wire.",
 _MALFORMED = Counter(
     "tailrace_channel_malformed", "Frames or messages that could not be read.", ["side"]
 )
-_STRAY = Counter("tailrace_channel_stray_chunks", "Chunks of calls that nobody waits for.", ["side"])
+_STRAY = Counter("tailrace_channel_stray_chunks", "Chunks of unknown or ended calls.", ["side"])
 _LINKS_LOST = Counter(
     "tailrace_channel_lost_links", "Links given up, by cause (see `LinkLoss`).", ["side", "cause"]
 )
@@ -32,7 +32,7 @@ _CONGESTED = Counter("tailrace_channel_congestions", "Times a link's peer was to
 
 
 class ChannelMetrics:
-    """The children of one side."""
+    """Metrics of one side."""
 
     def __init__(self, side: str) -> None:
         self._side = side
@@ -52,9 +52,9 @@ class ChannelMetrics:
         self.congestions = _CONGESTED.labels(side)
 
     def refused(self, reason: str) -> None:
-        """Count a refused call."""
+        """Counts a refused call."""
         _REFUSED.labels(self._side, reason).inc()
 
     def link_lost(self, cause: str) -> None:
-        """Count a lost link."""
+        """Counts a lost link."""
         _LINKS_LOST.labels(self._side, cause).inc()

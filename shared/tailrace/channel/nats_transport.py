@@ -1,8 +1,8 @@
-"""The channel over core NATS: a subject per server, an inbox per client with one token per link.
+"""Channel over core NATS: a subject per server, and an inbox per client with one token per link.
 
-Core NATS may lose frames when a connection breaks; the sequence numbers of a link notice. When nobody
-listens on a server's subject, nats-server says so at once and the link is lost without waiting. The
-connection belongs to the caller (`tailrace.bus` or any nats-py client) and is not closed here.
+Core NATS may lose frames when a connection breaks; the sequence numbers of a link detect it. When no
+server listens on a subject, nats-server reports it at once and the link is lost without a wait. The
+caller owns the connection (`tailrace.bus` or any nats-py client) and closes it.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from tailrace.channel.config import (
 )
 from tailrace.channel.errors import NoRouteError
 from tailrace.channel.ports import Address, LinkEvents, LinkLoss, WireEvents
-from tailrace.channel.server import LinkedGenerateServer
+from tailrace.channel.server import GenerateServer
 from tailrace.channel.server_link import Peer
 
 _RETRY_S = 0.05
@@ -38,12 +38,12 @@ _FINISH_S = 1.0
 _STATUS = "Status"
 _NO_RESPONDERS = "503"
 
-# Links bound what can be pending, so nats-py needs no bound of its own: its bound would drop frames.
+# Links limit pending frames; a limit of nats-py would drop frames.
 _UNLIMITED: dict[str, Any] = {"pending_msgs_limit": 0, "pending_bytes_limit": 0}
 
 
 class NatsWire:
-    """Frames to one subject, published by a task of its own while there are any."""
+    """Wire to one subject; a task publishes the queued frames."""
 
     def __init__(self, connection: NatsConnection, subject: str, reply: str, link: WireEvents) -> None:
         self.max_frame_bytes = connection.max_payload
@@ -67,7 +67,7 @@ class NatsWire:
             )
 
     def close(self) -> None:
-        """See `Wire`; the publishing task ends by itself."""
+        """See `Wire`; the publishing task ends after the queued frames."""
         self._closed = True
         if self.on_close is not None:
             self.on_close()
@@ -84,10 +84,10 @@ class NatsWire:
             self._task = None
 
     async def _publish(self, frame: bytearray) -> None:
-        """Publish; while NATS is away and the connection's buffer is full, try again."""
+        """Publishes; retries while NATS is away and the connection's buffer is full."""
         while True:
             try:
-                # nats-py joins the payload with its own bytes, so a bytearray is as good as bytes.
+                # nats-py also accepts a bytearray: it joins the payload with its own bytes.
                 await self._connection.publish(self._subject, frame, self.reply)  # type: ignore[arg-type]
                 return
             except nats.errors.OutboundBufferLimitError:
@@ -99,13 +99,13 @@ class NatsWire:
         self._link.on_lost(LinkLoss.DISCONNECTED, detail)
 
     async def finish(self) -> None:
-        """Wait until everything queued is published."""
+        """Waits until all queued frames are published."""
         if self._task is not None:
             await self._task
 
 
 class _Wires:
-    """The wires of one transport, and their orderly end."""
+    """Wires of one transport."""
 
     def __init__(self, connection: NatsConnection) -> None:
         self._connection = connection
@@ -117,7 +117,7 @@ class _Wires:
         return wire
 
     async def finish(self, subscription: Subscription | None) -> None:
-        """Publish what is queued as far as NATS takes it within a second, then stop listening."""
+        """Publishes queued frames for at most one second, then unsubscribes."""
         tasks = [asyncio.ensure_future(wire.finish()) for wire in list(self._wires)]
         if tasks:
             _, unfinished = await asyncio.wait(tasks, timeout=_FINISH_S)
@@ -128,11 +128,11 @@ class _Wires:
                 await subscription.unsubscribe()
             await self._connection.flush(timeout=1)
         except nats.errors.Error:
-            return  # the connection is away or closed: whoever owns it knows and says so
+            return  # the connection is away or closed: its owner reports it
 
 
 class NatsClientTransport:
-    """One inbox; the last token of the reply subject says which link a frame is for."""
+    """One inbox; the last token of the reply subject identifies the link."""
 
     def __init__(self, connection: NatsConnection) -> None:
         self._connection = connection
@@ -143,7 +143,7 @@ class NatsClientTransport:
         self._subscription: Subscription | None = None
 
     async def start(self) -> None:
-        """Listen on the inbox."""
+        """Subscribes to the inbox."""
         subject = f"{self._inbox}.*"
         self._subscription = await self._connection.subscribe(
             subject, cb=self._on_message, **_UNLIMITED
@@ -162,9 +162,9 @@ class NatsClientTransport:
     async def _on_message(self, message: Msg) -> None:
         link = self._links.get(message.subject)
         if link is None:
-            return  # for a link given up
+            return  # of a closed link
         if message.headers and message.headers.get(_STATUS) == _NO_RESPONDERS:
-            link.on_lost(LinkLoss.NO_RESPONDER, "nobody listens on its subject")
+            link.on_lost(LinkLoss.NO_RESPONDER, "no server listens on its subject")
         else:
             link.on_frame(message.data)
 
@@ -174,7 +174,7 @@ class NatsClientTransport:
 
 
 class NatsServerTransport:
-    """Requests come on the server's own subject; answers go to the reply subject: the client."""
+    """Requests arrive on the server's subject; answers go to the client's reply subject."""
 
     def __init__(self, connection: NatsConnection, subject: str) -> None:
         self._connection = connection
@@ -182,13 +182,13 @@ class NatsServerTransport:
         self._wires = _Wires(connection)
         self._subscription: Subscription | None = None
 
-    async def start(self, server: LinkedGenerateServer) -> None:
+    async def start(self, server: GenerateServer) -> None:
         """See `ServerTransport`."""
         self._server = server
         self._subscription = await self._connection.subscribe(
             self._subject, cb=self._on_message, **_UNLIMITED
         )
-        await flush(self._connection)  # from here on nobody is told that nobody listens
+        await flush(self._connection)  # from now on nats-server routes requests to this server
 
     def open(self, peer: Peer, link: WireEvents) -> NatsWire:
         """See `ServerTransport`."""
@@ -212,7 +212,7 @@ class NatsGenerateClient(LinkedGenerateClient):
         super().__init__(NatsClientTransport(connection), config)
 
 
-class NatsGenerateServer(LinkedGenerateServer):
+class NatsGenerateServer(GenerateServer):
     """`GenerateServer` on a subject of a NATS connection."""
 
     def __init__(

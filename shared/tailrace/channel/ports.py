@@ -1,4 +1,4 @@
-"""What the channel offers to services, and what its two transports offer to the channel."""
+"""Interfaces of the channel: of its client and engine, and of its two transports."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tailrace_protos.generation import GenerateRequest, TokenChunk
 
 
 class Address(NamedTuple):
-    """Where an inference server listens."""
+    """Address of an inference server."""
 
     server_id: str
     nats_subject: str = ""
@@ -21,7 +21,7 @@ class Address(NamedTuple):
 
     @classmethod
     def of(cls, lease: Lease) -> Address:
-        """The address in a placement lease."""
+        """Returns the address in a placement lease."""
         return cls(
             lease.server_id,
             lease.nats_subject,
@@ -32,95 +32,85 @@ class Address(NamedTuple):
 
     @property
     def source(self) -> str:
-        """Names the server's process in the provenance of tokens."""
+        """Source of tokens: the name of the server's process."""
         return source_of(self.server_id, self.incarnation)
 
 
 class GenerateClient(Protocol):
-    """The callers' side. Belongs to one event loop; calls are made and awaited in it."""
+    """Client of the channel; its calls are made and awaited in one event loop."""
 
     async def start(self) -> None:
-        """Be ready for `generate`."""
+        """Prepares for `generate`."""
 
     def generate(self, address: Address, request: GenerateRequest) -> GenerateCall:
-        """Queue a request; requests to one server made in the same loop tick share frames.
+        """Queues a request; requests to one server in one loop tick share frames.
 
         Raises `OversizeRequestError`, `DuplicateCallError`, `ChannelFullError`, `NoRouteError` or
-        `ChannelClosedError`; whatever happens later is raised by the call.
+        `ChannelClosedError`; the call itself raises later errors.
         """
 
     async def close(self) -> None:
-        """Tell the servers to stop what is in flight and fail those calls here."""
+        """Fails the calls in flight, and tells the servers to stop them."""
 
 
 class ChunkSink(Protocol):
-    """Where the chunks of one call go."""
+    """Receiver of the chunks of one call."""
 
     def send(self, chunk: TokenChunk) -> None:
-        """Pass on new tokens; the last chunk has `finish_reason` or `error`, later ones are ignored.
+        """Sends new tokens; the last chunk has `finish_reason` or `error`, later ones are ignored.
 
-        Called in the event loop (`loop.call_soon_threadsafe` from other threads). Single tokens are
-        welcome: they are merged until `chunk_tokens` or `stream_interval_ms`.
+        Called in the event loop (`loop.call_soon_threadsafe` from other threads). The chunks of one
+        loop tick become one chunk; an engine coalesces the tokens of several steps itself.
         """
 
 
 class GenerateHandler(Protocol):
-    """The engine's side: called in the event loop, must not block."""
+    """Engine behind a server: called in the event loop, must not block."""
 
     def submit(self, request: GenerateRequest, sink: ChunkSink) -> None:
-        """Begin a call; every call gets exactly one last chunk, however it ends.
+        """Begins a call; each call sends exactly one last chunk, however it ends.
 
-        Arrays of the request are views into a received frame: copy what is kept for long.
+        Arrays of the request are views into a received frame: copy them to keep them.
         """
 
     def abort(self, call_id: str) -> None:
-        """End a call soon, with a last chunk whose finish reason is `abort`."""
-
-
-class GenerateServer(Protocol):
-    """One inference server's end of the channel."""
-
-    async def start(self, handler: GenerateHandler) -> None:
-        """Listen."""
-
-    async def stop(self) -> None:
-        """Stop listening; callers with unfinished calls are told at once."""
+        """Ends a call soon, with a last chunk whose finish reason is `abort`."""
 
 
 class LinkLoss(enum.StrEnum):
-    """Why a link was given up."""
+    """Cause of the end of a link."""
 
-    SILENT = "silent"  # nothing heard for `silence_s`
+    SILENT = "silent"  # no frame for `silence_s`
     GAP = "gap"  # a frame was lost
-    MALFORMED = "malformed"  # bytes that are no frame
-    NO_RESPONDER = "no_responder"  # nobody listens there
+    MALFORMED = "malformed"  # invalid frame
+    NO_RESPONDER = "no_responder"  # no server listens
     DISCONNECTED = "disconnected"  # the peer's end of the socket closed
-    HANDSHAKE = "handshake"  # CURVE keys do not fit
-    BROKEN = "broken"  # the other side gave it up
-    CLOSED = "closed"  # this side was closed
+    HANDSHAKE = "handshake"  # wrong CURVE keys
+    BROKEN = "broken"  # the other side ended it
+    CLOSED = "closed"  # this side closed it
 
 
 class Wire(Protocol):
-    """One direction of a link, made by a transport. Frames arrive in order or not at all."""
+    """One direction of a link over a transport. Frames arrive in order or not at all."""
 
     max_frame_bytes: int
 
     def send(self, frame: bytearray) -> None:
-        """Send, or queue while the peer is slow (a link's credit bounds that); never drops."""
+        """Sends, or queues while the peer is slow (the link's credit limits it); never drops."""
 
     def close(self) -> None:
-        """Send what is queued as far as possible and forget the peer."""
+        """Sends queued frames as far as possible, then closes."""
 
 
 class WireEvents(Protocol):
-    """What a transport tells a link about its wire."""
+    """Events of a wire, from the transport to its link."""
 
     def on_lost(self, cause: LinkLoss, detail: str) -> None:
-        """The transport knows that the peer is gone."""
+        """Reports that the peer is gone."""
 
 
 class LinkEvents(WireEvents, Protocol):
-    """What a transport tells a client's link."""
+    """Events of a client's wire."""
 
     def on_frame(self, data: bytes) -> None:
-        """A frame came."""
+        """Reports a received frame."""

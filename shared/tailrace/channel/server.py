@@ -1,8 +1,8 @@
-"""The server side of the channel, whatever carries the frames.
+"""Server of the channel, over any transport.
 
-Invariants: every request that arrives is answered by exactly one last chunk or by the end of its link;
-a call id is in use until the engine's last chunk, so an engine never sees it twice at once; nothing a
-client sends can stop the server; calls of a client that is gone are aborted.
+Invariants: each received request is answered by exactly one last chunk or by the end of its link; a
+call id is in use until the engine's last chunk, so an engine never has two calls with one id; no input
+of a client can stop the server; the calls of a client that is gone are aborted.
 """
 
 from __future__ import annotations
@@ -13,10 +13,8 @@ from typing import Protocol
 
 from tailrace.channel.config import ServerChannelConfig
 from tailrace.channel.frames import Envelope, read_request_frame
-from tailrace.channel.metrics import ChannelMetrics
 from tailrace.channel.ports import GenerateHandler, LinkLoss, Wire, WireEvents
-from tailrace.channel.server_link import Peer, ServerLink
-from tailrace.channel.sink import CallSink
+from tailrace.channel.server_link import CallSink, Peer, ServerCalls, ServerLink
 from tailrace.log import get_logger
 from tailrace_protos.base import MalformedMessageError
 from tailrace_protos.generation import (
@@ -31,71 +29,65 @@ _Messages = Iterator[GenerateRequest | AbortRequest]
 
 
 class ServerTransport(Protocol):
-    """Carries frames of a server."""
+    """Transport of a server's frames."""
 
-    async def start(self, server: LinkedGenerateServer) -> None:
-        """Listen, and give frames to `server.on_frame`."""
+    async def start(self, server: GenerateServer) -> None:
+        """Listens, and passes frames to `server.on_frame`."""
 
     def open(self, peer: Peer, link: WireEvents) -> Wire:
-        """A wire back to a client."""
+        """Opens a wire to a client."""
 
     async def stop(self) -> None:
-        """Send what is queued, then stop listening."""
+        """Sends queued frames, then stops listening."""
 
 
-class LinkedGenerateServer:
-    """`GenerateServer` over any `ServerTransport`."""
+class GenerateServer:
+    """One inference server's end of the channel, over any `ServerTransport`."""
 
     def __init__(self, transport: ServerTransport, config: ServerChannelConfig) -> None:
-        self.transport = transport
-        self.config = config
-        self.metrics = ChannelMetrics("server")
+        self._transport = transport
+        self._config = config
+        self._calls = ServerCalls()
+        self._metrics = self._calls.metrics
         self._links: dict[Peer, ServerLink] = {}
-        self._sinks: dict[str, CallSink] = {}  # by call id, until the engine's last chunk
-        self._num_begun = 0  # since the metrics were last told
-        self._num_ended = 0
-        self._lingering: list[CallSink] = []
-        self._linger_timer: asyncio.TimerHandle | None = None
         self._tick_timer: asyncio.TimerHandle | None = None
 
     async def start(self, handler: GenerateHandler) -> None:
-        """See `GenerateServer.start`."""
+        """Listens; requests go to `handler`."""
         self._handler = handler
-        self.loop = asyncio.get_running_loop()
-        await self.transport.start(self)
+        self._loop = asyncio.get_running_loop()
+        await self._transport.start(self)
         self._schedule_tick()
 
     async def stop(self) -> None:
-        """See `GenerateServer.stop`."""
-        self._flush_lingering()
+        """Stops listening; the callers of unfinished calls learn it at once."""
         for link in list(self._links.values()):
             link.flush()
-            self.drop(link, LinkLoss.CLOSED, "the server stops")
-        for timer in (self._tick_timer, self._linger_timer):
-            if timer is not None:
-                timer.cancel()
-        self.count()
-        await self.transport.stop()
+            self._drop(link, LinkLoss.CLOSED, "the server stops")
+        if self._tick_timer is not None:
+            self._tick_timer.cancel()
+        self._calls.update_metrics()
+        await self._transport.stop()
 
     def on_frame(self, peer: Peer, data: bytes) -> None:
-        """A frame from a client, known or not."""
-        self.metrics.frames_in.inc()
-        self.metrics.bytes_in.inc(len(data))
+        """Handles a frame of a client, known or unknown."""
+        self._metrics.frames_in.inc()
+        self._metrics.bytes_in.inc(len(data))
         if not peer:
-            self.metrics.malformed.inc()
+            self._metrics.malformed.inc()
             _log.warning("generation frame without a reply subject", num_bytes=len(data))
             return
         link = self._links.get(peer)
         try:
             frame = read_request_frame(data)
         except MalformedMessageError as error:
-            self.metrics.malformed.inc()
+            self._metrics.malformed.inc()
             _log.warning("malformed generation frame", peer=str(peer), reason=str(error))
             self._refuse(peer, link, LinkLoss.MALFORMED, str(error))
             return
         if frame.closing:
             if link is not None:
-                self.drop(link, LinkLoss.CLOSED, "")
+                self._drop(link, LinkLoss.CLOSED, "")
             return
         expected = link.expected_sequence if link is not None else 0
         if frame.sequence != expected:
@@ -105,24 +97,25 @@ class LinkedGenerateServer:
         self._accept(link or self._open(peer), frame, len(data))
 
     def _open(self, peer: Peer) -> ServerLink:
-        link = self._links[peer] = ServerLink(peer, self, self.transport.open)
+        link = ServerLink(peer, self._config, self._calls, self._transport.open, self._drop)
+        self._links[peer] = link
         return link
 
     def _refuse(self, peer: Peer, link: ServerLink | None, cause: LinkLoss, detail: str) -> None:
-        """End the link and say so, also to somebody who had none (left over from before a restart)."""
-        self.drop(link or self._open(peer), cause, detail)
+        """Ends the link and tells the client, also one whose link is from before a restart."""
+        self._drop(link or self._open(peer), cause, detail)
 
     def _accept(
         self, link: ServerLink, frame: Envelope[GenerateRequest | AbortRequest], num_bytes: int
     ) -> None:
         link.take(num_bytes, frame.received)
         for bad in frame.bad:
-            self.metrics.malformed.inc()
+            self._metrics.malformed.inc()
             _log.warning("malformed generation request", call_id=bad.call_id, reason=bad.reason)
             if bad.call_id:
                 self._answer_error(link, bad.call_id, CallErrorCode.INVALID, bad.reason)
-            else:  # some caller would wait for an answer that nobody can address
-                self.drop(link, LinkLoss.MALFORMED, bad.reason)
+            else:  # an answer without a call id cannot be addressed
+                self._drop(link, LinkLoss.MALFORMED, bad.reason)
         if not link.is_open:
             return
         if frame.messages:
@@ -132,10 +125,10 @@ class LinkedGenerateServer:
             link.answer()
 
     def _dispatch(self, link: ServerLink, messages: _Messages) -> None:
-        """Hand messages to the handler; one that makes it raise fails alone."""
+        """Passes messages to the handler; a message that makes it raise fails alone."""
         for message in messages:
             if not link.is_open:
-                return  # nobody waits for an answer
+                return  # the client is gone
             handled = False
             try:
                 if isinstance(message, GenerateRequest):
@@ -146,7 +139,7 @@ class LinkedGenerateServer:
             finally:
                 if not handled:
                     self._fail_unhandled(link, message)
-                    self.loop.call_soon(self._dispatch, link, messages)
+                    self._loop.call_soon(self._dispatch, link, messages)
 
     def _fail_unhandled(self, link: ServerLink, message: GenerateRequest | AbortRequest) -> None:
         sink = link.calls.get(message.call_id) if isinstance(message, GenerateRequest) else None
@@ -161,61 +154,45 @@ class LinkedGenerateServer:
             if reason:
                 self._answer_error(link, call_id, code, reason)
             return
-        sink = CallSink(call_id, link, self.config.chunk_tokens)
-        self._sinks[call_id] = sink
-        link.calls[call_id] = sink
-        self._num_begun += 1
+        sink = link.calls[call_id] = CallSink(call_id, link)
+        self._calls.begin(sink)
         self._handler.submit(request, sink)
 
     def _refusal(self, link: ServerLink, request: GenerateRequest) -> tuple[CallErrorCode, str] | None:
-        """Why a request is not taken; an empty reason: it is being answered already."""
-        running = self._sinks.get(request.call_id)
+        """Returns why a request is refused; an empty reason: its answer is already under way."""
+        running = self._calls.by_id.get(request.call_id)
         if running is not None:
-            self.metrics.refused("duplicate")
+            self._metrics.refused("duplicate")
             if link.calls.get(request.call_id) is running:
                 return CallErrorCode.OVERLOADED, ""
             return CallErrorCode.OVERLOADED, f"call {request.call_id} is still running on this server"
-        if len(self._sinks) >= self.config.max_server_calls:
-            self.metrics.refused("full")
-            return CallErrorCode.OVERLOADED, f"{len(self._sinks)} calls are in flight on this server"
+        if len(self._calls.by_id) >= self._config.max_server_calls:
+            self._metrics.refused("full")
+            return (
+                CallErrorCode.OVERLOADED,
+                f"{len(self._calls.by_id)} calls are in flight on this server",
+            )
         if len(request.prompt_ids) & 3:
-            self.metrics.refused("invalid")
+            self._metrics.refused("invalid")
             reason = f"prompt_ids has {len(request.prompt_ids)} bytes: not int32 values"
             return CallErrorCode.INVALID, reason
         return None
 
     def _answer_error(self, link: ServerLink, call_id: str, code: CallErrorCode, reason: str) -> None:
-        retry_after_s = self.config.keepalive_s if code is CallErrorCode.OVERLOADED else 0.0
-        CallSink(call_id, link, self.config.chunk_tokens).fail(code, reason, retry_after_s)
+        retry_after_s = self._config.keepalive_s if code is CallErrorCode.OVERLOADED else 0.0
+        CallSink(call_id, link).fail(code, reason, retry_after_s)
 
     def _abort(self, link: ServerLink, call_ids: tuple[str, ...]) -> None:
         for call_id in call_ids:
             if call_id in link.calls:
                 self._handler.abort(call_id)
 
-    def on_done(self, sink: CallSink) -> None:
-        """The engine's last chunk of a call: its id is free."""
-        if self._sinks.get(sink.call_id) is sink:
-            del self._sinks[sink.call_id]
-            self._num_ended += 1
-
-    def count(self) -> None:
-        """Tell the metrics what began and ended: once a frame, not once a call."""
-        begun, ended = self._num_begun, self._num_ended
-        self._num_begun = self._num_ended = 0
-        if begun:
-            self.metrics.calls.inc(begun)
-        if ended:
-            self.metrics.finished.inc(ended)
-        if begun != ended:
-            self.metrics.in_flight.inc(begun - ended)
-
-    def drop(self, link: ServerLink, cause: LinkLoss, detail: str) -> None:
-        """End a link and abort its calls."""
+    def _drop(self, link: ServerLink, cause: LinkLoss, detail: str) -> None:
+        """Ends a link and aborts its calls."""
         if not link.is_open:
             return
         self._links.pop(link.peer, None)
-        self.metrics.link_lost(cause.value)
+        self._metrics.link_lost(cause.value)
         link.shut("" if cause is LinkLoss.CLOSED and not detail else f"{cause.value}: {detail}")
         if link.calls:
             _log.warning(
@@ -233,33 +210,16 @@ class LinkedGenerateServer:
                 handled = True
             finally:
                 if not handled:
-                    self.loop.call_soon(self._abort_all, sinks)
-
-    def linger(self, sink: CallSink) -> None:
-        """Flush this call when the stream interval is over."""
-        self._lingering.append(sink)
-        if self._linger_timer is None:
-            self._linger_timer = self.loop.call_later(
-                self.config.stream_interval_ms / 1000.0, self._on_linger_timer
-            )
-
-    def _on_linger_timer(self) -> None:
-        self._linger_timer = None
-        self._flush_lingering()
-
-    def _flush_lingering(self) -> None:
-        lingering, self._lingering = self._lingering, []
-        for sink in lingering:
-            sink.on_interval()
+                    self._loop.call_soon(self._abort_all, sinks)
 
     def _schedule_tick(self) -> None:
-        self._tick_timer = self.loop.call_later(self.config.keepalive_s, self._tick)
+        self._tick_timer = self._loop.call_later(self._config.keepalive_s, self._tick)
 
     def _tick(self) -> None:
         self._schedule_tick()
-        self.count()
-        max_ticks = self.config.ticks(self.config.silence_s)
+        self._calls.update_metrics()
+        max_ticks = self._config.ticks(self._config.silence_s)
         for link in list(self._links.values()):
             link.silent_ticks += 1
             if link.silent_ticks > max_ticks:
-                self.drop(link, LinkLoss.SILENT, f"nothing heard for {self.config.silence_s:g} s")
+                self._drop(link, LinkLoss.SILENT, f"no frame for {self._config.silence_s:g} s")

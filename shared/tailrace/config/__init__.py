@@ -5,7 +5,7 @@ service decodes `RunConfig` and its own section and never looks at the others. U
 errors that name the key, the file and the closest valid key.
 """
 
-from tailrace.config.base import Config, ConfigError
+from tailrace.config.base import Config, ConfigError, InvalidConfigError
 from tailrace.config.chat import ChatArgs
 from tailrace.config.experiment import (
     SECTIONS,
@@ -22,6 +22,7 @@ __all__ = [
     "Config",
     "ConfigError",
     "Endpoints",
+    "InvalidConfigError",
     "RunConfig",
     "decode_config",
     "load_experiment",

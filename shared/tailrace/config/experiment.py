@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 import re
 from collections.abc import Iterator, Mapping
@@ -11,7 +12,8 @@ from typing import Any, TypeVar
 import msgspec
 import yaml
 
-from tailrace.config.base import Config, ConfigError
+from tailrace.config.base import Config, ConfigError, InvalidConfigError
+from tailrace.config.keys import fields_of, literals_in, type_at
 from tailrace.config.run import RunConfig
 from tailrace.config.settings import ROOTS, apply_settings
 from tailrace.config.suggestions import did_you_mean, not_one_of
@@ -61,13 +63,35 @@ def section_config(experiment: Mapping[str, Any], section: str, kind: type[C], s
 def decode_config(
     content: object, kind: type[C], source: str, *, where: str = "", also_valid: tuple[str, ...] = ()
 ) -> C:
-    """Strictly decode `content`; `ConfigError` names the key, `source` and the closest valid key."""
-    for path in _not_numbers(content):
-        raise ConfigError(f"{source}: {_join(where, path)}: nan is no number: give one")
-    try:
-        return msgspec.convert(content, kind)
-    except msgspec.ValidationError as error:
-        raise ConfigError(f"{source}: {_explain(str(error), kind, where, also_valid)}") from error
+    """Strictly decodes `content`; `InvalidConfigError` names `source`, keys and closest valid keys.
+
+    It lists every unknown key outside of lists and dicts, and the first of all other mistakes.
+    """
+    problems = [f"{_join(where, path)}: nan is no number: give one" for path in _not_numbers(content)]
+    while True:
+        try:
+            decoded = msgspec.convert(content, kind)
+        except msgspec.ValidationError as error:
+            problems.append(_explain(str(error), kind, where, also_valid))
+            content = _without_unknown_key(content, str(error))
+            if content is not None:
+                continue
+        if problems:
+            raise InvalidConfigError(source, problems)
+        return decoded
+
+
+def _without_unknown_key(content: object, reason: str) -> object:
+    """Returns `content` without the unknown key that `reason` names; None for another reason."""
+    unknown = _UNKNOWN.match(reason)
+    if unknown is None or "[" in (unknown.group(2) or ""):
+        return None
+    copied: Any = copy.deepcopy(content)
+    place = copied
+    for step in filter(None, (unknown.group(2) or "").split(".")):
+        place = place[step]
+    del place[unknown.group(1)]
+    return copied
 
 
 def _not_numbers(content: object, path: str = "") -> Iterator[str]:
@@ -92,21 +116,22 @@ def _explain(reason: str, kind: type[Config], where: str, also_valid: tuple[str,
     unknown = _UNKNOWN.match(reason)
     if unknown:
         key, parent = unknown.group(1), unknown.group(2) or ""
-        valid = [*_fields_at(kind, parent), *(also_valid if not parent else ())]
+        valid = [
+            *fields_of(type_at(msgspec.inspect.type_info(kind), parent)),
+            *(also_valid if not parent else ()),
+        ]
         return f"unknown key {_join(where, parent, key)!r}; {did_you_mean(key, valid)}"
     matched = _AT.match(reason)
     assert matched is not None
     path = matched.group(2) or ""
     place = _join(where, path)
-    return f"{place + ': ' if place else ''}{_with_names(matched.group(1), kind, path)}"
+    text = _with_names(matched.group(1), kind, path)
+    return text if not place or text.startswith(f"{place}.") else f"{place}: {text}"
 
 
 def _with_names(reason: str, kind: type[Config], path: str) -> str:
     """`reason`, with the names that may stand at `path` if only some may."""
-    parent, _, key = path.replace("[...]", "").rpartition(".")  # so are keys of dicts shown
-    fields = getattr(_info_at(kind, parent), "fields", ())
-    types = (field.type for field in fields if field.encode_name == key.split("[")[0])
-    names = [name for each in types for name in _names_inside(each)]
+    names = literals_in(type_at(msgspec.inspect.type_info(kind), path))
     if not names:
         return reason
     given = reason.removeprefix(_NO_NAME)
@@ -115,43 +140,3 @@ def _with_names(reason: str, kind: type[Config], path: str) -> str:
 
 def _join(*parts: str) -> str:
     return ".".join(part for part in parts if part)
-
-
-def _fields_at(kind: type[Config], path: str) -> list[str]:
-    """Names of the fields of the Struct that `path` (dotted, below `kind`) leads to."""
-    fields = getattr(_info_at(kind, path), "fields", ())
-    return [field.encode_name for field in fields]
-
-
-def _info_at(kind: type[Config], path: str) -> Any:
-    info: Any = msgspec.inspect.type_info(kind)
-    for step in filter(None, path.split(".")):
-        info = _descend(info, step)
-    return info
-
-
-def _names_inside(info: Any) -> list[str]:
-    """The values of a `Literal` within optional, list and dict types; none of other types."""
-    inner = (*getattr(info, "types", ()), *(getattr(info, key, None) for key in _HOLDERS))
-    values = getattr(info, "values", ())
-    return [*map(str, values), *(name for each in inner if each for name in _names_inside(each))]
-
-
-def _descend(info: Any, step: str) -> Any:
-    name = step.split("[")[0]
-    for field in getattr(info, "fields", ()):
-        if field.encode_name == name:
-            return _struct_inside(field.type)
-    return _struct_inside(getattr(info, "value_type", None) or info)
-
-
-_HOLDERS = ("item_type", "value_type")
-
-
-def _struct_inside(info: Any) -> Any:
-    """The Struct within optional, list and dict types, or `info` itself."""
-    for inner in (*getattr(info, "types", ()), getattr(info, "item_type", None)):
-        if inner is not None and hasattr(_struct_inside(inner), "fields"):
-            return _struct_inside(inner)
-    value_type = getattr(info, "value_type", None)
-    return _struct_inside(value_type) if value_type is not None else info

@@ -22,7 +22,7 @@ from tailrace.channel.errors import (
     NoRouteError,
     OversizeRequestError,
 )
-from tailrace.channel.generation import Generation, join_tops
+from tailrace.channel.generation import Generation, join_top_logprobs
 from tailrace.channel.ports import Address, GenerateClient
 from tailrace.policy import metrics
 from tailrace.policy.activity import Stages
@@ -215,5 +215,5 @@ def _join(parts: list[Generation], finish_reason: FinishReason | None = None) ->
         finish_reason,
         parts[-1].stop_matched,
         parts[0].num_cached_tokens,
-        *join_tops(parts),
+        *join_top_logprobs(parts),
     )

@@ -1,5 +1,5 @@
-"""Word problems with a number as their answer, in several attempts, in the manner of GSM8K.
+"""Word problems with a number as their answer, in several attempts, similar to GSM8K.
 
-`problems` makes problems, `source` chooses between them and a data set, `answers` compares numbers,
-`environment` is the episode.
+`problems` generates problems, `answers` compares answers, `environment` reads data sets and plays
+episodes.
 """

@@ -1,11 +1,12 @@
-"""Reading the answer of a reply, and telling whether it is right.
+"""Extraction and comparison of answers.
 
-Replies are a model's: whatever they hold, comparing them takes bounded time. Texts longer than
+A model writes the replies, so a comparison takes bounded time for any text. Texts longer than
 `MAX_CHARS`, factorials and powers of more than three digits are never right.
 """
 
 from __future__ import annotations
 
+import importlib
 import re
 from collections.abc import Callable
 from fractions import Fraction
@@ -21,48 +22,48 @@ _NOISE = re.compile(r"[\s,$%]|\\boxed|[{}]")
 _POWER = re.compile(r"\^|\*\*")
 _SMALL_POWER = re.compile(r"(?:\^|\*\*)[{(]?-?\d{1,3}(?!\d)")
 
-IsRight = Callable[[str, str], bool]  # (said, truth)
+IsRight = Callable[[str, str], bool]  # (answer, truth)
 
 
-def said_answer(reply: str) -> str | None:
-    """What stands behind the last `####`, up to the end of its line; None without it."""
+def extract_answer(reply: str) -> str | None:
+    """Text after the last `####`, up to the end of its line; None without it."""
     _, mark, rest = reply.rpartition(MARK)
-    said = rest.strip().partition("\n")[0].strip().rstrip(".")
-    return said if mark and said else None
+    answer = rest.strip().partition("\n")[0].strip().rstrip(".")
+    return answer if mark and answer else None
 
 
 def comparison(equality: Equality) -> IsRight:
-    """How answers are compared; `ConfigError` if its package is missing."""
+    """Returns the comparison of a kind; `ConfigError` if its package is missing."""
     if equality == "number":
         return is_same_number
     try:
-        from math_verify import parse, verify  # an extra
+        math_verify = importlib.import_module("math_verify")  # an extra
     except ImportError as error:
         raise ConfigError(
             f"equality 'expression' needs the package math-verify ({error}): "
             "pip install 'tailrace[math]', or use equality 'number'"
         ) from error
 
-    def is_equal(said: str, truth: str) -> bool:
-        if as_number(said) is not None and as_number(truth) is not None:
-            return is_same_number(said, truth)
-        if len(said) > MAX_CHARS or not _is_quick(said):
+    def is_equal(answer: str, truth: str) -> bool:
+        if as_number(answer) is not None and as_number(truth) is not None:
+            return is_same_number(answer, truth)
+        if len(answer) > MAX_CHARS or not _is_quick(answer):
             return False
-        # Its own time limits need signals, which only the main thread has.
-        parsed = [parse(f"${text}$", parsing_timeout=None) for text in (truth, said)]
-        return bool(verify(*parsed, timeout_seconds=None))
+        # The package's time limits need signals, which only the main thread has.
+        parsed = [math_verify.parse(f"${text}$", parsing_timeout=None) for text in (truth, answer)]
+        return bool(math_verify.verify(*parsed, timeout_seconds=None))
 
     return is_equal
 
 
-def is_same_number(said: str, truth: str) -> bool:
-    """Whether both are numbers, and the same one; exact."""
-    number = as_number(said)
+def is_same_number(answer: str, truth: str) -> bool:
+    """True if both texts are the same number, compared exactly."""
+    number = as_number(answer)
     return number is not None and number == as_number(truth)
 
 
 def as_number(text: str) -> Fraction | None:
-    """The number that a text is, whatever its thousands separators, currency or per cent signs."""
+    """Number that a text states; thousands separators, currency and per cent signs are ignored."""
     if len(text) > MAX_CHARS:
         return None
     bare = _NOISE.sub("", text)
@@ -70,6 +71,6 @@ def as_number(text: str) -> Fraction | None:
 
 
 def _is_quick(text: str) -> bool:
-    """Whether evaluating it is sure to end soon."""
+    """True if evaluating the text takes a short time for sure."""
     num_powers = len(_POWER.findall(text))
     return "!" not in text and num_powers <= 1 and num_powers == len(_SMALL_POWER.findall(text))

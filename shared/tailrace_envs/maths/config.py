@@ -1,4 +1,4 @@
-"""The keys of `env_config` for `env_type: maths`."""
+"""Keys of `env_config` for `env_type: maths`."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from typing import Literal
 
 from tailrace.config import Config
 from tailrace.data.config import DatasetEntry
+from tailrace_envs.splits import Split
 
-Split = Literal["train", "held_out", "all"]
 Equality = Literal["number", "expression"]
 
 
@@ -15,34 +15,34 @@ class MathsConfig(Config, frozen=True, kw_only=True):
     """The keys of `env_config` for `env_type: maths`."""
 
     dataset: DatasetEntry | None = None
-    """Rows with `question` and `answer`, whose last line is `#### 18` (or that is the answer itself);
-    other names by `converter`. null: problems are generated."""
+    """Rows with `question` and `answer`; the last line of `answer` is like `#### 18`, or `answer` is
+    the bare answer. A `converter` maps other key names. null: problems are generated."""
 
     split: Split = "train"
-    """Which generated problems seeds choose from: `train`, `held_out` (never a train problem) or
-    `all`. The split of a data set is `dataset.split`."""
+    """Generated problems that seeds select from: `train`, `held_out` (never a train problem) or `all`.
+    The split of a data set is `dataset.split`."""
 
     num_operations: int = 3
-    """Calculations in a generated problem."""
+    """Number of calculations in a generated problem."""
 
     max_number: int = 20
-    """The largest number that a generated problem tells."""
+    """Largest number in the text of a generated problem."""
 
     max_attempts: int = 2
-    """Answers that may be given; the last wrong one ends the episode."""
+    """Number of answers that the model may give; the last wrong one ends the episode."""
 
     attempt_discount: float = 1.0
-    """The reward of the right answer is this to the power of the attempts before it."""
+    """The reward of the right answer is this value to the power of the number of earlier attempts."""
 
     equality: Equality = "expression"
-    """When an answer is right. `number`: it is the same number. `expression`: or math-verify finds it
-    equal (`1/2` and `\\frac{1}{2}`, `\\sqrt{4}` and `2`); needs the extra `math`."""
+    """Rule for a right answer. `number`: the same number. `expression`: the same number, or equal by
+    math-verify (`1/2` and `\\frac{1}{2}`, `\\sqrt{4}` and `2`); needs the extra `math`."""
 
     invalid_action_penalty: float = 0.0
-    """Subtracted from the reward of a turn whose reply has no `####` with an answer behind it."""
+    """Penalty that is subtracted from the reward of a reply without `####` and an answer after it."""
 
     instructions: bool = True
-    """End the first observation with how to answer."""
+    """The first observation ends with instructions on the form of an answer."""
 
     def __post_init__(self) -> None:
         for key in ("num_operations", "max_attempts"):

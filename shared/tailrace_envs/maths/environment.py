@@ -1,19 +1,22 @@
-"""A word problem as a conversation: the question, answers, and whether they are right.
+"""Word problems as a conversation: a question, several attempts, and their results.
 
-The answer of a reply stands behind `####`. A wrong one is answered by the news and how many attempts
-are left; one without `####` by a note, and it counts as an attempt.
+The answer of a reply follows `####`. After a wrong answer, or a reply without `####`, the model reads a
+note and the number of attempts left; both count as attempts.
 """
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import Any
 
-from tailrace.config import decode_config
+import msgspec
+
+from tailrace.config import ConfigError, decode_config
+from tailrace.data import DatasetEntry, load_dataset
 from tailrace_envs.game import Answer, TextGame
-from tailrace_envs.maths.answers import comparison, said_answer
+from tailrace_envs.maths.answers import MARK, comparison, extract_answer
 from tailrace_envs.maths.config import MathsConfig
-from tailrace_envs.maths.problems import Problem
-from tailrace_envs.maths.source import ProblemSource
+from tailrace_envs.maths.problems import Problem, problem_for_seed
 
 INSTRUCTION = (
     "\nThink step by step. Then write the answer, a single number, behind ####, as in: #### 42"
@@ -23,7 +26,10 @@ WRONG = "{} is not right. "
 
 
 class MathsText(TextGame):
-    """One problem at a time, chosen by the seed of `reset`. Options are the keys of `MathsConfig`."""
+    """Plays one problem at a time, selected by the seed of `reset`.
+
+    Options are the keys of `MathsConfig`.
+    """
 
     def __init__(self, **options: Any) -> None:
         self.config = decode_config(options, MathsConfig, "env_config")
@@ -44,15 +50,15 @@ class MathsText(TextGame):
     def answer(self, reply: str) -> Answer:
         """See `TextGame`."""
         config = self.config
-        said = said_answer(reply)
+        stated = extract_answer(reply)
         discount = config.attempt_discount**self._num_attempts
         self._num_attempts += 1
-        if said is None:
+        if stated is None:
             reward = 0.0 - config.invalid_action_penalty
             return Answer(NO_ANSWER + self._left(), reward, is_invalid=True)
-        self._is_solved = self._is_right(said, self.problem.answer)
+        self._is_solved = self._is_right(stated, self.problem.answer)
         if not self._is_solved:
-            return Answer(WRONG.format(said) + self._left(), 0.0)
+            return Answer(WRONG.format(stated) + self._left(), 0.0)
         numbers = {"num_attempts": float(self._num_attempts)}
         return Answer("That is right.", discount, is_over=True, numbers=numbers)
 
@@ -63,3 +69,38 @@ class MathsText(TextGame):
     def _left(self) -> str:
         num_left = self.config.max_attempts - self._num_attempts
         return f"Attempts left: {num_left}."
+
+
+class ProblemSource:
+    """Problems of a data set or of the generator: a pure function of (configuration, seed)."""
+
+    def __init__(self, config: MathsConfig) -> None:
+        self._config = config
+        entry = config.dataset
+        self._rows = _rows(msgspec.json.encode(entry)) if entry is not None else ()
+
+    def problem(self, seed: int) -> Problem:
+        """Problem of a seed. As many consecutive seeds as rows give each row once."""
+        if self._rows:
+            return self._rows[seed % len(self._rows)]
+        config = self._config
+        return problem_for_seed(config.num_operations, config.max_number, config.split, seed)
+
+
+@lru_cache(maxsize=8)
+def _rows(entry: bytes) -> tuple[Problem, ...]:
+    """Reads the rows of a data set, once per process."""
+    dataset = load_dataset(msgspec.json.decode(entry, type=DatasetEntry), 0, "dataset")
+    return tuple(_row(row.data, row.origin) for row in dataset.rows)
+
+
+def _row(data: dict[str, object], origin: str) -> Problem:
+    question, answer = data.get("question"), data.get("answer")
+    for key, value in (("question", question), ("answer", answer)):
+        if not isinstance(value, str | int | float) or not str(value).strip():
+            raise ConfigError(
+                f"{origin}: key {key!r} must be text (found {', '.join(sorted(data))}): write a "
+                "converter if it has another name"
+            )
+    truth = str(answer).rpartition(MARK)[2].strip()
+    return Problem(str(question).strip(), truth)

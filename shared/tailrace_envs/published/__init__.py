@@ -1,1 +1,1 @@
-"""Published environments, run unchanged: gymnasium's, verifiers' and those behind an OpenEnv server."""
+"""Adapters for unchanged published environments: gymnasium, verifiers and OpenEnv servers."""

@@ -1,4 +1,4 @@
-"""The keys of `env_config` for environments of other packages, which are not imported for them."""
+"""Keys of `env_config` for environments of other packages. This module imports none of them."""
 
 from __future__ import annotations
 
@@ -20,30 +20,31 @@ class GymnasiumConfig(Config, frozen=True, kw_only=True):
     """Keyword arguments of `gymnasium.make`."""
 
     observation: Literal["auto", "ansi", "space"] = "auto"
-    """What the model reads. `ansi`: the environment's rendering as text; `space`: its observation;
+    """Text for the model. `ansi`: the environment's rendering as text; `space`: its observation;
     `auto`: the rendering if the environment has one."""
 
     to_text: str = ""
-    """`module:function` that makes a text of an observation, instead."""
+    """`module:function` from an observation to its text, instead of `observation`."""
 
     actions: tuple[str, ...] = ()
-    """Words for the actions of a discrete space, in its order; empty: their numbers."""
+    """Names of the actions of a discrete space, in its order; empty: their numbers."""
 
     to_action: str = ""
-    """`module:function` that makes an action of a reply, or None if it holds none, instead."""
+    """`module:function` from a reply to an action, or to None if the reply has none, instead of
+    `actions`."""
 
     instructions: str = ""
     """Text before the first observation."""
 
     max_turns: int = 100
-    """Replies after which the episode is truncated; the environment's own limit counts as well."""
+    """Replies after which the episode is truncated. The environment's own limit applies too."""
 
     invalid_action_penalty: float = 0.0
-    """Subtracted from the reward of a turn whose reply has no action."""
+    """Penalty that is subtracted from the reward of a reply without an action."""
 
     success_return: float | None = None
-    """An episode whose rewards add up to this is a success. null: what the environment says in its
-    last `info` as `success` or `is_success`, else whether its return is positive."""
+    """Sum of rewards from which an episode is a success. null: the value `success` or `is_success` in
+    the environment's last `info`; without it, any positive return is a success."""
 
     def __post_init__(self) -> None:
         if self.max_turns < 1:
@@ -60,21 +61,21 @@ class VerifiersConfig(Config, frozen=True, kw_only=True):
     """The keys of `env_config` for `env_type: verifiers`."""
 
     env_id: str
-    """Name of an installed environment, as `verifiers.load_environment` takes it; or `module:name` of
-    a function or class that makes one, such as `verifiers:ReasoningGymEnv`."""
+    """Name of an installed environment for `verifiers.load_environment`, or `module:name` of a function
+    or class that makes one, such as `verifiers:ReasoningGymEnv`."""
 
     env_args: dict[str, Any] = msgspec.field(default_factory=dict)
-    """Its arguments."""
+    """Arguments of the environment."""
 
     split: Literal["train", "held_out"] = "train"
-    """Which of its data sets seeds choose rows from: `train`, or `held_out`, the one that it has for
+    """Data set that seeds select rows from: `train`, or `held_out`, the environment's data set for
     evaluation."""
 
     max_turns: int = 100
-    """Replies after which the episode is truncated; the environment's own limit counts as well."""
+    """Replies after which the episode is truncated. The environment's own limit applies too."""
 
     success_reward: float = 1.0
-    """A score of at least this is a success."""
+    """Score from which an episode is a success."""
 
     def __post_init__(self) -> None:
         if not self.env_id:
@@ -87,25 +88,25 @@ class OpenEnvConfig(Config, frozen=True, kw_only=True):
     """The keys of `env_config` for `env_type: openenv`."""
 
     base_url: str
-    """Where the server is, for example `http://localhost:8000`."""
+    """Address of the server, for example `http://localhost:8000`."""
 
     action_field: str = "message"
-    """Field of an action that takes the model's reply."""
+    """Field of an action that contains the model's reply."""
 
     action: dict[str, Any] = msgspec.field(default_factory=dict)
     """Further fields of every action."""
 
     to_action: str = ""
-    """`module:function` that makes the action (a dict) of a reply, instead."""
+    """`module:function` from a reply to the action (a dict), instead of `action_field` and `action`."""
 
     observation_field: str = ""
-    """Field of an observation that the model reads; empty: all of them, as JSON."""
+    """Field of an observation that the model reads; empty: all fields, as JSON."""
 
     to_text: str = ""
-    """`module:function` that makes a text of an observation (a dict), instead."""
+    """`module:function` from an observation (a dict) to its text, instead of `observation_field`."""
 
     reset: dict[str, Any] = msgspec.field(default_factory=dict)
-    """Arguments of every `reset`, besides the seed."""
+    """Arguments of every `reset`, in addition to the seed."""
 
     instructions: str = ""
     """Text before the first observation."""
@@ -114,13 +115,13 @@ class OpenEnvConfig(Config, frozen=True, kw_only=True):
     """Replies after which the episode is truncated."""
 
     success_return: float = 1.0
-    """An episode whose rewards add up to this is a success."""
+    """Sum of rewards from which an episode is a success."""
 
     connect_timeout_s: float = 10.0
-    """How long connecting may take."""
+    """Maximum time to connect."""
 
     message_timeout_s: float = 60.0
-    """How long the server may take to answer."""
+    """Maximum time that the server takes to answer."""
 
     def __post_init__(self) -> None:
         if not self.base_url.startswith(("http://", "https://", "ws://", "wss://")):

@@ -1,8 +1,8 @@
-"""Any environment of gymnasium, unchanged, by its id: `env_type: gymnasium`.
+"""Adapter for environments of gymnasium, unchanged, by id: `env_type: gymnasium`.
 
-What the model reads is the environment's own `ansi` rendering if it has one, else its observation as
-text; its replies become actions by the action space. Both can be functions of yours instead. A reply
-without an action is answered by a note and the same text, and the environment does not move.
+The model reads the environment's `ansi` rendering if it has one, else its observation as text. The
+action space converts replies to actions. Functions of yours can replace both. A reply without an action
+gets a note and the same text; the environment makes no step.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _CURSOR = re.compile(r"\x1b\[[0-9;]*m(.)\x1b\[0m")
 
 
 class GymnasiumText(TextGame):
-    """Options are the keys of `GymnasiumConfig`."""
+    """Plays an environment of gymnasium. Options are the keys of `GymnasiumConfig`."""
 
     metadata = {"render_modes": ["rgb_array", "ansi"]}  # noqa: RUF012 gymnasium's declaration
 
@@ -39,7 +39,7 @@ class GymnasiumText(TextGame):
         self._describe = self._describer()
         self._text = ""
         self._return = 0.0
-        self._said: float | None = None
+        self._reported_success: float | None = None
         self._was_truncated = False
 
     def begin(self, seed: int) -> str:
@@ -47,11 +47,11 @@ class GymnasiumText(TextGame):
         observation, _ = self._env.reset(seed=seed)
         self._text = self._describe(observation)
         self._return = 0.0
-        self._said = None
+        self._reported_success = None
         return self.config.instructions + self._text
 
     def instructions(self) -> str:
-        """See `TextGame`; every observation says where the environment is now."""
+        """See `TextGame`; every observation has the whole state."""
         return self.config.instructions
 
     def answer(self, reply: str) -> Answer:
@@ -68,25 +68,25 @@ class GymnasiumText(TextGame):
         self._return += reward
         for key in ("success", "is_success"):
             if isinstance(info.get(key), bool | int | float):
-                self._said = float(info[key])
+                self._reported_success = float(info[key])
         is_over = bool(terminated or self._was_truncated)
         return Answer(self._text, reward, is_over)
 
     def step(self, action: str) -> tuple[str, float, bool, bool, dict[str, Any]]:
-        """See `TextGame`; tells the environment's own truncation from its end."""
+        """See `TextGame`; keeps the environment's own truncation apart from its end."""
         observation, reward, is_over, is_truncated, info = super().step(action)
         was_truncated = is_over and self._was_truncated
         return observation, reward, is_over and not was_truncated, is_truncated or was_truncated, info
 
     def success(self) -> float:
         """See `TextGame`."""
-        wanted = self.config.success_return
-        if wanted is not None:
-            return float(self._return >= wanted)
-        return self._said if self._said is not None else float(self._return > 0)
+        min_return = self.config.success_return
+        if min_return is not None:
+            return float(self._return >= min_return)
+        return self._reported_success if self._reported_success is not None else float(self._return > 0)
 
     def render(self) -> Any:
-        """The environment's frame, an array or a text; what the model reads if it renders nothing."""
+        """Renders the environment's frame, an array or a text; without one, the text for the model."""
         if self._env.render_mode is None:
             return super().render()
         self.require_reset()
@@ -111,7 +111,7 @@ class GymnasiumText(TextGame):
             ) from error
 
     def _render_mode(self) -> str | None:
-        """The mode to ask for: text to read, else pictures to keep, else none."""
+        """Render mode to request: text for the model, else pictures, else none."""
         config = self.config
         probe = gymnasium.make(config.id, **config.kwargs)
         known = probe.metadata.get("render_modes", [])
@@ -134,5 +134,5 @@ class GymnasiumText(TextGame):
 
 
 def plain_text(rendered: str) -> str:
-    """A terminal's rendering without its colours; a highlighted letter gets brackets."""
+    """Removes terminal colours; a highlighted letter gets brackets."""
     return _COLOUR.sub("", _CURSOR.sub(r"[\1]", rendered))

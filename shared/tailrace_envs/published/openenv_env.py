@@ -1,7 +1,7 @@
-"""Environments behind an OpenEnv server, unchanged: `env_type: openenv`.
+"""Adapter for environments of an OpenEnv server, unchanged: `env_type: openenv`.
 
-An instance holds one session at the server (a WebSocket), opened by the first `reset`. Calls wait for
-the server. Whether a seed fixes an episode, and how many sessions there may be, is the server's matter.
+The first `reset` opens one session per instance at the server (a WebSocket). Calls wait for the server.
+The server decides the number of sessions, and if a seed determines an episode.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from tailrace_envs.published.config import OpenEnvConfig
 
 
 class OpenEnvText(TextGame):
-    """Options are the keys of `OpenEnvConfig`."""
+    """Plays an environment of an OpenEnv server. Options are the keys of `OpenEnvConfig`."""
 
     waits = True
 
@@ -70,7 +70,7 @@ class OpenEnvText(TextGame):
         return float(self._return >= self.config.success_return)
 
     def close(self) -> None:
-        """End the session."""
+        """Ends the session."""
         if self._client is not None:
             self._client.close()
             self._client = None

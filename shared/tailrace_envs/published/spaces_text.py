@@ -1,4 +1,4 @@
-"""Between gymnasium's spaces and texts: observations become words, replies become actions."""
+"""Conversion between gymnasium's spaces and texts: observations to text, replies to actions."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ ReadAction = Callable[[str], Any]  # None for a reply without an action
 
 
 def observation_text(space: spaces.Space[Any], observation: Any) -> str:
-    """What an observation says: texts as they are, numbers rounded, parts by name."""
+    """Converts an observation: texts unchanged, numbers rounded, parts with their names."""
     if isinstance(space, spaces.Dict):
         parts = (f"{key}: {observation_text(space[key], observation[key])}" for key in space)
         return "\n".join(parts)
@@ -33,9 +33,9 @@ def observation_text(space: spaces.Space[Any], observation: Any) -> str:
 
 
 def action_reader(space: spaces.Space[Any], names: Sequence[str]) -> ReadAction:
-    """How replies are read. `names`: words for the actions of a discrete space, in its order.
+    """Returns the reader of replies for a space. `names`: actions of a discrete space, in its order.
 
-    Raises `ValueError` for a space that has no reading here, and for names that do not fit it.
+    Raises `ValueError` for an unsupported space and for names that do not fit it.
     """
     if names and not isinstance(space, spaces.Discrete):
         raise ValueError(f"actions: names are for discrete action spaces, found {space}: leave it out")
@@ -45,7 +45,7 @@ def action_reader(space: spaces.Space[Any], names: Sequence[str]) -> ReadAction:
         return lambda reply: reply if space.contains(reply) else None
     if isinstance(space, spaces.Box | spaces.MultiDiscrete | spaces.MultiBinary):
         return _array_reader(space)
-    raise ValueError(f"action space {space} has no reading as text: write one and name it as to_action")
+    raise ValueError(f"action space {space} cannot be read from text: name a function as to_action")
 
 
 def _discrete_reader(space: spaces.Discrete[Any], names: Sequence[str]) -> ReadAction:
@@ -54,7 +54,7 @@ def _discrete_reader(space: spaces.Discrete[Any], names: Sequence[str]) -> ReadA
     ]
     if len(words) != space.n or len(set(words)) != len(words):
         raise ValueError(
-            f"actions must name all {space.n} actions, each by another word: found {names}"
+            f"actions must name all {space.n} actions, each by a distinct word: found {names}"
         )
     longest_first = sorted(words, key=len, reverse=True)
     pattern = re.compile(f"({'|'.join(map(_standing_alone, longest_first))})")
@@ -67,16 +67,18 @@ def _discrete_reader(space: spaces.Discrete[Any], names: Sequence[str]) -> ReadA
 
 
 def _standing_alone(word: str) -> str:
-    """A pattern for a word that is no part of another; for a number, no part of `-1` or `1.5`."""
+    """Pattern of a word that is not part of another word; of a number, not part of `-1` or `1.5`."""
     if word.lstrip("-").isdecimal():
         return rf"(?<![\w.+-]){re.escape(word)}(?!\w|\.\d)"
     return rf"(?<!\w){re.escape(word)}(?!\w)"
 
 
 def _array_reader(space: spaces.Box | spaces.MultiDiscrete | spaces.MultiBinary) -> ReadAction:
-    """As many numbers as the space has, the first ones of the reply (`2`, `-.5`, `1e-3`; `5m` is none),
-    those of a `Box` brought within its bounds. No action: too large a number, a fraction where the
-    space has integers."""
+    """Returns a reader of the first numbers in a reply (`2`, `-.5`, `1e-3`; `5m` is not a number).
+
+    It clips the numbers of a `Box` to its bounds. A reply with too few or too large numbers, or with
+    fractions for a space of integers, has no action.
+    """
     num_numbers = int(np.prod(space.shape))
     dtype: np.dtype[Any] = np.dtype(space.dtype)
     has_integers = np.issubdtype(dtype, np.integer)

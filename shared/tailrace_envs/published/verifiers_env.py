@@ -1,10 +1,10 @@
-"""Environments of the package verifiers, unchanged: `env_type: verifiers`.
+"""Adapter for environments of the package verifiers, unchanged: `env_type: verifiers`.
 
-An environment of verifiers calls the model, ours is called: its rollout runs as a coroutine on an event
-loop of its own and waits, at each model call, for the next reply. What the model reads are the messages
-that the call adds, joined; the score of its rubric is the reward of the last step. Such an environment
-may only append to the conversation, and offers no tools: for the others run it as a workflow, through
-the gateway.
+An environment of verifiers calls the model, while agents call a Tailrace environment. Therefore its
+rollout runs as a coroutine on another event loop and waits for the next reply at each model call. The
+model reads the messages that a call adds; the rubric's score is the reward of the last step. The
+environment must only append to the conversation and must not offer tools. Play other environments by a
+workflow through the gateway.
 """
 
 from __future__ import annotations
@@ -21,23 +21,23 @@ from tailrace.foreign import ForeignCodeError, foreign_code
 from tailrace.import_path import load_object
 from tailrace_envs.game import Answer, TextGame
 from tailrace_envs.published.config import VerifiersConfig
-from tailrace_envs.published.verifiers_rollout import Ended, Rollout
+from tailrace_envs.published.verifiers_rollout import FinishedRollout, Rollout
 
 
-class Loaded:
-    """An environment and its rows, shared by the instances of a process."""
+class LoadedEnv:
+    """Environment with its rows, shared by the instances of a process."""
 
     def __init__(self, env: Any, rows: Any) -> None:
         self.env = env
         self.rows = rows
 
     def row(self, seed: int) -> dict[str, Any]:
-        """Seeds walk through the rows, so as many consecutive seeds as rows give each row once."""
+        """Row of a seed. As many consecutive seeds as rows give each row once."""
         return dict(self.rows[seed % len(self.rows)])
 
 
 class VerifiersText(TextGame):
-    """Options are the keys of `VerifiersConfig`."""
+    """Plays an environment of verifiers. Options are the keys of `VerifiersConfig`."""
 
     waits = True
 
@@ -53,39 +53,39 @@ class VerifiersText(TextGame):
         self.close()
         self._reward = 0.0
         self._rollout = Rollout(self._loaded.env, self._loaded.row(seed))
-        said = self._rollout.begin()
-        if isinstance(said, Ended):
-            raise RuntimeError(f"{self.config.env_id} ended before it asked the model anything")
-        return said
+        asked = self._rollout.begin()
+        if isinstance(asked, FinishedRollout):
+            raise RuntimeError(f"{self.config.env_id} ended before its first model call")
+        return asked
 
     def answer(self, reply: str) -> Answer:
         """See `TextGame`."""
         assert self._rollout is not None
-        said = self._rollout.reply(reply)
-        if not isinstance(said, Ended):
-            return Answer(said, 0.0)
-        self._reward = said.reward
-        return Answer(said.text, said.reward, is_over=True, numbers=said.metrics)
+        asked = self._rollout.reply(reply)
+        if not isinstance(asked, FinishedRollout):
+            return Answer(asked, 0.0)
+        self._reward = asked.reward
+        return Answer(asked.text, asked.reward, is_over=True, numbers=asked.metrics)
 
     def success(self) -> float:
         """See `TextGame`."""
         return float(self._reward >= self.config.success_reward)
 
     def close(self) -> None:
-        """Leave a rollout that is under way."""
+        """Cancels a running rollout."""
         if self._rollout is not None:
             self._rollout.cancel()
             self._rollout = None
 
 
 @lru_cache(maxsize=16)
-def load(env_id: str, env_args: bytes, split: str) -> Loaded:
-    """An environment, loaded once per process; `ConfigError` if it cannot be played here."""
+def load(env_id: str, env_args: bytes, split: str) -> LoadedEnv:
+    """Loads an environment once per process; `ConfigError` if it cannot be played here."""
     make = _maker(env_id)
     try:
         with foreign_code(f"making {env_id!r} of verifiers"):
             env = make(**msgspec.json.decode(env_args))
-            # `get_eval_dataset` would give training rows for evaluation where it has no others.
+            # `get_eval_dataset` returns training rows if there are no others.
             rows = env.get_dataset() if split == "train" else env.build_eval_dataset()
     except ForeignCodeError as error:
         raise ConfigError(
@@ -104,11 +104,11 @@ def load(env_id: str, env_args: bytes, split: str) -> Loaded:
             f"env_id {env_id!r} offers tools to the model: play it by a workflow through the gateway "
             "(docs/workflows.md, Environments of verifiers)"
         )
-    return Loaded(env, rows)
+    return LoadedEnv(env, rows)
 
 
 def _maker(env_id: str) -> Callable[..., Any]:
-    """What makes the environment of its arguments."""
+    """Returns the function that makes the environment from its arguments."""
     if ":" in env_id:
         return load_object(env_id, "env_id")
     return partial(verifiers.load_environment, env_id)

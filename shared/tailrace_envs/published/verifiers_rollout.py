@@ -1,7 +1,7 @@
-"""A rollout of verifiers turned inside out: it runs until it needs a reply, and waits for it.
+"""Rollout of verifiers that runs until it needs a reply, and waits for it.
 
-One event loop in a thread of its own runs the rollouts of all instances of this process; callers wait
-in their own threads. Invariant: at any time a rollout either computes or waits for exactly one reply.
+One event loop in one thread runs the rollouts of all instances of this process; callers wait in their
+own threads. Invariant: at any time a rollout either computes or waits for exactly one reply.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from verifiers.clients import Client
 from verifiers.types import Response, ResponseMessage
 
 
-class Ended(NamedTuple):
-    """A finished rollout. `text`: what the environment said last."""
+class FinishedRollout(NamedTuple):
+    """Result of a rollout. `text`: last messages of the environment."""
 
     text: str
     reward: float
@@ -28,44 +28,44 @@ class Ended(NamedTuple):
 
 
 class Rollout:
-    """One episode of an environment of verifiers on one row."""
+    """Episode of an environment of verifiers on one row."""
 
     def __init__(self, env: Any, row: dict[str, Any]) -> None:
         self._client = WaitingClient()
         self._env = env
         self._row = row
-        self._seen: list[Any] = []  # messages that the model has read or said
+        self._seen: list[Any] = []  # messages that the model has read or written
         self._task: Future[Any] | None = None
 
-    def begin(self) -> str | Ended:
-        """Run to the first model call; what it asks."""
+    def begin(self) -> str | FinishedRollout:
+        """Runs to the first model call; returns its prompt."""
         self._task = asyncio.run_coroutine_threadsafe(self._run(), event_loop())
         self._task.add_done_callback(lambda _: self._client.asked.put(None))
         return self._next()
 
-    def reply(self, text: str) -> str | Ended:
-        """Answer the model call; what the next one asks."""
+    def reply(self, text: str) -> str | FinishedRollout:
+        """Answers the model call; returns the prompt of the next one."""
         event_loop().call_soon_threadsafe(self._client.answer, text)
         self._seen.append(("assistant", text))
         return self._next()
 
     def cancel(self) -> None:
-        """Leave it where it is."""
+        """Cancels the rollout."""
         if self._task is not None:
             self._task.cancel()
 
     async def _run(self) -> Any:
         return await self._env.run_rollout(self._row, self._client, "tailrace", {})
 
-    def _next(self) -> str | Ended:
+    def _next(self) -> str | FinishedRollout:
         prompt = self._client.asked.get()
         if prompt is None:
             assert self._task is not None
-            return self._ended(self._task.result())
+            return self._finished(self._task.result())
         return self._new(prompt)
 
     def _new(self, prompt: Sequence[Any]) -> str:
-        """The texts of messages that the model has not read yet."""
+        """Texts of the messages that the model has not read yet."""
         messages = [(message.role, text_of(message.content)) for message in prompt]
         if messages[: len(self._seen)] != self._seen:
             raise RuntimeError(
@@ -76,7 +76,7 @@ class Rollout:
         self._seen = messages
         return "\n\n".join(text for _, text in added)
 
-    def _ended(self, output: Any) -> Ended:
+    def _finished(self, output: Any) -> FinishedRollout:
         if output.get("error"):
             raise RuntimeError(f"the rollout failed: {output['error']}")
         metrics = {
@@ -84,13 +84,13 @@ class Rollout:
             for name, value in (output.get("metrics") or {}).items()
             if isinstance(value, bool | int | float)
         }
-        said = [*output["prompt"], *(output.get("completion") or ())][len(self._seen) :]
-        texts = [text_of(part_of(message, "content")) for message in said]
-        return Ended("\n\n".join(texts), float(output["reward"] or 0.0), metrics)
+        added = [*output["prompt"], *(output.get("completion") or ())][len(self._seen) :]
+        texts = [text_of(part_of(message, "content")) for message in added]
+        return FinishedRollout("\n\n".join(texts), float(output["reward"] or 0.0), metrics)
 
 
-class WaitingClient(Client):  # type: ignore[misc]  # verifiers lives in an environment of its own
-    """A model for verifiers whose replies come from elsewhere."""
+class WaitingClient(Client):  # type: ignore[misc]  # verifiers is installed in a separate environment
+    """Model client for verifiers that gets its replies from `Rollout.reply`."""
 
     def __init__(self) -> None:
         super().__init__(None)
@@ -99,15 +99,15 @@ class WaitingClient(Client):  # type: ignore[misc]  # verifiers lives in an envi
         self._num_replies = 0
 
     def answer(self, text: str) -> None:
-        """In the event loop: the reply to the call that waits."""
+        """Answers the waiting call; runs in the event loop."""
         if self._reply is not None and not self._reply.done():
             self._reply.set_result(text)
 
     def setup_client(self, config: object) -> None:
-        """There is nothing to connect to."""
+        """Connects to nothing."""
 
     async def to_native_tool(self, tool: object) -> object:
-        """See `Client`; tools have no place in a text."""
+        """See `Client`; tools are not supported."""
         raise NotImplementedError("the environment offers tools: play it by a workflow")
 
     async def to_native_prompt(self, messages: Sequence[Any]) -> tuple[Sequence[Any], dict[str, Any]]:
@@ -117,13 +117,13 @@ class WaitingClient(Client):  # type: ignore[misc]  # verifiers lives in an envi
     async def get_native_response(
         self, prompt: Sequence[Any], model: str, sampling_args: object, tools: object = None, **_: Any
     ) -> str:
-        """Ask, and wait for the reply."""
+        """Hands the prompt out and waits for the reply."""
         self._reply = asyncio.get_running_loop().create_future()
         self.asked.put(prompt)
         return await self._reply
 
     async def raise_from_native_response(self, response: str) -> None:
-        """Every text is a valid reply."""
+        """Accepts every text as a reply."""
 
     async def from_native_response(self, response: str) -> Response:
         """See `Client`."""
@@ -133,11 +133,11 @@ class WaitingClient(Client):  # type: ignore[misc]  # verifiers lives in an envi
         return Response(id=identity, created=int(time.time()), model="tailrace", message=message)
 
     async def close(self) -> None:
-        """There is nothing to close."""
+        """Closes nothing."""
 
 
 def text_of(content: Any) -> str:
-    """The text of a message; `TypeError` if it holds more than text."""
+    """Text of a message; `TypeError` if it contains other parts."""
     if isinstance(content, str):
         return content
     kinds = {part_of(part, "type") for part in content or ()}
@@ -147,13 +147,13 @@ def text_of(content: Any) -> str:
 
 
 def part_of(message: Any, name: str) -> Any:
-    """A field of a message, which verifiers has as objects and as mappings."""
+    """Field of a message; verifiers has messages as objects and as mappings."""
     return message.get(name) if isinstance(message, dict) else getattr(message, name)
 
 
 @cache
 def event_loop() -> asyncio.AbstractEventLoop:
-    """The loop of all rollouts of this process."""
+    """Event loop of all rollouts of this process."""
     loop = asyncio.new_event_loop()
     threading.Thread(target=loop.run_forever, name="verifiers", daemon=True).start()
     return loop

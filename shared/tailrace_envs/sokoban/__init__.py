@@ -1,5 +1,5 @@
-"""Sokoban: solvable levels by reverse play, text boards, pictures, an expert and a tokenizer.
+"""Sokoban: solvable levels, text boards, pictures, an expert and a tokenizer.
 
-`environment` is the game as the model sees it, `board` its rules, `levels` where boards come from,
-`solver` and `expert` what demonstrations need.
+`board` has the rules, `levels` generates boards, `environment` plays episodes; `solver` and `expert`
+make demonstrations.
 """

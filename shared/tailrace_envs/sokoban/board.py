@@ -1,7 +1,7 @@
-"""The rules of Sokoban on a board of cells numbered row by row.
+"""Rules of Sokoban on a board whose cells are numbered row by row.
 
-A board is immutable: moves give positions. `Position` is all that changes in an episode. Letters:
-`#` wall, `_` floor, `O` goal, `X` box, `*` box on a goal, `P` player, `S` player on a goal.
+A board is immutable; only the `Position` changes during an episode. Letters: `#` wall, `_` floor, `O`
+goal, `X` box, `*` box on a goal, `P` player, `S` player on a goal.
 """
 
 from __future__ import annotations
@@ -12,14 +12,14 @@ DIRECTIONS = ("Up", "Down", "Left", "Right")
 
 
 class Position(NamedTuple):
-    """Where the player and the boxes are."""
+    """Cells of the player and of the boxes."""
 
     player: int
     boxes: frozenset[int]
 
 
 class Board(NamedTuple):
-    """What does not move: walls all around, goals."""
+    """Immovable parts: floor with walls all around it, and goals."""
 
     num_columns: int
     is_floor: tuple[bool, ...]  # per cell
@@ -31,7 +31,7 @@ class Board(NamedTuple):
         return (-self.num_columns, self.num_columns, -1, 1)
 
     def moved(self, position: Position, step: int) -> Position:
-        """The position after the player tries to walk, or to push a box; the same if nothing moves."""
+        """Position after the player tries to walk or to push a box; unchanged if nothing can move."""
         ahead = position.player + step
         if ahead not in position.boxes:
             return Position(ahead, position.boxes) if self.is_floor[ahead] else position
@@ -41,15 +41,15 @@ class Board(NamedTuple):
         return Position(ahead, (position.boxes - {ahead}) | {beyond})
 
     def num_on_goals(self, position: Position) -> int:
-        """Boxes that stand on goals."""
+        """Number of boxes on goals."""
         return len(position.boxes & self.goals)
 
     def is_solved(self, position: Position) -> bool:
-        """Whether every box stands on a goal."""
+        """True if every box is on a goal."""
         return position.boxes <= self.goals
 
     def text(self, position: Position) -> str:
-        """The board as letters, a line per row."""
+        """Board as letters, one line per row."""
         cells = [self._letter(cell, position) for cell in range(len(self.is_floor))]
         width = self.num_columns
         rows = ("".join(cells[start : start + width]) for start in range(0, len(cells), width))

@@ -1,9 +1,9 @@
-"""Sokoban as a conversation: the board as letters, a line per row, answered by a direction word.
+"""Sokoban as a conversation: the model reads the board as letters and answers with a direction word.
 
-The reply's first direction word is the move; it walks, or pushes the box ahead. Rewards are those of
-gym-sokoban: every turn costs a little, a box onto a goal pays, a box off a goal costs, all boxes on
-goals pay and end the episode. A reply without a direction word is answered by a note and the same
-board.
+The first direction word of a reply is the move: a step, or a push of the box ahead. Rewards are those
+of gym-sokoban: a small penalty for every turn, a reward for a box onto a goal, a penalty for a box off
+a goal, and a reward at the end, when all boxes are on goals. A reply without a direction word gets a
+note and the same board.
 """
 
 from __future__ import annotations
@@ -16,10 +16,9 @@ from numpy.typing import NDArray
 
 from tailrace.config import decode_config
 from tailrace_envs.game import Answer, TextGame
-from tailrace_envs.sokoban.board import DIRECTIONS, Board
+from tailrace_envs.sokoban.board import DIRECTIONS, Board, Position
 from tailrace_envs.sokoban.config import SokobanConfig
 from tailrace_envs.sokoban.levels import level_for_seed
-from tailrace_envs.sokoban.picture import draw
 
 INVALID_NOTE = "Invalid action.\n"
 RULES = (
@@ -30,11 +29,24 @@ RULES = (
 
 _ACTION = re.compile(r"\b(up|down|left|right)\b", re.IGNORECASE)
 
+TILE = 32  # pixels
+
+_COLOURS = {
+    "wall": (92, 84, 80),
+    "joint": (70, 63, 60),
+    "floor": (236, 226, 206),
+    "goal": (206, 62, 54),
+    "box": (176, 118, 58),
+    "edge": (112, 72, 34),
+    "done": (86, 150, 74),
+    "player": (42, 92, 168),
+}
+
 
 class SokobanText(TextGame):
-    """One episode at a time on a level that the seed of `reset` chooses from the split.
+    """Plays one episode at a time, on a level that the seed of `reset` selects from the split.
 
-    `info["success"]` is 1.0 if every box stands on a goal at the end. Options are the keys of
+    `info["success"]` is 1.0 if every box is on a goal at the end. Options are the keys of
     `SokobanConfig`.
     """
 
@@ -77,12 +89,40 @@ class SokobanText(TextGame):
         return float(self.board.is_solved(self.position))
 
     def render(self) -> NDArray[np.uint8]:
-        """A picture of the board, [height, width, 3]."""
+        """Draws the board, [height, width, 3]."""
         self.require_reset()
         return draw(self.board, self.position)
 
 
 def parse_action(board: Board, reply: str) -> int | None:
-    """The step of the first direction word in `reply`, in any case; None without one."""
+    """Returns the step of the first direction word in `reply`, in any case; None without one."""
     found = _ACTION.search(reply)
     return board.steps[DIRECTIONS.index(found.group(1).capitalize())] if found else None
+
+
+def draw(board: Board, position: Position) -> NDArray[np.uint8]:
+    """Draws a position with numpy alone, [rows * TILE, columns * TILE, 3]."""
+    letters = board.text(position).split()
+    rows = [np.concatenate([_tile(letter) for letter in row], axis=1) for row in letters]
+    return np.concatenate(rows, axis=0)
+
+
+def _tile(letter: str) -> NDArray[np.uint8]:
+    tile = np.full((TILE, TILE, 3), _COLOURS["wall" if letter == "#" else "floor"], np.uint8)
+    if letter == "#":
+        tile[:: TILE // 2], tile[:, :: TILE // 2] = _COLOURS["joint"], _COLOURS["joint"]
+    if letter in "OS*":
+        _fill(tile, TILE // 3, "goal")
+    if letter in "X*":
+        _fill(tile, TILE // 8, "edge")
+        _fill(tile, TILE // 5, "done" if letter == "*" else "box")
+    if letter in "PS":
+        rows, columns = np.ogrid[:TILE, :TILE]
+        centre = (TILE - 1) / 2
+        disc = (rows - centre) ** 2 + (columns - centre) ** 2 <= (TILE * 0.32) ** 2
+        tile[disc] = _COLOURS["player"]
+    return tile
+
+
+def _fill(tile: NDArray[np.uint8], margin: int, colour: str) -> None:
+    tile[margin : TILE - margin, margin : TILE - margin] = _COLOURS[colour]

@@ -1,15 +1,13 @@
-"""Levels by reverse play: boxes begin on their goals and are pulled away at random.
+"""Levels by reverse play: boxes start on their goals and are pulled away at random.
 
-Every pull is undone by a push, so a level is solvable by construction, in the moves of the play
-backwards. A level is a pure function of (settings, split, seed): numbers come from numpy's
-`RandomState`, whose stream never changes between versions. A level belongs to one split, for ever and
-everywhere, by a hash of its walls, goals and boxes: a held-out level is never a train level, not even
-with the player in another place.
+A push undoes a pull, so every level is solvable: by the moves of the play in reverse. A level is a pure
+function of (settings, split, seed): numpy's `RandomState`, whose stream is the same in all versions,
+draws the numbers. A hash of walls, goals and boxes decides the split of a level, so that a held-out
+level is never a train level with the player in another cell.
 """
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Iterator
 from functools import lru_cache
 from typing import NamedTuple
@@ -18,12 +16,13 @@ import numpy as np
 
 from tailrace_envs.sokoban.board import Board, Position
 from tailrace_envs.sokoban.config import SokobanConfig
+from tailrace_envs.splits import is_held_out
 
 MAX_ATTEMPTS = 2000
 
 
 class NoLevelError(ValueError):
-    """These settings give no level. Attribute: `num_attempts`."""
+    """No level exists for these settings. Attribute: `num_attempts`."""
 
     def __init__(self, config: SokobanConfig) -> None:
         super().__init__(
@@ -35,7 +34,7 @@ class NoLevelError(ValueError):
 
 
 class Level(NamedTuple):
-    """A board with its start, and the moves of one solution at most."""
+    """Board with its start position and the number of moves of one solution."""
 
     board: Board
     start: Position
@@ -44,27 +43,27 @@ class Level(NamedTuple):
 
 @lru_cache(maxsize=8192)
 def level_for_seed(config: SokobanConfig, seed: int) -> Level:
-    """The level that a seed chooses from the split; `NoLevelError` if settings leave it empty."""
+    """Level of a split that a seed selects; `NoLevelError` if the split is empty."""
     words = [seed & 0xFFFFFFFF, seed >> 32 & 0xFFFFFFFF]
     for attempt in range(MAX_ATTEMPTS):
         random = np.random.RandomState([*words, attempt])
         level = _level(config, random)
         if level is None or level.max_solution_moves > config.max_turns:
             continue
-        if config.split == "all" or is_held_out(level) == (config.split == "held_out"):
+        if config.split == "all" or is_held_out(text_without_player(level)) == (
+            config.split == "held_out"
+        ):
             return level
     raise NoLevelError(config)
 
 
-def is_held_out(level: Level) -> bool:
-    """The split of a level: half of all levels are held out."""
-    nobody = Position(-1, level.start.boxes)
-    digest = hashlib.blake2b(level.board.text(nobody).encode(), digest_size=1).digest()
-    return digest[0] < 128
+def text_without_player(level: Level) -> str:
+    """Text of a level without the player; its hash decides the split."""
+    return level.board.text(Position(-1, level.start.boxes))
 
 
 def _level(config: SokobanConfig, random: np.random.RandomState) -> Level | None:
-    """One attempt; None if some box never left its goal or no place is left."""
+    """Makes one attempt; None if a box never left its goal, or if the floor is too small."""
     floor = _floor(config, random)
     cells = [cell for cell, is_floor in enumerate(floor) if is_floor]
     if len(cells) <= 2 * config.num_boxes:
@@ -80,7 +79,7 @@ def _level(config: SokobanConfig, random: np.random.RandomState) -> Level | None
 
 
 def _floor(config: SokobanConfig, random: np.random.RandomState) -> list[bool]:
-    """Walls around, and walls inside as long as the floor hangs together."""
+    """Draws the inner walls such that the floor stays connected."""
     rows, columns = config.dim_room
     inner = [row * columns + column for row in range(1, rows - 1) for column in range(1, columns - 1)]
     floor = [False] * (rows * columns)
@@ -91,14 +90,14 @@ def _floor(config: SokobanConfig, random: np.random.RandomState) -> list[bool]:
         if num_walls == 0:
             break
         floor[inner[index]] = False
-        if _hangs_together(floor, columns):
+        if _is_connected(floor, columns):
             num_walls -= 1
         else:
             floor[inner[index]] = True
     return floor
 
 
-def _hangs_together(floor: list[bool], columns: int) -> bool:
+def _is_connected(floor: list[bool], columns: int) -> bool:
     board = Board(columns, tuple(floor), frozenset())
     return len(walk_distances(board, floor.index(True), frozenset())) == sum(floor)
 
@@ -106,9 +105,9 @@ def _hangs_together(floor: list[bool], columns: int) -> bool:
 def _reverse_play(
     board: Board, places: list[int], max_pulls: int, random: np.random.RandomState
 ) -> Iterator[tuple[Position, int, int]]:
-    """Positions in which every box is off all goals, with (distance pulled, moves to solve)."""
+    """Yields positions with every box off all goals, with (distance pulled, moves to solve)."""
     player, boxes = places[0], places[1:]
-    homes = list(boxes)
+    box_goals = list(boxes)
     num_moves = 0
     for draw in random.random_sample(max_pulls):
         taken = frozenset(boxes)
@@ -122,7 +121,8 @@ def _reverse_play(
         boxes[index], player = before, before + step
         if board.goals.isdisjoint(boxes):
             distance = sum(
-                _manhattan(box, home, board.num_columns) for box, home in zip(boxes, homes, strict=True)
+                _manhattan(box, goal, board.num_columns)
+                for box, goal in zip(boxes, box_goals, strict=True)
             )
             yield Position(player, frozenset(boxes)), distance, num_moves
 
@@ -130,7 +130,7 @@ def _reverse_play(
 def _pulls(
     board: Board, boxes: list[int], taken: frozenset[int], reach: dict[int, int]
 ) -> list[tuple[int, int]]:
-    """(box, step) of all pulls: the player gets beside the box and has room to step back."""
+    """Lists (box, step) of all pulls: the player reaches the box and has room to step back."""
     return [
         (index, step)
         for index, box in enumerate(boxes)
@@ -140,7 +140,7 @@ def _pulls(
 
 
 def walk_distances(board: Board, start: int, boxes: frozenset[int]) -> dict[int, int]:
-    """Steps to every cell that the player reaches without pushing."""
+    """Number of steps to each cell that the player reaches without pushing."""
     distances = {start: 0}
     frontier = [start]
     for cell in frontier:

@@ -1,7 +1,7 @@
-"""Shortest solutions by A*: states are positions, the cost of every move is 1.
+"""Shortest solutions by A*: states are positions, every move costs 1.
 
-The estimate is the sum over boxes of the pushes to the nearest goal on an otherwise empty board: never
-too high, and infinite in corners and along walls from where no goal can be reached.
+The estimate is the sum over boxes of the pushes to the nearest goal on a board without other boxes. It
+is never too high, and infinite for a box that cannot reach a goal any more (in corners, along walls).
 """
 
 from __future__ import annotations
@@ -16,18 +16,18 @@ Moves = tuple[str, ...]
 
 
 class SearchLimitError(Exception):
-    """The search gave up. Attribute: `max_states`."""
+    """The search reached its limit. Attribute: `max_states`."""
 
     def __init__(self, max_states: int) -> None:
         super().__init__(
-            f"no solution among the first {max_states} positions: take smaller levels or fewer "
-            "boxes, or let the search go on (max_states)"
+            f"no solution among the first {max_states} positions: use smaller levels or fewer boxes, "
+            "or raise max_states"
         )
         self.max_states = max_states
 
 
 def solve(board: Board, start: Position, max_states: int = 200_000) -> Moves | None:
-    """A shortest solution in moves, or None if there is none; `SearchLimitError` past `max_states`."""
+    """Finds the moves of a shortest solution, None without one; `SearchLimitError` at `max_states`."""
     pushes = push_distances(board)
     first = _estimate(pushes, start)
     if first is None:
@@ -58,7 +58,7 @@ def solve(board: Board, start: Position, max_states: int = 200_000) -> Moves | N
 
 @lru_cache(maxsize=8192)
 def push_distances(board: Board) -> tuple[int, ...]:
-    """Per cell the pushes from there to the nearest goal, -1 where no pushing brings a box to one."""
+    """For each cell, the number of pushes to the nearest goal; -1 if a box cannot reach a goal."""
     distances = [-1] * len(board.is_floor)
     frontier = sorted(board.goals)
     for goal in frontier:
@@ -73,7 +73,7 @@ def push_distances(board: Board) -> tuple[int, ...]:
 
 
 def _estimate(pushes: tuple[int, ...], position: Position) -> int | None:
-    """Pushes still needed at least; None if a box can never reach a goal."""
+    """Lower bound of the pushes that are left; None if a box cannot reach a goal."""
     total = 0
     for box in position.boxes:
         if pushes[box] < 0:

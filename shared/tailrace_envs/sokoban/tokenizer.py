@@ -1,7 +1,7 @@
-"""A tokenizer for a model that knows nothing but Sokoban with one box in four inner columns.
+"""Tokenizer for a tiny model of Sokoban with one box and four inner columns.
 
-One token per row of the board with its line feed and one per action word. Other boards fall back to
-one token per cell.
+A row of the board with its line feed is one token, and so is each action word. Other boards have one
+token per cell.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ NUM_INNER_COLUMNS = 4
 
 
 def build_sokoban_tokenizer(directory: str | Path) -> Path:
-    """Write the tokenizer's files; `AutoTokenizer` loads the directory."""
+    """Writes the tokenizer's files; `AutoTokenizer` loads the directory."""
     width = NUM_INNER_COLUMNS + 2
     words = [*row_tokens(), *DIRECTIONS, INVALID_NOTE, *CELLS, "\n"]
     pattern = rf"#[{CELLS}]{{{width - 2}}}#\n|{any_of([*DIRECTIONS, INVALID_NOTE])}"
@@ -26,7 +26,7 @@ def build_sokoban_tokenizer(directory: str | Path) -> Path:
 
 
 def row_tokens() -> list[str]:
-    """Every row that a board of one box can show: one player, one box and one goal at most."""
+    """All possible rows of a board with one box: at most one player, one box and one goal."""
     rows = ("".join(cells) for cells in product(CELLS, repeat=NUM_INNER_COLUMNS))
     return [f"#{row}#\n" for row in rows if _can_occur(row)]
 

@@ -1,11 +1,10 @@
-"""The catalogue's file format: JSON lines, a product per line, with the keys of `Product`.
+"""File format of a catalogue: JSON lines, one product per line, with the keys of `Product`.
 
-Only `asin`, `title` and `price` are required. `asin` is the product's id and unique.
+Only `asin`, `title` and `price` are required. `asin` is the unique id of a product.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from pathlib import Path
 
 import msgspec
@@ -14,21 +13,21 @@ from tailrace.config import ConfigError
 
 
 class Instruction(msgspec.Struct, frozen=True, omit_defaults=True):
-    """What somebody wants of this product."""
+    """Wish of a shopper that this product fulfils."""
 
     text: str
-    """The wish in words, without options and price."""
+    """Text of the wish, without options and price."""
 
     attributes: tuple[str, ...]
-    """What it must have, for example `machine washable`."""
+    """Required attributes, for example `machine washable`."""
 
     options: dict[str, str] | None = None
-    """Option values that must be chosen, by option; `{}`: none. Left out: combinations of the product's
-    values are goals of their own."""
+    """Required value of each option; `{}`: none. Left out: each combination of the product's values is
+    a goal of its own."""
 
 
 class Product(msgspec.Struct, frozen=True, omit_defaults=True):
-    """One product."""
+    """Product of a catalogue."""
 
     asin: str
     title: str
@@ -39,10 +38,10 @@ class Product(msgspec.Struct, frozen=True, omit_defaults=True):
     """Department, for example `garden`."""
 
     query: str = ""
-    """The kind of thing in shoppers' words, for example `desk lamp`."""
+    """Kind of product in shoppers' words, for example `desk lamp`."""
 
     product_category: str = ""
-    """Path in the shop's tree, parts separated by ` › `."""
+    """Path in the shop's category tree, its parts separated by ` › `."""
 
     options: dict[str, tuple[str, ...]] = {}
     """Values by option, for example `{"color": ["red", "blue"]}`."""
@@ -52,21 +51,23 @@ class Product(msgspec.Struct, frozen=True, omit_defaults=True):
     features: tuple[str, ...] = ()
     reviews: tuple[str, ...] = ()
     rating: float = 0.0
-    """0 to 5; 0: nobody rated it."""
+    """0 to 5; 0: no rating."""
 
     instructions: tuple[Instruction, ...] = ()
-    """Goals for which this product is right; none: one is made of query and attributes."""
+    """Goals that this product fulfils; empty: one goal is made of query and attributes."""
 
     @property
     def text(self) -> str:
-        """What the search engine reads, as published: title, description, first feature and options.
-        Attributes and query are not in it: no page shows them, and rewards are made of them."""
+        """Text for the search engine, as published: title, description, first feature and options.
+
+        Attributes and query are left out: no page shows them, and the reward depends on them.
+        """
         options = (part for name, values in self.options.items() for part in (name, *values))
         return " ".join((self.title, self.description, *self.features[:1], *options))
 
 
 def read_catalogue(path: Path, limit: int = 0) -> tuple[Product, ...]:
-    """Products of a JSONL file; `ConfigError` names file, line and what is wrong."""
+    """Reads the products of a JSONL file; `ConfigError` names file, line and error."""
     decoder = msgspec.json.Decoder(Product)
     products: dict[str, Product] = {}
     for number, line in enumerate(read_file(path, "catalogue.path").splitlines(), start=1):
@@ -86,13 +87,8 @@ def read_catalogue(path: Path, limit: int = 0) -> tuple[Product, ...]:
     return tuple(products.values())
 
 
-def write_catalogue(path: Path, products: Iterable[Product]) -> None:
-    """Write a JSONL file that `read_catalogue` reads."""
-    path.write_bytes(b"".join(msgspec.json.encode(product) + b"\n" for product in products))
-
-
 def read_file(path: Path, key: str) -> bytes:
-    """The bytes of a file that a key names."""
+    """Reads the file that a key names."""
     try:
         return path.expanduser().read_bytes()
     except OSError as error:

@@ -1,34 +1,31 @@
-"""The keys of `env_config` for `env_type: webshop`."""
+"""Keys of `env_config` for `env_type: webshop`."""
 
 from __future__ import annotations
 
-from typing import Literal
-
 from tailrace.config import Config
-
-Split = Literal["train", "held_out", "all"]
+from tailrace_envs.splits import Split
 
 
 class CatalogueArgs(Config, frozen=True, kw_only=True):
-    """Which products there are, and what is asked for."""
+    """Source of the products and of the goals."""
 
     path: str = ""
-    """A catalogue of yours (`.jsonl`, a product per line) or the published `items_shuffle.json`. Empty:
+    """Your own catalogue (`.jsonl`, one product per line) or the published `items_shuffle.json`. Empty:
     a small catalogue is generated."""
 
     attributes_path: str = ""
     """With published data: `items_ins_v2.json`, attributes and instructions by product."""
 
     human_path: str = ""
-    """With published data: `items_human_ins.json`, instructions that people wrote. If given, they
-    alone are goals, else those of `attributes_path`."""
+    """With published data: `items_human_ins.json`, instructions that people wrote. If given, only they
+    are goals, else those of `attributes_path`."""
 
     num_products: int = 48
-    """Products to generate; of a file: to read, from its start. 0: all of a file."""
+    """Number of products to generate, or to read from the start of a file. 0: the whole file."""
 
     seed: int = 0
-    """Fixes the generated products, the price limits of all goals, and which combinations of options
-    are goals where a product has more than 24."""
+    """Seed of the generated products, of the price limits of all goals, and of the choice of goals
+    where a product has more than 24 combinations of options."""
 
     def __post_init__(self) -> None:
         if self.num_products < (0 if self.path else 1):
@@ -45,29 +42,29 @@ class WebShopConfig(Config, frozen=True, kw_only=True):
     """The keys of `env_config` for `env_type: webshop`."""
 
     catalogue: CatalogueArgs = CatalogueArgs()
-    """The products."""
+    """Source of the products and of the goals."""
 
     split: Split = "train"
-    """Which goals seeds choose from: `train`, `held_out` (never a train goal, a quarter) or `all`."""
+    """Goals that seeds select from: `train`, `held_out` (a quarter, never a train goal) or `all`."""
 
     max_turns: int = 15
-    """Replies after which the episode is truncated, with nothing bought."""
+    """Replies after which the episode is truncated without a purchase."""
 
     items_per_page: int = 10
-    """Products on one page of results."""
+    """Number of products on one page of results."""
 
     max_results: int = 50
-    """Products that a search finds, at most."""
+    """Maximum number of products that a search finds."""
 
     invalid_action_penalty: float = 0.0
-    """Subtracted from the reward of a turn whose reply is no action that the page offers."""
+    """Penalty that is subtracted from the reward of a reply without an action that the page offers."""
 
     repeat_instruction: bool = True
-    """Begin every page with the instruction, as published; false: only the first page that the policy
-    sees has it, which saves tokens where it sees several."""
+    """true: every page begins with the instruction, as published. false: only the first page that the
+    policy sees has it, which saves tokens if the policy sees several pages."""
 
     instructions: bool = False
-    """Begin the first observation with the rules, for models that do not know the game."""
+    """The first observation begins with the rules, for models that do not know the game."""
 
     def __post_init__(self) -> None:
         for key in ("max_turns", "items_per_page", "max_results"):

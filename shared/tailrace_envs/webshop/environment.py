@@ -1,19 +1,19 @@
-"""WebShop as a conversation: pages as text, answered by `search[words]` or `click[name]`.
+"""WebShop as a conversation: the model reads pages and answers `search[words]` or `click[name]`.
 
-The first action in a reply counts (`grammar`). A reply without an action that the page offers is
-answered by a note and the same page. `click[buy now]` ends the episode with the published reward;
-everything before it is worth nothing.
+The first action in a reply counts. A reply without an action that the page offers gets a note and the
+same page. `click[buy now]` ends the episode with the published reward; earlier steps have no reward.
 """
 
 from __future__ import annotations
 
-from typing import Any
+import re
+from collections.abc import Iterable, Sequence
+from typing import Any, Literal, NamedTuple
 
 from tailrace.config import decode_config
 from tailrace_envs.game import Answer, TextGame
 from tailrace_envs.webshop.config import WebShopConfig
 from tailrace_envs.webshop.goals import Goal
-from tailrace_envs.webshop.grammar import read_action
 from tailrace_envs.webshop.pages import Page, text_of
 from tailrace_envs.webshop.scoring import score
 from tailrace_envs.webshop.shop import Shop, open_shop
@@ -25,12 +25,23 @@ RULES = (
 )
 MAX_QUERY_CHARS = 1000
 
+_OPENER = re.compile(r"\b(search|click)\s*\[(?=[^\]]*\])", re.IGNORECASE)
+_WORDS = re.compile(r"((?:[^\[\]]|\[[^\[\]]*\])*)\]")  # with brackets in pairs
+_UP_TO_A_BRACKET = re.compile(r"([^\]]*)\]")
+
+
+class Action(NamedTuple):
+    """Action on a page. `words`: the normalized words of a search, or the clicked name."""
+
+    verb: Literal["search", "click"]
+    words: str
+
 
 class WebShopText(TextGame):
-    """One shopping trip at a time, for the goal that the seed of `reset` chooses from the split.
+    """Plays one shopping trip at a time, for the goal that the seed of `reset` selects from the split.
 
-    The reward of a purchase is `scoring.score`; `info["success"]` is 1.0 for a reward of 1. The last
-    `info` of a purchase has its parts. Options are the keys of `WebShopConfig`.
+    The reward of a purchase is `scoring.score`; `info["success"]` is 1.0 for a reward of 1. The `info`
+    of a purchase has the parts of the reward. Options are the keys of `WebShopConfig`.
     """
 
     def __init__(self, **options: Any) -> None:
@@ -46,11 +57,11 @@ class WebShopText(TextGame):
         self.goal = self.shop.goal_for_seed(self.config.split, seed)
         self.page = Page()
         self._reward = 0.0
-        return self._rules() + self._wish() + self._page_text()
+        return self._rules() + self._instruction_line() + self._page_text()
 
     def instructions(self) -> str:
-        """See `TextGame`; pages that repeat the instruction need no other."""
-        return self._rules() + ("" if self.config.repeat_instruction else self._wish())
+        """See `TextGame`; if pages repeat the instruction, only the rules must stay."""
+        return self._rules() + ("" if self.config.repeat_instruction else self._instruction_line())
 
     def answer(self, reply: str) -> Answer:
         """See `TextGame`."""
@@ -72,7 +83,7 @@ class WebShopText(TextGame):
         return float(self._reward >= 1.0)
 
     def _next_page(self, reply: str) -> Page | None:
-        """Where the reply leads, None if nowhere."""
+        """Page that the reply leads to; None without a valid action."""
         action = read_action(reply, self.page.clicks(self.config.items_per_page))
         if action is None:
             return None
@@ -83,7 +94,7 @@ class WebShopText(TextGame):
         return Page("results", self.shop.find(action.words[:MAX_QUERY_CHARS], self.config.max_results))
 
     def _text(self) -> str:
-        return (self._wish() if self.config.repeat_instruction else "") + self._page_text()
+        return (self._instruction_line() if self.config.repeat_instruction else "") + self._page_text()
 
     def _page_text(self) -> str:
         return text_of(self.page, self.config.items_per_page)
@@ -91,5 +102,46 @@ class WebShopText(TextGame):
     def _rules(self) -> str:
         return RULES if self.config.instructions else ""
 
-    def _wish(self) -> str:
+    def _instruction_line(self) -> str:
         return f"Instruction: {self.goal.instruction}\n"
+
+
+def read_action(reply: str, names: Sequence[str]) -> Action | None:
+    """Returns the first action of a reply: `search[words]` or a click on one of the page's `names`.
+
+    Case and the number of spaces do not matter. Names may contain brackets. Every name can be clicked
+    as it is written, also if other names differ from it only in case or spaces, or begin with it: an
+    exact name wins, then the longest. None: no action, no words, or a click on another name.
+    """
+    opener = _OPENER.search(reply)
+    if opener is None:
+        return None
+    rest = reply[opener.end() :]
+    if opener.group(1).lower() == "click":
+        name = _clicked(rest, names)
+        return None if name is None else Action("click", name)
+    found = _WORDS.match(rest) or _UP_TO_A_BRACKET.match(rest)
+    words = normalized(found.group(1)) if found else ""
+    return Action("search", words) if words else None
+
+
+def normalized(text: str) -> str:
+    """Normalizes a name or words: lower case, single spaces."""
+    return " ".join(text.lower().split())
+
+
+def _clicked(rest: str, names: Sequence[str]) -> str | None:
+    """Name at the beginning of `rest`, closed by a bracket."""
+    exact = _longest(name for name in names if rest.startswith(f"{name}]"))
+    if exact is not None:
+        return exact
+    written = normalized(rest)
+    return _longest(name for name in names if _begins(written, normalized(name)))
+
+
+def _begins(written: str, name: str) -> bool:
+    return written.startswith(name) and written[len(name) :].lstrip().startswith("]")
+
+
+def _longest(names: Iterable[str]) -> str | None:
+    return max(names, key=len, default=None)

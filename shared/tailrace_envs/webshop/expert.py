@@ -1,26 +1,19 @@
-"""Demonstrations of WebShop: straight to the goal's product, with a share of random actions."""
+"""Demonstrations of WebShop: the direct way to the goal's product, mixed with random actions."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from functools import partial
-from typing import Any
+from collections.abc import Sequence
 
-from tailrace_envs.demonstrations import (
-    ChatRenderer,
-    DemonstrationRow,
-    play_demonstrations,
-    train_options,
-)
+from tailrace_envs.demonstrations import demonstrations_of
 from tailrace_envs.webshop.environment import WebShopText
 from tailrace_envs.webshop.pages import BACK, BUY, NEXT, PREVIOUS
 
 
 class WebShopExpert:
-    """Searches for attributes and kind, leafs to the product, chooses its options, buys."""
+    """Expert that searches for attributes and kind, pages to the product, chooses options and buys."""
 
     def best_replies(self, env: WebShopText) -> Sequence[str]:
-        """The next action on the way; none where the search does not show the product."""
+        """Next action on the way; a click back to the search if no later result is the product."""
         page, goal = env.page, env.goal
         if page.kind == "start":
             return (f"search[{' '.join((*goal.attributes, goal.product.query))}]",)
@@ -34,7 +27,7 @@ class WebShopExpert:
         return tuple(f"click[{value}]" for value in missing[:1] or (BUY,))
 
     def any_replies(self, env: WebShopText) -> Sequence[str]:
-        """Every click of the page; on the first page a search for one word of the instruction."""
+        """Every click of the page; on the first page, searches for one word of the instruction."""
         clicks = env.page.clicks(env.config.items_per_page)
         if clicks:
             return tuple(f"click[{name}]" for name in clicks)
@@ -50,20 +43,4 @@ class WebShopExpert:
         return NEXT if is_ahead and NEXT in clicks else BACK
 
 
-def demonstrations(
-    renderer: ChatRenderer, *, seed: int, num_episodes: int, random_moves: float = 0.2, **options: Any
-) -> Iterator[DemonstrationRow]:
-    """Yield `num_episodes` rows of token ids and loss mask; the mask is 1 on replies.
-
-    `random_moves` is the share of random actions; `options` are the environment's own
-    (`WebShopConfig`), always played on the train split.
-    """
-    options = train_options(options, random_moves)
-    yield from play_demonstrations(
-        partial(WebShopText, **options),
-        WebShopExpert(),
-        renderer,
-        seed=seed,
-        num_episodes=num_episodes,
-        random_moves=random_moves,
-    )
+demonstrations = demonstrations_of(WebShopText, WebShopExpert(), random_moves=0.2)

@@ -1,7 +1,8 @@
-"""Small catalogues made up from a seed: things of a few kinds that differ in attributes and options.
+"""Small generated catalogues: products of a few kinds that differ in attributes and options.
 
-A pure function of (number of products, seed). Every kind has several products, so that finding the
-kind is not enough; what a product has stands in its title, features and options, for all to read.
+A catalogue is a pure function of (number of products, seed). Every kind has several products, so that
+the kind alone does not identify a product. Title, features and options state everything about a
+product.
 """
 
 from __future__ import annotations
@@ -14,8 +15,8 @@ import numpy as np
 from tailrace_envs.webshop.catalogue import Product
 
 
-class Kind(NamedTuple):
-    """A kind of thing, in shoppers' words, and where it stands in the shop."""
+class ProductKind(NamedTuple):
+    """Kind of product in shoppers' words, with its place in the shop."""
 
     query: str
     category: str
@@ -33,7 +34,7 @@ _FLAVORS = ("lemon", "vanilla", "honey", "cocoa")
 _PACKS = ("single", "double", "family")
 
 KINDS = tuple(
-    Kind(query, category, aisle, attributes, options)
+    ProductKind(query, category, aisle, attributes, options)
     for category, attributes, options, kinds in (
         ("fashion", _WEAR, {"color": _COLORS, "size": _SIZES},
          (("shirt", "tops"), ("jacket", "tops"), ("trousers", "legwear"), ("socks", "legwear"))),
@@ -52,7 +53,7 @@ PRICES = range(5, 60)
 
 @lru_cache(maxsize=8)
 def generate_products(num_products: int, seed: int) -> tuple[Product, ...]:
-    """Products `b000`, `b001`, ..., kinds in turn."""
+    """Generates products `b000`, `b001`, ...; the kinds take turns."""
     random = np.random.RandomState([0x5709, seed & 0xFFFFFFFF])
     return tuple(_product(number, random) for number in range(num_products))
 

@@ -1,10 +1,10 @@
-"""What an episode asks for: goals made of the catalogue, their wording, and their splits.
+"""Goals of episodes, made of the catalogue: their texts and their splits.
 
-A product's instruction becomes a goal, or, where it leaves options open, a goal for every combination
-of option values (as published; of more than `MAX_COMBINATIONS` so many, drawn evenly by the seed). The
-price limit is drawn as published: of the first four of 10, 20, ..., 990 dollars that are above the
-price the upper one of two; no limit where fewer than two are above it. A goal belongs to one split, for
-ever, by a hash of product, attributes and options.
+An instruction of a product becomes one goal. If it leaves options open, each combination of option
+values becomes a goal, as published; at most `MAX_COMBINATIONS`, drawn uniformly by the seed. The price
+limit is drawn as published: the larger of two drawn from the first four of 10, 20, ..., 990 dollars
+above the price; no limit if fewer than two are above it. A hash of product, attributes and options
+decides the split of a goal.
 """
 
 from __future__ import annotations
@@ -26,34 +26,36 @@ Options = tuple[tuple[str, str], ...]  # (option, value)
 
 
 class Goal(NamedTuple):
-    """A wish, and the product that fulfils it."""
+    """Task of an episode, with the product that fulfils it."""
 
     product: Product
     instruction: str
     attributes: tuple[str, ...]
     options: Options
-    max_price: float  # dollars, infinite without a limit
+    max_price: float  # dollars; infinite: no limit
 
     @property
     def values(self) -> tuple[str, ...]:
-        """Option values to choose."""
+        """Required option values."""
         return tuple(value for _, value in self.options)
 
     @property
     def digest(self) -> bytes:
-        """A fingerprint, the same everywhere."""
+        """Hash of the goal, the same in every process."""
         parts = [self.product.asin, *self.attributes, *map(str, self.options)]
-        return _draw("\n".join(parts))
+        return _hash("\n".join(parts))
 
     @property
     def is_held_out(self) -> bool:
-        """The split: a quarter of all goals are held out."""
+        """True for a quarter of all goals."""
         return self.digest[0] < 64
 
 
 def make_goals(products: Sequence[Product], seed: int, *, only_given: bool) -> tuple[Goal, ...]:
-    """All goals, in an order that mixes the products. `only_given`: none for products without any
-    instruction."""
+    """Makes all goals, in the order of their hashes, which mixes the products.
+
+    `only_given`: products without an instruction get no goal.
+    """
     goals = [
         goal
         for one in products
@@ -64,7 +66,7 @@ def make_goals(products: Sequence[Product], seed: int, *, only_given: bool) -> t
 
 
 def _own_instruction(product: Product, only_given: bool) -> tuple[Instruction, ...]:
-    """A wish for a product that comes without one."""
+    """Makes an instruction for a product that has none."""
     if only_given or not product.attributes or not product.query:
         return ()
     words = " ".join((*product.attributes, product.query))
@@ -86,7 +88,7 @@ def _wanted(instruction: Instruction) -> Options:
 
 
 def _combinations(one: Product, seed: int) -> Iterable[Options]:
-    """A value for every option, in all ways or `MAX_COMBINATIONS` of them."""
+    """All combinations of one value per option, or `MAX_COMBINATIONS` drawn ones."""
     pairs = [
         [(name, value) for value in dict.fromkeys(values)]
         for name, values in one.options.items()
@@ -94,7 +96,7 @@ def _combinations(one: Product, seed: int) -> Iterable[Options]:
     ]
     if prod(map(len, pairs)) <= MAX_COMBINATIONS:
         return product(*pairs)
-    random = np.random.RandomState(list(_draw(f"{seed}:{one.asin}")))
+    random = np.random.RandomState(list(_hash(f"{seed}:{one.asin}")))
     chosen: dict[Options, None] = {}
     while len(chosen) < MAX_COMBINATIONS:
         chosen[tuple(values[random.randint(len(values))] for values in pairs)] = None
@@ -103,9 +105,9 @@ def _combinations(one: Product, seed: int) -> Iterable[Options]:
 
 def _max_price(price: float, goal: str) -> float:
     pairs = list(combinations([limit for limit in PRICE_LIMITS if limit > price][:4], 2))
-    return pairs[int.from_bytes(_draw(goal), "big") % len(pairs)][1] if pairs else inf
+    return pairs[int.from_bytes(_hash(goal), "big") % len(pairs)][1] if pairs else inf
 
 
-def _draw(text: str) -> bytes:
-    """Eight bytes that the text fixes."""
+def _hash(text: str) -> bytes:
+    """Hashes a text to eight bytes."""
     return hashlib.blake2b(text.encode(), digest_size=8).digest()

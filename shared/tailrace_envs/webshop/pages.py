@@ -1,6 +1,6 @@
-"""The pages of the shop: where a shopper is, what the page says, and where a click leads.
+"""Pages of the shop: their state, their text, and the page after a click.
 
-A page is immutable; every action gives the next page, `Page` itself never knows the goal.
+A page is immutable; every action gives the next page. A page does not depend on the goal.
 """
 
 from __future__ import annotations
@@ -11,16 +11,16 @@ from typing import Literal, NamedTuple
 from tailrace_envs.webshop.catalogue import Product
 
 BACK, NEXT, PREVIOUS, BUY = "back to search", "next >", "< prev", "buy now"
-SEPARATOR = " / "  # published option values never have a slash, but may have a bar
+SEPARATOR = " / "  # published option values contain bars, but no slashes
 DETAILS = ("description", "features", "reviews")
 
-Kind = Literal["start", "results", "item", "detail", "bought"]
+PageKind = Literal["start", "results", "item", "detail", "bought"]
 
 
 class Page(NamedTuple):
-    """Where a shopper is. `results` and `number` stay, so that `< prev` leads back to them."""
+    """State of a shopper. `results` and `number` stay, so that `< prev` leads back to them."""
 
-    kind: Kind = "start"
+    kind: PageKind = "start"
     results: tuple[Product, ...] = ()
     number: int = 0  # page of the results, from 0
     item: Product | None = None
@@ -28,7 +28,7 @@ class Page(NamedTuple):
     detail: str = ""
 
     def clicks(self, per_page: int) -> tuple[str, ...]:
-        """What can be clicked, every name once; nothing on the page with the search box."""
+        """Distinct names that can be clicked; none on the page with the search box."""
         if self.kind == "results":
             shown = self.shown(per_page)
             has_next = (self.number + 1) * per_page < len(self.results)
@@ -45,8 +45,10 @@ class Page(NamedTuple):
         return self.results[self.number * per_page : (self.number + 1) * per_page]
 
     def clicked(self, name: str) -> Page:
-        """Where a click leads that `clicks` offers. An option value that is called as a button is the
-        button, as published."""
+        """Returns the page after a click on a name of `clicks`.
+
+        An option value with the name of a button acts as the button, as published.
+        """
         if name == BACK:
             return Page()
         if name == PREVIOUS:
@@ -73,7 +75,7 @@ class Page(NamedTuple):
         return self._replace(number=self.number - 1)
 
     def _option_of(self, value: str) -> str:
-        """The option that has this value; where several have it, the first not chosen yet."""
+        """Option with this value; if several have it, the first that is not chosen yet."""
         assert self.item is not None
         names = [name for name, values in self.item.options.items() if value in values]
         return next((name for name in names if name not in self.chosen), names[0])
@@ -84,7 +86,7 @@ def _once(*names: str) -> tuple[str, ...]:
 
 
 def text_of(page: Page, per_page: int) -> str:
-    """What the model reads: the page, and what can be done there."""
+    """Text for the model: the page and its available actions."""
     if page.kind == "bought":
         return "Thank you for shopping.\n"
     clicks = page.clicks(per_page)

@@ -1,11 +1,11 @@
-"""The published WebShop data as our products.
+"""Reader of the published WebShop data.
 
 `items_shuffle.json` (or its part of 1,000): a list of products with `asin`, `name`, `category`,
-`query`, `product_category`, `pricing` ("$12.99", or "$10.00$20.00" for a range, whose lower end counts
+`query`, `product_category`, `pricing` ("$12.99", or "$10.00$20.00" for a range, whose lower end is used
 here), `customization_options`, `small_description`, `full_description`. `items_ins_v2.json`:
 `attributes`, `instruction` and `instruction_attributes` by asin. `items_human_ins.json`: by asin a list
-of `instruction`, `instruction_attributes` and `instruction_options`, which may be empty: then no option
-is wanted. Reviews and ratings have a file of their own, which is not read: `click[reviews]` shows none.
+of `instruction`, `instruction_attributes` and `instruction_options`; empty options mean that none is
+required. Reviews and ratings are in another file, which is not read: `click[reviews]` shows none.
 """
 
 from __future__ import annotations
@@ -28,17 +28,17 @@ _NUMBER = re.compile(r"\d[\d,]*\.?\d*")
 
 
 def read_public(args: CatalogueArgs) -> tuple[Product, ...]:
-    """Products in the file's order; those without a usable asin and repeated ones are left out."""
+    """Reads products in the file's order, without repeated ones and those without a usable asin."""
     raws = _json(args.path, "catalogue.path", list)
-    notes = _json(args.attributes_path, "catalogue.attributes_path", dict)
-    wishes = _json(args.human_path, "catalogue.human_path", dict) if args.human_path else None
+    annotations = _json(args.attributes_path, "catalogue.attributes_path", dict)
+    human = _json(args.human_path, "catalogue.human_path", dict) if args.human_path else None
     products: dict[str, Product] = {}
     for index, raw in enumerate(raws[: args.num_products or None]):
         place = f"{args.path}[{index}]"
         asin = _asin(raw, place)
         if asin == "nan" or len(asin) > MAX_ASIN or asin in products:
             continue
-        products[asin] = _noted(asin, raw, notes, wishes, place)
+        products[asin] = _annotated(asin, raw, annotations, human, place)
     if not products:
         raise ConfigError(f"catalogue.path: {args.path} holds no product")
     return tuple(products.values())
@@ -50,14 +50,21 @@ def _asin(raw: Any, place: str) -> str:
     return str(raw["asin"]).lower()
 
 
-def _noted(
-    asin: str, raw: dict[str, Any], notes: dict[str, Any], wishes: dict[str, Any] | None, place: str
+def _annotated(
+    asin: str,
+    raw: dict[str, Any],
+    annotations: dict[str, Any],
+    human: dict[str, Any] | None,
+    place: str,
 ) -> Product:
-    """A product with what other files say of it; without people's wishes it has its own."""
+    """Joins a product with its entries in the other files."""
     try:
-        note = notes.get(raw["asin"]) or {}
-        given = _own_wish(note) if wishes is None else _peoples_wishes(wishes.get(raw["asin"], ()))
-        return _product(asin, raw, note.get("attributes") or (), given)
+        note = annotations.get(raw["asin"]) or {}
+        if human is None:
+            instructions = _generated_instruction(note)
+        else:
+            instructions = _human_instructions(human.get(raw["asin"], ()))
+        return _product(asin, raw, note.get("attributes") or (), instructions)
     except (KeyError, TypeError, AttributeError, ValueError) as error:
         raise ConfigError(
             f"{place}: product {asin} cannot be read ({type(error).__name__}: {error})"
@@ -65,7 +72,7 @@ def _noted(
 
 
 def _product(
-    asin: str, raw: dict[str, Any], attributes: Sequence[str], wishes: tuple[Instruction, ...]
+    asin: str, raw: dict[str, Any], attributes: Sequence[str], instructions: tuple[Instruction, ...]
 ) -> Product:
     return Product(
         asin=asin,
@@ -78,23 +85,23 @@ def _product(
         attributes=tuple(attributes),
         description=" ".join(_texts(raw.get("full_description"))),
         features=_texts(raw.get("small_description")),
-        instructions=wishes,
+        instructions=instructions,
     )
 
 
 def _texts(value: Any) -> tuple[str, ...]:
-    """One text, several, or none."""
+    """Texts of a value that is one text, several, or none."""
     return (value,) if isinstance(value, str) else tuple(value or ())
 
 
 def price_of(pricing: str) -> float:
-    """The lower end of a price; `UNKNOWN_PRICE` if there is no number in it."""
+    """Lower end of a price in dollars; `UNKNOWN_PRICE` without a number."""
     found = _NUMBER.search(pricing)
     return float(found.group().replace(",", "")) if found else UNKNOWN_PRICE
 
 
 def _options(raw: Mapping[str, Any]) -> dict[str, tuple[str, ...]]:
-    """Values in lower case, with bars for slashes, as published code has them."""
+    """Values in lower case, with bars instead of slashes, as in the published code."""
     return {
         name.lower(): tuple(
             dict.fromkeys(one["value"].strip().replace("/", " | ").lower() for one in values)
@@ -104,19 +111,19 @@ def _options(raw: Mapping[str, Any]) -> dict[str, tuple[str, ...]]:
     }
 
 
-def _own_wish(note: Mapping[str, Any]) -> tuple[Instruction, ...]:
-    """The instruction that comes with a product's attributes; it leaves the options open."""
+def _generated_instruction(note: Mapping[str, Any]) -> tuple[Instruction, ...]:
+    """Instruction that comes with a product's attributes; it leaves the options open."""
     attributes = tuple(note.get("instruction_attributes") or ())
     text = note.get("instruction")
     return (Instruction(_wording(text), attributes),) if text and attributes else ()
 
 
-def _peoples_wishes(wishes: Sequence[Mapping[str, Any]]) -> tuple[Instruction, ...]:
-    """What people wrote; options that a wish does not name are not wanted."""
+def _human_instructions(raws: Sequence[Mapping[str, Any]]) -> tuple[Instruction, ...]:
+    """Instructions that people wrote; only options that they name are required."""
     return tuple(
-        Instruction(_wording(wish["instruction"]), attributes, _chosen(wish))
-        for wish in wishes
-        if (attributes := tuple(wish.get("instruction_attributes") or ()))
+        Instruction(_wording(raw["instruction"]), attributes, _chosen(raw))
+        for raw in raws
+        if (attributes := tuple(raw.get("instruction_attributes") or ()))
     )
 
 
@@ -124,9 +131,9 @@ def _wording(instruction: str) -> str:
     return instruction.strip(". ")
 
 
-def _chosen(wish: Mapping[str, Any]) -> dict[str, str]:
-    """Options by name; the published file has lists of values as well."""
-    options = wish.get("instruction_options") or {}
+def _chosen(raw: Mapping[str, Any]) -> dict[str, str]:
+    """Options by name; some instructions of the published file list values without names."""
+    options = raw.get("instruction_options") or {}
     if isinstance(options, dict):
         return {name.lower(): value.lower() for name, value in options.items()}
     return {f"option {number}": value.lower() for number, value in enumerate(options, start=1)}

@@ -3,33 +3,38 @@
     r = r_type * (|attributes met| + |options met| + [price <= limit])
                / (|attributes| + |options| + 1)
 
-    r_type = 0     if the titles share no word that matters
-             0.1   if they share less than 0.1 of the wanted title's
-             0.5   if they share at most 0.2, and neither query nor category fits
+    r_type = 0     if the titles share no content word
+             0.1   if they share less than 0.1 of the goal title's content words
+             0.5   if they share at most 0.2, and neither query nor category matches
              1     otherwise
 
-An attribute is met if the product has one alike or its title, features or description contain it; an
-option if a chosen value is alike. Alike are texts whose token set ratio, rounded, is above 85; option
-values that contain a colour of `colours` count as that colour. Shares are of all words of the wanted
-title that matter, repeated ones counted. Queries fit if they are the same and not empty, categories if
-two parts of the paths are the same.
+An attribute is met if the product has a similar attribute, or if its title, features or description
+contain it. An option is met if a chosen value is similar. Two texts are similar if their rounded token
+set ratio is above 85. Option values that contain a colour of `COLOURS` count as that colour. Shares are
+of all content words of the goal's title, repeated ones counted. Queries match if they are equal and not
+empty, categories if two parts of their paths are equal.
 
-Where `tailrace_envs.webshop` differs from the published code (github.com/princeton-nlp/WebShop):
+Differences between `tailrace_envs.webshop` (here) and the published code
+(github.com/princeton-nlp/WebShop, there):
 
-- Words that matter in a title: there nouns, as spaCy's tagger finds them, a model of its own; here all
-  words but a few function words, units and numbers.
-- Price of a range: there drawn between its ends at every start, here the lower end.
-- Price limits have the published distribution, but are fixed by `catalogue.seed` and the goal.
-- Goals: there shuffled, 500 for tests, 1,000 for development; here a quarter, by a hash, is held out.
-  Of a product's combinations there all are goals, drawn by how rare their attributes are; here at most
-  24, all alike.
-- Options: versions of that code differ (one wants sizes exactly); here every wanted value may be alike
-  to any chosen one, without the options' names.
-- Ratios: there of difflib unless python-Levenshtein is installed, here always as with it.
-- Case matters nowhere here; there a few comparisons mind it.
-- A value that two options have: there it sets the last of them, here the first not yet chosen.
-- Search: there Lucene's BM25 with stemming, here plain words, and no keywords such as `<r>`.
-- Wording of pages and of instructions with options; no reviews and ratings of published products.
+- Content words of a title: there the nouns that spaCy's tagger, another model, finds; here all words
+  except a few function words, units and numbers.
+- Price of a range: there drawn between its ends at every start; here the lower end.
+- Price limits: same distribution, but `catalogue.seed` and the goal determine them here.
+- Goals: there shuffled, 500 for tests, 1,000 for development; here a hash holds out a quarter. There
+  all
+  combinations of a product are goals, drawn by how rare their attributes are; here at most 24, drawn
+  uniformly.
+- Options: versions of that code differ (one requires exact sizes); here any chosen value may be similar
+  to
+  a required one, whatever the name of its option.
+- Ratios: there by difflib unless python-Levenshtein is installed; here always as with
+  python-Levenshtein.
+- Case: ignored here; a few comparisons there depend on it.
+- A value of two options: there it sets the last one; here the first one that is not chosen yet.
+- Search: there Lucene's BM25 with stemming; here plain words, and no keywords such as `<r>`.
+- Texts of pages and of instructions with options differ; published products have no reviews and ratings
+  here.
 """
 
 from __future__ import annotations
@@ -42,11 +47,10 @@ from typing import NamedTuple
 from rapidfuzz import fuzz, utils
 
 from tailrace_envs.webshop.catalogue import Product
-from tailrace_envs.webshop.colours import base_colour
 from tailrace_envs.webshop.goals import Goal
 
-ALIKE = 85
-_LATIN_1 = dict.fromkeys(range(128, 256))  # thefuzz leaves these letters out
+MIN_RATIO = 85
+_LATIN_1 = dict.fromkeys(range(128, 256))  # thefuzz drops these letters
 _WORD = re.compile(r"[^\W\d_][\w'-]+")
 _FUNCTION_WORDS = frozenset(
     _WORD.findall(
@@ -55,9 +59,21 @@ _FUNCTION_WORDS = frozenset(
     )
 )
 
+_COLOUR_NAMES = """
+alabaster apricot aqua ash asphalt azure banana beige black blue blush bordeaux bronze brown
+burgundy camel camo caramel champagne charcoal cheetah chestnut chocolate christmas coffee cognac
+copper coral cranberry cream crystal dark denim eggplant elephant espresso fuchsia gold granite
+grape graphite grass gray green grey heather indigo ivory ivy khaki lavender lemon leopard light
+lilac lime magenta maroon mauve merlot midnight mint mocha multicolor mushroom mustard natural navy
+nude olive orange peach pewter pink plum purple rainbow red rose royal rust sand sapphire seashell
+silver skull slate steel stone stonewash sunflower tan taupe teal tiger turquoise violet walnut
+wheat white wine yellow
+"""
+COLOURS = tuple(_COLOUR_NAMES.split())  # published order; the first match counts
 
-class Score(NamedTuple):
-    """A purchase's reward with its parts, each 0 to 1."""
+
+class PurchaseScore(NamedTuple):
+    """Reward of a purchase with its parts, each 0 to 1."""
 
     reward: float
     type_score: float
@@ -66,17 +82,17 @@ class Score(NamedTuple):
     price_score: float
 
 
-def score(goal: Goal, bought: Product, chosen: Iterable[str]) -> Score:
-    """How well `bought` with the option values `chosen` fulfils a goal."""
+def score(goal: Goal, bought: Product, chosen: Iterable[str]) -> PurchaseScore:
+    """Scores `bought` with the option values `chosen` against a goal."""
     colours = [base_colour(value) for value in chosen]
     num_attributes = sum(_has_attribute(bought, attribute) for attribute in goal.attributes)
     num_options = sum(
-        any(is_alike(base_colour(value), one) for one in colours) for value in goal.values
+        any(is_similar(base_colour(value), one) for one in colours) for value in goal.values
     )
     is_cheap = bought.price <= goal.max_price
     wanted = len(goal.attributes) + len(goal.values) + 1
     type_score = score_type(goal.product, bought)
-    return Score(
+    return PurchaseScore(
         type_score * (num_attributes + num_options + is_cheap) / wanted,
         type_score,
         num_attributes / max(len(goal.attributes), 1),
@@ -86,7 +102,7 @@ def score(goal: Goal, bought: Product, chosen: Iterable[str]) -> Score:
 
 
 def score_type(wanted: Product, bought: Product) -> float:
-    """`r_type`."""
+    """Computes `r_type`."""
     words = title_words(wanted.title)
     share = len({*words} & {*title_words(bought.title)}) / len(words) if words else 0.2
     if share == 0.0:
@@ -99,16 +115,16 @@ def score_type(wanted: Product, bought: Product) -> float:
 
 @lru_cache(maxsize=65_536)
 def title_words(title: str) -> tuple[str, ...]:
-    """The words of a title that say what it is, in its order."""
+    """Content words of a title, in its order."""
     return tuple(word for word in _WORD.findall(title.lower()) if word not in _FUNCTION_WORDS)
 
 
-def is_alike(one: str, other: str) -> bool:
-    """Whether two texts mean the same, whatever their words' order and what one says besides."""
+def is_similar(one: str, other: str) -> bool:
+    """True if two texts share most words, in any order; one text may have further words."""
     ratio = fuzz.token_set_ratio(
         one.translate(_LATIN_1), other.translate(_LATIN_1), processor=utils.default_process
     )
-    return round(ratio) > ALIKE
+    return round(ratio) > MIN_RATIO
 
 
 def _same_category(one: Product, other: Product) -> bool:
@@ -117,7 +133,17 @@ def _same_category(one: Product, other: Product) -> bool:
 
 
 def _has_attribute(product: Product, attribute: str) -> bool:
-    if any(is_alike(one, attribute) for one in product.attributes):
+    if any(is_similar(one, attribute) for one in product.attributes):
         return True
     texts = (product.title, " ".join(product.features), product.description)
     return any(attribute.lower() in text.lower() for text in texts)
+
+
+def base_colour(value: str) -> str:
+    """First of `COLOURS` that an option value contains, also inside a word; else the value in lower
+    case.
+
+    `navy blue` and `light blue` are `blue`, `light purple` and `light red` are `light`.
+    """
+    value = value.lower()
+    return next((colour for colour in COLOURS if colour in value), value)

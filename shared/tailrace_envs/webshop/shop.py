@@ -1,28 +1,34 @@
-"""A shop: products, the index over them and the goals; built once per process and shared.
+"""Shop: products, their search index and the goals; built once per process and shared.
 
-Invariant: what a seed asks for is a pure function of (catalogue, split, seed).
+Invariant: the goal of a seed is a pure function of (catalogue, split, seed).
 """
 
 from __future__ import annotations
 
+import re
+from collections.abc import Sequence
 from functools import lru_cache
 from pathlib import Path
 
+import bm25s
+import numpy as np
+
 from tailrace.config import ConfigError
+from tailrace_envs.splits import Split
 from tailrace_envs.webshop.catalogue import Product, read_catalogue
-from tailrace_envs.webshop.config import CatalogueArgs, Split
+from tailrace_envs.webshop.config import CatalogueArgs
 from tailrace_envs.webshop.generated import generate_products
 from tailrace_envs.webshop.goals import Goal, make_goals
 from tailrace_envs.webshop.public import read_public
-from tailrace_envs.webshop.search import SearchIndex, words_of
+
+_WORD = re.compile(r"[^\W_]+(?:\.[0-9]+)?")
 
 
 class Shop:
-    """Read-only; instances of the environment share it."""
+    """Products, index and goals. Read-only, because instances of the environment share it."""
 
     def __init__(self, products: tuple[Product, ...], goals: tuple[Goal, ...]) -> None:
         self.products = products
-        self._by_asin = {product.asin: product for product in products}
         self._index = SearchIndex([product.text for product in products])
         self._goals: dict[Split, tuple[Goal, ...]] = {
             "all": goals,
@@ -31,7 +37,7 @@ class Shop:
         }
 
     def goals_of(self, split: Split) -> tuple[Goal, ...]:
-        """Goals of a split; `ConfigError` if there are none."""
+        """Goals of a split; `ConfigError` if the split is empty."""
         goals = self._goals[split]
         if not goals:
             raise ConfigError(
@@ -42,22 +48,18 @@ class Shop:
         return goals
 
     def goal_for_seed(self, split: Split, seed: int) -> Goal:
-        """Seeds walk through the goals, so `len(goals)` consecutive seeds give distinct goals."""
+        """Goal of a seed. `len(goals)` consecutive seeds give distinct goals."""
         goals = self.goals_of(split)
         return goals[seed % len(goals)]
 
     def find(self, query: str, max_results: int) -> tuple[Product, ...]:
-        """What a search finds, best first."""
+        """Searches for products, best first."""
         return tuple(self.products[number] for number in self._index.find(query, max_results))
-
-    def product(self, asin: str) -> Product:
-        """The product with this id."""
-        return self._by_asin[asin]
 
 
 @lru_cache(maxsize=4)
 def open_shop(args: CatalogueArgs) -> Shop:
-    """The shop of a catalogue; `ConfigError` names key, file and remedy."""
+    """Opens the shop of a catalogue; `ConfigError` names key, file and remedy."""
     if not args.path:
         products = generate_products(args.num_products, args.seed)
     elif args.path.endswith(".json"):
@@ -71,3 +73,30 @@ def open_shop(args: CatalogueArgs) -> Shop:
         )
     only_given = args.path.endswith(".json")
     return Shop(products, make_goals(products, args.seed, only_given=only_given))
+
+
+class SearchIndex:
+    """Finds texts by words with BM25 (bm25s). Texts of equal score keep their order.
+
+    At least one text must contain a word.
+    """
+
+    def __init__(self, texts: Sequence[str]) -> None:
+        self._bm25 = bm25s.BM25()
+        self._bm25.index([words_of(text) for text in texts], show_progress=False)
+        self._known = set(self._bm25.vocab_dict)
+
+    def find(self, query: str, max_results: int) -> list[int]:
+        """Indices of the texts that contain any of the words, best first."""
+        words = [word for word in words_of(query) if word in self._known]
+        if not words:
+            return []
+        scores = np.asarray(self._bm25.get_scores(words))
+        found = np.flatnonzero(scores > 0)
+        order = np.argsort(-scores[found], kind="stable")[:max_results]
+        return [int(number) for number in found[order]]
+
+
+def words_of(text: str) -> list[str]:
+    """Words and numbers of a text, in lower case."""
+    return _WORD.findall(text.lower())

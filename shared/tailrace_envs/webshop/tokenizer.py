@@ -1,7 +1,6 @@
-"""A tokenizer for a model that knows nothing but a small generated catalogue: a token per word.
+"""Tokenizer for a tiny model of a small generated catalogue: one token per word.
 
-Blanks are not encoded: a decoded reply has one between its words, which the environment's grammar
-does not mind.
+Spaces are not encoded: a decoded reply has one space between its words, which the environment accepts.
 """
 
 from __future__ import annotations
@@ -25,14 +24,14 @@ MAX_NUMBER = 60
 
 
 def build_webshop_tokenizer(directory: str | Path) -> Path:
-    """Write the tokenizer's files; `AutoTokenizer` loads the directory."""
+    """Writes the tokenizer's files; `AutoTokenizer` loads the directory."""
     words = [*_PHRASES, *_words()]
     pattern = rf"{any_of(_PHRASES)}|\$?\d+\.\d\d|[a-z]+\d*|[0-9.]+"
     return build_word_tokenizer(directory, words, pattern=pattern, max_length=4096, drops_spaces=True)
 
 
 def _words() -> Iterator[str]:
-    """What generated products, goals and pages say besides the phrases."""
+    """Words of generated products, goals and pages, besides the phrases."""
     for kind in KINDS:
         yield from (kind.query, *kind.attributes, *kind.options)
         for values in kind.options.values():

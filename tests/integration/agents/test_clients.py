@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
 
 import msgspec
 import pytest
@@ -22,15 +21,8 @@ from tailrace_protos.generation import CallErrorCode, FinishReason
 from tailrace_protos.journal import CallRecord, EnvStep
 from tailrace_protos.reward import Score, ScoreItem, ScoreReply, ScoreRequest
 from tailrace_protos.session import LedgerNode
-from tests.conftest import ServerProcess
-from tests.integration.runtime.serving import endpoints_of, make_service, serving
-
-
-@pytest.fixture
-async def bus(nats_server: ServerProcess, run_name: str) -> AsyncIterator[Bus]:
-    connected = await Bus.connect(endpoints_of(nats_server.url), name="agents", run=run_name)
-    yield connected
-    await connected.close()
+from tests.world.servers import ServerProcess
+from tests.world.serving import make_service, serving
 
 
 def item(number: int, text: str = "") -> ScoreItem:

@@ -14,8 +14,8 @@ from tailrace.runtime import Delivery
 from tailrace_protos import subjects
 from tailrace_protos.control import AgentActivity, LeaseReply, LeaseRequest, ServerState, ServerStatus
 from tailrace_protos.episode import EpisodeTask
-from tests.conftest import ServerProcess, make_nats_server
-from tests.integration.runtime.serving import (
+from tests.world.servers import ServerProcess, make_nats_server
+from tests.world.serving import (
     endpoints_of,
     eventually,
     eventually_async,

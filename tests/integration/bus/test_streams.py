@@ -14,9 +14,9 @@ from tailrace.config import ConfigError
 from tailrace_protos import subjects
 from tailrace_protos.control import ServerStatus
 from tailrace_protos.episode import EpisodeTask
-from tests.conftest import ServerProcess, make_nats_server
 from tests.integration.bus.test_outages import status_of
-from tests.integration.runtime.serving import endpoints_of, episode, eventually, metric, outgoing
+from tests.world.servers import ServerProcess, make_nats_server
+from tests.world.serving import endpoints_of, episode, eventually, metric, outgoing
 
 
 async def num_messages(bus: Bus, stream: str) -> int:

@@ -15,7 +15,7 @@ from nats.aio.client import Client
 from tailrace.bus import flush
 from tailrace_cli.cluster.servers import Credentials, choose_port, nats_command
 from tailrace_cli.config import ClusterConfig
-from tests.conftest import ServerProcess
+from tests.world.servers import ServerProcess
 
 RUN = "guarded"
 

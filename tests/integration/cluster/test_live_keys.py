@@ -16,7 +16,7 @@ from tailrace_cli.cluster.plan import ProcessSpec
 from tailrace_cli.cluster.servers import nats_server_binary, redis_server_binary
 from tailrace_cli.config import ClusterConfig
 from tailrace_cli.experiment import decode
-from tests.conftest import free_port
+from tests.world.servers import free_port
 
 BROKEN = ProcessSpec("broken", ["/bin/false"])
 

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
 
-from tests.conftest import ServerProcess
-from tests.integration.gateway.world import ADMIN_KEY, World, world_of
+from tests.world.gateway import ADMIN_KEY, GatewayWorld, gateway_world
+from tests.world.servers import ServerProcess
 
 
 @pytest.fixture
@@ -17,15 +16,15 @@ async def empty_world(
     nats_server: ServerProcess,
     redis_server: ServerProcess,
     run_name: str,
+    short_folder: Path,
     monkeypatch: pytest.MonkeyPatch,
-) -> AsyncIterator[World]:
+) -> AsyncIterator[GatewayWorld]:
     monkeypatch.setenv("TAILRACE_GATEWAY_ADMIN_KEY", ADMIN_KEY)
-    with tempfile.TemporaryDirectory() as folder:  # short: a socket's path has at most 107 characters
-        async with world_of(nats_server, redis_server, run_name, Path(folder)) as made:
-            yield made
+    async with gateway_world(nats_server, redis_server, run_name, short_folder) as made:
+        yield made
 
 
 @pytest.fixture
-async def world(empty_world: World) -> World:
+async def world(empty_world: GatewayWorld) -> GatewayWorld:
     await empty_world.start_gateway()
     return empty_world

@@ -13,8 +13,8 @@ from tailrace.config import Endpoints
 from tailrace.store import connect
 from tailrace.weights import WeightPublisher
 from tailrace_weight_sync.__main__ import build as build_weight_sync
-from tests.conftest import ServerProcess
 from tests.integration.inference.world import Services, World
+from tests.world.servers import ServerProcess
 
 
 @pytest.fixture

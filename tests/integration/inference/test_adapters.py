@@ -61,5 +61,5 @@ async def test_a_late_joiner_takes_the_base_and_the_adapters_of_the_newest_versi
 
 async def test_adapters_of_a_base_that_nobody_has_are_refused(world: World) -> None:
     changed, _ = adapters(make_model(1), 0)
-    with pytest.raises(WeightsNotTakenError, match="not held any more"):
+    with pytest.raises(WeightsNotTakenError, match="no longer held"):
         await world.publisher.publish(changed, lineage="test", optimizer_step=1, base_version=7)

@@ -21,7 +21,7 @@ from tailrace_protos.episode import EnvTask, Outcome
 from tailrace_protos.event import Event
 from tailrace_protos.generation import TokenSpan
 from tailrace_protos.trajectory import TokenRow, Trajectory
-from tests.conftest import ServerProcess
+from tests.world.servers import ServerProcess
 
 GROUP_SIZE = 4
 GROUPS_PER_STEP = 2

@@ -19,8 +19,8 @@ from tailrace.store import Blobs
 from tailrace_protos.event import CheckpointSaved, LearnerResumed, ModelPrepared, StepFinished
 from tailrace_protos.trajectory import Trajectory
 from tailrace_scheduler.adapters.run_files import EventFile, MetricsFile
-from tests.conftest import ServerProcess
 from tests.integration.learner.conftest import LearnerRun, environment, experiment
+from tests.world.servers import ServerProcess
 
 WARM_START = {
     "demonstrations": "tailrace_envs.frozen_lake_expert:demonstrations",

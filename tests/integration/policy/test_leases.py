@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
-
-import pytest
 
 from tailrace.bus import Bus
 from tailrace.channel import Address
@@ -14,15 +11,8 @@ from tailrace.policy.leases import LeaseClient
 from tailrace.policy.reporting import Reporter
 from tailrace_protos import subjects
 from tailrace_protos.control import AgentActivity, Lease, LeaseReply, LeaseReport, LeaseRequest
-from tests.conftest import ServerProcess
-from tests.integration.runtime.serving import endpoints_of, make_service, serving
-
-
-@pytest.fixture
-async def bus(nats_server: ServerProcess, run_name: str) -> AsyncIterator[Bus]:
-    connected = await Bus.connect(endpoints_of(nats_server.url), name="agents", run=run_name)
-    yield connected
-    await connected.close()
+from tests.world.servers import ServerProcess
+from tests.world.serving import make_service, serving
 
 
 async def test_leases_wait_for_a_scheduler_and_for_a_healthy_server(

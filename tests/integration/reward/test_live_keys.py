@@ -17,9 +17,9 @@ from tailrace_protos import subjects
 from tailrace_protos.generation import CallErrorCode
 from tailrace_protos.reward import ScoreReply, ScoreRequest
 from tailrace_reward.__main__ import build
-from tests.conftest import ServerProcess
 from tests.integration.reward.test_judge import Endpoint, endpoint, item, says, scorer
-from tests.integration.runtime.serving import endpoints_of, eventually, serving
+from tests.world.servers import ServerProcess
+from tests.world.serving import endpoints_of, eventually, serving
 
 CONCURRENCY = 64  # handlers of one endpoint at once; the mailbox is beyond them
 PID = """

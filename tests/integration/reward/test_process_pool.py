@@ -14,7 +14,7 @@ import pytest
 from tailrace_protos.chat import ChatMessage
 from tailrace_protos.episode import EnvTask
 from tailrace_protos.reward import ScoreItem
-from tailrace_reward.adapters.process_pool import FunctionLoadError, ProcessPool
+from tailrace_reward.adapters.process_pool import FunctionLoadError, ScoringPool
 from tailrace_reward.ports import ComponentFailedError
 
 MODULE = """
@@ -67,8 +67,8 @@ def item(seed: int = 0) -> ScoreItem:
 
 
 @asynccontextmanager
-async def pool(*names: str, num_processes: int = 1) -> AsyncIterator[ProcessPool]:
-    made = ProcessPool([f"user_rewards:{name}" for name in names], num_processes)
+async def pool(*names: str, num_processes: int = 1) -> AsyncIterator[ScoringPool]:
+    made = ScoringPool([f"user_rewards:{name}" for name in names], num_processes)
     await made.start()
     try:
         yield made
@@ -132,7 +132,7 @@ async def test_an_abandoned_call_does_not_answer_the_next_one() -> None:
 )
 async def test_functions_that_cannot_be_loaded_show_at_the_start(address: str, reason: str) -> None:
     with pytest.raises(FunctionLoadError, match=reason) as caught:
-        await ProcessPool([address], 1).start()
+        await ScoringPool([address], 1).start()
     assert set(caught.value.errors) == {address}
 
 

@@ -31,8 +31,8 @@ from tailrace_reward.adapters.components import open_components
 from tailrace_reward.adapters.reward_model import RewardModel
 from tailrace_reward.config import RewardConfig
 from tailrace_reward.core.scoring import Scorer
-from tests.conftest import ServerProcess
-from tests.integration.runtime.serving import endpoints_of, serving
+from tests.world.servers import ServerProcess
+from tests.world.serving import endpoints_of, serving
 
 SIZES: dict[str, Any] = {
     "vocab_size": 256,

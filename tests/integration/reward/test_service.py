@@ -18,8 +18,8 @@ from tailrace_protos.chat import ChatMessage
 from tailrace_protos.episode import EnvTask
 from tailrace_protos.reward import ScoreItem, ScoreReply, ScoreRequest
 from tailrace_reward.__main__ import build
-from tests.conftest import ServerProcess
-from tests.integration.runtime.serving import endpoints_of, serving
+from tests.world.servers import ServerProcess
+from tests.world.serving import endpoints_of, serving
 
 MODULE = """
 def brevity(task, messages, metrics):

@@ -11,8 +11,8 @@ from tailrace.bus import Bus, CallFailedError, CallTimeoutError, NoResponderErro
 from tailrace_protos.base import Message, encode
 from tailrace_protos.control import LeaseReply, LeaseRequest
 from tailrace_protos.generation import CallErrorCode, TokenChunk
-from tests.conftest import ServerProcess
-from tests.integration.runtime.serving import (
+from tests.world.servers import ServerProcess
+from tests.world.serving import (
     eventually,
     lease_reply,
     lease_request,

@@ -9,8 +9,8 @@ import sys
 from pathlib import Path
 
 from tailrace.bus import Bus
-from tests.conftest import ServerProcess, free_port
-from tests.integration.runtime.serving import outgoing
+from tests.world.servers import ServerProcess, free_port
+from tests.world.serving import outgoing
 
 ROOT = Path(__file__).parents[3]
 

@@ -12,8 +12,8 @@ from tailrace.runtime import Delivery, HandBack, Service
 from tailrace.runtime.settlement import Settlement
 from tailrace_protos import subjects
 from tailrace_protos.episode import EpisodeTask
-from tests.conftest import ServerProcess
-from tests.integration.runtime.serving import (
+from tests.world.servers import ServerProcess
+from tests.world.serving import (
     episode,
     eventually,
     eventually_async,

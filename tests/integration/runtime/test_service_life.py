@@ -13,8 +13,8 @@ from tailrace.runtime import Delivery, Failure, Service, StopService
 from tailrace_protos import subjects
 from tailrace_protos.control import AgentActivity, LeaseReply, LeaseRequest
 from tailrace_protos.episode import EpisodeTask
-from tests.conftest import ServerProcess, free_port
-from tests.integration.runtime.serving import (
+from tests.world.servers import ServerProcess, free_port
+from tests.world.serving import (
     episode,
     eventually,
     lease_reply,

@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 from tailrace_sandbox.adapters.place import prepare
 from tailrace_sandbox.adapters.runner import Runner
 from tailrace_sandbox.config import CallLimits, SandboxConfig
-from tailrace_sandbox.ports import Outcome, Work
+from tailrace_sandbox.ports import Execution, Work
 
 MIB = 1024 * 1024
 DEADLINE_S = 90.0
@@ -49,13 +49,13 @@ class Box:
         """The coroutine's result, from the sandbox's own loop."""
         return asyncio.run_coroutine_threadsafe(coroutine, self._loop).result(DEADLINE_S)
 
-    def python(self, code: str, **more: Any) -> Outcome:
+    def python(self, code: str, **more: Any) -> Execution:
         """One program."""
         return self.wait(
             self.runner.run(Work("python", code, more.pop("wall_s", LIMITS.wall_s), **more))
         )
 
-    def shell(self, command: str, **more: Any) -> Outcome:
+    def shell(self, command: str, **more: Any) -> Execution:
         """One command line."""
         return self.wait(
             self.runner.run(Work("shell", command, more.pop("wall_s", LIMITS.wall_s), **more))

@@ -24,12 +24,12 @@ from tailrace.bus import Bus
 from tailrace.config import Endpoints
 from tailrace.store import connect
 from tailrace.tools import EpisodeTools, ToolClient, ToolDeadlines
-from tailrace_cli.cluster.plan import Connection, Site, service_specs
+from tailrace_cli.cluster.plan import ServerAddresses, Site, service_specs
 from tailrace_cli.cluster.servers import Credentials, nats_command, redis_command
 from tailrace_cli.config import ClusterConfig
 from tailrace_protos.chat import ToolCall
 from tailrace_protos.tool import ToolResult
-from tests.conftest import ServerProcess, free_port
+from tests.world.servers import ServerProcess, free_port
 
 RUN = "sandboxed"
 TOOLS = ("python", "shell", "python_session")
@@ -86,7 +86,7 @@ class Cluster:
             ServerProcess(nats_command(config, folder, ports[0], RUN, self._keys), ports[0], ""),
             ServerProcess(redis_command(config, folder, ports[1], self._keys), ports[1], ""),
         ]
-        self._connection = Connection(
+        self._connection = ServerAddresses(
             nats_url=f"nats://127.0.0.1:{ports[0]}",
             redis_url=f"redis://:{self._keys.redis}@127.0.0.1:{ports[1]}/0",
             nats_passwords=self._keys.nats,

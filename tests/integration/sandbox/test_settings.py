@@ -13,7 +13,7 @@ import pytest
 
 from tailrace_sandbox.adapters.tools import PythonTool
 from tailrace_sandbox.config import CallLimits, SandboxConfig
-from tailrace_sandbox.ports import Outcome, Session, Work
+from tailrace_sandbox.ports import Execution, SandboxSession, Work
 from tests.integration.sandbox.box import Box
 
 LIMITS = CallLimits(
@@ -102,11 +102,11 @@ def test_files_beyond_the_limit_are_refused_in_both_directions(tuned: Tuned) -> 
 class Remembering:
     """A sandbox that runs nothing."""
 
-    async def run(self, work: Work) -> Outcome:
+    async def run(self, work: Work) -> Execution:
         self.work = work
-        return Outcome(0, "", "", "", False, {}, ())
+        return Execution(0, "", "", "", False, {}, ())
 
-    async def open_session(self) -> Session:
+    async def open_session(self) -> SandboxSession:
         raise NotImplementedError
 
 

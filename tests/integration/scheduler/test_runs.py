@@ -9,8 +9,8 @@ import pytest
 from tailrace_protos.episode import EpisodeTask, Outcome
 from tailrace_scheduler.core.run_log import METRIC_KEYS
 from tests.audit import build_ledger, check_ledger
-from tests.conftest import ServerProcess
 from tests.integration.scheduler.conftest import MakeRun
+from tests.world.servers import ServerProcess
 
 
 async def test_a_run_of_three_steps_ends_by_itself_with_a_row_for_every_step(make_run: MakeRun) -> None:

@@ -2,30 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from tailrace.store import Outbox, StoreConnection, TrajectoryBuffer, connect
-from tests.conftest import ServerProcess, make_redis_server
-
-
-@pytest.fixture
-async def redis(redis_server: ServerProcess) -> AsyncIterator[StoreConnection]:
-    connection = await connect(redis_server.url)
-    yield connection
-    await connection.aclose()
+from tailrace.store import StoreConnection, TrajectoryBuffer
+from tests.world.servers import ServerProcess, make_redis_server
 
 
 @pytest.fixture
 def buffer(redis: StoreConnection, run_name: str) -> TrajectoryBuffer:
     return TrajectoryBuffer(redis, run_name)
-
-
-@pytest.fixture
-def outbox(redis: StoreConnection, run_name: str) -> Outbox:
-    return Outbox(redis, run_name)
 
 
 @pytest.fixture

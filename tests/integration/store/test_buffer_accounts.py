@@ -12,8 +12,8 @@ import pytest
 from tailrace.store import GroupRecord, Outbox, PutResult, StoreConnection, TrajectoryBuffer, connect
 from tailrace_protos.episode import Outcome
 from tailrace_protos.event import CheckpointSaved, EpisodeSettled, GroupClosed, GroupDropped
-from tests.conftest import ServerProcess
 from tests.integration.store.made import group, trajectory
+from tests.world.servers import ServerProcess
 
 OUTCOMES = [*[Outcome.OK] * 5, Outcome.POLICY_FAILURE, Outcome.INFRA_FAILURE, Outcome.TIMEOUT]
 

@@ -18,8 +18,8 @@ from tailrace.store import (
     connect,
 )
 from tailrace_protos.event import CheckpointSaved, EpisodeSettled, RunFinished
-from tests.conftest import ServerProcess, free_port
 from tests.integration.store.made import group, trajectory, turn
+from tests.world.servers import ServerProcess, free_port
 
 
 async def test_a_redis_killed_in_mid_traffic_only_delays(

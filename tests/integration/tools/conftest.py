@@ -10,21 +10,14 @@ import pytest
 from tailrace.bus import Bus
 from tailrace.sdk.tool import AnyTool
 from tailrace.tools import ToolClient, ToolDeadlines, ToolWorker
-from tests.conftest import ServerProcess
-from tests.integration.runtime.serving import endpoints_of
+from tests.world.servers import ServerProcess
+from tests.world.serving import endpoints_of
 
 SHORT_DEADLINES = ToolDeadlines(
     probe_s=0.1, absent_after_s=0.5, silent_after_s=2.0, lease_s=1.0, accept_s=3.0, nobody_s=1.0
 )
 
 Serve = Callable[..., Awaitable[ToolWorker]]
-
-
-@pytest.fixture
-async def bus(nats_server: ServerProcess, run_name: str) -> AsyncIterator[Bus]:
-    connected = await Bus.connect(endpoints_of(nats_server.url), name="caller", run=run_name)
-    yield connected
-    await connected.close()
 
 
 @pytest.fixture

@@ -20,7 +20,7 @@ from typer.testing import CliRunner
 from tailrace.config import ConfigError
 from tailrace.tools.mcp import McpServer
 from tailrace_cli.commands.tools import app
-from tests.conftest import ServerProcess, free_port, wait_for_port
+from tests.world.servers import ServerProcess, free_port, wait_for_port
 
 EXAMPLES = Path(__file__).parents[3] / "examples" / "tools"
 TAILRACE = [sys.executable, "-m", "tailrace_cli", "tools"]

@@ -14,8 +14,8 @@ import pytest
 from tailrace.bus import Bus
 from tailrace.tools import ToolClient, ToolDeadlines, ToolErrorKind
 from tailrace_protos.chat import ToolCall
-from tests.conftest import ServerProcess
-from tests.integration.runtime.serving import endpoints_of
+from tests.world.servers import ServerProcess
+from tests.world.serving import endpoints_of
 
 EXAMPLE = Path(__file__).parents[3] / "examples" / "tool_worker_js"
 

@@ -5,13 +5,12 @@ from __future__ import annotations
 import asyncio
 import sys
 import threading
-from collections.abc import AsyncIterator
 
 import pytest
 
 from tailrace.bus import Bus
 from tailrace.sdk.tool import ToolOutput, ToolUnavailableError, tool
-from tailrace.store import StoreConnection, connect
+from tailrace.store import StoreConnection
 from tailrace.tools import ToolClient, ToolErrorKind
 from tailrace_protos import subjects
 from tailrace_protos.base import (
@@ -24,22 +23,14 @@ from tailrace_protos.base import (
 )
 from tailrace_protos.chat import ToolCall
 from tailrace_protos.tool import CallReply, CallTool, ProbeTools, ToolAccepted, ToolResult, ToolsProbed
-from tests.conftest import ServerProcess
-from tests.integration.runtime.serving import eventually, metric
 from tests.integration.tools.conftest import SHORT_DEADLINES, Serve
+from tests.world.serving import eventually, metric
 
 MB = 1 << 20
 
 
 def call(name: str, arguments: str = "{}") -> ToolCall:
     return ToolCall("c", name, arguments)
-
-
-@pytest.fixture
-async def redis(redis_server: ServerProcess) -> AsyncIterator[StoreConnection]:
-    connection = await connect(redis_server.url)
-    yield connection
-    await connection.aclose()
 
 
 @tool

@@ -16,10 +16,10 @@ import pytest
 from tailrace.tools import ToolClient
 from tailrace.tools.mcp import McpServer
 from tailrace_protos.chat import ToolCall
-from tests.conftest import ServerProcess, free_port, wait_for_port
-from tests.integration.runtime.serving import eventually
 from tests.integration.tools.conftest import Serve
 from tests.integration.tools.test_command_line import serving
+from tests.world.servers import ServerProcess, free_port, wait_for_port
+from tests.world.serving import eventually
 
 SERVER = Path(__file__).with_name("mcp_process.py")
 

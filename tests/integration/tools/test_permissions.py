@@ -15,9 +15,9 @@ from tailrace.tools import ToolClient, ToolWorker
 from tailrace_cli.cluster.servers import Credentials, nats_command
 from tailrace_cli.config import ClusterConfig
 from tailrace_protos.chat import ToolCall
-from tests.conftest import ServerProcess, free_port
-from tests.integration.runtime.serving import endpoints_of, eventually
 from tests.integration.tools.conftest import SHORT_DEADLINES
+from tests.world.servers import ServerProcess, free_port
+from tests.world.serving import endpoints_of, eventually
 
 RUN = "guarded"
 PASSWORDS = {"agents": "a", "tools": "t", "sandbox": "s", "cli": "c"}

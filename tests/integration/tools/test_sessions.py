@@ -12,9 +12,9 @@ from tailrace.bus import Bus
 from tailrace.sdk.tool import Tool, ToolOffer, ToolSession
 from tailrace.tools import ToolClient
 from tailrace_protos.chat import ToolCall
-from tests.conftest import ServerProcess
-from tests.integration.runtime.serving import endpoints_of, eventually
 from tests.integration.tools.conftest import SHORT_DEADLINES, Serve
+from tests.world.servers import ServerProcess
+from tests.world.serving import endpoints_of, eventually
 
 
 class Counter(Tool):

@@ -18,9 +18,9 @@ from tailrace.sdk.tool import tool
 from tailrace.tools import ToolClient
 from tailrace_protos import subjects
 from tailrace_protos.chat import ToolCall
-from tests.conftest import ServerProcess
-from tests.integration.runtime.serving import eventually, metric
 from tests.integration.tools.conftest import SHORT_DEADLINES, Serve
+from tests.world.servers import ServerProcess
+from tests.world.serving import eventually, metric
 
 PROCESS = Path(__file__).with_name("worker_process.py")
 

@@ -5,16 +5,13 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
-from tailrace.bus import Bus
 from tailrace.config import Endpoints
-from tailrace.store import Outbox, StoreConnection, connect
-from tests.conftest import ServerProcess
 
 HOST_ID = "this-host"
 
@@ -56,11 +53,6 @@ class WeightSyncProcess:
 
 
 @pytest.fixture
-def endpoints(nats_server: ServerProcess, redis_server: ServerProcess) -> Endpoints:
-    return Endpoints(nats_url=nats_server.url, redis_url=redis_server.url, host_id=HOST_ID)
-
-
-@pytest.fixture
 def weight_sync(endpoints: Endpoints, run_name: str, tmp_path: Path) -> Iterator[WeightSyncProcess]:
     env = {
         **os.environ,
@@ -77,22 +69,3 @@ def weight_sync(endpoints: Endpoints, run_name: str, tmp_path: Path) -> Iterator
         service.kill()
     for path in service.segments():
         path.unlink()
-
-
-@pytest.fixture
-async def bus(endpoints: Endpoints, run_name: str) -> AsyncIterator[Bus]:
-    connected = await Bus.connect(endpoints, name="test", run=run_name)
-    yield connected
-    await connected.close()
-
-
-@pytest.fixture
-async def redis(endpoints: Endpoints) -> AsyncIterator[StoreConnection]:
-    connection = await connect(endpoints.redis_url)
-    yield connection
-    await connection.aclose()
-
-
-@pytest.fixture
-def outbox(redis: StoreConnection, run_name: str) -> Outbox:
-    return Outbox(redis, run_name)

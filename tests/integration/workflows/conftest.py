@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
 
-from tests.conftest import ServerProcess
-from tests.integration.gateway.world import ADMIN_KEY
-from tests.integration.workflows.world import World, world_of
+from tests.world.gateway import ADMIN_KEY
+from tests.world.servers import ServerProcess
+from tests.world.workflows import WorkflowWorld, workflow_world
 
 
 @pytest.fixture
@@ -18,9 +17,9 @@ async def world(
     nats_server: ServerProcess,
     redis_server: ServerProcess,
     run_name: str,
+    short_folder: Path,
     monkeypatch: pytest.MonkeyPatch,
-) -> AsyncIterator[World]:
+) -> AsyncIterator[WorkflowWorld]:
     monkeypatch.setenv("TAILRACE_GATEWAY_ADMIN_KEY", ADMIN_KEY)
-    with tempfile.TemporaryDirectory() as folder:  # short: a socket's path has at most 107 characters
-        async with world_of(nats_server, redis_server, run_name, Path(folder)) as made:
-            yield made
+    async with workflow_world(nats_server, redis_server, run_name, short_folder) as made:
+        yield made

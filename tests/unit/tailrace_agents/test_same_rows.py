@@ -54,11 +54,11 @@ VARIANTS = {
 
 EXPECTED = {
     "frozen_lake": {
-        "trajectory": "f5331cc63006c434",
-        "step": "2f926bfa137c5e7c",
-        "window0": "0cdec09157229e2a",
-        "window1": "d0a39a44132a880c",
-        "window3": "8b91aa5479675ce4",
+        "trajectory": "c926e0cf02c17503",
+        "step": "1b44fedcd63207a6",
+        "window0": "cd30de8f0fba0b61",
+        "window1": "738ba0f26fa55c2f",
+        "window3": "d20a259193eb3433",
     },
     "sokoban": {
         "trajectory": "e1652552183da494",

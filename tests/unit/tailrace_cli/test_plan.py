@@ -12,8 +12,8 @@ from tailrace.config import ConfigError
 from tailrace_cli.cluster.local import LocalCluster
 from tailrace_cli.cluster.permissions import SERVICE_USERS
 from tailrace_cli.cluster.plan import (
-    Connection,
     ProcessSpec,
+    ServerAddresses,
     Site,
     service_specs,
     tool_worker_specs,
@@ -27,7 +27,7 @@ PASSWORDS = {user: f"key of {user}" for user in SERVICE_USERS}
 
 
 def plan(config: ClusterConfig, num_gateways: int = 0, folder: Path | None = None) -> list[ProcessSpec]:
-    connection = Connection("nats://here", "redis://here", PASSWORDS)
+    connection = ServerAddresses("nats://here", "redis://here", PASSWORDS)
     site = Site(Path("run/config.yaml"), Path("run/state"), connection, 1, 4711, folder)
     return [*tool_worker_specs(config, "run", site), *service_specs(config, num_gateways, site)]
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from tailrace_cli.cluster.plan import Connection, Site, tool_worker_specs
+from tailrace_cli.cluster.plan import ServerAddresses, Site, tool_worker_specs
 from tailrace_cli.config import ClusterConfig
 
 
@@ -13,7 +13,7 @@ def test_every_entry_is_a_process_of_the_user_tools_that_serves_this_run() -> No
     site = Site(
         config_path=Path("/run/config.yaml"),
         state_dir=Path("/run/state"),
-        connection=Connection("nats://there", "redis://there", passwords),
+        connection=ServerAddresses("nats://there", "redis://there", passwords),
         num_threads=1,
         user_modules=Path("/experiments/mine"),
     )
@@ -29,5 +29,5 @@ def test_every_entry_is_a_process_of_the_user_tools_that_serves_this_run() -> No
 
 
 def test_without_entries_there_are_none() -> None:
-    site = Site(Path("c"), Path("s"), Connection("n", "r", {}), 1)
+    site = Site(Path("c"), Path("s"), ServerAddresses("n", "r", {}), 1)
     assert tool_worker_specs(ClusterConfig(), "r", site) == []

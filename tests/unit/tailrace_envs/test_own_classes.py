@@ -11,7 +11,7 @@ import pytest
 
 from tailrace.config import ConfigError
 from tailrace.policy.activity import Stages
-from tailrace_agents.adapters.casting import make_pools
+from tailrace_agents.adapters.player_factory import make_pools
 from tailrace_agents.config import AgentsConfig, EnvEntry
 from tailrace_envs import ENV_TYPES, UnknownEnvTypeError, env_maker, make_env
 
@@ -123,7 +123,7 @@ def test_a_package_that_is_missing_is_named_with_the_remedy(
     extra: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     vendor = {"verifiers": "verifiers", "openenv": "openenv.core"}[extra]
-    module = ENV_TYPES[extra].partition(":")[0]
+    module = ENV_TYPES[extra].maker.partition(":")[0]
     monkeypatch.delitem(sys.modules, module, raising=False)
     monkeypatch.setitem(sys.modules, vendor, None)
     with pytest.raises(ConfigError, match=rf"pip install 'tailrace\[{extra}\]'"):

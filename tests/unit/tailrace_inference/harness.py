@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from tokenizers import Tokenizer
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from tailrace.channel.generation import Generation, TokenLedger
+from tailrace.channel.generation import Generation, TokenBuffer
 from tailrace.weights import TensorBytes
 from tailrace_inference.config import InferenceConfig
 from tailrace_inference.engine.engine import TorchEngine
@@ -104,7 +104,7 @@ class Asked:
 
     request: GenerateRequest
     prompt: list[int]
-    ledger: TokenLedger = field(default_factory=TokenLedger)
+    ledger: TokenBuffer = field(default_factory=TokenBuffer)
     chunks: list[TokenChunk] = field(default_factory=list)
 
     def on_chunk(self, chunk: TokenChunk) -> None:

@@ -14,7 +14,7 @@ import torch
 
 from tailrace_learner.adapters.ranks import TorchRanks
 from tailrace_learner.config_execution import StrategyArgs
-from tests.conftest import free_port
+from tests.world.servers import free_port
 
 TIMEOUT_S = 90.0
 

@@ -18,13 +18,16 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from tailrace.config import ConfigError, RunConfig
 from tailrace.weights.tensors import TensorBytes
 from tailrace_learner.adapters import hf_model
+from tailrace_learner.adapters.checkpoint_compatibility import (
+    IncompatibleCheckpointError,
+    check_compatible,
+)
 from tailrace_learner.adapters.checkpoints import (
     CheckpointFolder,
     CheckpointNotSavedError,
     named_checkpoint,
 )
-from tailrace_learner.adapters.hf_model import LoadedModel
-from tailrace_learner.adapters.same_model import OtherModelError, check_same_model
+from tailrace_learner.adapters.hf_model import TrainableModel
 from tailrace_learner.adapters.snapshots import Snapshot, load_optimizer, take_snapshot
 from tailrace_learner.adapters.strategies.single import SingleStrategy
 from tailrace_learner.config import FromScratch, LearnerConfig, TrainingArgs
@@ -61,7 +64,7 @@ RUN = RunConfig(exp_name="unit", seed=3)
 class Session:
     """A model, its optimizer and trainer, as the process would put them together."""
 
-    def __init__(self, loaded: LoadedModel) -> None:
+    def __init__(self, loaded: TrainableModel) -> None:
         self.loaded = loaded
         policy = hf_model.make_policy(loaded, CONFIG)
         self.strategy = SingleStrategy()
@@ -322,10 +325,10 @@ def test_a_checkpoint_of_another_model_is_refused_with_the_difference(
 ) -> None:
     path = str(CheckpointFolder(tmp_path).save(fresh.snapshot(), state(1)))
     loaded = hf_model.load_model(path, CONFIG)
-    check_same_model(path, loaded, RUN, CONFIG)
+    check_compatible(path, loaded, RUN, CONFIG)
     other = msgspec.structs.replace(CONFIG, from_scratch=msgspec.structs.replace(SCRATCH, **changes))
-    with pytest.raises(OtherModelError, match=match):
-        check_same_model(path, loaded, RUN, other)
+    with pytest.raises(IncompatibleCheckpointError, match=match):
+        check_compatible(path, loaded, RUN, other)
 
 
 def test_a_checkpoint_is_compared_with_the_pretrained_model_that_its_run_began_with(
@@ -334,9 +337,9 @@ def test_a_checkpoint_is_compared_with_the_pretrained_model_that_its_run_began_w
     path = str(CheckpointFolder(tmp_path / "a").save(fresh.snapshot(), state(1)))
     pretrained = msgspec.structs.replace(CONFIG, from_scratch=None)
     loaded = hf_model.load_model(path, CONFIG)
-    check_same_model(path, loaded, msgspec.structs.replace(RUN, pretrain=path), pretrained)
+    check_compatible(path, loaded, msgspec.structs.replace(RUN, pretrain=path), pretrained)
     wide = msgspec.structs.replace(SCRATCH, config=SCRATCH.config | {"intermediate_size": 64})
     other = Session(hf_model.make_model(wide, CONFIG, 3))
     start = str(CheckpointFolder(tmp_path / "b").save(other.snapshot(), state(1)))
-    with pytest.raises(OtherModelError, match="down_proj"):
-        check_same_model(path, loaded, msgspec.structs.replace(RUN, pretrain=start), pretrained)
+    with pytest.raises(IncompatibleCheckpointError, match="down_proj"):
+        check_compatible(path, loaded, msgspec.structs.replace(RUN, pretrain=start), pretrained)

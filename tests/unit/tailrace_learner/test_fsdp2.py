@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from tailrace_learner.adapters.hf_model import LoadedModel
+from tailrace_learner.adapters.hf_model import TrainableModel
 from tailrace_learner.adapters.ranks import TorchRanks
 from tailrace_learner.adapters.snapshots import take_snapshot
 from tailrace_learner.adapters.strategies.base import Strategy
@@ -117,7 +117,7 @@ def snapshot(ranks: TorchRanks) -> Any:
     for parameter in policy.parameters:
         parameter.grad = torch.full_like(parameter, 1e-3)
     optimizer.update(count=1.0, learning_rate=1e-3, max_grad_norm=1.0)
-    taken = take_snapshot(LoadedModel(policy.model, tokenizer=None), strategy)
+    taken = take_snapshot(TrainableModel(policy.model, tokenizer=None), strategy)
     return taken.weights, taken.optimizer
 
 

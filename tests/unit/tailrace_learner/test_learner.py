@@ -20,7 +20,7 @@ from tailrace_learner.adapters.trajectory_files import TrajectoryFiles, read_gro
 from tailrace_learner.core.step.optimizer import make_adamw
 from tailrace_learner.core.step.run_state import RunState
 from tailrace_learner.core.step.step import StepTrainer
-from tailrace_learner.handlers import Learner, World
+from tailrace_learner.handlers import Learner, LearnerPorts
 from tailrace_protos.event import CheckpointSaved, StepFinished
 from tailrace_protos.trajectory import TrajectoryGroup
 from tests.unit.tailrace_learner.factory import config, group, make_policy, trajectory
@@ -147,7 +147,7 @@ def learner(
         groups_per_step=run.groups_per_step,
         max_steps=run.max_steps,
     )
-    whole = World(
+    whole = LearnerPorts(
         source,
         world,
         world,

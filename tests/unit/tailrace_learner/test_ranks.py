@@ -17,14 +17,14 @@ from safetensors.torch import load_file
 from tailrace.config import ConfigError
 from tailrace_learner.adapters import hf_model
 from tailrace_learner.adapters.checkpoints import CheckpointFolder
+from tailrace_learner.adapters.launch import check_gpus, rank_environment
+from tailrace_learner.adapters.rank_controller import RankController
 from tailrace_learner.adapters.ranks import DataParallelRanks, RankLostError, TorchRanks
 from tailrace_learner.adapters.snapshots import OPTIMIZER_FILE, load_optimizer, take_snapshot
 from tailrace_learner.adapters.strategies.base import Strategy
 from tailrace_learner.adapters.strategies.fsdp2 import Fsdp2Strategy
 from tailrace_learner.adapters.strategies.megatron import MegatronStrategy
 from tailrace_learner.adapters.strategies.single import SingleStrategy
-from tailrace_learner.adapters.team import Team
-from tailrace_learner.adapters.teaming import check_gpus, rank_environment
 from tailrace_learner.adapters.worker import Worker
 from tailrace_learner.config import LearnerConfig, StrategyArgs, TrainingArgs
 from tailrace_learner.core.batch.ranks import ONE_RANK, Shares
@@ -244,7 +244,7 @@ def fails_in_a_command(ranks: TorchRanks) -> str:
     """What rank 0 says of its failure; the other one never takes an order after it."""
     if ranks.rank:
         return str(ranks.told(None))
-    team = Team(cast(Worker, FakeBrokenWorker()), ranks)
+    team = RankController(cast(Worker, FakeBrokenWorker()), ranks)
     try:
         team.begin(3)
     except ValueError as error:

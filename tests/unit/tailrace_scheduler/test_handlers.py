@@ -18,7 +18,7 @@ from tailrace_protos.event import Event, EventBody, LearnerResumed, WeightsPubli
 from tailrace_protos.subjects import Phase
 from tailrace_scheduler.config import SchedulerConfig
 from tailrace_scheduler.core.scheduler import SchedulerCore
-from tailrace_scheduler.handlers import SchedulerActor, World
+from tailrace_scheduler.handlers import SchedulerActor, SchedulerDependencies
 from tailrace_scheduler.ports import DiskFullError, GroupPlan, Row
 from tests.unit.tailrace_scheduler.simulation import made_status
 
@@ -128,7 +128,7 @@ def made_actor(
 ) -> SchedulerActor:
     config = SchedulerConfig(tags=("A",), eval_groups=3, group_timeout_s=group_timeout_s)
     core = SchedulerCore(RunConfig(exp_name="x"), config, 0.0)
-    ports = World(
+    ports = SchedulerDependencies(
         run="x",
         config_digest="",
         bus=cast(Bus, bus),

@@ -1,1 +1,1 @@
-"""AReaL: its settings, what they mean together, and its defaults."""
+"""AReaL: its settings, their meaning together, and its defaults."""

@@ -1,7 +1,7 @@
-"""AReaL's policy loss: clips, weights for tokens that an older policy sampled, other losses.
+"""Rules for AReaL's policy loss: clips, weights for tokens of an older policy, other losses.
 
-`use_decoupled_loss` weighs tokens by the policy at the step's start over the one that sampled
-them; that is our `behaviour_correction`, beside any loss that clips.
+`use_decoupled_loss` weighs tokens by the probability under the policy at the step's start over that
+under the policy that sampled them: our `behaviour_correction`, beside any loss with clips.
 """
 
 from __future__ import annotations
@@ -10,29 +10,25 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from tailrace.config.settings.setting import Lookup, choice
-from tailrace_cli.importing.rules import NoEffectError
+from tailrace.config.settings import Lookup, NoEffectError, value_names
+from tailrace_cli.importing.rules import is_on
 
 NOT_DECOUPLED = "use_decoupled_loss is off"
 SPELLINGS = ("behave", "behav")  # of two of its versions
+is_decoupled = is_on("actor.use_decoupled_loss")
 _CORRECTION, _CAP = "learner.behaviour_correction", "learner.tis_cap"
 WEIGHTS = (_CORRECTION, _CAP)
-_MODES = choice("disabled", token_mask="mis", token_truncate="tis")
-_ACTIONS = choice(mask="mis", clamp="tis")
+_MODES = value_names("disabled", token_mask="mis", token_truncate="tis")
+_ACTIONS = value_names(mask="mis", clamp="tis")
 _BY_SEQUENCES = "weighs rows by the geometric mean of their tokens, which no correction here does"
 
 
-def is_decoupled(lookup: Lookup) -> bool:
-    """Whether tokens are weighed by the policy that sampled them."""
-    return bool(lookup("actor.use_decoupled_loss"))
-
-
 def decoupled(used: Any, lookup: Lookup) -> Mapping[str, Any]:
-    """Without those of ratios above a bound, or truncated there; on equal terms where it is off."""
+    """Correction that leaves out or truncates ratios above a bound; none if it is off."""
     if not used:
         return {_CORRECTION: "none"}
     if lookup(_CORRECTION) is not None or lookup("actor.rejection_sampling") is not None:
-        return {}  # by another line
+        return {}  # another rule sets it
     mode = _spelt("mode", lookup) or "token_mask"
     bound = _spelt("cap", lookup)
     if mode == "disabled":
@@ -42,7 +38,7 @@ def decoupled(used: Any, lookup: Lookup) -> Mapping[str, Any]:
 
 
 def mode(value: Any, lookup: Lookup) -> Mapping[str, Any]:
-    """What becomes of tokens beyond the bound; read beside `use_decoupled_loss`."""
+    """Checks the treatment of tokens beyond the bound; `decoupled` reads it."""
     if str(value).startswith("sequence"):
         raise ValueError(_BY_SEQUENCES)
     _MODES(value)
@@ -52,7 +48,7 @@ def mode(value: Any, lookup: Lookup) -> Mapping[str, Any]:
 
 
 def cap(value: Any, lookup: Lookup) -> Mapping[str, Any]:
-    """The bound; read beside `use_decoupled_loss`."""
+    """Checks the bound; `decoupled` reads it."""
     if not is_decoupled(lookup):
         raise NoEffectError(NOT_DECOUPLED)
     if not float(value) > 1:
@@ -61,7 +57,7 @@ def cap(value: Any, lookup: Lookup) -> Mapping[str, Any]:
 
 
 def rejection(sampling: Any, lookup: Lookup) -> Mapping[str, Any]:
-    """Its newest name: `{level: token, action: mask, metric: ratio, upper: 5.0}`."""
+    """Correction by its newest name: `{level: token, action: mask, metric: ratio, upper: 5.0}`."""
     if not is_decoupled(lookup):
         raise NoEffectError(NOT_DECOUPLED)
     if not isinstance(sampling, Mapping):
@@ -77,22 +73,22 @@ def rejection(sampling: Any, lookup: Lookup) -> Mapping[str, Any]:
 
 
 def level(value: Any, _lookup: Lookup) -> Mapping[str, Any]:
-    """Ratios of tokens or of whole rows."""
-    return choice(token={}, sequence={"learner.loss": "gspo"})(value)  # type: ignore[no-any-return]
+    """Ratios of tokens, or `gspo` for ratios of rows."""
+    return value_names(token={}, sequence={"learner.loss": "gspo"})(value)  # type: ignore[no-any-return]
 
 
 def sapo(used: Any, _lookup: Lookup) -> Mapping[str, Any]:
-    """Gates instead of clips."""
+    """Loss with gates instead of clips."""
     return {"learner.loss": "sapo"} if used else {}
 
 
 def m2po(used: Any, _lookup: Lookup) -> Mapping[str, Any]:
-    """Tokens are left out by the second moment of their log-ratios."""
+    """Loss that leaves out tokens by the second moment of their log-ratios."""
     return {"learner.loss": "m2po", _CORRECTION: "none"} if used else {}
 
 
 def clip(value: Any, lookup: Lookup) -> Mapping[str, Any]:
-    """How far below 1, and alone above it too."""
+    """Clip below 1; without `eps_clip_higher` above 1 too."""
     if lookup("learner.loss") == "gspo":
         high = lookup("actor.eps_clip_higher", value)
         return {"learner.gspo_clip": value, "learner.gspo_clip_high": high}
@@ -100,7 +96,7 @@ def clip(value: Any, lookup: Lookup) -> Mapping[str, Any]:
 
 
 def clip_higher(value: Any, lookup: Lookup) -> Mapping[str, Any]:
-    """How far above 1, which only some losses let differ."""
+    """Clip above 1, which only some losses have of their own."""
     loss = lookup("learner.loss")
     if loss == "gspo":
         return {}
@@ -110,7 +106,7 @@ def clip_higher(value: Any, lookup: Lookup) -> Mapping[str, Any]:
 
 
 def recomputes(used: Any, lookup: Lookup) -> Mapping[str, Any]:
-    """Off, ratios are of the policy that sampled; not read by the decoupled loss."""
+    """Checks that log-probabilities at the step's start are known, unless the loss is decoupled."""
     if is_decoupled(lookup):
         raise NoEffectError("use_decoupled_loss recomputes them anyway")
     if not used and lookup("actor.prox_logp_method") != "loglinear":

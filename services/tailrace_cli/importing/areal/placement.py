@@ -1,4 +1,4 @@
-"""AReaL's words for engines and ranks on devices: `sglang:d4+fsdp:d2`, or one backend for each role."""
+"""Rules for engines and ranks of AReaL: `sglang:d4+fsdp:d2`, or one backend for each role."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from tailrace.config.settings.setting import Lookup, choice
-from tailrace_cli.importing import words
+from tailrace.config.settings import Lookup, value_names
+from tailrace_cli.importing import value_names as names
 
 STRATEGY = "learner.strategy_args"
 RANKS = tuple(f"{STRATEGY}.{key}" for key in ("num_ranks", "tensor_parallel_size", "strategy_name"))
@@ -15,13 +15,13 @@ ENGINES = "cluster.num_inference_servers"
 _SIZES = r"(?:[dtpce]\d+)+"
 _PLAN = re.compile(rf"(?:[a-z]+[:.])?({_SIZES})(?:\+(?:([a-z]+)[:.])?({_SIZES}))?")
 _BACKEND = re.compile(rf"([a-z]\w*)(?:[:.]({_SIZES}))?")
-_STRATEGIES = choice("megatron", fsdp="fsdp2")
+_STRATEGIES = value_names("megatron", fsdp="fsdp2")
 
 
 def allocation(plan: Any, lookup: Lookup) -> Mapping[str, Any]:
-    """`sglang:d4t1p1+d2t1p1`: engines and ranks that share the work; others are refused.
+    """Engines and data-parallel ranks from `sglang:d4t1p1+d2t1p1`.
 
-    With `megatron` ranks may share layers too: `sglang:d4+megatron:d2t2`.
+    With `megatron`, ranks may share layers too: `sglang:d4+megatron:d2t2`.
     """
     found = _PLAN.fullmatch(str(plan))
     if not found:
@@ -32,7 +32,7 @@ def allocation(plan: Any, lookup: Lookup) -> Mapping[str, Any]:
 
 
 def trained_by(backend: Any, _lookup: Lookup) -> Mapping[str, Any]:
-    """`fsdp:d4`, `megatron:d2t2`, or the name alone."""
+    """Strategy and ranks from `fsdp:d4`, `megatron:d2t2`, or the strategy from its name alone."""
     found = _BACKEND.fullmatch(str(backend))
     if not found:
         raise ValueError("expected a backend and its ranks, like fsdp:d4")
@@ -42,10 +42,10 @@ def trained_by(backend: Any, _lookup: Lookup) -> Mapping[str, Any]:
 
 
 def served_by(backend: Any, _lookup: Lookup) -> Mapping[str, Any]:
-    """`sglang:d4`: engines, whatever their name."""
+    """Number of engines from `sglang:d4`."""
     found = _BACKEND.fullmatch(str(backend))
     if not found or not found[2]:
-        raise ValueError(f"expected a number of engines, like sglang:d4; {words.NO_ENGINE}")
+        raise ValueError(f"expected a number of engines, like sglang:d4; {names.NO_ENGINE}")
     return {ENGINES: _sizes(found[2], "d")[0]}
 
 
@@ -59,8 +59,8 @@ def _ranks(part: str, cuts: bool) -> Mapping[str, Any]:
 
 
 def _sizes(part: str, allowed: str) -> tuple[int, int]:
-    """How many share the work, and how many of them share layers."""
+    """Numbers of groups of ranks and of ranks in a group, which share layers."""
     sizes = {kind: int(size) for kind, size in re.findall(r"([dtpce])(\d+)", part)}
     if any(size != 1 for kind, size in sizes.items() if kind not in allowed):
-        raise ValueError(f"{part}: {words.PARALLEL}")
+        raise ValueError(f"{part}: {names.ONE_DEVICE}")
     return sizes.get("d", 1), sizes.get("t", 1)

@@ -1,28 +1,28 @@
-"""What settings of AReaL mean here where a name alone does not say it."""
+"""Rules of AReaL whose result depends on further settings."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Any
 
-from tailrace.config.settings.setting import Lookup, choice
-from tailrace_cli.importing import words
-from tailrace_cli.importing.rules import NoEffectError, run_name
+from tailrace.config.settings import Lookup, NoEffectError, value_names
+from tailrace_cli.importing import value_names as names
+from tailrace_cli.importing.rules import run_name
 
 _NORMS = ("reward_norm", "group_reward_norm")
 _TOKEN_REWARDED = ("gae", "reinforce")
-_MODES = choice("online", "offline")
-proximal = choice("recompute", loglinear="interpolate")
+_MODES = value_names("online", "offline")
+proximal = value_names("recompute", loglinear="interpolate")
 
 
 def name(experiment: Any, lookup: Lookup) -> Mapping[str, Any]:
-    """One name of the experiment's and the trial's."""
+    """Name of the run, from experiment and trial."""
     trial = lookup("trial_name")
     return {"exp_name": run_name(f"{experiment}_{trial}" if trial else experiment)}
 
 
 def longest(prompt: Any, lookup: Lookup) -> Mapping[str, Any]:
-    """Prompt and reply together."""
+    """Length of prompt and reply together."""
     return {"agents.max_episode_tokens": prompt + lookup("gconfig.max_new_tokens", 0)}
 
 
@@ -35,25 +35,22 @@ def tracker(mode: Any, lookup: Lookup) -> Mapping[str, Any]:
 
 
 def top_k(value: Any) -> int:
-    """More than any vocabulary has is "from all"."""
-    return 0 if value >= 1_000_000 else words.all_or(value)
+    """0, "from all", for a number above the size of any vocabulary."""
+    return 0 if value >= 1_000_000 else names.not_negative(value)
 
 
 def tokens_of_a_pass(tokens: Any, _lookup: Lookup) -> Mapping[str, Any]:
     """Bounds of a pass."""
-    return {
-        "learner.max_tokens_per_micro_batch": tokens,
-        "learner.min_tokens_per_micro_batch": min(tokens, 1024),
-    }
+    return names.pass_bounds(tokens)
 
 
 def prompts_at_once(prompts: Any, lookup: Lookup) -> Mapping[str, Any]:
-    """Each has as many episodes as a group."""
+    """Episodes at once: a group of episodes for each prompt."""
     return {"agents.max_concurrent_episodes": prompts * lookup("gconfig.n_samples", 1)}
 
 
 def kl(coefficient: Any, lookup: Lookup) -> Mapping[str, Any]:
-    """Always subtracted from the rewards of tokens, which only some estimators have."""
+    """Divergence in the rewards of tokens, which only some estimators have."""
     if not coefficient:
         return {}
     estimator = _estimator(lookup)
@@ -70,9 +67,9 @@ def kl(coefficient: Any, lookup: Lookup) -> Mapping[str, Any]:
 
 
 def kl_estimator(name: Any, lookup: Lookup) -> Mapping[str, Any]:
-    """Read where the divergence is."""
+    """Estimator of the divergence."""
     _check_kl(lookup)
-    return {"learner.kl_estimator": words.kl_estimator(name)}
+    return {"learner.kl_estimator": names.kl_estimator(name)}
 
 
 def _check_kl(lookup: Lookup) -> None:
@@ -80,23 +77,23 @@ def _check_kl(lookup: Lookup) -> None:
         return
     if lookup("actor.kl_ctl"):
         raise ValueError("read with actor.kl_ctl, which is not mapped")
-    raise NoEffectError(words.NO_KL)
+    raise NoEffectError(names.NO_KL)
 
 
 def has_critic(lookup: Lookup) -> bool:
-    """Whether there is a critic."""
+    """Holds if there is a critic."""
     return lookup("critic.path") is not None
 
 
 def discount(value: Any, lookup: Lookup) -> Mapping[str, Any]:
-    """Per token; what looks ahead by `gae_lambda` discounts too where there are no values."""
+    """Discount per token; without values, `gae_lambda` is part of it."""
     if has_critic(lookup):
         return {"learner.gamma": float(value)}
     return _without_values(float(value) * float(lookup("actor.gae_lambda", 1.0)), lookup)
 
 
 def gae_lambda(value: Any, lookup: Lookup) -> Mapping[str, Any]:
-    """How far it looks beyond the next value; without values a discount."""
+    """Weight of what follows the next value; without values, a discount."""
     if has_critic(lookup):
         return {"learner.lambd": float(value)}
     return _without_values(float(value) * float(lookup("actor.discount", 1.0)), lookup)
@@ -112,7 +109,7 @@ def _without_values(gamma: float, lookup: Lookup) -> Mapping[str, Any]:
 
 
 def _estimator(lookup: Lookup) -> str | None:
-    """Plain returns where nothing compares rewards; None if what does is not mapped."""
+    """`reinforce` if nothing compares rewards; None if the comparison is not mapped."""
     found: str | None = lookup("learner.adv_estimator")
     if found is None and not any(lookup(f"actor.{norm}") for norm in _NORMS):
         return "reinforce"
@@ -120,13 +117,13 @@ def _estimator(lookup: Lookup) -> str | None:
 
 
 def critic(path: Any, lookup: Lookup) -> Mapping[str, Any]:
-    """A critic of its own; a copy of the policy where the paths are the same."""
+    """The critic; a copy of the policy if the paths are the same."""
     own = {} if path == lookup("actor.path") else {"learner.critic.pretrain": path}
     return {"learner.adv_estimator": "gae", "learner.critic": {}} | own
 
 
 def reference(path: Any, lookup: Lookup) -> Mapping[str, Any]:
-    """Weights other than those at the run's start."""
+    """Weights of the reference, if they are not those at the run's start."""
     if path == lookup("actor.path"):
         return {}
     _check_kl(lookup)
@@ -134,7 +131,7 @@ def reference(path: Any, lookup: Lookup) -> Mapping[str, Any]:
 
 
 def reward_norm(norm: Any, lookup: Lookup) -> Mapping[str, Any]:
-    """How rewards are compared is the estimator, unless there is a critic."""
+    """The estimator, by the comparison of rewards, unless there is a critic."""
     mean, std = _levels(norm)
     if has_critic(lookup):
         if mean or std:
@@ -156,9 +153,9 @@ def _check_group_size(members: int | None, size: int | None) -> None:
 
 
 def adv_norm(norm: Any, lookup: Lookup) -> Mapping[str, Any]:
-    """Over the batch it is whitening; within groups it is how rewards are compared.
+    """Whitening over the batch, or the estimator by a comparison within groups.
 
-    Older versions: true is over the batch.
+    In older versions `true` means whitening over the batch.
     """
     if isinstance(norm, bool):
         return {"learner.whiten_advantages": norm}
@@ -173,7 +170,7 @@ def adv_norm(norm: Any, lookup: Lookup) -> Mapping[str, Any]:
 
 
 def group_norm(used: Any, lookup: Lookup) -> Mapping[str, Any]:
-    """The older key for the same."""
+    """The estimator by the older key for a comparison within groups."""
     return reward_norm({"mean_level": "group", "std_level": "group"}, lookup) if used else {}
 
 

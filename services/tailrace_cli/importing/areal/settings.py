@@ -1,31 +1,29 @@
-"""AReaL (inclusionAI/AReaL): experiments of asynchronous PPO and GRPO."""
+"""AReaL (inclusionAI/AReaL): the table of its PPO and GRPO experiments, and its defaults."""
 
 from __future__ import annotations
 
-from tailrace.config.settings import Derived, Refused, values
-from tailrace_cli.importing import words
+from tailrace.config.settings import Derived, Refused, Renamed, values
+from tailrace_cli.importing import value_names as names
 from tailrace_cli.importing.areal import loss, placement, rules
-from tailrace_cli.importing.areal.defaults import ALWAYS, DEFAULTS
 from tailrace_cli.importing.rules import (
+    NOT_CORRECTED,
+    Default,
     System,
-    beside,
-    not_,
-    nothing,
-    only,
+    data_files,
+    negated,
     ratio_of_steps,
+    read_with,
     repeats,
     to,
+    where,
 )
 
-_ARGS = "learner.training_args"
 _SAMPLING = "agents.generating_args"
 _ESTIMATOR = ("learner.adv_estimator", "learner.norm_std", "learner.whiten_advantages")
-_CRITIC_ARGS = "learner.critic.training_args"
-_NO_CRITIC = "there is no critic: critic.path is not given"
 _ONE_MODEL = "a run has one policy, with its own tokenizer"
 _SAME_RANKS = "it computes on the policy's ranks"
 _SAME_TYPE = "it computes as the policy does"
-_OPTIMIZER = (
+_KEYS_OF_OPTIMIZER = (
     ("lr", "learning_rate"),
     ("weight_decay", "weight_decay"),
     ("beta1", "adam_beta1"),
@@ -39,17 +37,60 @@ _SERVERS = (
     ("vllm", "max_model_len", "max_num_seqs", "gpu_memory_utilization"),
 )
 
+
+def _optimizer(role: str, args: str) -> tuple[Renamed | Derived, ...]:
+    """Rules for the optimizer of `role`, whose keys here are below `args`."""
+    optimizer = f"{role}.optimizer"
+    return (
+        *(to(f"{optimizer}.{key}", f"{args}.{ours}") for key, ours in _KEYS_OF_OPTIMIZER),
+        to(f"{optimizer}.lr_scheduler_type", f"{args}.lr_scheduler_type", by=values.schedule),
+        ratio_of_steps(
+            f"{optimizer}.warmup_steps_proportion", f"{args}.warmup_steps", "total_train_steps"
+        ),
+    )
+
+
+_DEFAULTS_OF_OPTIMIZER = (("lr", 1e-3), ("weight_decay", 0.01), ("beta2", 0.999))
+# Source: `cli_args.py` of AReaL; only where our default differs.
+_DEFAULTS = (
+    Default("seed", 1),
+    Default("total_train_epochs", 1, unless=("total_train_steps",)),
+    Default("gconfig.n_samples", 1),
+    Default("gconfig.max_new_tokens", 16384),
+    Default("gconfig.max_tokens", 65536, unless=("train_dataset.max_length",)),
+    Default("train_dataset.batch_size", 1, unless=("rollout.consumer_batch_size",)),
+    Default("rollout.max_head_offpolicyness", 0),
+    Default("actor.dtype", "bfloat16"),
+    *(Default(f"actor.optimizer.{key}", value) for key, value in _DEFAULTS_OF_OPTIMIZER),
+    Default("actor.ppo_n_minibatches", 4),
+    Default("actor.reward_clip", 20.0),
+    Default("actor.gae_lambda", 1.0),
+    Default("actor.kl_ctl", 0.1),
+    Default("actor.kl_estimator", "k1"),
+    Default("actor.recompute_logprob", False),
+    Default(
+        "actor.behave_imp_weight_cap",
+        5.0,
+        unless=("actor.behav_imp_weight_cap", "actor.rejection_sampling"),
+    ),
+    Default("critic.eps_clip", 0.5, within="critic"),
+    *(
+        Default(f"critic.optimizer.{key}", value, within="critic")
+        for key, value in _DEFAULTS_OF_OPTIMIZER
+    ),
+)
+
 AREAL = System(
     "areal",
     "AReaL",
     (
         Derived("experiment_name", ("exp_name",), rules.name, "with `trial_name`"),
-        Derived("trial_name", (), nothing, "with `experiment_name`"),
+        read_with("trial_name", "experiment_name"),
         Refused("*.experiment_name", "the run has one name, exp_name"),
         Refused("*.trial_name", "the run has one name, exp_name"),
         to("seed", "seed"),
         to("total_train_steps", "max_steps"),
-        Refused("total_train_epochs", words.NO_EPOCHS),
+        Refused("total_train_epochs", names.NO_EPOCHS),
         Refused("async_training", "give max_staleness: 0 is synchronous", (True,)),
         repeats("tokenizer_path", "actor.path", _ONE_MODEL),
         Derived(
@@ -92,7 +133,7 @@ AREAL = System(
         to(
             "actor.gradient_checkpointing",
             "learner.model_args.disable_gradient_checkpointing",
-            by=not_,
+            by=negated,
         ),
         Derived(
             "actor.mb_spec.max_tokens_per_mb",
@@ -101,11 +142,7 @@ AREAL = System(
             "tokens of a pass",
         ),
         Refused("actor.optimizer.type", "the optimizer is AdamW", ("adam", "adamw")),
-        *(to(f"actor.optimizer.{key}", f"{_ARGS}.{ours}") for key, ours in _OPTIMIZER),
-        to("actor.optimizer.lr_scheduler_type", f"{_ARGS}.lr_scheduler_type", by=values.schedule),
-        ratio_of_steps(
-            "actor.optimizer.warmup_steps_proportion", f"{_ARGS}.warmup_steps", "total_train_steps"
-        ),
+        *_optimizer("actor", "learner.training_args"),
         repeats("actor.group_size", "gconfig.n_samples", "a group has one size"),
         repeats("actor.max_new_tokens", "gconfig.max_new_tokens", "replies have one bound"),
         repeats(
@@ -119,9 +156,9 @@ AREAL = System(
             "actor.use_decoupled_loss", loss.WEIGHTS, loss.decoupled, "`mis`, or `tis` if truncated"
         ),
         *(
-            setting
+            rule
             for word in loss.SPELLINGS
-            for setting in (
+            for rule in (
                 Derived(f"actor.{word}_imp_weight_mode", (), loss.mode, "with `use_decoupled_loss`"),
                 Derived(f"actor.{word}_imp_weight_cap", (), loss.cap, "with `use_decoupled_loss`"),
             )
@@ -151,30 +188,13 @@ AREAL = System(
             "actor.kl_estimator", ("learner.kl_estimator",), rules.kl_estimator, "with `actor.kl_ctl`"
         ),
         Refused("critic.is_critic", "a critic is one", (True,)),
-        only(rules.has_critic, _NO_CRITIC, to("critic.eps_clip", "learner.critic.value_clip")),
+        *where(
+            rules.has_critic,
+            "there is no critic: critic.path is not given",
+            to("critic.eps_clip", "learner.critic.value_clip"),
+            *_optimizer("critic", "learner.critic.training_args"),
+        ),
         repeats("critic.dtype", "actor.dtype", _SAME_TYPE),
-        *(
-            only(rules.has_critic, _NO_CRITIC, to(f"critic.optimizer.{key}", f"{_CRITIC_ARGS}.{ours}"))
-            for key, ours in _OPTIMIZER
-        ),
-        only(
-            rules.has_critic,
-            _NO_CRITIC,
-            to(
-                "critic.optimizer.lr_scheduler_type",
-                f"{_CRITIC_ARGS}.lr_scheduler_type",
-                by=values.schedule,
-            ),
-        ),
-        only(
-            rules.has_critic,
-            _NO_CRITIC,
-            ratio_of_steps(
-                "critic.optimizer.warmup_steps_proportion",
-                f"{_CRITIC_ARGS}.warmup_steps",
-                "total_train_steps",
-            ),
-        ),
         repeats(
             "critic.ppo_n_minibatches", "actor.ppo_n_minibatches", "both are trained in the same passes"
         ),
@@ -182,23 +202,23 @@ AREAL = System(
         Derived("ref.path", ("learner.reference.pretrain",), rules.reference, "unless the policy's"),
         repeats("ref.dtype", "actor.dtype", _SAME_TYPE),
         *(
-            setting
+            rule
             for server, length, running, share in _SERVERS
-            for setting in (
+            for rule in (
                 to(f"{server}.{length}", "inference.max_model_len"),
                 to(f"{server}.{running}", "inference.max_running"),
                 to(f"{server}.{share}", "inference.gpu_memory_utilization"),
                 to(f"{server}.dtype", "inference.dtype", by=values.engine_dtype),
                 repeats(f"{server}.model_path", "actor.path", _ONE_MODEL),
                 repeats(f"{server}.model", "actor.path", _ONE_MODEL),
-                Refused(server, words.NO_ENGINE),
+                Refused(server, names.NO_ENGINE),
             )
         ),
         to("train_dataset.batch_size", "groups_per_step"),
-        Derived(
+        data_files(
             "train_dataset.path",
-            ("agents.datasets.train.path", "scheduler.tags"),
-            lambda path, _: words.datasets("train", "scheduler.tags", path),
+            "train",
+            "scheduler.tags",
             "the data set `train`; rows need a `prompt`",
         ),
         Derived(
@@ -212,23 +232,19 @@ AREAL = System(
             "valid_dataset.batch_size",
             "rows that a loader gives at once; give scheduler.eval_groups, the rows of an evaluation",
         ),
-        Derived(
-            "valid_dataset.path",
-            ("agents.datasets.validation.path", "scheduler.eval_tags"),
-            lambda path, _: words.datasets("validation", "scheduler.eval_tags", path),
-            "the data set `validation`",
+        data_files(
+            "valid_dataset.path", "validation", "scheduler.eval_tags", "the data set `validation`"
         ),
         to("saver.freq_steps", "save_steps"),
         to("evaluator.freq_steps", "eval_steps"),
-        Derived("stats_logger.wandb.mode", words.TRACKERS, rules.tracker, "if not disabled"),
-        beside(
-            "stats_logger.wandb.project",
+        Derived("stats_logger.wandb.mode", names.TRACKERS, rules.tracker, "if not disabled"),
+        *where(
             lambda lookup: lookup("stats_logger.wandb.mode", "disabled") != "disabled",
             "stats_logger.wandb.mode is disabled",
-            "with `stats_logger.wandb.mode`",
+            read_with("stats_logger.wandb.project", "stats_logger.wandb.mode"),
         ),
         to("workflow", "agents.workflow.agent"),
     ),
-    DEFAULTS,
-    ALWAYS,
+    _DEFAULTS,
+    NOT_CORRECTED,
 )

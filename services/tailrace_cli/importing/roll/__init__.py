@@ -1,1 +1,1 @@
-"""ROLL: its settings, what they mean together, and its defaults."""
+"""ROLL: its settings, their meaning together, and its defaults."""

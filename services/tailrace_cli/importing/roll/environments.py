@@ -1,7 +1,7 @@
-"""What settings of ROLL's environments mean here: what is shown of an episode, and what it may sample.
+"""Rules for ROLL's environments: the turns that the policy sees, and the tokens that it may sample.
 
-There `max_new_tokens` bounds one reply, beside the environment's `max_tokens_per_step`; here it bounds
-all replies of an episode together.
+In ROLL `max_new_tokens` limits one reply, as `max_tokens_per_step` of the environment does; here it
+limits all replies of an episode together.
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ from typing import Any
 
 import msgspec
 
-from tailrace.config.settings.setting import Lookup
-from tailrace_cli.importing.rules import NoEffectError
+from tailrace.config.settings import Lookup, NoEffectError
+from tailrace.config.settings.values import whole_number
 from tailrace_envs import env_config_kind
 
 ENVS = "custom_envs"
@@ -24,7 +24,7 @@ _UNITS = {"StepEnvManager": "step", "TrajEnvManager": "trajectory"}
 
 
 def manager(name: Any, lookup: Lookup) -> Mapping[str, Any]:
-    """What a row is, by the end of the class's name; without a history only the newest is shown."""
+    """The unit of a row, by the end of the class's name; without a history, only the newest turn."""
     unit = _unit(name)
     if unit == "step" and lookup("custom_envs.*.history_length") is None:
         return {"granularity": unit, HISTORY_TURNS: 0}
@@ -32,7 +32,7 @@ def manager(name: Any, lookup: Lookup) -> Mapping[str, Any]:
 
 
 def history(length: Any, lookup: Lookup) -> Mapping[str, Any]:
-    """`length` observations with the newest one, as `history[-length:-1]` has it: 0 is all."""
+    """Turns before the newest: ROLL counts the newest too (`history[-length:-1]`), and 0 is all."""
     if _unit(lookup(_MANAGER, "TrajEnvManager")) != "step":
         raise NoEffectError("the manager of this environment shows all turns")
     if isinstance(length, bool) or not isinstance(length, int) or length < 0:
@@ -53,13 +53,13 @@ def _unit(name: Any) -> str:
 
 
 def tokens_per_step(tokens: Any, lookup: Lookup) -> Mapping[str, Any]:
-    """The smaller of the two bounds of a reply, and the budget of an episode of such replies."""
+    """The smaller of both limits of a reply, and the budget of an episode of such replies."""
     step = _smaller(tokens, lookup(REPLY))
     return {"agents.custom_envs.*.max_tokens_per_step": step, **_budgets(lookup)}
 
 
 def reply_tokens(tokens: Any, lookup: Lookup) -> Mapping[str, Any]:
-    """Of a prompt's one reply, which is its episode; of environments' replies see `tokens_per_step`."""
+    """Limit of a reply without environments; with environments see `tokens_per_step`."""
     envs = dict(_environments(lookup))
     if not envs:
         return {BUDGETS[0]: tokens}
@@ -72,7 +72,7 @@ def reply_tokens(tokens: Any, lookup: Lookup) -> Mapping[str, Any]:
 
 
 def _budgets(lookup: Lookup) -> Mapping[str, int]:
-    """For the longest episode: all its turns, each with as many tokens as a reply may have."""
+    """Budget of the longest episode: the limit of a reply, for each of its turns."""
     found = [_budget(name, env, lookup) for name, env in _environments(lookup)]
     known = [budget for budget in found if budget is not None]
     return dict.fromkeys(BUDGETS, max(known)) if known else {}
@@ -83,12 +83,12 @@ def _budget(name: str, env: Mapping[str, Any], lookup: Lookup) -> int | None:
     turns = lookup(f"agents.custom_envs.{name}.env_config.max_turns") or _usual_turns(env)
     if step is None or turns is None:
         length = lookup("sequence_length")
-        return None if length is None else _count(length)
-    return _count(turns) * _count(step)
+        return None if length is None else whole_number(length)
+    return whole_number(turns) * whole_number(step)
 
 
 def _usual_turns(env: Mapping[str, Any]) -> Any:
-    """`max_turns` of an environment that says nothing of it, if its type has that."""
+    """Default `max_turns` of the environment's type, if that has such a key."""
     kind = env_config_kind(str(env.get("env_type")))
     fields = msgspec.structs.fields(kind) if kind else ()
     return next((field.default for field in fields if field.name == "max_turns"), None)
@@ -102,11 +102,5 @@ def _environments(lookup: Lookup) -> Iterator[tuple[str, Mapping[str, Any]]]:
 
 
 def _smaller(first: Any, second: Any) -> int | None:
-    given = [_count(each) for each in (first, second) if each is not None]
+    given = [whole_number(each) for each in (first, second) if each is not None]
     return min(given, default=None)
-
-
-def _count(value: Any) -> int:
-    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-        raise ValueError(f"expected a whole number from 1 on, found {value!r}")
-    return value

@@ -1,25 +1,30 @@
-"""What settings of ROLL mean here where a name alone does not say it."""
+"""Rules of ROLL whose result depends on further settings."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
-from tailrace.config.settings.setting import Lookup, choice
-from tailrace_cli.importing import words
+from tailrace.config.settings import Lookup, value_names
+from tailrace.config.settings.values import whole_number
+from tailrace_cli.importing import value_names as names
+from tailrace_cli.importing.rules import is_gae, is_on, listed
 
 NORM = "reward_normalization"
 LENGTHS = ("agents.max_episode_tokens", "inference.max_model_len")
 
-has_critic = words.estimates_values("adv_estimator")
-_ESTIMATORS = choice("gae", "grpo", "reinforce", "gigpo", "step_reinforce", agentic_reinforce="starpo")
-_METHODS = choice("mean_std", "mean", identity="none")
-_LOSSES = choice("topr", "cispo", "kimi15", ppo="ppo_clip", vanilla="vanilla_pg", tis="tis_pg")
+has_critic = is_gae("adv_estimator")
+has_kl = is_on("learner.init_kl_coef")
+_ESTIMATORS = value_names(
+    "gae", "grpo", "reinforce", "gigpo", "step_reinforce", agentic_reinforce="starpo"
+)
+_METHODS = value_names("mean_std", "mean", identity="none")
+_LOSSES = value_names("topr", "cispo", "kimi15", ppo="ppo_clip", vanilla="vanilla_pg", tis="tis_pg")
 
 
 def groups(rows: Any, lookup: Lookup) -> Mapping[str, Any]:
-    """Rows of a step; with verifiable rewards they are prompts, which have several replies each."""
+    """Groups of a step from its rows; with verifiable rewards, a row is a prompt."""
     if lookup("num_return_sequences_in_group") is not None:
         return {"groups_per_step": rows}
     size = _group_size("train_env_manager", lookup)
@@ -30,16 +35,15 @@ def groups(rows: Any, lookup: Lookup) -> Mapping[str, Any]:
 
 def _group_size(manager: str, lookup: Lookup) -> int:
     size = lookup(f"{manager}.group_size", 1)
-    if isinstance(size, bool) or not isinstance(size, int) or size < 1:
-        raise ValueError(
-            f"{manager}.group_size is {size!r}: give the episodes of a group there, a whole number "
-            "from 1 on"
-        )
-    return size
+    try:
+        return whole_number(size)
+    except ValueError as error:
+        reason = f"{manager}.group_size is {size!r}: give the episodes of a group there: {error}"
+        raise ValueError(reason) from error
 
 
 def env_groups(count: Any, lookup: Lookup) -> Mapping[str, Any]:
-    """Groups of a step, unless `rollout_batch_size` says it."""
+    """Groups of a step, unless `rollout_batch_size` gives them."""
     if lookup("rollout_batch_size") is None:
         return {"groups_per_step": count}
     if count != lookup("groups_per_step"):
@@ -51,7 +55,7 @@ def env_groups(count: Any, lookup: Lookup) -> Mapping[str, Any]:
 
 
 def replies(count: Any, lookup: Lookup) -> Mapping[str, Any]:
-    """Replies to a prompt; an environment gets one, and its group is the manager's."""
+    """Replies to a prompt; with environments it is 1, and the manager has the group size."""
     if lookup("train_env_manager.group_size") is None:
         return {"group_size": count}
     if count != 1:
@@ -59,23 +63,18 @@ def replies(count: Any, lookup: Lookup) -> Mapping[str, Any]:
     return {}
 
 
-def train_files(files: Any, lookup: Lookup) -> Mapping[str, Any]:
-    """Data sets to train on."""
-    return words.datasets("train", "scheduler.tags", _in_folder("actor_train", files, lookup))
+def in_folder(role: str) -> Callable[[Any, Lookup], list[str]]:
+    """Returns the conversion of `file_name` to paths in `dataset_dir`, which some files name again."""
 
+    def paths(files: Any, lookup: Lookup) -> list[str]:
+        folder = lookup(f"{role}.data_args.dataset_dir", "")
+        inside = (f"{folder}/", "/")
+        return [
+            name if not folder or name.startswith(inside) else f"{folder}/{name}"
+            for name in listed(files)
+        ]
 
-def validation_files(files: Any, lookup: Lookup) -> Mapping[str, Any]:
-    """Data sets to evaluate on."""
-    return words.datasets("validation", "scheduler.eval_tags", _in_folder("validation", files, lookup))
-
-
-def _in_folder(role: str, files: Any, lookup: Lookup) -> list[str]:
-    """Files beside their folder, which some name again."""
-    folder = lookup(f"{role}.data_args.dataset_dir", "")
-    names = [files] if isinstance(files, str) else [str(file) for file in files]
-    if not folder:
-        return names
-    return [name if name.startswith((f"{folder}/", "/")) else f"{folder}/{name}" for name in names]
+    return paths
 
 
 def evaluation(rows: Any, lookup: Lookup) -> Mapping[str, Any]:
@@ -84,7 +83,7 @@ def evaluation(rows: Any, lookup: Lookup) -> Mapping[str, Any]:
 
 
 def longest(reply: Any, lookup: Lookup) -> Mapping[str, Any]:
-    """Prompt and reply together, unless `sequence_length` says it."""
+    """Length of prompt and reply together, unless `sequence_length` gives it."""
     if lookup("sequence_length") is not None:
         return {}
     prompt = lookup("prompt_length", 0)
@@ -92,7 +91,7 @@ def longest(reply: Any, lookup: Lookup) -> Mapping[str, Any]:
 
 
 def estimator(name: Any, lookup: Lookup) -> Mapping[str, Any]:
-    """With `reward_normalization`: beyond a group or without deviation only starpo compares."""
+    """The estimator; only starpo compares beyond a group or without the deviation."""
     across = lookup(f"{NORM}.grouping", "traj_group_id") != "traj_group_id"
     plain = lookup(f"{NORM}.method", "mean_std") != "mean_std"
     if name in ("grpo", "reinforce", "agentic_reinforce") and lookup(NORM) is not None:
@@ -102,27 +101,27 @@ def estimator(name: Any, lookup: Lookup) -> Mapping[str, Any]:
 
 
 def is_starpo(lookup: Lookup) -> bool:
-    """Whether it came out as starpo."""
+    """Holds if the estimator is starpo here."""
     name = lookup("adv_estimator")
     return name is not None and estimator(name, lookup)["learner.adv_estimator"] == "starpo"
 
 
 def grouping(value: Any, lookup: Lookup) -> Mapping[str, Any]:
-    """What episodes are compared with; estimators but starpo have their own."""
+    """Episodes that starpo compares; other estimators have no choice."""
     if value != "traj_group_id" and not is_starpo(lookup):
         raise ValueError("only starpo compares beyond groups")
     return {"learner.reward_grouping": value}
 
 
 def method(value: Any, lookup: Lookup) -> Mapping[str, Any]:
-    """How episodes are compared; estimators but starpo have their own."""
+    """Comparison of episodes by starpo; other estimators have no choice."""
     if value != "mean_std" and not is_starpo(lookup):
         raise ValueError("only starpo has a choice")
     return {"learner.reward_norm": _METHODS(value)}
 
 
 def loss(variant: Any, lookup: Lookup) -> Mapping[str, Any]:
-    """By variant."""
+    """The loss by its variant."""
     ours = _LOSSES(variant)
     if ours in ("topr", "tis_pg"):
         return {"learner.loss": ours, "learner.behaviour_correction": "none"}
@@ -132,32 +131,27 @@ def loss(variant: Any, lookup: Lookup) -> Mapping[str, Any]:
 
 
 def kl_in_loss(used: Any, lookup: Lookup) -> Mapping[str, Any]:
-    """The divergence in the loss."""
+    """Divergence in the loss."""
     if not used or not lookup("kl_loss_coef"):
         return {}
     return {"learner.init_kl_coef": lookup("kl_loss_coef"), "learner.kl_in": "loss"}
 
 
 def kl_in_reward(used: Any, lookup: Lookup) -> Mapping[str, Any]:
-    """The divergence in rewards."""
+    """Divergence in rewards."""
     if not used or not lookup("init_kl_coef"):
         return {}
     return {"learner.init_kl_coef": lookup("init_kl_coef"), "learner.kl_in": "reward"}
 
 
-def has_kl(lookup: Lookup) -> bool:
-    """Whether the divergence weighs anything."""
-    return bool(lookup("learner.init_kl_coef"))
-
-
 def staleness(ratio: float) -> int:
-    """Steps that rollouts may be ahead."""
+    """Steps that rollouts may be ahead of the learner."""
     if not math.isfinite(ratio) or ratio < 0:
         raise ValueError("expected a number of steps from 0 on")
     return math.ceil(ratio)
 
 
 def tracker(name: Any, lookup: Lookup) -> Mapping[str, Any]:
-    """TensorBoard's files, W&B's, or none."""
+    """The tracker: TensorBoard, W&B, or none."""
     project = lookup("tracker_kwargs.project", lookup("exp_name"))
-    return words.trackers([name], project, ("stdout",))
+    return names.trackers([name], project, ("stdout",))

@@ -1,17 +1,26 @@
-"""ROLL (alibaba/ROLL): pipelines of agents and of verifiable rewards.
+"""ROLL (alibaba/ROLL): the table of its pipelines, and its defaults.
 
-Its roles have the names that ours have too: those lines are the table of our own settings.
+Its roles have names that our experiments accept too: their rules are those of our own tables.
 """
 
 from __future__ import annotations
 
 from tailrace.config.settings import TABLES, Derived, Refused, values
-from tailrace_cli.importing import words
+from tailrace_cli.importing import value_names as names
 from tailrace_cli.importing.roll import environments, rules
-from tailrace_cli.importing.roll.defaults import ALWAYS, DEFAULTS
-from tailrace_cli.importing.rules import System, nothing, ratio_of_steps, run_name, to, when
+from tailrace_cli.importing.rules import (
+    NOT_CORRECTED,
+    SYNCHRONOUS,
+    Default,
+    System,
+    data_files,
+    ratio_of_steps,
+    read_with,
+    run_name,
+    to,
+    where,
+)
 
-_OF_CRITIC = "there is no critic: adv_estimator is not gae"
 _RUN = (
     "seed",
     "output_dir",
@@ -23,13 +32,31 @@ _RUN = (
 )
 _ENV = "custom_envs.*"
 _READING = ("action_pattern", "action_lookup", "grid_lookup", "grid_vocab", "env_instruction")
-_OWN_READING = "environments here read replies and write observations in words of their own"
+_OWN_READING = "environments here have their own formats of replies and observations"
 _INFER = "actor_infer.strategy_args.strategy_config"
 _OURS = tuple(
-    setting
+    rule
     for table in TABLES.values()
-    for setting in table
-    if setting.name not in ("critic", "reference", "custom_envs")
+    for rule in table
+    if rule.name not in ("critic", "reference", "custom_envs")
+)
+
+_ARGS = (("learning_rate", 5e-5), ("lr_scheduler_type", "linear"), ("adam_beta2", 0.999))
+
+# Source: `base_config.py`, `agentic_config.py`, `model_args.py` of ROLL, and the `TrainingArguments` of
+# Hugging Face; only where our default differs.
+_DEFAULTS = (
+    Default("seed", 42),
+    Default("max_steps", 500),
+    Default("eval_steps", 10),
+    Default("rollout_batch_size", 128),
+    Default("adv_estimator", "gae"),
+    Default("loss_agg_mode", "seq-mean-token-mean"),
+    Default("train_env_manager.group_size", 1, within="train_env_manager"),
+    Default("actor_train.model_args.dtype", "bf16"),
+    Default("actor_train.model_args.disable_gradient_checkpointing", False),
+    *(Default(f"actor_train.training_args.{key}", value) for key, value in _ARGS),
+    *(Default(f"critic.training_args.{key}", value, within="critic") for key, value in _ARGS),
 )
 
 ROLL = System(
@@ -38,10 +65,10 @@ ROLL = System(
     (
         to("exp_name", "exp_name", by=run_name),
         *(to(key, key) for key in _RUN),
-        to("save_steps", "save_steps", by=words.steps_or_never),
-        to("eval_steps", "eval_steps", by=words.steps_or_never),
+        to("save_steps", "save_steps", by=names.not_negative),
+        to("eval_steps", "eval_steps", by=names.not_negative),
         to("resume_from_checkpoint", "resume_from_checkpoint"),
-        Derived("track_with", words.TRACKERS, rules.tracker, "`wandb` and `tensorboard`"),
+        Derived("track_with", names.TRACKERS, rules.tracker, "`wandb` and `tensorboard`"),
         Derived(
             "rollout_batch_size", ("groups_per_step",), rules.groups, "episodes of a step, by group"
         ),
@@ -58,15 +85,15 @@ ROLL = System(
         Refused("reward_pretrain", "give it again if a component of the reward shall be this model"),
         Refused("rpc_timeout", "every call has a deadline of its own"),
         Refused("system_envs", "set the variables where tailrace starts (cluster.keep_environment)"),
-        Derived("tracker_kwargs.project", (), nothing, "with `track_with: wandb`"),
-        Refused("tracker_kwargs", "metrics lie in the run directory"),
+        read_with("tracker_kwargs.project", "track_with: wandb"),
+        Refused("tracker_kwargs", "metrics are in the run directory"),
         Derived(
             "train_env_manager.num_env_groups", ("groups_per_step",), rules.env_groups, "of a step"
         ),
         Derived("val_batch_size", ("scheduler.eval_groups",), rules.evaluation, "episodes, by group"),
         to("sequence_length", *rules.LENGTHS),
         Derived("response_length", rules.LENGTHS, rules.longest, "with `prompt_length`"),
-        Derived("prompt_length", (), nothing, "with `response_length`"),
+        read_with("prompt_length", "response_length"),
         to("async_generation_ratio", "max_staleness", by=rules.staleness),
         Derived(
             "adv_estimator", ("learner.adv_estimator",), rules.estimator, "with `reward_normalization`"
@@ -99,8 +126,8 @@ ROLL = System(
             ),
             "1 + 2 `pg_clip`",
         ),
-        to("max_len_mask", "learner.over_budget_episodes", by=words.masked),
-        to("loss_agg_mode", "learner.loss_aggregation", by=words.aggregation),
+        to("max_len_mask", "learner.over_budget_episodes", by=names.masked),
+        to("loss_agg_mode", "learner.loss_aggregation", by=names.aggregation),
         Derived(
             "use_kl_loss", ("learner.init_kl_coef", "learner.kl_in"), rules.kl_in_loss, "KL in the loss"
         ),
@@ -110,19 +137,22 @@ ROLL = System(
             rules.kl_in_reward,
             "KL in the reward",
         ),
-        Derived("kl_loss_coef", (), nothing, "with `use_kl_loss`"),
-        Derived("init_kl_coef", (), nothing, "with `add_token_level_kl`"),
-        when("kl_penalty", "learner.kl_estimator", rules.has_kl, words.NO_KL, words.kl_estimator),
-        when("target_kl", "learner.target_kl", rules.has_kl, words.NO_KL),
-        when("kl_horizon", "learner.kl_horizon", rules.has_kl, words.NO_KL),
-        when("value_clip", "learner.critic.value_clip", rules.has_critic, _OF_CRITIC),
-        when("critic_warmup", "learner.critic.critic_warmup", rules.has_critic, _OF_CRITIC),
-        when(
-            "lambd",
-            "learner.lambd",
-            rules.has_critic,
-            "the estimator is not gae, which alone looks ahead by values",
+        read_with("kl_loss_coef", "use_kl_loss"),
+        read_with("init_kl_coef", "add_token_level_kl"),
+        *where(
+            rules.has_kl,
+            names.NO_KL,
+            to("kl_penalty", "learner.kl_estimator", by=names.kl_estimator),
+            to("target_kl", "learner.target_kl"),
+            to("kl_horizon", "learner.kl_horizon"),
         ),
+        *where(
+            rules.has_critic,
+            "there is no critic: adv_estimator is not gae",
+            to("value_clip", "learner.critic.value_clip"),
+            to("critic_warmup", "learner.critic.critic_warmup"),
+        ),
+        *where(rules.has_critic, names.NO_LAMBDA, to("lambd", "learner.lambd")),
         to(
             "actor_train.model_args.flash_attn",
             "learner.model_args.attn_implementation",
@@ -136,21 +166,23 @@ ROLL = System(
         to(f"{_INFER}.max_model_len", "inference.max_model_len"),
         to(f"{_INFER}.max_num_seqs", "inference.max_running"),
         to(f"{_INFER}.max_num_batched_tokens", "inference.max_batched_tokens"),
-        Refused(_INFER, words.NO_ENGINE),
-        Derived(
+        Refused(_INFER, names.NO_ENGINE),
+        data_files(
             "actor_train.data_args.file_name",
-            ("agents.datasets.train.path", "scheduler.tags"),
-            rules.train_files,
+            "train",
+            "scheduler.tags",
             "data sets `train`, in `dataset_dir`; rows need a `prompt`",
+            rules.in_folder("actor_train"),
         ),
-        Derived(
+        data_files(
             "validation.data_args.file_name",
-            ("agents.datasets.validation.path", "scheduler.eval_tags"),
-            rules.validation_files,
+            "validation",
+            "scheduler.eval_tags",
             "data sets `validation`",
+            rules.in_folder("validation"),
         ),
         *(
-            Derived(f"{role}.data_args.dataset_dir", (), nothing, "with `file_name`")
+            read_with(f"{role}.data_args.dataset_dir", "file_name")
             for role in ("actor_train", "validation")
         ),
         *(
@@ -159,7 +191,7 @@ ROLL = System(
         ),
         to("validation.generating_args.num_return_sequences", "scheduler.eval_group_size"),
         Refused("validation.generating_args.num_beams", "replies are sampled, never searched", (1,)),
-        to("validation.eval_steps", "eval_steps", by=words.steps_or_never),
+        to("validation.eval_steps", "eval_steps", by=names.not_negative),
         to(f"{_ENV}.env_type", "agents.custom_envs.*.env_type"),
         Derived(
             f"{_ENV}.max_tokens_per_step",
@@ -203,6 +235,6 @@ ROLL = System(
         ),
         *_OURS,
     ),
-    DEFAULTS,
-    ALWAYS,
+    _DEFAULTS,
+    NOT_CORRECTED | SYNCHRONOUS | {"learner.critic.value_clip": 0.0},
 )

@@ -1,1 +1,1 @@
-"""verl: its settings, what they mean together, and its defaults."""
+"""verl: its settings, their meaning together, and its defaults."""

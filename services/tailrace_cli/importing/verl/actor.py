@@ -1,36 +1,95 @@
-"""verl's policy: the model, the actor that trains it, and the reference."""
+"""Table of verl's roles: the policy with its reference, the optimizers, and the critic."""
 
 from __future__ import annotations
 
-from tailrace.config.settings import Derived, Refused, Setting
-from tailrace.config.settings.setting import choice
-from tailrace_cli.importing import words
-from tailrace_cli.importing.rules import beside, not_, nothing, repeats, to, when
+from collections.abc import Mapping
+from typing import Any
+
+from tailrace.config.settings import (
+    Derived,
+    Lookup,
+    NoEffectError,
+    Refused,
+    Renamed,
+    Rule,
+    value_names,
+    values,
+)
+from tailrace_cli.importing import value_names as names
+from tailrace_cli.importing.rules import is_on, negated, ratio_of_steps, read_with, repeats, to, where
 from tailrace_cli.importing.verl import rules
-from tailrace_cli.importing.verl.optimizer import optimizer
 from tailrace_cli.importing.verl.rules import ACTOR, MODEL, ROLLOUT
 
+NO_CRITIC = "there is no critic: algorithm.adv_estimator is not gae"
 _REF = "actor_rollout_ref.ref"
 _CLIPS = ("learner.loss", "learner.pg_clip", "learner.pg_clip_high")
+_MAX_TOKENS = "learner.max_tokens_per_micro_batch"
+_SAME_BATCHES = "policy and critic are trained in the same passes"
+_OPTIMIZER = (
+    ("optim.lr", "learning_rate"),
+    ("optim.weight_decay", "weight_decay"),
+    ("optim.min_lr_ratio", "min_lr_ratio"),
+    ("grad_clip", "max_grad_norm"),
+    ("optim.clip_grad", "max_grad_norm"),
+)
+_OF_ACTOR = (
+    ("strategy", "fsdp"),
+    ("ppo_epochs", 1),
+    ("ppo_mini_batch_size", 256),
+    ("use_dynamic_bsz", False),
+    ("shuffle", False),
+    ("loss_agg_mode", "token-mean"),
+    ("ulysses_sequence_parallel_size", 1),
+)
 
-ACTOR_AND_REFERENCE: tuple[Setting, ...] = (
+
+def _optimizer(role: str, args: str) -> tuple[Renamed | Derived, ...]:
+    """Rules for the optimizer of `role`, whose keys here are below `args`."""
+    optim, schedule = f"{role}.optim", (f"{args}.lr_scheduler_type",)
+
+    def betas(both: Any, _lookup: Lookup) -> Mapping[str, Any]:
+        first, second = both
+        return {f"{args}.adam_beta1": first, f"{args}.adam_beta2": second}
+
+    def warmup(steps: Any, _lookup: Lookup) -> Mapping[str, Any]:
+        return {f"{args}.warmup_steps": steps} if steps >= 0 else {}  # negative: the ratio counts
+
+    def older(style: Any, lookup: Lookup) -> Mapping[str, Any]:
+        if lookup(f"{optim}.lr_scheduler_type") is not None:
+            raise NoEffectError("optim.lr_scheduler_type says it already")
+        return {schedule[0]: values.schedule(style)}
+
+    return (
+        *(to(f"{role}.{key}", f"{args}.{ours}") for key, ours in _OPTIMIZER),
+        Derived(f"{optim}.betas", (f"{args}.adam_beta1", f"{args}.adam_beta2"), betas, "both of AdamW"),
+        Derived(f"{optim}.lr_warmup_steps", (f"{args}.warmup_steps",), warmup, "if not negative"),
+        ratio_of_steps(
+            f"{optim}.lr_warmup_steps_ratio", f"{args}.warmup_steps", "trainer.total_training_steps"
+        ),
+        Renamed(f"{optim}.lr_scheduler_type", schedule, values.schedule),
+        Derived(f"{optim}.warmup_style", schedule, older, "not beside `lr_scheduler_type`"),
+    )
+
+
+ACTOR_AND_REFERENCE: tuple[Rule, ...] = (
     to(f"{MODEL}.path", "pretrain"),
     to(
         f"{MODEL}.enable_gradient_checkpointing",
         "learner.model_args.disable_gradient_checkpointing",
-        by=not_,
+        by=negated,
     ),
     Refused(f"{MODEL}.use_remove_padding", "rows are packed, there is no padding", (True,)),
     Refused(f"{MODEL}.trust_remote_code", "code of models is never run", (False,)),
     Derived(f"{MODEL}.lora_rank", ("learner.lora.r",), rules.lora, "with its scale and layers"),
-    *(
-        beside(f"{MODEL}.{key}", rules.has_adapters, "lora_rank is 0", "with `lora_rank`")
-        for key in ("lora_alpha", "target_modules")
+    *where(
+        is_on(f"{MODEL}.lora_rank"),
+        "lora_rank is 0",
+        *(read_with(f"{MODEL}.{key}", "lora_rank") for key in ("lora_alpha", "target_modules")),
     ),
     to(
         f"{ACTOR}.strategy",
         "learner.strategy_args.strategy_name",
-        by=choice("fsdp2", "megatron", fsdp="fsdp2"),
+        by=value_names("fsdp2", "megatron", fsdp="fsdp2"),
     ),
     Derived(
         f"{ACTOR}.megatron.tensor_model_parallel_size",
@@ -38,21 +97,20 @@ ACTOR_AND_REFERENCE: tuple[Setting, ...] = (
         rules.tensor_parallel,
         "one group of ranks that share the layers, with `strategy: megatron`",
     ),
-    Refused(f"{ACTOR}.megatron.pipeline_model_parallel_size", words.NO_STAGES, (1,)),
+    Refused(f"{ACTOR}.megatron.pipeline_model_parallel_size", names.NO_STAGES, (1,)),
     Derived(f"{ACTOR}.ppo_mini_batch_size", ("learner.num_mini_batches",), rules.updates, "per update"),
     Derived(
         f"{ACTOR}.ppo_micro_batch_size_per_gpu",
-        ("learner.max_tokens_per_micro_batch",),
+        (_MAX_TOKENS,),
         rules.row_budget,
         "times the longest row",
     ),
-    when(
-        f"{ACTOR}.ppo_max_token_len_per_gpu",
-        "learner.max_tokens_per_micro_batch",
-        lambda lookup: bool(lookup(f"{ACTOR}.use_dynamic_bsz")),
+    *where(
+        is_on(f"{ACTOR}.use_dynamic_bsz"),
         "use_dynamic_bsz is off",
+        to(f"{ACTOR}.ppo_max_token_len_per_gpu", _MAX_TOKENS),
     ),
-    Derived(f"{ACTOR}.use_dynamic_bsz", (), nothing, "passes are always packed by tokens"),
+    read_with(f"{ACTOR}.use_dynamic_bsz", "ppo_max_token_len_per_gpu"),
     Refused(f"{ACTOR}.shuffle", "mini-batches are made of groups as they arrive", (False,)),
     to(f"{ACTOR}.ppo_epochs", "learner.ppo_epochs"),
     Derived(f"{ACTOR}.clip_ratio", _CLIPS, rules.clip_both, "unless both sides have their own"),
@@ -60,36 +118,28 @@ ACTOR_AND_REFERENCE: tuple[Setting, ...] = (
         Derived(f"{ACTOR}.{key}", _CLIPS, rules.clip, "`dapo` if they differ")
         for key in ("clip_ratio_low", "clip_ratio_high")
     ),
-    when(
-        f"{ACTOR}.clip_ratio_c",
-        "learner.dual_clip",
+    *where(
         rules.is_vanilla,
         "the loss is not vanilla, which alone has this bound",
+        to(f"{ACTOR}.clip_ratio_c", "learner.dual_clip"),
     ),
     Derived(f"{ACTOR}.policy_loss.loss_mode", ("learner.loss",), rules.loss, "the loss"),
-    to(f"{ACTOR}.loss_agg_mode", "learner.loss_aggregation", by=words.aggregation),
+    to(f"{ACTOR}.loss_agg_mode", "learner.loss_aggregation", by=names.aggregation),
     to(f"{ACTOR}.entropy_coeff", "learner.entropy_loss_coef"),
     Derived(f"{ACTOR}.use_kl_loss", ("learner.init_kl_coef",), rules.kl_in_loss, "KL in the loss"),
-    beside(
-        f"{ACTOR}.kl_loss_coef",
-        lambda lookup: bool(lookup(f"{ACTOR}.use_kl_loss")),
+    *where(
+        is_on(f"{ACTOR}.use_kl_loss"),
         "use_kl_loss is off",
-        "with `use_kl_loss`",
+        read_with(f"{ACTOR}.kl_loss_coef", "use_kl_loss"),
+        to(f"{ACTOR}.kl_loss_type", "learner.kl_estimator", by=names.kl_estimator),
     ),
-    when(
-        f"{ACTOR}.kl_loss_type",
-        "learner.kl_estimator",
-        lambda lookup: bool(lookup(f"{ACTOR}.use_kl_loss")),
-        words.NO_KL,
-        words.kl_estimator,
-    ),
-    *optimizer(ACTOR, "learner.training_args"),
+    *_optimizer(ACTOR, "learner.training_args"),
     Refused(f"{_REF}.fsdp_config.param_offload", "set learner.reference.offload", (False,)),
     repeats(f"{_REF}.strategy", f"{ACTOR}.strategy", "it computes on the learner's ranks"),
     *(
-        repeats(f"{section}.log_prob_{key}", f"{ACTOR}.{actors}", "passes are packed alike")
+        repeats(f"{section}.log_prob_{key}", f"{ACTOR}.{of_actor}", "passes are packed alike")
         for section in (_REF, ROLLOUT)
-        for key, actors in (
+        for key, of_actor in (
             ("use_dynamic_bsz", "use_dynamic_bsz"),
             ("max_token_len_per_gpu", "ppo_max_token_len_per_gpu"),
         )
@@ -100,7 +150,32 @@ ACTOR_AND_REFERENCE: tuple[Setting, ...] = (
         "the reference computes as the policy does",
         1,
     ),
-    Refused(f"{ACTOR}.ulysses_sequence_parallel_size", words.PARALLEL, (1,)),
+    Refused(f"{ACTOR}.ulysses_sequence_parallel_size", names.ONE_DEVICE, (1,)),
     repeats(f"{ROLLOUT}.prompt_length", "data.max_prompt_length", "prompts have one bound"),
     repeats(f"{ROLLOUT}.response_length", "data.max_response_length", "replies have one bound"),
+)
+
+CRITIC: tuple[Rule, ...] = (
+    *where(
+        rules.has_critic,
+        NO_CRITIC,
+        to("critic.cliprange_value", "learner.critic.value_clip"),
+        *_optimizer("critic", "learner.critic.training_args"),
+        *(repeats(f"critic.{key}", f"{ACTOR}.{key}", _SAME_BATCHES, value) for key, value in _OF_ACTOR),
+        repeats("critic.rollout_n", f"{ROLLOUT}.n", "a group has one size", 1),
+        *(
+            repeats(f"critic.model.{key}", f"{MODEL}.{key}", "as the policy is read", False)
+            for key in ("trust_remote_code", "use_remove_padding")
+        ),
+        repeats("critic.model.tokenizer_path", f"{MODEL}.path", "a run has one tokenizer"),
+        repeats(
+            "critic.model.enable_gradient_checkpointing",
+            f"{MODEL}.enable_gradient_checkpointing",
+            "policy and critic compute alike",
+            True,
+        ),
+    ),
+    Derived(
+        "critic.model.path", ("learner.critic.pretrain",), rules.critic_path, "if not the policy's"
+    ),
 )

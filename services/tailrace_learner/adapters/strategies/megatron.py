@@ -56,9 +56,9 @@ class MegatronStrategy:
         for module in list(policy.model.modules()):
             for name, child in list(module.named_children()):
                 if name in _COLUMNS:
-                    setattr(module, name, self._layers.Column.part_of(child, self._size))
+                    setattr(module, name, self._layers.ColumnLinear.part_of(child, self._size))
                 elif name in _ROWS:
-                    setattr(module, name, self._layers.Row.part_of(child, self._size))
+                    setattr(module, name, self._layers.RowLinear.part_of(child, self._size))
                 elif name in _HEAD_NORMS:
                     norms.append(child.weight)
         self._head_norms = norms

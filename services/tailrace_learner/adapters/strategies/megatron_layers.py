@@ -50,11 +50,11 @@ class _Plain:
             return compute(input=input.to(dtype), weight=weight.to(dtype), bias=bias, **kwargs)
 
 
-class Column(_Plain, ColumnParallelLinear):  # type: ignore[misc]
+class ColumnLinear(_Plain, ColumnParallelLinear):  # type: ignore[misc]
     """This rank's outputs: [..., K] -> [..., N / ranks]."""
 
     @classmethod
-    def part_of(cls, linear: nn.Linear, size: int) -> Column:
+    def part_of(cls, linear: nn.Linear, size: int) -> ColumnLinear:
         """Our outputs of a layer that every one of `size` ranks has whole."""
         layer = cls(**_as(linear, size))
         if linear.bias is not None:
@@ -63,11 +63,11 @@ class Column(_Plain, ColumnParallelLinear):  # type: ignore[misc]
         return layer
 
 
-class Row(_Plain, RowParallelLinear):  # type: ignore[misc]
+class RowLinear(_Plain, RowParallelLinear):  # type: ignore[misc]
     """The sum of what all ranks make of their inputs: [..., K / ranks] -> [..., N]."""
 
     @classmethod
-    def part_of(cls, linear: nn.Linear, size: int) -> Row:
+    def part_of(cls, linear: nn.Linear, size: int) -> RowLinear:
         """Our inputs of a layer that every one of `size` ranks has whole; its bias stays whole."""
         layer = cls(**_as(linear, size), input_is_parallel=True, skip_bias_add=False)
         if linear.bias is not None:

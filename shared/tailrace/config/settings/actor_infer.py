@@ -1,4 +1,4 @@
-"""`actor_infer`: the policy as the inference servers sample from it."""
+"""Table of `actor_infer`: the policy from which the inference servers sample."""
 
 from __future__ import annotations
 
@@ -6,21 +6,21 @@ from collections.abc import Mapping
 from typing import Any
 
 from tailrace.config.settings import values
-from tailrace.config.settings.setting import Derived, Lookup, Refused, Renamed, Setting, choice
+from tailrace.config.settings.rules import Derived, Lookup, Refused, Renamed, Rule, value_names
 
 _ARGS = "actor_infer.generating_args"
 _STRATEGY = "actor_infer.strategy_args"
 
 
-def _same(*keys: str) -> tuple[Setting, ...]:
+def _same(*keys: str) -> tuple[Rule, ...]:
     return tuple(Renamed(f"{_ARGS}.{key}", (f"agents.generating_args.{key}",)) for key in keys)
 
 
 def _forward(strategy: Any) -> str:
     if strategy in ("vllm", "sglang"):
         raise ValueError(
-            f"{strategy} is no engine of this version: torch is our own, hf_infer the same with the "
-            "modules of Hugging Face"
+            f"{strategy} is no engine of this version: torch is our own, hf_infer is the same with "
+            "the modules of Hugging Face"
         )
     return str(_FORWARDS(strategy))
 
@@ -32,14 +32,14 @@ def _servers(mapping: Any, lookup: Lookup) -> Mapping[str, Any]:
     return {"cluster.inference_gpus": gpus, **servers}
 
 
-_FORWARDS = choice(torch="auto", hf_infer="generic")
+_FORWARDS = value_names(torch="auto", hf_infer="generic")
 
-ACTOR_INFER: tuple[Setting, ...] = (
+ACTOR_INFER: tuple[Rule, ...] = (
     Refused("actor_infer.model_args.model_type", "an engine serves the policy", ("causal_lm",)),
     Renamed("actor_infer.model_args.dtype", ("inference.dtype",), values.engine_dtype),
     Refused(
         "actor_infer.model_args.attn_implementation",
-        "the engine attends over its cache by its own means: remove it",
+        "the engine has its own attention over its cache: remove it",
     ),
     Refused(
         "actor_infer.model_args.disable_gradient_checkpointing",
@@ -72,7 +72,7 @@ ACTOR_INFER: tuple[Setting, ...] = (
         f"{_STRATEGY}.strategy_name",
         ("inference.forward",),
         _forward,
-        "`hf_infer` runs the modules of Hugging Face, `torch` our lean forward where it agrees",
+        "`hf_infer` runs the modules of Hugging Face, `torch` our own forward pass where both agree",
     ),
     Renamed(f"{_STRATEGY}.gpu_memory_utilization", ("inference.gpu_memory_utilization",)),
     *(

@@ -1,4 +1,4 @@
-"""`actor_train`: the policy as the learner trains it."""
+"""Table of `actor_train`: the policy that the learner trains."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 from tailrace.config.run import RunConfig
 from tailrace.config.settings import values
-from tailrace.config.settings.setting import Derived, Lookup, Refused, Renamed, Setting
+from tailrace.config.settings.rules import Derived, Lookup, Refused, Renamed, Rule
 
 _ARGS = "actor_train.training_args"
 _STRATEGY = "actor_train.strategy_args"
@@ -30,22 +30,23 @@ _ENOUGH_TOKENS = 1024  # for a pass that does not wait for more
 
 
 def tokens_of_a_pass(rows: Any, lookup: Lookup) -> Mapping[str, Any]:
-    """Bounds of a pass of `rows` rows, each as long as an episode may become."""
+    """Returns the bounds of a pass of `rows` rows, each as long as an episode may become."""
     longest = lookup("agents.max_episode_tokens")
     if longest is None:
         raise ValueError("needs agents.max_episode_tokens, the length of a row: give it as well")
-    tokens = _count(rows) * _count(longest)
-    values = {_MAX_TOKENS: tokens}
-    return values if lookup(_MIN_TOKENS) else values | {_MIN_TOKENS: min(tokens, _ENOUGH_TOKENS)}
+    tokens = values.whole_number(rows) * values.whole_number(longest)
+    bounds = {_MAX_TOKENS: tokens}
+    return bounds if lookup(_MIN_TOKENS) else bounds | {_MIN_TOKENS: min(tokens, _ENOUGH_TOKENS)}
 
 
 def updates_of_a_step(passes: Any, lookup: Lookup) -> Mapping[str, Any]:
-    """How many updates a step has if each is made of so many passes."""
+    """Returns the number of updates of a step in which every update has `passes` passes."""
     tokens, longest = lookup(_MAX_TOKENS), lookup("agents.max_episode_tokens")
     if tokens is None or longest is None:
         raise ValueError(f"needs {_ARGS}.per_device_train_batch_size: give it as well")
-    groups = max(_count(lookup(_RANKS, 1)) // _count(lookup(_CUT, 1)), 1)  # of ranks with the same rows
-    rows_of_update = _count(passes) * (tokens // longest) * groups
+    ranks, cut = (values.whole_number(lookup(key, 1)) for key in (_RANKS, _CUT))
+    num_groups = max(ranks // cut, 1)  # of ranks with the same rows
+    rows_of_update = values.whole_number(passes) * (tokens // longest) * num_groups
     rows = _of_run("group_size", lookup) * _of_run("groups_per_step", lookup)
     if rows % rows_of_update:
         raise ValueError(
@@ -56,13 +57,7 @@ def updates_of_a_step(passes: Any, lookup: Lookup) -> Mapping[str, Any]:
 
 
 def _of_run(key: str, lookup: Lookup) -> int:
-    return _count(lookup(key, getattr(RunConfig(exp_name="any"), key)))
-
-
-def _count(value: Any) -> int:
-    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-        raise ValueError(f"expected a whole number from 1 on, found {value!r}")
-    return value
+    return values.whole_number(lookup(key, getattr(RunConfig(exp_name="any"), key)))
 
 
 def _architecture(model_type: Any, lookup: Lookup) -> Mapping[str, Any]:
@@ -82,7 +77,7 @@ def _ranks(mapping: Any, lookup: Lookup) -> Mapping[str, Any]:
     return {"cluster.learner_gpus": gpus, **ranks}
 
 
-ACTOR_TRAIN: tuple[Setting, ...] = (
+ACTOR_TRAIN: tuple[Rule, ...] = (
     Derived(
         "actor_train.model_args.model_type",
         ("learner.from_scratch.model_type",),

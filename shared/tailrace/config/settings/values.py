@@ -1,17 +1,17 @@
-"""Values that this field writes in other words than we do."""
+"""Values that other systems write in another way, and numbers."""
 
 from __future__ import annotations
 
 import re
 from typing import Any
 
-from tailrace.config.settings.setting import choice
+from tailrace.config.settings.rules import value_names
 
-dtype = choice("float32", "bfloat16", fp32="float32", bf16="bfloat16")
-engine_dtype = choice(
+dtype = value_names("float32", "bfloat16", fp32="float32", bf16="bfloat16")
+engine_dtype = value_names(
     "auto", "float32", "bfloat16", "float16", fp32="float32", bf16="bfloat16", fp16="float16"
 )
-attention = choice(
+attention = value_names(
     "packed",
     "sdpa",
     "eager",
@@ -21,7 +21,7 @@ attention = choice(
     fa2="flash_attention_2",
     fa3="flash_attention_3",
 )
-strategy = choice(
+strategy = value_names(
     "auto",
     "single",
     "fsdp2",
@@ -32,13 +32,13 @@ strategy = choice(
     deepspeed_train="deepspeed",
     megatron_train="megatron",
 )
-schedule = choice("constant", "linear", "cosine", constant_with_warmup="constant")
+schedule = value_names("constant", "linear", "cosine", constant_with_warmup="constant")
 
 _RANGE = re.compile(r"list\(range\((\d+)(?:, *(\d+))?\)\)")
 
 
 def devices(mapping: Any) -> list[int]:
-    """Numbers of GPUs: a list, or text like `list(range(0, 4))`; raises `ValueError` for others."""
+    """Returns the numbers of GPUs: a list, or text like `list(range(0, 4))`; else `ValueError`."""
     if isinstance(mapping, str) and (found := _RANGE.fullmatch(mapping.strip())):
         first, end = found.groups()
         mapping = list(range(int(first)) if end is None else range(int(first), int(end)))
@@ -48,3 +48,11 @@ def devices(mapping: Any) -> list[int]:
             f"expected numbers of GPUs, like [0, 1] or list(range(0, 2)), found {mapping!r}"
         )
     return list(mapping)
+
+
+def whole_number(value: Any, least: int = 1, greatest: int = 10**9) -> int:
+    """Coerces `value` to an integer: an integer, or a float like `1e3`; `ValueError` for others."""
+    is_whole = type(value) is int or (isinstance(value, float) and value.is_integer())
+    if not is_whole or not least <= value <= greatest:
+        raise ValueError(f"expected a whole number from {least} on, found {value!r}")
+    return int(value)

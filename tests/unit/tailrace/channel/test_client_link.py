@@ -16,8 +16,7 @@ from tailrace.channel import (
 )
 from tailrace.channel.client import LinkedGenerateClient
 from tailrace.channel.config import CLIENT_DEFAULTS
-from tailrace.channel.credit import Credit
-from tailrace.channel.frames import read_request_frame
+from tailrace.channel.frames import Credit, read_request_frame
 from tailrace.channel.ports import LinkEvents
 from tailrace_protos.base import encode, pack_float32, pack_int32
 from tailrace_protos.generation import (

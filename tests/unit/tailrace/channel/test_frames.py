@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tailrace.channel.credit import Credit
 from tailrace.channel.frames import (
+    Credit,
     FrameTooLargeError,
     FrameWriter,
     read_chunk_frame,

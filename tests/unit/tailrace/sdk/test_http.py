@@ -16,7 +16,7 @@ from aiohttp import web
 
 from tailrace.config import ConfigError
 from tailrace.sdk import http
-from tests.conftest import free_port
+from tests.world.servers import free_port
 
 LIBRARIES = [name for name in ("httpx2", "httpx") if importlib.util.find_spec(name)]
 

@@ -185,6 +185,6 @@ UNMAPPED: list[tuple[str, str, str]] = [
 
 IDLE: list[tuple[str, str, str]] = [
     ("{actor: {behav_imp_weight_cap: 5}}", "behav_imp_weight_cap", "use_decoupled_loss is off"),
-    ("{actor: {kl_ctl: 0.0, kl_estimator: k1}}", "actor.kl_estimator", "weighs nothing"),
-    ("{actor: {path: p}, ref: {path: r}}", "ref.path", "weighs nothing"),
+    ("{actor: {kl_ctl: 0.0, kl_estimator: k1}}", "actor.kl_estimator", "has no weight"),
+    ("{actor: {path: p}, ref: {path: r}}", "ref.path", "has no weight"),
 ]

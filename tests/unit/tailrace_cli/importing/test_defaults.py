@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 import yaml
 
+from tailrace.config.settings import value_at
 from tailrace_cli.commands.import_config import SYSTEMS, import_config
 from tailrace_cli.experiment import decode
-from tailrace_cli.importing.convert import at, convert
-from tailrace_cli.importing.defaults import add_always, completed
+from tailrace_cli.importing.convert import add_always, completed, convert
 from tailrace_cli.importing.rules import Default
 
 PARTIAL: list[tuple[str, str, dict[str, Any]]] = [
@@ -94,21 +94,21 @@ def test_a_partial_file_means_what_it_means_in_its_own_system(
 ) -> None:
     source = tmp_path / "run.yaml"
     source.write_text(file)
-    content = yaml.safe_load(import_config(system, source).text)
-    assert {key: at(content, key) for key in expected} == expected
+    content = yaml.safe_load(import_config(system, [str(source)]).text)
+    assert {key: value_at(content, key) for key in expected} == expected
 
 
 def test_the_experiment_says_which_of_its_values_are_defaults(tmp_path: Path) -> None:
     source = tmp_path / "run.yaml"
     source.write_text("{trainer: {experiment_name: a}, data: {max_prompt_length: 9}}")
-    text, lines, notes = import_config("verl", source)
+    text, lines, notes = import_config("verl", [str(source)])
     head = text.partition("\nexp_name")[0]
-    assert "By its defaults, which are not ours:" in head
+    assert "From its defaults, which differ from ours:" in head
     assert "data.max_response_length" in head
     assert "max_staleness" in head
     assert "data.max_prompt_length" not in head
     assert not [line for line in lines if line.startswith("not mapped")]
-    assert "default: trainer.total_epochs: 30: give max_steps" in "\n".join(notes)
+    assert "default: trainer.total_epochs: 30 has no meaning here: give max_steps" in "\n".join(notes)
 
 
 def test_a_setting_that_is_null_is_not_missing() -> None:

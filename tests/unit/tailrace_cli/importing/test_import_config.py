@@ -11,11 +11,12 @@ import yaml
 from typer.testing import CliRunner
 
 from tailrace.config import ConfigError
+from tailrace.config.settings import value_at
 from tailrace_cli.__main__ import app
 from tailrace_cli.commands.import_config import SYSTEMS, Converted, import_config
 from tailrace_cli.experiment import load
-from tailrace_cli.importing.convert import at, convert
-from tailrace_cli.importing.reading.source import read_source
+from tailrace_cli.importing.convert import convert
+from tailrace_cli.importing.source import read_source
 from tailrace_cli.validation import check_experiment
 
 HERE = Path(__file__).parent
@@ -177,13 +178,13 @@ LISTED = {
 
 
 def imported(source: str) -> Converted:
-    return import_config(source.partition("_")[0], HERE / FILES[source])
+    return import_config(source.partition("_")[0], [str(HERE / FILES[source])])
 
 
 @pytest.mark.parametrize("source", FILES)
 def test_settings_arrive_under_our_keys_with_our_values(source: str) -> None:
     content = yaml.safe_load(imported(source).text)
-    assert {key: at(content, key) for key in EXPECTED[source]} == EXPECTED[source]
+    assert {key: value_at(content, key) for key in EXPECTED[source]} == EXPECTED[source]
 
 
 @pytest.mark.parametrize("source", FILES)
@@ -192,7 +193,7 @@ def test_what_has_no_place_is_listed_with_its_name(source: str) -> None:
     listed = {line.split(": ")[1] for line in lines if line.startswith("not mapped: ")}
     assert listed >= LISTED[source]
     content = yaml.safe_load(text)
-    assert not any(at(content, name) for name in listed)
+    assert not any(value_at(content, name) for name in listed)
 
 
 # Settings that another one of the same file overrules, in that system as well.
@@ -228,7 +229,7 @@ def changed(settings: Any, path: tuple[str, ...]) -> Any:
 
 @pytest.mark.parametrize("source", FILES)
 def test_every_setting_changes_the_result_or_the_list(source: str) -> None:
-    settings, _ = read_source(HERE / FILES[source])
+    settings = read_source([str(HERE / FILES[source])]).settings
     system = SYSTEMS[source.partition("_")[0]]
     before = convert(system, settings)
     lost = {
@@ -260,7 +261,7 @@ def test_a_source_that_says_everything_is_valid_at_once(
 def test_what_the_source_does_not_say_is_called_missing(tmp_path: Path) -> None:
     source = tmp_path / "half.yaml"
     source.write_text("trainer: {experiment_name: half}\ndata: {train_files: rows.jsonl}\n")
-    _, lines, _ = import_config("verl", source)
+    _, lines, _ = import_config("verl", [str(source)])
     assert any("missing" in line and "neither pretrain nor" in line for line in lines)
 
 
@@ -269,11 +270,11 @@ def test_references_and_compositions_are_followed_or_listed(tmp_path: Path) -> N
     source.write_text(
         "defaults: [base]\nexp_name: a\npretrain: ${model}\nmax_steps: ${steps}\nsteps: 7\n"
     )
-    text, lines, _ = import_config("roll", source)
+    text, lines, _ = import_config("roll", [str(source)])
     content = yaml.safe_load(text)
     assert (content["exp_name"], content["max_steps"], "pretrain" in content) == ("a", 7, False)
     assert any(line.startswith("not mapped: defaults: composition by Hydra") for line in lines)
-    assert any(line.startswith("not mapped: steps: read by other settings") for line in lines)
+    assert any(line.startswith("not mapped: steps: other settings refer to it") for line in lines)
     assert any(line.startswith("not mapped: pretrain: Interpolation key 'model'") for line in lines)
 
 
@@ -293,7 +294,7 @@ def test_the_command_writes_to_a_file_and_is_strict_when_told(tmp_path: Path) ->
 
 def test_what_changes_nothing_in_its_own_system_is_said_and_strictly_allowed(tmp_path: Path) -> None:
     source = tmp_path / "run.yaml"
-    text = import_config("roll", HERE / "roll_agentic.yaml").text
+    text = import_config("roll", [str(HERE / "roll_agentic.yaml")]).text
     kept = {
         key: value for key, value in yaml.safe_load(text).items() if key in ("exp_name", "pretrain")
     }
@@ -327,14 +328,14 @@ def test_mistakes_of_the_user_are_named(
     if content is not None:
         path.write_text(content)
     with pytest.raises(ConfigError, match=named):
-        import_config(system, path)
+        import_config(system, [str(path)])
 
 
 def test_a_file_of_another_encoding_is_named(tmp_path: Path) -> None:
     source = tmp_path / "latin.yaml"
     source.write_bytes("exp_name: caf\xe9".encode("latin-1"))
     with pytest.raises(ConfigError, match=r"latin\.yaml is no text in UTF-8"):
-        import_config("roll", source)
+        import_config("roll", [str(source)])
 
 
 def test_an_output_that_cannot_be_written_is_named(
@@ -353,7 +354,7 @@ def test_every_section_that_is_not_valid_is_named(tmp_path: Path) -> None:
         "trainer: {experiment_name: a}\ndata: {train_files: a.jsonl, val_batch_size: many}\n"
         "actor_rollout_ref: {model: {path: a/b}, actor: {entropy_coeff: much}}\n"
     )
-    _, lines, _ = import_config("verl", source)
+    _, lines, _ = import_config("verl", [str(source)])
     wrong = [line for line in lines if line.startswith("not valid: ")]
     assert ["scheduler.eval_groups" in wrong[0], "learner.entropy_loss_coef" in wrong[1]] == [
         True,
@@ -372,12 +373,12 @@ def test_whole_numbers_may_be_written_as_floats(tmp_path: Path) -> None:
         "  rollout: {temperature: 1.0}\n"
         "  actor: {ppo_mini_batch_size: 16.0, optim: {lr_warmup_steps_ratio: 0.1}}\n"
     )
-    text, lines, _ = import_config("verl", source)
+    text, lines, _ = import_config("verl", [str(source)])
     content = yaml.safe_load(text)
     assert lines == (REWARD,)
     assert (content["max_steps"], content["groups_per_step"]) == (1000, 64)
-    assert at(content, "learner.num_mini_batches") == 4
-    assert at(content, "learner.training_args.warmup_steps") == 100
+    assert value_at(content, "learner.num_mini_batches") == 4
+    assert value_at(content, "learner.training_args.warmup_steps") == 100
     assert "temperature: 1.0" in text  # where fractions are possible nothing changes
 
 
@@ -387,9 +388,9 @@ def test_what_other_settings_refer_to_as_a_section_is_not_called_unknown(tmp_pat
         "exp_name: a\nlake: {env_type: frozen_lake, env_config: {size: 4}}\n"
         "custom_envs: {Lake: '${lake}'}\n"
     )
-    _, lines, _ = import_config("roll", source)
+    _, lines, _ = import_config("roll", [str(source)])
     for key in ("lake.env_type", "lake.env_config.size"):
-        assert f"not mapped: {key}: read by other settings alone, which have its value" in lines
+        assert f"not mapped: {key}: other settings refer to it, and have its value" in lines
 
 
 ODD: tuple[Any, ...] = (0, -1, 0.0, "", "x", [], [None], {}, {"a": 1}, True, float("nan"), 10**30)
@@ -397,7 +398,7 @@ ODD: tuple[Any, ...] = (0, -1, 0.0, "", "x", [], [None], {}, {"a": 1}, True, flo
 
 @pytest.mark.parametrize("source", list(FILES))
 def test_no_value_of_any_setting_ends_with_a_traceback(source: str) -> None:
-    settings, _ = read_source(HERE / FILES[source])
+    settings = read_source([str(HERE / FILES[source])]).settings
     system = source.partition("_")[0]
     for path in leaves(settings):
         for value in ODD:

@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 import yaml
 
+from tailrace.config.settings import value_at
 from tailrace_cli.commands.import_config import SYSTEMS
-from tailrace_cli.importing.convert import at, convert
+from tailrace_cli.importing.convert import convert
 from tests.unit.tailrace_cli.importing import areal_pieces, roll_pieces, verl_pieces
 
 
@@ -26,7 +27,7 @@ def test_settings_mean_what_they_mean_together(
     system: str, piece: str, expected: dict[str, Any]
 ) -> None:
     imported = convert(SYSTEMS[system], yaml.safe_load(piece))
-    assert {key: at(imported.content, key) for key in expected} == expected
+    assert {key: value_at(imported.content, key) for key in expected} == expected
 
 
 @pytest.mark.parametrize(

@@ -11,9 +11,10 @@ from hypothesis import strategies as st
 
 from tailrace.config import ConfigError
 from tailrace_envs import make_env
-from tailrace_envs.maths.answers import as_number, comparison, said_answer
+from tailrace_envs.maths.answers import as_number, comparison, extract_answer
 from tailrace_envs.maths.environment import INSTRUCTION, NO_ANSWER, MathsText
-from tailrace_envs.maths.problems import is_held_out, problem_for_seed
+from tailrace_envs.maths.problems import problem_for_seed
+from tailrace_envs.splits import is_held_out
 
 
 def test_a_right_answer_pays_and_ends() -> None:
@@ -45,9 +46,9 @@ def test_attempts_run_out() -> None:
 
 
 def test_the_last_mark_counts() -> None:
-    assert said_answer("#### 3\nno, #### $4 \nthat is it") == "$4"
-    assert said_answer("four") is None
-    assert said_answer("####") is None
+    assert extract_answer("#### 3\nno, #### $4 \nthat is it") == "$4"
+    assert extract_answer("four") is None
+    assert extract_answer("####") is None
 
 
 @pytest.mark.parametrize(
@@ -137,8 +138,8 @@ def test_held_out_problems_are_never_train_problems() -> None:
         {problem_for_seed(2, 9, split, seed) for seed in range(300)} for split in ("train", "held_out")
     )
     assert train.isdisjoint(held_out)
-    assert all(map(is_held_out, held_out))
-    assert not any(map(is_held_out, train))
+    assert all(is_held_out(problem.question) for problem in held_out)
+    assert not any(is_held_out(problem.question) for problem in train)
 
 
 def test_problems_come_from_a_data_set(tmp_path: Path) -> None:

@@ -201,7 +201,7 @@ def test_observations_of_every_space_become_text() -> None:
         ({"id": "Nowhere-v0"}, "Nowhere"),
         ({"kwargs": {"is_sliper": 1}}, "is_sliper"),
         ({"actions": ["Left", "Right"]}, "actions must name all 4"),
-        ({"actions": ["A", "a", "b", "c"]}, "each by another word"),
+        ({"actions": ["A", "a", "b", "c"]}, "each by a distinct word"),
         ({**CART, "observation": "ansi"}, "does not render as ansi"),
         ({"id": "MountainCarContinuous-v0", "kwargs": {}}, "actions: names are for discrete"),
         ({"to_action": "a:b"}, "actions and to_action"),

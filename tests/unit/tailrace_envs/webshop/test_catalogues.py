@@ -10,11 +10,12 @@ import pytest
 
 from tailrace.config import ConfigError
 from tailrace_envs import make_env
-from tailrace_envs.webshop.catalogue import Instruction, Product, read_catalogue, write_catalogue
+from tailrace_envs.webshop.catalogue import Instruction, Product, read_catalogue
 from tailrace_envs.webshop.environment import WebShopText
 from tailrace_envs.webshop.generated import generate_products
 from tailrace_envs.webshop.goals import MAX_COMBINATIONS, make_goals
 from tailrace_envs.webshop.public import UNKNOWN_PRICE, price_of
+from tests.unit.tailrace_envs.webshop.catalogues import write_catalogue
 
 PUBLISHED: list[dict[str, Any]] = [
     {

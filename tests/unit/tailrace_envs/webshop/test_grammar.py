@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tailrace_envs.webshop.catalogue import Instruction, Product, write_catalogue
-from tailrace_envs.webshop.environment import WebShopText
-from tailrace_envs.webshop.grammar import Action, plain, read_action
+from tailrace_envs.webshop.catalogue import Instruction, Product
+from tailrace_envs.webshop.environment import Action, WebShopText, normalized, read_action
 from tailrace_envs.webshop.pages import BACK, BUY, DETAILS, NEXT, PREVIOUS, Page
+from tests.unit.tailrace_envs.webshop.catalogues import write_catalogue
 
 NAMES = ("red", "Red", "red  |  white", "[2 Pack] Blue", "x", "x] y", "a]", "")
 BUTTONS = {BACK, NEXT, PREVIOUS, BUY, *DETAILS}
@@ -77,7 +77,7 @@ nasty = st.one_of(
     ),
     st.text(st.sampled_from("aAβΣ1 []|<>\t\n"), max_size=6),
 )
-asins = nasty.filter(lambda name: plain(name) not in BUTTONS)
+asins = nasty.filter(lambda name: normalized(name) not in BUTTONS)
 catalogues = st.lists(
     st.builds(
         Product,
@@ -136,7 +136,7 @@ def test_a_goal_in_capitals_brackets_and_blanks_reaches_reward_one(tmp_path: Pat
         env = WebShopText(catalogue={"path": str(path)}, split="all")
         env.reset(seed=0)
         for name in ("B1", *(wish.options or {}).values()):
-            reply = f"click[{name if as_written else plain(name)}]"
+            reply = f"click[{name if as_written else normalized(name)}]"
             if name == "B1":
                 env.step("search[lamp]")
             assert env.step(reply)[4]["invalid_action"] is False, reply

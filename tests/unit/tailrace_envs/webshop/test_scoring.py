@@ -6,9 +6,15 @@ import pytest
 from rapidfuzz import fuzz
 
 from tailrace_envs.webshop.catalogue import Product
-from tailrace_envs.webshop.colours import COLOURS, base_colour
 from tailrace_envs.webshop.goals import Goal
-from tailrace_envs.webshop.scoring import is_alike, score, score_type, title_words
+from tailrace_envs.webshop.scoring import (
+    COLOURS,
+    base_colour,
+    is_similar,
+    score,
+    score_type,
+    title_words,
+)
 
 LAMP = Product(
     asin="a1",
@@ -152,15 +158,15 @@ def test_ratios_are_rounded_before_they_are_compared(
     one: str, other: str, ratio: float, is_met: bool
 ) -> None:
     assert fuzz.token_set_ratio(one, other) == pytest.approx(ratio)
-    assert is_alike(one, other) is is_met
+    assert is_similar(one, other) is is_met
 
 
 def test_letters_with_accents_are_left_out_of_a_comparison() -> None:
-    assert is_alike("éclairé", "clair")  # 100, and 100 * 10 / 12 with the accents
-    assert not is_alike("é", "è")
+    assert is_similar("éclairé", "clair")  # 100, and 100 * 10 / 12 with the accents
+    assert not is_similar("é", "è")
 
 
 def test_texts_are_alike_whatever_the_order_of_words() -> None:
-    assert is_alike("Machine-Washable", "machine washable")
-    assert is_alike("washable, by machine", "machine washable by")
-    assert not is_alike("red", "blue")
+    assert is_similar("Machine-Washable", "machine washable")
+    assert is_similar("washable, by machine", "machine washable by")
+    assert not is_similar("red", "blue")

@@ -14,7 +14,7 @@ from tailrace_envs.webshop.environment import INVALID_NOTE, RULES, WebShopText
 from tailrace_envs.webshop.expert import WebShopExpert
 from tailrace_envs.webshop.generated import KINDS, generate_products
 from tailrace_envs.webshop.goals import make_goals
-from tailrace_envs.webshop.search import SearchIndex
+from tailrace_envs.webshop.shop import SearchIndex
 
 PAGES = {"items_per_page": 3}
 

@@ -13,9 +13,9 @@ from tailrace.config import ConfigError, Endpoints, RunConfig
 from tailrace.runtime import Args
 from tailrace_learner.__main__ import _Process
 from tailrace_learner.adapters import hf_model
-from tailrace_learner.adapters.hf_model import LoadedModel, make_policy, prepared, tensor_bytes
+from tailrace_learner.adapters.hf_model import TrainableModel, make_policy, prepared, tensor_bytes
 from tailrace_learner.config import FromScratch, LearnerConfig, ModelArgs, TrainingArgs
-from tailrace_learner.core.algorithms.losses import LOSSES
+from tailrace_learner.core.algorithms import LOSSES
 from tailrace_learner.core.batch.packing import pack
 from tailrace_learner.core.batch.rows import PreparedGroup
 from tailrace_learner.core.cpu.kernels import OneDnnLinear, has_onednn_linear
@@ -31,7 +31,7 @@ TOKENIZER = "tailrace_envs.frozen_lake_tokenizer:build_frozen_lake_tokenizer"
 
 
 def policy_of(given: LearnerConfig) -> Policy:
-    loaded = LoadedModel(prepared(make_model(), given), tokenizer=None)
+    loaded = TrainableModel(prepared(make_model(), given), tokenizer=None)
     return make_policy(loaded, given)
 
 

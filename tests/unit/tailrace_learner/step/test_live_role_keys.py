@@ -9,12 +9,12 @@ import torch
 from msgspec.structs import replace
 
 from tailrace.config import RunConfig
-from tailrace_learner.adapters.hf_model import LoadedModel
+from tailrace_learner.adapters.hf_model import TrainableModel
+from tailrace_learner.adapters.launch import _strategy
 from tailrace_learner.adapters.roles import RoleMaker
 from tailrace_learner.adapters.strategies.deepspeed import DeepspeedStrategy
 from tailrace_learner.adapters.strategies.single import SingleStrategy
 from tailrace_learner.adapters.strategies.zero3 import Zero3Strategy
-from tailrace_learner.adapters.teaming import _strategy
 from tailrace_learner.config import CriticArgs, LearnerConfig, StrategyArgs, TrainingArgs
 from tailrace_learner.core.batch.ranks import ONE_RANK
 from tests.unit.tailrace_learner.factory import make_policy, make_rows
@@ -29,7 +29,7 @@ def trained_head(critic: dict[str, Any], max_steps: int = 4, **settings: Any) ->
     args = CriticArgs(shared=True, training_args=replace(OF_CRITIC, **critic))
     config = LearnerConfig(adv_estimator="gae", critic=args, **settings)
     policy, run = make_policy(), RunConfig(exp_name="unit", max_steps=max_steps)
-    loaded = LoadedModel(policy.model, None)
+    loaded = TrainableModel(policy.model, None)
     maker = RoleMaker(run, config, loaded, policy, SingleStrategy(), "")
     trainer = maker.make().critic
     assert trainer is not None

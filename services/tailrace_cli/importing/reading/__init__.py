@@ -1,1 +1,0 @@
-"""Configurations as other systems keep them: YAML files, command lines, scripts."""

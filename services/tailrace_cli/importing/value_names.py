@@ -1,0 +1,54 @@
+"""Values and remedies that the tables of several systems share."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from tailrace.config.settings import value_names
+
+kl_estimator = value_names("k1", "abs", "k2", "k3", kl="k1", mse="k2", low_var_kl="k3")
+_AGGREGATIONS = ("token-mean", "seq-mean-token-sum", "seq-mean-token-mean", "seq-mean-token-sum-norm")
+aggregation = value_names(
+    *(name.replace("-", "_") for name in _AGGREGATIONS),
+    **{name: name.replace("-", "_") for name in _AGGREGATIONS},
+)
+
+NO_ENGINE = "inference servers run our own torch engine, which has no such setting"
+ONE_DEVICE = "an engine and a learner's rank have one device each; more of them share the work"
+NO_CUT = "megatron alone cuts layers over ranks"
+NO_STAGES = "a rank has all layers, or a part of each: cut them by tensor parallelism"
+NO_EPOCHS = "give max_steps: a run draws rows for as many steps as it has"
+NO_KL = "the divergence has no weight: its coefficient is 0 or it is switched off"
+NO_LAMBDA = "the estimator is not gae, which alone looks ahead by values"
+
+TRACKERS = ("learner.tensorboard", "learner.wandb.project", "learner.wandb.mode")
+
+
+def trackers(names: Sequence[Any], project: Any, without: Sequence[str]) -> Mapping[str, Any]:
+    """Switches trackers on; those of `without` write nothing that a run does not write anyway."""
+    unknown = [name for name in names if name not in ("tensorboard", "wandb", *without)]
+    if unknown:
+        raise ValueError(f"there is no tracker {unknown[0]}, but TensorBoard, W&B and metrics.jsonl")
+    ours: dict[str, Any] = {"learner.tensorboard": "tensorboard" in names}
+    if "wandb" in names:
+        ours |= {"learner.wandb.project": str(project), "learner.wandb.mode": "online"}
+    return ours
+
+
+def not_negative(value: Any) -> int:
+    """Turns a negative number into 0: -1 means "never" for an interval, "all" for `top_k`."""
+    return max(int(value), 0)
+
+
+def masked(used: Any) -> str:
+    """Treatment of replies that a limit cut off."""
+    return "mask" if used else "train"
+
+
+def pass_bounds(tokens: Any) -> Mapping[str, Any]:
+    """Bounds of the tokens of one pass."""
+    return {
+        "learner.max_tokens_per_micro_batch": tokens,
+        "learner.min_tokens_per_micro_batch": min(tokens, 1024),
+    }

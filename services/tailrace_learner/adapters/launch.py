@@ -1,0 +1,172 @@
+"""Start of the learner's ranks: one worker alone, or rank 0 with its mirrors under torchrun's agent.
+
+With several ranks the process that the supervisor knows becomes torchrun's elastic agent. It ends when
+any rank ends, and ends the others. A rank never outlives it: the kernel kills the ranks of a killed
+agent. Exit codes pass through: 2 (a user's mistake) stays 2; a killed rank makes it 1.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import logging
+import os
+import signal
+import sys
+from collections.abc import Sequence
+
+import torch
+from torch.distributed.elastic.multiprocessing.api import SignalException
+from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+from torch.distributed.launcher.api import LaunchConfig, elastic_launch
+
+from tailrace import log as tailrace_log
+from tailrace.config import ConfigError, RunConfig
+from tailrace.log import get_logger
+from tailrace_learner.adapters.hf_model import pick_device
+from tailrace_learner.adapters.rank_controller import RankController, follow
+from tailrace_learner.adapters.ranks import TorchRanks, check_launch, launched_rank
+from tailrace_learner.adapters.strategies.base import Strategy
+from tailrace_learner.adapters.strategies.deepspeed import DeepspeedStrategy
+from tailrace_learner.adapters.strategies.fsdp2 import Fsdp2Strategy
+from tailrace_learner.adapters.strategies.megatron import MegatronStrategy
+from tailrace_learner.adapters.strategies.single import SingleStrategy
+from tailrace_learner.adapters.strategies.zero3 import Zero3Strategy
+from tailrace_learner.adapters.worker import Worker
+from tailrace_learner.config import LearnerConfig
+from tailrace_learner.config_execution import StrategyArgs
+
+log = get_logger(__name__)
+
+_PR_SET_PDEATHSIG = 1
+_EXIT_FAILED = 1
+_EXIT_CONFIG = 2
+
+
+def ready_host(config: LearnerConfig) -> None:
+    """Set the environment of several ranks before anything touches a GPU; the agent's ranks inherit it.
+
+    `ConfigError` if there are more ranks than GPUs.
+    """
+    device = pick_device(config)
+    if device.type == "cuda":
+        check_gpus(config.strategy_args.num_ranks, torch.cuda.device_count())
+    for name, value in rank_environment(config.strategy_args.resolved_name, device.type).items():
+        os.environ.setdefault(name, value)
+
+
+def check_gpus(num_ranks: int, num_gpus: int) -> None:
+    """Raise `ConfigError` if ranks would have to share a GPU."""
+    if num_ranks > num_gpus:
+        raise ConfigError(
+            f"learner.strategy_args.num_ranks is {num_ranks}, but the learner sees {num_gpus} GPU(s); "
+            "two ranks cannot share one: list more in cluster.learner_gpus, or lower num_ranks"
+        )
+
+
+def rank_environment(strategy_name: str, device_type: str) -> dict[str, str]:
+    """Returns the variables that a strategy's package reads at its import or when CUDA starts."""
+    if strategy_name == "megatron":
+        # megatron-core warns without it; on CUDA it orders communication before computation.
+        return {"CUDA_DEVICE_MAX_CONNECTIONS": "1"}
+    if strategy_name == "deepspeed" and device_type == "cpu":
+        return {"DS_ACCELERATOR": "cpu"}  # otherwise it takes any GPU that it sees
+    return {}
+
+
+def gather_ranks(run: RunConfig, config: LearnerConfig) -> Worker | RankController:
+    """Returns a worker alone, or in rank 0 the controller of all ranks once they have joined."""
+    if launched_rank() is None:
+        return Worker(run, config, SingleStrategy())
+    ranks = _join(config)
+    return RankController(Worker(run, config, _strategy(ranks, config)), ranks)
+
+
+def join_ranks(run: RunConfig, config: LearnerConfig, instance_id: str) -> int:
+    """Mirror rank 0 until it ends; returns the exit code."""
+    # The agent signals all ranks at once; rank 0 needs us until it has drained, and then tells us.
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    tailrace_log.configure(run=run.exp_name, instance_id=f"{instance_id}-r{launched_rank()}")
+    tailrace_log.bind(service="learner")
+    torch.set_num_threads(config.num_threads)
+    ranks = _join(config)
+    follow(Worker(run, config, _strategy(ranks, config)), ranks)
+    return 0
+
+
+def leave(exit_code: int) -> int:
+    """End a rank at once: its threads may wait for ranks that are gone. Other processes return."""
+    if launched_rank() is not None:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(exit_code)
+    return exit_code
+
+
+def _join(config: LearnerConfig) -> TorchRanks:
+    die_with_agent()
+    check_launch(config.strategy_args)
+    device = pick_device(config)
+    if device.type == "cuda":
+        torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
+    ranks = TorchRanks(config.strategy_args, device)
+    log.info("rank joined", rank=ranks.rank, num_ranks=ranks.num_ranks)
+    return ranks
+
+
+def _strategy(ranks: TorchRanks, config: LearnerConfig) -> Strategy:
+    args = config.strategy_args
+    match args.resolved_name:
+        case "fsdp2":
+            return Fsdp2Strategy(ranks, pick_device(config))
+        case "deepspeed" if args.zero_stage == 3:
+            return Zero3Strategy(ranks, config.training_args)
+        case "deepspeed":
+            return DeepspeedStrategy(ranks, args.zero_stage, config.training_args)
+        case "megatron":
+            return MegatronStrategy(ranks, args)
+        case _:
+            return SingleStrategy()
+
+
+def run_ranks(args: StrategyArgs, module: str, argv: Sequence[str]) -> int:
+    """Run `python -m module *argv` as `num_ranks` ranks until one ends; returns the exit code."""
+    _silence_agent()
+    launch = LaunchConfig(
+        min_nodes=1,
+        max_nodes=1,
+        nproc_per_node=args.num_ranks,
+        rdzv_backend="c10d",
+        rdzv_endpoint="127.0.0.1:0",
+        max_restarts=0,
+        monitor_interval=0.2,
+        local_addr="127.0.0.1",
+    )
+    try:
+        elastic_launch(launch, sys.executable)("-m", module, *argv)
+    except ChildFailedError as error:
+        return _exit_code(error)
+    except SignalException:  # a signal to end: the ranks have drained
+        return 0
+    return 0
+
+
+def die_with_agent() -> None:
+    """Have the kernel kill this rank when the agent dies."""
+    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() == 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+def _exit_code(error: ChildFailedError) -> int:
+    codes = {rank: failure.exitcode for rank, failure in error.failures.items()}
+    if _EXIT_CONFIG in codes.values():
+        return _EXIT_CONFIG  # the rank printed the reason as its last line
+    log.error("ranks ended", exit_codes=codes)
+    return _EXIT_FAILED
+
+
+def _silence_agent() -> None:
+    """Silence the agent: its reports would hide the messages of the ranks."""
+    logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)
+    logging.getLogger("torch.distributed.run").setLevel(logging.CRITICAL)

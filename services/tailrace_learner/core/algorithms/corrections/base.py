@@ -1,0 +1,52 @@
+"""Behaviour correction: weights for tokens that another policy sampled than the one being improved.
+
+    rho = exp(log pi_old - log mu);  with `correction_level: sequence`, the product over the row
+
+    tis       weight min(rho, C)                          C = `tis_cap`
+    mis       weight rho, 0 where rho > C
+    icepop    weight rho, 0 outside of `icepop_low` to `icepop_high`, per token
+    none      weight 1
+
+`geometric_mask` x also gives weight 0 to rows whose geometric mean of rho lies outside of 1 / (1 + x)
+to 1 + x: rows that drifted as a whole.
+
+pi_old is the learner at the start of the step, mu the engine's policy that sampled the token. The
+weight multiplies the policy loss of every token in every pass, whatever the loss; it is no function of
+the current weights. Truncated importance sampling: Ionides 2008; on learner/engine mismatch: Yao et
+al. 2025, "Your Efficient RL Framework Secretly Brings You Off-Policy RL Training"; masked, and the
+geometric mask: Liu et al. 2025, "When Speed Kills Stability"; IcePop: Ling Team 2025,
+arXiv:2510.18855; beside a clip of pi/pi_old: Hilton et al. 2022, arXiv:2110.00641, and AReaL,
+arXiv:2505.24298.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+from tailrace_learner.config import LearnerConfig
+from tailrace_learner.core.algorithms.losses.base import LossInputs
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    Weighed = tuple[Tensor, dict[str, Tensor]]  # weights [M], and the number of tokens at each bound
+
+
+def corrected(inputs: LossInputs, config: LearnerConfig) -> Weighed:
+    """Weights [M] of the configured correction, with the geometric mask where it is on."""
+    weights, counts = config.correction(inputs, config)
+    if not config.geometric_mask:
+        return weights, counts
+    drift = inputs.rows.means(inputs.log_pi_old - inputs.log_mu).abs()
+    is_masked = drift > math.log1p(config.geometric_mask)
+    counts = counts | {"geometric_masked_fraction": is_masked.sum()}
+    return weights.masked_fill(is_masked, 0.0), counts
+
+
+def ratio(inputs: LossInputs, config: LearnerConfig) -> Tensor:
+    """Proximal over behaviour probability [M], of a token or of all tokens of its row."""
+    difference = inputs.log_pi_old - inputs.log_mu
+    if config.correction_level == "sequence":
+        difference = inputs.rows.sums(difference)
+    return difference.exp()

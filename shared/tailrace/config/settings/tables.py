@@ -1,0 +1,100 @@
+"""The tables of our settings by other names, one for each part of an experiment."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from tailrace.config.settings.actor_infer import ACTOR_INFER
+from tailrace.config.settings.actor_train import ACTOR_TRAIN
+from tailrace.config.settings.critic_and_reference import CRITIC, REFERENCE
+from tailrace.config.settings.rules import Derived, Lookup, Renamed, Rule
+
+_ALGORITHM = (
+    "adv_estimator",
+    "ppo_epochs",
+    "gamma",
+    "lambd",
+    "init_kl_coef",
+    "target_kl",
+    "pg_clip",
+    "whiten_advantages",
+    "entropy_loss_coef",
+    "advantage_clip",
+    "reward_clip",
+)
+_TOP_LEVEL: tuple[Rule, ...] = (
+    *(Renamed(key, (f"learner.{key}",)) for key in _ALGORITHM),
+    Renamed("custom_envs", ("agents.custom_envs",)),
+    Renamed("reward_pretrain", ("reward.reward_pretrain",)),
+    Renamed("num_gpus_per_node", ("cluster.num_gpus_per_node",)),
+)
+
+
+def _partition(key: str, total_key: str, total_name: str) -> Derived:
+    """`num_groups_partition` of a manager: where the total is given too, both must agree."""
+
+    def derive(value: Any, lookup: Lookup) -> Mapping[str, Any]:
+        total = lookup(total_key)
+        if total is not None and sum(value) != total:
+            raise ValueError(
+                f"{list(value)} adds up to {sum(value)}, and {total_name} ({total_key}) is {total}: "
+                "make them equal"
+            )
+        return {key: value}
+
+    return Derived(
+        f"{total_name.partition('.')[0]}.num_groups_partition",
+        (key,),
+        derive,
+        "groups of each tag, in the order of `tags`; they add up to `num_env_groups`",
+    )
+
+
+_TRAIN_ENV_MANAGER: tuple[Rule, ...] = (
+    Renamed("train_env_manager.tags", ("scheduler.tags",)),
+    Renamed("train_env_manager.num_env_groups", ("groups_per_step",), remark="groups of one step"),
+    Renamed("train_env_manager.group_size", ("group_size",)),
+    _partition("scheduler.num_groups_partition", "groups_per_step", "train_env_manager.num_env_groups"),
+    Renamed(
+        "train_env_manager.max_env_num_per_worker",
+        ("agents.max_concurrent_episodes",),
+        remark="training episodes that one agents worker plays at once",
+    ),
+)
+_VAL_ENV_MANAGER: tuple[Rule, ...] = (
+    Renamed("val_env_manager.tags", ("scheduler.eval_tags",)),
+    Renamed(
+        "val_env_manager.num_env_groups",
+        ("scheduler.eval_groups",),
+        remark="tasks of the fixed evaluation set",
+    ),
+    Renamed("val_env_manager.group_size", ("scheduler.eval_group_size",)),
+    _partition(
+        "scheduler.eval_num_groups_partition",
+        "scheduler.eval_groups",
+        "val_env_manager.num_env_groups",
+    ),
+    Renamed(
+        "val_env_manager.max_env_num_per_worker",
+        ("agents.max_concurrent_eval_episodes",),
+        remark="evaluation episodes that one agents worker plays at once",
+    ),
+)
+
+TABLES: dict[str, tuple[Rule, ...]] = {
+    "At the top level": _TOP_LEVEL,
+    "actor_train": ACTOR_TRAIN,
+    "actor_infer": ACTOR_INFER,
+    "critic": CRITIC,
+    "reference": REFERENCE,
+    "train_env_manager": _TRAIN_ENV_MANAGER,
+    "val_env_manager": _VAL_ENV_MANAGER,
+}
+"""Rules by the part of the reference that lists them."""
+
+RULES: tuple[Rule, ...] = tuple(rule for part in TABLES.values() for rule in part)
+"""Rules of all parts."""
+
+ROOTS = frozenset(rule.name.partition(".")[0] for rule in RULES)
+"""Names that stand at the top level of an experiment."""

@@ -1,0 +1,1 @@
+"""Shared worlds of tests: real servers, services in this process or in their own, scripted models."""

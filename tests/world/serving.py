@@ -1,0 +1,74 @@
+"""A service under test: served inside the test's own event loop, stopped at the end of the block."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+
+from prometheus_client import REGISTRY
+
+from tailrace.config import Endpoints, RunConfig
+from tailrace.runtime import Service
+from tailrace_protos import subjects
+from tailrace_protos.control import Lease, LeaseReply, LeaseRequest
+from tailrace_protos.episode import EnvTask, EpisodeTask
+
+
+def endpoints_of(url: str, user: str = "", password: str = "") -> Endpoints:
+    return Endpoints(
+        nats_url=url, nats_user=user, nats_password=password, redis_url="redis://unused", host_id="test"
+    )
+
+
+def make_service(url: str, run: str, name: str = "worker", drain_s: float = 5.0) -> Service:
+    return Service(name, RunConfig(exp_name=run), endpoints_of(url), instance_id="w0", drain_s=drain_s)
+
+
+@asynccontextmanager
+async def serving(service: Service) -> AsyncIterator[asyncio.Task[int]]:
+    """Serve in the background once started; the task's result is the exit code."""
+    task = asyncio.create_task(service.serve())
+    try:
+        await eventually(lambda: service._ready is not None)
+        yield task
+    finally:
+        service.stop("end of test")
+        await asyncio.wait({task})
+
+
+async def eventually(condition: Callable[[], bool], timeout_s: float = 20.0) -> None:
+    """Return once `condition` holds; fail when it does not in time."""
+    async with asyncio.timeout(timeout_s):
+        while not condition():
+            await asyncio.sleep(0.005)
+
+
+async def eventually_async(condition: Callable[[], Awaitable[bool]], timeout_s: float = 10.0) -> None:
+    async with asyncio.timeout(timeout_s):
+        while not await condition():
+            await asyncio.sleep(0.02)
+
+
+def metric(name: str, **labels: str) -> float:
+    return REGISTRY.get_sample_value(name, labels) or 0.0
+
+
+def episode(number: int, attempt: int = 0) -> EpisodeTask:
+    return EpisodeTask(
+        f"g{number}.0", f"g{number}", 0, attempt, "train", EnvTask("frozen_lake", number), 0.0
+    )
+
+
+def outgoing(run: str, numbers: range) -> list[tuple[str, object, str]]:
+    """Episode messages, ready for `publish_durable_many`."""
+    tasks = [episode(number) for number in numbers]
+    return [(subjects.episodes(run, "train"), task, f"{run}.{task.message_id}") for task in tasks]
+
+
+def lease_request(worker_id: str = "w") -> LeaseRequest:
+    return LeaseRequest(worker_id, ("e",), (1,))
+
+
+def lease_reply(server_id: str = "s") -> LeaseReply:
+    return LeaseReply((Lease("e", server_id, "subject", ""),))
