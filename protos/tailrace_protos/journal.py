@@ -24,7 +24,7 @@ class EnvStep(msgspec.Struct, frozen=True, array_like=True, gc=False):
     truncated: bool
 
 
-class CallRecord(Message, frozen=True, tag="call_record", omit_defaults=True):
+class CallRecord(Message, frozen=True, tag="call_record", omit_defaults=True, gc=False):
     """A finished model call. A resumed loop that asks with the same prompt gets it.
 
     Calls of an environment are found by their order and have a `step`: a replay checks that the

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 from collections import defaultdict, deque
-from collections.abc import Sequence
+from collections.abc import Awaitable, Sequence
 
 from tailrace_agents.ports import EpisodeJournal
 from tailrace_protos.base import Int32Bytes
@@ -57,9 +57,9 @@ class EpisodeRecords:
         same = [index for index, record in enumerate(known) if record.call.id == call.id]
         return known.pop(same[0] if same else 0)
 
-    async def keep_turn(self, node: LedgerNode, step: EnvStep) -> None:
+    def keep_turn(self, node: LedgerNode, step: EnvStep) -> Awaitable[None]:
         """Keeps a turn that an environment answered; raises `EpisodeTakenError`."""
-        await self._journal.append(CallRecord(self._index(), node, step=step))
+        return self._journal.append(CallRecord(self._index(), node, b"", step))
 
     async def keep_call(self, prompt_ids: Int32Bytes, node: LedgerNode) -> None:
         """Keeps a model call durably; raises `EpisodeTakenError`."""

@@ -229,7 +229,10 @@ class TurnPolicy(LoopPolicy, EnvPolicy):
         prompt = self._prompt(turn, observation, opening)
         self._known = known = self._records.known_turn()
         if known is None:
-            node = await self._sample(turn, prompt)
+            request = self._request(turn, prompt)
+            generation = await self._model.policy.generate(request)
+            reply = ChatMessage("assistant", self._model.renderer.decode(generation.token_ids))
+            node = self._ledger.record(prompt, generation, reply, str(turn))
         else:
             node = known.node
             if prompt.inserted_ids.tobytes() != node.inserted_ids:
@@ -246,8 +249,7 @@ class TurnPolicy(LoopPolicy, EnvPolicy):
         self._transcript.finish_turn(step.reward, self._observed)
         answered = EnvStep(step.reward, step.terminated, step.truncated)
         if self._known is None:
-            with self._episode.latch:
-                await self._records.keep_turn(self._node, answered)
+            await self._records.keep_turn(self._node, answered)
         elif self._known.step != answered:
             raise ReplayMismatchError
         else:
@@ -280,21 +282,15 @@ class TurnPolicy(LoopPolicy, EnvPolicy):
             parts += (reply, observation)
         return np.frombuffer(b"".join(parts), np.int32)
 
-    async def _sample(self, turn: int, prompt: Prompt) -> LedgerNode:
-        episode, model = self._episode, self._model
-        with episode.latch:
-            try:
-                budget = episode.budget(len(prompt.prompt_ids), turn)
-            except EpisodeOverError:
-                self._ledger.leave_unanswered(prompt)
-                raise
-            params = episode.sampling.for_turn(turn)
-            request = TurnRequest(
-                pack_int32(prompt.prompt_ids), budget, params, episode.task.episode_id, turn
-            )
-            generation = await model.policy.generate(request)
-        reply = ChatMessage("assistant", model.renderer.decode(generation.token_ids))
-        return self._ledger.record(prompt, generation, reply, str(turn))
+    def _request(self, turn: int, prompt: Prompt) -> TurnRequest:
+        episode, ids = self._episode, prompt.prompt_ids
+        try:
+            budget = episode.budget(len(ids), turn)
+        except EpisodeOverError:
+            self._ledger.leave_unanswered(prompt)
+            raise
+        params = episode.sampling.for_turn(turn)
+        return TurnRequest(ids.data.cast("B"), budget, params, episode.task.episode_id, turn)
 
 
 def task_salt(task: str) -> bytes:

@@ -70,7 +70,7 @@ class LedgerTranscript:
 
     def messages(self) -> Sequence[ChatMessage]:
         """See `Transcript`."""
-        return self.ledger.messages() if self.ledger.nodes else ()
+        return self.ledger.messages() if len(self.ledger) else ()
 
 
 class LoopTranscript(LedgerTranscript):
@@ -83,7 +83,7 @@ class LoopTranscript(LedgerTranscript):
     @property
     def num_turns(self) -> int:
         """See `Transcript`."""
-        return len(self.ledger.nodes)
+        return len(self.ledger)
 
     @property
     def turn_rewards(self) -> tuple[float, ...]:
@@ -96,7 +96,7 @@ class LoopTranscript(LedgerTranscript):
 
     def rows(self, reward: float) -> tuple[TokenRow, ...]:
         """See `Transcript`. The rewards of all calls are made to sum to `reward`."""
-        if not self.ledger.nodes:
+        if not len(self.ledger):
             return ()
         self.ledger.settle(reward)
         return self.ledger.rows(self.style, self._turn_discount)

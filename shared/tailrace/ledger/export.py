@@ -131,7 +131,7 @@ def _concat(tree: CallTree, values: _Values) -> Iterator[TokenRow]:
 def _paths(tree: CallTree, values: _Values) -> Iterator[tuple[str, TokenRow]]:
     """Yields a row for every leaf that trains something, after the id of the first call it trains."""
     trained: set[str] = set()
-    for leaf in (call for call in tree if call.is_token_leaf):
+    for leaf in filter(tree.is_token_leaf, tree):
         row, first = RowBuilder(), ""
         for call in leaf.token_path():
             completion_id = call.node.completion_id

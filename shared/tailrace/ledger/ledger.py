@@ -20,7 +20,6 @@ from tailrace.ledger.export import export_rows, export_turns
 from tailrace.ledger.prompting import (
     Prompt,
     Sampled,
-    prompt_after,
     prompt_of_messages,
     prompt_of_tokens,
 )
@@ -40,7 +39,6 @@ class Ledger:
         self._renderer = renderer
         self._reasoning: ReasoningPolicy = reasoning
         self._tree = CallTree()
-        self._num_sampled = 0
         self._unanswered: Prompt | None = None
 
     @classmethod
@@ -92,8 +90,10 @@ class Ledger:
         An empty `parent_id` begins a conversation. `whole`: the ids are the whole prompt, which
         continues the parent's messages but not its tokens. Raises `UnknownCompletionError`.
         """
-        parent = self._tree.find(parent_id) if parent_id else None
-        return prompt_after(parent, inserted_ids, messages, whole)
+        if not parent_id or whole:
+            return Prompt(parent_id, messages, inserted_ids, inserted_ids, False, (), whole)
+        raw = self._tree.find(parent_id).sequence() + inserted_ids.tobytes()
+        return Prompt(parent_id, messages, inserted_ids, np.frombuffer(raw, np.int32), False)
 
     def leave_unanswered(self, prompt: Prompt) -> None:
         """Keeps a prompt that no budget is left for: a row of all turns shows it at its end."""
@@ -107,10 +107,10 @@ class Ledger:
         completion_id: str,
     ) -> LedgerNode:
         """Keeps a call's tokens and its reply; returns a call that is already recorded as it is."""
-        if completion_id in self._tree:
-            return self._tree.find(completion_id).node
-        if isinstance(parsed, ChatMessage):
-            parsed = ParsedReply(parsed)
+        known = self._tree.get(completion_id)
+        if known is not None:
+            return known.node
+        is_message = isinstance(parsed, ChatMessage)
         node = LedgerNode(
             completion_id=completion_id,
             parent_id=prompt.parent_id,
@@ -120,13 +120,13 @@ class Ledger:
             inference_logprobs=pack_float32(generation.inference_logprobs),
             spans=generation.spans,
             finish_reason=generation.finish_reason or FinishReason.ABORT,
-            reply=parsed.message,
+            reply=parsed if is_message else parsed.message,
             tools=prompt.tools,
             is_rendered_whole=prompt.is_rendered_whole,
             is_fork=prompt.is_fork,
-            num_malformed=parsed.num_malformed,
+            num_malformed=0 if is_message else parsed.num_malformed,
         )
-        self.add(node)
+        self._tree.add(node)
         return node
 
     def add(self, node: LedgerNode) -> None:
@@ -134,8 +134,6 @@ class Ledger:
 
         Raises `UnknownCompletionError` if its parent is missing.
         """
-        if node.completion_id not in self._tree:
-            self._num_sampled += len(node.token_ids) // 4
         self._tree.add(node)
 
     def mask(self, completion_id: str, reason: str) -> LedgerNode:
@@ -164,7 +162,10 @@ class Ledger:
     @property
     def num_sampled(self) -> int:
         """Tokens sampled by all calls."""
-        return self._num_sampled
+        return self._tree.num_sampled
+
+    def __len__(self) -> int:
+        return len(self._tree)
 
     @property
     def num_tokens(self) -> int:
@@ -213,7 +214,7 @@ class Ledger:
         nodes = self.nodes
         counts = {
             "num_calls": len(nodes),
-            "num_sampled_tokens": self._num_sampled,
+            "num_sampled_tokens": self.num_sampled,
             "num_forks": sum(node.is_fork for node in nodes),
             "num_malformed_tool_calls": sum(node.num_malformed for node in nodes),
             "num_tool_calls": sum(len(node.reply.tool_calls) for node in nodes),

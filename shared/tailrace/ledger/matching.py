@@ -35,8 +35,9 @@ def match_messages(tree: CallTree, messages: tuple[ChatMessage, ...]) -> Match:
         match = open_matches.pop()
         if match.num > best.num:
             best = match
-        children = match.call.children if match.call else tree.roots
-        for child in reversed(children):  # of equally deep matches the first recorded call wins
+        for child in reversed(
+            tree.children(match.call)
+        ):  # of equally deep matches the first recorded call wins
             onward = _child_match(match, child, messages)
             if onward is not None:
                 open_matches.append(onward)
@@ -76,7 +77,7 @@ def is_rewritten(tree: CallTree, match: Match, prompt: bytes) -> bool:
 
 def _token_children(tree: CallTree, call: Call | None) -> Iterable[Call]:
     if call is not None:
-        return (child for child in call.children if not child.node.is_rendered_whole)
+        return (child for child in tree.children(call) if not child.node.is_rendered_whole)
     return (child for child in tree if child.token_parent is None)
 
 

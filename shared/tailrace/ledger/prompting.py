@@ -98,20 +98,6 @@ def prompt_of_tokens(
     )
 
 
-def prompt_after(
-    parent: Call | None, inserted_ids: NDArray[np.int32], messages: tuple[ChatMessage, ...], whole: bool
-) -> Prompt:
-    """Makes the prompt that appends ids [o] to a recorded call; see `Ledger.continue_from`."""
-    if parent is None:
-        return Prompt("", messages, inserted_ids, inserted_ids, False)
-    parent_id = parent.node.completion_id
-    if whole:
-        return Prompt(
-            parent_id, messages, inserted_ids, inserted_ids, False, (), is_rendered_whole=True
-        )
-    return Prompt(parent_id, messages, inserted_ids, _joined(parent.sequence(), inserted_ids), False)
-
-
 def _continued(
     match: Match,
     renderer: Renderer,

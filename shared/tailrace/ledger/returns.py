@@ -6,6 +6,7 @@ own and gets nothing of the main agent's rewards. A call without a reward of its
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from tailrace.ledger.tree import Call, CallTree
@@ -35,7 +36,9 @@ def returns(tree: CallTree, turn_discount: float) -> dict[str, float]:
     """Maps each completion id to its call's return."""
     found: dict[str, float] = {}
     for call in reversed(list(tree)):  # children stand behind their parents
-        found[call.node.completion_id] = own_reward(call) + turn_discount * _mean(call, found)
+        found[call.node.completion_id] = own_reward(call) + turn_discount * _mean(
+            tree.children(call), found
+        )
     return found
 
 
@@ -44,7 +47,7 @@ def own_reward(call: Call) -> float:
     return call.node.reward or 0.0
 
 
-def _mean(call: Call, found: dict[str, float]) -> float:
-    if not call.children:
+def _mean(children: Sequence[Call], found: dict[str, float]) -> float:
+    if not children:
         return 0.0
-    return sum(found[child.node.completion_id] for child in call.children) / len(call.children)
+    return sum(found[child.node.completion_id] for child in children) / len(children)

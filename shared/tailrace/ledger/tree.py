@@ -6,8 +6,8 @@ messages but none of its tokens; nodes are only added, or replaced by a node wit
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 
 from tailrace_protos.session import LedgerNode
 
@@ -31,18 +31,12 @@ class Call:
 
     node: LedgerNode
     parent: Call | None
-    children: list[Call] = field(default_factory=list)
     _sequence: bytes | None = None  # kept for the newest call of a conversation only
 
     @property
     def token_parent(self) -> Call | None:
         """Call whose tokens this call's begin with."""
         return None if self.node.is_rendered_whole else self.parent
-
-    @property
-    def is_token_leaf(self) -> bool:
-        """True if no other call's tokens begin with this one's."""
-        return all(child.node.is_rendered_whole for child in self.children)
 
     def message_path(self) -> list[Call]:
         """Calls of the conversation, from its beginning to this one."""
@@ -82,11 +76,15 @@ class Call:
 
 
 class CallTree:
-    """Calls in the order of their recording."""
+    """Calls in the order of their recording.
+
+    Calls refer to their parents only: without reference cycles, a finished ledger is freed at once.
+    """
 
     def __init__(self) -> None:
-        self.roots: list[Call] = []
+        self.num_sampled = 0  # tokens of all calls
         self._calls: dict[str, Call] = {}
+        self._children: dict[str, list[Call]] | None = None  # by the parent's id, once it is needed
 
     def __len__(self) -> int:
         return len(self._calls)
@@ -94,8 +92,21 @@ class CallTree:
     def __iter__(self) -> Iterator[Call]:
         return iter(self._calls.values())
 
-    def __contains__(self, completion_id: object) -> bool:
-        return completion_id in self._calls
+    def get(self, completion_id: str) -> Call | None:
+        """Finds a call; None if it is not recorded."""
+        return self._calls.get(completion_id)
+
+    def children(self, call: Call | None) -> Sequence[Call]:
+        """Calls that continue a call's messages; for None, those that begin a conversation."""
+        if self._children is None:
+            self._children = {}
+            for each in self._calls.values():
+                self._children.setdefault(each.node.parent_id, []).append(each)
+        return self._children.get(call.node.completion_id if call else "", ())
+
+    def is_token_leaf(self, call: Call) -> bool:
+        """True if no other call's tokens begin with this one's."""
+        return all(child.node.is_rendered_whole for child in self.children(call))
 
     def find(self, completion_id: str) -> Call:
         """Finds a call, the last one for an empty id; raises `UnknownCompletionError`."""
@@ -113,7 +124,8 @@ class CallTree:
             known.node = node
             return known
         parent = self.find(node.parent_id) if node.parent_id else None
-        call = Call(node, parent)
-        (parent.children if parent else self.roots).append(call)
-        self._calls[node.completion_id] = call
+        self.num_sampled += len(node.token_ids) // 4
+        call = self._calls[node.completion_id] = Call(node, parent)
+        if self._children is not None:
+            self._children.setdefault(node.parent_id, []).append(call)
         return call
