@@ -24,7 +24,7 @@ from tailrace_learner.core.step.optimizer import learning_rate_at
 from tailrace_learner.core.step.passes import PassRunner, ValueLoss
 from tailrace_learner.core.step.step_metrics import Metrics, mean
 from tailrace_learner.core.step.tally import Tally
-from tailrace_learner.ports import Optimizer, Ranks, UpdateResult
+from tailrace_learner.ports import Ranks, UpdateResult, WeightUpdater
 
 
 class PolicyTrainer:
@@ -33,7 +33,7 @@ class PolicyTrainer:
     def __init__(
         self,
         policy: Policy,
-        optimizer: Optimizer,
+        optimizer: WeightUpdater,
         config: LearnerConfig,
         roles: Roles,
         ranks: Ranks,

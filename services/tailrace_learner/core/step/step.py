@@ -25,7 +25,7 @@ from tailrace_learner.core.step.estimates import NO_ROLES, Estimates, Roles
 from tailrace_learner.core.step.policy_trainer import PolicyTrainer
 from tailrace_learner.core.step.step_advantages import finish_advantages
 from tailrace_learner.core.step.step_metrics import Metrics, data_metrics
-from tailrace_learner.ports import Optimizer, Ranks
+from tailrace_learner.ports import Ranks, WeightUpdater
 from tailrace_protos.event import ServerQuarantined
 
 __all__ = ["Metrics", "StepTrainer"]
@@ -49,7 +49,7 @@ class StepTrainer:
     def __init__(
         self,
         policy: Policy,
-        optimizer: Optimizer,
+        optimizer: WeightUpdater,
         config: LearnerConfig,
         *,
         groups_per_step: int,

@@ -14,7 +14,7 @@ from tailrace_learner.config_algorithm import PolicyLoss
 from tailrace_learner.core.algorithms.advantages.peers import Peers
 from tailrace_learner.core.batch.rows import PreparedGroup
 from tailrace_learner.core.model.policy import Policy
-from tailrace_learner.core.step.optimizer import make_adamw
+from tailrace_learner.core.step.optimizer import SummedOptimizer
 from tailrace_learner.core.step.step import StepTrainer
 from tailrace_learner.core.step.step_advantages import finish_advantages
 from tests.unit.tailrace_learner.factory import config, make_policy, make_rows
@@ -48,7 +48,7 @@ def gradient(groups: list[PreparedGroup], at_once: int, **settings: Any) -> tupl
     """Gradient of the last update of one step, its metrics, and the policy after it."""
     given = config(training_args=ARGS, **settings)
     policy = make_policy()
-    optimizer = make_adamw(policy.parameters, ARGS)
+    optimizer = SummedOptimizer.of(policy.parameters, ARGS)
     seen: list[torch.Tensor] = []
 
     def keep(*_: object) -> None:
@@ -145,7 +145,7 @@ def test_starpo_compares_episodes_of_a_tag_or_of_the_whole_step(grouping: str) -
 def test_a_step_that_is_waited_for_computes_nothing_before_its_last_group() -> None:
     policy = make_policy()
     given = config(training_args=ARGS, whiten_advantages=True)
-    optimizer = make_adamw(policy.parameters, ARGS)
+    optimizer = SummedOptimizer.of(policy.parameters, ARGS)
     trainer = StepTrainer(policy, optimizer, given, groups_per_step=2, max_steps=10)
     first, second = made(2, whiten_advantages=True)
     trainer.add(first)
