@@ -1,4 +1,4 @@
-"""Files of the critic in a checkpoint: its weights and the moments of its optimizer, by parameter name."""
+"""Files of the critic in a checkpoint: weights and moments of its optimizer, by parameter name."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ CRITIC_OPTIMIZER_FILE = "critic_optimizer.safetensors"
 
 
 def critic_tensors(critic: Critic, optimizer: SummedOptimizer) -> dict[str, dict[str, Tensor]]:
-    """Copy weights and moments to the host, by file and name; without a trunk shared with the policy."""
+    """Copy weights and moments to the host, by file and name; a shared trunk is left out."""
     weights = {name: _host_copy(parameter) for name, parameter in critic.named_parameters.items()}
     moments = {
         f"{name}.{moment}": _host_copy(value)
@@ -29,10 +29,8 @@ def critic_tensors(critic: Critic, optimizer: SummedOptimizer) -> dict[str, dict
     return {CRITIC_FILE: weights, CRITIC_OPTIMIZER_FILE: moments}
 
 
-def load_critic(
-    folder: Path, critic: Critic, optimizer: SummedOptimizer, optimizer_name: str
-) -> None:
-    """Restore the tensors of `critic_tensors`; `ConfigError` if they are missing or of another critic."""
+def load_critic(folder: Path, critic: Critic, optimizer: SummedOptimizer, optimizer_name: str) -> None:
+    """Restore the tensors of `critic_tensors`; `ConfigError` if they are missing or do not fit."""
     if not (folder / CRITIC_FILE).is_file():
         raise ConfigError(
             f"resume_from_checkpoint: {folder} has no critic, it was saved by a run without one: begin "

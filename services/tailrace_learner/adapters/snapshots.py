@@ -1,7 +1,7 @@
 """Copies of a model on the host for a checkpoint: weights and the moments of the optimizer, in full.
 
-Names are those of the Hugging Face model; tied weights share memory as they do in the model. Nothing may
-compute during a copy; afterwards training may go on.
+Names are those of the Hugging Face model; tied weights share memory as they do in the model. Nothing
+may compute during a copy; afterwards training may go on.
 """
 
 from __future__ import annotations
@@ -114,7 +114,7 @@ def load_optimizer(
 
 
 def check_optimizer_name(path: Path, optimizer: str) -> None:
-    """Raise `ConfigError` if a file holds the moments of another optimizer than the one of this name."""
+    """Raise `ConfigError` if a file holds the moments of an optimizer of another name."""
     try:
         with safe_open(path, framework="pt") as file:
             saved = (file.metadata() or {}).get(_NAME, _FIRST_NAME)

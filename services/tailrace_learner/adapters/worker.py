@@ -20,9 +20,11 @@ from tailrace_learner.adapters.critic_files import CRITIC_OPTIMIZER_FILE, critic
 from tailrace_learner.adapters.roles import RoleMaker
 from tailrace_learner.adapters.snapshots import Snapshot, load_optimizer, take_snapshot
 from tailrace_learner.adapters.strategies.base import Strategy
+from tailrace_learner.adapters.user_functions import own_metrics
 from tailrace_learner.config import LearnerConfig
+from tailrace_learner.core.algorithms.metrics.base import Metrics
 from tailrace_learner.core.batch.rows import PreparedGroup, Row
-from tailrace_learner.core.step.step import Metrics, StepTrainer
+from tailrace_learner.core.step.step import StepTrainer
 from tailrace_learner.core.step.warm_start import warm_start
 from tailrace_protos.event import ServerQuarantined
 
@@ -83,6 +85,7 @@ class Worker:
             roles=roles,
             kl_coef=maker.kl_coef,
             num_old_versions=min(self._config.mismatch_versions, self._run.max_staleness),
+            own_metrics=() if self._strategy.world.rank else own_metrics(self._config),
         )
 
     # Steps
@@ -163,6 +166,4 @@ class Worker:
         assert self._config.critic is not None
         others = critic_tensors(self._critic.critic, self._critic.optimizer)
         named = {CRITIC_OPTIMIZER_FILE: self._config.critic.training_args.optimizer}
-        return copy._replace(
-            others={**copy.others, **others}, optimizers={**copy.optimizers, **named}
-        )
+        return copy._replace(others={**copy.others, **others}, optimizers={**copy.optimizers, **named})

@@ -1,7 +1,8 @@
 """Updates from unnormalised gradient sums, and the learning rate as a pure function of the step.
 
-Division by the count and clipping of the global norm are one multiplication. The torch optimizer behind an
-update is the one that `training_args.optimizer` names; moments are whatever tensors it keeps per parameter.
+Division by the count and clipping of the global norm are one multiplication. The torch optimizer behind
+an update is the one that `training_args.optimizer` names; moments are whatever tensors it keeps per
+parameter.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from tailrace.foreign import ForeignCodeError, foreign_code
 from tailrace_learner.config import TrainingArgs
 from tailrace_learner.config_registry import OPTIMIZERS
 from tailrace_learner.core.batch.ranks import ONE_RANK
-from tailrace_learner.core.batch.shards import local
+from tailrace_learner.core.model.shards import local
 from tailrace_learner.ports import Ranks, UpdateResult
 
 
@@ -114,7 +115,7 @@ class SummedOptimizer:
         return math.sqrt(self.ranks.sums([norm * norm])[0])
 
 
-def check_optimizer(args: TrainingArgs, key: str) -> None:
+def try_optimizer(args: TrainingArgs, key: str) -> None:
     """Try the optimizer on a small matrix and a bias; `ValueError` if it or its checkpoint would fail.
 
     `key`: section of `args` in the experiment, for the message.
@@ -135,6 +136,6 @@ def check_optimizer(args: TrainingArgs, key: str) -> None:
         for name, value in made.state.get(parameter, {}).items():
             if value is not None and not isinstance(value, Tensor):
                 raise ValueError(
-                    f"{place}: its state {name!r} is a {type(value).__name__}, which a checkpoint does not "
-                    "hold: keep a tensor"
+                    f"{place}: its state {name!r} is a {type(value).__name__}, which a checkpoint "
+                    "does not hold: keep a tensor"
                 )

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 
 from tailrace_learner.config import LearnerConfig
 from tailrace_learner.core.algorithms.aggregation import row_count
+from tailrace_learner.core.algorithms.metrics.base import Metrics, mean
 from tailrace_learner.core.batch.ranks import Shares
 from tailrace_learner.core.batch.rows import Row
 from tailrace_learner.core.mismatch.drift import DRIFT, of_sources
@@ -21,7 +22,6 @@ from tailrace_learner.core.model.policy import Policy, StartWeights
 from tailrace_learner.core.step.estimates import Roles
 from tailrace_learner.core.step.optimizer import learning_rate_at
 from tailrace_learner.core.step.passes import PassRunner, ValueLoss
-from tailrace_learner.core.step.step_metrics import Metrics, mean
 from tailrace_learner.core.step.tally import Tally
 from tailrace_learner.ports import Ranks, UpdateResult, WeightUpdater
 

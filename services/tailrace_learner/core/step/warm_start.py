@@ -12,7 +12,7 @@ from tailrace_learner.core.algorithms.losses.sft import LOSS as SFT
 from tailrace_learner.core.batch.ranks import ONE_RANK, Shares
 from tailrace_learner.core.batch.rows import Row
 from tailrace_learner.core.model.policy import Policy, StartWeights
-from tailrace_learner.core.step.optimizer import learning_rate_at, SummedOptimizer
+from tailrace_learner.core.step.optimizer import SummedOptimizer, learning_rate_at
 from tailrace_learner.core.step.passes import PassRunner
 from tailrace_learner.core.step.tally import Tally
 from tailrace_learner.ports import Ranks, WeightUpdater

@@ -55,7 +55,7 @@ def gradient(groups: list[PreparedGroup], at_once: int, **settings: Any) -> tupl
         grads = [p.grad.flatten() for p in policy.parameters if p.grad is not None]
         seen.append(torch.cat(grads).clone())
 
-    optimizer.register_step_pre_hook(keep)
+    optimizer.inner.register_step_pre_hook(keep)
     trainer = StepTrainer(policy, optimizer, given, groups_per_step=len(groups), max_steps=10)
     trainer.begin(0)
     for start in range(0, len(groups), at_once):

@@ -15,7 +15,7 @@ from tailrace_learner.config import TrainingArgs
 from tailrace_learner.core.batch.packing import pack
 from tailrace_learner.core.batch.rows import PreparedGroup, Row
 from tailrace_learner.core.model.policy import Policy
-from tailrace_learner.core.step.optimizer import learning_rate_at, SummedOptimizer
+from tailrace_learner.core.step.optimizer import SummedOptimizer, learning_rate_at
 from tailrace_learner.core.step.step import StepTrainer
 from tests.unit.tailrace_learner.algorithms.loss_formulas import FORMULAS
 from tests.unit.tailrace_learner.algorithms.loss_formulas import weights as correction

@@ -5,16 +5,19 @@ Loshchilov and Hutter 2019, "Decoupled Weight Decay Regularization", arXiv:1711.
 
 from __future__ import annotations
 
-from typing import Any
-
-import torch
+from typing import TYPE_CHECKING, Any
 
 from tailrace_learner.config_models import TrainingArgs
 from tailrace_learner.config_registry import Optimizer
 
+if TYPE_CHECKING:
+    import torch
+
 
 def adamw(param_groups: list[dict[str, Any]], args: TrainingArgs) -> torch.optim.Optimizer:
     """Make torch's AdamW with the `adam_` keys of `args`."""
+    import torch  # a declaration is read where there is no torch
+
     return torch.optim.AdamW(
         param_groups,
         lr=args.learning_rate,

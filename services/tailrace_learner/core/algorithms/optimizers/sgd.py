@@ -7,12 +7,13 @@ Sutskever et al. 2013, "On the Importance of Initialization and Momentum in Deep
 
 from __future__ import annotations
 
-from typing import Any
-
-import torch
+from typing import TYPE_CHECKING, Any
 
 from tailrace_learner.config_models import TrainingArgs
 from tailrace_learner.config_registry import Optimizer
+
+if TYPE_CHECKING:
+    import torch
 
 
 def sgd(
@@ -23,9 +24,9 @@ def sgd(
     nesterov: bool = False,
 ) -> torch.optim.Optimizer:
     """Make torch's SGD; `momentum: 0` keeps no moment."""
-    return torch.optim.SGD(
-        param_groups, lr=args.learning_rate, momentum=momentum, nesterov=nesterov
-    )
+    import torch  # a declaration is read where there is no torch
+
+    return torch.optim.SGD(param_groups, lr=args.learning_rate, momentum=momentum, nesterov=nesterov)
 
 
 OPTIMIZER = Optimizer(sgd, elementwise=True)
