@@ -10,15 +10,15 @@ from tailrace_protos.base import Message
 
 
 class ServerState(enum.StrEnum):
-    """What an inference server can be used for."""
+    """State of an inference server."""
 
     STARTING = "starting"  # no weights yet
     READY = "ready"
-    DRAINING = "draining"  # finishes what it has, takes no new episode
+    DRAINING = "draining"  # finishes its calls, accepts no new episode
 
 
 class ServerStatus(Message, frozen=True, tag="server_status"):
-    """An inference server's entry in the registry, rewritten every heartbeat."""
+    """Registry entry of an inference server, renewed at each heartbeat."""
 
     server_id: str
     state: ServerState
@@ -26,20 +26,20 @@ class ServerStatus(Message, frozen=True, tag="server_status"):
     zmq_endpoint: str  # empty when this server has no ZMQ channel
     host_id: str
     policy_version: int  # -1 before the first weights
-    capacity_tokens: int  # tokens that fit its KV cache
-    max_running: int  # requests batched at once
+    capacity_tokens: int  # tokens that fit into its KV cache
+    max_running: int  # requests in one batch
     num_running: int
     num_waiting: int
-    num_failed: int  # calls that ended with an internal error since it started
-    idle_s: float  # time with nothing to compute since it started
+    num_failed: int  # calls with an internal error since the start
+    idle_s: float  # time without work since the start
     busy_s: float
     heartbeat_unix_s: float
     zmq_public_key: str = ""  # CURVE key, when the cluster is more than one host
-    incarnation: str = ""  # another one after each start of its process
+    incarnation: str = ""  # new at each start of its process
 
 
 def source_of(server_id: str, incarnation: str) -> str:
-    """Names the process that samples: a server that was started again is another source."""
+    """Names the sampling process; a restarted server is another source."""
     return f"{server_id}#{incarnation}" if incarnation else server_id
 
 
@@ -50,9 +50,9 @@ def split_source(source: str) -> tuple[str, str]:
 
 
 class DrainRequest(Message, frozen=True, tag="drain_request"):
-    """Tells an inference server to leave; it answers with its `ServerStatus`.
+    """Asks an inference server to drain and exit; it answers with its `ServerStatus`.
 
-    With `incarnation`: only if it is still that one; a later one answers and goes on.
+    With `incarnation`: only if the server still has it; a later one answers and stays.
     """
 
     reason: str = ""
@@ -60,8 +60,10 @@ class DrainRequest(Message, frozen=True, tag="drain_request"):
 
 
 class LeaseRequest(Message, frozen=True, tag="lease_request"):
-    """Where shall these episodes be generated? After a failure, with `failed_server_id`: they go
-    elsewhere if they can. Whether the server is to blame is said by `LeaseReport`.
+    """Request for servers for these episodes.
+
+    After a failure, `failed_server_id` names the server to avoid if possible; only `LeaseReport` counts
+    failures against a server.
     """
 
     worker_id: str
@@ -82,14 +84,14 @@ class Lease(msgspec.Struct, frozen=True):
 
 
 class LeaseReply(Message, frozen=True, tag="lease_reply"):
-    """Leases in the order asked; empty with `retry_after_s` while no server is healthy."""
+    """Leases in the order of the request; empty with `retry_after_s` while no server is healthy."""
 
     leases: tuple[Lease, ...]
     retry_after_s: float = 0.0
 
 
 class LeaseReport(Message, frozen=True, tag="lease_report"):
-    """Episodes of a worker that ended, and servers that failed it since its last report."""
+    """Ended episodes of a worker, and its failed and successful calls since the last report."""
 
     worker_id: str
     released: tuple[str, ...] = ()  # episode ids
@@ -98,7 +100,7 @@ class LeaseReport(Message, frozen=True, tag="lease_report"):
 
 
 class AgentActivity(Message, frozen=True, tag="agent_activity"):
-    """How many episodes of one agents worker are in each state at this moment."""
+    """Number of episodes of one agents worker in each state."""
 
     worker_id: str
     num_generating: int
@@ -109,7 +111,7 @@ class AgentActivity(Message, frozen=True, tag="agent_activity"):
 
 
 class RunStatus(Message, frozen=True, tag="run_status"):
-    """What a live view shows, published twice a second by the scheduler."""
+    """Status of the run for live views, published twice a second by the scheduler."""
 
     step: int
     max_steps: int
@@ -126,4 +128,4 @@ class RunStatus(Message, frozen=True, tag="run_status"):
     phase: str  # starting, warm_start, evaluating, training, finishing, finished
     elapsed_s: float
     eta_s: float | None
-    blocked_by: str = ""  # why nothing is admitted now: credit, buffer, servers, weights, or empty
+    blocked_by: str = ""  # reason for stopped admission: credit, buffer, servers, weights, or empty

@@ -1,7 +1,7 @@
 """Generation: token ids in, streamed token chunks with log-probabilities and policy versions out.
 
-`gc=False`: these messages are made by the ten thousand and can hold no reference cycles, so the
-collector need not look at them (it cost a server a quarter of its time).
+`gc=False`: a server makes ten thousands of these messages. They hold no reference cycles, and the
+garbage collector took a quarter of the server's time.
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ import msgspec
 
 from tailrace_protos.base import EMPTY, Float32Bytes, Int32Bytes, Message
 
-MAX_TOP_LOGPROBS = 20  # what `GenerateRequest.top_logprobs` may be at most
+MAX_TOP_LOGPROBS = 20  # largest `GenerateRequest.top_logprobs`
 
 
 class FinishReason(enum.StrEnum):
-    """Why a generation ended; means the same for every engine."""
+    """Reason for the end of a generation; all engines use it in the same sense."""
 
     STOP = "stop"
     LENGTH = "length"
@@ -24,10 +24,10 @@ class FinishReason(enum.StrEnum):
 
 
 class SamplingParams(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
-    """How to choose tokens. `top_k` 0, `top_p` 1 and `min_p` 0 switch that filter off.
+    """Parameters for the choice of tokens. `top_k` 0, `top_p` 1 and `min_p` 0 switch that filter off.
 
-    `temperature` 0 is greedy. `inference_logprobs` are those of the distribution sampled from: after
-    the temperature, before top-k/top-p/min-p.
+    `temperature` 0 is greedy. `inference_logprobs` are those after the temperature and before top-k,
+    top-p and min-p.
     """
 
     temperature: float = 1.0
@@ -40,10 +40,10 @@ class SamplingParams(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
 
 
 class GenerateRequest(Message, frozen=True, tag="generate_request", gc=False):
-    """One model turn. `max_new_tokens` is what is left of the episode's budget.
+    """One model turn. `max_new_tokens` is the rest of the episode's budget.
 
-    The last `num_continued` ids of `prompt_ids` were sampled by another server for this same call
-    before it failed: stop strings see them and a seeded sample continues after them.
+    Another server sampled the last `num_continued` ids of `prompt_ids` for this call before it failed:
+    stop strings include them, and a seeded sample continues after them.
     With `top_logprobs` k above 0, each sampled token comes with the k likeliest tokens of its step.
     """
 
@@ -70,16 +70,16 @@ class TokenSpan(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 class CallErrorCode(enum.StrEnum):
-    """What went wrong with a call, seen from the caller."""
+    """Kind of a failed call, from the view of the caller."""
 
-    INVALID = "invalid"  # the request itself is wrong; do not retry
+    INVALID = "invalid"  # wrong request; do not retry
     OVERLOADED = "overloaded"  # full; retry after `retry_after_s`
     NOT_READY = "not_ready"  # no weights yet, or draining; try elsewhere
     INTERNAL = "internal"  # the server failed; try elsewhere
 
 
 class CallError(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
-    """A failed call's reason, in a form that the caller can act on."""
+    """Failure of a call."""
 
     code: CallErrorCode
     reason: str
@@ -87,10 +87,10 @@ class CallError(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
 
 
 class TokenChunk(Message, frozen=True, tag="token_chunk", omit_defaults=True, gc=False):
-    """Some newly sampled tokens of a call; the last chunk has `finish_reason` or `error`.
+    """Newly sampled tokens of a call; the last chunk has `finish_reason` or `error`.
 
-    `top_ids` and `top_logprobs` hold k entries a token, the likeliest first, of the distribution that
-    `inference_logprobs` are of; empty unless the request asked. k is one for all chunks of a call.
+    `top_ids` and `top_logprobs` hold k entries per token, the likeliest first, of the distribution of
+    `inference_logprobs`; they are empty unless the request asks. All chunks of a call have the same k.
     """
 
     call_id: str
@@ -99,24 +99,24 @@ class TokenChunk(Message, frozen=True, tag="token_chunk", omit_defaults=True, gc
     spans: tuple[TokenSpan, ...] = ()  # num_tokens sum to t
     finish_reason: FinishReason | None = None
     stop_matched: int | str | None = None  # the stop token id or stop string that matched
-    num_cached_tokens: int = 0  # prompt tokens whose KV was reused (last chunk only)
+    num_cached_tokens: int = 0  # prompt tokens with reused keys and values (last chunk only)
     error: CallError | None = None
     top_ids: Int32Bytes = EMPTY  # [t * k]
     top_logprobs: Float32Bytes = EMPTY  # [t * k]
 
 
 class AbortRequest(Message, frozen=True, tag="abort_request"):
-    """Stop these calls; each answers with a last chunk whose finish reason is `abort`."""
+    """Stops these calls; each ends with a last chunk with finish reason `abort`."""
 
     call_ids: tuple[str, ...]
 
 
 class RequestFrame(Message, frozen=True, array_like=True, tag="request_frame"):
-    """What one client sends to one server in one piece; empty ones say "still here".
+    """Frame from one client to one server; an empty frame keeps the link alive.
 
     `sequence` counts a client's frames to this server from 0. A server that misses one breaks the
-    link, since it cannot know which calls were lost. `received` counts the server's frames that were
-    taken: the server may send only so much that is not confirmed. `closing`: nothing more is wanted.
+    link, since calls are lost. `received` counts the server's frames that the client has taken: it
+    bounds the frames without confirmation. `closing`: the client closes the link.
     """
 
     sequence: int
@@ -126,11 +126,11 @@ class RequestFrame(Message, frozen=True, array_like=True, tag="request_frame"):
 
 
 class ChunkFrame(Message, frozen=True, array_like=True, tag="chunk_frame"):
-    """What one server sends to one client in one piece; empty ones answer empty ones.
+    """Frame from one server to one client; an empty frame answers an empty frame.
 
-    `sequence` counts a server's frames to this client from 0. A client that misses one gives up all
-    calls on the link: tokens are missing. `received` counts the client's frames that were taken, as in
-    `RequestFrame`. `broken` says why the server gave the link up.
+    `sequence` counts a server's frames to this client from 0. A client that misses one ends all calls
+    of the link, since tokens are lost. `received` counts the client's frames that the server has taken,
+    as in `RequestFrame`. `broken`: reason of the server to break the link.
     """
 
     sequence: int

@@ -1,4 +1,4 @@
-"""Weights on their way from the learner to the engines: manifests, sources, chunks, reports."""
+"""Weights from the learner to the engines: manifests, sources, chunks, reports."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from tailrace_protos.base import Message
 
 
 class TensorEntry(msgspec.Struct, frozen=True, array_like=True):
-    """One tensor inside the flat buffer of a version."""
+    """One tensor in the flat buffer of a version."""
 
     name: str  # Hugging Face parameter name
     dtype: str  # torch name: float32, bfloat16, ...
@@ -19,18 +19,18 @@ class TensorEntry(msgspec.Struct, frozen=True, array_like=True):
 
 
 class WeightManifest(Message, frozen=True, tag="weight_manifest"):
-    """Everything about one policy version but the bytes themselves."""
+    """Description of one policy version, without its bytes."""
 
     policy_version: int  # never reused
     lineage: str  # changes when a learner resumes from a checkpoint
     optimizer_step: int
-    base_version: int | None  # None: full weights; else adapters that add to that version's weights
+    base_version: int | None  # None: full weights; else adapters that add to this version
     tensors: tuple[TensorEntry, ...]
     num_bytes: int
 
 
 class WeightSource(msgspec.Struct, frozen=True):
-    """Where the buffer can be fetched: shared memory on the same host, ZMQ from anywhere."""
+    """Addresses of a buffer: shared memory on the same host, ZMQ from other hosts."""
 
     host_id: str
     shm_name: str
@@ -46,40 +46,40 @@ class OfferWeights(Message, frozen=True, tag="offer_weights"):
 
 
 class WeightsTaken(Message, frozen=True, tag="weights_taken"):
-    """weight_sync holds a verified copy; the learner may reuse its buffer."""
+    """Answer to `OfferWeights`: weight_sync holds a verified copy, the learner may reuse its buffer."""
 
     policy_version: int
 
 
 class BaseWeights(msgspec.Struct, frozen=True):
-    """The version that another one adds to, with where to fetch it."""
+    """Base version of adapters, with its source."""
 
     manifest: WeightManifest
     source: WeightSource
 
 
 class WeightsAvailable(Message, frozen=True, tag="weights_available"):
-    """New weights for every inference server, with where to fetch them."""
+    """New weights for all inference servers, with their source."""
 
     manifest: WeightManifest
     source: WeightSource
-    base: BaseWeights | None = None  # for servers that do not hold `manifest.base_version` yet
+    base: BaseWeights | None = None  # for servers without `manifest.base_version`
 
 
 class CurrentWeightsRequest(Message, frozen=True, tag="current_weights_request"):
-    """A late joiner asks for the newest version."""
+    """Request of a new server for the newest version."""
 
     server_id: str
 
 
 class CurrentWeightsReply(Message, frozen=True, tag="current_weights_reply"):
-    """The newest version, or nothing before the first."""
+    """The newest version, None before the first."""
 
     available: WeightsAvailable | None
 
 
 class WeightsApplied(Message, frozen=True, tag="weights_applied"):
-    """A server's report: it serves `policy_version` now, or `error` says why it does not."""
+    """Report of a server: it serves `policy_version` now, or failed with `error`."""
 
     server_id: str
     policy_version: int
@@ -90,13 +90,13 @@ class WeightsApplied(Message, frozen=True, tag="weights_applied"):
 
 
 class ReportKept(Message, frozen=True, tag="report_kept"):
-    """weight_sync's answer to `WeightsApplied`: it is written down."""
+    """Answer to `WeightsApplied`: weight_sync has recorded it."""
 
     policy_version: int
 
 
 class ChunkRequest(Message, frozen=True, tag="chunk_request"):
-    """Credit for one range of a version's buffer over ZMQ."""
+    """Request for one range of a version's buffer over ZMQ."""
 
     policy_version: int
     offset: int
@@ -104,7 +104,7 @@ class ChunkRequest(Message, frozen=True, tag="chunk_request"):
 
 
 class ChunkReply(Message, frozen=True, tag="chunk_reply"):
-    """The bytes asked for, or an error (version no longer held, range outside)."""
+    """Bytes of the requested range, or an error (version no longer held, wrong range)."""
 
     policy_version: int
     offset: int
@@ -113,7 +113,7 @@ class ChunkReply(Message, frozen=True, tag="chunk_reply"):
 
 
 class ModelCard(Message, frozen=True, tag="model_card"):
-    """What others need to know of the model: written once to Redis by the learner."""
+    """Description of the model for other services; the learner writes it once to Redis."""
 
     config_json: bytes  # Hugging Face config.json
     tokenizer_files: dict[str, bytes]  # tokenizer.json, tokenizer_config.json, chat_template.jinja

@@ -1,4 +1,4 @@
-"""An inference server's process: waits for the model card and weights, then serves."""
+"""Inference server process: waits for the model card and the weights, then serves."""
 
 from __future__ import annotations
 
@@ -34,11 +34,11 @@ from tailrace_protos.weights import ModelCard, WeightsAvailable
 log = get_logger(__name__)
 
 _MAX_LOOP_PARAMETERS = 20_000_000  # steps of larger models would block the event loop for too long
-_HOOK_MARGIN_S = 5.0  # beyond `drain_s`, for telling callers and closing sockets
+_HOOK_MARGIN_S = 5.0  # beyond `drain_s`, to send last chunks and close sockets
 
 
 class _Process:
-    """The parts of a running inference server and the order in which they start and stop."""
+    """Parts of a running inference server, and the order in which they start and stop."""
 
     def __init__(self, args: Args) -> None:
         self.config = config = args.section("inference", InferenceConfig)
@@ -61,7 +61,7 @@ class _Process:
         service.on_start(self.start)
 
     async def start(self) -> None:
-        """Build the engine, listen, follow the weights."""
+        """Builds the engine, listens, and follows the weights."""
         service, run = self.service, self.run
         card = await self._wait_for_card()
         self.engine = await asyncio.to_thread(self._build_engine, card)
@@ -89,7 +89,7 @@ class _Process:
         service.spawn(self.drive(), "engine")
 
     async def drive(self) -> None:
-        """Step the engine; if it breaks, its callers go elsewhere and this process ends."""
+        """Steps the engine. If the engine fails, callers get an error and this process ends."""
         result = await self.service.spawn(self.driver.run(), "engine steps")
         if isinstance(result, Failure):
             self.failed = True
@@ -97,7 +97,7 @@ class _Process:
             self.handler.fail_all(f"the engine failed: {result.error_type}: {result.reason}")
 
     async def on_applied(self, policy_version: int) -> None:
-        """The first weights make the server ready; every version is told at once."""
+        """Reports a version at once; the first one makes the server ready."""
         if not self.handler.has_weights:
             self.handler.has_weights = True
             self.service.set_ready(True)
@@ -105,7 +105,7 @@ class _Process:
         self.beat.set()
 
     async def heartbeat(self) -> None:
-        """Renew the registry's entry, at once when something changed."""
+        """Renews the registry entry, at once after a change."""
         while True:
             await self.service.bus.put_status(self.status())
             try:
@@ -115,7 +115,7 @@ class _Process:
             self.beat.clear()
 
     def status(self) -> ServerStatus:
-        """The server at this moment."""
+        """Current status of the server."""
         stats, listeners, driver = self.engine.stats(), self.listeners, self.driver
         return ServerStatus(
             server_id=self.server_id,
@@ -137,7 +137,7 @@ class _Process:
         )
 
     async def leave(self) -> None:
-        """Finish running calls for `drain_s`, abort the rest, close; new ones are refused already."""
+        """Finishes calls within `drain_s`, aborts the rest and closes; new calls are refused."""
         await self.service.bus.put_status(self.status())
         if not self.failed:
             await self._finish_calls()
@@ -150,7 +150,7 @@ class _Process:
         try:
             await asyncio.wait_for(self.driver.run_until_idle(), self.config.drain_s)
         except TimeoutError:
-            log.warning("calls aborted by the drain", num_calls=self.handler.num_open)
+            log.warning("calls aborted at the end of the drain", num_calls=self.handler.num_open)
             self.driver.abort_all()
             await self.driver.run_until_idle()
 
@@ -170,19 +170,19 @@ class _Process:
             raise ConfigError(str(error)) from error
 
     async def _wait_for_card(self) -> ModelCard:
-        """The model card, however long the learner takes to write it."""
+        """Waits without limit until the learner has written the model card."""
         redis = await connect(self.service.endpoints.redis_url)
         self.service.on_drain(redis.aclose)
         return await Blobs(redis, self.run).wait_for_model_card()
 
 
 def build(args: Args) -> Service:
-    """The service, not started."""
+    """Builds the service without starting it."""
     return _Process(args).service
 
 
 def main() -> int:
-    """Run until told to stop; the process's exit code."""
+    """Runs until a signal stops the service; returns the exit code."""
     return run_service(build)
 
 

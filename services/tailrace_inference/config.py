@@ -11,84 +11,84 @@ Transport = Literal["nats", "zmq"]
 
 
 class InferenceConfig(Config, frozen=True, kw_only=True):
-    """One inference server: one engine on one device. Every replica gets the same section."""
+    """One inference server: one engine on one device. All replicas read the same section."""
 
     device: Literal["auto", "cpu", "cuda"] = "auto"
-    """Where the model computes; `auto` takes the CUDA device if torch sees one."""
+    """Device of the model. `auto` takes the CUDA device if torch finds one."""
 
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
-    """Type of weights and activations; `auto` is float32 on the CPU, and what the model's own
-    `config.json` names on CUDA. Log-probabilities are float32 always."""
+    """Type of weights and activations. `auto` is float32 on the CPU, and the type in the model's
+    `config.json` on CUDA. Log-probabilities are always float32."""
 
     num_threads: int = 1
-    """Threads that torch may use on the CPU. More than one only pays where cores are idle."""
+    """Threads that torch may use on the CPU. More than one helps only if cores are idle."""
 
     cpu_matmul: CpuMatmul = "auto"
     """Library that multiplies float32 matrices on the CPU: torch's default (`torch`: MKL on x86) or
     `onednn`. `auto` takes oneDNN on every processor but Intel's, where the default is faster."""
 
     max_running: int = 256
-    """Requests batched at once; the others wait."""
+    """Requests in one batch; the others wait."""
 
     max_waiting: int = 8192
-    """Requests that may wait; one more is refused as overloaded."""
+    """Requests that may wait; a further request is refused as overloaded."""
 
     max_batched_tokens: int = 2048
-    """Tokens computed in one step: prompts are prefilled in chunks of what decoding leaves of it."""
+    """Tokens computed in one step: decoding first, then chunks of prompts."""
 
     kv_cache_tokens: int = 65536
-    """Tokens whose keys and values fit into the cache, running and kept prefixes together."""
+    """Tokens whose keys and values fit into the cache, of running requests and kept prefixes."""
 
     gpu_memory_utilization: float = 0.0
-    """On CUDA: the share of the device's memory that weights, activations and cache may take together.
-    The cache then holds what fits, and `kv_cache_tokens` is not read. 0: `kv_cache_tokens` counts."""
+    """On CUDA: share of the device's memory for weights, activations and cache together. The cache gets
+    what is left of it, and `kv_cache_tokens` is not read. 0: `kv_cache_tokens` sets the size."""
 
     kv_block_tokens: int = 16
-    """Tokens of one cache block, the unit of allocation."""
+    """Tokens of one cache block. The cache is allocated in blocks."""
 
     max_model_len: int = 0
-    """Longest prompt and answer of one request together; 0: what the model's configuration says.
-    Never more than the cache holds."""
+    """Most tokens of one request, prompt and answer together. 0: the limit of the model's
+    configuration. The size of the cache is a further limit."""
 
     prefix_cache: bool = True
-    """Keep an episode's keys and values after a turn until its next turn, or until room is needed, and
-    compute a prompt that several calls have at once, as those of a group do, only once."""
+    """Keep an episode's keys and values after a turn for its next turn, as long as there is room; and
+    compute a prompt that several calls share, as the calls of a group do, only once."""
 
     kv_on_update: Literal["recompute", "keep"] = "recompute"
-    """What a weight update does to keys and values of the old version: `recompute` computes them
-    again with the new weights, so that every log-probability is exactly its version's; `keep` goes on
-    with them, which saves that work and biases log-probabilities (`stale_kv_tokens_total` counts)."""
+    """Effect of a weight update on cached keys and values. `recompute` computes them again with the
+    new weights, so that each log-probability is exact for its version. `keep` uses the old ones, which
+    saves work but biases log-probabilities (`stale_kv_tokens_total` counts these tokens)."""
 
     forward: Literal["auto", "generic"] = "auto"
-    """`auto` runs Llama-like decoders through the Llama forward when it agrees with the model's own at
-    load; `generic` always runs the Hugging Face modules."""
+    """`auto` computes Llama-like decoders with a faster forward if it agrees with the model's own at
+    load. `generic` always runs the Hugging Face modules."""
 
     step_in: Literal["auto", "loop", "thread"] = "auto"
-    """Where steps run: in the event loop between two I/O ticks, or in a worker thread. `auto` is the
-    loop for small models on the CPU, whose steps take milliseconds, and a thread for all others."""
+    """Place of the engine's steps: the event loop or a worker thread. `auto` takes the loop for small
+    models on the CPU, whose steps take milliseconds, and a thread for all others."""
 
     stream_interval_ms: float = 20.0
-    """Sampled tokens leave the server at the latest after this time."""
+    """Longest time that the server holds sampled tokens before it sends them."""
 
     stream_chunk_tokens: int = 32
-    """Sampled tokens of one call leave the server at the latest when there are so many."""
+    """Number of sampled tokens of one call that the server sends at once."""
 
     transports: tuple[Transport, ...] = ("nats", "zmq")
-    """Ways in for generation requests. Callers choose among those a server announces."""
+    """Transports for generation requests. Callers choose one of those that a server announces."""
 
     bind_host: str = ""
-    """Address that ZMQ callers connect to (0.0.0.0: all interfaces). Empty: a socket in the state
-    directory, for callers of the same host. Anything but loopback switches encryption on."""
+    """Address on which ZMQ callers connect (0.0.0.0: all interfaces). Empty: a socket in the state
+    directory, for callers of the same host. Every address but loopback switches encryption on."""
 
     advertise_host: str = ""
-    """Name that other hosts reach `bind_host` by; empty: `bind_host`, or this host's name if that is
-    0.0.0.0."""
+    """Host name under which other hosts reach `bind_host`. Empty: `bind_host`, or this host's name if
+    `bind_host` is 0.0.0.0."""
 
     heartbeat_s: float = 0.5
-    """Time between two entries in the server registry."""
+    """Seconds between two updates of the server registry."""
 
     drain_s: float = 20.0
-    """At SIGTERM running calls get so long to finish; the rest are aborted with what they have."""
+    """Seconds for running calls after SIGTERM. Then they are aborted; callers keep their tokens."""
 
     emission_log: bool = False
     """Append every emitted chunk to `<run_dir>/emissions-<server_id>.bin` for fidelity audits."""

@@ -1,4 +1,4 @@
-"""What the inference service answers: generation calls and control requests."""
+"""Handlers of the inference service: generation calls and control requests."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tailrace_protos.generation import (
 
 
 class InferenceHandler:
-    """`GenerateHandler` over a driven engine; refuses everything unless the server is READY."""
+    """`GenerateHandler` of an engine; refuses all calls unless the server is READY."""
 
     def __init__(
         self,
@@ -36,14 +36,14 @@ class InferenceHandler:
 
     @property
     def state(self) -> ServerState:
-        """What this server can be used for."""
+        """State of this server in the registry."""
         if self._is_draining():
             return ServerState.DRAINING
         return ServerState.READY if self.has_weights else ServerState.STARTING
 
     @property
     def num_open(self) -> int:
-        """Calls whose last chunk has not been sent."""
+        """Calls whose last chunk is not sent yet."""
         return len(self._open)
 
     def submit(self, request: GenerateRequest, sink: ChunkSink) -> None:
@@ -61,7 +61,7 @@ class InferenceHandler:
         self._driver.abort(call_id)
 
     def fail_all(self, reason: str) -> None:
-        """The engine broke: tell every caller to go elsewhere."""
+        """Ends all calls with an internal error, so that their callers continue on other servers."""
         error = CallError(CallErrorCode.INTERNAL, reason)
         for call_id, sink in list(self._open.items()):
             self.num_failed += 1
@@ -85,16 +85,16 @@ class InferenceHandler:
 
 
 class ControlHandler:
-    """Answers `DrainRequest`: the server leaves like after a SIGTERM."""
+    """Answers `DrainRequest`: the server drains and exits, as after SIGTERM."""
 
     def __init__(self, stop: Callable[[str], None], status: Callable[[], ServerStatus]) -> None:
         self._stop = stop
         self._status = status
 
     async def drain(self, request: DrainRequest) -> ServerStatus:
-        """Begin to drain; what is in flight at this moment is in the reply."""
+        """Starts the drain; the reply counts the calls in flight."""
         status = self._status()
         if request.incarnation not in ("", status.incarnation):
             return status
-        self._stop(f"drain asked for: {request.reason or 'no reason given'}")
+        self._stop(f"drain request: {request.reason or 'no reason given'}")
         return self._status()

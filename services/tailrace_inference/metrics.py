@@ -1,4 +1,4 @@
-"""What the inference service measures; the engine's own counters are read when somebody scrapes."""
+"""Metrics of the inference service; the engine's counters are read at each scrape."""
 
 from __future__ import annotations
 
@@ -15,22 +15,24 @@ FETCH_SECONDS = Histogram(
     "tailrace_inference_weights_fetch_seconds", "Fetching a policy version.", buckets=_SECONDS
 )
 STAGE_SECONDS = Histogram(
-    "tailrace_inference_weights_stage_seconds", "Loading it beside the active one.", buckets=_SECONDS
+    "tailrace_inference_weights_stage_seconds",
+    "Loading a policy version beside the active one.",
+    buckets=_SECONDS,
 )
 SWAP_SECONDS = Histogram(
-    "tailrace_inference_weights_swap_seconds", "The pause in which it became the active one.",
+    "tailrace_inference_weights_swap_seconds", "Pause in which a policy version becomes active.",
     buckets=_SECONDS,
 )  # fmt: skip
 FAILED_UPDATES = Counter(
-    "tailrace_inference_failed_weight_updates", "Policy versions that could not be taken."
+    "tailrace_inference_failed_weight_updates", "Policy versions that could not be applied."
 )
 LOST_EMISSIONS = Counter(
-    "tailrace_inference_lost_emissions", "Chunks that the emission log could not write down."
+    "tailrace_inference_lost_emissions", "Chunks that the emission log could not write."
 )
 
 GAUGES = {
-    "policy_version": "Policy version that is served (-1: none yet).",
-    "capacity_tokens": "Tokens whose keys and values fit the cache.",
+    "policy_version": "Served policy version (-1: none yet).",
+    "capacity_tokens": "Tokens whose keys and values fit into the cache.",
     "used_tokens": "Tokens of cache that running requests hold.",
     "cached_tokens": "Tokens of cache that kept prefixes hold.",
     "num_running": "Requests in the batch.",
@@ -41,7 +43,7 @@ COUNTERS = {
     "num_computed_tokens": ("computed_tokens", "Tokens that went through the model."),
     "num_generated_tokens": ("generated_tokens", "Tokens sampled and sent."),
     "num_prompt_tokens": ("prompt_tokens", "Prompt tokens of admitted requests."),
-    "num_prefix_hit_tokens": ("prefix_hit_tokens", "Of these, tokens found in a kept prefix."),
+    "num_prefix_hit_tokens": ("prefix_hit_tokens", "Prompt tokens found in a kept prefix."),
     "num_recomputed_tokens": (
         "recomputed_tokens", "Tokens computed again after a weight update or a preemption.",
     ),
@@ -57,7 +59,7 @@ COUNTERS = {
 
 
 class EngineCollector(Collector):
-    """An engine's statistics (`ports.EngineStats`) as metrics `tailrace_inference_<what>`."""
+    """Statistics of an engine (`ports.EngineStats`) as metrics `tailrace_inference_<name>`."""
 
     def __init__(self, stats: Callable[[], object]) -> None:
         self._stats = stats

@@ -1,4 +1,4 @@
-"""What the service needs of an engine, and what an engine tells about itself."""
+"""The engine that the service drives, and its statistics."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tailrace_protos.generation import GenerateRequest, TokenChunk
 
 
 class EngineStats(msgspec.Struct, frozen=True, kw_only=True):
-    """A moment of an engine. Counters count since it was made."""
+    """Snapshot of an engine. Counters start at the creation of the engine."""
 
     policy_version: int  # -1 before the first weights
     capacity_tokens: int
@@ -32,7 +32,7 @@ class EngineStats(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class NamedTensor(Protocol):
-    """One tensor of an update: `tailrace.weights.TensorBytes` is one."""
+    """One tensor of an update, such as `tailrace.weights.TensorBytes`."""
 
     @property
     def name(self) -> str:
@@ -44,58 +44,61 @@ class NamedTensor(Protocol):
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Sizes."""
+        """Sizes of the dimensions."""
 
     @property
     def data(self) -> memoryview:
-        """The contiguous bytes."""
+        """The contiguous bytes of the elements."""
 
 
 OnChunk = Callable[[TokenChunk], None]
 
 
 class Engine(Protocol):
-    """Generates tokens in steps that its driver calls; `submit`, `abort` and `stage` may come from
-    other threads than `step`, everything else may not run beside it."""
+    """Generates tokens in steps, which its driver calls.
+
+    `submit`, `abort`, `abort_all` and `stage` may run in other threads than `step`, all other methods
+    may not.
+    """
 
     def attach(self) -> None:
-        """Called once on the thread that is going to step, before its first step."""
+        """Prepares the thread that will step; called once there, before the first step."""
 
     def submit(self, request: GenerateRequest, on_chunk: OnChunk) -> None:
-        """Queue a request; its chunks, the last one closing it, go to `on_chunk` during steps."""
+        """Queues a request. Steps pass its chunks to `on_chunk`; the last chunk closes the call."""
 
     def abort(self, call_id: str) -> None:
-        """End a call at the next step with what it has; unknown calls are ignored."""
+        """Ends a call at the next step with the tokens it has; unknown calls are ignored."""
 
     def abort_all(self) -> None:
-        """End every call at the next step."""
+        """Ends all calls at the next step."""
 
     @property
     def base_version(self) -> int:
-        """The version that adapters can be staged upon; -1 before a set of weights that has some."""
+        """Policy version to which staged adapters can add; -1 if there is none."""
 
     def stage(
         self, tensors: Iterable[NamedTensor], policy_version: int, base_version: int | None = None
     ) -> None:
-        """Load weights beside the active ones; `WeightMismatchError` changes nothing.
+        """Loads weights beside the active ones; after a `WeightMismatchError` nothing has changed.
 
-        They are a full set, or the adapters alone that add to `base_version`.
+        The tensors are a full set, or only the adapters that add to `base_version`.
         """
 
     def apply(self) -> float:
-        """Make the staged weights the active ones between two steps; returns the seconds it took."""
+        """Makes the staged weights active between two steps; returns the seconds of the pause."""
 
     def pause(self) -> None:
-        """Steps do nothing until `resume`."""
+        """Lets steps do nothing until `resume`."""
 
     def resume(self) -> None:
-        """Steps work again."""
+        """Lets steps work again."""
 
     def has_work(self) -> bool:
-        """Whether a step would do something."""
+        """True if a step would do something."""
 
     def step(self) -> bool:
-        """One batch forward and what follows from it; False when there was nothing to do."""
+        """Computes one batch and sends what is due; False when there is nothing to do."""
 
     def stats(self) -> EngineStats:
-        """The engine at this moment."""
+        """Snapshot of the engine."""

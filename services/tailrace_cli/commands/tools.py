@@ -155,7 +155,7 @@ Served = Sequence[tuple[WorkerInfo, EndpointInfo]]
 
 
 def _by_subject(workers: list[WorkerInfo]) -> dict[str, list[tuple[WorkerInfo, EndpointInfo]]]:
-    """Who serves what, in alphabetical order."""
+    """Workers by subject, in alphabetical order."""
     found: dict[str, list[tuple[WorkerInfo, EndpointInfo]]] = {}
     for worker in workers:
         for endpoint in worker.endpoints:

@@ -1,1 +1,1 @@
-"""The inference service's vendors: channel, weights, disk, and the in-process policy."""
+"""Channel servers, weights, emission log, and the policy within one process."""

@@ -1,10 +1,10 @@
-"""The record of everything an engine emitted, for audits of token fidelity.
+"""Log of all chunks that an engine emitted, for audits of token fidelity.
 
 A file is a sequence of records: a little-endian uint32 with the length of what follows, then an
-`Emission` as msgpack. A process killed in the middle leaves at most one torn record at the end.
+`Emission` as msgpack. A killed process leaves at most one torn record, at the end.
 
-Invariant: the log never stops the engine. What the disk does not take is left out, counted, and said
-once; an audit then finds that tokens are missing.
+Invariant: the log never stops the engine. A record that the disk refuses is left out and counted; the
+first one is logged. An audit then finds missing tokens.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ _LENGTH = struct.Struct("<I")
 
 
 class Emission(msgspec.Struct, frozen=True, array_like=True):
-    """A chunk with the episode it belongs to."""
+    """A chunk and the id of its episode."""
 
     episode_id: str
     chunk: TokenChunk
 
 
 class EmissionLog:
-    """Appends to one file; each record is handed to the system at once."""
+    """Appends records to one file, each with one unbuffered write."""
 
     def __init__(self, path: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -44,31 +44,31 @@ class EmissionLog:
         self.num_lost = 0
 
     def append(self, episode_id: str, chunk: TokenChunk) -> None:
-        """Write one chunk down, or count it as lost."""
+        """Appends a chunk, or counts it as lost."""
         record = encode(Emission(episode_id, chunk))
         try:
             self._write(_LENGTH.pack(len(record)) + record)
         except OSError as error:
             if not self.num_lost:
-                log.warning("emissions are lost", path=str(self._path), reason=str(error))
+                log.warning("emissions not written", path=str(self._path), reason=str(error))
             self.num_lost += 1
             metrics.LOST_EMISSIONS.inc()
 
     def _write(self, record: bytes) -> None:
-        """Write all of the record or nothing of it."""
+        """Writes the whole record or nothing."""
         num_written = self._file.write(record)
         if num_written < len(record):
             self._file.truncate(self._num_bytes)
-            raise OSError(errno.ENOSPC, f"only {num_written} of {len(record)} bytes were taken")
+            raise OSError(errno.ENOSPC, f"only {num_written} of {len(record)} bytes were written")
         self._num_bytes += len(record)
 
     def close(self) -> None:
-        """Close the file."""
+        """Closes the file."""
         self._file.close()
 
 
 def read_emissions(path: Path) -> Iterator[Emission]:
-    """All whole records of a file, in the order in which they were emitted."""
+    """Complete records of a file, in the order of their emission."""
     data = path.read_bytes()
     decoder = msgspec.msgpack.Decoder(Emission)
     start = _LENGTH.size

@@ -1,4 +1,4 @@
-"""The channel's servers of one inference server, and the address under which callers find it."""
+"""Channel servers of one inference server, and their addresses for callers."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class Listeners:
 
     @property
     def zmq_endpoint(self) -> str:
-        """Where callers connect, once started; empty without ZMQ."""
+        """Address for ZMQ callers once started; empty without ZMQ."""
         if self._zmq is None:
             return ""
         bind_host, advertised = self._config.bind_host, self._config.advertise_host
@@ -52,12 +52,12 @@ class Listeners:
         return f"tcp://{advertised}:{endpoint.rsplit(':', 1)[1]}" if advertised else endpoint
 
     async def start(self, handler: GenerateHandler) -> None:
-        """Listen; raises `EndpointError` when an endpoint cannot be had."""
+        """Starts to listen; raises `EndpointError` when an endpoint is not available."""
         for server in self._servers:
             await server.start(handler)
 
     async def stop(self) -> None:
-        """Send what is queued and stop listening."""
+        """Sends queued chunks, then stops listening."""
         for server in self._servers:
             await server.stop()
 
@@ -72,7 +72,7 @@ class Listeners:
 
 
 def _socket_path(server_id: str, state_dir: Path) -> Path:
-    """In the state directory, or a private folder of /tmp where that path is too long."""
+    """Path in the state directory, or in a private folder of /tmp if that path is too long."""
     state_dir.mkdir(parents=True, exist_ok=True)
     path = state_dir / f"{server_id}.sock"
     if len(os.fsencode(path)) <= _MAX_IPC_PATH:

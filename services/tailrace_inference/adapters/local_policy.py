@@ -1,4 +1,4 @@
-"""A policy in this process: episodes without a cluster."""
+"""Policy within one process, for episodes without a cluster."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tailrace_protos.generation import GenerateRequest, TokenChunk
 
 
 class LocalPolicy:
-    """`sdk.policy.Policy` over an engine: `async with LocalPolicy(engine) as policy:`."""
+    """`sdk.policy.Policy` of an engine: `async with LocalPolicy(engine) as policy:`."""
 
     def __init__(self, engine: Engine) -> None:
         self._driver = EngineDriver(engine, in_thread=False)
@@ -34,7 +34,7 @@ class LocalPolicy:
         self._driver.close()
 
     async def generate(self, request: TurnRequest) -> Generation:
-        """See `Policy`; a cancelled caller aborts its call, a broken engine raises why."""
+        """See `Policy`. A cancelled caller aborts its call; a failed engine raises its error."""
         assert self._running is not None, "used outside `async with`"
         ledger = TokenBuffer()
         ended = asyncio.get_running_loop().create_future()

@@ -1,10 +1,10 @@
-"""Keeps an engine on the newest policy version: fetch and stage while it generates, then swap.
+"""Keeps an engine on the newest policy version: fetches and stages while it generates, then swaps.
 
-A version of adapters alone is preceded by the one that they add to, if the engine does not hold that.
+Before a version of adapters it takes their base version, if the engine does not hold it.
 
-Invariants: versions only rise; one is fetched at a time, and those overtaken meanwhile are skipped;
-an update that fails leaves the version in force, is reported, and is tried again when it is announced
-again, unless its tensors do not fit the model, which no repetition would change.
+Invariants: versions only rise; one version is fetched at a time, and versions replaced in the meantime
+are skipped; a failed update leaves the active version, is reported, and is tried again at the next
+announcement, unless its tensors do not fit the model.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _ASK_ATTEMPTS = 3
 
 
 class WeightFollower:
-    """One server's weights."""
+    """Weights of one server."""
 
     def __init__(
         self,
@@ -46,15 +46,17 @@ class WeightFollower:
         self._announced = asyncio.Event()
 
     async def on_published(self, available: WeightsAvailable) -> None:
-        """weight_sync announced a version, perhaps again."""
+        """Takes an announcement of weight_sync, new or repeated."""
         self._offer(available)
 
     async def follow(self) -> None:
-        """Ask for the current version, then take every newer one as it comes."""
+        """Requests the current version, then applies newer versions as they are announced."""
         try:
             current = await self._receiver.current(attempts=_ASK_ATTEMPTS)
         except BusError as error:
-            log.warning("weight_sync does not answer: its announcements will do", error=str(error))
+            log.warning(
+                "weight_sync does not answer: waiting for its next announcement", error=str(error)
+            )
         else:
             if current is not None:
                 self._offer(current)
@@ -78,7 +80,7 @@ class WeightFollower:
         await self._take(available)
 
     async def _take(self, available: WeightsAvailable) -> None:
-        """Fetch, stage, swap and report one version."""
+        """Fetches, stages, swaps and reports one version."""
         policy_version = available.manifest.policy_version
         began_s = time.perf_counter()
         try:

@@ -1,1 +1,1 @@
-"""How an engine is driven, whatever the engine and the transport."""
+"""Driving of any engine, independent of the transport."""

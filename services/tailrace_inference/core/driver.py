@@ -1,9 +1,9 @@
 """`EngineDriver`: calls an engine's steps, in the event loop or on a worker thread.
 
 Invariants: steps and swaps never overlap; chunks reach their callbacks in the event loop, in the
-order in which the engine made them; the loop gets a turn between two steps, so that requests can join.
-In the loop a step costs no thread switch, which is best while steps take milliseconds (the CPU and
-small models); a thread keeps the loop free while a CUDA device computes.
+order in which the engine made them; the event loop runs between two steps, so that requests can join.
+A step in the event loop costs no thread switch: best for steps of milliseconds (CPU, small models). A
+step in a thread keeps the loop free while a CUDA device computes.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ T = TypeVar("T")
 
 
 class EngineDriver:
-    """Owns the time of one engine. All methods belong to the event loop."""
+    """Calls the steps of one engine. All methods run in the event loop."""
 
     def __init__(self, engine: Engine, *, in_thread: bool) -> None:
         self.engine = engine
@@ -36,24 +36,24 @@ class EngineDriver:
         self._idle_s = 0.0
 
     def submit(self, request: GenerateRequest, on_chunk: OnChunk) -> None:
-        """Queue a request; `on_chunk` is called in the event loop."""
+        """Queues a request; `on_chunk` is called in the event loop."""
         if self._executor is not None:
             on_chunk = self._deliver_later(on_chunk)
         self.engine.submit(request, on_chunk)
         self._wake.set()
 
     def abort(self, call_id: str) -> None:
-        """End a call soon."""
+        """Ends a call at the next step."""
         self.engine.abort(call_id)
         self._wake.set()
 
     def abort_all(self) -> None:
-        """End all calls soon."""
+        """Ends all calls at the next step."""
         self.engine.abort_all()
         self._wake.set()
 
     async def run(self) -> None:
-        """Step for ever; ends only by cancellation or by an error of the engine."""
+        """Steps until it is cancelled or the engine raises an error."""
         await self._on_engine_thread(self.engine.attach)
         while True:
             await self.run_until_idle()
@@ -63,7 +63,7 @@ class EngineDriver:
                 await self._wake.wait()
 
     async def run_until_idle(self) -> None:
-        """Step until the engine has nothing to do."""
+        """Steps until the engine has nothing to do."""
         self._work(time.monotonic())
         while self.engine.has_work():
             async with self._turn:
@@ -75,7 +75,7 @@ class EngineDriver:
         self._deliver()
 
     async def apply_weights(self) -> float:
-        """Swap to the staged weights between two steps; returns the seconds it took."""
+        """Swaps to the staged weights between two steps; returns the seconds of the pause."""
         async with self._turn:
             swap_s = await self._on_engine_thread(self.engine.apply)
         self._deliver()
@@ -83,19 +83,19 @@ class EngineDriver:
         return swap_s
 
     def close(self) -> None:
-        """Let go of the thread; whatever it computes is not waited for."""
+        """Releases the thread without waiting for its step."""
         if self._executor is not None:
             self._executor.shutdown(wait=False)
 
     @property
     def idle_s(self) -> float:
-        """Seconds with nothing to compute."""
+        """Seconds without work."""
         since_s = self._idle_since_s
         return self._idle_s + (0.0 if since_s is None else time.monotonic() - since_s)
 
     @property
     def busy_s(self) -> float:
-        """All other seconds."""
+        """Seconds with work."""
         return time.monotonic() - self._started_s - self.idle_s
 
     def _rest(self, now_s: float) -> None:
@@ -116,7 +116,7 @@ class EngineDriver:
         return lambda chunk: self._made.append((on_chunk, chunk))
 
     def _deliver(self) -> None:
-        """Pass on what the engine's thread has made."""
+        """Passes the chunks of the engine's thread to their callbacks."""
         while self._made:
             on_chunk, chunk = self._made.popleft()
             on_chunk(chunk)

@@ -1,6 +1,6 @@
-"""Our own engine: continuous batching of any Hugging Face causal LM, on the CPU or one CUDA device.
+"""Torch engine: continuous batching of any Hugging Face causal LM, on the CPU or one CUDA device.
 
-Read in this order: `engine` (one step from end to end), `batch` (rows of running requests as arrays),
-`planner` (who computes how much in a step), `kv_cache`, `attention`, `forward` and `lean` (the model),
-`sampling`, `stops`, `weights`.
+Reading order: `engine` (one step from end to end), `batch` (running requests as rows of arrays),
+`planner` (tokens of each request in a step), `kv_residency`, `kv_cache`, `attention`, `forward` and
+`llama_forward` (the model), `sampling`, `stops`, `weights`.
 """

@@ -1,6 +1,6 @@
-"""Attention of one step: flat tokens of many sequences against the blocks of each.
+"""Attention of one step: flat tokens of many sequences, each against its own cache blocks.
 
-The tokens of a step lie flat, group after group. The rows of a group have similar numbers of queries
+The tokens of a step are flat, group after group. The rows of a group have similar numbers of queries
 and similar context lengths; each group is one `scaled_dot_product_attention` over gathered blocks.
 Invariants: a query at position p sees keys 0..p of its own row only; padding queries repeat a real
 one, and their outputs are dropped.
@@ -22,12 +22,12 @@ from tailrace_inference.engine.kv_cache import KVCache, KVShape
 ATTENTION_NAME = "tailrace"
 STEP_KWARG = "tailrace_step"
 
-# Arguments that change attention's result in ways that are not built here.
+# Arguments that change the result of attention and are not implemented.
 _UNSUPPORTED_KWARGS = ("position_bias", "block_mask")
 
 
 class UnsupportedModelError(ValueError):
-    """This architecture cannot run on the torch engine. Attributes: `model_type`, `reason`."""
+    """The torch engine cannot run this architecture. Attributes: `model_type`, `reason`."""
 
     def __init__(self, model_type: str, reason: str) -> None:
         super().__init__(f"model_type {model_type!r} does not run on the torch engine: {reason}")
@@ -36,17 +36,17 @@ class UnsupportedModelError(ValueError):
 
 
 class Variant(NamedTuple):
-    """What architectures do differently with scores."""
+    """Differences between architectures in the computation of attention scores."""
 
     scale: float
-    window: int = 0  # keys seen, the query's own included; 0: all before it
-    softcap: float = 0.0  # scores are squeezed into (-softcap, softcap); 0: they are not
+    window: int = 0  # keys that a query sees, its own included; 0: all earlier keys
+    softcap: float = 0.0  # scores are mapped into (-softcap, softcap) by tanh; 0: off
     sinks: Tensor | None = None  # [H] logit per head of a key that has no value
 
 
 @dataclass(slots=True)
 class Group:
-    """Rows [B] of one padded attention call: Q queries each, L = blocks * block_tokens keys."""
+    """Rows [B] of one padded attention call, with Q queries and L = blocks * block_tokens keys each."""
 
     first: int  # flat tokens [first, last) are this group's queries
     last: int
@@ -80,7 +80,7 @@ class Group:
 
 
 class AttentionStep:
-    """Where the keys and values of this step's tokens go, and which groups attend to what."""
+    """Cache slots for the tokens of one step, and the groups that attend together."""
 
     def __init__(self, cache: KVCache, slots: Tensor, groups: list[Group]) -> None:
         self._cache = cache
@@ -88,7 +88,7 @@ class AttentionStep:
         self._groups = groups
 
     def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, variant: Variant) -> Tensor:
-        """Store `key` [T, KH, D] and `value`, then attend with `query` [T, H, D] -> [T, H * Dv]."""
+        """Stores `key` [T, KH, D] and `value`, then attends with `query` [T, H, D] -> [T, H * Dv]."""
         self._cache.write(layer, self._slots, key, value)
         keys, values = self._cache.keys[layer], self._cache.values[layer]
         parts = [_attend_group(group, query, keys, values, variant) for group in self._groups]
@@ -100,8 +100,8 @@ def _attend_group(
 ) -> Tensor:
     """Output [n, H * Dv] of a group's n flat queries.
 
-    Queries that share a key head are laid side by side as more queries of that head, so that grouped
-    heads need no repeated keys.
+    Queries that share a key head become further queries of that head, so that grouped heads need no
+    repeated keys.
     """
     rows, num_queries = group.num_rows, group.num_queries
     kv_heads, head_dim = keys.shape[2], keys.shape[3]
@@ -133,7 +133,7 @@ def _attend_group(
 def _attend_explicitly(
     q: Tensor, k: Tensor, v: Tensor, mask: Tensor, repeats: int, variant: Variant
 ) -> Tensor:
-    """Attention [B, KH, repeats * Q, Dv] for variants that the fused kernels do not know."""
+    """Attention [B, KH, repeats * Q, Dv] for variants that no fused kernel computes."""
     scores = torch.matmul(q, k.transpose(2, 3)).float() * variant.scale
     if variant.softcap:
         scores = variant.softcap * torch.tanh(scores / variant.softcap)
@@ -147,13 +147,13 @@ def _attend_explicitly(
 
 
 class ShapeProbe:
-    """Stands in for an `AttentionStep` once, to learn the shapes of every layer's keys and values."""
+    """Replaces an `AttentionStep` once, to record the key and value shapes of each layer."""
 
     def __init__(self) -> None:
         self.layers: dict[int, KVShape] = {}
 
     def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, variant: Variant) -> Tensor:
-        """Note the layer's shapes; the output is only right in shape."""
+        """Records the shapes of the layer; returns zeros of the right shape."""
         self.layers[layer] = KVShape(key.shape[1], key.shape[2], value.shape[2])
         return query.new_zeros((query.shape[0], query.shape[1] * value.shape[2]))
 
@@ -175,7 +175,7 @@ def tailrace_attention(
     step: AttentionStep | ShapeProbe | None = kwargs.get(STEP_KWARG)
     model_type = str(getattr(getattr(module, "config", None), "model_type", type(module).__name__))
     if step is None:
-        raise UnsupportedModelError(model_type, "it does not hand arguments on to its attention")
+        raise UnsupportedModelError(model_type, "it does not pass arguments to its attention")
     for name in _UNSUPPORTED_KWARGS:
         if kwargs.get(name) is not None:
             raise UnsupportedModelError(model_type, f"its attention uses {name!r}")
@@ -191,5 +191,5 @@ def tailrace_attention(
 
 
 def register_attention() -> None:
-    """Make `attn_implementation="tailrace"` known to transformers; again does no harm."""
+    """Registers `attn_implementation="tailrace"` with transformers; may be repeated."""
     ALL_ATTENTION_FUNCTIONS.register(ATTENTION_NAME, tailrace_attention)

@@ -1,9 +1,9 @@
-"""The running requests as rows of arrays, so that a step's bookkeeping is vectorised.
+"""Running requests as rows of arrays, for vectorised bookkeeping of a step.
 
 Invariants: a row's tokens are `tokens[row, :length]`; the keys and values of the first `computed` of
 them are in the cache blocks `table[row, :num_blocks]`, whose other entries are 0 (the block of zeros);
-`computed < length`; what was sampled but not sent is `out_ids[row, :num_out]`, of one policy version,
-and the likeliest tokens of those steps `out_top_ids[row, :num_out, :num_top_logprobs]`.
+`computed < length`; sampled tokens that are not sent yet are `out_ids[row, :num_out]`, of one policy
+version, and the likeliest tokens of their steps `out_top_ids[row, :num_out, :num_top_logprobs]`.
 """
 
 from __future__ import annotations
@@ -25,27 +25,27 @@ _NO_TOKEN = -1
 
 @dataclass(slots=True, eq=False)
 class EngineCall:
-    """One request between `submit` and its last chunk."""
+    """One request from `submit` to its last chunk."""
 
     call_id: str
     episode_id: str
-    token_ids: NDArray[np.int32]  # prompt and, after a preemption, what was sampled
+    token_ids: NDArray[np.int32]  # prompt and, after a preemption, sampled tokens
     num_prompt: int
     num_continued: int
-    max_len: int  # length at which the call ends
+    max_len: int  # prompt and answer, at which the call ends
     sampling: SamplingParams
-    key: int  # of its random numbers
+    key: int  # of the random numbers
     on_chunk: OnChunk
     stops: StopStrings | None
-    num_top_logprobs: int = 0  # likeliest tokens to tell of each step
+    num_top_logprobs: int = 0  # likeliest tokens to report for each step
     num_cached: int = 0
     num_seen: int = 0  # tokens computed at least once
-    prompt_key: bytes | None = None  # of its prompt, once it was asked for
+    prompt_key: bytes | None = None  # digest of the prompt, once computed
     row: int = -1  # -1 while it waits
 
 
 class Batch:
-    """Rows for at most `max_running` calls; see the module's invariants."""
+    """Rows of at most `max_running` calls; see the invariants of the module."""
 
     def __init__(self, max_running: int, max_len: int, max_blocks: int, chunk_tokens: int) -> None:
         def column(dtype: DTypeLike, *more: int) -> NDArray[Any]:
@@ -82,19 +82,19 @@ class Batch:
 
     @property
     def has_room(self) -> bool:
-        """Whether another call can run."""
+        """True if a row is free."""
         return bool(self._free)
 
     @property
     def newest(self) -> int:
-        """The row that was added last."""
+        """The row added last."""
         return self._order[-1]
 
     def __len__(self) -> int:
         return len(self._order)
 
     def active(self) -> Int64Array:
-        """The rows in use [R], in the order in which their calls were added."""
+        """Rows in use [R], in the order of their addition."""
         if self._active is None:
             self._active = np.array(self._order, np.int64)
         return self._active
@@ -102,7 +102,7 @@ class Batch:
     def add(
         self, call: EngineCall, blocks: Int64Array, computed: int, kv_version: int, now_s: float
     ) -> int:
-        """Give `call` a row whose first `computed` tokens are in `blocks`."""
+        """Adds a row for `call`, whose first `computed` tokens are in `blocks`."""
         row = call.row = self._free.pop()
         self._order.append(row)
         self._active = None
@@ -136,15 +136,15 @@ class Batch:
         self.stop_ids[row, :num_stops] = sampling.stop_token_ids
 
     def call(self, row: int) -> EngineCall:
-        """The call in a row that is in use."""
+        """Call of a row in use."""
         call = self._calls[row]
         assert call is not None, f"row {row} is free"
         return call
 
     def remove(self, row: int) -> EngineCall:
-        """Free a row whose blocks were released; its call keeps its tokens."""
+        """Frees a row whose blocks are released; its call keeps its tokens."""
         call = self.call(row)
-        assert self.num_blocks[row] == 0, "a row is removed after its blocks"
+        assert self.num_blocks[row] == 0, "blocks are released before their row is removed"
         call.token_ids = self.tokens[row, : self.length[row]].copy()
         call.num_seen = int(self.seen[row])
         call.row = -1
@@ -156,7 +156,7 @@ class Batch:
         return call
 
     def release(self, row: int) -> Int64Array:
-        """Take a row's blocks from it: nothing of it is computed any more."""
+        """Takes the blocks of a row away; none of its tokens count as computed then."""
         count = self.num_blocks[row]
         blocks = self.table[row, :count].copy()
         self.table[row, :count] = 0
@@ -164,7 +164,7 @@ class Batch:
         return blocks
 
     def extend(self, rows: Int64Array, counts: Int64Array, blocks: Int64Array) -> None:
-        """Append `counts` [R] of the new `blocks` to the tables of `rows` [R]."""
+        """Appends `counts` [R] of the new `blocks` to the block tables of `rows` [R]."""
         owners = np.repeat(rows, counts)
         place = np.arange(len(blocks)) - np.repeat(np.cumsum(counts) - counts, counts)
         self.table[owners, self.num_blocks[owners] + place] = blocks
@@ -190,7 +190,7 @@ class Batch:
         self.out_top_logprobs[rows, place, : ids.shape[1]] = logprobs
 
     def append(self, rows: Int64Array, tokens: Int64Array, logprobs: NDArray[np.float32]) -> None:
-        """A sampled token for each of `rows` [n]."""
+        """Appends a sampled token to each of `rows` [n]."""
         self.tokens[rows, self.length[rows]] = tokens
         self.length[rows] += 1
         place = self.num_out[rows]

@@ -1,8 +1,8 @@
-"""How many tokens the cache of keys and values holds (pure).
+"""Size of the KV cache in tokens (pure).
 
-With `gpu_memory_utilization` it gets what weights and activations leave of a share of the device's
-memory: weights twice, since a new version is staged beside the one in use; activations by an upper
-estimate.
+With `gpu_memory_utilization` the cache gets a share of the device's memory, less weights and
+activations. Weights count twice, since a new version is staged beside the active one; activations are
+an upper estimate.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from tailrace_inference.engine.kv_cache import KVShape
 
 _WEIGHT_SETS = 2
 _LOGIT_BYTES = 16  # float32 logits, their sorted copy, probabilities and their sums
-_LAYER_WIDTHS = 12  # widths of the hidden state that a layer has in memory at once
+_LAYER_WIDTHS = 12  # hidden states that one layer holds at a time
 
 
 class Sizes(NamedTuple):
-    """What takes up memory, in bytes where nothing else is said."""
+    """Sizes of the memory's users, in bytes unless noted."""
 
     weights: int
     element: int  # of an activation, a key or a value
@@ -28,7 +28,7 @@ class Sizes(NamedTuple):
 
 
 class NoRoomError(ValueError):
-    """The share of the memory does not hold a cache. Attributes: `room_bytes`, `needed_bytes`."""
+    """The memory share is too small for a cache. Attributes: `room_bytes`, `needed_bytes`."""
 
     def __init__(self, room_bytes: int, needed_bytes: int) -> None:
         super().__init__(
@@ -42,9 +42,9 @@ class NoRoomError(ValueError):
 def cache_tokens(
     config: InferenceConfig, layers: Sequence[KVShape], sizes: Sizes, total_bytes: int, free_bytes: int
 ) -> int:
-    """Tokens that the cache holds; raises `NoRoomError`.
+    """Number of tokens that fit into the cache; raises `NoRoomError`.
 
-    `free_bytes` of the device's `total_bytes` are free now, with one set of weights loaded.
+    `free_bytes` of the device's `total_bytes` are free with one set of weights loaded.
     """
     if not config.gpu_memory_utilization:
         return config.kv_cache_tokens

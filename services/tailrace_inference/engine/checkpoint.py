@@ -1,4 +1,4 @@
-"""An engine straight from a model directory, for a process that has no learner (`tailrace episode`)."""
+"""Engine from a model directory, for a process without a learner (`tailrace episode`)."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tailrace_inference.engine.engine import TorchEngine
 
 
 class CheckpointError(ValueError):
-    """A model directory that cannot be loaded; the message names it and says why."""
+    """A model directory cannot be loaded; the message names it and the reason."""
 
 
 class _Tensor(NamedTuple):
@@ -26,10 +26,10 @@ class _Tensor(NamedTuple):
 
 
 def engine_from_checkpoint(path: Path, config: InferenceConfig) -> TorchEngine:
-    """The engine with a Hugging Face directory's weights (as version 0) and its tokenizer."""
+    """Builds an engine with a Hugging Face directory's weights (as version 0) and tokenizer."""
     config_file, tokenizer_file = path / "config.json", path / "tokenizer.json"
     if not config_file.is_file():
-        raise CheckpointError(f"{path} is no model directory: it has no config.json")
+        raise CheckpointError(f"{path} is not a model directory: it has no config.json")
     tokenizer = Tokenizer.from_file(str(tokenizer_file)) if tokenizer_file.is_file() else None
     engine = TorchEngine.from_config_json(config_file.read_bytes(), config, tokenizer)
     load: Any = AutoModelForCausalLM.from_pretrained

@@ -1,7 +1,7 @@
-"""What leaves the engine: which calls ended and why, and chunks of sampled tokens.
+"""Output of the engine: chunks of sampled tokens, and the ends of calls.
 
-Invariants: a chunk's tokens are of one policy version, for pending tokens are flushed before a swap;
-a call's tokens leave in order and once; a stop id wins over a stop string, and that over the length.
+Invariants: a chunk's tokens are of one policy version, since pending tokens are sent before a swap; a
+call's tokens leave in order and once; a stop id wins over a stop string, a stop string over the length.
 """
 
 from __future__ import annotations
@@ -13,16 +13,16 @@ from tailrace_inference.engine.kv_cache import Int64Array
 from tailrace_protos.base import EMPTY, Float32Bytes, Int32Bytes, pack_float32, pack_int32
 from tailrace_protos.generation import CallError, CallErrorCode, FinishReason, TokenChunk, TokenSpan
 
-Ended = tuple[int, FinishReason, int | str | None]  # row, reason, the stop that matched
+Ended = tuple[int, FinishReason, int | str | None]  # row, reason, matched stop
 
 
 def failed(call_id: str, code: CallErrorCode, reason: str, retry_after_s: float = 0.0) -> TokenChunk:
-    """The only chunk of a call that could not be served."""
+    """The only chunk of a refused call."""
     return TokenChunk(call_id, error=CallError(code, reason, retry_after_s))
 
 
 class Emitter:
-    """Sends the pending tokens of a batch's rows to their calls."""
+    """Sends the pending tokens of rows to the callbacks of their calls."""
 
     def __init__(self, batch: Batch, chunk_tokens: int, interval_s: float) -> None:
         self._batch = batch
@@ -33,7 +33,7 @@ class Emitter:
         self.num_nonfinite = 0
 
     def ended(self, rows: Int64Array) -> list[Ended]:
-        """Which of `rows` [n] ended with the token that each has just got."""
+        """Those of `rows` [n] that end with their newest token."""
         batch = self._batch
         tokens = batch.tokens[rows, batch.length[rows] - 1]
         stopped = (batch.stop_ids[rows] == tokens[:, None]).any(axis=1)
@@ -53,7 +53,7 @@ class Emitter:
         return ended
 
     def flush_due(self, policy_version: int, now_s: float) -> None:
-        """Send what is pending in rows whose chunk is full or whose interval has passed."""
+        """Sends pending tokens of rows whose chunk is full or whose interval has passed."""
         batch = self._batch
         rows = batch.active()
         pending = batch.num_out[rows]
@@ -61,7 +61,7 @@ class Emitter:
         self.flush(rows[late | (pending >= self._chunk_tokens)], policy_version, now_s)
 
     def flush(self, rows: Int64Array, policy_version: int, now_s: float) -> None:
-        """Send what is pending in `rows` [n]."""
+        """Sends the pending tokens of `rows` [n]."""
         for row in rows[self._batch.num_out[rows] > 0].tolist():
             call = self._batch.call(row)
             call.on_chunk(self._chunk(row, call, policy_version, None, None))
@@ -70,13 +70,13 @@ class Emitter:
     def close(
         self, row: int, policy_version: int, reason: FinishReason, stop_matched: int | str | None
     ) -> None:
-        """Send a row's last chunk."""
+        """Sends the last chunk of a row."""
         call = self._batch.call(row)
         self.num_finished += 1
         call.on_chunk(self._chunk(row, call, policy_version, reason, stop_matched))
 
     def close_waiting(self, call: EngineCall) -> None:
-        """Send the last chunk of an aborted call that has no row."""
+        """Sends the last chunk of an aborted call without a row."""
         self.num_finished += 1
         call.on_chunk(
             TokenChunk(

@@ -1,8 +1,8 @@
 """`TorchEngine`: one step from end to end.
 
-Invariants: everything but `submit`, `abort`, `abort_all` and `stage` happens on the thread that steps;
-every call gets exactly one last chunk; a token is stamped with the version whose weights sampled it;
-keys and values of an older version are used only with `kv_on_update: keep`, and then counted.
+Invariants: all methods but `submit`, `abort`, `abort_all` and `stage` run on the thread that steps;
+each call gets exactly one last chunk; a token carries the version whose weights sampled it; keys and
+values of an older version are used only with `kv_on_update: keep`, and these tokens are counted.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ from tailrace_inference.ports import EngineStats, NamedTensor, OnChunk
 from tailrace_protos.generation import CallErrorCode, FinishReason, GenerateRequest
 
 _RETRY_AFTER_S = 0.5
-# Blocks that one attention call gathers: about what a CPU core's cache holds; a GPU wants large calls.
+# Blocks that one attention call gathers: about the cache of a CPU core; large calls on a GPU.
 _MAX_GATHERED_BLOCKS = {"cpu": 256, "cuda": 8192}
 
 
 class TorchEngine:
-    """Continuous batching over one model; see `tailrace_inference.ports.Engine`."""
+    """Continuous batching of one model; see `tailrace_inference.ports.Engine`."""
 
     def __init__(
         self, model: LoadedModel, config: InferenceConfig, tokenizer: Tokenizer | None = None
@@ -70,7 +70,7 @@ class TorchEngine:
     def from_config_json(
         cls, config_json: bytes, config: InferenceConfig, tokenizer: Tokenizer | None = None
     ) -> TorchEngine:
-        """Build a Hugging Face `config.json`'s architecture; weights come by `stage` and `apply`."""
+        """Builds the architecture of a `config.json`; `stage` and `apply` bring the weights."""
         return cls(load_model(config_json, config), config, tokenizer)
 
     @property
@@ -80,18 +80,18 @@ class TorchEngine:
 
     @property
     def num_parameters(self) -> int:
-        """Size of the model."""
+        """Number of parameters of the model."""
         return sum(parameter.numel() for parameter in self._model.model.parameters())
 
     def attach(self) -> None:
-        """See `Engine`: torch counts its threads per thread that calls it."""
+        """See `Engine`. torch keeps its number of threads for each calling thread."""
         if self.device_type == "cpu":
             torch.set_num_threads(self._config.num_threads)
 
     def submit(self, request: GenerateRequest, on_chunk: OnChunk) -> None:
         """See `Engine`."""
         if self.num_waiting >= self._config.max_waiting:
-            reason = f"{self.num_waiting} requests wait already"
+            reason = f"{self.num_waiting} requests are waiting"
             on_chunk(failed(request.call_id, CallErrorCode.OVERLOADED, reason, _RETRY_AFTER_S))
             return
         self._inbox.append((request, on_chunk))
@@ -141,7 +141,7 @@ class TorchEngine:
 
     @property
     def num_waiting(self) -> int:
-        """Calls that have no row."""
+        """Calls without a row."""
         return len(self._inbox) + len(self._residency.waiting)
 
     def has_work(self) -> bool:
@@ -178,7 +178,7 @@ class TorchEngine:
             self._residency.waiting.append(call)
 
     def _read_aborts(self) -> None:
-        """End aborted calls, wherever they are."""
+        """Ends aborted calls, waiting or running."""
         if not self._aborts:
             return
         asked = {self._aborts.popleft() for _ in range(len(self._aborts))}
@@ -193,7 +193,7 @@ class TorchEngine:
 
     @torch.inference_mode()
     def _compute(self, now_s: float) -> None:
-        """One forward over the rows that the budget allows, and what follows from it."""
+        """Computes the rows within the budget, samples, and sends what is due."""
         batch = self._batch
         rows, take = self._residency.schedule(self._config.max_batched_tokens)
         plan = plan_step(
@@ -218,7 +218,7 @@ class TorchEngine:
         self._emitter.flush_due(self.policy_version, now_s)
 
     def _put_top_logprobs(self, rows: Int64Array, logprobs: Tensor) -> None:
-        """Keep the likeliest tokens of `logprobs` [n, vocabulary] for those of `rows` [n] that ask."""
+        """Stores the likeliest tokens of `logprobs` [n, vocabulary] for `rows` [n] that ask."""
         batch = self._batch
         asking = np.flatnonzero(batch.num_top_logprobs[rows])
         if len(asking):
@@ -230,12 +230,12 @@ class TorchEngine:
         self._emitter.flush(np.array([row]), self.policy_version, time.perf_counter())
 
     def _finish(self, row: int, reason: FinishReason, stop_matched: int | str | None) -> None:
-        """Send a row's last chunk and free it."""
+        """Sends the last chunk of a row and frees it."""
         self._emitter.close(row, self.policy_version, reason, stop_matched)
         self._residency.finish(row)
 
     def _logits(self, plan: StepPlan, last: Int64Array) -> Tensor:
-        """Logits [n, vocabulary] at the flat tokens `last` [n]."""
+        """Logits [n, vocabulary] of the flat tokens `last` [n]."""
         batch, size = self._batch, self._block_tokens
         ids = batch.tokens[plan.token_rows, plan.positions].astype(np.int64)
         slots = batch.table[plan.token_rows, plan.positions // size] * size + plan.positions % size
@@ -246,7 +246,7 @@ class TorchEngine:
         )
 
     def _group(self, plan: StepPlan, group: GroupRange) -> Group:
-        """The tensors of one attention group."""
+        """Tensors of one attention group."""
         rows = slice(group.first_row, group.last_row)
         take, first, queries = plan.take[rows], plan.first[rows], group.num_queries
         start, end = int(first[0]), int(first[-1] + take[-1])

@@ -1,7 +1,7 @@
-"""Building a model from its Hugging Face configuration and running flat tokens through it.
+"""Builds a model from its Hugging Face configuration and computes logits of flat tokens.
 
-Invariant: a model is only returned after a random sequence, computed in chunks over the cache, gave the
-logits of the model's own forward. The Llama forward must agree too, or the generic one is used.
+Invariant: a model is only returned if a random sequence, computed in chunks over the cache, gives the
+logits of the model's own forward. The Llama forward must agree too; otherwise the generic one is used.
 """
 
 from __future__ import annotations
@@ -37,23 +37,23 @@ _TOLERANCE = {torch.float32: 1e-3, torch.bfloat16: 0.15, torch.float16: 0.05}
 
 
 class DeviceError(ValueError):
-    """The configured device is not there."""
+    """The configured device is missing or has no room."""
 
 
 class Forward(Protocol):
-    """Logits of flat tokens."""
+    """Computes logits of flat tokens."""
 
     def logits(
         self, ids: Tensor, positions: Tensor, last: Tensor, step: AttentionStep | ShapeProbe
     ) -> Tensor:
-        """Logits [n, vocabulary] at the flat tokens `last` [n] among `ids` [T] at `positions` [T]."""
+        """Logits [n, vocabulary] of the flat tokens `last` [n] among `ids` [T] at `positions` [T]."""
 
     def refresh(self) -> None:
-        """The modules' parameters changed."""
+        """Takes over changed parameters of the modules."""
 
 
 class GenericForward:
-    """The model's own modules with our attention."""
+    """The model's own modules, with the attention of this engine."""
 
     def __init__(self, model: nn.Module) -> None:
         self._model = model
@@ -73,11 +73,11 @@ class GenericForward:
         return logits
 
     def refresh(self) -> None:
-        """See `Forward`: nothing is copied here."""
+        """See `Forward`; nothing is copied here."""
 
 
 class LoadedModel:
-    """A model on its device with the forward chosen for it."""
+    """A model on its device, with the chosen forward."""
 
     def __init__(
         self,
@@ -91,7 +91,7 @@ class LoadedModel:
         self.forward = forward
         self.layers = layers
         self.max_len = max_len
-        self.cache_tokens = cache_tokens  # that fit on the device
+        self.cache_tokens = cache_tokens  # that fit into the cache
         self.device: torch.device = next(model.parameters()).device
         self.dtype: torch.dtype = next(model.parameters()).dtype
         config: Any = model.config
@@ -106,7 +106,7 @@ def _choose_forward(
     max_len: int,
     config: InferenceConfig,
 ) -> Forward:
-    """The Llama forward where it is wanted, serves this model and agrees with it."""
+    """The Llama forward if it is allowed, serves this model and agrees; else the generic one."""
     dtype = next(model.parameters()).dtype
     if config.forward == "generic" or not supports_llama_forward(model.config):
         return generic
@@ -119,18 +119,18 @@ def _choose_forward(
 
 
 def pick_device(config: InferenceConfig) -> torch.device:
-    """The device that the configuration names, or the one there is."""
+    """The configured device; `auto` takes CUDA if there is one."""
     if config.device == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     if config.device == "cuda" and not torch.cuda.is_available():
         raise DeviceError(
-            "inference.device is 'cuda', but torch sees no CUDA device: set it to auto or cpu"
+            "inference.device is 'cuda', but torch finds no CUDA device: set it to auto or cpu"
         )
     return torch.device(config.device)
 
 
 def load_model(config_json: bytes, config: InferenceConfig) -> LoadedModel:
-    """Build the architecture with random weights; raises `UnsupportedModelError` and `DeviceError`."""
+    """Builds the architecture with random weights; raises `UnsupportedModelError` or `DeviceError`."""
     register_attention()
     try:
         select_matmul(config.cpu_matmul)
@@ -142,7 +142,7 @@ def load_model(config_json: bytes, config: InferenceConfig) -> LoadedModel:
         model = _build(model_type, content, config, pick_device(config))
     except (DeviceError, UnsupportedModelError):
         raise
-    except ValueError as error:  # transformers does not know it, or the configuration is no good
+    except ValueError as error:  # unknown to transformers, or a wrong configuration
         raise UnsupportedModelError(model_type, str(error)) from error
     dtype = next(model.parameters()).dtype
     expected = _own_logits(model)
@@ -150,7 +150,9 @@ def load_model(config_json: bytes, config: InferenceConfig) -> LoadedModel:
     generic = GenericForward(model)
     error_size = _disagreement(generic, expected, layers, dtype)
     if not error_size < _TOLERANCE[dtype]:
-        raise UnsupportedModelError(model_type, f"its logits came out {error_size:.3g} deviations off")
+        raise UnsupportedModelError(
+            model_type, f"its logits differ by {error_size:.3g} standard deviations"
+        )
     num_cached = _cache_tokens(config, model, layers)
     max_len = _max_len(config, model.config, num_cached)
     forward = _choose_forward(model, generic, expected, layers, max_len, config)
@@ -158,12 +160,12 @@ def load_model(config_json: bytes, config: InferenceConfig) -> LoadedModel:
 
 
 def _cache_tokens(config: InferenceConfig, model: Any, layers: list[KVShape]) -> int:
-    """What the cache holds; raises `DeviceError` where the device has no room or no such memory."""
+    """Tokens of the cache; raises `DeviceError` without room or without a CUDA device."""
     weight: Tensor = next(model.parameters())
     if config.gpu_memory_utilization and weight.device.type != "cuda":
         raise DeviceError(
-            "inference.gpu_memory_utilization needs a CUDA device, and torch sees none: remove it, and "
-            "give inference.kv_cache_tokens instead"
+            "inference.gpu_memory_utilization needs a CUDA device, and torch finds none: remove it and "
+            "set inference.kv_cache_tokens instead"
         )
     text_config = model.config.get_text_config()
     sizes = Sizes(
@@ -183,7 +185,7 @@ def _cache_tokens(config: InferenceConfig, model: Any, layers: list[KVShape]) ->
 def _build(
     model_type: str, content: dict[str, Any], config: InferenceConfig, device: torch.device
 ) -> Any:
-    """The architecture with random weights and its own attention."""
+    """Builds the architecture with random weights and its own attention."""
     hf_config: Any = AutoConfig.for_model(model_type, **content)
     dtype = _pick_dtype(config, hf_config, device)
     make: Any = AutoModelForCausalLM.from_config
@@ -204,7 +206,7 @@ def _pick_dtype(config: InferenceConfig, hf_config: Any, device: torch.device) -
 
 
 def _max_len(config: InferenceConfig, hf_config: Any, num_cached: int) -> int:
-    """Longest sequence that model, configuration and cache allow."""
+    """Longest sequence that the model, the configuration and the cache allow."""
     limits = [num_cached]
     model_len = getattr(hf_config.get_text_config(), "max_position_embeddings", None)
     limits += [limit for limit in (model_len, config.max_model_len) if limit]
@@ -223,14 +225,14 @@ def _probe_ids(model: nn.Module) -> Tensor:
 
 @torch.inference_mode()
 def _own_logits(model: Any) -> Tensor:
-    """What the model itself says, [T, vocabulary], with its own attention."""
+    """Logits [T, vocabulary] of the model with its own attention."""
     logits: Tensor = model(input_ids=_probe_ids(model).unsqueeze(0), use_cache=False).logits[0]
     return logits.float()
 
 
 @torch.inference_mode()
 def _probe_layers(model: Any, model_type: str) -> list[KVShape]:
-    """Shapes of keys and values of every layer, seen in a forward; from now on with our attention."""
+    """Switches to this engine's attention; records the key and value shapes of all layers."""
     probe = ShapeProbe()
     model.set_attn_implementation(ATTENTION_NAME)
     ids = _probe_ids(model)
@@ -240,7 +242,7 @@ def _probe_layers(model: Any, model_type: str) -> list[KVShape]:
     if sorted(probe.layers) != list(range(num_layers)):
         seen = len(probe.layers)
         raise UnsupportedModelError(
-            model_type, f"only {seen} of {num_layers} layers are plain attention"
+            model_type, f"only {seen} of {num_layers} layers have plain attention"
         )
     return [probe.layers[index] for index in range(num_layers)]
 
@@ -249,7 +251,7 @@ def _probe_layers(model: Any, model_type: str) -> list[KVShape]:
 def _disagreement(
     forward: Forward, expected: Tensor, layers: list[KVShape], dtype: torch.dtype
 ) -> float:
-    """Largest difference from the expected logits, in their standard deviations, over three chunks."""
+    """Largest difference from the expected logits over three chunks, in standard deviations."""
     block_tokens = 8
     cache = KVCache(layers, 1 + _PROBE_TOKENS // block_tokens, block_tokens, expected.device, dtype)
     ids = torch.from_numpy(np.random.default_rng(0).integers(0, expected.shape[1], _PROBE_TOKENS))

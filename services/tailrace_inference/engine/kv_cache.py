@@ -1,8 +1,8 @@
-"""Keys and values of all sequences in blocks of one preallocated cache.
+"""Keys and values of all sequences, in blocks of one preallocated cache.
 
-Invariants: block 0 is never handed out and stays zero (it pads block tables); a block belongs to
-exactly one owner, a running row or a kept prefix; a block is zeroed when it is handed out, so that a
-masked position never holds what a broken policy version left there (0 * nan is nan).
+Invariants: block 0 is never allocated and stays zero (it pads block tables); a block has exactly one
+owner, a running row or a kept prefix; a block is zeroed at allocation, so that a masked position never
+holds a value that is not finite from a broken policy version (0 * nan is nan).
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ Int64Array = NDArray[np.int64]
 
 
 class KVShape(NamedTuple):
-    """Heads and sizes of one attention layer's keys and values."""
+    """Number of heads and sizes of the keys and values of one attention layer."""
 
     num_heads: int
     key_dim: int
@@ -30,7 +30,7 @@ class KVShape(NamedTuple):
 class KVCache:
     """Tensors `keys[layer]`, `values[layer]`: [num_blocks, block_tokens, heads, dim].
 
-    Layers of one shape share one arena, so that zeroing blocks is one kernel for all of them.
+    Layers of one shape share one arena, so that one kernel zeroes the blocks of all of them.
     """
 
     def __init__(
@@ -62,39 +62,39 @@ class KVCache:
         self._arenas = list(arenas.values())
 
     def write(self, layer: int, slots: Tensor, keys: Tensor, values: Tensor) -> None:
-        """Store `keys` [T, heads, dim] and `values` at slots [T] (block * block_tokens + place)."""
+        """Stores `keys` [T, heads, dim] and `values` at slots [T] (block * block_tokens + place)."""
         self._flat[2 * layer].index_copy_(0, slots, keys)
         self._flat[2 * layer + 1].index_copy_(0, slots, values)
 
     def copy(self, source: Int64Array, target: Int64Array) -> None:
-        """Copy blocks `source` [n] to `target` [n], in every layer."""
+        """Copies blocks `source` [n] to `target` [n] in all layers."""
         read, write = (torch.from_numpy(blocks).to(self.device) for blocks in (source, target))
         for arena in self._arenas:
             arena.index_copy_(1, write, arena.index_select(1, read))
 
     def zero(self, blocks: Int64Array) -> None:
-        """Forget what `blocks` [n] held, in every layer."""
+        """Zeroes `blocks` [n] in all layers."""
         index = torch.from_numpy(blocks).to(self.device)
         for arena in self._arenas:
             arena.index_fill_(1, index, 0.0)
 
 
 class BlockPool:
-    """The free blocks, as a stack."""
+    """Stack of free blocks."""
 
     def __init__(self, num_blocks: int) -> None:
         self._stack = np.arange(num_blocks - 1, 0, -1, dtype=np.int64)
         self.num_free = num_blocks - 1
 
     def take(self, count: int) -> Int64Array:
-        """Blocks [count]; the caller made sure that there are enough."""
+        """Takes blocks [count]; the caller checks that enough are free."""
         assert count <= self.num_free, f"took {count} of {self.num_free} free blocks"
         self.num_free -= count
         return self._stack[self.num_free : self.num_free + count].copy()
 
     def give(self, blocks: Int64Array) -> None:
-        """Return blocks [n]."""
+        """Gives blocks [n] back."""
         end = self.num_free + len(blocks)
-        assert end <= len(self._stack), "more blocks given back than exist"
+        assert end <= len(self._stack), "more blocks given back than there are"
         self._stack[self.num_free : end] = blocks
         self.num_free = end

@@ -1,9 +1,9 @@
-"""Who is in the cache: waiting calls, running rows, kept prefixes, free blocks.
+"""KV residency: waiting calls, running rows, kept prefixes and free blocks.
 
-Invariants: every block has one owner, also where calls have the same prompt (`prompts`); when blocks
-run out, kept prefixes go first (least recently kept), then the newest running call goes back to the
-head of the queue with its tokens and is computed again later, so the oldest call always advances; a
-prefix of an older policy version is never reused unless the configuration says `keep`.
+Invariants: each block has one owner, also where calls share a prompt (`prompts`); when blocks run out,
+kept prefixes are evicted first (least recently kept), then the newest running call returns to the head
+of the queue with its tokens and is computed again later, so that the oldest call always advances; a
+prefix of an older policy version is never reused unless the configuration is `keep`.
 """
 
 from __future__ import annotations
@@ -47,9 +47,9 @@ class KVResidency:
         self._owners = PromptOwners(batch)
 
     def admit(self, policy_version: int, now_s: float) -> None:
-        """Move waiting calls, first come first served, into rows while their tokens have room.
+        """Moves waiting calls into rows, first come first served, while there is room for their tokens.
 
-        Those whose prompt another row is still computing are passed over until it has.
+        Calls whose prompt another row is computing wait until it is computed.
         """
         if not (self.waiting and self.batch.has_room):
             return
@@ -72,9 +72,9 @@ class KVResidency:
     def _place(
         self, call: EngineCall, owner: int | None, promised: int, policy_version: int, now_s: float
     ) -> int | None:
-        """Start a call on its episode's prefix, or on a copy of the prompt that row `owner` computed.
+        """Adds a call with its episode's prefix, or with a copy of the prompt in row `owner`.
 
-        Returns the blocks that it lacks, None without room.
+        Returns the number of blocks that it still needs, None without room.
         """
         prefix = self.prefixes.take(call.episode_id)
         num_tokens = len(call.token_ids)
@@ -108,7 +108,7 @@ class KVResidency:
         return lacking
 
     def _copied(self, owner: int, count: int) -> Int64Array:
-        """A copy of the first `count` blocks of a row; there is room for them."""
+        """Copies the first `count` blocks of a row; there is room for them."""
         while self.pool.num_free < count:
             self.pool.give(self.prefixes.evict())
         blocks = self.pool.take(count)
@@ -116,7 +116,7 @@ class KVResidency:
         return blocks
 
     def schedule(self, max_tokens: int) -> tuple[Int64Array, Int64Array]:
-        """Rows [R] and their new tokens [R] of the next step, with blocks for all of them."""
+        """Rows [R] of the next step and their new tokens [R]; allocates the blocks for them."""
         while True:
             rows = self.batch.active()
             take = share_budget(self.batch.length[rows] - self.batch.computed[rows], max_tokens)
@@ -133,12 +133,12 @@ class KVResidency:
         return rows, take
 
     def _make_room(self, num_blocks: int) -> bool:
-        """Free blocks by eviction; False after a preemption, which changes who needs how many."""
+        """Frees blocks by eviction; False after a preemption, since the needs have changed then."""
         while self.pool.num_free < num_blocks and len(self.prefixes):
             self.pool.give(self.prefixes.evict())
         if self.pool.num_free >= num_blocks:
             return True
-        assert len(self.batch) > 1, "one call alone always fits"
+        assert len(self.batch) > 1, "a single call always fits"
         self.num_preemptions += 1
         row = self.batch.newest
         self._before_preemption(row)
@@ -151,7 +151,7 @@ class KVResidency:
         return self.batch.remove(row)
 
     def finish(self, row: int) -> EngineCall:
-        """Free a row; its computed tokens stay as the prefix of its episode."""
+        """Frees a row; its computed tokens stay as the prefix of its episode."""
         batch = self.batch
         computed = int(batch.computed[row])
         prefix_ids = batch.tokens[row, :computed].copy()
@@ -166,7 +166,7 @@ class KVResidency:
         return self._free(row)
 
     def forget_computed(self, policy_version: int) -> None:
-        """Drop all keys and values; running calls keep their rows and compute theirs again."""
+        """Drops all keys and values; running calls keep their rows and are computed again."""
         self.pool.give(self.prefixes.clear())
         for row in self.batch.active().tolist():
             self.pool.give(self.batch.release(row))

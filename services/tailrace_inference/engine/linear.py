@@ -1,11 +1,11 @@
 """Matrix products of the Llama forward.
 
-torch multiplies float32 matrices on the CPU with MKL. That reaches 100 GFLOP/s on one Zen 5 core, where
-oneDNN, also inside torch, reaches 170 to 230 from some size on; on Intel's cores MKL is the faster one
-(32 rows of 128 by 768 on a Sapphire Rapids core: 56 us against 78). So oneDNN's operator, which has no
-public name for float32, is used where `select_matmul` says so.
+torch multiplies float32 matrices on the CPU with MKL. MKL reaches 100 GFLOP/s on one Zen 5 core;
+oneDNN, also part of torch, reaches 170 to 230 for larger products. On Intel cores MKL is faster
+(32 rows of 128 by 768 on a Sapphire Rapids core: 56 us against 78). `select_matmul` chooses.
+oneDNN's operator has no public name for float32.
 
-MKL's products of few rows are faster with weights whose columns lie together in memory (32 rows, an Ice
+MKL multiplies few rows faster if the columns of the weights are contiguous in memory (32 rows, an Ice
 Lake core: 384 by 128 in 22 us against 82, 128 by 256 in 16 against 29): `as_read` stores them so.
 """
 
@@ -19,9 +19,8 @@ from torch.nn.functional import linear
 
 from tailrace.processor import CpuMatmul, matmul_library
 
-# Multiplications from which oneDNN's larger constant cost pays.
+# Smallest number of multiplications at which oneDNN's constant cost pays off.
 _MIN_PRODUCTS = 1 << 20
-
 
 _onednn: Any = None  # `(input, weight, bias, "none", [], "")`, of this process; `select_matmul` sets it
 
@@ -33,9 +32,9 @@ def has_onednn_linear() -> bool:
 
 
 def select_matmul(choice: CpuMatmul) -> None:
-    """Take the library that `choice` stands for, in this process; raises `ValueError`.
+    """Selects the library of `choice` for this process; raises `ValueError`.
 
-    Models loaded before keep their weights in the order that suited the library of then.
+    Models loaded earlier keep the memory order of their weights.
     """
     global _onednn
     library = matmul_library(choice, has_onednn=has_onednn_linear())
@@ -62,7 +61,7 @@ def project_onto(
 
 
 def as_read(weight: Tensor) -> Tensor:
-    """`weight` [N, K], copied into the order in memory that `project` reads fastest."""
+    """Copy of `weight` [N, K] in the memory order that `project` reads fastest."""
     if _onednn is None and weight.dtype == torch.float32 and weight.device.type == "cpu":
         return weight.t().contiguous().t()
     return weight.contiguous()

@@ -1,9 +1,9 @@
-"""The forward of Llama-like decoders with few kernels: exactly the modules' arithmetic, less overhead.
+"""Forward of Llama-like decoders with few kernels: the arithmetic of the modules, less overhead.
 
-Serves `llama`, `mistral`, `qwen2`, `qwen3` with static rope and full attention. The projections that
-read the same input become one matrix; the modules' parameters turn into views of it, so nothing is
-held twice and an update of the modules updates this forward. Whether it agrees with the model's own
-forward is checked when the model is loaded (`forward.load_model`).
+Serves `llama`, `mistral`, `qwen2` and `qwen3` with static rope and full attention. Projections of the
+same input become one matrix. The parameters of the modules become views of it, so that no weight is
+held twice and an update of the modules updates this forward. `forward.load_model` checks that it agrees
+with the model's own forward.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {"silu": silu, "gelu": gel
 
 
 def supports_llama_forward(config: Any) -> bool:
-    """Whether a model of this Hugging Face configuration is one that this forward describes."""
+    """True if this forward serves models of this Hugging Face configuration."""
     layer_types = set(getattr(config, "layer_types", None) or ["full_attention"])
     rope = getattr(config, "rope_parameters", None) or {}
     return (
@@ -54,7 +54,7 @@ class _Layer:
 
 
 class LlamaForward:
-    """hidden states [T, hidden] of flat tokens, straight over a model's weights."""
+    """Computes logits of flat tokens directly from the weights of a model."""
 
     def __init__(self, model: nn.Module, max_len: int) -> None:
         config: Any = model.config
@@ -95,7 +95,7 @@ class LlamaForward:
         )
 
     def _rope_tables(self, rotary: Any, max_len: int) -> tuple[Tensor, Tensor]:
-        """cos and sin [max_len, 1, D]; the first half of sin is negative, as rotating wants it."""
+        """cos and sin [max_len, 1, D]; the first half of sin is negative, as the rotation needs it."""
         positions = torch.arange(max_len, device=self._embedding.device).unsqueeze(0)
         cos, sin = rotary(self._embedding[:1].unsqueeze(0), positions)
         half = cos.shape[-1] // 2
@@ -103,7 +103,7 @@ class LlamaForward:
         return cos[0].unsqueeze(1).contiguous(), signed.unsqueeze(1).contiguous()
 
     def refresh(self) -> None:
-        """Copy what is no view of the modules' parameters; to be called after they changed."""
+        """Copies parameters that are not views; to be called after a change of the modules."""
         for layer in self._layers:
             if layer.head_norm is not None:
                 attention: Any = layer.attention
@@ -120,7 +120,7 @@ class LlamaForward:
         final = len(self._layers) - 1
         for index, layer in enumerate(self._layers):
             attended = self._attention(index, layer, hidden, cos, sin, step)
-            if index == final:  # beyond the last attention only sampled tokens matter
+            if index == final:  # after the last attention only sampled tokens matter
                 attended, hidden = attended.index_select(0, last), hidden.index_select(0, last)
             hidden = project_onto(hidden, attended, layer.out, layer.out_bias)
             hidden = self._mlp(layer, hidden)
@@ -157,7 +157,7 @@ class LlamaForward:
         if states.dtype == torch.float32:
             if states.device.type != "cpu" and weight.dim() == 1:
                 return rms_norm(states, weight.shape, weight, self._eps)
-            # torch's own is made of eleven operators on the CPU.
+            # torch's own norm runs eleven operators on the CPU.
             norm = torch.linalg.vector_norm(states, dim=-1, keepdim=True)
             scale = torch.addcmul(self._eps_tensor, norm, norm, value=1.0 / states.shape[-1])
             return (states * scale.rsqrt_()).mul_(weight)
@@ -167,7 +167,7 @@ class LlamaForward:
 
 
 def _joined(parameters: list[nn.Parameter]) -> Tensor:
-    """Parameters stacked along their first dimension, as `project` reads them; now views of it."""
+    """Stacks parameters along their first dimension for `project`; they become views of the result."""
     joined = torch.cat([parameter.data for parameter in parameters])
     if joined.dim() == 2:
         joined = as_read(joined)

@@ -1,7 +1,7 @@
-"""Who computes how many tokens in a step, and how rows form attention groups. Pure numpy.
+"""Plan of a step: new tokens of each row, and attention groups of rows. Pure numpy.
 
-Invariants: a step never computes more than its budget; rows that only decode come first, so a long
-prompt never stalls running answers; every row of a plan is in exactly one group.
+Invariants: a step never computes more tokens than its budget; rows that decode come first, so that a
+long prompt never stalls running answers; each row of a plan is in exactly one group.
 """
 
 from __future__ import annotations
@@ -12,9 +12,9 @@ import numpy as np
 
 from tailrace_inference.engine.kv_cache import Int64Array
 
-# Padding that is cheaper than one more attention call per layer, in blocks of keys.
+# Padding, in blocks of keys, that costs less than one more attention call per layer.
 _CHEAP_PADDING_BLOCKS = 24
-# Bound on the mask of one attention call, queries times keys.
+# Largest mask of one attention call: queries times keys.
 _MAX_GROUP_SCORES = 1 << 24
 
 
@@ -28,7 +28,7 @@ class GroupRange(NamedTuple):
 
 
 class StepPlan(NamedTuple):
-    """One step over R rows and T flat tokens, rows in the order of their groups."""
+    """One step of R rows and T flat tokens; rows are in the order of their groups."""
 
     rows: Int64Array  # [R]
     take: Int64Array  # [R] new tokens of each row
@@ -40,7 +40,7 @@ class StepPlan(NamedTuple):
 
 
 def share_budget(pending: Int64Array, max_tokens: int) -> Int64Array:
-    """New tokens per row [R]: 1 for rows that decode, then prompts in order while the budget lasts."""
+    """New tokens per row [R]: 1 for rows that decode, the rest of the budget for prompts in order."""
     decodes = pending == 1
     prompts = np.where(decodes, 0, pending)
     before = np.cumsum(prompts) - prompts
@@ -51,9 +51,9 @@ def share_budget(pending: Int64Array, max_tokens: int) -> Int64Array:
 def plan_step(
     rows: Int64Array, take: Int64Array, start: Int64Array, block_tokens: int, max_blocks: int
 ) -> StepPlan:
-    """Order rows [R] that compute `take` [R] > 0 tokens from `start` [R] into groups, tokens flat.
+    """Orders rows [R], which compute `take` [R] > 0 tokens from `start` [R], into groups.
 
-    `max_blocks` bounds what one attention call gathers, as long as it has more than one row.
+    One attention call gathers at most `max_blocks`, unless it has a single row.
     """
     blocks = -(-(start + take) // block_tokens)
     order, groups = form_groups(take, blocks, block_tokens, max_blocks)
@@ -67,7 +67,7 @@ def plan_step(
 def form_groups(
     take: Int64Array, blocks: Int64Array, block_tokens: int, max_blocks: int
 ) -> tuple[Int64Array, list[GroupRange]]:
-    """An order of the rows, and groups of neighbours in it; padding never doubles a row's queries."""
+    """Order of the rows, and groups of neighbours; padding never doubles the queries of a row."""
     order = np.lexsort((-blocks, -take))
     falling = take[order]
     groups: list[GroupRange] = []
@@ -90,14 +90,14 @@ def form_groups(
 def _split(blocks: Int64Array, max_blocks: int) -> list[tuple[int, int]]:
     """Ranges of rows with falling `blocks` [n] that attend together.
 
-    A range is cut where that saves most padding, as long as this is worth another call.
+    A range is cut where the cut saves most padding, if it saves more than a call costs.
     """
     ranges: list[tuple[int, int]] = []
     pending = [(0, len(blocks))]
     while pending:
         first, last = pending.pop()
         most = int(blocks[first])
-        fits = max(1, max_blocks // most)  # one row alone is never split
+        fits = max(1, max_blocks // most)  # a single row is never split
         saved = (most - blocks[first:last]) * np.arange(last - first, 0, -1)
         cut = int(saved.argmax())
         if saved[cut] <= _CHEAP_PADDING_BLOCKS:

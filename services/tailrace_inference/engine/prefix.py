@@ -1,7 +1,7 @@
-"""Kept prefixes: the cache blocks of an episode between two of its turns.
+"""Kept prefixes: cache blocks of an episode between two of its turns.
 
-Invariants: an entry belongs to one episode and one policy version and owns its blocks; entries leave
-by reuse, by eviction (least recently kept first), or all at once when their version is replaced.
+Invariants: an entry has one episode and one policy version and owns its blocks; an entry leaves when it
+is reused or evicted (least recently kept first), and all leave when their version is replaced.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from tailrace_inference.engine.kv_cache import Int64Array
 
 
 class Prefix(NamedTuple):
-    """Computed tokens of an episode and where their keys and values are."""
+    """Computed tokens of an episode, with the blocks of their keys and values."""
 
     token_ids: NDArray[np.int32]  # [n]
     blocks: Int64Array  # [ceil(n / block_tokens)]
-    policy_version: int  # the oldest version that any of these keys and values come from
+    policy_version: int  # the oldest version of these keys and values
 
 
 class PrefixStore:
@@ -31,27 +31,27 @@ class PrefixStore:
         self.num_blocks = 0
 
     def keep(self, episode_id: str, prefix: Prefix) -> Int64Array:
-        """Keep an episode's prefix; returns the blocks of the one it replaces."""
+        """Keeps the prefix of an episode; returns the blocks of the replaced one."""
         replaced = self.take(episode_id)
         self._entries[episode_id] = prefix
         self.num_blocks += len(prefix.blocks)
         return replaced.blocks if replaced is not None else np.empty(0, np.int64)
 
     def take(self, episode_id: str) -> Prefix | None:
-        """Remove and return an episode's prefix; its blocks now belong to the caller."""
+        """Removes and returns the prefix of an episode; the caller owns its blocks then."""
         entry = self._entries.pop(episode_id, None)
         if entry is not None:
             self.num_blocks -= len(entry.blocks)
         return entry
 
     def evict(self) -> Int64Array:
-        """Forget the prefix that was kept longest ago; returns its blocks (there must be one)."""
+        """Removes the oldest prefix (there must be one); returns its blocks."""
         _, entry = self._entries.popitem(last=False)
         self.num_blocks -= len(entry.blocks)
         return entry.blocks
 
     def clear(self) -> Int64Array:
-        """Forget all; returns their blocks."""
+        """Removes all prefixes; returns their blocks."""
         blocks = [entry.blocks for entry in self._entries.values()]
         self._entries.clear()
         self.num_blocks = 0
@@ -62,7 +62,7 @@ class PrefixStore:
 
 
 def common_length(left: NDArray[np.int32], right: NDArray[np.int32]) -> int:
-    """How many leading tokens of `left` and `right` agree."""
+    """Number of leading tokens that `left` and `right` share."""
     shorter = min(len(left), len(right))
     differs = left[:shorter] != right[:shorter]
     return int(differs.argmax()) if differs.any() else shorter

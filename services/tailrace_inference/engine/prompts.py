@@ -1,8 +1,8 @@
-"""Prompts that several calls have at once, as those of a group do: computed by one, copied by others.
+"""Shared prompts, such as those of a group: one call computes them, the others copy.
 
-The first call to get a row computes the prompt, and others with the same prompt wait for that; then
-they copy its keys and values, so that every block keeps one owner. Only keys and values of the current
-policy version are copied.
+The first call that gets a row computes the prompt. Other calls with the same prompt wait, then copy its
+keys and values, so that each block keeps one owner. Only keys and values of the current policy version
+are copied.
 """
 
 from __future__ import annotations
@@ -11,12 +11,12 @@ from hashlib import blake2b
 
 from tailrace_inference.engine.batch import Batch, EngineCall
 
-# Shorter prompts are sooner computed than waited for.
+# Computing a shorter prompt is faster than waiting for it.
 MIN_PROMPT_TOKENS = 8
 
 
 class PromptOwners:
-    """The rows that computed a prompt, or are about to, by the prompt's 128-bit digest."""
+    """Rows that computed or will compute a prompt, by the 128-bit digest of the prompt."""
 
     def __init__(self, batch: Batch) -> None:
         self._batch = batch
@@ -24,7 +24,7 @@ class PromptOwners:
         self._keys: dict[int, bytes] = {}
 
     def row_of(self, call: EngineCall, policy_version: int) -> int | None:
-        """The row that has the call's whole prompt among its tokens, by the current weights."""
+        """The row that holds the call's whole prompt under the current weights."""
         if not _can_share(call):
             return None
         row = self._rows.get(_key(call))
@@ -32,11 +32,11 @@ class PromptOwners:
         return row if is_current else None
 
     def has_computed(self, row: int, call: EngineCall) -> bool:
-        """Whether there is all to copy that the call can: its prompt but for the last token."""
+        """True if the row has computed the call's prompt up to its last token."""
         return bool(self._batch.computed[row] >= call.num_prompt - 1)
 
     def add(self, call: EngineCall) -> None:
-        """The call got a row; if another one has its prompt by weights as new, that one stays."""
+        """Makes the call's row the owner of its prompt, unless another owner's weights are as new."""
         if not _can_share(call):
             return
         key, versions = _key(call), self._batch.kv_version
@@ -48,14 +48,14 @@ class PromptOwners:
         self._rows[key], self._keys[call.row] = call.row, key
 
     def remove(self, row: int) -> None:
-        """Nothing is to be copied from the row any more."""
+        """Removes a row; it owns no prompt then."""
         key = self._keys.pop(row, None)
         if key is not None:
             del self._rows[key]
 
 
 def _can_share(call: EngineCall) -> bool:
-    """Whether the call's tokens are a prompt that was never computed, and worth it."""
+    """True if the call's tokens are a prompt that is not computed yet and long enough to share."""
     return call.num_seen == 0 and len(call.token_ids) == call.num_prompt >= MIN_PROMPT_TOKENS
 
 

@@ -15,7 +15,7 @@ from tailrace_protos.generation import MAX_TOP_LOGPROBS, GenerateRequest, Sampli
 
 
 class InvalidRequestError(ValueError):
-    """A request that cannot be served; the message names the field and its bounds."""
+    """An invalid request; the message names the field and its bounds."""
 
 
 def make_call(
@@ -25,7 +25,7 @@ def make_call(
     vocab_size: int,
     tokenizer: Tokenizer | None,
 ) -> EngineCall:
-    """Check a request against the model's limits; raises `InvalidRequestError`."""
+    """Checks a request against the limits of the model; raises `InvalidRequestError`."""
     if len(request.prompt_ids) % 4:
         raise InvalidRequestError(
             f"prompt_ids has {len(request.prompt_ids)} bytes, not a multiple of 4"
@@ -33,21 +33,21 @@ def make_call(
     prompt = as_int32(request.prompt_ids)
     _check_counts(request, len(prompt), max_len)
     if int(prompt.min()) < 0 or int(prompt.max()) >= vocab_size:
-        raise InvalidRequestError(f"prompt_ids must lie in 0..{vocab_size - 1}")
+        raise InvalidRequestError(f"prompt_ids must be in 0..{vocab_size - 1}")
     sampling = request.sampling
     _check_sampling(sampling, vocab_size)
     stops = None
     if sampling.stop:
         if tokenizer is None:
             raise InvalidRequestError(
-                "sampling.stop needs a tokenizer, and this engine has none: use stop_token_ids"
+                "sampling.stop needs a tokenizer, but this engine has none: use stop_token_ids"
             )
         continued = prompt[len(prompt) - request.num_continued :].tolist()
         stops = StopStrings(tokenizer, sampling.stop, continued)
     return EngineCall(
         call_id=request.call_id,
         episode_id=request.episode_id,
-        token_ids=prompt.copy(),  # the request lies in a received frame
+        token_ids=prompt.copy(),  # the request is a view of a received frame
         num_prompt=len(prompt),
         num_continued=request.num_continued,
         max_len=min(max_len, len(prompt) + request.max_new_tokens),
@@ -66,7 +66,7 @@ def _check_counts(request: GenerateRequest, num_prompt: int, max_len: int) -> No
         raise InvalidRequestError(f"max_new_tokens is {request.max_new_tokens}, must be at least 1")
     if num_prompt >= max_len:
         raise InvalidRequestError(
-            f"prompt_ids has {num_prompt} tokens; with an answer at most {max_len} fit"
+            f"prompt_ids has {num_prompt} tokens; prompt and answer together may have {max_len}"
         )
     if not 0 <= request.top_logprobs <= MAX_TOP_LOGPROBS:
         raise InvalidRequestError(
@@ -90,6 +90,6 @@ def _check_sampling(sampling: SamplingParams, vocab_size: int) -> None:
     if sampling.top_k < 0:
         raise InvalidRequestError(f"sampling.top_k is {sampling.top_k}, must be >= 0 (0: off)")
     if any(not 0 <= token_id < vocab_size for token_id in sampling.stop_token_ids):
-        raise InvalidRequestError(f"sampling.stop_token_ids must lie in 0..{vocab_size - 1}")
+        raise InvalidRequestError(f"sampling.stop_token_ids must be in 0..{vocab_size - 1}")
     if "" in sampling.stop:
         raise InvalidRequestError("sampling.stop holds an empty string")

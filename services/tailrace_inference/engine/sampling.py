@@ -1,10 +1,9 @@
-"""Choosing one token per row of logits, all rows at once.
+"""Samples one token per row of logits, for all rows together.
 
-A row's randomness is a pure function of its key and of how many tokens its call has sampled before, so
-it does not depend on the batch it is in. Sampling inverts the cumulative distribution: one uniform
-number per row is enough, whatever the size of the vocabulary. Log-probabilities are those after the
-temperature and before the filters, the sampled token's and the likeliest tokens' alike; greedy rows
-(temperature 0) report those at temperature 1.
+The random number of a row is a pure function of its key and of the number of tokens that its call has
+sampled, so it does not depend on the batch. Sampling inverts the cumulative distribution: one uniform
+number per row. Log-probabilities, of the sampled token and of the likeliest tokens, are those after the
+temperature and before the filters. Greedy rows (temperature 0) report those at temperature 1.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ _SHIFT_TO_23_BITS = np.uint64(41)
 
 
 class SamplingRows(NamedTuple):
-    """Parameters of the rows [n] that sample in this step."""
+    """Sampling parameters of the rows [n] that sample in this step."""
 
     temperature: NDArray[np.float32]
     top_p: NDArray[np.float32]
@@ -36,7 +35,7 @@ class SamplingRows(NamedTuple):
 
 
 def uniforms(key: NDArray[np.uint64], counter: NDArray[np.int64]) -> NDArray[np.float32]:
-    """Numbers in [0, 1) [n] that depend on (key, counter) only: splitmix64, twice."""
+    """Numbers in [0, 1) [n] that depend only on (key, counter): splitmix64, twice."""
     state = _mix(key + _GOLDEN) + (counter.astype(np.uint64) + np.uint64(1)) * _GOLDEN
     bits = _mix(_mix(state)) >> _SHIFT_TO_23_BITS
     return bits.astype(np.float32) * np.float32(2.0**-23)
@@ -46,11 +45,6 @@ def _mix(state: NDArray[np.uint64]) -> NDArray[np.uint64]:
     state = (state ^ (state >> _SHIFT_30)) * _MIX_1
     state = (state ^ (state >> _SHIFT_27)) * _MIX_2
     return state ^ (state >> _SHIFT_31)
-
-
-def sample(logits: Tensor, rows: SamplingRows) -> tuple[Tensor, Tensor]:
-    """Tokens [n] int64 and their log-probabilities [n] float32 for `logits` [n, vocabulary]."""
-    return choose(scaled_logprobs(logits, rows), rows)
 
 
 def scaled_logprobs(logits: Tensor, rows: SamplingRows) -> Tensor:
@@ -63,7 +57,7 @@ def scaled_logprobs(logits: Tensor, rows: SamplingRows) -> Tensor:
 
 
 def choose(logprobs: Tensor, rows: SamplingRows) -> tuple[Tensor, Tensor]:
-    """Tokens [n] int64 drawn from `logprobs` [n, vocabulary], and those of them [n]."""
+    """Tokens [n] int64 drawn from `logprobs` [n, vocabulary], and their log-probabilities [n]."""
     device = logprobs.device
     greedy = rows.temperature == 0.0
     if greedy.all():
@@ -84,7 +78,7 @@ def _draw(weights: Tensor, uniform: NDArray[np.float32]) -> Tensor:
 
 
 def _filtered(probs: Tensor, rows: SamplingRows) -> Tensor:
-    """`probs` [n, V] with what top-k, then top-p, then min-p exclude set to 0."""
+    """`probs` [n, V], with tokens that top-k, then top-p, then min-p exclude set to 0."""
     sorts = (rows.top_k > 0) | (rows.top_p < 1.0)
     if sorts.any():
         index = torch.from_numpy(np.flatnonzero(sorts)).to(probs.device)
@@ -96,7 +90,7 @@ def _filtered(probs: Tensor, rows: SamplingRows) -> Tensor:
 
 
 def _top(probs: Tensor, rows: SamplingRows, chosen: NDArray[np.bool_]) -> Tensor:
-    """Top-k, then top-p of what it leaves, for the chosen rows; at least one token stays."""
+    """Applies top-k, then top-p to the rest, for the chosen rows; at least one token stays."""
     vocab_size = probs.shape[1]
     top_k = rows.top_k[chosen]
     limit = torch.from_numpy(np.where(top_k > 0, top_k, vocab_size)).to(probs.device).unsqueeze(1)

@@ -1,7 +1,7 @@
-"""Stop strings: decode a call's tokens as they come and look for the strings it wants to stop at.
+"""Stop strings: decodes the tokens of a call one by one and searches the text.
 
-Invariants: text is only looked at, never turned back into tokens; a string that spans tokens, also
-those another server sampled for the same call, is found at the token that completes it.
+Invariants: text is never turned back into tokens; a string that spans several tokens, also tokens that
+another server sampled for the same call, is found at the token that completes it.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from tokenizers.decoders import DecodeStream
 
 
 class StopStrings:
-    """The search for one call."""
+    """Search for the stop strings of one call."""
 
     def __init__(
         self, tokenizer: Tokenizer, stops: Sequence[str], continued_ids: Iterable[int]
@@ -27,7 +27,7 @@ class StopStrings:
             self.push(token_id)
 
     def push(self, token_id: int) -> str | None:
-        """The stop string that this token completed, the earliest in the text if there are several."""
+        """The stop string that this token completes, the earliest in the text if there are several."""
         text = self._stream.step(self._tokenizer, token_id)
         if not text:
             return None

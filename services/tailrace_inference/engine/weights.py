@@ -1,11 +1,11 @@
-"""Taking new weights: checked and loaded beside the active ones, then copied in between two steps.
+"""Weight updates: checked and loaded beside the active weights, then copied between two steps.
 
 An update is whole, or holds only adapters (`<layer>.lora_A.weight`, `<layer>.lora_B.weight`) and names
-the version whose weights they add to: W + B A is what becomes active. The scale is in B already.
+their base version; then W + B A becomes active. B includes the scale.
 
-Invariants: nothing of the active weights changes before every tensor of the update has been checked;
-names that the model ties to one parameter may come once or several times, but never differ; weights
-that adapters add to are kept as they came, so that errors do not add up.
+Invariants: no active weight changes before all tensors of the update are checked; names that the model
+ties to one parameter may occur once or several times, but never differ; the base weights of adapters
+are kept unchanged, so that rounding errors do not accumulate.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from tailrace_inference.ports import NamedTensor
 
 
 class WeightMismatchError(ValueError):
-    """An update does not fit the model; the old version stays. Attribute: `policy_version`."""
+    """An update does not fit the model; the active version stays. Attribute: `policy_version`."""
 
     def __init__(self, policy_version: int, reason: str) -> None:
         super().__init__(f"weights of policy version {policy_version} refused: {reason}")
@@ -40,14 +40,14 @@ class Staged(NamedTuple):
 
 
 class _Base(NamedTuple):
-    """The weights that later adapters add to, by their layers; of a whole update."""
+    """Base weights of later adapters by layer, from a whole update."""
 
     policy_version: int
     weights: dict[str, Tensor]
 
 
 class WeightStage:
-    """The parameters of a model by every name that an update may use for them."""
+    """Parameters of a model by all names that an update may use."""
 
     def __init__(self, model: nn.Module) -> None:
         names: dict[str, Tensor] = dict(model.named_parameters(remove_duplicate=False))
@@ -58,15 +58,15 @@ class WeightStage:
 
     @property
     def base_version(self) -> int:
-        """The version whose weights adapters can add to; -1: none."""
+        """The base version for adapters; -1: none."""
         return self._base.policy_version
 
     def load(
         self, tensors: Iterable[NamedTensor], policy_version: int, base_version: int | None = None
     ) -> Staged:
-        """Copy an update into fresh tensors of the model's type; raises `WeightMismatchError`.
+        """Copies an update into new tensors of the model's type; raises `WeightMismatchError`.
 
-        `base_version`: what its adapters add to; None: the update is whole.
+        `base_version`: base of the adapters; None: the update is whole.
         """
         parts: dict[str, Tensor] = {}
         whole: list[NamedTensor] = []
@@ -95,7 +95,9 @@ class WeightStage:
         base_version: int,
     ) -> Staged:
         if whole:
-            reason = f"{whole[0].name!r} is no adapter, but the update is based on {base_version}"
+            reason = (
+                f"{whole[0].name!r} is not an adapter, but the update has base version {base_version}"
+            )
             raise WeightMismatchError(policy_version, reason)
         if base_version != self._base.policy_version:
             reason = f"its adapters add to version {base_version}, held is {self._base.policy_version}"
@@ -103,7 +105,7 @@ class WeightStage:
         return self._merge(self._base, parts, policy_version)
 
     def _merge(self, base: _Base, parts: Mapping[str, Tensor], policy_version: int) -> Staged:
-        """W + B A of every layer that has adapters."""
+        """W + B A of each layer with adapters."""
         expected = {f"{layer}{end}" for layer in base.weights for end in (LORA_A, LORA_B)}
         if different := sorted(expected ^ parts.keys()):
             raise WeightMismatchError(policy_version, f"adapter {different[0]!r} is missing or unknown")
@@ -136,7 +138,7 @@ class WeightStage:
             earlier = values.get(id(target))
             if earlier is not None and not torch.equal(earlier, value):
                 raise WeightMismatchError(
-                    policy_version, f"{tensor.name!r} differs from what it is tied to"
+                    policy_version, f"{tensor.name!r} differs from a tensor to which it is tied"
                 )
             values[id(target)], targets[id(target)] = value, target
         missing = sorted(name for name, target in self._targets.items() if id(target) not in values)
@@ -147,10 +149,10 @@ class WeightStage:
 
 
 def _read(tensor: NamedTensor, target: Tensor, policy_version: int) -> Tensor:
-    """The tensor's bytes as a fresh tensor like the target, in memory too."""
+    """The tensor's bytes as a new tensor with the type and memory order of the target."""
     if tuple(tensor.shape) != tuple(target.shape):
         reason = (
-            f"{tensor.name!r} has shape {tuple(tensor.shape)}, the model wants {tuple(target.shape)}"
+            f"{tensor.name!r} has shape {tuple(tensor.shape)}, the model needs {tuple(target.shape)}"
         )
         raise WeightMismatchError(policy_version, reason)
     value = torch.empty_like(target, requires_grad=False)
@@ -159,7 +161,7 @@ def _read(tensor: NamedTensor, target: Tensor, policy_version: int) -> Tensor:
 
 
 def _bytes_tensor(tensor: NamedTensor, policy_version: int) -> Tensor:
-    """The tensor's bytes, copied, as a tensor of its own type on the host."""
+    """A copy of the tensor's bytes as a tensor of its own type on the host."""
     dtype = getattr(torch, tensor.dtype, None)
     if not isinstance(dtype, torch.dtype):
         raise WeightMismatchError(policy_version, f"{tensor.name!r} has unknown dtype {tensor.dtype!r}")

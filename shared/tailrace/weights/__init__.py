@@ -1,11 +1,11 @@
-"""Weights as bytes on their way from the learner to the inference servers; torch is not needed here.
+"""Weights as bytes, from the learner to the inference servers, without torch.
 
-| module | holds |
+| module | contains |
 |---|---|
-| `tensors` | `TensorBytes`, the flat buffer's layout, checksums |
-| `segment` | named shared memory, with its manifest behind the bytes once it is final |
+| `tensors` | `TensorBytes`, layout of the flat buffer, checksums |
+| `segment` | named shared memory; the manifest of a sealed segment is behind its bytes |
 | `chunks` | ranges of a buffer over ZMQ, pulled by credit |
-| `copying` | one buffer from its source: shared memory on the same host, ZMQ otherwise |
+| `copying` | copy of a buffer from shared memory of the same host, else over ZMQ |
 | `publisher` | the learner's side: `WeightPublisher` |
 | `receiver` | the inference server's side: `WeightReceiver`, `StagedWeights` |
 """

@@ -1,9 +1,9 @@
 """Ranges of weight buffers over ZMQ.
 
-The receiver pulls: it has at most `credit` requests open, and asks again for what did not come. So
-no queue can grow beyond the credit, a lost message costs one timeout, and a slow receiver slows only
-itself. CURVE encrypts as soon as the server listens on more than loopback; only who learnt the
-server's key over the (authenticated) bus can connect.
+The receiver pulls: it has at most `credit` open requests and repeats requests without a reply. So no
+queue grows beyond the credit, a lost message costs one timeout, and a slow receiver slows only itself.
+CURVE encrypts if the server listens on more than loopback; only peers that got the server's key over
+the (authenticated) bus can connect.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ Held = Callable[[int], memoryview | None]
 
 
 class ChunkServer:
-    """A ROUTER that answers `ChunkRequest`s from the buffers that `held(policy_version)` returns."""
+    """ROUTER that answers `ChunkRequest`s from the buffers that `held(policy_version)` returns."""
 
     def __init__(self, held: Held, *, bind_host: str = "127.0.0.1", advertise_host: str = "") -> None:
         self._held = held
@@ -41,10 +41,10 @@ class ChunkServer:
         self._task: asyncio.Task[None] | None = None
         self.endpoint = ""
         self.public_key = ""
-        self.num_unsent = 0  # replies to peers that had gone or asked beyond any credit
+        self.num_unsent = 0  # replies to peers that disconnected or exceeded all credit
 
     async def start(self) -> None:
-        """Bind a free port and begin to serve."""
+        """Binds a free port and starts to serve."""
         self._context = zmq.asyncio.Context()
         router = self._context.socket(zmq.ROUTER)
         router.set(zmq.ROUTER_MANDATORY, 1)
@@ -60,7 +60,7 @@ class ChunkServer:
         self._task = asyncio.create_task(self._serve(router), name="weight-chunks")
 
     async def stop(self) -> None:
-        """Stop serving; receivers turn to another source or fail."""
+        """Stops serving; receivers use another source or fail."""
         if self._task is not None:
             self._task.cancel()
             await asyncio.wait([self._task])
@@ -95,16 +95,16 @@ class ChunkServer:
         version, offset = request.policy_version, request.offset
         buffer = self._held(version)
         if buffer is None:
-            return ChunkReply(version, offset, EMPTY, "this version is not held any more")
+            return ChunkReply(version, offset, EMPTY, "this version is no longer held")
         end = offset + request.num_bytes
         if offset < 0 or not 0 < request.num_bytes <= MAX_CHUNK_BYTES or end > buffer.nbytes:
-            reason = f"range {offset}..{end} is empty, too long or outside of {buffer.nbytes} bytes"
+            reason = f"range {offset}..{end} is empty, too long or outside the {buffer.nbytes} bytes"
             return ChunkReply(version, offset, EMPTY, reason)
         return ChunkReply(version, offset, buffer[offset:end])
 
 
 class ChunkFetch:
-    """One buffer being pulled into `into`."""
+    """Transfer of one buffer into `into`."""
 
     def __init__(
         self,
@@ -131,7 +131,7 @@ class ChunkFetch:
         self._max_silences = max_silences
 
     async def run(self) -> None:
-        """Return when all bytes are here. `WeightsGoneError`, `WeightsUnreachableError` otherwise."""
+        """Fetches all bytes; raises `WeightsGoneError` or `WeightsUnreachableError`."""
         if not self._source.zmq_endpoint:
             raise WeightsUnreachableError("", 0.0)
         context = zmq.asyncio.Context()
@@ -159,7 +159,7 @@ class ChunkFetch:
         return dealer
 
     async def _pull(self, dealer: zmq.asyncio.Socket) -> bool:
-        """Pull over one connection until done or silent; what was asked in vain is missing again."""
+        """Pulls over one connection until done or silent; unanswered requests are missing again."""
         progressed = False
         while self._missing or self._asked:
             while self._missing and len(self._asked) < self._credit:
@@ -178,7 +178,7 @@ class ChunkFetch:
         await dealer.send(encode(ChunkRequest(self._version, offset, num_bytes)))
 
     def _take(self, payload: bytes) -> bool:
-        """Put a chunk in its place; repeated ones change nothing."""
+        """Writes a chunk to its place; a repeated chunk changes nothing."""
         reply = decode(payload, ChunkReply)
         if reply.error:
             raise WeightsGoneError(self._version, reply.error)

@@ -1,4 +1,4 @@
-"""A version's bytes from where they are nearest: shared memory on the same host, or ZMQ."""
+"""Copies of a version's bytes: from shared memory of the same host, else over ZMQ."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ log = get_logger(__name__)
 P = ParamSpec("P")
 R = TypeVar("R")
 
-_SMALL_BYTES = 8 << 20  # handled in about a millisecond, less than a thread costs on a busy machine
+_SMALL_BYTES = 8 << 20  # takes about a millisecond, less than a thread on a busy machine
 
 
 async def bulk(num_bytes: int, work: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
-    """Run `work` on that many bytes: in a thread, unless it is done before a thread would begin."""
+    """Runs `work` on `num_bytes` bytes: in a thread, unless it is faster than the start of a thread."""
     if num_bytes <= _SMALL_BYTES:
         return work(*args, **kwargs)
     return await asyncio.to_thread(work, *args, **kwargs)
@@ -34,7 +34,7 @@ async def bulk(num_bytes: int, work: Callable[P, R], *args: P.args, **kwargs: P.
 def open_source(
     manifest: WeightManifest, source: WeightSource, host_id: str, shm_folder: Path | None = None
 ) -> int | None:
-    """A descriptor of the source's memory, or None when it cannot be reached from here."""
+    """Opens the source's shared memory; None when this process cannot reach it."""
     if source.host_id != host_id or not source.shm_name:
         return None
     try:
@@ -52,7 +52,10 @@ async def copy_verified(
     folder: SegmentFolder,
     shm_folder: Path | None = None,
 ) -> SharedSegment:
-    """A segment of our own with the bytes, every tensor checked; the source may change or die then."""
+    """Copies the bytes to a segment of this process and verifies all tensors.
+
+    The source may change or disappear afterwards.
+    """
     segment = await _copy(manifest, source, open_source(manifest, source, host_id, shm_folder), folder)
     with ExitStack() as undo:
         undo.callback(segment.close, delete=True)

@@ -1,16 +1,16 @@
-"""What can go wrong with weights under way; after each of them the old version is still in force."""
+"""Errors of weight transfers. After each of them the active version is unchanged."""
 
 from __future__ import annotations
 
 
 class WeightsError(Exception):
-    """Base of all errors here."""
+    """Base of the errors of this package."""
 
 
 class ManifestError(WeightsError, ValueError):
-    """A manifest (or the tensors it shall describe) contradicts itself.
+    """A manifest, or the tensors for one, contradicts itself.
 
-    Attributes: `tensor` (empty when it is about all), `reason`.
+    Attributes: `tensor` (empty for the whole manifest), `reason`.
     """
 
     def __init__(self, tensor: str, reason: str) -> None:
@@ -20,7 +20,7 @@ class ManifestError(WeightsError, ValueError):
 
 
 class ChecksumError(WeightsError):
-    """A tensor's bytes are not those that its manifest promises.
+    """The bytes of a tensor do not match its manifest.
 
     Attributes: `tensor`, `policy_version` (-1: not assigned yet).
     """
@@ -32,7 +32,7 @@ class ChecksumError(WeightsError):
 
 
 class WeightsGoneError(WeightsError):
-    """The source does not hold this version any more; a newer one is published.
+    """The source no longer holds this version, since a newer one is published.
 
     Attributes: `policy_version`, `reason`.
     """
@@ -59,13 +59,13 @@ class WeightsUnreachableError(WeightsError):
 
 
 class WeightsNotTakenError(WeightsError):
-    """weight_sync did not take the learner's weights.
+    """weight_sync did not accept the learner's weights.
 
     Attributes: `lineage`, `optimizer_step`, `reason`.
     """
 
     def __init__(self, lineage: str, optimizer_step: int, reason: str) -> None:
-        super().__init__(f"weight_sync did not take step {optimizer_step} of {lineage!r}: {reason}")
+        super().__init__(f"weight_sync did not accept step {optimizer_step} of {lineage!r}: {reason}")
         self.lineage = lineage
         self.optimizer_step = optimizer_step
         self.reason = reason

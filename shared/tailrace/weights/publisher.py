@@ -1,7 +1,7 @@
-"""The learner's side: offer a step's weights until weight_sync holds a verified copy.
+"""Learner's side: offers the weights of a step until weight_sync holds a verified copy.
 
-The buffer is shared memory of this process and reused from step to step. An offer may be repeated: a
-step gets one policy version however often it is offered, so a restart of weight_sync only delays.
+The buffer is shared memory of this process, reused in each step. Offers are repeated: a step gets one
+policy version for any number of offers, so that a restart of weight_sync only delays the step.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from tailrace_protos.weights import (
 log = get_logger(__name__)
 
 _UNASSIGNED = -1
-_SLOWEST_BYTES_PER_S = 20e6  # what a copy over a network must reach before an offer is repeated
+_SLOWEST_BYTES_PER_S = 20e6  # lowest network speed before an offer is repeated
 
 
 class WeightPublisher:
@@ -66,12 +66,12 @@ class WeightPublisher:
         optimizer_step: int,
         base_version: int | None = None,
     ) -> int:
-        """The policy version of these weights, once weight_sync holds a verified copy of them.
+        """Publishes weights; returns their policy version once weight_sync holds a verified copy.
 
-        They are all of the model's, or the adapters that add to those of `base_version`.
+        They are all weights of the model, or the adapters that add to those of `base_version`.
 
-        Waits while weight_sync is away, `outage_s` at most. `ManifestError` when the tensors contradict
-        themselves, `SegmentSpaceError` without room for them, `WeightsNotTakenError` when refused.
+        Waits up to `outage_s` for weight_sync. Raises `ManifestError` for inconsistent tensors,
+        `SegmentSpaceError` without room for them, `WeightsNotTakenError` for a refused offer.
         """
         async with self._turn:
             if not self._server.endpoint:
@@ -91,7 +91,7 @@ class WeightPublisher:
             return await self._offer(OfferWeights(manifest, source))
 
     async def close(self) -> None:
-        """Delete the buffer and stop serving it."""
+        """Stops serving the buffer and deletes it."""
         await self._server.stop()
         if self._segment is not None:
             self._segment.close(delete=True)

@@ -1,4 +1,4 @@
-"""The inference server's side: fetch a version while generation goes on, report what became of it."""
+"""Inference server's side: fetches versions during generation, reports their application."""
 
 from __future__ import annotations
 
@@ -30,19 +30,19 @@ _MAX_UNREPORTED = 256
 
 
 class StagedWeights:
-    """A version's verified bytes. Tensors are views, readable as long as they are referenced."""
+    """Verified bytes of a version. Its tensors are views, readable as long as they are referenced."""
 
     def __init__(self, manifest: WeightManifest, buffer: memoryview) -> None:
         self.manifest = manifest
         self._buffer: memoryview | None = buffer
 
     def tensors(self) -> Iterator[TensorBytes]:
-        """All tensors, in the manifest's order."""
+        """Tensors in the order of the manifest."""
         assert self._buffer is not None, "closed"
         return views(self.manifest, self._buffer)
 
     def close(self) -> None:
-        """Let go of the bytes; memory is returned with the last view."""
+        """Releases the bytes; the memory is freed with the last view."""
         self._buffer = None
 
 
@@ -61,7 +61,7 @@ class WeightReceiver:
         self._reporting: asyncio.Task[None] | None = None
 
     async def current(self, *, attempts: int = 60) -> WeightsAvailable | None:
-        """The newest published version, or None before the first; waits while weight_sync is away."""
+        """The newest published version, None before the first; waits while weight_sync is down."""
         reply = await self._bus.request(
             subjects.current_weights(self._run),
             CurrentWeightsRequest(self._server_id),
@@ -72,10 +72,10 @@ class WeightReceiver:
         return reply.available
 
     async def fetch(self, available: WeightsAvailable) -> StagedWeights:
-        """The version's bytes, every tensor checked: mapped on the same host, else pulled over ZMQ.
+        """Fetches and verifies a version: mapped on the same host, else pulled over ZMQ.
 
         Raises `ChecksumError`, `ManifestError`, `WeightsGoneError` or `WeightsUnreachableError`;
-        nothing has changed then, and the version in force stays.
+        the active version is unchanged then.
         """
         manifest, source = available.manifest, available.source
         check_manifest(manifest)
@@ -89,13 +89,13 @@ class WeightReceiver:
         return StagedWeights(manifest, buffer)
 
     async def report(self, applied: WeightsApplied) -> None:
-        """Tell weight_sync what became of a version. Returns at once; told again until it was heard."""
+        """Reports a version to weight_sync. Returns at once; the report is repeated until an answer."""
         self._unreported.append(applied)
         if self._reporting is None or self._reporting.done():
             self._reporting = asyncio.create_task(self._deliver(), name="weight-reports")
 
     async def close(self) -> None:
-        """Give up on reports that weight_sync has not heard."""
+        """Drops reports without an answer of weight_sync."""
         if self._reporting is not None and not self._reporting.done():
             self._reporting.cancel()
             await asyncio.wait([self._reporting])
@@ -108,7 +108,7 @@ class WeightReceiver:
             try:
                 await self._bus.request(subject, report, ReportKept, timeout_s=5.0)
             except BusError as error:
-                log.warning("weight report not heard", error=str(error))
+                log.warning("weight report not answered", error=str(error))
                 await backoff.sleep()
                 continue
             if self._unreported and self._unreported[0] is report:

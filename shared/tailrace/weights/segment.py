@@ -1,9 +1,9 @@
-"""Named shared memory that one process writes and others map.
+"""Named shared memory: one process writes it, other processes map it.
 
-A segment is a file in a memory file system. Its writer holds a lock on it for as long as it lives, so
-that a successor can tell what was left behind by a dead one, and either adopts or deletes it. A
-sealed segment is final: its manifest stands behind its bytes; nobody writes to it again, and deleting
-it leaves the mappings that exist alone.
+A segment is a file in a memory file system. Its writer holds a lock on the file while it lives, so that
+a successor recognises the segments of a dead writer and adopts or deletes them. A sealed segment is
+final: its manifest follows its bytes and no process writes to it again. Existing mappings survive the
+deletion of the file.
 """
 
 from __future__ import annotations
@@ -25,18 +25,18 @@ from tailrace_protos.weights import WeightManifest
 
 _NAME = re.compile(r"^tailrace\.[A-Za-z0-9_.-]+$")
 _SEAL = b"TailSeal"
-_SHARED_NOW = mmap.MAP_SHARED | getattr(mmap, "MAP_POPULATE", 0)  # a page fault a page costs more
-_UNBORN_S = 60.0  # a file that its creator did not even name by then has no creator any more
+_SHARED_NOW = mmap.MAP_SHARED | getattr(mmap, "MAP_POPULATE", 0)  # cheaper than one page fault per page
+_UNNAMED_S = 60.0  # an unnamed file of this age has lost its creator
 
 
 def default_folder() -> Path:
-    """Where shared memory lives: `/dev/shm`, or the temporary folder on systems without it."""
+    """Folder of shared memory: `/dev/shm`, or the temporary folder on systems without it."""
     shm = Path("/dev/shm")
     return shm if shm.is_dir() and os.access(shm, os.W_OK) else Path(tempfile.gettempdir())
 
 
 class SharedSegment:
-    """A writable segment of this process. `data` is its buffer."""
+    """Writable segment of this process; `data` is its buffer."""
 
     def __init__(self, path: Path, fd: int, num_bytes: int) -> None:
         self.path = path
@@ -46,55 +46,55 @@ class SharedSegment:
 
     @property
     def name(self) -> str:
-        """How others find it."""
+        """Name under which other processes open it."""
         return self.path.name
 
     def seal(self, manifest: WeightManifest) -> None:
-        """Write the manifest behind the bytes: the segment is final and outlives its writer."""
+        """Writes the manifest behind the bytes: the segment is final and survives its writer."""
         packed = encode(manifest)
         os.pwrite(self._fd, packed + len(packed).to_bytes(8, "little") + _SEAL, self.num_bytes)
 
     def close(self, *, delete: bool) -> None:
-        """Give up the lock, and the name too if `delete`; what is mapped stays readable."""
+        """Releases the lock, and deletes the file if `delete`; mappings stay readable."""
         if delete:
             self.path.unlink(missing_ok=True)
         os.close(self._fd)
 
 
 class SegmentFolder:
-    """The segments of one role of one run."""
+    """Segments of one role in one run."""
 
     def __init__(self, run: str, role: str, folder: Path | None = None) -> None:
         self.folder = folder or default_folder()
         self._prefix = f"tailrace.{run}.{role}."
 
     def create(self, num_bytes: int) -> SharedSegment:
-        """A new segment, its memory reserved; `SegmentSpaceError` when there is none."""
-        # Pages that are not reserved would kill whoever writes to them with SIGBUS.
+        """Creates a segment with reserved memory; raises `SegmentSpaceError` without room."""
+        # Without the reservation a write to a page without memory would end the process with SIGBUS.
         return self._new(num_bytes, lambda fd: os.posix_fallocate(fd, 0, num_bytes))
 
     def copy_of(self, source_fd: int, num_bytes: int) -> SharedSegment:
-        """A new segment with the bytes of an open file, copied by the kernel; errors as `create`."""
+        """Creates a segment from an open file, copied by the kernel; errors as `create`."""
         return self._new(num_bytes, lambda fd: _copy_file(source_fd, fd, num_bytes))
 
     def _new(self, num_bytes: int, fill: Callable[[int], None]) -> SharedSegment:
         name = f"{self._prefix}{uuid.uuid4().hex[:12]}"
-        unborn = self.folder / f".{name}"
-        fd = os.open(unborn, os.O_CREAT | os.O_EXCL | os.O_RDWR | os.O_CLOEXEC, 0o600)
+        unnamed = self.folder / f".{name}"
+        fd = os.open(unnamed, os.O_CREAT | os.O_EXCL | os.O_RDWR | os.O_CLOEXEC, 0o600)
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
             fill(fd)
-            unborn.rename(self.folder / name)
+            unnamed.rename(self.folder / name)
         except OSError as error:
             os.close(fd)
-            unborn.unlink(missing_ok=True)
+            unnamed.unlink(missing_ok=True)
             if error.errno in (errno.ENOSPC, errno.ENOMEM, errno.EDQUOT):
                 raise SegmentSpaceError(str(self.folder), num_bytes) from error
             raise
         return SharedSegment(self.folder / name, fd, num_bytes)
 
     def adopt(self) -> Iterator[tuple[WeightManifest, SharedSegment]]:
-        """Sealed segments whose writers died, now ours; unsealed ones of dead writers are deleted."""
+        """Takes over sealed segments of dead writers; deletes their unsealed ones."""
         for path, fd in self._abandoned():
             manifest = _sealed_manifest(fd)
             if manifest is None:
@@ -104,7 +104,7 @@ class SegmentFolder:
                 yield manifest, SharedSegment(path, fd, manifest.num_bytes)
 
     def sweep(self) -> int:
-        """Delete what dead writers left; how many segments that were."""
+        """Deletes the segments of dead writers; returns their number."""
         num_deleted = 0
         for path, fd in self._abandoned():
             path.unlink(missing_ok=True)
@@ -113,7 +113,7 @@ class SegmentFolder:
         return num_deleted
 
     def _abandoned(self) -> Iterator[tuple[Path, int]]:
-        """Files whose lock is free, which this process then holds."""
+        """Files without a locked writer; this process holds their lock then."""
         for path in sorted(self.folder.glob(f"{self._prefix}*")):
             try:
                 fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
@@ -125,30 +125,30 @@ class SegmentFolder:
                 os.close(fd)
                 continue
             yield path, fd
-        self._remove_unborn()
+        self._remove_unnamed()
 
-    def _remove_unborn(self) -> None:
+    def _remove_unnamed(self) -> None:
         for path in self.folder.glob(f".{self._prefix}*"):
-            if path.exists() and time.time() - path.stat().st_mtime > _UNBORN_S:
+            if path.exists() and time.time() - path.stat().st_mtime > _UNNAMED_S:
                 path.unlink(missing_ok=True)
 
 
 def open_segment(name: str, num_bytes: int, folder: Path | None = None) -> int:
-    """A descriptor of another process's segment; `WeightsGoneError` when it is not there any more."""
+    """Opens another process's segment; raises `WeightsGoneError` when it no longer exists."""
     if not _NAME.match(name):
-        raise WeightsGoneError(-1, f"{name!r} does not name a segment")
+        raise WeightsGoneError(-1, f"{name!r} is not the name of a segment")
     try:
         fd = os.open((folder or default_folder()) / name, os.O_RDONLY | os.O_CLOEXEC)
     except OSError as error:
         raise WeightsGoneError(-1, f"segment {name}: {error.strerror}") from error
     if os.fstat(fd).st_size < num_bytes:
         os.close(fd)
-        raise WeightsGoneError(-1, f"segment {name} is smaller than its manifest says")
+        raise WeightsGoneError(-1, f"segment {name} is smaller than its manifest states")
     return fd
 
 
 def map_segment(fd: int, num_bytes: int) -> memoryview:
-    """The bytes behind a descriptor, which is closed; writing to them changes only this mapping."""
+    """Maps the bytes of a descriptor and closes it; writes change only this mapping."""
     try:
         return memoryview(mmap.mmap(fd, num_bytes, access=mmap.ACCESS_COPY))
     finally:
@@ -160,12 +160,12 @@ def _copy_file(source_fd: int, fd: int, num_bytes: int) -> None:
     while num_copied < num_bytes:
         step = os.sendfile(fd, source_fd, num_copied, num_bytes - num_copied)
         if not step:
-            raise WeightsGoneError(-1, f"the source shrank to {num_copied} bytes while it was copied")
+            raise WeightsGoneError(-1, f"the source shrank to {num_copied} bytes during the copy")
         num_copied += step
 
 
 def _sealed_manifest(fd: int) -> WeightManifest | None:
-    """The manifest behind the bytes, if the file was finished."""
+    """The manifest behind the bytes, None if the file is not sealed."""
     size = os.fstat(fd).st_size
     tail = os.pread(fd, 16, max(0, size - 16))
     if len(tail) < 16 or tail[8:] != _SEAL:

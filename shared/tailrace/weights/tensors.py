@@ -1,6 +1,7 @@
-"""Tensors as bytes, and the one flat buffer that holds all tensors of a version.
+"""Tensors as bytes, and the flat buffer with all tensors of a version.
 
-Each tensor begins at a multiple of 64 bytes and has its own checksum, so a damaged one can be named.
+Each tensor begins at a multiple of 64 bytes and has its own checksum, so that an error can name a
+damaged tensor.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ ITEM_BYTES = {
 
 
 class TensorBytes(NamedTuple):
-    """A contiguous tensor: its torch dtype name, its shape and its bytes."""
+    """Contiguous tensor: its torch dtype name, its shape and its bytes."""
 
     name: str
     dtype: str
@@ -42,7 +43,7 @@ class TensorBytes(NamedTuple):
 
 
 def layout(tensors: Sequence[TensorBytes]) -> tuple[list[int], int]:
-    """Offset of each tensor in the flat buffer, and the buffer's size; checks names and sizes."""
+    """Offset of each tensor in the flat buffer, and the size of the buffer; checks names and sizes."""
     offsets: list[int] = []
     end = 0
     names: set[str] = set()
@@ -61,7 +62,7 @@ def layout(tensors: Sequence[TensorBytes]) -> tuple[list[int], int]:
 def fill(
     buffer: memoryview, tensors: Sequence[TensorBytes], offsets: Sequence[int]
 ) -> tuple[TensorEntry, ...]:
-    """Copy the tensors to their places; the entries carry the checksums of what was given."""
+    """Copies the tensors to their places; returns their entries with checksums."""
     entries: list[TensorEntry] = []
     for tensor, offset in zip(tensors, offsets, strict=True):
         data = tensor.data.cast("B")
@@ -74,7 +75,7 @@ def fill(
 
 
 def check_manifest(manifest: WeightManifest) -> None:
-    """Raise `ManifestError` unless every tensor lies where it may and is as large as its shape says."""
+    """Raises `ManifestError` for a wrong offset, or a size that does not match its shape."""
     end = 0
     for entry in manifest.tensors:
         _check_size(entry.name, entry.dtype, entry.shape, entry.num_bytes)
@@ -90,14 +91,14 @@ def check_manifest(manifest: WeightManifest) -> None:
 
 
 def verify(manifest: WeightManifest, buffer: memoryview) -> None:
-    """Raise `ChecksumError` for the first tensor whose bytes are wrong."""
+    """Raises `ChecksumError` for the first tensor with wrong bytes."""
     for entry, data in _slices(manifest, buffer):
         if xxhash.xxh3_64_intdigest(data) != entry.checksum:
             raise ChecksumError(entry.name, manifest.policy_version)
 
 
 def views(manifest: WeightManifest, buffer: memoryview) -> Iterator[TensorBytes]:
-    """The tensors of a version as views into its buffer."""
+    """Tensors of a version as views of its buffer."""
     for entry, data in _slices(manifest, buffer):
         yield TensorBytes(entry.name, entry.dtype, entry.shape, data)
 
@@ -109,7 +110,7 @@ def _slices(manifest: WeightManifest, buffer: memoryview) -> Iterator[tuple[Tens
 
 def _check_size(name: str, dtype: str, shape: tuple[int, ...], num_bytes: int) -> None:
     if dtype not in ITEM_BYTES:
-        raise ManifestError(name, f"dtype {dtype!r} is unknown; known are {', '.join(ITEM_BYTES)}")
+        raise ManifestError(name, f"unknown dtype {dtype!r}; known dtypes: {', '.join(ITEM_BYTES)}")
     expected = math.prod(shape) * ITEM_BYTES[dtype]
     if expected != num_bytes:
         raise ManifestError(name, f"{dtype} of shape {shape} has {expected} bytes, not {num_bytes}")

@@ -7,13 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from tests.integration.agents.world import World, world_of
+from tests.world.agents import AgentsWorld, agents_world
 from tests.world.servers import ServerProcess
 
 
 @pytest.fixture
 async def world(
     nats_server: ServerProcess, redis_server: ServerProcess, run_name: str, short_folder: Path
-) -> AsyncIterator[World]:
-    async with world_of(nats_server, redis_server, run_name, short_folder) as made:
+) -> AsyncIterator[AgentsWorld]:
+    async with agents_world(nats_server, redis_server, run_name, short_folder) as made:
         yield made

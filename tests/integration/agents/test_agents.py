@@ -11,20 +11,14 @@ from PIL import Image
 from tailrace.config import ConfigError
 from tailrace_protos.base import as_float32, as_int32, as_uint8
 from tailrace_protos.episode import Outcome
-from tests.integration.agents.world import (
-    World,
-    kill,
-    num_turns_in,
-    sampled_of,
-    seeds_of_long_episodes,
-    until,
-)
 from tests.provenance import versions_of
+from tests.world.agents import AgentsWorld, num_turns_in, sampled_of, seeds_of_long_episodes
+from tests.world.serving import eventually
 
 
 @pytest.mark.parametrize("transport", ["zmq", "nats"])
 async def test_queued_episodes_become_scored_trajectories_of_emitted_tokens(
-    world: World, transport: str
+    world: AgentsWorld, transport: str
 ) -> None:
     servers = [await world.start_server("s0", 3), await world.start_server("s1", 4)]
     await world.start_agents(transport=transport)
@@ -45,20 +39,19 @@ async def test_queued_episodes_become_scored_trajectories_of_emitted_tokens(
         assert trajectory.metrics["success"] == trajectory.reward
         assert as_int32(row.turn_ends)[-1] == len(as_int32(row.token_ids))
     assert len(world.scheduler.requests) < len(tasks)  # episodes of one moment ask together
-    await until(lambda: world.scheduler.released == set(trajectories))
+    await eventually(lambda: world.scheduler.released == set(trajectories))
     assert sum(sum(report.successes.values()) for report in world.scheduler.reports) == sum(
         len(server.requests) for server in servers
     )
 
 
-async def test_a_killed_worker_loses_only_the_turn_it_was_in(world: World) -> None:
+async def test_a_killed_worker_loses_only_the_turn_it_was_in(world: AgentsWorld) -> None:
     server = await world.start_server("s0", 1)
     server.hold_from_turn = 2
-    first = await world.spawn_agents("w0")
+    first = world.spawn_agents("w0")
     tasks = await world.admit(num_groups=3, seeds=seeds_of_long_episodes(3, num_turns=3))
-    await until(lambda: server.num_held == len(tasks))
-    kill(first)
-    await first.wait()
+    await eventually(lambda: server.num_held == len(tasks))
+    first.kill()
     num_before = len(server.requests)
     server.hold_from_turn = None
     server.policy_version = 2
@@ -77,29 +70,29 @@ async def test_a_killed_worker_loses_only_the_turn_it_was_in(world: World) -> No
         assert set(versions[ends[1] :][mask[ends[1] :]]) == {2}
 
 
-async def test_a_draining_worker_exits_cleanly_and_hands_its_episodes_over(world: World) -> None:
+async def test_a_draining_worker_exits_cleanly_and_hands_its_episodes_over(world: AgentsWorld) -> None:
     server = await world.start_server("s0", 1)
     server.hold_from_turn = 1
-    first = await world.spawn_agents("w0", drain_s=1.0)
+    first = world.spawn_agents("w0", drain_s=1.0)
     tasks = await world.admit(num_groups=3, seeds=seeds_of_long_episodes(3, num_turns=2))
-    await until(lambda: server.num_held == len(tasks))
-    first.send_signal(signal.SIGTERM)
-    assert await first.wait() == 0, (world.folder / "w0.log").read_text()
+    await eventually(lambda: server.num_held == len(tasks))
+    first.running.send_signal(signal.SIGTERM)
+    assert await first.ended_async() == 0, first.log
     server.hold_from_turn = None
     num_before = len(server.requests)
     await world.start_agents("w1")
     settled = await world.settled(len(tasks))
     assert {event.outcome for event in settled.values()} == {Outcome.OK}
     assert all(num_turns_in(request, world.renderer) >= 1 for request in server.requests[num_before:])
-    await until(lambda: world.scheduler.released == set(settled))
+    await eventually(lambda: world.scheduler.released == set(settled))
 
 
-async def test_a_turn_whose_server_dies_is_continued_on_another(world: World) -> None:
+async def test_a_turn_whose_server_dies_is_continued_on_another(world: AgentsWorld) -> None:
     dying = await world.start_server("s0", 1)
     dying.stop_after_tokens = 1
     await world.start_agents()
     (task,) = await world.admit(num_groups=1, group_size=1)
-    await until(lambda: bool(dying.emitted[task.episode_id]))
+    await eventually(lambda: bool(dying.emitted[task.episode_id]))
     other = await world.start_server("s1", 2)
     await world.stop_server("s0")
     (event,) = (await world.settled(1)).values()
@@ -114,7 +107,7 @@ async def test_a_turn_whose_server_dies_is_continued_on_another(world: World) ->
     assert (event.min_policy_version, event.max_policy_version) == (1, 2)
 
 
-async def test_an_unknown_environment_fails_its_own_episodes_only(world: World) -> None:
+async def test_an_unknown_environment_fails_its_own_episodes_only(world: AgentsWorld) -> None:
     await world.start_server("s0")
     await world.start_agents()
     await world.admit(num_groups=1, group_size=2)
@@ -126,7 +119,7 @@ async def test_an_unknown_environment_fails_its_own_episodes_only(world: World) 
     assert outcomes["train-0.0"] is outcomes["train-0.1"] is Outcome.OK
 
 
-async def test_an_episode_without_servers_times_out_at_its_deadline(world: World) -> None:
+async def test_an_episode_without_servers_times_out_at_its_deadline(world: AgentsWorld) -> None:
     await world.start_agents()
     await world.admit(num_groups=1, group_size=1, deadline_s=1.0)
     (event,) = (await world.settled(1)).values()
@@ -134,7 +127,7 @@ async def test_an_episode_without_servers_times_out_at_its_deadline(world: World
     assert not event.outcome.is_valid
 
 
-async def test_evaluation_episodes_have_their_own_sampling_and_are_drawn(world: World) -> None:
+async def test_evaluation_episodes_have_their_own_sampling_and_are_drawn(world: AgentsWorld) -> None:
     server = await world.start_server("s0")
     await world.start_agents(
         render_episodes=2, eval_generating_args={"temperature": 0.25}, generating_args={"top_p": 0.5}
@@ -170,17 +163,16 @@ MISTAKES = [
 
 @pytest.mark.parametrize(("agents", "remedy"), MISTAKES)
 async def test_a_users_mistake_is_named_with_its_file_and_remedy(
-    world: World, agents: dict[str, object], remedy: str
+    world: AgentsWorld, agents: dict[str, object], remedy: str
 ) -> None:
     with pytest.raises(ConfigError, match=remedy) as caught:
         await world.start_agents("w0", **agents)
     assert "experiment.yaml: " in str(caught.value)
 
 
-async def test_a_users_mistake_is_exit_code_2_without_a_traceback(world: World) -> None:
+async def test_a_users_mistake_is_exit_code_2_without_a_traceback(world: AgentsWorld) -> None:
     agents, remedy = MISTAKES[0]
-    process = await world.spawn_agents("w0", **agents)
-    assert await process.wait() == 2
-    message = (world.folder / "w0.log").read_text()
-    assert remedy in message
-    assert "Traceback" not in message
+    process = world.spawn_agents("w0", **agents)
+    assert await process.ended_async() == 2
+    assert remedy in process.log
+    assert "Traceback" not in process.log

@@ -20,8 +20,9 @@ from tailrace_protos import subjects
 from tailrace_protos.episode import Outcome
 from tailrace_protos.generation import FinishReason, GenerateRequest, TokenChunk
 from tailrace_protos.session import SessionOpened
-from tests.integration.agents.world import FakeServer, World, until
 from tests.unit.tailrace_agents.fakes import StairsEnv
+from tests.world.agents import AgentsWorld, FakeServer
+from tests.world.serving import eventually
 
 ACCESS = SessionOpened("g0.0", "http://127.0.0.1:1/v1", "key-of-g0.0")
 
@@ -53,7 +54,7 @@ class Crowded(StairsEnv):
 
 
 @pytest.mark.parametrize("greedy_baseline", [False, True])
-async def test_greedy_baseline(world: World, greedy_baseline: bool) -> None:
+async def test_greedy_baseline(world: AgentsWorld, greedy_baseline: bool) -> None:
     server = await world.start_server("s0")
     await world.start_agents(greedy_baseline=greedy_baseline)
     await world.admit(num_groups=2, group_size=2)
@@ -66,7 +67,7 @@ async def test_greedy_baseline(world: World, greedy_baseline: bool) -> None:
 
 
 @pytest.mark.parametrize("seeded_rollouts", [False, True])
-async def test_seeded_rollouts(world: World, seeded_rollouts: bool) -> None:
+async def test_seeded_rollouts(world: AgentsWorld, seeded_rollouts: bool) -> None:
     server = await world.start_server("s0")
     await world.start_agents(seeded_rollouts=seeded_rollouts)
     await world.admit(num_groups=2, group_size=2)
@@ -77,11 +78,8 @@ async def test_seeded_rollouts(world: World, seeded_rollouts: bool) -> None:
 
 
 @pytest.mark.parametrize("attempts", [1, 3])
-async def test_max_generation_attempts(
-    world: World, attempts: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("tests.integration.agents.world.FakeServer", Aborting)
-    servers = [await world.start_server("s0"), await world.start_server("s1")]
+async def test_max_generation_attempts(world: AgentsWorld, attempts: int) -> None:
+    servers = [await world.start_server(server_id, kind=Aborting) for server_id in ("s0", "s1")]
     await world.start_agents(max_generation_attempts=attempts)
     await world.admit(num_groups=1, group_size=1)
     (event,) = (await world.settled(1)).values()
@@ -89,20 +87,20 @@ async def test_max_generation_attempts(
     assert sum(len(server.requests) for server in servers) == attempts + 1
 
 
-async def test_reward_timeout_s(world: World) -> None:
+async def test_reward_timeout_s(world: AgentsWorld) -> None:
     """A request without an answer goes out again after this time."""
     await world.start_server("s0")
     world.rewards.free.clear()
     await world.start_agents(reward_timeout_s=0.1)
     await world.admit(num_groups=1, group_size=1)
-    await until(lambda: len(world.rewards.requests) == 2, timeout_s=5.0)
+    await eventually(lambda: len(world.rewards.requests) == 2, timeout_s=5.0)
     world.rewards.free.set()
     (event,) = (await world.settled(1)).values()
     assert event.outcome is Outcome.OK
 
 
 @pytest.mark.parametrize("max_deliveries", [1, 2])
-async def test_max_deliveries(world: World, max_deliveries: int) -> None:
+async def test_max_deliveries(world: AgentsWorld, max_deliveries: int) -> None:
     server = await world.start_server("s0")
     await world.admit(num_groups=1, group_size=1)
     jetstream = world.service.bus.jetstream
@@ -124,7 +122,9 @@ async def test_max_deliveries(world: World, max_deliveries: int) -> None:
 
 
 @pytest.mark.parametrize("env_threads", [1, 3])
-async def test_env_threads(world: World, env_threads: int, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_env_threads(
+    world: AgentsWorld, env_threads: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setitem(sys.modules, "crowded_envs", sys.modules[__name__])
     monkeypatch.setattr(Crowded, "most", 0)
     await world.start_server("s0")
@@ -136,7 +136,7 @@ async def test_env_threads(world: World, env_threads: int, monkeypatch: pytest.M
 
 
 @pytest.mark.parametrize("frame_bytes", [1, 131072])
-async def test_channel_frame_bytes(world: World, frame_bytes: int) -> None:
+async def test_channel_frame_bytes(world: AgentsWorld, frame_bytes: int) -> None:
     """Calls of one moment share a frame, unless frames are full with one."""
     server = await world.start_server("s0")
     server.hold_from_turn = 0
@@ -144,7 +144,7 @@ async def test_channel_frame_bytes(world: World, frame_bytes: int) -> None:
     await world.start_agents(channel=channel, drain_s=0.1)
     num_before = frames_out()
     tasks = await world.admit(num_groups=1, group_size=32)
-    await until(lambda: server.num_held == len(tasks))
+    await eventually(lambda: server.num_held == len(tasks))
     assert (frames_out() - num_before >= len(tasks)) == (frame_bytes == 1)
 
 

@@ -14,16 +14,15 @@ from tailrace.channel import ChunkSink
 from tailrace.chat import ChatArgs, Renderer
 from tailrace.config import ConfigError
 from tailrace.sdk import tool
-from tailrace.store import Blobs
 from tailrace.tools import ToolWorker
 from tailrace_protos.base import as_int32, as_uint8, pack_float32, pack_int32
 from tailrace_protos.episode import Outcome
 from tailrace_protos.generation import FinishReason, GenerateRequest, TokenChunk, TokenSpan
-from tests.integration.agents.world import FakeServer, World, kill, until, world_of
 from tests.provenance import versions_of
 from tests.unit.tailrace_agents.loops.world import calls, chat_card, text_of
+from tests.world.agents import AgentsWorld, FakeServer, agents_world
 from tests.world.servers import ServerProcess
-from tests.world.serving import endpoints_of
+from tests.world.serving import endpoints_of, eventually
 
 RENDERER = Renderer.from_model_card(chat_card(), ChatArgs(tool_parser="hermes"))
 
@@ -77,10 +76,8 @@ class Shelf:
 @pytest.fixture
 async def world(
     nats_server: ServerProcess, redis_server: ServerProcess, run_name: str, short_folder: Path
-) -> AsyncIterator[World]:
-    async with world_of(nats_server, redis_server, run_name, short_folder) as made:
-        await Blobs(made.redis, run_name).put_model_card(chat_card())
-        made.renderer = RENDERER
+) -> AsyncIterator[AgentsWorld]:
+    async with agents_world(nats_server, redis_server, run_name, short_folder, chat_card()) as made:
         rows = [{"prompt": f"Question {index}?", "answer": f"a{index}"} for index in range(4)]
         path = short_folder / "questions.jsonl"
         path.write_text("".join(json.dumps(row) + "\n" for row in rows))
@@ -90,7 +87,7 @@ async def world(
 
 
 @pytest.fixture
-async def shelf(world: World, nats_server: ServerProcess) -> AsyncIterator[Shelf]:
+async def shelf(world: AgentsWorld, nats_server: ServerProcess) -> AsyncIterator[Shelf]:
     bus = await Bus.connect(endpoints_of(nats_server.url), name="shelf")
     made = Shelf(bus, world.run)
     await made.worker.start()
@@ -99,17 +96,14 @@ async def shelf(world: World, nats_server: ServerProcess) -> AsyncIterator[Shelf
     await bus.close()
 
 
-async def start_chat(world: World, monkeypatch: pytest.MonkeyPatch) -> ChatServer:
-    monkeypatch.setattr("tests.integration.agents.world.FakeServer", ChatServer)
-    server = await world.start_server("s0", 1)
+async def start_chat(world: AgentsWorld) -> ChatServer:
+    server = await world.start_server("s0", kind=ChatServer)
     assert isinstance(server, ChatServer)
     return server
 
 
-async def test_rows_are_played_with_tools_and_scored(
-    world: World, shelf: Shelf, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    server = await start_chat(world, monkeypatch)
+async def test_rows_are_played_with_tools_and_scored(world: AgentsWorld, shelf: Shelf) -> None:
+    server = await start_chat(world)
     await world.start_agents()
     tasks = await world.admit(num_groups=4, group_size=2, env_name="questions")
     settled = await world.settled(len(tasks))
@@ -129,15 +123,14 @@ async def test_rows_are_played_with_tools_and_scored(
 
 
 async def test_a_killed_worker_neither_samples_nor_runs_anything_twice(
-    world: World, shelf: Shelf, monkeypatch: pytest.MonkeyPatch
+    world: AgentsWorld, shelf: Shelf
 ) -> None:
-    server = await start_chat(world, monkeypatch)
+    server = await start_chat(world)
     server.hold_from_turn = 1
-    first = await world.spawn_agents("w0")
+    first = world.spawn_agents("w0")
     tasks = await world.admit(num_groups=2, group_size=1, env_name="questions")
-    await until(lambda: server.num_held == len(tasks), 60.0)
-    kill(first)
-    await first.wait()
+    await eventually(lambda: server.num_held == len(tasks), 60.0)
+    first.kill()
     num_before = len(server.requests)
     server.hold_from_turn = None
     server.policy_version = 2
@@ -155,10 +148,8 @@ async def test_a_killed_worker_neither_samples_nor_runs_anything_twice(
         assert set(versions[num_first:]) == {2}
 
 
-async def test_an_episode_whose_tool_nobody_serves_teaches_nothing(
-    world: World, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    await start_chat(world, monkeypatch)
+async def test_an_episode_whose_tool_nobody_serves_teaches_nothing(world: AgentsWorld) -> None:
+    await start_chat(world)
     await world.start_agents()
     (task,) = await world.admit(num_groups=1, group_size=1, env_name="questions", deadline_s=2.0)
     event = (await world.settled(1))[task.episode_id]
@@ -180,7 +171,7 @@ MISTAKES: list[tuple[Callable[[dict[str, Any]], dict[str, Any]], str]] = [
 
 @pytest.mark.parametrize(("change", "remedy"), MISTAKES)
 async def test_a_users_mistake_is_named_with_its_file_and_remedy(
-    world: World, change: Callable[[dict[str, Any]], dict[str, Any]], remedy: str
+    world: AgentsWorld, change: Callable[[dict[str, Any]], dict[str, Any]], remedy: str
 ) -> None:
     with pytest.raises(ConfigError, match=remedy):
         await world.start_agents("w0", **change(world.agents_config["datasets"]["questions"]))

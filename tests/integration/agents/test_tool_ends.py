@@ -16,9 +16,9 @@ from tailrace.tools import ToolWorker
 from tailrace_protos.base import as_int32
 from tailrace_protos.episode import Outcome
 from tests.integration.agents.test_loops import ChatServer, start_chat, world
-from tests.integration.agents.world import World
 from tests.integration.tools.test_workers import line_of, worker_process
 from tests.unit.tailrace_agents.loops.world import calls, text_of
+from tests.world.agents import AgentsWorld
 from tests.world.servers import ServerProcess
 from tests.world.serving import endpoints_of, eventually
 
@@ -49,7 +49,7 @@ def uses_its_tool(prompt: str) -> str:
 
 @pytest.fixture
 async def worker(
-    world: World, nats_server: ServerProcess, redis_server: ServerProcess
+    world: AgentsWorld, nats_server: ServerProcess, redis_server: ServerProcess
 ) -> AsyncIterator[ToolWorker]:
     bus = await Bus.connect(endpoints_of(nats_server.url), name="tools")
     redis = await connect(redis_server.url)
@@ -69,13 +69,13 @@ def told(server: ChatServer, question: str) -> set[str]:
 
 
 async def test_every_bad_end_of_a_tool_is_an_outcome_and_all_groups_close(
-    world: World, worker: ToolWorker, nats_server: ServerProcess, monkeypatch: pytest.MonkeyPatch
+    world: AgentsWorld, worker: ToolWorker, nats_server: ServerProcess, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rows = [{"prompt": f"Use {name}.", "tools": [name]} for name in ("flood", "endless", "stuck")]
     path = world.folder / "questions.jsonl"
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
     monkeypatch.setattr(ChatServer, "reply", staticmethod(uses_its_tool))
-    server = await start_chat(world, monkeypatch)
+    server = await start_chat(world)
     with worker_process(nats_server.url, world.run) as victim:
         await world.start_agents(loop_args={"max_tool_output_chars": MAX_CHARS})
         tasks = await world.admit(num_groups=3, group_size=2, env_name="questions")

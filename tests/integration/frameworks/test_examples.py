@@ -12,8 +12,8 @@ import pytest
 from tailrace_protos.episode import Outcome
 from tailrace_protos.generation import GenerateRequest
 from tailrace_protos.trajectory import Trajectory
-from tests.integration.workflows.world import World, trained
 from tests.world.byte_model import call_text
+from tests.world.workflows import WorkflowWorld, trained
 
 ROOT = Path(__file__).parents[3]
 CAMEL = ROOT / ".venv-camel" / "bin" / "python"
@@ -27,7 +27,7 @@ def calls_double(prompt: str, request: GenerateRequest) -> str:
     return call_text("double", number=21)
 
 
-async def play(world: World, agent: str, prompt: str, **workflow: Any) -> Trajectory:
+async def play(world: WorkflowWorld, agent: str, prompt: str, **workflow: Any) -> Trajectory:
     await world.start(agent, [{"prompt": prompt}], **workflow)
     (played,) = (await world.play()).values()
     assert played.outcome is Outcome.OK, played.reason
@@ -36,14 +36,14 @@ async def play(world: World, agent: str, prompt: str, **workflow: Any) -> Trajec
     return played
 
 
-async def test_the_openai_sdk(world: World) -> None:
+async def test_the_openai_sdk(world: WorkflowWorld) -> None:
     world.model.reply = lambda prompt, request: "42"
     played = await play(world, "openai_sdk_agent.DigitAgent", "A number?")
     assert len(world.model.requests) == 2
     assert [row.reward for row in played.rows] == [2.0]
 
 
-async def test_the_anthropic_sdk(world: World) -> None:
+async def test_the_anthropic_sdk(world: WorkflowWorld) -> None:
     world.model.reply = lambda prompt, request: "4 2"
     world.model.chunk = 1
     played = await play(world, "anthropic_sdk_agent.DigitAgent", "A number?")
@@ -64,7 +64,7 @@ async def test_the_anthropic_sdk(world: World) -> None:
     ],
 )
 async def test_a_framework_calls_a_tool_and_answers(
-    world: World, agent: str, settings: dict[str, Any]
+    world: WorkflowWorld, agent: str, settings: dict[str, Any]
 ) -> None:
     world.model.reply = calls_double
     played = await play(world, agent, "Twice 21?", **settings)
@@ -75,7 +75,7 @@ async def test_a_framework_calls_a_tool_and_answers(
     assert [row.reward for row in played.rows] == [1.0]
 
 
-async def test_a_graph_as_an_agent_loop(world: World) -> None:
+async def test_a_graph_as_an_agent_loop(world: WorkflowWorld) -> None:
     world.model.reply = calls_double
     rows = [{"prompt": "Twice 21?", "agent_name": "graph_loop"}]
     settings = {**world.settings("unused", rows), "workflow": None}

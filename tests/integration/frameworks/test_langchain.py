@@ -11,8 +11,8 @@ from langchain_core.tools import tool
 from pydantic import BaseModel
 
 from tailrace.sdk.langchain import ChatTailrace
-from tests.integration.workflows.world import World
 from tests.world.byte_model import call_text
+from tests.world.workflows import WorkflowWorld
 
 
 @tool
@@ -21,13 +21,13 @@ def double(number: int) -> int:
     return 2 * number
 
 
-async def model_of(world: World, **settings: Any) -> ChatTailrace:
+async def model_of(world: WorkflowWorld, **settings: Any) -> ChatTailrace:
     await world.gateway.start_gateway()
     opened = await world.gateway.open()
     return ChatTailrace(base_url=opened.base_url, api_key=opened.api_key, **settings)
 
 
-async def test_a_call_gives_text_usage_and_the_completions_id(world: World) -> None:
+async def test_a_call_gives_text_usage_and_the_completions_id(world: WorkflowWorld) -> None:
     model = await model_of(world)
     answer = await model.ainvoke("Hi")
     assert answer.text == "Hello there."
@@ -38,7 +38,7 @@ async def test_a_call_gives_text_usage_and_the_completions_id(world: World) -> N
     assert export.rewards == (0.5,)
 
 
-async def test_plain_calls_and_streams_work_from_threads(world: World) -> None:
+async def test_plain_calls_and_streams_work_from_threads(world: WorkflowWorld) -> None:
     model = await model_of(world)
     assert (await asyncio.to_thread(model.invoke, "Hi")).text == "Hello there."
     parts = await asyncio.to_thread(lambda: list(model.stream("Hi")))
@@ -46,7 +46,7 @@ async def test_plain_calls_and_streams_work_from_threads(world: World) -> None:
 
 
 async def test_a_stream_comes_while_the_model_still_samples_and_adds_up_with_usage(
-    world: World,
+    world: WorkflowWorld,
 ) -> None:
     world.model.hold, world.model.num_before_hold = True, 5
     model = await model_of(world)
@@ -64,7 +64,9 @@ async def test_a_stream_comes_while_the_model_still_samples_and_adds_up_with_usa
 
 
 @pytest.mark.parametrize("streams", [False, True])
-async def test_tool_calls_come_back_in_later_calls_without_a_fork(world: World, streams: bool) -> None:
+async def test_tool_calls_come_back_in_later_calls_without_a_fork(
+    world: WorkflowWorld, streams: bool
+) -> None:
     world.model.reply = lambda prompt, request: (
         "42" if "<tool_response>" in prompt else f"Let me see. {call_text('double', number=21)}"
     )
@@ -84,7 +86,7 @@ async def test_tool_calls_come_back_in_later_calls_without_a_fork(world: World, 
     assert (await world.gateway.export()).metrics["num_forks"] == 0
 
 
-async def test_settings_and_stops_reach_the_engine(world: World) -> None:
+async def test_settings_and_stops_reach_the_engine(world: WorkflowWorld) -> None:
     model = await model_of(world, temperature=0.25, max_tokens=7, seed=3, stop=["lo"])
     answer = await model.ainvoke("Hi")
     (request,) = world.model.requests
@@ -96,7 +98,7 @@ async def test_settings_and_stops_reach_the_engine(world: World) -> None:
     assert world.model.requests[1].max_new_tokens == 3
 
 
-async def test_structured_output_uses_a_tool(world: World) -> None:
+async def test_structured_output_uses_a_tool(world: WorkflowWorld) -> None:
     class Answer(BaseModel):
         """An answer."""
 

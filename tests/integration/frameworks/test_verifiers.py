@@ -12,8 +12,8 @@ import pytest
 from tailrace_protos.episode import Outcome
 from tailrace_protos.generation import GenerateRequest
 from tailrace_protos.trajectory import Trajectory
-from tests.integration.workflows.world import World, trained
 from tests.world.byte_model import call_text, renderer
+from tests.world.workflows import WorkflowWorld, trained
 
 ENVS = Path(__file__).parents[3] / ".venv-envs"
 pytestmark = pytest.mark.skipif(
@@ -44,7 +44,7 @@ def load_environment():
 
 
 async def play(
-    world: World, env_id: str, row: dict[str, Any], max_new_tokens: int = 4096
+    world: WorkflowWorld, env_id: str, row: dict[str, Any], max_new_tokens: int = 4096
 ) -> Trajectory:
     settings = world.settings(
         "verifiers_agent.Player",
@@ -69,7 +69,7 @@ def asks_add(prompt: str, request: GenerateRequest) -> str:
     return call_text("add", left=3, right=3)
 
 
-async def test_its_tool_is_called_and_its_rubric_pays_every_call(world: World) -> None:
+async def test_its_tool_is_called_and_its_rubric_pays_every_call(world: WorkflowWorld) -> None:
     world.model.reply = asks_add
     played = await play(world, "sums_env", {"row": 2, "split": "train"})
     assert played.outcome is Outcome.OK, played.reason
@@ -80,7 +80,9 @@ async def test_its_tool_is_called_and_its_rubric_pays_every_call(world: World) -
     assert played.metrics["num_forks"] == 0
 
 
-async def test_rows_of_evaluation_are_those_that_the_environment_has_for_it(world: World) -> None:
+async def test_rows_of_evaluation_are_those_that_the_environment_has_for_it(
+    world: WorkflowWorld,
+) -> None:
     world.model.reply = lambda prompt, request: "6"
     played = await play(world, "sums_env", {"row": 2, "split": "held_out"})
     assert "11 + 11?" in world.model.prompt(0)
@@ -88,7 +90,7 @@ async def test_rows_of_evaluation_are_those_that_the_environment_has_for_it(worl
 
 
 async def test_messages_that_it_rewrites_are_trained_as_they_were_sent(
-    world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    world: WorkflowWorld, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "forgetful_env.py").write_text(REWRITING)
     monkeypatch.syspath_prepend(tmp_path)
@@ -98,7 +100,9 @@ async def test_messages_that_it_rewrites_are_trained_as_they_were_sent(
     assert ["Begin." in world.model.prompt(number) for number in range(2)] == [True, False]
 
 
-async def test_a_policy_that_never_comes_to_an_end_fails_and_is_paid_nothing(world: World) -> None:
+async def test_a_policy_that_never_comes_to_an_end_fails_and_is_paid_nothing(
+    world: WorkflowWorld,
+) -> None:
     call = call_text("add", left=3, right=3)
     world.model.reply = lambda prompt, request: call
     budget = 2 * len(renderer().reply_ids(call))

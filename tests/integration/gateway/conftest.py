@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.integration.gateway.world import ADMIN_KEY, World, world_of
+from tests.world.gateway import ADMIN_KEY, GatewayWorld, gateway_world
 from tests.world.servers import ServerProcess
 
 
@@ -18,13 +18,13 @@ async def empty_world(
     run_name: str,
     short_folder: Path,
     monkeypatch: pytest.MonkeyPatch,
-) -> AsyncIterator[World]:
+) -> AsyncIterator[GatewayWorld]:
     monkeypatch.setenv("TAILRACE_GATEWAY_ADMIN_KEY", ADMIN_KEY)
-    async with world_of(nats_server, redis_server, run_name, short_folder) as made:
+    async with gateway_world(nats_server, redis_server, run_name, short_folder) as made:
         yield made
 
 
 @pytest.fixture
-async def world(empty_world: World) -> World:
+async def world(empty_world: GatewayWorld) -> GatewayWorld:
     await empty_world.start_gateway()
     return empty_world

@@ -9,13 +9,13 @@ import httpx2
 
 from tailrace.store import Blobs, connect
 from tailrace_protos.session import SessionOpened
-from tests.integration.gateway.world import World
 from tests.world.byte_model import model_card
+from tests.world.gateway import GatewayWorld
 from tests.world.servers import ServerProcess, make_redis_server
 
 
 async def two_replicas(
-    world: World, opened: SessionOpened
+    world: GatewayWorld, opened: SessionOpened
 ) -> tuple[httpx2.AsyncClient, httpx2.AsyncClient]:
     """A client of the replica that opened the session and one of a replica that never heard of it."""
     await world.start_gateway("gateway-1")
@@ -26,7 +26,7 @@ async def two_replicas(
     return first, other
 
 
-async def other_url(world: World, base_url: str) -> str:
+async def other_url(world: GatewayWorld, base_url: str) -> str:
     """The address of the replica that did not answer before."""
     for number in range(100):
         opened = await world.open(f"probe.{number}")
@@ -35,7 +35,7 @@ async def other_url(world: World, base_url: str) -> str:
     raise AssertionError("only one replica answers")
 
 
-async def with_own_redis(world: World, folder: Path) -> ServerProcess:
+async def with_own_redis(world: GatewayWorld, folder: Path) -> ServerProcess:
     """Let the world's gateways use a Redis that a test may stop."""
     world.redis_server = own = make_redis_server(folder)
     own.start()
@@ -46,7 +46,7 @@ async def with_own_redis(world: World, folder: Path) -> ServerProcess:
     return own
 
 
-def stop(server: ServerProcess, world: World) -> None:
+def stop(server: ServerProcess, world: GatewayWorld) -> None:
     """Let a server hang, at most to the test's end."""
     assert server.process is not None
     server.process.send_signal(signal.SIGSTOP)

@@ -7,8 +7,8 @@ from typing import Any
 import anthropic
 import pytest
 
-from tests.integration.gateway.world import World
 from tests.world.byte_model import call_text
+from tests.world.gateway import GatewayWorld
 
 WEATHER: Any = {"name": "weather", "input_schema": {"type": "object"}}
 USER: Any = {"role": "user", "content": "Weather?"}
@@ -25,7 +25,7 @@ async def ask(client: anthropic.AsyncAnthropic, *messages: Any, **settings: Any)
     return await client.messages.create(model="m", messages=list(messages), **settings)
 
 
-async def test_blocks_of_a_reply_come_back_as_one_message(world: World) -> None:
+async def test_blocks_of_a_reply_come_back_as_one_message(world: GatewayWorld) -> None:
     world.model.reply = say
     client = world.anthropic(await world.open())
     first = await ask(client, USER)
@@ -50,7 +50,7 @@ async def test_blocks_of_a_reply_come_back_as_one_message(world: World) -> None:
     assert "Be brief." in world.model.prompt(0)
 
 
-async def test_the_stream_builds_the_same_message(world: World) -> None:
+async def test_the_stream_builds_the_same_message(world: GatewayWorld) -> None:
     world.model.chunk = 3
     world.model.reply = say
     client = world.anthropic(await world.open())
@@ -68,7 +68,7 @@ async def test_the_stream_builds_the_same_message(world: World) -> None:
 
 
 @pytest.mark.parametrize("streams", [False, True])
-async def test_a_stop_sequence_is_named(world: World, streams: bool) -> None:
+async def test_a_stop_sequence_is_named(world: GatewayWorld, streams: bool) -> None:
     world.model.reply = lambda *_: "One STOP two"
     client = world.anthropic(await world.open())
     settings: dict[str, Any] = {
@@ -86,14 +86,14 @@ async def test_a_stop_sequence_is_named(world: World, streams: bool) -> None:
     assert message.content[0].text.strip() == "One"
 
 
-async def test_thoughts_can_be_left_out(world: World) -> None:
+async def test_thoughts_can_be_left_out(world: GatewayWorld) -> None:
     world.model.reply = lambda *_: "<think>Hm.</think>Yes."
     client = world.anthropic(await world.open())
     answer = await ask(client, USER, thinking={"type": "disabled"})
     assert [block.type for block in answer.content] == ["text"]
 
 
-async def test_tokens_are_counted_as_they_would_be_sent(world: World) -> None:
+async def test_tokens_are_counted_as_they_would_be_sent(world: GatewayWorld) -> None:
     client = world.anthropic(await world.open())
     counted = await client.messages.count_tokens(model="m", messages=[USER])
     await client.messages.create(model="m", messages=[USER], max_tokens=9)
@@ -111,7 +111,7 @@ async def test_tokens_are_counted_as_they_would_be_sent(world: World) -> None:
     ],
 )
 async def test_what_is_not_honoured_is_refused_by_its_name(
-    world: World, settings: dict[str, Any], said: str
+    world: GatewayWorld, settings: dict[str, Any], said: str
 ) -> None:
     client = world.anthropic(await world.open())
     with pytest.raises(anthropic.BadRequestError, match=said):

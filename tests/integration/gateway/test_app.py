@@ -12,12 +12,13 @@ import pytest
 
 from tailrace.bus import CallFailedError
 from tailrace_gateway.adapters.app import GatewayApp
-from tests.integration.gateway.world import ADMIN_KEY, World, until
+from tests.world.gateway import ADMIN_KEY, GatewayWorld
+from tests.world.serving import eventually
 
 CHAT = {"model": "any", "messages": [{"role": "user", "content": "Hi"}]}
 
 
-def find_app(world: World) -> GatewayApp:
+def find_app(world: GatewayWorld) -> GatewayApp:
     """The application behind the port, as the garbage collector knows it."""
     import gc
 
@@ -25,7 +26,7 @@ def find_app(world: World) -> GatewayApp:
     return next(one for one in gc.get_objects() if type(one) is GatewayApp)
 
 
-async def test_every_route_wants_a_key(world: World) -> None:
+async def test_every_route_wants_a_key(world: GatewayWorld) -> None:
     opened = await world.open()
     routes = find_app(world).routes
     assert len(routes) >= 12
@@ -39,7 +40,7 @@ async def test_every_route_wants_a_key(world: World) -> None:
     assert (await world.http(opened, "").get("../v1/made_up")).status_code == 401
 
 
-async def test_both_ways_to_send_a_key_open(world: World) -> None:
+async def test_both_ways_to_send_a_key_open(world: GatewayWorld) -> None:
     opened = await world.open()
     client = world.http(opened, "")
     for headers in ({"authorization": f"Bearer {opened.api_key}"}, {"x-api-key": opened.api_key}):
@@ -47,7 +48,7 @@ async def test_both_ways_to_send_a_key_open(world: World) -> None:
         assert answer.status_code == 200
 
 
-async def test_clients_raise_the_errors_that_they_know(world: World) -> None:
+async def test_clients_raise_the_errors_that_they_know(world: GatewayWorld) -> None:
     opened = await world.open()
     wrong = openai.AsyncOpenAI(base_url=opened.base_url, api_key="tr-wrong")
     with pytest.raises(openai.AuthenticationError) as refused:
@@ -60,7 +61,7 @@ async def test_clients_raise_the_errors_that_they_know(world: World) -> None:
     assert body["error"]["type"] == "authentication_error"
 
 
-async def test_a_sessions_key_does_not_open_another_session(world: World) -> None:
+async def test_a_sessions_key_does_not_open_another_session(world: GatewayWorld) -> None:
     opened, other = await world.open("g0.0"), await world.open("g0.1")
     client = world.http(opened)
     assert (await client.get(f"sessions/{other.session_id}")).status_code == 403
@@ -71,7 +72,7 @@ async def test_a_sessions_key_does_not_open_another_session(world: World) -> Non
     assert (await admin.post("chat/completions", json=CHAT)).status_code == 403
 
 
-async def test_keys_are_kept_as_hashes(world: World) -> None:
+async def test_keys_are_kept_as_hashes(world: GatewayWorld) -> None:
     opened = await world.open()
     redis = world.redis.redis
     keys = await redis.keys(f"*{world.run}*")
@@ -80,7 +81,7 @@ async def test_keys_are_kept_as_hashes(world: World) -> None:
     assert not any(opened.api_key.encode() in blob for blob in [*keys, *values])
 
 
-async def test_opening_again_gives_the_same_key_and_closing_ends_it(world: World) -> None:
+async def test_opening_again_gives_the_same_key_and_closing_ends_it(world: GatewayWorld) -> None:
     opened = await world.open()
     client = world.http(opened)
     await client.post("chat/completions", json=CHAT)
@@ -95,7 +96,7 @@ async def test_opening_again_gives_the_same_key_and_closing_ends_it(world: World
     await world.close("never-was")
 
 
-async def test_an_exported_session_takes_no_calls_and_exports_again(world: World) -> None:
+async def test_an_exported_session_takes_no_calls_and_exports_again(world: GatewayWorld) -> None:
     opened = await world.open()
     client = world.openai(opened)
     await client.chat.completions.create(**CHAT)  # type: ignore[call-overload]
@@ -110,7 +111,7 @@ async def test_an_exported_session_takes_no_calls_and_exports_again(world: World
         await world.export(rewards={"nobody": 1.0})
 
 
-async def test_a_conversation_that_is_too_long_is_refused_with_the_numbers(world: World) -> None:
+async def test_a_conversation_that_is_too_long_is_refused_with_the_numbers(world: GatewayWorld) -> None:
     opened = await world.open(max_episode_tokens=40)
     long = {"role": "user", "content": "x" * 100}
     client = world.openai(opened)
@@ -122,7 +123,7 @@ async def test_a_conversation_that_is_too_long_is_refused_with_the_numbers(world
         await world.anthropic(opened).messages.create(model="m", messages=[long], max_tokens=9)  # type: ignore[list-item]
 
 
-async def test_each_call_gets_what_is_left_of_the_budget(world: World) -> None:
+async def test_each_call_gets_what_is_left_of_the_budget(world: GatewayWorld) -> None:
     opened = await world.open(max_new_tokens=20)
     client = world.openai(opened)
     ends = [
@@ -136,7 +137,7 @@ async def test_each_call_gets_what_is_left_of_the_budget(world: World) -> None:
     assert refused.value.code == "token_budget_exceeded"
 
 
-async def test_a_call_ends_at_the_deadline_of_its_session_and_not_before(world: World) -> None:
+async def test_a_call_ends_at_the_deadline_of_its_session_and_not_before(world: GatewayWorld) -> None:
     world.model.hold = True
     client = world.openai(await world.open(timeout_s=1.0))
     started = time.monotonic()
@@ -144,16 +145,16 @@ async def test_a_call_ends_at_the_deadline_of_its_session_and_not_before(world: 
         await client.chat.completions.create(**CHAT)  # type: ignore[call-overload]
     assert refused.value.code == "session_deadline_exceeded"
     assert time.monotonic() - started > 0.5
-    await until(lambda: len(world.model.aborted) == 1)
+    await eventually(lambda: len(world.model.aborted) == 1)
 
 
-async def test_a_full_gateway_says_when_to_come_back(empty_world: World) -> None:
+async def test_a_full_gateway_says_when_to_come_back(empty_world: GatewayWorld) -> None:
     world = empty_world
     await world.start_gateway(max_concurrent_calls=1)
     world.model.hold = True
     client = world.http(await world.open())
     first = asyncio.create_task(client.post("chat/completions", json=CHAT))
-    await until(lambda: world.model.num_held == 1)
+    await eventually(lambda: world.model.num_held == 1)
     full = await client.post("chat/completions", json=CHAT)
     assert full.status_code == 429
     assert full.headers["retry-after"] == "1"
@@ -163,7 +164,7 @@ async def test_a_full_gateway_says_when_to_come_back(empty_world: World) -> None
     assert (await first).status_code == 200
 
 
-async def test_bodies_have_a_bound_and_must_be_json(empty_world: World) -> None:
+async def test_bodies_have_a_bound_and_must_be_json(empty_world: GatewayWorld) -> None:
     world = empty_world
     await world.start_gateway(max_body_bytes=1000)
     client = world.http(await world.open())
@@ -183,13 +184,13 @@ async def test_bodies_have_a_bound_and_must_be_json(empty_world: World) -> None:
     assert told.json()["type"] == "error"
 
 
-async def test_unknown_paths_and_methods_are_told_as_such(world: World) -> None:
+async def test_unknown_paths_and_methods_are_told_as_such(world: GatewayWorld) -> None:
     client = world.http(await world.open())
     assert (await client.get("../v1/made_up")).json()["error"]["code"] == "not_found"
     assert (await client.get("chat/completions")).status_code == 405
 
 
-async def test_the_model_is_listed_for_both_kinds_of_clients(world: World) -> None:
+async def test_the_model_is_listed_for_both_kinds_of_clients(world: GatewayWorld) -> None:
     opened = await world.open()
     models = await world.openai(opened).models.list()
     assert [model.id for model in models.data] == [world.run]

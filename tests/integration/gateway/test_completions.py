@@ -8,8 +8,8 @@ import openai
 import pytest
 
 from tailrace_protos.base import as_int32
-from tests.integration.gateway.world import World
 from tests.world.byte_model import renderer
+from tests.world.gateway import GatewayWorld
 
 IDS = [int(i) for i in renderer().encode("Once upon")]
 
@@ -18,7 +18,7 @@ async def complete(client: openai.AsyncOpenAI, prompt: Any, **settings: Any) -> 
     return await client.completions.create(model="m", prompt=prompt, **settings)
 
 
-async def test_ids_are_continued_as_they_are_and_matched_by_their_prefix(world: World) -> None:
+async def test_ids_are_continued_as_they_are_and_matched_by_their_prefix(world: GatewayWorld) -> None:
     client = world.openai(await world.open())
     told = {"return_token_ids": True}
     first = await complete(client, IDS, logprobs=0, extra_body=told)
@@ -33,7 +33,7 @@ async def test_ids_are_continued_as_they_are_and_matched_by_their_prefix(world: 
     assert len(export.rows) == 2
 
 
-async def test_bare_text_is_encoded_once(world: World) -> None:
+async def test_bare_text_is_encoded_once(world: GatewayWorld) -> None:
     client = world.openai(await world.open())
     answer = await complete(client, "Once upon", max_tokens=4)
     assert as_int32(world.model.requests[0].prompt_ids).tolist() == IDS
@@ -41,7 +41,7 @@ async def test_bare_text_is_encoded_once(world: World) -> None:
     assert answer.usage.prompt_tokens == len(IDS)
 
 
-async def test_a_stream_tells_text_and_ids(world: World) -> None:
+async def test_a_stream_tells_text_and_ids(world: GatewayWorld) -> None:
     world.model.chunk = 4
     client = world.openai(await world.open())
     stream = await complete(
@@ -77,7 +77,7 @@ async def test_a_stream_tells_text_and_ids(world: World) -> None:
     ],
 )
 async def test_what_is_not_honoured_is_refused_by_its_name(
-    world: World, prompt: Any, settings: dict[str, Any], param: str
+    world: GatewayWorld, prompt: Any, settings: dict[str, Any], param: str
 ) -> None:
     client = world.openai(await world.open())
     with pytest.raises(openai.BadRequestError) as refused:

@@ -13,7 +13,9 @@ from tailrace_protos import subjects
 from tailrace_protos.generation import FinishReason, GenerateRequest, TokenChunk
 from tailrace_protos.session import SessionOpened
 from tailrace_protos.subjects import redis_prefix
-from tests.integration.gateway.world import ADMIN_KEY, ScriptedModel, World, until
+from tests.world.gateway import ADMIN_KEY, GatewayWorld
+from tests.world.scripted_model import ScriptedModel
+from tests.world.serving import eventually
 
 CHAT = {"model": "any", "messages": [{"role": "user", "content": "Hi"}]}
 
@@ -26,7 +28,7 @@ class Aborting(ScriptedModel):
         sink.send(TokenChunk(request.call_id, finish_reason=FinishReason.ABORT))
 
 
-async def test_advertised_url(empty_world: World) -> None:
+async def test_advertised_url(empty_world: GatewayWorld) -> None:
     """Sessions of both doors are told this URL instead of the listener's own."""
     world = empty_world
     await world.start_gateway()
@@ -38,7 +40,7 @@ async def test_advertised_url(empty_world: World) -> None:
     assert urls - {own.base_url} == {"http://gateway.here:8000/v1"}
 
 
-async def test_keep_alive_s(empty_world: World) -> None:
+async def test_keep_alive_s(empty_world: GatewayWorld) -> None:
     world = empty_world
     await world.start_gateway(keep_alive_s=1)
     opened = await world.open()
@@ -52,7 +54,7 @@ async def test_keep_alive_s(empty_world: World) -> None:
 
 
 @pytest.mark.parametrize("session_keep_s", [50.0, 3600.0])
-async def test_session_keep_s(empty_world: World, session_keep_s: float) -> None:
+async def test_session_keep_s(empty_world: GatewayWorld, session_keep_s: float) -> None:
     world = empty_world
     await world.start_gateway(session_keep_s=session_keep_s)
     await world.open(timeout_s=10.0)
@@ -66,7 +68,7 @@ async def test_session_keep_s(empty_world: World, session_keep_s: float) -> None
 
 @pytest.mark.parametrize("session_idle_s", [0.05, 300.0])
 async def test_session_idle_s(
-    empty_world: World, session_idle_s: float, monkeypatch: pytest.MonkeyPatch
+    empty_world: GatewayWorld, session_idle_s: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A session that is dropped gives its server back, and is read again by its next call."""
     world = empty_world
@@ -75,15 +77,15 @@ async def test_session_idle_s(
     client = world.http(await world.open())
     assert (await client.post("chat/completions", json=CHAT)).status_code == 200
     if session_idle_s > 1:
-        await until(lambda: bool(world.scheduler.activities))
+        await eventually(lambda: bool(world.scheduler.activities))
         assert world.scheduler.released == set()
     else:
-        await until(lambda: world.scheduler.released == {"g0.0"}, timeout_s=5.0)
+        await eventually(lambda: world.scheduler.released == {"g0.0"}, timeout_s=5.0)
     assert (await client.post("chat/completions", json=CHAT)).status_code == 200
 
 
 @pytest.mark.parametrize("attempts", [1, 3])
-async def test_max_generation_attempts(empty_world: World, attempts: int) -> None:
+async def test_max_generation_attempts(empty_world: GatewayWorld, attempts: int) -> None:
     world, model = empty_world, Aborting()
     world.scheduler.addresses.clear()
     for server_id in ("n0", "n1"):
@@ -95,7 +97,7 @@ async def test_max_generation_attempts(empty_world: World, attempts: int) -> Non
 
 
 @pytest.mark.parametrize("transport", ["nats", "zmq"])
-async def test_transport(empty_world: World, transport: str) -> None:
+async def test_transport(empty_world: GatewayWorld, transport: str) -> None:
     """Of a server's two ways in, the gateway takes the one that it is told."""
     world, over_nats = empty_world, ScriptedModel()
     (zmq,) = world.scheduler.addresses
@@ -109,7 +111,7 @@ async def test_transport(empty_world: World, transport: str) -> None:
     assert asked == ((1, 0) if transport == "nats" else (0, 1))
 
 
-async def serve_over_nats(world: World, server_id: str, model: ScriptedModel) -> None:
+async def serve_over_nats(world: GatewayWorld, server_id: str, model: ScriptedModel) -> None:
     subject = subjects.generate(world.run, server_id)
     server = NatsGenerateServer(world.service.bus.connection.client, subject)
     await server.start(model)
@@ -117,7 +119,7 @@ async def serve_over_nats(world: World, server_id: str, model: ScriptedModel) ->
     world.scheduler.addresses.append(Address(server_id, subject, ""))
 
 
-async def test_session_defaults(empty_world: World) -> None:
+async def test_session_defaults(empty_world: GatewayWorld) -> None:
     """A session opened over HTTP has these bounds where it names none."""
     world = empty_world
     defaults = {"max_episode_tokens": 700, "max_new_tokens": 9, "timeout_s": 55.0}

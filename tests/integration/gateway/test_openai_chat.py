@@ -11,8 +11,10 @@ import pytest
 
 from tailrace_protos.base import as_int32, as_uint8
 from tailrace_protos.generation import SamplingParams
-from tests.integration.gateway.world import World, text_of, until
 from tests.world.byte_model import call_text, renderer
+from tests.world.gateway import GatewayWorld
+from tests.world.scripted_model import text_of
+from tests.world.serving import eventually
 
 USER = {"role": "user", "content": "Hi"}
 WEATHER: dict[str, Any] = {
@@ -34,11 +36,11 @@ async def streamed(client: openai.AsyncOpenAI, *messages: Any, **settings: Any) 
     return [chunk async for chunk in stream]
 
 
-def prompt_ids(world: World, index: int) -> list[int]:
+def prompt_ids(world: GatewayWorld, index: int) -> list[int]:
     return list(as_int32(world.model.requests[index].prompt_ids).tolist())
 
 
-async def test_a_conversation_of_two_turns_is_one_sequence_of_tokens(world: World) -> None:
+async def test_a_conversation_of_two_turns_is_one_sequence_of_tokens(world: GatewayWorld) -> None:
     client = world.openai(await world.open())
     first = await chat(client, USER, extra_body={"return_token_ids": True})
     assert first.choices[0].message.content == "Hello there."
@@ -54,7 +56,7 @@ async def test_a_conversation_of_two_turns_is_one_sequence_of_tokens(world: Worl
     assert as_int32(export.rows[0].token_ids)[trained].tolist() == first.choices[0].token_ids
 
 
-async def test_a_stream_tells_tokens_while_the_model_still_samples(world: World) -> None:
+async def test_a_stream_tells_tokens_while_the_model_still_samples(world: GatewayWorld) -> None:
     world.model.hold, world.model.num_before_hold = True, 5
     client = world.openai(await world.open())
     stream = await chat(
@@ -81,7 +83,7 @@ class _NONE:
 
 @pytest.mark.parametrize("streams", [False, True])
 async def test_tool_calls_come_out_and_their_results_continue_the_tokens(
-    world: World, streams: bool
+    world: GatewayWorld, streams: bool
 ) -> None:
     world.model.chunk = 3
     world.model.reply = lambda prompt, _: (
@@ -146,7 +148,7 @@ async def test_tool_calls_come_out_and_their_results_continue_the_tokens(
     ],
 )
 async def test_a_reply_that_breaks_a_promise_is_told_as_such_once_and_kept(
-    world: World, settings: dict[str, Any], reply: str, code: str
+    world: GatewayWorld, settings: dict[str, Any], reply: str, code: str
 ) -> None:
     world.model.reply = lambda *_: reply
     client = world.openai(await world.open())
@@ -159,7 +161,7 @@ async def test_a_reply_that_breaks_a_promise_is_told_as_such_once_and_kept(
     assert [row.reward for row in export.rows] == [-1.0]
 
 
-async def test_a_kept_promise_passes(world: World) -> None:
+async def test_a_kept_promise_passes(world: GatewayWorld) -> None:
     world.model.reply = lambda *_: '{"x": 1}'
     client = world.openai(await world.open())
     schema = {"name": "a", "schema": {"required": ["x"]}}
@@ -167,7 +169,7 @@ async def test_a_kept_promise_passes(world: World) -> None:
     assert answer.choices[0].message.content == '{"x": 1}'
 
 
-async def test_choices_are_samples_of_their_own_and_train_apart(world: World) -> None:
+async def test_choices_are_samples_of_their_own_and_train_apart(world: GatewayWorld) -> None:
     world.model.reply = lambda _, request: f"seed {request.sampling.seed}"
     client = world.openai(await world.open(seed=7))
     answer = await chat(client, USER, n=3)
@@ -177,7 +179,7 @@ async def test_choices_are_samples_of_their_own_and_train_apart(world: World) ->
     assert [row.reward for row in export.rows] == [1.0, 0.5, 0.0]
 
 
-async def test_a_seed_in_the_request_fixes_the_sample(world: World) -> None:
+async def test_a_seed_in_the_request_fixes_the_sample(world: GatewayWorld) -> None:
     client = world.openai(await world.open())
     await chat(client, USER, seed=11)
     await chat(client, USER, seed=11)
@@ -187,7 +189,7 @@ async def test_a_seed_in_the_request_fixes_the_sample(world: World) -> None:
 @pytest.mark.parametrize("streams", [False, True])
 @pytest.mark.parametrize("stop", ["STOP", ["never", "STOP"]])
 async def test_a_stop_string_ends_the_reply_and_is_no_part_of_it(
-    world: World, stop: str | list[str], streams: bool
+    world: GatewayWorld, stop: str | list[str], streams: bool
 ) -> None:
     world.model.chunk = 2
     world.model.reply = lambda *_: "One two STOP three"
@@ -207,7 +209,7 @@ async def test_a_stop_string_ends_the_reply_and_is_no_part_of_it(
 
 
 @pytest.mark.parametrize("name", ["max_tokens", "max_completion_tokens"])
-async def test_a_reply_that_is_cut_says_length(world: World, name: str) -> None:
+async def test_a_reply_that_is_cut_says_length(world: GatewayWorld, name: str) -> None:
     client = world.openai(await world.open())
     answer = await chat(client, USER, **{name: 4})
     assert answer.choices[0].message.content == "Hell"
@@ -215,7 +217,7 @@ async def test_a_reply_that_is_cut_says_length(world: World, name: str) -> None:
     assert answer.usage.completion_tokens == 4
 
 
-async def test_thoughts_are_told_apart_and_need_not_come_back(world: World) -> None:
+async def test_thoughts_are_told_apart_and_need_not_come_back(world: GatewayWorld) -> None:
     world.model.reply = lambda prompt, _: "Fine." if "more" in prompt else "<think>Hm.</think>Yes."
     client = world.openai(await world.open())
     message = (await chat(client, USER)).choices[0].message
@@ -225,7 +227,7 @@ async def test_thoughts_are_told_apart_and_need_not_come_back(world: World) -> N
     assert "<think>Hm.</think>Yes.<|im_end|>" in world.model.prompt()
 
 
-async def test_the_request_overrides_the_sampling_of_the_session(world: World) -> None:
+async def test_the_request_overrides_the_sampling_of_the_session(world: GatewayWorld) -> None:
     opened = await world.open(sampling=SamplingParams(temperature=0.5, top_p=0.9))
     client = world.openai(opened)
     await chat(client, USER, temperature=0.0, extra_body={"top_k": 3})
@@ -234,7 +236,7 @@ async def test_the_request_overrides_the_sampling_of_the_session(world: World) -
     assert sampling.stop_token_ids == renderer().stop_token_ids
 
 
-async def test_what_is_not_honoured_is_refused_by_its_name(world: World) -> None:
+async def test_what_is_not_honoured_is_refused_by_its_name(world: GatewayWorld) -> None:
     client = world.openai(await world.open())
     with pytest.raises(openai.BadRequestError) as refused:
         await chat(client, USER, frequency_penalty=0.5)
@@ -243,7 +245,7 @@ async def test_what_is_not_honoured_is_refused_by_its_name(world: World) -> None
     assert not world.model.requests
 
 
-async def test_a_stream_that_fails_late_raises_in_the_client(world: World) -> None:
+async def test_a_stream_that_fails_late_raises_in_the_client(world: GatewayWorld) -> None:
     world.model.hold, world.model.num_before_hold = True, 3
     client = world.openai(await world.open(), max_retries=0)
     stream = await chat(client, USER, stream=True)
@@ -253,10 +255,10 @@ async def test_a_stream_that_fails_late_raises_in_the_client(world: World) -> No
     await world.close()
     with pytest.raises(openai.APIError, match="closed while this call ran"):
         await anext(stream)
-    await until(lambda: len(world.model.aborted) == 1)
+    await eventually(lambda: len(world.model.aborted) == 1)
 
 
-async def test_an_edited_history_forks_and_is_not_trained_twice(world: World) -> None:
+async def test_an_edited_history_forks_and_is_not_trained_twice(world: GatewayWorld) -> None:
     client = world.openai(await world.open())
     await chat(client, USER)
     await chat(client, USER, {"role": "assistant", "content": "Goodbye."}, USER)
@@ -270,7 +272,7 @@ async def test_an_edited_history_forks_and_is_not_trained_twice(world: World) ->
 
 @pytest.mark.parametrize("streams", [False, True])
 async def test_a_reply_that_ends_at_once_is_empty_and_its_end_is_trained(
-    world: World, streams: bool
+    world: GatewayWorld, streams: bool
 ) -> None:
     world.model.reply = lambda *_: ""
     client = world.openai(await world.open())

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tailrace.config import ConfigError
-from tests.integration.gateway.world import World
+from tests.world.gateway import GatewayWorld
 
 PARSER = '''
 import re
@@ -32,7 +32,7 @@ class AngleParser(ToolParser):
 
 
 async def test_an_agent_gets_the_calls_that_a_parser_of_the_user_finds(
-    empty_world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    empty_world: GatewayWorld, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "angle_parser_of_a_user.py").write_text(PARSER)
     monkeypatch.syspath_prepend(tmp_path)
@@ -60,7 +60,7 @@ async def test_an_agent_gets_the_calls_that_a_parser_of_the_user_finds(
     assert len(export.rows) == 2
 
 
-async def test_a_gateway_with_a_wrong_parser_does_not_start(empty_world: World) -> None:
+async def test_a_gateway_with_a_wrong_parser_does_not_start(empty_world: GatewayWorld) -> None:
     empty_world.run_settings["chat"] = {"tool_parser": "no_module_of_a_user:Parser"}
     with pytest.raises(ConfigError, match=r"chat\.tool_parser: cannot import 'no_module_of_a_user'"):
         await empty_world.start_gateway()

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import asyncio
-import signal
 
 import openai
 
 from tailrace_protos.base import as_int32
-from tests.integration.gateway.world import World, free_port, until
+from tests.world.gateway import GatewayWorld
+from tests.world.servers import free_port
+from tests.world.serving import eventually
 
 NUM_TURNS = 8
 
 
-async def episode(client: openai.AsyncOpenAI, world: World, kill: asyncio.Event) -> list[str]:
+async def episode(client: openai.AsyncOpenAI, world: GatewayWorld, kill: asyncio.Event) -> list[str]:
     """A conversation; `kill` is set in the middle."""
     messages = [{"role": "user", "content": "Turn 0"}]
     ids = []
@@ -30,10 +31,10 @@ async def episode(client: openai.AsyncOpenAI, world: World, kill: asyncio.Event)
     return ids
 
 
-async def test_episodes_go_on_when_one_of_two_replicas_is_killed(empty_world: World) -> None:
+async def test_episodes_go_on_when_one_of_two_replicas_is_killed(empty_world: GatewayWorld) -> None:
     world = empty_world
     port = free_port()
-    replicas = [await world.spawn_gateway(f"gateway-{index}", port) for index in range(2)]
+    replicas = [world.spawn_gateway(f"gateway-{index}", port) for index in range(2)]
     sessions = [await world.open(f"g{index}.0") for index in range(6)]
     assert {opened.base_url for opened in sessions} == {f"http://127.0.0.1:{port}/v1"}
     kills = [asyncio.Event() for _ in sessions]
@@ -43,9 +44,8 @@ async def test_episodes_go_on_when_one_of_two_replicas_is_killed(empty_world: Wo
     ]
     await asyncio.gather(*(kill.wait() for kill in kills))
     world.model.hold = True
-    await until(lambda: world.model.num_held == len(sessions))
-    replicas[0].send_signal(signal.SIGKILL)
-    await replicas[0].wait()
+    await eventually(lambda: world.model.num_held == len(sessions))
+    replicas[0].kill()
     world.model.release()
     for opened, task in zip(sessions, playing, strict=True):
         ids = await asyncio.wait_for(task, 60.0)

@@ -7,8 +7,8 @@ from typing import Any
 import openai
 import pytest
 
-from tests.integration.gateway.world import World
 from tests.world.byte_model import call_text
+from tests.world.gateway import GatewayWorld
 
 WEATHER: Any = {"type": "function", "name": "weather", "parameters": {"type": "object"}}
 
@@ -19,7 +19,7 @@ def say(prompt: str, _: object) -> str:
     return "<think>Hm.</think>Let me see." + call_text("weather", city="Rome")
 
 
-async def test_items_of_a_reply_come_back_as_one_message(world: World) -> None:
+async def test_items_of_a_reply_come_back_as_one_message(world: GatewayWorld) -> None:
     world.model.reply = say
     client = world.openai(await world.open())
     first = await client.responses.create(
@@ -44,7 +44,7 @@ async def test_items_of_a_reply_come_back_as_one_message(world: World) -> None:
     assert "Be brief." in world.model.prompt(0)
 
 
-async def test_a_response_is_continued_by_its_id(world: World) -> None:
+async def test_a_response_is_continued_by_its_id(world: GatewayWorld) -> None:
     world.model.reply = say
     client = world.openai(await world.open())
     first = await client.responses.create(model="m", input="Weather?", tools=[WEATHER])
@@ -58,7 +58,7 @@ async def test_a_response_is_continued_by_its_id(world: World) -> None:
     assert (await world.export()).metrics["num_forks"] == 0
 
 
-async def test_the_stream_builds_the_same_response(world: World) -> None:
+async def test_the_stream_builds_the_same_response(world: GatewayWorld) -> None:
     world.model.chunk = 3
     world.model.reply = say
     client = world.openai(await world.open())
@@ -82,7 +82,7 @@ async def test_the_stream_builds_the_same_response(world: World) -> None:
     assert done[-1].arguments == final[-1].arguments
 
 
-async def test_a_cut_response_is_incomplete(world: World) -> None:
+async def test_a_cut_response_is_incomplete(world: GatewayWorld) -> None:
     client = world.openai(await world.open())
     answer = await client.responses.create(model="m", input="Hi", max_output_tokens=3)
     assert answer.status == "incomplete"
@@ -90,7 +90,7 @@ async def test_a_cut_response_is_incomplete(world: World) -> None:
     assert answer.incomplete_details.reason == "max_output_tokens"
 
 
-async def test_an_unknown_response_is_not_found(world: World) -> None:
+async def test_an_unknown_response_is_not_found(world: GatewayWorld) -> None:
     client = world.openai(await world.open())
     with pytest.raises(openai.NotFoundError, match="previous_response_id"):
         await client.responses.create(model="m", input="Hi", previous_response_id="nobody")

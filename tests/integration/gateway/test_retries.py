@@ -15,7 +15,8 @@ from tailrace_gateway import metrics
 from tailrace_protos.generation import CallErrorCode
 from tailrace_protos.session import SessionExport
 from tests.integration.gateway.replicas import other_url, stop, two_replicas, with_own_redis
-from tests.integration.gateway.world import World, until
+from tests.world.gateway import GatewayWorld
+from tests.world.serving import eventually
 
 CHAT = {"model": "any", "messages": [{"role": "user", "content": "Hi"}]}
 
@@ -25,11 +26,11 @@ async def ask(client: httpx2.AsyncClient, **headers: str) -> Any:
     return (await client.post("chat/completions", json=CHAT, headers=named)).json()
 
 
-async def test_a_retry_of_a_running_call_waits_for_it(world: World) -> None:
+async def test_a_retry_of_a_running_call_waits_for_it(world: GatewayWorld) -> None:
     world.model.hold = True
     client = world.http(await world.open())
     first = asyncio.create_task(ask(client, x_stainless_retry_count="0"))
-    await until(lambda: world.model.num_held == 1)
+    await eventually(lambda: world.model.num_held == 1)
     retry = asyncio.create_task(ask(client, x_stainless_retry_count="1"))
     third = asyncio.create_task(ask(client, x_stainless_retry_count="2"))
     await asyncio.sleep(0)
@@ -41,7 +42,9 @@ async def test_a_retry_of_a_running_call_waits_for_it(world: World) -> None:
 
 
 @pytest.mark.parametrize("streams", [False, True])
-async def test_a_retry_of_an_answered_call_gets_the_answer_again(world: World, streams: bool) -> None:
+async def test_a_retry_of_an_answered_call_gets_the_answer_again(
+    world: GatewayWorld, streams: bool
+) -> None:
     client = world.openai(await world.open())
 
     async def say(count: str) -> tuple[str, str, str]:
@@ -60,7 +63,7 @@ async def test_a_retry_of_an_answered_call_gets_the_answer_again(world: World, s
     assert len(world.model.requests) == 1
 
 
-async def test_an_idempotency_key_names_a_call_also_on_another_replica(world: World) -> None:
+async def test_an_idempotency_key_names_a_call_also_on_another_replica(world: GatewayWorld) -> None:
     opened = await world.open()
     client = world.http(opened)
     first = await ask(client, idempotency_key="k1")
@@ -81,14 +84,14 @@ def num_waiting() -> float:
 
 @pytest.mark.parametrize("mark", [{"x_stainless_retry_count": "1"}, {"idempotency_key": "k1"}])
 async def test_two_retries_of_one_call_on_two_replicas_are_one_sample(
-    world: World, mark: dict[str, str]
+    world: GatewayWorld, mark: dict[str, str]
 ) -> None:
     first, other = await two_replicas(world, await world.open())
     world.model.hold = True
     here = asyncio.create_task(ask(first, **mark))
-    await until(lambda: world.model.num_held == 1)
+    await eventually(lambda: world.model.num_held == 1)
     there = asyncio.create_task(ask(other, **mark))
-    await until(lambda: num_waiting() == 1)
+    await eventually(lambda: num_waiting() == 1)
     world.model.release()
     answers = await asyncio.gather(here, there)
     assert answers[0]["choices"] == answers[1]["choices"]
@@ -97,22 +100,22 @@ async def test_two_retries_of_one_call_on_two_replicas_are_one_sample(
     assert (await world.export()).metrics["num_calls"] == 1
 
 
-async def test_a_retry_goes_on_where_the_one_it_waited_for_was_given_up(world: World) -> None:
+async def test_a_retry_goes_on_where_the_one_it_waited_for_was_given_up(world: GatewayWorld) -> None:
     first, other = await two_replicas(world, await world.open())
     world.model.hold = True
     here = asyncio.create_task(ask(first, idempotency_key="k1"))
-    await until(lambda: world.model.num_held == 1)
+    await eventually(lambda: world.model.num_held == 1)
     there = asyncio.create_task(ask(other, idempotency_key="k1"))
-    await until(lambda: num_waiting() == 1)
+    await eventually(lambda: num_waiting() == 1)
     here.cancel()
-    await until(lambda: len(world.model.aborted) == 1)
-    await until(lambda: world.model.num_held == 1)
+    await eventually(lambda: len(world.model.aborted) == 1)
+    await eventually(lambda: world.model.num_held == 1)
     world.model.release()
     assert (await there)["choices"][0]["message"]["content"] == "Hello there."
     assert (await world.export()).metrics["num_calls"] == 1
 
 
-async def test_equal_requests_without_a_mark_are_samples_of_their_own(world: World) -> None:
+async def test_equal_requests_without_a_mark_are_samples_of_their_own(world: GatewayWorld) -> None:
     client = world.http(await world.open())
     answers = await asyncio.gather(*(ask(client) for _ in range(3)))
     assert len({answer["id"] for answer in answers}) == 3
@@ -121,26 +124,26 @@ async def test_equal_requests_without_a_mark_are_samples_of_their_own(world: Wor
 
 @pytest.mark.parametrize("streams", [False, True])
 async def test_a_client_that_goes_away_aborts_its_call_and_leaves_nothing(
-    world: World, streams: bool
+    world: GatewayWorld, streams: bool
 ) -> None:
     world.model.hold, world.model.num_before_hold = True, 3
     opened = await world.open()
     client = world.http(opened)
     asking = asyncio.create_task(client.post("chat/completions", json={**CHAT, "stream": streams}))
-    await until(lambda: world.model.num_held == 1)
+    await eventually(lambda: world.model.num_held == 1)
     asking.cancel()
     await asyncio.wait({asking})
-    await until(lambda: len(world.model.aborted) == 1)
+    await eventually(lambda: len(world.model.aborted) == 1)
     session = (await world.http(opened).get("sessions/current")).json()
     assert session["metrics"]["num_calls"] == 0
     assert session["num_sampled_tokens"] == 0
 
 
-async def test_a_client_that_goes_away_leaves_the_call_to_its_retry(world: World) -> None:
+async def test_a_client_that_goes_away_leaves_the_call_to_its_retry(world: GatewayWorld) -> None:
     world.model.hold = True
     client = world.http(await world.open())
     first = asyncio.create_task(ask(client))
-    await until(lambda: world.model.num_held == 1)
+    await eventually(lambda: world.model.num_held == 1)
     retry = asyncio.create_task(ask(client, x_stainless_retry_count="1"))
     await asyncio.sleep(0.2)  # the retry has arrived; if not, it begins a call of its own
     first.cancel()
@@ -149,7 +152,7 @@ async def test_a_client_that_goes_away_leaves_the_call_to_its_retry(world: World
     assert (await retry)["choices"][0]["message"]["content"] == "Hello there."
 
 
-async def exported_at_last(world: World, rewards: dict[str, float]) -> SessionExport:
+async def exported_at_last(world: GatewayWorld, rewards: dict[str, float]) -> SessionExport:
     """The export, asked for until the store answers in time again."""
     async with asyncio.timeout(20.0):
         while True:
@@ -162,7 +165,7 @@ async def exported_at_last(world: World, rewards: dict[str, float]) -> SessionEx
 
 
 async def test_a_call_that_cannot_be_captured_is_answered_and_never_trained(
-    empty_world: World, tmp_path: Path
+    empty_world: GatewayWorld, tmp_path: Path
 ) -> None:
     world = empty_world
     own = await with_own_redis(world, tmp_path)

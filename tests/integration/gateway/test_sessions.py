@@ -10,12 +10,13 @@ from tailrace.store import Blobs
 from tailrace_gateway import handlers
 from tailrace_protos.base import as_float32, as_int32, decode
 from tailrace_protos.session import ExportStyle, SessionExport, SessionOpened
-from tests.integration.gateway.world import ADMIN_KEY, World, until
+from tests.world.gateway import ADMIN_KEY, GatewayWorld
+from tests.world.serving import eventually
 
 USER = {"role": "user", "content": "Hi"}
 
 
-async def test_a_session_lives_over_http_alone(world: World) -> None:
+async def test_a_session_lives_over_http_alone(world: GatewayWorld) -> None:
     admin = world.http(await world.open("probe"), ADMIN_KEY)
     made = await admin.post("sessions", json={"max_new_tokens": 50, "temperature": 0.25})
     assert made.status_code == 201
@@ -50,7 +51,7 @@ async def test_a_session_lives_over_http_alone(world: World) -> None:
     ],
 )
 async def test_what_is_wrong_with_a_session_is_told(
-    world: World, path: str, body: dict[str, object], status: int, param: str | None
+    world: GatewayWorld, path: str, body: dict[str, object], status: int, param: str | None
 ) -> None:
     admin = world.http(await world.open(), ADMIN_KEY)
     answer = await admin.post(path, json=body)
@@ -58,7 +59,7 @@ async def test_what_is_wrong_with_a_session_is_told(
     assert answer.json()["error"]["param"] == param
 
 
-async def test_rewards_follow_the_conversation_as_the_export_asks(world: World) -> None:
+async def test_rewards_follow_the_conversation_as_the_export_asks(world: GatewayWorld) -> None:
     client = world.openai(await world.open())
     first = await client.chat.completions.create(model="m", messages=[USER])  # type: ignore[list-item]
     more = [USER, {"role": "assistant", "content": "Hello there."}, USER]
@@ -75,7 +76,7 @@ async def test_rewards_follow_the_conversation_as_the_export_asks(world: World) 
 
 @pytest.mark.parametrize(("granularity", "turns"), [("trajectory", [2]), ("step", [1, 1])])
 async def test_rows_over_http_are_what_the_run_makes_of_episodes_unless_the_export_says_it(
-    empty_world: World, granularity: str, turns: list[int]
+    empty_world: GatewayWorld, granularity: str, turns: list[int]
 ) -> None:
     world = empty_world
     world.run_settings["granularity"] = granularity
@@ -91,7 +92,9 @@ async def test_rows_over_http_are_what_the_run_makes_of_episodes_unless_the_expo
         assert [len(row["turn_ends"]) for row in exported["rows"]] == wanted
 
 
-async def test_much_is_exported_by_claim_check(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_much_is_exported_by_claim_check(
+    world: GatewayWorld, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(handlers, "MAX_INLINE_BYTES", 200)
     client = world.openai(await world.open())
     await client.chat.completions.create(model="m", messages=[USER])  # type: ignore[list-item]
@@ -101,16 +104,16 @@ async def test_much_is_exported_by_claim_check(world: World, monkeypatch: pytest
     assert [row.reward for row in whole.rows] == [1.0]
 
 
-async def test_leases_of_sessions_are_given_back(world: World) -> None:
+async def test_leases_of_sessions_are_given_back(world: GatewayWorld) -> None:
     client = world.openai(await world.open())
     await client.chat.completions.create(model="m", messages=[USER])  # type: ignore[list-item]
     assert [request.episode_ids for request in world.scheduler.requests] == [("g0.0",)]
     await world.close()
-    await until(lambda: "g0.0" in world.scheduler.released)
-    await until(lambda: any(a.worker_id == "gateway-0" for a in world.scheduler.activities))
+    await eventually(lambda: "g0.0" in world.scheduler.released)
+    await eventually(lambda: any(a.worker_id == "gateway-0" for a in world.scheduler.activities))
 
 
-async def test_a_restarted_gateway_knows_its_sessions(world: World) -> None:
+async def test_a_restarted_gateway_knows_its_sessions(world: GatewayWorld) -> None:
     opened = await world.open()
     await world.http(opened).post("chat/completions", json={"messages": [USER]})
     other = await world.start_gateway("gateway-1")

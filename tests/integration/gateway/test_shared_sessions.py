@@ -7,7 +7,7 @@ from pathlib import Path
 import httpx2
 
 from tests.integration.gateway.replicas import stop, two_replicas, with_own_redis
-from tests.integration.gateway.world import World
+from tests.world.gateway import GatewayWorld
 
 
 async def say(client: httpx2.AsyncClient, messages: list[dict[str, str]]) -> str:
@@ -16,7 +16,9 @@ async def say(client: httpx2.AsyncClient, messages: list[dict[str, str]]) -> str
     return str(answer.json()["choices"][0]["message"]["content"])
 
 
-async def test_a_conversation_that_changes_replicas_with_every_turn_never_forks(world: World) -> None:
+async def test_a_conversation_that_changes_replicas_with_every_turn_never_forks(
+    world: GatewayWorld,
+) -> None:
     clients = await two_replicas(world, await world.open())
     messages: list[dict[str, str]] = []
     for turn in range(6):
@@ -31,7 +33,7 @@ async def test_a_conversation_that_changes_replicas_with_every_turn_never_forks(
     assert metrics["num_forks"] == 0
 
 
-async def test_a_response_continues_one_of_the_other_replica(world: World) -> None:
+async def test_a_response_continues_one_of_the_other_replica(world: GatewayWorld) -> None:
     first, other = await two_replicas(world, await world.open())
     await say(other, [{"role": "user", "content": "Both know the session."}])
     begun = (await first.post("responses", json={"input": "One"})).json()
@@ -41,7 +43,9 @@ async def test_a_response_continues_one_of_the_other_replica(world: World) -> No
     assert (await world.export()).metrics["num_forks"] == 0
 
 
-async def test_tokens_sampled_by_the_other_replica_count_once_this_one_noticed(world: World) -> None:
+async def test_tokens_sampled_by_the_other_replica_count_once_this_one_noticed(
+    world: GatewayWorld,
+) -> None:
     first, other = await two_replicas(world, await world.open(max_new_tokens=1000))
     for number, client in enumerate((first, other, first, first)):
         await say(client, [{"role": "user", "content": f"Question {number}"}])
@@ -52,7 +56,7 @@ async def test_tokens_sampled_by_the_other_replica_count_once_this_one_noticed(w
 
 
 async def test_a_session_opened_here_is_served_while_the_store_is_away(
-    empty_world: World, tmp_path: Path
+    empty_world: GatewayWorld, tmp_path: Path
 ) -> None:
     world = empty_world
     own = await with_own_redis(world, tmp_path)
@@ -63,7 +67,7 @@ async def test_a_session_opened_here_is_served_while_the_store_is_away(
 
 
 async def test_a_session_unknown_here_waits_for_the_store_with_503(
-    empty_world: World, tmp_path: Path
+    empty_world: GatewayWorld, tmp_path: Path
 ) -> None:
     world = empty_world
     own = await with_own_redis(world, tmp_path)

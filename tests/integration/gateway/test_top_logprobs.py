@@ -7,8 +7,9 @@ from typing import Any
 import openai
 import pytest
 
-from tests.integration.gateway.world import World, tops_of
 from tests.world.byte_model import renderer
+from tests.world.gateway import GatewayWorld
+from tests.world.scripted_model import tops_of
 
 USER: Any = {"role": "user", "content": "Hi"}
 INCLUDE: Any = ["message.output_text.logprobs"]
@@ -48,7 +49,7 @@ async def chat(client: openai.AsyncOpenAI, streams: bool, retry: str = "0", **se
 @pytest.mark.parametrize("streams", [False, True])
 @pytest.mark.parametrize("num_tops", [0, 1, 20])
 async def test_chat_completions_tell_as_many_as_were_asked_for(
-    world: World, num_tops: int, streams: bool
+    world: GatewayWorld, num_tops: int, streams: bool
 ) -> None:
     world.model.chunk = 3
     client = world.openai(await world.open())
@@ -57,7 +58,7 @@ async def test_chat_completions_tell_as_many_as_were_asked_for(
     assert world.model.requests[0].top_logprobs == num_tops
 
 
-async def test_who_does_not_ask_gets_none(world: World) -> None:
+async def test_who_does_not_ask_gets_none(world: GatewayWorld) -> None:
     client = world.openai(await world.open())
     _, entries = await chat(client, streams=False)
     assert entries == expected(0)
@@ -65,7 +66,9 @@ async def test_who_does_not_ask_gets_none(world: World) -> None:
 
 
 @pytest.mark.parametrize("streams", [False, True])
-async def test_an_answer_told_again_from_the_store_has_them_too(world: World, streams: bool) -> None:
+async def test_an_answer_told_again_from_the_store_has_them_too(
+    world: GatewayWorld, streams: bool
+) -> None:
     client = world.openai(await world.open())
     first = await chat(client, streams, top_logprobs=3, n=1)
     again = await chat(client, streams, "1", top_logprobs=3, n=1)
@@ -74,7 +77,7 @@ async def test_an_answer_told_again_from_the_store_has_them_too(world: World, st
     assert len(world.model.requests) == 1
 
 
-async def test_every_choice_has_its_own_also_when_told_again(world: World) -> None:
+async def test_every_choice_has_its_own_also_when_told_again(world: GatewayWorld) -> None:
     world.model.reply = lambda _, request: f"seed {request.sampling.seed}"
     client = world.openai(await world.open(seed=7))
     answers: list[Any] = [
@@ -98,7 +101,9 @@ async def test_every_choice_has_its_own_also_when_told_again(world: World) -> No
 
 
 @pytest.mark.parametrize("streams", [False, True])
-async def test_completions_tell_them_by_text_with_the_sampled_one(world: World, streams: bool) -> None:
+async def test_completions_tell_them_by_text_with_the_sampled_one(
+    world: GatewayWorld, streams: bool
+) -> None:
     world.model.chunk = 3
     client = world.openai(await world.open())
     answer: Any = await client.completions.create(model="m", prompt="Once", logprobs=2, stream=streams)
@@ -115,7 +120,7 @@ async def test_completions_tell_them_by_text_with_the_sampled_one(world: World, 
 
 @pytest.mark.parametrize("streams", [False, True])
 async def test_responses_tell_them_where_log_probabilities_are_included(
-    world: World, streams: bool
+    world: GatewayWorld, streams: bool
 ) -> None:
     client = world.openai(await world.open())
     answer: Any = await client.responses.create(
@@ -131,7 +136,7 @@ async def test_responses_tell_them_where_log_probabilities_are_included(
     "settings", [{"top_logprobs": 21, "include": INCLUDE}, {"top_logprobs": 2}, {"top_logprobs": -1}]
 )
 async def test_responses_refuse_what_cannot_be_told_by_its_name(
-    world: World, settings: dict[str, Any]
+    world: GatewayWorld, settings: dict[str, Any]
 ) -> None:
     client = world.openai(await world.open())
     with pytest.raises(openai.BadRequestError) as refused:

@@ -52,7 +52,7 @@ async def test_several_receivers_fetch_at_once() -> None:
 
 async def test_a_version_that_is_not_held_is_gone() -> None:
     async with serving() as source:
-        with pytest.raises(WeightsGoneError, match=r"version 4 .*not held"):
+        with pytest.raises(WeightsGoneError, match=r"version 4 .*no longer held"):
             await fetch(source, WeightManifest(4, "a", 2, None, (), 100))
 
 

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.integration.gateway.world import ADMIN_KEY
-from tests.integration.workflows.world import World, world_of
+from tests.world.gateway import ADMIN_KEY
 from tests.world.servers import ServerProcess
+from tests.world.workflows import WorkflowWorld, workflow_world
 
 
 @pytest.fixture
@@ -19,7 +19,7 @@ async def world(
     run_name: str,
     short_folder: Path,
     monkeypatch: pytest.MonkeyPatch,
-) -> AsyncIterator[World]:
+) -> AsyncIterator[WorkflowWorld]:
     monkeypatch.setenv("TAILRACE_GATEWAY_ADMIN_KEY", ADMIN_KEY)
-    async with world_of(nats_server, redis_server, run_name, short_folder) as made:
+    async with workflow_world(nats_server, redis_server, run_name, short_folder) as made:
         yield made

@@ -12,8 +12,8 @@ import pytest
 
 from tailrace_protos.base import as_float32, as_int64
 from tailrace_protos.episode import OVER_BUDGET, Outcome
-from tests.integration.agents.world import kill, until
-from tests.integration.workflows.world import World, trained
+from tests.world.serving import eventually
+from tests.world.workflows import WorkflowWorld, trained
 
 MODULE = '''
 import asyncio
@@ -92,7 +92,7 @@ def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     "settings", [{"agent": "Short"}, {"agent": "FromEnvironment", "mode": "subproc"}]
 )
 async def test_an_answer_becomes_a_row_of_exactly_the_sampled_tokens(
-    world: World, settings: dict[str, str]
+    world: WorkflowWorld, settings: dict[str, str]
 ) -> None:
     await world.start(f"gateway_agents.{settings.pop('agent')}", subproc_max_workers=1, **settings)
     played = await world.play(group_size=2)
@@ -104,14 +104,16 @@ async def test_an_answer_becomes_a_row_of_exactly_the_sampled_tokens(
     await _until_no_session(world)
 
 
-async def _until_no_session(world: World) -> None:
+async def _until_no_session(world: WorkflowWorld) -> None:
     async with asyncio.timeout(10):
         while keys := await world.session_keys():
             assert keys
             await asyncio.sleep(0.02)
 
 
-async def test_rewards_by_completion_are_discounted_along_the_conversation(world: World) -> None:
+async def test_rewards_by_completion_are_discounted_along_the_conversation(
+    world: WorkflowWorld,
+) -> None:
     await world.start("gateway_agents.Twice", turn_discount=0.5, export_style="individual")
     (played,) = (await world.play()).values()
     assert [row.reward for row in played.rows] == [1.25, 0.5]
@@ -119,7 +121,9 @@ async def test_rewards_by_completion_are_discounted_along_the_conversation(world
     assert [trained(row) for row in played.rows] == world.sampled()
 
 
-async def test_a_conversation_is_one_row_unless_the_experiment_says_otherwise(world: World) -> None:
+async def test_a_conversation_is_one_row_unless_the_experiment_says_otherwise(
+    world: WorkflowWorld,
+) -> None:
     await world.start("gateway_agents.Twice")
     (played,) = (await world.play()).values()
     (row,) = played.rows
@@ -128,7 +132,9 @@ async def test_a_conversation_is_one_row_unless_the_experiment_says_otherwise(wo
     assert row.first_turn == -1
 
 
-async def test_with_granularity_step_every_call_is_a_row_in_one_line_of_turns(world: World) -> None:
+async def test_with_granularity_step_every_call_is_a_row_in_one_line_of_turns(
+    world: WorkflowWorld,
+) -> None:
     world.agents.run_settings["granularity"] = "step"
     await world.start("gateway_agents.Twice")
     (played,) = (await world.play()).values()
@@ -149,7 +155,7 @@ async def test_with_granularity_step_every_call_is_a_row_in_one_line_of_turns(wo
     ],
 )
 async def test_a_broken_agent_ends_its_episode_with_a_reason_and_leaves_no_session(
-    world: World, agent: str, reason: str
+    world: WorkflowWorld, agent: str, reason: str
 ) -> None:
     await world.start(f"gateway_agents.{agent}")
     await world.admit()
@@ -159,7 +165,7 @@ async def test_a_broken_agent_ends_its_episode_with_a_reason_and_leaves_no_sessi
     await _until_no_session(world)
 
 
-async def test_an_agent_that_uses_up_its_budget_has_failed_as_a_policy(world: World) -> None:
+async def test_an_agent_that_uses_up_its_budget_has_failed_as_a_policy(world: WorkflowWorld) -> None:
     await world.gateway.start_gateway()
     settings = world.settings("gateway_agents.Endless")
     await world.agents.start_agents(**settings, generating_args={"max_new_tokens": 60})
@@ -170,26 +176,29 @@ async def test_an_agent_that_uses_up_its_budget_has_failed_as_a_policy(world: Wo
     assert sum(len(trained(row)) for row in played.rows) == 60
 
 
-async def test_an_agent_that_takes_too_long_is_a_timeout_and_its_call_is_aborted(world: World) -> None:
+async def test_an_agent_that_takes_too_long_is_a_timeout_and_its_call_is_aborted(
+    world: WorkflowWorld,
+) -> None:
     world.model.hold = True
     await world.start("gateway_agents.Short", timeout_s=0.3)
     await world.admit()
     (settled,) = (await world.agents.settled(1)).values()
     assert settled.outcome is Outcome.TIMEOUT
-    await until(lambda: len(world.model.aborted) == 1)
+    await eventually(lambda: len(world.model.aborted) == 1)
     await _until_no_session(world)
 
 
-async def test_a_worker_killed_while_it_plays_is_followed_by_a_fresh_session(world: World) -> None:
+async def test_a_worker_killed_while_it_plays_is_followed_by_a_fresh_session(
+    world: WorkflowWorld,
+) -> None:
     await world.gateway.start_gateway()
     settings = world.settings("gateway_agents.Short")
     world.model.hold = True
-    worker = await world.agents.spawn_agents("w0", **settings)
+    worker = world.agents.spawn_agents("w0", **settings)
     await world.admit()
-    await until(lambda: world.model.num_held == 1, 40)
-    kill(worker)
-    await worker.wait()
-    await until(lambda: len(world.model.aborted) == 1, 40)
+    await eventually(lambda: world.model.num_held == 1, 40)
+    worker.kill()
+    await eventually(lambda: len(world.model.aborted) == 1, 40)
     world.model.hold = False
     await world.agents.start_agents("w1", **settings)
     (played,) = (await world.agents.trajectories(1)).values()
@@ -198,12 +207,12 @@ async def test_a_worker_killed_while_it_plays_is_followed_by_a_fresh_session(wor
     await _until_no_session(world)
 
 
-async def test_a_drained_worker_hands_its_episode_on(world: World) -> None:
+async def test_a_drained_worker_hands_its_episode_on(world: WorkflowWorld) -> None:
     await world.gateway.start_gateway()
     settings = {**world.settings("gateway_agents.Sleeps"), "drain_s": 0.1}
     first = await world.agents.start_agents("w0", **settings)
     await world.admit()
-    await until(lambda: len(world.model.requests) == 1)
+    await eventually(lambda: len(world.model.requests) == 1)
     first.stop("test", 0)
     await world.agents.start_agents("w1", **world.settings("gateway_agents.Short"))
     (played,) = (await world.agents.trajectories(1)).values()

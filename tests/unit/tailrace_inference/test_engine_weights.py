@@ -216,7 +216,7 @@ def test_adapters_for_weights_that_are_not_there_are_refused() -> None:
     stray = first[0]._replace(name="model.extra.lora_A.weight")
     bad = {
         "is missing or unknown": [first[0]],
-        "is no adapter": [*first, weights_of(model)[0]],
+        "is not an adapter": [*first, weights_of(model)[0]],
         "missing or unknown": [*first, stray],
         "have shapes": [first[0], first[0]._replace(name=first[1].name)],
     }

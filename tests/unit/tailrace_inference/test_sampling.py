@@ -11,10 +11,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers import LogitsProcessorList, MinPLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
 
-from tailrace_inference.engine.sampling import SamplingRows, sample, uniforms
+from tailrace_inference.engine.sampling import SamplingRows, choose, scaled_logprobs, uniforms
 from tests.unit.tailrace_inference.harness import Client, make_engine, make_model
 
 VOCAB_SIZE = 40
+
+
+def sample(logits: torch.Tensor, rows: SamplingRows) -> tuple[torch.Tensor, torch.Tensor]:
+    """As the engine samples."""
+    return choose(scaled_logprobs(logits, rows), rows)
 
 
 def rows(count: int, **columns: Any) -> SamplingRows:

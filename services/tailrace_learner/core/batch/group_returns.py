@@ -16,8 +16,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from tailrace_learner.core.algorithms.advantages import Returns, Turns
-from tailrace_learner.core.algorithms.advantages.base import NO_REWARD, Mask
+from tailrace_learner.core.algorithms.advantages.base import NO_REWARD, Mask, Returns, Turns
 from tailrace_learner.core.batch.malformed import COUNT, flaw_of
 from tailrace_protos.base import as_float32, as_int32, as_int64, as_uint8
 from tailrace_protos.trajectory import TokenRow, Trajectory, TrajectoryGroup

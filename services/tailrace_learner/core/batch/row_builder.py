@@ -17,8 +17,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tailrace_learner.config import LearnerConfig
-from tailrace_learner.core.algorithms.advantages import ESTIMATORS, Advantages, Returns, Verdict
-from tailrace_learner.core.algorithms.advantages.base import NO_REWARD
+from tailrace_learner.core.algorithms.advantages.base import (
+    NO_REWARD,
+    Advantages,
+    Returns,
+    Verdict,
+)
 from tailrace_learner.core.algorithms.advantages.peers import NO_PEERS, Peers, all_peers
 from tailrace_learner.core.algorithms.advantages.shaping import shaped
 from tailrace_learner.core.batch.group_returns import (
@@ -58,7 +62,7 @@ class RowBuilder:
         """Advantages and masks of one group for a learner that has done `step` steps."""
         counts: Counter[str] = Counter()
         returns = shaped(group_returns(group, self.limits, counts), self.config)
-        advantages = ESTIMATORS[self.config.adv_estimator](returns, self.config)
+        advantages: Advantages = self.config.estimator(returns, self.config)
         played = [i for i in np.flatnonzero(returns.is_valid).tolist() if i != returns.greedy]
         kept = [group.members[index] for index in played]
         counts["num_invalid_episodes"] = len(group.members) - int(returns.is_valid.sum())

@@ -15,7 +15,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from tailrace_learner.core.algorithms.advantages import Returns
+from tailrace_learner.core.algorithms.advantages.base import Returns
 from tailrace_learner.core.algorithms.advantages.peers import NO_PEERS, Peers
 from tailrace_protos.generation import TokenSpan
 

@@ -23,8 +23,6 @@ from tailrace_protos.base import as_float32, as_int32, as_uint8
 from tailrace_protos.generation import TokenSpan
 from tailrace_protos.trajectory import TokenRow
 
-TURN_LOSSES = frozenset({"segment"})
-
 
 @dataclass(frozen=True, slots=True)
 class TokenReader:
@@ -98,7 +96,7 @@ class TokenReader:
         )
 
     def _turns(self, source: TokenRow, targets: NDArray[np.int64]) -> NDArray[np.int64] | None:
-        if self.config.loss not in TURN_LOSSES:
+        if not self.config.policy_loss.reads_turns:
             return None
         return np.searchsorted(as_int32(source.turn_ends)[:-1], targets, side="right")
 

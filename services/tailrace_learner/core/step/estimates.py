@@ -19,8 +19,13 @@ import torch
 from numpy.typing import NDArray
 
 from tailrace_learner.config import LearnerConfig
-from tailrace_learner.core.algorithms.advantages import ESTIMATORS, Advantages, Returns
-from tailrace_learner.core.algorithms.advantages.base import NO_REWARD, Mask, TokenValues
+from tailrace_learner.core.algorithms.advantages.base import (
+    NO_REWARD,
+    Advantages,
+    Mask,
+    Returns,
+    TokenValues,
+)
 from tailrace_learner.core.algorithms.kl import KL_ESTIMATORS
 from tailrace_learner.core.batch.rows import PreparedGroup, Row, Source, Unestimated
 from tailrace_learner.core.model.policy import StartWeights
@@ -69,7 +74,7 @@ class Estimates:
             returns = replace(returns, token_rewards=costs)
         if self._roles.critic is not None:
             returns = replace(returns, values=_placed(group, _values))
-        advantages = ESTIMATORS[self._config.adv_estimator](returns, self._config)
+        advantages: Advantages = self._config.estimator(returns, self._config)
         for source in group.sources:
             if source.trained is not None and source.whole is not None:
                 self._write(source, source.trained, source.whole, advantages)

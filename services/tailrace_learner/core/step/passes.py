@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
@@ -12,20 +13,21 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from tailrace_learner.config import LearnerConfig
+from tailrace_learner.config_registry import Loss
 from tailrace_learner.core.algorithms.aggregation import token_weights
-from tailrace_learner.core.algorithms.corrections import corrected
+from tailrace_learner.core.algorithms.corrections.base import corrected
 from tailrace_learner.core.algorithms.kl import KL_ESTIMATORS
-from tailrace_learner.core.algorithms.losses import Loss, LossInputs, Selection, Spans
-from tailrace_learner.core.algorithms.losses.base import NO_SPANS
+from tailrace_learner.core.algorithms.losses.base import BatchTokens, LossInputs, LossTerms
+from tailrace_learner.core.algorithms.losses.spans import NO_SPANS, Spans
 from tailrace_learner.core.algorithms.proximal import interpolated, interpolation_weights
 from tailrace_learner.core.batch.packing import PackedBatch, micro_batches, pack
 from tailrace_learner.core.batch.rows import Row, gathered
 from tailrace_learner.core.mismatch.drift import add_errors
 from tailrace_learner.core.model.policy import Policy, StartWeights
-from tailrace_learner.core.step.picking import pick
 from tailrace_learner.core.step.tally import Tally, k3
 
 ValueLoss = Callable[[PackedBatch, Tensor], Tensor]
+Selection = Callable[[BatchTokens, LearnerConfig], NDArray[np.bool_]]
 
 
 class PassRunner:
@@ -98,7 +100,7 @@ class PassRunner:
             self._remember(batch, inputs.log_pi_old)
             for found, values in ((log_pi, inputs.log_pi), (log_pi_old, inputs.log_pi_old)):
                 found += np.split(values.double().cpu().numpy(), batch.target_offsets[1:-1])
-        pick(selection, packed, log_pi, log_pi_old, self._config)
+        _pick(selection, packed, log_pi, log_pi_old, self._config)
 
     def _forward(
         self, batch: PackedBatch, value_loss: ValueLoss | None
@@ -133,7 +135,7 @@ class PassRunner:
     def _loss_sum(
         self, batch: PackedBatch, inputs: LossInputs, entropy: Tensor, tally: Tally
     ) -> Tensor:
-        terms = self._loss(inputs, self._config)
+        terms: LossTerms = self._loss(inputs, self._config)
         factor, counts = corrected(inputs, self._config)
         for name, count in (terms.counts | counts).items():
             tally.add(name, count, len(inputs.log_mu))
@@ -198,3 +200,34 @@ def _turns(rows: Sequence[Row]) -> Spans:
     """Turns of all rows; empty where the loss does not look at them."""
     counts = [np.unique(row.turns, return_counts=True)[1] for row in rows if row.turns is not None]
     return Spans(np.concatenate(counts)) if counts else NO_SPANS
+
+
+def _pick(
+    selection: Selection,
+    rows: Sequence[Row],
+    log_pi: Sequence[NDArray[np.float64]],
+    log_pi_old: Sequence[NDArray[np.float64]],
+    config: LearnerConfig,
+) -> None:
+    """Writes `is_picked` into the rows of a mini-batch; log-probabilities [M] are one array per row.
+
+    Tokens are in the order of their rows' names, and draws depend on a row's name alone: neither
+    arrival nor packing changes what is picked.
+    """
+    order = sorted(range(len(rows)), key=lambda index: rows[index].row_id)
+    tokens = BatchTokens(
+        log_pi=np.concatenate([log_pi[index] for index in order]),
+        log_pi_old=np.concatenate([log_pi_old[index] for index in order]),
+        log_mu=np.concatenate([rows[index].log_mu for index in order]).astype(np.float64),
+        advantages=np.concatenate([rows[index].advantages for index in order]).astype(np.float64),
+        draws=np.concatenate([_draws(rows[index]) for index in order]),
+    )
+    picked = selection(tokens, config).astype(np.float32)
+    ends = np.cumsum([len(rows[index].targets) for index in order])
+    for index, part in zip(order, np.split(picked, ends[:-1]), strict=True):
+        rows[index].is_picked = part
+
+
+def _draws(row: Row) -> NDArray[np.float64]:
+    digest = hashlib.blake2b(row.row_id.encode(), digest_size=8).digest()
+    return np.random.default_rng(int.from_bytes(digest, "little")).random(len(row.targets))

@@ -12,7 +12,6 @@ from collections.abc import Sequence
 
 from tailrace_learner.config import LearnerConfig
 from tailrace_learner.core.algorithms.aggregation import row_count
-from tailrace_learner.core.algorithms.losses import LOSSES, SELECTIONS
 from tailrace_learner.core.batch.ranks import Shares
 from tailrace_learner.core.batch.rows import Row
 from tailrace_learner.core.mismatch.drift import DRIFT, of_sources
@@ -48,9 +47,9 @@ class PolicyTrainer:
         self._critic = roles.critic
         self._ranks = ranks
         self._max_steps = max_steps
-        self._selection = SELECTIONS.get(config.loss)
+        self._selection = config.policy_loss.selects
         self._interpolates = config.proximal_logprobs == "interpolate"
-        self._passes = PassRunner(policy, LOSSES[config.loss], config, self.start)
+        self._passes = PassRunner(policy, config.policy_loss, config, self.start)
         self.sentinel = Sentinel(config.max_mismatch, config.min_mismatch_tokens)
         self._old = OldReadings(policy, config, ranks, num_old_versions)
         self.begin(0)

@@ -23,7 +23,6 @@ from numpy.typing import NDArray
 from tailrace_learner.config import LearnerConfig
 from tailrace_learner.core.algorithms.advantages.base import NO_REWARD, STD_EPSILON, Verdict, are_equal
 from tailrace_learner.core.algorithms.advantages.peers import joined, likes
-from tailrace_learner.core.algorithms.advantages.starpo import statistics
 from tailrace_learner.core.batch.rows import PreparedGroup, Row
 
 
@@ -64,9 +63,11 @@ def _normalise(groups: Sequence[PreparedGroup], config: LearnerConfig) -> None:
 
 
 def _normalise_scope(groups: Sequence[PreparedGroup], config: LearnerConfig) -> None:
+    statistic = config.estimator.step_statistic
+    assert statistic is not None
     peers = joined([group.peers for group in groups])
     known = {
-        place: statistics(np.sort(peers.returns[pool]), config)
+        place: statistic(np.sort(peers.returns[pool]), config)
         for place, pool in likes(peers.members, peers.conversations).items()
     }
     for row in _compared_rows(row for group in groups for row in group.rows):

@@ -8,7 +8,7 @@ from itertools import islice
 
 from tailrace_learner.config import LearnerConfig, TrainingArgs, WarmStart
 from tailrace_learner.core.algorithms.aggregation import row_count
-from tailrace_learner.core.algorithms.losses import sft
+from tailrace_learner.core.algorithms.losses.sft import LOSS as SFT
 from tailrace_learner.core.batch.ranks import ONE_RANK, Shares
 from tailrace_learner.core.batch.rows import Row
 from tailrace_learner.core.model.policy import Policy, StartWeights
@@ -58,7 +58,7 @@ def warm_start(
         model_args=config.model_args,
     )
     optimizer = make_optimizer(policy, args)
-    passes = PassRunner(policy, sft, plain, StartWeights(policy.parameters))
+    passes = PassRunner(policy, SFT, plain, StartWeights(policy.parameters))
     loss = math.nan
     for step in range(warm.num_steps):
         batch = list(islice(rows, warm.batch_size))

@@ -10,8 +10,7 @@ import numpy as np
 import pytest
 
 from tailrace_learner.config import CriticArgs, LearnerConfig
-from tailrace_learner.config_algorithm import GROUP_RELATIVE
-from tailrace_learner.core.algorithms.advantages import ESTIMATORS, Returns, Turns, Verdict
+from tailrace_learner.core.algorithms import ESTIMATORS, Returns, Turns, Verdict
 from tailrace_learner.core.algorithms.advantages.lines import lines
 from tailrace_learner.core.algorithms.advantages.shaping import shaped
 
@@ -238,7 +237,7 @@ def test_an_estimator_equals_its_formula(name: str, step_rows: bool) -> None:
         result = ESTIMATORS[name](as_returns(members), config)
         pool = [member for member in members if member.valid]
         without_baseline = name == "remax" and not any(member.greedy for member in pool)
-        if without_baseline or (len(pool) < 2 and name in GROUP_RELATIVE):
+        if without_baseline or (len(pool) < 2 and ESTIMATORS[name].compares_group is True):
             assert result.verdict is Verdict.TOO_FEW_VALID
         expected = iter(reference(pool, config))
         masks = as_returns(members).loss_masks
@@ -253,7 +252,9 @@ def test_an_estimator_equals_its_formula(name: str, step_rows: bool) -> None:
     assert num_trained >= 6
 
 
-@pytest.mark.parametrize("name", sorted(GROUP_RELATIVE - {"remax"}))
+@pytest.mark.parametrize(
+    "name", [name for name in ESTIMATORS if ESTIMATORS[name].compares_group is True and name != "remax"]
+)
 def test_a_comparison_of_one_or_of_equals_teaches_nothing(name: str) -> None:
     config = LearnerConfig(adv_estimator=name)  # type: ignore[arg-type]
     one = ESTIMATORS[name](as_returns(make_members(0, step_rows=True)), config)

@@ -10,10 +10,11 @@ import torch
 from numpy.typing import NDArray
 
 from tailrace_learner.config import LearnerConfig
+from tailrace_learner.core.algorithms import CORRECTIONS, LOSSES, LossInputs
 from tailrace_learner.core.algorithms.aggregation import AGGREGATIONS, row_count, token_weights
-from tailrace_learner.core.algorithms.corrections import CORRECTIONS
-from tailrace_learner.core.algorithms.losses import LOSSES, LossInputs
 from tailrace_learner.core.algorithms.losses.dapo import clipped
+from tailrace_learner.core.algorithms.losses.sft import LOSS as SFT
+from tailrace_learner.core.algorithms.losses.spans import NO_SPANS
 from tailrace_learner.core.step.tally import k3
 from tests.unit.tailrace_learner.factory import config, make_rows
 
@@ -29,7 +30,8 @@ def random_inputs(size: int, seed: int) -> tuple[LossInputs, dict[str, Array]]:
         "log_mu": log_pi + rng.normal(0.0, 0.8, size),
         "advantages": rng.normal(0.0, 1.0, size),
     }
-    return LossInputs(**{key: torch.tensor(value) for key, value in arrays.items()}), arrays
+    tensors = {key: torch.tensor(value) for key, value in arrays.items()}
+    return LossInputs(**tensors, rows=NO_SPANS, turns=NO_SPANS), arrays
 
 
 def reference_clip(arrays: dict[str, Array], low: float, high: float) -> Array:
@@ -60,7 +62,9 @@ def test_ppo_clip_is_dapo_with_a_symmetric_clip() -> None:
 def test_a_clipped_token_has_no_gradient_and_is_counted() -> None:
     log_pi = torch.tensor([0.5, -0.5, 0.5, 0.0], requires_grad=True)
     zeros = torch.zeros(4)
-    inputs = LossInputs(log_pi, zeros, zeros, torch.tensor([1.0, -1.0, -1.0, 1.0]))
+    inputs = LossInputs(
+        log_pi, zeros, zeros, torch.tensor([1.0, -1.0, -1.0, 1.0]), rows=NO_SPANS, turns=NO_SPANS
+    )
     terms = clipped(inputs, 0.2, 0.2)
     terms.per_token.sum().backward()
     assert log_pi.grad is not None
@@ -111,7 +115,7 @@ def test_every_aggregation_is_checked() -> None:
 
 def test_sft_is_cross_entropy() -> None:
     inputs, arrays = random_inputs(20, 4)
-    np.testing.assert_allclose(LOSSES["sft"](inputs, LearnerConfig()).per_token, -arrays["log_pi"])
+    np.testing.assert_allclose(SFT(inputs, LearnerConfig()).per_token, -arrays["log_pi"])
 
 
 def test_k3_is_never_negative_and_averages_to_the_divergence() -> None:

@@ -12,10 +12,11 @@ import pytest
 import torch
 
 from tailrace_learner.config import LearnerConfig
-from tailrace_learner.config_algorithm import OFF_POLICY_LOSSES
-from tailrace_learner.core.algorithms.corrections import corrected
+from tailrace_learner.core.algorithms import LOSSES, LossInputs
+from tailrace_learner.core.algorithms.corrections.base import corrected
 from tailrace_learner.core.algorithms.kl import KL_ESTIMATORS, adapted
-from tailrace_learner.core.algorithms.losses import LOSSES, LossInputs, Spans
+from tailrace_learner.core.algorithms.losses.sft import LOSS as SFT
+from tailrace_learner.core.algorithms.losses.spans import Spans
 from tailrace_learner.core.algorithms.losses.value_clip import value_clip
 from tailrace_learner.core.algorithms.proximal import interpolated, interpolation_weights
 from tests.unit.tailrace_learner.algorithms.loss_formulas import (
@@ -28,6 +29,7 @@ from tests.unit.tailrace_learner.algorithms.loss_formulas import (
 )
 
 TOLERANCE = 1e-6
+ALL = {**LOSSES, "sft": SFT}
 PAGE = Path(__file__).parents[4] / "docs" / "runs.md"
 
 
@@ -67,7 +69,7 @@ def test_a_loss_equals_its_formula_as_do_its_gradient_and_its_counts(name: str) 
     config, seen = configured(name), Counter[str]()
     for seed in range(6):
         inputs, tokens = made(seed)
-        terms, wanted = LOSSES[name](inputs, config), FORMULAS[name](tokens, config)
+        terms, wanted = ALL[name](inputs, config), FORMULAS[name](tokens, config)
         np.testing.assert_allclose(terms.per_token.detach(), wanted.values, rtol=TOLERANCE, atol=1e-12)
         assert {name: int(count) for name, count in terms.counts.items()} == wanted.counts
         seen.update(wanted.counts)
@@ -80,13 +82,12 @@ def test_a_loss_equals_its_formula_as_do_its_gradient_and_its_counts(name: str) 
 
 
 def test_every_loss_that_can_be_chosen_is_checked() -> None:
-    assert set(FORMULAS) == set(SETTINGS) == set(LOSSES)
-    assert set(LOSSES) >= OFF_POLICY_LOSSES
+    assert set(FORMULAS) == set(SETTINGS) == set(ALL)
 
 
 def test_every_share_that_a_loss_or_correction_counts_is_named_on_the_page_of_metrics() -> None:
     inputs, _ = made(0)
-    counted = {key for name in LOSSES for key in LOSSES[name](inputs, configured(name)).counts}
+    counted = {key for name in ALL for key in ALL[name](inputs, configured(name)).counts}
     for settings in CORRECTED.values():
         counted |= set(corrected(inputs, LearnerConfig(**settings))[1])  # type: ignore[arg-type]
     counted |= set(value_clip(*[inputs.log_pi] * 3, clip=0.1).counts)
@@ -94,7 +95,7 @@ def test_every_share_that_a_loss_or_correction_counts_is_named_on_the_page_of_me
     assert named == counted
 
 
-@pytest.mark.parametrize("name", sorted(set(LOSSES) - {"sft", "m2po", "topr", "tis_pg", "dppo_tv"}))
+@pytest.mark.parametrize("name", sorted(set(LOSSES) - {"m2po", "topr", "tis_pg", "dppo_tv"}))
 def test_on_policy_the_gradient_is_that_of_the_plain_policy_gradient(name: str) -> None:
     inputs, _ = made(0)
     log_pi = inputs.log_pi.detach()
@@ -109,7 +110,7 @@ def test_on_policy_the_gradient_is_that_of_the_plain_policy_gradient(name: str) 
         torch.zeros_like(log_pi),
     )
     settings = {"loss": name, "loss_aggregation": "token_mean"}
-    if name in OFF_POLICY_LOSSES:
+    if LOSSES[name].off_policy:
         settings |= NONE
     LOSSES[name](at_start, LearnerConfig(**settings)).per_token.sum().backward()  # type: ignore[arg-type]
     assert inputs.log_pi.grad is not None

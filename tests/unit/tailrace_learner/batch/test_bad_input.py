@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import Any, get_args
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,7 +12,7 @@ from msgspec.structs import replace
 
 from tailrace.config import ConfigError, section_config
 from tailrace_learner.config import CriticArgs, LearnerConfig
-from tailrace_learner.config_algorithm import AdvEstimator
+from tailrace_learner.config_registry import ESTIMATORS
 from tailrace_learner.core.batch.group_returns import RowLimits, limits_of
 from tailrace_learner.core.batch.lineage import Ancestry
 from tailrace_learner.core.batch.row_builder import RowBuilder
@@ -33,7 +33,6 @@ from tests.unit.tailrace_learner.stepping import Stepper, weights
 
 LIMITS = RowLimits(max_tokens=64, vocabulary=VOCABULARY)
 BOOK = {1: ("0-a", 0)}
-ESTIMATORS = get_args(AdvEstimator)
 
 
 def settings_of(name: str) -> dict[str, Any]:

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from tailrace_learner.core.algorithms.losses import LOSSES
+from tailrace_learner.core.algorithms import LOSSES
 from tailrace_learner.core.batch.packing import micro_batches, pack
 from tailrace_learner.core.batch.rows import Row
 from tailrace_learner.core.cpu import kernels as cpu_kernels

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from torch.nn.attention.flex_attention import BlockMask, create_block_mask
 
 from tailrace_learner.config import ModelArgs, TrainingArgs
-from tailrace_learner.core.algorithms.losses import LOSSES
+from tailrace_learner.core.algorithms import LOSSES
 from tailrace_learner.core.batch import layout
 from tailrace_learner.core.batch.packing import micro_batches, pack
 from tailrace_learner.core.batch.rows import PreparedGroup, Row

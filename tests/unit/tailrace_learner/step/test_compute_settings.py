@@ -15,7 +15,7 @@ from tailrace_learner.__main__ import _Process
 from tailrace_learner.adapters import hf_model
 from tailrace_learner.adapters.hf_model import TrainableModel, make_policy, prepared, tensor_bytes
 from tailrace_learner.config import FromScratch, LearnerConfig, ModelArgs, TrainingArgs
-from tailrace_learner.core.algorithms.losses import LOSSES
+from tailrace_learner.core.algorithms import LOSSES
 from tailrace_learner.core.batch.packing import pack
 from tailrace_learner.core.batch.rows import PreparedGroup
 from tailrace_learner.core.cpu.kernels import OneDnnLinear, has_onednn_linear

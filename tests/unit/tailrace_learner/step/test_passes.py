@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 import torch
 
-from tailrace_learner.core.algorithms.losses import LOSSES, SELECTIONS
+from tailrace_learner.core.algorithms import LOSSES
 from tailrace_learner.core.batch.rows import Row
 from tailrace_learner.core.model.policy import Policy, StartWeights
 from tailrace_learner.core.step.passes import PassRunner
@@ -97,8 +97,8 @@ def test_a_pass_over_ragged_rows_gives_the_loss_and_gradient_that_numpy_does(
     given = config(**common, **settings)
     policy, rows, tally = world.policy, [replace(row) for row in world.rows], Tally()
     runner = PassRunner(policy, LOSSES[given.loss], given, StartWeights(policy.parameters))
-    if given.loss in SELECTIONS:
-        runner.pick(SELECTIONS[given.loss], rows)
+    if selects := given.policy_loss.selects:
+        runner.pick(selects, rows)
     policy.model.zero_grad(set_to_none=True)
     parts = list(runner.micro_batches(rows))
     assert len(parts) > 1
@@ -123,7 +123,7 @@ def test_a_pass_over_ragged_rows_gives_the_loss_and_gradient_that_numpy_does(
 @pytest.mark.parametrize(
     ("loss", "settings"),
     [
-        *((loss, SETTINGS[loss]) for loss in SELECTIONS),
+        *((loss, SETTINGS[loss]) for loss in LOSSES if LOSSES[loss].selects),
         ("clip_cov", {"cov_fraction": 0.1, "clip_cov_low": -9.0, "clip_cov_high": 9.0}),
     ],
 )
@@ -134,7 +134,8 @@ def test_a_mini_batch_picks_the_tokens_that_numpy_does(
     given = config(loss=loss, proximal_logprobs=proximal, max_tokens_per_micro_batch=40, **settings)
     rows, policy = [replace(row) for row in world.rows], world.policy
     runner = PassRunner(policy, LOSSES[loss], given, StartWeights(policy.parameters))
-    runner.pick(SELECTIONS[loss], rows[::-1])
+    assert given.policy_loss.selects is not None
+    runner.pick(given.policy_loss.selects, rows[::-1])
     tokens = tokens_of(rows, world.log_pi, given)
     found = set(np.flatnonzero(tokens.picked).tolist())
     can_be_picked = candidates(tokens, given) if loss == "clip_cov" else set()

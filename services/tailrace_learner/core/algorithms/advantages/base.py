@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import enum
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
-
-from tailrace_learner.config import LearnerConfig
 
 Float64Array = NDArray[np.float64]
 
@@ -77,9 +74,6 @@ class Advantages:
     per_token: TokenValues
     verdict: Verdict
     value_targets: TokenValues | None = None  # what a critic should have said, where there is one
-
-
-Estimator = Callable[[Returns, LearnerConfig], Advantages]
 
 
 def broadcast(values: RowValues, returns: Returns) -> TokenValues:

@@ -24,6 +24,7 @@ from __future__ import annotations
 import numpy as np
 
 from tailrace_learner.config import LearnerConfig
+from tailrace_learner.config_registry import Estimator
 from tailrace_learner.core.algorithms.advantages.base import (
     Advantages,
     Float64Array,
@@ -46,6 +47,9 @@ def gae(returns: Returns, config: LearnerConfig) -> Advantages:
         Verdict.TRAIN,
         per_token(found, [targets for _, targets in pairs], returns),
     )
+
+
+ESTIMATOR = Estimator(gae, reads=("gamma", "lambd", "gae_unit"), token_rewards=True, needs_values=True)
 
 
 def _by_token(line: Line, gamma: float, lambd: float) -> tuple[Float64Array, Float64Array]:

@@ -21,6 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tailrace_learner.config import LearnerConfig
+from tailrace_learner.config_registry import Estimator
 from tailrace_learner.core.algorithms.advantages.base import (
     STD_EPSILON,
     Advantages,
@@ -53,6 +54,18 @@ def gigpo(returns: Returns, config: LearnerConfig) -> Advantages:
     if not any(each.any() for each in values):
         return nothing(returns, Verdict.ZERO_VARIANCE)
     return Advantages(per_token(found, values, returns), Verdict.TRAIN)
+
+
+def _reads_observations(config: LearnerConfig) -> bool:
+    return config.step_advantage_weight != 0
+
+
+ESTIMATOR = Estimator(
+    gigpo,
+    reads=("norm_std", "step_gamma", "episode_advantage_weight", "step_advantage_weight"),
+    compares_group=True,
+    compares_observations=_reads_observations,
+)
 
 
 def _episode_advantages(peers: Peers, config: LearnerConfig) -> dict[tuple[int, int], float]:

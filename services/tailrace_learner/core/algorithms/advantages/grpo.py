@@ -20,6 +20,7 @@ Dr. GRPO, Liu et al. 2025, "Understanding R1-Zero-Like Training", arXiv:2503.207
 from __future__ import annotations
 
 from tailrace_learner.config import LearnerConfig
+from tailrace_learner.config_registry import Estimator
 from tailrace_learner.core.algorithms.advantages.base import STD_EPSILON, Advantages, Returns
 from tailrace_learner.core.algorithms.advantages.peers import Peers, compared
 
@@ -32,3 +33,6 @@ def grpo(returns: Returns, config: LearnerConfig) -> Advantages:
         return float(peers.returns.mean()), scale
 
     return compared(returns, statistic)
+
+
+ESTIMATOR = Estimator(grpo, reads=("norm_std",), compares_group=True)

@@ -11,6 +11,7 @@ Hao et al. 2025, "On-Policy RL with Optimal Reward Baseline", arXiv:2505.23585.
 from __future__ import annotations
 
 from tailrace_learner.config import LearnerConfig
+from tailrace_learner.config_registry import Estimator
 from tailrace_learner.core.algorithms.advantages.base import Advantages, Returns
 from tailrace_learner.core.algorithms.advantages.peers import Peers, compared
 
@@ -18,6 +19,9 @@ from tailrace_learner.core.algorithms.advantages.peers import Peers, compared
 def opo(returns: Returns, config: LearnerConfig) -> Advantages:
     """Compare valid members with their length-weighted mean."""
     return compared(returns, _weighted)
+
+
+ESTIMATOR = Estimator(opo, compares_group=True)
 
 
 def _weighted(peers: Peers) -> tuple[float, float]:

@@ -16,6 +16,7 @@ Learning".
 from __future__ import annotations
 
 from tailrace_learner.config import LearnerConfig
+from tailrace_learner.config_registry import Estimator
 from tailrace_learner.core.algorithms.advantages.base import Advantages, Returns, Verdict, nothing
 from tailrace_learner.core.algorithms.advantages.lines import discounted, lines, per_token
 
@@ -27,3 +28,6 @@ def reinforce(returns: Returns, config: LearnerConfig) -> Advantages:
     found = lines(returns)
     values = [discounted(line.rewards_of_tokens(config.gamma), config.gamma) for line in found]
     return Advantages(per_token(found, values, returns), Verdict.TRAIN)
+
+
+ESTIMATOR = Estimator(reinforce, reads=("gamma",), token_rewards=True)

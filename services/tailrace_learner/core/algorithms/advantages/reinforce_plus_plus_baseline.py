@@ -20,6 +20,7 @@ from dataclasses import replace
 import numpy as np
 
 from tailrace_learner.config import LearnerConfig
+from tailrace_learner.config_registry import Estimator
 from tailrace_learner.core.algorithms.advantages.base import (
     NO_REWARD,
     Advantages,
@@ -42,6 +43,15 @@ def reinforce_plus_plus_baseline(returns: Returns, config: LearnerConfig) -> Adv
         for conversations, scales in zip(returns.row_conversations, found.scales, strict=True)
     )
     return reinforce(replace(less(returns, found.baselines), conversations=compared), config)
+
+
+ESTIMATOR = Estimator(
+    reinforce_plus_plus_baseline,
+    reads=("gamma",),
+    compares_group=True,
+    token_rewards=True,
+    whitens=True,
+)
 
 
 def _mean(peers: Peers) -> tuple[float, float]:

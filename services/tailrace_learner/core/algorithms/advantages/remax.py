@@ -15,6 +15,7 @@ from __future__ import annotations
 import numpy as np
 
 from tailrace_learner.config import LearnerConfig
+from tailrace_learner.config_registry import Estimator
 from tailrace_learner.core.algorithms.advantages.base import Advantages, Returns, Verdict, nothing
 from tailrace_learner.core.algorithms.advantages.peers import Peers, compared
 
@@ -34,3 +35,6 @@ def remax(returns: Returns, config: LearnerConfig) -> Advantages:
     rows = tuple(np.zeros_like(row) for row in result.per_token[greedy])
     per_token = (*result.per_token[:greedy], rows, *result.per_token[greedy + 1 :])
     return Advantages(per_token, result.verdict)
+
+
+ESTIMATOR = Estimator(remax, compares_group=True, needs_greedy=True)

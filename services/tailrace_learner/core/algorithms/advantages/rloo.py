@@ -11,6 +11,7 @@ Ahmadian et al. 2024, "Back to Basics: Revisiting REINFORCE Style Optimization",
 from __future__ import annotations
 
 from tailrace_learner.config import LearnerConfig
+from tailrace_learner.config_registry import Estimator
 from tailrace_learner.core.algorithms.advantages.base import Advantages, Float64Array, Returns
 from tailrace_learner.core.algorithms.advantages.peers import Peers, compared
 
@@ -18,6 +19,9 @@ from tailrace_learner.core.algorithms.advantages.peers import Peers, compared
 def rloo(returns: Returns, config: LearnerConfig) -> Advantages:
     """Compare each valid member with the others."""
     return compared(returns, _others)
+
+
+ESTIMATOR = Estimator(rloo, compares_group=True)
 
 
 def _others(peers: Peers) -> tuple[Float64Array, float]:

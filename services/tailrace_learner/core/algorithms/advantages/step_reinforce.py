@@ -16,6 +16,7 @@ from __future__ import annotations
 import numpy as np
 
 from tailrace_learner.config import LearnerConfig
+from tailrace_learner.config_registry import Estimator
 from tailrace_learner.core.algorithms.advantages.base import Advantages, Returns
 from tailrace_learner.core.algorithms.advantages.lines import lines
 from tailrace_learner.core.algorithms.advantages.turn_reinforce import compare_units
@@ -27,3 +28,6 @@ def step_reinforce(returns: Returns, config: LearnerConfig) -> Advantages:
     worth = [line.returns_to_go(config.step_gamma)[line.row_starts] for line in found]
     rows = [np.searchsorted(line.row_starts, line.turn_of_token, side="right") - 1 for line in found]
     return compare_units(returns, config, found, worth, rows)
+
+
+ESTIMATOR = Estimator(step_reinforce, reads=("norm_std", "step_gamma"), compares_group=True)

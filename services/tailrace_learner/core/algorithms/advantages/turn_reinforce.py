@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tailrace_learner.config import LearnerConfig
+from tailrace_learner.config_registry import Estimator
 from tailrace_learner.core.algorithms.advantages.base import (
     STD_EPSILON,
     Advantages,
@@ -36,6 +37,9 @@ def turn_reinforce(returns: Returns, config: LearnerConfig) -> Advantages:
     found = lines(returns)
     worth = [line.returns_to_go(config.gamma) for line in found]
     return compare_units(returns, config, found, worth, [line.turn_of_token for line in found])
+
+
+ESTIMATOR = Estimator(turn_reinforce, reads=("norm_std", "gamma"), compares_group=True)
 
 
 def compare_units(

@@ -18,9 +18,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tailrace_learner.config import LearnerConfig
+from tailrace_learner.config_registry import Loss
 from tailrace_learner.core.algorithms.losses.base import BatchTokens, LossInputs, LossTerms
 from tailrace_learner.core.algorithms.losses.dapo import clipped
 from tailrace_learner.core.algorithms.losses.kl_cov import covariances, num_picked
+
+SHARE = 2e-4  # of the paper
 
 
 def clip_cov(inputs: LossInputs, config: LearnerConfig) -> LossTerms:
@@ -41,5 +44,12 @@ def pick_clip_cov(tokens: BatchTokens, config: LearnerConfig) -> NDArray[np.bool
     candidates = np.flatnonzero(in_band & is_followed)
     drawn = candidates[np.argsort(tokens.draws[candidates], kind="stable")]
     picked = np.zeros(len(covariance), np.bool_)
-    picked[drawn[: num_picked(len(covariance), config)]] = True
+    picked[drawn[: num_picked(len(covariance), config, SHARE)]] = True
     return picked
+
+
+LOSS = Loss(
+    clip_cov,
+    reads=("pg_clip", "pg_clip_high", "cov_fraction", "clip_cov_low", "clip_cov_high"),
+    selects=pick_clip_cov,
+)

@@ -14,11 +14,13 @@ arXiv:2505.22617.
 from __future__ import annotations
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
 from tailrace_learner.config import LearnerConfig
+from tailrace_learner.config_registry import Loss
 from tailrace_learner.core.algorithms.losses.base import BatchTokens, LossInputs, LossTerms
+
+SHARE = 2e-3  # of the paper
 
 
 def kl_cov(inputs: LossInputs, config: LearnerConfig) -> LossTerms:
@@ -26,7 +28,7 @@ def kl_cov(inputs: LossInputs, config: LearnerConfig) -> LossTerms:
     assert inputs.is_picked is not None
     difference = inputs.log_pi - inputs.log_pi_old
     penalty = config.kl_cov_coef * inputs.is_picked * difference.abs()
-    per_token = -torch.exp(difference) * inputs.advantages + penalty
+    per_token = -difference.exp() * inputs.advantages + penalty
     return LossTerms(per_token, {"cov_picked_fraction": inputs.is_picked.sum()})
 
 
@@ -34,8 +36,11 @@ def pick_kl_cov(tokens: BatchTokens, config: LearnerConfig) -> NDArray[np.bool_]
     """Tokens [N] of highest covariance; the draws decide between equals."""
     order = np.lexsort((tokens.draws, -covariances(tokens)))
     picked = np.zeros(len(order), np.bool_)
-    picked[order[: num_picked(len(order), config)]] = True
+    picked[order[: num_picked(len(order), config, SHARE)]] = True
     return picked
+
+
+LOSS = Loss(kl_cov, reads=("cov_fraction", "kl_cov_coef"), selects=pick_kl_cov)
 
 
 def covariances(tokens: BatchTokens) -> NDArray[np.float64]:
@@ -45,6 +50,7 @@ def covariances(tokens: BatchTokens) -> NDArray[np.float64]:
     return result
 
 
-def num_picked(num_tokens: int, config: LearnerConfig) -> int:
-    """How many of the mini-batch's tokens are treated differently."""
-    return max(int(num_tokens * config.resolved_cov_fraction), 1)
+def num_picked(num_tokens: int, config: LearnerConfig, papers_share: float) -> int:
+    """Number of the mini-batch's tokens that the loss treats differently."""
+    share = papers_share if config.cov_fraction is None else config.cov_fraction
+    return max(int(num_tokens * share), 1)

@@ -1,35 +1,32 @@
-"""Real agents and a real gateway, with a model that says what a test wants."""
+"""Real agents and a real gateway over one run, with a scripted model."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import redis.asyncio
 
-from tailrace.channel import Address, ZmqGenerateServer
-from tailrace.store import Blobs
 from tailrace_protos.base import as_int32
 from tailrace_protos.episode import EpisodeTask
 from tailrace_protos.trajectory import TokenRow, Trajectory
-from tests.integration.agents.world import World as AgentsWorld
-from tests.integration.agents.world import world_of as agents_world_of
-from tests.integration.gateway.world import ScriptedModel
-from tests.integration.gateway.world import World as GatewayWorld
-from tests.world.byte_model import model_card
+from tests.world.agents import AgentsWorld, agents_world
+from tests.world.gateway import GatewayWorld, start_model
+from tests.world.run import RunWorld
+from tests.world.scripted_model import ScriptedModel
 from tests.world.servers import ServerProcess
 
 ROWS = [{"prompt": "Say hello.", "answer": "hello"}, {"prompt": "Say more.", "answer": "more"}]
 
 
 @dataclass
-class World:
-    """What a test holds in its hands."""
+class WorkflowWorld:
+    """The agents and the gateway of one run."""
 
     agents: AgentsWorld
     gateway: GatewayWorld
@@ -85,28 +82,11 @@ def trained(row: TokenRow) -> list[int]:
 
 
 @asynccontextmanager
-async def world_of(
+async def workflow_world(
     nats: ServerProcess, redis_server: ServerProcess, run: str, folder: Path
-) -> AsyncIterator[World]:
+) -> AsyncIterator[WorkflowWorld]:
     """A run with its streams, scheduler, rewards and inference server; no agents and no gateway yet."""
-    async with agents_world_of(nats, redis_server, run, folder) as agents:
-        await Blobs(agents.redis, run).put_model_card(model_card())
-        model = ScriptedModel()
-        server = ZmqGenerateServer(f"ipc://{folder}/s0.ipc")
-        await server.start(model)
-        agents.stack.push_async_callback(server.stop)
-        agents.scheduler.addresses.append(Address("s0", "", server.endpoint))
-        gateway_folder = folder / "gateway"
-        gateway_folder.mkdir()
-        gateway = GatewayWorld(
-            run,
-            agents.service,
-            agents.scheduler,
-            agents.redis,
-            model,
-            gateway_folder,
-            nats,
-            redis_server,
-            agents.stack,
-        )
-        yield World(agents, gateway, model, folder)
+    async with agents_world(nats, redis_server, run, folder) as agents, start_model(agents) as model:
+        shared = {one.name: getattr(agents, one.name) for one in fields(RunWorld)}
+        gateway = GatewayWorld(**shared, model=model)
+        yield WorkflowWorld(agents, gateway, model, folder)

@@ -1,51 +1,35 @@
-"""A run around real agents: real NATS, Redis and channel; a fake engine and a fake scheduler."""
+"""A run around real agents: real NATS, Redis and channel; scripted inference servers."""
 
 from __future__ import annotations
 
 import asyncio
-import os
-import signal
-import sys
 import time
 from collections import defaultdict
-from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import yaml
 
-from tailrace.bus import StreamLimits
 from tailrace.channel import Address, ChunkSink, NatsGenerateServer, ZmqGenerateServer
 from tailrace.chat import Renderer
-from tailrace.config import Endpoints, load_experiment, run_config
-from tailrace.runtime import Args, Service
-from tailrace.store import (
-    Blobs,
-    GroupRecord,
-    Outbox,
-    StoreConnection,
-    TrajectoryBuffer,
-    connect,
-)
+from tailrace.runtime import Service
+from tailrace.store import GroupRecord, Outbox, TrajectoryBuffer
 from tailrace_agents.__main__ import build
 from tailrace_envs import make_env
 from tailrace_protos import subjects
 from tailrace_protos.base import as_int32, pack_float32, pack_int32
-from tailrace_protos.control import AgentActivity, Lease, LeaseReply, LeaseReport, LeaseRequest
 from tailrace_protos.episode import EnvTask, EpisodeTask
 from tailrace_protos.event import EpisodeSettled
 from tailrace_protos.generation import FinishReason, GenerateRequest, TokenChunk, TokenSpan
-from tailrace_protos.reward import ScoreReply, ScoreRequest
 from tailrace_protos.trajectory import Trajectory
-from tailrace_reward.config import RewardConfig
-from tailrace_reward.core.scoring import Scorer
-from tailrace_reward.handlers import ScoreHandler
+from tailrace_protos.weights import ModelCard
 from tests.unit.tailrace_agents.fakes import model_card
+from tests.world.processes import ServiceProcess
+from tests.world.run import RunWorld, run_world
 from tests.world.servers import ServerProcess
-from tests.world.serving import eventually, make_service, serving
 
 ENV_CONFIG = {"size": 3, "max_turns": 4}  # 3: its maps are enumerated in no time
 REPLIES = ("Right", "Down", "Left", "Down", "Right")
@@ -57,10 +41,10 @@ def num_turns_in(request: GenerateRequest, renderer: Renderer) -> int:
 
 
 class FakeServer:
-    """An inference server that says `REPLIES` in turn; log-probabilities and versions are recognisable.
+    """An inference server that samples `REPLIES` in turn, with log-probabilities that show its version.
 
-    While `hold` is set, calls of that turn and later wait. `cut` ends the next calls' link after so
-    many tokens.
+    Calls of turn `hold_from_turn` and later wait. With `stop_after_tokens`, calls stop after so many
+    tokens without an end.
     """
 
     def __init__(self, server_id: str, renderer: Renderer, policy_version: int = 1) -> None:
@@ -103,77 +87,23 @@ class FakeServer:
         sink.send(TokenChunk(request.call_id, pack_int32(ids), pack_float32(logprobs), spans, finish))
 
 
-class FakeScheduler:
-    """Leases servers in turn, elsewhere after a failure; remembers what agents report."""
+@dataclass(kw_only=True)
+class AgentsWorld(RunWorld):
+    """A run with episodes in its queue; starts inference servers and agents."""
 
-    def __init__(self, service: Service, run: str) -> None:
-        self.addresses: list[Address] = []
-        self.requests: list[LeaseRequest] = []
-        self.reports: list[LeaseReport] = []
-        self.activities: list[AgentActivity] = []
-        service.endpoint(subjects.lease(run), LeaseRequest, self.lease)
-        service.subscribe(subjects.lease_report(run), LeaseReport, self._heard_report)
-        service.subscribe(subjects.activity(run), AgentActivity, self._heard_activity)
-
-    async def lease(self, request: LeaseRequest) -> LeaseReply:
-        self.requests.append(request)
-        usable = [one for one in self.addresses if one.server_id != request.failed_server_id]
-        if not usable:
-            return LeaseReply((), retry_after_s=0.05)
-        pairs = zip(request.episode_ids, range(len(request.episode_ids)), strict=True)
-        return LeaseReply(
-            tuple(Lease(episode_id, *usable[index % len(usable)]) for episode_id, index in pairs)
-        )
-
-    @property
-    def released(self) -> set[str]:
-        return {episode_id for report in self.reports for episode_id in report.released}
-
-    async def _heard_report(self, report: LeaseReport) -> None:
-        self.reports.append(report)
-
-    async def _heard_activity(self, activity: AgentActivity) -> None:
-        self.activities.append(activity)
-
-
-class Rewards:
-    """Scores as the reward service does by default; requests wait until `free` is set."""
-
-    def __init__(self, service: Service, run: str) -> None:
-        self.requests: list[ScoreRequest] = []
-        self.free = asyncio.Event()
-        self.free.set()
-        self._handler = ScoreHandler(Scorer(RewardConfig().components))
-        service.endpoint(subjects.score(run), ScoreRequest, self.score)
-
-    async def score(self, request: ScoreRequest) -> ScoreReply:
-        self.requests.append(request)
-        await self.free.wait()
-        return await self._handler.score(request)
-
-
-@dataclass
-class World:
-    """What a test holds in its hands."""
-
-    run: str
-    service: Service
-    scheduler: FakeScheduler
-    rewards: Rewards
-    redis: StoreConnection
-    buffer: TrajectoryBuffer
     renderer: Renderer
-    folder: Path
-    nats: ServerProcess
-    redis_server: ServerProcess
-    stack: AsyncExitStack
     agents_config: dict[str, Any]
     servers: dict[str, Any] = field(default_factory=dict)
-    run_settings: dict[str, Any] = field(default_factory=dict)  # at the top of the experiment file
+    buffer: TrajectoryBuffer = field(init=False)
 
-    async def start_server(self, server_id: str, policy_version: int = 1) -> FakeServer:
+    def __post_init__(self) -> None:
+        self.buffer = TrajectoryBuffer(self.redis, self.run)
+
+    async def start_server(
+        self, server_id: str, policy_version: int = 1, kind: type[FakeServer] = FakeServer
+    ) -> FakeServer:
         """A fake inference server on both transports."""
-        fake = FakeServer(server_id, self.renderer, policy_version)
+        fake = kind(server_id, self.renderer, policy_version)
         over_zmq = ZmqGenerateServer(f"ipc://{self.folder}/{server_id}.ipc")
         subject = subjects.generate(self.run, server_id)
         over_nats = NatsGenerateServer(self.service.bus.connection.client, subject)
@@ -233,52 +163,17 @@ class World:
         )
         return tasks
 
-    def config_file(self, **agents: Any) -> Path:
-        """An experiment file for agents processes."""
-        path = self.folder / "experiment.yaml"
-        section = {**self.agents_config, **agents}
-        content = {
-            "exp_name": self.run,
-            "output_dir": str(self.folder / "runs"),
-            **self.run_settings,
-            "agents": section,
-        }
-        path.write_text(yaml.safe_dump(content))
-        return path
+    def _config(self, agents: dict[str, Any]) -> Path:
+        return self.experiment_file("agents", {**self.agents_config, **agents})
 
     async def start_agents(self, worker_id: str = "w0", **agents: Any) -> Service:
-        """An agents service in this process."""
-        source = str(self.config_file(**agents))
-        experiment = load_experiment(source)
-        endpoints = Endpoints(nats_url=self.nats.url, redis_url=self.redis_server.url, host_id="test")
-        args = Args(source, worker_id, experiment, run_config(experiment, source), endpoints)
-        service = await build(args)
-        await self.stack.enter_async_context(serving(service))
-        return service
+        """Start an agents service in this process."""
+        return await self.start_service(build, self._config(agents), worker_id)
 
-    async def spawn_agents(self, worker_id: str = "w0", **agents: Any) -> asyncio.subprocess.Process:
-        """An agents process of its own, to be killed."""
-        environment = {
-            **os.environ,
-            "TAILRACE_NATS_URL": self.nats.url,
-            "TAILRACE_REDIS_URL": self.redis_server.url,
-            "TAILRACE_METRICS_PORT": "0",
-            "TAILRACE_STATE_DIR": str(self.folder),
-        }
-        log = (self.folder / f"{worker_id}.log").open("w")
-        process = await asyncio.create_subprocess_exec(
-            sys.executable,
-            "-m",
-            "tailrace_agents",
-            "--config",
-            str(self.config_file(**agents)),
-            "--worker-id",
-            worker_id,
-            env=environment,
-            stderr=log,
-        )
-        self.stack.push_async_callback(end, process)
-        return process
+    def spawn_agents(self, worker_id: str = "w0", **agents: Any) -> ServiceProcess:
+        """Start an agents process of its own, to be killed."""
+        arguments = ("--worker-id", worker_id)
+        return self.spawn_service("agents", self._config(agents), worker_id, *arguments)
 
     async def settled(self, num_episodes: int, timeout_s: float = 30.0) -> dict[str, EpisodeSettled]:
         """Settlements by episode id, once there are so many."""
@@ -317,55 +212,25 @@ def seeds_of_long_episodes(num_seeds: int, num_turns: int) -> list[int]:
     return found
 
 
-async def end(process: asyncio.subprocess.Process) -> None:
-    """Kill what a test left running."""
-    if process.returncode is None:
-        process.kill()
-    await process.wait()
-
-
-def kill(process: asyncio.subprocess.Process) -> None:
-    process.send_signal(signal.SIGKILL)
-
-
 @asynccontextmanager
-async def world_of(
-    nats: ServerProcess, redis_server: ServerProcess, run: str, folder: Path, **agents: Any
-) -> AsyncIterator[World]:
+async def agents_world(
+    nats: ServerProcess,
+    redis_server: ServerProcess,
+    run: str,
+    folder: Path,
+    card: ModelCard | None = None,
+) -> AsyncIterator[AgentsWorld]:
     """A run with its streams, model card, reward service and scheduler; no server and no agents yet."""
-    async with AsyncExitStack() as stack:
-        redis = await connect(redis_server.url)
-        stack.push_async_callback(redis.aclose)
-        await Blobs(redis, run).put_model_card(model_card())
-        service = make_service(nats.url, run, "scheduler")
-        scheduler = FakeScheduler(service, run)
-        rewards = Rewards(service, run)
-        await stack.enter_async_context(serving(service))
-        await service.bus.provision_run(run, StreamLimits(ack_wait_s=1.0))
-        config = {
-            "custom_envs": {"lake": {"env_type": "frozen_lake", "env_config": ENV_CONFIG}},
-            "channel": {"keepalive_s": 0.1, "silence_s": 1.0},
-            "render_episodes": 0,
-            **agents,
-        }
-        yield World(
-            run=run,
-            service=service,
-            scheduler=scheduler,
-            rewards=rewards,
-            redis=redis,
-            buffer=TrajectoryBuffer(redis, run),
-            renderer=Renderer.from_model_card(model_card()),
-            folder=folder,
-            nats=nats,
-            redis_server=redis_server,
-            stack=stack,
-            agents_config=config,
-        )
-
-
-async def until(condition: Callable[[], bool], timeout_s: float = 20.0) -> None:
-    await eventually(condition, timeout_s)
+    config = {
+        "custom_envs": {"lake": {"env_type": "frozen_lake", "env_config": ENV_CONFIG}},
+        "channel": {"keepalive_s": 0.1, "silence_s": 1.0},
+        "render_episodes": 0,
+    }
+    card = card or model_card()
+    async with run_world(nats, redis_server, run, folder) as base:
+        await base.put_card(card)
+        renderer = Renderer.from_model_card(card)
+        yield AgentsWorld(**vars(base), renderer=renderer, agents_config=config)
 
 
 def sampled_of(trajectory: Trajectory) -> list[int]:

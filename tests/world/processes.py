@@ -1,0 +1,75 @@
+"""A service in a process of its own, which a test kills and starts again on the same files."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from tailrace.config import Endpoints
+
+
+def environment(endpoints: Endpoints, folder: Path) -> dict[str, str]:
+    """Environment of a service that uses these servers and keeps its state in `folder`."""
+    return os.environ | {
+        "OMP_NUM_THREADS": "1",
+        "TAILRACE_NATS_URL": endpoints.nats_url,
+        "TAILRACE_REDIS_URL": endpoints.redis_url,
+        "TAILRACE_HOST_ID": endpoints.host_id,
+        "TAILRACE_METRICS_PORT": "0",
+        "TAILRACE_STATE_DIR": str(folder / "state"),
+        "TAILRACE_LOG": "json",
+    }
+
+
+@dataclass
+class ServiceProcess:
+    """Process of one service; its output is appended to `log_path`."""
+
+    service: str
+    config: Path
+    environment: Mapping[str, str]
+    log_path: Path
+    arguments: tuple[str, ...] = ()
+    process: subprocess.Popen[bytes] | None = None
+
+    def start(self) -> None:
+        argv = [sys.executable, "-m", f"tailrace_{self.service}", "--config", str(self.config)]
+        with self.log_path.open("ab") as log:
+            self.process = subprocess.Popen(
+                [*argv, *self.arguments], env=self.environment, stdout=log, stderr=log
+            )
+
+    @property
+    def running(self) -> subprocess.Popen[bytes]:
+        """The process; fails before `start`."""
+        assert self.process is not None
+        return self.process
+
+    @property
+    def log(self) -> str:
+        return self.log_path.read_text()
+
+    def kill(self) -> None:
+        """SIGKILL, as a crash would; does nothing to a process that has ended."""
+        if self.process is not None:
+            self.process.kill()
+            self.process.wait()
+
+    def stop(self, timeout_s: float = 30.0) -> int:
+        """SIGTERM; returns the exit code."""
+        self.running.send_signal(signal.SIGTERM)
+        return self.ended(timeout_s)
+
+    def ended(self, timeout_s: float = 30.0) -> int:
+        """Wait for the end; returns the exit code."""
+        return self.running.wait(timeout_s)
+
+    async def ended_async(self, timeout_s: float = 30.0) -> int:
+        """The same while the loop goes on, in which the test's own services run."""
+        return await asyncio.to_thread(self.ended, timeout_s)
