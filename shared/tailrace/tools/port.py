@@ -79,7 +79,7 @@ class ToolPort:
         return decoded
 
     async def gather(self, subject: str, within_s: float, take: Callable[[bytes], bool]) -> None:
-        """Asks all workers on `subject`; passes replies to `take` until it returns True or time ends."""
+        """Asks all workers on `subject`; gives replies to `take` until it returns True or time ends."""
         await self.open()
         enough = asyncio.Event()
 
