@@ -15,17 +15,19 @@ from tailrace.log import get_logger
 from tailrace_learner.config import LearnerConfig, WarmStart
 from tailrace_learner.config_registry import METRICS, Metric
 from tailrace_learner.core.algorithms.metrics.base import Metrics, StepData
-from tailrace_learner.core.batch.rows import Row, demonstration_row
+from tailrace_learner.core.batch.rows import TrainingRow, demonstration_row
 from tailrace_learner.core.step.step import MetricFunction
 from tailrace_protos.weights import ModelCard
 
 log = get_logger(__name__)
 
 _KEY = "learner.warm_start.demonstrations"
-_SPARE_SHARE = 0.1  # of rows requested beyond those needed: rows with an empty mask are left out
+_SPARE_SHARE = 0.1  # of spare rows: those with an empty mask are left out
 
 
-def demonstrations(warm: WarmStart, card: ModelCard, chat: ChatArgs, seed: int) -> Iterator[Row]:
+def demonstrations(
+    warm: WarmStart, card: ModelCard, chat: ChatArgs, seed: int
+) -> Iterator[TrainingRow]:
     """Yield usable rows; `ConfigError` if the function fails or yields something else."""
     make = load_object(warm.demonstrations, _KEY)
     num_episodes = round(warm.num_steps * warm.batch_size * (1.0 + _SPARE_SHARE))

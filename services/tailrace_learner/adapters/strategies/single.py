@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from tailrace_learner.adapters.strategies.base import Moments
 from tailrace_learner.config_models import TrainingArgs
 from tailrace_learner.core.batch.ranks import ONE_RANK
-from tailrace_learner.core.model.policy import Policy
+from tailrace_learner.core.model.policy import PolicyModel
 from tailrace_learner.core.step.optimizer import SummedOptimizer
 from tailrace_learner.ports import Ranks
 
@@ -20,11 +20,11 @@ class SingleStrategy:
     ranks: Ranks = ONE_RANK
     world: Ranks = ONE_RANK
 
-    def spread(self, policy: Policy) -> Policy:
+    def spread(self, policy: PolicyModel) -> PolicyModel:
         """Return the policy unchanged."""
         return policy
 
-    def make_optimizer(self, policy: Policy, args: TrainingArgs) -> SummedOptimizer:
+    def make_optimizer(self, policy: PolicyModel, args: TrainingArgs) -> SummedOptimizer:
         """Make the optimizer of the whole weights."""
         self._optimizer = SummedOptimizer.of(policy.parameters, args)
         return self._optimizer

@@ -19,7 +19,7 @@ from tailrace_learner.config_registry import (
     Optimizer,
 )
 from tailrace_learner.core.algorithms.advantages.base import Advantages, Returns, Turns, Verdict
-from tailrace_learner.core.algorithms.advantages.peers import Peers, compared
+from tailrace_learner.core.algorithms.advantages.comparison import ComparisonSet, compared
 from tailrace_learner.core.algorithms.losses.base import BatchTokens, LossInputs, LossTerms
 from tailrace_learner.core.algorithms.metrics.base import Metrics, StepData
 
@@ -31,6 +31,7 @@ __all__ = [
     "OPTIMIZERS",
     "Advantages",
     "BatchTokens",
+    "ComparisonSet",
     "Correction",
     "Estimator",
     "Loss",
@@ -39,7 +40,6 @@ __all__ = [
     "Metric",
     "Metrics",
     "Optimizer",
-    "Peers",
     "Returns",
     "StepData",
     "Turns",

@@ -20,9 +20,9 @@ from tailrace_learner.core.algorithms.kl import adapted
 from tailrace_learner.core.algorithms.metrics import data_metrics
 from tailrace_learner.core.algorithms.metrics.base import Metrics, StepData
 from tailrace_learner.core.batch.ranks import ONE_RANK, Shares
-from tailrace_learner.core.batch.rows import PreparedGroup, Row
+from tailrace_learner.core.batch.rows import PreparedGroup, TrainingRow
 from tailrace_learner.core.mismatch.quarantine import without_wrong
-from tailrace_learner.core.model.policy import Policy
+from tailrace_learner.core.model.policy import PolicyModel
 from tailrace_learner.core.step.estimates import NO_ROLES, Estimates, Roles
 from tailrace_learner.core.step.policy_trainer import PolicyTrainer
 from tailrace_learner.core.step.step_advantages import finish_advantages
@@ -35,8 +35,8 @@ MetricFunction = Callable[[StepData], Metrics]
 @dataclass(slots=True)
 class _MiniBatch:
     shares: Shares
-    rows: list[Row] = field(default_factory=list)
-    waiting: list[Row] = field(default_factory=list)  # not passed yet in this epoch
+    rows: list[TrainingRow] = field(default_factory=list)
+    waiting: list[TrainingRow] = field(default_factory=list)  # not passed yet in this epoch
     loss_sum: float = 0.0  # of this rank's rows
 
 
@@ -49,7 +49,7 @@ class StepTrainer:
 
     def __init__(
         self,
-        policy: Policy,
+        policy: PolicyModel,
         optimizer: WeightUpdater,
         config: LearnerConfig,
         *,

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 if TYPE_CHECKING:
-    from tailrace_learner.core.batch.rows import PreparedGroup, Row
+    from tailrace_learner.core.batch.rows import PreparedGroup, TrainingRow
 
 Metrics = dict[str, float | None]
 """Numbers by name; None where a number is unknown."""
@@ -19,7 +19,7 @@ class StepData(NamedTuple):
 
     step: int  # that this one is; the first is 1
     groups: Sequence[PreparedGroup]  # their rewards, successes, counts and tags
-    rows: Sequence[Row]  # trained rows: tokens, advantages, staleness
+    rows: Sequence[TrainingRow]  # trained rows: tokens, advantages, staleness
 
 
 def mean(values: Sequence[float]) -> float | None:
