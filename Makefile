@@ -47,7 +47,7 @@ lint: .venv/ready-dev
 
 docs: .venv/ready
 	$(BIN)/python docs/make_algorithms.py
-	$(BIN)/python docs/make_settings.py
+	$(BIN)/python docs/make_reference.py
 
 bench-demo: .venv/ready-dev
 	$(BIN)/python -m benchmarks.bench_demo

@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import ast
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import get_args
+from typing import Any
 
 from tailrace_learner.config import LearnerConfig
-from tailrace_learner.config_algorithm import READERS, AdvEstimator, PolicyLoss
+from tailrace_learner.config_registry import CORRECTIONS, ESTIMATORS, LOSSES, AlgorithmRegistry
 
 PAGE = Path(__file__).with_name("algorithms.md")
 CORE = Path(__file__).parents[1] / "services" / "tailrace_learner" / "core"
@@ -35,37 +35,46 @@ def page() -> str:
 
 def _lines() -> Iterator[str]:
     yield INTRODUCTION
-    yield from _part("Returns", "Before any estimator.", [("Shaping", "algorithms/advantages/shaping")])
-    names = [(name, f"algorithms/advantages/{name}") for name in get_args(AdvEstimator)]
-    yield from _part("Advantages", "`learner.adv_estimator`", names, "adv_estimator")
-    whole = [("Whole-step statistics", "step/step_advantages")]
+    yield from _part("Returns", "Before any estimator.", {"Shaping": "algorithms/advantages/shaping"})
+    yield from _part("Advantages", "`learner.adv_estimator`", _files(ESTIMATORS), ESTIMATORS)
+    whole = {"Whole-step statistics": "step/step_advantages"}
     yield from _part("After all groups", "Configurations that wait for the whole step.", whole)
-    names = [(name, f"algorithms/losses/{name}") for name in (*get_args(PolicyLoss), "sft")]
-    yield from _part("Losses", "`learner.loss`; `sft` is for warm starts.", names, "loss")
-    rest = [
-        ("Aggregation", "algorithms/aggregation"),
-        ("Behaviour correction", "algorithms/corrections"),
-        ("Divergence from a reference", "algorithms/kl"),
-        ("Interpolated proximal policy", "algorithms/proximal"),
-    ]
+    losses = _files(LOSSES) | {"sft": "algorithms/losses/sft"}
+    yield from _part("Losses", "`learner.loss`; `sft` is for warm starts.", losses, LOSSES)
+    corrections = {"Formulas": "algorithms/corrections/base"} | _files(CORRECTIONS)
+    remark = "`learner.behaviour_correction`, around every loss."
+    yield from _part("Behaviour correction", remark, corrections, CORRECTIONS)
+    rest = {
+        "Aggregation": "algorithms/aggregation",
+        "Divergence from a reference": "algorithms/kl",
+        "Interpolated proximal policy": "algorithms/proximal",
+    }
     yield from _part("Around every loss", "", rest)
-    critic = [("Value loss", "algorithms/losses/value_clip")]
+    critic = {"Value loss": "algorithms/losses/value_clip"}
     yield from _part("The critic", "`learner.critic`, given with `adv_estimator: gae`.", critic)
 
 
-def _part(title: str, remark: str, entries: Sequence[tuple[str, str]], key: str = "") -> Iterator[str]:
+def _files(registry: AlgorithmRegistry[Any]) -> dict[str, str]:
+    """Modules of the algorithms of a registry, by name."""
+    return {name: registry.path(name).replace(".", "/").partition("core/")[2] for name in registry}
+
+
+def _part(
+    title: str, remark: str, modules: Mapping[str, str], registry: AlgorithmRegistry[Any] | None = None
+) -> Iterator[str]:
     yield f"## {title}\n"
     if remark:
         yield f"{remark}\n"
-    for name, module in entries:
+    defaults = LearnerConfig()
+    for name, module in modules.items():
         yield f"### {name}\n"
         tree = ast.parse((CORE / f"{module}.py").read_text())
         yield (ast.get_docstring(tree, clean=False) or "").rstrip() + "\n"
+        keys = registry[name].keys if registry is not None and name in registry else ()
         settings = [
-            f"`{setting}`"
-            + ("" if (value := getattr(LearnerConfig(), setting)) is None else f" ({value!r})")
-            for setting, (selector, readers) in READERS.items()
-            if selector == key and name in readers
+            f"`{key}`" + ("" if (value := getattr(defaults, key)) is None else f" ({value!r})")
+            for key in defaults.__struct_fields__
+            if key in keys
         ]
         if settings:
             yield f"Settings and defaults: {', '.join(settings)}.\n"

@@ -14,6 +14,7 @@ from tailrace.log import configure
 from tailrace_cli.cluster.attached import Attachment
 from tailrace_cli.cluster.supervisor import USER_ERROR, ServiceFailedError
 from tailrace_cli.commands.cluster_run import keep_up, prepare_run_dir
+from tailrace_cli.commands.explain import explain as explain_key
 from tailrace_cli.commands.import_config import import_config as convert_config
 from tailrace_cli.commands.import_config import write as write_config
 from tailrace_cli.commands.tools import app as tools_app
@@ -203,6 +204,14 @@ def import_config(
     for line in (*converted.left, *converted.notes):
         sys.stderr.write(f"{line}\n")
     raise typer.Exit(USER_ERROR if strict and converted.left else 0)
+
+
+@app.command()
+def explain(
+    key: Annotated[str, typer.Argument(help="A key of an experiment, or a section: learner.critic.")],
+) -> None:
+    """Print a key's meaning, type, default and readers; of a section, all its keys."""
+    explain_key(key, console)
 
 
 @app.command()

@@ -28,6 +28,7 @@ from tailrace.config import (
     section_config,
 )
 from tailrace.config.settings import apply_settings
+from tailrace.import_path import importable_from
 from tailrace_agents.config import AgentsConfig
 from tailrace_cli.config import ClusterConfig
 from tailrace_gateway.config import GatewayConfig
@@ -91,7 +92,8 @@ def locate(experiment: str | None, config_path: str | None, config_name: str | N
 def load(path: Path, overrides: Sequence[str] = ()) -> Experiment:
     """Compose, decode and cross-check the experiment at `path`; raises `ConfigError`."""
     source = str(path) if not overrides else f"{path} with {' '.join(overrides)}"
-    return replace(decode(_compose(path, overrides), source), folder=path.parent)
+    with importable_from(path.parent):
+        return replace(decode(_compose(path, overrides), source), folder=path.parent)
 
 
 def decode(content: dict[str, Any], source: str) -> Experiment:
@@ -116,7 +118,7 @@ def decode(content: dict[str, Any], source: str) -> Experiment:
 
 
 def count_gateways(experiment: Experiment) -> int:
-    """How many gateways a local cluster starts."""
+    """Number of gateways that a local cluster starts."""
     wanted = experiment.cluster.num_gateways
     if wanted is None:
         return 1 if experiment.agents.workflow is not None else 0

@@ -1,4 +1,4 @@
-"""What only all sections together can tell: names that must exist elsewhere, capacities, paths."""
+"""Checks across sections: names that must exist elsewhere, capacities, paths."""
 
 from __future__ import annotations
 
@@ -110,8 +110,7 @@ def _check_sampling(experiment: Experiment) -> None:
             f"{experiment.source}: learner.temperature ({trained_at:g}) must equal "
             f"agents.generating_args.temperature ({sampled_at:g}): their log-probabilities are compared"
         )
-    is_remax = experiment.learner.adv_estimator == "remax"
-    if is_remax != experiment.agents.greedy_baseline:
+    if experiment.learner.estimator.needs_greedy != experiment.agents.greedy_baseline:
         raise ConfigError(
             f"{experiment.source}: agents.greedy_baseline must be true with learner.adv_estimator "
             "remax, and false with any other: set both or neither"

@@ -9,6 +9,7 @@ import msgspec
 from tailrace.config import Config, RunConfig
 from tailrace.processor import CpuMatmul
 from tailrace_learner.config_algorithm import AlgorithmConfig
+from tailrace_learner.config_checks import check_algorithm, check_roles
 from tailrace_learner.config_execution import LoraArgs, StrategyArgs
 from tailrace_learner.config_models import (
     OF_OPTIMIZER,
@@ -17,7 +18,7 @@ from tailrace_learner.config_models import (
     TrainingArgs,
     check_not_negative,
 )
-from tailrace_learner.config_roles import CriticArgs, ReferenceArgs, check_roles
+from tailrace_learner.config_roles import CriticArgs, ReferenceArgs
 from tailrace_learner.config_trackers import WandbArgs, chosen_trackers
 
 __all__ = [
@@ -180,7 +181,7 @@ class LearnerConfig(AlgorithmConfig, frozen=True, kw_only=True):
         return self.share_prefixes and self.model_args.attn_implementation == "packed"
 
     def __post_init__(self) -> None:
-        super().__post_init__()
+        check_algorithm(self)
         check_roles(self, self.reference, self.critic, self.strategy_args)
         if self.max_mismatch is not None and not self.max_mismatch > 0:
             raise ValueError("max_mismatch must be positive, or null to let servers be")

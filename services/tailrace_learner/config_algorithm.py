@@ -1,94 +1,235 @@
-"""The keys of the `learner` section that choose and shape the algorithm.
+"""Algorithm keys of the `learner` section: advantages, loss, divergence, correction, updates.
 
-A key that only some estimators, losses or corrections read names them; set for another one it is
-refused, except for the clips and caps that experiments share (`pg_clip`, `pg_clip_high`, `tis_cap`,
-`loss_norm_tokens`), which are then not read. Numbers are finite, but for upper bounds, of which `.inf`
-says that there is none.
+A key that only some estimators, losses or corrections read names them. An experiment that sets such a
+key for another algorithm is refused. The clips and caps that experiments share (`SHARED`) are the
+exception: other algorithms ignore them. `docs/algorithms.md` has the formulas.
 """
 
 from __future__ import annotations
 
 from typing import Literal
 
-from tailrace_learner.config_advantages import GROUP_RELATIVE, WHITENING, AdvEstimator
-from tailrace_learner.config_divergence import DivergenceConfig
-from tailrace_learner.config_losses import OFF_POLICY_LOSSES, PolicyLoss
-from tailrace_learner.config_models import check_finite
+from tailrace.config import Config
+from tailrace_learner.config_registry import (
+    CORRECTIONS,
+    ESTIMATORS,
+    LOSSES,
+    Correction,
+    Estimator,
+    Fact,
+    Loss,
+)
 
-__all__ = [
-    "GROUP_RELATIVE",
-    "OFF_POLICY_LOSSES",
-    "READERS",
-    "AdvEstimator",
-    "AlgorithmConfig",
-    "PolicyLoss",
-]
-
-# key -> (the key that decides whether it is read, the values of that key with which it is)
-READERS: dict[str, tuple[str, frozenset[str]]] = {
-    "norm_std": ("adv_estimator", frozenset({"grpo", "gigpo", "turn_reinforce", "step_reinforce"})),
-    "gamma": ("adv_estimator", WHITENING | {"reinforce", "turn_reinforce", "gae"}),
-    "lambd": ("adv_estimator", frozenset({"gae"})),
-    "gae_unit": ("adv_estimator", frozenset({"gae"})),
-    "step_gamma": ("adv_estimator", frozenset({"gigpo", "step_reinforce"})),
-    "episode_advantage_weight": ("adv_estimator", frozenset({"gigpo"})),
-    "step_advantage_weight": ("adv_estimator", frozenset({"gigpo"})),
-    "reward_grouping": ("adv_estimator", frozenset({"starpo"})),
-    "reward_norm": ("adv_estimator", frozenset({"starpo"})),
-    "zero_variance_groups": ("adv_estimator", GROUP_RELATIVE | {"starpo"}),
-    "dual_clip": ("loss", frozenset({"ppo_clip", "dapo", "grpo", "decoupled_ppo"})),
-    "gspo_clip": ("loss", frozenset({"gspo"})),
-    "gspo_clip_high": ("loss", frozenset({"gspo"})),
-    "gmpo_clip": ("loss", frozenset({"gmpo"})),
-    "cispo_clip": ("loss", frozenset({"cispo"})),
-    "cispo_clip_high": ("loss", frozenset({"cispo"})),
-    "sapo_tau": ("loss", frozenset({"sapo"})),
-    "sapo_tau_negative": ("loss", frozenset({"sapo"})),
-    "kimi_tau": ("loss", frozenset({"kimi15"})),
-    "m2_threshold": ("loss", frozenset({"m2po"})),
-    "cov_fraction": ("loss", frozenset({"kl_cov", "clip_cov"})),
-    "kl_cov_coef": ("loss", frozenset({"kl_cov"})),
-    "clip_cov_low": ("loss", frozenset({"clip_cov"})),
-    "clip_cov_high": ("loss", frozenset({"clip_cov"})),
-    "dppo_delta": ("loss", frozenset({"dppo_tv"})),
-    "dppo_kl_coef": ("loss", frozenset({"dppo_tv"})),
-    "correction_level": ("behaviour_correction", frozenset({"tis", "mis"})),
-    "icepop_low": ("behaviour_correction", frozenset({"icepop"})),
-    "icepop_high": ("behaviour_correction", frozenset({"icepop"})),
-}
+SHARED = frozenset({"pg_clip", "pg_clip_high", "tis_cap"})
 
 
-class AlgorithmConfig(DivergenceConfig, frozen=True, kw_only=True):
-    """Advantages, losses, corrections and updates; names are explained in `docs/algorithms.md`."""
+class AlgorithmConfig(Config, frozen=True, kw_only=True):
+    """Keys that decide what a step computes, and facts that follow from them."""
 
-    behaviour_correction: Literal["tis", "mis", "icepop", "none"] = "tis"
-    """Weights by proximal over behaviour probability, for tokens sampled by older weights or by an
-    engine with other arithmetic: truncated at `tis_cap`; without those above `tis_cap`; without those
-    outside `icepop_low` to `icepop_high`; or no weights. Losses that weigh by the behaviour policy
-    themselves want `none`."""
+    # From rewards to advantages.
+
+    adv_estimator: str = "grpo"
+    """Estimator that turns returns and turn rewards into advantages: a built-in name (`grpo`, `rloo`,
+    `reinforce`, `reinforce_plus_plus`, `reinforce_plus_plus_baseline`, `gae`, `remax`, `opo`, `starpo`,
+    `turn_reinforce`, `gigpo`, `step_reinforce`), or `my_module:NAME`, an `Estimator` of your own."""
+
+    norm_std: bool = True
+    """Divide advantages by the standard deviation of the returns they are compared with. false with
+    `grpo` is Dr. GRPO. Read by `grpo`, `gigpo`, `turn_reinforce` and `step_reinforce`."""
+
+    gamma: float = 1.0
+    """Discount per policy token (`reinforce`, `reinforce_plus_plus`, `reinforce_plus_plus_baseline`),
+    per turn (`turn_reinforce`), or per `gae_unit` (`gae`). Agent loops and workflows discount between
+    the turns of a conversation by their `turn_discount` instead."""
+
+    lambd: float = 0.95
+    """Weight of later rewards in `gae`: 0 trusts the critic's next value alone, 1 never trusts it."""
+
+    gae_unit: Literal["token", "turn"] = "token"
+    """Step of `gae`: a policy token or a turn."""
+
+    step_gamma: float = 0.95
+    """Discount per turn of `gigpo` and `step_reinforce`. Like `gamma`, it does not apply between the
+    turns of a row of a conversation."""
+
+    episode_advantage_weight: float = 1.0
+    """Weight of the episode's part of a `gigpo` advantage."""
+
+    step_advantage_weight: float = 1.0
+    """Weight of the turn's part of a `gigpo` advantage."""
+
+    reward_grouping: Literal["traj_group_id", "tags", "batch"] = "traj_group_id"
+    """Episodes that `starpo` compares with each other: those of a group, those of a tag in the step, or
+    all of the step. The last two wait for the whole step."""
+
+    reward_norm: Literal["mean_std", "mean", "none"] = "mean_std"
+    """Normalization of returns in `starpo`: subtract the mean and divide by the standard deviation,
+    subtract the mean, or neither."""
+
+    reward_clip: float = 0.0
+    """Clip returns and the rewards of single turns to plus or minus this, once, before anything is
+    computed from them. 0 switches it off. The reward at an episode's end counts to its last turn."""
+
+    overlong_max_tokens: int = 0
+    """Sampled tokens of an episode at which a length penalty reaches 1 (the soft overlong punishment of
+    DAPO). 0 switches it off."""
+
+    overlong_buffer_tokens: int = 0
+    """Tokens before `overlong_max_tokens` over which the penalty rises
+    linearly from 0. Set both keys or neither."""
+
+    over_budget_episodes: Literal["train", "mask"] = "train"
+    """Episodes that a limit cut off (`max_new_tokens`, `max_episode_tokens`, `max_turns` of loops; for
+    workflows, those that end because the gateway refused to go on). `train`: they are failures like
+    others, and the policy learns to finish in time. `mask`: they count where episodes are compared but
+    are not trained (the overlong filtering of DAPO), for limits that are not part of the task."""
+
+    advantage_clip: float = 0.0
+    """Clip advantages to plus or minus this, before whitening. 0 switches it off."""
+
+    whiten_advantages: bool = False
+    """Give the advantages of a step's trained tokens mean 0 and
+    standard deviation 1. This waits for the whole step. `reinforce_plus_plus` and
+    `reinforce_plus_plus_baseline` always do it."""
+
+    zero_variance_groups: Literal["skip", "redraw"] = "skip"
+    """Groups whose valid members all have the same return, with estimators that compare the members of
+    a group. `skip`: they count towards the step and are not computed, except for their divergence where
+    the loss has one (`init_kl_coef`). `redraw`: they do not count, and the scheduler admits others
+    instead (the dynamic sampling of DAPO). Other estimators (`reinforce`, `reinforce_plus_plus`, `gae`,
+    `starpo` beyond groups or without normalization) learn from such groups and do not read the key."""
+
+    # From advantages to a loss.
+
+    loss: str = "ppo_clip"
+    """Policy loss: a built-in name (`vanilla_pg`, `ppo_clip`, `dapo`, `grpo`, `decoupled_ppo`,
+    `segment`, `gspo`, `gmpo`, `cispo`, `sapo`, `tis_pg`, `topr`, `kimi15`, `m2po`, `kl_cov`,
+    `clip_cov`, `dppo_tv`), or `my_module:NAME`, a `Loss` of your own."""
+
+    pg_clip: float = 0.2
+    """Distance below 1 at which the ratio of current and proximal policy is
+    clipped (`ppo_clip`, `dapo`, `grpo`, `decoupled_ppo`, `segment`, `clip_cov`). Without `dapo`,
+    `segment` and `clip_cov` it is the distance above 1 too."""
+
+    pg_clip_high: float = 0.28
+    """Distance above 1 at which the ratio is clipped with `dapo`, `segment` and `clip_cov`."""
+
+    dual_clip: float = 0.0
+    """Bound, above 1, of the ratio of tokens with negative advantages (`ppo_clip`, `dapo`, `grpo`,
+    `decoupled_ppo`). 0 switches it off."""
+
+    gspo_clip: float = 3e-4
+    """Distance below 1 at which `gspo` clips the ratio of a sequence."""
+
+    gspo_clip_high: float = 4e-4
+    """Distance above 1 at which `gspo` clips the ratio of a sequence."""
+
+    gmpo_clip: float = 0.4
+    """Bound of a token's log-ratio with `gmpo`, on the side that its advantage pushes to."""
+
+    cispo_clip: float = 1.0
+    """Distance below 1 at which `cispo` clips a token's weight. 1 sets no lower bound."""
+
+    cispo_clip_high: float = 4.0
+    """Distance above 1 at which `cispo` clips a token's weight."""
+
+    sapo_tau: float = 1.0
+    """Temperature of the gate of `sapo` for positive advantages."""
+
+    sapo_tau_negative: float = 1.05
+    """Temperature of the gate of `sapo` for all other advantages."""
+
+    kimi_tau: float = 0.1
+    """Weight of the squared log-ratio of a row in `kimi15`."""
+
+    m2_threshold: float = 0.04
+    """Largest mean squared log-ratio of a mini-batch with `m2po`, which leaves tokens out above it."""
+
+    cov_fraction: float | None = None
+    """Share of a mini-batch's tokens that `kl_cov` and `clip_cov` treat differently. Null: the share of
+    the paper, 2e-3 with `kl_cov` (for 7B models; 2e-4 for 32B) and 2e-4 with `clip_cov`."""
+
+    kl_cov_coef: float = 1.0
+    """Weight of the divergence penalty on the tokens that `kl_cov` picks."""
+
+    clip_cov_low: float = 1.0
+    """Lower bound of the covariance of tokens that `clip_cov` may pick."""
+
+    clip_cov_high: float = 5.0
+    """Upper bound of the covariance of tokens that `clip_cov` may pick."""
+
+    dppo_delta: float = 0.2
+    """Change of a token's probability beyond which `dppo_tv` drops its gradient."""
+
+    dppo_kl_coef: float = 0.0
+    """Weight of the squared log-ratio to the behaviour policy in `dppo_tv`."""
+
+    loss_aggregation: Literal[
+        "token_mean", "seq_mean_token_sum", "seq_mean_token_mean", "seq_mean_token_sum_norm"
+    ] = "token_mean"
+    """Reduction of token losses to one number: the mean over all trained tokens, or the mean over rows
+    of their token sum, of their token mean, or of their token sum divided by `loss_norm_tokens`."""
+
+    loss_norm_tokens: int = 0
+    """Divisor of `seq_mean_token_sum_norm`, usually the longest possible reply; read with it only."""
+
+    entropy_loss_coef: float = 0.0
+    """Weight of the mean token entropy, which is subtracted from the loss."""
+
+    # Divergence from a reference model.
+
+    init_kl_coef: float = 0.0
+    """Weight of the divergence from the reference model (`learner.reference`; without it, the weights
+    at the run's start). 0: the learner has no reference model."""
+
+    kl_estimator: Literal["k1", "k2", "k3", "abs"] = "k3"
+    """Estimator of the divergence from sampled
+    tokens. The gradient of `k1` in the loss is 0 on average: use `k1` in the reward."""
+
+    kl_in: Literal["loss", "reward"] | None = None
+    """`loss`: added to the policy loss of every token. `reward`: subtracted from every token's reward
+    before advantages are computed, for `reinforce`, `reinforce_plus_plus`,
+    `reinforce_plus_plus_baseline` and `gae`. Null: `reward` with `reinforce_plus_plus`, which is
+    defined so, and `loss` with the others."""
+
+    target_kl: float = 0.0
+    """Divergence towards which the weight is steered after every step. 0 keeps the weight."""
+
+    kl_horizon: int = 10_000
+    """Episodes over which the weight is steered: a larger number steers more slowly. Read with
+    `target_kl`."""
+
+    # Correction of tokens that other weights sampled.
+
+    behaviour_correction: str = "tis"
+    """Weights by proximal over behaviour probability, for tokens that older weights sampled, or an
+    engine with other arithmetic. `tis`: truncated at `tis_cap`. `mis`: 0 above `tis_cap`. `icepop`: 0
+    outside `icepop_low` to `icepop_high`. `none`: no weights, for losses that weigh by the behaviour
+    policy themselves. Or `my_module:NAME`, a `Correction` of your own."""
 
     tis_cap: float = 2.0
-    """Where importance weights are truncated (`tis`, the losses `decoupled_ppo` and `tis_pg`; `.inf`:
-    nowhere) or beyond which tokens are left out (`mis`)."""
+    """Importance weight at which `tis` and the losses `decoupled_ppo` and `tis_pg` truncate (`.inf`:
+    nowhere), and above which `mis` leaves tokens out."""
 
     correction_level: Literal["token", "sequence"] = "token"
-    """Whether `tis` and `mis` weigh each token by itself, or all of a row by the product of its
-    tokens."""
+    """Unit of the weights of `tis` and `mis`: each token, or the product over all tokens of a row."""
 
     icepop_low: float = 0.5
-    """Tokens of a lower weight are left out by `icepop`."""
+    """Weight below which `icepop` leaves tokens out."""
 
     icepop_high: float = 5.0
-    """Tokens of a higher weight are left out by `icepop`."""
+    """Weight above which `icepop` leaves tokens out."""
 
     geometric_mask: float = 0.0
-    """Leave out rows whose geometric mean weight lies beyond 1 plus this, or below one over that;
-    0 switches it off. Goes together with any correction."""
+    """Leave out rows whose geometric mean weight is above 1 plus this, or below one over that. 0
+    switches it off. It goes together with any correction."""
 
     proximal_logprobs: Literal["recompute", "interpolate"] = "recompute"
-    """Where the log-probabilities that losses are measured against come from: the weights at the
-    start of the step, or a line between behaviour and current policy by each token's age, which
-    spares forward passes when a step has several updates."""
+    """Source of the proximal log-probabilities that losses compare with: `recompute` takes the weights
+    at the start of the step. `interpolate` takes a line between behaviour and current policy by each
+    token's age, which saves forward passes when a step has several updates."""
+
+    # Updates of a step.
 
     num_mini_batches: int = 1
     """Optimizer updates of one step, each on its share of the step's groups."""
@@ -97,104 +238,73 @@ class AlgorithmConfig(DivergenceConfig, frozen=True, kw_only=True):
     """Passes over a step's groups. Passes after the first begin when all groups have arrived."""
 
     @property
+    def estimator(self) -> Estimator:
+        """Declaration of `adv_estimator`."""
+        return ESTIMATORS.find(self.adv_estimator)
+
+    @property
+    def policy_loss(self) -> Loss:
+        """Declaration of `loss`."""
+        return LOSSES.find(self.loss)
+
+    @property
+    def correction(self) -> Correction:
+        """Declaration of `behaviour_correction`."""
+        return CORRECTIONS.find(self.behaviour_correction)
+
+    @property
+    def whitens(self) -> bool:
+        """Whether advantages are whitened over the step."""
+        return self.whiten_advantages or self.estimator.whitens
+
+    @property
+    def normalises_over_step(self) -> bool:
+        """Whether returns are compared beyond their group."""
+        return self._holds(self.estimator.compares_step)
+
+    @property
+    def compares_observations(self) -> bool:
+        """Whether the estimator compares turns that began with the same observation."""
+        return self._holds(self.estimator.compares_observations)
+
+    @property
+    def needs_two_members(self) -> bool:
+        """Whether a group with one valid member has no advantages."""
+        return self._holds(self.estimator.compares_group)
+
+    @property
+    def waits_for_step(self) -> str:
+        """Key for which no backward pass may begin before a step's last group; empty without one."""
+        if self.normalises_over_step:
+            return "reward_grouping"
+        return "whiten_advantages" if self.whitens else ""
+
+    @property
+    def needs_reference(self) -> bool:
+        """Whether anything uses a reference model."""
+        return self.init_kl_coef > 0
+
+    @property
+    def resolved_kl_in(self) -> Literal["loss", "reward"]:
+        """Place of the divergence, null resolved."""
+        if self.kl_in is not None:
+            return self.kl_in
+        return "reward" if self.estimator.divergence_in_reward else "loss"
+
+    @property
+    def holds_all_tokens(self) -> bool:
+        """Whether the loss holds tokens near the reference whatever their advantage."""
+        return self.needs_reference and not self.rewards_divergence
+
+    @property
+    def rewards_divergence(self) -> bool:
+        """Whether advantages need the reference's log-probabilities."""
+        return self.needs_reference and self.resolved_kl_in == "reward"
+
+    @property
     def needs_estimates(self) -> bool:
-        """Whether models must be asked about all policy tokens before advantages are known."""
-        return self.adv_estimator == "gae" or self.rewards_divergence
+        """Whether models must read all policy tokens before advantages are known."""
+        return self.estimator.needs_values or self.rewards_divergence
 
-    def __post_init__(self) -> None:
-        check_finite(self, unbounded=_UNBOUNDED)
-        for key in ("num_mini_batches", "ppo_epochs"):
-            if getattr(self, key) < 1:
-                raise ValueError(f"{key} must be at least 1")
-        for key in _POSITIVE:
-            if not getattr(self, key) > 0:
-                raise ValueError(f"{key} must be positive")
-        for key in _NOT_NEGATIVE:
-            if not getattr(self, key) >= 0:
-                raise ValueError(f"{key} must not be negative")
-        for key in ("gamma", "lambd", "step_gamma", "resolved_cov_fraction"):
-            if not 0 <= getattr(self, key) <= 1:
-                key = key.removeprefix("resolved_")
-                raise ValueError(f"{key} must lie between 0 and 1")
-        self.check_divergence()
-        self._check_combinations()
-        self._check_readers()
-        self._check_redraw()
-
-    def _check_combinations(self) -> None:
-        if self.loss_aggregation == "seq_mean_token_sum_norm" and not self.loss_norm_tokens:
-            raise ValueError(
-                "loss_norm_tokens must be given with loss_aggregation seq_mean_token_sum_norm"
-            )
-        if 0 < self.dual_clip <= 1:
-            raise ValueError("dual_clip must be above 1, or 0 to switch it off")
-        if bool(self.overlong_max_tokens) != bool(self.overlong_buffer_tokens):
-            raise ValueError("overlong_max_tokens and overlong_buffer_tokens are given together")
-        if self.overlong_buffer_tokens > self.overlong_max_tokens:
-            raise ValueError("overlong_buffer_tokens must not exceed overlong_max_tokens")
-        for low, high in (("icepop_low", "icepop_high"), ("clip_cov_low", "clip_cov_high")):
-            if getattr(self, low) >= getattr(self, high):
-                raise ValueError(f"{low} must be below {high}")
-        if self.loss in OFF_POLICY_LOSSES and self.behaviour_correction != "none":
-            raise ValueError(
-                f"loss {self.loss!r} weighs tokens by the policy that sampled them; "
-                f"behaviour_correction {self.behaviour_correction!r} would do it again: set it to none"
-            )
-
-    def _check_redraw(self) -> None:
-        """What `READERS` cannot say of `starpo`."""
-        is_asked = self.adv_estimator == "starpo" and self.zero_variance_groups == "redraw"
-        if is_asked and not self.needs_two_members:
-            raise ValueError(
-                "zero_variance_groups 'redraw' is not read by adv_estimator 'starpo' with "
-                f"reward_grouping {self.reward_grouping!r} and reward_norm {self.reward_norm!r}, "
-                "which do not compare the members of a group: remove it, or use reward_grouping "
-                "traj_group_id with reward_norm mean_std or mean"
-            )
-
-    def _check_readers(self) -> None:
-        defaults = dict(
-            zip(
-                self.__struct_fields__[-len(self.__struct_defaults__) :],
-                self.__struct_defaults__,
-                strict=True,
-            )
-        )
-        for key, (selector, readers) in READERS.items():
-            chosen = getattr(self, selector)
-            if chosen not in readers and getattr(self, key) != defaults[key]:
-                raise ValueError(
-                    f"{key} is not read by {selector} {chosen!r} (only by "
-                    f"{', '.join(sorted(readers))}): remove it or choose one of these"
-                )
-
-
-# Bounds, of which `.inf` means that there is none.
-_UNBOUNDED = frozenset({"tis_cap", "pg_clip_high", "cispo_clip_high", "icepop_high", "clip_cov_high"})
-_POSITIVE = (
-    "pg_clip",
-    "pg_clip_high",
-    "tis_cap",
-    "gspo_clip",
-    "gspo_clip_high",
-    "gmpo_clip",
-    "cispo_clip",
-    "cispo_clip_high",
-    "sapo_tau",
-    "sapo_tau_negative",
-    "m2_threshold",
-    "dppo_delta",
-)
-_NOT_NEGATIVE = (
-    "loss_norm_tokens",
-    "reward_clip",
-    "advantage_clip",
-    "overlong_max_tokens",
-    "overlong_buffer_tokens",
-    "dual_clip",
-    "kimi_tau",
-    "kl_cov_coef",
-    "dppo_kl_coef",
-    "icepop_low",
-    "geometric_mask",
-)
+    def _holds(self, fact: Fact) -> bool:
+        return fact(self) if callable(fact) else fact

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 from tailrace.config import Config
-from tailrace_learner.config_algorithm import AlgorithmConfig
-from tailrace_learner.config_execution import StrategyArgs
 from tailrace_learner.config_models import TrainingArgs, check_finite
 
 
@@ -67,43 +65,3 @@ class CriticArgs(Config, frozen=True, kw_only=True):
             )
         if not self.shared and self.value_loss_coef != 0.1:
             raise ValueError("critic.value_loss_coef is read with critic.shared only: remove it")
-
-
-def check_roles(
-    config: AlgorithmConfig,
-    reference: ReferenceArgs | None,
-    critic: CriticArgs | None,
-    strategy_args: StrategyArgs,
-) -> None:
-    """Raise `ValueError` for a model that nothing uses, and for one that is missing."""
-    if reference is not None:
-        _check_reference(reference, config, strategy_args.resolved_name)
-    if critic is not None:
-        _check_critic(critic, config, strategy_args.num_ranks)
-    elif config.adv_estimator == "gae":
-        raise ValueError(
-            "adv_estimator 'gae' needs values: give learner.critic ({} is a copy of the policy) or use "
-            "another estimator"
-        )
-
-
-def _check_reference(reference: ReferenceArgs, config: AlgorithmConfig, strategy: str) -> None:
-    if not config.needs_reference:
-        raise ValueError("reference is not read while init_kl_coef is 0: remove it or set that")
-    if reference.sharded and strategy != "fsdp2":
-        raise ValueError(
-            "reference.sharded cuts weights as strategy_args.strategy_name fsdp2 does, here is "
-            f"{strategy}: use fsdp2 (num_ranks above 1), or remove it"
-        )
-
-
-def _check_critic(critic: CriticArgs, config: AlgorithmConfig, num_ranks: int) -> None:
-    if config.adv_estimator != "gae":
-        raise ValueError(
-            f"critic is not read by adv_estimator {config.adv_estimator!r} (only by gae): remove it"
-        )
-    if critic.shared and num_ranks > 1:
-        raise ValueError(
-            f"critic.shared with {num_ranks} ranks: a trunk on several ranks cannot have a value head; "
-            "set critic.shared to false, or strategy_args.num_ranks to 1"
-        )

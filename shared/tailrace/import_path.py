@@ -7,7 +7,10 @@ on `PYTHONPATH` and among the installed packages.
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 from tailrace.config import ConfigError
@@ -29,6 +32,21 @@ def load_object(import_path: str, key: str) -> Callable[..., Any]:
             f"{key}: {import_path!r} is a {type(found).__name__}, not a function or a class"
         )
     return found  # type: ignore[no-any-return]
+
+
+@contextmanager
+def importable_from(folder: Path) -> Iterator[None]:
+    """Lets modules in the current folder and in `folder` be imported, as the services can.
+
+    `PYTHONPATH` of a service begins with the folder of the experiment.
+    """
+    added = [str(Path.cwd()), str(folder)]
+    sys.path[:0] = added
+    try:
+        yield
+    finally:
+        for entry in added:
+            sys.path.remove(entry)
 
 
 def _module(name: str, key: str) -> object:

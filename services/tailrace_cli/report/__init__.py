@@ -1,1 +1,1 @@
-"""What a run leaves for its reader: the summary table and `report.html` with its curves."""
+"""Summary table of a run and `report.html` with its curves."""

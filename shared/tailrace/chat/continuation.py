@@ -1,10 +1,10 @@
-"""What a template inserts between a sampled reply and the next one, without rendering what came before.
+"""Text that a template inserts between a sampled reply and the next one.
 
-The reply's neighbourhood is rendered: a sentinel in the user's place, the reply's shape with sentinels
-for its texts, then the new messages. What stands behind the reply there is what has to be appended.
-For each shape of neighbourhood it is proven once that this does not depend on how long the
-conversation is and that the text before the reply stays what it was; a shape for which it does is
-remembered and refused with `TemplateNotAppendableError`.
+The whole conversation is not rendered. Instead, a short conversation is rendered: a sentinel for the
+user's message, the reply with sentinels for its texts, then the new messages. The text after the reply
+is the text to append. For each shape of such a neighbourhood, one proof shows that this text does not
+depend on the length of the conversation and that the text before the reply does not change. A shape
+without a proof is remembered and refused with `TemplateNotAppendableError`.
 """
 
 from __future__ import annotations
@@ -34,7 +34,8 @@ _MAX_SHAPES = 1024
 
 
 class Insertion(NamedTuple):
-    """Text after a reply. `end`: the token that closes it; `end_ids`: sampled ids that do so too."""
+    """Text after a reply. `end`: the token that closes it; `end_ids`: sampled ids that also close
+    it."""
 
     end: str
     rest: str
@@ -42,15 +43,15 @@ class Insertion(NamedTuple):
 
 
 class _Shape(NamedTuple):
-    closing: str  # text between the reply's last words and its end of turn, such as `</tool_call>`
-    end: str  # the end of turn that the template writes; empty: it writes none that is special
+    closing: str  # text between the reply's last text and its end of turn, such as `</tool_call>`
+    end: str  # special token with which the template ends the turn; empty: none
     end_ids: frozenset[int]
     keeps_reasoning: bool
-    needs_tools: bool  # what is inserted depends on the tools
+    needs_tools: bool  # the inserted text depends on the tools
 
 
 class _Neighbourhood(NamedTuple):
-    """A reply with what is around it."""
+    """Reply with the messages around it."""
 
     system: tuple[ChatMessage, ...]
     reply: ChatMessage
@@ -58,7 +59,7 @@ class _Neighbourhood(NamedTuple):
     tools: tuple[ToolSchema, ...]
 
     def key(self) -> tuple[object, ...]:
-        """Equal for neighbourhoods that differ in their texts only."""
+        """Key that is equal for neighbourhoods that differ only in their texts."""
         return (
             bool(self.system) and self.system[0].role,
             bool(self.reply.content),
@@ -69,7 +70,7 @@ class _Neighbourhood(NamedTuple):
 
 
 class Continuations:
-    """Insertions by one template; remembers what it found out for each shape."""
+    """Insertions of one template; remembers the result of the proof for each shape."""
 
     def __init__(self, template: ChatTemplate, special: SpecialTokens) -> None:
         self._template = template
@@ -82,7 +83,7 @@ class Continuations:
         new: Sequence[ChatMessage],
         tools: Sequence[ToolSchema] = (),
     ) -> Insertion:
-        """What follows `history[-1]`, a sampled reply, so that `new` and a generation prompt stand."""
+        """Text after the sampled reply `history[-1]`: `new` and a generation prompt."""
         around = self._around(history, new, tools)
         shape = self._shape(around)
         messages = (*around.system, USER, around.reply, *around.new)
@@ -99,7 +100,7 @@ class Continuations:
         new: Sequence[ChatMessage],
         tools: Sequence[ToolSchema] = (),
     ) -> bool:
-        """Whether rendering anew would show the thoughts of `history[-1]` before `new`."""
+        """True if a new rendering shows the reasoning of `history[-1]` before `new`."""
         return self._shape(self._around(history, new, tools)).keeps_reasoning
 
     def _around(
@@ -134,7 +135,7 @@ class Continuations:
             return self._refusal(error.reason)
 
     def _proven(self, around: _Neighbourhood) -> _Shape:
-        """The shape, after the proofs that the module speaks of."""
+        """Shape of a neighbourhood, after the proof that the module's docstring describes."""
         behind = self._behind((*around.system, USER), around)
         longer = self._behind((*around.system, *EARLIER, USER), around)
         if longer != behind:
@@ -147,14 +148,14 @@ class Continuations:
         return _Shape(closing, end, end_ids, REASONING in text, needs_tools)
 
     def _is_independent_of_tools(self, around: _Neighbourhood, behind: str) -> bool:
-        """Whether the same is inserted when no tools are told: then they need not be rendered."""
+        """True if the inserted text is the same without tools; then they need not be rendered."""
         try:
             return self._behind((*around.system, USER), around._replace(tools=())) == behind
         except TemplateError:
             return False
 
     def _behind(self, before: tuple[ChatMessage, ...], around: _Neighbourhood) -> str:
-        """The text behind the reply, when rendering more has left all before it as it was."""
+        """Text after the reply; refuses the template if the text before the reply changes."""
         asked = self._render(before, around.tools, True)
         text = self._render((*before, around.reply, *around.new), around.tools, True)
         asked_head, found, prompt = asked.partition(USER.content)
@@ -167,7 +168,7 @@ class Continuations:
         return behind
 
     def _end(self, alone: str, behind: str, around: _Neighbourhood) -> tuple[str, str, frozenset[int]]:
-        """How a reply is closed, from the texts behind it when it is the last and when it is not."""
+        """Closing text and end of a reply, from the text after it as the last message and otherwise."""
         shared = self._special.spans(_common_beginning(alone, behind))
         if shared:
             start, stop = shared[-1]
@@ -182,7 +183,7 @@ class Continuations:
         return behind[:start], behind[start:stop], frozenset(ids)
 
     def _plain_close(self, around: _Neighbourhood, alone: str) -> str:
-        """Ordinary text that closes a reply; what precedes it in `alone` is a tool call's own."""
+        """Ordinary text that closes a reply; earlier text in `alone` belongs to a tool call."""
         if not around.reply.tool_calls:
             return alone
         plain = ChatMessage("assistant", "SentinelPlainReply")
@@ -191,10 +192,10 @@ class Continuations:
         return close if alone.endswith(close) else ""
 
     def _split(self, text: str, reply: ChatMessage) -> tuple[str, str]:
-        """The texts before and behind the reply's sentinels."""
+        """Texts before and after the reply's sentinels."""
         span = reply_span(text, reply)
         if span is None:
-            raise self._refusal("it leaves out a reply that others follow")
+            raise self._refusal("it omits a reply that other messages follow")
         return text[: span[0]], text[span[1] :]
 
     def _id(self, text: str) -> int:

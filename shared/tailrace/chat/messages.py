@@ -1,6 +1,6 @@
-"""Messages and tools in the shape that chat templates expect: dicts as of the OpenAI API.
+"""Messages and tools in the form that chat templates expect: dicts as in the OpenAI API.
 
-Invariant: keys that a message does not need are absent, since templates ask whether they are defined.
+Invariant: a key without a value is absent, because templates test if keys are defined.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from tailrace_protos.chat import ChatMessage, ToolCall, ToolSchema
 def template_messages(
     messages: Sequence[ChatMessage], *, arguments_as_text: bool
 ) -> list[dict[str, Any]]:
-    """The messages as dicts; a tool's answer that lacks its tool's name gets it from the call."""
+    """Converts messages to dicts; a tool's answer without the tool's name gets it from the call."""
     names: dict[str, str] = {}
     made = []
     for message in messages:
@@ -25,7 +25,7 @@ def template_messages(
 
 
 def template_tools(tools: Sequence[ToolSchema]) -> list[dict[str, Any]] | None:
-    """Tools as OpenAI functions; None where there are none, as templates test for it."""
+    """Converts tools to OpenAI functions; None without tools, because templates test for None."""
     if not tools:
         return None
     return [
@@ -49,7 +49,7 @@ def _template_message(
         made["tool_calls"] = list(_template_calls(message.tool_calls, arguments_as_text))
     if message.reasoning:
         made["reasoning_content"] = message.reasoning
-        if not (message.tool_calls and message.content):  # harmony has one place for the two
+        if not (message.tool_calls and message.content):  # harmony has one place for both
             made["thinking"] = message.reasoning
     name = message.name or names.get(message.tool_call_id, "")
     if name:
@@ -70,7 +70,7 @@ def _template_calls(calls: Iterable[ToolCall], arguments_as_text: bool) -> Itera
 
 
 def _parsed(arguments: str) -> Any:
-    """The arguments as an object; text that is none is left for the template to write as it is."""
+    """Parses arguments to an object; other text stays unchanged."""
     try:
         return json.loads(arguments)
     except ValueError:

@@ -1,4 +1,4 @@
-"""What a model's files say about chatting: tokenizer, template, the tokens that end its text."""
+"""Reader of a model's files for chats: tokenizer, template, tokens that end a text."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tailrace_protos.weights import ModelCard
 
 
 class ChatModel(NamedTuple):
-    """A tokenizer with its template; `eos_token_ids` are those that any file names."""
+    """Tokenizer with its template; `eos_token_ids`: all ids that the files name."""
 
     tokenizer: Tokenizer
     template: ChatTemplate
@@ -35,7 +35,7 @@ def read_chat_model(card: ModelCard, template_args: Mapping[str, Any]) -> ChatMo
 
 
 def _special_tokens(config: dict[str, Any]) -> dict[str, str]:
-    """`bos_token` and the like, which the config writes as text or as an object with `content`."""
+    """Special tokens such as `bos_token`; the config has texts, or objects with `content`."""
     tokens = {}
     for key, value in config.items():
         content = value.get("content") if isinstance(value, dict) else value
@@ -60,7 +60,7 @@ def _template(files: dict[str, bytes], config: dict[str, Any], names: dict[str, 
 
 
 def _eos_token_ids(card: ModelCard, tokenizer: Tokenizer, special: dict[str, str]) -> tuple[int, ...]:
-    """Ends of text by the tokenizer and by the model's config."""
+    """Ids that end a text, from the tokenizer's and the model's config."""
     ids: list[int] = []
     if "eos_token" in special:
         token_id = tokenizer.token_to_id(special["eos_token"])

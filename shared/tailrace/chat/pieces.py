@@ -1,8 +1,8 @@
-"""The constant text around messages, found once by rendering conversations of sentinels.
+"""Constant text around messages, found once by rendering conversations of sentinels.
 
-A template can be appended to if a longer conversation begins with the text of the shorter one and
-every further turn inserts the same text. Then a turn costs one string join instead of one rendering
-of the whole conversation, and the tokens of earlier turns stay what they were.
+A template is appendable if a longer conversation begins with the text of the shorter one and every
+further turn inserts the same text. Then a turn costs one string join instead of one rendering of the
+whole conversation, and the tokens of earlier turns do not change.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ class TemplateNotAppendableError(TemplateError):
 
 
 class ChatPieces(NamedTuple):
-    """A conversation is `opening` user `reply_prompt` assistant `between` user `reply_prompt` ..."""
+    """Texts around messages: `opening` user `reply_prompt` reply `between` user `reply_prompt` ..."""
 
     opening: str
     reply_prompt: str  # end of the user's message and beginning of the assistant's
@@ -52,7 +52,7 @@ def _conversation(num_messages: int) -> list[ChatMessage]:
 
 
 def _split(template: ChatTemplate, num_messages: int) -> list[str]:
-    """The texts before, between and after the sentinels of a conversation that ends with the user."""
+    """Texts before, between and after the sentinels of a conversation that ends with the user."""
     rest = template.render(_conversation(num_messages), add_generation_prompt=True)
     pieces = []
     for sentinel in _SENTINELS[:num_messages]:

@@ -1,7 +1,7 @@
-"""A sampled reply, read as its tokens arrive: thoughts, content, tool calls.
+"""Stream of a sampled reply: reasoning, content and tool calls, read while tokens arrive.
 
-Invariants: what `feed` gives is never taken back, whatever follows; all deltas with `ParsedReply.rest`
-are the final message's texts, however the tokens were cut; nothing that a model wrote raises.
+Invariants: text that `feed` returned is never taken back. All deltas together with `ParsedReply.rest`
+are the texts of the final message, however the tokens were cut. No text of a model raises an error.
 """
 
 from __future__ import annotations
@@ -19,20 +19,20 @@ from tailrace.chat.tool_parsers import FoundCall, ToolParser
 from tailrace_protos.chat import ChatMessage, ToolCall, ToolSchema
 
 _ID_CHARS = "0123456789abcdefghijklmnopqrstuvwxyz"
-_ID_LENGTH = 9  # Mistral's templates accept no other
+_ID_LENGTH = 9  # Mistral's templates accept only this length
 
 
 class ReplyDelta(NamedTuple):
-    """Text of a reply that has become certain."""
+    """Newly certain text of a reply."""
 
     content: str = ""
     reasoning: str = ""
 
 
 class ParsedReply(NamedTuple):
-    """A whole reply. `malformed` tells the model which calls could not be read; empty: all could.
+    """Complete reply. `malformed`: errors of malformed calls, for the model; empty: none.
 
-    `rest` is the text that was not given by `ReplyStream.feed` before.
+    `rest`: text that `ReplyStream.feed` did not return before.
     """
 
     message: ChatMessage
@@ -42,7 +42,7 @@ class ParsedReply(NamedTuple):
 
 
 class ReplyStream:
-    """One reply. Tool calls come whole, with `finish`."""
+    """Stream of one reply. `finish` returns the tool calls."""
 
     def __init__(
         self,
@@ -72,7 +72,7 @@ class ReplyStream:
         return ReplyDelta(self._certain_content(), split.reasoning)
 
     def finish(self) -> ParsedReply:
-        """The reply has ended."""
+        """Ends the reply; returns it as a message."""
         rest = self._stop.feed(self._text.finish()) + self._stop.finish()
         last = self._splitter.feed(rest), self._splitter.finish()
         for split in last:
@@ -91,7 +91,7 @@ class ReplyStream:
         self._content += split.content
 
     def _certain_content(self) -> str:
-        """Content up to what may be a tool call or white space before one."""
+        """Content before any text that may be a tool call, without white space at its end."""
         self._num_certain = self._parser.certain(self._content, self._num_certain)
         end = len(self._content[: self._num_certain].rstrip())
         if end <= self._num_given:
@@ -105,7 +105,7 @@ class ReplyStream:
 
 
 def _call_id(seed: str, index: int, call: FoundCall) -> str:
-    """An id that follows from the call and the seed, so that reading a reply again finds the same."""
+    """Id of a call, a hash of call and seed: a reply that is parsed again gets the same ids."""
     text = f"{seed}\0{index}\0{call.name}\0{call.arguments}"
     number = int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest())
     chars = []

@@ -1,4 +1,4 @@
-"""Stand-ins for the texts of a conversation, which say where a template puts them."""
+"""Sentinels: stand-ins for the texts of a conversation, which show where a template puts them."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ _SYSTEM_ROLES = ("system", "developer")
 
 
 def system_before(history: Sequence[ChatMessage]) -> tuple[ChatMessage, ...]:
-    """A stand-in for the system message that the conversation begins with, if it has one."""
+    """Stand-in for the system message at the beginning of the conversation, if there is one."""
     role = history[0].role
     return (ChatMessage(role, "SentinelSystemText"),) if role in _SYSTEM_ROLES else ()
 
 
 def sentinel_reply(reply: ChatMessage, *, writes_calls: bool) -> ChatMessage:
-    """The reply with sentinels for its content and its arguments; names and ids stay."""
+    """Reply with sentinels for its content and arguments; names and ids stay."""
     calls = tuple(
         ToolCall(call.id, call.name, json.dumps({"text": f"{_ARGUMENT}{index}."}))
         for index, call in enumerate(reply.tool_calls)
@@ -34,7 +34,7 @@ def sentinel_reply(reply: ChatMessage, *, writes_calls: bool) -> ChatMessage:
 
 
 def nameless_reply(reply: ChatMessage) -> ChatMessage:
-    """The reply with stand-ins for names and ids of its calls too."""
+    """Reply with stand-ins for names and ids of its calls too."""
     calls = tuple(
         ToolCall(_call_id(index), _call_name(index), call.arguments)
         for index, call in enumerate(reply.tool_calls)
@@ -43,14 +43,14 @@ def nameless_reply(reply: ChatMessage) -> ChatMessage:
 
 
 def named(text: str, reply: ChatMessage) -> str:
-    """Text of a `nameless_reply` with the reply's own names and ids."""
+    """Puts the reply's own names and ids into the text of a `nameless_reply`."""
     for index, call in enumerate(reply.tool_calls):
         text = text.replace(_call_id(index), call.id).replace(_call_name(index), call.name)
     return text
 
 
 def sentinel_message(index: int, message: ChatMessage, reply: ChatMessage) -> ChatMessage:
-    """A message with sentinels for its texts; the call that it answers goes by its stand-in."""
+    """Message with sentinels for its texts; an answered call is named by its stand-in."""
     places = {call.id: place for place, call in enumerate(reply.tool_calls)}
     place = places.get(message.tool_call_id, -1)
     is_known = place >= 0
@@ -72,9 +72,9 @@ def _call_name(index: int) -> str:
 
 
 def reply_span(text: str, reply: ChatMessage) -> tuple[int, int] | None:
-    """Begin of the first and end of the last sentinel of `reply` in `text`."""
+    """Start of the first and end of the last sentinel of `reply` in `text`."""
     sentinels = [_REPLY, *(f"{_ARGUMENT}{index}." for index in range(len(reply.tool_calls)))]
-    found = [(text.find(word), len(word)) for word in sentinels]
+    found = [(text.find(sentinel), len(sentinel)) for sentinel in sentinels]
     places = [(start, start + size) for start, size in found if start >= 0]
     if not places:
         return None

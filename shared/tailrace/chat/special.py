@@ -1,4 +1,4 @@
-"""The special tokens of a tokenizer, as texts to look for in rendered conversations."""
+"""Special tokens of a tokenizer, to be found as texts in rendered conversations."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from tokenizers import Tokenizer
 
 
 class SpecialTokens:
-    """`ids`: token id by text. `texts`: all added tokens, special or not, by id."""
+    """Added tokens. `ids`: special tokens' ids by text. `texts`: all added tokens' texts by id."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         added = tokenizer.get_added_tokens_decoder()
@@ -20,10 +20,10 @@ class SpecialTokens:
         self._pattern = re.compile("|".join(map(re.escape, longest_first)) or r"(?!)")
 
     def spans(self, text: str) -> list[tuple[int, int]]:
-        """Begin and end of each special token in `text`, in order."""
+        """Start and end of each special token in `text`, in order."""
         return [found.span() for found in self._pattern.finditer(text)]
 
     def end_of_one_at(self, text: str, position: int) -> int:
-        """Where the special token that begins at `position` ends; `position` if none begins there."""
+        """End of the special token that starts at `position`; `position` if there is none."""
         found = self._pattern.match(text, position)
         return found.end() if found else position

@@ -1,8 +1,8 @@
-"""A model's chat template: Jinja in a sandbox, with what templates expect to find around them.
+"""Chat template of a model: Jinja in a sandbox, with the functions and filters that templates expect.
 
-Templates come with models, so they are foreign code: the sandbox is immutable, and what a template
-raises becomes a `TemplateError` that names the template. `strftime_now` is left undefined on purpose:
-templates fall back to a fixed date then, and a prompt does not depend on the day it was rendered.
+Templates come with models, so they are foreign code: the sandbox is immutable, and errors of a template
+become a `TemplateError` that names it. `strftime_now` is undefined on purpose: templates then use a
+fixed date, so that a prompt does not depend on the day.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _PROBE_KEY, _PROBE_VALUE = "sentinel_key", "SentinelArgument"
 
 
 class TemplateError(ValueError):
-    """A chat template cannot be used. Attributes: `template` (where it came from), `reason`."""
+    """A chat template cannot be used. Attributes: `template` (its origin), `reason`."""
 
     def __init__(self, template: str, reason: str) -> None:
         super().__init__(f"chat template {template}: {reason}")
@@ -43,7 +43,7 @@ class TemplateError(ValueError):
 
 
 class _GenerationBlock(jinja2.ext.Extension):
-    """`{% generation %}` marks assistant text in some templates; it renders as its body."""
+    """Block `{% generation %}`, which marks assistant text in some templates; renders as its body."""
 
     tags = {"generation"}  # noqa: RUF012  Jinja declares it as an instance variable
 
@@ -53,7 +53,7 @@ class _GenerationBlock(jinja2.ext.Extension):
 
 
 class ChatTemplate:
-    """A compiled template and the names that it may use (`bos_token`, `eos_token`, ...)."""
+    """Compiled template with its variables (`bos_token`, `eos_token`, ...)."""
 
     def __init__(self, source: str, names: Mapping[str, Any], name: str) -> None:
         self.name = name
@@ -61,7 +61,7 @@ class ChatTemplate:
         self._names = dict(names)
         try:
             self._template = _environment().from_string(source)
-            # Jinja copies these for every rendering: 16 microseconds as its own ChainMap, 1 as a dict.
+            # Jinja copies these for every rendering: 16 microseconds as a ChainMap, 1 as a dict.
             self._template.globals = dict(self._template.globals)
         except jinja2.TemplateError as error:
             raise TemplateError(name, f"does not compile: {error}") from error
@@ -73,21 +73,21 @@ class ChatTemplate:
         *,
         add_generation_prompt: bool,
     ) -> str:
-        """The conversation as the text that the model reads."""
+        """Renders a conversation to the text that the model reads."""
         return self._render(messages, tools, add_generation_prompt, self.takes_argument_text)
 
     @cached_property
     def call_text(self) -> str:
-        """A call of a tool `probe` as the template writes it; empty: it writes no tool calls."""
+        """Call of a tool `probe` as the template renders it; empty: it renders no tool calls."""
         return self._probe(self.takes_argument_text)
 
     @cached_property
     def takes_argument_text(self) -> bool:
-        """Whether arguments of tool calls must be JSON text instead of an object."""
+        """True if arguments of tool calls must be JSON text instead of an object."""
         return not self._probe(False) and bool(self._probe(True))
 
     def _probe(self, arguments_as_text: bool) -> str:
-        """What the template makes of a tool call; empty if it fails or misreads the arguments."""
+        """Renders a tool call; empty if the template fails or misreads the arguments."""
         call = ToolCall("sentinel1", "probe", json.dumps({_PROBE_KEY: _PROBE_VALUE}))
         messages = [ChatMessage("user", "go"), ChatMessage("assistant", tool_calls=(call,))]
         try:
@@ -133,7 +133,7 @@ def _to_json(
     separators: tuple[str, str] | None = None,
     sort_keys: bool = False,
 ) -> str:
-    """JSON for prompts: Jinja's own filter would escape it for HTML."""
+    """Converts to JSON for prompts; Jinja's own filter would escape it for HTML."""
     return json.dumps(
         value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys
     )

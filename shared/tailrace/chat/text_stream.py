@@ -1,6 +1,6 @@
-"""Sampled ids to text as they arrive: whole characters only, without the token that ends the turn.
+"""Streams of text: sampled ids to whole characters, stop strings, and markers.
 
-Invariants: what was given is never taken back; all pieces together are the text of all ids at once.
+Invariants: text that was returned is never taken back. All pieces together are the text of all ids.
 """
 
 from __future__ import annotations
@@ -9,11 +9,11 @@ from collections.abc import Iterable, Sequence
 
 from tokenizers import Tokenizer
 
-_INCOMPLETE = "\ufffd"  # how a decoder writes bytes that are no character, or none yet
+_INCOMPLETE = "\ufffd"  # decoders write it for bytes that are not a (complete) character
 
 
 class TokenText:
-    """`dropped_ids` are left out of the text. A last id of `end_ids` is no part of the reply."""
+    """Text of sampled ids, without `dropped_ids` and without a last id of `end_ids`."""
 
     def __init__(
         self, tokenizer: Tokenizer, dropped_ids: frozenset[int], end_ids: frozenset[int]
@@ -22,18 +22,18 @@ class TokenText:
         self._dropped_ids = dropped_ids
         self._end_ids = end_ids
         self._held_end: int | None = None
-        self._context: list[int] = []  # given already; decoders look at the neighbours of a token
+        self._context: list[int] = []  # already returned; decoding a token depends on its neighbours
         self._fresh: list[int] = []
-        self._num_given = 0  # characters of context and fresh ids that were given; -1: all, uncounted
+        self._num_given = 0  # returned characters of context and fresh ids; -1: all, not counted
 
     def feed(self, token_ids: Sequence[int]) -> str:
-        """The text that has become certain."""
+        """Takes newly sampled ids; returns the newly certain text."""
         ids = list(token_ids) if self._held_end is None else [self._held_end, *token_ids]
         self._held_end = ids.pop() if ids and ids[-1] in self._end_ids else None
         fresh = [token_id for token_id in ids if token_id not in self._dropped_ids]
         if not (fresh or self._fresh):
             return ""
-        if self._num_given < 0:  # counted only now: most replies come whole
+        if self._num_given < 0:  # counted only now, because most replies arrive at once
             self._num_given = len(self._decode())
         self._fresh += fresh
         text = self._decode()
@@ -46,7 +46,7 @@ class TokenText:
         return delta
 
     def finish(self) -> str:
-        """The rest: bytes that never became a character are written as U+FFFD."""
+        """Returns the rest; incomplete characters become U+FFFD."""
         return self._decode()[self._num_given :] if self._fresh else ""
 
     def _decode(self) -> str:
@@ -54,7 +54,7 @@ class TokenText:
 
 
 class StopText:
-    """Cuts text where a stop string begins and holds back what may become one."""
+    """Cuts text at a stop string and holds text back that may become one."""
 
     def __init__(self, stop: Iterable[str]) -> None:
         self._stop = tuple(filter(None, stop))
@@ -62,7 +62,7 @@ class StopText:
         self._is_over = False
 
     def feed(self, text: str) -> str:
-        """The text that no stop string can claim any more."""
+        """Takes text; returns the text that cannot be part of a stop string any more."""
         if not self._stop:
             return text
         if self._is_over:
@@ -77,13 +77,13 @@ class StopText:
         return text[:certain]
 
     def finish(self) -> str:
-        """What was held back in vain."""
+        """Returns the text that was held back."""
         held, self._held = self._held, ""
         return held
 
 
 def first_possible(text: str, markers: Sequence[str], start: int = 0) -> int:
-    """Where the first marker at or after `start` begins, or may begin with text still to come."""
+    """Start of the first marker at or after `start`, or of a beginning of one at the end of `text`."""
     found = [at for marker in markers if (at := text.find(marker, start)) >= 0]
     partial = [
         len(text) - size

@@ -125,7 +125,8 @@ def _explain(reason: str, kind: type[Config], where: str, also_valid: tuple[str,
     assert matched is not None
     path = matched.group(2) or ""
     place = _join(where, path)
-    return f"{place + ': ' if place else ''}{_with_names(matched.group(1), kind, path)}"
+    text = _with_names(matched.group(1), kind, path)
+    return text if not place or text.startswith(f"{place}.") else f"{place}: {text}"
 
 
 def _with_names(reason: str, kind: type[Config], path: str) -> str:

@@ -102,7 +102,7 @@ def keys_of(kind: type[Config], section: str = "") -> Iterator[Key]:
             _shown_type(field.type),
             _shown_default(field),
             unit if is_number else "",
-            prose[field.encode_name],
+            prose.get(field.encode_name, ""),
         )
         for nested, below in _structs_in(field.type, name):
             yield from keys_of(nested, below)
@@ -169,5 +169,9 @@ def _shown_default(field: Any) -> str:
     if default is msgspec.NODEFAULT:
         return "required"
     if isinstance(default, Config):
-        return "its own"
+        default = {
+            name: getattr(default, name)
+            for name in default.__struct_fields__
+            if getattr(default, name) != getattr(type(default)(), name)
+        }
     return msgspec.json.encode(msgspec.to_builtins(default)).decode() if default != "" else '""'

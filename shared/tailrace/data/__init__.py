@@ -1,9 +1,9 @@
 """Data sets: rows that become tasks of agent loops and workflows.
 
-A row is a mapping with the names that such files usually have: `prompt` (text, or a list of messages),
-`agent_name` (who plays it), `data_source`, `reward_model: {ground_truth: ...}` or any other keys that
-a reward wants, `tools` (names), `tools_kwargs` (by tool). Everything in a row reaches the agent and
-the reward function; docs/agents.md tells the whole format.
+A row is a mapping with the usual key names of such files: `prompt` (text, or a list of messages),
+`agent_name` (agent loop that plays the row), `data_source`, `reward_model: {ground_truth: ...}` or any
+other keys for a reward, `tools` (names), `tools_kwargs` (by tool). The agent and the reward function
+get the whole row; docs/agents.md describes the format.
 """
 
 from tailrace.data.config import DatasetEntry

@@ -10,15 +10,15 @@ from tailrace.config import Config
 
 
 class DatasetEntry(Config, frozen=True, kw_only=True):
-    """Where rows come from, and what is added to those that do not say it themselves."""
+    """Source of rows, with defaults for keys that rows lack."""
 
     path: str
-    """A file (`rows.jsonl`, `rows.json`, `rows.parquet`), a folder that holds `<split>.jsonl` or the
-    like, a data set of the Hugging Face hub (`openai/gsm8k`), or `module:function` of a Python function
-    that yields rows. Paths are relative to the folder where Tailrace was started."""
+    """A file (`rows.jsonl`, `rows.json`, `rows.parquet`), a folder with `<split>.jsonl` (or .json,
+    .parquet), a data set of the Hugging Face hub (`openai/gsm8k`), or `module:function` of a Python
+    function that yields rows. Paths are relative to the folder where Tailrace was started."""
 
     format: Literal["auto", "jsonl", "json", "parquet", "hub", "python"] = "auto"
-    """What `path` is; `auto` sees it by its form."""
+    """Kind of `path`; `auto`: recognized by its form."""
 
     split: str = "train"
     """Part of a folder or of a hub data set; a Python function gets it as its argument `split`."""
@@ -30,25 +30,25 @@ class DatasetEntry(Config, frozen=True, kw_only=True):
     """Further keyword arguments of a Python function or of `datasets.load_dataset`."""
 
     converter: str = ""
-    """`module:function` that makes a row of a row of the source, or None to leave it out."""
+    """`module:function` from a row of the source to a row, or to None, which leaves the row out."""
 
     agent_name: str = ""
-    """Agent loop of rows that name none; empty: `single_turn_agent`."""
+    """Agent loop of rows without `agent_name`; empty: `single_turn_agent`."""
 
     system_prompt: str = ""
-    """A system message before the prompt of rows whose prompt has none."""
+    """System message for prompts that have none."""
 
     tools: tuple[str, ...] = ()
-    """Tools of rows that name none."""
+    """Tools of rows without `tools`."""
 
     tools_kwargs: dict[str, dict[str, Any]] = msgspec.field(default_factory=dict)
-    """What a tool is created with, by tool, in rows that say nothing about that tool."""
+    """Arguments that a tool is created with, by tool; rows may set other ones for a tool."""
 
     limit: int = 0
-    """Use only so many rows, from the start; 0: all."""
+    """Number of rows to use, from the start; 0: all."""
 
     max_tokens_per_step: int = 0
-    """Tokens that one reply may have; 0: what is left of the episode's budget."""
+    """Maximum number of tokens of one reply; 0: the rest of the episode's budget."""
 
     def __post_init__(self) -> None:
         if not self.path:

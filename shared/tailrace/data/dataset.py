@@ -1,8 +1,7 @@
-"""A loaded data set and its order.
+"""Loaded data set and the order of its rows.
 
-Invariants: which row the n-th task gets is a pure function of (run seed, n): every epoch visits each
-row once, in an order of its own, whichever worker asks, also after a resume; evaluations go through the
-rows as they lie in the file.
+Invariants: the row of the n-th task is a pure function of (run seed, n), in every worker and after a
+resume. Every epoch visits each row once, in another order. Evaluations use the order of the file.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ from tailrace.import_path import load_object
 
 
 class Dataset:
-    """Rows in memory. `seed` is the run's."""
+    """Rows in memory. `seed`: seed of the run."""
 
     def __init__(self, rows: Sequence[Row], seed: int) -> None:
         assert rows
@@ -34,17 +33,17 @@ class Dataset:
         return len(self.rows)
 
     def train_row(self, ordinal: int) -> Row:
-        """The row of the `ordinal`-th training task of this data set, counted from 0."""
+        """Row of the `ordinal`-th training task of this data set, counted from 0."""
         epoch, position = divmod(ordinal, len(self.rows))
         return self.rows[int(_permutation(len(self.rows), self._seed, epoch)[position])]
 
     def eval_row(self, ordinal: int) -> Row:
-        """The row of evaluation task `ordinal`; after the last row the first one comes again."""
+        """Row of the evaluation task `ordinal`; the first row follows the last one."""
         return self.rows[ordinal % len(self.rows)]
 
 
 def load_dataset(entry: DatasetEntry, seed: int, key: str) -> Dataset:
-    """All rows, converted and checked; `ConfigError` names `key` or the row's place, and the remedy."""
+    """Loads, converts and checks all rows; `ConfigError` names `key` or the row, and the remedy."""
     rows = list(_rows(entry, key))
     if not rows:
         raise ConfigError(f"{key}: {entry.path} gives no rows: correct path, split or converter")
@@ -72,7 +71,7 @@ def _rows(entry: DatasetEntry, key: str) -> Iterator[Row]:
 
 @lru_cache(maxsize=16)
 def _permutation(num_rows: int, seed: int, epoch: int) -> NDArray[np.int64]:
-    """An order of all rows. `RandomState`, because its numbers never change between numpy versions."""
+    """Order of all rows. `RandomState` gives the same numbers in all versions of numpy."""
     digest = hashlib.blake2b(f"rows:{seed}:{epoch}".encode(), digest_size=4).digest()
     state = np.random.RandomState(int.from_bytes(digest, "big"))
     return state.permutation(num_rows)

@@ -1,4 +1,4 @@
-"""What a row must look like, checked once, when it is loaded."""
+"""Form of a row, checked once, when it is loaded."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ _ROLES = ("system", "user", "assistant", "tool", "developer")
 
 
 class Row(NamedTuple):
-    """One row and where it was found (`file:line`, for messages to the user)."""
+    """Row with its origin (`file:line`, for messages to the user)."""
 
     data: dict[str, Any]
     origin: str
 
 
 def complete_row(data: object, origin: str, entry: DatasetEntry) -> Row:
-    """The row with what the entry adds; `ConfigError` names origin and key of what is wrong."""
+    """Completes a row with the entry's defaults; `ConfigError` names origin and key of an error."""
     if not isinstance(data, Mapping) or not all(isinstance(key, str) for key in data):
         raise ConfigError(f"{origin}: a row must be an object with named keys, found {_kind(data)}")
     row = {**data}
@@ -38,7 +38,7 @@ def complete_row(data: object, origin: str, entry: DatasetEntry) -> Row:
 
 
 def prompt_messages(row: Mapping[str, Any]) -> tuple[ChatMessage, ...]:
-    """The conversation that a row begins with."""
+    """Messages of a row's prompt."""
     prompt = row["prompt"]
     if isinstance(prompt, str):
         return (ChatMessage("user", prompt),)
@@ -46,7 +46,7 @@ def prompt_messages(row: Mapping[str, Any]) -> tuple[ChatMessage, ...]:
 
 
 def require_prompt(row: Row) -> None:
-    """`ConfigError` for a row that gives an agent loop of ours nothing to read."""
+    """Raises `ConfigError` for a row without `prompt`, which the built-in agent loops need."""
     if "prompt" not in row.data:
         raise ConfigError(
             f"{row.origin}: key 'prompt' is missing (found {', '.join(sorted(row.data))}): agent loop "
@@ -96,7 +96,7 @@ def _check_tools(tools: object) -> str:
 
 def _check_tools_kwargs(kwargs: Any) -> str:
     wrong = [tool for tool, value in kwargs.items() if not isinstance(value, Mapping)]
-    return f"must be an object for each tool, found another thing for {wrong[0]!r}" if wrong else ""
+    return f"must be an object for each tool, found another value for {wrong[0]!r}" if wrong else ""
 
 
 _CHECKS: dict[str, Callable[[Any], str]] = {
@@ -115,7 +115,7 @@ def _with_system(prompt: Any, system: str) -> list[dict[str, Any]]:
 
 
 def _check_wire(row: dict[str, Any], origin: str) -> None:
-    """Rows travel to the reward service: only plain values can."""
+    """Raises `ConfigError` for values that cannot be sent to the reward service."""
     for key, value in row.items():
         try:
             msgspec.msgpack.encode(value)

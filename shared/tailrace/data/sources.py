@@ -1,4 +1,4 @@
-"""Raw rows from files, the Hugging Face hub and Python functions, each with its place."""
+"""Sources of rows: files, the Hugging Face hub and Python functions; each row with its place."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _SUFFIXES = {".jsonl": "jsonl", ".json": "json", ".parquet": "parquet"}
 
 
 def raw_rows(entry: DatasetEntry, key: str) -> RawRows:
-    """All rows of the source in its order; `ConfigError` names `key`, place and remedy."""
+    """Yields all rows of a source in its order; `ConfigError` names `key`, place and remedy."""
     kind = _kind(entry, key) if entry.format == "auto" else entry.format
     return _SOURCES[kind](entry, key)
 
@@ -38,12 +38,12 @@ def _kind(entry: DatasetEntry, key: str) -> str:
         return "hub"
     raise ConfigError(
         f"{key}.path: {entry.path!r} is neither a file ({', '.join(_SUFFIXES)}), a folder, owner/name "
-        "of the hub nor module:function: correct it, or say which with `format`"
+        "of the hub nor module:function: correct it, or set `format`"
     )
 
 
 def _file(entry: DatasetEntry, key: str) -> Path:
-    """The file itself, or the one that the split names in a folder."""
+    """Path of the file, or of the split's file in a folder."""
     path = Path(entry.path).expanduser()
     if not path.is_dir():
         return path
@@ -122,7 +122,7 @@ def _python(entry: DatasetEntry, key: str) -> RawRows:
 
 
 def _extra(module: str, key: str, needs: str) -> Any:
-    """A module that only the extra `data` installs; `ConfigError` if it is not there."""
+    """Imports a module of the extra `data`; `ConfigError` if it is not installed."""
     try:
         return importlib.import_module(module)
     except ImportError as error:

@@ -9,7 +9,7 @@ from tailrace.config.settings import Lookup, NoEffectError, value_names
 from tailrace.config.settings.values import whole_number
 from tailrace_cli.importing import value_names as names
 from tailrace_cli.importing.rules import is_gae, is_on, listed
-from tailrace_learner.config_algorithm import GROUP_RELATIVE
+from tailrace_learner.config_registry import ESTIMATORS
 
 ACTOR = "actor_rollout_ref.actor"
 MODEL = "actor_rollout_ref.model"
@@ -111,7 +111,7 @@ def discounts(lookup: Lookup) -> bool:
 def redraw(used: Any, lookup: Lookup) -> Mapping[str, Any]:
     """Treatment of groups with equal returns, where these teach nothing."""
     name = lookup("algorithm.adv_estimator", "grpo")
-    if used and name not in GROUP_RELATIVE:
+    if used and not (name in ESTIMATORS and ESTIMATORS[name].compares_group):
         raise ValueError(f"{name} learns from groups of equal returns too: here they are never redrawn")
     return {"learner.zero_variance_groups": "redraw" if used else "skip"}
 

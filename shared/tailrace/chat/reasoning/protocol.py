@@ -34,7 +34,7 @@ class ReasoningParser(ABC):
     """Special tokens that the parser needs to see in the text."""
 
     def recognizes(self, template_source: str, token_texts: Collection[str]) -> bool:
-        """Whether `auto` selects this parser for a chat template and the tokenizer's added tokens."""
+        """True if `auto` selects this parser for a chat template and the tokenizer's added tokens."""
         return False
 
     @abstractmethod

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tailrace_learner.config import LearnerConfig
-from tailrace_learner.core.algorithms.advantages import ESTIMATORS, Returns, Verdict
+from tailrace_learner.core.algorithms import ESTIMATORS, Returns, Verdict
 
 grpo = ESTIMATORS["grpo"]
 

@@ -11,18 +11,22 @@ import pytest
 
 from tailrace.config import ConfigError, section_config
 from tailrace_learner.config import CriticArgs, LearnerConfig, ReferenceArgs, StrategyArgs
-from tailrace_learner.config_algorithm import (
-    GROUP_RELATIVE,
-    OFF_POLICY_LOSSES,
-    READERS,
-    AdvEstimator,
-    PolicyLoss,
-)
-from tailrace_learner.core.algorithms.advantages import ESTIMATORS
-from tailrace_learner.core.algorithms.corrections import CORRECTIONS
-from tailrace_learner.core.algorithms.losses import LOSSES, SELECTIONS
+from tailrace_learner.config_algorithm import SHARED
+from tailrace_learner.config_registry import REGISTRIES
+from tailrace_learner.core.algorithms import CORRECTIONS, ESTIMATORS, LOSSES
+from tailrace_learner.core.algorithms.losses import clip_cov, kl_cov
+from tailrace_learner.core.algorithms.losses.kl_cov import num_picked
 
-DOCS = Path(__file__).parents[4] / "docs"
+ROOT = Path(__file__).parents[4]
+DOCS = ROOT / "docs"
+ALGORITHMS = ROOT / "services" / "tailrace_learner" / "core" / "algorithms"
+WITHOUT_DECLARATION = {"comparison", "shaping", "terminal_reward", "turn_sequences"}
+
+
+def chosen(estimator: str) -> dict[str, Any]:
+    """Settings that choose an estimator."""
+    critic = {"critic": CriticArgs()} if estimator == "gae" else {}
+    return {"adv_estimator": estimator, **critic}
 
 
 def test_the_page_is_up_to_date() -> None:
@@ -30,11 +34,37 @@ def test_the_page_is_up_to_date() -> None:
     assert (DOCS / "algorithms.md").read_text() == made, "make docs"
 
 
-def test_every_registered_name_can_be_chosen_and_no_other() -> None:
-    assert set(get_args(AdvEstimator)) == set(ESTIMATORS) >= GROUP_RELATIVE
-    assert {*get_args(PolicyLoss), "sft"} == set(LOSSES)
-    assert OFF_POLICY_LOSSES | set(SELECTIONS) <= set(LOSSES)
-    assert set(CORRECTIONS) == {"tis", "mis", "icepop", "none"}
+READERS = {
+    key: (registry.key, registry.readers(key))
+    for registry in REGISTRIES
+    for key in LearnerConfig.__struct_fields__
+    if key not in SHARED and registry.readers(key)
+}
+
+
+def test_every_file_of_an_algorithm_is_registered_under_its_name() -> None:
+    beside = {"base", "spans", "sft", "value_clip", *WITHOUT_DECLARATION}
+    for registry, folder in zip(REGISTRIES, ("advantages", "losses", "corrections"), strict=True):
+        files = {path.stem for path in (ALGORITHMS / folder).glob("[a-z]*.py")} - beside
+        assert set(registry) == files
+        for name in registry:
+            assert isinstance(registry[name], registry.kind)
+        with pytest.raises(KeyError):
+            registry["numpy:array"]
+
+
+def test_what_an_estimator_compares_is_declared() -> None:
+    needy = {name for name in ESTIMATORS if LearnerConfig(**chosen(name)).needs_two_members}
+    assert needy == set(ESTIMATORS) - {"reinforce", "reinforce_plus_plus", "gae"}
+    assert CORRECTIONS["none"].keys == set()
+
+
+@pytest.mark.parametrize("name", ["grop", "rlo", "mean"])
+def test_an_unknown_name_is_answered_with_the_nearest_and_the_form_of_ones_own(name: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        section_config({"learner": {"adv_estimator": name}}, "learner", LearnerConfig, "e.yaml")
+    assert f"e.yaml: learner.adv_estimator: '{name}' is none of gae, gigpo, grpo" in str(caught.value)
+    assert "my_module:NAME" in str(caught.value)
 
 
 def other(key: str) -> object:
@@ -60,7 +90,7 @@ def test_a_key_is_refused_where_nothing_reads_it_and_taken_where_something_does(
     selector, readers = READERS[key]
     settings = {key: other(key)}
     for chosen in readers:
-        off_policy = selector == "loss" and chosen in OFF_POLICY_LOSSES
+        off_policy = selector == "loss" and LOSSES[chosen].off_policy
         extra: dict[str, object] = {"behaviour_correction": "none"} if off_policy else {}
         extra |= {"critic": CriticArgs()} if chosen == "gae" else {}
         LearnerConfig(**{selector: chosen, **settings, **extra})  # type: ignore[arg-type]
@@ -182,9 +212,10 @@ def test_the_divergence_is_in_the_reward_of_reinforce_plus_plus_unless_it_is_sai
 
 
 def test_the_share_of_picked_tokens_is_the_papers() -> None:
-    assert LearnerConfig(loss="clip_cov").resolved_cov_fraction == 2e-4
-    assert LearnerConfig(loss="kl_cov").resolved_cov_fraction == 2e-3
-    assert LearnerConfig(loss="kl_cov", cov_fraction=0.1).resolved_cov_fraction == 0.1
+    assert num_picked(100_000, LearnerConfig(loss="clip_cov"), clip_cov.SHARE) == 20
+    assert num_picked(100_000, LearnerConfig(loss="kl_cov"), kl_cov.SHARE) == 200
+    own = LearnerConfig(loss="kl_cov", cov_fraction=0.1)
+    assert num_picked(100_000, own, kl_cov.SHARE) == 10_000
 
 
 @pytest.mark.parametrize(

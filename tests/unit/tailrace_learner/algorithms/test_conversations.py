@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any, get_args
+from typing import Any
 
 import numpy as np
 import pytest
@@ -16,8 +16,7 @@ from msgspec.structs import replace as replaced
 
 from tailrace.ledger import Ledger
 from tailrace_learner.config import CriticArgs, LearnerConfig
-from tailrace_learner.config_algorithm import AdvEstimator
-from tailrace_learner.core.algorithms.advantages import ESTIMATORS, Advantages
+from tailrace_learner.core.algorithms import ESTIMATORS, Advantages
 from tailrace_learner.core.algorithms.advantages.shaping import shaped
 from tailrace_learner.core.batch.group_returns import NO_LIMITS, group_returns
 from tailrace_learner.core.step.step_advantages import finish_advantages
@@ -202,7 +201,7 @@ SUB = (4, 8, 9)  # tokens of the sub-agent
 
 
 @pytest.mark.parametrize("style", [CONCAT, INDIVIDUAL, STEP])
-@pytest.mark.parametrize("name", get_args(AdvEstimator))
+@pytest.mark.parametrize("name", ESTIMATORS)
 def test_a_sub_agent_without_a_reward_has_no_part_in_anything(name: str, style: ExportStyle) -> None:
     given = settings_of(name)
     is_greedy = name == "remax"

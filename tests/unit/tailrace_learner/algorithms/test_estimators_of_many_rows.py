@@ -15,8 +15,7 @@ import pytest
 from numpy.typing import NDArray
 
 from tailrace_learner.config import LearnerConfig
-from tailrace_learner.config_algorithm import GROUP_RELATIVE
-from tailrace_learner.core.algorithms.advantages import ESTIMATORS, Returns, Turns, Verdict
+from tailrace_learner.core.algorithms import ESTIMATORS, Returns, Turns, Verdict
 
 Array = NDArray[np.float64]
 
@@ -185,7 +184,7 @@ OF_TURNS = frozenset({"turn_reinforce", "step_reinforce", "gigpo"})  # equal ret
 
 def teaches(group: Group, config: LearnerConfig) -> bool:
     name = config.adv_estimator
-    is_compared = name in GROUP_RELATIVE | {"starpo"} and config.reward_norm != "none"
+    is_compared = bool(ESTIMATORS[name].compares_group) and config.reward_norm != "none"
     if name == "remax" and group.returns.greedy not in group.worth:
         return False
     if is_compared and len(group.pool) < 2:

@@ -11,8 +11,9 @@ Hao et al. 2025, "On-Policy RL with Optimal Reward Baseline", arXiv:2505.23585.
 from __future__ import annotations
 
 from tailrace_learner.config import LearnerConfig
+from tailrace_learner.config_registry import Estimator
 from tailrace_learner.core.algorithms.advantages.base import Advantages, Returns
-from tailrace_learner.core.algorithms.advantages.peers import Peers, compared
+from tailrace_learner.core.algorithms.advantages.comparison import ComparisonSet, compared
 
 
 def opo(returns: Returns, config: LearnerConfig) -> Advantages:
@@ -20,5 +21,8 @@ def opo(returns: Returns, config: LearnerConfig) -> Advantages:
     return compared(returns, _weighted)
 
 
-def _weighted(peers: Peers) -> tuple[float, float]:
-    return float(peers.num_tokens @ peers.returns) / float(peers.num_tokens.sum()), 1.0
+ESTIMATOR = Estimator(opo, compares_group=True)
+
+
+def _weighted(comparison: ComparisonSet) -> tuple[float, float]:
+    return float(comparison.num_tokens @ comparison.returns) / float(comparison.num_tokens.sum()), 1.0

@@ -11,6 +11,9 @@ Hu et al. 2025, "REINFORCE++", arXiv:2501.03262.
 
 from __future__ import annotations
 
+from tailrace_learner.config_registry import Estimator
 from tailrace_learner.core.algorithms.advantages.reinforce import reinforce
 
-reinforce_plus_plus = reinforce
+ESTIMATOR = Estimator(
+    reinforce, reads=("gamma",), token_rewards=True, whitens=True, divergence_in_reward=True
+)

@@ -20,6 +20,7 @@ from dataclasses import replace
 import numpy as np
 
 from tailrace_learner.config import LearnerConfig
+from tailrace_learner.config_registry import Estimator
 from tailrace_learner.core.algorithms.advantages.base import (
     NO_REWARD,
     Advantages,
@@ -27,22 +28,31 @@ from tailrace_learner.core.algorithms.advantages.base import (
     Verdict,
     nothing,
 )
-from tailrace_learner.core.algorithms.advantages.completion import less
-from tailrace_learner.core.algorithms.advantages.peers import Peers, compare
+from tailrace_learner.core.algorithms.advantages.comparison import ComparisonSet, baselines_of
 from tailrace_learner.core.algorithms.advantages.reinforce import reinforce
+from tailrace_learner.core.algorithms.advantages.terminal_reward import reduced
 
 
 def reinforce_plus_plus_baseline(returns: Returns, config: LearnerConfig) -> Advantages:
     """Return-to-go of returns less their group's mean."""
-    found = compare(returns, _mean)
+    found = baselines_of(returns, _mean)
     if found.verdict is not Verdict.TRAIN:
         return nothing(returns, found.verdict)
     compared = tuple(
         np.where(np.isfinite(scales), conversations, NO_REWARD)
         for conversations, scales in zip(returns.row_conversations, found.scales, strict=True)
     )
-    return reinforce(replace(less(returns, found.baselines), conversations=compared), config)
+    return reinforce(replace(reduced(returns, found.baselines), conversations=compared), config)
 
 
-def _mean(peers: Peers) -> tuple[float, float]:
-    return float(peers.returns.mean()), 1.0
+ESTIMATOR = Estimator(
+    reinforce_plus_plus_baseline,
+    reads=("gamma",),
+    compares_group=True,
+    token_rewards=True,
+    whitens=True,
+)
+
+
+def _mean(comparison: ComparisonSet) -> tuple[float, float]:
+    return float(comparison.returns.mean()), 1.0

@@ -17,6 +17,7 @@ from __future__ import annotations
 import numpy as np
 
 from tailrace_learner.config import LearnerConfig
+from tailrace_learner.config_registry import Estimator
 from tailrace_learner.core.algorithms.advantages.base import (
     STD_EPSILON,
     Advantages,
@@ -26,16 +27,16 @@ from tailrace_learner.core.algorithms.advantages.base import (
     are_equal,
     nothing,
 )
-from tailrace_learner.core.algorithms.advantages.peers import as_they_are, compared
+from tailrace_learner.core.algorithms.advantages.comparison import compared, uncompared
 
 
 def starpo(returns: Returns, config: LearnerConfig) -> Advantages:
     """Normalise within the group, or leave returns as they are for what comes beyond it."""
     if not returns.is_valid.any():
         return nothing(returns, Verdict.TOO_FEW_VALID)
-    if config.reward_norm == "none" or config.reward_grouping != "traj_group_id":
-        return as_they_are(returns)
-    return compared(returns, lambda peers: statistics(peers.returns, config))
+    if not _compares_group(config):
+        return uncompared(returns)
+    return compared(returns, lambda comparison: statistics(comparison.returns, config))
 
 
 def statistics(pool: Float64Array, config: LearnerConfig) -> tuple[float, float]:
@@ -47,3 +48,20 @@ def statistics(pool: Float64Array, config: LearnerConfig) -> tuple[float, float]
         return 0.0, np.inf
     scale = float(pool.std(ddof=1)) + STD_EPSILON if config.reward_norm == "mean_std" else 1.0
     return float(pool.mean()), scale
+
+
+def _compares_group(config: LearnerConfig) -> bool:
+    return config.reward_norm != "none" and config.reward_grouping == "traj_group_id"
+
+
+def _compares_step(config: LearnerConfig) -> bool:
+    return config.reward_norm != "none" and config.reward_grouping != "traj_group_id"
+
+
+ESTIMATOR = Estimator(
+    starpo,
+    reads=("reward_grouping", "reward_norm"),
+    compares_group=_compares_group,
+    compares_step=_compares_step,
+    step_statistic=statistics,
+)

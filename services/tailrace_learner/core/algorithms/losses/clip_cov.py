@@ -18,9 +18,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tailrace_learner.config import LearnerConfig
+from tailrace_learner.config_registry import Loss
 from tailrace_learner.core.algorithms.losses.base import BatchTokens, LossInputs, LossTerms
 from tailrace_learner.core.algorithms.losses.dapo import clipped
 from tailrace_learner.core.algorithms.losses.kl_cov import covariances, num_picked
+
+SHARE = 2e-4  # of the paper
 
 
 def clip_cov(inputs: LossInputs, config: LearnerConfig) -> LossTerms:
@@ -34,12 +37,19 @@ def clip_cov(inputs: LossInputs, config: LearnerConfig) -> LossTerms:
 def pick_clip_cov(tokens: BatchTokens, config: LearnerConfig) -> NDArray[np.bool_]:
     """Tokens [N] to detach."""
     covariance = covariances(tokens)
-    ratio = np.exp(tokens.log_pi - tokens.log_pi_old)
+    ratio = np.exp(tokens.learner_logprobs - tokens.proximal_logprobs)
     bounded = ratio.clip(1.0 - config.pg_clip, 1.0 + config.pg_clip_high)
     is_followed = bounded * tokens.advantages >= ratio * tokens.advantages
     in_band = (covariance > config.clip_cov_low) & (covariance < config.clip_cov_high)
     candidates = np.flatnonzero(in_band & is_followed)
     drawn = candidates[np.argsort(tokens.draws[candidates], kind="stable")]
     picked = np.zeros(len(covariance), np.bool_)
-    picked[drawn[: num_picked(len(covariance), config)]] = True
+    picked[drawn[: num_picked(len(covariance), config, SHARE)]] = True
     return picked
+
+
+LOSS = Loss(
+    clip_cov,
+    reads=("pg_clip", "pg_clip_high", "cov_fraction", "clip_cov_low", "clip_cov_high"),
+    selects=pick_clip_cov,
+)

@@ -11,11 +11,14 @@ Deep Reinforcement Learning", arXiv:1912.09729.
 
 from __future__ import annotations
 
-import torch
-from torch import Tensor
+from typing import TYPE_CHECKING
 
 from tailrace_learner.config import LearnerConfig
+from tailrace_learner.config_registry import Loss
 from tailrace_learner.core.algorithms.losses.base import LossInputs, LossTerms
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 def dapo(inputs: LossInputs, config: LearnerConfig) -> LossTerms:
@@ -23,15 +26,18 @@ def dapo(inputs: LossInputs, config: LearnerConfig) -> LossTerms:
     return clipped(inputs, config.pg_clip, config.pg_clip_high, config.dual_clip)
 
 
+LOSS = Loss(dapo, reads=("pg_clip", "pg_clip_high", "dual_clip"))
+
+
 def clipped(inputs: LossInputs, low: float, high: float, dual: float = 0.0) -> LossTerms:
     """The clipped loss with given bounds; counts tokens whose gradient a clip removed."""
-    ratio = torch.exp(inputs.log_pi - inputs.log_pi_old)
+    ratio = (inputs.learner_logprobs - inputs.proximal_logprobs).exp()
     terms = clip_ratio(ratio, inputs.advantages, low, high)
     if not dual:
         return terms
     bound = -dual * inputs.advantages
     is_bound = (inputs.advantages < 0) & (terms.per_token > bound)
-    per_token = torch.where(is_bound, bound, terms.per_token)
+    per_token = bound.where(is_bound, terms.per_token)
     return LossTerms(per_token, terms.counts | {"dual_clip_fraction": is_bound.sum()})
 
 
@@ -40,4 +46,4 @@ def clip_ratio(ratio: Tensor, advantages: Tensor, low: float, high: float) -> Lo
     straight = ratio * advantages
     bounded = ratio.clamp(1.0 - low, 1.0 + high) * advantages
     is_clipped = (bounded < straight).sum()
-    return LossTerms(-torch.minimum(straight, bounded), {"clip_fraction": is_clipped})
+    return LossTerms(-straight.minimum(bounded), {"clip_fraction": is_clipped})

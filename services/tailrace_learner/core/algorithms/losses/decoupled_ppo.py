@@ -11,9 +11,8 @@ Hilton et al. 2022, arXiv:2110.00641; Fu et al. 2025, "AReaL", arXiv:2505.24298.
 
 from __future__ import annotations
 
-import torch
-
 from tailrace_learner.config import LearnerConfig
+from tailrace_learner.config_registry import Loss
 from tailrace_learner.core.algorithms.losses.base import LossInputs, LossTerms
 from tailrace_learner.core.algorithms.losses.ppo_clip import ppo_clip
 
@@ -21,6 +20,9 @@ from tailrace_learner.core.algorithms.losses.ppo_clip import ppo_clip
 def decoupled_ppo(inputs: LossInputs, config: LearnerConfig) -> LossTerms:
     """Clip around the proximal policy, weigh by how much likelier it makes the token."""
     terms = ppo_clip(inputs, config)
-    rho = torch.exp(inputs.log_pi_old - inputs.log_mu)
+    rho = (inputs.proximal_logprobs - inputs.inference_logprobs).exp()
     counts = {"behaviour_truncated_fraction": (rho > config.tis_cap).sum()}
     return LossTerms(rho.clamp(max=config.tis_cap) * terms.per_token, terms.counts | counts)
+
+
+LOSS = Loss(decoupled_ppo, reads=("pg_clip", "dual_clip", "tis_cap"), off_policy=True)

@@ -13,18 +13,20 @@ Qi et al. 2026, "Rethinking the Trust Region in LLM Reinforcement Learning", arX
 
 from __future__ import annotations
 
-import torch
-
 from tailrace_learner.config import LearnerConfig
+from tailrace_learner.config_registry import Loss
 from tailrace_learner.core.algorithms.losses.base import LossInputs, LossTerms
 
 
 def dppo_tv(inputs: LossInputs, config: LearnerConfig) -> LossTerms:
     """Follow tokens until their probability has changed by delta."""
-    difference = inputs.log_pi - inputs.log_mu
-    change = torch.exp(inputs.log_pi.detach()) - torch.exp(inputs.log_mu)
-    is_dropped = torch.sign(inputs.advantages) * change > config.dppo_delta
-    gradient = (torch.exp(difference) * inputs.advantages).masked_fill(is_dropped, 0.0)
+    difference = inputs.learner_logprobs - inputs.inference_logprobs
+    change = inputs.learner_logprobs.detach().exp() - inputs.inference_logprobs.exp()
+    is_dropped = inputs.advantages.sign() * change > config.dppo_delta
+    gradient = (difference.exp() * inputs.advantages).masked_fill(is_dropped, 0.0)
     return LossTerms(
         -gradient + config.dppo_kl_coef * difference**2, {"tv_masked_fraction": is_dropped.sum()}
     )
+
+
+LOSS = Loss(dppo_tv, reads=("dppo_delta", "dppo_kl_coef"), off_policy=True)

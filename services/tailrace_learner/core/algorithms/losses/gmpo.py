@@ -12,18 +12,19 @@ Zhao et al. 2025, "Geometric-Mean Policy Optimization", arXiv:2507.20673.
 
 from __future__ import annotations
 
-import torch
-
 from tailrace_learner.config import LearnerConfig
+from tailrace_learner.config_registry import Loss
 from tailrace_learner.core.algorithms.losses.base import LossInputs, LossTerms
 
 
 def gmpo(inputs: LossInputs, config: LearnerConfig) -> LossTerms:
     """Weigh the advantage by the row's geometric mean."""
-    difference = inputs.log_pi - inputs.log_pi_old
+    difference = inputs.learner_logprobs - inputs.proximal_logprobs
     bound = config.gmpo_clip
-    bounded = torch.where(
-        inputs.advantages < 0, difference.clamp(min=-bound), difference.clamp(max=bound)
-    )
+    is_negative = inputs.advantages < 0
+    bounded = difference.clamp(min=-bound).where(is_negative, difference.clamp(max=bound))
     counts = {"clip_fraction": (bounded != difference).sum()}
-    return LossTerms(-inputs.advantages * torch.exp(inputs.rows.means(bounded)), counts)
+    return LossTerms(-inputs.advantages * inputs.rows.means(bounded).exp(), counts)
+
+
+LOSS = Loss(gmpo, reads=("gmpo_clip",))

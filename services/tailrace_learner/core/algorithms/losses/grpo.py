@@ -14,6 +14,7 @@ Models", arXiv:2402.03300.
 from __future__ import annotations
 
 from tailrace_learner.config import LearnerConfig
+from tailrace_learner.config_registry import Loss
 from tailrace_learner.core.algorithms.losses.base import LossInputs, LossTerms
 from tailrace_learner.core.algorithms.losses.dapo import clipped
 
@@ -21,3 +22,6 @@ from tailrace_learner.core.algorithms.losses.dapo import clipped
 def grpo(inputs: LossInputs, config: LearnerConfig) -> LossTerms:
     """Clip to 1 ± `pg_clip`; what leaving the reference costs is added outside."""
     return clipped(inputs, config.pg_clip, config.pg_clip, config.dual_clip)
+
+
+LOSS = Loss(grpo, reads=("pg_clip", "dual_clip"), has_divergence=True)

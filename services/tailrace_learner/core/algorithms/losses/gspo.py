@@ -13,12 +13,17 @@ Zheng et al. 2025, "Group Sequence Policy Optimization", arXiv:2507.18071.
 
 from __future__ import annotations
 
-import torch
-from torch import Tensor
+from typing import TYPE_CHECKING
 
 from tailrace_learner.config import LearnerConfig
-from tailrace_learner.core.algorithms.losses.base import LossInputs, LossTerms, Spans
+from tailrace_learner.config_registry import Loss
+from tailrace_learner.core.algorithms.losses.base import LossInputs, LossTerms
 from tailrace_learner.core.algorithms.losses.dapo import clip_ratio
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from tailrace_learner.core.algorithms.losses.spans import Spans
 
 
 def gspo(inputs: LossInputs, config: LearnerConfig) -> LossTerms:
@@ -27,8 +32,11 @@ def gspo(inputs: LossInputs, config: LearnerConfig) -> LossTerms:
     return clip_ratio(ratio, inputs.advantages, config.gspo_clip, config.gspo_clip_high)
 
 
+LOSS = Loss(gspo, reads=("gspo_clip", "gspo_clip_high"))
+
+
 def span_ratio(inputs: LossInputs, spans: Spans) -> Tensor:
     """Length-normalised ratio [M] of each token's span, with the gradient of the token alone."""
-    log_pi = inputs.log_pi.detach()
-    ratio = torch.exp(spans.means(log_pi - inputs.log_pi_old))
-    return ratio * torch.exp(inputs.log_pi - log_pi)
+    learner_logprobs = inputs.learner_logprobs.detach()
+    ratio = spans.means(learner_logprobs - inputs.proximal_logprobs).exp()
+    return ratio * (inputs.learner_logprobs - learner_logprobs).exp()

@@ -14,19 +14,21 @@ arXiv:2505.22617.
 from __future__ import annotations
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
 from tailrace_learner.config import LearnerConfig
+from tailrace_learner.config_registry import Loss
 from tailrace_learner.core.algorithms.losses.base import BatchTokens, LossInputs, LossTerms
+
+SHARE = 2e-3  # of the paper
 
 
 def kl_cov(inputs: LossInputs, config: LearnerConfig) -> LossTerms:
     """Penalise the picked tokens for moving."""
     assert inputs.is_picked is not None
-    difference = inputs.log_pi - inputs.log_pi_old
+    difference = inputs.learner_logprobs - inputs.proximal_logprobs
     penalty = config.kl_cov_coef * inputs.is_picked * difference.abs()
-    per_token = -torch.exp(difference) * inputs.advantages + penalty
+    per_token = -difference.exp() * inputs.advantages + penalty
     return LossTerms(per_token, {"cov_picked_fraction": inputs.is_picked.sum()})
 
 
@@ -34,17 +36,21 @@ def pick_kl_cov(tokens: BatchTokens, config: LearnerConfig) -> NDArray[np.bool_]
     """Tokens [N] of highest covariance; the draws decide between equals."""
     order = np.lexsort((tokens.draws, -covariances(tokens)))
     picked = np.zeros(len(order), np.bool_)
-    picked[order[: num_picked(len(order), config)]] = True
+    picked[order[: num_picked(len(order), config, SHARE)]] = True
     return picked
+
+
+LOSS = Loss(kl_cov, reads=("cov_fraction", "kl_cov_coef"), selects=pick_kl_cov)
 
 
 def covariances(tokens: BatchTokens) -> NDArray[np.float64]:
     """What each token adds to the covariance of log-probability and advantage, [N]."""
-    log_pi = tokens.log_pi - tokens.log_pi.mean()
-    result: NDArray[np.float64] = log_pi * (tokens.advantages - tokens.advantages.mean())
+    learner_logprobs = tokens.learner_logprobs - tokens.learner_logprobs.mean()
+    result: NDArray[np.float64] = learner_logprobs * (tokens.advantages - tokens.advantages.mean())
     return result
 
 
-def num_picked(num_tokens: int, config: LearnerConfig) -> int:
-    """How many of the mini-batch's tokens are treated differently."""
-    return max(int(num_tokens * config.resolved_cov_fraction), 1)
+def num_picked(num_tokens: int, config: LearnerConfig, papers_share: float) -> int:
+    """Number of the mini-batch's tokens that the loss treats differently."""
+    share = papers_share if config.cov_fraction is None else config.cov_fraction
+    return max(int(num_tokens * share), 1)

@@ -14,24 +14,24 @@ LLMs?", arXiv:2510.01161.
 from __future__ import annotations
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
 from tailrace_learner.config import LearnerConfig
+from tailrace_learner.config_registry import Loss
 from tailrace_learner.core.algorithms.losses.base import BatchTokens, LossInputs, LossTerms
 
 
 def m2po(inputs: LossInputs, config: LearnerConfig) -> LossTerms:
     """The plain ratio, where it may be followed."""
     assert inputs.is_picked is not None
-    ratio = torch.exp(inputs.log_pi - inputs.log_mu)
+    ratio = (inputs.learner_logprobs - inputs.inference_logprobs).exp()
     kept = 1.0 - inputs.is_picked
     return LossTerms(-ratio * inputs.advantages * kept, {"m2_masked_fraction": inputs.is_picked.sum()})
 
 
 def pick_m2po(tokens: BatchTokens, config: LearnerConfig) -> NDArray[np.bool_]:
     """Tokens [N] to leave out."""
-    difference = tokens.log_pi - tokens.log_mu
+    difference = tokens.learner_logprobs - tokens.inference_logprobs
     squares = difference**2
     candidates = np.flatnonzero(difference * tokens.advantages > 0)
     candidates = candidates[np.argsort(-squares[candidates], kind="stable")]
@@ -43,3 +43,6 @@ def pick_m2po(tokens: BatchTokens, config: LearnerConfig) -> NDArray[np.bool_]:
         enough = np.flatnonzero(means <= config.m2_threshold)
         picked[candidates[: enough[0] + 1 if len(enough) else len(candidates)]] = True
     return picked
+
+
+LOSS = Loss(m2po, reads=("m2_threshold",), selects=pick_m2po, off_policy=True)

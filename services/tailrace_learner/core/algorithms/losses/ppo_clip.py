@@ -8,6 +8,7 @@ Schulman et al. 2017, "Proximal Policy Optimization Algorithms", arXiv:1707.0634
 from __future__ import annotations
 
 from tailrace_learner.config import LearnerConfig
+from tailrace_learner.config_registry import Loss
 from tailrace_learner.core.algorithms.losses.base import LossInputs, LossTerms
 from tailrace_learner.core.algorithms.losses.dapo import clipped
 
@@ -15,3 +16,6 @@ from tailrace_learner.core.algorithms.losses.dapo import clipped
 def ppo_clip(inputs: LossInputs, config: LearnerConfig) -> LossTerms:
     """Clip to 1 ± `pg_clip`."""
     return clipped(inputs, config.pg_clip, config.pg_clip, config.dual_clip)
+
+
+LOSS = Loss(ppo_clip, reads=("pg_clip", "dual_clip"))

@@ -10,15 +10,17 @@ Gao et al. 2025, "Soft Adaptive Policy Optimization", arXiv:2511.20347.
 
 from __future__ import annotations
 
-import torch
-
 from tailrace_learner.config import LearnerConfig
+from tailrace_learner.config_registry import Loss
 from tailrace_learner.core.algorithms.losses.base import LossInputs, LossTerms
 
 
 def sapo(inputs: LossInputs, config: LearnerConfig) -> LossTerms:
     """Gate each token by the distance of its ratio from 1."""
-    ratio = torch.exp(inputs.log_pi - inputs.log_pi_old)
-    tau = torch.full_like(ratio, config.sapo_tau_negative)
+    ratio = (inputs.learner_logprobs - inputs.proximal_logprobs).exp()
+    tau = ratio.new_full(ratio.shape, config.sapo_tau_negative)
     tau = tau.masked_fill(inputs.advantages > 0, config.sapo_tau)
-    return LossTerms(-4.0 / tau * torch.sigmoid(tau * (ratio - 1.0)) * inputs.advantages)
+    return LossTerms(-4.0 / tau * (tau * (ratio - 1.0)).sigmoid() * inputs.advantages)
+
+
+LOSS = Loss(sapo, reads=("sapo_tau", "sapo_tau_negative"))

@@ -12,6 +12,7 @@ After Zheng et al. 2025, "Group Sequence Policy Optimization", arXiv:2507.18071.
 from __future__ import annotations
 
 from tailrace_learner.config import LearnerConfig
+from tailrace_learner.config_registry import Loss
 from tailrace_learner.core.algorithms.losses.base import LossInputs, LossTerms
 from tailrace_learner.core.algorithms.losses.dapo import clip_ratio
 from tailrace_learner.core.algorithms.losses.gspo import span_ratio
@@ -21,3 +22,6 @@ def segment(inputs: LossInputs, config: LearnerConfig) -> LossTerms:
     """Clip each turn's ratio."""
     ratio = span_ratio(inputs, inputs.turns)
     return clip_ratio(ratio, inputs.advantages, config.pg_clip, config.pg_clip_high)
+
+
+LOSS = Loss(segment, reads=("pg_clip", "pg_clip_high"), reads_turns=True)

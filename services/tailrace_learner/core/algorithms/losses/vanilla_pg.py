@@ -10,9 +10,13 @@ Sutton et al. 1999, "Policy Gradient Methods for Reinforcement Learning with Fun
 from __future__ import annotations
 
 from tailrace_learner.config import LearnerConfig
+from tailrace_learner.config_registry import Loss
 from tailrace_learner.core.algorithms.losses.base import LossInputs, LossTerms
 
 
 def vanilla_pg(inputs: LossInputs, config: LearnerConfig) -> LossTerms:
     """Raise what was better than expected, lower what was worse."""
-    return LossTerms(-inputs.advantages * inputs.log_pi)
+    return LossTerms(-inputs.advantages * inputs.learner_logprobs)
+
+
+LOSS = Loss(vanilla_pg)

@@ -22,60 +22,31 @@ arXiv:2505.24298.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-
-import torch
-from torch import Tensor
+from typing import TYPE_CHECKING
 
 from tailrace_learner.config import LearnerConfig
 from tailrace_learner.core.algorithms.losses.base import LossInputs
 
-Weighed = tuple[Tensor, dict[str, Tensor]]  # weights [M], and how many tokens each bound touched
-Correction = Callable[[LossInputs, LearnerConfig], Weighed]
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    Weighed = tuple[Tensor, dict[str, Tensor]]  # weights [M], and the number of tokens at each bound
 
 
 def corrected(inputs: LossInputs, config: LearnerConfig) -> Weighed:
-    """The configured weights [M], with the geometric mask where it is on."""
-    weights, counts = CORRECTIONS[config.behaviour_correction](inputs, config)
+    """Weights [M] of the configured correction, with the geometric mask where it is on."""
+    weights, counts = config.correction(inputs, config)
     if not config.geometric_mask:
         return weights, counts
-    drift = inputs.rows.means(inputs.log_pi_old - inputs.log_mu).abs()
+    drift = inputs.rows.means(inputs.proximal_logprobs - inputs.inference_logprobs).abs()
     is_masked = drift > math.log1p(config.geometric_mask)
     counts = counts | {"geometric_masked_fraction": is_masked.sum()}
     return weights.masked_fill(is_masked, 0.0), counts
 
 
-def tis(inputs: LossInputs, config: LearnerConfig) -> Weighed:
-    """Truncated weights."""
-    ratio = _ratio(inputs, config)
-    counts = {"tis_truncated_fraction": (ratio > config.tis_cap).sum()}
-    return ratio.clamp(max=config.tis_cap), counts
-
-
-def mis(inputs: LossInputs, config: LearnerConfig) -> Weighed:
-    """Masked weights."""
-    ratio = _ratio(inputs, config)
-    is_masked = ratio > config.tis_cap
-    return ratio.masked_fill(is_masked, 0.0), {"mis_masked_fraction": is_masked.sum()}
-
-
-def icepop(inputs: LossInputs, config: LearnerConfig) -> Weighed:
-    """Weights kept inside of two bounds."""
-    ratio = torch.exp(inputs.log_pi_old - inputs.log_mu)
-    is_masked = (ratio < config.icepop_low) | (ratio > config.icepop_high)
-    return ratio.masked_fill(is_masked, 0.0), {"icepop_masked_fraction": is_masked.sum()}
-
-
-def uncorrected(inputs: LossInputs, config: LearnerConfig) -> Weighed:
-    """Weight 1 for every token."""
-    return torch.ones_like(inputs.log_mu), {}
-
-
-CORRECTIONS: dict[str, Correction] = {"tis": tis, "mis": mis, "icepop": icepop, "none": uncorrected}
-
-
-def _ratio(inputs: LossInputs, config: LearnerConfig) -> Tensor:
-    difference = inputs.log_pi_old - inputs.log_mu
+def ratio(inputs: LossInputs, config: LearnerConfig) -> Tensor:
+    """Proximal over behaviour probability [M], of a token or of all tokens of its row."""
+    difference = inputs.proximal_logprobs - inputs.inference_logprobs
     if config.correction_level == "sequence":
         difference = inputs.rows.sums(difference)
-    return torch.exp(difference)
+    return difference.exp()

@@ -1,0 +1,54 @@
+"""`tailrace explain`: one key of an experiment, or all keys of a section."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from rich.console import Console
+
+from tailrace.config.settings import Refused
+from tailrace_cli.reference import Entry, find, other_names, rule_named
+
+
+def explain(name: str, console: Console) -> None:
+    """Prints what `name` means; raises `ConfigError` with the closest names for an unknown one."""
+    for line in explanation(name):
+        console.print(line, highlight=False, markup=False, soft_wrap=True)
+
+
+def explanation(name: str) -> Iterator[str]:
+    """Yields the lines about a key, about a name of it in other systems, or about a section."""
+    rule = rule_named(name)
+    if rule is not None:
+        yield f"{name}: {', '.join(rule.sets) or rule.remark}"
+        if rule.remark and not isinstance(rule, Refused):
+            yield f"  {rule.remark}"
+        names = [key for key in rule.sets if "*" not in key]
+    else:
+        names = [name]
+    for each in names:
+        own, *below = _with_itself_first(each, find(each))
+        yield from _about(own) if own.name.count(".") == each.count(".") else [_in_short(own)]
+        yield from map(_in_short, below)
+
+
+def _with_itself_first(name: str, found: list[Entry]) -> list[Entry]:
+    return sorted(found, key=lambda entry: entry.name.count(".") != name.count("."))
+
+
+def _about(entry: Entry) -> Iterator[str]:
+    key = entry.key
+    yield key.name
+    yield f"  {key.meaning}"
+    yield f"  type: {key.type.replace('`', '')}"
+    yield f"  default: {key.default}"
+    if key.unit:
+        yield f"  unit: {key.unit}"
+    yield f"  read by: {', '.join(entry.readers)}"
+    if names := other_names(key.name):
+        yield f"  also named: {', '.join(names)}"
+
+
+def _in_short(entry: Entry) -> str:
+    sentence = entry.key.meaning.partition(". ")[0].rstrip(".")
+    return f"{entry.name} ({entry.key.default}): {sentence}"

@@ -1,0 +1,1 @@
+"""Behaviour corrections, one file each; `base` has the formulas and the geometric mask."""
