@@ -1,4 +1,4 @@
-"""How every message looks on the wire: msgpack maps, an explicit tag, raw arrays.
+"""Encoding of messages on the wire: msgpack maps, an explicit tag, raw arrays.
 
 Long numeric arrays travel as raw little-endian bytes and are read as numpy views without a copy;
 a view keeps the message it came from alive. Unknown fields are accepted, new fields have defaults.

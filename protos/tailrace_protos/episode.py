@@ -15,7 +15,7 @@ OVER_BUDGET = "over_budget"  # metric, 1 for an episode that was cut off by one 
 
 
 class Outcome(enum.StrEnum):
-    """How an episode ended. Only the first two carry a reward that may be learnt from."""
+    """End of an episode. Only the first two carry a reward that may be learnt from."""
 
     OK = "ok"
     POLICY_FAILURE = "policy_failure"  # the model's own doing: unparsable, over budget
@@ -25,12 +25,12 @@ class Outcome(enum.StrEnum):
 
     @property
     def is_valid(self) -> bool:
-        """Whether rewards of such episodes enter statistics and training."""
+        """Tell whether rewards of such episodes enter statistics and training."""
         return self in (Outcome.OK, Outcome.POLICY_FAILURE)
 
 
 class EnvTask(msgspec.Struct, frozen=True, omit_defaults=True):
-    """Which tag to play, environment or data set, and what fixes the task.
+    """Task to play: its tag (environment or data set) and the values that fix it.
 
     `row` is the data set's row; it is empty on the queue and filled in by who plays the episode, so
     that rewards can read it.

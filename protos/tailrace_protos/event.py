@@ -1,4 +1,4 @@
-"""What happened: the audit events of a run, as they stand in the outbox, EVENTS and `events.jsonl`."""
+"""Audit events of a run, as the outbox, EVENTS and `events.jsonl` hold them."""
 
 from __future__ import annotations
 
@@ -138,7 +138,7 @@ class EvaluationStarted(msgspec.Struct, frozen=True, tag="evaluation_started"):
 
 
 class TagEvaluation(msgspec.Struct, frozen=True):
-    """What an evaluation found on the tasks of one tag; both means are 0 without a valid episode."""
+    """Result of an evaluation on the tasks of one tag; both means are 0 without a valid episode."""
 
     success_rate: float
     reward_mean: float

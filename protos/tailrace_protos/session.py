@@ -13,7 +13,7 @@ from tailrace_protos.trajectory import TokenRow
 
 
 class ExportStyle(enum.StrEnum):
-    """How a ledger becomes rows."""
+    """Style in which a ledger becomes rows."""
 
     INDIVIDUAL = "individual"  # one row per model call
     CONCAT = "concat"  # one row per leaf of the message tree; every node is trained once
@@ -49,7 +49,7 @@ class RewardSet(Message, frozen=True, tag="reward_set"):
 
 
 class RecordedAnswer(Message, frozen=True, tag="recorded_answer", omit_defaults=True):
-    """What a gateway answered to one request, beside the ledger nodes that hold the words."""
+    """Answer of a gateway to one request; the ledger nodes hold its text."""
 
     completion_id: str
     created_unix_s: int
@@ -63,7 +63,7 @@ class RecordedAnswer(Message, frozen=True, tag="recorded_answer", omit_defaults=
 
 
 class SessionLimits(msgspec.Struct, frozen=True):
-    """What the calls of one session may use together."""
+    """Limits of all calls of one session together."""
 
     max_episode_tokens: int  # of one conversation, inserted and sampled
     max_new_tokens: int  # sampled, over all calls
@@ -80,7 +80,7 @@ class OpenSession(Message, frozen=True, tag="open_session"):
 
 
 class SessionOpened(Message, frozen=True, tag="session_opened"):
-    """Where to call and with which key. `base_url` ends with `/v1`."""
+    """Address and key of an open session. `base_url` ends with `/v1`."""
 
     session_id: str
     base_url: str

@@ -41,7 +41,7 @@ def lease(run: str) -> str:
 
 
 def lease_report(run: str) -> str:
-    """What became of leases: releases and failures, sent by agents to the scheduler."""
+    """Released and failed leases, which agents send to the scheduler."""
     return f"{run}.scheduler.lease_report"
 
 
@@ -51,7 +51,7 @@ def run_status(run: str) -> str:
 
 
 def activity(run: str) -> str:
-    """What agents workers and inference servers are doing right now, for idle attribution."""
+    """Activity of agents workers and inference servers, for idle attribution."""
     return f"{run}.activity"
 
 
@@ -86,7 +86,7 @@ def tool(name: str, run: str = "") -> str:
 
 
 def tool_worker(worker_id: str) -> str:
-    """What is for one tool worker: later calls of a session, probes, cancellations, releases."""
+    """Messages for one tool worker: later calls of a session, probes, cancellations, releases."""
     return f"tool_worker.{worker_id}"
 
 
@@ -116,7 +116,7 @@ def episodes(run: str, phase: Phase) -> str:
 
 
 def dead_episodes(run: str) -> str:
-    """Where episodes go that failed too often to be delivered again."""
+    """Dead letters: episodes that failed too often to be delivered again."""
     return f"{run}.dead.episodes"
 
 

@@ -16,7 +16,7 @@ from tailrace_protos.base import Message
 
 
 class ToolErrorKind(enum.StrEnum):
-    """Why a result is an error that the model may read and react to."""
+    """Kind of an error that the model may read and react to."""
 
     NONE = ""
     UNKNOWN_TOOL = "unknown_tool"
@@ -58,7 +58,7 @@ class ToolAccepted(Message, frozen=True, tag="tool_accepted", omit_defaults=True
 
 
 class ToolResult(Message, frozen=True, tag="tool_result", omit_defaults=True):
-    """How a call ended.
+    """Result of a tool call.
 
     `is_error`: the model can read `content` and react. `infra_error` (not empty): nobody can tell
     what the tool would have said, and the episode is an infrastructure failure.
@@ -83,8 +83,10 @@ class ProbeTools(Message, frozen=True, tag="probe_tools", omit_defaults=True):
 
 
 class ToolsProbed(Message, frozen=True, tag="tools_probed", omit_defaults=True):
-    """Which of the probed calls run, which are over (send the call again to get its result), which
-    sessions are alive; what is in none of them is lost."""
+    """State of probed calls and sessions: running, finished (call again for the result), alive.
+
+    A call or session that is in none of the lists is lost.
+    """
 
     running: tuple[str, ...] = ()
     finished: tuple[str, ...] = ()
@@ -92,13 +94,13 @@ class ToolsProbed(Message, frozen=True, tag="tools_probed", omit_defaults=True):
 
 
 class CancelTools(Message, frozen=True, tag="cancel_tools"):
-    """To a worker: nobody wants these calls any more. Not answered."""
+    """Tells a worker to cancel these calls. It sends no answer."""
 
     call_ids: tuple[str, ...]
 
 
 class ReleaseToolSession(Message, frozen=True, tag="release_tool_session"):
-    """To a worker: cancel the session's calls and release its tools."""
+    """Tells a worker to cancel the session's calls and to release its tools."""
 
     session_id: str
 

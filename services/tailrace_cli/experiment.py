@@ -118,7 +118,7 @@ def decode(content: dict[str, Any], source: str) -> Experiment:
 
 
 def count_gateways(experiment: Experiment) -> int:
-    """How many gateways a local cluster starts."""
+    """Number of gateways that a local cluster starts."""
     wanted = experiment.cluster.num_gateways
     if wanted is None:
         return 1 if experiment.agents.workflow is not None else 0

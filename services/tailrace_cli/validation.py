@@ -1,4 +1,4 @@
-"""What only all sections together can tell: names that must exist elsewhere, capacities, paths."""
+"""Checks across sections: names that must exist elsewhere, capacities, paths."""
 
 from __future__ import annotations
 

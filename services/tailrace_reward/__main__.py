@@ -1,4 +1,4 @@
-"""The reward process: opens what scores, then answers score requests."""
+"""Process of the reward service: opens the components, then answers score requests."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tailrace_reward.handlers import ScoreHandler
 
 
 async def build(args: Args) -> Service:
-    """The service; what scores and cannot be loaded is a `ConfigError` before it starts."""
+    """Build the service; a component that cannot be loaded is a `ConfigError` before it starts."""
     config = args.section("reward", RewardConfig)
     components = await open_components(config, args.config)
     service = Service(

@@ -13,7 +13,7 @@ _NUMBER = r"(-?\d+(?:\.\d+)?)"
 
 
 class RewardModelArgs(Config, frozen=True, kw_only=True):
-    """How reward models compute, all of them."""
+    """Computation of all reward models."""
 
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """Where they compute; `auto` takes the CUDA device if torch sees one."""

@@ -1,4 +1,4 @@
-"""What scoring needs from outside: somebody who gives a component's number."""
+"""Port of scoring: a component that gives a number."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class ComponentFailedError(Exception):
 
 
 class Component(Protocol):
-    """Gives the number of one component of the reward, where it can do no harm."""
+    """Gives the number of one component of the reward, isolated from the service."""
 
     async def score(self, item: ScoreItem) -> float:
         """The number for the item; raises `ComponentFailedError`."""

@@ -1,1 +1,1 @@
-"""The sandbox service: runs tool code that nobody vouches for, where it can do no harm."""
+"""The sandbox service: runs untrusted tool code in confined processes."""

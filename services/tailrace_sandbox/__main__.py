@@ -25,7 +25,7 @@ class _Process:
         self._redis: StoreConnection | None = None
         self._worker: ToolWorker | None = None
         self._run = args.run.exp_name
-        # New at each start: callers never believe in a worker again that they found dead.
+        # New at each start: callers never trust a worker again that they found dead.
         self._worker_id = f"{args.instance_id}-{uuid.uuid4().hex[:8]}"
         self.service = Service(
             "sandbox",
@@ -57,7 +57,7 @@ class _Process:
             await self._worker.drain(self._config.drain_s)
 
     async def close(self) -> None:
-        """Leave nothing behind."""
+        """Remove everything that the service made."""
         await self._runner.close()
         if self._redis is not None:
             await self._redis.aclose()

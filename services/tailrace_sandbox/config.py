@@ -10,7 +10,7 @@ MIB = 1024 * 1024
 
 
 class CallLimits(Config, frozen=True, kw_only=True):
-    """What one call may use; a session has these bounds for its whole life, its time per call."""
+    """Limits of one call; for a session they hold over its whole life, time alone per call."""
 
     wall_s: float = 10.0
     """Time a call may take unless it asks for less or, up to `max_wall_s`, for more."""

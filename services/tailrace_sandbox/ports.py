@@ -1,4 +1,4 @@
-"""What the tools need of the sandbox: somebody who runs code where it can do no harm."""
+"""Ports of the tools: a sandbox that runs code confined."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any, Protocol
 
 @dataclass(frozen=True)
 class Execution:
-    """Of one call. `reason`: the limit that ended it; empty: it ended by itself."""
+    """Result of one call. `reason`: the limit that ended it; empty: it ended by itself."""
 
     exit_code: int  # negative: the signal that ended it
     stdout: str = ""
@@ -20,7 +20,7 @@ class Execution:
 
     @property
     def is_ok(self) -> bool:
-        """Whether it ended by itself and with success."""
+        """Tell whether it ended by itself and with success."""
         return not self.reason and self.exit_code == 0
 
 
@@ -41,7 +41,7 @@ class Work:
 
     @property
     def payload(self) -> dict[str, Any]:
-        """As the confined process reads it."""
+        """Payload as the confined process reads it."""
         key = "command" if self.mode == "shell" else "code"
         return {key: self.code, "files": self.files}
 

@@ -1,4 +1,4 @@
-"""The scheduler's process: reads its configuration, puts the parts together, runs."""
+"""Process of the scheduler: reads its configuration, wires its parts, runs."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ async def build(args: Args) -> Service:
 
 
 def declare(service: Service, actor: SchedulerActor, run: str) -> None:
-    """What the service hears, answers and keeps doing."""
+    """Declares subscriptions, answers and loops of the service."""
     service.endpoint(subjects.lease(run), LeaseRequest, actor.on_lease)
     service.subscribe(subjects.lease_report(run), LeaseReport, actor.on_lease_report)
     service.subscribe(subjects.activity(run), AgentActivity, actor.on_activity)

@@ -6,7 +6,7 @@ from tailrace.config import Config
 
 
 class SchedulerConfig(Config, frozen=True, kw_only=True):
-    """What is played, in what groups, within which bounds, and when a silent peer counts as gone."""
+    """Tasks to play, their groups, the bounds of a run, and the silence after which a peer is gone."""
 
     tags: tuple[str, ...]
     """What to train on: names in `agents.custom_envs` or `agents.datasets`."""

@@ -1,4 +1,4 @@
-"""Between the scheduler's core and the world: what comes in goes to the core, what it decides is done.
+"""Edge of the scheduler: passes input to the core and carries its decisions out.
 
 Four lanes, each in order and each repeatable from its start: the *relay* takes events from the outbox
 to `events.jsonl`, the core, `metrics.jsonl` and the EVENTS stream, and only then acknowledges them; the
@@ -73,7 +73,7 @@ T = TypeVar("T")
 
 
 class Lane(Generic[T]):
-    """What is still to be done, in order; an item leaves when it has been done."""
+    """Pending work in order; an item leaves when it is done."""
 
     def __init__(self, name: str) -> None:
         self._items: deque[T] = deque()
@@ -142,7 +142,7 @@ class SchedulerActor:
     # Start
 
     async def start(self) -> None:
-        """Become the run's only scheduler and learn from its log what has happened so far."""
+        """Become the run's only scheduler and replay its log."""
         await self._become_only_one()
         events = self._world.events.recover()
         rows = fold(self._core.replay(events))
@@ -162,7 +162,7 @@ class SchedulerActor:
             await backoff.sleep()
 
     async def _adopt(self) -> None:
-        """All old events are applied: take over the groups that Redis has open, and begin to decide."""
+        """Take over the groups open in Redis, after all old events; begin to decide."""
         store = self._world.store
         plans, next_index = await store.open_plans(), await store.next_group_index()
         now_s = self._clock.unix_s()
@@ -180,7 +180,7 @@ class SchedulerActor:
         self._on_ready()
         log.info("state taken over", num_open_groups=len(plans), next_group_index=next_index)
 
-    # What comes in
+    # Input
 
     async def on_lease(self, request: LeaseRequest) -> LeaseReply:
         """Place episodes on inference servers."""
@@ -195,11 +195,11 @@ class SchedulerActor:
         return reply
 
     async def on_lease_report(self, report: LeaseReport) -> None:
-        """What became of leases."""
+        """Take released and failed leases."""
         self._core.on_lease_report(report, self._clock.unix_s())
 
     async def on_activity(self, activity: AgentActivity) -> None:
-        """What an agents worker's episodes do."""
+        """Take the activity of an agents worker's episodes."""
         self._core.on_activity(activity, self._clock.unix_s())
 
     async def on_status(self, status: ServerStatus) -> None:
@@ -209,7 +209,7 @@ class SchedulerActor:
     # Loops
 
     async def relay(self) -> None:
-        """Pass events on, for ever; once the old ones are through, take over from Redis."""
+        """Pass events on for ever; take over from Redis after the old ones."""
         while True:
             events = await self._world.source.read(READ_EVENTS, 0.5 if self._has_adopted else 0.0)
             if events:
@@ -249,7 +249,7 @@ class SchedulerActor:
                     await self._reconcile(phase)
 
     async def report(self) -> None:
-        """Tell live views and metrics how the run is."""
+        """Report the run's state to live views and metrics."""
         while True:
             status = self._core.status(self._clock.unix_s())
             if status.phase == "finished" and not self._finish_is_relayed:
@@ -264,7 +264,7 @@ class SchedulerActor:
             await self._clock.sleep(STATUS_S)
 
     async def watch_model(self) -> None:
-        """Notice when the learner has a model and prepares its first weights."""
+        """Wait until the learner has a model and prepares its first weights."""
         while not self._core.has_model:
             self._core.has_model = await self._world.store.has_model()
             await self._clock.sleep(MODEL_CHECK_S)

@@ -1,4 +1,4 @@
-"""What the scheduler needs of the world around it, and the records that go there and back."""
+"""Ports of the scheduler: store, queue, event source and files, with their records."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ class GroupStore(Protocol):
         ...
 
     async def has_model(self) -> bool:
-        """Whether the learner has put the model card there."""
+        """Tell whether the learner has written the model card."""
         ...
 
 

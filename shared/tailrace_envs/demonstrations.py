@@ -8,29 +8,18 @@ reinforcement learning can still improve it.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import Any, Protocol, TypeVar
 
 import numpy as np
-from numpy.typing import NDArray
 
+from tailrace.chat import Renderer
 from tailrace.sdk.env import Env
 
 E_contra = TypeVar("E_contra", bound=Env, contravariant=True)
 E = TypeVar("E", bound=Env)
 
 DemonstrationRow = tuple[list[int], list[int]]  # token ids and loss mask, both [T]
-
-
-class ChatRenderer(Protocol):
-    """The used part of `tailrace.chat.Renderer`."""
-
-    def observation_ids(self, text: str, first: bool) -> NDArray[np.int32]:
-        """Ids to insert before the model's turn."""
-        ...
-
-    def reply_ids(self, text: str) -> NDArray[np.int32]:
-        """Ids of a reply as the model would sample them, with the end of its turn."""
-        ...
 
 
 class Expert(Protocol[E_contra]):
@@ -45,19 +34,40 @@ class Expert(Protocol[E_contra]):
         ...
 
 
-def train_options(options: dict[str, Any], random_moves: float) -> dict[str, Any]:
-    """Returns the environment's options on the train split; `ValueError` for invalid options."""
-    if not 0.0 <= random_moves <= 1.0:
-        raise ValueError("random_moves must be 0 to 1")
-    if options.get("split", "train") != "train":
-        raise ValueError("demonstrations come from the train split: leave out `split`")
-    return {**options, "split": "train"}
+def demonstrations_of(
+    env_type: Callable[..., E], expert: Expert[E], *, random_moves: float
+) -> Callable[..., Iterator[DemonstrationRow]]:
+    """Makes a function for `learner.warm_start.demonstrations`.
+
+    `random_moves`: default share of random replies.
+    """
+    default = random_moves
+
+    def demonstrations(
+        renderer: Renderer,
+        *,
+        seed: int,
+        num_episodes: int,
+        random_moves: float = default,
+        **options: Any,
+    ) -> Iterator[DemonstrationRow]:
+        """Yields `num_episodes` rows. `options`: keys of `env_config`; the split is always train."""
+        if not 0.0 <= random_moves <= 1.0:
+            raise ValueError("random_moves must be 0 to 1")
+        if options.get("split", "train") != "train":
+            raise ValueError("demonstrations come from the train split: leave out `split`")
+        make = partial(env_type, **{**options, "split": "train"})
+        yield from play_demonstrations(
+            make, expert, renderer, seed=seed, num_episodes=num_episodes, random_moves=random_moves
+        )
+
+    return demonstrations
 
 
 def play_demonstrations(
     make: Callable[[], E],
     expert: Expert[E],
-    renderer: ChatRenderer,
+    renderer: Renderer,
     *,
     seed: int,
     num_episodes: int,
@@ -71,7 +81,7 @@ def play_demonstrations(
 
 
 def _episode(
-    renderer: ChatRenderer,
+    renderer: Renderer,
     env: E,
     expert: Expert[E],
     random: np.random.Generator,

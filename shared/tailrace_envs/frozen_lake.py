@@ -24,6 +24,7 @@ from numpy.typing import NDArray
 
 from tailrace.config import Config, decode_config
 from tailrace_envs.frozen_lake_maps import FrozenLakeMap, map_for_seed, maps_of
+from tailrace_envs.game import Answer, TextGame
 from tailrace_envs.splits import Split
 
 ACTIONS: dict[str, int] = {"Left": LEFT, "Down": DOWN, "Right": RIGHT, "Up": UP}
@@ -71,7 +72,7 @@ class FrozenLakeConfig(Config, frozen=True, kw_only=True):
             raise ValueError("invalid_action_penalty must not be negative: it is subtracted")
 
 
-class FrozenLakeText(gymnasium.Env[str, str]):
+class FrozenLakeText(TextGame):
     """Plays one episode at a time, on a map that the seed of `reset` selects from the split.
 
     The reward is 1 on the goal and 0 elsewhere, minus penalties. Every step's `info` has
@@ -84,46 +85,41 @@ class FrozenLakeText(gymnasium.Env[str, str]):
 
     def __init__(self, **options: Any) -> None:
         self.config = decode_config(options, FrozenLakeConfig, "env_config")
+        super().__init__(self.config.max_turns)
         maps_of(self.config.size, self.config.p, self.config.split)  # an empty split fails here
         self.observation_space, self.action_space = _spaces(self.config.size)
         self._lake: Any = None  # a FrozenLakeEnv, whose methods carry no annotations
         self._map: FrozenLakeMap = ()
-        self._num_turns = 0
-        self._done = True
 
-    def reset(
-        self, *, seed: int | None = None, options: dict[str, Any] | None = None
-    ) -> tuple[str, dict[str, Any]]:
-        """Starts an episode; without a seed the environment's own generator draws one."""
-        super().reset(seed=seed)
-        if seed is None:
-            seed = int(self.np_random.integers(2**31))
+    def begin(self, seed: int) -> str:
+        """See `TextGame`."""
         config = self.config
         self._map = map_for_seed(config.size, config.p, config.split, seed)
         self._lake = copy.copy(lake_on(self._map, config.is_slippery))
         self._lake.reset(seed=seed)
-        self._num_turns = 0
-        self._done = False
-        rules = RULES if config.instructions else ""
-        return rules + self.grid(), {"instructions": rules}
+        return self.instructions() + self.grid()
 
-    def step(self, action: str) -> tuple[str, float, bool, bool, dict[str, Any]]:
-        """Plays one reply of the model."""
-        if self._done or self._lake is None:
-            raise gymnasium.error.ResetNeeded("the episode is over: call reset before step")
-        self._num_turns += 1
-        move = parse_action(action)
+    def instructions(self) -> str:
+        """See `TextGame`."""
+        return RULES if self.config.instructions else ""
+
+    def answer(self, reply: str) -> Answer:
+        """See `TextGame`."""
+        move = parse_action(reply)
         if move is None:
-            note, reward, terminated = INVALID_NOTE, -self.config.invalid_action_penalty, False
-        else:
-            _, reward, terminated, _, _ = self._lake.step(move)
-            note = ""
-        truncated = not terminated and self._num_turns >= self.config.max_turns
-        self._done = terminated or truncated
-        info: dict[str, Any] = {"invalid_action": move is None}
-        if self._done:
-            info["success"] = float(self._cell() == "G")
-        return note + self.grid(), float(reward), terminated, truncated, info
+            reward = 0.0 - self.config.invalid_action_penalty
+            return Answer(INVALID_NOTE + self.grid(), reward, is_invalid=True)
+        _, reward, is_over, _, _ = self._lake.step(move)
+        return Answer(self.grid(), float(reward), is_over)
+
+    def success(self) -> float:
+        """See `TextGame`."""
+        row, column = divmod(self.position, self.config.size)
+        return float(self._map[row][column] == "G")
+
+    def final_info(self) -> dict[str, Any]:
+        """See `TextGame`; only `success`."""
+        return {"success": self.success()}
 
     def grid(self) -> str:
         """Map with the agent, one line per row."""
@@ -134,8 +130,7 @@ class FrozenLakeText(gymnasium.Env[str, str]):
 
     def render(self) -> NDArray[np.uint8]:
         """Renders gymnasium's picture of the lake, [height, width, 3]; needs no display."""
-        if self._lake is None:
-            raise gymnasium.error.ResetNeeded("call reset before render")
+        self.require_reset()
         os.environ.setdefault("SDL_VIDEODRIVER", "dummy")
         return np.asarray(self._lake.render(), dtype=np.uint8)
 
@@ -148,10 +143,6 @@ class FrozenLakeText(gymnasium.Env[str, str]):
     def position(self) -> int:
         """Number of the agent's cell, row by row from 0."""
         return int(self._lake.s)
-
-    def _cell(self) -> str:
-        row, column = divmod(self.position, self.config.size)
-        return self._map[row][column]
 
 
 def parse_action(reply: str) -> int | None:

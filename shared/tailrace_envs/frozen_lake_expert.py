@@ -2,16 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from functools import lru_cache, partial
-from typing import Any
+from collections.abc import Sequence
+from functools import lru_cache
 
-from tailrace_envs.demonstrations import (
-    ChatRenderer,
-    DemonstrationRow,
-    play_demonstrations,
-    train_options,
-)
+from tailrace_envs.demonstrations import demonstrations_of
 from tailrace_envs.frozen_lake import ACTIONS, FrozenLakeText, lake_on
 from tailrace_envs.frozen_lake_maps import FrozenLakeMap
 
@@ -28,23 +22,7 @@ class FrozenLakeExpert:
         return tuple(ACTIONS)
 
 
-def demonstrations(
-    renderer: ChatRenderer, *, seed: int, num_episodes: int, random_moves: float = 0.5, **options: Any
-) -> Iterator[DemonstrationRow]:
-    """Yields `num_episodes` rows of token ids and loss mask, both [T]; the mask is 1 on replies.
-
-    `random_moves`: share of moves drawn uniformly from the four words. `options`: keys of
-    `FrozenLakeConfig`; the split is always train.
-    """
-    options = train_options(options, random_moves)
-    yield from play_demonstrations(
-        partial(FrozenLakeText, **options),
-        FrozenLakeExpert(),
-        renderer,
-        seed=seed,
-        num_episodes=num_episodes,
-        random_moves=random_moves,
-    )
+demonstrations = demonstrations_of(FrozenLakeText, FrozenLakeExpert(), random_moves=0.5)
 
 
 def best_moves(lake_map: FrozenLakeMap, position: int) -> tuple[str, ...]:

@@ -59,6 +59,10 @@ class TextGame(gymnasium.Env[str, str]):
         `history_turns` is; None: all of it."""
         return None
 
+    def final_info(self) -> dict[str, Any]:
+        """Entries of the last `info`: `success` and metrics of the episode."""
+        return {"success": self.success(), "num_invalid_actions": self._num_invalid}
+
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[str, dict[str, Any]]:
@@ -82,8 +86,7 @@ class TextGame(gymnasium.Env[str, str]):
         self.is_done = answer.is_over or is_truncated
         info: dict[str, Any] = {"invalid_action": answer.is_invalid, **answer.numbers}
         if self.is_done:
-            info["success"] = self.success()
-            info["num_invalid_actions"] = self._num_invalid
+            info |= self.final_info()
         return answer.observation, answer.reward, answer.is_over, is_truncated, info
 
     def render(self) -> Any:

@@ -63,7 +63,7 @@ class DiskWatch:
         return True
 
     def _is_in_log(self) -> bool:
-        """Whether nats-server has said so since the last look."""
+        """Tell whether nats-server has logged it since the last look."""
         if self._restart_nats is None or not self._nats_log.exists():
             return False
         with self._nats_log.open("rb") as file:

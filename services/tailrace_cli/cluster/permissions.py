@@ -1,4 +1,4 @@
-"""What each service's NATS user may publish and subscribe to: its own subjects only.
+"""Subjects that each service's NATS user may publish and subscribe to: its own only.
 
 Inboxes are per user, so nobody can listen to another's replies. Answers to requests need no entry: the
 server allows a reply to whoever was asked (`allow_responses`); token streams outlive that and have one.

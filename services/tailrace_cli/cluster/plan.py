@@ -1,4 +1,4 @@
-"""Which processes make a local cluster, with which arguments and environment (pure)."""
+"""Processes of a local cluster, with their arguments and environment (pure)."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class ProcessSpec:
 
 @dataclass(frozen=True)
 class ServerAddresses:
-    """How the services reach the two servers."""
+    """Addresses and passwords of the two servers."""
 
     nats_url: str
     redis_url: str
@@ -41,7 +41,7 @@ class ServerAddresses:
 
 @dataclass(frozen=True)
 class Site:
-    """What every process of a cluster is told."""
+    """Values that every process of a cluster gets."""
 
     config_path: Path
     state_dir: Path
@@ -98,7 +98,7 @@ def _service_spec(
 
 
 def _environment(service: str, site: Site, config: ClusterConfig) -> dict[str, str]:
-    """What a process gets beside what connects it; the user's own variables only with his own code."""
+    """Environment of a process aside from addresses; user code alone gets the user's variables."""
     kept = KEPT_ENVIRONMENT + (config.keep_environment if service in RUN_USER_CODE else ())
     env = {key: os.environ[key] for key in kept if key in os.environ}
     env |= {
@@ -147,7 +147,7 @@ def _shown(visible: str) -> list[str]:
 def gpu_environment(
     service: str, index: int, config: ClusterConfig, visible: str | None
 ) -> dict[str, str]:
-    """What a process may see of the GPUs that this process sees (`visible`, as in `check_gpus`)."""
+    """GPUs visible to a process, of those that this process sees (`visible`, as in `check_gpus`)."""
     wanted = _gpus_of(service, index, config)
     if wanted is None:
         return {}
@@ -167,7 +167,7 @@ def _gpus_of(service: str, index: int, config: ClusterConfig) -> Sequence[int] |
 
 
 def connection_environment(user: str, connection: ServerAddresses) -> dict[str, str]:
-    """How a process reaches the servers, as the NATS user `user`."""
+    """Environment that connects a process to the servers, as the NATS user `user`."""
     env = {"TAILRACE_NATS_URL": connection.nats_url, "TAILRACE_REDIS_URL": connection.redis_url}
     if connection.nats_passwords:
         env["TAILRACE_NATS_USER"] = user

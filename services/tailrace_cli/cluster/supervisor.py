@@ -67,7 +67,7 @@ class Supervisor:
         return dict(self._num_restarts)
 
     def log_path(self, name: str) -> Path:
-        """Where the process's output goes."""
+        """Path of the process's output."""
         return self._logs_dir / f"{name}.log"
 
     async def start(self, spec: ProcessSpec) -> None:

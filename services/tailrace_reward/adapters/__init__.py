@@ -1,1 +1,1 @@
-"""Where reward functions run: processes of their own."""
+"""Runners of reward components: function processes, models and judges."""

@@ -18,7 +18,7 @@ FunctionMaker = Callable[[str, float], Component]  # of `module:name` and timeou
 
 @dataclass
 class Components:
-    """Components by name, and how they are closed."""
+    """Components by name, with their close functions."""
 
     by_name: dict[str, Component] = field(default_factory=dict)
     closers: list[Callable[[], Awaitable[None]]] = field(default_factory=list)
@@ -32,7 +32,7 @@ class Components:
 async def open_components(
     config: RewardConfig, source: str, make_function: FunctionMaker | None = None
 ) -> Components:
-    """Everything that scores but the environment's return.
+    """Open all components but the environment's return.
 
     `make_function` replaces processes of our own. Raises `ConfigError` for what cannot be loaded.
     """

@@ -19,13 +19,13 @@ class ScoringCall(msgspec.Struct, frozen=True):
 
 
 class Returned(msgspec.Struct, frozen=True):
-    """A function's number, or why there is none."""
+    """Number of a function, or the reason why there is none."""
 
     value: float = 0.0
     error: str = ""
 
 
 class FunctionsLoaded(msgspec.Struct, frozen=True):
-    """Which functions could not be imported, and why."""
+    """Functions that could not be imported, with reasons."""
 
     errors: dict[str, str] = {}

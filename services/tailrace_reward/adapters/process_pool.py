@@ -1,4 +1,4 @@
-"""Reward functions in processes of their own, with a timeout that is real."""
+"""Reward functions in processes of their own, with an enforced timeout."""
 
 from __future__ import annotations
 
@@ -36,11 +36,11 @@ class ScoringPool:
         self._processes = Processes(_MODULE, self._functions, num_processes, self._loaded)
 
     async def start(self) -> None:
-        """Start one process, to see now whether all can be imported; others come with use."""
+        """Start one process, which imports all functions as a check; others start on demand."""
         await self._processes.open()
 
     async def call(self, function: str, item: ScoreItem, timeout_s: float) -> float:
-        """What the function gives for the item; raises `ComponentFailedError`."""
+        """Return the function's number for the item; raises `ComponentFailedError`."""
         try:
             async with self._processes.lend() as process:
                 returned = await self._call(process, ScoringCall(function, item), timeout_s)

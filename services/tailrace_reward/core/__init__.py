@@ -1,1 +1,1 @@
-"""How scores are made of components, without bus or processes."""
+"""Scores made of components, without bus or processes."""

@@ -1,7 +1,7 @@
 """Conversations that wait for a model, put together into batches.
 
-Invariants: a batch begins whenever the one before is done, with what waits then, and nothing waits for
-company; those of similar length go together; a batch that fails fails alone.
+Invariants: a batch begins as soon as the one before is done, with the conversations that wait then;
+those of similar length go together; a batch that fails fails alone.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ class Batches:
         self._runner: asyncio.Task[None] | None = None
 
     async def score(self, token_ids: TokenIds) -> float:
-        """What `run` gives for it; raises what `run` raises."""
+        """Return the result of `run` for it; raises the errors of `run`."""
         future: asyncio.Future[float] = asyncio.get_running_loop().create_future()
         self._waiting.append((token_ids, future))
         if self._runner is None or self._runner.done():

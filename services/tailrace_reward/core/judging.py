@@ -1,4 +1,4 @@
-"""What a judge reads and what its reply says (pure)."""
+"""Prompt of a judge, and the score in its reply (pure)."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from tailrace_reward.config import JudgeArgs
 
 
 class NoScoreError(ValueError):
-    """A reply without a score, and why."""
+    """Reply without a score, with the reason."""
 
 
 def template_names(item: ScoreItem) -> dict[str, Any]:
-    """What the template of a prompt may use."""
+    """Names that the template of a prompt may use."""
     return {
         "conversation": conversation(item.messages),
         "question": _first(item.messages, "user"),

@@ -73,7 +73,7 @@ class Scorer:
 
 
 def _is_void(task: asyncio.Task[Score]) -> bool:
-    """Whether it has ended without a score."""
+    """Tell whether it has ended without a score."""
     return task.done() and (
         task.cancelled() or bool(task.exception()) or task.result().error is not None
     )

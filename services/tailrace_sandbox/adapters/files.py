@@ -6,7 +6,7 @@ import json
 
 
 def checked_files(data: str) -> tuple[dict[str, str], tuple[str, ...]]:
-    """What a confined process says of its files, if it is of the right form; else nothing."""
+    """Files that a confined process reports, if the report is well formed; else nothing."""
     try:
         content = json.loads(data)
         files = {str(name): str(text) for name, text in content["files"].items()}

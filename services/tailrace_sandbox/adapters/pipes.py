@@ -1,4 +1,4 @@
-"""Bytes out of and into confined processes, without threads and without bound-less buffers."""
+"""Bytes out of and into confined processes, without threads and with bounded buffers."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _SEALS = fcntl.F_SEAL_WRITE | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SHRINK | fcntl.F_
 
 
 def sealed(data: bytes) -> int:
-    """A descriptor from which `data` can be read, and nothing else be done."""
+    """Descriptor from which `data` can be read and that allows nothing else."""
     fd = os.memfd_create("tailrace", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     while data:
         data = data[os.write(fd, data) :]
@@ -25,7 +25,7 @@ def sealed(data: bytes) -> int:
 class Output:
     """The reading end of a pipe: keeps the first `max_bytes`, drops the rest.
 
-    `on_flood` is called once when 64 times as much has come.
+    `on_flood` is called once, after 64 times `max_bytes`.
     """
 
     def __init__(self, max_bytes: int, on_flood: Callable[[], None]) -> None:
@@ -64,14 +64,14 @@ class Output:
             self.read()
 
     def take(self) -> tuple[str, bool]:
-        """What came since the last time, as text, and whether some was dropped."""
+        """Text received since the last call, and whether some was dropped."""
         text, is_cut = self._kept.decode(errors="replace"), self._num_seen > len(self._kept)
         self._kept.clear()
         self._num_seen = 0
         return text, is_cut
 
     def close_write_end(self) -> None:
-        """Once the confined process has its own."""
+        """Close our write end, once the confined process has its own."""
         if self.write_fd >= 0:
             os.close(self.write_fd)
             self.write_fd = -1

@@ -1,4 +1,4 @@
-"""Where tool code runs: which interpreter, as which user, in which folder, how confined."""
+"""Place of tool code: interpreter, user, folder and confinement."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class Place:
     lock: IO[bytes]  # on `base`, for as long as this process lives
 
     def start_argument(self, uid: int) -> dict[str, Any]:
-        """What a zygote is started with."""
+        """Argument with which a zygote starts."""
         return {
             "base": self.base,
             "uid": uid,
@@ -74,13 +74,13 @@ class Place:
         raise ConfigError(f"sandbox: no free user id from {self.config.first_uid} on")
 
     def remove(self) -> None:
-        """Leave nothing behind."""
+        """Remove the folder."""
         self.lock.close()
         _remove(self.base)
 
 
 async def probe(python: str) -> Features:
-    """What the kernel offers to a process of this interpreter here."""
+    """Features that the kernel offers to a process of this interpreter."""
     process = await asyncio.create_subprocess_exec(
         python, "-I", "-c", program("probe"), env=ENVIRONMENT, cwd="/",
         stdin=asyncio.subprocess.DEVNULL, stdout=asyncio.subprocess.PIPE,
@@ -94,7 +94,7 @@ async def probe(python: str) -> Features:
 async def prepare(
     config: SandboxConfig, find_features: Callable[[str], Awaitable[Features]] = probe
 ) -> Place:
-    """Find out and decide; `ConfigError` where the machine gives less than the configuration wants."""
+    """Probe and decide; `ConfigError` if the machine offers less than the configuration demands."""
     features = await find_features(sys.executable)
     found = _accepted_tier(features, config)
     metrics.TIER.labels(found).set(1)
@@ -124,7 +124,7 @@ def _accepted_tier(features: Features, config: SandboxConfig) -> str:
 
 
 def _make_base(folder: str, own_user: bool) -> tuple[str, IO[bytes]]:
-    """The folder for those of calls, with a lock on it; those of services that were killed go."""
+    """Make the locked folder that holds the folders of calls; remove those of killed services."""
     folder = folder or tempfile.gettempdir()
     for name in os.listdir(folder):
         if name.startswith(_BASE_PREFIX):
@@ -138,7 +138,7 @@ def _make_base(folder: str, own_user: bool) -> tuple[str, IO[bytes]]:
 
 
 def _remove_if_left(base: str) -> None:
-    """Remove it if it is ours and nobody holds its lock; without a lock it is being made."""
+    """Remove it if it is ours and its lock is free; one without a lock is being made."""
     with contextlib.suppress(OSError):
         found = os.lstat(base)
         if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid():

@@ -181,7 +181,7 @@ class Runner:
 
 
 async def _at_end(outputs: tuple[Output, Output]) -> None:
-    """Wait until all that was written has been read; whoever could write more is dead."""
+    """Wait until all output has been read; every writer is dead."""
     try:
         async with asyncio.timeout(_DRAIN_S):
             for output in outputs:

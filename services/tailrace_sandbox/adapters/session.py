@@ -1,6 +1,6 @@
-"""A Python that keeps its names from call to call, stopped while nobody calls it.
+"""Python session that keeps its names between calls and is stopped while it is idle.
 
-Whatever the session's process says is checked: it may say anything, since it has run tool code.
+Every reply of the session's process is checked: it has run tool code and may send anything.
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ class PythonSession:
         self._channel, self._writer = await asyncio.open_connection(sock=ours)
 
     async def _exchange(self, work: Work) -> dict[str, Any] | None:
-        """The process's answer, or None if there is none that makes sense."""
+        """Return the process's answer; None if it is missing or malformed."""
         assert self._channel is not None
         assert self._writer is not None
         request = {

@@ -122,7 +122,7 @@ class PythonSessionTool(Tool):
 
 
 def offers(sandbox: Sandbox, config: SandboxConfig) -> tuple[ToolOffer, ...]:
-    """All three, with time-outs that leave their own limits the last word."""
+    """All three tools, with timeouts above their own limits."""
     timeout_s = config.limits.max_wall_s + _EXTRA_S
     python, shell = PythonTool(sandbox, config), ShellTool(sandbox, config)
     return (

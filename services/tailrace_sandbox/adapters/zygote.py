@@ -1,7 +1,7 @@
-"""A zygote as the service sees it: a process, a socket for orders, and what it reports.
+"""Client of a zygote: its process, a socket for orders, and its reports.
 
-Invariants: what a zygote does at any moment is one call; one that is in doubt (it was cancelled in the
-middle, it does not answer) is never used again; its end is the end of everything it started.
+Invariants: a zygote serves one call at a time; one in doubt (cancelled in a call, or silent) is never
+used again; everything that it started ends with it.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def program(module: str, argument: str = "") -> str:
 
 
 class ZygoteEnded(NamedTuple):
-    """How a call ended. `reason`: the limit that ended it; empty: it ended by itself."""
+    """End of a call. `reason`: the limit that ended it; empty: it ended by itself."""
 
     exit_code: int  # negative: the signal that ended it
     reason: str
@@ -109,7 +109,7 @@ class ZygoteClient:
         return ZygoteEnded(int(exit_code), reason)
 
     async def _hear(self, op: str, timeout_s: float) -> list[str]:
-        """What the next report says, which must be `op`."""
+        """Return the next report, which must be `op`."""
         try:
             async with asyncio.timeout(timeout_s):
                 found, *values = await self._reports.get()

@@ -1,4 +1,4 @@
-"""What is allowed, decided without touching the kernel; the standard library alone is imported here.
+"""Decisions on confinement, without touching the kernel; imports the standard library alone.
 
 The process that runs tool code imports these modules too, so they must load in milliseconds.
 """

@@ -1,4 +1,4 @@
-"""What a model, or a program, reads of how a call ended."""
+"""Reports of a call's end, for a model or a program."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which system calls tool code may make.
+"""System calls that tool code may make.
 
 Invariants: what is not allowed here by name fails, also calls that future kernels add; nothing is
 allowed that reaches past the call's own processes and files by a way that Landlock does not watch:
@@ -81,7 +81,7 @@ _FILE_CONTROLS_REFUSED = (8, 10, 15, 1024, 1026, 1031)  # owner, signal, lease, 
 
 @dataclass(frozen=True)
 class Confinement:
-    """What the filter has to make up for. `pid`: the call's first process."""
+    """Confinement that is missing and that the filter replaces. `pid`: the call's first process."""
 
     machine: str  # as `platform.machine()`
     own_user: bool  # the call runs as a user that owns nothing else

@@ -1,4 +1,4 @@
-"""How much a machine can confine, from what its kernel offers."""
+"""Confinement that a machine can give, from the features of its kernel."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ TIERS = ("none", "partial", "full")
 
 @dataclass(frozen=True)
 class Features:
-    """What a probe found, in the place and as the user where tool code would run."""
+    """Findings of a probe, made in the place and as the user of tool code."""
 
     machine: str  # as `platform.machine()`
     landlock_abi: int  # 0: none
@@ -35,7 +35,7 @@ class Finding:
 
     @property
     def is_fine(self) -> bool:
-        """Whether nothing needs to be done."""
+        """Tell whether nothing needs to be done."""
         return not self.remedy
 
 
@@ -48,7 +48,7 @@ def tier(features: Features) -> str:
 
 
 def findings(features: Features) -> tuple[Finding, ...]:
-    """What each feature is here."""
+    """State of each feature here."""
     return (
         Finding(
             "Landlock (files)",

@@ -1,5 +1,5 @@
-"""What runs beside tool code: the zygote, what it forks, and what confines that.
+"""Processes beside tool code: the zygote, its children, and their confinement.
 
-Only the standard library and `core` are imported here, since whatever this process knows, the tool code
-that it forks knows as well. It starts with an empty environment and never sees the data of a call.
+It imports the standard library and `core` alone, since tool code inherits everything that this process
+holds. It starts with an empty environment and never sees the data of a call.
 """

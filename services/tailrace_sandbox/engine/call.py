@@ -31,13 +31,13 @@ class ForkedCall:
     num_blind_looks: int = 0  # one after the other
 
     def next_event_s(self) -> float:
-        """Seconds until something must be looked at; negative: wait for messages alone."""
+        """Seconds until the next inspection; negative: wait for messages alone."""
         if self.deadline_s is None:
             return -1.0
         return max(0.0, min(self.deadline_s, self.look_s) - time.monotonic())
 
     def has_ended(self) -> bool:
-        """Whether the first process has exited; orphans that ended are waited for on the way."""
+        """Tell whether the first process has exited; reaps orphans that ended."""
         while found := os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT):
             if found.si_pid == self.pid:
                 return True
@@ -45,7 +45,7 @@ class ForkedCall:
         return False
 
     def breach(self) -> str:
-        """Which limit is broken now; empty: none. Sessions are interrupted first when time is over."""
+        """Name of the broken limit; empty: none. A session out of time is interrupted first."""
         now_s = time.monotonic()
         if self.deadline_s is not None and now_s >= self.deadline_s:
             if not self.is_session or self.was_interrupted:

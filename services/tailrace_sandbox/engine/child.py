@@ -1,4 +1,4 @@
-"""From fork to tool code: what a child of the zygote does, and never returns from.
+"""From fork to tool code: the path of a zygote's child, which never returns.
 
 Invariants: no tool code runs before `confine` returned; a child whose confinement fails says so on
 standard error and exits with 125; nothing of the zygote stays open in it.
@@ -31,7 +31,7 @@ _reseed = super(random.Random, random._inst).seed
 
 @dataclass(frozen=True)
 class Order:
-    """What to run; `fds`: payload, standard input, output, error and, in a session, its channel."""
+    """Program to run; `fds`: payload, standard input, output, error and, in a session, its channel."""
 
     mode: str  # python, shell, session, collect
     workspace: str
@@ -58,7 +58,7 @@ def main(plan: Plan, order: Order) -> None:
 
 
 def prepare() -> None:
-    """What need not be done for each call: done by the zygote, inherited by each child."""
+    """Do in the zygote the work that every child inherits."""
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the service's to handle
     os.umask(0o077)

@@ -51,7 +51,7 @@ def _handled(abi: int) -> int:
 
 @dataclass(frozen=True)
 class Plan:
-    """What confines a call; made once per zygote, since opening the paths costs more than the rest."""
+    """Confinement of a call; made once per zygote, since opening the paths costs most."""
 
     landlock_abi: int  # 0: not used
     seccomp: bool

@@ -30,7 +30,7 @@ def main() -> None:
 
 
 def _succeeds(attempt: Callable[[], None]) -> bool:
-    """Whether a child can do it."""
+    """Tell whether a child can do it."""
     pid = os.fork()
     if pid == 0:
         try:

@@ -25,7 +25,7 @@ class StuckError(Exception):
 
 
 class Footprint(NamedTuple):
-    """What all processes of a call hold together."""
+    """Resources that all processes of a call hold together."""
 
     num_processes: int  # threads count
     memory_bytes: int  # not backed by files

@@ -29,7 +29,7 @@ _WARM = (
 
 @dataclass(frozen=True)
 class Start:
-    """How a zygote is started; travels as JSON on its command line."""
+    """Parameters of a zygote's start; travels as JSON on its command line."""
 
     base: str  # folder for the folders of calls
     uid: int  # user to become; negative: stay
@@ -80,9 +80,9 @@ def _become(uid: int) -> None:
 
 
 def _processes_outside(uid: int) -> int:
-    """How many processes of this user are none of the call's: the zygote alone, if the user is its own.
+    """Number of this user's processes outside the call: the zygote alone, if the user is its own.
 
-    Otherwise the kernel also counts those of other containers, which nobody here can see; so ask the
+    Otherwise the kernel also counts those of other containers, which are invisible here; so ask the
     kernel: fork below the limit fails. Some are added for those that start later.
     """
     if uid >= 0:
@@ -97,7 +97,7 @@ def _processes_outside(uid: int) -> int:
 
 
 def _can_fork(limit: int) -> bool:
-    """Whether a process may fork under this limit of processes."""
+    """Tell whether a process may fork under this limit of processes."""
     pid = os.fork()
     if pid == 0:
         try:

@@ -18,7 +18,7 @@ _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW
 
 
 class UninspectableError(Exception):
-    """What a call left behind cannot be measured, so that its limits cannot be kept."""
+    """Files of a call cannot be measured, so that its limits cannot be enforced."""
 
 
 class Usage(NamedTuple):

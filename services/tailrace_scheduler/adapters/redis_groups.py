@@ -50,5 +50,5 @@ class RedisGroups:
         await self._outbox.emit("scheduler", body, once=once)
 
     async def has_model(self) -> bool:
-        """Whether the learner has put the model card there."""
+        """Tell whether the learner has written the model card."""
         return await self._blobs.get_model_card() is not None

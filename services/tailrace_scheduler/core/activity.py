@@ -1,4 +1,4 @@
-"""What agents workers say their episodes are doing, summed over workers that are not silent."""
+"""Activity of episodes as agents workers report it, summed over workers that are not silent."""
 
 from __future__ import annotations
 

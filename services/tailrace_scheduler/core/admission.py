@@ -1,4 +1,4 @@
-"""How many training groups may be admitted now, and if none, why.
+"""Number of training groups to admit now, and the bound that withholds admission.
 
 Credit: `accepted + running <= (max_staleness + optimizer_step + 1) * groups_per_step`, where accepted
 groups are those trained by the surviving lineage (`optimizer_step * groups_per_step`) and those that
@@ -30,7 +30,7 @@ class BufferState(NamedTuple):
 
 
 class ServerView(NamedTuple):
-    """What admission needs to know of the inference servers."""
+    """State of the inference servers that admission reads."""
 
     num_healthy: int
     min_policy_version: int  # over healthy servers; -1 without any
@@ -38,7 +38,7 @@ class ServerView(NamedTuple):
 
 
 class Admission(NamedTuple):
-    """`num_groups` may start now; with none, `blocked_by` is the first bound that says no."""
+    """`num_groups` may start now; if that is 0, `blocked_by` names the first bound that was reached."""
 
     num_groups: int
     blocked_by: str
@@ -52,7 +52,7 @@ class AdmissionRule:
         self._config = config
 
     def admit(self, buffer: BufferState, servers: ServerView) -> Admission:
-        """Groups that may start in this situation."""
+        """Return the groups that may start in this situation."""
         if servers.num_healthy == 0:
             return Admission(0, SERVERS)
         if self._run.max_staleness == 0 and not is_current(servers):
@@ -77,11 +77,11 @@ class AdmissionRule:
         expected = buffer.ready_bytes + buffer.num_running * buffer.mean_group_bytes
         free_bytes = self._config.max_buffered_bytes - expected
         by_bytes = int(free_bytes // max(buffer.mean_group_bytes, 1.0))
-        needed = self._run.groups_per_step - held  # else the learner would wait for ever
+        needed = self._run.groups_per_step - held  # fewer would leave the learner waiting for ever
         return min(by_groups, max(by_bytes, needed))
 
 
 def is_current(servers: ServerView) -> bool:
-    """Whether every healthy server (and at least one) serves the newest policy version."""
+    """Tell whether at least one server is healthy and all healthy ones serve the newest version."""
     newest = servers.newest_policy_version
     return servers.num_healthy > 0 and newest >= 0 and servers.min_policy_version >= newest

@@ -1,4 +1,4 @@
-"""What the scheduler decides: each is carried out by the edge, may be repeated, and has one meaning."""
+"""Decisions of the scheduler. The edge carries them out; repeating one changes nothing."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class AdmitGroup(NamedTuple):
 
 
 class SettleMembers(NamedTuple):
-    """Settle those of `members` that have not ended by themselves, with this outcome."""
+    """Settle with this outcome those of `members` that have not ended."""
 
     group_id: str
     members: tuple[int, ...]
@@ -33,7 +33,7 @@ class Republish(NamedTuple):
 
 
 class Emit(NamedTuple):
-    """Write an event into the outbox, once for ever under this id."""
+    """Write an event into the outbox; an id is written once only."""
 
     once: str
     body: EventBody

@@ -1,4 +1,4 @@
-"""Evaluations: which steps have one, when each may start, and what it finds.
+"""Evaluations: the steps that have one, the time when each may start, and its result.
 
 The first one (weights of the run's first step, before any training) and the last one (weights of
 `max_steps`, after all training) play the whole fixed set; those in between, every `eval_steps`, play a
@@ -106,28 +106,28 @@ class EvaluationPlan:
 
     @property
     def running(self) -> bool:
-        """Whether any evaluation is under way."""
+        """Tell whether an evaluation is under way."""
         return bool(self._running)
 
     @property
     def settled_all(self) -> bool:
-        """Whether every evaluation that is due so far has its result."""
+        """Tell whether every evaluation that is due has its result."""
         return not self._running and not self._pending
 
     def is_due(self, step: int) -> bool:
-        """Whether the weights of `step` are evaluated."""
+        """Tell whether the weights of `step` are evaluated."""
         if self._first_step is None or step < self._first_step:
             return False
         every = self._run.eval_steps
         return self._is_end(step) or (every > 0 and step % every == 0)
 
     def is_finished(self, step: int) -> bool:
-        """Whether the evaluation of `step` has a result."""
+        """Tell whether the evaluation of `step` has a result."""
         return step in self._finished
 
     @property
     def first_done(self) -> bool:
-        """Whether training may begin."""
+        """Tell whether training may begin."""
         return self._first_step is not None and self._first_step in self._finished
 
     def resumed(self, step: int) -> frozenset[str]:
@@ -173,7 +173,7 @@ class EvaluationPlan:
         )
 
     def started(self, event: EvaluationStarted) -> None:
-        """An evaluation was decided on, or its start is read again after a restart."""
+        """Take note of a start, decided now or read from the log after a restart."""
         if self._started.get(event.step) == event.evaluation_id:
             return
         self._started[event.step] = event.evaluation_id
@@ -221,7 +221,7 @@ class EvaluationPlan:
         return [Emit(f"finished/{one.event.evaluation_id}", one.result()) for one in fresh]
 
     def finished(self, event: EvaluationFinished) -> None:
-        """A result stands in the run's log."""
+        """Take note that the run's log holds a result."""
         self._running.pop(event.evaluation_id, None)
         if self._started.get(event.step) == event.evaluation_id:
             self._finished.add(event.step)

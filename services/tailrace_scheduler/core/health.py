@@ -1,10 +1,10 @@
-"""Which inference servers may be given episodes.
+"""Health of inference servers: the ones that may take episodes.
 
 A server is healthy while it is READY, its heartbeat is fresh, and its callers do not report that it
-fails. A server whose recent calls mostly failed is suspended, for longer each time; after that it is on
-probation with a few leases until a call succeeds. So one that fails fast, and is therefore always idle,
-attracts nothing. A server that the learner found to sample from other weights than it says is not used
-again until its process has been started anew.
+fails. A server whose recent calls mostly failed is suspended, each time for longer. Then it is on
+probation with a few leases until a call succeeds. So a server that fails fast, and is therefore idle,
+attracts no episodes. A server that samples from other weights than it reports is not used again until
+its process restarts.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ ASK_TO_LEAVE_AGAIN_S = 10.0
 
 @dataclass(slots=True)
 class CallHistory:
-    """What callers said about one server; counts fade with time."""
+    """Outcomes of calls to one server as callers report them; counts decay with time."""
 
     failures: float = 0.0
     successes: float = 0.0
@@ -35,12 +35,12 @@ class CallHistory:
 
     @property
     def on_probation(self) -> bool:
-        """Whether it was suspended and no call has succeeded since."""
+        """Tell whether it was suspended and no call has succeeded since."""
         return self.num_suspensions > 0
 
     @property
     def failure_rate(self) -> float:
-        """Share of recent calls that failed, leaning to 0 while there are few."""
+        """Share of recent calls that failed, shrunk towards 0 while there are few."""
         return self.failures / (self.failures + self.successes + 1.0)
 
     def report(self, failures: int, successes: int, now_s: float) -> None:
@@ -82,7 +82,7 @@ class ServerHealth:
         return self._statuses
 
     def heard(self, status: ServerStatus, now_s: float) -> ServerStatus | None:
-        """A status came; returns the one before. An old heartbeat seen again is not fresh again."""
+        """Take a status; returns the previous one. A repeated old heartbeat does not count as fresh."""
         before = self._statuses.get(status.server_id)
         if before is None:
             self._heard_s[status.server_id] = min(status.heartbeat_unix_s, now_s)
@@ -115,7 +115,7 @@ class ServerHealth:
         return due
 
     def is_alive(self, server_id: str, now_s: float) -> bool:
-        """Whether it says itself that it can be used, said so lately, and is not known to be wrong."""
+        """Tell whether it reports READY, did so lately, and is not distrusted."""
         status = self._statuses.get(server_id)
         is_trusted = status is None or (server_id, status.incarnation) not in self._distrusted
         return is_trusted and self._serves(server_id, now_s)
@@ -126,23 +126,23 @@ class ServerHealth:
         return status is not None and status.state is ServerState.READY and fresh
 
     def alive(self, now_s: float) -> list[ServerStatus]:
-        """Servers that can be used by what they say themselves: those that must apply new weights."""
+        """Servers that are usable by their own report: those that must apply new weights."""
         return [status for one, status in self._statuses.items() if self.is_alive(one, now_s)]
 
     def record(self, server_id: str) -> CallHistory:
-        """What callers said of it."""
+        """Reports of its callers."""
         return self._records.get(server_id) or CallHistory()
 
     def is_usable(self, server_id: str, now_s: float) -> bool:
-        """Whether it is alive and not suspended."""
+        """Tell whether it is alive and not suspended."""
         return self.is_alive(server_id, now_s) and now_s >= self.record(server_id).suspended_until_s
 
     def may_take_more(self, server_id: str, num_leases: int) -> bool:
-        """Whether a usable server that holds `num_leases` has the trust for one more."""
+        """Tell whether a usable server that holds `num_leases` may take one more."""
         return not self.record(server_id).on_probation or num_leases < PROBATION_LEASES
 
     def retry_after_s(self, now_s: float) -> float:
-        """When to ask again while nothing can be placed: the end of the next suspension, or soon."""
+        """Seconds to wait while nothing can be placed: at most until the next suspension ends."""
         waits = [
             record.suspended_until_s - now_s
             for one, record in self._records.items()

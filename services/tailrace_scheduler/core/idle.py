@@ -1,4 +1,4 @@
-"""Why the learner and the engines were idle: every second of theirs has exactly one account.
+"""Idle causes of the learner and the engines: each of their seconds has exactly one account.
 
 The accounts of an interval (a row of `metrics.jsonl`) are six causes and two kinds of work, `learner`
 and `engine`. They sum to the interval's wall time, as seconds of the average resource: the learner and
@@ -51,7 +51,7 @@ class Situation(NamedTuple):
 
 
 def engine_cause(now: Situation, status: ServerStatus) -> Cause:
-    """Why this engine has nothing to compute."""
+    """Cause for which this engine has nothing to compute."""
     behind = status.policy_version < now.newest_policy_version
     if status.state is ServerState.STARTING or (now.blocked_by == WEIGHTS and behind):
         return "weights"
@@ -64,7 +64,7 @@ def engine_cause(now: Situation, status: ServerStatus) -> Cause:
 
 
 def learner_cause(now: Situation) -> Cause:
-    """Why the learner has no groups."""
+    """Cause for which the learner has no groups."""
     if now.blocked_by == WEIGHTS:
         return "weights"
     if now.num_open_episodes == 0:
@@ -79,7 +79,7 @@ def _nothing_open(now: Situation) -> Cause:
 
 
 def _largest(activity: ActivityCounts) -> Cause:
-    """What most episodes in the hands of workers wait for."""
+    """Stage that most episodes at workers wait for."""
     counts: dict[Cause, int] = {
         "straggler": activity.num_generating,
         "tool": activity.num_in_tools,

@@ -1,4 +1,4 @@
-"""How far the surviving lineage of weights is, and which groups its learner still has to train.
+"""Progress of the surviving lineage of weights, and the groups that its learner has still to train.
 
 A learner that resumes at step s begins a lineage. Steps of other lineages no longer count; groups they
 trained after s, unless a checkpoint released them, wait for the learner again. Every event may come
@@ -34,7 +34,7 @@ class Lineage:
 
     @property
     def started(self) -> bool:
-        """Whether a learner has begun."""
+        """Tell whether a learner has begun."""
         return self.name != ""
 
     @property
@@ -43,7 +43,7 @@ class Lineage:
         return self._versions.get((self.name, self.step), -1)
 
     def version_of(self, step: int) -> int:
-        """Version of a step's weights, or of the current step's where this lineage never made it."""
+        """Version of a step's weights, or of the current step's where this lineage did not make it."""
         return self._versions.get((self.name, step), self.policy_version)
 
     @property

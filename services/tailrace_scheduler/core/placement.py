@@ -2,8 +2,8 @@
 
 A lease sticks while its episode lives, for the server holds its KV cache. It ends when the episode
 settles, its worker releases it, its worker falls silent, or the server fails the caller: then the
-episode is placed anew, elsewhere if there is an elsewhere. New episodes go where the outstanding
-predicted tokens are least.
+scheduler places the episode again, on another server if there is one. New episodes go to the server
+with the fewest outstanding predicted tokens.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class Candidate(NamedTuple):
 
 
 class PlacementPolicy(Protocol):
-    """Chooses among candidates; the place of predictors, concurrency limits and migration."""
+    """Chooses among candidates; predictors, concurrency limits and migration belong here."""
 
     def choose(self, candidates: Sequence[Candidate], predicted_tokens: int) -> Candidate:
         """The server for an episode with `predicted_tokens` to go; `candidates` is not empty."""
@@ -38,7 +38,7 @@ class LeastOutstandingTokens:
     """The least tokens still to be generated; those of a server that fails count for more."""
 
     def choose(self, candidates: Sequence[Candidate], predicted_tokens: int) -> Candidate:
-        """The least loaded candidate; equals are told apart by leases, then by name."""
+        """The least loaded candidate; ties go by leases, then by name."""
         return min(
             candidates,
             key=lambda one: (
@@ -78,7 +78,7 @@ class Placement:
         return len(self._held)
 
     def holds(self, episode_id: str) -> bool:
-        """Whether a live worker holds a lease for this episode."""
+        """Tell whether a live worker holds a lease for this episode."""
         return episode_id in self._held
 
     def outstanding_tokens(self, server_id: str) -> int:
@@ -86,7 +86,7 @@ class Placement:
         return self._tokens.get(server_id, 0)
 
     def heard(self, worker_id: str, now_s: float) -> None:
-        """A worker gave a sign of life."""
+        """Take a sign of life of a worker."""
         self._heard_s[worker_id] = now_s
 
     def lease(self, request: LeaseRequest, now_s: float) -> LeaseReply:
@@ -113,7 +113,7 @@ class Placement:
             self._health.report(server_id, failures, successes, now_s)
 
     def release(self, episode_id: str) -> None:
-        """The episode needs no server any more."""
+        """End the lease of an episode."""
         held = self._held.pop(episode_id, None)
         if held is None:
             return

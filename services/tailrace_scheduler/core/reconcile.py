@@ -1,4 +1,4 @@
-"""Which episodes are lost: unsettled, and neither in the work queue nor in the hands of a live worker.
+"""Reconciliation of lost episodes: unsettled, not in the work queue, and not at a live worker.
 
 The work queue keeps a message until its episode has settled, so what it holds is what is queued or
 being played. An episode counts as lost when it is missing in two comparisons in a row; what was

@@ -3,8 +3,8 @@
 The first row is the evaluation of the first step, before reinforcement learning; then comes one row
 per learner step, in order. The row of a step that is evaluated waits for that evaluation, and the rows
 after it wait behind it. A learner that resumes at step s takes back all rows beyond s. Every row has
-every key of `METRIC_KEYS`, null where nobody knows; what else a learner says of a step (its critic,
-what its corrections touched) and an evaluation of single tags follows them.
+every key of `METRIC_KEYS`, null where the value is unknown. Further metrics of the learner (critic,
+corrections) and evaluations of single tags follow them.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ Change = Row | Rewind
 
 
 def fold(changes: Iterable[Change]) -> list[Row]:
-    """The rows that are left of a history of changes."""
+    """Return the rows that remain after a history of changes."""
     rows: list[Row] = []
     for change in changes:
         if isinstance(change, Rewind):
@@ -98,7 +98,7 @@ class RunLog:
         self._evaluations: dict[int, EvaluationFinished] = {}
 
     def apply(self, event: Event, cut_idle: CutIdle) -> list[Change]:
-        """What the next event adds to, or takes from, the rows."""
+        """Return the change that the next event makes to the rows."""
         if self._started_unix_s is None:
             self._started_unix_s = event.unix_s
         match event.body:

@@ -100,7 +100,7 @@ class SchedulerCore:
         self.has_model = False
         """Whether the learner has put the model card into Redis: it prepares the first weights now."""
 
-    # What happens
+    # Events
 
     def replay(self, events: Iterable[Event]) -> list[Change]:
         """Apply what `events.jsonl` holds; idle time of intervals not watched is unknown."""
@@ -144,7 +144,7 @@ class SchedulerCore:
             self._idle.heartbeat(self._situation(now_s), before, status)
 
     def on_activity(self, activity: AgentActivity, now_s: float) -> None:
-        """What an agents worker's episodes do."""
+        """Take the activity of an agents worker's episodes."""
         self._activities.heard(activity, now_s)
         self._placement.heard(activity.worker_id, now_s)
 
@@ -153,13 +153,13 @@ class SchedulerCore:
         return self._placement.lease(request, now_s)
 
     def on_lease_report(self, report: LeaseReport, now_s: float) -> None:
-        """What became of leases."""
+        """Take released and failed leases."""
         self._placement.report(report, now_s)
 
-    # What to do
+    # Decisions
 
     def decide(self, now_s: float) -> list[Decision]:
-        """Everything to be done now; each decision is returned once and must be carried out."""
+        """Return all decisions that are due; each comes once and must be carried out."""
         self._placement.expire(now_s)
         decided: list[Decision] = [*self._groups.due(now_s), *self._evaluations.results()]
         decided += [
@@ -179,7 +179,7 @@ class SchedulerCore:
         return self._groups.num_unsettled(phase)
 
     def reconcile(self, phase: Phase, queued: Collection[str] | None) -> list[Decision]:
-        """What to do about episodes that the phase's queue does not hold; None: it holds enough."""
+        """Decisions on episodes that the phase's queue does not hold; None: it holds enough."""
         reconciler = self._reconcilers[phase]
         if queued is None:
             reconciler.balanced()
@@ -187,11 +187,11 @@ class SchedulerCore:
         groups = [group for group in self._groups if group.plan.phase == phase]
         return [*reconciler.compare(groups, queued, self._placement.holds)]
 
-    # What is
+    # State
 
     @property
     def is_finished(self) -> bool:
-        """Whether the run's end stands in its log."""
+        """Tell whether the run's log holds its end."""
         return self._is_finished
 
     @property
@@ -200,7 +200,7 @@ class SchedulerCore:
         return self._placement.num_leases
 
     def was_admitted_after(self, plan: GroupPlan, unix_s: float) -> bool:
-        """Whether a group was admitted later than `unix_s`."""
+        """Tell whether a group was admitted later than `unix_s`."""
         return plan.deadline_unix_s - self._config.group_timeout_s > unix_s
 
     def status(self, now_s: float) -> RunStatus:
@@ -217,7 +217,7 @@ class SchedulerCore:
         )
         return self._vitals.status(counts, now_s)
 
-    # Inside
+    # Internals
 
     def _apply(self, event: Event, cut_idle: CutIdle) -> list[Change]:
         self._vitals.apply(event)

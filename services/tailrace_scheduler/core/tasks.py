@@ -1,4 +1,4 @@
-"""Data order: which task is the n-th, fixed by the run's seed alone.
+"""Data order: the n-th task, fixed by the run's seed alone.
 
 Task n is a pure function of (seed, n): it depends neither on what was admitted before nor on the
 order in which episodes finish, so a resumed run continues with exactly the tasks it would have had.
@@ -57,8 +57,10 @@ def _cycle(tags: Sequence[str], partition: Sequence[int]) -> list[str]:
 
 
 def _ordinal(tags: Sequence[str], index: int) -> int:
-    """How many tasks before `index` have its tag; every cycle has the same tags, this one in the order
-    of `tags`."""
+    """Number of tasks before `index` that have its tag.
+
+    Every cycle has the same tags, this one in the order of `tags`.
+    """
     cycle, position = divmod(index, len(tags))
     tag = tags[position]
     return cycle * tags.count(tag) + tags[:position].count(tag)

@@ -1,4 +1,4 @@
-"""The run as a live view shows it: its phase, the learner's latest numbers, the time that is left."""
+"""Live status of a run: its phase, the learner's latest numbers, the remaining time."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ RECENT_STEPS = 20
 
 
 class Counts(NamedTuple):
-    """What the scheduler counts at this moment."""
+    """Counts of the scheduler at this moment."""
 
     step: int
     policy_version: int
@@ -62,7 +62,7 @@ class Vitals:
         )
 
     def _eta_s(self, step: int) -> float | None:
-        """Time for the steps that are left, at the pace of the recent ones."""
+        """Predict the time of the remaining steps from the pace of the recent ones."""
         if step >= self._max_steps:
             return 0.0
         if len(self._step_times) < 2:

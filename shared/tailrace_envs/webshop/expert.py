@@ -2,16 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from functools import partial
-from typing import Any
+from collections.abc import Sequence
 
-from tailrace_envs.demonstrations import (
-    ChatRenderer,
-    DemonstrationRow,
-    play_demonstrations,
-    train_options,
-)
+from tailrace_envs.demonstrations import demonstrations_of
 from tailrace_envs.webshop.environment import WebShopText
 from tailrace_envs.webshop.pages import BACK, BUY, NEXT, PREVIOUS
 
@@ -50,20 +43,4 @@ class WebShopExpert:
         return NEXT if is_ahead and NEXT in clicks else BACK
 
 
-def demonstrations(
-    renderer: ChatRenderer, *, seed: int, num_episodes: int, random_moves: float = 0.2, **options: Any
-) -> Iterator[DemonstrationRow]:
-    """Yields `num_episodes` rows of token ids and loss mask, both [T]; the mask is 1 on replies.
-
-    `random_moves`: share of random actions. `options`: keys of `WebShopConfig`; the split is always
-    train.
-    """
-    options = train_options(options, random_moves)
-    yield from play_demonstrations(
-        partial(WebShopText, **options),
-        WebShopExpert(),
-        renderer,
-        seed=seed,
-        num_episodes=num_episodes,
-        random_moves=random_moves,
-    )
+demonstrations = demonstrations_of(WebShopText, WebShopExpert(), random_moves=0.2)
