@@ -81,6 +81,28 @@ async def test_mailbox(nats_server: ServerProcess, run_name: str) -> None:
     await bus.close()
 
 
+@pytest.mark.parametrize("drain_s", [0.1, 20.0])
+async def test_drain_s(nats_server: ServerProcess, run_name: str, drain_s: float) -> None:
+    """A request that ends within this time after SIGTERM is answered."""
+    bus = await Bus.connect(endpoints_of(nats_server.url), name="test")
+    async with endpoint(lambda *_: says("Score: 3"), Held) as model:
+        assert isinstance(model, Held)
+        judge = {"base_url": model.url, "model": "m", "prompt": "?"}
+        entry = {"name": "q", "kind": "judge", "judge": judge, "timeout_s": 60.0}
+        service = await build(args(nats_server, run_name, drain_s=drain_s, rewards=[entry]))
+        async with serving(service) as served:
+            (asked,) = ask(bus, run_name, "a")
+            await eventually(lambda: model.num_at_most == 1)
+            service.stop("end of test")
+            await asyncio.sleep(0.5)
+            assert served.done() == (drain_s < 1)
+            model.free.set()
+            if drain_s > 1:
+                assert isinstance(await asked, ScoreReply)
+        asked.cancel()
+    await bus.close()
+
+
 async def test_num_processes(
     nats_server: ServerProcess, run_name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
