@@ -1,4 +1,4 @@
-"""Redirects `tailrace.loops` to the loops of the agents service, `tailrace_agents.loops`."""
+"""Redirects `tailrace.loops` to the loops of the agents service, `tailrace_agents.core.loops`."""
 
 from __future__ import annotations
 
@@ -7,4 +7,4 @@ from typing import Any
 
 
 def __getattr__(name: str) -> Any:
-    return getattr(importlib.import_module("tailrace_agents.loops"), name)
+    return getattr(importlib.import_module("tailrace_agents.core.loops"), name)

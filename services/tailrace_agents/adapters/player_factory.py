@@ -24,6 +24,7 @@ from tailrace_agents.config import AgentsConfig, GeneratingArgs, check_with_run
 from tailrace_agents.core.env_loop import EnvPlayer
 from tailrace_agents.core.environments import EnvPool
 from tailrace_agents.core.loop_player import LoopPlayer, ToolSource, row_of
+from tailrace_agents.core.loops import AGENT_LOOPS, agent_loops, unknown_loop
 from tailrace_agents.core.machine import EpisodePlayer, PhaseArgs, PlayContext
 from tailrace_agents.core.model import EnvView, EpisodeModel, LoopPlan
 from tailrace_agents.core.workflow_player import (
@@ -32,7 +33,6 @@ from tailrace_agents.core.workflow_player import (
     WorkflowRunner,
     WorkflowTerms,
 )
-from tailrace_agents.loops import AGENT_LOOPS, agent_loops, unknown_loop
 from tailrace_agents.ports import MakeObserver, Watcher
 from tailrace_envs import env_maker, make_env
 from tailrace_protos.episode import EpisodeTask

@@ -22,7 +22,7 @@ from tailrace.foreign import ForeignCodeError
 from tailrace.policy.activity import Stages
 from tailrace.sdk.agent_loop import EpisodeEnd, EpisodeOverError, LoopLimits, Remaining
 from tailrace.sdk.policy import GenerationFailedError
-from tailrace.tools.errors import ToolsMissingError
+from tailrace.tools.episode_tools import ToolsMissingError
 from tailrace_agents.core.episode import (
     EpisodeHandedBackError,
     EpisodeInfraError,

@@ -29,11 +29,11 @@ from tailrace_learner.adapters.snapshots import host_weights
 from tailrace_learner.adapters.strategies.base import Strategy
 from tailrace_learner.config import LearnerConfig, ReferenceArgs
 from tailrace_learner.core.model.critic import Critic, make_head
-from tailrace_learner.core.model.policy import Policy
+from tailrace_learner.core.model.policy import PolicyModel
 from tailrace_learner.core.model.reference import Reference
 from tailrace_learner.core.step.critic_trainer import CriticTrainer
 from tailrace_learner.core.step.estimates import Roles
-from tailrace_learner.core.step.optimizer import make_adamw
+from tailrace_learner.core.step.optimizer import SummedOptimizer
 from tailrace_learner.core.step.run_state import ReferenceState, RunState
 
 _REFERENCE_KEY = "learner.reference.pretrain"
@@ -48,7 +48,7 @@ class RoleMaker:
         run: RunConfig,
         config: LearnerConfig,
         loaded: TrainableModel,
-        policy: Policy,
+        policy: PolicyModel,
         strategy: Strategy,
         checkpoint: str,
     ) -> None:
@@ -111,12 +111,12 @@ class RoleMaker:
         trunk = self._policy if args.shared else self._trunk(args.pretrain)
         head = make_head(trunk.model.config.hidden_size, trunk.device)
         critic = Critic(trunk, head, args)
-        optimizer = make_adamw(critic.parameters, args.training_args)
+        optimizer = SummedOptimizer.of(critic.parameters, args.training_args)
         if self._checkpoint:
-            load_critic(Path(self._checkpoint), critic, optimizer)
+            load_critic(Path(self._checkpoint), critic, optimizer, args.training_args.optimizer)
         return CriticTrainer(critic, optimizer, config, max_steps=self._run.max_steps)
 
-    def _trunk(self, pretrain: str) -> Policy:
+    def _trunk(self, pretrain: str) -> PolicyModel:
         """Load a model without its output matrix."""
         loaded = self._load(pretrain or self._checkpoint or self._start(), _CRITIC_KEY)
         policy = make_policy(loaded, self._config)

@@ -149,7 +149,7 @@ async def test_a_journal_of_an_older_tailrace_is_deleted_and_named(
             await old.append("g0.0", OldTurn(turn))  # type: ignore[arg-type]
         journal = StoredJournal(Journal(redis, run_name), "g0.0", Stages(), may_have_records=True)
         assert list(await journal.load()) == []
-        assert "turn_record" in capsys.readouterr().err
+        assert "turn_record" in "".join(capsys.readouterr())
         await journal.append(record(0))
         assert [one.index for one in await journal.load()] == [0]
     finally:

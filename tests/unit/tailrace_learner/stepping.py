@@ -12,11 +12,11 @@ from torch import nn
 from tailrace_learner.config import CriticArgs, LearnerConfig, TrainingArgs
 from tailrace_learner.core.batch.packing import pack
 from tailrace_learner.core.model.critic import Critic, make_head
-from tailrace_learner.core.model.policy import Policy
+from tailrace_learner.core.model.policy import PolicyModel
 from tailrace_learner.core.model.reference import Reference
 from tailrace_learner.core.step.critic_trainer import CriticTrainer
 from tailrace_learner.core.step.estimates import Roles
-from tailrace_learner.core.step.optimizer import make_adamw
+from tailrace_learner.core.step.optimizer import SummedOptimizer
 from tailrace_learner.core.step.step import StepTrainer
 from tailrace_protos.trajectory import TrajectoryGroup
 from tests.unit.tailrace_learner.factory import CPU, config, make_model, make_policy, prepared_group
@@ -25,7 +25,7 @@ ARGS = TrainingArgs(learning_rate=1e-2, max_grad_norm=0.0)
 SHARED_WEIGHT = 0.5
 
 
-def moved(policy: Policy, seed: int, scale: float = 0.02) -> Policy:
+def moved(policy: PolicyModel, seed: int, scale: float = 0.02) -> PolicyModel:
     """The policy with noise on its weights."""
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
@@ -34,11 +34,11 @@ def moved(policy: Policy, seed: int, scale: float = 0.02) -> Policy:
     return policy
 
 
-def make_critic(policy: Policy, args: CriticArgs, *, knows: bool = True) -> Critic:
+def make_critic(policy: PolicyModel, args: CriticArgs, *, knows: bool = True) -> Critic:
     """A critic whose trunk differs from the policy; `knows`: its head is not 0."""
     trunk = policy
     if not args.shared:
-        trunk = moved(Policy(make_model().base_model, CPU, 1.0, 7), seed=5)
+        trunk = moved(PolicyModel(make_model().base_model, CPU, 1.0, 7), seed=5)
     head = make_head(32, CPU)
     if knows:
         nn.init.normal_(head.weight, std=0.2, generator=torch.Generator().manual_seed(1))
@@ -49,7 +49,7 @@ def make_critic(policy: Policy, args: CriticArgs, *, knows: bool = True) -> Crit
 class Stepped:
     """A step that is over."""
 
-    policy: Policy
+    policy: PolicyModel
     critic: CriticTrainer | None
     trainer: StepTrainer
     metrics: dict[str, float | None]
@@ -63,13 +63,13 @@ class Stepper:
     def __init__(self, num_groups: int, *, knows: bool = True, **settings: Any) -> None:
         self.config: LearnerConfig = config(training_args=ARGS, **settings)
         self.policy = make_policy()
-        self.optimizer = make_adamw(self.policy.parameters, ARGS)
+        self.optimizer = SummedOptimizer.of(self.policy.parameters, ARGS)
         self.grads = _kept(self.optimizer, self.policy.parameters)
         self.critic: CriticTrainer | None = None
         self.critic_grads: list[torch.Tensor] = []
         if self.config.critic is not None:
             critic = make_critic(self.policy, self.config.critic, knows=knows)
-            optimizer = make_adamw(critic.parameters, self.config.critic.training_args)
+            optimizer = SummedOptimizer.of(critic.parameters, self.config.critic.training_args)
             self.critic_grads = _kept(optimizer, critic.parameters)
             self.critic = CriticTrainer(critic, optimizer, self.config, max_steps=10)
         reference = None
@@ -123,12 +123,12 @@ def distance(left: torch.Tensor, right: torch.Tensor) -> float:
     return float((left - right).norm() / right.norm())
 
 
-def _kept(optimizer: torch.optim.Optimizer, parameters: Sequence[nn.Parameter]) -> list[torch.Tensor]:
+def _kept(optimizer: SummedOptimizer, parameters: Sequence[nn.Parameter]) -> list[torch.Tensor]:
     seen: list[torch.Tensor] = []
 
     def keep(*_: object) -> None:
         grads = [torch.zeros_like(p) if p.grad is None else p.grad for p in parameters]
         seen.append(torch.cat([grad.flatten() for grad in grads]).clone())
 
-    optimizer.register_step_pre_hook(keep)
+    optimizer.inner.register_step_pre_hook(keep)
     return seen

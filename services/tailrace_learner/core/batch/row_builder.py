@@ -1,10 +1,11 @@
-"""Groups into what a step trains: rows with advantages, and what counted or was left out.
+"""Builds the training rows of groups, with advantages, and counts what was left out.
 
-Rows of invalid members are left out, those of cut-off episodes where that is wanted, and rows longer
-than the model reads; the episodes of the latter two still count where episodes are compared. Rows that
-teach nothing, because of their group or because their conversation has no reward, are left out unless
-the loss holds every token near the reference: then they are trained with advantage 0.
-Where advantages need values or divergences (`core/step/estimates.py`), rows come without them.
+Rows of invalid members are left out, those of cut-off episodes where the configuration masks them,
+and rows longer than the model reads. The episodes of the latter two still count where episodes are
+compared. Rows that teach nothing, because of their group or because their conversation has no reward,
+are left out unless the loss holds every token near the reference: then they are trained with
+advantage 0. Where advantages need values or divergences (`core/step/estimates.py`), rows come without
+them.
 """
 
 from __future__ import annotations
@@ -23,7 +24,11 @@ from tailrace_learner.core.algorithms.advantages.base import (
     Returns,
     Verdict,
 )
-from tailrace_learner.core.algorithms.advantages.peers import NO_PEERS, Peers, all_peers
+from tailrace_learner.core.algorithms.advantages.comparison import (
+    NO_COMPARISON,
+    ComparisonSet,
+    comparison_set,
+)
 from tailrace_learner.core.algorithms.advantages.shaping import shaped
 from tailrace_learner.core.batch.group_returns import (
     NO_LIMITS,
@@ -41,7 +46,7 @@ from tailrace_protos.trajectory import TrajectoryGroup
 
 
 @dataclass(frozen=True, slots=True)
-class RowBuilder:
+class TrainingRowBuilder:
     """Prepares groups for one step of one lineage."""
 
     config: LearnerConfig
@@ -50,16 +55,18 @@ class RowBuilder:
     limits: RowLimits = NO_LIMITS
     quarantine: Mapping[str, int] = field(default_factory=dict)  # may change between groups
 
-    def unknown_versions(self, group: TrajectoryGroup, book: Mapping[int, tuple[str, int]]) -> set[int]:
-        """Versions of the group's tokens that `book` does not list (yet)."""
+    def unknown_versions(
+        self, group: TrajectoryGroup, known_versions: Mapping[int, tuple[str, int]]
+    ) -> set[int]:
+        """Versions of the group's tokens that `known_versions` does not list (yet)."""
         rows = (row for member in group.members for row in member.rows)
         versions = {span.policy_version for row in rows for span in row.spans}
-        return {version for version in versions if version >= 0 and version not in book}
+        return {version for version in versions if version >= 0 and version not in known_versions}
 
     def prepare(
-        self, group: TrajectoryGroup, step: int, book: Mapping[int, tuple[str, int]]
+        self, group: TrajectoryGroup, step: int, known_versions: Mapping[int, tuple[str, int]]
     ) -> PreparedGroup:
-        """Advantages and masks of one group for a learner that has done `step` steps."""
+        """Computes advantages and masks of one group for a learner that has done `step` steps."""
         counts: Counter[str] = Counter()
         returns = shaped(group_returns(group, self.limits, counts), self.config)
         advantages: Advantages = self.config.estimator(returns, self.config)
@@ -73,7 +80,13 @@ class RowBuilder:
         sources: tuple[Source, ...] = ()
         if teaches or self.config.holds_all_tokens:
             reader = TokenReader(
-                self.config, self.max_staleness, self.ancestry, step, book, counts, self.quarantine
+                self.config,
+                self.max_staleness,
+                self.ancestry,
+                step,
+                known_versions,
+                counts,
+                self.quarantine,
             )
             sources = tuple(self._sources(group, played, _taught(returns, teaches), reader))
         return PreparedGroup(
@@ -85,7 +98,9 @@ class RowBuilder:
             successes=tuple(m.metrics["success"] for m in kept if "success" in m.metrics),
             counts=dict(counts),
             tag=group.members[0].task.env_name if group.members else "",
-            peers=_peers(returns, played) if self.config.normalises_over_step else NO_PEERS,
+            comparison=_comparison(returns, played)
+            if self.config.normalises_over_step
+            else NO_COMPARISON,
             unestimated=self._settle(returns, advantages, sources),
         )
 
@@ -118,7 +133,7 @@ class RowBuilder:
     def _settle(
         self, returns: Returns, advantages: Advantages, sources: Sequence[Source]
     ) -> Unestimated | None:
-        """Write the advantages into the rows, or say what they still need."""
+        """Writes the advantages into the rows, or returns what they still need."""
         if self.config.needs_estimates:
             return Unestimated(returns, tuple(sources))
         for source in sources:
@@ -136,12 +151,12 @@ class RowBuilder:
 
 
 def _taught(returns: Returns, teaches: bool) -> tuple[NDArray[np.int64], ...]:
-    """The conversation of each row, G times [R]; `NO_REWARD` if the group teaches nothing."""
+    """Conversation of each row, G times [R]; `NO_REWARD` if the group teaches nothing."""
     places = returns.row_conversations
     return places if teaches else tuple(np.full(len(each), NO_REWARD) for each in places)
 
 
-def _peers(returns: Returns, played: Sequence[int]) -> Peers:
-    """What the members that are trained are compared by."""
-    peers = all_peers(returns)
-    return peers.chosen(np.isin(peers.members, played))
+def _comparison(returns: Returns, played: Sequence[int]) -> ComparisonSet:
+    """Comparison set of the members that are trained."""
+    comparison = comparison_set(returns)
+    return comparison.chosen(np.isin(comparison.members, played))

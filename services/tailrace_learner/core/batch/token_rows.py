@@ -1,7 +1,7 @@
-"""The tokens of an episode's row: which of them are trained, and how stale they are.
+"""Tokens of an episode's row: which of them are trained, and their staleness.
 
-Invariants: every trained token is a sampled one (loss mask 1) that something predicts, its
-log-probability is finite, and it is at most `max_staleness` steps old. Whatever is left out is counted.
+Invariants: every trained token is a sampled one (loss mask 1) that follows another token, its
+log-probability is finite, and it is at most `max_staleness` steps old. All others are counted.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from tailrace.provenance import kept_spans
 from tailrace_learner.config import LearnerConfig
 from tailrace_learner.core.batch.lineage import Ancestry
-from tailrace_learner.core.batch.rows import Row
+from tailrace_learner.core.batch.rows import TrainingRow
 from tailrace_learner.core.mismatch.quarantine import is_trusted
 from tailrace_protos.base import as_float32, as_int32, as_uint8
 from tailrace_protos.generation import TokenSpan
@@ -32,16 +32,16 @@ class TokenReader:
     max_staleness: int
     ancestry: Ancestry
     step: int
-    book: Mapping[int, tuple[str, int]]  # policy_version -> (lineage, optimizer step)
+    known_versions: Mapping[int, tuple[str, int]]  # policy_version -> (lineage, optimizer step)
     counts: Counter[str]
     # source -> last step of which its tokens are good
     quarantine: Mapping[str, int] = field(default_factory=dict)
 
-    def trained(self, row_id: str, source: TokenRow) -> Row | None:
-        """The row to train, its advantages still 0, or None when all of its tokens are masked."""
+    def trained(self, row_id: str, source: TokenRow) -> TrainingRow | None:
+        """Row to train, its advantages still 0, or None when all of its tokens are masked."""
         tokens = _sampled(source)
         staleness, is_own = self._ages(source.spans)
-        finite = np.isfinite(tokens.log_mu)
+        finite = np.isfinite(tokens.inference_logprobs)
         fresh = staleness <= self.max_staleness
         trusted = is_trusted(source.spans, staleness, self.quarantine, self.step)
         sampled = tokens.is_predicted
@@ -51,8 +51,8 @@ class TokenReader:
         self.counts["num_quarantined_tokens"] += int(np.count_nonzero(usable & ~trusted))
         return self._row(row_id, source, tokens, usable & trusted, staleness, is_own)
 
-    def whole(self, row_id: str, source: TokenRow) -> Row | None:
-        """The row with all sampled tokens as targets, trained or not; None if it has none.
+    def whole(self, row_id: str, source: TokenRow) -> TrainingRow | None:
+        """Row with all sampled tokens as targets, trained or not; None if it has none.
 
         Their log-probabilities are as the engine reported them, finite or not.
         """
@@ -64,7 +64,7 @@ class TokenReader:
     def _ages(self, spans: Sequence[TokenSpan]) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
         """Staleness [S] of each sampled token, and True [S] where its weights are the learner's own."""
         versions = np.array([span.policy_version for span in spans], np.int64)
-        staleness, is_own = self.ancestry.ages(versions, self.step, self.book)
+        staleness, is_own = self.ancestry.ages(versions, self.step, self.known_versions)
         counts = np.array([span.num_tokens for span in spans], np.intp)
         return np.repeat(staleness, counts), np.repeat(is_own, counts)
 
@@ -76,17 +76,17 @@ class TokenReader:
         kept: NDArray[np.bool_],  # [S]
         staleness: NDArray[np.int64],  # [S]
         is_own: NDArray[np.bool_],  # [S]
-    ) -> Row | None:
+    ) -> TrainingRow | None:
         targets = tokens.places[kept]
         if not len(targets):
             return None
         token_ids = as_int32(source.token_ids).astype(np.int64)
-        return Row(
+        return TrainingRow(
             row_id=row_id,
             token_ids=token_ids[: targets[-1]],
             targets=targets,
             target_ids=token_ids[targets],
-            log_mu=tokens.log_mu[kept],
+            inference_logprobs=tokens.inference_logprobs[kept],
             advantages=np.zeros(len(targets), np.float32),
             staleness=staleness[kept],
             is_current=(is_own & (staleness == 0))[kept],
@@ -105,7 +105,7 @@ class _Sampled(NamedTuple):
     """The sampled tokens [S] of a row."""
 
     places: NDArray[np.int64]  # [S] positions in the row
-    log_mu: NDArray[np.float32]  # [S]
+    inference_logprobs: NDArray[np.float32]  # [S]
 
     @property
     def is_predicted(self) -> NDArray[np.bool_]:

@@ -1,11 +1,11 @@
 """Readings of tokens that are older than the weights that a step begins with.
 
-With episodes in flight while weights change, almost no token is of the very version that its step
-begins with. In every `EVERY_STEPS`th step a sample of those that are a step or a few older, of another
-age each time, is computed once more, without gradient, under the weights of their version. Invariants:
-the sample has at most `MAX_SHARE` of the tokens that the mini-batch computes, `MIN_TOKENS` or one row,
-whichever is most; every rank chooses the same rows and makes as many passes; the oldest weights are
-given up by the step's first update, so nothing is read after it.
+With episodes in flight while weights change, almost no token is of the version that its step begins
+with. In every `EVERY_STEPS`th step a sample of those that are a step or a few older, of another age
+each time, is computed once more, without gradient, under the weights of their version. Invariants:
+the sample has at most `MAX_SHARE` of the tokens that the mini-batch computes, `MIN_TOKENS` or one
+row, whichever is most. Every rank chooses the same rows and makes as many passes. The step's first
+update drops the oldest weights, so nothing is read after it.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ import torch
 from tailrace_learner.config import LearnerConfig
 from tailrace_learner.core.batch.packing import computed_tokens, micro_batches, pack
 from tailrace_learner.core.batch.ranks import Shares
-from tailrace_learner.core.batch.rows import Row
+from tailrace_learner.core.batch.rows import TrainingRow
 from tailrace_learner.core.mismatch.drift import add_errors
 from tailrace_learner.core.mismatch.old_sample import OldSample
 from tailrace_learner.core.mismatch.old_versions import OldVersions
-from tailrace_learner.core.model.policy import Policy
-from tailrace_learner.core.step.tally import Tally
+from tailrace_learner.core.model.policy import PolicyModel
+from tailrace_learner.core.step.metric_sums import MetricSums
 from tailrace_learner.ports import Ranks
 
 MAX_SHARE = 1 / 16
@@ -34,7 +34,9 @@ EVERY_STEPS = 2
 class OldReadings:
     """`read` before the first update of a step, `keep` when it comes."""
 
-    def __init__(self, policy: Policy, config: LearnerConfig, ranks: Ranks, num_versions: int) -> None:
+    def __init__(
+        self, policy: PolicyModel, config: LearnerConfig, ranks: Ranks, num_versions: int
+    ) -> None:
         self._policy = policy
         self._config = config
         self._ranks = ranks
@@ -45,15 +47,20 @@ class OldReadings:
         self._versions = OldVersions(policy.parameters if num_versions else [], num_versions)
 
     def keep(self, step: int) -> None:
-        """The current weights are those that `step` begins with, and about to change."""
+        """Keeps the current weights, those that `step` begins with, before they change."""
         self._versions.keep(step)
 
     def read(
-        self, rows: Sequence[Row], step: int, num_owed: Callable[[str], int], tally: Tally
+        self,
+        rows: Sequence[TrainingRow],
+        step: int,
+        num_owed: Callable[[str], int],
+        metric_sums: MetricSums,
     ) -> None:
-        """Add to `tally` what a sample of older tokens, all of one age, says of sources.
+        """Adds to `metric_sums` the errors of sources on a sample of older tokens of one age.
 
-        `num_owed`: tokens of a source that are wanted, those of `step` itself included.
+        `num_owed`: number of a source's tokens that are still needed, those of `step` itself
+        included.
         """
         ages = [age for age in range(1, self._num_versions + 1) if self._versions.has(step - age)]
         if not ages or not rows or step < self._next_step:
@@ -63,26 +70,32 @@ class OldReadings:
         for age in ages[turn:] + ages[:turn]:
             if chosen := sample.of_age(age):
                 with self._versions.restored(step - age):
-                    self._compute(chosen, age, tally)
+                    self._compute(chosen, age, metric_sums)
                 self._next_step = step + EVERY_STEPS
                 self._num_samples += 1
                 return
 
-    def _max_tokens(self, rows: Sequence[Row]) -> float:
+    def _max_tokens(self, rows: Sequence[TrainingRow]) -> float:
         computed = computed_tokens(rows, share_prefixes=self._config.shares_prefixes)
         return max(MAX_SHARE * computed, MIN_TOKENS)
 
     @torch.no_grad()
-    def _compute(self, rows: Sequence[Row], age: int, tally: Tally) -> None:
+    def _compute(self, rows: Sequence[TrainingRow], age: int, metric_sums: MetricSums) -> None:
         for part in Shares(self._ranks.num_ranks).passes(rows, self._ranks.rank, self._cut):
             # Without rows: sharded weights are gathered by all ranks together.
             given = part or [rows[0]]
             shares_prefixes = self._config.shares_prefixes
             batch = pack(given, self._policy.device, share_prefixes=shares_prefixes)
-            log_pi = self._policy.forward(batch)[0]
+            learner_logprobs = self._policy.forward(batch)[0]
             if part:
-                add_errors(tally, batch.rows, log_pi, np.ones(len(log_pi), np.bool_), age)
+                add_errors(
+                    metric_sums,
+                    batch.rows,
+                    learner_logprobs,
+                    np.ones(len(learner_logprobs), np.bool_),
+                    age,
+                )
 
-    def _cut(self, rows: Sequence[Row]) -> Iterator[list[Row]]:
+    def _cut(self, rows: Sequence[TrainingRow]) -> Iterator[list[TrainingRow]]:
         limit = self._config.max_tokens_per_micro_batch
         return micro_batches(rows, limit, share_prefixes=self._config.shares_prefixes)

@@ -1,7 +1,7 @@
-"""Which rows of a mini-batch are read under older weights: few, and some of every source in turn.
+"""Sample of a mini-batch's rows to read under older weights: few rows, each source in turn.
 
-A source owes as many tokens as its next verdict wants; tokens of the version that the step begins with,
-which its own passes read, are paid already. The choice depends on rows, debts and steps alone.
+A source owes as many tokens as its next verdict needs. Tokens of the version that the step begins
+with, which its own passes read, are paid already. The choice depends on rows, debts and steps alone.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
-from tailrace_learner.core.batch.rows import Row
+from tailrace_learner.core.batch.rows import TrainingRow
 from tailrace_learner.core.mismatch.drift import owners_of
 from tailrace_learner.core.mismatch.quarantine import cut_down
 
@@ -25,7 +25,7 @@ class OldSample:
 
     def __init__(
         self,
-        rows: Sequence[Row],
+        rows: Sequence[TrainingRow],
         num_owed: Callable[[str], int],
         max_tokens: float,
         last_read: dict[str, int],
@@ -43,8 +43,8 @@ class OldSample:
         self._owed = np.array([num_owed(name) for name in self._names], np.int64)
         self._pay(self._owners[(self._ages == 0) & (self._owners >= 0)])
 
-    def of_age(self, age: int) -> list[Row]:
-        """Rows with tokens of that age alone as targets; sources that were long not read come first."""
+    def of_age(self, age: int) -> list[TrainingRow]:
+        """Rows with tokens of that age alone as targets; sources not read for long come first."""
         is_wanted = (self._ages == age) & (self._owners >= 0)
         is_wanted[is_wanted] = self._owed[self._owners[is_wanted]] > 0
         chosen = []
@@ -79,8 +79,8 @@ class OldSample:
         order = dict.fromkeys([*(first[source] for source in sources), *np.unique(turns).tolist()])
         return [int((turn + begin) % len(self._rows)) for turn in order]
 
-    def _cut_to(self, index: int, wanted: NDArray[np.bool_]) -> Row:
-        """A copy of a row with the wanted targets alone."""
+    def _cut_to(self, index: int, wanted: NDArray[np.bool_]) -> TrainingRow:
+        """Copies a row with the wanted targets alone."""
         row = replace(self._rows[index])
         cut_down(row, wanted)
         return row
@@ -89,7 +89,7 @@ class OldSample:
         self._owed -= np.bincount(owners, minlength=len(self._owed))
 
 
-def _ages(row: Row) -> NDArray[np.int64]:
+def _ages(row: TrainingRow) -> NDArray[np.int64]:
     """Steps since a target's version was the learner's own [M]; -1 where it never was."""
     own = row.is_current if row.is_own is None else row.is_own
     return np.where(own, row.staleness, -1)

@@ -1,8 +1,8 @@
 """Log-probabilities and entropies of sampled tokens, without all logits in memory.
 
-Only hidden states that predict a trained token reach the output matrix, `chunk_tokens` at a time;
-backward computes each chunk's logits again, unless the vocabulary is so small that they are no more
-than what a layer keeps. Exact: the same numbers as over the full [M, V] logits.
+Only hidden states that predict a trained token reach the output matrix, `chunk_tokens` at a time. The
+backward pass computes each chunk's logits again, unless the vocabulary is so small that they are no
+larger than what a layer keeps. Exact: the same numbers as over the full [M, V] logits.
 """
 
 from __future__ import annotations
@@ -31,21 +31,21 @@ class _TokenLogprobs(torch.autograd.Function):
     ) -> tuple[Tensor, Tensor]:
         states, matrix = hidden.to(inputs), weight.to(inputs)
         dtype = torch.float64 if hidden.dtype == torch.float64 else torch.float32
-        log_pi = torch.empty(len(targets), dtype=dtype, device=hidden.device)
-        entropy = torch.empty_like(log_pi)
+        learner_logprobs = torch.empty(len(targets), dtype=dtype, device=hidden.device)
+        entropy = torch.empty_like(learner_logprobs)
         keeps = len(weight) <= MAX_KEPT_RATIO * weight.shape[1]
         kept: list[Tensor] = []
         for start in range(0, len(targets), chunk_tokens):
             part = slice(start, start + chunk_tokens)
             log_all = _log_softmax(states[part], matrix, temperature)
-            log_pi[part] = log_all.gather(-1, targets[part, None]).squeeze(-1)
+            learner_logprobs[part] = log_all.gather(-1, targets[part, None]).squeeze(-1)
             entropy[part] = -(log_all.exp() * log_all).sum(-1)
             if keeps:
                 kept.append(log_all)
         ctx.save_for_backward(hidden, weight, targets, entropy, *kept)
         ctx.temperature, ctx.chunk_tokens, ctx.inputs = temperature, chunk_tokens, inputs
         ctx.set_materialize_grads(False)
-        return log_pi, entropy
+        return learner_logprobs, entropy
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
@@ -106,11 +106,11 @@ def token_logprobs(
     chunk_tokens: int,
     bfloat16: bool = False,
 ) -> tuple[Tensor, Tensor]:
-    """log pi(target) [M] and the entropy of the distribution [M], both differentiable.
+    """Log-probability [M] of each target and entropy [M] of its distribution, both differentiable.
 
-    Both are float32, or float64 if `hidden` is. `hidden` [M, H] predicts `targets` [M]; `weight` [V, H]
-    is the output matrix. With `bfloat16` the factors of products are rounded to it, their sums are not:
-    logits, probabilities and the matrix's gradient keep float32.
+    Both are float32, or float64 if `hidden` is. `hidden` [M, H] predicts `targets` [M]; `weight` [V,
+    H] is the output matrix. With `bfloat16` the factors of products are rounded to it and their sums
+    are not: logits, probabilities and the matrix's gradient keep float32.
     """
     inputs = torch.bfloat16 if bfloat16 else hidden.dtype
     outputs: tuple[Tensor, Tensor] = _TokenLogprobs.apply(  # type: ignore[no-untyped-call]

@@ -1,9 +1,9 @@
-"""The reference model: frozen weights that say how likely tokens were to another policy.
+"""The reference model: frozen weights that give the log-probabilities of another policy.
 
-Over several ranks every rank has it whole, or it is cut over them; each asks it about the rows that it
-trains. One that is cut is gathered by all ranks together: a rank without rows left takes part in the
-passes of the others on a token of its own. An offloaded one lives in host memory and visits the device
-for the rows of a pass, all at once.
+Over several ranks every rank has it whole, or it is cut over them; each rank asks it about the rows
+that it trains. All ranks together gather one that is cut: a rank without rows left takes part in the
+passes of the others with a token of its own. An offloaded one is in host memory and is copied to the
+device for the rows of a pass, all at once.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from torch import Tensor
 from tailrace_learner.config import LearnerConfig
 from tailrace_learner.core.batch.packing import PackedBatch, pack
 from tailrace_learner.core.batch.ranks import ONE_RANK
-from tailrace_learner.core.batch.rows import Row, demonstration_row
-from tailrace_learner.core.model.policy import Policy
+from tailrace_learner.core.batch.rows import TrainingRow, demonstration_row
+from tailrace_learner.core.model.policy import PolicyModel
 from tailrace_learner.core.model.row_values import passes_of, row_values
 from tailrace_learner.ports import Ranks
 
@@ -29,7 +29,7 @@ class Reference:
 
     def __init__(
         self,
-        policy: Policy,
+        policy: PolicyModel,
         config: LearnerConfig,
         *,
         offload: bool = False,
@@ -43,21 +43,21 @@ class Reference:
         if offload:
             policy.model.to(self._home)
 
-    def fill(self, rows: Sequence[Row]) -> None:
-        """Give the rows that lack it their `log_ref` (collective, where it is cut)."""
-        parts = passes_of([row for row in rows if row.log_ref is None], self._config)
+    def fill(self, rows: Sequence[TrainingRow]) -> None:
+        """Gives rows without `ref_logprobs` theirs (collective, where the reference is cut)."""
+        parts = passes_of([row for row in rows if row.ref_logprobs is None], self._config)
         num_passes = max(self._holders.collect(len(parts)))
         if not num_passes:
             return
         with self.present():
-            for row, log_ref in row_values(parts, self._ask, self._policy.device, self._config):
-                row.log_ref = log_ref
+            for row, ref_logprobs in row_values(parts, self._ask, self._policy.device, self._config):
+                row.ref_logprobs = ref_logprobs
             for _ in range(len(parts), num_passes):
                 self._idle()
 
     @contextmanager
     def present(self) -> Iterator[None]:
-        """The weights on the device, whatever their home."""
+        """Puts the weights on the device, wherever they are kept."""
         if self._home == self._policy.device:
             yield
             return

@@ -1,8 +1,8 @@
-"""Trains the critic beside the policy, on the same mini-batches, by an optimizer of its own.
+"""Trains the critic beside the policy, on the same mini-batches, with an optimizer of its own.
 
 Its loss is divided as the policy's is: gradients are summed and divided once per mini-batch. Values
-that advantages are made of, and that later ones are clipped around, are those of the step's start. Over
-several ranks every rank has the critic whole and computes all rows, so that all stay equal.
+for advantages, and those that later values are clipped around, are those of the step's start. Over
+several ranks every rank has the whole critic and computes all rows, so that all stay equal.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from tailrace_learner.config import LearnerConfig
 from tailrace_learner.core.algorithms.aggregation import row_count, token_weights
 from tailrace_learner.core.algorithms.losses.value_clip import value_clip
 from tailrace_learner.core.batch.packing import PackedBatch, micro_batches, pack
-from tailrace_learner.core.batch.rows import Row, gathered
+from tailrace_learner.core.batch.rows import TrainingRow, gathered
 from tailrace_learner.core.model.critic import Critic
 from tailrace_learner.core.model.policy import StartWeights
 from tailrace_learner.core.model.row_values import passes_of, row_values
-from tailrace_learner.core.step.optimizer import SummedAdamW, learning_rate_at
-from tailrace_learner.core.step.tally import Tally
+from tailrace_learner.core.step.metric_sums import MetricSums
+from tailrace_learner.core.step.optimizer import SummedOptimizer, learning_rate_at
 from tailrace_learner.ports import UpdateResult
 
 
@@ -34,7 +34,7 @@ class CriticTrainer:
     def __init__(
         self,
         critic: Critic,
-        optimizer: SummedAdamW,
+        optimizer: SummedOptimizer,
         config: LearnerConfig,
         *,
         max_steps: int,
@@ -47,31 +47,31 @@ class CriticTrainer:
         self.begin(0)
 
     def begin(self, step: int) -> None:
-        """Start over with the weights as they are."""
+        """Starts a step with the weights as they are."""
         self._step = step
-        self._tally = Tally()  # of the mini-batch
-        self._done = Tally()  # of those before it
+        self._tally = MetricSums()  # of the mini-batch
+        self._done = MetricSums()  # of those before it
         self._updates: list[UpdateResult] = []
         self._start.forget()
         self.optimizer.zero_grad(set_to_none=True)
 
     @property
     def is_warming_up(self) -> bool:
-        """Whether the critic alone is trained in this step."""
+        """True if the step trains the critic alone."""
         return self._step < self.critic.args.critic_warmup
 
     @property
     def trains_with_policy(self) -> bool:
-        """Whether the value loss belongs into the policy's own passes."""
+        """True if the value loss is part of the policy's own passes."""
         return self.critic.args.shared and not self.is_warming_up
 
     @property
     def reads_policy(self) -> bool:
-        """Whether values depend on the policy's weights."""
+        """True if values depend on the policy's weights."""
         return self.critic.args.shared
 
-    def fill(self, rows: Sequence[Row], policy_start: StartWeights) -> None:
-        """Give rows the values of the step's start."""
+    def fill(self, rows: Sequence[TrainingRow], policy_start: StartWeights) -> None:
+        """Gives rows the values of the step's start."""
         critic = self.critic
         with ExitStack() as stack:
             for start in (self._start, *([policy_start] if self.reads_policy else [])):
@@ -82,8 +82,8 @@ class CriticTrainer:
             for row, values in answers:
                 row.values = values
 
-    def run(self, rows: Sequence[Row]) -> None:
-        """Add the gradients of the value loss of some rows, in passes of its own."""
+    def run(self, rows: Sequence[TrainingRow]) -> None:
+        """Adds the gradients of the value loss of some rows, in passes of its own."""
         shares = self._config.shares_prefixes
         limit = self._config.max_tokens_per_micro_batch
         for part in micro_batches(rows, limit, share_prefixes=shares):
@@ -93,7 +93,7 @@ class CriticTrainer:
             self.loss(batch, hidden).backward()  # type: ignore[no-untyped-call]
 
     def loss(self, batch: PackedBatch, hidden: Tensor) -> Tensor:
-        """The summed value loss of a batch, from its hidden states [M, H]."""
+        """Summed value loss of a batch, from its hidden states [M, H]."""
         values = self.critic.read(hidden)
         device = values.device
         targets = gathered(batch.rows, lambda row: row.value_targets).to(device)
@@ -107,16 +107,16 @@ class CriticTrainer:
         return (weights * terms.per_token).sum()
 
     def discard(self) -> None:
-        """Forget all passes of a mini-batch that was not applied yet."""
+        """Drops all passes of a mini-batch that was not applied yet."""
         self.optimizer.zero_grad(set_to_none=True)
-        self._tally = Tally()
+        self._tally = MetricSums()
 
-    def update(self, rows: Sequence[Row], *, is_last: bool) -> None:
-        """Apply a mini-batch's gradients; `is_last`: no more values will be wanted in this step."""
+    def update(self, rows: Sequence[TrainingRow], *, is_last: bool) -> None:
+        """Applies a mini-batch's gradients; `is_last`: the step needs no more values."""
         if not self._start.is_kept and not is_last:
             self._start.keep()
         self._done.take(self._tally)
-        self._tally = Tally()
+        self._tally = MetricSums()
         args = self.critic.args.training_args
         self._updates.append(
             self.optimizer.update(
@@ -126,8 +126,8 @@ class CriticTrainer:
             )
         )
 
-    def metrics(self, rows: Sequence[Row]) -> dict[str, float | None]:
-        """Losses of the step, and how good the values were that it started with.
+    def metrics(self, rows: Sequence[TrainingRow]) -> dict[str, float | None]:
+        """Losses of the step, and the quality of the values at its start.
 
         `explained_variance` is 1 - var(target - V) / var(target) over the step's trained tokens.
         """

@@ -1,11 +1,11 @@
-"""Advantages that need a model's opinion of every policy token: values, divergences from a reference.
+"""Advantages that need models: values of every policy token, or divergences from a reference.
 
-All policy tokens of valid members are asked about, trained or not, since a token's advantage depends on
-those after it. Tokens that cannot be asked about, those of rows longer than the model reads, are
-skipped like words of the environment: what their turns earned belongs to the turn before. The
-divergence in the reward is that of the policy that sampled, r_t = -beta KL_t with its log-probabilities
-as the engine reported them. Groups are estimated as they arrive, by the weights of the step's start.
-Over several ranks every rank estimates all groups.
+Models read all policy tokens of valid members, trained or not, since a token's advantage depends on
+those after it. Tokens of rows longer than the model reads are skipped like tokens of the environment:
+the reward of their turns belongs to the turn before. The divergence in the reward is that of the
+policy that sampled, r_t = -beta KL_t with its log-probabilities as the engine reported them. Groups
+are estimated as they arrive, by the weights of the step's start. Over several ranks every rank
+estimates all groups.
 """
 
 from __future__ import annotations
@@ -27,18 +27,18 @@ from tailrace_learner.core.algorithms.advantages.base import (
     TokenValues,
 )
 from tailrace_learner.core.algorithms.kl import KL_ESTIMATORS
-from tailrace_learner.core.batch.rows import PreparedGroup, Row, Source, Unestimated
+from tailrace_learner.core.batch.rows import PreparedGroup, Source, TrainingRow, Unestimated
 from tailrace_learner.core.model.policy import StartWeights
 from tailrace_learner.core.model.reference import Reference
 from tailrace_learner.core.step.critic_trainer import CriticTrainer
 from tailrace_learner.core.step.step_advantages import settled
 
-OfRow = Callable[[Row], NDArray[Any]]
+OfRow = Callable[[TrainingRow], NDArray[Any]]
 
 
 @dataclass(frozen=True, slots=True)
 class Roles:
-    """Models beside the policy, where the configuration wants them."""
+    """Models beside the policy, where the configuration asks for them."""
 
     reference: Reference | None = None
     critic: CriticTrainer | None = None
@@ -56,7 +56,7 @@ class Estimates:
         self._config = config
 
     def complete(self, groups: Sequence[PreparedGroup], kl_coef: float) -> None:
-        """Write advantages, values and their targets into the rows of groups that lack them."""
+        """Writes advantages, values and their targets into the rows of groups that lack them."""
         needy = [group.unestimated for group in groups if group.unestimated is not None]
         wholes = [s.whole for each in needy for s in each.sources if s.whole is not None]
         if self._config.rewards_divergence:
@@ -79,12 +79,14 @@ class Estimates:
             if source.trained is not None and source.whole is not None:
                 self._write(source, source.trained, source.whole, advantages)
 
-    def _write(self, source: Source, trained: Row, whole: Row, advantages: Advantages) -> None:
+    def _write(
+        self, source: Source, trained: TrainingRow, whole: TrainingRow, advantages: Advantages
+    ) -> None:
         per_token = advantages.per_token[source.member][source.place]
         trained.advantages = settled(per_token[trained.targets], self._config)
         places = np.searchsorted(whole.targets, trained.targets)
-        if whole.log_ref is not None:
-            trained.log_ref = whole.log_ref[places]
+        if whole.ref_logprobs is not None:
+            trained.ref_logprobs = whole.ref_logprobs[places]
         if whole.values is not None and advantages.value_targets is not None:
             targets = advantages.value_targets[source.member][source.place]
             trained.values = whole.values[places]
@@ -92,22 +94,24 @@ class Estimates:
             if trained.conversation == NO_REWARD:  # nothing is known that the critic should have said
                 trained.value_targets = trained.values
 
-    def _divergence(self, row: Row) -> NDArray[np.float64]:
-        """At every policy token [M]; 0 where the engine reported no finite log-probability."""
-        assert row.log_ref is not None
+    def _divergence(self, row: TrainingRow) -> NDArray[np.float64]:
+        """Divergence at every policy token [M]; 0 where no finite log-probability was reported."""
+        assert row.ref_logprobs is not None
         estimate = KL_ESTIMATORS[self._config.kl_estimator]
-        log_mu, log_ref = (torch.from_numpy(part).double() for part in (row.log_mu, row.log_ref))
-        found: NDArray[np.float64] = estimate(log_mu, log_ref).numpy()
-        return np.where(np.isfinite(row.log_mu), found, 0.0)
+        inference_logprobs, ref_logprobs = (
+            torch.from_numpy(part).double() for part in (row.inference_logprobs, row.ref_logprobs)
+        )
+        found: NDArray[np.float64] = estimate(inference_logprobs, ref_logprobs).numpy()
+        return np.where(np.isfinite(row.inference_logprobs), found, 0.0)
 
 
-def _values(row: Row) -> NDArray[Any]:
+def _values(row: TrainingRow) -> NDArray[Any]:
     assert row.values is not None
     return row.values
 
 
 def _asked(group: Unestimated) -> tuple[tuple[Mask, ...], ...]:
-    """Loss masks with those policy tokens alone that models are asked about."""
+    """Loss masks with only those policy tokens that models read."""
     masks = tuple(
         tuple(np.zeros(len(mask), np.uint8) for mask in rows) for rows in group.returns.loss_masks
     )
@@ -118,7 +122,7 @@ def _asked(group: Unestimated) -> tuple[tuple[Mask, ...], ...]:
 
 
 def _placed(group: Unestimated, of: OfRow) -> TokenValues:
-    """What `of` says of policy tokens, in their places; 0 elsewhere."""
+    """Values of policy tokens at their places; 0 elsewhere."""
     result = _zeros(group.returns)
     for source in group.sources:
         if source.whole is not None:

@@ -1,55 +1,56 @@
-"""One learner step: groups are computed as they arrive, the weights change when a mini-batch is full.
+"""One learner step: groups are computed as they arrive, and a full mini-batch changes the weights.
 
 Group number i of a step belongs to mini-batch floor(i * num_mini_batches / groups_per_step). Its
-gradients are added unnormalised in passes of any size; a full mini-batch is divided once by its
-count, clipped and applied. If its passes show that a server sampled from other weights than it says,
-they are forgotten and done again without that server's tokens. Later epochs repeat the mini-batches.
-Configurations that compare beyond a group begin when the step is complete, losses that pick tokens
-when their mini-batch is. Over several ranks every rank trains the same groups and computes its share of
-their rows. Nothing here waits, reads a clock or does I/O.
+gradients are added unnormalised in passes of any size. A full mini-batch is divided once by its
+count, clipped and applied. If its passes show that a server sampled with other weights than it
+reports, they are dropped and done again without that server's tokens. Later epochs repeat the
+mini-batches. Configurations that compare beyond a group begin when the step is complete, losses that
+pick tokens when their mini-batch is. Over several ranks every rank trains the same groups and
+computes its share of their rows. Nothing here waits, reads a clock or does I/O.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from tailrace_learner.config import LearnerConfig
 from tailrace_learner.core.algorithms.kl import adapted
+from tailrace_learner.core.algorithms.metrics import data_metrics
+from tailrace_learner.core.algorithms.metrics.base import Metrics, StepData
 from tailrace_learner.core.batch.ranks import ONE_RANK, Shares
-from tailrace_learner.core.batch.rows import PreparedGroup, Row
+from tailrace_learner.core.batch.rows import PreparedGroup, TrainingRow
 from tailrace_learner.core.mismatch.quarantine import without_wrong
-from tailrace_learner.core.model.policy import Policy
+from tailrace_learner.core.model.policy import PolicyModel
 from tailrace_learner.core.step.estimates import NO_ROLES, Estimates, Roles
 from tailrace_learner.core.step.policy_trainer import PolicyTrainer
 from tailrace_learner.core.step.step_advantages import finish_advantages
-from tailrace_learner.core.step.step_metrics import Metrics, data_metrics
-from tailrace_learner.ports import Optimizer, Ranks
+from tailrace_learner.ports import Ranks, WeightUpdater
 from tailrace_protos.event import ServerQuarantined
 
-__all__ = ["Metrics", "StepTrainer"]
+MetricFunction = Callable[[StepData], Metrics]
 
 
 @dataclass(slots=True)
 class _MiniBatch:
     shares: Shares
-    rows: list[Row] = field(default_factory=list)
-    waiting: list[Row] = field(default_factory=list)  # not passed yet in this epoch
+    rows: list[TrainingRow] = field(default_factory=list)
+    waiting: list[TrainingRow] = field(default_factory=list)  # not passed yet in this epoch
     loss_sum: float = 0.0  # of this rank's rows
 
 
 class StepTrainer:
     """Trains one step at a time: `begin`, then `add` groups and `work`, then `finish`.
 
-    `roles` are the models beside the policy; `kl_coef` the weight of the divergence to go on with;
-    under the weights of `num_old_versions` steps before, servers are read as well.
+    `roles` are the models beside the policy, `kl_coef` is the weight of the divergence to continue
+    with. Servers are also read under the weights of `num_old_versions` steps before.
     """
 
     def __init__(
         self,
-        policy: Policy,
-        optimizer: Optimizer,
+        policy: PolicyModel,
+        optimizer: WeightUpdater,
         config: LearnerConfig,
         *,
         groups_per_step: int,
@@ -58,8 +59,10 @@ class StepTrainer:
         roles: Roles = NO_ROLES,
         kl_coef: float | None = None,
         num_old_versions: int = 0,
+        own_metrics: Sequence[MetricFunction] = (),
     ) -> None:
         self._config = config
+        self._own_metrics = own_metrics
         self._groups_per_step = groups_per_step
         self._num_ranks = ranks.num_ranks
         self._kl_coef = config.init_kl_coef if kl_coef is None else kl_coef
@@ -77,7 +80,7 @@ class StepTrainer:
         self.begin(0)
 
     def begin(self, step: int) -> None:
-        """Start over with the weights as they are, after `step` finished steps."""
+        """Starts a step with the weights as they are, after `step` finished steps."""
         self._step = step
         self._groups: list[PreparedGroup] = []
         self._num_estimated = 0
@@ -106,7 +109,7 @@ class StepTrainer:
         return self._policy.sentinel.found
 
     def add(self, group: PreparedGroup) -> None:
-        """Take a group into the step; costs nothing until `work`."""
+        """Takes a group into the step; costs nothing until `work`."""
         assert self.num_missing_groups > 0
         assert not group.drop_reason
         index = self._batch_of(len(self._groups))
@@ -115,7 +118,7 @@ class StepTrainer:
         self._batches[index].waiting += group.rows
 
     def work(self) -> bool:
-        """Do all passes and updates that are worth doing now; whether there were any."""
+        """Does all passes and updates that are due now; returns whether there were any."""
         worked = self._estimate()
         if self._config.waits_for_step and not self._take_advantages():
             return worked
@@ -135,7 +138,7 @@ class StepTrainer:
         return worked
 
     def finish(self) -> Metrics:
-        """Later epochs, then the step's metrics; the step must have all its groups and `work` done."""
+        """Does later epochs and returns the metrics of a step whose groups are all worked on."""
         assert self.num_missing_groups == 0
         assert self._num_updated == len(self._batches)
         if self._config.ppo_epochs > 1 and self.quarantined:
@@ -148,7 +151,7 @@ class StepTrainer:
         return self._metrics()
 
     def _estimate(self) -> bool:
-        """Complete the advantages of groups that need a model's opinion; whether there were any."""
+        """Completes the advantages of groups that need models; returns whether there were any."""
         if not self._config.needs_estimates or self._num_estimated == len(self._groups):
             return False
         self._estimates.complete(self._groups[self._num_estimated :], self._kl_coef)
@@ -156,14 +159,14 @@ class StepTrainer:
         return True
 
     def _take_advantages(self) -> bool:
-        """Finish the advantages when the step is complete; whether they are."""
+        """Finishes the advantages when the step is complete; returns whether they are."""
         if not self._has_advantages and not self.num_missing_groups:
             finish_advantages(self._groups, self._config)
             self._has_advantages = True
         return self._has_advantages
 
     def _batch_of(self, index: int) -> int:
-        """The mini-batch of group number `index`."""
+        """Mini-batch of group number `index`."""
         return index * self._config.num_mini_batches // self._groups_per_step
 
     def _end_of(self, index: int) -> int:
@@ -176,7 +179,7 @@ class StepTrainer:
 
     @property
     def _is_warming_up(self) -> bool:
-        """Whether the critic alone is trained in this step."""
+        """True if the step trains the critic alone."""
         return self._critic is not None and self._critic.is_warming_up
 
     def _pass(self, batch: _MiniBatch, *, is_first: bool) -> None:
@@ -189,7 +192,7 @@ class StepTrainer:
         batch.waiting = []
 
     def _pass_again(self, batch: _MiniBatch) -> None:
-        """Begin a mini-batch over, without the tokens of servers found wrong by its passes."""
+        """Repeats a mini-batch without the tokens of servers that its passes found wrong."""
         self._leave_out_wrong(self._num_updated)
         self._policy.discard(batch.rows)
         if self._critic is not None:
@@ -199,7 +202,7 @@ class StepTrainer:
         self._pass(batch, is_first=True)
 
     def _leave_out_wrong(self, first: int) -> None:
-        """Take the tokens of servers found wrong out of mini-batch `first` and all after it."""
+        """Removes the tokens of servers found wrong from mini-batch `first` and all after it."""
         quarantine = self._policy.sentinel.quarantine
         for index, group in enumerate(self._groups):
             if self._batch_of(index) >= first:
@@ -211,7 +214,7 @@ class StepTrainer:
             finish_advantages(self._groups, self._config)
 
     def _update(self, batch: _MiniBatch) -> None:
-        """Apply the mini-batch's gradients; without rows there are none and nothing changes."""
+        """Applies the mini-batch's gradients; without rows nothing changes."""
         if not batch.rows:
             return
         if self._critic is not None:
@@ -223,16 +226,19 @@ class StepTrainer:
 
     def _metrics(self) -> Metrics:
         rows = [row for batch in self._batches for row in batch.rows]
-        metrics = self._policy.metrics() | data_metrics(self._groups, rows)
+        data = StepData(self._step + 1, self._groups, rows)
+        metrics = self._policy.metrics() | data_metrics(data, self._config)
         if self._critic is not None:
             metrics |= self._critic.metrics(rows)
         if self._config.needs_reference:
             self._adapt(metrics["kl"])
             metrics["kl_coef"] = self._kl_coef
+        for compute in self._own_metrics:
+            metrics = compute(data) | metrics  # a number of ours keeps its value
         return metrics
 
     def _adapt(self, kl: float | None) -> None:
-        """Steer the weight of the divergence for the next step."""
+        """Steers the weight of the divergence for the next step."""
         config = self._config
         if config.target_kl and kl is not None:
             num_episodes = sum(len(group.rewards) for group in self._groups)

@@ -19,15 +19,15 @@ from tailrace.tools import LocalTools
 from tailrace_agents.adapters.player_factory import PlayerFactory
 from tailrace_agents.config import AgentsConfig, LoopArgs
 from tailrace_agents.core.episode import EpisodeHandedBackError
+from tailrace_agents.core.loops import SingleTurnLoop, ToolAgentLoop, agent_loops, unknown_loop
 from tailrace_agents.core.token_policy import TokenModel
-from tailrace_agents.loops import SingleTurnLoop, ToolAgentLoop, agent_loops, unknown_loop
 from tailrace_agents.ports import EpisodeTakenError, NoJournal
 from tailrace_protos.base import as_float32, as_int32, as_uint8
 from tailrace_protos.chat import ChatMessage, ToolCall
 from tailrace_protos.episode import OVER_BUDGET, Outcome
 from tailrace_protos.generation import SamplingParams
 from tailrace_protos.session import ExportStyle
-from tests.unit.tailrace_agents.loops.world import (
+from tests.unit.tailrace_agents.core.loops.world import (
     LIMITS,
     ChatPolicy,
     RecordList,

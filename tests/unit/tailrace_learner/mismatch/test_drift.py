@@ -17,13 +17,13 @@ from tailrace_learner.adapters.strategies.single import SingleStrategy
 from tailrace_learner.config import CriticArgs, LearnerConfig, TrainingArgs
 from tailrace_learner.core.batch.lineage import Ancestry
 from tailrace_learner.core.batch.packing import pack
-from tailrace_learner.core.batch.row_builder import RowBuilder
-from tailrace_learner.core.batch.rows import PreparedGroup, Row
+from tailrace_learner.core.batch.row_builder import TrainingRowBuilder
+from tailrace_learner.core.batch.rows import PreparedGroup, TrainingRow
 from tailrace_learner.core.mismatch.drift import drift_sums
 from tailrace_learner.core.mismatch.sentinel import Sentinel
 from tailrace_learner.core.step.critic_trainer import CriticTrainer
 from tailrace_learner.core.step.estimates import Roles
-from tailrace_learner.core.step.optimizer import make_adamw
+from tailrace_learner.core.step.optimizer import SummedOptimizer
 from tailrace_learner.core.step.run_state import RunState
 from tailrace_learner.core.step.step import StepTrainer
 from tailrace_protos.control import source_of
@@ -60,10 +60,10 @@ def by(source: str, member: Trajectory) -> Trajectory:
     return replace(member, rows=tuple(rows))
 
 
-def row(current: Sequence[bool], *spans: TokenSpan) -> Row:
+def row(current: Sequence[bool], *spans: TokenSpan) -> TrainingRow:
     size = len(current)
     zeros = np.zeros(size, np.float32)
-    return Row(
+    return TrainingRow(
         "r",
         np.arange(size),
         np.arange(1, size + 1),
@@ -78,7 +78,7 @@ def row(current: Sequence[bool], *spans: TokenSpan) -> Row:
 
 def prepare(members: Sequence[Trajectory], step: int, quarantine: dict[str, int]) -> PreparedGroup:
     """As a learner that has done `step` steps; version v is of step v."""
-    builder = RowBuilder(config(), 4, Ancestry("0-a"), quarantine=quarantine)
+    builder = TrainingRowBuilder(config(), 4, Ancestry("0-a"), quarantine=quarantine)
     return builder.prepare(group(members), step, {version: ("0-a", version) for version in range(3)})
 
 
@@ -292,13 +292,15 @@ def prepared_by(
     given: TrajectoryGroup, settings: LearnerConfig, quarantine: dict[str, int]
 ) -> PreparedGroup:
     """As in the first step; the good server says what the policy does, the bad one 1 nat more."""
-    builder = RowBuilder(settings, 4, Ancestry("0-a"), quarantine=quarantine)
+    builder = TrainingRowBuilder(settings, 4, Ancestry("0-a"), quarantine=quarantine)
     prepared = builder.prepare(given, 0, {1: ("0-a", 0)})
     policy = make_policy()
     for each in prepared.rows:
         wrong = np.array([name == BAD for name in sources_of(each.spans)])
         with torch.no_grad():
-            each.log_mu = policy.forward(pack([each], CPU))[0].numpy() + wrong.astype(np.float32)
+            each.inference_logprobs = policy.forward(pack([each], CPU))[0].numpy() + wrong.astype(
+                np.float32
+            )
     return prepared
 
 
@@ -311,7 +313,7 @@ def train(
     critic = None
     if given.critic is not None:
         model = make_critic(make_policy(), given.critic)
-        critic = CriticTrainer(model, make_adamw(model.parameters, ARGS), given, max_steps=8)
+        critic = CriticTrainer(model, SummedOptimizer.of(model.parameters, ARGS), given, max_steps=8)
     trainer = StepTrainer(
         policy,
         strategy.make_optimizer(policy, ARGS),
@@ -398,7 +400,7 @@ def test_a_mini_batch_of_nothing_but_wrong_tokens_changes_nothing() -> None:
     policy = make_policy()
     before = weights(policy.parameters)
     trainer = StepTrainer(
-        policy, make_adamw(policy.parameters, ARGS), given, groups_per_step=1, max_steps=8
+        policy, SummedOptimizer.of(policy.parameters, ARGS), given, groups_per_step=1, max_steps=8
     )
     trainer.begin(0)
     members = [by(BAD, member) for member in random_group(0).members]

@@ -1,4 +1,4 @@
-"""What an advantage estimator takes and returns."""
+"""Data that an advantage estimator takes and returns."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ Float64Array = NDArray[np.float64]
 
 
 class Verdict(enum.StrEnum):
-    """What a group is good for."""
+    """Result of comparing a group: it teaches something, or why it does not."""
 
     TRAIN = "train"
     TOO_FEW_VALID = "too_few_valid"  # advantages are 0
@@ -30,22 +30,23 @@ NO_REWARD = -1  # in place of a conversation: that of the row was given none
 
 @dataclass(frozen=True, slots=True)
 class Turns:
-    """The turns that one row trains."""
+    """Turns that one row trains."""
 
     ends: NDArray[np.int32]  # [K] end (exclusive) of each
     rewards: Float64Array  # [K]
     observations: NDArray[np.int64]  # [K] hash of task and observation; empty: not known
-    first: int = -1  # place in the episode's line of turns; -1: the row is a line by itself
-    worth: Float64Array | None = None  # [K] return of each, where rewards do not simply follow
+    first_turn: int = -1  # place in the episode's line of turns; -1: the row is a line by itself
+    turn_returns: Float64Array | None = None  # [K] return of each, where rewards do not simply follow
 
 
 @dataclass(frozen=True, slots=True)
 class Returns:
     """A group as an estimator sees it: one entry per member, in their order.
 
-    Valid members have a policy token. A member's rows (R of them, often one) may be credited with other
-    returns than the member itself: a row that ends in a discounted turn has less. `conversations`
-    counts those of the member that were given a reward, in the order in which they began.
+    Valid members have a policy token. A member's rows (R of them, often one) may be credited with
+    other returns than the member itself: a row that ends in a discounted turn has less.
+    `conversations` numbers the conversations of the member that have a reward, in the order in which
+    they began.
     """
 
     rewards: Float64Array  # [G] episode returns; those of invalid members are never read
@@ -57,11 +58,11 @@ class Returns:
     token_rewards: TokenValues | None = None  # of single policy tokens, beyond those of turns
     values: TokenValues | None = None  # a critic's, of policy tokens
     conversations: tuple[NDArray[np.int64], ...] = ()  # G times [R], or `NO_REWARD`; empty: 0
-    is_complete: bool = False  # turns have all that they earned (`completion.py`)
+    has_terminal_rewards: bool = False  # turns have all that they earned (`terminal_reward.py`)
 
     @property
     def row_conversations(self) -> tuple[NDArray[np.int64], ...]:
-        """The conversation of every row, G times [R]."""
+        """Conversation of every row, G times [R]."""
         if self.conversations:
             return self.conversations
         return tuple(np.zeros(len(rewards), np.int64) for rewards in self.row_rewards)
@@ -77,7 +78,7 @@ class Advantages:
 
 
 def broadcast(values: RowValues, returns: Returns) -> TokenValues:
-    """One value per row, G times [R], put on each of the row's policy tokens."""
+    """Puts one value per row, G times [R], on each of the row's policy tokens."""
     return tuple(
         tuple(value * (mask != 0) for value, mask in zip(row_values, masks, strict=True))
         for row_values, masks in zip(values, returns.loss_masks, strict=True)
@@ -85,11 +86,11 @@ def broadcast(values: RowValues, returns: Returns) -> TokenValues:
 
 
 def nothing(returns: Returns, verdict: Verdict) -> Advantages:
-    """Advantages of 0 everywhere."""
+    """Makes advantages of 0 everywhere."""
     zeros = tuple(np.zeros(len(rewards)) for rewards in returns.row_rewards)
     return Advantages(broadcast(zeros, returns), verdict)
 
 
 def are_equal(values: Float64Array, rounding: float = ROUNDING) -> bool:
-    """Whether values [n >= 1] differ by rounding only."""
+    """Tells whether values [n >= 1] differ by rounding only."""
     return bool(np.ptp(values) <= rounding * np.abs(values).max())

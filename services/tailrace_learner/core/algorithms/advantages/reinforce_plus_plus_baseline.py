@@ -2,9 +2,9 @@
 
     r'_T = r_T - mean_g,  A_t = whitened over the step: sum over s >= t of gamma^(s - t) r'_s
 
-The mean over the valid members of group g is subtracted from the reward at the end of each line of
-turns, or from what each turn of a message tree is worth. Group statistics scale nothing: one deviation,
-the step's, holds for all groups.
+The mean over the valid members of group g is subtracted from the reward at the end of each turn
+sequence, or from the return of each turn of a message tree. Group statistics do not scale: one
+deviation, the step's, holds for all groups.
 
 With `init_kl_coef` the divergence from the reference is in the loss; the paper's variant takes
 `kl_estimator: k2` for it. With `kl_in: reward` it is in the reward of every token, as in
@@ -28,21 +28,21 @@ from tailrace_learner.core.algorithms.advantages.base import (
     Verdict,
     nothing,
 )
-from tailrace_learner.core.algorithms.advantages.completion import less
-from tailrace_learner.core.algorithms.advantages.peers import Peers, compare
+from tailrace_learner.core.algorithms.advantages.comparison import ComparisonSet, baselines_of
 from tailrace_learner.core.algorithms.advantages.reinforce import reinforce
+from tailrace_learner.core.algorithms.advantages.terminal_reward import reduced
 
 
 def reinforce_plus_plus_baseline(returns: Returns, config: LearnerConfig) -> Advantages:
-    """Return-to-go of returns less their group's mean."""
-    found = compare(returns, _mean)
+    """Computes the return-to-go of returns less their group's mean."""
+    found = baselines_of(returns, _mean)
     if found.verdict is not Verdict.TRAIN:
         return nothing(returns, found.verdict)
     compared = tuple(
         np.where(np.isfinite(scales), conversations, NO_REWARD)
         for conversations, scales in zip(returns.row_conversations, found.scales, strict=True)
     )
-    return reinforce(replace(less(returns, found.baselines), conversations=compared), config)
+    return reinforce(replace(reduced(returns, found.baselines), conversations=compared), config)
 
 
 ESTIMATOR = Estimator(
@@ -54,5 +54,5 @@ ESTIMATOR = Estimator(
 )
 
 
-def _mean(peers: Peers) -> tuple[float, float]:
-    return float(peers.returns.mean()), 1.0
+def _mean(comparison: ComparisonSet) -> tuple[float, float]:
+    return float(comparison.returns.mean()), 1.0

@@ -15,8 +15,8 @@ from tailrace_learner.core.algorithms.losses.base import LossInputs, LossTerms
 
 
 def vanilla_pg(inputs: LossInputs, config: LearnerConfig) -> LossTerms:
-    """Raise what was better than expected, lower what was worse."""
-    return LossTerms(-inputs.advantages * inputs.log_pi)
+    """Raises tokens that were better than expected, and lowers those that were worse."""
+    return LossTerms(-inputs.advantages * inputs.learner_logprobs)
 
 
 LOSS = Loss(vanilla_pg)

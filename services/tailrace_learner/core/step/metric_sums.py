@@ -1,4 +1,4 @@
-"""Sums behind a step's metrics: means over whatever was added, whenever it was added."""
+"""Sums behind a step's metrics: means of all that was added, in any order."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 
-class Tally:
+class MetricSums:
     """Weighted sums by name; tensors stay on their device until they are read."""
 
     def __init__(self) -> None:
@@ -17,14 +17,14 @@ class Tally:
         self._weights: dict[str, float] = defaultdict(float)
 
     def add(self, name: str, total: Tensor | float, weight: float) -> None:
-        """Add a sum over `weight` things."""
+        """Adds a sum over `weight` things."""
         self._sums[name] = self._sums[name] + (
             total.detach().double() if isinstance(total, Tensor) else total
         )
         self._weights[name] += weight
 
-    def take(self, other: Tally) -> None:
-        """Add all sums of another tally."""
+    def take(self, other: MetricSums) -> None:
+        """Adds all sums of another object."""
         for name, weight in other._weights.items():
             self.add(name, other._sums[name], weight)
 
@@ -32,21 +32,21 @@ class Tally:
         """Sum and weight per name."""
         return {name: (float(self._sums[name]), weight) for name, weight in self._weights.items()}
 
-    def split(self, prefix: str) -> Tally:
-        """Take out what has a name that begins with `prefix`, named without it."""
-        part = Tally()
+    def split(self, prefix: str) -> MetricSums:
+        """Takes out the sums whose names begin with `prefix`, and removes the prefix."""
+        part = MetricSums()
         for name in [name for name in self._weights if name.startswith(prefix)]:
             part.add(name.removeprefix(prefix), self._sums.pop(name), self._weights.pop(name))
         return part
 
     @classmethod
-    def of_all(cls, totals: Sequence[Mapping[str, tuple[float, float]]]) -> Tally:
-        """The sums of several tallies together."""
-        tally = cls()
+    def of_all(cls, totals: Sequence[Mapping[str, tuple[float, float]]]) -> MetricSums:
+        """Adds the sums of several objects."""
+        metric_sums = cls()
         for part in totals:
             for name, (total, weight) in part.items():
-                tally.add(name, total, weight)
-        return tally
+                metric_sums.add(name, total, weight)
+        return metric_sums
 
     def means(self) -> dict[str, float]:
         """Mean per name; names whose weights are 0 are left out."""
@@ -57,7 +57,7 @@ def k3(log_sampler: Tensor, log_other: Tensor) -> Tensor:
     """Per-token estimates exp(d) - 1 - d, d = other - sampler, of KL(sampler || other) on its tokens.
 
     Never negative, unbiased, zero only where both agree (Schulman 2020, "Approximating KL
-    Divergence"). In float64, since nearly equal float32 log-probabilities leave nothing of it.
+    Divergence"). In float64, since nearly equal float32 log-probabilities cancel.
     """
     difference = log_other.double() - log_sampler.double()
     return torch.expm1(difference) - difference

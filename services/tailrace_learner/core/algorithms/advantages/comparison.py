@@ -1,14 +1,14 @@
-"""Who is compared with whom: conversations of one place in their episodes.
+"""Comparison sets and baselines: which conversations of a group are compared with each other.
 
 An episode is one conversation, or several: those of a main agent and its sub-agents are message trees
-of their own, with returns of their own. Only conversations that were given a reward take part, and
-their places count those only. A conversation is compared with those of the same place in the other
-valid members of the group; one of a place that no other member has, with all of the group. Rows of a
-conversation without a reward have advantage 0 and are in no statistic: what another agent earned is
-not theirs.
+of their own, with returns of their own. Only conversations that have a reward take part, and only
+they are numbered. A conversation is compared with those of the same number in the other valid members
+of the group. If no other member has a conversation of that number, it is compared with all of the
+group. Rows of a conversation without a reward have advantage 0 and are in no statistic, because the
+reward of another agent does not measure them.
 
-The return of a conversation is its member's where no member has two of them, otherwise that credited to
-its first row.
+The return of a conversation is that of its member where no member has two conversations. Otherwise it
+is the return credited to its first row.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from tailrace_learner.core.algorithms.advantages.base import (
 
 
 @dataclass(frozen=True, slots=True)
-class Peers:
+class ComparisonSet:
     """n conversations that are compared with each other."""
 
     members: NDArray[np.int64]  # [n]
@@ -43,12 +43,12 @@ class Peers:
 
     @property
     def num_members(self) -> int:
-        """Episodes that they come from."""
+        """Number of episodes that they come from."""
         return len(np.unique(self.members))
 
-    def chosen(self, chosen: NDArray[np.bool_]) -> Peers:
-        """Some of them."""
-        return Peers(
+    def chosen(self, chosen: NDArray[np.bool_]) -> ComparisonSet:
+        """The part of the set that the flags [n] choose."""
+        return ComparisonSet(
             self.members[chosen],
             self.conversations[chosen],
             self.returns[chosen],
@@ -56,24 +56,26 @@ class Peers:
         )
 
 
-NO_PEERS = Peers(np.zeros(0, np.int64), np.zeros(0, np.int64), np.zeros(0), np.zeros(0, np.int64))
+NO_COMPARISON = ComparisonSet(
+    np.zeros(0, np.int64), np.zeros(0, np.int64), np.zeros(0), np.zeros(0, np.int64)
+)
 
 # What is subtracted from the return of each of n peers and what all are divided by. An infinite scale
 # stands for a comparison that teaches nothing.
-Statistic = Callable[[Peers], tuple[Float64Array | float, float]]
+Statistic = Callable[[ComparisonSet], tuple[Float64Array | float, float]]
 
 
 @dataclass(frozen=True, slots=True)
-class Comparison:
-    """What every row is compared with; where the scale is infinite nothing is learnt."""
+class Baselines:
+    """Baseline and scale of every row; an infinite scale marks a comparison that teaches nothing."""
 
     verdict: Verdict
     baselines: RowValues
     scales: RowValues
 
 
-def all_peers(returns: Returns) -> Peers:
-    """The rewarded conversations of the valid members, in their order."""
+def comparison_set(returns: Returns) -> ComparisonSet:
+    """All conversations of the valid members that have a reward, in their order."""
     places = returns.row_conversations
     pairs = [
         (member, conversation)
@@ -89,27 +91,29 @@ def all_peers(returns: Returns) -> Peers:
         worths.append(returns.rewards[member] if has_one_each else credited)
         sizes.append(sum(np.count_nonzero(returns.loss_masks[member][row]) for row in rows))
     members, conversations = np.array(pairs, np.int64).reshape(-1, 2).T
-    return Peers(members, conversations, np.array(worths, np.float64), np.array(sizes, np.int64))
-
-
-def joined(groups: Sequence[Peers]) -> Peers:
-    """Those of several groups, whose members are numbered one group after the other."""
-    parts, begin = [NO_PEERS], 0
-    for peers in groups:
-        parts.append(replace(peers, members=peers.members + begin))
-        begin += int(peers.members.max(initial=-1)) + 1
-    return Peers(
-        np.concatenate([peers.members for peers in parts]),
-        np.concatenate([peers.conversations for peers in parts]),
-        np.concatenate([peers.returns for peers in parts]),
-        np.concatenate([peers.num_tokens for peers in parts]),
+    return ComparisonSet(
+        members, conversations, np.array(worths, np.float64), np.array(sizes, np.int64)
     )
 
 
-def likes(
+def joined(groups: Sequence[ComparisonSet]) -> ComparisonSet:
+    """Joins the sets of several groups; their members are numbered one group after the other."""
+    parts, begin = [NO_COMPARISON], 0
+    for comparison in groups:
+        parts.append(replace(comparison, members=comparison.members + begin))
+        begin += int(comparison.members.max(initial=-1)) + 1
+    return ComparisonSet(
+        np.concatenate([comparison.members for comparison in parts]),
+        np.concatenate([comparison.conversations for comparison in parts]),
+        np.concatenate([comparison.returns for comparison in parts]),
+        np.concatenate([comparison.num_tokens for comparison in parts]),
+    )
+
+
+def comparable(
     members: NDArray[np.int64], conversations: NDArray[np.int64]
 ) -> Mapping[int, NDArray[np.bool_]]:
-    """For every place of n conversations, which of them those of the place are compared with, [n]."""
+    """For every conversation number, flags [n] of the conversations that it is compared with."""
     found = {}
     for place in np.unique(conversations).tolist():
         same = conversations == place
@@ -118,37 +122,37 @@ def likes(
     return found
 
 
-def compare(returns: Returns, statistic: Statistic) -> Comparison:
-    """Ask `statistic` about conversations that differ in their returns; its baselines are [n]."""
-    peers = all_peers(returns)
+def baselines_of(returns: Returns, statistic: Statistic) -> Baselines:
+    """Asks `statistic` for the baselines [n] and the scale of conversations whose returns differ."""
+    comparison = comparison_set(returns)
     baselines = tuple(np.zeros(len(rewards)) for rewards in returns.row_rewards)
     scales = tuple(np.full(len(rewards), np.inf) for rewards in returns.row_rewards)
-    if peers.num_members < 2:
-        return Comparison(Verdict.TOO_FEW_VALID, baselines, scales)
-    for place, pool in likes(peers.members, peers.conversations).items():
-        if are_equal(peers.returns[pool]):
+    if comparison.num_members < 2:
+        return Baselines(Verdict.TOO_FEW_VALID, baselines, scales)
+    for place, pool in comparable(comparison.members, comparison.conversations).items():
+        if are_equal(comparison.returns[pool]):
             continue
-        compared_with = peers.chosen(pool)
-        of_peers, scale = statistic(compared_with)
-        of_each = np.broadcast_to(of_peers, len(compared_with.members))
+        compared_with = comparison.chosen(pool)
+        baseline, scale = statistic(compared_with)
+        of_each = np.broadcast_to(baseline, len(compared_with.members))
         for index in np.flatnonzero(compared_with.conversations == place):
             member = compared_with.members[index]
             rows = returns.row_conversations[member] == place
             baselines[member][rows], scales[member][rows] = of_each[index], scale
     teaches = any(np.isfinite(values).any() for values in scales)
-    return Comparison(Verdict.TRAIN if teaches else Verdict.ZERO_VARIANCE, baselines, scales)
+    return Baselines(Verdict.TRAIN if teaches else Verdict.ZERO_VARIANCE, baselines, scales)
 
 
 def compared(returns: Returns, statistic: Statistic) -> Advantages:
-    """(R_ij - baseline) / scale on the rows of valid members."""
-    found = compare(returns, statistic)
+    """Computes (R_ij - baseline) / scale on the rows of valid members."""
+    found = baselines_of(returns, statistic)
     if found.verdict is not Verdict.TRAIN:
         return nothing(returns, found.verdict)
     return Advantages(broadcast(_scaled(returns, found), returns), Verdict.TRAIN)
 
 
-def as_they_are(returns: Returns) -> Advantages:
-    """R_ij on the rows of valid members, compared with nothing."""
+def uncompared(returns: Returns) -> Advantages:
+    """Puts R_ij on the rows of valid members, without a comparison."""
     values = tuple(
         np.where(conversations != NO_REWARD, rewards, 0.0) if is_valid else np.zeros(len(rewards))
         for rewards, conversations, is_valid in zip(
@@ -158,7 +162,7 @@ def as_they_are(returns: Returns) -> Advantages:
     return Advantages(broadcast(values, returns), Verdict.TRAIN)
 
 
-def _scaled(returns: Returns, found: Comparison) -> RowValues:
+def _scaled(returns: Returns, found: Baselines) -> RowValues:
     return tuple(
         (rewards - baselines) / scales if is_valid else np.zeros(len(rewards))
         for rewards, baselines, scales, is_valid in zip(
