@@ -19,7 +19,7 @@ from tailrace_protos.base import as_int32, as_uint8, pack_float32, pack_int32
 from tailrace_protos.episode import Outcome
 from tailrace_protos.generation import FinishReason, GenerateRequest, TokenChunk, TokenSpan
 from tests.provenance import versions_of
-from tests.unit.tailrace_agents.core.loops.world import calls, chat_card, text_of
+from tests.unit.tailrace_agents.loops.world import calls, chat_card, text_of
 from tests.world.agents import AgentsWorld, FakeServer, agents_world
 from tests.world.servers import ServerProcess
 from tests.world.serving import eventually

@@ -17,7 +17,7 @@ from tailrace_protos.base import as_int32
 from tailrace_protos.episode import Outcome
 from tests.integration.agents.test_loops import ChatServer, start_chat, world
 from tests.integration.tools.test_workers import line_of, worker_process
-from tests.unit.tailrace_agents.core.loops.world import calls, text_of
+from tests.unit.tailrace_agents.loops.world import calls, text_of
 from tests.world.agents import AgentsWorld
 from tests.world.servers import ServerProcess
 from tests.world.serving import eventually

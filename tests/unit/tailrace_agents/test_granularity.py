@@ -24,9 +24,9 @@ from tailrace_protos.chat import ChatMessage
 from tailrace_protos.episode import EnvTask, EpisodeTask
 from tailrace_protos.session import ExportStyle
 from tailrace_protos.trajectory import TokenRow
-from tests.unit.tailrace_agents.core.loops.world import ChatPolicy, chat_renderer
-from tests.unit.tailrace_agents.core.loops.world import task as loop_task
 from tests.unit.tailrace_agents.fakes import ScriptedPolicy, renderer
+from tests.unit.tailrace_agents.loops.world import ChatPolicy, chat_renderer
+from tests.unit.tailrace_agents.loops.world import task as loop_task
 from tests.unit.tailrace_agents.test_workflow_player import World as WorkflowWorld
 
 

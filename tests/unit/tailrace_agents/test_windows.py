@@ -16,9 +16,9 @@ from tailrace_envs.sokoban import environment as sokoban
 from tailrace_envs.webshop import environment as webshop
 from tailrace_protos.base import as_int32, as_int64, as_uint8
 from tailrace_protos.session import ExportStyle
-from tests.unit.tailrace_agents.core.loops.world import ChatPolicy, chat_renderer
 from tests.unit.tailrace_agents.env_world import LIMITS, play_env
 from tests.unit.tailrace_agents.fakes import ListJournal
+from tests.unit.tailrace_agents.loops.world import ChatPolicy, chat_renderer
 
 ROOM = LIMITS._replace(max_episode_tokens=100_000)
 TWO_TURNS = EnvView(ExportStyle.STEP, 2)

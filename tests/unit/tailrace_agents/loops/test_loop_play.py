@@ -27,7 +27,7 @@ from tailrace_protos.chat import ChatMessage, ToolCall
 from tailrace_protos.episode import OVER_BUDGET, Outcome
 from tailrace_protos.generation import SamplingParams
 from tailrace_protos.session import ExportStyle
-from tests.unit.tailrace_agents.core.loops.world import (
+from tests.unit.tailrace_agents.loops.world import (
     LIMITS,
     ChatPolicy,
     RecordList,

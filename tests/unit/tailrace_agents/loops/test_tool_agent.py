@@ -14,7 +14,7 @@ from tailrace_agents.config import LoopArgs
 from tailrace_agents.core.loops import SingleTurnLoop, ToolAgentLoop
 from tailrace_protos.base import as_int32, as_uint8
 from tailrace_protos.episode import OVER_BUDGET, Outcome
-from tests.unit.tailrace_agents.core.loops.world import (
+from tests.unit.tailrace_agents.loops.world import (
     LIMITS,
     ChatPolicy,
     broken,
