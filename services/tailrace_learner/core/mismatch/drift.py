@@ -19,7 +19,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from tailrace_learner.core.batch.rows import Row, gathered
+from tailrace_learner.core.batch.rows import Row
 from tailrace_learner.core.step.tally import Tally, k3
 
 DRIFT = "drift/"
@@ -27,13 +27,18 @@ Sums = Mapping[tuple[str, int], tuple[float, float]]  # by source and age: summe
 
 
 def add_errors(
-    tally: Tally, rows: Sequence[Row], log_pi: Tensor, counted: NDArray[np.bool_], age: int
+    tally: Tally,
+    rows: Sequence[Row],
+    log_mu: Tensor,
+    log_pi: Tensor,
+    counted: NDArray[np.bool_],
+    age: int,
 ) -> None:
     """Add what the tokens of `rows` that are `counted` [M] say of servers and of numerics.
 
-    `log_pi` [M]: under the weights of `age` steps ago, which are those of the counted tokens.
+    `log_mu` [M]: of the engines. `log_pi` [M]: under the weights of `age` steps ago, which are those
+    of the counted tokens.
     """
-    log_mu = gathered(rows, lambda row: row.log_mu).to(log_pi.device)
     on_own = torch.from_numpy(counted).to(log_pi.device)
     tally.add("mismatch_kl", k3(log_mu, log_pi)[on_own].sum(), int(counted.sum()))
     errors = (log_pi.double() - log_mu.double()).abs()

@@ -18,7 +18,7 @@ import torch
 from tailrace_learner.config import LearnerConfig
 from tailrace_learner.core.batch.packing import computed_tokens, micro_batches, pack
 from tailrace_learner.core.batch.ranks import Shares
-from tailrace_learner.core.batch.rows import Row
+from tailrace_learner.core.batch.rows import Row, gathered
 from tailrace_learner.core.mismatch.drift import add_errors
 from tailrace_learner.core.mismatch.old_sample import OldSample
 from tailrace_learner.core.mismatch.old_versions import OldVersions
@@ -81,7 +81,9 @@ class OldReadings:
             batch = pack(given, self._policy.device, share_prefixes=shares_prefixes)
             log_pi = self._policy.forward(batch)[0]
             if part:
-                add_errors(tally, batch.rows, log_pi, np.ones(len(log_pi), np.bool_), age)
+                log_mu = gathered(batch.rows, lambda row: row.log_mu).to(log_pi.device)
+                counted = np.ones(len(log_pi), np.bool_)
+                add_errors(tally, batch.rows, log_mu, log_pi, counted, age)
 
     def _cut(self, rows: Sequence[Row]) -> Iterator[list[Row]]:
         limit = self._config.max_tokens_per_micro_batch

@@ -167,7 +167,7 @@ class PassRunner:
         start = inputs.log_pi.detach() if self._interpolates else inputs.log_pi_old
         current = np.concatenate([row.is_current for row in batch.rows])
         tally.add("behaviour_kl", k3(inputs.log_mu, start).sum(), num_tokens)
-        add_errors(tally, batch.rows, start, current, age=0)
+        add_errors(tally, batch.rows, inputs.log_mu, start, current, age=0)
         tally.add("entropy", entropy.sum(), num_tokens)
         if batch.rows[0].log_ref is not None:
             tally.add("kl", self._divergence(batch, start).sum(), num_tokens)
