@@ -33,9 +33,9 @@ from tailrace_inference.ports import OnChunk
 from tailrace_learner.adapters.compute_thread import keep_freed_memory
 from tailrace_learner.adapters.hf_model import prepared
 from tailrace_learner.config import LearnerConfig, TrainingArgs
-from tailrace_learner.core.batch.rows import PreparedGroup, Row
+from tailrace_learner.core.batch.rows import PreparedGroup, TrainingRow
 from tailrace_learner.core.model import attention
-from tailrace_learner.core.model.policy import Policy
+from tailrace_learner.core.model.policy import PolicyModel
 from tailrace_learner.core.step.optimizer import make_adamw
 from tailrace_learner.core.step.step import StepTrainer
 from tailrace_protos.base import as_float32, as_int32, pack_int32
@@ -177,15 +177,15 @@ def prepared_group(index: int, rollouts: list[Rollout], step: int) -> PreparedGr
     return PreparedGroup(f"g{index}", index, tuple(rows), "", tuple(rewards.tolist()), ())
 
 
-def _row(name: str, rollout: Rollout, advantage: float, step: int) -> Row:
+def _row(name: str, rollout: Rollout, advantage: float, step: int) -> TrainingRow:
     token_ids = np.concatenate((rollout.prompt, rollout.token_ids))
     size = len(rollout.token_ids)
-    return Row(
+    return TrainingRow(
         row_id=name,
         token_ids=token_ids[:-1],
         targets=np.arange(len(rollout.prompt), len(token_ids)),
         target_ids=rollout.token_ids,
-        log_mu=rollout.logprobs,
+        inference_logprobs=rollout.logprobs,
         advantages=np.full(size, advantage, np.float32),
         staleness=step - rollout.versions,
         is_current=rollout.versions == step,
@@ -201,7 +201,7 @@ class Learner:
         )
         config = LearnerConfig(training_args=args, loss="ppo_clip", pg_clip=0.2)
         self._model = prepared(make_model(attention.IMPLEMENTATION), config)
-        policy = Policy(self._model, torch.device("cpu"), 1.0, config.logprob_chunk_tokens)
+        policy = PolicyModel(self._model, torch.device("cpu"), 1.0, config.logprob_chunk_tokens)
         optimizer = make_adamw(policy.parameters, args)
         self._trainer = StepTrainer(
             policy, optimizer, config, groups_per_step=len(task.PROMPTS), max_steps=task.MAX_STEPS

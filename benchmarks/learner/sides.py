@@ -15,9 +15,9 @@ from transformers import AutoModelForCausalLM, Qwen3Config
 from benchmarks.learner.task import MODEL, PAD_ID, ROWS_PER_PASS, Sample
 from tailrace_learner.adapters.hf_model import prepared
 from tailrace_learner.config import LearnerConfig, TrainingArgs
-from tailrace_learner.core.batch.rows import PreparedGroup, Row
+from tailrace_learner.core.batch.rows import PreparedGroup, TrainingRow
 from tailrace_learner.core.model import attention
-from tailrace_learner.core.model.policy import Policy
+from tailrace_learner.core.model.policy import PolicyModel
 from tailrace_learner.core.step.optimizer import make_adamw
 from tailrace_learner.core.step.step import StepTrainer
 
@@ -33,16 +33,16 @@ def make_model(implementation: str) -> Any:
     return AutoModelForCausalLM.from_config(config, attn_implementation=implementation).train()
 
 
-def row_of(index: int, sample: Sample) -> Row:
+def row_of(index: int, sample: Sample) -> TrainingRow:
     """The learner's row of a sample."""
     token_ids = np.concatenate((sample.prompt, sample.completion))
     size = len(sample.completion)
-    return Row(
+    return TrainingRow(
         row_id=str(index),
         token_ids=token_ids[:-1],
         targets=np.arange(len(sample.prompt), len(token_ids)),
         target_ids=sample.completion,
-        log_mu=sample.logprobs,
+        inference_logprobs=sample.logprobs,
         advantages=np.full(size, sample.advantage, np.float32),
         staleness=np.zeros(size, np.int64),
         is_current=np.ones(size, np.bool_),
@@ -54,7 +54,7 @@ def packed_step(samples: Sequence[Sample], *, share_prefixes: bool, model: Any =
     args = TrainingArgs(learning_rate=1e-6)
     config = LearnerConfig(share_prefixes=share_prefixes, training_args=args)
     model = prepared(model or make_model(attention.IMPLEMENTATION), config)
-    policy = Policy(model, torch.device("cpu"), 1.0, config.logprob_chunk_tokens)
+    policy = PolicyModel(model, torch.device("cpu"), 1.0, config.logprob_chunk_tokens)
     optimizer = make_adamw(policy.parameters, args)
     trainer = StepTrainer(policy, optimizer, config, groups_per_step=1, max_steps=1000)
     rows = tuple(row_of(index, sample) for index, sample in enumerate(samples))
@@ -96,8 +96,8 @@ def padded_loss(model: Any, samples: Sequence[Sample]) -> Tensor:
     log_all = torch.log_softmax(logits, dim=-1)
     entropy = -(log_all.detach().exp() * log_all.detach()).sum(-1)
     assert bool(entropy.isfinite().all())
-    log_pi = log_all.gather(-1, ids[:, 1:, None])[..., 0]
-    ratio = torch.exp(log_pi - old)
+    learner_logprobs = log_all.gather(-1, ids[:, 1:, None])[..., 0]
+    ratio = torch.exp(learner_logprobs - old)
     advantages = torch.tensor([sample.advantage for sample in samples])[:, None]
     gain = torch.minimum(ratio * advantages, ratio.clamp(1 - CLIP, 1 + CLIP) * advantages)
     return -(gain * mask).sum()

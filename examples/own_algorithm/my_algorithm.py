@@ -22,7 +22,7 @@ def median(returns: Returns, config: LearnerConfig) -> Advantages:
 
 def soft_clip(inputs: LossInputs, config: LearnerConfig) -> LossTerms:
     """loss = -exp(eps tanh(d / eps)) A, d = log pi - log pi_old, eps = `pg_clip`."""
-    change = inputs.log_pi - inputs.log_pi_old
+    change = inputs.learner_logprobs - inputs.proximal_logprobs
     ratio = torch.exp(config.pg_clip * torch.tanh(change / config.pg_clip))
     far = (change.abs() > config.pg_clip).sum()
     return LossTerms(-ratio * inputs.advantages, {"far_fraction": far})

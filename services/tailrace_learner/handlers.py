@@ -26,7 +26,7 @@ from tailrace_learner.adapters.trajectory_files import TrajectoryFiles
 from tailrace_learner.config import LearnerConfig
 from tailrace_learner.core.batch.group_returns import NO_LIMITS, RowLimits
 from tailrace_learner.core.batch.malformed import flaws
-from tailrace_learner.core.batch.row_builder import RowBuilder
+from tailrace_learner.core.batch.row_builder import TrainingRowBuilder
 from tailrace_learner.core.batch.rows import PreparedGroup
 from tailrace_learner.core.mismatch.drift import DRIFT
 from tailrace_learner.core.step.progress import Progress, Timing, saved_event
@@ -101,7 +101,9 @@ class Learner:
         self._config = config
         self._progress = Progress(state, run, config.max_retained_bytes)
         self._quarantine = dict(state.quarantine)  # source -> step of its last good reading
-        self._builder = RowBuilder(config, run.max_staleness, state.ancestry, limits, self._quarantine)
+        self._builder = TrainingRowBuilder(
+            config, run.max_staleness, state.ancestry, limits, self._quarantine
+        )
         self._versions: dict[int, tuple[str, int]] = {}
         self._publishing: asyncio.Task[None] | None = None
         self._saving: asyncio.Task[None] | None = None

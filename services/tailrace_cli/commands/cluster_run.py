@@ -13,8 +13,7 @@ from tailrace.config import ConfigError
 from tailrace_cli.cluster.attached import Attachment
 from tailrace_cli.cluster.local import LocalCluster, clear_run_dir
 from tailrace_cli.experiment import Experiment
-from tailrace_cli.progress import ProgressView
-from tailrace_cli.watch import watch
+from tailrace_cli.live_view import ProgressView, watch
 from tailrace_protos.control import RunStatus
 
 

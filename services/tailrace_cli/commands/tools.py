@@ -21,7 +21,7 @@ from tailrace.tools import ToolClient, ToolDeadlines
 from tailrace.tools.discovery import Discovery, EndpointInfo, WorkerInfo, WorkerStats
 from tailrace.tools.host import DEFAULT_MAX_CONCURRENCY
 from tailrace.tools.port import ToolPort
-from tailrace.tools.serving import Serving, tool_service
+from tailrace.tools.serving import ToolServing, tool_service
 from tailrace_protos.chat import ToolCall
 from tailrace_protos.tool import ToolResult
 
@@ -76,7 +76,7 @@ def serve(
     sys.path.insert(0, "")  # modules in the folder where this was started
     log.configure(service="tools", run=run)
     servers = [*(mcp or []), *(mcp_url or [])]
-    serving = Serving(tools or [], servers, run, max_concurrency, connect_within_s, drain_s)
+    serving = ToolServing(tools or [], servers, run, max_concurrency, connect_within_s, drain_s)
     service = tool_service(serving, _endpoints(nats, user, password, redis))
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         exit_code = runner.run(service.serve())

@@ -14,9 +14,8 @@ from tailrace_cli.checkpoints import newest_checkpoint
 from tailrace_cli.cluster.attached import Attachment
 from tailrace_cli.commands.cluster_run import prepare_run_dir, run_to_the_end
 from tailrace_cli.experiment import Experiment
-from tailrace_cli.report.html import write_report
-from tailrace_cli.report.metrics_file import last, read_metrics
-from tailrace_cli.report.summary import summary_table
+from tailrace_cli.report import write_report
+from tailrace_cli.summary import last, read_metrics, summary_table
 
 INTERRUPTED = 130
 

@@ -11,14 +11,16 @@ from tailrace.config import ChatArgs, ConfigError
 from tailrace.foreign import ForeignCodeError, foreign_code
 from tailrace.import_path import load_object
 from tailrace_learner.config import WarmStart
-from tailrace_learner.core.batch.rows import Row, demonstration_row
+from tailrace_learner.core.batch.rows import TrainingRow, demonstration_row
 from tailrace_protos.weights import ModelCard
 
 _KEY = "learner.warm_start.demonstrations"
 _SPARE_SHARE = 0.1  # asked for beyond what is needed: rows with an empty mask are left out
 
 
-def demonstrations(warm: WarmStart, card: ModelCard, chat: ChatArgs, seed: int) -> Iterator[Row]:
+def demonstrations(
+    warm: WarmStart, card: ModelCard, chat: ChatArgs, seed: int
+) -> Iterator[TrainingRow]:
     """Usable rows, lazily; `ConfigError` when the function fails or yields something else."""
     make = load_object(warm.demonstrations, _KEY)
     num_episodes = round(warm.num_steps * warm.batch_size * (1.0 + _SPARE_SHARE))

@@ -25,7 +25,7 @@ from tailrace_learner.config import FromScratch, LearnerConfig
 from tailrace_learner.core.cpu.fast_model import use_cpu_kernels
 from tailrace_learner.core.cpu.kernels import select_matmul
 from tailrace_learner.core.model import attention
-from tailrace_learner.core.model.policy import Policy
+from tailrace_learner.core.model.policy import PolicyModel
 from tailrace_protos.weights import ModelCard
 
 CARD_FILES = (
@@ -211,9 +211,9 @@ def _check_head(model: Any) -> None:
             raise ConfigError(f"{model.config.model_type}: {key} is not supported: use another model")
 
 
-def make_policy(loaded: TrainableModel, config: LearnerConfig) -> Policy:
+def make_policy(loaded: TrainableModel, config: LearnerConfig) -> PolicyModel:
     """The model as core uses it."""
-    return Policy(
+    return PolicyModel(
         model=loaded.model,
         device=pick_device(config),
         temperature=config.temperature,

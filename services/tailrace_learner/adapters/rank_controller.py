@@ -17,7 +17,7 @@ from tailrace.weights.tensors import TensorBytes
 from tailrace_learner.adapters.ranks import TorchRanks
 from tailrace_learner.adapters.snapshots import Snapshot
 from tailrace_learner.adapters.worker import OnStep, Worker
-from tailrace_learner.core.batch.rows import PreparedGroup, Row
+from tailrace_learner.core.batch.rows import PreparedGroup, TrainingRow
 from tailrace_learner.core.step.run_state import ReferenceState
 from tailrace_learner.core.step.step import Metrics
 from tailrace_protos.event import ServerQuarantined
@@ -73,7 +73,7 @@ class RankController:
         with self._sending("load", checkpoint):
             self._worker.load(checkpoint)
 
-    def warm_start(self, rows: Iterator[Row], on_step: OnStep) -> float:
+    def warm_start(self, rows: Iterator[TrainingRow], on_step: OnStep) -> float:
         """Warm-start on every rank, with the rows of rank 0."""
         with self._sending("warm_start"):
             return self._worker.warm_start(self._shared(rows), on_step)
@@ -139,7 +139,7 @@ class RankController:
         yield
         self._in_step = True
 
-    def _shared(self, rows: Iterator[Row]) -> Iterator[Row]:
+    def _shared(self, rows: Iterator[TrainingRow]) -> Iterator[TrainingRow]:
         while block := list(islice(rows, _BLOCK)):
             yield from self._ranks.told(block)
 
@@ -155,7 +155,7 @@ def follow(worker: Worker, ranks: TorchRanks) -> None:
     ranks.leave()
 
 
-def _received(ranks: TorchRanks) -> Iterator[Row]:
+def _received(ranks: TorchRanks) -> Iterator[TrainingRow]:
     """Rows of the warm start, as rank 0 sends them."""
     while True:
         block = ranks.told(None)

@@ -29,7 +29,7 @@ from tailrace_learner.adapters.snapshots import host_weights
 from tailrace_learner.adapters.strategies.base import Strategy
 from tailrace_learner.config import LearnerConfig, ReferenceArgs
 from tailrace_learner.core.model.critic import Critic, make_head
-from tailrace_learner.core.model.policy import Policy
+from tailrace_learner.core.model.policy import PolicyModel
 from tailrace_learner.core.model.reference import Reference
 from tailrace_learner.core.step.critic_trainer import CriticTrainer
 from tailrace_learner.core.step.estimates import Roles
@@ -48,7 +48,7 @@ class RoleMaker:
         run: RunConfig,
         config: LearnerConfig,
         loaded: TrainableModel,
-        policy: Policy,
+        policy: PolicyModel,
         strategy: Strategy,
         checkpoint: str,
     ) -> None:
@@ -116,7 +116,7 @@ class RoleMaker:
             load_critic(Path(self._checkpoint), critic, optimizer)
         return CriticTrainer(critic, optimizer, config, max_steps=self._run.max_steps)
 
-    def _trunk(self, pretrain: str) -> Policy:
+    def _trunk(self, pretrain: str) -> PolicyModel:
         """Load a model without its output matrix."""
         loaded = self._load(pretrain or self._checkpoint or self._start(), _CRITIC_KEY)
         policy = make_policy(loaded, self._config)

@@ -21,7 +21,7 @@ from tailrace_learner.adapters.roles import RoleMaker
 from tailrace_learner.adapters.snapshots import Snapshot, load_optimizer, take_snapshot
 from tailrace_learner.adapters.strategies.base import Strategy
 from tailrace_learner.config import LearnerConfig
-from tailrace_learner.core.batch.rows import PreparedGroup, Row
+from tailrace_learner.core.batch.rows import PreparedGroup, TrainingRow
 from tailrace_learner.core.step.step import Metrics, StepTrainer
 from tailrace_learner.core.step.warm_start import warm_start
 from tailrace_protos.event import ServerQuarantined
@@ -49,7 +49,7 @@ class Worker:
         self.num_parameters = self.loaded.num_parameters
         self._policy = self._strategy.spread(hf_model.make_policy(self.loaded, self._config))
 
-    def warm_start(self, rows: Iterator[Row], on_step: OnStep) -> float:
+    def warm_start(self, rows: Iterator[TrainingRow], on_step: OnStep) -> float:
         """Do supervised steps on `rows`, the same on all ranks; returns the last step's mean loss."""
         assert self._config.warm_start is not None
         return warm_start(

@@ -1,21 +1,23 @@
-"""Tools behind NATS: workers that serve them, clients that call them.
+"""Tools over NATS: workers serve them, clients call them.
 
-| module | holds |
+| module | content |
 |---|---|
 | `worker` | `ToolWorker`: a NATS micro service on `tool.<name>` |
-| `client` | `ToolClient`: calls, affinity, redelivery, cancellation |
-| `episode_tools` | `EpisodeTools`: the tools of one episode, as agent loops use them |
-| `local` | `LocalTools`: the same without NATS, for debugging |
-| `host` | running the tools' code: slots, timeouts, sessions, threads |
-| `watch` `leases` | who died: workers, seen by callers; callers, seen by workers |
-| `wire` | JSON and msgpack, claim checks |
-| `discovery` | which tools there are |
+| `calls` | calls of a worker: running, finished, leases, cancellation |
+| `host` | `ToolHost`: runs the tools' code; `LocalTools`: the same without NATS, for debugging |
+| `running` `sessions` | one call with its timeout and thread; objects of stateful tools |
+| `client` | `ToolClient`: calls, redelivery, cancellation |
+| `delivery` `watch` | delivery of a call and session affinity; detection of dead workers |
+| `episode_tools` | `EpisodeTools`: the tools of one episode, for agent loops |
+| `port` `wire` | requests and replies of a caller; JSON, msgpack and claim checks |
+| `discovery` | registration of workers, and search for tools |
+| `conversion` | arguments from a model, results for a model |
+| `serving` `mcp` | the process of a worker; tools of MCP servers |
 """
 
 from tailrace.tools.client import ToolClient
-from tailrace.tools.episode_tools import EpisodeTools
-from tailrace.tools.errors import ToolsMissingError
-from tailrace.tools.local import LocalTools
+from tailrace.tools.episode_tools import EpisodeTools, ToolsMissingError
+from tailrace.tools.host import LocalTools
 from tailrace.tools.watch import ToolDeadlines
 from tailrace.tools.worker import ToolWorker
 from tailrace_protos.tool import ToolErrorKind, ToolResult

@@ -1,8 +1,8 @@
-"""`ToolClient`: calls tools behind NATS.
+"""`ToolClient`: calls tools over NATS.
 
-Invariants: a call runs again elsewhere only if its tool says that this does no harm; what the caller no
-longer wants is cancelled at the worker; a session's later calls go to the worker that has its objects;
-a call always ends, since a dead worker is noticed and a full or absent one is waited for only so long.
+Invariants: a call runs again at another worker only if its tool is idempotent; a call that its caller
+cancels is cancelled at the worker; later calls of a session go to the worker that has its objects; each
+call ends, since dead workers are detected and the wait for full or absent workers is limited.
 """
 
 from __future__ import annotations
@@ -17,13 +17,11 @@ from tailrace.bus import Bus, BusClosedError, CallFailedError, NoResponderError,
 from tailrace.log import get_logger
 from tailrace.store import StoreConnection
 from tailrace.tools import metrics
-from tailrace.tools.attempt import Attempt, WorkerLostError
-from tailrace.tools.delivery import Delivery, UndeliverableError
+from tailrace.tools.conversion import error_result, infra_result
+from tailrace.tools.delivery import CallDelivery, SessionAffinities, UndeliverableError
 from tailrace.tools.discovery import Discovery
 from tailrace.tools.episode_tools import EpisodeTools
-from tailrace.tools.homes import Homes
-from tailrace.tools.port import ToolPort
-from tailrace.tools.results import error_result, infra_result
+from tailrace.tools.port import CallAttempt, ToolPort, WorkerLostError
 from tailrace.tools.watch import ToolDeadlines, WorkerWatch
 from tailrace.tools.wire import JSON, ClaimCheck, ClaimCheckError
 from tailrace_protos import subjects
@@ -38,11 +36,11 @@ from tailrace_protos.tool import (
 
 log = get_logger(__name__)
 
-RELEASE_TIMEOUT_S = 15.0  # a worker waits up to 10 s for a tool's own release
+RELEASE_TIMEOUT_S = 15.0  # a worker waits up to 10 s for the release code of a tool
 
 
 class ToolClient:
-    """Calls tools for the episodes of one run. `redis` carries what is too big for a message."""
+    """Client of tools for the episodes of one run. `redis` stores payloads too large for a message."""
 
     def __init__(
         self,
@@ -58,8 +56,8 @@ class ToolClient:
         self.discovery = Discovery(self._port, run)
         self._claims = ClaimCheck(bus, redis)
         self._watch = WorkerWatch(self._port, self._deadlines)
-        self._delivery = Delivery(self._port, self._watch, self._deadlines)
-        self._homes = Homes()
+        self._delivery = CallDelivery(self._port, self._watch, self._deadlines)
+        self._affinities = SessionAffinities()
         self._schemas: dict[str, ToolSchema] = {}
         self._stateful: set[str] = set()  # names of tools that were called and keep objects
 
@@ -70,19 +68,19 @@ class ToolClient:
         *,
         create_kwargs: Mapping[str, dict[str, Any]] | None = None,
     ) -> EpisodeTools:
-        """The tools of one episode; `create_kwargs` by tool name go to `Tool.create`."""
+        """Returns the tools of one episode; `create_kwargs` by tool name go to `Tool.create`."""
         return EpisodeTools(self, self.run, episode_id, names, create_kwargs)
 
     async def schemas(self, names: Sequence[str]) -> tuple[ToolSchema, ...]:
-        """The schemas of `names`, in that order; waits for workers, then `ToolsMissingError`."""
+        """Returns the schemas of `names`, in order; waits for workers, then `ToolsMissingError`."""
         missing = [name for name in names if name not in self._schemas]
         if missing:
             found = await self.discovery.schemas(missing, self._deadlines.nobody_s)
             self._schemas.update((schema.name, schema) for schema in found)
         return tuple(self._schemas[name] for name in names)
 
-    async def carry(self, request: CallTool) -> ToolResult:
-        """Run a call at some worker; whatever goes wrong is in the result."""
+    async def run_call(self, request: CallTool) -> ToolResult:
+        """Runs a call at a worker; the result also reports failures."""
         request = msgspec.structs.replace(request, lease_s=self._deadlines.lease_s)
         try:
             await self._port.open()
@@ -100,12 +98,12 @@ class ToolClient:
         return result
 
     def is_stateful(self, name: str) -> bool:
-        """See `Carrier`."""
+        """See `CallRunner`."""
         return name in self._stateful
 
     async def release(self, session_id: str) -> None:
-        """Release the session at every worker that has a part of it; `RELEASE_TIMEOUT_S` at most."""
-        worker_ids = self._homes.forget(session_id)
+        """Releases the session at all workers that have its objects, within `RELEASE_TIMEOUT_S`."""
+        worker_ids = self._affinities.forget(session_id)
         releases = [
             self._delivery.spawn(self._release(worker_id, session_id)) for worker_id in worker_ids
         ]
@@ -113,39 +111,39 @@ class ToolClient:
             await asyncio.wait(releases)
 
     async def close(self) -> None:
-        """Stop probing; releases and cancellations under way are finished."""
+        """Finishes pending releases and cancellations, then stops the probes."""
         if self._delivery.tasks:
             await asyncio.wait(set(self._delivery.tasks), timeout=RELEASE_TIMEOUT_S)
         await self._watch.close()
 
     async def _fitting(self, request: CallTool) -> CallTool:
-        """The request, its arguments put aside if they are too big for a message."""
+        """Returns the request, with its arguments in a blob if they are too large for a message."""
         if not self._claims.is_possible or len(JSON.encode(request)) <= self._claims.max_bytes:
             return request
         ref = await self._claims.put(request.run, JSON.encode(request.arguments))
         return msgspec.structs.replace(request, arguments={}, arguments_blob=ref)
 
     async def _run(self, request: CallTool) -> ToolResult:
-        home = self._homes.of(request)
+        affinity = self._affinities.of(request)
         while True:
-            attempt = await self._delivery.deliver(request, home)
-            if home.is_stateful:
+            attempt = await self._delivery.deliver(request, affinity)
+            if affinity.is_stateful:
                 self._stateful.add(request.name)
             try:
                 return await self._result(attempt)
             except WorkerLostError:
-                if home.is_stateful or not attempt.accepted.result().is_idempotent:
+                if affinity.is_stateful or not attempt.accepted.result().is_idempotent:
                     raise
                 metrics.REDELIVERIES.labels(request.name).inc()
                 log.warning("call goes to another worker", tool=request.name, call_id=request.call_id)
             except asyncio.CancelledError:
-                self._delivery.give_up(attempt, home)
+                self._delivery.abandon(attempt, affinity)
                 raise
             finally:
                 self._delivery.forget(attempt)
 
-    async def _result(self, attempt: Attempt) -> ToolResult:
-        """The attempt's result; a worker that cannot be watched gets so long and no longer."""
+    async def _result(self, attempt: CallAttempt) -> ToolResult:
+        """Returns the result of an attempt; limits the wait for a worker without probes."""
         if attempt.worker_id:
             return await attempt.result
         within_s = self._deadlines.unprobed_s

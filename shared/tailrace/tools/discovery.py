@@ -1,15 +1,25 @@
-"""Which tools there are: NATS micro's own discovery, `$SRV.INFO` and `$SRV.STATS`, read as tools."""
+"""Registration of tool workers as NATS micro services, and search for tools by `$SRV.INFO`.
+
+A worker has one endpoint for itself and one for each tool. Invariant: after `drain_tools` a worker
+receives no new calls, and still receives messages for itself.
+"""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
 import msgspec
+import nats.micro
+from nats.micro.request import Request
+from nats.micro.service import EndpointStats as MicroStats
+from nats.micro.service import Service as MicroService
 
+from tailrace.bus import Bus, flush
 from tailrace.log import get_logger
-from tailrace.tools.errors import ToolsMissingError
+from tailrace.sdk.tool import ToolSpec
+from tailrace.tools.episode_tools import ToolsMissingError
 from tailrace.tools.port import ToolPort
 from tailrace_protos import subjects
 from tailrace_protos.chat import ToolSchema
@@ -18,38 +28,41 @@ log = get_logger(__name__)
 
 SERVICE_NAME = "tool_worker"  # the micro service's, in every language
 ROUND_S = 0.5
+CONTRACT_VERSION = "1.0.0"
+OWN_ENDPOINT = "worker"
+Handler = Callable[[Request], Awaitable[None]]
 
 
 class EndpointInfo(msgspec.Struct, frozen=True):
-    """What `$SRV.INFO` says of an endpoint."""
+    """Endpoint in an answer of `$SRV.INFO`."""
 
     subject: str
     metadata: dict[str, str] | None = None
 
     @property
     def is_tool(self) -> bool:
-        """Whether calls of a tool come here, and not what is for one worker."""
+        """True for the endpoint of a tool, False for that of a worker."""
         return "tool" in (self.metadata or {})
 
     @property
     def tool(self) -> ToolSchema:
-        """The tool behind it; `msgspec.DecodeError` if its schema is no JSON."""
-        said = self.metadata or {}
-        parameters = msgspec.json.decode(said.get("schema") or "{}", type=dict[str, Any])
+        """Schema of the tool; `msgspec.DecodeError` if it is not JSON."""
+        metadata = self.metadata or {}
+        parameters = msgspec.json.decode(metadata.get("schema") or "{}", type=dict[str, Any])
         default: dict[str, Any] = {"type": "object", "properties": {}}
-        return ToolSchema(said["tool"], said.get("description", ""), parameters or default)
+        return ToolSchema(metadata["tool"], metadata.get("description", ""), parameters or default)
 
 
 class WorkerInfo(msgspec.Struct, frozen=True):
-    """What `$SRV.INFO` says of a worker."""
+    """Worker in an answer of `$SRV.INFO`."""
 
     id: str  # of the micro service
     endpoints: tuple[EndpointInfo, ...] = ()
     metadata: dict[str, str] | None = None
 
 
-class EndpointStats(msgspec.Struct, frozen=True):
-    """What `$SRV.STATS` says of an endpoint; `data` is the worker's own."""
+class ToolEndpointStats(msgspec.Struct, frozen=True):
+    """Endpoint in an answer of `$SRV.STATS`; `data` is specific to tool workers."""
 
     subject: str
     num_requests: int = 0
@@ -57,21 +70,21 @@ class EndpointStats(msgspec.Struct, frozen=True):
 
 
 class WorkerStats(msgspec.Struct, frozen=True):
-    """What `$SRV.STATS` says of a worker."""
+    """Worker in an answer of `$SRV.STATS`."""
 
     id: str
-    endpoints: tuple[EndpointStats, ...] = ()
+    endpoints: tuple[ToolEndpointStats, ...] = ()
 
 
 class Discovery:
-    """Finds tools for one run: its own win over those for everybody."""
+    """Search for the tools of one run: tools of the run win over tools for all runs."""
 
     def __init__(self, port: ToolPort, run: str) -> None:
         self._port = port
         self._run = run
 
     async def workers(self, within_s: float = ROUND_S) -> list[WorkerInfo]:
-        """Every tool worker that answers in time, also those of other runs."""
+        """Returns all tool workers that answer in time, also those of other runs."""
         found: list[WorkerInfo] = []
 
         def take(data: bytes) -> bool:
@@ -82,7 +95,7 @@ class Discovery:
         return found
 
     async def stats(self, within_s: float = ROUND_S) -> dict[str, WorkerStats]:
-        """Load of every tool worker that answers in time, by the id of its micro service."""
+        """Returns the load of all tool workers that answer in time, by micro service id."""
         found: list[WorkerStats] = []
 
         def take(data: bytes) -> bool:
@@ -93,7 +106,7 @@ class Discovery:
         return {worker.id: worker for worker in found}
 
     async def schemas(self, names: Sequence[str], wait_s: float) -> tuple[ToolSchema, ...]:
-        """The schemas of `names`, in that order; `ToolsMissingError` after `wait_s`."""
+        """Returns the schemas of `names`, in order; `ToolsMissingError` after `wait_s`."""
         loop = asyncio.get_running_loop()
         end_s = loop.time() + wait_s
         found: dict[str, ToolSchema] = {}
@@ -107,7 +120,7 @@ class Discovery:
             await asyncio.sleep(0.1)
 
     async def _round(self, names: Sequence[str], found: dict[str, ToolSchema]) -> None:
-        """Ask once; ends early when all are found for this very run."""
+        """Asks once; ends early when the run itself serves all tools."""
         wanted_own = {subjects.tool(name, self._run) for name in names} if self._run else set()
         own: dict[str, ToolSchema] = {}
 
@@ -145,3 +158,68 @@ def _keep(data: bytes, kind: Any, into: list[Any]) -> None:
         into.append(msgspec.json.decode(data, type=kind))
     except msgspec.DecodeError as error:
         log.error("malformed answer to discovery ignored", reason=str(error))
+
+
+class Registration:
+    """Endpoints of one worker; `load` returns its data for `$SRV.STATS`."""
+
+    def __init__(self, bus: Bus, worker_id: str, run: str, load: Callable[[], dict[str, int]]) -> None:
+        self._bus = bus
+        self._worker_id = worker_id
+        self._run = run
+        self._load = load
+        self._micro: MicroService | None = None
+
+    async def enter(self, specs: Sequence[ToolSpec], handler: Handler) -> None:
+        """Registers the worker; `handler` receives its requests."""
+        client = self._bus.connection.client
+        micro = self._micro = await nats.micro.add_service(
+            client,
+            name=SERVICE_NAME,
+            version=CONTRACT_VERSION,
+            description="Tailrace tool worker",
+            metadata={"worker_id": self._worker_id, "run": self._run},
+            stats_handler=self._stats,
+        )
+        own = subjects.tool_worker(self._worker_id)
+        await micro.add_endpoint(name=OWN_ENDPOINT, subject=own, handler=handler)
+        for spec in specs:
+            await micro.add_endpoint(
+                name=spec.name,
+                subject=subjects.tool(spec.name, self._run),
+                handler=handler,
+                metadata=endpoint_metadata(spec),
+            )
+        await flush(client)
+
+    async def drain_tools(self) -> None:
+        """Removes the endpoints of tools; the endpoint of the worker stays."""
+        micro = self._micro
+        for endpoint in list(micro._endpoints) if micro else ():
+            if micro and endpoint._name != OWN_ENDPOINT and endpoint._subscription is not None:
+                await self._bus.connection.drain(endpoint._subscription)
+                micro._endpoints.remove(endpoint)
+
+    async def leave(self) -> None:
+        """Removes the worker. (`stop` of nats-py fails after a drain, and without a server.)"""
+        micro, self._micro = self._micro, None
+        if micro is not None:
+            endpoints = [endpoint._subscription for endpoint in micro._endpoints]
+            for subscription in (*endpoints, *micro._subscriptions.values()):
+                if subscription is not None:
+                    await self._bus.connection.drain(subscription)
+
+    def _stats(self, _of: MicroStats) -> dict[str, Any]:
+        return self._load()
+
+
+def endpoint_metadata(spec: ToolSpec) -> dict[str, str]:
+    """Metadata of a tool for `$SRV.INFO`; NATS accepts only strings."""
+    return {
+        "tool": spec.name,
+        "description": spec.description,
+        "schema": msgspec.json.encode(spec.schema.parameters).decode(),
+        "is_idempotent": str(spec.is_idempotent).lower(),
+        "is_stateful": str(spec.is_stateful).lower(),
+        "timeout_s": f"{spec.timeout_s:g}",
+    }

@@ -1,6 +1,6 @@
-"""`EpisodeTools`: the tools of one episode, as agent loops use them.
+"""`EpisodeTools`: the tools of one episode, for agent loops.
 
-The same for tools behind NATS and for tools in this process; a `Carrier` makes the difference.
+A `CallRunner` runs the calls: over NATS or in this process.
 """
 
 from __future__ import annotations
@@ -16,41 +16,53 @@ import msgspec
 
 from tailrace.sdk.tool import ArgumentsError
 from tailrace.tools import metrics
-from tailrace.tools.arguments import parse_arguments
-from tailrace.tools.results import error_result, outcome_of
+from tailrace.tools.conversion import error_result, outcome_of, parse_arguments
 from tailrace_protos.chat import ToolCall, ToolSchema
 from tailrace_protos.tool import CallTool, ToolErrorKind, ToolResult
 
 
-class Carrier(Protocol):
-    """Whoever runs calls."""
+class ToolsMissingError(LookupError):
+    """No worker serves some of the requested tools `names`; `found` are the served tools."""
+
+    def __init__(self, names: Sequence[str], found: Sequence[str], waited_s: float) -> None:
+        known = ", ".join(sorted(found)) or "no tool at all"
+        super().__init__(
+            f"no worker serves {', '.join(names)} (waited {waited_s:g} s; {known} is served): start "
+            "one with `tailrace tools serve module:tool`, or correct the name"
+        )
+        self.names = tuple(names)
+        self.found = tuple(found)
+
+
+class CallRunner(Protocol):
+    """ToolRunner of tool calls."""
 
     async def schemas(self, names: Sequence[str]) -> tuple[ToolSchema, ...]:
-        """The schemas of `names`, in that order; `ToolsMissingError` if there are none."""
+        """Returns the schemas of `names`, in order; raises `ToolsMissingError`."""
 
-    async def carry(self, request: CallTool) -> ToolResult:
-        """Run a call; whatever goes wrong is in the result."""
+    async def run_call(self, request: CallTool) -> ToolResult:
+        """Runs a call; the result also reports failures."""
 
     async def release(self, session_id: str) -> None:
-        """End what the session's calls made."""
+        """Releases the objects of a session."""
 
     def is_stateful(self, name: str) -> bool:
-        """Whether a tool keeps an object per episode; known once it was called."""
+        """True if a tool keeps an object per episode; known after its first call."""
 
 
 class EpisodeTools:
-    """Use as an async context manager: what calls made is released once, however the episode ends."""
+    """Tools of one episode; as an async context manager it releases their objects once, at the end."""
 
     def __init__(
         self,
-        carrier: Carrier,
+        runner: CallRunner,
         run: str,
         episode_id: str,
         names: Sequence[str],
         create_kwargs: Mapping[str, dict[str, Any]] | None = None,
     ) -> None:
         self.names = tuple(names)
-        self._carrier = carrier
+        self._runner = runner
         self._run = run
         self._episode_id = episode_id
         self._create_kwargs = create_kwargs or {}
@@ -70,14 +82,14 @@ class EpisodeTools:
         await self.release()
 
     async def schemas(self) -> tuple[ToolSchema, ...]:
-        """What the model is told of the tools; `ToolsMissingError` if one is not served."""
-        return await self._carrier.schemas(self.names)
+        """Returns the schemas for the model; `ToolsMissingError` if a tool is not served."""
+        return await self._runner.schemas(self.names)
 
     async def call(self, call: ToolCall, timeout_s: float | None = None) -> ToolResult:
-        """Run a call that the model made; cancelling this cancels it at its worker.
+        """Runs a call of the model; a cancellation also cancels it at its worker.
 
-        `timeout_s` bounds the tool's own code where the tool's own bound is longer. Never raises for
-        what the model wrote or what the tool did: see `is_error` and `infra_error` of the result.
+        `timeout_s` limits the tool's code if the tool's own limit is longer. Never raises for the
+        model's text or the tool's failure: see `is_error` and `infra_error` of the result.
         """
         started_s = asyncio.get_running_loop().time()
         outcome = "cancelled"
@@ -92,14 +104,14 @@ class EpisodeTools:
         return msgspec.structs.replace(result, call_id=call.id, elapsed_s=elapsed_s)
 
     def is_stateful(self, name: str) -> bool:
-        """Whether a tool keeps an object for this episode; known once it was called."""
-        return self._carrier.is_stateful(name)
+        """True if a tool keeps an object for this episode; known after its first call."""
+        return self._runner.is_stateful(name)
 
     async def release(self) -> None:
-        """End the episode's use of its tools; more than once does no harm."""
+        """Releases the tools of the episode; idempotent."""
         if self._has_called:
             self._has_called = False
-            await self._carrier.release(self._session_id)
+            await self._runner.release(self._session_id)
 
     async def _call(self, call: ToolCall, timeout_s: float) -> ToolResult:
         request = CallTool(
@@ -121,4 +133,4 @@ class EpisodeTools:
         except ArgumentsError as error:
             return error_result(request, ToolErrorKind.INVALID_ARGUMENTS, str(error))
         self._has_called = True
-        return await self._carrier.carry(msgspec.structs.replace(request, arguments=arguments))
+        return await self._runner.run_call(msgspec.structs.replace(request, arguments=arguments))

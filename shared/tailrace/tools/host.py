@@ -1,13 +1,13 @@
-"""`ToolHost`: runs the calls of some tools in this process, and keeps their sessions.
+"""`ToolHost`: runs the calls of tools in this process, and keeps their sessions.
 
-Invariants: every call ends in a `ToolResult` or in its cancellation, never in an exception; at most
+Invariants: each call ends in a `ToolResult` or in its cancellation, never in an exception; at most
 `max_concurrency` calls run at once, the others wait in order.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -24,17 +24,26 @@ from tailrace.sdk.tool import (
     as_offer,
 )
 from tailrace.tools import metrics
-from tailrace.tools.arguments import Check, checker
-from tailrace.tools.results import error_result, failure_of, infra_result, outcome_of, result_of
-from tailrace.tools.running import Runner, ToolTimeoutError
-from tailrace.tools.sessions import SessionFailedError, SessionTool
+from tailrace.tools.conversion import (
+    Check,
+    checker,
+    error_result,
+    failure_of,
+    infra_result,
+    outcome_of,
+    result_of,
+)
+from tailrace.tools.episode_tools import EpisodeTools, ToolsMissingError
+from tailrace.tools.running import ToolRunner, ToolTimeoutError
+from tailrace.tools.sessions import SessionTool, ToolSessionError
+from tailrace_protos.chat import ToolSchema
 from tailrace_protos.tool import CallTool, ToolErrorKind, ToolResult
 
 DEFAULT_MAX_CONCURRENCY = 64
 
 
 class ToolHost:
-    """The tools of one process."""
+    """Tools of one process."""
 
     def __init__(
         self, tools: Sequence[AnyTool], max_concurrency: int = DEFAULT_MAX_CONCURRENCY
@@ -51,32 +60,32 @@ class ToolHost:
         self._shared: dict[str, Tool] = {}
         self._sessions: dict[tuple[str, str], SessionTool] = {}
         self._slots = asyncio.Semaphore(max_concurrency)
-        self._runner = Runner()
+        self._runner = ToolRunner()
         self.max_concurrency = max_concurrency
         self.num_running = 0
 
     @property
     def specs(self) -> tuple[ToolSpec, ...]:
-        """What is served here."""
+        """Specifications of the tools here."""
         return tuple(offer.spec for offer in self._offers.values())
 
     @property
     def num_abandoned(self) -> int:
-        """Calls given up whose code still runs."""
+        """Number of abandoned calls whose code still runs."""
         return self._runner.num_abandoned
 
     @property
     def session_ids(self) -> set[str]:
-        """Sessions with an object alive."""
+        """Sessions with objects."""
         return {session_id for session_id, _ in self._sessions}
 
     def spec(self, name: str) -> ToolSpec | None:
-        """A tool's promises, or None if it is not served here."""
+        """Returns the specification of a tool, or None if it is not here."""
         offer = self._offers.get(name)
         return offer.spec if offer else None
 
     def open(self, request: CallTool) -> None:
-        """Begin to make the object of a stateful tool, if this call opens a session."""
+        """Starts to create the object of a stateful tool, if this call opens a session."""
         offer = self._offers[request.name]
         key = (request.session_id, request.name)
         is_new = request.opens_session and key not in self._sessions
@@ -87,7 +96,7 @@ class ToolHost:
             self._sessions[key] = SessionTool(offer, session, self._runner)
 
     async def run(self, request: CallTool) -> ToolResult:
-        """The result of one call; `open` was called for it."""
+        """Returns the result of a call, after `open` for it."""
         started_s = asyncio.get_running_loop().time()
         outcome = "cancelled"
         try:
@@ -100,12 +109,12 @@ class ToolHost:
         return msgspec.structs.replace(result, elapsed_s=elapsed_s)
 
     async def release(self, session_id: str) -> None:
-        """Release all objects of a session; its calls must have been cancelled."""
+        """Releases all objects of a session, after the cancellation of its calls."""
         keys = [key for key in self._sessions if key[0] == session_id]
         await asyncio.gather(*(self._sessions.pop(key).release() for key in keys))
 
     async def release_all(self) -> None:
-        """Release everything."""
+        """Releases all objects."""
         await asyncio.gather(*(self.release(session_id) for session_id in self.session_ids))
 
     async def _run(self, request: CallTool) -> ToolResult:
@@ -119,7 +128,7 @@ class ToolHost:
             metrics.RUNNING.inc()
             try:
                 value = await self._execute(offer, request, arguments)
-            except SessionFailedError as error:
+            except ToolSessionError as error:
                 return infra_result(request, str(error))
             except (ForeignCodeError, ToolTimeoutError) as error:
                 return failure_of(request, error)
@@ -139,15 +148,60 @@ class ToolHost:
         if offer.spec.is_stateful:
             found = self._sessions.get((request.session_id, request.name))
             if found is None:
-                raise SessionFailedError(f"no session {request.session_id!r} of {request.name} here")
+                raise ToolSessionError(f"no session {request.session_id!r} of {request.name} here")
             return await found.execute(arguments, timeout_s)
         return await self._runner.call(
-            request.name, lambda: self._one(offer).execute(arguments), timeout_s
+            request.name, lambda: self._stateless(offer).execute(arguments), timeout_s
         )
 
-    def _one(self, offer: ToolOffer) -> Tool:
-        """The object of a tool without state."""
+    def _stateless(self, offer: ToolOffer) -> Tool:
+        """Returns the object of a tool without state."""
         name = offer.spec.name
         if name not in self._shared:
             self._shared[name] = offer()
         return self._shared[name]
+
+
+class LocalTools:
+    """`ToolClient` without NATS: tools in this process, for debugging and tests."""
+
+    def __init__(
+        self, tools: Sequence[AnyTool], max_concurrency: int = DEFAULT_MAX_CONCURRENCY
+    ) -> None:
+        self._host = ToolHost(tools, max_concurrency)
+
+    def session(
+        self,
+        episode_id: str,
+        names: Sequence[str],
+        *,
+        create_kwargs: Mapping[str, dict[str, Any]] | None = None,
+    ) -> EpisodeTools:
+        """Returns the tools of one episode; `create_kwargs` by tool name."""
+        return EpisodeTools(self, "", episode_id, names, create_kwargs)
+
+    async def schemas(self, names: Sequence[str]) -> tuple[ToolSchema, ...]:
+        """Returns the schemas of `names`, in order; raises `ToolsMissingError`."""
+        known = {spec.name: spec.schema for spec in self._host.specs}
+        missing = [name for name in names if name not in known]
+        if missing:
+            raise ToolsMissingError(missing, list(known), 0.0)
+        return tuple(known[name] for name in names)
+
+    async def run_call(self, request: CallTool) -> ToolResult:
+        """Runs a call in this process."""
+        await self.schemas([request.name])
+        self._host.open(request)
+        return await self._host.run(request)
+
+    def is_stateful(self, name: str) -> bool:
+        """See `CallRunner`."""
+        return any(spec.name == name and spec.is_stateful for spec in self._host.specs)
+
+    async def release(self, session_id: str) -> None:
+        """Releases the session's objects."""
+        await self._host.release(session_id)
+
+    async def close(self) -> None:
+        """Releases all objects."""
+        await self._host.release_all()

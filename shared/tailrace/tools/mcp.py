@@ -1,8 +1,8 @@
-"""Tools of an MCP server (Model Context Protocol), served like any other.
+"""Tools of an MCP server (Model Context Protocol).
 
-`McpServer` keeps one connection, by stdio to a process that it starts or by streamable HTTP, and makes
-it again when it breaks. Invariant: where the connection or the server fails, the call is an
-infrastructure failure; what a tool says is for the model.
+`McpServer` keeps one connection, by stdio to a process that it starts or by streamable HTTP, and
+reconnects when it breaks. Invariant: a failure of the connection or the server is an infrastructure
+failure of the call; an error of a tool is a result for the model.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ _MAX_PAGES = 100
 
 
 class McpServer:
-    """One MCP server: `http(s)://...` (streamable HTTP) or a command line (stdio).
+    """Connection to one MCP server: `http(s)://...` (streamable HTTP) or a command line (stdio).
 
-    A command gets a minimal environment (PATH, HOME and the like), none of our credentials.
+    A command gets a minimal environment (PATH, HOME and similar) without the credentials of the run.
     """
 
     def __init__(self, target: str, check_every_s: float = CHECK_EVERY_S) -> None:
@@ -48,7 +48,7 @@ class McpServer:
         self._last_failure = "it has not answered yet"
 
     async def run(self) -> None:
-        """Stay connected until `stop`."""
+        """Stays connected until `stop`."""
         backoff = Backoff(0.2, 10.0)
         while not self._is_stopped:
             try:
@@ -65,13 +65,13 @@ class McpServer:
                 await backoff.sleep()
 
     def stop(self, running: asyncio.Task[None]) -> None:
-        """End the task of `run`; closing is not cancelled, since then its process would live on."""
+        """Ends the task of `run`; never cancels the close, since its process would then survive."""
         self._is_stopped = True
         if not self._is_closing:
             running.cancel()
 
     async def offers(self, wait_s: float) -> list[ToolOffer]:
-        """The server's tools; `ConfigError` if it cannot be reached within `wait_s`."""
+        """Returns the server's tools; `ConfigError` if it is not reached within `wait_s`."""
         try:
             async with asyncio.timeout(wait_s):
                 await self._changed.wait()
@@ -83,7 +83,7 @@ class McpServer:
         return [self._offer(tool) for tool in self._tools]
 
     async def call(self, name: str, arguments: dict[str, Any]) -> ToolOutput:
-        """Call a tool; `ToolUnavailableError` if the server cannot be asked."""
+        """WorkerCalls a tool; `ToolUnavailableError` if the server is not reachable."""
         client = self._client
         if client is None:
             raise ToolUnavailableError(f"MCP server {self.target}: {self._last_failure}")
@@ -115,9 +115,9 @@ class McpServer:
                 self._client, self._is_closing = None, True
 
     async def _stay(self) -> None:
-        """Return when the connection is lost; ask for the tools now and then to notice.
+        """Returns when the connection is lost; lists the tools at intervals to detect it.
 
-        Not while a call runs: a server of one thread answers nothing meanwhile, and calls have limits.
+        It does not do so during a call: a server with one thread cannot answer, and calls have limits.
         """
         while not self._is_lost.is_set():
             try:
@@ -129,7 +129,7 @@ class McpServer:
                     await self._check(client)
 
     async def _check(self, client: mcp.Client) -> None:
-        """Return if the server answers or is busy with a call that came meanwhile."""
+        """Returns if the server answers, or is busy with a new call."""
         try:
             async with asyncio.timeout(2 * self._check_every_s):
                 await client.list_tools()
@@ -149,7 +149,7 @@ class McpServer:
 
 
 class McpTool(Tool):
-    """One tool of an MCP server; the state, if there is any, is the server's."""
+    """One tool of an MCP server; the server keeps its state, if any."""
 
     is_stateful = False
 
@@ -158,7 +158,7 @@ class McpTool(Tool):
         self._listed_name = listed_name
 
     async def execute(self, arguments: dict[str, Any]) -> ToolOutput:
-        """Pass the call on."""
+        """Forwards the call."""
         return await self._server.call(self._listed_name, arguments)
 
 
@@ -182,7 +182,7 @@ async def _all_tools(client: mcp.Client) -> list[mcp_types.Tool]:
 
 
 def _text_of(result: mcp_types.CallToolResult) -> str:
-    """What a model can read of a result."""
+    """Returns the text of a result."""
     parts = [_readable(block) for block in result.content]
     if not parts and result.structured_content is not None:
         return msgspec.json.encode(result.structured_content).decode()
@@ -200,7 +200,7 @@ def _readable(block: Any) -> str:
 
 
 def _innermost(error: BaseException) -> str:
-    """The first cause in what may be a group of groups."""
+    """Returns the first cause in nested exception groups."""
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]
     return f"{type(error).__name__}: {error}" if str(error) else type(error).__name__

@@ -1,7 +1,7 @@
-"""`ToolPort`: a caller's way to tool workers, in JSON, with an inbox of its own.
+"""`ToolPort`: a caller's requests to tool workers and their replies, in JSON, with its own inbox.
 
-A call has more than one reply, which the bus's own requests do not know. Invariant: what was expected
-is forgotten by whoever expected it.
+A call has more than one reply, so requests of the bus do not fit. Invariant: code that expects a reply
+also forgets it.
 """
 
 from __future__ import annotations
@@ -14,18 +14,19 @@ from typing import Any, TypeVar
 from nats.aio.msg import Msg
 
 from tailrace import tracing
-from tailrace.bus import Bus, CallTimeoutError, NoResponderError
+from tailrace.bus import Bus, CallFailedError, CallTimeoutError, NoResponderError
 from tailrace.bus.calls import error_in, is_no_responders
-from tailrace.tools.wire import JSON
-from tailrace_protos.base import Message
-
-R = TypeVar("R", bound=Message)
+from tailrace.tools.wire import JSON, WireFormat
+from tailrace_protos.base import MalformedMessageError, Message
+from tailrace_protos.tool import CallReply, CallTool, ToolAccepted, ToolResult
 
 Receive = Callable[[Msg], None]
 
+R = TypeVar("R", bound=Message)
+
 
 class ToolPort:
-    """Sends tool messages and hears replies."""
+    """Sends tool messages and receives their replies."""
 
     def __init__(self, bus: Bus) -> None:
         self.bus = bus
@@ -35,7 +36,7 @@ class ToolPort:
         self._receivers: dict[str, Receive] = {}
 
     async def open(self) -> None:
-        """Subscribe to the inbox; once is enough, more do no harm."""
+        """Subscribes to the inbox; idempotent."""
         async with self._opening:
             if not self._prefix:
                 prefix = self.bus.connection.client.new_inbox() + "."
@@ -43,17 +44,17 @@ class ToolPort:
                 self._prefix = prefix
 
     def expect(self, receive: Receive) -> str:
-        """The subject to reply to; `forget` it afterwards."""
+        """Returns a reply subject for `receive`; `forget` it afterwards."""
         token = format(next(self._tokens), "x")
         self._receivers[token] = receive
         return self._prefix + token
 
     def forget(self, reply: str) -> None:
-        """Hear nothing more on a reply subject."""
+        """Ignores later replies on a reply subject."""
         self._receivers.pop(reply[len(self._prefix) :], None)
 
     async def send(self, subject: str, message: object, reply: str = "") -> None:
-        """Publish; raises `OversizedMessageError`."""
+        """Publishes a message; raises `OversizedMessageError`."""
         headers = JSON.headers
         traceparent = tracing.current_traceparent()
         if traceparent:
@@ -61,7 +62,7 @@ class ToolPort:
         await self.bus.connection.publish(subject, JSON.encode(message), reply=reply, headers=headers)
 
     async def ask(self, subject: str, message: object, reply_type: type[R], timeout_s: float) -> R:
-        """One request, one reply; raises what `Bus.request` raises."""
+        """Sends one request and returns its reply; raises the errors of `Bus.request`."""
         await self.open()
         answer: asyncio.Future[Msg] = asyncio.get_running_loop().create_future()
         reply = self.expect(lambda received: None if answer.done() else answer.set_result(received))
@@ -78,7 +79,7 @@ class ToolPort:
         return decoded
 
     async def gather(self, subject: str, within_s: float, take: Callable[[bytes], bool]) -> None:
-        """Ask everybody on `subject`; `take` each reply until it says enough, or `within_s` is over."""
+        """Asks all workers on `subject`; gives replies to `take` until it returns True or time ends."""
         await self.open()
         enough = asyncio.Event()
 
@@ -92,7 +93,7 @@ class ToolPort:
             async with asyncio.timeout(within_s):
                 await enough.wait()
         except TimeoutError:
-            pass  # whoever is there has answered
+            pass  # all present workers have answered
         finally:
             self.forget(reply)
 
@@ -103,10 +104,68 @@ class ToolPort:
 
 
 def raise_error_in(message: Msg, subject: str) -> None:
-    """Raise `NoResponderError` or `CallFailedError` if that is what a reply says."""
+    """Raises `NoResponderError` or `CallFailedError` if the reply is one."""
     if is_no_responders(message):
         raise NoResponderError(subject)
     headers: dict[str, Any] | None = message.headers
     error = error_in(headers, subject)
     if error is not None:
         raise error
+
+
+class WorkerLostError(Exception):
+    """The worker that has (or may have) the call will not answer it; the text gives the reason."""
+
+
+class CallAttempt:
+    """One delivery of a call to a worker: first `accepted`, then `result`, or an error."""
+
+    def __init__(self, request: CallTool, subject: str) -> None:
+        loop = asyncio.get_running_loop()
+        self.request = request
+        self.subject = subject
+        self.reply = ""
+        self.accepted: asyncio.Future[ToolAccepted] = loop.create_future()
+        self.result: asyncio.Future[ToolResult] = loop.create_future()
+        self.num_missed = 0  # probes in a row that did not find it running
+        for future in (self.accepted, self.result):
+            future.add_done_callback(_retrieved)
+
+    @property
+    def worker_id(self) -> str:
+        """Worker of the call; empty before it is accepted, and for a worker without probes."""
+        is_accepted = self.accepted.done() and not self.accepted.cancelled()
+        return self.accepted.result().worker_id if is_accepted and not self.accepted.exception() else ""
+
+    def receive(self, message: Msg) -> None:
+        """Handles a reply."""
+        try:
+            raise_error_in(message, self.subject)
+            decoded = WireFormat.of(message.headers).decode(message.data, CallReply)
+        except (NoResponderError, CallFailedError) as error:
+            self.fail(error)
+            return
+        except MalformedMessageError as error:
+            self.fail(WorkerLostError(f"a worker of {self.subject} sent a malformed answer: {error}"))
+            return
+        if isinstance(decoded, ToolAccepted):
+            if not self.accepted.done():
+                self.accepted.set_result(decoded)
+            return
+        if not self.accepted.done():
+            self.accepted.set_result(ToolAccepted(decoded.call_id))
+        if not self.result.done():
+            self.result.set_result(decoded)
+
+    def fail(self, error: Exception) -> None:
+        """Ends the attempt without a result."""
+        if not self.accepted.done():
+            self.accepted.set_exception(error)
+        if not self.result.done():
+            self.result.set_exception(error)
+
+
+def _retrieved(future: asyncio.Future[ToolAccepted] | asyncio.Future[ToolResult]) -> None:
+    """Reads the exception, so that asyncio does not log it as never retrieved."""
+    if not future.cancelled():
+        future.exception()

@@ -1,4 +1,4 @@
-"""A tool worker as a process of its own: a service of the runtime around a `ToolWorker`."""
+"""Process of a tool worker: a service of the runtime with a `ToolWorker`."""
 
 from __future__ import annotations
 
@@ -17,25 +17,25 @@ from tailrace.tools.host import DEFAULT_MAX_CONCURRENCY
 from tailrace.tools.worker import ToolWorker
 
 MCP_CLOSE_S = 10.0  # for MCP servers to end; the client kills a command within 4 s
-NO_RUN = "tools"  # the name of the service's run where it serves all runs
+NO_RUN = "tools"  # run name of a service for all runs
 
 
 @dataclass(frozen=True)
-class Serving:
-    """What to serve: `tools` as `module:name`, `mcp` servers as command lines or URLs."""
+class ToolServing:
+    """Tools to serve: `tools` as `module:name`, `mcp` servers as command lines or URLs."""
 
     tools: Sequence[str]
     mcp: Sequence[str] = ()
     run: str = ""  # for this run only; empty: for all
     max_concurrency: int = DEFAULT_MAX_CONCURRENCY
     connect_within_s: float = 30.0  # for MCP servers to answer at the start
-    drain_s: float = 10.0  # for running calls and open sessions to end at the end
+    drain_s: float = 10.0  # for running calls and open sessions at the end
 
 
-def tool_service(serving: Serving, endpoints: Endpoints) -> Service:
-    """The service; `ConfigError` for what cannot be loaded.
+def tool_service(serving: ToolServing, endpoints: Endpoints) -> Service:
+    """Returns the service; `ConfigError` for tools that cannot be loaded.
 
-    Without a Redis URL results too big for a message become errors.
+    Without a Redis URL, results too large for a message become errors.
     """
     if not serving.tools and not serving.mcp:
         raise ConfigError("nothing to serve: name tools as module:name, or MCP servers")
@@ -51,7 +51,7 @@ def tool_service(serving: Serving, endpoints: Endpoints) -> Service:
 
 
 def load_tool(dotted: str) -> AnyTool:
-    """The tool that `module:name` names; `ConfigError` with the remedy."""
+    """Loads the tool at `module:name`; `ConfigError` with the remedy."""
     found: Any = load_object(dotted, "tool")
     try:
         return as_offer(found)
@@ -62,7 +62,7 @@ def load_tool(dotted: str) -> AnyTool:
 class _Process:
     """Worker, MCP servers and Redis connection of one process."""
 
-    def __init__(self, service: Service, serving: Serving, tools: list[AnyTool]) -> None:
+    def __init__(self, service: Service, serving: ToolServing, tools: list[AnyTool]) -> None:
         self._service = service
         self._serving = serving
         self._tools = tools
@@ -70,7 +70,7 @@ class _Process:
         self._worker: ToolWorker | None = None
         self._mcp: list[
             tuple[Any, asyncio.Task[None]]
-        ] = []  # not the service's, whose tasks end before calls do
+        ] = []  # not tasks of the service: those end before the calls
 
     async def start(self) -> None:
         endpoints = self._service.endpoints

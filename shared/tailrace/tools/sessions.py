@@ -1,8 +1,8 @@
-"""Objects of stateful tools: one per episode and tool, made once, released once.
+"""Objects of stateful tools: one per episode and tool, created once and released once.
 
-Invariants: `create` has ended before the first `execute`; one `execute` at a time, in the order of the
-calls; `release` runs exactly once for every object whose `create` was begun, after its last `execute`
-was over or cancelled.
+Invariants: `create` ends before the first `execute`; one `execute` runs at a time, in the order of the
+calls; `release` runs exactly once for each object whose `create` began, after its last `execute` ended
+or was cancelled.
 """
 
 from __future__ import annotations
@@ -14,21 +14,21 @@ from tailrace.foreign import ForeignCodeError
 from tailrace.log import get_logger
 from tailrace.sdk.tool import Tool, ToolOffer, ToolSession
 from tailrace.tools import metrics
-from tailrace.tools.running import Runner, ToolTimeoutError
+from tailrace.tools.running import ToolRunner, ToolTimeoutError
 
 log = get_logger(__name__)
 
 RELEASE_TIMEOUT_S = 10.0
 
 
-class SessionFailedError(Exception):
-    """There is no object to call: it was never made, or is gone. The text says why."""
+class ToolSessionError(Exception):
+    """The session has no object: it was never created, or is released. The text gives the reason."""
 
 
 class SessionTool:
-    """One tool object of one episode."""
+    """Tool object of one episode."""
 
-    def __init__(self, offer: ToolOffer, session: ToolSession, runner: Runner) -> None:
+    def __init__(self, offer: ToolOffer, session: ToolSession, runner: ToolRunner) -> None:
         self.session = session
         self._spec = offer.spec
         self._runner = runner
@@ -39,18 +39,18 @@ class SessionTool:
         metrics.SESSIONS.inc()
 
     async def execute(self, arguments: dict[str, Any], timeout_s: float) -> Any:
-        """One call; raises `SessionFailedError`, `ForeignCodeError`, `ToolTimeoutError`."""
+        """Runs one call; raises `ToolSessionError`, `ForeignCodeError`, `ToolTimeoutError`."""
         await asyncio.wait({self._creating})
         if not self._creating.cancelled() and self._creating.result():
-            raise SessionFailedError(self._creating.result())
+            raise ToolSessionError(self._creating.result())
         async with self._turn:
             tool = self._tool
             if tool is None or self._is_released:
-                raise SessionFailedError(f"the session of {self._spec.name} was released")
+                raise ToolSessionError(f"the session of {self._spec.name} was released")
             return await self._runner.call(self._spec.name, lambda: tool.execute(arguments), timeout_s)
 
     async def release(self) -> None:
-        """Release once; cancel the calls first."""
+        """Releases the object once; the calls must be cancelled before."""
         if self._is_released:
             return
         self._is_released = True
@@ -72,7 +72,7 @@ class SessionTool:
                 )
 
     async def _create(self, offer: ToolOffer) -> str:
-        """Why there is no object; empty if there is one."""
+        """Creates the object; returns the reason of a failure, or an empty string."""
         name = self._spec.name
 
         async def create() -> None:

@@ -1,8 +1,8 @@
-"""`WorkerWatch`: notices within seconds that a worker died, and tells workers that we are alive.
+"""`WorkerWatch`: detects within seconds that a worker died, and renews leases at workers.
 
-One probe a second and worker carries the ids of all that this process has there. Invariants: nothing is
-declared lost while we are cut off from NATS ourselves; a call that a worker has finished although its
-result never came is asked for again.
+One probe per second and worker carries the ids of all calls and sessions of this process there.
+Invariants: no worker is declared lost while this process is disconnected from NATS; it requests again
+the result of a call that a worker has finished and whose result never arrived.
 """
 
 from __future__ import annotations
@@ -15,8 +15,7 @@ import msgspec
 from tailrace.bus import BusClosedError, CallFailedError, CallTimeoutError, NoResponderError
 from tailrace.log import get_logger
 from tailrace.tools import metrics
-from tailrace.tools.attempt import Attempt, WorkerLostError
-from tailrace.tools.port import ToolPort
+from tailrace.tools.port import CallAttempt, ToolPort, WorkerLostError
 from tailrace_protos import subjects
 from tailrace_protos.base import MalformedMessageError
 from tailrace_protos.tool import ProbeTools, ToolsProbed
@@ -24,16 +23,18 @@ from tailrace_protos.tool import ProbeTools, ToolsProbed
 log = get_logger(__name__)
 
 _MAX_IDS = 4096  # in one probe
-_MISSES = 2  # a result may be on its way while a probe is
+_MISSES = 2  # a result may be in flight during a probe
 
 
 class ToolDeadlines(msgspec.Struct, frozen=True, kw_only=True):
-    """How long a caller of tools waits for what."""
+    """Time limits of a caller of tools."""
 
     probe_s: float = 1.0  # between two probes of a worker
-    absent_after_s: float = 3.0  # a worker that NATS does not know for so long is dead
-    silent_after_s: float = 10.0  # one that is there and does not answer
-    lease_s: float = 15.0  # after so long without our probes workers give up our calls and sessions
+    absent_after_s: float = 3.0  # a worker that NATS does not know for this time is dead
+    silent_after_s: float = 10.0  # a connected worker that does not answer for this time is dead
+    lease_s: float = (
+        15.0  # without probes for this time a worker ends the calls and sessions of a caller
+    )
     accept_s: float = 10.0  # for a call to be accepted or refused
     nobody_s: float = 30.0  # for a worker to appear
     full_s: float = 600.0  # for a full worker to take the call
@@ -41,41 +42,41 @@ class ToolDeadlines(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class WorkerWatch:
-    """The workers that have something of ours."""
+    """Watch over the workers with calls or sessions of this process."""
 
     def __init__(self, port: ToolPort, deadlines: ToolDeadlines) -> None:
         self._port = port
         self._deadlines = deadlines
-        self._attempts: dict[str, dict[str, Attempt]] = {}  # worker id -> call id -> attempt
+        self._attempts: dict[str, dict[str, CallAttempt]] = {}  # worker id -> call id -> attempt
         self._sessions: dict[str, set[str]] = {}  # worker id -> session ids
         self._watching: dict[str, asyncio.Task[None]] = {}
         self._lost: set[str] = set()
 
-    def add(self, attempt: Attempt) -> None:
-        """Watch over an accepted call."""
+    def add(self, attempt: CallAttempt) -> None:
+        """Watches an accepted call."""
         if attempt.worker_id:
             self._attempts.setdefault(attempt.worker_id, {})[attempt.request.call_id] = attempt
             self._begin(attempt.worker_id)
 
-    def remove(self, attempt: Attempt) -> None:
-        """The call is over."""
+    def remove(self, attempt: CallAttempt) -> None:
+        """Removes a call that has ended."""
         self._attempts.get(attempt.worker_id, {}).pop(attempt.request.call_id, None)
 
     def add_session(self, worker_id: str, session_id: str) -> None:
-        """Keep a session alive."""
+        """Renews the lease of a session."""
         self._sessions.setdefault(worker_id, set()).add(session_id)
         self._begin(worker_id)
 
     def remove_session(self, worker_id: str, session_id: str) -> None:
-        """The session is released."""
+        """Removes a released session."""
         self._sessions.get(worker_id, set()).discard(session_id)
 
     def is_lost(self, worker_id: str) -> bool:
-        """Whether the worker was declared dead; its id never comes back to life."""
+        """True if the worker was declared dead; its id stays dead."""
         return worker_id in self._lost
 
     async def close(self) -> None:
-        """Watch no more."""
+        """Stops the watch."""
         watching = set(self._watching.values())
         for task in watching:
             task.cancel()
@@ -91,7 +92,7 @@ class WorkerWatch:
         try:
             await self._watch_while_needed(worker_id)
         finally:
-            del self._watching[worker_id]  # before anybody could add something
+            del self._watching[worker_id]  # before another task can add a call
 
     async def _watch_while_needed(self, worker_id: str) -> None:
         loop = asyncio.get_running_loop()
@@ -109,7 +110,7 @@ class WorkerWatch:
                 return
 
     async def _probe(self, worker_id: str) -> tuple[float, str]:
-        """How long to bear with what went wrong, and what that was (nothing: empty)."""
+        """Probes a worker; returns the time limit and the reason of a failure (empty: none)."""
         calls, sessions = (
             list(self._attempts.get(worker_id, ())),
             list(self._sessions.get(worker_id, ())),
@@ -123,7 +124,7 @@ class WorkerWatch:
                 )
                 await self._compare(worker_id, probe.call_ids, answer)
         except NoResponderError:
-            return self._deadlines.absent_after_s, "it is gone"
+            return self._deadlines.absent_after_s, "it is not connected"
         except (CallTimeoutError, CallFailedError, MalformedMessageError, BusClosedError) as error:
             return self._deadlines.silent_after_s, f"it answers no probe ({error})"
         return 0.0, ""

@@ -1,8 +1,8 @@
-"""`ToolWorker`: serves tools to every caller on NATS, as a micro service that anyone runs anywhere.
+"""`ToolWorker`: serves tools to all callers on NATS, as a micro service that can run anywhere.
 
-Invariants: an endpoint's handler only accepts (nats-py awaits it before the next request); a call is
-either refused with 503 and `Retry-After`, or accepted and answered once to everybody who asked with its
-id; a call that comes again is not run again; calls and sessions whose callers fall silent end.
+Invariants: an endpoint's handler only accepts calls (nats-py awaits it before the next request); a call
+is either refused with 503 and `Retry-After`, or accepted and answered once to each request with its id;
+a repeated call does not run again; calls and sessions of silent callers end.
 """
 
 from __future__ import annotations
@@ -23,13 +23,11 @@ from tailrace.runtime.service import Service
 from tailrace.sdk.tool import AnyTool, ToolSpec
 from tailrace.store import StoreConnection
 from tailrace.tools import metrics
-from tailrace.tools.calls import Calls, RunningCall
-from tailrace.tools.ending import Ending
+from tailrace.tools.calls import Cancellation, RunningCall, WorkerCalls
+from tailrace.tools.conversion import error_result, infra_result
+from tailrace.tools.discovery import Registration
 from tailrace.tools.host import DEFAULT_MAX_CONCURRENCY, ToolHost
-from tailrace.tools.registration import Registration
-from tailrace.tools.replies import Replies, ReplyTo
-from tailrace.tools.results import error_result, infra_result
-from tailrace.tools.wire import ClaimCheck, ClaimCheckError, Form
+from tailrace.tools.wire import ClaimCheck, ClaimCheckError, Replies, ReplyTo, WireFormat
 from tailrace_protos.base import MalformedMessageError, decode_json
 from tailrace_protos.generation import CallErrorCode
 from tailrace_protos.tool import (
@@ -51,10 +49,10 @@ RETRY_AFTER_MAX_S = 2.0
 
 
 class ToolWorker:
-    """Serves tools until `drain`. `run`: for this run only, where it wins over workers for all.
+    """Worker that serves tools until `drain`; with `run` for this run only, before workers of all runs.
 
-    `max_waiting` calls wait while `max_concurrency` run (default: as many again); one more is refused.
-    `redis` carries results too big for a message.
+    `max_concurrency` calls run and `max_waiting` calls wait (default: the same number); the worker
+    refuses further calls. `redis` stores results too large for a message.
     """
 
     def __init__(
@@ -74,35 +72,37 @@ class ToolWorker:
         self._max_calls = max_concurrency + (max_concurrency if max_waiting is None else max_waiting)
         self._claims = ClaimCheck(bus, redis)
         self._replies = Replies(bus, self._claims)
-        self._calls = Calls()
+        self._calls = WorkerCalls()
         connection = bus.connection
-        self._ending = Ending(self._calls, self.host, lambda: connection.is_connected, self._spawn)
+        self._cancellation = Cancellation(
+            self._calls, self.host, lambda: connection.is_connected, self._spawn
+        )
         self._registration = Registration(bus, self.worker_id, run, self._load)
-        self._guard = Guard(_told_to_stop)
+        self._guard = Guard(_on_stop_order)
         self._tasks: set[asyncio.Task[Any]] = set()
         self._is_draining = False
         self._mean_call_s = 0.0
 
     def join(self, service: Service) -> None:
-        """Start and drain with a service of the runtime."""
+        """Starts and drains with a service of the runtime."""
         service.on_start(self.start)
         service.on_drain(self.drain)
 
     async def start(self) -> None:
-        """Register the tools; calls come from here on."""
+        """Registers the tools and starts to accept calls."""
         await self._registration.enter(self.host.specs, self._on_request)
         self._bus.connection.on_restored.append(self._calls.renew_all)
-        self._spawn(self._ending.sweep(), "sweep")
+        self._spawn(self._cancellation.sweep(), "sweep")
         names = [spec.name for spec in self.host.specs]
         log.info("tools served", tools=names, worker_id=self.worker_id)
 
     async def drain(self, within_s: float = 10.0) -> None:
-        """Take no new calls, let what runs and open sessions end within `within_s`, end the rest."""
+        """Accepts no new calls, waits `within_s` for running calls and open sessions, ends the rest."""
         self._is_draining = True
         try:
             async with asyncio.timeout(within_s):
                 await self._registration.drain_tools()
-                while self._calls.running or self.host.session_ids:  # noqa: ASYNC110 - two kinds of ends
+                while self._calls.running or self.host.session_ids:  # noqa: ASYNC110 - waits for two conditions
                     await asyncio.sleep(0.02)
         except TimeoutError:
             log.warning("drain ends calls", num_calls=len(self._calls.running))
@@ -110,7 +110,7 @@ class ToolWorker:
             await self.close()
 
     async def close(self) -> None:
-        """End at once: whoever waits hears that this worker is gone."""
+        """Ends at once; waiting callers get an infrastructure failure."""
         self._is_draining = True
         for call in list(self._calls.running.values()):
             call.cancel()
@@ -126,9 +126,9 @@ class ToolWorker:
 
     async def _on_request(self, request: Request) -> None:
         headers = request.headers or {}
-        to = ReplyTo(request._msg.reply, Form.of(headers))
+        to = ReplyTo(request._msg.reply, WireFormat.of(headers))
         try:
-            message = to.form.decode(request.data, WorkerMessage)
+            message = to.format.decode(request.data, WorkerMessage)
         except MalformedMessageError as error:
             log.error("malformed request refused", subject=request.subject, reason=str(error))
             await self._replies.refuse(to, CallErrorCode.INVALID, str(error))
@@ -140,7 +140,7 @@ class ToolWorker:
                 await self._replies.send(to, self._calls.probed(message, self.host.session_ids))
             case CancelTools():
                 for call_id in message.call_ids:
-                    self._ending.cancel(call_id)
+                    self._cancellation.cancel(call_id)
             case ReleaseToolSession():
                 self._spawn(self._release(message.session_id, to), "release")
 
@@ -164,7 +164,7 @@ class ToolWorker:
         call.task = self._spawn(self._serve(call, accepted, traceparent), f"tool {request.name}")
 
     async def _is_repeated(self, request: CallTool, spec: ToolSpec, to: ReplyTo) -> bool:
-        """Whether the call is known here; it then gets the answer of the first, now or later."""
+        """Tells if the call is known here; a repeated call gets the answer of the first."""
         finished = self._calls.finished(request.call_id)
         running = self._calls.running.get(request.call_id)
         if finished is None and running is None:
@@ -190,7 +190,8 @@ class ToolWorker:
             await self._replies.refuse(to, CallErrorCode.NOT_READY, "shutting down", RETRY_AFTER_MIN_S)
             return
         retry_after_s = min(max(self._mean_call_s / 2, RETRY_AFTER_MIN_S), RETRY_AFTER_MAX_S)
-        reason = f"{len(self._calls.running)} calls here, {self.host.num_abandoned} given up still run"
+        num_running, num_abandoned = len(self._calls.running), self.host.num_abandoned
+        reason = f"{num_running} calls here, {num_abandoned} abandoned calls still run"
         await self._replies.refuse(to, CallErrorCode.OVERLOADED, reason, retry_after_s)
 
     async def _serve(self, call: RunningCall, accepted: ToolAccepted, traceparent: str) -> None:
@@ -222,7 +223,7 @@ class ToolWorker:
             await self._replies.result(to, result, call.request.run)
 
     async def _release(self, session_id: str, to: ReplyTo) -> None:
-        await self._ending.end_session(session_id)
+        await self._cancellation.end_session(session_id)
         await self._replies.send(to, ToolSessionReleased(session_id))
 
     def _spawn(self, work: Awaitable[Any], name: str) -> asyncio.Task[Any]:
@@ -241,5 +242,5 @@ class ToolWorker:
         }
 
 
-def _told_to_stop(reason: str, _exit_code: int) -> None:
+def _on_stop_order(reason: str, _exit_code: int) -> None:
     log.error("a tool asked this process to stop", reason=reason)

@@ -92,7 +92,7 @@ async def test_calls_see_every_version_and_the_drain_finishes_them(world: World)
     calls = Calls(world, address)
     second = await world.publish(new)
     await world.serving(second)
-    process.send_signal(signal.SIGTERM)
+    process.running.send_signal(signal.SIGTERM)
     ended = await calls.finish()
     across = [one for one in ended if [span.policy_version for span in one.spans] == [first, second]]
 
@@ -104,7 +104,7 @@ async def test_calls_see_every_version_and_the_drain_finishes_them(world: World)
         by_new = own_logprobs(new, one.ids, NUM_TOKENS)[num_old:]
         assert one.logprobs == pytest.approx(by_old + by_new, abs=1e-4)
 
-    assert await asyncio.to_thread(process.wait, 20) == 0
+    assert await process.ended_async(20) == 0
     path = world.services.folder / world.run / f"emissions-{SERVER_ID}.bin"
     emissions = list(read_emissions(path))
     for one in ended:

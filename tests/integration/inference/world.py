@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
-import subprocess
-import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -25,6 +22,7 @@ from tailrace_protos.base import pack_int32
 from tailrace_protos.control import ServerState, ServerStatus
 from tailrace_protos.generation import GenerateRequest, SamplingParams
 from tailrace_protos.weights import ModelCard
+from tests.world.processes import ServiceProcess, environment
 
 MODEL: dict[str, Any] = {
     "model_type": "qwen3",
@@ -73,7 +71,7 @@ class Services:
     folder: Path
     settings: Mapping[str, Any] = field(default_factory=dict)
     serving: dict[str, asyncio.Task[int]] = field(default_factory=dict)
-    process: subprocess.Popen[bytes] | None = None
+    process: ServiceProcess | None = None
     made: dict[str, Service] = field(default_factory=dict)
 
     @property
@@ -87,30 +85,23 @@ class Services:
         self.serving[name] = asyncio.create_task(service.serve())
         self.made[name] = service
 
-    def spawn(self) -> subprocess.Popen[bytes]:
-        """The inference server as its own process."""
+    def spawn(self) -> ServiceProcess:
+        """Start the inference server as its own process."""
         config = self.folder / "experiment.yaml"
         config.write_text(json.dumps(self.experiment))
-        env = os.environ | {
-            "OMP_NUM_THREADS": "1",
-            "TAILRACE_NATS_URL": self.endpoints.nats_url,
-            "TAILRACE_REDIS_URL": self.endpoints.redis_url,
-            "TAILRACE_HOST_ID": self.endpoints.host_id,
-        }
-        argv = [sys.executable, "-m", "tailrace_inference", "--config", str(config)]
-        with (self.folder / "log").open("ab") as log:
-            self.process = subprocess.Popen(
-                [*argv, "--server-id", SERVER_ID], env=env, stdout=log, stderr=log
-            )
+        variables = environment(self.endpoints, self.folder)
+        arguments = ("--server-id", SERVER_ID)
+        log = self.folder / "log"
+        self.process = ServiceProcess("inference", config, variables, log, arguments)
+        self.process.start()
         return self.process
 
     async def stop(self) -> None:
         for name, task in self.serving.items():
             self.made[name].stop("end of test")
             await asyncio.wait({task})
-        if self.process is not None and self.process.poll() is None:
+        if self.process is not None:
             self.process.kill()
-            self.process.wait()
 
 
 @dataclass

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
-import subprocess
-import sys
 from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,13 +12,14 @@ import numpy as np
 import pytest
 import yaml
 
-from tailrace.store import GroupRecord, Outbox, StoreConnection, TrajectoryBuffer, Versions, connect
+from tailrace.config import Endpoints
+from tailrace.store import GroupRecord, Outbox, StoreConnection, TrajectoryBuffer, Versions
 from tailrace_protos.base import pack_float32, pack_int32, pack_uint8
 from tailrace_protos.episode import EnvTask, Outcome
 from tailrace_protos.event import Event
 from tailrace_protos.generation import TokenSpan
 from tailrace_protos.trajectory import TokenRow, Trajectory
-from tests.world.servers import ServerProcess
+from tests.world.processes import ServiceProcess, environment
 
 GROUP_SIZE = 4
 GROUPS_PER_STEP = 2
@@ -91,7 +89,7 @@ class LearnerRun:
     folder: Path
     env: dict[str, str]
     redis: StoreConnection
-    processes: dict[str, subprocess.Popen[bytes]] = field(default_factory=dict)
+    processes: dict[str, ServiceProcess] = field(default_factory=dict)
     read: list[Event] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -108,23 +106,19 @@ class LearnerRun:
         (self.folder / "experiment.yaml").write_text(yaml.safe_dump(content))
 
     def start(self, service: str) -> None:
-        argv = [
-            sys.executable,
-            "-m",
-            f"tailrace_{service}",
-            "--config",
-            str(self.folder / "experiment.yaml"),
-        ]
-        with (self.folder / f"{service}.log").open("ab") as log:
-            self.processes[service] = subprocess.Popen(argv, env=self.env, stdout=log, stderr=log)
+        config, log = self.folder / "experiment.yaml", self.folder / f"{service}.log"
+        self.processes[service] = ServiceProcess(service, config, self.env, log)
+        self.processes[service].start()
 
     def kill(self, service: str) -> None:
-        self.processes[service].kill()
-        self.processes.pop(service).wait()
+        self.processes.pop(service).kill()
 
     def stop(self, service: str) -> int:
-        self.processes[service].terminate()
-        return self.processes.pop(service).wait(30)
+        return self.processes.pop(service).stop()
+
+    def ended(self, service: str, timeout_s: float) -> int:
+        """Wait for the end; returns the exit code."""
+        return self.processes.pop(service).ended(timeout_s)
 
     def log_of(self, service: str) -> str:
         return (self.folder / f"{service}.log").read_text()
@@ -170,7 +164,7 @@ class LearnerRun:
 
     def _check_alive(self) -> None:
         for service, process in self.processes.items():
-            assert process.poll() is None, f"{service} ended: {self.log_of(service)[-2000:]}"
+            assert process.running.poll() is None, f"{service} ended: {self.log_of(service)[-2000:]}"
 
 
 def _trajectory(record: GroupRecord, member: int, version: int) -> Trajectory:
@@ -203,30 +197,15 @@ def _trajectory(record: GroupRecord, member: int, version: int) -> Trajectory:
     )
 
 
-def environment(nats: ServerProcess, redis: ServerProcess, folder: Path) -> dict[str, str]:
-    """What a service process finds in its environment."""
-    return os.environ | {
-        "TAILRACE_NATS_URL": nats.url,
-        "TAILRACE_REDIS_URL": redis.url,
-        "TAILRACE_HOST_ID": "this-host",
-        "TAILRACE_STATE_DIR": str(folder / "state"),
-        "TAILRACE_LOG": "json",
-        "OMP_NUM_THREADS": "1",
-    }
-
-
 @pytest.fixture
 async def learner_run(
-    nats_server: ServerProcess, redis_server: ServerProcess, run_name: str, tmp_path: Path
+    endpoints: Endpoints, redis: StoreConnection, run_name: str, tmp_path: Path
 ) -> AsyncIterator[LearnerRun]:
-    redis = await connect(redis_server.url)
-    run = LearnerRun(run_name, tmp_path, environment(nats_server, redis_server, tmp_path), redis)
+    run = LearnerRun(run_name, tmp_path, environment(endpoints, tmp_path), redis)
     run.configure()
     yield run
     for process in run.processes.values():
         process.kill()
-        process.wait()
-    await redis.aclose()
     for segment in _segments(run_name):
         segment.unlink()
 

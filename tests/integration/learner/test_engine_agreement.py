@@ -12,9 +12,9 @@ import torch
 from tailrace_learner.adapters.hf_model import prepared
 from tailrace_learner.config import LearnerConfig, TrainingArgs
 from tailrace_learner.core.batch.packing import pack
-from tailrace_learner.core.batch.rows import PreparedGroup, Row, gathered
+from tailrace_learner.core.batch.rows import PreparedGroup, TrainingRow, gathered
 from tailrace_learner.core.model import attention
-from tailrace_learner.core.model.policy import Policy
+from tailrace_learner.core.model.policy import PolicyModel
 from tailrace_learner.core.step.optimizer import make_adamw
 from tailrace_learner.core.step.step import StepTrainer
 from tailrace_protos.generation import TokenSpan
@@ -40,17 +40,17 @@ def turns(model: Any, temperature: float) -> list[Asked]:
     return found
 
 
-def row_of(index: int, asked: Asked) -> Row:
+def row_of(index: int, asked: Asked) -> TrainingRow:
     """A turn as a row of its own."""
     ids = np.array(asked.ids)
     targets = np.arange(len(asked.prompt), len(ids))
     size = len(targets)
-    return Row(
+    return TrainingRow(
         row_id=str(index),
         token_ids=ids[:-1],
         targets=targets,
         target_ids=ids[targets],
-        log_mu=np.array(asked.generation.inference_logprobs, np.float32),
+        inference_logprobs=np.array(asked.generation.inference_logprobs, np.float32),
         advantages=np.full(size, 1.0 if index % 3 else -1.0, np.float32),
         staleness=np.zeros(size, np.int64),
         is_current=np.ones(size, np.bool_),
@@ -58,10 +58,10 @@ def row_of(index: int, asked: Asked) -> Row:
     )
 
 
-def learner_of(model: Any, config: LearnerConfig) -> Policy:
+def learner_of(model: Any, config: LearnerConfig) -> PolicyModel:
     attention.register()
     model.set_attn_implementation(attention.IMPLEMENTATION)
-    return Policy(prepared(model, config), CPU, config.temperature, config.logprob_chunk_tokens)
+    return PolicyModel(prepared(model, config), CPU, config.temperature, config.logprob_chunk_tokens)
 
 
 @pytest.mark.parametrize("temperature", [1.0, 0.7])
@@ -75,12 +75,12 @@ def test_log_probabilities_are_those_that_the_engine_sampled_with(
     batch = pack(rows, CPU, share_prefixes=True)
     num_tokens = sum(len(row.token_ids) for row in rows)
     assert batch.input_ids.numel() < 0.6 * num_tokens
-    log_mu = np.concatenate([row.log_mu for row in batch.rows])
+    inference_logprobs = np.concatenate([row.inference_logprobs for row in batch.rows])
     with torch.no_grad():
-        log_pi = policy.forward(batch)[0].numpy()
-    assert np.abs(log_mu).max() > 2.0
-    assert np.abs(log_pi - log_mu).max() <= 1e-4
-    assert np.abs(np.exp(log_pi.astype(float) - log_mu) - 1.0).max() <= 1e-4
+        learner_logprobs = policy.forward(batch)[0].numpy()
+    assert np.abs(inference_logprobs).max() > 2.0
+    assert np.abs(learner_logprobs - inference_logprobs).max() <= 1e-4
+    assert np.abs(np.exp(learner_logprobs.astype(float) - inference_logprobs) - 1.0).max() <= 1e-4
 
 
 def test_the_first_step_on_the_policys_own_tokens_has_ratios_of_one() -> None:
@@ -93,7 +93,9 @@ def test_the_first_step_on_the_policys_own_tokens_has_ratios_of_one() -> None:
     trainer = StepTrainer(policy, optimizer, config, groups_per_step=2, max_steps=2)
     batch = pack(rows, CPU)
     with torch.no_grad():
-        ratios = (policy.forward(batch)[0] - gathered(batch.rows, lambda row: row.log_mu)).exp()
+        ratios = (
+            policy.forward(batch)[0] - gathered(batch.rows, lambda row: row.inference_logprobs)
+        ).exp()
     assert float((ratios - 1.0).abs().max()) <= 1e-4
     measured, drifts = [], []
     for step in range(2):

@@ -15,12 +15,13 @@ import yaml
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from transformers import AutoModelForCausalLM
 
+from tailrace.config import Endpoints
 from tailrace.store import Blobs
 from tailrace_protos.event import CheckpointSaved, LearnerResumed, ModelPrepared, StepFinished
 from tailrace_protos.trajectory import Trajectory
 from tailrace_scheduler.adapters.run_files import EventFile, MetricsFile
-from tests.integration.learner.conftest import LearnerRun, environment, experiment
-from tests.world.servers import ServerProcess
+from tests.integration.learner.conftest import LearnerRun, experiment
+from tests.world.processes import environment
 
 WARM_START = {
     "demonstrations": "tailrace_envs.frozen_lake_expert:demonstrations",
@@ -205,7 +206,7 @@ for path in sys.argv[1:]:
 
 
 def test_mistakes_of_the_user_end_with_code_2_and_one_line_that_names_them(
-    nats_server: ServerProcess, redis_server: ServerProcess, run_name: str, tmp_path: Path
+    endpoints: Endpoints, run_name: str, tmp_path: Path
 ) -> None:
     """One process starts all of them, one after another, since importing torch takes longest."""
     paths = []
@@ -213,7 +214,7 @@ def test_mistakes_of_the_user_end_with_code_2_and_one_line_that_names_them(
         content = experiment(f"{run_name}-{index}", tmp_path, **changes)
         paths.append(tmp_path / f"{index}.yaml")
         paths[-1].write_text(yaml.safe_dump(content))
-    env = environment(nats_server, redis_server, tmp_path)
+    env = environment(endpoints, tmp_path)
     argv = [sys.executable, "-c", STARTS, *map(str, paths)]
     told = subprocess.run(
         argv, env=env, capture_output=True, text=True, timeout=100, check=False

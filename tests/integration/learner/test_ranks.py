@@ -46,7 +46,7 @@ def weights(checkpoint: str) -> dict[str, torch.Tensor]:
 
 def ranks_of(run: LearnerRun) -> list[psutil.Process]:
     """The processes that compute, rank 0 first."""
-    children = psutil.Process(run.processes["learner"].pid).children()
+    children = psutil.Process(run.processes["learner"].running.pid).children()
     found = {child.environ().get("RANK"): child for child in children}
     return [found["0"], found["1"]]
 
@@ -165,7 +165,7 @@ async def test_a_rank_killed_in_a_pass_ends_all_and_the_run_goes_on_as_if_it_had
         while cpu_s(victim) < before_s + IN_A_PASS_S:
             await asyncio.sleep(0.01)
     victim.kill()
-    assert run.processes.pop("learner").wait(90) == 1
+    assert run.ended("learner", 90) == 1
 
     run.configure(**settings)
     run.start("learner")
@@ -201,7 +201,7 @@ async def test_a_rank_that_hangs_ends_all_by_name_and_the_run_goes_on(learner_ru
     ranks = ranks_of(run)
     ranks[1].suspend()
     group_ids += await feed(run, range(4, 6))
-    assert run.processes.pop("learner").wait(120) == 1
+    assert run.ended("learner", 120) == 1
     assert "lost rank 1" in run.log_of("learner")
     _, alive = psutil.wait_procs(ranks, timeout=10)
     assert not alive
@@ -237,5 +237,5 @@ async def test_a_mistake_of_the_user_ends_all_ranks_with_code_2_and_its_line_las
     run = learner_run
     run.configure(strategy_args=TWO_RANKS, resume_from_checkpoint="/nowhere/step_1")
     run.start("learner")
-    assert run.processes.pop("learner").wait(90) == 2
+    assert run.ended("learner", 90) == 2
     assert "is no checkpoint" in run.log_of("learner").splitlines()[-1]

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tailrace.tools.local import LocalTools
+from tailrace.tools.host import LocalTools
 from tailrace_protos.chat import ToolCall
 from tailrace_protos.tool import ToolResult
 from tailrace_sandbox.adapters.place import prepare

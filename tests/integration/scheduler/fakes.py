@@ -8,9 +8,6 @@ apply a version some time after it was published.
 from __future__ import annotations
 
 import asyncio
-import os
-import subprocess
-import sys
 import time
 import uuid
 from collections import Counter
@@ -46,45 +43,7 @@ from tailrace_protos.event import (
 )
 from tailrace_protos.generation import TokenSpan
 from tailrace_protos.trajectory import TokenRow, Trajectory
-
-ROOT = Path(__file__).parents[3]
-
-
-class SchedulerProcess:
-    """The real scheduler, as a process that a test may kill and start again."""
-
-    def __init__(self, experiment: dict[str, Any], endpoints: Endpoints, folder: Path) -> None:
-        self._config = folder / "experiment.yaml"
-        self._config.write_text(yaml.safe_dump(experiment))
-        self._log = folder / "scheduler.log"
-        self._env = {
-            **os.environ,
-            "PYTHONPATH": ":".join(str(ROOT / root) for root in ("protos", "shared", "services")),
-            "TAILRACE_NATS_URL": endpoints.nats_url,
-            "TAILRACE_REDIS_URL": endpoints.redis_url,
-            "TAILRACE_METRICS_PORT": "0",
-            "TAILRACE_LOG": "json",
-        }
-        self.process: subprocess.Popen[bytes] | None = None
-
-    def start(self) -> None:
-        argv = [sys.executable, "-m", "tailrace_scheduler", "--config", str(self._config)]
-        with self._log.open("ab") as log:
-            self.process = subprocess.Popen(argv, env=self._env, stdout=log, stderr=log)
-
-    def kill(self) -> None:
-        assert self.process is not None
-        self.process.kill()
-        self.process.wait()
-
-    def terminate(self) -> int:
-        assert self.process is not None
-        self.process.terminate()
-        return self.process.wait(20)
-
-    @property
-    def log(self) -> str:
-        return self._log.read_text()
+from tests.world.processes import ServiceProcess, environment
 
 
 class FakeServer:
@@ -319,7 +278,11 @@ class FakeRun:
         self.run = run
         self.bus = bus
         self.store = store
-        self.scheduler = SchedulerProcess(experiment, endpoints, folder)
+        config = folder / "experiment.yaml"
+        config.write_text(yaml.safe_dump(experiment))
+        self.scheduler = ServiceProcess(
+            "scheduler", config, environment(endpoints, folder), folder / "scheduler.log"
+        )
         self.server = FakeServer(bus, run)
         self.agents = FakeAgents(bus, store, run)
         self.learner = FakeLearner(
@@ -350,9 +313,7 @@ class FakeRun:
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
-        assert self.scheduler.process is not None
-        if self.scheduler.process.poll() is None:
-            self.scheduler.kill()
+        self.scheduler.kill()
 
     def go(self, work: Any) -> asyncio.Task[None]:
         task: asyncio.Task[None] = asyncio.create_task(work)

@@ -34,7 +34,7 @@ async def test_a_run_of_three_steps_ends_by_itself_with_a_row_for_every_step(mak
             assert sum(accounts) == pytest.approx(row["time_s"] - before_s, abs=1e-6)
         assert run.bodies("run_finished")[0]["step"] == 3
         assert await run.announced() == [line["seq"] for line in run.lines]
-        assert run.scheduler.terminate() == 0
+        assert run.scheduler.stop(20) == 0
 
 
 async def test_the_first_and_last_evaluation_are_whole_and_stand_alone(make_run: MakeRun) -> None:
@@ -187,8 +187,7 @@ async def test_a_learner_that_resumes_takes_back_the_rows_after_its_checkpoint(
 async def test_a_wrong_capacity_ends_the_process_with_code_two_and_one_line(make_run: MakeRun) -> None:
     run = make_run(scheduler={"max_buffered_groups": 3})
     run.scheduler.start()
-    assert run.scheduler.process is not None
-    assert run.scheduler.process.wait(20) == 2
+    assert run.scheduler.ended(20) == 2
     said = run.scheduler.log
     assert "Traceback" not in said
     assert "scheduler.max_buffered_groups" in said

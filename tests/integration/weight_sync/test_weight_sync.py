@@ -199,7 +199,7 @@ async def test_a_killed_weight_sync_serves_its_newest_version_again_without_the_
     publisher = WeightPublisher(bus, run_name, HOST_ID)
     version = await publisher.publish(weights(5), lineage="a", optimizer_step=5)
     await publisher.close()
-    snapshot = weight_sync.folder / "state" / "weight_sync" / f"{run_name}.weights"
+    snapshot = weight_sync.config.parent / "state" / "weight_sync" / f"{run_name}.weights"
     async with asyncio.timeout(10):
         while not snapshot.exists():
             await asyncio.sleep(0.01)
@@ -264,11 +264,9 @@ async def test_a_missed_announcement_comes_again(
 
 def test_an_impossible_setting_is_told_in_one_line(weight_sync: WeightSyncProcess) -> None:
     weight_sync.kill()
-    weight_sync.settings = ", keep_versions: 0"
+    weight_sync.configure(", keep_versions: 0")
     weight_sync.start()
-    assert weight_sync.process is not None
-    assert weight_sync.process.wait(20) == 2
-    weight_sync.process = None
-    last = (weight_sync.folder / "log").read_text().splitlines()[-1]
+    assert weight_sync.ended(20) == 2
+    last = weight_sync.log.splitlines()[-1]
     assert "keep_versions must be at least 1" in last
     assert last.startswith("error: ")

@@ -15,11 +15,11 @@ from transformers import AutoModelForCausalLM, LlamaConfig, Qwen2Config, Qwen3Co
 
 from tailrace_learner.config import LearnerConfig
 from tailrace_learner.core.batch.lineage import Ancestry
-from tailrace_learner.core.batch.row_builder import RowBuilder
-from tailrace_learner.core.batch.rows import PreparedGroup, Row
+from tailrace_learner.core.batch.row_builder import TrainingRowBuilder
+from tailrace_learner.core.batch.rows import PreparedGroup, TrainingRow
 from tailrace_learner.core.cpu.fast_model import use_cpu_kernels
 from tailrace_learner.core.model import attention
-from tailrace_learner.core.model.policy import Policy
+from tailrace_learner.core.model.policy import PolicyModel
 from tailrace_protos.base import as_float32, pack_float32, pack_int32, pack_int64, pack_uint8
 from tailrace_protos.episode import EnvTask, Outcome
 from tailrace_protos.trajectory import TokenRow, Trajectory, TrajectoryGroup
@@ -52,14 +52,14 @@ def make_model(family: str = "qwen3", implementation: str = attention.IMPLEMENTA
     return model.train()
 
 
-def make_policy(family: str = "qwen3", *, temperature: float = 1.0, fast: bool = True) -> Policy:
+def make_policy(family: str = "qwen3", *, temperature: float = 1.0, fast: bool = True) -> PolicyModel:
     model = make_model(family)
     if fast:
         use_cpu_kernels(model)
-    return Policy(model, CPU, temperature, logprob_chunk_tokens=7)
+    return PolicyModel(model, CPU, temperature, logprob_chunk_tokens=7)
 
 
-def make_double_policy() -> Policy:
+def make_double_policy() -> PolicyModel:
     """A policy that computes in float64."""
     policy = make_policy(fast=False)
     policy.model.double()
@@ -70,7 +70,7 @@ def make_double_policy() -> Policy:
     return policy
 
 
-def make_rows(num_rows: int, seed: int = 0, max_len: int = 20) -> list[Row]:
+def make_rows(num_rows: int, seed: int = 0, max_len: int = 20) -> list[TrainingRow]:
     """Ragged rows with holes in their masks, near-policy log-probabilities and random advantages."""
     rng = np.random.default_rng(seed)
     rows = []
@@ -80,12 +80,12 @@ def make_rows(num_rows: int, seed: int = 0, max_len: int = 20) -> list[Row]:
         targets = targets if len(targets) else np.array([1])
         size = len(targets)
         rows.append(
-            Row(
+            TrainingRow(
                 row_id=str(index),
                 token_ids=episode[: targets[-1]],
                 targets=targets,
                 target_ids=episode[targets],
-                log_mu=rng.normal(-3.0, 1.0, size).astype(np.float32),
+                inference_logprobs=rng.normal(-3.0, 1.0, size).astype(np.float32),
                 advantages=rng.normal(0.0, 1.0, size).astype(np.float32),
                 staleness=rng.integers(0, 3, size),
                 is_current=rng.random(size) < 0.5,
@@ -213,5 +213,5 @@ def random_group(
 
 def prepared_group(given: TrajectoryGroup, settings: LearnerConfig) -> PreparedGroup:
     """As the learner prepares it in its first step, all tokens being fresh."""
-    builder = RowBuilder(settings, 4, Ancestry("0-a"))
+    builder = TrainingRowBuilder(settings, 4, Ancestry("0-a"))
     return builder.prepare(given, 0, {1: ("0-a", 0)})

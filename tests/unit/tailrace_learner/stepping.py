@@ -12,7 +12,7 @@ from torch import nn
 from tailrace_learner.config import CriticArgs, LearnerConfig, TrainingArgs
 from tailrace_learner.core.batch.packing import pack
 from tailrace_learner.core.model.critic import Critic, make_head
-from tailrace_learner.core.model.policy import Policy
+from tailrace_learner.core.model.policy import PolicyModel
 from tailrace_learner.core.model.reference import Reference
 from tailrace_learner.core.step.critic_trainer import CriticTrainer
 from tailrace_learner.core.step.estimates import Roles
@@ -25,7 +25,7 @@ ARGS = TrainingArgs(learning_rate=1e-2, max_grad_norm=0.0)
 SHARED_WEIGHT = 0.5
 
 
-def moved(policy: Policy, seed: int, scale: float = 0.02) -> Policy:
+def moved(policy: PolicyModel, seed: int, scale: float = 0.02) -> PolicyModel:
     """The policy with noise on its weights."""
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
@@ -34,11 +34,11 @@ def moved(policy: Policy, seed: int, scale: float = 0.02) -> Policy:
     return policy
 
 
-def make_critic(policy: Policy, args: CriticArgs, *, knows: bool = True) -> Critic:
+def make_critic(policy: PolicyModel, args: CriticArgs, *, knows: bool = True) -> Critic:
     """A critic whose trunk differs from the policy; `knows`: its head is not 0."""
     trunk = policy
     if not args.shared:
-        trunk = moved(Policy(make_model().base_model, CPU, 1.0, 7), seed=5)
+        trunk = moved(PolicyModel(make_model().base_model, CPU, 1.0, 7), seed=5)
     head = make_head(32, CPU)
     if knows:
         nn.init.normal_(head.weight, std=0.2, generator=torch.Generator().manual_seed(1))
@@ -49,7 +49,7 @@ def make_critic(policy: Policy, args: CriticArgs, *, knows: bool = True) -> Crit
 class Stepped:
     """A step that is over."""
 
-    policy: Policy
+    policy: PolicyModel
     critic: CriticTrainer | None
     trainer: StepTrainer
     metrics: dict[str, float | None]

@@ -60,8 +60,8 @@ def test_two_ranks_train_as_one_does(
 
 def held_after_a_pass(ranks: TorchRanks) -> tuple[list[int], list[int]]:
     policy = zero(ranks, 3).spread(make_policy())
-    log_pi, entropy = policy.forward(pack(make_rows(2), CPU))
-    (log_pi.sum() if ranks.rank else (log_pi + entropy).sum()).backward()
+    learner_logprobs, entropy = policy.forward(pack(make_rows(2), CPU))
+    (learner_logprobs.sum() if ranks.rank else (learner_logprobs + entropy).sum()).backward()
     gathered = [parameter.numel() for parameter in policy.parameters]
     return gathered, [local(parameter).numel() for parameter in policy.parameters]
 

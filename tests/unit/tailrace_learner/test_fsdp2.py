@@ -16,7 +16,7 @@ from tailrace_learner.adapters.strategies.base import Strategy
 from tailrace_learner.adapters.strategies.fsdp2 import Fsdp2Strategy
 from tailrace_learner.adapters.strategies.single import SingleStrategy
 from tailrace_learner.core.batch.packing import pack
-from tailrace_learner.core.model.policy import Policy
+from tailrace_learner.core.model.policy import PolicyModel
 from tailrace_learner.core.step.step import StepTrainer
 from tests.unit.tailrace_learner.factory import CPU, config, make_policy, make_rows
 from tests.unit.tailrace_learner.model.test_shared_prefixes import episode_rows, group_rows
@@ -27,7 +27,7 @@ from tests.unit.tailrace_learner.test_ranks import ARGS
 Weights = dict[str, torch.Tensor]
 
 
-def policy_of(*, recomputes: bool = False, autocast: bool = False) -> Policy:
+def policy_of(*, recomputes: bool = False, autocast: bool = False) -> PolicyModel:
     policy = make_policy("qwen3")
     if recomputes:
         policy.model.gradient_checkpointing_enable({"use_reentrant": False})

@@ -94,10 +94,10 @@ def test_heads_and_inner_neurons_are_cut_and_names_and_full_shapes_stay() -> Non
 
 def forward_cut(ranks: TorchRanks, autocast: bool) -> torch.Tensor:
     policy = dataclasses.replace(cut_by(ranks, 2).spread(make_policy("qwen2")), autocast=autocast)
-    log_pi, _ = policy.forward(pack(make_rows(6), CPU))
-    log_pi.sum().backward()
+    learner_logprobs, _ = policy.forward(pack(make_rows(6), CPU))
+    learner_logprobs.sum().backward()
     assert all(p.grad is not None and p.grad.dtype == torch.float32 for p in policy.parameters)
-    return log_pi.detach()
+    return learner_logprobs.detach()
 
 
 def test_bfloat16_activations_are_those_of_one_process() -> None:

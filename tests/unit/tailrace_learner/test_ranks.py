@@ -28,8 +28,8 @@ from tailrace_learner.adapters.strategies.single import SingleStrategy
 from tailrace_learner.adapters.worker import Worker
 from tailrace_learner.config import LearnerConfig, StrategyArgs, TrainingArgs
 from tailrace_learner.core.batch.ranks import ONE_RANK, Shares
-from tailrace_learner.core.batch.rows import Row
-from tailrace_learner.core.model.policy import Policy
+from tailrace_learner.core.batch.rows import TrainingRow
+from tailrace_learner.core.model.policy import PolicyModel
 from tailrace_learner.core.step.step import StepTrainer
 from tests.unit.tailrace_learner.factory import CPU, config, make_policy, make_rows
 from tests.unit.tailrace_learner.ranks import on_ranks
@@ -70,7 +70,7 @@ def test_a_row_stays_with_its_rank_however_it_comes_again() -> None:
     assert again == owner
 
 
-def rows_in_turns(num_rows: int, seed: int) -> list[Row]:
+def rows_in_turns(num_rows: int, seed: int) -> list[TrainingRow]:
     """Turns have at most two trained tokens."""
     rows = make_rows(num_rows, seed=seed)
     for row in rows:
@@ -105,7 +105,7 @@ def train(
     return weights, moments_of(strategy, policy), metrics
 
 
-def moments_of(strategy: Strategy, policy: Policy) -> dict[str, torch.Tensor]:
+def moments_of(strategy: Strategy, policy: PolicyModel) -> dict[str, torch.Tensor]:
     """Whole tensors by `parameter.moment`."""
     return {
         f"{name}.{moment}": value.clone()

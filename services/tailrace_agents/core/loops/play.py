@@ -16,8 +16,7 @@ from tailrace.foreign import ForeignCodeError, foreign_code
 from tailrace.ledger import Ledger
 from tailrace.sdk.agent_loop import AgentLoop, EpisodeOverError, LoopLimits
 from tailrace.sdk.policy import GenerationFailedError
-from tailrace.tools.episode_tools import EpisodeTools
-from tailrace.tools.errors import ToolsMissingError
+from tailrace.tools.episode_tools import EpisodeTools, ToolsMissingError
 from tailrace_agents.core.episode import EpisodeHandedBackError, EpisodeResult
 from tailrace_agents.core.loops.books import LedgerBooks
 from tailrace_agents.core.loops.fate import Fate, ToolInfraError

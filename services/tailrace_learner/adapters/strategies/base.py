@@ -10,7 +10,7 @@ from typing import Protocol
 from torch import Tensor, nn
 
 from tailrace_learner.config_models import TrainingArgs
-from tailrace_learner.core.model.policy import Policy
+from tailrace_learner.core.model.policy import PolicyModel
 from tailrace_learner.ports import Optimizer, Ranks
 
 Moments = dict[str, Tensor]
@@ -22,11 +22,11 @@ class Strategy(Protocol):
     ranks: Ranks  # that share the rows of a step; several processes may count as one
     world: Ranks  # all processes
 
-    def spread(self, policy: Policy) -> Policy:
+    def spread(self, policy: PolicyModel) -> PolicyModel:
         """Lay the model's weights over the ranks (collective); its names stay."""
         ...
 
-    def make_optimizer(self, policy: Policy, args: TrainingArgs) -> Optimizer:
+    def make_optimizer(self, policy: PolicyModel, args: TrainingArgs) -> Optimizer:
         """AdamW of the trained parameters, laid out as they are; moments are those of the last made."""
         ...
 

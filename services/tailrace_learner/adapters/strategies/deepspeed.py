@@ -20,7 +20,7 @@ from tailrace.config import ConfigError
 from tailrace_learner.adapters.strategies.base import Moments
 from tailrace_learner.adapters.strategies.root import Root, RootedPolicy
 from tailrace_learner.config_models import TrainingArgs
-from tailrace_learner.core.model.policy import Policy
+from tailrace_learner.core.model.policy import PolicyModel
 from tailrace_learner.core.step.optimizer import make_adamw
 from tailrace_learner.ports import Ranks, UpdateResult
 
@@ -68,7 +68,7 @@ class DeepspeedStrategy:
         self._stage = stage
         self._args = args
 
-    def spread(self, policy: Policy) -> RootedPolicy:
+    def spread(self, policy: PolicyModel) -> RootedPolicy:
         """Give the model to DeepSpeed (collective); `ConfigError` without the package."""
         try:
             import deepspeed  # an extra; and it looks at the machine when it is imported
@@ -87,10 +87,10 @@ class DeepspeedStrategy:
             dist_init_required=False,
         )
         self._make_states()
-        given = {field.name: getattr(policy, field.name) for field in fields(Policy)}
+        given = {field.name: getattr(policy, field.name) for field in fields(PolicyModel)}
         return RootedPolicy(**given, root=self._engine)
 
-    def make_optimizer(self, policy: Policy, args: TrainingArgs) -> ZeroOptimizer:
+    def make_optimizer(self, policy: PolicyModel, args: TrainingArgs) -> ZeroOptimizer:
         """The engine's AdamW, which was made with the model."""
         return ZeroOptimizer(self._engine, self.ranks.num_ranks)
 

@@ -24,7 +24,7 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 from tailrace_learner.adapters.strategies.base import Moments
 from tailrace_learner.adapters.strategies.root import Root, RootedPolicy
 from tailrace_learner.config_models import TrainingArgs
-from tailrace_learner.core.model.policy import Policy
+from tailrace_learner.core.model.policy import PolicyModel
 from tailrace_learner.core.step.optimizer import SummedAdamW, make_adamw
 from tailrace_learner.ports import Ranks
 
@@ -36,7 +36,7 @@ class Fsdp2Strategy:
         self.ranks = self.world = ranks
         self._mesh: DeviceMesh = init_device_mesh(device.type, (ranks.num_ranks,))
 
-    def spread(self, policy: Policy) -> RootedPolicy:
+    def spread(self, policy: PolicyModel) -> RootedPolicy:
         """Cut the weights; every rank must have loaded the same ones."""
         narrow = MixedPrecisionPolicy(
             param_dtype=torch.bfloat16, reduce_dtype=torch.float32, cast_forward_inputs=False
@@ -47,10 +47,10 @@ class Fsdp2Strategy:
         warnings.filterwarnings("ignore", r"FSDP2-wrapped module .* returned a view tensor")
         root = Root(policy.model)
         self._shard(root, MixedPrecisionPolicy())
-        given = {field.name: getattr(policy, field.name) for field in fields(Policy)}
+        given = {field.name: getattr(policy, field.name) for field in fields(PolicyModel)}
         return RootedPolicy(**given, root=root)
 
-    def make_optimizer(self, policy: Policy, args: TrainingArgs) -> SummedAdamW:
+    def make_optimizer(self, policy: PolicyModel, args: TrainingArgs) -> SummedAdamW:
         """AdamW of the shards; its norm is that of all ranks."""
         self._optimizer = make_adamw(policy.parameters, args)
         self._optimizer.ranks = self.ranks

@@ -21,7 +21,7 @@ from tailrace_learner.adapters.ranks import DataParallelRanks
 from tailrace_learner.adapters.strategies.base import Moments
 from tailrace_learner.config_execution import StrategyArgs
 from tailrace_learner.config_models import TrainingArgs
-from tailrace_learner.core.model.policy import Policy
+from tailrace_learner.core.model.policy import PolicyModel
 from tailrace_learner.core.step.optimizer import SummedAdamW
 from tailrace_learner.ports import Ranks, UpdateResult
 
@@ -49,7 +49,7 @@ class MegatronStrategy:
         self.ranks: Ranks = DataParallelRanks(ranks, self._size)
         self._neighbours, self._equals = megatron_layers.make_groups(self._size, args.timeout_s)
 
-    def spread(self, policy: Policy) -> Policy:
+    def spread(self, policy: PolicyModel) -> PolicyModel:
         """Cut the layers; every rank must have loaded the same ones. `ConfigError` if it cannot be."""
         _check(policy.model.config, self._size)
         norms: list[nn.Parameter] = []
@@ -64,7 +64,7 @@ class MegatronStrategy:
         self._head_norms = norms
         return policy
 
-    def make_optimizer(self, policy: Policy, args: TrainingArgs) -> SummedAdamW:
+    def make_optimizer(self, policy: PolicyModel, args: TrainingArgs) -> SummedAdamW:
         """AdamW of our part; its norm is that of the whole model."""
         self._optimizer = CutAdamW.of(policy.parameters, args)
         self._optimizer.lay_out(self.world, self._neighbours, self._equals, self._head_norms)

@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 from torch import Tensor, nn
 
 from tailrace_learner.core.batch.packing import PackedBatch
-from tailrace_learner.core.model.policy import Policy
+from tailrace_learner.core.model.policy import PolicyModel
 
 T = TypeVar("T")
 
@@ -27,12 +27,12 @@ class Root(nn.Module):
 
 
 @dataclass(frozen=True, slots=True)
-class RootedPolicy(Policy):
+class RootedPolicy(PolicyModel):
     """A policy whose weights are there while its root computes."""
 
     root: Any = None
 
     def forward(self, batch: PackedBatch) -> tuple[Tensor, Tensor]:
         """log pi [M] and entropy [M] of the batch's targets, in packed order."""
-        log_pi, entropy = self.root(lambda: Policy.forward(self, batch))
-        return log_pi, entropy
+        learner_logprobs, entropy = self.root(lambda: PolicyModel.forward(self, batch))
+        return learner_logprobs, entropy

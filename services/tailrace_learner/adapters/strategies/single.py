@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from tailrace_learner.adapters.strategies.base import Moments
 from tailrace_learner.config_models import TrainingArgs
 from tailrace_learner.core.batch.ranks import ONE_RANK
-from tailrace_learner.core.model.policy import Policy
+from tailrace_learner.core.model.policy import PolicyModel
 from tailrace_learner.core.step.optimizer import SummedAdamW, make_adamw
 from tailrace_learner.ports import Ranks
 
@@ -20,11 +20,11 @@ class SingleStrategy:
     ranks: Ranks = ONE_RANK
     world: Ranks = ONE_RANK
 
-    def spread(self, policy: Policy) -> Policy:
+    def spread(self, policy: PolicyModel) -> PolicyModel:
         """The policy as it is."""
         return policy
 
-    def make_optimizer(self, policy: Policy, args: TrainingArgs) -> SummedAdamW:
+    def make_optimizer(self, policy: PolicyModel, args: TrainingArgs) -> SummedAdamW:
         """AdamW in one kernel."""
         self._optimizer = make_adamw(policy.parameters, args)
         return self._optimizer

@@ -20,7 +20,7 @@ from tailrace_learner.adapters.strategies.deepspeed import DeepspeedStrategy
 from tailrace_learner.adapters.strategies.root import RootedPolicy
 from tailrace_learner.config_models import TrainingArgs
 from tailrace_learner.core.batch.packing import PackedBatch
-from tailrace_learner.core.model.policy import Policy
+from tailrace_learner.core.model.policy import PolicyModel
 from tailrace_learner.core.model.shards import local
 from tailrace_learner.ports import Ranks
 
@@ -36,8 +36,8 @@ class GatheringPolicy(RootedPolicy):
 
     def forward(self, batch: PackedBatch) -> tuple[Tensor, Tensor]:
         """log pi [M] and entropy [M] of the batch's targets, in packed order."""
-        log_pi, entropy = self.root(lambda: torch.stack(Policy.forward(self, batch)))
-        return log_pi, entropy
+        learner_logprobs, entropy = self.root(lambda: torch.stack(PolicyModel.forward(self, batch)))
+        return learner_logprobs, entropy
 
 
 class Zero3Strategy(DeepspeedStrategy):
@@ -46,7 +46,7 @@ class Zero3Strategy(DeepspeedStrategy):
     def __init__(self, ranks: Ranks, args: TrainingArgs) -> None:
         super().__init__(ranks, 3, args)
 
-    def spread(self, policy: Policy) -> GatheringPolicy:
+    def spread(self, policy: PolicyModel) -> GatheringPolicy:
         """Cut the weights (collective); every rank must have loaded the same ones."""
         rooted = super().spread(policy)
         self._deepspeed.zero.register_external_parameter(

@@ -13,7 +13,7 @@ from tailrace_learner.config_registry import (
     Loss,
 )
 from tailrace_learner.core.algorithms.advantages.base import Advantages, Returns, Turns, Verdict
-from tailrace_learner.core.algorithms.advantages.peers import Peers, compared
+from tailrace_learner.core.algorithms.advantages.comparison import ComparisonSet, compared
 from tailrace_learner.core.algorithms.losses.base import BatchTokens, LossInputs, LossTerms
 
 __all__ = [
@@ -22,12 +22,12 @@ __all__ = [
     "LOSSES",
     "Advantages",
     "BatchTokens",
+    "ComparisonSet",
     "Correction",
     "Estimator",
     "Loss",
     "LossInputs",
     "LossTerms",
-    "Peers",
     "Returns",
     "Turns",
     "Verdict",

@@ -26,7 +26,7 @@ import torch
 from torch import Tensor
 
 from tailrace_learner.config import LearnerConfig
-from tailrace_learner.core.batch.rows import Row
+from tailrace_learner.core.batch.rows import TrainingRow
 
 
 class RowShare(NamedTuple):
@@ -46,13 +46,13 @@ AGGREGATIONS: dict[str, Aggregation] = {
 }
 
 
-def row_count(rows: Sequence[Row], config: LearnerConfig) -> float:
+def row_count(rows: Sequence[TrainingRow], config: LearnerConfig) -> float:
     """What the rows add to the number that their gradients are divided by."""
     share = AGGREGATIONS[config.loss_aggregation]
     return sum(share(len(row.targets), config).divisor for row in rows)
 
 
-def token_weights(rows: Sequence[Row], config: LearnerConfig) -> Tensor:
+def token_weights(rows: Sequence[TrainingRow], config: LearnerConfig) -> Tensor:
     """The weight [M] of every trained token of the rows, float32 on the host."""
     share = AGGREGATIONS[config.loss_aggregation]
     lengths = [len(row.targets) for row in rows]

@@ -30,25 +30,25 @@ from torch import Tensor
 _BOUND = 0.2  # largest relative error that the controller reacts to
 
 
-def k1(log_pi: Tensor, log_ref: Tensor) -> Tensor:
+def k1(learner_logprobs: Tensor, ref_logprobs: Tensor) -> Tensor:
     """Per-token [M] log-ratio."""
-    return log_pi - log_ref
+    return learner_logprobs - ref_logprobs
 
 
-def k2(log_pi: Tensor, log_ref: Tensor) -> Tensor:
+def k2(learner_logprobs: Tensor, ref_logprobs: Tensor) -> Tensor:
     """Per-token [M] half squared log-ratio."""
-    return 0.5 * (log_pi - log_ref) ** 2
+    return 0.5 * (learner_logprobs - ref_logprobs) ** 2
 
 
-def k3(log_pi: Tensor, log_ref: Tensor) -> Tensor:
+def k3(learner_logprobs: Tensor, ref_logprobs: Tensor) -> Tensor:
     """Per-token [M] control-variate estimate."""
-    difference = log_ref - log_pi
+    difference = ref_logprobs - learner_logprobs
     return torch.expm1(difference) - difference
 
 
-def absolute(log_pi: Tensor, log_ref: Tensor) -> Tensor:
+def absolute(learner_logprobs: Tensor, ref_logprobs: Tensor) -> Tensor:
     """Per-token [M] absolute log-ratio."""
-    return (log_pi - log_ref).abs()
+    return (learner_logprobs - ref_logprobs).abs()
 
 
 KL_ESTIMATORS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {

@@ -25,6 +25,6 @@ def interpolation_weights(ages: NDArray[np.int64]) -> NDArray[np.float32]:
     return alpha
 
 
-def interpolated(log_pi: Tensor, log_mu: Tensor, alpha: Tensor) -> Tensor:
+def interpolated(learner_logprobs: Tensor, inference_logprobs: Tensor, alpha: Tensor) -> Tensor:
     """log pi_prox [M]."""
-    return log_mu + alpha * (log_pi.detach() - log_mu)
+    return inference_logprobs + alpha * (learner_logprobs.detach() - inference_logprobs)

@@ -124,13 +124,13 @@ def _row_turns(member: Trajectory) -> tuple[Turns, ...]:
             as_float32(row.turn_rewards).astype(np.float64),
             as_int64(row.turn_hashes),
             row.first_turn,
-            _worth(row),
+            _turn_returns(row),
         )
         for row in member.rows
     )
 
 
-def _worth(row: TokenRow) -> NDArray[np.float64] | None:
+def _turn_returns(row: TokenRow) -> NDArray[np.float64] | None:
     """What each turn is worth along its message tree [K], if the row says so."""
-    worth = as_float32(row.turn_returns).astype(np.float64)
-    return worth if len(worth) else None
+    turn_returns = as_float32(row.turn_returns).astype(np.float64)
+    return turn_returns if len(turn_returns) else None

@@ -75,9 +75,9 @@ def _strange_ids(row: TokenRow, vocabulary: int) -> bool:
 
 def _positive_logprobs(row: TokenRow, vocabulary: int) -> bool:
     """Infinite ones are left out token by token, as those that are no numbers are."""
-    log_mu = as_float32(row.inference_logprobs)
+    inference_logprobs = as_float32(row.inference_logprobs)
     sampled = as_uint8(row.loss_mask) != 0
-    return bool(np.any(sampled & (log_mu > _ROUNDING) & np.isfinite(log_mu)))
+    return bool(np.any(sampled & (inference_logprobs > _ROUNDING) & np.isfinite(inference_logprobs)))
 
 
 def _disordered_turns(row: TokenRow, vocabulary: int) -> bool:

@@ -18,14 +18,14 @@ from torch import Tensor
 from tailrace_learner.core.batch import prefix_tree
 from tailrace_learner.core.batch.layout import PackedRows, laid_out
 from tailrace_learner.core.batch.prefix_tree import Forest
-from tailrace_learner.core.batch.rows import Row
+from tailrace_learner.core.batch.rows import TrainingRow
 
 
 @dataclass(frozen=True, slots=True)
 class PackedBatch:
     """A micro-batch on its device. `rows` are in packed order."""
 
-    rows: tuple[Row, ...]
+    rows: tuple[TrainingRow, ...]
     input_ids: Tensor  # [1, N]
     position_ids: Tensor  # [1, N]
     packed: PackedRows
@@ -35,14 +35,14 @@ class PackedBatch:
 
 
 def micro_batches(
-    rows: Sequence[Row], max_tokens: int, *, share_prefixes: bool = False
-) -> Iterator[list[Row]]:
+    rows: Sequence[TrainingRow], max_tokens: int, *, share_prefixes: bool = False
+) -> Iterator[list[TrainingRow]]:
     """Split rows into passes of at most `max_tokens` (a longer row goes alone), of similar lengths.
 
     With `share_prefixes` rows of a tree stay together as far as the bound allows, and tokens that they
     have in common count once.
     """
-    taken: list[Row] = []
+    taken: list[TrainingRow] = []
     num_tokens = 0
     for tree, costs in _trees(rows) if share_prefixes else _alone(rows):
         fits = num_tokens + sum(costs) <= max_tokens
@@ -60,17 +60,17 @@ def micro_batches(
         yield taken
 
 
-def computed_tokens(rows: Sequence[Row], *, share_prefixes: bool = False) -> int:
+def computed_tokens(rows: Sequence[TrainingRow], *, share_prefixes: bool = False) -> int:
     """Tokens that passes of all `rows` compute, about; shared ones counted once."""
     return sum(sum(costs) for _, costs in (_trees(rows) if share_prefixes else _alone(rows)))
 
 
-def _alone(rows: Sequence[Row]) -> Iterator[tuple[list[Row], list[int]]]:
+def _alone(rows: Sequence[TrainingRow]) -> Iterator[tuple[list[TrainingRow], list[int]]]:
     for row in sorted(rows, key=lambda row: len(row.token_ids)):
         yield [row], [len(row.token_ids)]
 
 
-def _trees(rows: Sequence[Row]) -> list[tuple[list[Row], list[int]]]:
+def _trees(rows: Sequence[TrainingRow]) -> list[tuple[list[TrainingRow], list[int]]]:
     """Rows that share prefixes, with at most how many tokens each adds; shortest trees first."""
     order, common = prefix_tree.alike([row.token_ids for row in rows])
     found = []
@@ -83,7 +83,9 @@ def _trees(rows: Sequence[Row]) -> list[tuple[list[Row], list[int]]]:
     return found
 
 
-def pack(rows: Sequence[Row], device: torch.device, *, share_prefixes: bool = False) -> PackedBatch:
+def pack(
+    rows: Sequence[TrainingRow], device: torch.device, *, share_prefixes: bool = False
+) -> PackedBatch:
     """One packed batch of all `rows`."""
     ordered = tuple(sorted(rows, key=lambda row: len(row.token_ids)))
     token_ids = [row.token_ids for row in ordered]
@@ -108,7 +110,7 @@ def pack(rows: Sequence[Row], device: torch.device, *, share_prefixes: bool = Fa
     )
 
 
-def _flat(forest: Forest, starts: NDArray[np.int64], index: int, row: Row) -> NDArray[np.int64]:
+def _flat(forest: Forest, starts: NDArray[np.int64], index: int, row: TrainingRow) -> NDArray[np.int64]:
     """[m] flat tokens before the row's targets."""
     path = forest.path(index)
     borders = np.array([forest.segments[segment].start for segment in path])

@@ -23,7 +23,7 @@ TokenIds = NDArray[np.integer[Any]]
 MIN_SHARED_TOKENS = 8
 
 
-class Segment(NamedTuple):
+class PrefixSegment(NamedTuple):
     """Tokens `start` to `stop` of row `source`, which every row through it has."""
 
     source: int
@@ -36,7 +36,7 @@ class Segment(NamedTuple):
 class Forest:
     """Segments in preorder, and each row's last one."""
 
-    segments: tuple[Segment, ...]
+    segments: tuple[PrefixSegment, ...]
     last: tuple[int, ...]  # [rows] segment in which the row ends
 
     @property
@@ -92,7 +92,7 @@ def least_shared(common: int) -> int:
 
 def lone_rows(rows: Sequence[TokenIds]) -> Forest:
     """Every row by itself, in the given order."""
-    segments = tuple(Segment(index, 0, len(row), -1) for index, row in enumerate(rows))
+    segments = tuple(PrefixSegment(index, 0, len(row), -1) for index, row in enumerate(rows))
     return Forest(segments, tuple(range(len(rows))))
 
 
@@ -100,7 +100,7 @@ def share(rows: Sequence[TokenIds]) -> Forest:
     """The trees of all `rows`. A row that another one continues has no segment of its own."""
     order, common = alike(rows)
     kept, kept_common, holders = _without_beginnings(rows, order, common)
-    segments: list[Segment] = []
+    segments: list[PrefixSegment] = []
     leaves: list[int] = []
     # A stack of (begin, end, depth, parent): these rows agree beyond `depth`; the last one is next.
     waiting = [(begin, end, 0, -1) for begin, end in runs(kept_common, 0, len(kept), 0)][::-1]
@@ -108,11 +108,11 @@ def share(rows: Sequence[TokenIds]) -> Forest:
         begin, end, depth, parent = waiting.pop()
         source, index = kept[begin], len(segments)
         if end - begin == 1:
-            segments.append(Segment(source, depth, len(rows[source]), parent))
+            segments.append(PrefixSegment(source, depth, len(rows[source]), parent))
             leaves.append(index)  # leaves come in the order of `kept`
             continue
         stop = min(kept_common[begin + 1 : end])
-        segments.append(Segment(source, depth, stop, parent))
+        segments.append(PrefixSegment(source, depth, stop, parent))
         found = [(left, right, stop, index) for left, right in runs(kept_common, begin, end, stop)]
         waiting += reversed(found)
     last = [_segment_at(segments, leaves[holders[row]], len(rows[row])) for row in range(len(rows))]
@@ -121,7 +121,7 @@ def share(rows: Sequence[TokenIds]) -> Forest:
     return Forest(tuple(segments), tuple(last))
 
 
-def _shortest_first(roots: Sequence[Segment], last: Sequence[int]) -> Forest:
+def _shortest_first(roots: Sequence[PrefixSegment], last: Sequence[int]) -> Forest:
     """Trees of one segment each, in the order in which attention takes rows by themselves."""
     order = sorted(range(len(roots)), key=lambda index: roots[index].stop)
     places = {index: place for place, index in enumerate(order)}
@@ -148,7 +148,7 @@ def _without_beginnings(
     return kept, kept_common, holders
 
 
-def _segment_at(segments: Sequence[Segment], leaf: int, size: int) -> int:
+def _segment_at(segments: Sequence[PrefixSegment], leaf: int, size: int) -> int:
     """The segment on the leaf's path that holds token `size - 1`."""
     while segments[leaf].start >= size:
         leaf = segments[leaf].parent

@@ -12,10 +12,10 @@ from collections.abc import Callable, Iterable, Sequence
 from itertools import zip_longest
 from typing import TypeVar
 
-from tailrace_learner.core.batch.rows import Row
+from tailrace_learner.core.batch.rows import TrainingRow
 
 T = TypeVar("T")
-Cut = Callable[[Sequence[Row]], Iterable[list[Row]]]
+Cut = Callable[[Sequence[TrainingRow]], Iterable[list[TrainingRow]]]
 
 
 class OneRank:
@@ -43,16 +43,16 @@ class Shares:
         self._owners: dict[int, int] = {}  # by the row's identity: rows live as long as their step
         self._num_tokens = [0] * num_ranks
 
-    def split(self, rows: Sequence[Row]) -> list[list[Row]]:
+    def split(self, rows: Sequence[TrainingRow]) -> list[list[TrainingRow]]:
         """Each rank's part of `rows`; new ones go, longest first, to who has the fewest tokens."""
-        shares: list[list[Row]] = [[] for _ in self._num_tokens]
+        shares: list[list[TrainingRow]] = [[] for _ in self._num_tokens]
         if len(shares) == 1:
             return [list(rows)]
         for row in sorted(rows, key=lambda row: -len(row.token_ids)):
             shares[self._owner(row)].append(row)
         return shares
 
-    def passes(self, rows: Sequence[Row], rank: int, cut: Cut) -> list[list[Row]]:
+    def passes(self, rows: Sequence[TrainingRow], rank: int, cut: Cut) -> list[list[TrainingRow]]:
         """The passes of `rank`, as many as those of the busiest one; idle ones are empty.
 
         `cut` makes passes of one rank's rows.
@@ -60,7 +60,7 @@ class Shares:
         each = [list(cut(share)) for share in self.split(rows)]
         return [turn[rank] for turn in zip_longest(*each, fillvalue=[])]
 
-    def _owner(self, row: Row) -> int:
+    def _owner(self, row: TrainingRow) -> int:
         owner = self._owners.get(id(row))
         if owner is None:
             owner = self._num_tokens.index(min(self._num_tokens))

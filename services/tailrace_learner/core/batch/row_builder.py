@@ -23,7 +23,11 @@ from tailrace_learner.core.algorithms.advantages.base import (
     Returns,
     Verdict,
 )
-from tailrace_learner.core.algorithms.advantages.peers import NO_PEERS, Peers, all_peers
+from tailrace_learner.core.algorithms.advantages.comparison import (
+    NO_COMPARISON,
+    ComparisonSet,
+    comparison_set,
+)
 from tailrace_learner.core.algorithms.advantages.shaping import shaped
 from tailrace_learner.core.batch.group_returns import (
     NO_LIMITS,
@@ -41,7 +45,7 @@ from tailrace_protos.trajectory import TrajectoryGroup
 
 
 @dataclass(frozen=True, slots=True)
-class RowBuilder:
+class TrainingRowBuilder:
     """Prepares groups for one step of one lineage."""
 
     config: LearnerConfig
@@ -50,14 +54,16 @@ class RowBuilder:
     limits: RowLimits = NO_LIMITS
     quarantine: Mapping[str, int] = field(default_factory=dict)  # may change between groups
 
-    def unknown_versions(self, group: TrajectoryGroup, book: Mapping[int, tuple[str, int]]) -> set[int]:
+    def unknown_versions(
+        self, group: TrajectoryGroup, known_versions: Mapping[int, tuple[str, int]]
+    ) -> set[int]:
         """Versions of the group's tokens that `book` does not list (yet)."""
         rows = (row for member in group.members for row in member.rows)
         versions = {span.policy_version for row in rows for span in row.spans}
-        return {version for version in versions if version >= 0 and version not in book}
+        return {version for version in versions if version >= 0 and version not in known_versions}
 
     def prepare(
-        self, group: TrajectoryGroup, step: int, book: Mapping[int, tuple[str, int]]
+        self, group: TrajectoryGroup, step: int, known_versions: Mapping[int, tuple[str, int]]
     ) -> PreparedGroup:
         """Advantages and masks of one group for a learner that has done `step` steps."""
         counts: Counter[str] = Counter()
@@ -73,7 +79,13 @@ class RowBuilder:
         sources: tuple[Source, ...] = ()
         if teaches or self.config.holds_all_tokens:
             reader = TokenReader(
-                self.config, self.max_staleness, self.ancestry, step, book, counts, self.quarantine
+                self.config,
+                self.max_staleness,
+                self.ancestry,
+                step,
+                known_versions,
+                counts,
+                self.quarantine,
             )
             sources = tuple(self._sources(group, played, _taught(returns, teaches), reader))
         return PreparedGroup(
@@ -85,7 +97,9 @@ class RowBuilder:
             successes=tuple(m.metrics["success"] for m in kept if "success" in m.metrics),
             counts=dict(counts),
             tag=group.members[0].task.env_name if group.members else "",
-            peers=_peers(returns, played) if self.config.normalises_over_step else NO_PEERS,
+            comparison=_comparison(returns, played)
+            if self.config.normalises_over_step
+            else NO_COMPARISON,
             unestimated=self._settle(returns, advantages, sources),
         )
 
@@ -141,7 +155,7 @@ def _taught(returns: Returns, teaches: bool) -> tuple[NDArray[np.int64], ...]:
     return places if teaches else tuple(np.full(len(each), NO_REWARD) for each in places)
 
 
-def _peers(returns: Returns, played: Sequence[int]) -> Peers:
+def _comparison(returns: Returns, played: Sequence[int]) -> ComparisonSet:
     """What the members that are trained are compared by."""
-    peers = all_peers(returns)
-    return peers.chosen(np.isin(peers.members, played))
+    comparison = comparison_set(returns)
+    return comparison.chosen(np.isin(comparison.members, played))

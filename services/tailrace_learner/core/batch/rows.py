@@ -16,26 +16,26 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from tailrace_learner.core.algorithms.advantages.base import Returns
-from tailrace_learner.core.algorithms.advantages.peers import NO_PEERS, Peers
+from tailrace_learner.core.algorithms.advantages.comparison import NO_COMPARISON, ComparisonSet
 from tailrace_protos.generation import TokenSpan
 
 
 @dataclass(slots=True)
-class Row:
+class TrainingRow:
     """One row to train: a prefix of an episode's row and the tokens in it that are trained."""
 
     row_id: str
     token_ids: NDArray[np.integer[Any]]  # [T] inputs; the last trained token itself is no input
     targets: NDArray[np.int64]  # [M] positions of trained tokens, each >= 1
     target_ids: NDArray[np.integer[Any]]  # [M]
-    log_mu: NDArray[np.float32]  # [M]
+    inference_logprobs: NDArray[np.float32]  # [M]
     advantages: NDArray[np.floating[Any]]  # [M]; float32 once the step needs nothing more to know
     staleness: NDArray[np.int64]  # [M] optimizer steps
     is_current: NDArray[np.bool_]  # [M] sampled by the very weights that the step starts with
-    log_pi_old: NDArray[np.float32] | None = None  # [M] once computed
+    proximal_logprobs: NDArray[np.float32] | None = None  # [M] once computed
     turns: NDArray[np.int64] | None = None  # [M] ascending; only for losses that look at turns
     is_picked: NDArray[np.float32] | None = None  # [M] 1 where the loss's selection picked the token
-    log_ref: NDArray[np.float32] | None = None  # [M] of the reference model, once computed
+    ref_logprobs: NDArray[np.float32] | None = None  # [M] of the reference model, once computed
     values: NDArray[np.float32] | None = None  # [M] of the critic at the step's start, once computed
     value_targets: NDArray[np.float32] | None = None  # [M] what the critic is trained to say
     spans: tuple[TokenSpan, ...] = ()  # of all targets, or empty: not known
@@ -49,8 +49,8 @@ class Source(NamedTuple):
 
     member: int
     place: int  # among the member's rows
-    whole: Row | None  # with all sampled tokens as targets, where a model is to be asked
-    trained: Row | None
+    whole: TrainingRow | None  # with all sampled tokens as targets, where a model is to be asked
+    trained: TrainingRow | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,38 +67,40 @@ class PreparedGroup:
 
     group_id: str
     group_index: int
-    rows: tuple[Row, ...]
+    rows: tuple[TrainingRow, ...]
     drop_reason: str  # empty unless the group must be given back
     rewards: tuple[float, ...]  # of valid members
     successes: tuple[float, ...]  # of valid members that report it
     counts: dict[str, int] = field(default_factory=dict)
     tag: str = ""  # of the task
-    peers: Peers = NO_PEERS  # of trained members, where the whole step is compared; shaped returns
+    comparison: ComparisonSet = (
+        NO_COMPARISON  # of trained members, where the whole step is compared; shaped returns
+    )
     unestimated: Unestimated | None = None  # given while the rows' advantages mean nothing yet
 
 
 def demonstration_row(
     row_id: str, token_ids: NDArray[np.int64], loss_mask: NDArray[np.uint8]
-) -> Row | None:
+) -> TrainingRow | None:
     """A row for the `sft` loss; None when its mask is empty."""
     targets = np.flatnonzero(loss_mask[1:] != 0) + 1
     if not len(targets):
         return None
     zeros = np.zeros(len(targets), dtype=np.float32)
-    return Row(
+    return TrainingRow(
         row_id=row_id,
         token_ids=token_ids[: targets[-1]],
         targets=targets,
         target_ids=token_ids[targets],
-        log_mu=zeros,
+        inference_logprobs=zeros,
         advantages=zeros,
         staleness=np.zeros(len(targets), dtype=np.int64),
         is_current=np.zeros(len(targets), dtype=np.bool_),
-        log_pi_old=zeros,
+        proximal_logprobs=zeros,
     )
 
 
-def gathered(rows: Sequence[Row], of: Callable[[Row], NDArray[Any] | None]) -> Tensor:
+def gathered(rows: Sequence[TrainingRow], of: Callable[[TrainingRow], NDArray[Any] | None]) -> Tensor:
     """What `of` says of the targets of all rows [M], on the host; rows that lack it are skipped."""
     parts = [part for row in rows if (part := of(row)) is not None]
     return torch.from_numpy(np.concatenate(parts))

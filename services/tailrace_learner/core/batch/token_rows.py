@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from tailrace.provenance import kept_spans
 from tailrace_learner.config import LearnerConfig
 from tailrace_learner.core.batch.lineage import Ancestry
-from tailrace_learner.core.batch.rows import Row
+from tailrace_learner.core.batch.rows import TrainingRow
 from tailrace_learner.core.mismatch.quarantine import is_trusted
 from tailrace_protos.base import as_float32, as_int32, as_uint8
 from tailrace_protos.generation import TokenSpan
@@ -31,12 +31,12 @@ class TokenReader:
     max_staleness: int
     ancestry: Ancestry
     step: int
-    book: Mapping[int, tuple[str, int]]  # policy_version -> (lineage, optimizer step)
+    known_versions: Mapping[int, tuple[str, int]]  # policy_version -> (lineage, optimizer step)
     counts: Counter[str]
     # source -> last step of which its tokens are good
     quarantine: Mapping[str, int] = field(default_factory=dict)
 
-    def trained(self, row_id: str, source: TokenRow) -> Row | None:
+    def trained(self, row_id: str, source: TokenRow) -> TrainingRow | None:
         """The row to train, its advantages still 0, or None when all of its tokens are masked."""
         places = np.flatnonzero(as_uint8(source.loss_mask))  # [S] of all sampled tokens
         staleness, is_own = self._ages(source.spans)
@@ -51,7 +51,7 @@ class TokenReader:
         kept = usable & trusted
         return self._row(row_id, source, places, kept, staleness, is_own)
 
-    def whole(self, row_id: str, source: TokenRow) -> Row | None:
+    def whole(self, row_id: str, source: TokenRow) -> TrainingRow | None:
         """The row with all sampled tokens as targets, trained or not; None if it has none.
 
         Their log-probabilities are as the engine reported them, finite or not.
@@ -63,7 +63,7 @@ class TokenReader:
     def _ages(self, spans: Sequence[TokenSpan]) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
         """Staleness [S] of each sampled token, and True [S] where its weights are the learner's own."""
         versions = np.array([span.policy_version for span in spans], np.int64)
-        staleness, is_own = self.ancestry.ages(versions, self.step, self.book)
+        staleness, is_own = self.ancestry.ages(versions, self.step, self.known_versions)
         counts = np.array([span.num_tokens for span in spans], np.intp)
         return np.repeat(staleness, counts), np.repeat(is_own, counts)
 
@@ -75,17 +75,17 @@ class TokenReader:
         kept: NDArray[np.bool_],  # [S]
         staleness: NDArray[np.int64],  # [S]
         is_own: NDArray[np.bool_],  # [S]
-    ) -> Row | None:
+    ) -> TrainingRow | None:
         targets = places[kept]
         if not len(targets):
             return None
         token_ids = as_int32(source.token_ids)
-        return Row(
+        return TrainingRow(
             row_id=row_id,
             token_ids=token_ids[: targets[-1]],
             targets=targets,
             target_ids=token_ids[targets],
-            log_mu=as_float32(source.inference_logprobs)[targets],
+            inference_logprobs=as_float32(source.inference_logprobs)[targets],
             advantages=np.zeros(len(targets), np.float32),
             staleness=staleness[kept],
             is_current=(is_own & (staleness == 0))[kept],

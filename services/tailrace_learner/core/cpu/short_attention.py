@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from tailrace_learner.core.batch.layout import PackedRows
-from tailrace_learner.core.cpu.short_plan import Heads, Plan, plan_of
+from tailrace_learner.core.cpu.short_plan import Heads, ShortPlan, plan_of
 
 # Longer sequences are left to the fused kernel.
 MAX_LEN = 64
@@ -48,7 +48,7 @@ def is_short(packed: PackedRows) -> bool:
 class _ShortAttention(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, query: Tensor, key: Tensor, value: Tensor, plan: Plan, scale: float
+        ctx: Any, query: Tensor, key: Tensor, value: Tensor, plan: ShortPlan, scale: float
     ) -> Tensor:
         shape, (kv_heads, head_dim) = query.shape, key.shape[1:]
         query = _gathered(query, kv_heads, plan.queries)
@@ -91,7 +91,7 @@ def _gathered(states: Tensor, kv_heads: int, places: Tensor) -> Tensor:
 
 
 def _by_part(
-    plan: Plan, head_dim: int, queries: Sequence[Tensor], keys: Sequence[Tensor]
+    plan: ShortPlan, head_dim: int, queries: Sequence[Tensor], keys: Sequence[Tensor]
 ) -> Iterator[tuple[Any, ...]]:
     """Each part with views of its queries [B * KH, Q * R, D] and of its keys [B * KH, K, D]."""
     at_queries = [states.split_with_sizes(plan.query_sizes) for states in queries]
@@ -103,7 +103,7 @@ def _by_part(
         yield part, *views
 
 
-def _summed(places: Tensor, plan: Plan, kv_heads: int) -> Tensor:
+def _summed(places: Tensor, plan: ShortPlan, kv_heads: int) -> Tensor:
     """[N, KH, D]: what all places of a token give it."""
     tokens = places.index_select(0, plan.key_of)
     if len(plan.seen):

@@ -35,7 +35,7 @@ class Part(NamedTuple):
     mask: Tensor  # [Q * R, K], or [B * KH, Q * R, K], added to the scores of R query heads per key head
 
 
-class Plan(NamedTuple):
+class ShortPlan(NamedTuple):
     """Where the flat tokens of each key head lie among the places of all buckets, [B, KH, n] of each.
 
     A place of padding repeats a token: nobody sees it, and as a query it gives and gets nothing.
@@ -53,9 +53,9 @@ class Plan(NamedTuple):
     seen_tokens: Tensor  # [s] which ones
 
 
-def plan_of(packed: PackedRows, heads: Heads) -> Plan:
+def plan_of(packed: PackedRows, heads: Heads) -> ShortPlan:
     """Made once for all layers that are alike."""
-    found: Plan | None = packed.made.get(heads)
+    found: ShortPlan | None = packed.made.get(heads)
     if found is None:
         found = packed.made[heads] = _made(packed, heads)
     return found
@@ -96,14 +96,14 @@ class _Columns(NamedTuple):
         return mask.masked_fill_(torch.from_numpy(is_hidden), -math.inf)
 
 
-def _made(packed: PackedRows, heads: Heads) -> Plan:
+def _made(packed: PackedRows, heads: Heads) -> ShortPlan:
     buckets, kv_heads = [_Columns.of(bucket) for bucket in packed.buckets], heads.kv_heads
     queries = _tokens((np.take_along_axis(each.tokens, each.own, 1) for each in buckets), kv_heads)
     keys = _tokens((each.tokens for each in buckets), kv_heads)
     is_query = _flags((each.is_query for each in buckets), kv_heads)
     is_own = _flags((each.is_own for each in buckets), kv_heads)
     seen = np.flatnonzero(_flags((each.is_seen for each in buckets), kv_heads))
-    return Plan(
+    return ShortPlan(
         parts=tuple(_part(each, heads) for each in buckets),
         query_sizes=[each.own.size * kv_heads for each in buckets],
         key_sizes=[each.tokens.size * kv_heads for each in buckets],

@@ -19,31 +19,32 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from tailrace_learner.core.batch.rows import Row
-from tailrace_learner.core.step.tally import Tally, k3
+from tailrace_learner.core.batch.rows import TrainingRow
+from tailrace_learner.core.step.metric_sums import MetricSums, k3
 
 DRIFT = "drift/"
 Sums = Mapping[tuple[str, int], tuple[float, float]]  # by source and age: summed errors, their number
 
 
 def add_errors(
-    tally: Tally,
-    rows: Sequence[Row],
-    log_mu: Tensor,
-    log_pi: Tensor,
+    metric_sums: MetricSums,
+    rows: Sequence[TrainingRow],
+    inference_logprobs: Tensor,
+    learner_logprobs: Tensor,
     counted: NDArray[np.bool_],
     age: int,
 ) -> None:
     """Add what the tokens of `rows` that are `counted` [M] say of servers and of numerics.
 
-    `log_mu` [M]: of the engines. `log_pi` [M]: under the weights of `age` steps ago, which are those
-    of the counted tokens.
+    `learner_logprobs` [M]: under the weights of `age` steps ago, which are those of the counted tokens.
     """
-    on_own = torch.from_numpy(counted).to(log_pi.device)
-    tally.add("mismatch_kl", k3(log_mu, log_pi)[on_own].sum(), int(counted.sum()))
-    errors = (log_pi.double() - log_mu.double()).abs()
+    on_own = torch.from_numpy(counted).to(learner_logprobs.device)
+    metric_sums.add(
+        "mismatch_kl", k3(inference_logprobs, learner_logprobs)[on_own].sum(), int(counted.sum())
+    )
+    errors = (learner_logprobs.double() - inference_logprobs.double()).abs()
     for source, total, count in drift_sums(rows, errors, counted):
-        tally.add(f"{DRIFT}{age} {source}", total, count)
+        metric_sums.add(f"{DRIFT}{age} {source}", total, count)
 
 
 def of_sources(totals: Mapping[str, tuple[float, float]]) -> Sums:
@@ -53,7 +54,7 @@ def of_sources(totals: Mapping[str, tuple[float, float]]) -> Sums:
 
 
 def drift_sums(
-    rows: Sequence[Row], errors: Tensor, matched: NDArray[np.bool_]
+    rows: Sequence[TrainingRow], errors: Tensor, matched: NDArray[np.bool_]
 ) -> Iterator[tuple[str, Tensor, int]]:
     """Per source, the sum of `errors` [M] over its version-matched tokens, and their number."""
     names, owners = owners_of(rows)
@@ -70,14 +71,14 @@ def drift_sums(
             yield name, sums[place], int(counts[place])
 
 
-def owners_of(rows: Sequence[Row]) -> tuple[list[str], NDArray[np.int64]]:
+def owners_of(rows: Sequence[TrainingRow]) -> tuple[list[str], NDArray[np.int64]]:
     """All sources of the rows, and for every target [M] the place of its source, -1 if not known."""
     places: dict[str, int] = {}
     owners = [_owners(row, places) for row in rows]
     return list(places), np.concatenate(owners)
 
 
-def _owners(row: Row, places: dict[str, int]) -> NDArray[np.int64]:
+def _owners(row: TrainingRow, places: dict[str, int]) -> NDArray[np.int64]:
     """Place [M] of each target's source in `places`; adds new sources to it."""
     if not row.spans:
         return np.full(len(row.targets), -1, np.int64)

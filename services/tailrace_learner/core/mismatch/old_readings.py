@@ -18,12 +18,12 @@ import torch
 from tailrace_learner.config import LearnerConfig
 from tailrace_learner.core.batch.packing import computed_tokens, micro_batches, pack
 from tailrace_learner.core.batch.ranks import Shares
-from tailrace_learner.core.batch.rows import Row, gathered
+from tailrace_learner.core.batch.rows import TrainingRow, gathered
 from tailrace_learner.core.mismatch.drift import add_errors
 from tailrace_learner.core.mismatch.old_sample import OldSample
 from tailrace_learner.core.mismatch.old_versions import OldVersions
-from tailrace_learner.core.model.policy import Policy
-from tailrace_learner.core.step.tally import Tally
+from tailrace_learner.core.model.policy import PolicyModel
+from tailrace_learner.core.step.metric_sums import MetricSums
 from tailrace_learner.ports import Ranks
 
 MAX_SHARE = 1 / 16
@@ -34,7 +34,9 @@ EVERY_STEPS = 2
 class OldReadings:
     """`read` before the first update of a step, `keep` when it comes."""
 
-    def __init__(self, policy: Policy, config: LearnerConfig, ranks: Ranks, num_versions: int) -> None:
+    def __init__(
+        self, policy: PolicyModel, config: LearnerConfig, ranks: Ranks, num_versions: int
+    ) -> None:
         self._policy = policy
         self._config = config
         self._ranks = ranks
@@ -49,7 +51,11 @@ class OldReadings:
         self._versions.keep(step)
 
     def read(
-        self, rows: Sequence[Row], step: int, num_owed: Callable[[str], int], tally: Tally
+        self,
+        rows: Sequence[TrainingRow],
+        step: int,
+        num_owed: Callable[[str], int],
+        metric_sums: MetricSums,
     ) -> None:
         """Add to `tally` what a sample of older tokens, all of one age, says of sources.
 
@@ -63,28 +69,29 @@ class OldReadings:
         for age in ages[turn:] + ages[:turn]:
             if chosen := sample.of_age(age):
                 with self._versions.restored(step - age):
-                    self._compute(chosen, age, tally)
+                    self._compute(chosen, age, metric_sums)
                 self._next_step = step + EVERY_STEPS
                 self._num_samples += 1
                 return
 
-    def _max_tokens(self, rows: Sequence[Row]) -> float:
+    def _max_tokens(self, rows: Sequence[TrainingRow]) -> float:
         computed = computed_tokens(rows, share_prefixes=self._config.shares_prefixes)
         return max(MAX_SHARE * computed, MIN_TOKENS)
 
     @torch.no_grad()
-    def _compute(self, rows: Sequence[Row], age: int, tally: Tally) -> None:
+    def _compute(self, rows: Sequence[TrainingRow], age: int, metric_sums: MetricSums) -> None:
         for part in Shares(self._ranks.num_ranks).passes(rows, self._ranks.rank, self._cut):
             # Without rows: sharded weights are gathered by all ranks together.
             given = part or [rows[0]]
             shares_prefixes = self._config.shares_prefixes
             batch = pack(given, self._policy.device, share_prefixes=shares_prefixes)
-            log_pi = self._policy.forward(batch)[0]
+            learner_logprobs = self._policy.forward(batch)[0]
             if part:
-                log_mu = gathered(batch.rows, lambda row: row.log_mu).to(log_pi.device)
-                counted = np.ones(len(log_pi), np.bool_)
-                add_errors(tally, batch.rows, log_mu, log_pi, counted, age)
+                given_logprobs = gathered(batch.rows, lambda row: row.inference_logprobs)
+                inference_logprobs = given_logprobs.to(learner_logprobs.device)
+                counted = np.ones(len(learner_logprobs), np.bool_)
+                add_errors(metric_sums, batch.rows, inference_logprobs, learner_logprobs, counted, age)
 
-    def _cut(self, rows: Sequence[Row]) -> Iterator[list[Row]]:
+    def _cut(self, rows: Sequence[TrainingRow]) -> Iterator[list[TrainingRow]]:
         limit = self._config.max_tokens_per_micro_batch
         return micro_batches(rows, limit, share_prefixes=self._config.shares_prefixes)

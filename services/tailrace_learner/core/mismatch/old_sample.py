@@ -12,7 +12,7 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
-from tailrace_learner.core.batch.rows import Row
+from tailrace_learner.core.batch.rows import TrainingRow
 from tailrace_learner.core.mismatch.drift import owners_of
 from tailrace_learner.core.mismatch.quarantine import cut_down
 
@@ -25,7 +25,7 @@ class OldSample:
 
     def __init__(
         self,
-        rows: Sequence[Row],
+        rows: Sequence[TrainingRow],
         num_owed: Callable[[str], int],
         max_tokens: float,
         last_read: dict[str, int],
@@ -43,7 +43,7 @@ class OldSample:
         self._owed = np.array([num_owed(name) for name in self._names], np.int64)
         self._pay(self._owners[(self._ages == 0) & (self._owners >= 0)])
 
-    def of_age(self, age: int) -> list[Row]:
+    def of_age(self, age: int) -> list[TrainingRow]:
         """Rows with tokens of that age alone as targets; sources that were long not read come first."""
         is_wanted = (self._ages == age) & (self._owners >= 0)
         is_wanted[is_wanted] = self._owed[self._owners[is_wanted]] > 0
@@ -79,7 +79,7 @@ class OldSample:
         order = dict.fromkeys([*(first[source] for source in sources), *np.unique(turns).tolist()])
         return [int((turn + begin) % len(self._rows)) for turn in order]
 
-    def _cut_to(self, index: int, wanted: NDArray[np.bool_]) -> Row:
+    def _cut_to(self, index: int, wanted: NDArray[np.bool_]) -> TrainingRow:
         """A copy of a row with the wanted targets alone."""
         row = replace(self._rows[index])
         cut_down(row, wanted)
@@ -89,7 +89,7 @@ class OldSample:
         self._owed -= np.bincount(owners, minlength=len(self._owed))
 
 
-def _ages(row: Row) -> NDArray[np.int64]:
+def _ages(row: TrainingRow) -> NDArray[np.int64]:
     """Steps since a target's version was the learner's own [M]; -1 where it never was."""
     own = row.is_current if row.is_own is None else row.is_own
     return np.where(own, row.staleness, -1)

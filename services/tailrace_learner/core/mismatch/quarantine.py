@@ -14,21 +14,21 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tailrace.provenance import kept_spans
-from tailrace_learner.core.batch.rows import PreparedGroup, Row
+from tailrace_learner.core.batch.rows import PreparedGroup, TrainingRow
 from tailrace_protos.generation import TokenSpan
 
 _PER_TARGET = (
     "targets",
     "target_ids",
-    "log_mu",
+    "inference_logprobs",
     "advantages",
     "staleness",
     "is_current",
     "is_own",
-    "log_pi_old",
+    "proximal_logprobs",
     "turns",
     "is_picked",
-    "log_ref",
+    "ref_logprobs",
     "values",
     "value_targets",
     "unsettled",
@@ -62,7 +62,7 @@ def is_trusted(
     return step - staleness <= np.repeat(last_good, [span.num_tokens for span in spans])
 
 
-def _leave_out(row: Row, quarantine: Mapping[str, int], step: int) -> int:
+def _leave_out(row: TrainingRow, quarantine: Mapping[str, int], step: int) -> int:
     """Number of the row's targets that were taken out of it."""
     stays = is_trusted(row.spans, row.staleness, quarantine, step)
     if stays.all():
@@ -71,7 +71,7 @@ def _leave_out(row: Row, quarantine: Mapping[str, int], step: int) -> int:
     return int(np.count_nonzero(~stays))
 
 
-def cut_down(row: Row, stays: NDArray[np.bool_]) -> None:
+def cut_down(row: TrainingRow, stays: NDArray[np.bool_]) -> None:
     """Leave of the row, in place, the targets [M] that stay."""
     row.spans = kept_spans(row.spans, stays)
     for name in _PER_TARGET:

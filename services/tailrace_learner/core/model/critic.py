@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from tailrace_learner.config import CriticArgs
 from tailrace_learner.core.batch.packing import PackedBatch
-from tailrace_learner.core.model.policy import Policy
+from tailrace_learner.core.model.policy import PolicyModel
 
 
 def make_head(hidden_size: int, device: torch.device) -> nn.Linear:
@@ -28,7 +28,7 @@ def make_head(hidden_size: int, device: torch.device) -> nn.Linear:
 class Critic:
     """`trunk` needs no output matrix unless it is the policy."""
 
-    trunk: Policy
+    trunk: PolicyModel
     head: nn.Linear
     args: CriticArgs = field(default_factory=CriticArgs)
 

@@ -31,21 +31,21 @@ class _TokenLogprobs(torch.autograd.Function):
     ) -> tuple[Tensor, Tensor]:
         states, matrix = hidden.to(inputs), weight.to(inputs)
         dtype = torch.float64 if hidden.dtype == torch.float64 else torch.float32
-        log_pi = torch.empty(len(targets), dtype=dtype, device=hidden.device)
-        entropy = torch.empty_like(log_pi)
+        learner_logprobs = torch.empty(len(targets), dtype=dtype, device=hidden.device)
+        entropy = torch.empty_like(learner_logprobs)
         keeps = len(weight) <= MAX_KEPT_RATIO * weight.shape[1]
         kept: list[Tensor] = []
         for start in range(0, len(targets), chunk_tokens):
             part = slice(start, start + chunk_tokens)
             log_all = _log_softmax(states[part], matrix, temperature)
-            log_pi[part] = log_all.gather(-1, targets[part, None]).squeeze(-1)
+            learner_logprobs[part] = log_all.gather(-1, targets[part, None]).squeeze(-1)
             entropy[part] = -(log_all.exp() * log_all).sum(-1)
             if keeps:
                 kept.append(log_all)
         ctx.save_for_backward(hidden, weight, targets, entropy, *kept)
         ctx.temperature, ctx.chunk_tokens, ctx.inputs = temperature, chunk_tokens, inputs
         ctx.set_materialize_grads(False)
-        return log_pi, entropy
+        return learner_logprobs, entropy
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:

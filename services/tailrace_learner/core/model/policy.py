@@ -16,7 +16,7 @@ from tailrace_learner.core.model.shards import local
 
 
 @dataclass(frozen=True, slots=True)
-class Policy:
+class PolicyModel:
     """A causal LM without output bias or logit transformations (checked when it is loaded)."""
 
     model: Any  # transformers.PreTrainedModel

@@ -18,8 +18,8 @@ from torch import Tensor
 from tailrace_learner.config import LearnerConfig
 from tailrace_learner.core.batch.packing import PackedBatch, pack
 from tailrace_learner.core.batch.ranks import ONE_RANK
-from tailrace_learner.core.batch.rows import Row, demonstration_row
-from tailrace_learner.core.model.policy import Policy
+from tailrace_learner.core.batch.rows import TrainingRow, demonstration_row
+from tailrace_learner.core.model.policy import PolicyModel
 from tailrace_learner.core.model.row_values import passes_of, row_values
 from tailrace_learner.ports import Ranks
 
@@ -29,7 +29,7 @@ class Reference:
 
     def __init__(
         self,
-        policy: Policy,
+        policy: PolicyModel,
         config: LearnerConfig,
         *,
         offload: bool = False,
@@ -43,15 +43,15 @@ class Reference:
         if offload:
             policy.model.to(self._home)
 
-    def fill(self, rows: Sequence[Row]) -> None:
+    def fill(self, rows: Sequence[TrainingRow]) -> None:
         """Give the rows that lack it their `log_ref` (collective, where it is cut)."""
-        parts = passes_of([row for row in rows if row.log_ref is None], self._config)
+        parts = passes_of([row for row in rows if row.ref_logprobs is None], self._config)
         num_passes = max(self._holders.collect(len(parts)))
         if not num_passes:
             return
         with self.present():
-            for row, log_ref in row_values(parts, self._ask, self._policy.device, self._config):
-                row.log_ref = log_ref
+            for row, ref_logprobs in row_values(parts, self._ask, self._policy.device, self._config):
+                row.ref_logprobs = ref_logprobs
             for _ in range(len(parts), num_passes):
                 self._idle()
 

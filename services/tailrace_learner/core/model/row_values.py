@@ -11,21 +11,21 @@ from torch import Tensor
 
 from tailrace_learner.config import LearnerConfig
 from tailrace_learner.core.batch.packing import PackedBatch, micro_batches, pack
-from tailrace_learner.core.batch.rows import Row
+from tailrace_learner.core.batch.rows import TrainingRow
 
 
-def passes_of(rows: Sequence[Row], config: LearnerConfig) -> list[list[Row]]:
+def passes_of(rows: Sequence[TrainingRow], config: LearnerConfig) -> list[list[TrainingRow]]:
     """Rows of one forward pass each."""
     shares = config.shares_prefixes
     return list(micro_batches(rows, config.max_tokens_per_micro_batch, share_prefixes=shares))
 
 
 def row_values(
-    parts: Sequence[Sequence[Row]],
+    parts: Sequence[Sequence[TrainingRow]],
     ask: Callable[[PackedBatch], Tensor],
     device: torch.device,
     config: LearnerConfig,
-) -> Iterator[tuple[Row, NDArray[np.float32]]]:
+) -> Iterator[tuple[TrainingRow, NDArray[np.float32]]]:
     """Each row of `parts` with `ask`'s answer [M] to its targets; `ask` gets one part at a time."""
     for part in parts:
         batch = pack(part, device, share_prefixes=config.shares_prefixes)

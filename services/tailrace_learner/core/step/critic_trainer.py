@@ -19,12 +19,12 @@ from tailrace_learner.config import LearnerConfig
 from tailrace_learner.core.algorithms.aggregation import row_count, token_weights
 from tailrace_learner.core.algorithms.losses.value_clip import value_clip
 from tailrace_learner.core.batch.packing import PackedBatch, micro_batches, pack
-from tailrace_learner.core.batch.rows import Row, gathered
+from tailrace_learner.core.batch.rows import TrainingRow, gathered
 from tailrace_learner.core.model.critic import Critic
 from tailrace_learner.core.model.policy import StartWeights
 from tailrace_learner.core.model.row_values import passes_of, row_values
+from tailrace_learner.core.step.metric_sums import MetricSums
 from tailrace_learner.core.step.optimizer import SummedAdamW, learning_rate_at
-from tailrace_learner.core.step.tally import Tally
 from tailrace_learner.ports import UpdateResult
 
 
@@ -49,8 +49,8 @@ class CriticTrainer:
     def begin(self, step: int) -> None:
         """Start over with the weights as they are."""
         self._step = step
-        self._tally = Tally()  # of the mini-batch
-        self._done = Tally()  # of those before it
+        self._tally = MetricSums()  # of the mini-batch
+        self._done = MetricSums()  # of those before it
         self._updates: list[UpdateResult] = []
         self._start.forget()
         self.optimizer.zero_grad(set_to_none=True)
@@ -70,7 +70,7 @@ class CriticTrainer:
         """Whether values depend on the policy's weights."""
         return self.critic.args.shared
 
-    def fill(self, rows: Sequence[Row], policy_start: StartWeights) -> None:
+    def fill(self, rows: Sequence[TrainingRow], policy_start: StartWeights) -> None:
         """Give rows the values of the step's start."""
         critic = self.critic
         with ExitStack() as stack:
@@ -82,7 +82,7 @@ class CriticTrainer:
             for row, values in answers:
                 row.values = values
 
-    def run(self, rows: Sequence[Row]) -> None:
+    def run(self, rows: Sequence[TrainingRow]) -> None:
         """Add the gradients of the value loss of some rows, in passes of its own."""
         shares = self._config.shares_prefixes
         limit = self._config.max_tokens_per_micro_batch
@@ -109,14 +109,14 @@ class CriticTrainer:
     def discard(self) -> None:
         """Forget all passes of a mini-batch that was not applied yet."""
         self.optimizer.zero_grad(set_to_none=True)
-        self._tally = Tally()
+        self._tally = MetricSums()
 
-    def update(self, rows: Sequence[Row], *, is_last: bool) -> None:
+    def update(self, rows: Sequence[TrainingRow], *, is_last: bool) -> None:
         """Apply a mini-batch's gradients; `is_last`: no more values will be wanted in this step."""
         if not self._start.is_kept and not is_last:
             self._start.keep()
         self._done.take(self._tally)
-        self._tally = Tally()
+        self._tally = MetricSums()
         args = self.critic.args.training_args
         self._updates.append(
             self.optimizer.update(
@@ -126,7 +126,7 @@ class CriticTrainer:
             )
         )
 
-    def metrics(self, rows: Sequence[Row]) -> dict[str, float | None]:
+    def metrics(self, rows: Sequence[TrainingRow]) -> dict[str, float | None]:
         """Losses of the step, and how good the values were that it started with.
 
         `explained_variance` is 1 - var(target - V) / var(target) over the step's trained tokens.

@@ -27,13 +27,13 @@ from tailrace_learner.core.algorithms.advantages.base import (
     TokenValues,
 )
 from tailrace_learner.core.algorithms.kl import KL_ESTIMATORS
-from tailrace_learner.core.batch.rows import PreparedGroup, Row, Source, Unestimated
+from tailrace_learner.core.batch.rows import PreparedGroup, Source, TrainingRow, Unestimated
 from tailrace_learner.core.model.policy import StartWeights
 from tailrace_learner.core.model.reference import Reference
 from tailrace_learner.core.step.critic_trainer import CriticTrainer
 from tailrace_learner.core.step.step_advantages import settled
 
-OfRow = Callable[[Row], NDArray[Any]]
+OfRow = Callable[[TrainingRow], NDArray[Any]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,12 +79,14 @@ class Estimates:
             if source.trained is not None and source.whole is not None:
                 self._write(source, source.trained, source.whole, advantages)
 
-    def _write(self, source: Source, trained: Row, whole: Row, advantages: Advantages) -> None:
+    def _write(
+        self, source: Source, trained: TrainingRow, whole: TrainingRow, advantages: Advantages
+    ) -> None:
         per_token = advantages.per_token[source.member][source.place]
         trained.advantages = settled(per_token[trained.targets], self._config)
         places = np.searchsorted(whole.targets, trained.targets)
-        if whole.log_ref is not None:
-            trained.log_ref = whole.log_ref[places]
+        if whole.ref_logprobs is not None:
+            trained.ref_logprobs = whole.ref_logprobs[places]
         if whole.values is not None and advantages.value_targets is not None:
             targets = advantages.value_targets[source.member][source.place]
             trained.values = whole.values[places]
@@ -92,16 +94,18 @@ class Estimates:
             if trained.conversation == NO_REWARD:  # nothing is known that the critic should have said
                 trained.value_targets = trained.values
 
-    def _divergence(self, row: Row) -> NDArray[np.float64]:
+    def _divergence(self, row: TrainingRow) -> NDArray[np.float64]:
         """At every policy token [M]; 0 where the engine reported no finite log-probability."""
-        assert row.log_ref is not None
+        assert row.ref_logprobs is not None
         estimate = KL_ESTIMATORS[self._config.kl_estimator]
-        log_mu, log_ref = (torch.from_numpy(part).double() for part in (row.log_mu, row.log_ref))
-        found: NDArray[np.float64] = estimate(log_mu, log_ref).numpy()
-        return np.where(np.isfinite(row.log_mu), found, 0.0)
+        inference_logprobs, ref_logprobs = (
+            torch.from_numpy(part).double() for part in (row.inference_logprobs, row.ref_logprobs)
+        )
+        found: NDArray[np.float64] = estimate(inference_logprobs, ref_logprobs).numpy()
+        return np.where(np.isfinite(row.inference_logprobs), found, 0.0)
 
 
-def _values(row: Row) -> NDArray[Any]:
+def _values(row: TrainingRow) -> NDArray[Any]:
     assert row.values is not None
     return row.values
 

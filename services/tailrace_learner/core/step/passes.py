@@ -21,10 +21,10 @@ from tailrace_learner.core.algorithms.losses.base import BatchTokens, LossInputs
 from tailrace_learner.core.algorithms.losses.spans import NO_SPANS, Spans
 from tailrace_learner.core.algorithms.proximal import interpolated, interpolation_weights
 from tailrace_learner.core.batch.packing import PackedBatch, micro_batches, pack
-from tailrace_learner.core.batch.rows import Row, gathered
+from tailrace_learner.core.batch.rows import TrainingRow, gathered
 from tailrace_learner.core.mismatch.drift import add_errors
-from tailrace_learner.core.model.policy import Policy, StartWeights
-from tailrace_learner.core.step.tally import Tally, k3
+from tailrace_learner.core.model.policy import PolicyModel, StartWeights
+from tailrace_learner.core.step.metric_sums import MetricSums, k3
 
 ValueLoss = Callable[[PackedBatch, Tensor], Tensor]
 Selection = Callable[[BatchTokens, LearnerConfig], NDArray[np.bool_]]
@@ -33,22 +33,24 @@ Selection = Callable[[BatchTokens, LearnerConfig], NDArray[np.bool_]]
 class PassRunner:
     """Runs passes of one loss; adds gradients to the policy's parameters, never divides them."""
 
-    def __init__(self, policy: Policy, loss: Loss, config: LearnerConfig, start: StartWeights) -> None:
+    def __init__(
+        self, policy: PolicyModel, loss: Loss, config: LearnerConfig, start: StartWeights
+    ) -> None:
         self._policy = policy
         self._loss = loss
         self._config = config
         self._start = start
         self._interpolates = config.proximal_logprobs == "interpolate"
 
-    def micro_batches(self, rows: Sequence[Row]) -> Iterator[list[Row]]:
+    def micro_batches(self, rows: Sequence[TrainingRow]) -> Iterator[list[TrainingRow]]:
         """Rows of one pass each."""
         limit = self._config.max_tokens_per_micro_batch
         return micro_batches(rows, limit, share_prefixes=self._config.shares_prefixes)
 
     def run(
         self,
-        rows: Sequence[Row],
-        tally: Tally,
+        rows: Sequence[TrainingRow],
+        metric_sums: MetricSums,
         *,
         is_first: bool,
         kl_coef: float = 0.0,
@@ -60,20 +62,20 @@ class PassRunner:
         loss of a critic on the policy's hidden states [M, H], which the returned sum leaves out.
         """
         batch = pack(rows, self._policy.device, share_prefixes=self._config.shares_prefixes)
-        log_pi_old = self._proximal(batch)
-        log_pi, entropy, of_values = self._forward(batch, value_loss)
-        inputs = self._inputs(batch, log_pi, log_pi_old)
-        loss = self._loss_sum(batch, inputs, entropy, tally)
+        proximal_logprobs = self._proximal(batch)
+        learner_logprobs, entropy, of_values = self._forward(batch, value_loss)
+        inputs = self._inputs(batch, learner_logprobs, proximal_logprobs)
+        loss = self._loss_sum(batch, inputs, entropy, metric_sums)
         if kl_coef:
             weights = self._token_weights(batch)
-            loss = loss + kl_coef * (weights * self._divergence(batch, log_pi)).sum()
+            loss = loss + kl_coef * (weights * self._divergence(batch, learner_logprobs)).sum()
         (loss + of_values).backward()  # type: ignore[no-untyped-call]
         if is_first:
-            self._measure(batch, inputs, entropy, tally)
-            self._remember(batch, inputs.log_pi_old)
+            self._measure(batch, inputs, entropy, metric_sums)
+            self._remember(batch, inputs.proximal_logprobs)
         return float(loss.detach())
 
-    def idle(self, like: Row, *, is_first: bool) -> None:
+    def idle(self, like: TrainingRow, *, is_first: bool) -> None:
         """Take part in a pass of other ranks without rows: all of it, on one token, for no gradient.
 
         `like`: one of the rows that they may be computing, so that the same forwards are done.
@@ -81,26 +83,29 @@ class PassRunner:
         batch = pack([_shortest(like)], self._policy.device)
         if is_first:
             self._proximal(batch)
-        log_pi, entropy = self._policy.forward(batch)
-        (0.0 * (log_pi + entropy)).sum().backward()  # type: ignore[no-untyped-call]
+        learner_logprobs, entropy = self._policy.forward(batch)
+        (0.0 * (learner_logprobs + entropy)).sum().backward()  # type: ignore[no-untyped-call]
 
     @torch.no_grad()
-    def pick(self, selection: Selection, rows: Sequence[Row]) -> None:
+    def pick(self, selection: Selection, rows: Sequence[TrainingRow]) -> None:
         """Let `selection` choose among the tokens of a whole mini-batch, by the current weights.
 
         Every rank sees all rows here and keeps their log pi_old, for later epochs to choose alike.
         """
-        packed: list[Row] = []
-        log_pi: list[NDArray[np.float64]] = []
-        log_pi_old: list[NDArray[np.float64]] = []
+        packed: list[TrainingRow] = []
+        learner_logprobs: list[NDArray[np.float64]] = []
+        proximal_logprobs: list[NDArray[np.float64]] = []
         for part in self.micro_batches(rows):
             batch = pack(part, self._policy.device, share_prefixes=self._config.shares_prefixes)
             inputs = self._inputs(batch, self._policy.forward(batch)[0], self._proximal(batch))
             packed += batch.rows
-            self._remember(batch, inputs.log_pi_old)
-            for found, values in ((log_pi, inputs.log_pi), (log_pi_old, inputs.log_pi_old)):
+            self._remember(batch, inputs.proximal_logprobs)
+            for found, values in (
+                (learner_logprobs, inputs.learner_logprobs),
+                (proximal_logprobs, inputs.proximal_logprobs),
+            ):
                 found += np.split(values.double().cpu().numpy(), batch.target_offsets[1:-1])
-        _pick(selection, packed, log_pi, log_pi_old, self._config)
+        _pick(selection, packed, learner_logprobs, proximal_logprobs, self._config)
 
     def _forward(
         self, batch: PackedBatch, value_loss: ValueLoss | None
@@ -110,22 +115,26 @@ class PassRunner:
         hidden = self._policy.hidden(batch)
         return (*self._policy.predict(hidden, batch), value_loss(batch, hidden))
 
-    def _divergence(self, batch: PackedBatch, log_pi: Tensor) -> Tensor:
+    def _divergence(self, batch: PackedBatch, learner_logprobs: Tensor) -> Tensor:
         """From the reference model, estimated at each target [M]."""
         estimate = KL_ESTIMATORS[self._config.kl_estimator]
-        return estimate(log_pi, self._tensor(batch, lambda row: row.log_ref))
+        return estimate(learner_logprobs, self._tensor(batch, lambda row: row.ref_logprobs))
 
-    def _inputs(self, batch: PackedBatch, log_pi: Tensor, log_pi_old: Tensor | None) -> LossInputs:
-        log_mu = self._tensor(batch, lambda row: row.log_mu)
+    def _inputs(
+        self, batch: PackedBatch, learner_logprobs: Tensor, proximal_logprobs: Tensor | None
+    ) -> LossInputs:
+        inference_logprobs = self._tensor(batch, lambda row: row.inference_logprobs)
         if self._interpolates:
             ages = np.concatenate([row.staleness for row in batch.rows])
-            alpha = torch.from_numpy(interpolation_weights(ages)).to(log_mu.device)
-            log_pi_old = interpolated(log_pi, log_mu, alpha)
+            alpha = torch.from_numpy(interpolation_weights(ages)).to(inference_logprobs.device)
+            proximal_logprobs = interpolated(learner_logprobs, inference_logprobs, alpha)
         is_picked = batch.rows[0].is_picked is not None
         return LossInputs(
-            log_pi=log_pi,
-            log_pi_old=log_pi.detach() if log_pi_old is None else log_pi_old,
-            log_mu=log_mu,
+            learner_logprobs=learner_logprobs,
+            proximal_logprobs=learner_logprobs.detach()
+            if proximal_logprobs is None
+            else proximal_logprobs,
+            inference_logprobs=inference_logprobs,
             advantages=self._tensor(batch, lambda row: row.advantages),
             rows=Spans(np.diff(batch.target_offsets)),
             turns=_turns(batch.rows),
@@ -133,12 +142,12 @@ class PassRunner:
         )
 
     def _loss_sum(
-        self, batch: PackedBatch, inputs: LossInputs, entropy: Tensor, tally: Tally
+        self, batch: PackedBatch, inputs: LossInputs, entropy: Tensor, metric_sums: MetricSums
     ) -> Tensor:
         terms: LossTerms = self._loss(inputs, self._config)
         factor, counts = corrected(inputs, self._config)
         for name, count in (terms.counts | counts).items():
-            tally.add(name, count, len(inputs.log_mu))
+            metric_sums.add(name, count, len(inputs.inference_logprobs))
         per_token = factor * terms.per_token
         if self._config.entropy_loss_coef:
             per_token = per_token - self._config.entropy_loss_coef * entropy
@@ -154,49 +163,51 @@ class PassRunner:
         """
         if self._interpolates:
             return None
-        if all(row.log_pi_old is not None for row in batch.rows):
-            return self._tensor(batch, lambda row: row.log_pi_old)
+        if all(row.proximal_logprobs is not None for row in batch.rows):
+            return self._tensor(batch, lambda row: row.proximal_logprobs)
         if not self._start.is_kept:
             return None
         with self._start.restored():
             return self._policy.forward(batch)[0]
 
-    def _measure(self, batch: PackedBatch, inputs: LossInputs, entropy: Tensor, tally: Tally) -> None:
-        num_tokens = len(inputs.log_mu)
+    def _measure(
+        self, batch: PackedBatch, inputs: LossInputs, entropy: Tensor, metric_sums: MetricSums
+    ) -> None:
+        num_tokens = len(inputs.inference_logprobs)
         # Where pi_old is interpolated, only passes at the step's start are measured.
-        start = inputs.log_pi.detach() if self._interpolates else inputs.log_pi_old
+        start = inputs.learner_logprobs.detach() if self._interpolates else inputs.proximal_logprobs
         current = np.concatenate([row.is_current for row in batch.rows])
-        tally.add("behaviour_kl", k3(inputs.log_mu, start).sum(), num_tokens)
-        add_errors(tally, batch.rows, inputs.log_mu, start, current, age=0)
-        tally.add("entropy", entropy.sum(), num_tokens)
-        if batch.rows[0].log_ref is not None:
-            tally.add("kl", self._divergence(batch, start).sum(), num_tokens)
+        metric_sums.add("behaviour_kl", k3(inputs.inference_logprobs, start).sum(), num_tokens)
+        add_errors(metric_sums, batch.rows, inputs.inference_logprobs, start, current, age=0)
+        metric_sums.add("entropy", entropy.sum(), num_tokens)
+        if batch.rows[0].ref_logprobs is not None:
+            metric_sums.add("kl", self._divergence(batch, start).sum(), num_tokens)
 
-    def _remember(self, batch: PackedBatch, log_pi_old: Tensor) -> None:
+    def _remember(self, batch: PackedBatch, proximal_logprobs: Tensor) -> None:
         """Keep log pi_old on the rows when later epochs will want it."""
         if self._config.ppo_epochs == 1 or self._interpolates:
             return
-        parts = np.split(log_pi_old.cpu().numpy(), batch.target_offsets[1:-1])
+        parts = np.split(proximal_logprobs.cpu().numpy(), batch.target_offsets[1:-1])
         for row, part in zip(batch.rows, parts, strict=True):
-            row.log_pi_old = part
+            row.proximal_logprobs = part
 
-    def _tensor(self, batch: PackedBatch, of: Callable[[Row], NDArray[Any] | None]) -> Tensor:
+    def _tensor(self, batch: PackedBatch, of: Callable[[TrainingRow], NDArray[Any] | None]) -> Tensor:
         return gathered(batch.rows, of).to(self._policy.device)
 
 
-def _shortest(row: Row) -> Row:
+def _shortest(row: TrainingRow) -> TrainingRow:
     """The row up to its first trained token."""
     return replace(
         row,
         token_ids=row.token_ids[: row.targets[0]],
         targets=row.targets[:1],
         target_ids=row.target_ids[:1],
-        log_mu=row.log_mu[:1],
-        log_pi_old=None if row.log_pi_old is None else row.log_pi_old[:1],
+        inference_logprobs=row.inference_logprobs[:1],
+        proximal_logprobs=None if row.proximal_logprobs is None else row.proximal_logprobs[:1],
     )
 
 
-def _turns(rows: Sequence[Row]) -> Spans:
+def _turns(rows: Sequence[TrainingRow]) -> Spans:
     """Turns of all rows; empty where the loss does not look at them."""
     counts = [np.unique(row.turns, return_counts=True)[1] for row in rows if row.turns is not None]
     return Spans(np.concatenate(counts)) if counts else NO_SPANS
@@ -204,9 +215,9 @@ def _turns(rows: Sequence[Row]) -> Spans:
 
 def _pick(
     selection: Selection,
-    rows: Sequence[Row],
-    log_pi: Sequence[NDArray[np.float64]],
-    log_pi_old: Sequence[NDArray[np.float64]],
+    rows: Sequence[TrainingRow],
+    learner_logprobs: Sequence[NDArray[np.float64]],
+    proximal_logprobs: Sequence[NDArray[np.float64]],
     config: LearnerConfig,
 ) -> None:
     """Writes `is_picked` into the rows of a mini-batch; log-probabilities [M] are one array per row.
@@ -216,9 +227,11 @@ def _pick(
     """
     order = sorted(range(len(rows)), key=lambda index: rows[index].row_id)
     tokens = BatchTokens(
-        log_pi=np.concatenate([log_pi[index] for index in order]),
-        log_pi_old=np.concatenate([log_pi_old[index] for index in order]),
-        log_mu=np.concatenate([rows[index].log_mu for index in order]).astype(np.float64),
+        learner_logprobs=np.concatenate([learner_logprobs[index] for index in order]),
+        proximal_logprobs=np.concatenate([proximal_logprobs[index] for index in order]),
+        inference_logprobs=np.concatenate([rows[index].inference_logprobs for index in order]).astype(
+            np.float64
+        ),
         advantages=np.concatenate([rows[index].advantages for index in order]).astype(np.float64),
         draws=np.concatenate([_draws(rows[index]) for index in order]),
     )
@@ -228,6 +241,6 @@ def _pick(
         rows[index].is_picked = part
 
 
-def _draws(row: Row) -> NDArray[np.float64]:
+def _draws(row: TrainingRow) -> NDArray[np.float64]:
     digest = hashlib.blake2b(row.row_id.encode(), digest_size=8).digest()
     return np.random.default_rng(int.from_bytes(digest, "little")).random(len(row.targets))

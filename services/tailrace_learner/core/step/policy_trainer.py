@@ -13,16 +13,16 @@ from collections.abc import Sequence
 from tailrace_learner.config import LearnerConfig
 from tailrace_learner.core.algorithms.aggregation import row_count
 from tailrace_learner.core.batch.ranks import Shares
-from tailrace_learner.core.batch.rows import Row
+from tailrace_learner.core.batch.rows import TrainingRow
 from tailrace_learner.core.mismatch.drift import DRIFT, of_sources
 from tailrace_learner.core.mismatch.old_readings import OldReadings
 from tailrace_learner.core.mismatch.sentinel import Sentinel
-from tailrace_learner.core.model.policy import Policy, StartWeights
+from tailrace_learner.core.model.policy import PolicyModel, StartWeights
 from tailrace_learner.core.step.estimates import Roles
+from tailrace_learner.core.step.metric_sums import MetricSums
 from tailrace_learner.core.step.optimizer import learning_rate_at
 from tailrace_learner.core.step.passes import PassRunner, ValueLoss
 from tailrace_learner.core.step.step_metrics import Metrics, mean
-from tailrace_learner.core.step.tally import Tally
 from tailrace_learner.ports import Optimizer, Ranks, UpdateResult
 
 
@@ -31,7 +31,7 @@ class PolicyTrainer:
 
     def __init__(
         self,
-        policy: Policy,
+        policy: PolicyModel,
         optimizer: Optimizer,
         config: LearnerConfig,
         roles: Roles,
@@ -58,8 +58,8 @@ class PolicyTrainer:
         """Start over with the weights as they are."""
         self._step = step
         self.sentinel.begin(step)
-        self._tally = Tally()  # of the mini-batch
-        self._done = Tally()  # of those before it
+        self._tally = MetricSums()  # of the mini-batch
+        self._done = MetricSums()  # of those before it
         self._losses: list[float] = []
         self._updates: list[UpdateResult] = []
         self.start.forget()
@@ -70,7 +70,9 @@ class PolicyTrainer:
         """Whether the loss must see a whole mini-batch before its passes."""
         return self._selection is not None
 
-    def run(self, rows: Sequence[Row], shares: Shares, kl_coef: float, *, is_first: bool) -> float:
+    def run(
+        self, rows: Sequence[TrainingRow], shares: Shares, kl_coef: float, *, is_first: bool
+    ) -> float:
         """Add the gradients of some rows of a mini-batch; the loss sum of this rank's share.
 
         `is_first`: in this step, of these rows.
@@ -95,11 +97,11 @@ class PolicyTrainer:
                 self._passes.idle(rows[0], is_first=is_first)
         return loss_sum
 
-    def _pick(self, rows: Sequence[Row]) -> None:
+    def _pick(self, rows: Sequence[TrainingRow]) -> None:
         if self._selection and rows:
             self._passes.pick(self._selection, rows)
 
-    def judge(self, rows: Sequence[Row]) -> bool:
+    def judge(self, rows: Sequence[TrainingRow]) -> bool:
         """Read what a mini-batch's first passes say of servers (collective); whether one is wrong.
 
         Older tokens of its `rows` are read as well as long as nothing of the step was applied.
@@ -107,17 +109,17 @@ class PolicyTrainer:
         if not self._updates:
             self._old.read(rows, self._step, self.sentinel.num_owed, self._tally)
         drift = self._tally.split(DRIFT)
-        found = Tally.of_all(self._ranks.collect(drift.totals()))
+        found = MetricSums.of_all(self._ranks.collect(drift.totals()))
         return bool(self.sentinel.read(of_sources(found.totals())))
 
-    def discard(self, rows: Sequence[Row]) -> None:
+    def discard(self, rows: Sequence[TrainingRow]) -> None:
         """Forget all passes of a mini-batch that was not applied yet; `rows` are those left of it."""
         self._optimizer.zero_grad(set_to_none=True)
-        self._tally = Tally()
+        self._tally = MetricSums()
         for row in rows:
-            row.log_pi_old = None  # all ranks must compute it again, or none
+            row.proximal_logprobs = None  # all ranks must compute it again, or none
 
-    def update(self, rows: Sequence[Row], loss_sum: float, *, is_more_to_come: bool) -> None:
+    def update(self, rows: Sequence[TrainingRow], loss_sum: float, *, is_more_to_come: bool) -> None:
         """Apply a mini-batch's gradients; `is_more_to_come`: rows that were not passed yet."""
         reads_start = not self._interpolates or (self._critic is not None and self._critic.reads_policy)
         if is_more_to_come and reads_start and not self.start.is_kept:
@@ -126,7 +128,7 @@ class PolicyTrainer:
             self._old.keep(self._step)
         self._tally.split(DRIFT)  # of passes done again: they were read
         self._done.take(self._tally)
-        self._tally = Tally()
+        self._tally = MetricSums()
         count = row_count(rows, self._config)
         self._losses.append(loss_sum / count)
         self._updates.append(
@@ -142,7 +144,7 @@ class PolicyTrainer:
         if not self._updates:
             self._old.keep(self._step)
         found: Metrics = {"kl": None, "mismatch_kl": None, "behaviour_kl": None, "entropy": None}
-        found |= Tally.of_all(self._ranks.collect(self._done.totals())).means()
+        found |= MetricSums.of_all(self._ranks.collect(self._done.totals())).means()
         found |= self.sentinel.numbers()
         found["loss"] = mean(self._ranks.sums(self._losses))
         found["grad_norm"] = mean([update.grad_norm for update in self._updates])

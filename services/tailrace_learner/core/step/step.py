@@ -18,9 +18,9 @@ from dataclasses import dataclass, field
 from tailrace_learner.config import LearnerConfig
 from tailrace_learner.core.algorithms.kl import adapted
 from tailrace_learner.core.batch.ranks import ONE_RANK, Shares
-from tailrace_learner.core.batch.rows import PreparedGroup, Row
+from tailrace_learner.core.batch.rows import PreparedGroup, TrainingRow
 from tailrace_learner.core.mismatch.quarantine import without_wrong
-from tailrace_learner.core.model.policy import Policy
+from tailrace_learner.core.model.policy import PolicyModel
 from tailrace_learner.core.step.estimates import NO_ROLES, Estimates, Roles
 from tailrace_learner.core.step.policy_trainer import PolicyTrainer
 from tailrace_learner.core.step.step_advantages import finish_advantages
@@ -34,8 +34,8 @@ __all__ = ["Metrics", "StepTrainer"]
 @dataclass(slots=True)
 class _MiniBatch:
     shares: Shares
-    rows: list[Row] = field(default_factory=list)
-    waiting: list[Row] = field(default_factory=list)  # not passed yet in this epoch
+    rows: list[TrainingRow] = field(default_factory=list)
+    waiting: list[TrainingRow] = field(default_factory=list)  # not passed yet in this epoch
     loss_sum: float = 0.0  # of this rank's rows
 
 
@@ -48,7 +48,7 @@ class StepTrainer:
 
     def __init__(
         self,
-        policy: Policy,
+        policy: PolicyModel,
         optimizer: Optimizer,
         config: LearnerConfig,
         *,

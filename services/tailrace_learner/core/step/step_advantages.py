@@ -22,8 +22,8 @@ from numpy.typing import NDArray
 
 from tailrace_learner.config import LearnerConfig
 from tailrace_learner.core.algorithms.advantages.base import NO_REWARD, STD_EPSILON, Verdict, are_equal
-from tailrace_learner.core.algorithms.advantages.peers import joined, likes
-from tailrace_learner.core.batch.rows import PreparedGroup, Row
+from tailrace_learner.core.algorithms.advantages.comparison import comparable, joined
+from tailrace_learner.core.batch.rows import PreparedGroup, TrainingRow
 
 
 def settled(advantages: NDArray[np.float64], config: LearnerConfig) -> NDArray[np.floating[Any]]:
@@ -65,16 +65,16 @@ def _normalise(groups: Sequence[PreparedGroup], config: LearnerConfig) -> None:
 def _normalise_scope(groups: Sequence[PreparedGroup], config: LearnerConfig) -> None:
     statistic = config.estimator.step_statistic
     assert statistic is not None
-    peers = joined([group.peers for group in groups])
+    comparison = joined([group.comparison for group in groups])
     known = {
-        place: statistic(np.sort(peers.returns[pool]), config)
-        for place, pool in likes(peers.members, peers.conversations).items()
+        place: statistic(np.sort(comparison.returns[pool]), config)
+        for place, pool in comparable(comparison.members, comparison.conversations).items()
     }
     for row in _compared_rows(row for group in groups for row in group.rows):
         mean, scale = known[row.conversation]
         row.advantages = (row.advantages - mean) / scale
     if all(np.isinf(scale) for _, scale in known.values()):
-        verdict = Verdict.TOO_FEW_VALID if peers.num_members < 2 else Verdict.ZERO_VARIANCE
+        verdict = Verdict.TOO_FEW_VALID if comparison.num_members < 2 else Verdict.ZERO_VARIANCE
         _count_as(verdict, groups)
 
 
@@ -85,12 +85,12 @@ def _count_as(verdict: Verdict, groups: Sequence[PreparedGroup]) -> None:
             group.counts.update({"num_groups_train": 0, f"num_groups_{verdict.value}": 1})
 
 
-def _compared_rows(rows: Iterable[Row]) -> list[Row]:
+def _compared_rows(rows: Iterable[TrainingRow]) -> list[TrainingRow]:
     """Those of conversations that were given a reward, in groups that teach something."""
     return [row for row in rows if row.conversation != NO_REWARD]
 
 
-def _whiten(rows: Sequence[Row]) -> None:
+def _whiten(rows: Sequence[TrainingRow]) -> None:
     rows = _compared_rows(rows)
     if not rows:
         return

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from tailrace_learner.core.batch.rows import PreparedGroup, Row
+from tailrace_learner.core.batch.rows import PreparedGroup, TrainingRow
 
 Metrics = dict[str, float | None]
 
@@ -27,7 +27,7 @@ _COUNTED = (
 )
 
 
-def data_metrics(groups: Sequence[PreparedGroup], rows: Sequence[Row]) -> Metrics:
+def data_metrics(groups: Sequence[PreparedGroup], rows: Sequence[TrainingRow]) -> Metrics:
     """Counts, returns and ages of what came."""
     staleness = np.concatenate([row.staleness for row in rows]) if rows else np.zeros(0)
     return {

@@ -10,14 +10,14 @@ from tailrace_learner.config import LearnerConfig, TrainingArgs, WarmStart
 from tailrace_learner.core.algorithms.aggregation import row_count
 from tailrace_learner.core.algorithms.losses.sft import LOSS as SFT
 from tailrace_learner.core.batch.ranks import ONE_RANK, Shares
-from tailrace_learner.core.batch.rows import Row
-from tailrace_learner.core.model.policy import Policy, StartWeights
+from tailrace_learner.core.batch.rows import TrainingRow
+from tailrace_learner.core.model.policy import PolicyModel, StartWeights
+from tailrace_learner.core.step.metric_sums import MetricSums
 from tailrace_learner.core.step.optimizer import learning_rate_at, make_adamw
 from tailrace_learner.core.step.passes import PassRunner
-from tailrace_learner.core.step.tally import Tally
 from tailrace_learner.ports import Optimizer, Ranks
 
-MakeOptimizer = Callable[[Policy, TrainingArgs], Optimizer]
+MakeOptimizer = Callable[[PolicyModel, TrainingArgs], Optimizer]
 
 
 class TooFewDemonstrationsError(ValueError):
@@ -32,13 +32,13 @@ class TooFewDemonstrationsError(ValueError):
         self.num_needed = num_needed
 
 
-def _plain_adamw(policy: Policy, args: TrainingArgs) -> Optimizer:
+def _plain_adamw(policy: PolicyModel, args: TrainingArgs) -> Optimizer:
     return make_adamw(policy.parameters, args)
 
 
 def warm_start(
-    policy: Policy,
-    rows: Iterator[Row],
+    policy: PolicyModel,
+    rows: Iterator[TrainingRow],
     warm: WarmStart,
     config: LearnerConfig,
     on_step: Callable[[int, float], None],
@@ -75,9 +75,9 @@ def warm_start(
     return loss
 
 
-def _pass(passes: PassRunner, rows: list[Row], batch: list[Row]) -> float:
+def _pass(passes: PassRunner, rows: list[TrainingRow], batch: list[TrainingRow]) -> float:
     if rows:
-        return passes.run(rows, Tally(), is_first=False)
+        return passes.run(rows, MetricSums(), is_first=False)
     passes.idle(batch[0], is_first=False)
     return 0.0
 

@@ -9,12 +9,12 @@ import numpy as np
 import torch
 
 from tailrace_learner.config import LearnerConfig
-from tailrace_learner.core.batch.rows import Row
-from tailrace_learner.core.model.policy import Policy
+from tailrace_learner.core.batch.rows import TrainingRow
+from tailrace_learner.core.model.policy import PolicyModel
 from tests.unit.tailrace_learner.algorithms.loss_formulas import Array, Tokens, interpolated
 
 
-def plain_outputs(policy: Policy, row: Row) -> tuple[torch.Tensor, torch.Tensor]:
+def plain_outputs(policy: PolicyModel, row: TrainingRow) -> tuple[torch.Tensor, torch.Tensor]:
     """log pi and entropy of one row by the model's own logits."""
     ids = torch.from_numpy(row.token_ids)[None]
     policy.model.set_attn_implementation("eager")
@@ -25,22 +25,22 @@ def plain_outputs(policy: Policy, row: Row) -> tuple[torch.Tensor, torch.Tensor]
     return chosen, -(log_all.exp() * log_all).sum(-1)
 
 
-def flat(rows: Sequence[Row], name: str) -> Any:
+def flat(rows: Sequence[TrainingRow], name: str) -> Any:
     return np.concatenate([getattr(row, name) for row in rows])
 
 
-def tokens_of(rows: Sequence[Row], log_pi: Array, given: LearnerConfig) -> Tokens:
+def tokens_of(rows: Sequence[TrainingRow], learner_logprobs: Array, given: LearnerConfig) -> Tokens:
     """All trained tokens; `rows` know log pi_old, unless it is interpolated, and what was picked."""
-    log_mu = flat(rows, "log_mu").astype(float)
+    inference_logprobs = flat(rows, "inference_logprobs").astype(float)
     if given.proximal_logprobs == "interpolate":
-        log_pi_old = interpolated(log_pi, log_mu, flat(rows, "staleness"))
+        proximal_logprobs = interpolated(learner_logprobs, inference_logprobs, flat(rows, "staleness"))
     else:
-        log_pi_old = flat(rows, "log_pi_old").astype(float)
+        proximal_logprobs = flat(rows, "proximal_logprobs").astype(float)
     owners = np.repeat(np.arange(len(rows)), [len(row.targets) for row in rows])
     return Tokens(
-        p=log_pi,
-        o=log_pi_old,
-        m=log_mu,
+        p=learner_logprobs,
+        o=proximal_logprobs,
+        m=inference_logprobs,
         a=flat(rows, "advantages").astype(float),
         rows=owners,
         turns=owners if rows[0].turns is None else 100 * owners + flat(rows, "turns"),
@@ -50,7 +50,7 @@ def tokens_of(rows: Sequence[Row], log_pi: Array, given: LearnerConfig) -> Token
     )
 
 
-def shares(rows: Sequence[Row], given: LearnerConfig) -> Array:
+def shares(rows: Sequence[TrainingRow], given: LearnerConfig) -> Array:
     """The weight of each token in the sum of losses."""
     sizes = np.array([len(row.targets) for row in rows])
     of_rows = {

@@ -20,7 +20,7 @@ from tailrace_learner.core.algorithms.losses.kl_cov import num_picked
 ROOT = Path(__file__).parents[4]
 DOCS = ROOT / "docs"
 ALGORITHMS = ROOT / "services" / "tailrace_learner" / "core" / "algorithms"
-WITHOUT_DECLARATION = {"completion", "lines", "peers", "shaping"}
+WITHOUT_DECLARATION = {"comparison", "shaping", "terminal_reward", "turn_sequences"}
 
 
 def chosen(estimator: str) -> dict[str, Any]:

@@ -11,8 +11,8 @@ import pytest
 
 from tailrace_learner.config import CriticArgs, LearnerConfig
 from tailrace_learner.core.algorithms import ESTIMATORS, Returns, Turns, Verdict
-from tailrace_learner.core.algorithms.advantages.lines import lines
 from tailrace_learner.core.algorithms.advantages.shaping import shaped
+from tailrace_learner.core.algorithms.advantages.turn_sequences import turn_sequences
 
 TOLERANCE = 1e-6
 
@@ -482,8 +482,8 @@ def test_no_turn_is_worth_more_than_the_clip_whatever_the_end_brought(in_rows: b
     # -4, 9 and 3 more at the end: the last turn is worth 12. Clipped at 1: -1, 1; in all 0.
     member = Member(8.0, True, [-4.0, 9.0], [1, 1], [0, 1], [1, 1] if in_rows else [2])
     given = LearnerConfig(adv_estimator="reinforce", reward_clip=1.0)
-    (line,) = lines(shaped(as_returns([member]), given))
-    assert line.rewards.tolist() == [-1.0, 1.0]
+    (sequence,) = turn_sequences(shaped(as_returns([member]), given))
+    assert sequence.rewards.tolist() == [-1.0, 1.0]
     rows = ESTIMATORS["reinforce"](shaped(as_returns([member]), given), given).per_token[0]
     assert [row[row != 0].tolist() for row in rows] == ([[], [1.0]] if in_rows else [[1.0]])
 
@@ -492,5 +492,5 @@ def test_no_turn_is_worth_more_than_the_clip_whatever_the_end_brought(in_rows: b
 def test_the_length_penalty_is_paid_after_the_clip_by_the_last_turn(in_rows: bool) -> None:
     member = Member(5.0, True, [-4.0, 9.0], [4, 5], [0, 1], [1, 1] if in_rows else [2])
     given = LearnerConfig(reward_clip=1.0, overlong_max_tokens=10, overlong_buffer_tokens=4)
-    (line,) = lines(shaped(as_returns([member]), given))
-    assert line.rewards.tolist() == [-1.0, 0.25]  # 9 tokens: 3 of the last 4
+    (sequence,) = turn_sequences(shaped(as_returns([member]), given))
+    assert sequence.rewards.tolist() == [-1.0, 0.25]  # 9 tokens: 3 of the last 4

@@ -15,7 +15,7 @@ from tailrace_learner.core.algorithms.aggregation import AGGREGATIONS, row_count
 from tailrace_learner.core.algorithms.losses.dapo import clipped
 from tailrace_learner.core.algorithms.losses.sft import LOSS as SFT
 from tailrace_learner.core.algorithms.losses.spans import NO_SPANS
-from tailrace_learner.core.step.tally import k3
+from tailrace_learner.core.step.metric_sums import k3
 from tests.unit.tailrace_learner.factory import config, make_rows
 
 Array = NDArray[np.float64]
@@ -23,11 +23,11 @@ Array = NDArray[np.float64]
 
 def random_inputs(size: int, seed: int) -> tuple[LossInputs, dict[str, Array]]:
     rng = np.random.default_rng(seed)
-    log_pi = rng.normal(-2.0, 1.0, size)
+    learner_logprobs = rng.normal(-2.0, 1.0, size)
     arrays = {
-        "log_pi": log_pi,
-        "log_pi_old": log_pi + rng.normal(0.0, 0.4, size),
-        "log_mu": log_pi + rng.normal(0.0, 0.8, size),
+        "learner_logprobs": learner_logprobs,
+        "proximal_logprobs": learner_logprobs + rng.normal(0.0, 0.4, size),
+        "inference_logprobs": learner_logprobs + rng.normal(0.0, 0.8, size),
         "advantages": rng.normal(0.0, 1.0, size),
     }
     tensors = {key: torch.tensor(value) for key, value in arrays.items()}
@@ -35,9 +35,9 @@ def random_inputs(size: int, seed: int) -> tuple[LossInputs, dict[str, Array]]:
 
 
 def reference_clip(arrays: dict[str, Array], low: float, high: float) -> Array:
-    result = np.empty_like(arrays["log_pi"])
+    result = np.empty_like(arrays["learner_logprobs"])
     for t, advantage in enumerate(arrays["advantages"]):
-        u = np.exp(arrays["log_pi"][t] - arrays["log_pi_old"][t])
+        u = np.exp(arrays["learner_logprobs"][t] - arrays["proximal_logprobs"][t])
         bounded = min(max(u, 1 - low), 1 + high)
         result[t] = -min(u * advantage, bounded * advantage)
     return result
@@ -60,22 +60,27 @@ def test_ppo_clip_is_dapo_with_a_symmetric_clip() -> None:
 
 
 def test_a_clipped_token_has_no_gradient_and_is_counted() -> None:
-    log_pi = torch.tensor([0.5, -0.5, 0.5, 0.0], requires_grad=True)
+    learner_logprobs = torch.tensor([0.5, -0.5, 0.5, 0.0], requires_grad=True)
     zeros = torch.zeros(4)
     inputs = LossInputs(
-        log_pi, zeros, zeros, torch.tensor([1.0, -1.0, -1.0, 1.0]), rows=NO_SPANS, turns=NO_SPANS
+        learner_logprobs,
+        zeros,
+        zeros,
+        torch.tensor([1.0, -1.0, -1.0, 1.0]),
+        rows=NO_SPANS,
+        turns=NO_SPANS,
     )
     terms = clipped(inputs, 0.2, 0.2)
     terms.per_token.sum().backward()
-    assert log_pi.grad is not None
-    assert (log_pi.grad != 0).tolist() == [False, False, True, True]
+    assert learner_logprobs.grad is not None
+    assert (learner_logprobs.grad != 0).tolist() == [False, False, True, True]
     assert int(terms.counts["clip_fraction"]) == 2
 
 
 def test_truncated_importance_weights_equal_their_formula() -> None:
     inputs, arrays = random_inputs(200, 1)
     weights, counts = CORRECTIONS["tis"](inputs, LearnerConfig(tis_cap=1.5))
-    rho = np.exp(arrays["log_pi_old"] - arrays["log_mu"])
+    rho = np.exp(arrays["proximal_logprobs"] - arrays["inference_logprobs"])
     np.testing.assert_allclose(weights, np.minimum(rho, 1.5), rtol=1e-12)
     assert int(counts["tis_truncated_fraction"]) == int((rho > 1.5).sum()) > 0
 
@@ -115,7 +120,7 @@ def test_every_aggregation_is_checked() -> None:
 
 def test_sft_is_cross_entropy() -> None:
     inputs, arrays = random_inputs(20, 4)
-    np.testing.assert_allclose(SFT(inputs, LearnerConfig()).per_token, -arrays["log_pi"])
+    np.testing.assert_allclose(SFT(inputs, LearnerConfig()).per_token, -arrays["learner_logprobs"])
 
 
 def test_k3_is_never_negative_and_averages_to_the_divergence() -> None:

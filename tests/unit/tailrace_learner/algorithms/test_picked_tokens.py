@@ -23,13 +23,17 @@ def drawn(seed: int) -> tuple[BatchTokens, Tokens]:
     """Tokens of which current, proximal and sampling policy differ, good ones being in the majority."""
     rng = np.random.default_rng(seed)
     size = int(rng.integers(1, 60))
-    log_pi = rng.normal(-2.0, 1.0, size)
-    log_pi_old = log_pi + rng.normal(0.0, 0.3, size)
-    log_mu = log_pi_old + rng.normal(0.0, 0.4, size)
+    learner_logprobs = rng.normal(-2.0, 1.0, size)
+    proximal_logprobs = learner_logprobs + rng.normal(0.0, 0.3, size)
+    inference_logprobs = proximal_logprobs + rng.normal(0.0, 0.4, size)
     advantages = np.where(rng.random(size) < 0.1, 0.0, rng.normal(0.8, 1.0, size))
     alone = np.arange(size)
-    tokens = Tokens(log_pi, log_pi_old, log_mu, advantages, alone, alone, alone < 0)
-    return BatchTokens(log_pi, log_pi_old, log_mu, advantages, rng.random(size)), tokens
+    tokens = Tokens(
+        learner_logprobs, proximal_logprobs, inference_logprobs, advantages, alone, alone, alone < 0
+    )
+    return BatchTokens(
+        learner_logprobs, proximal_logprobs, inference_logprobs, advantages, rng.random(size)
+    ), tokens
 
 
 @pytest.mark.parametrize(
@@ -51,12 +55,14 @@ def test_a_selection_picks_what_its_rule_says(loss: str, settings: dict[str, obj
     assert num_picked > 40
 
 
-def batch(log_pi: list[float], log_mu: list[float], advantages: list[float]) -> BatchTokens:
-    size = len(log_pi)
+def batch(
+    learner_logprobs: list[float], inference_logprobs: list[float], advantages: list[float]
+) -> BatchTokens:
+    size = len(learner_logprobs)
     return BatchTokens(
-        np.array(log_pi),
-        np.array(log_pi),
-        np.array(log_mu),
+        np.array(learner_logprobs),
+        np.array(learner_logprobs),
+        np.array(inference_logprobs),
         np.array(advantages),
         np.linspace(0.9, 0.1, size),
     )

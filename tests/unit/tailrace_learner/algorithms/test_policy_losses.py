@@ -42,19 +42,24 @@ def made(seed: int) -> tuple[LossInputs, Tokens]:
     turns = np.concatenate(
         [100 * row + np.arange(n) // rng.integers(1, 4) for row, n in enumerate(lengths)]
     )
-    log_pi = rng.normal(-1.5, 0.8, size)
+    learner_logprobs = rng.normal(-1.5, 0.8, size)
     advantages = np.where(rng.random(size) < 0.1, 0.0, rng.normal(0.2, 1.0, size))
-    log_pi_old = log_pi + rng.normal(0.0, 0.3, size)
-    log_mu = log_pi_old + rng.normal(0.0, 0.5, size)
+    proximal_logprobs = learner_logprobs + rng.normal(0.0, 0.3, size)
+    inference_logprobs = proximal_logprobs + rng.normal(0.0, 0.5, size)
     picked = rng.random(size) < 0.2
-    tokens = Tokens(log_pi, log_pi_old, log_mu, advantages, rows, turns, picked)
+    tokens = Tokens(
+        learner_logprobs, proximal_logprobs, inference_logprobs, advantages, rows, turns, picked
+    )
     inputs = LossInputs(
-        *(torch.tensor(each) for each in (log_pi, log_pi_old, log_mu, advantages)),
+        *(
+            torch.tensor(each)
+            for each in (learner_logprobs, proximal_logprobs, inference_logprobs, advantages)
+        ),
         rows=Spans(lengths),
         turns=Spans(np.unique(turns, return_counts=True)[1]),
         is_picked=torch.tensor(picked, dtype=torch.float64),
     )
-    inputs.log_pi.requires_grad_(True)
+    inputs.learner_logprobs.requires_grad_(True)
     return inputs, tokens
 
 
@@ -75,9 +80,9 @@ def test_a_loss_equals_its_formula_as_do_its_gradient_and_its_counts(name: str) 
         seen.update(wanted.counts)
         upstream = np.random.default_rng(seed).uniform(0.5, 2.0, len(tokens.p))
         (terms.per_token * torch.tensor(upstream)).sum().backward()
-        assert inputs.log_pi.grad is not None
+        assert inputs.learner_logprobs.grad is not None
         slopes = upstream @ wanted.jacobian
-        np.testing.assert_allclose(inputs.log_pi.grad, slopes, rtol=TOLERANCE, atol=1e-12)
+        np.testing.assert_allclose(inputs.learner_logprobs.grad, slopes, rtol=TOLERANCE, atol=1e-12)
     assert all(seen.values()), "a bound that no token was beyond"
 
 
@@ -90,7 +95,7 @@ def test_every_share_that_a_loss_or_correction_counts_is_named_on_the_page_of_me
     counted = {key for name in ALL for key in ALL[name](inputs, configured(name)).counts}
     for settings in CORRECTED.values():
         counted |= set(corrected(inputs, LearnerConfig(**settings))[1])  # type: ignore[arg-type]
-    counted |= set(value_clip(*[inputs.log_pi] * 3, clip=0.1).counts)
+    counted |= set(value_clip(*[inputs.learner_logprobs] * 3, clip=0.1).counts)
     named = set(re.findall(r"`(\w+_fraction)`", PAGE.read_text(encoding="utf-8")))
     assert named == counted
 
@@ -98,23 +103,23 @@ def test_every_share_that_a_loss_or_correction_counts_is_named_on_the_page_of_me
 @pytest.mark.parametrize("name", sorted(set(LOSSES) - {"m2po", "topr", "tis_pg", "dppo_tv"}))
 def test_on_policy_the_gradient_is_that_of_the_plain_policy_gradient(name: str) -> None:
     inputs, _ = made(0)
-    log_pi = inputs.log_pi.detach()
+    learner_logprobs = inputs.learner_logprobs.detach()
     advantages = inputs.rows.means(inputs.advantages)  # the same along a row
     at_start = LossInputs(
-        inputs.log_pi,
-        log_pi,
-        log_pi,
+        inputs.learner_logprobs,
+        learner_logprobs,
+        learner_logprobs,
         advantages,
         inputs.rows,
         inputs.turns,
-        torch.zeros_like(log_pi),
+        torch.zeros_like(learner_logprobs),
     )
     settings = {"loss": name, "loss_aggregation": "token_mean"}
     if LOSSES[name].off_policy:
         settings |= NONE
     LOSSES[name](at_start, LearnerConfig(**settings)).per_token.sum().backward()  # type: ignore[arg-type]
-    assert inputs.log_pi.grad is not None
-    torch.testing.assert_close(inputs.log_pi.grad, -advantages, rtol=1e-6, atol=1e-9)
+    assert inputs.learner_logprobs.grad is not None
+    torch.testing.assert_close(inputs.learner_logprobs.grad, -advantages, rtol=1e-6, atol=1e-9)
 
 
 @pytest.mark.parametrize("name", sorted(set(CORRECTED) - {"none"}))
@@ -136,8 +141,10 @@ def test_staleness_by_hand() -> None:
     # alpha = 0, 0, (6 - 5) / (7 - 5) = 1/2, (6 - 3) / (7 - 3) = 3/4.
     alpha = interpolation_weights(np.array([0, 1, 2, 4]))
     assert alpha.tolist() == [0.0, 0.0, 0.5, 0.75]
-    log_pi = torch.tensor([-1.0, -1.0, -1.0, -1.0], requires_grad=True)
-    found = interpolated(log_pi, torch.tensor([-2.0, -3.0, -2.0, -3.0]), torch.from_numpy(alpha))
+    learner_logprobs = torch.tensor([-1.0, -1.0, -1.0, -1.0], requires_grad=True)
+    found = interpolated(
+        learner_logprobs, torch.tensor([-2.0, -3.0, -2.0, -3.0]), torch.from_numpy(alpha)
+    )
     assert found.tolist() == [-2.0, -3.0, -1.5, -1.5]
     assert not found.requires_grad
 

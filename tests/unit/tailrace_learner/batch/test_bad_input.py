@@ -15,7 +15,7 @@ from tailrace_learner.config import CriticArgs, LearnerConfig
 from tailrace_learner.config_registry import ESTIMATORS
 from tailrace_learner.core.batch.group_returns import RowLimits, limits_of
 from tailrace_learner.core.batch.lineage import Ancestry
-from tailrace_learner.core.batch.row_builder import RowBuilder
+from tailrace_learner.core.batch.row_builder import TrainingRowBuilder
 from tailrace_protos.base import (
     as_float32,
     as_int32,
@@ -41,7 +41,7 @@ def settings_of(name: str) -> dict[str, Any]:
 
 
 def prepare(given: TrajectoryGroup, limits: RowLimits = LIMITS, **settings: Any) -> Any:
-    return RowBuilder(config(**settings), 4, Ancestry("0-a"), limits).prepare(given, 0, BOOK)
+    return TrainingRowBuilder(config(**settings), 4, Ancestry("0-a"), limits).prepare(given, 0, BOOK)
 
 
 def spoilt(member: Trajectory, **fields: Any) -> Trajectory:
@@ -129,7 +129,7 @@ def test_a_bad_member_leaves_the_sample_and_is_counted(name: str, kind: str) -> 
 def test_what_versions_a_malformed_member_names_can_be_asked(kind: str) -> None:
     whole = random_group(3)
     bad = spoilt(whole.members[0], **malformed(whole.members[0])[kind])
-    asked = RowBuilder(config(), 4, Ancestry("0-a")).unknown_versions(
+    asked = TrainingRowBuilder(config(), 4, Ancestry("0-a")).unknown_versions(
         group([bad, *whole.members[1:]]), {}
     )
     assert asked == {1}
@@ -221,5 +221,5 @@ def test_bad_groups_between_good_ones_change_no_update() -> None:
 def test_an_unknown_name_is_refused_at_the_start_with_its_key(
     section: dict[str, Any], named: str
 ) -> None:
-    with pytest.raises(ConfigError, match=rf"experiment\.yaml.*{named}"):
+    with pytest.raises(ConfigError, match=rf"(?s)experiment\.yaml.*{named}"):
         section_config({"learner": section}, "learner", LearnerConfig, "experiment.yaml")

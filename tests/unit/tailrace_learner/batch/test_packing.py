@@ -11,25 +11,25 @@ import torch
 
 from tailrace_learner.core.algorithms import LOSSES
 from tailrace_learner.core.batch.packing import micro_batches, pack
-from tailrace_learner.core.batch.rows import Row
+from tailrace_learner.core.batch.rows import TrainingRow
 from tailrace_learner.core.cpu import kernels as cpu_kernels
 from tailrace_learner.core.model import attention
 from tailrace_learner.core.model.attention import UnsupportedAttentionError
 from tailrace_learner.core.model.logprobs import MAX_KEPT_RATIO, token_logprobs
-from tailrace_learner.core.model.policy import Policy, StartWeights
+from tailrace_learner.core.model.policy import PolicyModel, StartWeights
+from tailrace_learner.core.step.metric_sums import MetricSums
 from tailrace_learner.core.step.passes import PassRunner
-from tailrace_learner.core.step.tally import Tally
 from tests.unit.tailrace_learner.factory import CPU, config, make_model, make_policy, make_rows
 
 FAMILIES = ["qwen3", "qwen2", "llama"]
 
 
-def gradients(policy: Policy, batches: Sequence[Sequence[Row]]) -> torch.Tensor:
+def gradients(policy: PolicyModel, batches: Sequence[Sequence[TrainingRow]]) -> torch.Tensor:
     """All summed gradients after passes over `batches`, flat."""
     policy.model.zero_grad(set_to_none=True)
     runner = PassRunner(policy, LOSSES["dapo"], config(), StartWeights(policy.parameters))
     for batch in batches:
-        runner.run(batch, Tally(), is_first=True)
+        runner.run(batch, MetricSums(), is_first=True)
     return torch.cat([parameter.grad.flatten() for parameter in policy.parameters])
 
 
@@ -43,14 +43,14 @@ def test_packed_rows_have_the_logits_of_rows_alone(family: str) -> None:
     plain = make_model(family, "eager")
     rows = make_rows(12, seed=1)
     batch = pack(rows, CPU)
-    log_pi, entropy = policy.forward(batch)
+    learner_logprobs, entropy = policy.forward(batch)
     for row, start, stop in zip(
         batch.rows, batch.target_offsets, batch.target_offsets[1:], strict=False
     ):
         logits = plain(input_ids=torch.from_numpy(row.token_ids)[None], use_cache=False).logits[0]
         log_all = torch.log_softmax(logits[row.targets - 1], -1)
         expected = log_all.gather(-1, torch.from_numpy(row.target_ids)[:, None])[:, 0]
-        torch.testing.assert_close(log_pi[start:stop], expected, rtol=1e-5, atol=1e-5)
+        torch.testing.assert_close(learner_logprobs[start:stop], expected, rtol=1e-5, atol=1e-5)
         expected_entropy = -(log_all.exp() * log_all).sum(-1)
         torch.testing.assert_close(entropy[start:stop], expected_entropy, rtol=1e-5, atol=1e-5)
 
@@ -182,7 +182,7 @@ def test_hugging_faces_own_attention_sees_the_row_boundaries_too(implementation:
     rows = make_rows(6, seed=7)
     batch = pack(rows, CPU)
     expected = make_policy().forward(batch)
-    theirs = Policy(make_model("qwen3", implementation), CPU, 1.0, 64).forward(batch)
+    theirs = PolicyModel(make_model("qwen3", implementation), CPU, 1.0, 64).forward(batch)
     torch.testing.assert_close(theirs, expected, rtol=1e-4, atol=1e-5)
 
 

@@ -10,7 +10,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from tailrace_learner.core.batch.prefix_tree import MIN_SHARED_TOKENS, Forest, Segment, lone_rows, share
+from tailrace_learner.core.batch.prefix_tree import (
+    MIN_SHARED_TOKENS,
+    Forest,
+    PrefixSegment,
+    lone_rows,
+    share,
+)
 
 Tokens = NDArray[np.int64]
 
@@ -37,7 +43,7 @@ PROMPT = np.arange(100, 120)
 def test_a_prompt_that_all_rows_begin_with_occurs_once() -> None:
     rows = [tokens(PROMPT, answer, np.arange(answer)) for answer in (3, 1, 2)]
     forest = share(rows)
-    assert forest.segments[0] == Segment(1, 0, 20, -1)
+    assert forest.segments[0] == PrefixSegment(1, 0, 20, -1)
     assert [segment.parent for segment in forest.segments] == [-1, 0, 0, 0]
     assert len(laid_out(forest, rows)) == 20 + 4 + 2 + 3
     assert forest.ends.tolist() == [4, 2, 3, 4]
@@ -47,7 +53,7 @@ def test_turns_of_an_episode_need_no_more_than_the_last_one() -> None:
     episode = np.arange(50)
     rows = [episode[:12], episode[:31], episode, episode[:31]]
     forest = share(rows)
-    assert forest.segments == (Segment(2, 0, 50, -1),)
+    assert forest.segments == (PrefixSegment(2, 0, 50, -1),)
     assert forest.last == (0, 0, 0, 0)
 
 
@@ -62,11 +68,11 @@ def test_forks_of_a_conversation_branch_where_they_part() -> None:
     ]
     forest = share(rows)
     assert forest.segments == (
-        Segment(0, 0, 20, -1),
-        Segment(0, 20, 30, 0),
-        Segment(0, 30, 31, 1),
-        Segment(1, 30, 32, 1),
-        Segment(3, 20, 33, 0),
+        PrefixSegment(0, 0, 20, -1),
+        PrefixSegment(0, 20, 30, 0),
+        PrefixSegment(0, 30, 31, 1),
+        PrefixSegment(1, 30, 32, 1),
+        PrefixSegment(3, 20, 33, 0),
     )
     assert forest.last == (2, 3, 4, 4, 0)
 
@@ -74,7 +80,7 @@ def test_forks_of_a_conversation_branch_where_they_part() -> None:
 def test_a_few_common_tokens_are_not_worth_a_branch() -> None:
     few = np.arange(MIN_SHARED_TOKENS - 1)
     rows = [tokens(few, 50, 51), tokens(few, 60)]
-    assert share(rows).segments == (Segment(1, 0, 8, -1), Segment(0, 0, 9, -1))
+    assert share(rows).segments == (PrefixSegment(1, 0, 8, -1), PrefixSegment(0, 0, 9, -1))
     enough = np.arange(MIN_SHARED_TOKENS)
     assert len(share([tokens(enough, 50), tokens(enough, 60)]).segments) == 3
 
@@ -112,7 +118,7 @@ def test_every_row_can_be_read_along_its_path_and_no_long_prefix_is_doubled(rows
             assert _agree_for(rows, left, right) < MIN_SHARED_TOKENS
 
 
-def _agree_for(rows: list[Tokens], left: Segment, right: Segment) -> int:
+def _agree_for(rows: list[Tokens], left: PrefixSegment, right: PrefixSegment) -> int:
     """How many tokens siblings have in common at their beginnings."""
     pair = zip(
         rows[left.source][left.start : left.stop],

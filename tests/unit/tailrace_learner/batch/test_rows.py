@@ -9,7 +9,7 @@ import pytest
 from msgspec.structs import replace
 
 from tailrace_learner.core.batch.lineage import Ancestor, Ancestry
-from tailrace_learner.core.batch.row_builder import RowBuilder
+from tailrace_learner.core.batch.row_builder import TrainingRowBuilder
 from tailrace_learner.core.batch.rows import demonstration_row
 from tailrace_protos.base import pack_float32, pack_int32
 from tailrace_protos.episode import OVER_BUDGET, Outcome
@@ -26,8 +26,8 @@ from tests.unit.tailrace_learner.factory import (
 BOOK = {1: ("0-a", 0), 2: ("0-a", 1), 3: ("0-a", 2), 4: ("0-a", 3)}
 
 
-def builder(max_staleness: int = 1, **settings: object) -> RowBuilder:
-    return RowBuilder(config(**settings), max_staleness, Ancestry("0-a"))
+def builder(max_staleness: int = 1, **settings: object) -> TrainingRowBuilder:
+    return TrainingRowBuilder(config(**settings), max_staleness, Ancestry("0-a"))
 
 
 def test_a_row_ends_before_its_last_trained_token_and_keeps_ids_and_logprobs() -> None:
@@ -36,7 +36,7 @@ def test_a_row_ends_before_its_last_trained_token_and_keeps_ids_and_logprobs() -
     row = prepared.rows[0]
     assert row.token_ids.tolist() == [0, 1, 2, 3]
     assert row.targets.tolist() == row.target_ids.tolist() == [2, 3, 4]
-    assert row.log_mu.tolist() == [-1.0, -2.0, -0.5]
+    assert row.inference_logprobs.tolist() == [-1.0, -2.0, -0.5]
     assert row.is_current.all()
     assert prepared.rewards == (1.0, 0.0)
     assert prepared.successes == (1.0, 0.0)

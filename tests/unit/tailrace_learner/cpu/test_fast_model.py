@@ -11,7 +11,7 @@ from torch import nn
 from tailrace_learner.core.cpu.fast_attention import use_fast_attention
 from tailrace_learner.core.cpu.fast_layer import use_fast_layers
 from tailrace_learner.core.cpu.fast_model import use_cpu_kernels
-from tailrace_learner.core.model.policy import Policy
+from tailrace_learner.core.model.policy import PolicyModel
 from tests.unit.tailrace_learner.factory import CPU, make_model
 from tests.unit.tailrace_learner.model.test_shared_prefixes import gradients, mixed_rows, relative_error
 from tests.unit.tailrace_learner.stepping import moved
@@ -21,9 +21,9 @@ FAMILIES = ("qwen3", "qwen2", "llama")
 ROUNDING = 5e-6  # of float32, relative to all gradients
 
 
-def policy_of(model: Any) -> Policy:
+def policy_of(model: Any) -> PolicyModel:
     """With norms whose weights are not 1, and biases that are not 0."""
-    return moved(Policy(model, CPU, 1.0, 7), seed=3, scale=0.1)
+    return moved(PolicyModel(model, CPU, 1.0, 7), seed=3, scale=0.1)
 
 
 def gradients_of(model: Any) -> torch.Tensor:
@@ -128,6 +128,6 @@ def test_frozen_weights_get_no_gradient_and_the_others_the_right_ones() -> None:
             use_cpu_kernels(model)
         for name, parameter in model.named_parameters():
             parameter.requires_grad_("layers.1" in name and "k_proj" not in name)
-        gradient.append(gradients(Policy(model, CPU, 1.0, 7), [mixed_rows()], shares=True))
+        gradient.append(gradients(PolicyModel(model, CPU, 1.0, 7), [mixed_rows()], shares=True))
         assert model.model.layers[1].self_attn.k_proj.weight.grad is None
     assert relative_error(gradient[1], gradient[0]) < ROUNDING

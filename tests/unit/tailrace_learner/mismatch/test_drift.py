@@ -17,8 +17,8 @@ from tailrace_learner.adapters.strategies.single import SingleStrategy
 from tailrace_learner.config import CriticArgs, LearnerConfig, TrainingArgs
 from tailrace_learner.core.batch.lineage import Ancestry
 from tailrace_learner.core.batch.packing import pack
-from tailrace_learner.core.batch.row_builder import RowBuilder
-from tailrace_learner.core.batch.rows import PreparedGroup, Row
+from tailrace_learner.core.batch.row_builder import TrainingRowBuilder
+from tailrace_learner.core.batch.rows import PreparedGroup, TrainingRow
 from tailrace_learner.core.mismatch.drift import drift_sums
 from tailrace_learner.core.mismatch.sentinel import Sentinel
 from tailrace_learner.core.step.critic_trainer import CriticTrainer
@@ -60,10 +60,10 @@ def by(source: str, member: Trajectory) -> Trajectory:
     return replace(member, rows=tuple(rows))
 
 
-def row(current: Sequence[bool], *spans: TokenSpan) -> Row:
+def row(current: Sequence[bool], *spans: TokenSpan) -> TrainingRow:
     size = len(current)
     zeros = np.zeros(size, np.float32)
-    return Row(
+    return TrainingRow(
         "r",
         np.arange(size),
         np.arange(1, size + 1),
@@ -78,7 +78,7 @@ def row(current: Sequence[bool], *spans: TokenSpan) -> Row:
 
 def prepare(members: Sequence[Trajectory], step: int, quarantine: dict[str, int]) -> PreparedGroup:
     """As a learner that has done `step` steps; version v is of step v."""
-    builder = RowBuilder(config(), 4, Ancestry("0-a"), quarantine=quarantine)
+    builder = TrainingRowBuilder(config(), 4, Ancestry("0-a"), quarantine=quarantine)
     return builder.prepare(group(members), step, {version: ("0-a", version) for version in range(3)})
 
 
@@ -292,13 +292,15 @@ def prepared_by(
     given: TrajectoryGroup, settings: LearnerConfig, quarantine: dict[str, int]
 ) -> PreparedGroup:
     """As in the first step; the good server says what the policy does, the bad one 1 nat more."""
-    builder = RowBuilder(settings, 4, Ancestry("0-a"), quarantine=quarantine)
+    builder = TrainingRowBuilder(settings, 4, Ancestry("0-a"), quarantine=quarantine)
     prepared = builder.prepare(given, 0, {1: ("0-a", 0)})
     policy = make_policy()
     for each in prepared.rows:
         wrong = np.array([name == BAD for name in sources_of(each.spans)])
         with torch.no_grad():
-            each.log_mu = policy.forward(pack([each], CPU))[0].numpy() + wrong.astype(np.float32)
+            each.inference_logprobs = policy.forward(pack([each], CPU))[0].numpy() + wrong.astype(
+                np.float32
+            )
     return prepared
 
 

@@ -16,11 +16,11 @@ from tailrace_learner.adapters.strategies.single import SingleStrategy
 from tailrace_learner.config import LearnerConfig, TrainingArgs
 from tailrace_learner.core.batch.lineage import Ancestry
 from tailrace_learner.core.batch.packing import pack
-from tailrace_learner.core.batch.row_builder import RowBuilder
-from tailrace_learner.core.batch.rows import PreparedGroup, Row
+from tailrace_learner.core.batch.row_builder import TrainingRowBuilder
+from tailrace_learner.core.batch.rows import PreparedGroup, TrainingRow
 from tailrace_learner.core.mismatch.old_sample import OldSample
 from tailrace_learner.core.mismatch.quarantine import without_wrong
-from tailrace_learner.core.model.policy import Policy
+from tailrace_learner.core.model.policy import PolicyModel
 from tailrace_learner.core.step.step import StepTrainer
 from tailrace_protos.control import source_of
 from tailrace_protos.event import ServerQuarantined
@@ -50,7 +50,7 @@ def sampled(given: TrajectoryGroup, version: int, source: str) -> TrajectoryGrou
     return group(members, given.group_index)
 
 
-def spoilt(policy: Policy, noise: float) -> Policy:
+def spoilt(policy: PolicyModel, noise: float) -> PolicyModel:
     """A copy whose tensors are off by noise of so many of their own deviations."""
     wrong = make_policy()
     generator = torch.Generator().manual_seed(9)
@@ -69,7 +69,7 @@ class Run:
         self.config = config(**{"training_args": ARGS} | settings)
         self._strategy = SingleStrategy() if strategy is None else strategy
         self._policy = self._strategy.spread(make_policy())
-        self.versions: list[Policy] = []
+        self.versions: list[PolicyModel] = []
         self.events: list[ServerQuarantined] = []
         self._trainer = StepTrainer(
             self._policy,
@@ -88,11 +88,11 @@ class Run:
         return torch.cat([part.flatten() for part in whole]).clone()
 
     @property
-    def rows(self) -> list[Row]:
+    def rows(self) -> list[TrainingRow]:
         """What the last step trained."""
         return [row for each in self._trainer.groups for row in each.rows]
 
-    def step(self, *given: tuple[int, str, Policy | None], error: float = 0.0) -> dict[str, Any]:
+    def step(self, *given: tuple[int, str, PolicyModel | None], error: float = 0.0) -> dict[str, Any]:
         """A step on groups of (age, source, the policy that truly sampled), in turn."""
         number = len(self.versions)
         frozen = make_policy()
@@ -108,27 +108,27 @@ class Run:
         return metrics
 
     def _group(
-        self, index: int, step: int, version: int, source: str, policy: Policy | None, error: float
+        self, index: int, step: int, version: int, source: str, policy: PolicyModel | None, error: float
     ) -> PreparedGroup:
         given = sampled(random_group(1000 * step + index, num_turns=6), version, source)
-        builder = RowBuilder(self.config, MAX_STALENESS, Ancestry("0-a"))
+        builder = TrainingRowBuilder(self.config, MAX_STALENESS, Ancestry("0-a"))
         prepared = builder.prepare(given, step, {v: ("0-a", v) for v in range(step + 1)})
         if not prepared.rows:
             return prepared
         batch = pack(prepared.rows, CPU)
         with torch.no_grad():
-            log_mu = (policy or self.versions[version]).forward(batch)[0].numpy()
-        off = error * np.where(np.arange(len(log_mu)) % 2, 1, -1)
-        parts = np.split((log_mu + off).astype(np.float32), batch.target_offsets[1:-1])
+            inference_logprobs = (policy or self.versions[version]).forward(batch)[0].numpy()
+        off = error * np.where(np.arange(len(inference_logprobs)) % 2, 1, -1)
+        parts = np.split((inference_logprobs + off).astype(np.float32), batch.target_offsets[1:-1])
         for row, part in zip(batch.rows, parts, strict=True):
-            row.log_mu = part
+            row.inference_logprobs = part
         quarantine = {source_of(e.server_id, e.incarnation): e.good_step for e in self.events}
         return without_wrong(prepared, quarantine, step)
 
 
-NOW: tuple[int, str, Policy | None] = (0, SERVER, None)
-OLD: tuple[int, str, Policy | None] = (1, SERVER, None)
-OLDER: tuple[int, str, Policy | None] = (2, SERVER, None)
+NOW: tuple[int, str, PolicyModel | None] = (0, SERVER, None)
+OLD: tuple[int, str, PolicyModel | None] = (1, SERVER, None)
+OLDER: tuple[int, str, PolicyModel | None] = (2, SERVER, None)
 
 
 @pytest.mark.parametrize("settings", [{}, {"num_mini_batches": 2, "ppo_epochs": 2}])

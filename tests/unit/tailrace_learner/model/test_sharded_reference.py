@@ -23,8 +23,8 @@ from tailrace_learner.config import (
     StrategyArgs,
     TrainingArgs,
 )
-from tailrace_learner.core.batch.rows import Row
-from tailrace_learner.core.model.policy import Policy
+from tailrace_learner.core.batch.rows import TrainingRow
+from tailrace_learner.core.model.policy import PolicyModel
 from tailrace_learner.core.model.reference import Reference
 from tailrace_learner.core.model.shards import local
 from tailrace_learner.core.step.estimates import Roles
@@ -54,8 +54,8 @@ def reference_of(ranks: TorchRanks, given: LearnerConfig, *, sharded: bool) -> R
     return Reference(Fsdp2Strategy(ranks, CPU).spread(policy), given, holders=ranks)
 
 
-def log_refs(rows: list[Row]) -> list[Any]:
-    return [row.log_ref for row in rows]
+def log_refs(rows: list[TrainingRow]) -> list[Any]:
+    return [row.ref_logprobs for row in rows]
 
 
 def asked(ranks: TorchRanks, num_rows: tuple[int, int]) -> tuple[list[Any], float]:
@@ -66,7 +66,7 @@ def asked(ranks: TorchRanks, num_rows: tuple[int, int]) -> tuple[list[Any], floa
     reference = Reference(Fsdp2Strategy(ranks, CPU).spread(policy), given, holders=ranks)
     rows = make_rows(max(num_rows))[: num_rows[ranks.rank]]
     reference.fill(rows)
-    first = [None if row.log_ref is None else row.log_ref.copy() for row in rows]
+    first = [None if row.ref_logprobs is None else row.ref_logprobs.copy() for row in rows]
     reference.fill(rows)  # nothing lacks it: no pass
     assert all(np.array_equal(a, b) for a, b in zip(first, log_refs(rows), strict=True))
     return first, sum(local(each).numel() for each in policy.model.parameters()) / whole
@@ -84,7 +84,7 @@ def test_ranks_with_other_numbers_of_rows_get_what_a_whole_reference_says(
         assert share == pytest.approx(0.5, abs=0.01)
         assert len(answers) == number
         for answer, row in zip(answers, expected, strict=False):
-            np.testing.assert_allclose(answer, row.log_ref, atol=1e-6)
+            np.testing.assert_allclose(answer, row.ref_logprobs, atol=1e-6)
 
 
 def train(ranks: TorchRanks, sharded: bool, settings: dict[str, Any]) -> Any:
@@ -164,7 +164,7 @@ def test_a_run_with_a_cut_reference_starts_at_it(tmp_path: Path, dtype: str) -> 
 
 @pytest.mark.parametrize("family", ["qwen3", "qwen2"])  # with tied embeddings, and with biases
 def test_a_narrow_reference_says_the_same_in_fewer_bytes(family: str) -> None:
-    def num_bytes(policy: Policy) -> int:
+    def num_bytes(policy: PolicyModel) -> int:
         return sum(each.numel() * each.element_size() for each in policy.model.parameters())
 
     wide, narrow = (dataclasses.replace(make_policy(family), autocast=True) for _ in range(2))
@@ -174,7 +174,7 @@ def test_a_narrow_reference_says_the_same_in_fewer_bytes(family: str) -> None:
     Reference(narrow, config()).fill(found)
     assert num_bytes(narrow) < 0.6 * num_bytes(wide)
     for row, other in zip(found, expected, strict=True):
-        np.testing.assert_array_equal(row.log_ref, other.log_ref)
+        np.testing.assert_array_equal(row.ref_logprobs, other.ref_logprobs)
 
 
 @pytest.mark.parametrize(

@@ -17,16 +17,16 @@ from tailrace_learner.config import ModelArgs, TrainingArgs
 from tailrace_learner.core.algorithms import LOSSES
 from tailrace_learner.core.batch import layout
 from tailrace_learner.core.batch.packing import micro_batches, pack
-from tailrace_learner.core.batch.rows import PreparedGroup, Row
+from tailrace_learner.core.batch.rows import PreparedGroup, TrainingRow
 from tailrace_learner.core.cpu.short_attention import MAX_LEN, is_short, short_attention
 from tailrace_learner.core.cpu.tree_attention import tree_attention
 from tailrace_learner.core.model.bucket_attention import bucket_attention
 from tailrace_learner.core.model.flex import block_mask, flex, visible
-from tailrace_learner.core.model.policy import Policy, StartWeights
+from tailrace_learner.core.model.policy import PolicyModel, StartWeights
+from tailrace_learner.core.step.metric_sums import MetricSums
 from tailrace_learner.core.step.optimizer import make_adamw
 from tailrace_learner.core.step.passes import PassRunner
 from tailrace_learner.core.step.step import StepTrainer
-from tailrace_learner.core.step.tally import Tally
 from tests.unit.tailrace_learner.factory import (
     CPU,
     VOCABULARY,
@@ -48,16 +48,16 @@ def longest_whole_row(request: pytest.FixtureRequest, monkeypatch: pytest.Monkey
     return limit
 
 
-def row_of(name: str, token_ids: NDArray[np.int64], first_target: int, seed: int) -> Row:
+def row_of(name: str, token_ids: NDArray[np.int64], first_target: int, seed: int) -> TrainingRow:
     """A row that trains everything from `first_target` on."""
     rng = np.random.default_rng(seed)
     targets = np.arange(first_target, len(token_ids))
-    return Row(
+    return TrainingRow(
         row_id=name,
         token_ids=token_ids[:-1],
         targets=targets,
         target_ids=token_ids[targets],
-        log_mu=rng.normal(-3.0, 1.0, len(targets)).astype(np.float32),
+        inference_logprobs=rng.normal(-3.0, 1.0, len(targets)).astype(np.float32),
         advantages=rng.normal(0.0, 1.0, len(targets)).astype(np.float32),
         staleness=np.zeros(len(targets), np.int64),
         is_current=np.ones(len(targets), np.bool_),
@@ -65,7 +65,7 @@ def row_of(name: str, token_ids: NDArray[np.int64], first_target: int, seed: int
     )
 
 
-def group_rows(group: int, num_rows: int = 4) -> list[Row]:
+def group_rows(group: int, num_rows: int = 4) -> list[TrainingRow]:
     """Answers to one prompt, of different lengths; all but the first begin alike for long."""
     rng = np.random.default_rng(group)
     prompt = rng.integers(0, VOCABULARY, PROMPT_LEN)
@@ -78,7 +78,7 @@ def group_rows(group: int, num_rows: int = 4) -> list[Row]:
     ]
 
 
-def episode_rows(seed: int) -> list[Row]:
+def episode_rows(seed: int) -> list[TrainingRow]:
     """The turns of an episode, each reading all before it, and a fork of the second."""
     rng = np.random.default_rng(seed)
     episode = rng.integers(0, VOCABULARY, 40)
@@ -87,18 +87,18 @@ def episode_rows(seed: int) -> list[Row]:
     return [row_of(f"e{seed}.{i}", row, first, seed + i) for i, (row, first) in enumerate(rows)]
 
 
-def mixed_rows() -> list[Row]:
+def mixed_rows() -> list[TrainingRow]:
     return [*group_rows(1), *make_rows(3, seed=3), *episode_rows(5), *group_rows(2, 3)]
 
 
 def gradients(
-    policy: Policy, batches: Sequence[Sequence[Row]], shares: bool, **given: Any
+    policy: PolicyModel, batches: Sequence[Sequence[TrainingRow]], shares: bool, **given: Any
 ) -> torch.Tensor:
     policy.model.zero_grad(set_to_none=True)
     settings = config(share_prefixes=shares, entropy_loss_coef=0.1, **given)
     runner = PassRunner(policy, LOSSES["dapo"], settings, StartWeights(policy.parameters))
     for batch in batches:
-        runner.run(batch, Tally(), is_first=True)
+        runner.run(batch, MetricSums(), is_first=True)
     return torch.cat([parameter.grad.flatten() for parameter in policy.parameters])
 
 
@@ -112,12 +112,12 @@ def test_log_probabilities_and_entropies_are_those_of_rows_alone(family: str) ->
     rows = mixed_rows()
     batch = pack(rows, CPU, share_prefixes=True)
     assert batch.input_ids.numel() < sum(len(row.token_ids) for row in rows) - 60
-    log_pi, entropy = policy.forward(batch)
+    learner_logprobs, entropy = policy.forward(batch)
     for row, start, stop in zip(
         batch.rows, batch.target_offsets, batch.target_offsets[1:], strict=False
     ):
         expected = policy.forward(pack([row], CPU))
-        found = (log_pi[start:stop], entropy[start:stop])
+        found = (learner_logprobs[start:stop], entropy[start:stop])
         torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
 
 
@@ -168,7 +168,7 @@ def states(num_tokens: int, dtype: torch.dtype = torch.float64) -> list[torch.Te
     return [torch.randn(num_tokens, heads, 8, dtype=dtype, requires_grad=True) for heads in sizes]
 
 
-def continued_rows() -> list[Row]:
+def continued_rows() -> list[TrainingRow]:
     """Episodes of two turns that share nothing with each other: every first turn begins the second."""
     rng = np.random.default_rng(0)
     rows = []

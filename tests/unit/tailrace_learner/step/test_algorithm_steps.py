@@ -11,9 +11,9 @@ import torch
 
 from tailrace_learner.config import TrainingArgs
 from tailrace_learner.config_registry import LOSSES
-from tailrace_learner.core.algorithms.advantages.peers import Peers
+from tailrace_learner.core.algorithms.advantages.comparison import ComparisonSet
 from tailrace_learner.core.batch.rows import PreparedGroup
-from tailrace_learner.core.model.policy import Policy
+from tailrace_learner.core.model.policy import PolicyModel
 from tailrace_learner.core.step.optimizer import make_adamw
 from tailrace_learner.core.step.step import StepTrainer
 from tailrace_learner.core.step.step_advantages import finish_advantages
@@ -31,20 +31,24 @@ def made(num_groups: int, **settings: Any) -> list[PreparedGroup]:
         for number, row in enumerate(rows):
             row.row_id = f"g{index}.{number}"
             row.turns = np.arange(len(row.targets)) // 2
-            row.log_mu = row.log_mu * 0 - 3.4
+            row.inference_logprobs = row.inference_logprobs * 0 - 3.4
             row.staleness = np.arange(len(row.targets)) % 4
             row.advantages = row.advantages.astype(np.float64 if waits else np.float32)
         returns = (float(index), 1.0, 0.5)
-        peers = Peers(np.arange(3), np.zeros(3, np.int64), np.array(returns), np.ones(3, np.int64))
+        comparison = ComparisonSet(
+            np.arange(3), np.zeros(3, np.int64), np.array(returns), np.ones(3, np.int64)
+        )
         groups.append(
             PreparedGroup(
-                f"g{index}", index, tuple(rows), "", returns, (), {}, f"tag{index % 2}", peers
+                f"g{index}", index, tuple(rows), "", returns, (), {}, f"tag{index % 2}", comparison
             )
         )
     return groups
 
 
-def gradient(groups: list[PreparedGroup], at_once: int, **settings: Any) -> tuple[Any, Any, Policy]:
+def gradient(
+    groups: list[PreparedGroup], at_once: int, **settings: Any
+) -> tuple[Any, Any, PolicyModel]:
     """Gradient of the last update of one step, its metrics, and the policy after it."""
     given = config(training_args=ARGS, **settings)
     policy = make_policy()
@@ -135,7 +139,7 @@ def test_starpo_compares_episodes_of_a_tag_or_of_the_whole_step(grouping: str) -
             r
             for other in groups
             if grouping == "batch" or other.tag == group.tag
-            for r in other.peers.returns
+            for r in other.comparison.returns
         ]
         for row, raw in zip(group.rows, rows, strict=True):
             expected = (raw - np.mean(pool)) / (np.std(pool, ddof=1) + 1e-6)
@@ -175,7 +179,7 @@ def test_interpolation_is_measured_at_the_start_of_the_step_and_keeps_no_weights
     groups = made(4)
     _, interpolated, _ = gradient(groups, 4, proximal_logprobs="interpolate", **settings)
     assert interpolated["mismatch_kl"] != recomputed["mismatch_kl"]  # of the first mini-batch alone
-    assert all(row.log_pi_old is None for group in groups for row in group.rows)
+    assert all(row.proximal_logprobs is None for group in groups for row in group.rows)
     first = made(4)[:2]
     _, alone, _ = gradient(first, 2)
     assert interpolated["mismatch_kl"] == pytest.approx(alone["mismatch_kl"], rel=1e-5)
@@ -224,8 +228,8 @@ def test_changing_a_key_changes_the_step(base: dict[str, Any], change: dict[str,
         rng = np.random.default_rng(5)
         for group in groups:  # as in a later epoch: the policy has moved since the step began
             for row in group.rows:
-                row.log_pi_old = rng.normal(-3.4, 0.6, len(row.targets)).astype(np.float32)
-                row.log_mu = rng.normal(-3.4, 0.3, len(row.targets)).astype(np.float32)
+                row.proximal_logprobs = rng.normal(-3.4, 0.6, len(row.targets)).astype(np.float32)
+                row.inference_logprobs = rng.normal(-3.4, 0.3, len(row.targets)).astype(np.float32)
         (seen,), _, _ = gradient([replace(group) for group in groups], 1, **settings)
         return seen
 

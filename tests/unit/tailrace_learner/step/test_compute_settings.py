@@ -19,23 +19,23 @@ from tailrace_learner.core.algorithms import LOSSES
 from tailrace_learner.core.batch.packing import pack
 from tailrace_learner.core.batch.rows import PreparedGroup
 from tailrace_learner.core.cpu.kernels import OneDnnLinear, has_onednn_linear
-from tailrace_learner.core.model.policy import Policy, StartWeights
+from tailrace_learner.core.model.policy import PolicyModel, StartWeights
+from tailrace_learner.core.step.metric_sums import MetricSums
 from tailrace_learner.core.step.optimizer import make_adamw
 from tailrace_learner.core.step.passes import PassRunner
 from tailrace_learner.core.step.step import StepTrainer
-from tailrace_learner.core.step.tally import Tally
 from tests.unit.tailrace_learner.factory import VOCABULARY, config, make_model, make_rows
 
 TINY_RATE = 1e-5
 TOKENIZER = "tailrace_envs.frozen_lake_tokenizer:build_frozen_lake_tokenizer"
 
 
-def policy_of(given: LearnerConfig) -> Policy:
+def policy_of(given: LearnerConfig) -> PolicyModel:
     loaded = TrainableModel(prepared(make_model(), given), tokenizer=None)
     return make_policy(loaded, given)
 
 
-def trainer_of(policy: Policy, given: LearnerConfig, num_groups: int) -> StepTrainer:
+def trainer_of(policy: PolicyModel, given: LearnerConfig, num_groups: int) -> StepTrainer:
     optimizer = make_adamw(policy.parameters, given.training_args)
     return StepTrainer(policy, optimizer, given, groups_per_step=num_groups, max_steps=100)
 
@@ -45,11 +45,11 @@ def group(index: int) -> PreparedGroup:
     return PreparedGroup(f"g{index}", index, rows, "", (1.0, 0.0), ())
 
 
-def weights(policy: Policy) -> torch.Tensor:
+def weights(policy: PolicyModel) -> torch.Tensor:
     return torch.cat([parameter.detach().flatten() for parameter in policy.parameters])
 
 
-def published(policy: Policy, given: LearnerConfig) -> torch.Tensor:
+def published(policy: PolicyModel, given: LearnerConfig) -> torch.Tensor:
     named = policy.model.named_parameters()
     parts = [tensor_bytes(name, tensor, given.model_args.dtype) for name, tensor in named]
     assert {part.dtype for part in parts} == {given.model_args.dtype}
@@ -95,10 +95,10 @@ def test_the_dtype_is_that_of_activations(dtype: Any, expected: torch.dtype) -> 
     assert {parameter.grad.dtype for parameter in policy.parameters} == {torch.float32}
 
 
-def run(policy: Policy, given: LearnerConfig) -> None:
+def run(policy: PolicyModel, given: LearnerConfig) -> None:
     """One pass, forward and backward."""
     runner = PassRunner(policy, LOSSES[given.loss], given, StartWeights(policy.parameters))
-    runner.run(make_rows(8, seed=1), Tally(), is_first=True)
+    runner.run(make_rows(8, seed=1), MetricSums(), is_first=True)
 
 
 def kept_and_calls(**model_args: Any) -> tuple[int, int]:
@@ -115,8 +115,8 @@ def kept_and_calls(**model_args: Any) -> tuple[int, int]:
     layer = policy.model.model.layers[0]
     hooked = layer.self_attn.q_proj.register_forward_hook(lambda *_: calls.append(None))
     with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
-        log_pi, _ = policy.forward(pack(make_rows(8, seed=1), policy.device))
-    log_pi.sum().backward()
+        learner_logprobs, _ = policy.forward(pack(make_rows(8, seed=1), policy.device))
+    learner_logprobs.sum().backward()
     hooked.remove()
     return sum(kept.values()), len(calls)
 
@@ -174,9 +174,9 @@ def test_so_many_logits_are_in_memory_at_once_and_log_probabilities_stay_the_sam
         policy = policy_of(config(device="cpu", **given))
         batch = pack(make_rows(8, seed=1), policy.device)
         with Logits() as logits:
-            log_pi, _ = policy.forward(batch)
-        assert max(logits.num_tokens) == min(chunk_tokens, len(log_pi))
-        found.append(log_pi)
+            learner_logprobs, _ = policy.forward(batch)
+        assert max(logits.num_tokens) == min(chunk_tokens, len(learner_logprobs))
+        found.append(learner_logprobs)
     torch.testing.assert_close(*found)
 
 

@@ -13,7 +13,7 @@ from tailrace_learner.config import CriticArgs, TrainingArgs
 from tailrace_learner.core.batch.group_returns import RowLimits
 from tailrace_learner.core.batch.lineage import Ancestry
 from tailrace_learner.core.batch.packing import pack
-from tailrace_learner.core.batch.row_builder import RowBuilder
+from tailrace_learner.core.batch.row_builder import TrainingRowBuilder
 from tailrace_protos.base import pack_float32
 from tests.unit.tailrace_learner.factory import (
     CPU,
@@ -196,7 +196,7 @@ def test_the_first_step_on_policy_has_ratio_one() -> None:
         prepared = prepared_group(each, stepper.config)
         for row in prepared.rows:
             with torch.no_grad():
-                row.log_mu = make_policy().forward(pack([row], CPU))[0].numpy()
+                row.inference_logprobs = make_policy().forward(pack([row], CPU))[0].numpy()
         rows_of += prepared.rows
         stepper.trainer.add(prepared)
     stepper.trainer.work()
@@ -219,7 +219,7 @@ def test_a_row_that_the_critic_cannot_read_is_skipped_and_its_reward_is_the_turn
     ]
     member = episode_of_rows(0, 111.0, turns)
     stepper = Stepper(1, gamma=0.9, lambd=0.8, gae_unit=unit, **gae())
-    builder = RowBuilder(stepper.config, 4, Ancestry("0-a"), RowLimits(max_tokens=8))
+    builder = TrainingRowBuilder(stepper.config, 4, Ancestry("0-a"), RowLimits(max_tokens=8))
     stepper.trainer.add(builder.prepare(group([member]), 0, {1: ("0-a", 0)}))
     stepper.trainer.work()
     first, last = stepper.rows

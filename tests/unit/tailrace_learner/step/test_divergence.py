@@ -12,7 +12,7 @@ from torch import nn
 
 from tailrace_learner.core.algorithms.kl import KL_ESTIMATORS
 from tailrace_learner.core.batch.packing import pack
-from tailrace_learner.core.model.policy import Policy
+from tailrace_learner.core.model.policy import PolicyModel
 from tailrace_learner.core.model.reference import Reference
 from tailrace_protos.base import as_float32, as_uint8, pack_float32
 from tailrace_protos.trajectory import TrajectoryGroup
@@ -32,14 +32,14 @@ from tests.unit.tailrace_learner.stepping import Stepper, distance, moved, share
 GROUPS = [random_group(index) for index in range(4)]
 
 
-def plain(name: str, log_pi: np.ndarray, log_ref: np.ndarray) -> np.ndarray:
-    d = log_ref - log_pi
+def plain(name: str, learner_logprobs: np.ndarray, ref_logprobs: np.ndarray) -> np.ndarray:
+    d = ref_logprobs - learner_logprobs
     return {"k1": -d, "k2": d**2 / 2, "k3": np.exp(d) - 1 - d, "abs": np.abs(d)}[name]
 
 
-def slopes(name: str, log_pi: np.ndarray, log_ref: np.ndarray) -> np.ndarray:
+def slopes(name: str, learner_logprobs: np.ndarray, ref_logprobs: np.ndarray) -> np.ndarray:
     """How `plain` changes with log pi."""
-    d = log_pi - log_ref
+    d = learner_logprobs - ref_logprobs
     return {"k1": np.ones_like(d), "k2": d, "k3": 1 - np.exp(-d), "abs": np.sign(d)}[name]
 
 
@@ -71,9 +71,9 @@ def test_in_the_loss_its_weighted_gradient_is_added(name: Any, loss: Any) -> Non
     rows = [row for group in with_it.trainer.groups for row in group.rows]
     count = sum(len(row.targets) for row in rows)
     for row in rows:
-        log_pi, log_ref = (plain_outputs(each, row)[0] for each in (policy, reference))
-        known = (each.detach().double().numpy() for each in (log_pi, log_ref))
-        (torch.from_numpy(slopes(name, *known) / count) * log_pi).sum().backward()
+        learner_logprobs, ref_logprobs = (plain_outputs(each, row)[0] for each in (policy, reference))
+        known = (each.detach().double().numpy() for each in (learner_logprobs, ref_logprobs))
+        (torch.from_numpy(slopes(name, *known) / count) * learner_logprobs).sum().backward()
     added = torch.cat([p.grad.flatten() for p in policy.parameters if p.grad is not None])
     assert distance(with_it.grads[0] - without.grads[0], 0.3 * added) < 1e-4
 
@@ -85,9 +85,9 @@ def test_in_the_reward_every_policy_token_pays_for_its_own() -> None:
     free = Stepper(1, **settings)
     free.step(GROUPS[:1], 1)
     for row, other in zip(stepper.rows, free.rows, strict=True):
-        _, log_ref = both([row])
+        _, ref_logprobs = both([row])
         ahead, paid = 0.0, []
-        for cost in (0.2 * (row.log_mu.astype(float) - log_ref))[::-1]:
+        for cost in (0.2 * (row.inference_logprobs.astype(float) - ref_logprobs))[::-1]:
             ahead = cost + 0.9 * ahead
             paid.append(ahead)
         np.testing.assert_allclose(row.advantages, other.advantages - paid[::-1], rtol=1e-4, atol=1e-5)
@@ -102,14 +102,14 @@ def test_masked_tokens_pay_too_since_they_were_said() -> None:
     assert all(len(source.whole.targets) >= len(source.trained.targets) for source in sources)
     whole = sources[0].whole
     sources[0].trained.targets = whole.targets[2:]
-    for name in ("target_ids", "log_mu", "advantages", "staleness", "is_current"):
+    for name in ("target_ids", "inference_logprobs", "advantages", "staleness", "is_current"):
         setattr(sources[0].trained, name, getattr(sources[0].trained, name)[2:])
     stepper.trainer.add(prepared)
     stepper.trainer.work()
     full = Stepper(1, **settings)
     full.step(GROUPS[:1], 1)
     np.testing.assert_allclose(stepper.rows[0].advantages, full.rows[0].advantages[2:], rtol=1e-5)
-    np.testing.assert_allclose(stepper.rows[0].log_ref, full.rows[0].log_ref[2:], rtol=1e-5)
+    np.testing.assert_allclose(stepper.rows[0].ref_logprobs, full.rows[0].ref_logprobs[2:], rtol=1e-5)
 
 
 def test_a_token_whose_log_probability_is_lost_pays_nothing() -> None:
@@ -126,7 +126,7 @@ def test_a_token_whose_log_probability_is_lost_pays_nothing() -> None:
     free.step([one], 1)
     (trained,), (other,) = paying.rows, free.rows
     assert sampled[-2] not in trained.targets
-    costs = 0.2 * (trained.log_mu.astype(float) - trained.log_ref)
+    costs = 0.2 * (trained.inference_logprobs.astype(float) - trained.ref_logprobs)
     wanted = other.advantages - np.cumsum(costs[::-1])[::-1]
     np.testing.assert_allclose(trained.advantages, wanted, rtol=1e-4, atol=1e-5)
 
@@ -176,7 +176,7 @@ class Traveller(nn.Module):
 @pytest.mark.parametrize("offload", [False, True])
 def test_an_offloaded_reference_visits_the_device_and_lives_on_the_host(offload: bool) -> None:
     model = Traveller()
-    reference = Reference(Policy(model, torch.device("cuda"), 1.0, 7), config(), offload=offload)
+    reference = Reference(PolicyModel(model, torch.device("cuda"), 1.0, 7), config(), offload=offload)
     assert model.places == (["cpu"] if offload else [])
     with reference.present():
         assert model.places[-1:] == (["cuda"] if offload else [])
@@ -188,9 +188,9 @@ def test_an_offloaded_reference_visits_the_device_and_lives_on_the_host(offload:
 )
 def test_weights_of_an_offloaded_reference_are_on_the_device_only_for_a_pass() -> None:
     device = torch.device("cuda")
-    policy = Policy(make_model(), device, 1.0, 7)
+    policy = PolicyModel(make_model(), device, 1.0, 7)
     policy.model.to(device)
-    whole = Policy(make_model(), CPU, 1.0, 7)
+    whole = PolicyModel(make_model(), CPU, 1.0, 7)
     reference = Reference(policy, config(), offload=True)
     torch.cuda.synchronize()
     empty = torch.cuda.memory_allocated()
@@ -209,14 +209,14 @@ def test_weights_of_an_offloaded_reference_are_on_the_device_only_for_a_pass() -
     Reference(whole, config()).fill(expected)
     assert places() == {"cpu"}
     for row, other in zip(rows, expected, strict=True):
-        np.testing.assert_allclose(row.log_ref, other.log_ref, rtol=1e-4, atol=1e-4)
+        np.testing.assert_allclose(row.ref_logprobs, other.ref_logprobs, rtol=1e-4, atol=1e-4)
 
 
 def test_without_a_weight_nobody_asks_for_a_reference() -> None:
     result = stepped(GROUPS)
     assert result.metrics["kl"] is None
     assert "kl_coef" not in result.metrics
-    assert all(row.log_ref is None for group in result.trainer.groups for row in group.rows)
+    assert all(row.ref_logprobs is None for group in result.trainer.groups for row in group.rows)
 
 
 def equal(given: TrajectoryGroup) -> TrajectoryGroup:
@@ -241,8 +241,8 @@ def test_what_teaches_nothing_is_held_near_the_reference_too() -> None:
     for row in rows:
         batch = pack([row], CPU)
         with torch.no_grad():
-            log_ref = reference.forward(batch)[0]
-        (KL_ESTIMATORS["k3"](policy.forward(batch)[0], log_ref).sum() / num_tokens).backward()  # type: ignore[no-untyped-call]
+            ref_logprobs = reference.forward(batch)[0]
+        (KL_ESTIMATORS["k3"](policy.forward(batch)[0], ref_logprobs).sum() / num_tokens).backward()  # type: ignore[no-untyped-call]
     divergence = torch.cat([p.grad.flatten() for p in policy.parameters if p.grad is not None])
     wanted = without.grads[0] * num_taught / num_tokens + 0.3 * divergence
     assert distance(held.grads[0], wanted) < 1e-4

@@ -16,10 +16,10 @@ import pytest
 import torch
 
 from tailrace_learner.core.algorithms import LOSSES
-from tailrace_learner.core.batch.rows import Row
-from tailrace_learner.core.model.policy import Policy, StartWeights
+from tailrace_learner.core.batch.rows import TrainingRow
+from tailrace_learner.core.model.policy import PolicyModel, StartWeights
+from tailrace_learner.core.step.metric_sums import MetricSums
 from tailrace_learner.core.step.passes import PassRunner
-from tailrace_learner.core.step.tally import Tally
 from tests.unit.tailrace_learner.algorithms.loss_formulas import (
     CORRECTED,
     FORMULAS,
@@ -40,15 +40,15 @@ AGGREGATIONS = ("token_mean", "seq_mean_token_sum", "seq_mean_token_mean", "seq_
 class World:
     """A policy, rows on which three policies differ, and what a plain forward of each row gives."""
 
-    policy: Policy
-    rows: list[Row]
-    log_pi: Array  # [M]
+    policy: PolicyModel
+    rows: list[TrainingRow]
+    learner_logprobs: Array  # [M]
     entropy: Array  # [M]
     of_log_pi: Array  # [M, P] derivatives by the weights
     of_entropy: Array  # [M, P]
 
 
-def derivatives(outputs: Iterable[torch.Tensor], policy: Policy) -> Array:
+def derivatives(outputs: Iterable[torch.Tensor], policy: PolicyModel) -> Array:
     rows = [torch.autograd.grad(each, policy.parameters, retain_graph=True) for each in outputs]
     return np.stack([torch.cat([g.flatten() for g in row]).numpy() for row in rows])
 
@@ -58,16 +58,18 @@ def world() -> World:
     policy, rows = make_double_policy(), make_rows(7, seed=3, max_len=16)
     rng = np.random.default_rng(0)
     outputs = [plain_outputs(policy, row) for row in rows]
-    for row, (log_pi, _) in zip(rows, outputs, strict=True):
+    for row, (learner_logprobs, _) in zip(rows, outputs, strict=True):
         size = len(row.targets)
-        row.log_pi_old = (log_pi.detach().numpy() + rng.normal(0, 0.3, size)).astype(np.float32)
-        row.log_mu = (row.log_pi_old + rng.normal(0, 0.4, size)).astype(np.float32)
+        row.proximal_logprobs = (learner_logprobs.detach().numpy() + rng.normal(0, 0.3, size)).astype(
+            np.float32
+        )
+        row.inference_logprobs = (row.proximal_logprobs + rng.normal(0, 0.4, size)).astype(np.float32)
         row.advantages = row.advantages + np.float32(0.4)  # not 0 on average
         row.staleness = rng.integers(0, 5, size)
         row.turns = 2 + np.sort(rng.integers(0, 3, size))  # turns may have no trained token
-    log_pi, entropy = (torch.cat(parts) for parts in zip(*outputs, strict=True))
-    slopes, of_entropy = derivatives(log_pi, policy), derivatives(entropy, policy)
-    known = (log_pi.detach().numpy(), entropy.detach().numpy())
+    learner_logprobs, entropy = (torch.cat(parts) for parts in zip(*outputs, strict=True))
+    slopes, of_entropy = derivatives(learner_logprobs, policy), derivatives(entropy, policy)
+    known = (learner_logprobs.detach().numpy(), entropy.detach().numpy())
     return World(policy, rows, *known, slopes, of_entropy)
 
 
@@ -95,17 +97,17 @@ def test_a_pass_over_ragged_rows_gives_the_loss_and_gradient_that_numpy_does(
 ) -> None:
     common = {"loss_norm_tokens": 13, "entropy_loss_coef": 0.03, "max_tokens_per_micro_batch": 40}
     given = config(**common, **settings)
-    policy, rows, tally = world.policy, [replace(row) for row in world.rows], Tally()
+    policy, rows, metric_sums = world.policy, [replace(row) for row in world.rows], MetricSums()
     runner = PassRunner(policy, LOSSES[given.loss], given, StartWeights(policy.parameters))
     if selects := given.policy_loss.selects:
         runner.pick(selects, rows)
     policy.model.zero_grad(set_to_none=True)
     parts = list(runner.micro_batches(rows))
     assert len(parts) > 1
-    total = sum(runner.run(part, tally, is_first=True) for part in parts)
+    total = sum(runner.run(part, metric_sums, is_first=True) for part in parts)
     gradient = torch.cat([parameter.grad.flatten() for parameter in policy.parameters]).numpy()
 
-    tokens = tokens_of(rows, world.log_pi, given)
+    tokens = tokens_of(rows, world.learner_logprobs, given)
     wanted, (factors, touched) = FORMULAS[given.loss](tokens, given), weights(tokens, given)
     weighed = shares(rows, given)
     value = (weighed * (factors * wanted.values - 0.03 * world.entropy)).sum()
@@ -114,7 +116,7 @@ def test_a_pass_over_ragged_rows_gives_the_loss_and_gradient_that_numpy_does(
     assert total == pytest.approx(value, rel=TOLERANCE)
     assert np.linalg.norm(gradient - expected) < TOLERANCE * np.linalg.norm(expected)
     counts = wanted.counts | touched
-    found = tally.means()
+    found = metric_sums.means()
     assert {name: found[name] for name in counts} == {
         name: pytest.approx(count / len(tokens.p)) for name, count in counts.items()
     }
@@ -136,7 +138,7 @@ def test_a_mini_batch_picks_the_tokens_that_numpy_does(
     runner = PassRunner(policy, LOSSES[loss], given, StartWeights(policy.parameters))
     assert given.policy_loss.selects is not None
     runner.pick(given.policy_loss.selects, rows[::-1])
-    tokens = tokens_of(rows, world.log_pi, given)
+    tokens = tokens_of(rows, world.learner_logprobs, given)
     found = set(np.flatnonzero(tokens.picked).tolist())
     can_be_picked = candidates(tokens, given) if loss == "clip_cov" else set()
     num_picked = max(int(len(tokens.p) * settings.get("cov_fraction", 0.0)), 1)

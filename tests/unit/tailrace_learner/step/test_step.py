@@ -13,8 +13,8 @@ import torch
 
 from tailrace_learner.config import TrainingArgs
 from tailrace_learner.core.batch.packing import pack
-from tailrace_learner.core.batch.rows import PreparedGroup, Row
-from tailrace_learner.core.model.policy import Policy
+from tailrace_learner.core.batch.rows import PreparedGroup, TrainingRow
+from tailrace_learner.core.model.policy import PolicyModel
 from tailrace_learner.core.step.optimizer import learning_rate_at, make_adamw
 from tailrace_learner.core.step.step import StepTrainer
 from tests.unit.tailrace_learner.algorithms.loss_formulas import FORMULAS
@@ -25,7 +25,7 @@ from tests.unit.tailrace_learner.factory import CPU, config, make_policy, make_r
 ARGS = TrainingArgs(learning_rate=1e-2, weight_decay=0.1, max_grad_norm=0.5)
 
 
-def prepared(rows: list[Row], index: int = 0) -> PreparedGroup:
+def prepared(rows: list[TrainingRow], index: int = 0) -> PreparedGroup:
     return PreparedGroup(
         f"g{index}", index, tuple(rows), "", (1.0, 0.0), (1.0, 0.0), {"num_stale_tokens": 1}
     )
@@ -35,13 +35,13 @@ def groups(num_groups: int, seed: int = 0) -> list[PreparedGroup]:
     return [prepared(make_rows(3, seed=seed * 100 + index), index) for index in range(num_groups)]
 
 
-def trainer_of(policy: Policy, num_groups: int, **settings: Any) -> StepTrainer:
+def trainer_of(policy: PolicyModel, num_groups: int, **settings: Any) -> StepTrainer:
     given = config(training_args=ARGS, **settings)
     optimizer = make_adamw(policy.parameters, given.training_args)
     return StepTrainer(policy, optimizer, given, groups_per_step=num_groups, max_steps=10)
 
 
-def weights(policy: Policy) -> torch.Tensor:
+def weights(policy: PolicyModel) -> torch.Tensor:
     return torch.cat([parameter.detach().flatten() for parameter in policy.parameters])
 
 
@@ -71,7 +71,7 @@ def test_weights_do_not_depend_on_how_groups_arrive(settings: dict[str, Any]) ->
 
 
 def test_a_token_mean_does_not_depend_on_how_many_rows_an_episode_has() -> None:
-    def split(row: Row) -> list[Row]:
+    def split(row: TrainingRow) -> list[TrainingRow]:
         """A row for the first trained token and one for the rest, which reads the first as well."""
         return [
             replace(
@@ -83,7 +83,14 @@ def test_a_token_mean_does_not_depend_on_how_many_rows_an_episode_has() -> None:
             if len(row.targets[part])
         ]
 
-    per_target = ("targets", "target_ids", "log_mu", "advantages", "staleness", "is_current")
+    per_target = (
+        "targets",
+        "target_ids",
+        "inference_logprobs",
+        "advantages",
+        "staleness",
+        "is_current",
+    )
     whole = groups(2)
     parts = [prepared([part for row in each.rows for part in split(row)]) for each in whole]
     assert len(parts[0].rows) > len(whole[0].rows)
@@ -100,14 +107,14 @@ def test_every_mini_batch_is_measured_against_the_policy_at_the_start_of_the_ste
         [row for each in half for row in each.rows] for half in (step_groups[:2], step_groups[2:])
     ]
     for row in (row for half in halves for row in half):
-        row.log_pi_old = plain_outputs(policy, row)[0].detach().numpy()
+        row.proximal_logprobs = plain_outputs(policy, row)[0].detach().numpy()
     optimizer = adamw(policy, ARGS, lr=1e-2)
     for rows in halves:
-        log_pi = torch.cat([plain_outputs(policy, row)[0] for row in rows])
-        tokens = tokens_of(rows, log_pi.detach().double().numpy(), settings)
+        learner_logprobs = torch.cat([plain_outputs(policy, row)[0] for row in rows])
+        tokens = tokens_of(rows, learner_logprobs.detach().double().numpy(), settings)
         slopes = correction(tokens, settings)[0] @ FORMULAS["dapo"](tokens, settings).jacobian
         optimizer.zero_grad()
-        (torch.from_numpy(slopes / len(slopes)) * log_pi).sum().backward()
+        (torch.from_numpy(slopes / len(slopes)) * learner_logprobs).sum().backward()
         torch.nn.utils.clip_grad_norm_(policy.parameters, 0.5)
         optimizer.step()
     assert difference(streamed, weights(policy)) < 1e-3
@@ -122,7 +129,7 @@ def test_later_epochs_change_the_weights_further_and_remember_the_first_policy()
     row = step_groups[0].rows[0]
     with torch.no_grad():
         start = policy.forward(pack([row], CPU))[0]
-    torch.testing.assert_close(torch.from_numpy(row.log_pi_old), start, rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(torch.from_numpy(row.proximal_logprobs), start, rtol=1e-5, atol=1e-5)
     assert metrics["num_groups"] == 2
 
 
@@ -162,15 +169,15 @@ def test_metrics_are_means_over_trained_tokens() -> None:
         old = np.concatenate([policy.forward(pack([row], CPU))[0].numpy() for row in rows]).astype(
             float
         )
-    log_mu = np.concatenate([row.log_mu for row in rows])
+    inference_logprobs = np.concatenate([row.inference_logprobs for row in rows])
     current = np.concatenate([row.is_current for row in rows])
-    divergence = np.exp(old - log_mu) - 1 - (old - log_mu)
+    divergence = np.exp(old - inference_logprobs) - 1 - (old - inference_logprobs)
     staleness = np.concatenate([row.staleness for row in rows])
     assert metrics["behaviour_kl"] == pytest.approx(divergence.mean(), rel=1e-4)
     assert metrics["mismatch_kl"] == pytest.approx(divergence[current].mean(), rel=1e-4)
     assert metrics["staleness_mean"] == pytest.approx(staleness.mean())
     assert metrics["staleness_max"] == staleness.max()
-    assert metrics["num_trained_tokens"] == len(log_mu)
+    assert metrics["num_trained_tokens"] == len(inference_logprobs)
     assert metrics["num_stale_tokens"] == 3
     assert metrics["reward_std"] == pytest.approx(np.std([1, 0] * 3, ddof=1))
     assert metrics["kl"] is None
@@ -199,7 +206,7 @@ def test_gradients_that_are_not_finite_are_thrown_away_and_counted() -> None:
     assert metrics["num_skipped_updates"] == 1
 
 
-def adamw(policy: Policy, args: TrainingArgs, lr: float = 3e-3) -> torch.optim.AdamW:
+def adamw(policy: PolicyModel, args: TrainingArgs, lr: float = 3e-3) -> torch.optim.AdamW:
     """Torch's own, with everything that the arguments say."""
     parameters = policy.parameters
     return torch.optim.AdamW(

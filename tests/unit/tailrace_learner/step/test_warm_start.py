@@ -11,15 +11,15 @@ import pytest
 import torch
 
 from tailrace_learner.config import WarmStart
-from tailrace_learner.core.batch.rows import Row, demonstration_row
-from tailrace_learner.core.model.policy import Policy
+from tailrace_learner.core.batch.rows import TrainingRow, demonstration_row
+from tailrace_learner.core.model.policy import PolicyModel
 from tailrace_learner.core.step.warm_start import TooFewDemonstrationsError, warm_start
 from tests.unit.tailrace_learner.factory import VOCABULARY, config, make_policy
 
 WARM = WarmStart(demonstrations="unused:here", num_steps=12, batch_size=4, learning_rate=1e-2)
 
 
-def demonstrations(num_rows: int) -> Iterator[Row]:
+def demonstrations(num_rows: int) -> Iterator[TrainingRow]:
     """Two random ids, then always the same one, which is to be learnt."""
     rng = np.random.default_rng(0)
     for index in range(num_rows):
@@ -29,7 +29,7 @@ def demonstrations(num_rows: int) -> Iterator[Row]:
         yield row
 
 
-def weights(policy: Policy) -> torch.Tensor:
+def weights(policy: PolicyModel) -> torch.Tensor:
     return torch.cat([parameter.detach().flatten() for parameter in policy.parameters])
 
 

@@ -35,8 +35,8 @@ class Turns:
     ends: NDArray[np.int32]  # [K] end (exclusive) of each
     rewards: Float64Array  # [K]
     observations: NDArray[np.int64]  # [K] hash of task and observation; empty: not known
-    first: int = -1  # place in the episode's line of turns; -1: the row is a line by itself
-    worth: Float64Array | None = None  # [K] return of each, where rewards do not simply follow
+    first_turn: int = -1  # place in the episode's line of turns; -1: the row is a line by itself
+    turn_returns: Float64Array | None = None  # [K] return of each, where rewards do not simply follow
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +57,7 @@ class Returns:
     token_rewards: TokenValues | None = None  # of single policy tokens, beyond those of turns
     values: TokenValues | None = None  # a critic's, of policy tokens
     conversations: tuple[NDArray[np.int64], ...] = ()  # G times [R], or `NO_REWARD`; empty: 0
-    is_complete: bool = False  # turns have all that they earned (`completion.py`)
+    has_terminal_rewards: bool = False  # turns have all that they earned (`terminal_reward.py`)
 
     @property
     def row_conversations(self) -> tuple[NDArray[np.int64], ...]:

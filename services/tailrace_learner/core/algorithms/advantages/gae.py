@@ -32,16 +32,21 @@ from tailrace_learner.core.algorithms.advantages.base import (
     Verdict,
     nothing,
 )
-from tailrace_learner.core.algorithms.advantages.lines import Line, discounted, lines, per_token
+from tailrace_learner.core.algorithms.advantages.turn_sequences import (
+    TurnSequence,
+    discounted,
+    per_token,
+    turn_sequences,
+)
 
 
 def gae(returns: Returns, config: LearnerConfig) -> Advantages:
     """Compare what came with what the critic expected; without values it expected nothing."""
     if not returns.is_valid.any():
         return nothing(returns, Verdict.TOO_FEW_VALID)
-    found = lines(returns)
+    found = turn_sequences(returns)
     estimate = _by_turn if config.gae_unit == "turn" else _by_token
-    pairs = [estimate(line, config.gamma, config.lambd) for line in found]
+    pairs = [estimate(sequence, config.gamma, config.lambd) for sequence in found]
     return Advantages(
         per_token(found, [advantages for advantages, _ in pairs], returns),
         Verdict.TRAIN,
@@ -52,17 +57,17 @@ def gae(returns: Returns, config: LearnerConfig) -> Advantages:
 ESTIMATOR = Estimator(gae, reads=("gamma", "lambd", "gae_unit"), token_rewards=True, needs_values=True)
 
 
-def _by_token(line: Line, gamma: float, lambd: float) -> tuple[Float64Array, Float64Array]:
+def _by_token(sequence: TurnSequence, gamma: float, lambd: float) -> tuple[Float64Array, Float64Array]:
     """Advantages [N] and value targets [N] of a line's policy tokens, each a step."""
-    advantages = _estimate(line.rewards_of_tokens(gamma), line.values, gamma, lambd)
-    return advantages, advantages + line.values
+    advantages = _estimate(sequence.rewards_of_tokens(gamma), sequence.values, gamma, lambd)
+    return advantages, advantages + sequence.values
 
 
-def _by_turn(line: Line, gamma: float, lambd: float) -> tuple[Float64Array, Float64Array]:
+def _by_turn(sequence: TurnSequence, gamma: float, lambd: float) -> tuple[Float64Array, Float64Array]:
     """As `_by_token`, all tokens of a turn being one step; turns without a policy token are none."""
-    _, firsts, turns = np.unique(line.turn_of_token, return_index=True, return_inverse=True)
-    values = line.values[firsts]
-    rewards = np.add.reduceat(line.rewards_of_tokens(gamma, "turn"), firsts)
+    _, firsts, turns = np.unique(sequence.turn_of_token, return_index=True, return_inverse=True)
+    values = sequence.values[firsts]
+    rewards = np.add.reduceat(sequence.rewards_of_tokens(gamma, "turn"), firsts)
     advantages = _estimate(rewards, values, gamma, lambd)
     return advantages[turns], (advantages + values)[turns]
 

@@ -31,25 +31,33 @@ from tailrace_learner.core.algorithms.advantages.base import (
     are_equal,
     nothing,
 )
-from tailrace_learner.core.algorithms.advantages.lines import Line, lines, per_token
-from tailrace_learner.core.algorithms.advantages.peers import Peers, all_peers, likes
+from tailrace_learner.core.algorithms.advantages.comparison import (
+    ComparisonSet,
+    comparable,
+    comparison_set,
+)
 from tailrace_learner.core.algorithms.advantages.turn_reinforce import TURN_ROUNDING
+from tailrace_learner.core.algorithms.advantages.turn_sequences import (
+    TurnSequence,
+    per_token,
+    turn_sequences,
+)
 
 
 def gigpo(returns: Returns, config: LearnerConfig) -> Advantages:
     """Weigh episode and step advantages; a group where both are 0 throughout teaches nothing."""
-    peers = all_peers(returns)
-    if peers.num_members < 2:
+    comparison = comparison_set(returns)
+    if comparison.num_members < 2:
         return nothing(returns, Verdict.TOO_FEW_VALID)
-    found = lines(returns)
+    found = turn_sequences(returns)
     if not found:
         return nothing(returns, Verdict.ZERO_VARIANCE)
-    episodes = _episode_advantages(peers, config)
+    episodes = _episode_advantages(comparison, config)
     values = [
-        (episodes[line.member, line.conversation] + config.step_advantage_weight * steps)[
-            line.turn_of_token
+        (episodes[sequence.member, sequence.conversation] + config.step_advantage_weight * steps)[
+            sequence.turn_of_token
         ]
-        for line, steps in zip(found, _step_advantages(found, config), strict=True)
+        for sequence, steps in zip(found, _step_advantages(found, config), strict=True)
     ]
     if not any(each.any() for each in values):
         return nothing(returns, Verdict.ZERO_VARIANCE)
@@ -68,11 +76,13 @@ ESTIMATOR = Estimator(
 )
 
 
-def _episode_advantages(peers: Peers, config: LearnerConfig) -> dict[tuple[int, int], float]:
+def _episode_advantages(
+    comparison: ComparisonSet, config: LearnerConfig
+) -> dict[tuple[int, int], float]:
     """w_e E of each conversation, by its member and place."""
     found: dict[tuple[int, int], float] = {}
-    for place, pool in likes(peers.members, peers.conversations).items():
-        compared = peers.chosen(pool)
+    for place, pool in comparable(comparison.members, comparison.conversations).items():
+        compared = comparison.chosen(pool)
         values = _normalised(compared.returns, config) * config.episode_advantage_weight
         pairs = zip(compared.members.tolist(), compared.conversations.tolist(), strict=True)
         found |= {
@@ -81,23 +91,23 @@ def _episode_advantages(peers: Peers, config: LearnerConfig) -> dict[tuple[int, 
     return found
 
 
-def _step_advantages(found: list[Line], config: LearnerConfig) -> list[Float64Array]:
+def _step_advantages(found: list[TurnSequence], config: LearnerConfig) -> list[Float64Array]:
     """S of each line's turns, [K] each."""
-    worth = np.concatenate([line.returns_to_go(config.step_gamma) for line in found])
-    result = np.zeros(len(worth))
+    turn_returns = np.concatenate([sequence.returns_to_go(config.step_gamma) for sequence in found])
+    result = np.zeros(len(turn_returns))
     for anchor in _anchor_groups(found):
-        result[anchor] = _normalised(worth[anchor], config)
-    return np.split(result, np.cumsum([len(line.rewards) for line in found])[:-1])
+        result[anchor] = _normalised(turn_returns[anchor], config)
+    return np.split(result, np.cumsum([len(sequence.rewards) for sequence in found])[:-1])
 
 
-def _anchor_groups(found: list[Line]) -> list[NDArray[np.int64]]:
+def _anchor_groups(found: list[TurnSequence]) -> list[NDArray[np.int64]]:
     """Places, among the turns of all lines, of those with one observation: two or more each."""
     places: dict[int, list[int]] = {}
     begin = 0
-    for line in found:
-        for offset, observation in enumerate(line.observations.tolist()):
+    for sequence in found:
+        for offset, observation in enumerate(sequence.observations.tolist()):
             places.setdefault(observation, []).append(begin + offset)
-        begin += len(line.rewards)
+        begin += len(sequence.rewards)
     return [np.array(group) for group in places.values() if len(group) > 1]
 
 

@@ -22,15 +22,15 @@ from __future__ import annotations
 from tailrace_learner.config import LearnerConfig
 from tailrace_learner.config_registry import Estimator
 from tailrace_learner.core.algorithms.advantages.base import STD_EPSILON, Advantages, Returns
-from tailrace_learner.core.algorithms.advantages.peers import Peers, compared
+from tailrace_learner.core.algorithms.advantages.comparison import ComparisonSet, compared
 
 
 def grpo(returns: Returns, config: LearnerConfig) -> Advantages:
     """Compare the rows of valid members with their group; under two, or all equal, teach nothing."""
 
-    def statistic(peers: Peers) -> tuple[float, float]:
-        scale = float(peers.returns.std(ddof=1)) + STD_EPSILON if config.norm_std else 1.0
-        return float(peers.returns.mean()), scale
+    def statistic(comparison: ComparisonSet) -> tuple[float, float]:
+        scale = float(comparison.returns.std(ddof=1)) + STD_EPSILON if config.norm_std else 1.0
+        return float(comparison.returns.mean()), scale
 
     return compared(returns, statistic)
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 from tailrace_learner.config import LearnerConfig
 from tailrace_learner.config_registry import Estimator
 from tailrace_learner.core.algorithms.advantages.base import Advantages, Returns
-from tailrace_learner.core.algorithms.advantages.peers import Peers, compared
+from tailrace_learner.core.algorithms.advantages.comparison import ComparisonSet, compared
 
 
 def opo(returns: Returns, config: LearnerConfig) -> Advantages:
@@ -24,5 +24,5 @@ def opo(returns: Returns, config: LearnerConfig) -> Advantages:
 ESTIMATOR = Estimator(opo, compares_group=True)
 
 
-def _weighted(peers: Peers) -> tuple[float, float]:
-    return float(peers.num_tokens @ peers.returns) / float(peers.num_tokens.sum()), 1.0
+def _weighted(comparison: ComparisonSet) -> tuple[float, float]:
+    return float(comparison.num_tokens @ comparison.returns) / float(comparison.num_tokens.sum()), 1.0

@@ -18,15 +18,19 @@ from __future__ import annotations
 from tailrace_learner.config import LearnerConfig
 from tailrace_learner.config_registry import Estimator
 from tailrace_learner.core.algorithms.advantages.base import Advantages, Returns, Verdict, nothing
-from tailrace_learner.core.algorithms.advantages.lines import discounted, lines, per_token
+from tailrace_learner.core.algorithms.advantages.turn_sequences import (
+    discounted,
+    per_token,
+    turn_sequences,
+)
 
 
 def reinforce(returns: Returns, config: LearnerConfig) -> Advantages:
     """Give every policy token what came after it."""
     if not returns.is_valid.any():
         return nothing(returns, Verdict.TOO_FEW_VALID)
-    found = lines(returns)
-    values = [discounted(line.rewards_of_tokens(config.gamma), config.gamma) for line in found]
+    found = turn_sequences(returns)
+    values = [discounted(sequence.rewards_of_tokens(config.gamma), config.gamma) for sequence in found]
     return Advantages(per_token(found, values, returns), Verdict.TRAIN)
 
 

@@ -28,21 +28,21 @@ from tailrace_learner.core.algorithms.advantages.base import (
     Verdict,
     nothing,
 )
-from tailrace_learner.core.algorithms.advantages.completion import less
-from tailrace_learner.core.algorithms.advantages.peers import Peers, compare
+from tailrace_learner.core.algorithms.advantages.comparison import ComparisonSet, baselines_of
 from tailrace_learner.core.algorithms.advantages.reinforce import reinforce
+from tailrace_learner.core.algorithms.advantages.terminal_reward import reduced
 
 
 def reinforce_plus_plus_baseline(returns: Returns, config: LearnerConfig) -> Advantages:
     """Return-to-go of returns less their group's mean."""
-    found = compare(returns, _mean)
+    found = baselines_of(returns, _mean)
     if found.verdict is not Verdict.TRAIN:
         return nothing(returns, found.verdict)
     compared = tuple(
         np.where(np.isfinite(scales), conversations, NO_REWARD)
         for conversations, scales in zip(returns.row_conversations, found.scales, strict=True)
     )
-    return reinforce(replace(less(returns, found.baselines), conversations=compared), config)
+    return reinforce(replace(reduced(returns, found.baselines), conversations=compared), config)
 
 
 ESTIMATOR = Estimator(
@@ -54,5 +54,5 @@ ESTIMATOR = Estimator(
 )
 
 
-def _mean(peers: Peers) -> tuple[float, float]:
-    return float(peers.returns.mean()), 1.0
+def _mean(comparison: ComparisonSet) -> tuple[float, float]:
+    return float(comparison.returns.mean()), 1.0

@@ -17,7 +17,7 @@ import numpy as np
 from tailrace_learner.config import LearnerConfig
 from tailrace_learner.config_registry import Estimator
 from tailrace_learner.core.algorithms.advantages.base import Advantages, Returns, Verdict, nothing
-from tailrace_learner.core.algorithms.advantages.peers import Peers, compared
+from tailrace_learner.core.algorithms.advantages.comparison import ComparisonSet, compared
 
 
 def remax(returns: Returns, config: LearnerConfig) -> Advantages:
@@ -26,9 +26,9 @@ def remax(returns: Returns, config: LearnerConfig) -> Advantages:
     if greedy < 0 or not returns.is_valid[greedy]:
         return nothing(returns, Verdict.TOO_FEW_VALID)
 
-    def statistic(peers: Peers) -> tuple[float, float]:
-        baseline = peers.returns[peers.members == greedy]
-        is_like = len(np.unique(peers.conversations)) == 1 and len(baseline)
+    def statistic(comparison: ComparisonSet) -> tuple[float, float]:
+        baseline = comparison.returns[comparison.members == greedy]
+        is_like = len(np.unique(comparison.conversations)) == 1 and len(baseline)
         return (float(baseline[0]), 1.0) if is_like else (0.0, np.inf)
 
     result = compared(returns, statistic)

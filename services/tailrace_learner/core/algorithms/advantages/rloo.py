@@ -13,7 +13,7 @@ from __future__ import annotations
 from tailrace_learner.config import LearnerConfig
 from tailrace_learner.config_registry import Estimator
 from tailrace_learner.core.algorithms.advantages.base import Advantages, Float64Array, Returns
-from tailrace_learner.core.algorithms.advantages.peers import Peers, compared
+from tailrace_learner.core.algorithms.advantages.comparison import ComparisonSet, compared
 
 
 def rloo(returns: Returns, config: LearnerConfig) -> Advantages:
@@ -24,5 +24,5 @@ def rloo(returns: Returns, config: LearnerConfig) -> Advantages:
 ESTIMATOR = Estimator(rloo, compares_group=True)
 
 
-def _others(peers: Peers) -> tuple[Float64Array, float]:
-    return (peers.returns.sum() - peers.returns) / (len(peers.returns) - 1), 1.0
+def _others(comparison: ComparisonSet) -> tuple[Float64Array, float]:
+    return (comparison.returns.sum() - comparison.returns) / (len(comparison.returns) - 1), 1.0

@@ -18,7 +18,7 @@ import numpy as np
 
 from tailrace_learner.config import LearnerConfig
 from tailrace_learner.core.algorithms.advantages.base import Returns
-from tailrace_learner.core.algorithms.advantages.completion import clipped, less
+from tailrace_learner.core.algorithms.advantages.terminal_reward import clipped, reduced
 
 
 def shaped(returns: Returns, config: LearnerConfig) -> Returns:
@@ -39,4 +39,4 @@ def _penalised(returns: Returns, config: LearnerConfig) -> Returns:
         np.full(len(rewards), penalty)
         for rewards, penalty in zip(returns.row_rewards, penalties, strict=True)
     )
-    return replace(less(returns, of_rows), rewards=returns.rewards - penalties)
+    return replace(reduced(returns, of_rows), rewards=returns.rewards - penalties)

@@ -27,7 +27,7 @@ from tailrace_learner.core.algorithms.advantages.base import (
     are_equal,
     nothing,
 )
-from tailrace_learner.core.algorithms.advantages.peers import as_they_are, compared
+from tailrace_learner.core.algorithms.advantages.comparison import compared, uncompared
 
 
 def starpo(returns: Returns, config: LearnerConfig) -> Advantages:
@@ -35,8 +35,8 @@ def starpo(returns: Returns, config: LearnerConfig) -> Advantages:
     if not returns.is_valid.any():
         return nothing(returns, Verdict.TOO_FEW_VALID)
     if not _compares_group(config):
-        return as_they_are(returns)
-    return compared(returns, lambda peers: statistics(peers.returns, config))
+        return uncompared(returns)
+    return compared(returns, lambda comparison: statistics(comparison.returns, config))
 
 
 def statistics(pool: Float64Array, config: LearnerConfig) -> tuple[float, float]:

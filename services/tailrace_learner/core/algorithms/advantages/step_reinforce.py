@@ -18,16 +18,21 @@ import numpy as np
 from tailrace_learner.config import LearnerConfig
 from tailrace_learner.config_registry import Estimator
 from tailrace_learner.core.algorithms.advantages.base import Advantages, Returns
-from tailrace_learner.core.algorithms.advantages.lines import lines
 from tailrace_learner.core.algorithms.advantages.turn_reinforce import compare_units
+from tailrace_learner.core.algorithms.advantages.turn_sequences import turn_sequences
 
 
 def step_reinforce(returns: Returns, config: LearnerConfig) -> Advantages:
     """Compare the step rows of a group with each other."""
-    found = lines(returns)
-    worth = [line.returns_to_go(config.step_gamma)[line.row_starts] for line in found]
-    rows = [np.searchsorted(line.row_starts, line.turn_of_token, side="right") - 1 for line in found]
-    return compare_units(returns, config, found, worth, rows)
+    found = turn_sequences(returns)
+    turn_returns = [
+        sequence.returns_to_go(config.step_gamma)[sequence.row_starts] for sequence in found
+    ]
+    rows = [
+        np.searchsorted(sequence.row_starts, sequence.turn_of_token, side="right") - 1
+        for sequence in found
+    ]
+    return compare_units(returns, config, found, turn_returns, rows)
 
 
 ESTIMATOR = Estimator(step_reinforce, reads=("norm_std", "step_gamma"), compares_group=True)

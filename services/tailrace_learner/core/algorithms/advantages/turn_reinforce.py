@@ -26,17 +26,23 @@ from tailrace_learner.core.algorithms.advantages.base import (
     are_equal,
     nothing,
 )
-from tailrace_learner.core.algorithms.advantages.lines import Line, lines, per_token
-from tailrace_learner.core.algorithms.advantages.peers import likes
+from tailrace_learner.core.algorithms.advantages.comparison import comparable
+from tailrace_learner.core.algorithms.advantages.turn_sequences import (
+    TurnSequence,
+    per_token,
+    turn_sequences,
+)
 
 TURN_ROUNDING = 1e-6  # turn rewards travel as float32
 
 
 def turn_reinforce(returns: Returns, config: LearnerConfig) -> Advantages:
     """Compare the turns of a group with each other."""
-    found = lines(returns)
-    worth = [line.returns_to_go(config.gamma) for line in found]
-    return compare_units(returns, config, found, worth, [line.turn_of_token for line in found])
+    found = turn_sequences(returns)
+    turn_returns = [sequence.returns_to_go(config.gamma) for sequence in found]
+    return compare_units(
+        returns, config, found, turn_returns, [sequence.turn_of_token for sequence in found]
+    )
 
 
 ESTIMATOR = Estimator(turn_reinforce, reads=("norm_std", "gamma"), compares_group=True)
@@ -45,23 +51,25 @@ ESTIMATOR = Estimator(turn_reinforce, reads=("norm_std", "gamma"), compares_grou
 def compare_units(
     returns: Returns,
     config: LearnerConfig,
-    found: list[Line],
-    worth: list[Float64Array],
+    found: list[TurnSequence],
+    turn_returns: list[Float64Array],
     unit_of_token: list[NDArray[np.int64]],
 ) -> Advantages:
     """Normalise what the units [U] of each line are worth over the group, each counted once."""
-    members = np.array([line.member for line in found], np.int64)
+    members = np.array([sequence.member for sequence in found], np.int64)
     if len(np.unique(members)) < 2:
         return nothing(returns, Verdict.TOO_FEW_VALID)
-    trained = [each[np.unique(owners)] for each, owners in zip(worth, unit_of_token, strict=True)]
-    conversations = np.array([line.conversation for line in found], np.int64)
+    trained = [
+        each[np.unique(owners)] for each, owners in zip(turn_returns, unit_of_token, strict=True)
+    ]
+    conversations = np.array([sequence.conversation for sequence in found], np.int64)
     known = {
         place: _statistics(np.concatenate([trained[index] for index in np.flatnonzero(pool)]), config)
-        for place, pool in likes(members, conversations).items()
+        for place, pool in comparable(members, conversations).items()
     }
     values = []
-    for line, each, owners in zip(found, worth, unit_of_token, strict=True):
-        mean, scale = known[line.conversation]
+    for sequence, each, owners in zip(found, turn_returns, unit_of_token, strict=True):
+        mean, scale = known[sequence.conversation]
         values.append((each[owners] - mean) / scale)
     if not any(each.any() for each in values):
         return nothing(returns, Verdict.ZERO_VARIANCE)

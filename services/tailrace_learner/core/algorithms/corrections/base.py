@@ -38,7 +38,7 @@ def corrected(inputs: LossInputs, config: LearnerConfig) -> Weighed:
     weights, counts = config.correction(inputs, config)
     if not config.geometric_mask:
         return weights, counts
-    drift = inputs.rows.means(inputs.log_pi_old - inputs.log_mu).abs()
+    drift = inputs.rows.means(inputs.proximal_logprobs - inputs.inference_logprobs).abs()
     is_masked = drift > math.log1p(config.geometric_mask)
     counts = counts | {"geometric_masked_fraction": is_masked.sum()}
     return weights.masked_fill(is_masked, 0.0), counts
@@ -46,7 +46,7 @@ def corrected(inputs: LossInputs, config: LearnerConfig) -> Weighed:
 
 def ratio(inputs: LossInputs, config: LearnerConfig) -> Tensor:
     """Proximal over behaviour probability [M], of a token or of all tokens of its row."""
-    difference = inputs.log_pi_old - inputs.log_mu
+    difference = inputs.proximal_logprobs - inputs.inference_logprobs
     if config.correction_level == "sequence":
         difference = inputs.rows.sums(difference)
     return difference.exp()

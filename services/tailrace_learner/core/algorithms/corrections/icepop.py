@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 def icepop(inputs: LossInputs, config: LearnerConfig) -> Weighed:
     """Masks weights outside two bounds."""
-    weights = (inputs.log_pi_old - inputs.log_mu).exp()
+    weights = (inputs.proximal_logprobs - inputs.inference_logprobs).exp()
     is_masked = (weights < config.icepop_low) | (weights > config.icepop_high)
     return weights.masked_fill(is_masked, 0.0), {"icepop_masked_fraction": is_masked.sum()}
 

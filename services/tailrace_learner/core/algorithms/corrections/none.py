@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 def uncorrected(inputs: LossInputs, config: LearnerConfig) -> Weighed:
     """Weighs all tokens alike."""
-    return inputs.log_mu.new_ones(inputs.log_mu.shape), {}
+    return inputs.inference_logprobs.new_ones(inputs.inference_logprobs.shape), {}
 
 
 CORRECTION = Correction(uncorrected)

@@ -22,9 +22,9 @@ if TYPE_CHECKING:
 class LossInputs:
     """The trained tokens of one pass. Only `log_pi` carries a gradient."""
 
-    log_pi: Tensor  # [M] current policy
-    log_pi_old: Tensor  # [M] policy at the start of the step
-    log_mu: Tensor  # [M] policy that sampled, as the engine reported it
+    learner_logprobs: Tensor  # [M] current policy
+    proximal_logprobs: Tensor  # [M] policy at the start of the step
+    inference_logprobs: Tensor  # [M] policy that sampled, as the engine reported it
     advantages: Tensor  # [M]
     rows: Spans
     turns: Spans  # empty unless the loss is declared with `reads_turns`
@@ -43,8 +43,8 @@ class LossTerms:
 class BatchTokens:
     """All trained tokens of a mini-batch before its update, for losses that pick some of them."""
 
-    log_pi: NDArray[np.float64]  # [N] current policy
-    log_pi_old: NDArray[np.float64]  # [N]
-    log_mu: NDArray[np.float64]  # [N]
+    learner_logprobs: NDArray[np.float64]  # [N] current policy
+    proximal_logprobs: NDArray[np.float64]  # [N]
+    inference_logprobs: NDArray[np.float64]  # [N]
     advantages: NDArray[np.float64]  # [N]
     draws: NDArray[np.float64]  # [N] uniform in 0 to 1, decided by each token's place in its row

@@ -17,10 +17,10 @@ from tailrace_learner.core.algorithms.losses.base import LossInputs, LossTerms
 
 def cispo(inputs: LossInputs, config: LearnerConfig) -> LossTerms:
     """Weigh each token by its bounded ratio."""
-    ratio = (inputs.log_pi.detach() - inputs.log_pi_old).exp()
+    ratio = (inputs.learner_logprobs.detach() - inputs.proximal_logprobs).exp()
     weights = ratio.clamp(1.0 - config.cispo_clip, 1.0 + config.cispo_clip_high)
     counts = {"clip_fraction": (weights != ratio).sum()}
-    return LossTerms(-weights * inputs.advantages * inputs.log_pi, counts)
+    return LossTerms(-weights * inputs.advantages * inputs.learner_logprobs, counts)
 
 
 LOSS = Loss(cispo, reads=("cispo_clip", "cispo_clip_high"))

@@ -37,7 +37,7 @@ def clip_cov(inputs: LossInputs, config: LearnerConfig) -> LossTerms:
 def pick_clip_cov(tokens: BatchTokens, config: LearnerConfig) -> NDArray[np.bool_]:
     """Tokens [N] to detach."""
     covariance = covariances(tokens)
-    ratio = np.exp(tokens.log_pi - tokens.log_pi_old)
+    ratio = np.exp(tokens.learner_logprobs - tokens.proximal_logprobs)
     bounded = ratio.clip(1.0 - config.pg_clip, 1.0 + config.pg_clip_high)
     is_followed = bounded * tokens.advantages >= ratio * tokens.advantages
     in_band = (covariance > config.clip_cov_low) & (covariance < config.clip_cov_high)

@@ -31,7 +31,7 @@ LOSS = Loss(dapo, reads=("pg_clip", "pg_clip_high", "dual_clip"))
 
 def clipped(inputs: LossInputs, low: float, high: float, dual: float = 0.0) -> LossTerms:
     """The clipped loss with given bounds; counts tokens whose gradient a clip removed."""
-    ratio = (inputs.log_pi - inputs.log_pi_old).exp()
+    ratio = (inputs.learner_logprobs - inputs.proximal_logprobs).exp()
     terms = clip_ratio(ratio, inputs.advantages, low, high)
     if not dual:
         return terms

@@ -20,7 +20,7 @@ from tailrace_learner.core.algorithms.losses.ppo_clip import ppo_clip
 def decoupled_ppo(inputs: LossInputs, config: LearnerConfig) -> LossTerms:
     """Clip around the proximal policy, weigh by how much likelier it makes the token."""
     terms = ppo_clip(inputs, config)
-    rho = (inputs.log_pi_old - inputs.log_mu).exp()
+    rho = (inputs.proximal_logprobs - inputs.inference_logprobs).exp()
     counts = {"behaviour_truncated_fraction": (rho > config.tis_cap).sum()}
     return LossTerms(rho.clamp(max=config.tis_cap) * terms.per_token, terms.counts | counts)
 

@@ -20,8 +20,8 @@ from tailrace_learner.core.algorithms.losses.base import LossInputs, LossTerms
 
 def dppo_tv(inputs: LossInputs, config: LearnerConfig) -> LossTerms:
     """Follow tokens until their probability has changed by delta."""
-    difference = inputs.log_pi - inputs.log_mu
-    change = inputs.log_pi.detach().exp() - inputs.log_mu.exp()
+    difference = inputs.learner_logprobs - inputs.inference_logprobs
+    change = inputs.learner_logprobs.detach().exp() - inputs.inference_logprobs.exp()
     is_dropped = inputs.advantages.sign() * change > config.dppo_delta
     gradient = (difference.exp() * inputs.advantages).masked_fill(is_dropped, 0.0)
     return LossTerms(

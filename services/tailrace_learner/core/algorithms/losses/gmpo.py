@@ -19,7 +19,7 @@ from tailrace_learner.core.algorithms.losses.base import LossInputs, LossTerms
 
 def gmpo(inputs: LossInputs, config: LearnerConfig) -> LossTerms:
     """Weigh the advantage by the row's geometric mean."""
-    difference = inputs.log_pi - inputs.log_pi_old
+    difference = inputs.learner_logprobs - inputs.proximal_logprobs
     bound = config.gmpo_clip
     is_negative = inputs.advantages < 0
     bounded = difference.clamp(min=-bound).where(is_negative, difference.clamp(max=bound))

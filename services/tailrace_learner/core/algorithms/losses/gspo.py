@@ -37,6 +37,6 @@ LOSS = Loss(gspo, reads=("gspo_clip", "gspo_clip_high"))
 
 def span_ratio(inputs: LossInputs, spans: Spans) -> Tensor:
     """Length-normalised ratio [M] of each token's span, with the gradient of the token alone."""
-    log_pi = inputs.log_pi.detach()
-    ratio = spans.means(log_pi - inputs.log_pi_old).exp()
-    return ratio * (inputs.log_pi - log_pi).exp()
+    learner_logprobs = inputs.learner_logprobs.detach()
+    ratio = spans.means(learner_logprobs - inputs.proximal_logprobs).exp()
+    return ratio * (inputs.learner_logprobs - learner_logprobs).exp()

@@ -17,9 +17,9 @@ from tailrace_learner.core.algorithms.losses.base import LossInputs, LossTerms
 
 def kimi15(inputs: LossInputs, config: LearnerConfig) -> LossTerms:
     """Follow advantages, stay near the anchor."""
-    difference = inputs.log_pi - inputs.log_pi_old
+    difference = inputs.learner_logprobs - inputs.proximal_logprobs
     anchor = 0.5 * config.kimi_tau * inputs.rows.sums(difference) * difference
-    return LossTerms(-inputs.advantages * inputs.log_pi + anchor)
+    return LossTerms(-inputs.advantages * inputs.learner_logprobs + anchor)
 
 
 LOSS = Loss(kimi15, reads=("kimi_tau",))

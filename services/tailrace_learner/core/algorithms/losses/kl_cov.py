@@ -26,7 +26,7 @@ SHARE = 2e-3  # of the paper
 def kl_cov(inputs: LossInputs, config: LearnerConfig) -> LossTerms:
     """Penalise the picked tokens for moving."""
     assert inputs.is_picked is not None
-    difference = inputs.log_pi - inputs.log_pi_old
+    difference = inputs.learner_logprobs - inputs.proximal_logprobs
     penalty = config.kl_cov_coef * inputs.is_picked * difference.abs()
     per_token = -difference.exp() * inputs.advantages + penalty
     return LossTerms(per_token, {"cov_picked_fraction": inputs.is_picked.sum()})
@@ -45,8 +45,8 @@ LOSS = Loss(kl_cov, reads=("cov_fraction", "kl_cov_coef"), selects=pick_kl_cov)
 
 def covariances(tokens: BatchTokens) -> NDArray[np.float64]:
     """What each token adds to the covariance of log-probability and advantage, [N]."""
-    log_pi = tokens.log_pi - tokens.log_pi.mean()
-    result: NDArray[np.float64] = log_pi * (tokens.advantages - tokens.advantages.mean())
+    learner_logprobs = tokens.learner_logprobs - tokens.learner_logprobs.mean()
+    result: NDArray[np.float64] = learner_logprobs * (tokens.advantages - tokens.advantages.mean())
     return result
 
 

@@ -24,14 +24,14 @@ from tailrace_learner.core.algorithms.losses.base import BatchTokens, LossInputs
 def m2po(inputs: LossInputs, config: LearnerConfig) -> LossTerms:
     """The plain ratio, where it may be followed."""
     assert inputs.is_picked is not None
-    ratio = (inputs.log_pi - inputs.log_mu).exp()
+    ratio = (inputs.learner_logprobs - inputs.inference_logprobs).exp()
     kept = 1.0 - inputs.is_picked
     return LossTerms(-ratio * inputs.advantages * kept, {"m2_masked_fraction": inputs.is_picked.sum()})
 
 
 def pick_m2po(tokens: BatchTokens, config: LearnerConfig) -> NDArray[np.bool_]:
     """Tokens [N] to leave out."""
-    difference = tokens.log_pi - tokens.log_mu
+    difference = tokens.learner_logprobs - tokens.inference_logprobs
     squares = difference**2
     candidates = np.flatnonzero(difference * tokens.advantages > 0)
     candidates = candidates[np.argsort(-squares[candidates], kind="stable")]

@@ -17,7 +17,7 @@ from tailrace_learner.core.algorithms.losses.base import LossInputs, LossTerms
 
 def sapo(inputs: LossInputs, config: LearnerConfig) -> LossTerms:
     """Gate each token by the distance of its ratio from 1."""
-    ratio = (inputs.log_pi - inputs.log_pi_old).exp()
+    ratio = (inputs.learner_logprobs - inputs.proximal_logprobs).exp()
     tau = ratio.new_full(ratio.shape, config.sapo_tau_negative)
     tau = tau.masked_fill(inputs.advantages > 0, config.sapo_tau)
     return LossTerms(-4.0 / tau * (tau * (ratio - 1.0)).sigmoid() * inputs.advantages)

@@ -15,7 +15,7 @@ from tailrace_learner.core.algorithms.losses.base import LossInputs, LossTerms
 
 def sft(inputs: LossInputs, config: LearnerConfig) -> LossTerms:
     """Raise the probability of every given token; advantages and other policies are not read."""
-    return LossTerms(-inputs.log_pi)
+    return LossTerms(-inputs.learner_logprobs)
 
 
 LOSS = Loss(sft)

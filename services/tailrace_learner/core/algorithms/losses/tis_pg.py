@@ -18,10 +18,10 @@ from tailrace_learner.core.algorithms.losses.base import LossInputs, LossTerms
 
 def tis_pg(inputs: LossInputs, config: LearnerConfig) -> LossTerms:
     """Weigh each token by its truncated ratio."""
-    ratio = (inputs.log_pi.detach() - inputs.log_mu).exp()
+    ratio = (inputs.learner_logprobs.detach() - inputs.inference_logprobs).exp()
     counts = {"behaviour_truncated_fraction": (ratio > config.tis_cap).sum()}
     weights = ratio.clamp(max=config.tis_cap)
-    return LossTerms(-weights * inputs.advantages * inputs.log_pi, counts)
+    return LossTerms(-weights * inputs.advantages * inputs.learner_logprobs, counts)
 
 
 LOSS = Loss(tis_pg, reads=("tis_cap",), off_policy=True)

@@ -18,10 +18,10 @@ from tailrace_learner.core.algorithms.losses.base import LossInputs, LossTerms
 
 def topr(inputs: LossInputs, config: LearnerConfig) -> LossTerms:
     """Taper what is to become less likely."""
-    log_ratio = inputs.rows.sums(inputs.log_pi.detach() - inputs.log_mu)
+    log_ratio = inputs.rows.sums(inputs.learner_logprobs.detach() - inputs.inference_logprobs)
     taper = log_ratio.clamp(max=0.0).exp().masked_fill(inputs.advantages > 0, 1.0)
     counts = {"tapered_fraction": (taper < 1.0).sum()}
-    return LossTerms(-taper * inputs.advantages * inputs.log_pi, counts)
+    return LossTerms(-taper * inputs.advantages * inputs.learner_logprobs, counts)
 
 
 LOSS = Loss(topr, off_policy=True)

@@ -16,7 +16,7 @@ from tailrace_learner.core.algorithms.losses.base import LossInputs, LossTerms
 
 def vanilla_pg(inputs: LossInputs, config: LearnerConfig) -> LossTerms:
     """Raise what was better than expected, lower what was worse."""
-    return LossTerms(-inputs.advantages * inputs.log_pi)
+    return LossTerms(-inputs.advantages * inputs.learner_logprobs)
 
 
 LOSS = Loss(vanilla_pg)

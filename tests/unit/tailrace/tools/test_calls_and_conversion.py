@@ -5,9 +5,8 @@ from __future__ import annotations
 import pytest
 
 from tailrace.sdk.tool import ArgumentsError, Tool, ToolOffer
-from tailrace.tools.arguments import checker, parse_arguments
-from tailrace.tools.finished import MAX_AGE_S, FinishedCalls
-from tailrace.tools.leases import Leases
+from tailrace.tools.calls import MAX_AGE_S, FinishedCalls, Leases
+from tailrace.tools.conversion import checker, parse_arguments
 from tailrace_protos.tool import ToolResult
 
 
@@ -93,5 +92,5 @@ def test_a_schema_is_checked_when_it_is_offered_and_names_every_fault_of_a_call(
         == "'1' is not of type 'integer' - at `a`; 'z' is not one of ['x', 'y'] - at `b`"
     )
     broken = ToolOffer.of(Picky, parameters={"type": "object", "properties": 3})
-    with pytest.raises(ValueError, match="are no JSON Schema"):
+    with pytest.raises(ValueError, match="are not a JSON Schema"):
         checker(broken)

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 
-class Tally:
+class MetricSums:
     """Weighted sums by name; tensors stay on their device until they are read."""
 
     def __init__(self) -> None:
@@ -23,7 +23,7 @@ class Tally:
         )
         self._weights[name] += weight
 
-    def take(self, other: Tally) -> None:
+    def take(self, other: MetricSums) -> None:
         """Add all sums of another tally."""
         for name, weight in other._weights.items():
             self.add(name, other._sums[name], weight)
@@ -32,21 +32,21 @@ class Tally:
         """Sum and weight per name."""
         return {name: (float(self._sums[name]), weight) for name, weight in self._weights.items()}
 
-    def split(self, prefix: str) -> Tally:
+    def split(self, prefix: str) -> MetricSums:
         """Take out what has a name that begins with `prefix`, named without it."""
-        part = Tally()
+        part = MetricSums()
         for name in [name for name in self._weights if name.startswith(prefix)]:
             part.add(name.removeprefix(prefix), self._sums.pop(name), self._weights.pop(name))
         return part
 
     @classmethod
-    def of_all(cls, totals: Sequence[Mapping[str, tuple[float, float]]]) -> Tally:
+    def of_all(cls, totals: Sequence[Mapping[str, tuple[float, float]]]) -> MetricSums:
         """The sums of several tallies together."""
-        tally = cls()
+        metric_sums = cls()
         for part in totals:
             for name, (total, weight) in part.items():
-                tally.add(name, total, weight)
-        return tally
+                metric_sums.add(name, total, weight)
+        return metric_sums
 
     def means(self) -> dict[str, float]:
         """Mean per name; names whose weights are 0 are left out."""

@@ -1,7 +1,7 @@
 """Turns of a group in the order in which they happened, for estimators that look at single turns.
 
 A line is an episode whose rows are stretches of it (`Turns.first`), or a row that stands for itself
-(`completion.py` says what its turns earned). Turns are worth their reward and, discounted by the
+(`terminal_reward.py` says what its turns earned). Turns are worth their reward and, discounted by the
 estimator, what followed; those of a message tree (`Turns.worth`) are worth what the tree says, whose
 discount is `turn_discount`: the same as in rows of their own. Tokens after the last end belong to the
 last turn; a row without turns is one turn. Rows of conversations without a reward are in no line.
@@ -24,18 +24,22 @@ from tailrace_learner.core.algorithms.advantages.base import (
     TokenValues,
     Turns,
 )
-from tailrace_learner.core.algorithms.advantages.completion import NO_OBSERVATIONS, chain, completed
+from tailrace_learner.core.algorithms.advantages.terminal_reward import (
+    NO_OBSERVATIONS,
+    sequence_rows,
+    with_terminal_rewards,
+)
 
 
 @dataclass(frozen=True, slots=True)
-class Line:
+class TurnSequence:
     """K turns of one valid member."""
 
     member: int
     conversation: int  # its place in the episode
     rows: tuple[int, ...]  # of the member, in the order of their turns
     rewards: Float64Array  # [K]
-    worth: Float64Array | None  # [K] returns of the turns, where a tree says them
+    turn_returns: Float64Array | None  # [K] returns of the turns, where a tree says them
     observations: NDArray[np.int64]  # [K], or empty where any is not known
     row_starts: NDArray[np.int64]  # [R] first turn of each row
     turn_of_token: NDArray[np.int64]  # [N] turn of each policy token of all rows
@@ -55,16 +59,16 @@ class Line:
         """
         result, sizes = self.token_rewards.copy(), self.num_tokens
         places = np.cumsum(sizes) - 1
-        if self.worth is None:
+        if self.turn_returns is None:
             np.add.at(result, places[places >= 0], self.rewards[places >= 0])
             return result
-        worth, steps = self.worth[sizes > 0], sizes[sizes > 0] if unit == "token" else 1
-        result[places[sizes > 0]] += worth - np.append((gamma**steps * worth)[1:], 0.0)
+        turn_returns, steps = self.turn_returns[sizes > 0], sizes[sizes > 0] if unit == "token" else 1
+        result[places[sizes > 0]] += turn_returns - np.append((gamma**steps * turn_returns)[1:], 0.0)
         return result
 
     def returns_to_go(self, gamma: float) -> Float64Array:
         """G_k = r_k + gamma G_(k+1), or what a tree says of turn k, [K]."""
-        return discounted(self.rewards, gamma) if self.worth is None else self.worth
+        return discounted(self.rewards, gamma) if self.turn_returns is None else self.turn_returns
 
 
 def discounted(rewards: Float64Array, factor: float) -> Float64Array:
@@ -75,27 +79,27 @@ def discounted(rewards: Float64Array, factor: float) -> Float64Array:
     return np.array(result)
 
 
-def lines(returns: Returns) -> list[Line]:
+def turn_sequences(returns: Returns) -> list[TurnSequence]:
     """All lines of the valid members that have policy tokens and a reward."""
-    returns = completed(returns)
+    returns = with_terminal_rewards(returns)
     return [
-        line
+        sequence
         for member in np.flatnonzero(returns.is_valid)
-        for line in _lines_of(int(member), returns)
-        if len(line.turn_of_token) and line.conversation != NO_REWARD
+        for sequence in _sequences_of(int(member), returns)
+        if len(sequence.turn_of_token) and sequence.conversation != NO_REWARD
     ]
 
 
-def _lines_of(member: int, returns: Returns) -> Iterator[Line]:
+def _sequences_of(member: int, returns: Returns) -> Iterator[TurnSequence]:
     rows = returns.turns[member]
-    if chained := chain(rows):
-        yield _line(member, chained, returns)
+    if chained := sequence_rows(rows):
+        yield _sequence(member, chained, returns)
     for index, row in enumerate(rows):
-        if row.first < 0:
-            yield _line(member, (index,), returns)
+        if row.first_turn < 0:
+            yield _sequence(member, (index,), returns)
 
 
-def _line(member: int, rows: tuple[int, ...], returns: Returns) -> Line:
+def _sequence(member: int, rows: tuple[int, ...], returns: Returns) -> TurnSequence:
     turns = [returns.turns[member][row] for row in rows]
     sizes = [len(row.rewards) for row in turns]
     starts = np.cumsum([0, *sizes[:-1]])
@@ -103,12 +107,12 @@ def _line(member: int, rows: tuple[int, ...], returns: Returns) -> Line:
     owners = [start + _turn_of_token(r, m) for start, r, m in zip(starts, turns, masks, strict=True)]
     is_known = all(len(row.observations) == len(row.rewards) for row in turns)
     hashes = np.concatenate([row.observations for row in turns]) if is_known else NO_OBSERVATIONS
-    return Line(
+    return TurnSequence(
         member,
         int(returns.row_conversations[member][rows[0]]),
         rows,
         np.concatenate([row.rewards for row in turns]),
-        turns[0].worth if turns[0].first < 0 else None,
+        turns[0].turn_returns if turns[0].first_turn < 0 else None,
         hashes,
         starts,
         np.concatenate(owners),
@@ -134,13 +138,13 @@ def _turn_of_token(turns: Turns, mask: Mask) -> NDArray[np.int64]:
     return np.minimum(owners, len(turns.ends) - 1)
 
 
-def per_token(found: list[Line], values: list[Float64Array], returns: Returns) -> TokenValues:
+def per_token(found: list[TurnSequence], values: list[Float64Array], returns: Returns) -> TokenValues:
     """Values of the policy tokens of each line, [N] each, put in their places."""
     result = [[np.zeros(len(mask)) for mask in masks] for masks in returns.loss_masks]
-    for line, line_values in zip(found, values, strict=True):
+    for sequence, sequence_values in zip(found, values, strict=True):
         begin = 0
-        for row in line.rows:
-            places = np.flatnonzero(returns.loss_masks[line.member][row])
-            result[line.member][row][places] = line_values[begin : begin + len(places)]
+        for row in sequence.rows:
+            places = np.flatnonzero(returns.loss_masks[sequence.member][row])
+            result[sequence.member][row][places] = sequence_values[begin : begin + len(places)]
             begin += len(places)
     return tuple(tuple(rows) for rows in result)

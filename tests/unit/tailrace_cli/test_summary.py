@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from tailrace_cli.report.metrics_file import Row
-from tailrace_cli.report.summary import summary_rows
+from tailrace_cli.summary import Row, summary_rows
 
 START: Row = {"step": 0, "time_s": 10.0, "eval/success_rate": 0.2}
 BUSY: Row = {

@@ -33,7 +33,7 @@ from tailrace_learner.core.algorithms.advantages.base import (
 
 
 @dataclass(frozen=True, slots=True)
-class Peers:
+class ComparisonSet:
     """n conversations that are compared with each other."""
 
     members: NDArray[np.int64]  # [n]
@@ -46,9 +46,9 @@ class Peers:
         """Episodes that they come from."""
         return len(np.unique(self.members))
 
-    def chosen(self, chosen: NDArray[np.bool_]) -> Peers:
+    def chosen(self, chosen: NDArray[np.bool_]) -> ComparisonSet:
         """Some of them."""
-        return Peers(
+        return ComparisonSet(
             self.members[chosen],
             self.conversations[chosen],
             self.returns[chosen],
@@ -56,15 +56,17 @@ class Peers:
         )
 
 
-NO_PEERS = Peers(np.zeros(0, np.int64), np.zeros(0, np.int64), np.zeros(0), np.zeros(0, np.int64))
+NO_COMPARISON = ComparisonSet(
+    np.zeros(0, np.int64), np.zeros(0, np.int64), np.zeros(0), np.zeros(0, np.int64)
+)
 
 # What is subtracted from the return of each of n peers and what all are divided by. An infinite scale
 # stands for a comparison that teaches nothing.
-Statistic = Callable[[Peers], tuple[Float64Array | float, float]]
+Statistic = Callable[[ComparisonSet], tuple[Float64Array | float, float]]
 
 
 @dataclass(frozen=True, slots=True)
-class Comparison:
+class Baselines:
     """What every row is compared with; where the scale is infinite nothing is learnt."""
 
     verdict: Verdict
@@ -72,7 +74,7 @@ class Comparison:
     scales: RowValues
 
 
-def all_peers(returns: Returns) -> Peers:
+def comparison_set(returns: Returns) -> ComparisonSet:
     """The rewarded conversations of the valid members, in their order."""
     places = returns.row_conversations
     pairs = [
@@ -89,24 +91,26 @@ def all_peers(returns: Returns) -> Peers:
         worths.append(returns.rewards[member] if has_one_each else credited)
         sizes.append(sum(np.count_nonzero(returns.loss_masks[member][row]) for row in rows))
     members, conversations = np.array(pairs, np.int64).reshape(-1, 2).T
-    return Peers(members, conversations, np.array(worths, np.float64), np.array(sizes, np.int64))
-
-
-def joined(groups: Sequence[Peers]) -> Peers:
-    """Those of several groups, whose members are numbered one group after the other."""
-    parts, begin = [NO_PEERS], 0
-    for peers in groups:
-        parts.append(replace(peers, members=peers.members + begin))
-        begin += int(peers.members.max(initial=-1)) + 1
-    return Peers(
-        np.concatenate([peers.members for peers in parts]),
-        np.concatenate([peers.conversations for peers in parts]),
-        np.concatenate([peers.returns for peers in parts]),
-        np.concatenate([peers.num_tokens for peers in parts]),
+    return ComparisonSet(
+        members, conversations, np.array(worths, np.float64), np.array(sizes, np.int64)
     )
 
 
-def likes(
+def joined(groups: Sequence[ComparisonSet]) -> ComparisonSet:
+    """Those of several groups, whose members are numbered one group after the other."""
+    parts, begin = [NO_COMPARISON], 0
+    for comparison in groups:
+        parts.append(replace(comparison, members=comparison.members + begin))
+        begin += int(comparison.members.max(initial=-1)) + 1
+    return ComparisonSet(
+        np.concatenate([comparison.members for comparison in parts]),
+        np.concatenate([comparison.conversations for comparison in parts]),
+        np.concatenate([comparison.returns for comparison in parts]),
+        np.concatenate([comparison.num_tokens for comparison in parts]),
+    )
+
+
+def comparable(
     members: NDArray[np.int64], conversations: NDArray[np.int64]
 ) -> Mapping[int, NDArray[np.bool_]]:
     """For every place of n conversations, which of them those of the place are compared with, [n]."""
@@ -118,36 +122,36 @@ def likes(
     return found
 
 
-def compare(returns: Returns, statistic: Statistic) -> Comparison:
+def baselines_of(returns: Returns, statistic: Statistic) -> Baselines:
     """Ask `statistic` about conversations that differ in their returns; its baselines are [n]."""
-    peers = all_peers(returns)
+    comparison = comparison_set(returns)
     baselines = tuple(np.zeros(len(rewards)) for rewards in returns.row_rewards)
     scales = tuple(np.full(len(rewards), np.inf) for rewards in returns.row_rewards)
-    if peers.num_members < 2:
-        return Comparison(Verdict.TOO_FEW_VALID, baselines, scales)
-    for place, pool in likes(peers.members, peers.conversations).items():
-        if are_equal(peers.returns[pool]):
+    if comparison.num_members < 2:
+        return Baselines(Verdict.TOO_FEW_VALID, baselines, scales)
+    for place, pool in comparable(comparison.members, comparison.conversations).items():
+        if are_equal(comparison.returns[pool]):
             continue
-        compared_with = peers.chosen(pool)
-        of_peers, scale = statistic(compared_with)
-        of_each = np.broadcast_to(of_peers, len(compared_with.members))
+        compared_with = comparison.chosen(pool)
+        baseline, scale = statistic(compared_with)
+        of_each = np.broadcast_to(baseline, len(compared_with.members))
         for index in np.flatnonzero(compared_with.conversations == place):
             member = compared_with.members[index]
             rows = returns.row_conversations[member] == place
             baselines[member][rows], scales[member][rows] = of_each[index], scale
     teaches = any(np.isfinite(values).any() for values in scales)
-    return Comparison(Verdict.TRAIN if teaches else Verdict.ZERO_VARIANCE, baselines, scales)
+    return Baselines(Verdict.TRAIN if teaches else Verdict.ZERO_VARIANCE, baselines, scales)
 
 
 def compared(returns: Returns, statistic: Statistic) -> Advantages:
     """(R_ij - baseline) / scale on the rows of valid members."""
-    found = compare(returns, statistic)
+    found = baselines_of(returns, statistic)
     if found.verdict is not Verdict.TRAIN:
         return nothing(returns, found.verdict)
     return Advantages(broadcast(_scaled(returns, found), returns), Verdict.TRAIN)
 
 
-def as_they_are(returns: Returns) -> Advantages:
+def uncompared(returns: Returns) -> Advantages:
     """R_ij on the rows of valid members, compared with nothing."""
     values = tuple(
         np.where(conversations != NO_REWARD, rewards, 0.0) if is_valid else np.zeros(len(rewards))
@@ -158,7 +162,7 @@ def as_they_are(returns: Returns) -> Advantages:
     return Advantages(broadcast(values, returns), Verdict.TRAIN)
 
 
-def _scaled(returns: Returns, found: Comparison) -> RowValues:
+def _scaled(returns: Returns, found: Baselines) -> RowValues:
     return tuple(
         (rewards - baselines) / scales if is_valid else np.zeros(len(rewards))
         for rewards, baselines, scales, is_valid in zip(

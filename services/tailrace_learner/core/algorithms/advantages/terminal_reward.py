@@ -29,39 +29,39 @@ from tailrace_learner.core.algorithms.advantages.base import (
 NO_OBSERVATIONS = np.zeros(0, np.int64)
 
 
-def completed(returns: Returns) -> Returns:
+def with_terminal_rewards(returns: Returns) -> Returns:
     """The same returns with turns that account for all of them."""
-    if returns.is_complete:
+    if returns.has_terminal_rewards:
         return returns
-    turns = tuple(_completed(member, returns) for member in range(len(returns.turns)))
-    return replace(returns, turns=turns, is_complete=True)
+    turns = tuple(_with_terminal_rewards(member, returns) for member in range(len(returns.turns)))
+    return replace(returns, turns=turns, has_terminal_rewards=True)
 
 
-def less(returns: Returns, amounts: RowValues) -> Returns:
+def reduced(returns: Returns, amounts: RowValues) -> Returns:
     """Every row's return, and what its turns make of it, less an amount, G times [R].
 
     Turns that follow each other lose it at the end of their line. Members' returns stay.
     """
-    returns = completed(returns)
+    returns = with_terminal_rewards(returns)
     return replace(
         returns,
         row_rewards=tuple(
             rewards - lost for rewards, lost in zip(returns.row_rewards, amounts, strict=True)
         ),
-        turns=tuple(_less(rows, lost) for rows, lost in zip(returns.turns, amounts, strict=False)),
+        turns=tuple(_reduced(rows, lost) for rows, lost in zip(returns.turns, amounts, strict=False)),
     )
 
 
 def clipped(returns: Returns, bound: float) -> Returns:
     """Returns and turns' rewards, completed before, within plus or minus `bound`."""
-    returns = completed(returns)
+    returns = with_terminal_rewards(returns)
 
     def clip(values: Float64Array) -> Float64Array:
         return np.clip(values, -bound, bound)
 
     def clip_turns(row: Turns) -> Turns:
-        worth = None if row.worth is None else clip(row.worth)
-        return replace(row, rewards=clip(row.rewards), worth=worth)
+        turn_returns = None if row.turn_returns is None else clip(row.turn_returns)
+        return replace(row, rewards=clip(row.rewards), turn_returns=turn_returns)
 
     return replace(
         returns,
@@ -71,35 +71,37 @@ def clipped(returns: Returns, bound: float) -> Returns:
     )
 
 
-def chain(rows: Sequence[Turns]) -> tuple[int, ...]:
+def sequence_rows(rows: Sequence[Turns]) -> tuple[int, ...]:
     """The rows that are stretches of the episode's line, in the order of their turns."""
-    chained = (index for index, row in enumerate(rows) if row.first >= 0)
-    return tuple(sorted(chained, key=lambda index: rows[index].first))
+    chained = (index for index, row in enumerate(rows) if row.first_turn >= 0)
+    return tuple(sorted(chained, key=lambda index: rows[index].first_turn))
 
 
-def _completed(member: int, returns: Returns) -> tuple[Turns, ...]:
+def _with_terminal_rewards(member: int, returns: Returns) -> tuple[Turns, ...]:
     rows = [_at_least_one(row) for row in returns.turns[member]]
     if not returns.is_valid[member]:
         return tuple(rows)
     given = sum(float(row.rewards.sum()) for row in rows)
-    chained = chain(rows)
+    chained = sequence_rows(rows)
     for index, (row, total) in enumerate(zip(rows, returns.row_rewards[member], strict=True)):
-        if row.first >= 0:
+        if row.first_turn >= 0:
             continue
-        if row.worth is None:
+        if row.turn_returns is None:
             rows[index] = _with_more(row, float(total - row.rewards.sum()))
         else:
             first = _first_trained(row, returns.loss_masks[member][index])
-            rows[index] = replace(row, worth=row.worth + float(total - row.worth[first]))
+            rows[index] = replace(
+                row, turn_returns=row.turn_returns + float(total - row.turn_returns[first])
+            )
     if chained:
         rows[chained[-1]] = _with_more(rows[chained[-1]], float(returns.rewards[member]) - given)
     return tuple(rows)
 
 
-def _less(rows: tuple[Turns, ...], amounts: Float64Array) -> tuple[Turns, ...]:
-    last = chain(rows)[-1:]
+def _reduced(rows: tuple[Turns, ...], amounts: Float64Array) -> tuple[Turns, ...]:
+    last = sequence_rows(rows)[-1:]
     return tuple(
-        row if row.first >= 0 and index not in last else _with_more(row, -float(lost))
+        row if row.first_turn >= 0 and index not in last else _with_more(row, -float(lost))
         for index, (row, lost) in enumerate(zip(rows, amounts, strict=True))
     )
 
@@ -107,7 +109,11 @@ def _less(rows: tuple[Turns, ...], amounts: Float64Array) -> tuple[Turns, ...]:
 def _with_more(row: Turns, amount: float) -> Turns:
     rewards = row.rewards.copy()
     rewards[-1] += amount
-    return replace(row, rewards=rewards, worth=None if row.worth is None else row.worth + amount)
+    return replace(
+        row,
+        rewards=rewards,
+        turn_returns=None if row.turn_returns is None else row.turn_returns + amount,
+    )
 
 
 def _first_trained(row: Turns, mask: Mask) -> int:
@@ -119,4 +125,4 @@ def _first_trained(row: Turns, mask: Mask) -> int:
 def _at_least_one(row: Turns) -> Turns:
     if len(row.rewards):
         return row
-    return Turns(np.array([0], np.int32), np.zeros(1), NO_OBSERVATIONS, row.first)
+    return Turns(np.array([0], np.int32), np.zeros(1), NO_OBSERVATIONS, row.first_turn)

@@ -1,1 +1,0 @@
-"""Summary table of a run and `report.html` with its curves."""

@@ -1,0 +1,150 @@
+"""Conversion of a model's text to arguments, and of a tool's value or error to a result (pure)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jsonschema
+import jsonschema.protocols
+import jsonschema.validators
+import msgspec
+
+from tailrace.foreign import ForeignCodeError
+from tailrace.sdk.tool import (
+    ArgumentsError,
+    FunctionTool,
+    ToolOffer,
+    ToolOutput,
+    ToolSpec,
+    ToolUnavailableError,
+)
+from tailrace.tools.running import ToolTimeoutError
+from tailrace_protos.tool import CallTool, ToolErrorKind, ToolResult
+
+_MAX_REASONS = 3
+_MAX_REASON_CHARS = 300
+Check = Callable[[dict[str, Any]], dict[str, Any]]
+
+
+def parse_arguments(text: str) -> dict[str, Any]:
+    """Parses the JSON object of a model; empty text is an empty object. Raises `ArgumentsError`."""
+    if not text.strip():
+        return {}
+    try:
+        value = msgspec.json.decode(text.encode("utf-8", "surrogatepass"))
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise ArgumentsError(f"the arguments are not valid JSON: {error}") from error
+    if not isinstance(value, dict):
+        raise ArgumentsError(f"the arguments must be a JSON object, found {_kind(value)}")
+    return value
+
+
+def checker(offer: FunctionTool | ToolOffer) -> Check:
+    """Returns the check that converts arguments for the tool's code, or raises `ArgumentsError`.
+
+    `ValueError` for an invalid JSON Schema.
+    """
+    if isinstance(offer, FunctionTool):
+        return offer.bind
+    schema = offer.spec.parameters or {"type": "object"}
+    kind = jsonschema.validators.validator_for(schema)
+    try:
+        kind.check_schema(schema)
+    except jsonschema.SchemaError as error:
+        raise ValueError(
+            f"tool {offer.spec.name!r}: parameters are not a JSON Schema: {error.message}"
+        ) from error
+    return lambda arguments: _validated(kind(schema), arguments)
+
+
+def _validated(validator: jsonschema.protocols.Validator, arguments: dict[str, Any]) -> dict[str, Any]:
+    errors = sorted(validator.iter_errors(arguments), key=lambda error: error.json_path)
+    if errors:
+        raise ArgumentsError("; ".join(map(_reason, errors[:_MAX_REASONS])))
+    return arguments
+
+
+def _reason(error: jsonschema.ValidationError) -> str:
+    place = error.json_path.removeprefix("$").removeprefix(".")
+    text = error.message
+    if len(text) > _MAX_REASON_CHARS:
+        text = text[:_MAX_REASON_CHARS] + "..."
+    return f"{text} - at `{place}`" if place else text
+
+
+def _kind(value: Any) -> str:
+    names = {list: "an array", str: "a string", bool: "a boolean", type(None): "null"}
+    return names.get(type(value), "a number")
+
+
+def result_of(request: CallTool, spec: ToolSpec, value: Any) -> ToolResult:
+    """Returns the result of a call that returned `value`: text, `ToolOutput`, None or a JSON value."""
+    try:
+        output = _output(value)
+    except (TypeError, ValueError, msgspec.MsgspecError, RecursionError) as error:
+        reason = (
+            f"{request.name} returned a value that JSON cannot encode ({type(value).__name__}): {error}"
+        )
+        return error_result(request, ToolErrorKind.RAISED, reason)
+    num_bytes = len(output.content.encode("utf-8", "surrogatepass"))
+    if num_bytes > spec.max_result_bytes:
+        return too_large(request, num_bytes, spec.max_result_bytes)
+    return ToolResult(
+        request.call_id,
+        request.name,
+        _encodable(output.content),
+        is_error=output.is_error,
+        error_kind=ToolErrorKind.REPORTED if output.is_error else ToolErrorKind.NONE,
+        metrics=output.metrics,
+    )
+
+
+def failure_of(request: CallTool, error: ForeignCodeError | ToolTimeoutError) -> ToolResult:
+    """Returns the result of a call whose code raised or did not end."""
+    if isinstance(error, ToolTimeoutError):
+        text = f"{request.name} did not answer within {error.timeout_s:g} s"
+        return error_result(request, ToolErrorKind.TIMEOUT, text)
+    cause = error.error
+    if isinstance(cause, ToolUnavailableError):
+        return infra_result(request, f"{request.name} is not available: {cause}")
+    text = f"{request.name} raised {type(cause).__name__}: {cause}"
+    return error_result(request, ToolErrorKind.RAISED, _encodable(text))
+
+
+def error_result(request: CallTool, kind: ToolErrorKind, reason: str) -> ToolResult:
+    """Returns an error for the model."""
+    return ToolResult(request.call_id, request.name, reason, is_error=True, error_kind=kind)
+
+
+def infra_result(request: CallTool, reason: str) -> ToolResult:
+    """Returns a failure of the infrastructure."""
+    return ToolResult(request.call_id, request.name, infra_error=reason)
+
+
+def too_large(request: CallTool, num_bytes: int, max_bytes: int, remedy: str = "") -> ToolResult:
+    """Returns the error for a result that is too large for its caller."""
+    text = f"the result of {request.name} has {num_bytes} bytes, at most {max_bytes} can be returned"
+    return error_result(request, ToolErrorKind.TOO_LARGE, f"{text}{remedy}: ask for less")
+
+
+def outcome_of(result: ToolResult) -> str:
+    """Returns the outcome of a result, for metrics."""
+    if result.infra_error:
+        return "infra"
+    return result.error_kind.value or ("raised" if result.is_error else "ok")
+
+
+def _output(value: Any) -> ToolOutput:
+    if isinstance(value, ToolOutput):
+        return value
+    if isinstance(value, str):
+        return ToolOutput(value)
+    if value is None:
+        return ToolOutput("")
+    return ToolOutput(msgspec.json.encode(value).decode())
+
+
+def _encodable(text: str) -> str:
+    """Removes half surrogates, which JSON and msgpack cannot encode."""
+    return text.encode("utf-8", "replace").decode()
