@@ -41,7 +41,7 @@ class WarmStart(Config, frozen=True, kw_only=True):
 
     demonstrations: str
     """`package.module:function`, called as `f(renderer, seed=..., num_episodes=..., **options)`; yields
-    `(token_ids, loss_mask)` rows, mask 1 on what the model shall learn to say."""
+    rows `(token_ids, loss_mask)` with mask 1 on the tokens that the model learns to produce."""
 
     options: dict[str, Any] = msgspec.field(default_factory=dict)
     """Further keyword arguments for `demonstrations`."""
@@ -50,7 +50,7 @@ class WarmStart(Config, frozen=True, kw_only=True):
     """Optimizer steps."""
 
     batch_size: int = 64
-    """Rows of one step; none is seen twice."""
+    """Rows of one step; no row is used twice."""
 
     learning_rate: float = 1e-3
     """Peak learning rate."""
@@ -72,7 +72,7 @@ class WarmStart(Config, frozen=True, kw_only=True):
 
 
 class LearnerConfig(AlgorithmConfig, frozen=True, kw_only=True):
-    """The learner, whatever its number of processes."""
+    """All keys of the learner, whatever its number of processes."""
 
     from_scratch: FromScratch | None = None
     """The model when the run's `pretrain` is empty; exactly one of the two must be given."""
@@ -81,79 +81,78 @@ class LearnerConfig(AlgorithmConfig, frozen=True, kw_only=True):
     """Supervised steps before reinforcement learning; none by default."""
 
     model_args: ModelArgs = ModelArgs()
-    """How the model computes."""
+    """Computation of the model."""
 
     training_args: TrainingArgs = TrainingArgs()
     """The optimizer and its schedule."""
 
     reference: ReferenceArgs | None = None
-    """The model from which the divergence is taken (`init_kl_coef`); without it, the weights at the
-    run's start."""
+    """Model that the divergence is measured from (`init_kl_coef`); without it, the weights at the run's
+    start."""
 
     critic: CriticArgs | None = None
-    """The model that values what was said so far, for `adv_estimator: gae`."""
+    """Model of values, for `adv_estimator: gae`."""
 
     strategy_args: StrategyArgs = StrategyArgs()
-    """How model and optimizer lie on how many ranks."""
+    """Number of ranks, and the spread of model and optimizer over them."""
 
     lora: LoraArgs | None = None
     """Train low-rank adapters instead of the model's own weights, in the warm start too; only adapters
     travel to the engines after the first version."""
 
     device: Literal["auto", "cpu", "cuda"] = "auto"
-    """Where the model computes; `auto` takes the CUDA device if torch sees one."""
+    """Device of the model; `auto` takes the CUDA device if torch sees one."""
 
     num_threads: int = 1
-    """Threads that torch may use on the CPU. More than one only pays where cores are idle."""
+    """Threads that torch may use on the CPU. More than one helps only where cores are idle."""
 
     cpu_matmul: CpuMatmul = "auto"
     """Library that multiplies float32 matrices on the CPU: torch's default (`torch`: MKL on x86) or
     `onednn`. `auto` takes oneDNN on every processor but Intel's, where the default is faster."""
 
     stale_tokens: Literal["mask", "drop_group"] = "mask"
-    """What becomes of tokens more than `max_staleness` steps old: they alone are not trained, or their
-    whole group is given back and others are admitted for it."""
+    """Treatment of tokens more than `max_staleness` steps old. `mask`: only they are not trained.
+    `drop_group`: their whole group is given back and another is admitted instead."""
 
     temperature: float = 1.0
-    """The temperature at which training episodes are sampled; log-probabilities are taken at it."""
+    """Temperature at which training episodes are sampled, and of the learner's log-probabilities."""
 
     max_tokens_per_micro_batch: int = 4096
-    """Tokens in one forward and backward pass, shared ones counted once: bounds memory, changes no
-    result. A longer row goes alone."""
+    """Tokens in one forward and backward pass, shared ones counted once. It bounds memory and
+    changes no result. A longer row goes alone."""
 
     share_prefixes: bool = True
-    """Compute what rows of a pass have in common from their beginning only once: the prompt of a group,
-    the history of an episode's turns. Changes no result, only its cost. Takes effect with
-    `model_args.attn_implementation: packed`; the other implementations cannot."""
+    """Compute a common prefix of rows of a pass once: the prompt of a group, the history of an
+    episode's turns. It changes the cost and no result. It needs
+    `model_args.attn_implementation: packed`; other implementations ignore it."""
 
     min_tokens_per_micro_batch: int = 1024
-    """Wait for so many tokens before a pass, unless the mini-batch is complete."""
+    """Tokens to wait for before a pass, unless the mini-batch is complete."""
 
     logprob_chunk_tokens: int = 1024
     """Sampled tokens whose logits are in memory at once."""
 
     max_mismatch: float | None = 0.1
-    """The largest mean of |log pi - log mu| of one inference server on its tokens, with log pi under
-    the weights that they are said to be sampled from. A server beyond it has gone wrong: its tokens
-    since its last good reading are not trained, and it is started anew. In float32 engines show about
-    1e-6, in bfloat16 about 1e-2, with wrong weights several tenths. Null: errors are only measured."""
+    """Largest mean of |log pi - log mu| of one inference server on its tokens, with log pi under the
+    weights that the server reports for them. A server beyond it has gone wrong: its tokens since its
+    last good reading are not trained, and it is started anew. Engines show about 1e-6 in float32, about
+    1e-2 in bfloat16, several tenths with wrong weights. Null: errors are only measured."""
 
     min_mismatch_tokens: int = 256
-    """So many tokens of a server make a reading; fewer wait for later steps', unless their errors alone
-    are beyond `max_mismatch` times so many tokens."""
+    """Tokens of a server that make a reading. Fewer wait for those of later steps, unless the sum of
+    their errors already exceeds `max_mismatch` times this number."""
 
     mismatch_versions: int = 2
-    """Most tokens are older than the weights that a step begins with, by up to `max_staleness` steps.
-    The weights that so many steps before began with, but no more than `max_staleness`, are kept in host
-    memory, by each rank its part of them, and a few rows of each step are read under them. With fewer,
-    a server goes unread while all of its tokens are older; with 0, while none is of the step's own
-    version."""
+    """Number of earlier steps whose starting weights are kept in host memory, at most `max_staleness`;
+    each rank keeps its part. Most tokens are older than the weights that a step begins with, so a few
+    rows of each step are read under the kept weights. A server whose tokens are all older than these
+    goes unread; with 0, a server without tokens of the step's own version."""
 
     save_total_limit: int = 0
-    """Keep so many of this lineage's newest checkpoints; 0 keeps all. The newest is never removed."""
+    """Number of this lineage's newest checkpoints to keep; 0 keeps all. The newest is never removed."""
 
     max_retained_bytes: int = 1 << 30
-    """When trained groups that no checkpoint holds reach this size, checkpoint without waiting for
+    """Size of trained groups without a checkpoint at which the learner saves one before
     `save_steps`."""
 
     save_trajectories: bool = False
@@ -177,7 +176,7 @@ class LearnerConfig(AlgorithmConfig, frozen=True, kw_only=True):
 
     @property
     def shares_prefixes(self) -> bool:
-        """Whether passes share prefixes: asked for, and possible."""
+        """True if passes share prefixes: asked for, and possible."""
         return self.share_prefixes and self.model_args.attn_implementation == "packed"
 
     def __post_init__(self) -> None:
@@ -235,7 +234,7 @@ class LearnerConfig(AlgorithmConfig, frozen=True, kw_only=True):
 
 
 def check_with_run(config: LearnerConfig, run: RunConfig) -> None:
-    """Raise `ValueError` for settings that are possible alone but not together with the run's."""
+    """Raises `ValueError` for settings that contradict the run's."""
     if bool(run.pretrain) == (config.from_scratch is not None):
         raise ValueError(
             "give either pretrain (a model to start from) or learner.from_scratch (a new one), not "

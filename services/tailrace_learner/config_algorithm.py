@@ -254,34 +254,34 @@ class AlgorithmConfig(Config, frozen=True, kw_only=True):
 
     @property
     def whitens(self) -> bool:
-        """Whether advantages are whitened over the step."""
+        """True if advantages are whitened over the step."""
         return self.whiten_advantages or self.estimator.whitens
 
     @property
     def normalises_over_step(self) -> bool:
-        """Whether returns are compared beyond their group."""
+        """True if returns are compared beyond their group."""
         return self._holds(self.estimator.compares_step)
 
     @property
     def compares_observations(self) -> bool:
-        """Whether the estimator compares turns that began with the same observation."""
+        """True if the estimator compares turns that began with the same observation."""
         return self._holds(self.estimator.compares_observations)
 
     @property
     def needs_two_members(self) -> bool:
-        """Whether a group with one valid member has no advantages."""
+        """True if a group with one valid member has no advantages."""
         return self._holds(self.estimator.compares_group)
 
     @property
     def waits_for_step(self) -> str:
-        """Key for which no backward pass may begin before a step's last group; empty without one."""
+        """Key for which the first backward pass waits for a step's last group; empty without one."""
         if self.normalises_over_step:
             return "reward_grouping"
         return "whiten_advantages" if self.whitens else ""
 
     @property
     def needs_reference(self) -> bool:
-        """Whether anything uses a reference model."""
+        """True if anything uses a reference model."""
         return self.init_kl_coef > 0
 
     @property
@@ -293,17 +293,17 @@ class AlgorithmConfig(Config, frozen=True, kw_only=True):
 
     @property
     def holds_all_tokens(self) -> bool:
-        """Whether the loss holds tokens near the reference whatever their advantage."""
+        """True if the loss holds tokens near the reference whatever their advantage."""
         return self.needs_reference and not self.rewards_divergence
 
     @property
     def rewards_divergence(self) -> bool:
-        """Whether advantages need the reference's log-probabilities."""
+        """True if advantages need the reference's log-probabilities."""
         return self.needs_reference and self.resolved_kl_in == "reward"
 
     @property
     def needs_estimates(self) -> bool:
-        """Whether models must read all policy tokens before advantages are known."""
+        """True if models must read all policy tokens before advantages are known."""
         return self.estimator.needs_values or self.rewards_divergence
 
     def _holds(self, fact: Fact) -> bool:

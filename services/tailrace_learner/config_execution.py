@@ -9,7 +9,7 @@ from tailrace_learner.config_models import check_finite
 
 
 class StrategyArgs(Config, frozen=True, kw_only=True):
-    """How the model and its optimizer lie on the learner's ranks."""
+    """Spread of the model and its optimizer over the learner's ranks."""
 
     strategy_name: Literal["auto", "single", "fsdp2", "deepspeed", "megatron"] = "auto"
     """`single`: one process holds everything. `fsdp2`: PyTorch's fully sharded data parallel, weights,
@@ -22,8 +22,8 @@ class StrategyArgs(Config, frozen=True, kw_only=True):
     """Processes that compute a step together, started on this host; one GPU each, if there are any."""
 
     zero_stage: Literal[1, 2, 3] = 2
-    """What `deepspeed` cuts over the ranks: the optimizer's state (1), gradients too (2), weights too
-    (3). `fsdp2` cuts all of them."""
+    """Parts that `deepspeed` cuts over the ranks: the optimizer's state (1), gradients too (2), weights
+    too (3). `fsdp2` cuts all of them."""
 
     tensor_parallel_size: int = 1
     """Neighbouring ranks over which `megatron` cuts every layer. They compute the same rows together;
@@ -63,7 +63,7 @@ class StrategyArgs(Config, frozen=True, kw_only=True):
 
     @property
     def resolved_name(self) -> str:
-        """The strategy that `auto` stands for."""
+        """Strategy that `auto` stands for."""
         if self.strategy_name != "auto":
             return self.strategy_name
         return "single" if self.num_ranks == 1 else "fsdp2"

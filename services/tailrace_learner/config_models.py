@@ -13,7 +13,7 @@ OF_OPTIMIZER = ("learning_rate", "warmup_steps", "weight_decay", "max_grad_norm"
 
 
 def check_not_negative(config: Config, section: str, keys: tuple[str, ...]) -> None:
-    """Raise `ValueError` for a key of `section` that is below 0, infinite or no number."""
+    """Raises `ValueError` for a key of `section` that is below 0, infinite or no number."""
     for key in keys:
         value = getattr(config, key)
         if not (value >= 0 and math.isfinite(value)):
@@ -21,7 +21,7 @@ def check_not_negative(config: Config, section: str, keys: tuple[str, ...]) -> N
 
 
 def check_finite(config: Config, section: str = "", unbounded: frozenset[str] = frozenset()) -> None:
-    """Raise `ValueError` for a number that is none; those of `unbounded` may be infinite above."""
+    """Raises `ValueError` for an infinite number, unless `unbounded` allows it above, and for nan."""
     for key in config.__struct_fields__:
         value = getattr(config, key)
         if not isinstance(value, float) or math.isfinite(value):
@@ -52,7 +52,7 @@ class FromScratch(Config, frozen=True, kw_only=True):
 
 
 class ModelArgs(Config, frozen=True, kw_only=True):
-    """How the model computes."""
+    """Computation of the model."""
 
     dtype: Literal["float32", "bfloat16"] = "float32"
     """Type of activations and of published weights. Master weights, gradients and optimizer state are
@@ -61,12 +61,13 @@ class ModelArgs(Config, frozen=True, kw_only=True):
     attn_implementation: Literal[
         "packed", "sdpa", "eager", "flash_attention_2", "flash_attention_3"
     ] = "packed"
-    """`packed` computes each row of a packed batch by itself, or with `share_prefixes` what rows have
-    in common once, and works everywhere. The others are Hugging Face's own; `sdpa` and `eager` cost
+    """`packed` computes each row of a packed batch by itself, and common prefixes once with
+    `share_prefixes`; it works everywhere. The others are Hugging Face's own; `sdpa` and `eager` need
     memory quadratic in the tokens of a micro-batch."""
 
     disable_gradient_checkpointing: bool = True
-    """false: keep no activations inside layers but compute them again backward, for long rows."""
+    """false: keep no activations inside layers and compute them again in the backward pass, for long
+    rows."""
 
 
 class TrainingArgs(Config, frozen=True, kw_only=True):
@@ -76,16 +77,16 @@ class TrainingArgs(Config, frozen=True, kw_only=True):
     """Peak learning rate, reached after `warmup_steps`."""
 
     lr_scheduler_type: Literal["constant", "linear", "cosine"] = "constant"
-    """How the rate falls between the warm-up and `max_steps`."""
+    """Decay of the rate between the warm-up and `max_steps`."""
 
     warmup_steps: int = 0
     """Learner steps over which the rate rises linearly from 0."""
 
     min_lr_ratio: float = 0.0
-    """What is left of the peak rate at `max_steps`, with `linear` and `cosine`."""
+    """Share of the peak rate that remains at `max_steps`, with `linear` and `cosine`."""
 
     weight_decay: float = 0.0
-    """Decay of matrices; biases and norms are left alone."""
+    """Decay of matrices; biases and norms do not decay."""
 
     adam_beta1: float = 0.9
     """Decay of the first moment."""

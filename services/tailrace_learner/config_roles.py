@@ -7,7 +7,7 @@ from tailrace_learner.config_models import TrainingArgs, check_finite
 
 
 class ReferenceArgs(Config, frozen=True, kw_only=True):
-    """The frozen model that the policy is held near to, while `init_kl_coef` is not 0."""
+    """Frozen model that the policy is held near to, while `init_kl_coef` is not 0."""
 
     pretrain: str = ""
     """Directory (or hub name) of its weights. Empty: the weights at the run's start, also after a
@@ -15,13 +15,13 @@ class ReferenceArgs(Config, frozen=True, kw_only=True):
 
     offload: bool = False
     """Keep its weights in host memory and bring them to the device for each pass: slower, but the
-    device holds one model less in between. Without a device of its own it changes nothing."""
+    device holds one model less in between. On the CPU it changes nothing."""
 
     sharded: bool = False
     """Cut its weights over the learner's ranks, as `strategy_name: fsdp2` cuts the policy's, and gather
-    them layer by layer for each pass: of n ranks, each holds one n-th. false: every rank holds it
-    whole, with `model_args.dtype: bfloat16` the weights of linear layers in that type. It shares the
-    learner's devices either way: it is no process of its own."""
+    them layer by layer for each pass: each of n ranks holds one n-th. false: every rank holds all of
+    it, with `model_args.dtype: bfloat16` the weights of linear layers in that type. Either way it uses
+    the learner's devices and is no process of its own."""
 
     def __post_init__(self) -> None:
         if self.sharded and self.offload:
@@ -32,7 +32,7 @@ class ReferenceArgs(Config, frozen=True, kw_only=True):
 
 
 class CriticArgs(Config, frozen=True, kw_only=True):
-    """The model that values what was said so far: a trunk and a linear head, which begins at 0."""
+    """Model of values: a trunk and a linear head, which begins at 0."""
 
     pretrain: str = ""
     """Directory (or hub name) of a model of the policy's vocabulary to start from. Empty: a copy of the
@@ -49,7 +49,7 @@ class CriticArgs(Config, frozen=True, kw_only=True):
     """The critic's optimizer and its schedule; with `shared`, the head's."""
 
     value_clip: float = 0.2
-    """How far values are followed from those at the step's start; 0 switches the clip off."""
+    """Distance from the values at the step's start at which values are clipped; 0 switches it off."""
 
     critic_warmup: int = 0
     """Learner steps at the beginning in which the critic alone is trained."""

@@ -52,31 +52,6 @@ def test_every_config_field_has_prose_under_it(service: str) -> None:
     assert not bare, f"fields without prose: {bare}"
 
 
-def _attributes_read(tree: ast.AST) -> set[str]:
-    """Names of attributes that the module reads, checks of a configuration left out."""
-    if isinstance(tree, ast.FunctionDef) and tree.name == "__post_init__":
-        return set()
-    own = {tree.attr} if isinstance(tree, ast.Attribute) and isinstance(tree.ctx, ast.Load) else set()
-    return own.union(*map(_attributes_read, ast.iter_child_nodes(tree)))
-
-
-def test_every_config_field_is_read_by_something_that_does_not_only_check_it() -> None:
-    sources = [path for root in ("services", "shared") for path in (ROOT / root).rglob("*.py")]
-    trees = {path: ast.parse(path.read_text()) for path in sources}
-    read: set[str] = set().union(*map(_attributes_read, trees.values()))
-    declared = [
-        (path.name, kind.name, field.target.id)
-        for path, tree in trees.items()
-        if path.name.startswith("config") and path.parent.name.startswith("tailrace_")
-        for kind in ast.walk(tree)
-        if isinstance(kind, ast.ClassDef)
-        for field in kind.body
-        if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name)
-    ]
-    assert len(declared) > 200
-    assert [one for one in declared if one[-1] not in read] == []
-
-
 def test_the_atlas_lists_every_module_of_the_wire() -> None:
     atlas = tailrace_protos.__doc__ or ""
     modules = {path.stem for path in (ROOT / "protos/tailrace_protos").glob("*.py")} - {"__init__"}

@@ -2,11 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +13,7 @@ from transformers import AutoModelForSequenceClassification, Qwen3Config
 from tailrace_envs.frozen_lake_tokenizer import build_frozen_lake_tokenizer
 from tailrace_learner.adapters.trajectory_files import read_groups
 from tests.e2e.runs import EXPERIMENT, TAILRACE, run
+from tests.world.json_server import json_server
 
 SIZES: dict[str, Any] = {
     "vocab_size": 256,
@@ -32,33 +28,10 @@ SIZES: dict[str, Any] = {
 }
 
 
-class JudgeHandler(BaseHTTPRequestHandler):
-    """Gives the number of the conversation's lines."""
-
-    def do_POST(self) -> None:
-        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-        lines = body["messages"][0]["content"].count("\n")
-        content = f"Score: {lines}"
-        answer = json.dumps({"choices": [{"message": {"content": content}}]}).encode()
-        self.send_response(200)
-        self.send_header("Content-Length", str(len(answer)))
-        self.end_headers()
-        self.wfile.write(answer)
-
-    def log_message(self, *args: object) -> None:
-        """Be silent."""
-
-
-@contextmanager
-def judge() -> Iterator[str]:
-    server = ThreadingHTTPServer(("127.0.0.1", 0), JudgeHandler)
-    thread = threading.Thread(target=server.serve_forever, daemon=True)
-    thread.start()
-    try:
-        yield f"http://127.0.0.1:{server.server_address[1]}"
-    finally:
-        server.shutdown()
-        server.server_close()
+def judge(_path: str, _key: str, body: Any) -> tuple[int, Any]:
+    """Give the number of the conversation's lines."""
+    lines = body["messages"][0]["content"].count("\n")
+    return 200, {"choices": [{"message": {"content": f"Score: {lines}"}}]}
 
 
 def experiment(folder: Path, judge_url: str) -> dict[str, Any]:
@@ -127,7 +100,7 @@ def experiment(folder: Path, judge_url: str) -> dict[str, Any]:
 @pytest.mark.timeout(600)
 def test_a_run_by_the_fields_names_scored_by_all_kinds(tmp_path: Path) -> None:
     path = tmp_path / "experiment.yaml"
-    with judge() as url:
+    with json_server(judge) as url:
         path.write_text(yaml.safe_dump(experiment(tmp_path, url)))
         result = run([TAILRACE, "train", str(path)], timeout_s=500)
     assert result.returncode == 0, result.stdout + result.stderr

@@ -36,7 +36,7 @@ TEMPLATE = """\
 {% endif %}
 {%- endfor %}
 {%- if add_generation_prompt %}<|im_start|>assistant
-{% endif %}"""
+{% if no_thoughts %}<think></think>{% endif %}{% endif %}"""
 
 
 def _tokenizer() -> Tokenizer:

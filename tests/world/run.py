@@ -13,7 +13,7 @@ import yaml
 
 from tailrace.bus import StreamLimits
 from tailrace.channel import Address
-from tailrace.config import Endpoints, load_experiment, run_config
+from tailrace.config import Endpoints
 from tailrace.runtime import Args, Service
 from tailrace.store import Blobs, StoreConnection, connect
 from tailrace_protos import subjects
@@ -25,7 +25,7 @@ from tailrace_reward.core.scoring import Scorer
 from tailrace_reward.handlers import ScoreHandler
 from tests.world.processes import ServiceProcess, environment
 from tests.world.servers import ServerProcess
-from tests.world.serving import make_service, serving
+from tests.world.serving import load_args, make_service, serving
 
 Build = Callable[[Args], Awaitable[Service]]
 
@@ -112,9 +112,7 @@ class RunWorld:
 
     async def start_service(self, build: Build, config: Path, instance_id: str) -> Service:
         """Start a service in this process."""
-        experiment = load_experiment(str(config))
-        run = run_config(experiment, str(config))
-        service = await build(Args(str(config), instance_id, experiment, run, self.endpoints))
+        service = await build(load_args(config, instance_id, self.endpoints))
         await self.stack.enter_async_context(serving(service))
         return service
 

@@ -5,11 +5,12 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
+from pathlib import Path
 
 from prometheus_client import REGISTRY
 
-from tailrace.config import Endpoints, RunConfig
-from tailrace.runtime import Service
+from tailrace.config import Endpoints, RunConfig, load_experiment, run_config
+from tailrace.runtime import Args, Service
 from tailrace_protos import subjects
 from tailrace_protos.control import Lease, LeaseReply, LeaseRequest
 from tailrace_protos.episode import EnvTask, EpisodeTask
@@ -19,6 +20,12 @@ def endpoints_of(url: str, user: str = "", password: str = "") -> Endpoints:
     return Endpoints(
         nats_url=url, nats_user=user, nats_password=password, redis_url="redis://unused", host_id="test"
     )
+
+
+def load_args(config: Path, instance_id: str, endpoints: Endpoints) -> Args:
+    """Arguments of a service, as its command line gives them."""
+    experiment = load_experiment(str(config))
+    return Args(str(config), instance_id, experiment, run_config(experiment, str(config)), endpoints)
 
 
 def make_service(url: str, run: str, name: str = "worker", drain_s: float = 5.0) -> Service:

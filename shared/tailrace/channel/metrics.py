@@ -26,7 +26,7 @@ _MALFORMED = Counter(
 )
 _STRAY = Counter("tailrace_channel_stray_chunks", "Chunks of unknown or ended calls.", ["side"])
 _LINKS_LOST = Counter(
-    "tailrace_channel_lost_links", "Links given up, by cause (see `LinkLoss`).", ["side", "cause"]
+    "tailrace_channel_lost_links", "Links ended early, by cause (see `LinkLoss`).", ["side", "cause"]
 )
 _CONGESTED = Counter("tailrace_channel_congestions", "Times a link's peer was too slow.", ["side"])
 

@@ -96,7 +96,7 @@ class _GuardedToolParser(ToolParser):
             with foreign_code(f"{self._path}.certain"):
                 found = int(self._parser.certain(text, start))
         except ForeignCodeError as error:
-            log.warning("own_parser_failed", error=str(error))
+            log.warning("user parser failed", error=str(error))
             return start
         return max(start, min(found, len(text)))
 
@@ -105,7 +105,7 @@ class _GuardedToolParser(ToolParser):
             with foreign_code(f"{self._path}.parse"):
                 return self._parser.parse(text, tools)
         except ForeignCodeError as error:
-            log.warning("own_parser_failed", error=str(error))
+            log.warning("user parser failed", error=str(error))
             return ParsedCalls(text, malformed=(str(error),))
 
 
@@ -120,7 +120,7 @@ class _GuardedReasoningParser(ReasoningParser):
             with foreign_code(f"{self._path}.splitter"):
                 return _GuardedSplitter(self._parser.splitter(prompt), self._path)
         except ForeignCodeError as error:
-            log.warning("own_parser_failed", error=str(error))
+            log.warning("user parser failed", error=str(error))
             return REASONING_PARSERS["none"].splitter(prompt)
 
 
@@ -145,6 +145,6 @@ class _GuardedSplitter:
 
     def _failed(self, error: ForeignCodeError, text: str) -> Split:
         """Passes this and all later text on as content."""
-        log.warning("own_parser_failed", error=str(error))
+        log.warning("user parser failed", error=str(error))
         self._splitter = REASONING_PARSERS["none"].splitter("")
         return Split(content=text)

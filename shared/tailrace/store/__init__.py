@@ -1,17 +1,16 @@
-"""Redis behind small interfaces: the trajectory buffer, the outbox, the journal, blobs and versions.
+"""Redis behind small interfaces: trajectory buffer, outbox, journal, sessions, blobs and versions.
 
-Redis holds the truth about a run's groups and episodes. Every state change is one Lua script that
-also writes its audit event, every script may be repeated, and so a Redis that is killed and started
-again only delays its callers.
+Redis holds the state of a run's groups and episodes. Each state change is one Lua script that also
+writes its audit event. Each script may be repeated, so a restart of Redis only delays its callers.
 
-| module | holds |
+| module | content |
 |---|---|
 | `connection` | `connect`, `StoreConnection`: calls that reconnect, retry and share pipelines |
-| `pipeline` | `AutoPipeline`: what is issued in one loop tick goes out together |
+| `pipeline` | `AutoPipeline`: the commands of one loop tick share a round trip |
 | `buffer` | `TrajectoryBuffer`: groups from admission to the learner's checkpoint |
-| `groups` | the records that the buffer takes and returns |
-| `sessions` | `SessionLogs`: gateway sessions and all that happened in them |
-| `outbox` `journal` | events on their way to EVENTS; finished turns of running episodes |
+| `groups` | the records of the buffer |
+| `sessions` | `SessionLogs`: gateway sessions and their logs |
+| `outbox` `journal` | events for EVENTS; finished turns of running episodes |
 | `blobs` | claim checks, the model card, policy versions |
 | `scripts` `lua/` | the Lua scripts: atomic state changes |
 """

@@ -1,14 +1,15 @@
-"""The trajectory buffer: groups from their admission to the checkpoint that holds what they taught.
+"""Trajectory buffer: groups from their admission to the checkpoint that covers them.
 
-A group is recorded (`record_group`), its members settle once each (`put_trajectory`, `cancel_members`);
-the last one closes it: enough valid members send a train group to the learner, all else is discarded,
-and evaluation payloads are never kept. A group taken by the learner (`next_groups`) is retained until a
-checkpoint holds it (`commit_checkpoint`) or it is dropped (`mark_dropped`).
+A group is recorded (`record_group`), and each member settles once (`put_trajectory`, `cancel_members`).
+The last member closes the group: a train group with enough valid members goes to the learner, other
+groups are discarded; payloads of evaluation are never stored. A group that the learner has taken
+(`next_groups`) is retained until a checkpoint covers it (`commit_checkpoint`) or it is dropped
+(`mark_dropped`).
 
-A learner that starts again reads all retained groups once more, in their first order. It may die
-between writing a checkpoint file and committing it: so a checkpoint stores the entry ids that it covers
-and the event, and a resuming learner commits the checkpoint that it loaded *before* its first
-`next_groups`. Committing is idempotent: no group is released twice, no event emitted twice.
+A restarted learner reads all retained groups again, in the same order. It may die between the write of
+a checkpoint file and its commit. Therefore a checkpoint stores the entry ids that it covers and the
+event, and a resuming learner commits the loaded checkpoint *before* its first `next_groups`. The commit
+is idempotent: no group is released twice, and no event is emitted twice.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ _START = "0-0"
 
 
 class TrajectoryBuffer:
-    """One run's buffer. `next_groups` belongs to one learner; all else may be called from anywhere."""
+    """Buffer of one run. Only one learner calls `next_groups`; any process may call the rest."""
 
     def __init__(self, redis: StoreConnection, run: str) -> None:
         self._redis = redis
@@ -49,7 +50,7 @@ class TrajectoryBuffer:
         self._taken_up_to = _START
 
     async def record_group(self, record: GroupRecord) -> None:
-        """Record a group before its episodes are published; repeating it does nothing."""
+        """Records a group, before its episodes are published; idempotent."""
         await self._script(
             scripts.RECORD_GROUP,
             self._prefix,
@@ -64,13 +65,13 @@ class TrajectoryBuffer:
         )
 
     async def open_groups(self) -> list[GroupRecord]:
-        """All groups not closed yet, by index, with their attempts and settled members."""
+        """Returns all open groups, sorted by index, with their attempts and settled members."""
         group_ids = await self._redis.pipeline.command("ZRANGE", f"{self._prefix}open", 0, -1)
         found = await asyncio.gather(*(self._group(group_id.decode()) for group_id in group_ids))
         return [record for record in found if record is not None]
 
     async def raise_attempt(self, group_id: str, member: int, reason: str) -> int | None:
-        """The member's next attempt number, or None if it is settled and need not go out again."""
+        """Raises the attempt number of a member and returns it; None if the member is settled."""
         attempt: int | None = await self._script(
             scripts.RAISE_ATTEMPT,
             self._prefix,
@@ -86,7 +87,7 @@ class TrajectoryBuffer:
     async def cancel_members(
         self, group_id: str, members: Sequence[int], outcome: Outcome, reason: str
     ) -> bool:
-        """Settle those of `members` that are not settled yet; True if the group is closed now."""
+        """Settles the open members among `members`; returns True if the group is closed now."""
         record = await self._group(group_id)
         if record is None:
             return True
@@ -97,21 +98,21 @@ class TrajectoryBuffer:
         return bool(closed)
 
     async def counters(self) -> BufferCounters:
-        """The accounts as they stand."""
+        """Returns the current counters."""
         counts = await self._redis.read_hash(f"{self._prefix}counters")
         return BufferCounters(**{name.decode(): int(value) for name, value in counts.items()})
 
     async def put_trajectory(self, trajectory: Trajectory) -> PutResult:
-        """Settle an episode with what it produced. Repeating a call that won says ALREADY_SETTLED."""
+        """Settles an episode with its trajectory; a repeated call returns ALREADY_SETTLED."""
         known, settled, _ = await self._settle(trajectory.group_id, "agents", [trajectory])
         if not known:
             return PutResult.UNKNOWN_GROUP
         return PutResult.SETTLED if settled else PutResult.ALREADY_SETTLED
 
     async def next_groups(self, max_groups: int, block_s: float) -> list[ReadyGroup]:
-        """Up to `max_groups` closed groups in order; after a start the retained ones come first.
+        """Returns up to `max_groups` closed groups in order; after a start, retained groups come first.
 
-        Waits up to `block_s` for the first one.
+        Waits up to `block_s` for the first group.
         """
         taken = await self._take(max_groups)
         if not taken:
@@ -120,20 +121,20 @@ class TrajectoryBuffer:
         return taken
 
     def rewind(self) -> None:
-        """Let `next_groups` begin again with all retained groups, as after a start."""
+        """Makes `next_groups` begin again with all retained groups, as after a start."""
         self._taken_up_to = _START
 
     async def mark_dropped(self, entry_ids: Sequence[str], reason: str) -> None:
-        """Remove taken groups that will not be trained; the scheduler may admit others for them."""
+        """Removes taken groups that are not trained; the scheduler may admit others."""
         await self._release("dropped", reason, "", b"", entry_ids)
 
     async def commit_checkpoint(self, entry_ids: Sequence[str], event: CheckpointSaved) -> None:
-        """Remove the groups that a durable checkpoint covers and emit its event, in one step, once."""
+        """Removes the groups that a durable checkpoint covers and emits its event: atomic, once."""
         key = f"checkpoint/{event.lineage}/{event.step}"
         await self._release("trained", "", key, encode(event), entry_ids)
 
     async def rebase_credit(self, num_trained_groups: int) -> None:
-        """Count accepted groups anew: those trained by the resumed lineage and all in the buffer."""
+        """Recounts accepted groups: those trained by the resumed lineage plus all in the buffer."""
         await self._script(scripts.REBASE_CREDIT, self._prefix, num_trained_groups)
 
     async def _release(
@@ -168,7 +169,7 @@ class TrajectoryBuffer:
         return taken
 
     async def _group(self, group_id: str) -> GroupRecord | None:
-        """The record of an open group with its progress."""
+        """Returns the record of an open group with its progress."""
         found = await self._redis.read_hash(f"{self._prefix}group:{group_id}")
         fields = {name.decode(): value for name, value in found.items()}
         if not fields:

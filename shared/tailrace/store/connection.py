@@ -1,7 +1,7 @@
-"""The connection to Redis that everything in the store shares.
+"""Connection to Redis that all parts of the store share.
 
-One `AutoPipeline` carries all commands that do not wait; waiting for a stream to grow happens on
-connections of its own. Both come back by themselves after an outage.
+One `AutoPipeline` carries all commands that do not block; waits for new stream entries use separate
+connections. Both reconnect after an outage.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _LONGEST_WAIT_S = 5.0
 
 
 class StoreConnection:
-    """An open store; made by `connect`, ended by `aclose`."""
+    """Open store; `connect` opens it and `aclose` closes it."""
 
     def __init__(
         self,
@@ -43,18 +43,18 @@ class StoreConnection:
         )
         self.url = without_credentials(url)
         self.redis = Redis(connection_pool=pool)
-        # The pipeline has timeouts of its own; redis-py would make a task for every write to have one.
+        # The pipeline has its own timeouts; with a timeout, redis-py creates a task for each write.
         own = pool.connection_class(**{**pool.connection_kwargs, "socket_timeout": None})
         self.pipeline = AutoPipeline(
             own, self.url, outage_s=outage_s, full_s=full_s, deadline_s=deadline_s
         )
 
     async def ping(self) -> None:
-        """Return once Redis has answered."""
+        """Returns once Redis has answered."""
         await self.pipeline.command("PING")
 
     async def wait_for_entry(self, stream: str, after: str, block_s: float) -> None:
-        """Return when `stream` grew beyond `after`, after `block_s`, or when Redis went away."""
+        """Returns when `stream` has entries beyond `after`, after `block_s`, or when Redis is away."""
         if block_s <= 0:
             return
         wait_ms = max(1, int(min(block_s, _LONGEST_WAIT_S) * 1000))
@@ -64,17 +64,17 @@ class StoreConnection:
             await asyncio.sleep(min(block_s, 0.05))
 
     async def command(self, *arguments: Argument) -> object:
-        """A repeatable command that does not wait, as part of the pipeline."""
+        """Runs a repeatable command that does not block, in the pipeline."""
         answer: object = await self.pipeline.command(*arguments)
         return answer
 
     async def read_hash(self, key: str) -> dict[bytes, bytes]:
-        """All fields of a hash; empty when there is none."""
+        """Returns all fields of a hash; empty if the hash does not exist."""
         flat = await self.pipeline.command("HGETALL", key)
         return dict(zip(flat[::2], flat[1::2], strict=True))
 
     async def aclose(self) -> None:
-        """Close all connections; commands under way are cancelled."""
+        """Closes all connections and cancels pending commands."""
         await self.pipeline.close()
         await self.redis.aclose()
         await self.redis.connection_pool.disconnect()
@@ -88,7 +88,7 @@ async def connect(
     full_s: float = 300.0,
     deadline_s: float | None = None,
 ) -> StoreConnection:
-    """A store connection that has been answered once; waits at most `wait_s` for Redis to come up.
+    """Opens a store connection; waits at most `wait_s` for the first answer of Redis.
 
     For `outage_s`, `full_s` and `deadline_s` see `AutoPipeline`.
     """
@@ -109,11 +109,11 @@ async def _first_answer(connection: StoreConnection) -> None:
     while True:
         try:
             return await connection.ping()
-        except StoreUnavailableError:  # its deadline is shorter than ours
+        except StoreUnavailableError:  # its deadline is shorter than `wait_s`
             continue
 
 
 def without_credentials(url: str) -> str:
-    """The URL as it may stand in a log."""
+    """Returns the URL without credentials, for logs."""
     parts = urlsplit(url)
     return urlunsplit(parts._replace(netloc=parts.netloc.rpartition("@")[2]))

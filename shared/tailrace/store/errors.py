@@ -1,4 +1,4 @@
-"""What can go wrong with Redis, as its callers can act on it."""
+"""Errors of the store, with the fields that a caller needs to react."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ from tailrace.config import ConfigError
 
 
 class StoreError(Exception):
-    """Redis refused a command for a reason that neither waiting nor space would mend."""
+    """Redis refused a command for a permanent reason."""
 
 
 class StoreFullError(StoreError):
     """Redis has no room to write; nothing was changed.
 
-    Attributes: `reason` (Redis's own words).
+    Attributes: `reason` (text of Redis).
     """
 
     def __init__(self, reason: str) -> None:
@@ -24,7 +24,7 @@ class StoreFullError(StoreError):
 
 
 class StoreUnavailableError(StoreError):
-    """Redis did not answer for as long as its callers were willing to wait.
+    """Redis did not answer within the time limit of its caller.
 
     Attributes: `url` (without credentials), `waited_s`, `reason` (the last failure).
     """
@@ -40,9 +40,9 @@ class StoreUnavailableError(StoreError):
 
 
 class StoreRefusedError(StoreError, ConfigError):
-    """Redis does not take our credentials.
+    """Redis refuses the credentials.
 
-    Attributes: `url` (without credentials), `reason` (Redis's own words).
+    Attributes: `url` (without credentials), `reason` (text of Redis).
     """
 
     def __init__(self, url: str, reason: str) -> None:
@@ -55,7 +55,7 @@ class StoreRefusedError(StoreError, ConfigError):
 
 
 class BlobGoneError(StoreError):
-    """A claim-checked payload expired or never was.
+    """Payload that expired or never existed.
 
     Attributes: `ref`.
     """

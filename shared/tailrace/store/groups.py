@@ -1,4 +1,4 @@
-"""What the trajectory buffer takes and returns, and the audit events that its changes leave."""
+"""Records of the trajectory buffer, and the audit events of its changes."""
 
 from __future__ import annotations
 
@@ -15,33 +15,33 @@ from tailrace_protos.trajectory import Trajectory, TrajectoryGroup
 
 
 class GroupRecord(msgspec.Struct, frozen=True, kw_only=True):
-    """A group as the scheduler records it, and as it finds it again after a restart."""
+    """Group as the scheduler records it and reads it after a restart."""
 
     group_id: str
-    group_index: int  # place in the data order of its phase
+    group_index: int  # position in the data order of its phase
     phase: Phase
     tasks: tuple[EnvTask, ...]  # one per member
     deadline_unix_s: float
-    min_valid: int  # fewer valid members than this: not for the learner
+    min_valid: int  # smallest number of valid members for the learner
     step: int  # optimizer step at admission
     attempts: tuple[int, ...] = ()  # current attempt of each member; empty: all 0
     settled: dict[int, Outcome] = {}  # member -> outcome
 
     def episode_id(self, member: int) -> str:
-        """Name of one member's episode."""
+        """Returns the id of one member's episode."""
         return f"{self.group_id}.{member}"
 
 
 class PutResult(enum.StrEnum):
-    """What became of a trajectory that was put."""
+    """Outcome of `put_trajectory`."""
 
-    SETTLED = "settled"  # it is the member's one settlement
-    ALREADY_SETTLED = "already_settled"  # another was first, or this one, repeated
-    UNKNOWN_GROUP = "unknown_group"  # never recorded, or closed long ago
+    SETTLED = "settled"  # it settled the member
+    ALREADY_SETTLED = "already_settled"  # an earlier call settled the member
+    UNKNOWN_GROUP = "unknown_group"  # never recorded, or removed after its close
 
 
 class ReadyGroup(NamedTuple):
-    """A closed group on its way through the learner; `entry_id` is its name in the buffer."""
+    """Closed group for the learner; `entry_id` identifies it in the buffer."""
 
     entry_id: str
     num_bytes: int
@@ -49,10 +49,10 @@ class ReadyGroup(NamedTuple):
 
 
 class BufferCounters(msgspec.Struct, frozen=True):
-    """The buffer's accounts; `unconsumed` waits for the learner, `retained` for its next checkpoint."""
+    """Counters of the buffer: `unconsumed` groups wait for the learner, `retained` for a checkpoint."""
 
     next_group_index: int = 0  # of train groups
-    accepted_groups: int = 0  # sent to the learner, dropped ones taken back
+    accepted_groups: int = 0  # sent to the learner, without dropped ones
     unconsumed_groups: int = 0
     unconsumed_bytes: int = 0
     retained_groups: int = 0
@@ -60,7 +60,7 @@ class BufferCounters(msgspec.Struct, frozen=True):
 
 
 def admitted_event(record: GroupRecord) -> GroupAdmitted:
-    """The event of a group's recording."""
+    """Builds the event of a recorded group."""
     return GroupAdmitted(
         group_id=record.group_id,
         group_index=record.group_index,
@@ -71,7 +71,7 @@ def admitted_event(record: GroupRecord) -> GroupAdmitted:
 
 
 def settled_event(trajectory: Trajectory) -> EpisodeSettled:
-    """The event of an episode's settlement; policy versions are -1 when nothing was sampled."""
+    """Builds the event of a settled episode; policy versions are -1 without sampled tokens."""
     versions = [span.policy_version for row in trajectory.rows for span in row.spans]
     return EpisodeSettled(
         episode_id=trajectory.episode_id,
@@ -94,7 +94,7 @@ def settled_event(trajectory: Trajectory) -> EpisodeSettled:
 def unplayed_trajectory(
     record: GroupRecord, member: int, outcome: Outcome, reason: str, unix_s: float
 ) -> Trajectory:
-    """What stands for a member that ended without tokens: cancelled, or given up."""
+    """Builds the trajectory of a member that ended without tokens: cancelled or abandoned."""
     return Trajectory(
         episode_id=record.episode_id(member),
         group_id=record.group_id,

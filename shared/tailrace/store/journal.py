@@ -1,7 +1,7 @@
-"""The episode journal: what was sampled and done, so that a redelivered episode does not do it again.
+"""Episode journal: finished turns and tool calls, which a redelivered episode does not repeat.
 
-One writer at a time: `load` makes this journal object the episode's writer, and appends of whoever
-wrote before are refused from then on. A journal ends with its episode's settlement.
+A journal has one writer at a time: `load` makes a journal object the writer of an episode, and Redis
+then refuses appends of earlier writers. A journal ends with the settlement of its episode.
 """
 
 from __future__ import annotations
@@ -15,19 +15,19 @@ from tailrace_protos.base import encode
 from tailrace_protos.journal import JournalRecord, decode_record, record_index
 from tailrace_protos.subjects import redis_prefix
 
-_LIFETIME_S = 7 * 24 * 3600  # since the last record; only abandoned journals get so old
+_LIFETIME_S = 7 * 24 * 3600  # after the last record; only abandoned journals expire
 
 
 class AppendResult(enum.StrEnum):
-    """What became of a record."""
+    """Outcome of an append."""
 
     APPENDED = "appended"
-    SETTLED = "settled"  # the episode was settled or cancelled: stop playing it
-    FENCED = "fenced"  # another worker loaded the journal and plays on: stop playing it
+    SETTLED = "settled"  # the episode is settled or cancelled: stop it
+    FENCED = "fenced"  # another worker loaded the journal and continues: stop the episode here
 
 
 class Journal:
-    """Journals of one run; one object per running attempt fences attempts from each other."""
+    """Journals of one run; one object per running attempt."""
 
     def __init__(self, redis: StoreConnection, run: str) -> None:
         self._script = redis.pipeline.script
@@ -35,7 +35,7 @@ class Journal:
         self._writer = uuid.uuid4().hex
 
     async def append(self, episode_id: str, record: JournalRecord) -> AppendResult:
-        """Keep a record at its index; repeating it does nothing."""
+        """Stores a record at its index; idempotent."""
         group_id, _, member = episode_id.rpartition(".")
         result = await self._script(
             scripts.APPEND_JOURNAL,
@@ -51,7 +51,7 @@ class Journal:
         return AppendResult(result.decode())
 
     async def load(self, episode_id: str) -> list[JournalRecord]:
-        """The records kept so far, in order; from now on only this object may append."""
+        """Returns the stored records in order; from now on only this object may append."""
         group_id, _, member = episode_id.rpartition(".")
         flat = await self._script(
             scripts.LOAD_JOURNAL, self._prefix, episode_id, group_id, member, self._writer, _LIFETIME_S
@@ -61,5 +61,5 @@ class Journal:
         return [decode_record(fields[str(index).encode()]) for index in indices]
 
     async def clear(self, episode_id: str) -> None:
-        """Forget the records of an episode that begins anew, unless another writer took over."""
+        """Removes the records of an episode that begins again, unless another writer took over."""
         await self._script(scripts.CLEAR_JOURNAL, self._prefix, episode_id, self._writer)

@@ -1,7 +1,7 @@
-"""The outbox: what happened, in one total order, until the relay has passed it on.
+"""Outbox: events of a run in one total order, until the relay has published them.
 
-Scripts that change state write their events themselves; `emit` is for what happens outside of Redis.
-Nothing is dropped: an outbox that nobody relays grows until Redis is full, and its writers are told so.
+Scripts that change state write their events themselves; `emit` is for events outside Redis. No event is
+dropped: an outbox without a relay grows until Redis is full, and its writers then get an error.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from tailrace_protos.base import encode
 from tailrace_protos.event import Event, EventBody
 from tailrace_protos.subjects import redis_prefix
 
-_REPEATS_WITHIN_S = 3600  # a call is repeated by its own caller only, after a lost answer
+_REPEATS_WITHIN_S = 3600  # only the caller repeats a call, after a lost answer
 _FOREVER = 0
 _body_decoder: msgspec.msgpack.Decoder[EventBody] = msgspec.msgpack.Decoder(EventBody)
 _MAX_IDS = 1000  # values that Lua unpacks at once
 
 
 class Outbox:
-    """Events of one run; any number of writers, one reader."""
+    """Events of one run; many writers, one reader."""
 
     def __init__(self, redis: StoreConnection, run: str) -> None:
         self._redis = redis
@@ -33,9 +33,10 @@ class Outbox:
     async def emit(
         self, service: str, *bodies: EventBody, once: str = "", once_s: int = _FOREVER
     ) -> None:
-        """Append events, all or none.
+        """Appends events atomically.
 
-        Of calls with the same `once` only the first appends: the first ever, or within `once_s`.
+        Of several calls with the same `once`, only the first appends: the first ever, or within
+        `once_s`.
         """
         await self._redis.pipeline.script(
             scripts.EMIT_EVENTS,
@@ -47,9 +48,9 @@ class Outbox:
         )
 
     async def read(self, max_events: int, block_s: float) -> list[Event]:
-        """The oldest events not acknowledged yet; waits up to `block_s` for the first one.
+        """Returns the oldest unacknowledged events; waits up to `block_s` for the first one.
 
-        Reading again before `ack` returns the same events again, so a reader that failed loses none.
+        A second read before `ack` returns the same events, so a failed reader loses none.
         """
         events = await self._read(max_events)
         if not events:
@@ -58,7 +59,7 @@ class Outbox:
         return events
 
     async def ack(self, seqs: Sequence[str]) -> None:
-        """Forget events that were passed on."""
+        """Removes published events."""
         for start in range(0, len(seqs), _MAX_IDS):
             ids = seqs[start : start + _MAX_IDS]
             await self._redis.pipeline.script(scripts.ACK_OUTBOX, self._prefix, *ids)
@@ -69,7 +70,7 @@ class Outbox:
 
 
 def _event(seq: str, fields: list[bytes]) -> Event:
-    """An entry as an event; its time is Redis's own, so that it agrees with the order."""
+    """Decodes an entry; its time is that of Redis, so that it agrees with the order."""
     _, service, _, body = fields
     unix_ms = int(seq.partition("-")[0])
     return Event(

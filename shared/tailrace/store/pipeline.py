@@ -1,10 +1,10 @@
-"""One connection whose commands share round trips: what is issued while a batch is away goes out next.
+"""One connection whose commands share round trips: commands issued during a batch form the next batch.
 
-Invariants: commands reach Redis in the order issued; a command whose answer was lost with the
-connection is sent again, so every command here must be repeatable (the scripts are). Errors reach the
-caller of the command concerned, typed; an outage only delays, until `outage_s`. A write that a full
-Redis refuses (no memory, or no room on its disk) is put aside and sent again, until `full_s`; others
-overtake it meanwhile, for they may be what makes room.
+Invariants: commands reach Redis in their order; a command whose answer was lost with the connection is
+sent again, so all commands must be repeatable (the scripts are). The caller of a failed command gets a
+typed error; an outage only delays commands, up to `outage_s`. A write that a full Redis refuses (no
+memory, or no room on its disk) is put aside and repeated, up to `full_s`; other commands overtake it,
+since they may free memory.
 """
 
 from __future__ import annotations
@@ -114,15 +114,15 @@ class _Command:
     script: Script | None
     answer: asyncio.Future[Any]
     refused_since_s: float | None = None  # when a full Redis refused it first
-    is_aside: bool = False  # to be sent again once there may be room
+    is_aside: bool = False  # waits for room in Redis
 
 
 class AutoPipeline:
-    """Commands of one loop tick (and of the time a batch is under way) as one pipeline.
+    """Pipeline of the commands of one loop tick, or of the time of one batch.
 
-    `max_commands` and `max_bytes` bound a batch, `answer_s` the wait for its answers, `outage_s` the
-    time that commands are tried again while Redis is away, `full_s` while it has no room for them.
-    With `deadline_s` a command fails after that time, whatever the reason; it may be executed yet.
+    `max_commands` and `max_bytes` limit a batch, and `answer_s` the wait for its answers. Commands are
+    repeated for `outage_s` while Redis is away, and for `full_s` while it has no room. With
+    `deadline_s` a command fails after that time for any reason; Redis may still execute it.
     """
 
     def __init__(
@@ -157,15 +157,15 @@ class AutoPipeline:
         self.num_commands = 0
 
     async def command(self, *arguments: Argument) -> Any:
-        """The answer to one repeatable command."""
+        """Returns the answer to one repeatable command."""
         return await self._issue(None, arguments)
 
     async def script(self, script: Script, prefix: str, *arguments: Argument) -> Any:
-        """The answer of a script run on the keys of `prefix`."""
+        """Returns the answer of a script that runs on the keys of `prefix`."""
         return await self._issue(script, (prefix, *arguments))
 
     async def close(self) -> None:
-        """Fail what is waiting and close the connection."""
+        """Cancels waiting commands and closes the connection."""
         if self._deadlines is not None:
             self._deadlines.close()
         for task in (self._room_wait, self._sender):
@@ -206,7 +206,7 @@ class AutoPipeline:
                 for command in (*batch, *self._waiting):
                     _fail(command.answer, error)
                 self._waiting.clear()
-            finally:  # only a cancelled sender leaves some unanswered
+            finally:  # after a cancellation some are unanswered
                 for command in batch:
                     if not command.is_aside:
                         command.answer.cancel()
@@ -222,7 +222,7 @@ class AutoPipeline:
         return batch
 
     async def _deliver(self, batch: Sequence[_Command]) -> None:
-        """Answer every command of the batch, however often the connection breaks meanwhile."""
+        """Completes all commands of the batch, over any number of reconnections."""
         loop = asyncio.get_running_loop()
         began = loop.time()
         backoff = Backoff(0.01, 0.5, jitter=0.5)
@@ -247,7 +247,7 @@ class AutoPipeline:
             log.info("redis is back", url=self._url, waited_s=round(loop.time() - began, 2))
 
     async def _exchange(self, batch: Sequence[_Command]) -> None:
-        """One round trip; commands whose script Redis did not know stay unanswered, now it knows."""
+        """Makes one round trip; commands with an unknown script stay open, and Redis loads it."""
         self.num_batches += 1
         self.num_commands += len(batch)
         _BATCH_COMMANDS.observe(len(batch))
@@ -274,7 +274,7 @@ class AutoPipeline:
                 await self._read()
 
     async def _read(self) -> Any:
-        """One answer; error answers are returned, a lost connection or a loading Redis is raised."""
+        """Reads one answer; returns error answers, raises a lost connection or a loading Redis."""
         try:
             return await self._connection.read_response(
                 disable_decoding=True, timeout=math.inf, disconnect_on_error=False
@@ -312,7 +312,7 @@ class AutoPipeline:
             self._room_wait = asyncio.create_task(waiting, name="store-room")
 
     async def _wait_for_room(self, error: StoreFullError) -> None:
-        """Send the refused ones again after a while, before whatever waits then."""
+        """Repeats the refused commands after a delay, before other waiting commands."""
         if self._room_backoff.num_failures % LOG_FULL_EVERY == 0:
             log.error("redis is full: writes wait", url=self._url, reason=str(error))
         await self._room_backoff.sleep()

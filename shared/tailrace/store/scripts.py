@@ -1,4 +1,4 @@
-"""The Lua scripts, each prefixed with the prelude that all of them share."""
+"""Lua scripts of the store, each with the shared prelude in front."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ _FOLDER = files("tailrace.store") / "lua"
 
 
 class Script(NamedTuple):
-    """A script's source and the digest that Redis knows it by."""
+    """Script with its source and its digest in Redis."""
 
     name: str
     source: str

@@ -1,8 +1,8 @@
-"""Gateway sessions: what each of them is and a log of all that happened in it.
+"""Gateway sessions: the record and the log of each session.
 
-The log is append-only and holds encoded entries in the order in which they were captured, so that any
-replica that read it up to some entry need only ask for the later ones. Appending is atomic and may be
-repeated; nothing is appended to a session that is finished or was begun anew. Keys are kept as hashes.
+The log is append-only and holds encoded entries in the order of their capture. A replica that has read
+a part of it therefore reads only later entries. An append is atomic and may be repeated; Redis refuses
+appends to a session that is finished or was opened again. Keys are stored as hashes.
 """
 
 from __future__ import annotations
@@ -21,22 +21,22 @@ CLOSED = -1
 
 @dataclass(frozen=True, slots=True)
 class StoredSession:
-    """A session as Redis knows it, with the log entries that the reader lacked."""
+    """Session in Redis, with the log entries that are new to the reader."""
 
     is_open: bool
     encoded_record: bytes
-    nonce: str  # differs between two sessions of one id
+    nonce: str  # differs between two sessions with one id
     entries: tuple[bytes, ...]
-    answer: bytes | None  # the one asked for
+    answer: bytes | None  # the requested answer
 
     @property
     def record(self) -> OpenSession:
-        """What it was opened with; read only where it is wanted, since it never changes."""
+        """Decodes the record of the open; it never changes."""
         return decode(self.encoded_record, OpenSession)
 
 
 class SessionLogs:
-    """The sessions of one run."""
+    """Sessions of one run."""
 
     def __init__(self, redis: StoreConnection, run: str) -> None:
         self._redis = redis
@@ -44,7 +44,7 @@ class SessionLogs:
         self._prefix = redis_prefix(run)
 
     async def open(self, record: OpenSession, nonce: str, key_hash: str, lifetime_s: float) -> str:
-        """Make a session; the nonce of the one that was open already, if there is one."""
+        """Opens a session and returns its nonce, or the nonce of the session that is already open."""
         kept: bytes = await self._script(
             scripts.OPEN_SESSION,
             self._prefix,
@@ -57,12 +57,12 @@ class SessionLogs:
         return kept.decode()
 
     async def find(self, key_hash: str) -> str:
-        """The id of the session that a key opens; empty: none."""
+        """Returns the session id of a key; empty if there is none."""
         found = await self._redis.pipeline.command("GET", f"{self._prefix}session_key:{key_hash}")
         return "" if found is None else found.decode()
 
     async def read(self, session_id: str, num_known: int = 0, answer: str = "") -> StoredSession | None:
-        """A session and its log after the first `num_known` entries; None when it is gone."""
+        """Returns a session and its log after the first `num_known` entries; None if it is gone."""
         found = await self._script(scripts.READ_SESSION, self._prefix, session_id, num_known, answer)
         if not found:
             return None
@@ -78,16 +78,16 @@ class SessionLogs:
         *,
         answer: tuple[str, bytes] = ("", b""),
     ) -> int:
-        """Append entries in one step; the log's new length, or `CLOSED`."""
+        """Appends entries atomically; returns the new length of the log, or `CLOSED`."""
         length: int = await self._script(
             scripts.APPEND_SESSION, self._prefix, session_id, nonce, entry_id, *answer, *entries
         )
         return length
 
     async def claim(self, session_id: str, name: str, holder: str, lifetime_s: float) -> str:
-        """Who may answer the call of this name: `holder`, or who has it until its time is over.
+        """Claims the call of this name for `lifetime_s`; returns `holder` or the earlier holder.
 
-        A holder that claims again holds it for `lifetime_s` from then on.
+        A holder that claims again renews its claim.
         """
         lifetime_ms = max(1, int(lifetime_s * 1000))
         kept: bytes = await self._script(
@@ -96,13 +96,13 @@ class SessionLogs:
         return kept.decode()
 
     async def unclaim(self, session_id: str, name: str, holder: str) -> None:
-        """Let the call go, if `holder` has it."""
+        """Releases the claim, if `holder` has it."""
         await self._script(scripts.UNCLAIM_SESSION, self._prefix, session_id, name, holder)
 
     async def finish(self, session_id: str) -> bool:
-        """Let nothing be appended any more; False when there is no such session."""
+        """Closes the log for appends; returns False if the session does not exist."""
         return bool(await self._script(scripts.FINISH_SESSION, self._prefix, session_id))
 
     async def delete(self, session_id: str) -> None:
-        """Forget a session, its key and its log."""
+        """Deletes a session, its key and its log."""
         await self._script(scripts.DELETE_SESSION, self._prefix, session_id)

@@ -1,1 +1,1 @@
-"""Tools that come with Tailrace; `tailrace tools serve tailrace.toolbox.calculator:calculator`."""
+"""Built-in tools; `tailrace tools serve tailrace.toolbox.calculator:calculator`."""

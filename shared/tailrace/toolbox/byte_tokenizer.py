@@ -1,8 +1,7 @@
-"""A tokenizer for tiny models that read and write any text: every byte is a token.
+"""Tokenizer for tiny models: each byte is a token, so it encodes any text.
 
-Its chat template is ChatML with tools and tool calls as Qwen's models have them, so that a model of a
-few hundred thousand weights can stand in for a real one wherever an agent, a framework or a template
-is tried out.
+Its chat template is ChatML with the tools and tool calls of Qwen models. A model with a few hundred
+thousand weights can therefore replace a real one in trials of an agent, a framework or a template.
 """
 
 from __future__ import annotations
@@ -44,7 +43,7 @@ CHAT_TEMPLATE = """\
 
 
 def build_byte_tokenizer(directory: str | Path) -> Path:
-    """Write `tokenizer.json` and `tokenizer_config.json`; `AutoTokenizer` loads the directory."""
+    """Writes `tokenizer.json` and `tokenizer_config.json`; `AutoTokenizer` loads the directory."""
     folder = Path(directory)
     folder.mkdir(parents=True, exist_ok=True)
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())

@@ -1,7 +1,7 @@
-"""`calculator`: arithmetic for models, exact where numbers are whole.
+"""`calculator`: exact arithmetic for models.
 
-What it computes is read as a Python expression of numbers and operators and never executed; sizes are
-bounded, so no expression takes long.
+It parses an expression as Python syntax of numbers and operators, and never executes it. Sizes are
+limited, so each expression is fast.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ async def calculator(expression: str) -> str:
 
 
 def calculate(expression: str) -> str:
-    """The value as text; `ValueError` says what cannot be computed."""
+    """Returns the value as text; `ValueError` names an invalid expression."""
     if len(expression) > _MAX_CHARS:
         raise ValueError(f"expressions have at most {_MAX_CHARS} characters")
     plain = re.sub(r"(?<=\d),(?=\d{3})", "", expression.strip())  # 12,500 is one number

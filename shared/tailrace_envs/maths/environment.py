@@ -16,7 +16,7 @@ from tailrace.data import DatasetEntry, load_dataset
 from tailrace_envs.game import Answer, TextGame
 from tailrace_envs.maths.answers import MARK, comparison, extract_answer
 from tailrace_envs.maths.config import MathsConfig
-from tailrace_envs.maths.problems import Problem, problem_for_seed
+from tailrace_envs.maths.problems import WordProblem, problem_for_seed
 
 INSTRUCTION = (
     "\nThink step by step. Then write the answer, a single number, behind ####, as in: #### 42"
@@ -36,7 +36,7 @@ class MathsText(TextGame):
         super().__init__(self.config.max_attempts)
         self._source = ProblemSource(self.config)
         self._is_right = comparison(self.config.equality)
-        self.problem: Problem = self._source.problem(0)
+        self.problem: WordProblem = self._source.problem(0)
         self._num_attempts = 0
         self._is_solved = False
 
@@ -79,7 +79,7 @@ class ProblemSource:
         entry = config.dataset
         self._rows = _rows(msgspec.json.encode(entry)) if entry is not None else ()
 
-    def problem(self, seed: int) -> Problem:
+    def problem(self, seed: int) -> WordProblem:
         """Problem of a seed. As many consecutive seeds as rows give each row once."""
         if self._rows:
             return self._rows[seed % len(self._rows)]
@@ -88,13 +88,13 @@ class ProblemSource:
 
 
 @lru_cache(maxsize=8)
-def _rows(entry: bytes) -> tuple[Problem, ...]:
+def _rows(entry: bytes) -> tuple[WordProblem, ...]:
     """Reads the rows of a data set, once per process."""
     dataset = load_dataset(msgspec.json.decode(entry, type=DatasetEntry), 0, "dataset")
     return tuple(_row(row.data, row.origin) for row in dataset.rows)
 
 
-def _row(data: dict[str, object], origin: str) -> Problem:
+def _row(data: dict[str, object], origin: str) -> WordProblem:
     question, answer = data.get("question"), data.get("answer")
     for key, value in (("question", question), ("answer", answer)):
         if not isinstance(value, str | int | float) or not str(value).strip():
@@ -103,4 +103,4 @@ def _row(data: dict[str, object], origin: str) -> Problem:
                 "converter if it has another name"
             )
     truth = str(answer).rpartition(MARK)[2].strip()
-    return Problem(str(question).strip(), truth)
+    return WordProblem(str(question).strip(), truth)

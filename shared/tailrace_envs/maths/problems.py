@@ -20,7 +20,7 @@ THINGS = ("apples", "books", "coins", "stamps", "marbles", "shells", "cards", "p
 Draw = Callable[[int, int], int]  # draws a number from low to high, both included
 
 
-class Problem(NamedTuple):
+class WordProblem(NamedTuple):
     """Question with its answer as text."""
 
     question: str
@@ -34,7 +34,7 @@ class Operation(NamedTuple):
     number: int
 
 
-def problem_for_seed(num_operations: int, max_number: int, split: Split, seed: int) -> Problem:
+def problem_for_seed(num_operations: int, max_number: int, split: Split, seed: int) -> WordProblem:
     """Problem of a split that a seed selects."""
     words = [seed & 0xFFFFFFFF, seed >> 32 & 0xFFFFFFFF]
     for attempt in range(MAX_ATTEMPTS):
@@ -45,7 +45,7 @@ def problem_for_seed(num_operations: int, max_number: int, split: Split, seed: i
     raise AssertionError("half of all problems are in either split")
 
 
-def _problem(num_operations: int, max_number: int, random: np.random.RandomState) -> Problem:
+def _problem(num_operations: int, max_number: int, random: np.random.RandomState) -> WordProblem:
     def draw(low: int, high: int) -> int:
         return int(random.randint(low, high + 1))
 
@@ -58,7 +58,7 @@ def _problem(num_operations: int, max_number: int, random: np.random.RandomState
         number = operation.number
         sentences.append(operation.sentence)
     sentences.append(f"How many {thing} does {name} have now?")
-    return Problem(" ".join(sentences), str(number))
+    return WordProblem(" ".join(sentences), str(number))
 
 
 def _gain(name: str, thing: str, number: int, max_number: int, draw: Draw) -> Operation:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +22,7 @@ from tests.provenance import versions_of
 from tests.unit.tailrace_agents.loops.world import calls, chat_card, text_of
 from tests.world.agents import AgentsWorld, FakeServer, agents_world
 from tests.world.servers import ServerProcess
-from tests.world.serving import endpoints_of, eventually
+from tests.world.serving import eventually
 
 RENDERER = Renderer.from_model_card(chat_card(), ChatArgs(tool_parser="hermes"))
 
@@ -87,13 +87,11 @@ async def world(
 
 
 @pytest.fixture
-async def shelf(world: AgentsWorld, nats_server: ServerProcess) -> AsyncIterator[Shelf]:
-    bus = await Bus.connect(endpoints_of(nats_server.url), name="shelf")
+async def shelf(world: AgentsWorld, bus: Bus) -> AsyncIterator[Shelf]:
     made = Shelf(bus, world.run)
     await made.worker.start()
     yield made
     await made.worker.close()
-    await bus.close()
 
 
 async def start_chat(world: AgentsWorld) -> ChatServer:
@@ -120,6 +118,38 @@ async def test_rows_are_played_with_tools_and_scored(world: AgentsWorld, shelf: 
     prompts = {text_of(as_int32(one.prompt_ids)) for one in server.requests}
     asked = {prompt.partition("Question ")[2][0] for prompt in prompts}
     assert asked == {"0", "1", "2", "3"}  # one epoch visits every row
+
+
+def made_rows(split: str, num: int) -> Iterator[dict[str, Any]]:
+    """A data set of this test."""
+    assert split == "train"
+    yield from ({"prompt": f"Question {index}?", "kept": index % 2 == 0} for index in range(num))
+
+
+def only_kept(row: dict[str, Any]) -> dict[str, Any] | None:
+    """A converter of this test."""
+    return {"prompt": f"Converted {row['prompt']}"} if row["kept"] else None
+
+
+async def test_a_data_set_is_played_as_its_entry_says(world: AgentsWorld, shelf: Shelf) -> None:
+    server = await start_chat(world)
+    entry = {
+        "path": f"{__name__}:made_rows",
+        "format": "python",
+        "options": {"num": 8},
+        "converter": f"{__name__}:only_kept",
+        "system_prompt": "Look it up.",
+        "limit": 2,
+        "agent_name": "tool_agent",
+        "tools": ["lookup"],
+    }
+    await world.start_agents(datasets={"questions": entry})
+    tasks = await world.admit(num_groups=4, group_size=1, env_name="questions")
+    await world.settled(len(tasks))
+    prompts = [text_of(as_int32(one.prompt_ids)) for one in server.requests]
+    assert all("Look it up." in prompt for prompt in prompts)
+    asked = {prompt.partition("Converted Question ")[2][0] for prompt in prompts}
+    assert asked == {"0", "2"}  # of eight rows, four are kept and two are used
 
 
 async def test_a_killed_worker_neither_samples_nor_runs_anything_twice(

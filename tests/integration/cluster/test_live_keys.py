@@ -53,13 +53,15 @@ def starter(folder: Path, binary: str) -> tuple[str, Path]:
 
 
 async def test_servers_are_those_and_where_the_section_says(tmp_path: Path) -> None:
-    port = free_port()
+    port, nats_port = free_port(), free_port()
     nats, nats_mark = starter(tmp_path, nats_server_binary(ClusterConfig()))
     redis_server, redis_mark = starter(tmp_path, redis_server_binary(ClusterConfig()))
     binaries = {"nats_server_binary": nats, "redis_server_binary": redis_server}
-    async with cluster(tmp_path, redis_port=port, **binaries, redis_fsync="always") as made:
+    ports = {"nats_port": nats_port, "redis_port": port}
+    async with cluster(tmp_path, **ports, **binaries, redis_fsync="always") as made:
         assert (nats_mark.exists(), redis_mark.exists()) == (True, True)
         assert made.endpoints.redis_url.endswith(f"@127.0.0.1:{port}/0")
+        assert made.endpoints.nats_url.endswith(f"127.0.0.1:{nats_port}")
         assert await fsync_of(made) == "always"
 
 

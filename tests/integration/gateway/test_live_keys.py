@@ -40,6 +40,29 @@ async def test_advertised_url(empty_world: GatewayWorld) -> None:
     assert urls - {own.base_url} == {"http://gateway.here:8000/v1"}
 
 
+async def test_host(empty_world: GatewayWorld) -> None:
+    await empty_world.start_gateway(host="127.0.0.2")
+    opened = await empty_world.open()
+    assert opened.base_url.startswith("http://127.0.0.2:")
+    assert (await empty_world.http(opened).post("chat/completions", json=CHAT)).status_code == 200
+
+
+@pytest.mark.parametrize(("drain_s", "status"), [(0.1, 503), (20.0, 200)])
+async def test_drain_s(empty_world: GatewayWorld, drain_s: float, status: int) -> None:
+    """A call that ends within this time after SIGTERM is answered, a longer one is ended."""
+    world = empty_world
+    world.model.hold = True
+    gateway = await world.start_gateway(drain_s=drain_s)
+    client = world.http(await world.open())
+    call = asyncio.create_task(client.post("chat/completions", json=CHAT))
+    await eventually(lambda: world.model.num_held == 1)
+    gateway.stop("end of test")
+    if drain_s > 1:
+        await asyncio.sleep(0.5)
+        world.model.release()
+    assert (await asyncio.wait_for(call, 10.0)).status_code == status
+
+
 async def test_keep_alive_s(empty_world: GatewayWorld) -> None:
     world = empty_world
     await world.start_gateway(keep_alive_s=1)
@@ -117,6 +140,32 @@ async def serve_over_nats(world: GatewayWorld, server_id: str, model: ScriptedMo
     await server.start(model)
     world.stack.push_async_callback(server.stop)
     world.scheduler.addresses.append(Address(server_id, subject, ""))
+
+
+@pytest.mark.parametrize(
+    ("parser", "content", "thoughts"),
+    [("auto", "Yes.", "Hm."), ("none", "<think>Hm.</think>Yes.", None)],
+)
+async def test_reasoning_parser_of_the_run(
+    empty_world: GatewayWorld, parser: str, content: str, thoughts: str | None
+) -> None:
+    world = empty_world
+    world.run_settings["chat"] = {"reasoning_parser": parser}
+    world.model.reply = lambda prompt, request: "<think>Hm.</think>Yes."
+    await world.start_gateway()
+    answer = await world.http(await world.open()).post("chat/completions", json=CHAT)
+    message = answer.json()["choices"][0]["message"]
+    assert (message["content"], message.get("reasoning_content")) == (content, thoughts)
+
+
+@pytest.mark.parametrize("no_thoughts", [False, True])
+async def test_template_args_of_the_run(empty_world: GatewayWorld, no_thoughts: bool) -> None:
+    world = empty_world
+    world.run_settings["chat"] = {"template_args": {"no_thoughts": no_thoughts}}
+    await world.start_gateway()
+    answer = await world.http(await world.open()).post("chat/completions", json=CHAT)
+    assert answer.status_code == 200
+    assert world.model.prompt().endswith("<think></think>") == no_thoughts
 
 
 async def test_session_defaults(empty_world: GatewayWorld) -> None:

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import os
-from pathlib import Path
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -62,9 +61,8 @@ def ask(bus: Bus, run: str, *answers: str) -> list[asyncio.Task[ScoreReply | Cal
     return [asyncio.create_task(score(answer)) for answer in answers]
 
 
-async def test_mailbox(nats_server: ServerProcess, run_name: str) -> None:
+async def test_mailbox(bus: Bus, nats_server: ServerProcess, run_name: str) -> None:
     """So many requests wait for those that run; the others are refused at once."""
-    bus = await Bus.connect(endpoints_of(nats_server.url), name="test")
     async with endpoint(lambda *_: says("Score: 3"), Held) as model:
         assert isinstance(model, Held)
         judge = {"base_url": model.url, "model": "m", "prompt": "?", "max_concurrency": CONCURRENCY}
@@ -78,20 +76,36 @@ async def test_mailbox(nats_server: ServerProcess, run_name: str) -> None:
             ends = await asyncio.gather(*more)
             assert sorted(map(str, ends)).count(str(CallErrorCode.OVERLOADED)) == 3
             assert all(isinstance(end, ScoreReply) for end in await asyncio.gather(*running))
-    await bus.close()
+
+
+@pytest.mark.parametrize("drain_s", [0.1, 20.0])
+async def test_drain_s(bus: Bus, nats_server: ServerProcess, run_name: str, drain_s: float) -> None:
+    """A request that ends within this time after SIGTERM is answered."""
+    async with endpoint(lambda *_: says("Score: 3"), Held) as model:
+        assert isinstance(model, Held)
+        judge = {"base_url": model.url, "model": "m", "prompt": "?"}
+        entry = {"name": "q", "kind": "judge", "judge": judge, "timeout_s": 60.0}
+        service = await build(args(nats_server, run_name, drain_s=drain_s, rewards=[entry]))
+        async with serving(service) as served:
+            (asked,) = ask(bus, run_name, "a")
+            await eventually(lambda: model.num_at_most == 1)
+            service.stop("end of test")
+            await asyncio.sleep(0.5)
+            assert served.done() == (drain_s < 1)
+            model.free.set()
+            if drain_s > 1:
+                assert isinstance(await asked, ScoreReply)
+        asked.cancel()
 
 
 async def test_num_processes(
-    nats_server: ServerProcess, run_name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    bus: Bus, nats_server: ServerProcess, run_name: str, user_module: Callable[[str, str], str]
 ) -> None:
     """One process plays all calls; by default there are two."""
-    (tmp_path / "pid_rewards.py").write_text(PID)
-    monkeypatch.setenv("PYTHONPATH", f"{tmp_path}{os.pathsep}{os.environ.get('PYTHONPATH', '')}")
+    user_module("pid_rewards", PID)
     entry = {"name": "pid", "kind": "function", "function": "pid_rewards:pid", "timeout_s": 60.0}
-    bus = await Bus.connect(endpoints_of(nats_server.url), name="test")
     async with serving(await build(args(nats_server, run_name, num_processes=1, rewards=[entry]))):
         replies = await asyncio.gather(*ask(bus, run_name, "a", "b"))
-    await bus.close()
     assert all(isinstance(reply, ScoreReply) for reply in replies)
     pids = {score.reward for reply in replies for score in reply.scores}  # type: ignore[union-attr]
     assert len(pids) == 1

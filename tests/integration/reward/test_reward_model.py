@@ -18,8 +18,7 @@ from transformers import (
 
 from tailrace.bus import Bus
 from tailrace.chat.model_files import read_chat_model
-from tailrace.config import ConfigError, load_experiment, run_config
-from tailrace.runtime import Args
+from tailrace.config import ConfigError
 from tailrace_envs.frozen_lake_tokenizer import build_frozen_lake_tokenizer
 from tailrace_protos import subjects
 from tailrace_protos.chat import ChatMessage
@@ -32,7 +31,7 @@ from tailrace_reward.adapters.reward_model import RewardModel
 from tailrace_reward.config import RewardConfig
 from tailrace_reward.core.scoring import Scorer
 from tests.world.servers import ServerProcess
-from tests.world.serving import endpoints_of, serving
+from tests.world.serving import endpoints_of, load_args, serving
 
 SIZES: dict[str, Any] = {
     "vocab_size": 256,
@@ -157,7 +156,7 @@ async def test_what_is_no_reward_model_is_refused_with_the_reason(tmp_path: Path
 
 
 async def test_the_service_serves_the_model_that_the_experiment_names(
-    nats_server: ServerProcess, run_name: str, tmp_path: Path
+    bus: Bus, nats_server: ServerProcess, run_name: str, tmp_path: Path
 ) -> None:
     folder = save(tmp_path, AutoModelForSequenceClassification, num_labels=1, pad_token_id=0)
     path = tmp_path / "experiment.yaml"
@@ -171,16 +170,11 @@ async def test_the_service_serves_the_model_that_the_experiment_names(
             {"exp_name": run_name, "reward_pretrain": str(folder), "reward": {"rewards": rewards}}
         )
     )
-    experiment = load_experiment(path)
-    endpoints = endpoints_of(nats_server.url)
-    args = Args(str(path), "r0", experiment, run_config(experiment, str(path)), endpoints)
-    async with serving(await build(args)):
-        bus = await Bus.connect(endpoints, name="test")
+    async with serving(await build(load_args(path, "r0", endpoints_of(nats_server.url)))):
         played = ScoreItem("g.0", EnvTask("lake", 0), item(0).messages, (0.5, 0.25), {})
         reply = await bus.request(
             subjects.score(run_name), ScoreRequest((played,)), ScoreReply, timeout_s=60
         )
-        await bus.close()
     (score,) = reply.scores
     assert score.reward == pytest.approx(1.5)
     assert score.components["model"] == score.components["again"] != 0.0

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import json
 import sys
-import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +12,7 @@ import pytest
 
 from tailrace.toolbox.byte_tokenizer import build_byte_tokenizer
 from tailrace_cli.__main__ import app
+from tests.world.json_server import json_server
 
 ROOT = Path(__file__).parents[3]
 EXAMPLES = ROOT / "examples"
@@ -68,13 +66,14 @@ class ScriptedEndpoint:
     keys: list[str] = field(default_factory=list)
     status: int = 200
 
-    def answer(self, request: dict[str, Any]) -> dict[str, Any]:
-        """What `/v1/chat/completions` says."""
+    def answer(self, path: str, key: str, request: dict[str, Any]) -> tuple[int, dict[str, Any]]:
+        """Status and body of the answer to a chat completion."""
+        self.keys.append(key)
         self.requests.append(request)
         number = len(self.requests)
         said = self.script.pop(0) if len(self.script) > 1 else self.script[0]
         reason = "tool_calls" if said.get("tool_calls") else "stop"
-        return {
+        body = {
             "id": f"chatcmpl-{number}",
             "object": "chat.completion",
             "created": 0,
@@ -88,31 +87,12 @@ class ScriptedEndpoint:
                 "total_tokens": 23 + number,
             },
         }
+        return (self.status if path == "/v1/chat/completions" else 404), body
 
 
 @pytest.fixture
 def endpoint() -> Iterator[ScriptedEndpoint]:
     scripted = ScriptedEndpoint()
-
-    class Handler(BaseHTTPRequestHandler):
-        def do_POST(self) -> None:
-            scripted.keys.append(self.headers["Authorization"])
-            body = self.rfile.read(int(self.headers["Content-Length"]))
-            answer = json.dumps(scripted.answer(json.loads(body))).encode()
-            self.send_response(scripted.status if self.path == "/v1/chat/completions" else 404)
-            self.send_header("Content-Type", "application/json")
-            self.send_header("Content-Length", str(len(answer)))
-            self.end_headers()
-            self.wfile.write(answer)
-
-        def log_message(self, format: str, *args: Any) -> None:
-            """Nothing is logged."""
-
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    scripted.url = f"http://127.0.0.1:{server.server_address[1]}/v1"
-    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05})
-    thread.start()
-    yield scripted
-    server.shutdown()
-    thread.join()
-    server.server_close()
+    with json_server(scripted.answer) as url:
+        scripted.url = f"{url}/v1"
+        yield scripted

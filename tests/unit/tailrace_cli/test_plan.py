@@ -48,6 +48,11 @@ def test_gateways_and_sandboxes_are_started_before_the_agents_that_call_them() -
     ]
 
 
+def test_reward_workers_are_as_many_as_the_section_says() -> None:
+    names = [spec.name for spec in plan(ClusterConfig(num_reward_workers=3))]
+    assert [name for name in names if name.startswith("reward")] == ["reward-0", "reward-1", "reward-2"]
+
+
 def test_replicas_of_the_gateway_share_a_port_that_nobody_else_is_told() -> None:
     told = {
         spec.name: spec.env["TAILRACE_GATEWAY_PORT"]

@@ -42,6 +42,8 @@ def test_the_resolved_experiment_loads_to_the_same() -> None:
         ("scheduler.max_buffered_groups=1", "max_buffered_groups"),
         ("pretrain=owner/model", "learner.from_scratch=null"),
         ("cluster.num_gateways=-1", "cluster.num_gateways"),
+        ("chat.tool_parser=hermse", "did you mean 'hermes'"),
+        ("chat.reasoning_parser=thinks", "did you mean 'think'"),
         ("cluster.num_sandboxes=-1", "cluster.num_sandboxes"),
     ],
 )

@@ -1,4 +1,4 @@
-"""Careless players of every environment, always the same ones."""
+"""Deterministic careless players of every environment."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tailrace_envs import make_env
 WORDS = ["Left", "Down", "Right", "Up", "no"]
 CLICKS = ["back to search", "next >", "< prev", "red", "small", "lemon", "features", "buy now", "b012"]
 SHOPPING = ["search[red lamp]", "search[tea]", *(f"click[{name}]" for name in CLICKS)]
-# The configuration, and replies that a careless player gives.
+# Configuration, and replies of a careless player.
 KINDS: dict[str, tuple[dict[str, Any], Sequence[str]]] = {
     "frozen_lake": ({"is_slippery": True}, WORDS),
     "sokoban": ({}, WORDS),
@@ -32,12 +32,12 @@ if importlib.util.find_spec("reasoning_gym"):  # in the environment of make test
 
 
 def replies_of(kind: str, seed: int) -> list[str]:
-    """So many that every episode ends."""
+    """Enough replies to end every episode."""
     return random.Random(seed).choices(list(KINDS[kind][1]), k=60)
 
 
 class Playing:
-    """An environment at an episode, a step at a time."""
+    """Episode of an environment, one step at a time."""
 
     def __init__(self, kind: str, seed: int) -> None:
         self.env: Env = make_env(kind, KINDS[kind][0])
@@ -56,7 +56,7 @@ class Playing:
 
 
 def played(kind: str, seed: int) -> list[object]:
-    """All that is seen of an episode."""
+    """All observable results of an episode."""
     playing = Playing(kind, seed)
     while not playing.is_over:
         playing.step()
@@ -64,7 +64,7 @@ def played(kind: str, seed: int) -> list[object]:
 
 
 def fingerprint(seeds: Sequence[int]) -> str:
-    """Of all episodes of all environments, played in this order and told in the seeds' own."""
+    """Digest of all episodes of all environments, played in this order, listed by seed."""
     seen = {(kind, seed): repr(played(kind, seed)) for seed in seeds for kind in KINDS}
     return hashlib.sha256("\n".join(seen[key] for key in sorted(seen)).encode()).hexdigest()
 

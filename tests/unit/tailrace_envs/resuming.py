@@ -1,4 +1,4 @@
-"""Episodes that another worker goes on with: whoever takes them over finds the same episode."""
+"""Episodes that another worker resumes: the resumed episode is the same."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ LIMITS = EpisodeLimits(1_000_000, 50_000, 512, wall_clock_s=60.0)
 
 
 def byte_renderer(folder: Path) -> Renderer:
-    """Of a model that reads and writes any text."""
+    """Renderer of a model that reads and writes any text."""
     files = {path.name: path.read_bytes() for path in build_byte_tokenizer(folder).iterdir()}
     return Renderer.from_model_card(ModelCard(config_json=b"{}", tokenizer_files=files))
 
 
 class Replies:
-    """A policy that says these, one after another."""
+    """Policy that gives these replies in turn."""
 
     def __init__(self, renderer: Renderer, replies: Sequence[str]) -> None:
         self._renderer = renderer
@@ -39,7 +39,7 @@ class Replies:
 async def check_every_resumption(
     make: Callable[[], Env], replies: Sequence[str], renderer: Renderer
 ) -> EpisodeResult:
-    """Resume an episode after each of its turns and compare; the whole one."""
+    """Resumes an episode after each of its turns and compares; returns the whole episode."""
 
     async def play(said: Sequence[str], journal: ListJournal) -> EpisodeResult:
         env, policy = make(), Replies(renderer, said)

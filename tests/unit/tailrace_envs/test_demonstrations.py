@@ -1,4 +1,4 @@
-"""What tiny models read and imitate: tokenizers and demonstrations of Sokoban and WebShop."""
+"""Tokenizers and demonstrations of Sokoban and WebShop for tiny models."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ LEVELS: dict[str, Any] = {"max_turns": 20}
 
 
 class Kind:
-    """A tokenizer with its demonstrations."""
+    """Tokenizer with its demonstrations."""
 
     def __init__(
         self,
@@ -83,7 +83,7 @@ def test_the_chat_template_agrees_with_the_renderer(kind: Kind) -> None:
 
 
 def replies(kind: Kind, row: Row) -> list[str]:
-    """The replies of a demonstration, as the environment would hear them."""
+    """Replies of a demonstration, as the environment gets them."""
     token_ids, mask = (np.array(part, dtype=np.int32) for part in row)
     edges = np.flatnonzero(np.diff(mask, prepend=0, append=0))
     parts = [token_ids[start:end] for start, end in edges.reshape(-1, 2)]

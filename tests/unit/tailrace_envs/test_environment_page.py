@@ -1,4 +1,4 @@
-"""The page about environments keeps its promises."""
+"""Examples and tables of docs/environments.md."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What holds for every environment: seeds fix everything, whoever else plays, and texts come and go."""
+"""Contract of every environment: seeds determine everything, and observations are text."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`env_type: module:Class`: environments of the user's own."""
+"""Environments of users by `env_type: module:Class`."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tailrace_envs import ENV_TYPES, UnknownEnvTypeError, env_maker, make_env
 
 
 class Parrot:
-    """Wants to hear its word."""
+    """Environment that expects one word."""
 
     def __init__(self, word: str = "hello") -> None:
         if not word:
@@ -34,14 +34,14 @@ class Parrot:
         return None
 
     def close(self) -> None:
-        """Nothing to free."""
+        """Frees nothing."""
 
 
 class Mute:
-    """Is no environment."""
+    """Class that is not an environment."""
 
     def reset(self) -> None:
-        """Half of one."""
+        """Resets; other methods are missing."""
 
 
 @pytest.fixture(autouse=True)
@@ -65,7 +65,7 @@ async def test_a_class_of_the_user_is_made_with_its_keys_and_played() -> None:
 
 
 class Slow(Parrot):
-    """Says in which thread it was asked."""
+    """Environment that reports the thread of each call."""
 
     waits = True
 

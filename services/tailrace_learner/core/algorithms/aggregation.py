@@ -1,7 +1,7 @@
-"""How token losses become one number, in a form that does not depend on how tokens were batched.
+"""Aggregation of token losses to one number, independent of how tokens were batched.
 
-An aggregation gives each token a weight that only its own row decides, and each row a divisor; the
-loss of an update is (sum of weight * loss) / (sum of divisors), divided once, after all gradients
+An aggregation gives each token a weight that depends on its own row alone, and each row a divisor.
+The loss of an update is (sum of weight * loss) / (sum of divisors), divided once, after all gradients
 were summed.
 
     token_mean               weight 1                       divisor: trained tokens of the row
@@ -9,11 +9,11 @@ were summed.
     seq_mean_token_mean      weight 1 / trained tokens      divisor: 1
     seq_mean_token_sum_norm  weight 1 / loss_norm_tokens    divisor: 1
 
-Rows are those of the groups that teach something. Groups that do not (equal returns, fewer than two
-valid members) and conversations without a reward have no gradient and are left out, of the divisors
-too: they make a step smaller, not its gradient; an entropy bonus is one of the rows that teach. With
-a divergence in the loss (`init_kl_coef`) their rows are trained with advantage 0 and count like any
-other, as in GRPO's objective: what holds a model near its reference must hold everywhere.
+The rows are those of the groups that teach something. Groups that do not (equal returns, fewer than
+two valid members) and conversations without a reward have no gradient and are left out, of the
+divisors too: they make a step smaller, not its gradient. An entropy bonus is one of the rows that
+teach. With a divergence in the loss (`init_kl_coef`) their rows are trained with advantage 0 and
+count like any other, as in GRPO's objective, because the divergence must hold everywhere.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from tailrace_learner.core.batch.rows import TrainingRow
 
 
 class RowShare(NamedTuple):
-    """One row's part in an update."""
+    """Part of one row in an update."""
 
     token_weight: float
     divisor: float
@@ -47,13 +47,13 @@ AGGREGATIONS: dict[str, Aggregation] = {
 
 
 def row_count(rows: Sequence[TrainingRow], config: LearnerConfig) -> float:
-    """What the rows add to the number that their gradients are divided by."""
+    """Sum of the rows' divisors."""
     share = AGGREGATIONS[config.loss_aggregation]
     return sum(share(len(row.targets), config).divisor for row in rows)
 
 
 def token_weights(rows: Sequence[TrainingRow], config: LearnerConfig) -> Tensor:
-    """The weight [M] of every trained token of the rows, float32 on the host."""
+    """Weight [M] of every trained token of the rows, float32 on the host."""
     share = AGGREGATIONS[config.loss_aggregation]
     lengths = [len(row.targets) for row in rows]
     weights = [share(length, config).token_weight for length in lengths]

@@ -5,19 +5,19 @@
     k3 = exp(log ref - log pi) - 1 - (log ref - log pi)      unbiased, never negative
     abs = |log pi - log ref|
 
-With `kl_in: loss` beta KL_t is added to the loss of every trained token, pi being the current policy.
-With `kl_in: reward` -beta KL_t is a reward of every policy token, pi being the policy that said it;
-`reinforce_plus_plus` does so by default. beta begins at `init_kl_coef`; with `target_kl` it is steered
-after every step by the step's mean divergence:
+With `kl_in: loss` beta KL_t is added to the loss of every trained token, and pi is the current
+policy. With `kl_in: reward` -beta KL_t is a reward of every policy token, and pi is the policy that
+sampled it; `reinforce_plus_plus` does so by default. beta begins at `init_kl_coef`. With `target_kl`
+it is steered after every step by the step's mean divergence:
 
     beta <- beta (1 + clip(KL / target_kl - 1, -0.2, 0.2) n / kl_horizon)      n: episodes of the step
 
-The gradient of k1 in the loss is 0 on average: that estimator is for the reward. The reference
+The gradient of k1 in the loss is 0 on average: use that estimator in the reward. The reference
 (`learner.reference`) is the policy at the run's start or a model of its own; with `init_kl_coef: 0`
 there is none.
 
-Schulman 2020, "Approximating KL Divergence". The controller: Ziegler et al. 2019, "Fine-Tuning Language
-Models from Human Preferences", arXiv:1909.08593.
+Schulman 2020, "Approximating KL Divergence". The controller: Ziegler et al. 2019, "Fine-Tuning
+Language Models from Human Preferences", arXiv:1909.08593.
 """
 
 from __future__ import annotations
@@ -60,6 +60,6 @@ KL_ESTIMATORS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
 
 
 def adapted(coef: float, kl: float, target_kl: float, num_samples: int, horizon: int) -> float:
-    """The next coefficient; `num_samples` and `horizon` in episodes."""
+    """Next coefficient; `num_samples` and `horizon` in episodes."""
     error = min(max(kl / target_kl - 1.0, -_BOUND), _BOUND)
     return coef * (1.0 + error * num_samples / horizon)

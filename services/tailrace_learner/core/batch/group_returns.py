@@ -1,8 +1,8 @@
-"""What estimators look at in a group, and which of its members and rows can be used at all.
+"""Returns of a group for estimators, without the members and rows that cannot be used.
 
 A member counts if its outcome is valid, its rewards are finite numbers, its rows are whole
 (`core/batch/malformed.py`), and it has a sampled token. What cannot be used is counted by its reason
-and leaves every statistic, as do rows of conversations that nobody gave a reward.
+and leaves every statistic. So do rows of conversations without a reward.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from tailrace_protos.weights import ModelCard
 
 @dataclass(frozen=True, slots=True)
 class RowLimits:
-    """What the model can read."""
+    """Limits of the model's input."""
 
     max_tokens: int = 0  # of one row; 0: any number
     vocabulary: int = 0  # token ids lie below; 0: any id
@@ -54,13 +54,13 @@ def group_returns(group: TrajectoryGroup, limits: RowLimits, counts: Counter[str
 
 
 def num_unnamed_turns(returns: Returns) -> int:
-    """Turns of the valid members of which it is not known what was observed before them."""
+    """Number of turns of the valid members whose observation is unknown."""
     rows = (row for member in np.flatnonzero(returns.is_valid) for row in returns.turns[member])
     return sum(len(row.rewards) for row in rows if len(row.observations) != len(row.rewards))
 
 
 def limits_of(card: ModelCard) -> RowLimits:
-    """What the model of a card can read."""
+    """Limits of the model of a card."""
     architecture = msgspec.json.decode(card.config_json)
     return RowLimits(
         max_tokens=architecture.get("max_position_embeddings") or 0,
@@ -69,7 +69,7 @@ def limits_of(card: ModelCard) -> RowLimits:
 
 
 def is_overlong(row: TokenRow, limits: RowLimits) -> bool:
-    """Whether the row has more tokens than the model reads."""
+    """Tells whether the row has more tokens than the model reads."""
     return 0 < limits.max_tokens < len(as_int32(row.token_ids))
 
 
@@ -103,7 +103,7 @@ def _has_finite_rewards(member: Trajectory) -> bool:
 
 
 def _conversations(member: Trajectory) -> NDArray[np.int64]:
-    """Each row's conversation [R], counting those that were given a reward."""
+    """Conversation of each row [R], numbered among those with a reward."""
     rewarded = sorted({row.conversation for row in member.rows if row.has_reward})
     places = {conversation: place for place, conversation in enumerate(rewarded)}
     return np.array([places.get(row.conversation, NO_REWARD) for row in member.rows], np.int64)
@@ -131,6 +131,6 @@ def _row_turns(member: Trajectory) -> tuple[Turns, ...]:
 
 
 def _turn_returns(row: TokenRow) -> NDArray[np.float64] | None:
-    """What each turn is worth along its message tree [K], if the row says so."""
+    """Return of each turn along its message tree [K], if the row has one."""
     turn_returns = as_float32(row.turn_returns).astype(np.float64)
     return turn_returns if len(turn_returns) else None

@@ -1,8 +1,9 @@
-"""What sees what among the flat tokens of a packed batch, as attention computes it.
+"""Layout of a packed batch for attention: which flat tokens attend to which.
 
-Segments (`prefix_tree`) of about one length are one dense causal batch (`Bucket`), and what a segment
-sees of those before it in its rows is apart (`Branch`). In trees of short rows each segment is laid out
-after all that it sees instead: a few tokens more than once, one kernel instead of many.
+Segments (`prefix_tree`) of similar length are one dense causal batch (`Bucket`). The attention of a
+segment to those before it in its rows is separate (`Branch`). In trees of short rows each segment is
+laid out after all that it attends to instead: a few tokens occur more than once, and one kernel
+replaces many.
 """
 
 from __future__ import annotations
@@ -30,11 +31,12 @@ Places = NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True)
 class Bucket:
-    """Sequences of about one length as a dense batch; without `places` they are `start` to `stop`.
+    """Sequences of similar length as a dense batch; without `places` they are `start` to `stop`.
 
     `places` [num_rows * max_len] is the flat token of each place; padding repeats a sequence's last.
-    `tokens` [n], each once, are those that are attended for here, and `filled` [n] their places (None:
-    all places in order). With `repeats` other places hold tokens of another sequence's, for it to see.
+    `tokens` [n], each once, are those whose attention is computed here, and `filled` [n] their places
+    (None: all places in order). With `repeats` other places hold tokens of another sequence, which it
+    attends to.
     """
 
     num_rows: int
@@ -49,7 +51,7 @@ class Bucket:
 
 @dataclass(frozen=True, slots=True)
 class Branch:
-    """A segment that others continue: tokens `start` to `stop`, seen by all of `stop` to `end`."""
+    """A segment that others continue: all of `stop` to `end` attend to tokens `start` to `stop`."""
 
     start: int
     stop: int
@@ -58,7 +60,7 @@ class Branch:
 
 @dataclass(frozen=True, slots=True)
 class PackedRows:
-    """What sees what in a packed batch, for attention."""
+    """Attention pattern of a packed batch."""
 
     buckets: tuple[Bucket, ...]  # those that repeat tokens of others come last
     branches: tuple[Branch, ...]  # none: no bucket's sequence sees more than itself
@@ -70,21 +72,21 @@ class PackedRows:
 
 
 class _Sequence(NamedTuple):
-    """Flat tokens of which each sees itself and those before; the last `num_own` are attended for."""
+    """Flat tokens that attend to themselves and those before; the last `num_own` are computed."""
 
     flat: Places
     num_own: int
 
 
 def lone_tokens(lengths: Sequence[int], device: torch.device) -> PackedRows:
-    """What rows of these lengths see that share nothing."""
+    """Layout of rows of these lengths that share nothing."""
     forest = prefix_tree.lone_rows([np.zeros(length, np.int64) for length in lengths])
     positions = np.concatenate([np.arange(length) for length in lengths])
     return laid_out(forest, forest.starts, torch.from_numpy(positions).to(device), device)
 
 
 def laid_out(forest: Forest, starts: Places, position_ids: Tensor, device: torch.device) -> PackedRows:
-    """The attention of a forest whose segments begin at flat tokens `starts`."""
+    """Layout of a forest whose segments begin at flat tokens `starts`."""
     ends = forest.ends
     is_whole = _short_trees(forest, ends) if device.type == "cpu" else np.zeros(len(ends), np.bool_)
     lengths = np.diff(starts)
@@ -107,7 +109,7 @@ def laid_out(forest: Forest, starts: Places, position_ids: Tensor, device: torch
 
 
 def _short_trees(forest: Forest, ends: Places) -> NDArray[np.bool_]:
-    """[segments] whether it is part of a tree of rows that are all short."""
+    """Flags [segments] of those in trees whose rows are all short."""
     found = np.zeros(len(ends), np.bool_)
     stops = np.array([segment.stop for segment in forest.segments])
     root = 0
@@ -119,7 +121,7 @@ def _short_trees(forest: Forest, ends: Places) -> NDArray[np.bool_]:
 
 
 def _sequences(forest: Forest, starts: Places, is_whole: NDArray[np.bool_]) -> Iterator[_Sequence]:
-    """Segments; in whole trees with all that they see before them."""
+    """Segments; in whole trees with all tokens that they attend to before them."""
     for index in range(len(forest.segments)):
         flat = np.arange(starts[index], starts[index + 1])
         before = _before(forest, starts, index) if is_whole[index] else []
@@ -135,7 +137,7 @@ def _before(forest: Forest, starts: Places, segment: int) -> list[Places]:
 
 
 def _buckets(sequences: Sequence[_Sequence], device: torch.device) -> Iterator[Bucket]:
-    """Cut ascending lengths where a sequence would waste too much of the bucket's longest."""
+    """Cuts ascending lengths where a sequence would waste too much of the bucket's longest."""
     ascending = sorted(sequences, key=lambda sequence: len(sequence.flat))
     lengths = np.array([len(sequence.flat) for sequence in ascending])
     stop = len(lengths)

@@ -1,8 +1,8 @@
-"""How old a token is: optimizer steps between the weights that sampled it and the learner's.
+"""Age of a token: optimizer steps between the weights that sampled it and the learner's.
 
-A lineage is what one learner process makes of a starting point; its name begins with the step it
+A lineage is the work of one learner process from a starting point; its name begins with the step it
 started at. After a resume from step r the weights of other lineages beyond their fork are not on the
-surviving path: such a token counts as old as the fork, the last weights that both paths share.
+surviving path. A token of such weights is as old as the fork, the last weights that both paths share.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-UNKNOWN = np.iinfo(np.int64).min // 2  # step of a version that nobody recorded: older than all
+UNKNOWN = np.iinfo(np.int64).min // 2  # step of a version without a record: older than all
 
 
 class Ancestor(msgspec.Struct, frozen=True):
@@ -26,28 +26,28 @@ class Ancestor(msgspec.Struct, frozen=True):
 
 
 def new_lineage(start_step: int) -> str:
-    """A name that no other learner uses."""
+    """Makes a name that no other learner uses."""
     return f"{start_step}-{secrets.token_hex(4)}"
 
 
 def start_of(lineage: str) -> int:
-    """The step at which a lineage started."""
+    """Step at which a lineage started."""
     return int(lineage.partition("-")[0])
 
 
 @dataclass(frozen=True, slots=True)
 class Ancestry:
-    """Where the current lineage comes from."""
+    """The current lineage and those it comes from."""
 
     current: str
     ancestors: tuple[Ancestor, ...] = ()
 
     def resumed(self, step: int) -> Ancestry:
-        """The ancestry of a new lineage that starts at `step` of this one."""
+        """Ancestry of a new lineage that starts at `step` of this one."""
         return Ancestry(new_lineage(step), (*self.ancestors, Ancestor(self.current, step)))
 
     def surviving_step(self, lineage: str, step: int) -> int:
-        """The newest step on the surviving path that the weights of (lineage, step) contain."""
+        """Newest step on the surviving path that the weights of (lineage, step) contain."""
         if lineage == self.current:
             return step
         bounds = {ancestor.lineage: ancestor.last_step for ancestor in self.ancestors}
@@ -57,9 +57,11 @@ class Ancestry:
     def ages(
         self, versions: NDArray[np.int64], step: int, book: Mapping[int, tuple[str, int]]
     ) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
-        """How many steps old each token's version [T] is for a learner that has done `step` steps, and
-        whether its weights are those that the learner had then: not of a path that was given up.
-        Versions missing in the book are older than all."""
+        """Age of each version [T] in steps for a learner that has done `step` steps, and flags [T].
+
+        A flag says that the version's weights are those that the learner had then, and not of a path
+        that was given up. Versions missing in `known_versions` are older than all.
+        """
         distinct, inverse = np.unique(versions, return_inverse=True)
         steps = np.full(len(distinct), UNKNOWN, dtype=np.int64)
         own = np.zeros(len(distinct), dtype=np.bool_)

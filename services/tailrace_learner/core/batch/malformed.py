@@ -1,7 +1,7 @@
-"""Rows whose arrays cannot be what they are said to be, by what is wrong with them.
+"""Detects rows whose arrays contradict each other or the model, and names the flaw.
 
-Raw bytes come from other processes: whatever reads them as numbers asks here first. A row may be whole
-and still be of no use (not finite, stale, overlong), which is told elsewhere.
+Raw bytes come from other processes: code that reads them as numbers checks here first. A row without
+a flaw may still be of no use (not finite, stale, overlong); other modules decide that.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _ENTRY_BYTES = {
 
 
 class Flaw(enum.StrEnum):
-    """What is wrong with a row."""
+    """Kind of a contradiction in a row."""
 
     BYTES = "bytes"  # an array's bytes are no whole number of its entries
     LENGTHS = "lengths"  # arrays of tokens disagree in length, or those of turns
@@ -39,14 +39,14 @@ class Flaw(enum.StrEnum):
 
 
 def flaw_of(row: TokenRow, vocabulary: int) -> Flaw | None:
-    """The first flaw of a row, None where it is whole; ids lie below `vocabulary` unless it is 0."""
+    """First flaw of a row, or None; ids are below `vocabulary` unless it is 0."""
     if any(len(getattr(row, name)) % size for name, size in _ENTRY_BYTES.items()):
         return Flaw.BYTES
     return next((flaw for flaw, shows in _SIGNS.items() if shows(row, vocabulary)), None)
 
 
 def flaws(counts: Mapping[str, int]) -> dict[str, int]:
-    """Malformed episodes by the name of their flaw."""
+    """Number of malformed episodes by the name of their flaw."""
     return {
         name.removeprefix(f"{COUNT}/"): n for name, n in counts.items() if name.startswith(f"{COUNT}/")
     }
@@ -74,7 +74,7 @@ def _strange_ids(row: TokenRow, vocabulary: int) -> bool:
 
 
 def _positive_logprobs(row: TokenRow, vocabulary: int) -> bool:
-    """Infinite ones are left out token by token, as those that are no numbers are."""
+    """Tells whether a log-probability is positive; infinite ones are masked token by token."""
     inference_logprobs = as_float32(row.inference_logprobs)
     sampled = as_uint8(row.loss_mask) != 0
     return bool(np.any(sampled & (inference_logprobs > _ROUNDING) & np.isfinite(inference_logprobs)))

@@ -1,8 +1,8 @@
-"""Rows into packed batches: one flat row of tokens, positions counted from the beginning of each row.
+"""Packing of rows into one flat row of tokens; positions count from the beginning of each row.
 
-Without sharing every row is a segment. With sharing a segment is what rows have in common, or what
-a row has alone (`prefix_tree`), and a flat token may belong to many rows. What sees what is said by
-`layout`. Order and packing change no result.
+Without sharing every row is a segment. With sharing a segment is what rows have in common, or what a
+row has alone (`prefix_tree`), and a flat token may belong to many rows. `layout` says which tokens
+attend to which. Order and packing change no result.
 """
 
 from __future__ import annotations
@@ -37,10 +37,10 @@ class PackedBatch:
 def micro_batches(
     rows: Sequence[TrainingRow], max_tokens: int, *, share_prefixes: bool = False
 ) -> Iterator[list[TrainingRow]]:
-    """Split rows into passes of at most `max_tokens` (a longer row goes alone), of similar lengths.
+    """Splits rows into passes of at most `max_tokens` (a longer row goes alone), of similar lengths.
 
-    With `share_prefixes` rows of a tree stay together as far as the bound allows, and tokens that they
-    have in common count once.
+    With `share_prefixes` rows of a tree stay together as far as the bound allows, and tokens that
+    they have in common count once.
     """
     taken: list[TrainingRow] = []
     num_tokens = 0
@@ -61,7 +61,7 @@ def micro_batches(
 
 
 def computed_tokens(rows: Sequence[TrainingRow], *, share_prefixes: bool = False) -> int:
-    """Tokens that passes of all `rows` compute, about; shared ones counted once."""
+    """Approximate number of tokens that passes of all `rows` compute; shared ones count once."""
     return sum(sum(costs) for _, costs in (_trees(rows) if share_prefixes else _alone(rows)))
 
 
@@ -71,7 +71,7 @@ def _alone(rows: Sequence[TrainingRow]) -> Iterator[tuple[list[TrainingRow], lis
 
 
 def _trees(rows: Sequence[TrainingRow]) -> list[tuple[list[TrainingRow], list[int]]]:
-    """Rows that share prefixes, with at most how many tokens each adds; shortest trees first."""
+    """Rows that share prefixes, with the most tokens that each adds; shortest trees first."""
     order, common = prefix_tree.alike([row.token_ids for row in rows])
     found = []
     for begin, end in prefix_tree.runs(common, 0, len(order), 0):
@@ -86,7 +86,7 @@ def _trees(rows: Sequence[TrainingRow]) -> list[tuple[list[TrainingRow], list[in
 def pack(
     rows: Sequence[TrainingRow], device: torch.device, *, share_prefixes: bool = False
 ) -> PackedBatch:
-    """One packed batch of all `rows`."""
+    """Packs all `rows` into one batch."""
     ordered = tuple(sorted(rows, key=lambda row: len(row.token_ids)))
     token_ids = [row.token_ids for row in ordered]
     forest = prefix_tree.share(token_ids) if share_prefixes else prefix_tree.lone_rows(token_ids)
@@ -111,7 +111,7 @@ def pack(
 
 
 def _flat(forest: Forest, starts: NDArray[np.int64], index: int, row: TrainingRow) -> NDArray[np.int64]:
-    """[m] flat tokens before the row's targets."""
+    """Flat tokens [m] before the row's targets."""
     path = forest.path(index)
     borders = np.array([forest.segments[segment].start for segment in path])
     shifts: NDArray[np.int64] = starts[path] - borders  # from places in the row to flat tokens

@@ -1,10 +1,10 @@
-"""Rows whose tokens begin alike, as trees of segments: what they share occurs once.
+"""Trees of segments for rows whose tokens begin alike: a shared prefix occurs once.
 
-A causal model's states at a token depend on the tokens up to it alone, so rows that agree up to a place
-have the same states up to there: rows of a group share their prompt, turns of an episode their history.
-Invariants: a row is the path from a root to its segment, cut at the row's length; segments are in
-preorder, so that all that continues a segment follows it directly, and shortest first where none is
-continued; tokens are compared exactly. Order of the rows and of their arrival changes no tree.
+A causal model's states at a token depend only on the tokens up to it. Rows that agree up to a place
+have the same states up to there: rows of a group share their prompt, turns of an episode their
+history. Invariants: a row is the path from a root to its segment, cut at the row's length. Segments
+are in preorder, so all that continues a segment follows it directly, and shortest first where none is
+continued. Tokens are compared exactly. The order of the rows and of their arrival changes no tree.
 """
 
 from __future__ import annotations
@@ -41,12 +41,12 @@ class Forest:
 
     @property
     def starts(self) -> NDArray[np.int64]:
-        """[segments + 1] place of each segment's first token when all are laid out in order."""
+        """Place [segments + 1] of each segment's first token when all are laid out in order."""
         return np.cumsum([0, *(segment.stop - segment.start for segment in self.segments)])
 
     @property
     def ends(self) -> NDArray[np.int64]:
-        """[segments] the segment after the last one that continues this one."""
+        """Segment [segments] after the last one that continues this one."""
         ends = np.arange(1, len(self.segments) + 1)
         for index in range(len(self.segments) - 1, -1, -1):
             parent = self.segments[index].parent
@@ -63,7 +63,7 @@ class Forest:
 
 
 def alike(rows: Sequence[TokenIds]) -> tuple[list[int], list[int]]:
-    """The rows in lexicographic order, and how many tokens each has in common with the one before."""
+    """Rows in lexicographic order, and the number of tokens each has in common with the one before."""
     keys = [row.astype(">u8").tobytes() for row in rows]
     order = sorted(range(len(rows)), key=keys.__getitem__)
     common = [0, *(_common(rows[left], rows[right]) for left, right in pairwise(order))]
@@ -86,7 +86,7 @@ def runs(common: Sequence[int], begin: int, end: int, depth: int) -> Iterator[tu
 
 
 def least_shared(common: int) -> int:
-    """How many tokens a row surely shares with its lexicographic neighbour, of `common` ones."""
+    """Least number of tokens that a row shares with its lexicographic neighbour, of `common` ones."""
     return max(0, common - MIN_SHARED_TOKENS + 1) if common >= MIN_SHARED_TOKENS else 0
 
 
@@ -97,7 +97,7 @@ def lone_rows(rows: Sequence[TokenIds]) -> Forest:
 
 
 def share(rows: Sequence[TokenIds]) -> Forest:
-    """The trees of all `rows`. A row that another one continues has no segment of its own."""
+    """Builds the trees of all `rows`. A row that another one continues has no segment of its own."""
     order, common = alike(rows)
     kept, kept_common, holders = _without_beginnings(rows, order, common)
     segments: list[PrefixSegment] = []
@@ -131,8 +131,9 @@ def _shortest_first(roots: Sequence[PrefixSegment], last: Sequence[int]) -> Fore
 def _without_beginnings(
     rows: Sequence[TokenIds], order: Sequence[int], common: Sequence[int]
 ) -> tuple[list[int], list[int], dict[int, int]]:
-    """Rows that no other one continues, what each shares with the one before, and whose path every
-    row is on (its place among the kept).
+    """Rows that no other one continues, the length that each shares with the one before, and paths.
+
+    The path of a row is its place among the kept rows.
     """
     kept: list[int] = []
     kept_common: list[int] = []
@@ -149,7 +150,7 @@ def _without_beginnings(
 
 
 def _segment_at(segments: Sequence[PrefixSegment], leaf: int, size: int) -> int:
-    """The segment on the leaf's path that holds token `size - 1`."""
+    """Segment on the leaf's path that holds token `size - 1`."""
     while segments[leaf].start >= size:
         leaf = segments[leaf].parent
     return leaf

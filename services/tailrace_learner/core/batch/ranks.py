@@ -1,9 +1,9 @@
-"""Rows over ranks: who computes which rows of a mini-batch, in how many passes.
+"""Rows over ranks: the rows of a mini-batch that each rank computes, and the number of passes.
 
-Every rank holds a mirror of the same trainer and is told the same groups, so each knows the share of
-all others without asking. Invariants: a row stays with its rank through all epochs of a step; every
-rank does the same number of passes, those without rows an idle one, since sharded weights are gathered
-by all ranks together.
+Every rank holds a mirror of the same trainer and gets the same groups, so each knows the share of all
+others without asking. Invariants: a row stays with its rank through all epochs of a step. Every rank
+does the same number of passes, idle ones where it has no rows, since all ranks together gather
+sharded weights.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ class OneRank:
     num_ranks = 1
 
     def sums(self, values: Sequence[float]) -> list[float]:
-        """The values."""
+        """Gives the values back."""
         return list(values)
 
     def collect(self, mine: T) -> list[T]:
-        """Only ours."""
+        """Gives the value of this rank alone."""
         return [mine]
 
 
@@ -37,14 +37,14 @@ ONE_RANK = OneRank()
 
 
 class Shares:
-    """The rows of one mini-batch, spread so that every rank has about as many tokens."""
+    """Rows of one mini-batch, spread so that every rank has about as many tokens."""
 
     def __init__(self, num_ranks: int) -> None:
         self._owners: dict[int, int] = {}  # by the row's identity: rows live as long as their step
         self._num_tokens = [0] * num_ranks
 
     def split(self, rows: Sequence[TrainingRow]) -> list[list[TrainingRow]]:
-        """Each rank's part of `rows`; new ones go, longest first, to who has the fewest tokens."""
+        """Each rank's part of `rows`; new ones go, longest first, to the rank with fewest tokens."""
         shares: list[list[TrainingRow]] = [[] for _ in self._num_tokens]
         if len(shares) == 1:
             return [list(rows)]
@@ -53,7 +53,7 @@ class Shares:
         return shares
 
     def passes(self, rows: Sequence[TrainingRow], rank: int, cut: Cut) -> list[list[TrainingRow]]:
-        """The passes of `rank`, as many as those of the busiest one; idle ones are empty.
+        """Passes of `rank`, as many as those of the busiest one; idle ones are empty.
 
         `cut` makes passes of one rank's rows.
         """

@@ -1,10 +1,11 @@
-"""Groups into what a step trains: rows with advantages, and what counted or was left out.
+"""Builds the training rows of groups, with advantages, and counts what was left out.
 
-Rows of invalid members are left out, those of cut-off episodes where that is wanted, and rows longer
-than the model reads; the episodes of the latter two still count where episodes are compared. Rows that
-teach nothing, because of their group or because their conversation has no reward, are left out unless
-the loss holds every token near the reference: then they are trained with advantage 0.
-Where advantages need values or divergences (`core/step/estimates.py`), rows come without them.
+Rows of invalid members are left out, those of cut-off episodes where the configuration masks them,
+and rows longer than the model reads. The episodes of the latter two still count where episodes are
+compared. Rows that teach nothing, because of their group or because their conversation has no reward,
+are left out unless the loss holds every token near the reference: then they are trained with
+advantage 0. Where advantages need values or divergences (`core/step/estimates.py`), rows come without
+them.
 """
 
 from __future__ import annotations
@@ -57,7 +58,7 @@ class TrainingRowBuilder:
     def unknown_versions(
         self, group: TrajectoryGroup, known_versions: Mapping[int, tuple[str, int]]
     ) -> set[int]:
-        """Versions of the group's tokens that `book` does not list (yet)."""
+        """Versions of the group's tokens that `known_versions` does not list (yet)."""
         rows = (row for member in group.members for row in member.rows)
         versions = {span.policy_version for row in rows for span in row.spans}
         return {version for version in versions if version >= 0 and version not in known_versions}
@@ -65,7 +66,7 @@ class TrainingRowBuilder:
     def prepare(
         self, group: TrajectoryGroup, step: int, known_versions: Mapping[int, tuple[str, int]]
     ) -> PreparedGroup:
-        """Advantages and masks of one group for a learner that has done `step` steps."""
+        """Computes advantages and masks of one group for a learner that has done `step` steps."""
         counts: Counter[str] = Counter()
         returns = shaped(group_returns(group, self.limits, counts), self.config)
         advantages: Advantages = self.config.estimator(returns, self.config)
@@ -132,7 +133,7 @@ class TrainingRowBuilder:
     def _settle(
         self, returns: Returns, advantages: Advantages, sources: Sequence[Source]
     ) -> Unestimated | None:
-        """Write the advantages into the rows, or say what they still need."""
+        """Writes the advantages into the rows, or returns what they still need."""
         if self.config.needs_estimates:
             return Unestimated(returns, tuple(sources))
         for source in sources:
@@ -150,12 +151,12 @@ class TrainingRowBuilder:
 
 
 def _taught(returns: Returns, teaches: bool) -> tuple[NDArray[np.int64], ...]:
-    """The conversation of each row, G times [R]; `NO_REWARD` if the group teaches nothing."""
+    """Conversation of each row, G times [R]; `NO_REWARD` if the group teaches nothing."""
     places = returns.row_conversations
     return places if teaches else tuple(np.full(len(each), NO_REWARD) for each in places)
 
 
 def _comparison(returns: Returns, played: Sequence[int]) -> ComparisonSet:
-    """What the members that are trained are compared by."""
+    """Comparison set of the members that are trained."""
     comparison = comparison_set(returns)
     return comparison.chosen(np.isin(comparison.members, played))

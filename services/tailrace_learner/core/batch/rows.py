@@ -1,7 +1,7 @@
-"""What a step is made of: rows to train, and the groups that they came in.
+"""Rows and groups of a step.
 
-Invariant: a row ends before its last trained token, since what comes after it has no effect on what is
-learnt.
+Invariant: a row ends before its last trained token, since later tokens have no effect on the
+gradient.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class Source(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Unestimated:
-    """What a group's advantages are computed from, once values or divergences are known."""
+    """Data that a group's advantages need once values or divergences are known."""
 
     returns: Returns
     sources: tuple[Source, ...]
@@ -63,7 +63,7 @@ class Unestimated:
 
 @dataclass(frozen=True, slots=True)
 class PreparedGroup:
-    """What a group contributes to a step."""
+    """Contribution of a group to a step."""
 
     group_id: str
     group_index: int
@@ -82,7 +82,7 @@ class PreparedGroup:
 def demonstration_row(
     row_id: str, token_ids: NDArray[np.int64], loss_mask: NDArray[np.uint8]
 ) -> TrainingRow | None:
-    """A row for the `sft` loss; None when its mask is empty."""
+    """Makes a row for the `sft` loss; None when its mask is empty."""
     targets = np.flatnonzero(loss_mask[1:] != 0) + 1
     if not len(targets):
         return None
@@ -101,6 +101,6 @@ def demonstration_row(
 
 
 def gathered(rows: Sequence[TrainingRow], of: Callable[[TrainingRow], NDArray[Any] | None]) -> Tensor:
-    """What `of` says of the targets of all rows [M], on the host; rows that lack it are skipped."""
+    """Values of the targets of all rows [M], on the host; rows without the value are skipped."""
     parts = [part for row in rows if (part := of(row)) is not None]
     return torch.from_numpy(np.concatenate(parts))

@@ -1,7 +1,7 @@
-"""The tokens of an episode's row: which of them are trained, and how stale they are.
+"""Tokens of an episode's row: which of them are trained, and their staleness.
 
-Invariants: every trained token is a sampled one (loss mask 1) that something predicts, its
-log-probability is finite, and it is at most `max_staleness` steps old. Whatever is left out is counted.
+Invariants: every trained token is a sampled one (loss mask 1) that follows another token, its
+log-probability is finite, and it is at most `max_staleness` steps old. All others are counted.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class TokenReader:
     quarantine: Mapping[str, int] = field(default_factory=dict)
 
     def trained(self, row_id: str, source: TokenRow) -> TrainingRow | None:
-        """The row to train, its advantages still 0, or None when all of its tokens are masked."""
+        """Row to train, its advantages still 0, or None when all of its tokens are masked."""
         places = np.flatnonzero(as_uint8(source.loss_mask))  # [S] of all sampled tokens
         staleness, is_own = self._ages(source.spans)
         finite = np.isfinite(as_float32(source.inference_logprobs))[places]
@@ -52,7 +52,7 @@ class TokenReader:
         return self._row(row_id, source, places, kept, staleness, is_own)
 
     def whole(self, row_id: str, source: TokenRow) -> TrainingRow | None:
-        """The row with all sampled tokens as targets, trained or not; None if it has none.
+        """Row with all sampled tokens as targets, trained or not; None if it has none.
 
         Their log-probabilities are as the engine reported them, finite or not.
         """

@@ -1,8 +1,8 @@
-"""The attention module of Llama-like decoders, with fewer passes over memory; the same results.
+"""Attention module of Llama-like decoders, with fewer passes over memory and the same results.
 
-Queries and keys stay where the projections left them, [N, heads, D], as packed attention wants them,
-and rotation is two operations. Projections and norms are the module's own: adapters, hooks and sharding
-see what they saw. Whether a module is such an attention is found out by trying it.
+Queries and keys stay where the projections left them, [N, heads, D], as packed attention needs them,
+and rotation is two operations. Projections and norms are the module's own, so adapters, hooks and
+sharding work as before. A trial shows whether a module is such an attention.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def _attend(
 def attended(
     module: Any, heads: tuple[Tensor, ...], embeddings: tuple[Tensor, Tensor], packed: PackedRows
 ) -> Tensor:
-    """What the module projects at last [N, H * D], of its queries, keys and values [N, heads * D]."""
+    """Input of the last projection [N, H * D], from queries, keys and values [N, heads * D]."""
     query, key, value = (states.view(len(states), -1, module.head_dim) for states in heads)
     if hasattr(module, "q_norm"):
         query, key = module.q_norm(query), module.k_norm(key)
@@ -70,7 +70,7 @@ def attended(
 
 
 def _rotation(embeddings: tuple[Tensor, Tensor], packed: PackedRows) -> tuple[Tensor, Tensor]:
-    """cos and sin [N, 1, D], the latter as `_Rotate` wants it; made once for all layers."""
+    """cos and sin [N, 1, D], the latter as `_Rotate` needs it; made once for all layers."""
     cos, sin = embeddings
     found = packed.made.get("rotation")
     if found is None or found[0] is not sin:
@@ -80,7 +80,7 @@ def _rotation(embeddings: tuple[Tensor, Tensor], packed: PackedRows) -> tuple[Te
 
 
 def _with_fast_forward(kind: type[nn.Module]) -> type[nn.Module]:
-    """The attention's class, faster for packed rows; anything else takes its own forward."""
+    """Subclass of the attention's class, faster for packed rows; other input takes its own forward."""
 
     def forward(
         self: nn.Module,
@@ -98,19 +98,19 @@ def _with_fast_forward(kind: type[nn.Module]) -> type[nn.Module]:
 
 
 def use_fast_attention(model: nn.Module) -> int:
-    """Replace the forwards that can be; returns how many modules were changed."""
+    """Replaces the forwards that can be replaced; returns the number of changed modules."""
     return replace_forwards(
         model, looks_alike=_looks_alike, computes_alike=_computes_alike, faster=_with_fast_forward
     )
 
 
 def is_fast_attention(module: nn.Module) -> bool:
-    """Whether the module's forward was replaced."""
+    """Tells whether the module's forward was replaced."""
     return getattr(type(module), "takes_packed_rows", False)
 
 
 def _looks_alike(module: nn.Module) -> bool:
-    """Whether the module has the parts of such an attention and no others."""
+    """Tells whether the module has the parts of such an attention and no others."""
     children = {name for name, _ in module.named_children()}
     config = getattr(module, "config", None)
     # A window of the configuration that is not the layer's own attribute is passed on by other ways.

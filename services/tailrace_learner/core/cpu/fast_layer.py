@@ -1,13 +1,14 @@
-"""Llama-like decoder layers on the CPU, with fewer and larger products; the same results.
+"""Llama-like decoder layers on the CPU, with fewer and larger products and the same results.
 
 A norm's weight is folded into the matrices that read the normed states:
 
     (w * n) P^T = n (P diag(w))^T,    n = x / rms(x)
 
-so these are never scaled, neither forward nor backward, and the gradients of P and w both come from the
-one product of the upstream gradient with n. Queries, keys and values are one product; gate and up are
-two, since what follows reads each of them in a row. A layer whose projections are other than
-plain linear ones just then (adapters, hooks that gather shards, another type) takes its own forward.
+so the states are never scaled, neither forward nor backward, and the gradients of P and w both come
+from the one product of the upstream gradient with n. Queries, keys and values are one product. Gate
+and up are two, since the next operation reads each of them row by row. A layer whose projections are
+not plain linear ones at that moment (adapters, hooks that gather shards, another type) takes its own
+forward.
 """
 
 from __future__ import annotations
@@ -89,7 +90,7 @@ class _NormedGates(torch.autograd.Function):
 
 
 def _trains(ctx: Any) -> bool:
-    """Whether the norm's weight or a matrix wants a gradient."""
+    """Tells whether the norm's weight or a matrix needs a gradient."""
     return any((*ctx.needs_input_grad[1:2], *ctx.needs_input_grad[3:]))
 
 
@@ -136,7 +137,7 @@ def _layer(layer: Any, hidden: Tensor, embeddings: tuple[Tensor, Tensor], packed
 
 
 def _with_fast_forward(kind: type[nn.Module]) -> type[nn.Module]:
-    """The layer's class, faster for packed rows; anything else takes its own forward."""
+    """Subclass of the layer's class, faster for packed rows; other input takes its own forward."""
 
     def forward(
         self: nn.Module,
@@ -156,7 +157,7 @@ def _with_fast_forward(kind: type[nn.Module]) -> type[nn.Module]:
 
 
 def _is_plain(layer: Any, hidden: Tensor) -> bool:
-    """Whether the layer's parts are now as they were when it was tried."""
+    """Tells whether the layer's parts are still as they were at the trial."""
     attention, mlp = layer.self_attn, layer.mlp
     linear = (attention.q_proj, attention.k_proj, attention.v_proj, mlp.gate_proj, mlp.up_proj)
     read = (*linear, layer.input_layernorm, layer.post_attention_layernorm)
@@ -169,20 +170,20 @@ def _is_plain(layer: Any, hidden: Tensor) -> bool:
 
 
 def _has_hooks(module: nn.Module) -> bool:
-    """Whether somebody wants to know when the module is called."""
+    """Tells whether the module has hooks."""
     hooks = module._forward_pre_hooks, module._forward_hooks
     return any(hooks) or bool(module._backward_hooks or module._backward_pre_hooks)
 
 
 def use_fast_layers(model: nn.Module) -> int:
-    """Replace the forwards that can be; returns how many modules were changed."""
+    """Replaces the forwards that can be replaced; returns the number of changed modules."""
     return replace_forwards(
         model, looks_alike=_looks_alike, computes_alike=_computes_alike, faster=_with_fast_forward
     )
 
 
 def _looks_alike(module: Any) -> bool:
-    """Whether the module has the parts of such a layer and no others, its attention the fast one."""
+    """Tells whether the module has the parts of such a layer and no others, with fast attention."""
     if {name for name, _ in module.named_children()} != _PARTS:
         return False
     parts = {name for name, _ in module.mlp.named_children()}

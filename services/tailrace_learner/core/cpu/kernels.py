@@ -23,13 +23,13 @@ _uses_onednn = False  # of this process; `select_matmul` sets it
 
 @cache
 def has_onednn_linear() -> bool:
-    """Tell whether this build of torch has oneDNN's fused linear kernel."""
+    """Tells whether this build of torch has oneDNN's fused linear kernel."""
     has_library = bool(torch.backends.mkldnn.is_available())  # type: ignore[no-untyped-call]
     return has_library and hasattr(torch.ops.mkldnn, "_linear_pointwise")
 
 
 def select_matmul(choice: CpuMatmul) -> None:
-    """Take the library that `choice` stands for, in this process; raises `ValueError`."""
+    """Selects the library that `choice` names, in this process; raises `ValueError`."""
     global _uses_onednn
     library = matmul_library(choice, has_onednn=has_onednn_linear())
     _uses_onednn = library == "onednn"
@@ -47,7 +47,7 @@ def matmul_t(left: Tensor, right: Tensor) -> Tensor:
 
 
 def add_matmul_t(total: Tensor, left: Tensor, right: Tensor) -> None:
-    """Add left [N, K] times right [M, K] transposed to `total` [N, M]; without autograd."""
+    """Adds left [N, K] times right [M, K] transposed to `total` [N, M]; without autograd."""
     if _by_onednn(left, right):
         total.add_(_matmul_t(left, right))
     else:
@@ -59,7 +59,7 @@ def _by_onednn(*tensors: Tensor) -> bool:
 
 
 def is_plain(*tensors: Tensor) -> bool:
-    """Whether all are float32 on the CPU."""
+    """Tells whether all are float32 on the CPU."""
     return all(t.device.type == "cpu" and t.dtype == torch.float32 for t in tensors)
 
 
@@ -92,7 +92,7 @@ class OneDnnLinear(nn.Linear):
 
 
 def rms_scale(states: Tensor, epsilon: float) -> Tensor:
-    """1 / rms of `states` [..., K] -> [..., 1]."""
+    """Computes 1 / rms of `states` [..., K] -> [..., 1]."""
     norm: Tensor = torch.linalg.vector_norm(states, dim=-1, keepdim=True)
     return norm.square_().div_(states.shape[-1]).add_(epsilon).rsqrt_()
 
@@ -123,7 +123,7 @@ def _fast_rms_norm(module: nn.Module, inputs: Tensor) -> Tensor:
 
 
 def _with_fast_forward(kind: type[nn.Module]) -> type[nn.Module]:
-    """The norm's class, faster for float32; other types take its own forward."""
+    """Subclass of the norm's class, faster for float32; other types take its own forward."""
 
     def forward(self: nn.Module, hidden_states: Tensor) -> Tensor:
         if is_plain(hidden_states, *self.parameters()):  # in bfloat16 they are gathered as such
@@ -135,7 +135,7 @@ def _with_fast_forward(kind: type[nn.Module]) -> type[nn.Module]:
 
 
 def use_fast_kernels(model: nn.Module) -> int:
-    """Replace the forwards of linear layers and norms that can be; returns how many were changed."""
+    """Replaces forwards of linear layers and norms; returns the number of changed modules."""
     changed = 0
     norms: dict[type[nn.Module], type[nn.Module]] = {}
     for module in model.modules():
@@ -151,7 +151,7 @@ def use_fast_kernels(model: nn.Module) -> int:
 
 
 def _is_plain_rms_norm(module: nn.Module) -> bool:
-    """Whether the module computes weight * x / rms(x); found out by trying it, since names mislead."""
+    """Tells whether the module computes weight * x / rms(x), by a trial: names mislead."""
     weight = getattr(module, "weight", None)
     if (
         not hasattr(module, "variance_epsilon")

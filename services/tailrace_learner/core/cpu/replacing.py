@@ -1,4 +1,4 @@
-"""Modules that get a faster forward, where a trial shows that it computes the same."""
+"""Replacement of module forwards by faster ones, where a trial gives the same results."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def replace_forwards(
     computes_alike: Callable[[Any], bool],
     faster: Callable[[type[nn.Module]], type[nn.Module]],
 ) -> int:
-    """Give modules that look alike the `faster` subclass of their own; returns how many got it.
+    """Gives modules that look alike the `faster` subclass of their own; returns their number.
 
     One module of each class is tried.
     """
@@ -44,7 +44,7 @@ def replace_forwards(
 
 @torch.no_grad()
 def gives_the_same(own: Compute, fast: Compute, module: Any, attention: Any) -> bool:
-    """Whether two ways to compute `module` agree on two random rows; `attention` is in it."""
+    """Tells whether two ways to compute `module` agree on two random rows; `attention` is in it."""
     weight = attention.q_proj.weight
     generator = torch.Generator().manual_seed(0)
     hidden = torch.randn((1, 7, weight.shape[1]), generator=generator).to(weight)

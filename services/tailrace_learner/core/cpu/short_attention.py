@@ -1,9 +1,9 @@
 """Attention of short sequences on the CPU, by batched matrix products.
 
-Sequences of a few dozen tokens are too little for the fused kernel's blocks. Their probabilities are
+Sequences of a few dozen tokens are too small for the fused kernel's blocks. Their probabilities are
 small, so they are kept, and the backward pass is five products over what the forward pass left (4
-groups of 8 rows, 31 tokens after a prompt of 13 to 18, 4 heads of 32: 4.1 ms against 7.4). Query heads
-that share a key head are rows of one product. What lies where is a plan (`short_plan`).
+groups of 8 rows, 31 tokens after a prompt of 13 to 18, 4 heads of 32: 4.1 ms against 7.4). Query
+heads that share a key head are rows of one product. `short_plan` plans the places.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def short_attention(
     scale: float | None,
     window: int | None,
 ) -> Tensor:
-    """Attention output [N, H, D]; `window` bounds how many tokens back one sees, itself included."""
+    """Attention output [N, H, D]; a token attends to `window` tokens back, itself included."""
     repeats = query.shape[1] // key.shape[1]
     plan = plan_of(packed, Heads(key.shape[1], repeats, window, query.dtype))
     scale = query.shape[-1] ** -0.5 if scale is None else scale
@@ -41,7 +41,7 @@ def short_attention(
 
 
 def is_short(packed: PackedRows) -> bool:
-    """Whether all sequences are, and each sees only itself."""
+    """Tells whether all sequences are short and none attends to others."""
     return not packed.branches and max(bucket.max_len for bucket in packed.buckets) <= MAX_LEN
 
 
@@ -86,7 +86,7 @@ class _ShortAttention(torch.autograd.Function):
 
 
 def _gathered(states: Tensor, kv_heads: int, places: Tensor) -> Tensor:
-    """What is at every place, [P, R * D], of `states` [N, R * KH, D]."""
+    """States at every place, [P, R * D], of `states` [N, R * KH, D]."""
     return states.reshape(states.shape[0] * kv_heads, -1).index_select(0, places)
 
 
@@ -104,7 +104,7 @@ def _by_part(
 
 
 def _summed(places: Tensor, plan: ShortPlan, kv_heads: int) -> Tensor:
-    """[N, KH, D]: what all places of a token give it."""
+    """Sum over all places of a token, [N, KH, D]."""
     tokens = places.index_select(0, plan.key_of)
     if len(plan.seen):
         tokens.index_add_(0, plan.seen_tokens, places.index_select(0, plan.seen))

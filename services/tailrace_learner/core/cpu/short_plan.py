@@ -1,7 +1,8 @@
-"""Where the tokens of short sequences lie for batched products: queries and keys of every bucket.
+"""Places of the tokens of short sequences for batched products: queries and keys of every bucket.
 
-A sequence shows tokens of others before its own (`layout`): those are keys, and its own alone queries.
-Each key head has places of its own, so that one product has the query heads that share it as rows.
+A sequence holds tokens of others before its own (`layout`): those are keys only, its own are queries
+too. Each key head has places of its own, so that one product has the query heads that share it as
+rows.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from tailrace_learner.core.batch.layout import Bucket, PackedRows
 
 
 class Heads(NamedTuple):
-    """What a layer's attention has, beside its batch."""
+    """Head counts and sizes of a layer's attention, beside its batch."""
 
     kv_heads: int  # KH
     repeats: int  # R query heads per key head
@@ -28,7 +29,7 @@ class Heads(NamedTuple):
 
 
 class Part(NamedTuple):
-    """A bucket's B sequences, once per key head: Q tokens that are attended for, K that are seen."""
+    """A bucket's B sequences, once per key head: Q tokens that are computed, K that they attend to."""
 
     num_queries: int  # Q
     num_keys: int  # K
@@ -36,9 +37,9 @@ class Part(NamedTuple):
 
 
 class ShortPlan(NamedTuple):
-    """Where the flat tokens of each key head lie among the places of all buckets, [B, KH, n] of each.
+    """Places of the flat tokens of each key head among those of all buckets, [B, KH, n] of each.
 
-    A place of padding repeats a token: nobody sees it, and as a query it gives and gets nothing.
+    A place of padding repeats a token: no query attends to it, and as a query it has no effect.
     """
 
     parts: tuple[Part, ...]
@@ -54,7 +55,7 @@ class ShortPlan(NamedTuple):
 
 
 def plan_of(packed: PackedRows, heads: Heads) -> ShortPlan:
-    """Made once for all layers that are alike."""
+    """Plan, made once for all layers that are alike."""
     found: ShortPlan | None = packed.made.get(heads)
     if found is None:
         found = packed.made[heads] = _made(packed, heads)
@@ -72,7 +73,7 @@ class _Columns(NamedTuple):
 
     @classmethod
     def of(cls, bucket: Bucket) -> _Columns:
-        """Of the bucket's places."""
+        """Columns of the bucket's places."""
         shape = bucket.num_rows, bucket.max_len
         is_own = np.full(shape, bucket.filled is None)
         if bucket.filled is not None:
@@ -87,7 +88,7 @@ class _Columns(NamedTuple):
         return cls(tokens.reshape(shape), is_own, is_seen, own, queries < counts)
 
     def mask(self, window: int | None, dtype: torch.dtype) -> Tensor:
-        """Added to scores, [B, Q, K], or [1, Q, K] where it is the same for all sequences."""
+        """Mask that is added to scores, [B, Q, K], or [1, Q, K] where all sequences have the same."""
         length = self.tokens.shape[1]
         own = self.own[:1] if (self.own == self.own[0]).all() else self.own
         distance = own[:, :, None] - np.arange(length)
@@ -135,7 +136,7 @@ def _part(columns: _Columns, heads: Heads) -> Part:
 
 
 def _inverse(tokens: NDArray[np.int64], is_it: NDArray[np.bool_]) -> NDArray[np.int64]:
-    """[n] at which of the flagged places each of n tokens is."""
+    """Number [n] of the flagged place of each of n tokens."""
     places = np.flatnonzero(is_it)
     found = np.empty_like(places)
     found[tokens[places]] = places

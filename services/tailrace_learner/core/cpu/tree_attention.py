@@ -1,14 +1,14 @@
 """Attention of packed rows on the CPU, piece by piece: no prefix is computed or copied twice.
 
-A token sees its own sequence, causally, and the segments before it that branches show, whole. Each such
-pair is a piece for torch's fused kernel: sequences of about one length as a dense batch (`Bucket`), and
-all tokens that continue a segment as queries against its keys (`Branch`). With s_p the log-sum-exp of
-piece p's scores and o_p its output, the output over all pieces is
+A token attends to its own sequence, causally, and to the whole segments before it, as branches list
+them. Each such pair is a piece for torch's fused kernel: sequences of similar length as a dense batch
+(`Bucket`), and all tokens that continue a segment as queries against its keys (`Branch`). With s_p
+the log-sum-exp of piece p's scores and o_p its output, the output over all pieces is
 
     s = logsumexp_p s_p,    o = sum_p exp(s_p - s) o_p
 
-and the kernel's gradients of a piece are those of the whole when it is given o and s in place of o_p
-and s_p: it forms the probabilities exp(score - s) and the products do . o from them (Ring Attention,
+and the kernel's gradients of a piece are those of the whole when it gets o and s in place of o_p and
+s_p: it computes the probabilities exp(score - s) and the products do . o from them (Ring Attention,
 2310.01889, does this across devices). Exact in float32 and float64.
 """
 
@@ -35,7 +35,7 @@ def tree_attention(
     scale: float | None,
     window: int | None,
 ) -> Tensor:
-    """Attention output [N, H, D]; `window` bounds how many tokens back one sees, itself included."""
+    """Attention output [N, H, D]; a token attends to `window` tokens back, itself included."""
     output: Tensor = _TreeAttention.apply(  # type: ignore[no-untyped-call]
         query, key, value, packed, scale, window
     )
@@ -101,7 +101,7 @@ class _TreeAttention(torch.autograd.Function):
 
 
 def _dense(bucket: Bucket, states: Tensor, fill: float | None = None) -> Tensor:
-    """[rows, H, length, ...]; padding repeats a token, or is `fill`."""
+    """Dense states [rows, H, length, ...]; padding repeats a token, or is `fill`."""
     if bucket.places is None:
         tokens = states[bucket.start : bucket.stop]
     elif fill is None or bucket.filled is None:
@@ -114,7 +114,7 @@ def _dense(bucket: Bucket, states: Tensor, fill: float | None = None) -> Tensor:
 
 
 def _put(bucket: Bucket, whole: Tensor, dense: Tensor) -> None:
-    """Write what was computed for the bucket's tokens to their places in `whole` [N, H, ...]."""
+    """Writes results of the bucket's tokens to their places in `whole` [N, H, ...]."""
     part = dense.transpose(1, 2).flatten(0, 1)
     if bucket.places is None:
         whole[bucket.start : bucket.stop] = part
@@ -125,7 +125,7 @@ def _put(bucket: Bucket, whole: Tensor, dense: Tensor) -> None:
 
 
 def _add(bucket: Bucket, whole: Tensor, dense: Tensor) -> None:
-    """Add what places contribute to their tokens in `whole` [N, H, ...]: zeros where tokens repeat."""
+    """Adds what places contribute to their tokens in `whole` [N, H, ...]: zeros where tokens repeat."""
     if not bucket.repeats:
         _put(bucket, whole, dense)
         return
@@ -134,7 +134,7 @@ def _add(bucket: Bucket, whole: Tensor, dense: Tensor) -> None:
 
 
 def _later(branch: Branch, states: Tensor) -> Tensor:
-    """[1, H, n, ...] of the tokens that continue the segment."""
+    """States [1, H, n, ...] of the tokens that continue the segment."""
     return states[branch.stop : branch.end].transpose(0, 1).unsqueeze(0)
 
 
@@ -144,7 +144,7 @@ def _pieces(branch: Branch, query: Tensor, key: Tensor, value: Tensor) -> tuple[
 
 
 def _merge(branch: Branch, output: Tensor, log_sums: Tensor, found: Tensor, sums: Tensor) -> None:
-    """Take a piece's output into that of the pieces before."""
+    """Merges a piece's output into that of the pieces before."""
     so_far, new = log_sums[branch.stop : branch.end], sums[0].transpose(0, 1)
     total = torch.logaddexp(so_far, new)
     kept = output[branch.stop : branch.end]
@@ -154,7 +154,7 @@ def _merge(branch: Branch, output: Tensor, log_sums: Tensor, found: Tensor, sums
 
 
 def _own_mask(bucket: Bucket, window: int | None, like: Tensor) -> Tensor | None:
-    """Added to the scores [length, length] of a sequence; None: causal without a window."""
+    """Mask added to the scores [length, length] of a sequence; None: causal without a window."""
     if window is None or window >= bucket.max_len:
         return None
     places = torch.arange(bucket.max_len)
@@ -165,7 +165,7 @@ def _own_mask(bucket: Bucket, window: int | None, like: Tensor) -> Tensor | None
 def _branch_mask(
     branch: Branch, position_ids: Tensor, window: int | None, like: Tensor
 ) -> Tensor | None:
-    """Added to the scores [n, length]; None: everything is seen."""
+    """Mask that is added to the scores [n, length]; None: every token attends to every key."""
     if window is None:
         return None
     seen_from = position_ids[branch.stop : branch.end, None]

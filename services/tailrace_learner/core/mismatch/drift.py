@@ -1,13 +1,13 @@
-"""What tokens say of who sampled them: does every inference server have the weights that it says?
+"""Errors of inference servers: does each server sample with the weights that it reports?
 
-With the weights of a token's version, engine and learner compute one log-probability; what is between
-them is arithmetic (float32 1e-6, bfloat16 1e-2) or a server that has gone wrong. The error is the mean
-of |log pi - log mu| and not the divergence: a few tokens do not outweigh all others, it is linear in
-what is wrong, and one can say how much is normal.
+With the weights of a token's version, engine and learner compute the same log-probability. The
+difference is arithmetic (float32 1e-6, bfloat16 1e-2) or a server that has gone wrong. The error is
+the mean of |log pi - log mu| and not the divergence: a few tokens do not outweigh all others, it is
+linear in the fault, and its normal size is known.
 
-Tokens of the version that a step begins with are read in its own passes, a sample of older ones under
-weights that were kept (`core/mismatch/old_readings.py`); others say nothing about a server.
-`core/mismatch/sentinel.py` judges by the sums.
+A step's own passes read the tokens of the version that the step begins with. A sample of older ones
+is read under weights that were kept (`core/mismatch/old_readings.py`). Other tokens say nothing about
+a server. `core/mismatch/sentinel.py` judges by the sums.
 """
 
 from __future__ import annotations
@@ -34,9 +34,10 @@ def add_errors(
     counted: NDArray[np.bool_],
     age: int,
 ) -> None:
-    """Add what the tokens of `rows` that are `counted` [M] say of servers and of numerics.
+    """Adds the errors of servers and of numerics on the `counted` [M] tokens of `rows`.
 
-    `learner_logprobs` [M]: under the weights of `age` steps ago, which are those of the counted tokens.
+    `learner_logprobs` [M]: under the weights of `age` steps ago, which are those of the counted
+    tokens.
     """
     on_own = torch.from_numpy(counted).to(learner_logprobs.device)
     metric_sums.add(
@@ -48,7 +49,7 @@ def add_errors(
 
 
 def of_sources(totals: Mapping[str, tuple[float, float]]) -> Sums:
-    """What `add_errors` added, by source and age; names come without their prefix."""
+    """Sums that `add_errors` added, by source and age; names come without their prefix."""
     parts = {name: name.partition(" ") for name in totals}
     return {(source, int(age)): totals[name] for name, (age, _, source) in parts.items()}
 
@@ -56,7 +57,7 @@ def of_sources(totals: Mapping[str, tuple[float, float]]) -> Sums:
 def drift_sums(
     rows: Sequence[TrainingRow], errors: Tensor, matched: NDArray[np.bool_]
 ) -> Iterator[tuple[str, Tensor, int]]:
-    """Per source, the sum of `errors` [M] over its version-matched tokens, and their number."""
+    """Sum of `errors` [M] over each source's version-matched tokens, and their number."""
     names, owners = owners_of(rows)
     if not names or not matched.any():
         return
@@ -72,7 +73,7 @@ def drift_sums(
 
 
 def owners_of(rows: Sequence[TrainingRow]) -> tuple[list[str], NDArray[np.int64]]:
-    """All sources of the rows, and for every target [M] the place of its source, -1 if not known."""
+    """All sources of the rows, and the place of each target's source [M], -1 if unknown."""
     places: dict[str, int] = {}
     owners = [_owners(row, places) for row in rows]
     return list(places), np.concatenate(owners)

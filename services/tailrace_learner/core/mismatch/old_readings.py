@@ -1,11 +1,11 @@
 """Readings of tokens that are older than the weights that a step begins with.
 
-With episodes in flight while weights change, almost no token is of the very version that its step
-begins with. In every `EVERY_STEPS`th step a sample of those that are a step or a few older, of another
-age each time, is computed once more, without gradient, under the weights of their version. Invariants:
-the sample has at most `MAX_SHARE` of the tokens that the mini-batch computes, `MIN_TOKENS` or one row,
-whichever is most; every rank chooses the same rows and makes as many passes; the oldest weights are
-given up by the step's first update, so nothing is read after it.
+With episodes in flight while weights change, almost no token is of the version that its step begins
+with. In every `EVERY_STEPS`th step a sample of those that are a step or a few older, of another age
+each time, is computed once more, without gradient, under the weights of their version. Invariants:
+the sample has at most `MAX_SHARE` of the tokens that the mini-batch computes, `MIN_TOKENS` or one
+row, whichever is most. Every rank chooses the same rows and makes as many passes. The step's first
+update drops the oldest weights, so nothing is read after it.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class OldReadings:
         self._versions = OldVersions(policy.parameters if num_versions else [], num_versions)
 
     def keep(self, step: int) -> None:
-        """The current weights are those that `step` begins with, and about to change."""
+        """Keeps the current weights, those that `step` begins with, before they change."""
         self._versions.keep(step)
 
     def read(
@@ -57,9 +57,10 @@ class OldReadings:
         num_owed: Callable[[str], int],
         metric_sums: MetricSums,
     ) -> None:
-        """Add to `tally` what a sample of older tokens, all of one age, says of sources.
+        """Adds to `metric_sums` the errors of sources on a sample of older tokens of one age.
 
-        `num_owed`: tokens of a source that are wanted, those of `step` itself included.
+        `num_owed`: number of a source's tokens that are still needed, those of `step` itself
+        included.
         """
         ages = [age for age in range(1, self._num_versions + 1) if self._versions.has(step - age)]
         if not ages or not rows or step < self._next_step:

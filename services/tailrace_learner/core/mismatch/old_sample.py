@@ -1,7 +1,7 @@
-"""Which rows of a mini-batch are read under older weights: few, and some of every source in turn.
+"""Sample of a mini-batch's rows to read under older weights: few rows, each source in turn.
 
-A source owes as many tokens as its next verdict wants; tokens of the version that the step begins with,
-which its own passes read, are paid already. The choice depends on rows, debts and steps alone.
+A source owes as many tokens as its next verdict needs. Tokens of the version that the step begins
+with, which its own passes read, are paid already. The choice depends on rows, debts and steps alone.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class OldSample:
         self._pay(self._owners[(self._ages == 0) & (self._owners >= 0)])
 
     def of_age(self, age: int) -> list[TrainingRow]:
-        """Rows with tokens of that age alone as targets; sources that were long not read come first."""
+        """Rows with tokens of that age alone as targets; sources not read for long come first."""
         is_wanted = (self._ages == age) & (self._owners >= 0)
         is_wanted[is_wanted] = self._owed[self._owners[is_wanted]] > 0
         chosen = []
@@ -80,7 +80,7 @@ class OldSample:
         return [int((turn + begin) % len(self._rows)) for turn in order]
 
     def _cut_to(self, index: int, wanted: NDArray[np.bool_]) -> TrainingRow:
-        """A copy of a row with the wanted targets alone."""
+        """Copies a row with the wanted targets alone."""
         row = replace(self._rows[index])
         cut_down(row, wanted)
         return row

@@ -1,8 +1,8 @@
-"""The weights that the last steps began with, for forwards that ask what they would have said.
+"""Weights that the last steps began with, for forwards under them.
 
-Kept on the host in their own precision, this rank's shards only: `num_versions` times what the trained
-weights (of adapters: only these) take on this rank. A forward under them exchanges them with the
-model's, one tensor after the other, so the device needs room for one tensor more.
+Each rank keeps its own shards on the host in their own precision: `num_versions` times what the
+trained weights (of adapters: only these) take on this rank. A forward under them exchanges them with
+the model's, one tensor after the other, so the device needs room for one more tensor.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from tailrace_learner.core.model.shards import local
 
 
 class OldVersions:
-    """Knows weights by the number of steps that were done when they were the learner's."""
+    """Weights by the number of steps that were done when they were the learner's."""
 
     def __init__(self, parameters: list[nn.Parameter], num_versions: int) -> None:
         self._parameters = parameters
@@ -25,12 +25,12 @@ class OldVersions:
         self._kept: dict[int, list[Tensor]] = {}  # by step
 
     def has(self, step: int) -> bool:
-        """Whether the weights of `step` can be had."""
+        """Tells whether the weights of `step` are kept."""
         return step in self._kept
 
     @torch.no_grad()
     def keep(self, step: int) -> None:
-        """Copy the current weights, which are those of `step`, into the memory of the oldest copy."""
+        """Copies the current weights, those of `step`, into the memory of the oldest copy."""
         if not self._num_versions or step in self._kept:
             return
         if len(self._kept) < self._num_versions:
@@ -43,7 +43,7 @@ class OldVersions:
 
     @contextmanager
     def restored(self, step: int) -> Iterator[None]:
-        """The weights of `step` in the model, for forwards without gradient."""
+        """Puts the weights of `step` into the model, for forwards without gradient."""
         self._exchange(step)
         try:
             yield
@@ -63,5 +63,5 @@ class OldVersions:
 
 
 def _on_host(shard: Tensor) -> Tensor:
-    """Memory for a copy; of a CUDA tensor it is pinned, which copies several times as fast."""
+    """Allocates memory for a copy; pinned for a CUDA tensor, which copies several times as fast."""
     return torch.empty(shard.shape, dtype=shard.dtype, device="cpu", pin_memory=shard.is_cuda)

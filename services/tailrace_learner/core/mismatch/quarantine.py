@@ -1,8 +1,8 @@
-"""What a step already holds, without the tokens of servers found wrong since.
+"""Quarantine within a step: removes the tokens of servers that its passes found wrong.
 
-`core/batch/token_rows.py` leaves them out of groups that come later, by the same rule: a token stays if
-it is no newer than its source's last good reading. Rows are changed in place: whoever computes a row
-knows it by its identity.
+`core/batch/token_rows.py` leaves them out of later groups by the same rule: a token stays if it is no
+newer than its source's last good reading. Rows are changed in place, because passes know a row by its
+identity.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _PER_TARGET = (
 
 
 def without_wrong(group: PreparedGroup, quarantine: Mapping[str, int], step: int) -> PreparedGroup:
-    """The group in step `step` without the tokens that `quarantine` means; they are counted.
+    """Group of step `step` without the tokens that `quarantine` excludes; they are counted.
 
     `quarantine`: source -> step of its last good reading. Rows without a token left are dropped.
     """
@@ -63,7 +63,7 @@ def is_trusted(
 
 
 def _leave_out(row: TrainingRow, quarantine: Mapping[str, int], step: int) -> int:
-    """Number of the row's targets that were taken out of it."""
+    """Removes targets from the row; returns their number."""
     stays = is_trusted(row.spans, row.staleness, quarantine, step)
     if stays.all():
         return 0
@@ -72,7 +72,7 @@ def _leave_out(row: TrainingRow, quarantine: Mapping[str, int], step: int) -> in
 
 
 def cut_down(row: TrainingRow, stays: NDArray[np.bool_]) -> None:
-    """Leave of the row, in place, the targets [M] that stay."""
+    """Reduces the row, in place, to the targets [M] that stay."""
     row.spans = kept_spans(row.spans, stays)
     for name in _PER_TARGET:
         if (values := getattr(row, name)) is not None:

@@ -1,7 +1,7 @@
-"""The drift sentinel: which inference servers sample from other weights than they say?
+"""The drift sentinel: finds inference servers that sample with other weights than they report.
 
-A server is judged once enough of its tokens were read, over several mini-batches and steps, or once the
-errors of fewer suffice to be beyond the limit whatever the others say. Until then it is trusted.
+A server is judged once enough of its tokens were read, over several mini-batches and steps, or once
+the errors of fewer are beyond the limit whatever the others add. Until then it is trusted.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class _Reading:
 
 @dataclass(slots=True)
 class _Pool:
-    """What was read of a source since its last verdict, by the step of the version."""
+    """Readings of a source since its last verdict, by the step of the version."""
 
     readings: dict[int, _Reading] = field(default_factory=dict)
 
@@ -54,12 +54,12 @@ class _Pool:
         return self.error / self.num_tokens
 
     def newest_within(self, limit: float) -> int:
-        """Newest of the versions within the limit, of a pool whose mean is."""
+        """Newest version within the limit, of a pool whose mean is within it."""
         steps = [step for step, reading in self.readings.items() if reading.mean <= limit]
         return max(steps, default=min(self.readings))  # none: only rounding is between
 
     def oldest_beyond(self, limit: float) -> int:
-        """Oldest of the versions beyond the limit, of a pool whose mean is."""
+        """Oldest version beyond the limit, of a pool whose mean is beyond it."""
         steps = [step for step, reading in self.readings.items() if reading.mean > limit]
         return min(steps, default=min(self.readings))
 
@@ -68,7 +68,7 @@ class Sentinel:
     """Judges sources: `begin` a step, `read` every mini-batch of it, then `numbers` for its metrics.
 
     `quarantine` is live: source -> step of its last good reading, the newest version that is trusted.
-    Over several ranks each has its own sentinel, which reads the same sums and so comes to the same
+    Over several ranks each has its own sentinel, which reads the same sums and so reaches the same
     verdicts.
     """
 
@@ -87,9 +87,9 @@ class Sentinel:
         self._restarted: set[str] = set()  # server ids that were started anew and never good before
 
     def begin(self, step: int) -> None:
-        """A step on the weights of `step` begins.
+        """Begins a step on the weights of `step`.
 
-        Only now are the sources of the last one good: those of the same version may have gone wrong
+        Only now are the sources of the last step good: others of the same version may have gone wrong
         after a good reading.
         """
         for source in self._within.keys() - self.quarantine.keys():
@@ -100,18 +100,18 @@ class Sentinel:
         self._judged = set()
 
     def num_owed(self, source: str) -> int:
-        """Tokens that the source's next verdict still wants; 0 if it had one in this step."""
+        """Tokens that the source's next verdict still needs; 0 if it had one in this step."""
         if source in self.quarantine or source in self._judged:
             return 0
         pool = self._open.get(source)
         return math.ceil(self._min_tokens - (pool.num_tokens if pool else 0))
 
     def read(self, sums: Sums) -> list[ServerQuarantined]:
-        """Judge by a mini-batch's sums of errors and numbers of tokens; the newly found.
+        """Judges by a mini-batch's sums of errors and numbers of tokens; returns the newly found.
 
         Sums are pooled over mini-batches and steps until the verdict is certain. Where every one of
-        several sources is beyond the limit, or a new start of a server changed nothing and no other was
-        ever good, none is quarantined: not the servers are wrong, but dtypes or temperatures differ.
+        several sources is beyond the limit, or a new start of a server changed nothing and no other
+        was ever good, none is quarantined: dtypes or temperatures differ, and no server is wrong.
         """
         pooled = self._pooled(sums)
         beyond = {source for source, pool in pooled.items() if pool.mean > self._limit}
@@ -131,7 +131,7 @@ class Sentinel:
         return found
 
     def numbers(self) -> dict[str, float | None]:
-        """The errors of the step by server id, and how many servers differ without being to blame."""
+        """Errors of the step by server id, and the number of servers that differ without a fault."""
         told: dict[str, float | None] = {}
         for server_id, reading in self._told.items():
             told[DRIFT + server_id] = reading.mean
@@ -141,18 +141,18 @@ class Sentinel:
         return told
 
     def _is_ripe(self, pool: _Pool) -> bool:
-        """Whether there are enough tokens, or those missing cannot bring the mean within the limit."""
+        """Tells whether more tokens could not change the verdict, or there are enough."""
         return pool.num_tokens >= self._min_tokens or pool.error > self._limit * self._min_tokens
 
     def _is_to_blame(self, source: str) -> bool:
-        """Whether a new start may help: it may unless it did not before and no server was ever good."""
+        """Tells whether a new start may help: not if one did not and no server was ever good."""
         server_id = split_source(source)[0]
         good = self._good.keys() | self._within
         is_shown = any(source == one or split_source(one)[0] != server_id for one in good)
         return is_shown or server_id not in self._restarted
 
     def _pooled(self, sums: Sums) -> dict[str, _Pool]:
-        """What is known since their last verdict of the sources that `sums` tell of."""
+        """Readings since their last verdict of the sources in `sums`."""
         pooled = {}
         for (source, age), (error, num_tokens) in sums.items():
             if _is_known(error, num_tokens):
@@ -162,7 +162,7 @@ class Sentinel:
         return pooled
 
     def _quarantine(self, source: str, pool: _Pool) -> ServerQuarantined:
-        """No version is trusted that is beyond the limit, nor later ones, whatever was read before."""
+        """Trusts no version beyond the limit, nor later ones, whatever was read before."""
         good_step = min(self._good.get(source, -1), pool.oldest_beyond(self._limit) - 1)
         self.quarantine[source] = good_step
         server_id, incarnation = split_source(source)

@@ -1,8 +1,8 @@
 """Attention of packed rows, as an implementation that Hugging Face models call by name.
 
-Everything but attention runs on the flat tokens without padding. Attention is exact on every device:
-`tree_attention` on the CPU, `short_attention` where all rows are short there; `bucket_attention` on
-others, or `flex` where rows share prefixes.
+Everything but attention runs on the flat tokens without padding. Attention is exact on every device.
+The CPU uses `tree_attention`, or `short_attention` where all rows are short. Other devices use
+`bucket_attention`, or `flex` where rows share prefixes.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ def attend(
     scale: float | None,
     window: int | None,
 ) -> Tensor:
-    """Attention output [N, H, D] by what suits the device."""
+    """Attention output [N, H, D] by the kernel that suits the device."""
     # Under autocast norms leave queries and keys in float32.
     query, key = query.to(value.dtype), key.to(value.dtype)
     if query.device.type == "cpu":
@@ -79,10 +79,10 @@ def attend(
 
 
 def no_mask(*args: Any, **kwargs: Any) -> None:
-    """Packed attention needs no mask tensor; models that ask for one get none."""
+    """Gives models that ask for a mask tensor none: packed attention needs none."""
 
 
 def register() -> None:
-    """Make `IMPLEMENTATION` known to Hugging Face models; repeating it does nothing."""
+    """Registers `IMPLEMENTATION` with Hugging Face models; repeating it does nothing."""
     AttentionInterface.register(IMPLEMENTATION, packed_attention)
     AttentionMaskInterface.register(IMPLEMENTATION, no_mask)

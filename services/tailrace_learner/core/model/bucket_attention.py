@@ -1,7 +1,7 @@
 """Attention of rows that share nothing, by torch's own dispatch, for devices other than the CPU.
 
-Each bucket of rows becomes a dense [rows, length] batch under plain causal attention; padded places
-come after all tokens of their row, so they change nothing, and their outputs are left behind.
+Each bucket of rows becomes a dense [rows, length] batch under plain causal attention. Padding comes
+after all tokens of its row, so it changes nothing, and its outputs are dropped.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _MAX_FLASH_HEAD = 256  # dimensions
 
 
 class _Spread(torch.autograd.Function):
-    """Tokens at their `places`; what fills padding gets no gradient."""
+    """Tokens at their `places`; padding gets no gradient."""
 
     @staticmethod
     def forward(ctx: Any, tokens: Tensor, places: Tensor, filled: Tensor) -> Tensor:
@@ -94,17 +94,17 @@ def _bucket_attention(
 
 
 def _takes_few_key_heads(query: Tensor, mask: Tensor | None) -> bool:
-    """Whether a fused kernel takes fewer key heads than query heads.
+    """Tells whether a fused kernel takes fewer key heads than query heads.
 
-    Flash attention does, which wants half precision, small heads and no mask. The memory-efficient
-    kernel, which takes the rest, does not: torch would fall back to one that writes all scores.
+    Flash attention does: it needs half precision, small heads and no mask. The memory-efficient
+    kernel, which takes the rest, does not: torch would use one that writes all scores.
     """
     is_half = query.dtype in (torch.float16, torch.bfloat16)
     return mask is None and is_half and query.shape[-1] <= _MAX_FLASH_HEAD
 
 
 def _dense(bucket: Bucket, states: Tensor) -> Tensor:
-    """The bucket's tokens [segments, length, H, D], padded where rows are shorter."""
+    """Tokens [segments, length, H, D] of the bucket, padded where rows are shorter."""
     tokens = states[bucket.start : bucket.stop]
     if bucket.places is not None:
         places = bucket.places - bucket.start

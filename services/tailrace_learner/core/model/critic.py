@@ -1,7 +1,7 @@
-"""The critic: values of what was said before each policy token.
+"""The critic: values of the tokens before each policy token.
 
 A trunk (a model of its own, or the policy's) and a linear head on the hidden state that predicts the
-token. The head begins at 0, so that a new critic expects nothing. Values are float32.
+token. The head begins at 0, so the values of a new critic are 0. Values are float32.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from tailrace_learner.core.model.policy import PolicyModel
 
 
 def make_head(hidden_size: int, device: torch.device) -> nn.Linear:
-    """A head that says 0."""
+    """Makes a head whose values are 0."""
     head = nn.Linear(hidden_size, 1, device=device)
     nn.init.zeros_(head.weight)
     nn.init.zeros_(head.bias)
@@ -34,13 +34,13 @@ class Critic:
 
     @property
     def parameters(self) -> list[nn.Parameter]:
-        """What the critic's own optimizer trains."""
+        """Parameters that the critic's own optimizer trains."""
         trunk = [] if self.args.shared else self.trunk.parameters
         return [*trunk, *self.head.parameters()]
 
     @property
     def named_parameters(self) -> dict[str, nn.Parameter]:
-        """As `parameters`, by the names that checkpoints use."""
+        """The same as `parameters`, by the names that checkpoints use."""
         found = {f"head.{name}": parameter for name, parameter in self.head.named_parameters()}
         if not self.args.shared:
             trunk = self.trunk.model.named_parameters()

@@ -1,10 +1,10 @@
 """Attention of packed trees as one compiled kernel with a block mask, for CUDA.
 
-In preorder the flat tokens that see token k are k to reach[k] - 1: its own segment's later ones and all
-that continues it. That is the whole mask, for trees and for rows by themselves. FlexAttention skips the
-blocks in which nothing is seen; which these are follows from each block's bounds, so no [N, N] mask is
-ever made. Its backward exists on CUDA only. Tests on the CPU compare the mask, the blocks and the
-uncompiled forward with the other paths; the compiled kernel has not been run on any device yet.
+In preorder the flat tokens that attend to token k are k to reach[k] - 1: the later ones of its own
+segment and all that continues it. That is the whole mask, for trees and for rows by themselves.
+FlexAttention skips blocks without such a pair. The bounds of a block show which these are, so no [N,
+N] mask is ever made. Its backward exists on CUDA only. Tests on the CPU compare the mask, the blocks
+and the uncompiled forward with the other paths; the compiled kernel has not run on any device yet.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ MaskMod = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
 
 
 def visible(packed: PackedRows, window: int | None) -> MaskMod:
-    """Whether flat token `query` sees flat token `key`, as FlexAttention asks."""
+    """Mask function for FlexAttention: whether flat token `query` attends to flat token `key`."""
     reach, positions = packed.reach, packed.position_ids
 
     def sees(batch: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
@@ -54,7 +54,7 @@ def flex(
 
 
 def _block_mask(packed: PackedRows, window: int | None) -> BlockMask:
-    """Computed once for all layers of a batch."""
+    """Block mask, computed once for all layers of a batch."""
     found = packed.made.get(("flex", window))
     if not isinstance(found, BlockMask):
         found = packed.made["flex", window] = block_mask(packed, window)
@@ -62,9 +62,9 @@ def _block_mask(packed: PackedRows, window: int | None) -> BlockMask:
 
 
 def block_mask(packed: PackedRows, window: int | None) -> BlockMask:
-    """Which blocks of queries see which blocks of keys: in part, as a whole, or nothing.
+    """Blocks of keys that each block of queries attends to: in part, as a whole, or not at all.
 
-    A block that is said to be seen in part may hold no pair that is: the kernel asks for each.
+    A block that is listed as attended in part may hold no such pair: the kernel asks for each.
     """
     reach, positions = _bounds(packed.reach), _bounds(packed.position_ids)
     first = torch.arange(len(reach.least), device=packed.reach.device) * BLOCK
@@ -85,20 +85,20 @@ def block_mask(packed: PackedRows, window: int | None) -> BlockMask:
 
 
 class _Bounds(NamedTuple):
-    """The least and the greatest value in each block [blocks]."""
+    """Least and greatest value in each block [blocks]."""
 
     least: Tensor
     most: Tensor
 
 
 def _bounds(values: Tensor) -> _Bounds:
-    """Of values [N]; the last block's missing ones are like the last."""
+    """Bounds of values [N]; missing values of the last block are like its last."""
     blocks = torch.cat((values, values[-1:].expand(-len(values) % BLOCK))).view(-1, BLOCK)
     return _Bounds(blocks.amin(-1), blocks.amax(-1))
 
 
 def _listed(blocks: Tensor) -> tuple[Tensor, Tensor]:
-    """Of [Q, K] flags: how many are set in each row [1, 1, Q], and their columns first [1, 1, Q, K]."""
+    """Number of set flags per row [1, 1, Q] of flags [Q, K], and their columns first [1, 1, Q, K]."""
     columns = blocks.int().argsort(dim=-1, descending=True, stable=True)
     return blocks.sum(-1, dtype=torch.int32)[None, None], columns.int()[None, None]
 

@@ -1,8 +1,8 @@
 """Log-probabilities and entropies of sampled tokens, without all logits in memory.
 
-Only hidden states that predict a trained token reach the output matrix, `chunk_tokens` at a time;
-backward computes each chunk's logits again, unless the vocabulary is so small that they are no more
-than what a layer keeps. Exact: the same numbers as over the full [M, V] logits.
+Only hidden states that predict a trained token reach the output matrix, `chunk_tokens` at a time. The
+backward pass computes each chunk's logits again, unless the vocabulary is so small that they are no
+larger than what a layer keeps. Exact: the same numbers as over the full [M, V] logits.
 """
 
 from __future__ import annotations
@@ -106,11 +106,11 @@ def token_logprobs(
     chunk_tokens: int,
     bfloat16: bool = False,
 ) -> tuple[Tensor, Tensor]:
-    """log pi(target) [M] and the entropy of the distribution [M], both differentiable.
+    """Log-probability [M] of each target and entropy [M] of its distribution, both differentiable.
 
-    Both are float32, or float64 if `hidden` is. `hidden` [M, H] predicts `targets` [M]; `weight` [V, H]
-    is the output matrix. With `bfloat16` the factors of products are rounded to it, their sums are not:
-    logits, probabilities and the matrix's gradient keep float32.
+    Both are float32, or float64 if `hidden` is. `hidden` [M, H] predicts `targets` [M]; `weight` [V,
+    H] is the output matrix. With `bfloat16` the factors of products are rounded to it and their sums
+    are not: logits, probabilities and the matrix's gradient keep float32.
     """
     inputs = torch.bfloat16 if bfloat16 else hidden.dtype
     outputs: tuple[Tensor, Tensor] = _TokenLogprobs.apply(  # type: ignore[no-untyped-call]

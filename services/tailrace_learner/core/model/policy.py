@@ -1,4 +1,4 @@
-"""The model as the learner uses it: packed rows in, log-probabilities and entropies of targets out."""
+"""The policy model: packed rows in, log-probabilities and entropies of targets out."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tailrace_learner.core.model.shards import local
 
 @dataclass(frozen=True, slots=True)
 class PolicyModel:
-    """A causal LM without output bias or logit transformations (checked when it is loaded)."""
+    """A causal LM without output bias or logit transformations (the loader checks this)."""
 
     model: Any  # transformers.PreTrainedModel
     device: torch.device
@@ -31,11 +31,11 @@ class PolicyModel:
         return [parameter for parameter in self.model.parameters() if parameter.requires_grad]
 
     def forward(self, batch: PackedBatch) -> tuple[Tensor, Tensor]:
-        """log pi [M] and entropy [M] of the batch's targets, in packed order."""
+        """Log-probability [M] and entropy [M] of the batch's targets, in packed order."""
         return self.predict(self.hidden(batch), batch)
 
     def hidden(self, batch: PackedBatch) -> Tensor:
-        """The last hidden state [M, H] that predicts each target: what was seen before it."""
+        """Last hidden state [M, H] before each target, which predicts it."""
         packed = batch.packed
         with torch.autocast(self.device.type, torch.bfloat16, enabled=self.autocast):
             states: Tensor = self.model.base_model(
@@ -51,7 +51,7 @@ class PolicyModel:
         return states[0].index_select(0, batch.hidden_index)
 
     def predict(self, hidden: Tensor, batch: PackedBatch) -> tuple[Tensor, Tensor]:
-        """log pi [M] and entropy [M] of the targets that `hidden` [M, H] predicts."""
+        """Log-probability [M] and entropy [M] of the targets that `hidden` [M, H] predicts."""
         weight: Tensor = self.model.get_output_embeddings().weight
         return token_logprobs(
             hidden,
@@ -64,7 +64,7 @@ class PolicyModel:
 
 
 class StartWeights:
-    """The weights at the start of a step, kept when the step's first update is about to change them."""
+    """Weights at the start of a step, kept when the step's first update is about to change them."""
 
     def __init__(self, parameters: list[nn.Parameter]) -> None:
         self._parameters = parameters
@@ -73,7 +73,7 @@ class StartWeights:
 
     @torch.no_grad()
     def keep(self) -> None:
-        """Copy the current weights, into the memory of the last copy."""
+        """Copies the current weights into the memory of the last copy."""
         current = self._current()
         if self._kept:
             torch._foreach_copy_(self._kept, current)
@@ -82,12 +82,12 @@ class StartWeights:
         self.is_kept = True
 
     def forget(self) -> None:
-        """The current weights are a step's start again."""
+        """Drops the copy: the current weights are a step's start again."""
         self.is_kept = False
 
     @contextmanager
     def restored(self) -> Iterator[None]:
-        """The kept weights in the model, for forward passes without gradient."""
+        """Puts the kept weights into the model, for forward passes without gradient."""
         assert self.is_kept
         self._swap()
         try:

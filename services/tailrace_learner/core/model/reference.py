@@ -1,9 +1,9 @@
-"""The reference model: frozen weights that say how likely tokens were to another policy.
+"""The reference model: frozen weights that give the log-probabilities of another policy.
 
-Over several ranks every rank has it whole, or it is cut over them; each asks it about the rows that it
-trains. One that is cut is gathered by all ranks together: a rank without rows left takes part in the
-passes of the others on a token of its own. An offloaded one lives in host memory and visits the device
-for the rows of a pass, all at once.
+Over several ranks every rank has it whole, or it is cut over them; each rank asks it about the rows
+that it trains. All ranks together gather one that is cut: a rank without rows left takes part in the
+passes of the others with a token of its own. An offloaded one is in host memory and is copied to the
+device for the rows of a pass, all at once.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class Reference:
             policy.model.to(self._home)
 
     def fill(self, rows: Sequence[TrainingRow]) -> None:
-        """Give the rows that lack it their `log_ref` (collective, where it is cut)."""
+        """Gives rows without `ref_logprobs` theirs (collective, where the reference is cut)."""
         parts = passes_of([row for row in rows if row.ref_logprobs is None], self._config)
         num_passes = max(self._holders.collect(len(parts)))
         if not num_passes:
@@ -57,7 +57,7 @@ class Reference:
 
     @contextmanager
     def present(self) -> Iterator[None]:
-        """The weights on the device, whatever their home."""
+        """Puts the weights on the device, wherever they are kept."""
         if self._home == self._policy.device:
             yield
             return

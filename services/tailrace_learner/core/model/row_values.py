@@ -1,4 +1,4 @@
-"""What a model says about tokens, row by row, without gradient."""
+"""Values of tokens by a model, row by row, without gradient."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def row_values(
     device: torch.device,
     config: LearnerConfig,
 ) -> Iterator[tuple[TrainingRow, NDArray[np.float32]]]:
-    """Each row of `parts` with `ask`'s answer [M] to its targets; `ask` gets one part at a time."""
+    """Each row of `parts` with the values [M] of its targets; `ask` gets one part at a time."""
     for part in parts:
         batch = pack(part, device, share_prefixes=config.shares_prefixes)
         with torch.no_grad():

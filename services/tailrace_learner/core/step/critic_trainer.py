@@ -1,8 +1,8 @@
-"""Trains the critic beside the policy, on the same mini-batches, by an optimizer of its own.
+"""Trains the critic beside the policy, on the same mini-batches, with an optimizer of its own.
 
 Its loss is divided as the policy's is: gradients are summed and divided once per mini-batch. Values
-that advantages are made of, and that later ones are clipped around, are those of the step's start. Over
-several ranks every rank has the critic whole and computes all rows, so that all stay equal.
+for advantages, and those that later values are clipped around, are those of the step's start. Over
+several ranks every rank has the whole critic and computes all rows, so that all stay equal.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class CriticTrainer:
         self.begin(0)
 
     def begin(self, step: int) -> None:
-        """Start over with the weights as they are."""
+        """Starts a step with the weights as they are."""
         self._step = step
         self._tally = MetricSums()  # of the mini-batch
         self._done = MetricSums()  # of those before it
@@ -57,21 +57,21 @@ class CriticTrainer:
 
     @property
     def is_warming_up(self) -> bool:
-        """Whether the critic alone is trained in this step."""
+        """True if the step trains the critic alone."""
         return self._step < self.critic.args.critic_warmup
 
     @property
     def trains_with_policy(self) -> bool:
-        """Whether the value loss belongs into the policy's own passes."""
+        """True if the value loss is part of the policy's own passes."""
         return self.critic.args.shared and not self.is_warming_up
 
     @property
     def reads_policy(self) -> bool:
-        """Whether values depend on the policy's weights."""
+        """True if values depend on the policy's weights."""
         return self.critic.args.shared
 
     def fill(self, rows: Sequence[TrainingRow], policy_start: StartWeights) -> None:
-        """Give rows the values of the step's start."""
+        """Gives rows the values of the step's start."""
         critic = self.critic
         with ExitStack() as stack:
             for start in (self._start, *([policy_start] if self.reads_policy else [])):
@@ -83,7 +83,7 @@ class CriticTrainer:
                 row.values = values
 
     def run(self, rows: Sequence[TrainingRow]) -> None:
-        """Add the gradients of the value loss of some rows, in passes of its own."""
+        """Adds the gradients of the value loss of some rows, in passes of its own."""
         shares = self._config.shares_prefixes
         limit = self._config.max_tokens_per_micro_batch
         for part in micro_batches(rows, limit, share_prefixes=shares):
@@ -93,7 +93,7 @@ class CriticTrainer:
             self.loss(batch, hidden).backward()  # type: ignore[no-untyped-call]
 
     def loss(self, batch: PackedBatch, hidden: Tensor) -> Tensor:
-        """The summed value loss of a batch, from its hidden states [M, H]."""
+        """Summed value loss of a batch, from its hidden states [M, H]."""
         values = self.critic.read(hidden)
         device = values.device
         targets = gathered(batch.rows, lambda row: row.value_targets).to(device)
@@ -107,12 +107,12 @@ class CriticTrainer:
         return (weights * terms.per_token).sum()
 
     def discard(self) -> None:
-        """Forget all passes of a mini-batch that was not applied yet."""
+        """Drops all passes of a mini-batch that was not applied yet."""
         self.optimizer.zero_grad(set_to_none=True)
         self._tally = MetricSums()
 
     def update(self, rows: Sequence[TrainingRow], *, is_last: bool) -> None:
-        """Apply a mini-batch's gradients; `is_last`: no more values will be wanted in this step."""
+        """Applies a mini-batch's gradients; `is_last`: the step needs no more values."""
         if not self._start.is_kept and not is_last:
             self._start.keep()
         self._done.take(self._tally)
@@ -127,7 +127,7 @@ class CriticTrainer:
         )
 
     def metrics(self, rows: Sequence[TrainingRow]) -> dict[str, float | None]:
-        """Losses of the step, and how good the values were that it started with.
+        """Losses of the step, and the quality of the values at its start.
 
         `explained_variance` is 1 - var(target - V) / var(target) over the step's trained tokens.
         """

@@ -1,11 +1,11 @@
-"""Advantages that need a model's opinion of every policy token: values, divergences from a reference.
+"""Advantages that need models: values of every policy token, or divergences from a reference.
 
-All policy tokens of valid members are asked about, trained or not, since a token's advantage depends on
-those after it. Tokens that cannot be asked about, those of rows longer than the model reads, are
-skipped like words of the environment: what their turns earned belongs to the turn before. The
-divergence in the reward is that of the policy that sampled, r_t = -beta KL_t with its log-probabilities
-as the engine reported them. Groups are estimated as they arrive, by the weights of the step's start.
-Over several ranks every rank estimates all groups.
+Models read all policy tokens of valid members, trained or not, since a token's advantage depends on
+those after it. Tokens of rows longer than the model reads are skipped like tokens of the environment:
+the reward of their turns belongs to the turn before. The divergence in the reward is that of the
+policy that sampled, r_t = -beta KL_t with its log-probabilities as the engine reported them. Groups
+are estimated as they arrive, by the weights of the step's start. Over several ranks every rank
+estimates all groups.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ OfRow = Callable[[TrainingRow], NDArray[Any]]
 
 @dataclass(frozen=True, slots=True)
 class Roles:
-    """Models beside the policy, where the configuration wants them."""
+    """Models beside the policy, where the configuration asks for them."""
 
     reference: Reference | None = None
     critic: CriticTrainer | None = None
@@ -56,7 +56,7 @@ class Estimates:
         self._config = config
 
     def complete(self, groups: Sequence[PreparedGroup], kl_coef: float) -> None:
-        """Write advantages, values and their targets into the rows of groups that lack them."""
+        """Writes advantages, values and their targets into the rows of groups that lack them."""
         needy = [group.unestimated for group in groups if group.unestimated is not None]
         wholes = [s.whole for each in needy for s in each.sources if s.whole is not None]
         if self._config.rewards_divergence:
@@ -95,7 +95,7 @@ class Estimates:
                 trained.value_targets = trained.values
 
     def _divergence(self, row: TrainingRow) -> NDArray[np.float64]:
-        """At every policy token [M]; 0 where the engine reported no finite log-probability."""
+        """Divergence at every policy token [M]; 0 where no finite log-probability was reported."""
         assert row.ref_logprobs is not None
         estimate = KL_ESTIMATORS[self._config.kl_estimator]
         inference_logprobs, ref_logprobs = (
@@ -111,7 +111,7 @@ def _values(row: TrainingRow) -> NDArray[Any]:
 
 
 def _asked(group: Unestimated) -> tuple[tuple[Mask, ...], ...]:
-    """Loss masks with those policy tokens alone that models are asked about."""
+    """Loss masks with only those policy tokens that models read."""
     masks = tuple(
         tuple(np.zeros(len(mask), np.uint8) for mask in rows) for rows in group.returns.loss_masks
     )
@@ -122,7 +122,7 @@ def _asked(group: Unestimated) -> tuple[tuple[Mask, ...], ...]:
 
 
 def _placed(group: Unestimated, of: OfRow) -> TokenValues:
-    """What `of` says of policy tokens, in their places; 0 elsewhere."""
+    """Values of policy tokens at their places; 0 elsewhere."""
     result = _zeros(group.returns)
     for source in group.sources:
         if source.whole is not None:

@@ -1,4 +1,4 @@
-"""Sums behind a step's metrics: means over whatever was added, whenever it was added."""
+"""Sums behind a step's metrics: means of all that was added, in any order."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ class MetricSums:
         self._weights: dict[str, float] = defaultdict(float)
 
     def add(self, name: str, total: Tensor | float, weight: float) -> None:
-        """Add a sum over `weight` things."""
+        """Adds a sum over `weight` things."""
         self._sums[name] = self._sums[name] + (
             total.detach().double() if isinstance(total, Tensor) else total
         )
         self._weights[name] += weight
 
     def take(self, other: MetricSums) -> None:
-        """Add all sums of another tally."""
+        """Adds all sums of another object."""
         for name, weight in other._weights.items():
             self.add(name, other._sums[name], weight)
 
@@ -33,7 +33,7 @@ class MetricSums:
         return {name: (float(self._sums[name]), weight) for name, weight in self._weights.items()}
 
     def split(self, prefix: str) -> MetricSums:
-        """Take out what has a name that begins with `prefix`, named without it."""
+        """Takes out the sums whose names begin with `prefix`, and removes the prefix."""
         part = MetricSums()
         for name in [name for name in self._weights if name.startswith(prefix)]:
             part.add(name.removeprefix(prefix), self._sums.pop(name), self._weights.pop(name))
@@ -41,7 +41,7 @@ class MetricSums:
 
     @classmethod
     def of_all(cls, totals: Sequence[Mapping[str, tuple[float, float]]]) -> MetricSums:
-        """The sums of several tallies together."""
+        """Adds the sums of several objects."""
         metric_sums = cls()
         for part in totals:
             for name, (total, weight) in part.items():
@@ -57,7 +57,7 @@ def k3(log_sampler: Tensor, log_other: Tensor) -> Tensor:
     """Per-token estimates exp(d) - 1 - d, d = other - sampler, of KL(sampler || other) on its tokens.
 
     Never negative, unbiased, zero only where both agree (Schulman 2020, "Approximating KL
-    Divergence"). In float64, since nearly equal float32 log-probabilities leave nothing of it.
+    Divergence"). In float64, since nearly equal float32 log-probabilities cancel.
     """
     difference = log_other.double() - log_sampler.double()
     return torch.expm1(difference) - difference

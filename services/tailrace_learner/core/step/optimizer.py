@@ -19,7 +19,7 @@ from tailrace_learner.ports import Ranks, UpdateResult
 
 
 def learning_rate_at(step: int, max_steps: int, args: TrainingArgs) -> float:
-    """The rate for the update that follows `step` finished steps."""
+    """Rate for the update that follows `step` finished steps."""
     if step < args.warmup_steps:
         return args.learning_rate * (step + 1) / args.warmup_steps
     span = max(max_steps - args.warmup_steps, 1)
@@ -40,7 +40,7 @@ class SummedAdamW(torch.optim.AdamW):
 
     @classmethod
     def of(cls, parameters: list[nn.Parameter], args: TrainingArgs) -> Self:
-        """One that decays matrices only, in one kernel per device."""
+        """Makes one that decays matrices only, in one kernel per device."""
         matrices = [p for p in parameters if p.dim() >= 2]
         others = [p for p in parameters if p.dim() < 2]
         groups = [
@@ -57,7 +57,7 @@ class SummedAdamW(torch.optim.AdamW):
 
     @torch.no_grad()
     def update(self, *, count: float, learning_rate: float, max_grad_norm: float) -> UpdateResult:
-        """Divide summed gradients by `count`, clip, step, clear; what is not finite is thrown away.
+        """Divides summed gradients by `count`, clips, steps, clears; an infinite update is dropped.
 
         The norm is that of all shards. Every rank must call it.
         """
@@ -88,5 +88,5 @@ class SummedAdamW(torch.optim.AdamW):
 
 
 def make_adamw(parameters: list[nn.Parameter], args: TrainingArgs) -> SummedAdamW:
-    """AdamW that decays matrices only, in one kernel per device."""
+    """Makes an AdamW that decays matrices only, in one kernel per device."""
     return SummedAdamW.of(parameters, args)

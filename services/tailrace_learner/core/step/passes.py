@@ -56,9 +56,9 @@ class PassRunner:
         kl_coef: float = 0.0,
         value_loss: ValueLoss | None = None,
     ) -> float:
-        """Add the rows' gradients; returns their loss sum. `is_first`: in this step, of these rows.
+        """Adds the rows' gradients; returns their loss sum. `is_first`: in this step, of these rows.
 
-        `kl_coef` weighs the divergence from the reference in the loss; `value_loss` gives the summed
+        `kl_coef` weighs the divergence from the reference in the loss. `value_loss` gives the summed
         loss of a critic on the policy's hidden states [M, H], which the returned sum leaves out.
         """
         batch = pack(rows, self._policy.device, share_prefixes=self._config.shares_prefixes)
@@ -76,7 +76,7 @@ class PassRunner:
         return float(loss.detach())
 
     def idle(self, like: TrainingRow, *, is_first: bool) -> None:
-        """Take part in a pass of other ranks without rows: all of it, on one token, for no gradient.
+        """Takes part in a pass of other ranks without rows: on one token, without gradient.
 
         `like`: one of the rows that they may be computing, so that the same forwards are done.
         """
@@ -88,9 +88,10 @@ class PassRunner:
 
     @torch.no_grad()
     def pick(self, selection: Selection, rows: Sequence[TrainingRow]) -> None:
-        """Let `selection` choose among the tokens of a whole mini-batch, by the current weights.
+        """Lets `selection` choose among the tokens of a whole mini-batch, by the current weights.
 
-        Every rank sees all rows here and keeps their log pi_old, for later epochs to choose alike.
+        Every rank sees all rows here and keeps their proximal log-probabilities, so that later epochs
+        choose alike.
         """
         packed: list[TrainingRow] = []
         learner_logprobs: list[NDArray[np.float64]] = []
@@ -116,7 +117,7 @@ class PassRunner:
         return (*self._policy.predict(hidden, batch), value_loss(batch, hidden))
 
     def _divergence(self, batch: PackedBatch, learner_logprobs: Tensor) -> Tensor:
-        """From the reference model, estimated at each target [M]."""
+        """Divergence from the reference model, estimated at each target [M]."""
         estimate = KL_ESTIMATORS[self._config.kl_estimator]
         return estimate(learner_logprobs, self._tensor(batch, lambda row: row.ref_logprobs))
 
@@ -158,9 +159,7 @@ class PassRunner:
 
     @torch.no_grad()
     def _proximal(self, batch: PackedBatch) -> Tensor | None:
-        """log pi_old [M]; None while the current weights are those of the step's start, or when it
-        is interpolated.
-        """
+        """Proximal log-probabilities [M]; None for the step's start weights, or when interpolated."""
         if self._interpolates:
             return None
         if all(row.proximal_logprobs is not None for row in batch.rows):
@@ -184,7 +183,7 @@ class PassRunner:
             metric_sums.add("kl", self._divergence(batch, start).sum(), num_tokens)
 
     def _remember(self, batch: PackedBatch, proximal_logprobs: Tensor) -> None:
-        """Keep log pi_old on the rows when later epochs will want it."""
+        """Keeps proximal log-probabilities on the rows when later epochs need them."""
         if self._config.ppo_epochs == 1 or self._interpolates:
             return
         parts = np.split(proximal_logprobs.cpu().numpy(), batch.target_offsets[1:-1])
@@ -196,7 +195,7 @@ class PassRunner:
 
 
 def _shortest(row: TrainingRow) -> TrainingRow:
-    """The row up to its first trained token."""
+    """Row up to its first trained token."""
     return replace(
         row,
         token_ids=row.token_ids[: row.targets[0]],
@@ -208,7 +207,7 @@ def _shortest(row: TrainingRow) -> TrainingRow:
 
 
 def _turns(rows: Sequence[TrainingRow]) -> Spans:
-    """Turns of all rows; empty where the loss does not look at them."""
+    """Turns of all rows; empty where the loss does not read them."""
     counts = [np.unique(row.turns, return_counts=True)[1] for row in rows if row.turns is not None]
     return Spans(np.concatenate(counts)) if counts else NO_SPANS
 

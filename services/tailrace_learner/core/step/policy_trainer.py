@@ -1,8 +1,8 @@
-"""Trains the policy on the mini-batches of a step: passes, updates, and what they tell.
+"""Trains the policy on the mini-batches of a step: passes, updates, metrics.
 
-Before an update every rank is told which servers all ranks' passes found wrong (`judge`). Losses are
-measured against the policy at the start of the step: its weights are kept as long as rows
-may come that were not passed before the first update. Over several ranks each computes its share of a
+Before an update every rank learns which servers the passes of all ranks found wrong (`judge`). Losses
+are measured against the policy at the start of the step: its weights are kept as long as rows may
+come that were not passed before the first update. Over several ranks each computes its share of a
 mini-batch's rows, in the same number of passes.
 """
 
@@ -55,7 +55,7 @@ class PolicyTrainer:
         self.begin(0)
 
     def begin(self, step: int) -> None:
-        """Start over with the weights as they are."""
+        """Starts a step with the weights as they are."""
         self._step = step
         self.sentinel.begin(step)
         self._tally = MetricSums()  # of the mini-batch
@@ -67,13 +67,13 @@ class PolicyTrainer:
 
     @property
     def picks_tokens(self) -> bool:
-        """Whether the loss must see a whole mini-batch before its passes."""
+        """True if the loss must see a whole mini-batch before its passes."""
         return self._selection is not None
 
     def run(
         self, rows: Sequence[TrainingRow], shares: Shares, kl_coef: float, *, is_first: bool
     ) -> float:
-        """Add the gradients of some rows of a mini-batch; the loss sum of this rank's share.
+        """Adds the gradients of some rows of a mini-batch; returns the loss sum of this rank's share.
 
         `is_first`: in this step, of these rows.
         """
@@ -102,9 +102,9 @@ class PolicyTrainer:
             self._passes.pick(self._selection, rows)
 
     def judge(self, rows: Sequence[TrainingRow]) -> bool:
-        """Read what a mini-batch's first passes say of servers (collective); whether one is wrong.
+        """Reads servers' errors in a mini-batch's first passes (collective); True if one is wrong.
 
-        Older tokens of its `rows` are read as well as long as nothing of the step was applied.
+        It reads older tokens of its `rows` too as long as the step has applied nothing.
         """
         if not self._updates:
             self._old.read(rows, self._step, self.sentinel.num_owed, self._tally)
@@ -113,14 +113,14 @@ class PolicyTrainer:
         return bool(self.sentinel.read(of_sources(found.totals())))
 
     def discard(self, rows: Sequence[TrainingRow]) -> None:
-        """Forget all passes of a mini-batch that was not applied yet; `rows` are those left of it."""
+        """Drops all passes of a mini-batch that was not applied yet; `rows` are those left of it."""
         self._optimizer.zero_grad(set_to_none=True)
         self._tally = MetricSums()
         for row in rows:
             row.proximal_logprobs = None  # all ranks must compute it again, or none
 
     def update(self, rows: Sequence[TrainingRow], loss_sum: float, *, is_more_to_come: bool) -> None:
-        """Apply a mini-batch's gradients; `is_more_to_come`: rows that were not passed yet."""
+        """Applies a mini-batch's gradients; `is_more_to_come`: rows that were not passed yet."""
         reads_start = not self._interpolates or (self._critic is not None and self._critic.reads_policy)
         if is_more_to_come and reads_start and not self.start.is_kept:
             self.start.keep()
@@ -140,7 +140,7 @@ class PolicyTrainer:
         )
 
     def metrics(self) -> Metrics:
-        """Of all ranks, when the step is over."""
+        """Metrics of all ranks, when the step is over."""
         if not self._updates:
             self._old.keep(self._step)
         found: Metrics = {"kl": None, "mismatch_kl": None, "behaviour_kl": None, "entropy": None}
@@ -158,6 +158,6 @@ class PolicyTrainer:
 
     @property
     def _value_loss(self) -> ValueLoss | None:
-        """Of a critic that is trained through the policy's own passes."""
+        """Value loss of a critic that is trained through the policy's own passes."""
         critic = self._critic
         return critic.loss if critic is not None and critic.trains_with_policy else None

@@ -15,7 +15,7 @@ from tailrace_protos.event import CheckpointSaved, StepFinished
 
 @dataclass(slots=True)
 class Timing:
-    """Where one step's wall time went."""
+    """Wall time of one step by use."""
 
     began_s: float  # end of the step before
     wait_s: float = 0.0  # for groups
@@ -41,7 +41,7 @@ class _Held:
 
 
 class Progress:
-    """Kept by the one who trains; no I/O, no clock."""
+    """State of the run, for the rank that trains; no I/O, no clock."""
 
     def __init__(self, state: RunState, run: RunConfig, max_retained_bytes: int) -> None:
         self.state = state
@@ -58,29 +58,29 @@ class Progress:
 
     @property
     def is_finished(self) -> bool:
-        """Whether all steps are done."""
+        """True if all steps are done."""
         return self.state.step >= self._run.max_steps
 
     @property
     def is_save_due(self) -> bool:
-        """Whether a checkpoint is wanted after the step just done."""
+        """True if a checkpoint must follow the step just done."""
         is_regular = self._run.save_steps > 0 and self.state.step % self._run.save_steps == 0
         is_full = self._held.num_bytes >= self._max_retained_bytes
         return self.is_finished or is_regular or is_full or self.is_save_overdue
 
     def saw(self, group_index: int) -> None:
-        """A group was taken: the data order goes on beyond it, whatever becomes of it."""
+        """Moves the data order beyond a group that was taken, even if it is not trained."""
         beyond = max(self.state.next_group_index, group_index + 1)
         self.state = msgspec.structs.replace(self.state, next_group_index=beyond)
 
     def hold(self, entry_id: str, group_id: str, num_bytes: int) -> None:
-        """A group went into the current step."""
+        """Adds a group to the current step."""
         self._held.entry_ids.append(entry_id)
         self._held.group_ids.append(group_id)
         self._held.num_bytes += num_bytes
 
     def step_done(self, timing: Timing, now_s: float, numbers: Metrics) -> None:
-        """Count the step, and complete its metrics by its times."""
+        """Counts the step, and adds its times to its metrics."""
         wall_s = max(now_s - timing.began_s, 1e-9)
         numbers["learner_wait_s"] = timing.wait_s
         numbers["learner_busy_s"] = timing.busy_s
@@ -93,17 +93,17 @@ class Progress:
         )
 
     def quarantined(self, quarantine: Mapping[str, int]) -> None:
-        """Whose tokens are not trained, also after a resume: later groups may still hold some."""
+        """Keeps the sources whose tokens are not trained: groups after a resume may hold some."""
         self.state = msgspec.structs.replace(self.state, quarantine=dict(quarantine))
 
     def published(self, policy_version: int) -> None:
-        """The newest weights have a version."""
+        """Notes the version of the newest weights."""
         self.state = msgspec.structs.replace(self.state, policy_version=policy_version)
 
     def finished_event(
         self, timing: Timing, now: float, group_ids: Sequence[str], num_dropped: int, numbers: Metrics
     ) -> StepFinished:
-        """The step's event, still without its policy version."""
+        """Event of the step, still without its policy version."""
         return StepFinished(
             lineage=self.state.lineage,
             step=self.state.step,
@@ -116,7 +116,7 @@ class Progress:
         )
 
     def saving(self, unix_s: float) -> RunState:
-        """What a checkpoint of this moment stores; later groups belong to the next one."""
+        """State for a checkpoint of this moment; later groups belong to the next one."""
         self._saving, self._held = self._saving.with_later(self._held), _Held()
         self.is_save_overdue = False
         return msgspec.structs.replace(
@@ -127,17 +127,17 @@ class Progress:
         )
 
     def saved(self) -> None:
-        """The checkpoint is durable and holds the groups that it was begun with."""
+        """Notes that the checkpoint is durable and holds the groups that it was begun with."""
         self._saving = _Held()
 
     def not_saved(self) -> None:
-        """The disk did not take the checkpoint: its groups wait for the next one."""
+        """Notes that the disk did not take the checkpoint: its groups wait for the next one."""
         self._held, self._saving = self._saving.with_later(self._held), _Held()
         self.is_save_overdue = True
 
 
 def saved_event(state: RunState, path: str) -> CheckpointSaved:
-    """A checkpoint's event; the same from its writer and from a learner that resumes from it."""
+    """Event of a checkpoint; the same from its writer and from a learner that resumes from it."""
     return CheckpointSaved(
         lineage=state.lineage, step=state.step, path=path, num_groups=len(state.group_ids)
     )

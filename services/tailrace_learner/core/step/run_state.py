@@ -1,4 +1,4 @@
-"""What a checkpoint knows of the run: enough to keep the data order and train nothing twice."""
+"""Run state in a checkpoint: enough to keep the data order and to train nothing twice."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ SCHEMA = 1
 
 
 class ReferenceState(msgspec.Struct, frozen=True, kw_only=True):
-    """Which weights the reference model has."""
+    """Weights of the reference model, by source and digest."""
 
     source: str  # directory, or name in the hub
     digest: str  # of all weights
@@ -36,17 +36,17 @@ class RunState(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def ancestry(self) -> Ancestry:
-        """The lineage that wrote the checkpoint and where it came from."""
+        """Lineage that wrote the checkpoint, and the lineages before it."""
         return Ancestry(self.lineage, self.ancestors)
 
 
 def first_state() -> RunState:
-    """A run that begins."""
+    """State of a run that begins."""
     return RunState(step=0, lineage=new_lineage(0))
 
 
 def resumed_state(saved: RunState, config_digest: str) -> RunState:
-    """The state of a new lineage that continues where `saved` ended."""
+    """State of a new lineage that continues where `saved` ended."""
     ancestry = saved.ancestry.resumed(saved.step)
     return msgspec.structs.replace(
         saved,

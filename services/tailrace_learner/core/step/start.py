@@ -1,4 +1,4 @@
-"""Where a learner starts: from a checkpoint or anew."""
+"""Start of a learner: from a checkpoint or anew."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import enum
 
 
 class Origin(enum.StrEnum):
-    """What a starting learner continues."""
+    """Start of a learner's weights."""
 
     NEW = "new"
     NAMED = "named"  # the checkpoint that the user names
@@ -15,12 +15,12 @@ class Origin(enum.StrEnum):
 
 
 def origin(resume_from_checkpoint: bool | str, *, has_saved: bool) -> Origin:
-    """Decide by the user's setting, unless the run is already going on.
+    """Chooses by the user's setting, unless the run is already going on.
 
-    `has_saved`: there is a checkpoint by a lineage that Redis knows. Then a learner was here before,
-    and only its own checkpoints continue what is in the buffer, whatever the user said at the run's
-    beginning. A learner that died before it saved one is followed by another that starts where it did:
-    the buffer still has all that it trained.
+    `has_saved`: there is a checkpoint by a lineage that Redis knows. Then a learner ran before, and
+    only its own checkpoints continue what is in the buffer, whatever the user's setting at the run's
+    beginning. A learner that follows one without a checkpoint starts where that one did: the buffer
+    still has all that it trained.
     """
     if has_saved:
         return Origin.LIVE

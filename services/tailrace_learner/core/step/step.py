@@ -1,12 +1,12 @@
-"""One learner step: groups are computed as they arrive, the weights change when a mini-batch is full.
+"""One learner step: groups are computed as they arrive, and a full mini-batch changes the weights.
 
 Group number i of a step belongs to mini-batch floor(i * num_mini_batches / groups_per_step). Its
-gradients are added unnormalised in passes of any size; a full mini-batch is divided once by its
-count, clipped and applied. If its passes show that a server sampled from other weights than it says,
-they are forgotten and done again without that server's tokens. Later epochs repeat the mini-batches.
-Configurations that compare beyond a group begin when the step is complete, losses that pick tokens
-when their mini-batch is. Over several ranks every rank trains the same groups and computes its share of
-their rows. Nothing here waits, reads a clock or does I/O.
+gradients are added unnormalised in passes of any size. A full mini-batch is divided once by its
+count, clipped and applied. If its passes show that a server sampled with other weights than it
+reports, they are dropped and done again without that server's tokens. Later epochs repeat the
+mini-batches. Configurations that compare beyond a group begin when the step is complete, losses that
+pick tokens when their mini-batch is. Over several ranks every rank trains the same groups and
+computes its share of their rows. Nothing here waits, reads a clock or does I/O.
 """
 
 from __future__ import annotations
@@ -42,8 +42,8 @@ class _MiniBatch:
 class StepTrainer:
     """Trains one step at a time: `begin`, then `add` groups and `work`, then `finish`.
 
-    `roles` are the models beside the policy; `kl_coef` the weight of the divergence to go on with;
-    under the weights of `num_old_versions` steps before, servers are read as well.
+    `roles` are the models beside the policy, `kl_coef` is the weight of the divergence to continue
+    with. Servers are also read under the weights of `num_old_versions` steps before.
     """
 
     def __init__(
@@ -77,7 +77,7 @@ class StepTrainer:
         self.begin(0)
 
     def begin(self, step: int) -> None:
-        """Start over with the weights as they are, after `step` finished steps."""
+        """Starts a step with the weights as they are, after `step` finished steps."""
         self._step = step
         self._groups: list[PreparedGroup] = []
         self._num_estimated = 0
@@ -106,7 +106,7 @@ class StepTrainer:
         return self._policy.sentinel.found
 
     def add(self, group: PreparedGroup) -> None:
-        """Take a group into the step; costs nothing until `work`."""
+        """Takes a group into the step; costs nothing until `work`."""
         assert self.num_missing_groups > 0
         assert not group.drop_reason
         index = self._batch_of(len(self._groups))
@@ -115,7 +115,7 @@ class StepTrainer:
         self._batches[index].waiting += group.rows
 
     def work(self) -> bool:
-        """Do all passes and updates that are worth doing now; whether there were any."""
+        """Does all passes and updates that are due now; returns whether there were any."""
         worked = self._estimate()
         if self._config.waits_for_step and not self._take_advantages():
             return worked
@@ -135,7 +135,7 @@ class StepTrainer:
         return worked
 
     def finish(self) -> Metrics:
-        """Later epochs, then the step's metrics; the step must have all its groups and `work` done."""
+        """Does later epochs and returns the metrics of a step whose groups are all worked on."""
         assert self.num_missing_groups == 0
         assert self._num_updated == len(self._batches)
         if self._config.ppo_epochs > 1 and self.quarantined:
@@ -148,7 +148,7 @@ class StepTrainer:
         return self._metrics()
 
     def _estimate(self) -> bool:
-        """Complete the advantages of groups that need a model's opinion; whether there were any."""
+        """Completes the advantages of groups that need models; returns whether there were any."""
         if not self._config.needs_estimates or self._num_estimated == len(self._groups):
             return False
         self._estimates.complete(self._groups[self._num_estimated :], self._kl_coef)
@@ -156,14 +156,14 @@ class StepTrainer:
         return True
 
     def _take_advantages(self) -> bool:
-        """Finish the advantages when the step is complete; whether they are."""
+        """Finishes the advantages when the step is complete; returns whether they are."""
         if not self._has_advantages and not self.num_missing_groups:
             finish_advantages(self._groups, self._config)
             self._has_advantages = True
         return self._has_advantages
 
     def _batch_of(self, index: int) -> int:
-        """The mini-batch of group number `index`."""
+        """Mini-batch of group number `index`."""
         return index * self._config.num_mini_batches // self._groups_per_step
 
     def _end_of(self, index: int) -> int:
@@ -176,7 +176,7 @@ class StepTrainer:
 
     @property
     def _is_warming_up(self) -> bool:
-        """Whether the critic alone is trained in this step."""
+        """True if the step trains the critic alone."""
         return self._critic is not None and self._critic.is_warming_up
 
     def _pass(self, batch: _MiniBatch, *, is_first: bool) -> None:
@@ -189,7 +189,7 @@ class StepTrainer:
         batch.waiting = []
 
     def _pass_again(self, batch: _MiniBatch) -> None:
-        """Begin a mini-batch over, without the tokens of servers found wrong by its passes."""
+        """Repeats a mini-batch without the tokens of servers that its passes found wrong."""
         self._leave_out_wrong(self._num_updated)
         self._policy.discard(batch.rows)
         if self._critic is not None:
@@ -199,7 +199,7 @@ class StepTrainer:
         self._pass(batch, is_first=True)
 
     def _leave_out_wrong(self, first: int) -> None:
-        """Take the tokens of servers found wrong out of mini-batch `first` and all after it."""
+        """Removes the tokens of servers found wrong from mini-batch `first` and all after it."""
         quarantine = self._policy.sentinel.quarantine
         for index, group in enumerate(self._groups):
             if self._batch_of(index) >= first:
@@ -211,7 +211,7 @@ class StepTrainer:
             finish_advantages(self._groups, self._config)
 
     def _update(self, batch: _MiniBatch) -> None:
-        """Apply the mini-batch's gradients; without rows there are none and nothing changes."""
+        """Applies the mini-batch's gradients; without rows nothing changes."""
         if not batch.rows:
             return
         if self._critic is not None:
@@ -232,7 +232,7 @@ class StepTrainer:
         return metrics
 
     def _adapt(self, kl: float | None) -> None:
-        """Steer the weight of the divergence for the next step."""
+        """Steers the weight of the divergence for the next step."""
         config = self._config
         if config.target_kl and kl is not None:
             num_episodes = sum(len(group.rewards) for group in self._groups)

@@ -1,13 +1,13 @@
-"""What advantages still need once all groups of a step are there.
+"""Advantages over a whole step, once all of its groups are there.
 
-1. `starpo` over tags or the whole step: (R - mean) / (std + 1e-6) of the scope's valid episodes; a
-   scope of one, or of equal returns, gives 0 and its groups are counted as those that teach nothing.
+1. `starpo` over tags or the whole step: (R - mean) / (std + 1e-6) of the scope's valid episodes. A
+scope
+   of one, or of equal returns, gives 0, and its groups are counted as those that teach nothing.
 2. `advantage_clip` c: A becomes min(max(A, -c), c).
 3. Whitening: (A - mean) / (std + 1e-6), mean and std (ddof 1) over all trained tokens of the step.
    Tokens that are not trained (inserted, stale, of invalid members) and those that teach nothing
-   (of a group's or a conversation's fault) have no part in it and keep 0; those of a scope of equal
-   returns (1) have, with 0. One token, or equal
-   advantages everywhere, become 0.
+   (because of their group or their conversation) are left out and keep 0. Those of a scope of equal
+   returns (1) take part, with 0. One token, or equal advantages everywhere, become 0.
 
 Statistics are sums over rows in float64, so neither arrival nor packing changes them.
 """
@@ -27,7 +27,7 @@ from tailrace_learner.core.batch.rows import PreparedGroup, TrainingRow
 
 
 def settled(advantages: NDArray[np.float64], config: LearnerConfig) -> NDArray[np.floating[Any]]:
-    """Clipped and in the precision of the loss, unless the whole step is needed first."""
+    """Clips, and takes the precision of the loss, unless the whole step is needed first."""
     if config.waits_for_step:
         return advantages
     if config.advantage_clip:
@@ -36,7 +36,7 @@ def settled(advantages: NDArray[np.float64], config: LearnerConfig) -> NDArray[n
 
 
 def finish_advantages(groups: Sequence[PreparedGroup], config: LearnerConfig) -> None:
-    """Write the final advantages into the rows of all groups of a step; also again, of fewer tokens."""
+    """Writes the final advantages into the rows of all groups of a step; can be repeated."""
     rows = [row for group in groups for row in group.rows]
     for row in rows:
         if row.unsettled is None:
@@ -79,14 +79,14 @@ def _normalise_scope(groups: Sequence[PreparedGroup], config: LearnerConfig) -> 
 
 
 def _count_as(verdict: Verdict, groups: Sequence[PreparedGroup]) -> None:
-    """Groups that seemed to teach something do not."""
+    """Counts groups of a scope that teaches nothing by their new verdict."""
     for group in groups:
         if group.counts.get("num_groups_train"):
             group.counts.update({"num_groups_train": 0, f"num_groups_{verdict.value}": 1})
 
 
 def _compared_rows(rows: Iterable[TrainingRow]) -> list[TrainingRow]:
-    """Those of conversations that were given a reward, in groups that teach something."""
+    """Rows of conversations with a reward, in groups that teach something."""
     return [row for row in rows if row.conversation != NO_REWARD]
 
 

@@ -1,4 +1,4 @@
-"""What a step tells about the groups and rows that it trained."""
+"""Metrics of the groups and rows that a step trained."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _COUNTED = (
 
 
 def data_metrics(groups: Sequence[PreparedGroup], rows: Sequence[TrainingRow]) -> Metrics:
-    """Counts, returns and ages of what came."""
+    """Counts, returns and ages of the step's groups."""
     staleness = np.concatenate([row.staleness for row in rows]) if rows else np.zeros(0)
     return {
         **_returns(groups),
@@ -43,7 +43,7 @@ def data_metrics(groups: Sequence[PreparedGroup], rows: Sequence[TrainingRow]) -
 
 
 def mean(values: Sequence[float]) -> float | None:
-    """Their mean, unknown if there are none."""
+    """Mean of the numbers; None without any."""
     return float(np.mean(values)) if values else None
 
 

@@ -45,9 +45,9 @@ def warm_start(
     ranks: Ranks = ONE_RANK,
     make_optimizer: MakeOptimizer = _plain_adamw,
 ) -> float:
-    """Train; returns the last step's mean loss. `on_step(step, loss)` is called after each.
+    """Trains and returns the last step's mean loss. `on_step(step, loss)` is called after each.
 
-    Every rank is given the same rows; `make_optimizer` knows how the weights lie on them.
+    Every rank gets the same rows; `make_optimizer` knows how the weights are spread over them.
     """
     args = _training_args(warm)
     plain = LearnerConfig(  # whatever the run trains with

@@ -38,7 +38,7 @@ _WORDS = (
 
 
 class GuardedTokenizer:
-    """A tokenizer that fails if it is to encode what an engine has sampled."""
+    """Tokenizer that fails if it encodes sampled text."""
 
     def __init__(self, inner: Any) -> None:
         self._inner = inner
@@ -57,14 +57,15 @@ class GuardedTokenizer:
 
 
 def guarded_renderer(family: Family) -> tuple[Renderer, GuardedTokenizer]:
-    """The family's renderer with a tokenizer that looks at what it is given."""
+    """Renderer of the family with such a tokenizer."""
     model = read_chat_model(card(family), {})
     guard = GuardedTokenizer(model.tokenizer)
     return Renderer(model._replace(tokenizer=guard), ChatArgs()), guard
 
 
 class Engine:
-    """Samples replies as its family writes them, some cut short, some garbage, all of them marked."""
+    """Engine that samples replies in the format of its family; some are cut, some are garbage, all are
+    marked."""
 
     def __init__(self, family: Family, chance: random.Random, *, is_canonical: bool) -> None:
         self._family = family
@@ -74,7 +75,7 @@ class Engine:
         self.meant: ChatMessage | None = None  # what the last reply says; None: it is cut or garbage
 
     def generate(self, prompt_ids: NDArray[np.int32]) -> Generation:
-        """Sample; every log-probability occurs once, versions change within replies."""
+        """Samples a reply; every log-probability occurs once, versions change within replies."""
         assert len(prompt_ids)
         self._num_replies += 1
         ids = self._sample()
@@ -119,12 +120,13 @@ class Engine:
         return ToolCall(call_id, "search", json.dumps(arguments, ensure_ascii=False))
 
     def mark(self) -> str:
-        """Text that nobody else writes."""
+        """Text that occurs nowhere else."""
         return f"Zq{self._num_replies}Z"
 
 
 class Client:
-    """Sends the whole conversation as text each time, as OpenAI clients do, in its own spelling."""
+    """Client that sends the whole conversation as text each time, as OpenAI clients do, with its own
+    spelling."""
 
     def __init__(self, family: Family, chance: random.Random, *, keeps_reasoning: bool) -> None:
         self._family = family
@@ -137,7 +139,7 @@ class Client:
         self.messages.append(ChatMessage("user", self._words()))
 
     def take(self, reply: ChatMessage) -> None:
-        """Add the reply as this client writes it, and what comes next."""
+        """Adds the reply in the spelling of this client, and the next messages."""
         calls = tuple(map(self._respelled, reply.tool_calls))
         reasoning = reply.reasoning if self._keeps_reasoning else ""
         self.messages.append(msgspec.structs.replace(reply, tool_calls=calls, reasoning=reasoning))
@@ -161,7 +163,7 @@ class Client:
 def turn(
     client: Client, engine: Engine, renderer: Renderer, ledger: Ledger, completion_id: str
 ) -> tuple[Prompt, Generation, ParsedReply]:
-    """One call of the client, recorded."""
+    """Records one call of the client."""
     prompt = ledger.prepare(client.messages, client.tools)
     generation = engine.generate(prompt.prompt_ids)
     parsed = renderer.parse_reply(generation.token_ids, client.tools, id_seed=completion_id)

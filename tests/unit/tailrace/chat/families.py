@@ -1,4 +1,4 @@
-"""Four families of chat models in small: template, tokenizer, and replies as such models write them."""
+"""Four small families of chat models: template, tokenizer, and replies in their format."""
 
 from __future__ import annotations
 
@@ -31,7 +31,8 @@ TOOLS = (
 
 
 class Family(NamedTuple):
-    """`write` is the text of a reply with its end, as a model of the family samples it."""
+    """Family of chat models. `write`: text of a reply with its end, as a model of the family samples
+    it."""
 
     name: str
     special: tuple[str, ...]
@@ -140,12 +141,12 @@ def card(family: Family) -> ModelCard:
 
 @cache
 def renderer(family: Family) -> Renderer:
-    """The family's renderer with the parsers that it finds for itself."""
+    """Renderer of the family with automatic parsers."""
     return Renderer.from_model_card(card(family), ChatArgs())
 
 
 def encoded(family: Family, text: str) -> NDArray[np.int32]:
-    """Ids of a text, by a tokenizer that is not the renderer's."""
+    """Ids of a text, by a tokenizer other than the renderer's."""
     return np.array(tokenizer(family).encode(text, add_special_tokens=False).ids, np.int32)
 
 

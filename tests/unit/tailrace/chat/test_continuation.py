@@ -1,4 +1,4 @@
-"""What is inserted behind a reply, by templates with habits of their own."""
+"""Text inserted after a reply, with unusual templates."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The tokens of an episode are what the engine saw and emitted, for every family of templates."""
+"""Fidelity: the tokens of an episode are those that the engine read and sampled, for every template."""
 
 from __future__ import annotations
 
@@ -101,5 +101,5 @@ def without_ids(message: ChatMessage) -> ChatMessage:
 
 
 def forgets_thoughts(messages: tuple[ChatMessage, ...]) -> bool:
-    """Whether templates may leave out thoughts: those before the last question or answer."""
+    """True if templates may omit reasoning: before the last question or answer."""
     return any(message.reasoning for message in messages[:-1])

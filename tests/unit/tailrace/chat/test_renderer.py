@@ -1,4 +1,4 @@
-"""Appending turns gives the tokens of the whole conversation rendered at once, by any template."""
+"""Appended turns have the tokens of the conversation that is rendered at once, with any template."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Replies read while they arrive: nothing given is taken back, however the tokens are cut."""
+"""Replies that are read while they arrive: returned text is never taken back, however tokens are
+cut."""
 
 from __future__ import annotations
 
@@ -50,7 +51,7 @@ def encoded(family: Family, text: str, chance: random.Random) -> list[int]:
 def streamed(
     stream: ReplyStream, ids: list[int], chance: random.Random
 ) -> tuple[ReplyDelta, ParsedReply]:
-    """What the deltas add up to, with the rest; and the reply."""
+    """Sum of all deltas with the rest, and the reply."""
     content = reasoning = ""
     while ids:
         size = chance.choice((1, 1, 2, 5, 50))

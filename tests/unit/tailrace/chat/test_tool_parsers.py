@@ -1,4 +1,4 @@
-"""Tool calls as models write them: right ones, several at once, spoilt ones."""
+"""Tool calls as models write them: valid, several at once, malformed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Rows from every kind of source, in the order that training and evaluation promise."""
+"""Rows of every kind of source, and their order in training and evaluation."""
 
 from __future__ import annotations
 

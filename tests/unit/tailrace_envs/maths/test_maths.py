@@ -1,4 +1,4 @@
-"""Word problems: answers, attempts, where problems come from."""
+"""Word problems: answers, attempts, data sets and generated problems."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ def test_a_generated_problem_says_what_its_answer_is_computed_from(seed: int) ->
 
 
 def computed(question: str) -> int:
-    """The answer, worked out from the words."""
+    """Computes the answer from the text."""
     number = 0
     for sentence in question.split(". "):
         words = sentence.split()

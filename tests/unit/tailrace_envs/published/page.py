@@ -12,7 +12,7 @@ PAGE = Path(__file__).parents[4] / "docs" / "environments.md"
 
 
 def page_entry(name: str) -> dict[str, Any]:
-    """An entry of `agents.custom_envs` that the page shows."""
+    """Entry of `agents.custom_envs` that the page shows."""
     (block,) = re.findall(r"```yaml\n(taxi: .*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL)
     entry: dict[str, Any] = yaml.safe_load(block)[name]
     return entry

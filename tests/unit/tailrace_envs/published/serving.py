@@ -1,4 +1,4 @@
-"""Published OpenEnv servers as their pages say to start them: uvicorn in a process of its own."""
+"""Published OpenEnv servers, started as their pages describe: uvicorn in another process."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from pathlib import Path
 
 @contextmanager
 def served(app: str, folder: Path, **variables: str) -> Iterator[str]:
-    """The address of `uvicorn app`, started in `folder` with these environment variables."""
+    """Address of `uvicorn app`, started in `folder` with these environment variables."""
     with socket.create_server(("127.0.0.1", 0)) as listener, (folder / "server.log").open("w") as log:
         url = f"http://127.0.0.1:{listener.getsockname()[1]}"
         with subprocess.Popen(

@@ -30,7 +30,7 @@ class Heard(Observation):
 
 
 class Counter(Environment[Say, Heard, State]):
-    """Count from the seed: the next number is worth 0.5, three of them end it."""
+    """Counting from the seed: the next number has reward 0.5, three numbers end the episode."""
 
     SUPPORTS_CONCURRENT_SESSIONS = True
 

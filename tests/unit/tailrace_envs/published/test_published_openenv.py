@@ -1,4 +1,4 @@
-"""Published OpenEnv environments, unchanged, each at its own running server."""
+"""Published OpenEnv environments, unchanged, each with its own server."""
 
 from __future__ import annotations
 
@@ -31,7 +31,8 @@ INVENTED = "<think>I guess.</think><proof>Trial B said so.</proof><answer>Yes.</
 
 @pytest.fixture(scope="module")
 def echo(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Any]]:
-    """The environment that `openenv init` makes: it repeats what it hears and pays by length."""
+    """Environment that `openenv init` makes: it repeats each message; the reward grows with the
+    length."""
     folder = tmp_path_factory.mktemp("echo")
     openenv = [sys.executable, "-m", "openenv.cli", "init", "echo_bot"]
     subprocess.run(openenv, cwd=folder, check=True, capture_output=True)
@@ -41,7 +42,7 @@ def echo(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Any]]:
 
 @pytest.fixture(scope="module")
 def medicine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Any]]:
-    """openenv-dipg-safety: questions about texts, paid for saying that a text does not answer one."""
+    """openenv-dipg-safety: questions about texts; a reward for stating that a text has no answer."""
     folder = tmp_path_factory.mktemp("medicine")
     messages = [{"role": "user", "content": CASE}, {"role": "assistant", "content": UNKNOWN}]
     (folder / "cases.jsonl").write_text(json.dumps({"messages": messages}))

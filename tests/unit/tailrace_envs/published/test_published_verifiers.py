@@ -1,4 +1,4 @@
-"""Environments that others published for verifiers, unchanged, by what a user would write."""
+"""Published environments for verifiers, unchanged, by entries that a user writes."""
 
 from __future__ import annotations
 

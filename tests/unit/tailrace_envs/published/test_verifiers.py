@@ -1,4 +1,4 @@
-"""Environments of the real package verifiers, played reply by reply."""
+"""Environments of the real package verifiers, one reply at a time."""
 
 from __future__ import annotations
 

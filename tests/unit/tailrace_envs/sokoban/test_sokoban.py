@@ -1,4 +1,4 @@
-"""Sokoban: rules, rewards, levels, the solver, pictures and what a tiny model reads."""
+"""Sokoban: rules, rewards, levels, the solver, pictures and the tokenizer."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ SIZES = [
 
 
 def board_of(*rows: str) -> tuple[Board, Position]:
-    """A board as it is written."""
+    """Board of a text."""
     letters = "".join(rows)
     cells = range(len(letters))
     board = Board(
@@ -137,7 +137,7 @@ def test_the_expert_solves_in_as_many_moves_as_the_solver_says() -> None:
 
 
 def brute_force(board: Board, start: Position) -> int | None:
-    """Moves of a shortest solution, breadth first."""
+    """Moves of a shortest solution, by breadth-first search."""
     frontier, seen, depth = {start}, {start}, 0
     while frontier:
         if any(map(board.is_solved, frontier)):

@@ -11,5 +11,5 @@ from tailrace_envs.webshop.catalogue import Product
 
 
 def write_catalogue(path: Path, products: Iterable[Product]) -> None:
-    """Write a JSONL file that `read_catalogue` reads."""
+    """Writes a JSONL file that `read_catalogue` reads."""
     path.write_bytes(b"".join(msgspec.json.encode(product) + b"\n" for product in products))

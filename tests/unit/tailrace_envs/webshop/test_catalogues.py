@@ -1,4 +1,4 @@
-"""Catalogues from files: ours, and the published data's form."""
+"""Catalogues from files: our format and the published one."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The grammar of replies: whatever a page offers can be clicked, whatever it is called."""
+"""Actions in replies: every name on a page can be clicked, whatever the name."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The published reward, on examples worked out by hand."""
+"""Published reward, on examples computed by hand."""
 
 from __future__ import annotations
 

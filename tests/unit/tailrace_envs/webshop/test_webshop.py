@@ -1,4 +1,4 @@
-"""WebShop: the grammar, the pages, the search and what goals there are."""
+"""WebShop: actions, pages, search and goals."""
 
 from __future__ import annotations
 

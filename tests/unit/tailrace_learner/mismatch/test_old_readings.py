@@ -158,7 +158,7 @@ def test_reading_older_tokens_changes_nothing_that_is_trained() -> None:
 
 
 def test_with_the_weights_of_two_steps_before_tokens_of_that_age_are_read() -> None:
-    one, two = Run(num_old=1), Run(num_old=2)
+    one, two = Run(mismatch_versions=1), Run(mismatch_versions=2)
     told = [[run.step(OLDER, error=0.02) for _ in range(4)][-1] for run in (one, two)]
     assert "drift/inference-0" not in told[0]
     assert told[1]["drift/inference-0"] == pytest.approx(0.02, abs=1e-5)

@@ -1,4 +1,4 @@
-"""What an advantage estimator takes and returns."""
+"""Data that an advantage estimator takes and returns."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ Float64Array = NDArray[np.float64]
 
 
 class Verdict(enum.StrEnum):
-    """What a group is good for."""
+    """Result of comparing a group: it teaches something, or why it does not."""
 
     TRAIN = "train"
     TOO_FEW_VALID = "too_few_valid"  # advantages are 0
@@ -30,7 +30,7 @@ NO_REWARD = -1  # in place of a conversation: that of the row was given none
 
 @dataclass(frozen=True, slots=True)
 class Turns:
-    """The turns that one row trains."""
+    """Turns that one row trains."""
 
     ends: NDArray[np.int32]  # [K] end (exclusive) of each
     rewards: Float64Array  # [K]
@@ -43,9 +43,10 @@ class Turns:
 class Returns:
     """A group as an estimator sees it: one entry per member, in their order.
 
-    Valid members have a policy token. A member's rows (R of them, often one) may be credited with other
-    returns than the member itself: a row that ends in a discounted turn has less. `conversations`
-    counts those of the member that were given a reward, in the order in which they began.
+    Valid members have a policy token. A member's rows (R of them, often one) may be credited with
+    other returns than the member itself: a row that ends in a discounted turn has less.
+    `conversations` numbers the conversations of the member that have a reward, in the order in which
+    they began.
     """
 
     rewards: Float64Array  # [G] episode returns; those of invalid members are never read
@@ -61,7 +62,7 @@ class Returns:
 
     @property
     def row_conversations(self) -> tuple[NDArray[np.int64], ...]:
-        """The conversation of every row, G times [R]."""
+        """Conversation of every row, G times [R]."""
         if self.conversations:
             return self.conversations
         return tuple(np.zeros(len(rewards), np.int64) for rewards in self.row_rewards)
@@ -77,7 +78,7 @@ class Advantages:
 
 
 def broadcast(values: RowValues, returns: Returns) -> TokenValues:
-    """One value per row, G times [R], put on each of the row's policy tokens."""
+    """Puts one value per row, G times [R], on each of the row's policy tokens."""
     return tuple(
         tuple(value * (mask != 0) for value, mask in zip(row_values, masks, strict=True))
         for row_values, masks in zip(values, returns.loss_masks, strict=True)
@@ -85,11 +86,11 @@ def broadcast(values: RowValues, returns: Returns) -> TokenValues:
 
 
 def nothing(returns: Returns, verdict: Verdict) -> Advantages:
-    """Advantages of 0 everywhere."""
+    """Makes advantages of 0 everywhere."""
     zeros = tuple(np.zeros(len(rewards)) for rewards in returns.row_rewards)
     return Advantages(broadcast(zeros, returns), verdict)
 
 
 def are_equal(values: Float64Array, rounding: float = ROUNDING) -> bool:
-    """Whether values [n >= 1] differ by rounding only."""
+    """Tells whether values [n >= 1] differ by rounding only."""
     return bool(np.ptp(values) <= rounding * np.abs(values).max())

@@ -1,14 +1,14 @@
-"""Who is compared with whom: conversations of one place in their episodes.
+"""Comparison sets and baselines: which conversations of a group are compared with each other.
 
 An episode is one conversation, or several: those of a main agent and its sub-agents are message trees
-of their own, with returns of their own. Only conversations that were given a reward take part, and
-their places count those only. A conversation is compared with those of the same place in the other
-valid members of the group; one of a place that no other member has, with all of the group. Rows of a
-conversation without a reward have advantage 0 and are in no statistic: what another agent earned is
-not theirs.
+of their own, with returns of their own. Only conversations that have a reward take part, and only
+they are numbered. A conversation is compared with those of the same number in the other valid members
+of the group. If no other member has a conversation of that number, it is compared with all of the
+group. Rows of a conversation without a reward have advantage 0 and are in no statistic, because the
+reward of another agent does not measure them.
 
-The return of a conversation is its member's where no member has two of them, otherwise that credited to
-its first row.
+The return of a conversation is that of its member where no member has two conversations. Otherwise it
+is the return credited to its first row.
 """
 
 from __future__ import annotations
@@ -43,11 +43,11 @@ class ComparisonSet:
 
     @property
     def num_members(self) -> int:
-        """Episodes that they come from."""
+        """Number of episodes that they come from."""
         return len(np.unique(self.members))
 
     def chosen(self, chosen: NDArray[np.bool_]) -> ComparisonSet:
-        """Some of them."""
+        """The part of the set that the flags [n] choose."""
         return ComparisonSet(
             self.members[chosen],
             self.conversations[chosen],
@@ -67,7 +67,7 @@ Statistic = Callable[[ComparisonSet], tuple[Float64Array | float, float]]
 
 @dataclass(frozen=True, slots=True)
 class Baselines:
-    """What every row is compared with; where the scale is infinite nothing is learnt."""
+    """Baseline and scale of every row; an infinite scale marks a comparison that teaches nothing."""
 
     verdict: Verdict
     baselines: RowValues
@@ -75,7 +75,7 @@ class Baselines:
 
 
 def comparison_set(returns: Returns) -> ComparisonSet:
-    """The rewarded conversations of the valid members, in their order."""
+    """All conversations of the valid members that have a reward, in their order."""
     places = returns.row_conversations
     pairs = [
         (member, conversation)
@@ -97,7 +97,7 @@ def comparison_set(returns: Returns) -> ComparisonSet:
 
 
 def joined(groups: Sequence[ComparisonSet]) -> ComparisonSet:
-    """Those of several groups, whose members are numbered one group after the other."""
+    """Joins the sets of several groups; their members are numbered one group after the other."""
     parts, begin = [NO_COMPARISON], 0
     for comparison in groups:
         parts.append(replace(comparison, members=comparison.members + begin))
@@ -113,7 +113,7 @@ def joined(groups: Sequence[ComparisonSet]) -> ComparisonSet:
 def comparable(
     members: NDArray[np.int64], conversations: NDArray[np.int64]
 ) -> Mapping[int, NDArray[np.bool_]]:
-    """For every place of n conversations, which of them those of the place are compared with, [n]."""
+    """For every conversation number, flags [n] of the conversations that it is compared with."""
     found = {}
     for place in np.unique(conversations).tolist():
         same = conversations == place
@@ -123,7 +123,7 @@ def comparable(
 
 
 def baselines_of(returns: Returns, statistic: Statistic) -> Baselines:
-    """Ask `statistic` about conversations that differ in their returns; its baselines are [n]."""
+    """Asks `statistic` for the baselines [n] and the scale of conversations whose returns differ."""
     comparison = comparison_set(returns)
     baselines = tuple(np.zeros(len(rewards)) for rewards in returns.row_rewards)
     scales = tuple(np.full(len(rewards), np.inf) for rewards in returns.row_rewards)
@@ -144,7 +144,7 @@ def baselines_of(returns: Returns, statistic: Statistic) -> Baselines:
 
 
 def compared(returns: Returns, statistic: Statistic) -> Advantages:
-    """(R_ij - baseline) / scale on the rows of valid members."""
+    """Computes (R_ij - baseline) / scale on the rows of valid members."""
     found = baselines_of(returns, statistic)
     if found.verdict is not Verdict.TRAIN:
         return nothing(returns, found.verdict)
@@ -152,7 +152,7 @@ def compared(returns: Returns, statistic: Statistic) -> Advantages:
 
 
 def uncompared(returns: Returns) -> Advantages:
-    """R_ij on the rows of valid members, compared with nothing."""
+    """Puts R_ij on the rows of valid members, without a comparison."""
     values = tuple(
         np.where(conversations != NO_REWARD, rewards, 0.0) if is_valid else np.zeros(len(rewards))
         for rewards, conversations, is_valid in zip(

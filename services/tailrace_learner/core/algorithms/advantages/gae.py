@@ -2,14 +2,14 @@
 
     delta_t = r_t + gamma V_(t+1) - V_t,  A_t = delta_t + gamma lambda A_(t+1)
 
-t counts policy tokens, or turns (`gae_unit: turn`), one after the other: tokens of the environment in
-between are skipped, neither valued nor discounted through. Rows that are stretches of one line of
-turns are one sequence. V after the last is 0, for episodes end. V_t is what the critic
-(`learner.critic`) says before token t, by its weights at the start of the step. A turn's reward lies on
-its last policy token; with `kl_in: reward` every token also has -beta KL_t. With turns, V of a turn is
-the value before its first policy token, r all its rewards, and all of its tokens have its advantage.
-The target of the values is A + V. Tokens that the critic cannot read (rows longer than it reads) are
-skipped as well: what their turns earned belongs to the turn before.
+t counts policy tokens, or turns (`gae_unit: turn`). Tokens of the environment in between are skipped:
+they have no value and no discount. Rows that are parts of one turn sequence are one sequence. V after
+the last step is 0, because episodes end. V_t is the critic's value (`learner.critic`) before token t,
+by its weights at the start of the step. A turn's reward is on its last policy token; with
+`kl_in: reward` every token also has -beta KL_t. With turns, V of a turn is the value before its first
+policy token, r is the sum of its rewards, and all of its tokens have its advantage. The target of the
+values is A + V. Rows longer than the critic reads are skipped too: the reward of their turns belongs
+to the turn before.
 
 Turns of a message tree (conversations of agent loops and workflows) have a return each, discounted by
 `turn_discount`. Their r_t are such that with lambda 1 the target is that return; where nothing forks
@@ -41,7 +41,7 @@ from tailrace_learner.core.algorithms.advantages.turn_sequences import (
 
 
 def gae(returns: Returns, config: LearnerConfig) -> Advantages:
-    """Compare what came with what the critic expected; without values it expected nothing."""
+    """Compares rewards with the critic's values; without values they are 0."""
     if not returns.is_valid.any():
         return nothing(returns, Verdict.TOO_FEW_VALID)
     found = turn_sequences(returns)
@@ -58,13 +58,13 @@ ESTIMATOR = Estimator(gae, reads=("gamma", "lambd", "gae_unit"), token_rewards=T
 
 
 def _by_token(sequence: TurnSequence, gamma: float, lambd: float) -> tuple[Float64Array, Float64Array]:
-    """Advantages [N] and value targets [N] of a line's policy tokens, each a step."""
+    """Advantages [N] and value targets [N] of a sequence, one step per policy token."""
     advantages = _estimate(sequence.rewards_of_tokens(gamma), sequence.values, gamma, lambd)
     return advantages, advantages + sequence.values
 
 
 def _by_turn(sequence: TurnSequence, gamma: float, lambd: float) -> tuple[Float64Array, Float64Array]:
-    """As `_by_token`, all tokens of a turn being one step; turns without a policy token are none."""
+    """As `_by_token`, one step per turn; turns without a policy token are no steps."""
     _, firsts, turns = np.unique(sequence.turn_of_token, return_index=True, return_inverse=True)
     values = sequence.values[firsts]
     rewards = np.add.reduceat(sequence.rewards_of_tokens(gamma, "turn"), firsts)

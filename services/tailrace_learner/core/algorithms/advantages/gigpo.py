@@ -1,4 +1,4 @@
-"""Group-in-group advantages: how good the episode was, and how good the step was among like ones.
+"""Group-in-group advantages: an episode compared with its group, a turn with turns at the same state.
 
     A = w_e E + w_s S
     E_i = (R_i - mean_g) / (std_g + 1e-6)          over the valid *episodes* of group g
@@ -6,11 +6,12 @@
     S_k = (G_k - mean_a) / (std_a + 1e-6)          over the turns of anchor group a
 
 The anchor group of a turn is all turns of the valid members of g that began with the same
-observation: its hash is salted with the task, so different tasks never share a baseline. Anchor
-groups of one turn give S = 0, as do those whose turns are worth the same, and turns whose observation
-is not known. Where episodes have several conversations with rewards of their own, R and E are each
-conversation's, compared with those of its place; one without a reward has neither E nor S. Standard
-deviations have ddof 1; `norm_std: false` leaves out both divisions.
+observation. The hash of an observation is salted with the task, so different tasks never share a
+baseline. S is 0 for anchor groups of one turn, for those whose turns have equal returns, and for
+turns whose observation is unknown. Where episodes have several conversations with rewards of their
+own, R and E belong to a conversation and are compared with those of the same number; a conversation
+without a reward has neither E nor S. Standard deviations have ddof 1; `norm_std: false` leaves out
+both divisions.
 
 Feng et al. 2025, "Group-in-Group Policy Optimization for LLM Agent Training", arXiv:2505.10978.
 """
@@ -45,7 +46,7 @@ from tailrace_learner.core.algorithms.advantages.turn_sequences import (
 
 
 def gigpo(returns: Returns, config: LearnerConfig) -> Advantages:
-    """Weigh episode and step advantages; a group where both are 0 throughout teaches nothing."""
+    """Weighs episode and step advantages; a group where both are 0 everywhere teaches nothing."""
     comparison = comparison_set(returns)
     if comparison.num_members < 2:
         return nothing(returns, Verdict.TOO_FEW_VALID)
@@ -92,7 +93,7 @@ def _episode_advantages(
 
 
 def _step_advantages(found: list[TurnSequence], config: LearnerConfig) -> list[Float64Array]:
-    """S of each line's turns, [K] each."""
+    """S of the turns of each sequence, [K] each."""
     turn_returns = np.concatenate([sequence.returns_to_go(config.step_gamma) for sequence in found])
     result = np.zeros(len(turn_returns))
     for anchor in _anchor_groups(found):
@@ -101,7 +102,7 @@ def _step_advantages(found: list[TurnSequence], config: LearnerConfig) -> list[F
 
 
 def _anchor_groups(found: list[TurnSequence]) -> list[NDArray[np.int64]]:
-    """Places, among the turns of all lines, of those with one observation: two or more each."""
+    """Places, among the turns of all sequences, of turns with one observation: two or more each."""
     places: dict[int, list[int]] = {}
     begin = 0
     for sequence in found:

@@ -3,15 +3,15 @@
     A_ij = (R_ij - mean_g) / (std_g + 1e-6)
 
 R_ij is the return credited to row j of member i: the member's own return R_i where it has one row.
-Mean and standard deviation (ddof 1) are taken over the returns R_i of the valid members of group g:
-a member counts once however many rows it has. All policy tokens of a row have the same advantage.
-Where members have several conversations with rewards of their own, those of one place in the episode
-are compared with each other; rows of a conversation without a reward have advantage 0.
+Mean and standard deviation (ddof 1) are taken over the returns R_i of the valid members of group g: a
+member counts once however many rows it has. All policy tokens of a row have the same advantage. Where
+members have several conversations with rewards of their own, conversations of the same number are
+compared with each other; rows of a conversation without a reward have advantage 0.
 
 Where all valid members have the same return, the group teaches nothing, even if the rows of a member
-were credited differently (turn discounts): the differences would only say how early a turn was, not
-how good, and over a standard deviation of 0 they would be huge. Returns that differ by rounding only
-are the same.
+were credited differently (turn discounts): such differences measure how early a turn was, not how
+good, and a standard deviation of 0 would make them huge. Returns that differ by rounding only are
+equal.
 
 GRPO: Shao et al. 2024, "DeepSeekMath", arXiv:2402.03300. Without the division (`norm_std: false`):
 Dr. GRPO, Liu et al. 2025, "Understanding R1-Zero-Like Training", arXiv:2503.20783.
@@ -26,7 +26,7 @@ from tailrace_learner.core.algorithms.advantages.comparison import ComparisonSet
 
 
 def grpo(returns: Returns, config: LearnerConfig) -> Advantages:
-    """Compare the rows of valid members with their group; under two, or all equal, teach nothing."""
+    """Compares the rows of valid members with their group."""
 
     def statistic(comparison: ComparisonSet) -> tuple[float, float]:
         scale = float(comparison.returns.std(ddof=1)) + STD_EPSILON if config.norm_std else 1.0

@@ -17,7 +17,7 @@ from tailrace_learner.core.algorithms.advantages.comparison import ComparisonSet
 
 
 def opo(returns: Returns, config: LearnerConfig) -> Advantages:
-    """Compare valid members with their length-weighted mean."""
+    """Compares valid members with their length-weighted mean."""
     return compared(returns, _weighted)
 
 

@@ -2,12 +2,12 @@
 
     A_t = sum over s >= t of gamma^(s - t) r_s
 
-Time counts policy tokens only: what the environment said in between is not discounted through. A
-turn's reward lies on its last policy token. Where turns belong to a message tree (conversations of
-agent loops and workflows), what comes after a turn is discounted by `turn_discount` alone: its whole
-return lies on its last policy token, as if it were a row of its own. With `kl_in: reward` every policy
-token also has the reward -beta KL_t, its divergence from the reference. No baseline:
-`whiten_advantages` gives one.
+Time counts policy tokens only: tokens of the environment in between are not discounted. A turn's
+reward is on its last policy token. Where turns belong to a message tree (conversations of agent loops
+and workflows), `turn_discount` alone discounts what comes after a turn: its whole return is on its
+last policy token, as if it were a row of its own. With `kl_in: reward` every policy token also has
+the reward -beta KL_t, its divergence from the reference. There is no baseline; `whiten_advantages`
+gives one.
 
 Williams 1992, "Simple Statistical Gradient-Following Algorithms for Connectionist Reinforcement
 Learning".
@@ -26,7 +26,7 @@ from tailrace_learner.core.algorithms.advantages.turn_sequences import (
 
 
 def reinforce(returns: Returns, config: LearnerConfig) -> Advantages:
-    """Give every policy token what came after it."""
+    """Gives every policy token the discounted rewards from it on."""
     if not returns.is_valid.any():
         return nothing(returns, Verdict.TOO_FEW_VALID)
     found = turn_sequences(returns)

@@ -2,9 +2,9 @@
 
     r'_T = r_T - mean_g,  A_t = whitened over the step: sum over s >= t of gamma^(s - t) r'_s
 
-The mean over the valid members of group g is subtracted from the reward at the end of each line of
-turns, or from what each turn of a message tree is worth. Group statistics scale nothing: one deviation,
-the step's, holds for all groups.
+The mean over the valid members of group g is subtracted from the reward at the end of each turn
+sequence, or from the return of each turn of a message tree. Group statistics do not scale: one
+deviation, the step's, holds for all groups.
 
 With `init_kl_coef` the divergence from the reference is in the loss; the paper's variant takes
 `kl_estimator: k2` for it. With `kl_in: reward` it is in the reward of every token, as in
@@ -34,7 +34,7 @@ from tailrace_learner.core.algorithms.advantages.terminal_reward import reduced
 
 
 def reinforce_plus_plus_baseline(returns: Returns, config: LearnerConfig) -> Advantages:
-    """Return-to-go of returns less their group's mean."""
+    """Computes the return-to-go of returns less their group's mean."""
     found = baselines_of(returns, _mean)
     if found.verdict is not Verdict.TRAIN:
         return nothing(returns, found.verdict)

@@ -2,9 +2,9 @@
 
     A_ij = R_ij - R_greedy
 
-One member of the group is played at temperature 0 (`agents.greedy_baseline`); it is the baseline and
-is not trained. A group teaches nothing without it, or where every other member's return equals its; so
-does a conversation of which it has none in the same place.
+One member of the group is played at temperature 0 (`agents.greedy_baseline`). It is the baseline and
+is not trained. A group without it teaches nothing, nor does one where every other return equals its
+return, nor a conversation whose number the greedy member does not have.
 
 Li et al. 2023, "ReMax: A Simple, Effective, and Efficient Reinforcement Learning Method for Aligning
 Large Language Models", arXiv:2310.10505.
@@ -21,7 +21,7 @@ from tailrace_learner.core.algorithms.advantages.comparison import ComparisonSet
 
 
 def remax(returns: Returns, config: LearnerConfig) -> Advantages:
-    """Compare valid members with the greedy one, whose own advantage is 0."""
+    """Compares valid members with the greedy one, whose own advantage is 0."""
     greedy = returns.greedy
     if greedy < 0 or not returns.is_valid[greedy]:
         return nothing(returns, Verdict.TOO_FEW_VALID)

@@ -2,8 +2,8 @@
 
     A_ij = R_ij - mean of R_k over the other valid members k of group g
 
-As `grpo` without the division, but a member is not part of its own baseline, which makes the
-baseline independent of it: A is n / (n - 1) times R - mean_g for episodes of one row.
+As `grpo` without the division, but a member is not part of its own baseline, so the baseline is
+independent of the member: A is n / (n - 1) times R - mean_g for episodes of one row.
 
 Ahmadian et al. 2024, "Back to Basics: Revisiting REINFORCE Style Optimization", arXiv:2402.14740.
 """
@@ -17,7 +17,7 @@ from tailrace_learner.core.algorithms.advantages.comparison import ComparisonSet
 
 
 def rloo(returns: Returns, config: LearnerConfig) -> Advantages:
-    """Compare each valid member with the others."""
+    """Compares each valid member with the others."""
     return compared(returns, _others)
 
 

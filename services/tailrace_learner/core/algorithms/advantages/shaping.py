@@ -1,11 +1,11 @@
-"""What is done to returns before any estimator sees them.
+"""Shaping of returns before any estimator reads them.
 
-1. `reward_clip` c: returns, rows' returns and turn rewards become min(max(R, -c), c), once. What is
-   given at an episode's end is part of its last turn's reward before that is clipped, so no turn's
-   exceeds c; the sum of several may, where turns are looked at, and is then not the clipped return.
+1. `reward_clip` c: returns, rows' returns and turn rewards become min(max(R, -c), c), once. A reward at
+   an episode's end is added to its last turn's reward before that is clipped, so no turn's exceeds c;
+   the sum over several turns may, and is then not the clipped return.
 2. `overlong_max_tokens` L and `overlong_buffer_tokens` B: an episode of n sampled tokens loses
-   min(max(n - (L - B), 0) / B, 1): nothing up to L - B, 1 from L on. The longest stretch of thought
-   is discouraged before it is cut off.
+   min(max(n - (L - B), 0) / B, 1): nothing up to L - B, 1 from L on. The penalty acts before the limit
+   cuts an episode off.
 
 Soft overlong punishment: Yu et al. 2025, "DAPO", arXiv:2503.14476, equation 13.
 """
@@ -22,7 +22,7 @@ from tailrace_learner.core.algorithms.advantages.terminal_reward import clipped,
 
 
 def shaped(returns: Returns, config: LearnerConfig) -> Returns:
-    """Clipped and penalised returns; the same object when neither is switched on."""
+    """Clips and penalises returns; gives the same object when neither is switched on."""
     if config.reward_clip:
         returns = clipped(returns, config.reward_clip)
     if config.overlong_max_tokens:

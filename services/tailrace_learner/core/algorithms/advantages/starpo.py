@@ -2,10 +2,10 @@
 
     A_ij = norm(R_ij),  R_i = sum of the turn rewards of episode i
 
-`reward_grouping` says which episodes share mean and standard deviation (ddof 1): those of the group
-(`traj_group_id`), those of one tag in the step (`tags`), or all of the step (`batch`). `reward_norm`
-says what is done with them: `mean_std` is (R - mean) / (std + 1e-6), `mean` is R - mean, `none` is R.
-All policy tokens of a row have the same advantage. Then follow `advantage_clip` and
+`reward_grouping` chooses the episodes that share mean and standard deviation (ddof 1): those of the
+group (`traj_group_id`), those of one tag in the step (`tags`), or all of the step (`batch`).
+`reward_norm` chooses the normalization: `mean_std` is (R - mean) / (std + 1e-6), `mean` is R - mean,
+`none` is R. All policy tokens of a row have the same advantage. Then follow `advantage_clip` and
 `whiten_advantages`. Within groups and with `mean_std` it is `grpo`.
 
 Wang et al. 2025, "RAGEN: Understanding Self-Evolution in LLM Agents via Multi-Turn Reinforcement
@@ -31,7 +31,7 @@ from tailrace_learner.core.algorithms.advantages.comparison import compared, unc
 
 
 def starpo(returns: Returns, config: LearnerConfig) -> Advantages:
-    """Normalise within the group, or leave returns as they are for what comes beyond it."""
+    """Normalises within the group, or leaves returns to the comparison beyond it."""
     if not returns.is_valid.any():
         return nothing(returns, Verdict.TOO_FEW_VALID)
     if not _compares_group(config):
@@ -40,7 +40,7 @@ def starpo(returns: Returns, config: LearnerConfig) -> Advantages:
 
 
 def statistics(pool: Float64Array, config: LearnerConfig) -> tuple[float, float]:
-    """What is subtracted and divided by, for returns [n] compared with each other.
+    """Mean and scale for returns [n] that are compared with each other.
 
     An infinite scale stands for a comparison that teaches nothing: one episode, or all equal.
     """

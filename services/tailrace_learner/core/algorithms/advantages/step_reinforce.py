@@ -1,11 +1,11 @@
-"""A return for every step row.
+"""Return of every step row.
 
     G_t = r_t + step_gamma G_(t+1),  A = (G_t - mean) / (std + 1e-6) on every policy token of step t
 
-A step is a row: mean and standard deviation (ddof 1) are taken over the step rows of the valid members
-of group g, each counted once. `turn_reinforce` differs in its unit, which is the turn, so both agree
-where every row is one turn. A row of several turns has the return of its first. `norm_std: false`
-leaves out the division.
+A step is a row: mean and standard deviation (ddof 1) are taken over the step rows of the valid
+members of group g, each counted once. The unit of `turn_reinforce` is the turn, so both agree where
+every row is one turn. A row of several turns has the return of its first. `norm_std: false` leaves
+out the division.
 
 Feng et al. 2025, "Group-in-Group Policy Optimization for LLM Agent Training", arXiv:2505.10978,
 step-level part without anchors.
@@ -23,7 +23,7 @@ from tailrace_learner.core.algorithms.advantages.turn_sequences import turn_sequ
 
 
 def step_reinforce(returns: Returns, config: LearnerConfig) -> Advantages:
-    """Compare the step rows of a group with each other."""
+    """Compares the step rows of a group with each other."""
     found = turn_sequences(returns)
     turn_returns = [
         sequence.returns_to_go(config.step_gamma)[sequence.row_starts] for sequence in found

@@ -1,14 +1,14 @@
-"""All that turns earned, also what their episode was given at its end.
+"""Terminal rewards: turn rewards that account for the whole return of their sequence.
 
-A line is a sequence of turns with its own return: an episode whose rows are stretches of it
-(`Turns.first`), or a row that stands for itself. What its return says beyond the sum of its turn
-rewards (a reward given at the end) is added to the reward of its last turn. Where rows beside an
-episode's line stand for themselves (those of a sub-agent), what their turns earned is not the line's.
+A sequence of turns has a return of its own: an episode whose rows are consecutive parts of it
+(`Turns.first_turn`), or a single row. A return may exceed the sum of its turn rewards, by a reward at
+the end of the episode. This difference is added to the reward of the last turn. Rows that stand alone
+beside an episode's sequence (those of a sub-agent) keep what their turns earned.
 
-Rows of a message tree know what each of their turns is worth (`Turns.worth`): its reward and its share
-of what followed it in the tree, other rows included. There nothing is missing but what was given to the
-whole row: by that its return exceeds that of the first turn that it trains, and every turn of it is
-worth so much more.
+Rows of a message tree know the return of each of their turns (`Turns.turn_returns`): its reward and
+its share of what followed it in the tree, other rows included. There only a reward of the whole row
+is missing: it is the difference between the row's return and the return of the first turn that the
+row trains. It is added to every turn of the row.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ NO_OBSERVATIONS = np.zeros(0, np.int64)
 
 
 def with_terminal_rewards(returns: Returns) -> Returns:
-    """The same returns with turns that account for all of them."""
+    """Returns whose turn rewards account for all of them."""
     if returns.has_terminal_rewards:
         return returns
     turns = tuple(_with_terminal_rewards(member, returns) for member in range(len(returns.turns)))
@@ -38,9 +38,9 @@ def with_terminal_rewards(returns: Returns) -> Returns:
 
 
 def reduced(returns: Returns, amounts: RowValues) -> Returns:
-    """Every row's return, and what its turns make of it, less an amount, G times [R].
+    """Subtracts an amount from every row's return and from its turns, G times [R].
 
-    Turns that follow each other lose it at the end of their line. Members' returns stay.
+    Turns that follow each other lose it at the end of their sequence. The members' returns stay.
     """
     returns = with_terminal_rewards(returns)
     return replace(
@@ -53,7 +53,7 @@ def reduced(returns: Returns, amounts: RowValues) -> Returns:
 
 
 def clipped(returns: Returns, bound: float) -> Returns:
-    """Returns and turns' rewards, completed before, within plus or minus `bound`."""
+    """Clips returns and turn rewards, terminal rewards included, to plus or minus `bound`."""
     returns = with_terminal_rewards(returns)
 
     def clip(values: Float64Array) -> Float64Array:
@@ -72,7 +72,7 @@ def clipped(returns: Returns, bound: float) -> Returns:
 
 
 def sequence_rows(rows: Sequence[Turns]) -> tuple[int, ...]:
-    """The rows that are stretches of the episode's line, in the order of their turns."""
+    """Rows that are parts of the episode's sequence, in the order of their turns."""
     chained = (index for index, row in enumerate(rows) if row.first_turn >= 0)
     return tuple(sorted(chained, key=lambda index: rows[index].first_turn))
 
@@ -117,7 +117,7 @@ def _with_more(row: Turns, amount: float) -> Turns:
 
 
 def _first_trained(row: Turns, mask: Mask) -> int:
-    """The first turn with a policy token, 0 without any."""
+    """First turn with a policy token; 0 without any."""
     first = int(np.argmax(mask != 0)) if mask.any() else 0
     return min(int(np.searchsorted(row.ends, first, side="right")), len(row.ends) - 1)
 

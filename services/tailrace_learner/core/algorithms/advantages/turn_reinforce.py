@@ -1,10 +1,10 @@
-"""A return for every turn.
+"""Return of every turn.
 
     G_k = r_k + gamma G_(k+1),  A = (G_k - mean) / (std + 1e-6) on every policy token of turn k
 
 Mean and standard deviation (ddof 1) are taken over all turns of the valid members of group g; a turn
-counts once however many tokens it has. `norm_std: false` leaves out the division. Where all turns of
-the group have the same return, nothing is learnt.
+counts once however many tokens it has. `norm_std: false` leaves out the division. A group whose turns
+all have the same return teaches nothing.
 
 Turn-level credit: Zeng et al. 2025, "Reinforcing Multi-Turn Reasoning in LLM Agents via Turn-Level
 Credit Assignment", arXiv:2505.11821.
@@ -37,7 +37,7 @@ TURN_ROUNDING = 1e-6  # turn rewards travel as float32
 
 
 def turn_reinforce(returns: Returns, config: LearnerConfig) -> Advantages:
-    """Compare the turns of a group with each other."""
+    """Compares the turns of a group with each other."""
     found = turn_sequences(returns)
     turn_returns = [sequence.returns_to_go(config.gamma) for sequence in found]
     return compare_units(
@@ -55,7 +55,7 @@ def compare_units(
     turn_returns: list[Float64Array],
     unit_of_token: list[NDArray[np.int64]],
 ) -> Advantages:
-    """Normalise what the units [U] of each line are worth over the group, each counted once."""
+    """Normalises the returns of the units [U] of each sequence over the group, each counted once."""
     members = np.array([sequence.member for sequence in found], np.int64)
     if len(np.unique(members)) < 2:
         return nothing(returns, Verdict.TOO_FEW_VALID)
@@ -77,7 +77,7 @@ def compare_units(
 
 
 def _statistics(pool: Float64Array, config: LearnerConfig) -> tuple[float, float]:
-    """What is subtracted and divided by; an infinite scale where all units are worth the same."""
+    """Mean and scale; the scale is infinite where all units have the same return."""
     if are_equal(pool, TURN_ROUNDING):
         return 0.0, np.inf
     return float(pool.mean()), float(pool.std(ddof=1)) + STD_EPSILON if config.norm_std else 1.0

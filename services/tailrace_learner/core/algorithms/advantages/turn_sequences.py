@@ -1,10 +1,11 @@
-"""Turns of a group in the order in which they happened, for estimators that look at single turns.
+"""Turn sequences: the turns of a group in order, for estimators that look at single turns.
 
-A line is an episode whose rows are stretches of it (`Turns.first`), or a row that stands for itself
-(`terminal_reward.py` says what its turns earned). Turns are worth their reward and, discounted by the
-estimator, what followed; those of a message tree (`Turns.worth`) are worth what the tree says, whose
-discount is `turn_discount`: the same as in rows of their own. Tokens after the last end belong to the
-last turn; a row without turns is one turn. Rows of conversations without a reward are in no line.
+A sequence is an episode whose rows are consecutive parts of it (`Turns.first_turn`), or a single row
+(`terminal_reward.py` completes the rewards of its turns). The return of a turn is its reward and,
+discounted by the estimator, the rewards after it. In a message tree the tree gives it
+(`Turns.turn_returns`), discounted by `turn_discount`: the same as in rows of their own. Tokens after
+the last turn's end belong to the last turn. A row without turns is one turn. Rows of conversations
+without a reward are in no sequence.
 """
 
 from __future__ import annotations
@@ -48,14 +49,14 @@ class TurnSequence:
 
     @property
     def num_tokens(self) -> NDArray[np.int64]:
-        """Policy tokens of each turn [K]."""
+        """Number of policy tokens of each turn [K]."""
         return np.bincount(self.turn_of_token, minlength=len(self.rewards))
 
     def rewards_of_tokens(self, gamma: float, unit: Literal["token", "turn"] = "token") -> Float64Array:
-        """All rewards [N]: a turn's lies on its last policy token, or that of a turn before it.
+        """Rewards of all tokens [N]: a turn's is on its last policy token, or on an earlier turn's.
 
-        Where a tree says what turns are worth, a turn's is what it takes for the tokens after it,
-        discounted by `gamma` per `unit`, to add up to that.
+        Where a tree gives the returns of turns, a turn's reward is such that it and the tokens after
+        it, discounted by `gamma` per `unit`, add up to that return.
         """
         result, sizes = self.token_rewards.copy(), self.num_tokens
         places = np.cumsum(sizes) - 1
@@ -67,7 +68,7 @@ class TurnSequence:
         return result
 
     def returns_to_go(self, gamma: float) -> Float64Array:
-        """G_k = r_k + gamma G_(k+1), or what a tree says of turn k, [K]."""
+        """G_k = r_k + gamma G_(k+1), or the tree's return of turn k, [K]."""
         return discounted(self.rewards, gamma) if self.turn_returns is None else self.turn_returns
 
 
@@ -80,7 +81,7 @@ def discounted(rewards: Float64Array, factor: float) -> Float64Array:
 
 
 def turn_sequences(returns: Returns) -> list[TurnSequence]:
-    """All lines of the valid members that have policy tokens and a reward."""
+    """All sequences of the valid members that have policy tokens and a reward."""
     returns = with_terminal_rewards(returns)
     return [
         sequence
@@ -124,7 +125,7 @@ def _sequence(member: int, rows: tuple[int, ...], returns: Returns) -> TurnSeque
 def _policy_tokens(
     values: TokenValues | None, member: int, rows: tuple[int, ...], masks: list[Mask]
 ) -> Float64Array:
-    """Those of the policy tokens of all rows, [N]; zeros where there are none."""
+    """Values of the policy tokens of all rows, [N]; zeros without values."""
     if values is None:
         return np.zeros(sum(np.count_nonzero(mask) for mask in masks))
     return np.concatenate(
@@ -133,13 +134,13 @@ def _policy_tokens(
 
 
 def _turn_of_token(turns: Turns, mask: Mask) -> NDArray[np.int64]:
-    """The turn [n] of each policy token of one row."""
+    """Turn [n] of each policy token of one row."""
     owners = np.searchsorted(turns.ends, np.flatnonzero(mask), side="right")
     return np.minimum(owners, len(turns.ends) - 1)
 
 
 def per_token(found: list[TurnSequence], values: list[Float64Array], returns: Returns) -> TokenValues:
-    """Values of the policy tokens of each line, [N] each, put in their places."""
+    """Puts values of the policy tokens of each sequence, [N] each, at their tokens."""
     result = [[np.zeros(len(mask)) for mask in masks] for masks in returns.loss_masks]
     for sequence, sequence_values in zip(found, values, strict=True):
         begin = 0

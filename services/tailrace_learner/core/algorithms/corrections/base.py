@@ -11,9 +11,9 @@
 to 1 + x: rows that drifted as a whole.
 
 pi_old is the learner at the start of the step, mu the engine's policy that sampled the token. The
-weight multiplies the policy loss of every token in every pass, whatever the loss; it is no function of
-the current weights. Truncated importance sampling: Ionides 2008; on learner/engine mismatch: Yao et
-al. 2025, "Your Efficient RL Framework Secretly Brings You Off-Policy RL Training"; masked, and the
+weight multiplies the policy loss of every token in every pass, whatever the loss, and is no function
+of the current weights. Truncated importance sampling: Ionides 2008; on learner/engine mismatch: Yao
+et al. 2025, "Your Efficient RL Framework Secretly Brings You Off-Policy RL Training"; masked, and the
 geometric mask: Liu et al. 2025, "When Speed Kills Stability"; IcePop: Ling Team 2025,
 arXiv:2510.18855; beside a clip of pi/pi_old: Hilton et al. 2022, arXiv:2110.00641, and AReaL,
 arXiv:2505.24298.

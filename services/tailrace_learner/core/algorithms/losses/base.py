@@ -1,7 +1,7 @@
-"""What a policy loss takes and returns: flat per-token tensors, all of length M.
+"""Data that a policy loss takes and returns: flat per-token tensors, all of length M.
 
-A loss says what one token costs. Weights of tokens, behaviour correction, entropy and the division by
-the step's count are applied outside, the same for every loss.
+A loss gives the cost of each token. Weights of tokens, behaviour correction, entropy and the division
+by the step's count are applied outside, the same for every loss.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class LossInputs:
-    """The trained tokens of one pass. Only `log_pi` carries a gradient."""
+    """Trained tokens of one pass. Only `learner_logprobs` carries a gradient."""
 
     learner_logprobs: Tensor  # [M] current policy
     proximal_logprobs: Tensor  # [M] policy at the start of the step

@@ -16,7 +16,7 @@ from tailrace_learner.core.algorithms.losses.base import LossInputs, LossTerms
 
 
 def cispo(inputs: LossInputs, config: LearnerConfig) -> LossTerms:
-    """Weigh each token by its bounded ratio."""
+    """Weighs each token by its bounded ratio."""
     ratio = (inputs.learner_logprobs.detach() - inputs.proximal_logprobs).exp()
     weights = ratio.clamp(1.0 - config.cispo_clip, 1.0 + config.cispo_clip_high)
     counts = {"clip_fraction": (weights != ratio).sum()}

@@ -1,12 +1,12 @@
-"""PPO's clip, and no gradient at all on a few of the tokens that spend the most entropy.
+"""PPO's clip, and no gradient on a few of the tokens that spend the most entropy.
 
     loss = -min(u A, clip(u, 1 - low, 1 + high) A), 0 on the picked tokens
 
-`dapo` but for the picked tokens: the share `cov_fraction` of the mini-batch (by default the paper's
-2e-4), at least one, drawn uniformly from those whose covariance (log pi - mean)(A - mean) lies between
-`clip_cov_low` and `clip_cov_high` and that the clip leaves a gradient. As in the paper they are drawn
-from a band and are not simply the highest. Draws depend on a token's row and place alone. The
-mini-batch is passed once without gradient to pick them.
+`dapo` except for the picked tokens: the share `cov_fraction` of the mini-batch (by default the
+paper's 2e-4), at least one, drawn uniformly from those whose covariance (log pi - mean)(A - mean)
+lies between `clip_cov_low` and `clip_cov_high` and that keep a gradient under the clip. As in the
+paper they are drawn from a band and are not simply the highest. Draws depend on a token's row and
+place alone. The mini-batch is passed once without gradient to pick them.
 
 Cui et al. 2025, "The Entropy Mechanism of Reinforcement Learning for Reasoning Language Models",
 arXiv:2505.22617.
@@ -27,7 +27,7 @@ SHARE = 2e-4  # of the paper
 
 
 def clip_cov(inputs: LossInputs, config: LearnerConfig) -> LossTerms:
-    """Detach the picked tokens."""
+    """Removes the gradient of the picked tokens."""
     assert inputs.is_picked is not None
     terms = clipped(inputs, config.pg_clip, config.pg_clip_high)
     counts = terms.counts | {"cov_picked_fraction": inputs.is_picked.sum()}
@@ -35,7 +35,7 @@ def clip_cov(inputs: LossInputs, config: LearnerConfig) -> LossTerms:
 
 
 def pick_clip_cov(tokens: BatchTokens, config: LearnerConfig) -> NDArray[np.bool_]:
-    """Tokens [N] to detach."""
+    """Picks the tokens [N] that lose their gradient."""
     covariance = covariances(tokens)
     ratio = np.exp(tokens.learner_logprobs - tokens.proximal_logprobs)
     bounded = ratio.clip(1.0 - config.pg_clip, 1.0 + config.pg_clip_high)

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 def dapo(inputs: LossInputs, config: LearnerConfig) -> LossTerms:
-    """Clip below 1 - `pg_clip` and above 1 + `pg_clip_high`."""
+    """Clips below 1 - `pg_clip` and above 1 + `pg_clip_high`."""
     return clipped(inputs, config.pg_clip, config.pg_clip_high, config.dual_clip)
 
 
@@ -30,7 +30,7 @@ LOSS = Loss(dapo, reads=("pg_clip", "pg_clip_high", "dual_clip"))
 
 
 def clipped(inputs: LossInputs, low: float, high: float, dual: float = 0.0) -> LossTerms:
-    """The clipped loss with given bounds; counts tokens whose gradient a clip removed."""
+    """Clipped loss with given bounds; counts tokens whose gradient a clip removed."""
     ratio = (inputs.learner_logprobs - inputs.proximal_logprobs).exp()
     terms = clip_ratio(ratio, inputs.advantages, low, high)
     if not dual:
@@ -42,7 +42,7 @@ def clipped(inputs: LossInputs, low: float, high: float, dual: float = 0.0) -> L
 
 
 def clip_ratio(ratio: Tensor, advantages: Tensor, low: float, high: float) -> LossTerms:
-    """-min(ratio A, clip(ratio, 1 - low, 1 + high) A) for ratios [M] of any kind."""
+    """Computes -min(ratio A, clip(ratio, 1 - low, 1 + high) A) for ratios [M] of any kind."""
     straight = ratio * advantages
     bounded = ratio.clamp(1.0 - low, 1.0 + high) * advantages
     is_clipped = (bounded < straight).sum()

@@ -18,7 +18,7 @@ from tailrace_learner.core.algorithms.losses.ppo_clip import ppo_clip
 
 
 def decoupled_ppo(inputs: LossInputs, config: LearnerConfig) -> LossTerms:
-    """Clip around the proximal policy, weigh by how much likelier it makes the token."""
+    """Clips around the proximal policy, and weighs by its ratio to the behaviour policy."""
     terms = ppo_clip(inputs, config)
     rho = (inputs.proximal_logprobs - inputs.inference_logprobs).exp()
     counts = {"behaviour_truncated_fraction": (rho > config.tis_cap).sum()}

@@ -3,10 +3,10 @@
     loss = -sg(keep) exp(log pi - log mu) A + tau (log pi - log mu)^2
     keep = 0 where A > 0 and pi - mu > delta, or A < 0 and mu - pi > delta; else 1
 
-|pi - mu| of the sampled token bounds the total variation between the policies from below; a ratio
-bound holds back unlikely tokens that hardly matter and lets likely ones move far. delta is
-`dppo_delta`. The paper has no divergence term, therefore tau = `dppo_kl_coef` is 0 by default; where it
-is set, it holds the policy to the one that sampled. Takes no other correction.
+|pi - mu| of the sampled token is a lower bound of the total variation between the policies. A bound
+on the ratio instead restricts unlikely tokens, which hardly matter, and lets likely ones move far.
+delta is `dppo_delta`. The paper has no divergence term, so tau = `dppo_kl_coef` is 0 by default;
+above 0 it holds the policy to the one that sampled. Takes no other correction.
 
 Qi et al. 2026, "Rethinking the Trust Region in LLM Reinforcement Learning", arXiv:2602.04879.
 """
@@ -19,7 +19,7 @@ from tailrace_learner.core.algorithms.losses.base import LossInputs, LossTerms
 
 
 def dppo_tv(inputs: LossInputs, config: LearnerConfig) -> LossTerms:
-    """Follow tokens until their probability has changed by delta."""
+    """Follows tokens until their probability has changed by delta."""
     difference = inputs.learner_logprobs - inputs.inference_logprobs
     change = inputs.learner_logprobs.detach().exp() - inputs.inference_logprobs.exp()
     is_dropped = inputs.advantages.sign() * change > config.dppo_delta

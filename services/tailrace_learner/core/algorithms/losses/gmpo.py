@@ -18,7 +18,7 @@ from tailrace_learner.core.algorithms.losses.base import LossInputs, LossTerms
 
 
 def gmpo(inputs: LossInputs, config: LearnerConfig) -> LossTerms:
-    """Weigh the advantage by the row's geometric mean."""
+    """Weighs the advantage by the row's geometric mean."""
     difference = inputs.learner_logprobs - inputs.proximal_logprobs
     bound = config.gmpo_clip
     is_negative = inputs.advantages < 0

@@ -20,7 +20,7 @@ from tailrace_learner.core.algorithms.losses.dapo import clipped
 
 
 def grpo(inputs: LossInputs, config: LearnerConfig) -> LossTerms:
-    """Clip to 1 ± `pg_clip`; what leaving the reference costs is added outside."""
+    """Clips to 1 ± `pg_clip`; the divergence is added outside."""
     return clipped(inputs, config.pg_clip, config.pg_clip, config.dual_clip)
 
 

@@ -3,10 +3,10 @@
     s = exp(mean over the row of (log pi - log pi_old))
     loss = -min(s A, clip(s, 1 - low, 1 + high) A)
 
-`dapo` with s for u; low and high are `gspo_clip` and `gspo_clip_high`, far smaller because s is a mean.
-The value is s, the gradient s times that of each token's own log pi, so that advantages may differ
-along a row (GSPO-token); where they do not, it is the gradient of s itself. The objective of the paper
-is had with `loss_aggregation: seq_mean_token_mean`.
+`dapo` with s for u; low and high are `gspo_clip` and `gspo_clip_high`, far smaller because s is a
+mean. The value is s. The gradient is s times that of each token's own log pi, so advantages may
+differ along a row (GSPO-token); where they do not, it is the gradient of s itself.
+`loss_aggregation: seq_mean_token_mean` gives the objective of the paper.
 
 Zheng et al. 2025, "Group Sequence Policy Optimization", arXiv:2507.18071.
 """
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 
 def gspo(inputs: LossInputs, config: LearnerConfig) -> LossTerms:
-    """Clip the row's ratio."""
+    """Clips the row's ratio."""
     ratio = span_ratio(inputs, inputs.rows)
     return clip_ratio(ratio, inputs.advantages, config.gspo_clip, config.gspo_clip_high)
 

@@ -16,7 +16,7 @@ from tailrace_learner.core.algorithms.losses.base import LossInputs, LossTerms
 
 
 def kimi15(inputs: LossInputs, config: LearnerConfig) -> LossTerms:
-    """Follow advantages, stay near the anchor."""
+    """Follows advantages and stays near the start of the step."""
     difference = inputs.learner_logprobs - inputs.proximal_logprobs
     anchor = 0.5 * config.kimi_tau * inputs.rows.sums(difference) * difference
     return LossTerms(-inputs.advantages * inputs.learner_logprobs + anchor)

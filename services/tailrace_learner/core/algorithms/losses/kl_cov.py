@@ -24,7 +24,7 @@ SHARE = 2e-3  # of the paper
 
 
 def kl_cov(inputs: LossInputs, config: LearnerConfig) -> LossTerms:
-    """Penalise the picked tokens for moving."""
+    """Penalises the picked tokens for moving."""
     assert inputs.is_picked is not None
     difference = inputs.learner_logprobs - inputs.proximal_logprobs
     penalty = config.kl_cov_coef * inputs.is_picked * difference.abs()
@@ -33,7 +33,7 @@ def kl_cov(inputs: LossInputs, config: LearnerConfig) -> LossTerms:
 
 
 def pick_kl_cov(tokens: BatchTokens, config: LearnerConfig) -> NDArray[np.bool_]:
-    """Tokens [N] of highest covariance; the draws decide between equals."""
+    """Picks the tokens [N] of highest covariance; the draws decide between equals."""
     order = np.lexsort((tokens.draws, -covariances(tokens)))
     picked = np.zeros(len(order), np.bool_)
     picked[order[: num_picked(len(order), config, SHARE)]] = True
@@ -44,7 +44,7 @@ LOSS = Loss(kl_cov, reads=("cov_fraction", "kl_cov_coef"), selects=pick_kl_cov)
 
 
 def covariances(tokens: BatchTokens) -> NDArray[np.float64]:
-    """What each token adds to the covariance of log-probability and advantage, [N]."""
+    """Contribution of each token to the covariance of log-probability and advantage, [N]."""
     learner_logprobs = tokens.learner_logprobs - tokens.learner_logprobs.mean()
     result: NDArray[np.float64] = learner_logprobs * (tokens.advantages - tokens.advantages.mean())
     return result

@@ -2,10 +2,10 @@
 
     d = log pi - log mu,  loss = -exp(d) A, 0 on the tokens left out
 
-Left out are, of the tokens that a clip could hold back (A > 0 and d > 0, or A < 0 and d < 0), those of
-largest d^2, one after the other, until the mean of d^2 over the tokens of the mini-batch that remain
-is at most `m2_threshold`. Stale data are then trained on except for the few tokens that have drifted
-far. The mini-batch is passed once without gradient to pick them. Takes no other correction.
+Only tokens that a clip could hold back are left out (A > 0 and d > 0, or A < 0 and d < 0): those of
+largest d^2, one after the other, until the mean of d^2 over the remaining tokens of the mini-batch is
+at most `m2_threshold`. So stale data are trained except for the few tokens that have drifted far. The
+mini-batch is passed once without gradient to pick them. Takes no other correction.
 
 Zheng et al. 2025, "Prosperity before Collapse: How Far Can Off-Policy RL Reach with Stale Data on
 LLMs?", arXiv:2510.01161.
@@ -22,7 +22,7 @@ from tailrace_learner.core.algorithms.losses.base import BatchTokens, LossInputs
 
 
 def m2po(inputs: LossInputs, config: LearnerConfig) -> LossTerms:
-    """The plain ratio, where it may be followed."""
+    """Takes the plain ratio of the tokens that stay."""
     assert inputs.is_picked is not None
     ratio = (inputs.learner_logprobs - inputs.inference_logprobs).exp()
     kept = 1.0 - inputs.is_picked
@@ -30,7 +30,7 @@ def m2po(inputs: LossInputs, config: LearnerConfig) -> LossTerms:
 
 
 def pick_m2po(tokens: BatchTokens, config: LearnerConfig) -> NDArray[np.bool_]:
-    """Tokens [N] to leave out."""
+    """Picks the tokens [N] to leave out."""
     difference = tokens.learner_logprobs - tokens.inference_logprobs
     squares = difference**2
     candidates = np.flatnonzero(difference * tokens.advantages > 0)

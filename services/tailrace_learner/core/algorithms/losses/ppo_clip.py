@@ -14,7 +14,7 @@ from tailrace_learner.core.algorithms.losses.dapo import clipped
 
 
 def ppo_clip(inputs: LossInputs, config: LearnerConfig) -> LossTerms:
-    """Clip to 1 ± `pg_clip`."""
+    """Clips to 1 ± `pg_clip`."""
     return clipped(inputs, config.pg_clip, config.pg_clip, config.dual_clip)
 
 

@@ -16,7 +16,7 @@ from tailrace_learner.core.algorithms.losses.base import LossInputs, LossTerms
 
 
 def sapo(inputs: LossInputs, config: LearnerConfig) -> LossTerms:
-    """Gate each token by the distance of its ratio from 1."""
+    """Gates each token by the distance of its ratio from 1."""
     ratio = (inputs.learner_logprobs - inputs.proximal_logprobs).exp()
     tau = ratio.new_full(ratio.shape, config.sapo_tau_negative)
     tau = tau.masked_fill(inputs.advantages > 0, config.sapo_tau)

@@ -19,7 +19,7 @@ from tailrace_learner.core.algorithms.losses.gspo import span_ratio
 
 
 def segment(inputs: LossInputs, config: LearnerConfig) -> LossTerms:
-    """Clip each turn's ratio."""
+    """Clips each turn's ratio."""
     ratio = span_ratio(inputs, inputs.turns)
     return clip_ratio(ratio, inputs.advantages, config.pg_clip, config.pg_clip_high)
 

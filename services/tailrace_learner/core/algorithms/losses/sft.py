@@ -2,8 +2,8 @@
 
     loss = -log pi
 
-Weights of tokens are the caller's: with `token_mean` this is the ordinary language-modelling loss
-over the masked tokens.
+The caller chooses the weights of tokens: with `token_mean` this is the ordinary language-modelling
+loss over the masked tokens.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from tailrace_learner.core.algorithms.losses.base import LossInputs, LossTerms
 
 
 def sft(inputs: LossInputs, config: LearnerConfig) -> LossTerms:
-    """Raise the probability of every given token; advantages and other policies are not read."""
+    """Raises the probability of every given token; reads no advantages and no other policies."""
     return LossTerms(-inputs.learner_logprobs)
 
 

@@ -17,7 +17,7 @@ from tailrace_learner.core.algorithms.losses.base import LossInputs, LossTerms
 
 
 def tis_pg(inputs: LossInputs, config: LearnerConfig) -> LossTerms:
-    """Weigh each token by its truncated ratio."""
+    """Weighs each token by its truncated ratio."""
     ratio = (inputs.learner_logprobs.detach() - inputs.inference_logprobs).exp()
     counts = {"behaviour_truncated_fraction": (ratio > config.tis_cap).sum()}
     weights = ratio.clamp(max=config.tis_cap)

@@ -1,4 +1,4 @@
-"""Tapered off-policy REINFORCE: good rows by imitation, bad ones as far as they are still likely.
+"""Tapered off-policy REINFORCE: imitation of good rows, bad rows as far as they are still likely.
 
     loss = -A log pi                                       where A > 0
     loss = -sg(clip(pi(row) / mu(row), 0, 1)) A log pi     where A <= 0
@@ -17,7 +17,7 @@ from tailrace_learner.core.algorithms.losses.base import LossInputs, LossTerms
 
 
 def topr(inputs: LossInputs, config: LearnerConfig) -> LossTerms:
-    """Taper what is to become less likely."""
+    """Tapers rows that become less likely."""
     log_ratio = inputs.rows.sums(inputs.learner_logprobs.detach() - inputs.inference_logprobs)
     taper = log_ratio.clamp(max=0.0).exp().masked_fill(inputs.advantages > 0, 1.0)
     counts = {"tapered_fraction": (taper < 1.0).sum()}

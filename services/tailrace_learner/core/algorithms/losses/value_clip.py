@@ -19,7 +19,7 @@ from tailrace_learner.core.algorithms.losses.base import LossTerms
 
 
 def value_clip(values: Tensor, old_values: Tensor, targets: Tensor, clip: float) -> LossTerms:
-    """Loss [M] of values [M]; counts those whose gradient the clip removed."""
+    """Computes the loss [M] of values [M]; counts those whose gradient the clip removed."""
     bounded = torch.clamp(values, old_values - clip, old_values + clip)
     straight, clipped = (values - targets) ** 2, (bounded - targets) ** 2
     counts = {"value_clip_fraction": (clipped > straight).sum()}

@@ -15,7 +15,7 @@ from tailrace_learner.core.algorithms.losses.base import LossInputs, LossTerms
 
 
 def vanilla_pg(inputs: LossInputs, config: LearnerConfig) -> LossTerms:
-    """Raise what was better than expected, lower what was worse."""
+    """Raises tokens that were better than expected, and lowers those that were worse."""
     return LossTerms(-inputs.advantages * inputs.learner_logprobs)
 
 
