@@ -65,9 +65,9 @@ class CheckpointFolder:
             part.mkdir(parents=True)
             snapshot.loaded.model.save_pretrained(part, state_dict=snapshot.weights)
             snapshot.loaded.tokenizer.save_pretrained(part)
-            save_file(snapshot.optimizer, part / OPTIMIZER_FILE)
+            save_file(snapshot.optimizer, part / OPTIMIZER_FILE, snapshot.metadata(OPTIMIZER_FILE))
             for name, tensors in snapshot.others.items():
-                save_file(dict(tensors), part / name)
+                save_file(dict(tensors), part / name, snapshot.metadata(name))
             (part / STATE_FILE).write_bytes(msgspec.json.format(msgspec.json.encode(state)))
             _sync_tree(part)
             _replace(part, target)

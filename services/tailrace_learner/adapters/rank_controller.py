@@ -17,9 +17,9 @@ from tailrace.weights.tensors import TensorBytes
 from tailrace_learner.adapters.ranks import TorchRanks
 from tailrace_learner.adapters.snapshots import Snapshot
 from tailrace_learner.adapters.worker import OnStep, Worker
+from tailrace_learner.core.algorithms.metrics.base import Metrics
 from tailrace_learner.core.batch.rows import PreparedGroup, TrainingRow
 from tailrace_learner.core.step.run_state import ReferenceState
-from tailrace_learner.core.step.step import Metrics
 from tailrace_protos.event import ServerQuarantined
 from tailrace_protos.weights import ModelCard
 

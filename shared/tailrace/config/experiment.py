@@ -17,18 +17,9 @@ from tailrace.config.keys import fields_of, literals_in, type_at
 from tailrace.config.run import RunConfig
 from tailrace.config.settings import ROOTS, apply_settings
 from tailrace.config.suggestions import did_you_mean, not_one_of
+from tailrace_protos.subjects import SERVICES
 
-SECTIONS = (
-    "scheduler",
-    "agents",
-    "gateway",
-    "inference",
-    "sandbox",
-    "reward",
-    "learner",
-    "weight_sync",
-    "cluster",
-)
+SECTIONS = (*SERVICES, "cluster")
 
 C = TypeVar("C", bound=Config)
 

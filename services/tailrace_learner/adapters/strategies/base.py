@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from tailrace_learner.config_models import TrainingArgs
 from tailrace_learner.core.model.policy import PolicyModel
-from tailrace_learner.ports import Optimizer, Ranks
+from tailrace_learner.ports import Ranks, WeightUpdater
 
 Moments = dict[str, Tensor]
 
@@ -26,7 +26,7 @@ class Strategy(Protocol):
         """Lay the model's weights over the ranks (collective); its names stay."""
         ...
 
-    def make_optimizer(self, policy: PolicyModel, args: TrainingArgs) -> Optimizer:
+    def make_optimizer(self, policy: PolicyModel, args: TrainingArgs) -> WeightUpdater:
         """AdamW of the trained parameters, laid out as they are; moments are those of the last made."""
         ...
 

@@ -21,7 +21,7 @@ from tailrace_learner.adapters.strategies.base import Moments
 from tailrace_learner.adapters.strategies.root import Root, RootedPolicy
 from tailrace_learner.config_models import TrainingArgs
 from tailrace_learner.core.model.policy import PolicyModel
-from tailrace_learner.core.step.optimizer import make_adamw
+from tailrace_learner.core.step.optimizer import torch_optimizer
 from tailrace_learner.ports import Ranks, UpdateResult
 
 _COMPILED_COLLECTIVES = (
@@ -82,7 +82,7 @@ class DeepspeedStrategy:
         root = Root(policy.model)
         self._engine, *_ = deepspeed.initialize(
             model=root,
-            optimizer=make_adamw(policy.parameters, self._args),
+            optimizer=torch_optimizer(policy.parameters, self._args),
             config=self._config(),
             dist_init_required=False,
         )

@@ -25,7 +25,7 @@ from tailrace_learner.adapters.strategies.base import Moments
 from tailrace_learner.adapters.strategies.root import Root, RootedPolicy
 from tailrace_learner.config_models import TrainingArgs
 from tailrace_learner.core.model.policy import PolicyModel
-from tailrace_learner.core.step.optimizer import SummedAdamW, make_adamw
+from tailrace_learner.core.step.optimizer import SummedOptimizer
 from tailrace_learner.ports import Ranks
 
 
@@ -50,9 +50,9 @@ class Fsdp2Strategy:
         given = {field.name: getattr(policy, field.name) for field in fields(PolicyModel)}
         return RootedPolicy(**given, root=root)
 
-    def make_optimizer(self, policy: PolicyModel, args: TrainingArgs) -> SummedAdamW:
-        """AdamW of the shards; its norm is that of all ranks."""
-        self._optimizer = make_adamw(policy.parameters, args)
+    def make_optimizer(self, policy: PolicyModel, args: TrainingArgs) -> SummedOptimizer:
+        """Make the optimizer of the shards; its norm is that of all ranks."""
+        self._optimizer = SummedOptimizer.of(policy.parameters, args)
         self._optimizer.ranks = self.ranks
         return self._optimizer
 
@@ -63,15 +63,16 @@ class Fsdp2Strategy:
 
     def moments(self, parameter: nn.Parameter) -> Moments:
         """All shards of the moments (collective)."""
-        state = self._optimizer.state.get(parameter, {})
-        return {name: self.whole(value) for name, value in state.items()}
+        found = self._optimizer.moments(parameter)
+        return {name: self.whole(value) for name, value in found.items()}
 
     def set_moments(self, parameter: nn.Parameter, moments: Mapping[str, Tensor]) -> None:
         """Cut the moments as their parameter is cut; the count of steps is everybody's."""
-        self._optimizer.state[parameter] = {
+        parts = {
             name: self._part(value, parameter) if value.dim() else value.to(parameter.device)
             for name, value in moments.items()
         }
+        self._optimizer.set_moments(parameter, parts)
 
     def shape(self, parameter: nn.Parameter) -> tuple[int, ...]:
         """The shape of all shards together."""

@@ -22,7 +22,7 @@ from tailrace_learner.adapters.strategies.base import Moments
 from tailrace_learner.config_execution import StrategyArgs
 from tailrace_learner.config_models import TrainingArgs
 from tailrace_learner.core.model.policy import PolicyModel
-from tailrace_learner.core.step.optimizer import SummedAdamW
+from tailrace_learner.core.step.optimizer import SummedOptimizer, torch_optimizer
 from tailrace_learner.ports import Ranks, UpdateResult
 
 _COLUMNS = ("q_proj", "k_proj", "v_proj", "gate_proj", "up_proj")
@@ -64,9 +64,9 @@ class MegatronStrategy:
         self._head_norms = norms
         return policy
 
-    def make_optimizer(self, policy: PolicyModel, args: TrainingArgs) -> SummedAdamW:
-        """AdamW of our part; its norm is that of the whole model."""
-        self._optimizer = CutAdamW.of(policy.parameters, args)
+    def make_optimizer(self, policy: PolicyModel, args: TrainingArgs) -> SummedOptimizer:
+        """Make the optimizer of our part; its norm is that of the whole model."""
+        self._optimizer = CutOptimizer(torch_optimizer(policy.parameters, args))
         self._optimizer.lay_out(self.world, self._neighbours, self._equals, self._head_norms)
         return self._optimizer
 
@@ -77,19 +77,20 @@ class MegatronStrategy:
 
     def moments(self, parameter: nn.Parameter) -> Moments:
         """The parts of the moments together (collective)."""
-        dim, state = _cut_dim(parameter), self._optimizer.state.get(parameter, {})
+        dim, found = _cut_dim(parameter), self._optimizer.moments(parameter)
         return {
             name: value if dim is None or not value.dim() else self._gathered(value, dim)
-            for name, value in state.items()
+            for name, value in found.items()
         }
 
     def set_moments(self, parameter: nn.Parameter, moments: Mapping[str, Tensor]) -> None:
         """Cut the moments as their parameter is cut; the count of steps is everybody's."""
         dim, device = _cut_dim(parameter), parameter.device
-        self._optimizer.state[parameter] = {
+        parts = {
             name: (value if dim is None or not value.dim() else self._part(value, dim)).to(device)
             for name, value in moments.items()
         }
+        self._optimizer.set_moments(parameter, parts)
 
     def shape(self, parameter: nn.Parameter) -> tuple[int, ...]:
         """The shape of all parts together."""
@@ -109,8 +110,8 @@ class MegatronStrategy:
         return part.clone(memory_format=torch.contiguous_format)  # which keeps nothing of the others
 
 
-class CutAdamW(SummedAdamW):
-    """AdamW of weights some of which are cut over neighbours, the others whole on each of them."""
+class CutOptimizer(SummedOptimizer):
+    """Optimizer of weights that are cut over neighbours, or whole on each of them."""
 
     def lay_out(
         self,
@@ -130,7 +131,7 @@ class CutAdamW(SummedAdamW):
 
     @torch.no_grad()
     def update(self, *, count: float, learning_rate: float, max_grad_norm: float) -> UpdateResult:
-        """As `SummedAdamW`, after gradients were summed over ranks (collective)."""
+        """As `SummedOptimizer`, after gradients were summed over ranks (collective)."""
         _sum(self._head_norms, self._neighbours)
         _sum(self._parameters(), self._equals)
         return super().update(count=count, learning_rate=learning_rate, max_grad_norm=max_grad_norm)
