@@ -255,9 +255,6 @@ LOSSES = AlgorithmRegistry(
     ),
 )
 CORRECTIONS = AlgorithmRegistry(
-    Correction,
-    "behaviour_correction",
-    f"{_PACKAGE}.corrections",
-    ("tis", "mis", "icepop", "none"),
+    Correction, "behaviour_correction", f"{_PACKAGE}.corrections", ("tis", "mis", "icepop", "none")
 )
 REGISTRIES = (ESTIMATORS, LOSSES, CORRECTIONS)
