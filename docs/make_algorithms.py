@@ -1,6 +1,6 @@
 """Writes `algorithms.md` from the docstrings of the learner's estimators, losses and corrections.
 
-`python docs/make_algorithms.py` writes it, `--check` only says whether it is what the code says.
+`python docs/make_algorithms.py` writes it; `--check` exits with 1 if it differs from the code.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ infra_failure, timeout or cancellation are left out of every statistic.
 
 
 def page() -> str:
-    """The whole page."""
+    """Returns the whole page."""
     return "\n".join(_lines()).rstrip() + "\n"
 
 
@@ -81,7 +81,7 @@ def _part(
 
 
 def main() -> int:
-    """Write the page, or say whether it is up to date."""
+    """Writes the page, or checks that it is up to date."""
     if "--check" in sys.argv[1:]:
         return 0 if PAGE.is_file() and PAGE.read_text() == page() else 1
     PAGE.write_text(page())

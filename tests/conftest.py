@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import os
+import sys
 import tempfile
 import uuid
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -71,6 +72,24 @@ def short_folder() -> Iterator[Path]:
     """A folder with a short path: the path of a Unix socket has at most 107 characters."""
     with tempfile.TemporaryDirectory() as folder:
         yield Path(folder)
+
+
+@pytest.fixture
+def user_module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str, str], str]]:
+    """Writes a module of a user by name and source; this process and its children can import it."""
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setenv("PYTHONPATH", f"{tmp_path}{os.pathsep}{os.environ.get('PYTHONPATH', '')}")
+    names: set[str] = set()
+
+    def write(name: str, source: str) -> str:
+        (tmp_path / f"{name}.py").write_text(source)
+        names.add(name)
+        sys.modules.pop(name, None)
+        return name
+
+    yield write
+    for name in names:
+        sys.modules.pop(name, None)
 
 
 @pytest.fixture

@@ -36,7 +36,7 @@ from tailrace_learner.config import LearnerConfig, TrainingArgs
 from tailrace_learner.core.batch.rows import PreparedGroup, TrainingRow
 from tailrace_learner.core.model import attention
 from tailrace_learner.core.model.policy import PolicyModel
-from tailrace_learner.core.step.optimizer import make_adamw
+from tailrace_learner.core.step.optimizer import SummedOptimizer
 from tailrace_learner.core.step.step import StepTrainer
 from tailrace_protos.base import as_float32, as_int32, pack_int32
 from tailrace_protos.generation import GenerateRequest, SamplingParams, TokenChunk
@@ -202,7 +202,7 @@ class Learner:
         config = LearnerConfig(training_args=args, loss="ppo_clip", pg_clip=0.2)
         self._model = prepared(make_model(attention.IMPLEMENTATION), config)
         policy = PolicyModel(self._model, torch.device("cpu"), 1.0, config.logprob_chunk_tokens)
-        optimizer = make_adamw(policy.parameters, args)
+        optimizer = SummedOptimizer.of(policy.parameters, args)
         self._trainer = StepTrainer(
             policy, optimizer, config, groups_per_step=len(task.PROMPTS), max_steps=task.MAX_STEPS
         )

@@ -18,7 +18,7 @@ from tailrace_learner.config import LearnerConfig, TrainingArgs
 from tailrace_learner.core.batch.rows import PreparedGroup, TrainingRow
 from tailrace_learner.core.model import attention
 from tailrace_learner.core.model.policy import PolicyModel
-from tailrace_learner.core.step.optimizer import make_adamw
+from tailrace_learner.core.step.optimizer import SummedOptimizer
 from tailrace_learner.core.step.step import StepTrainer
 
 Step = Callable[[], object]
@@ -55,7 +55,7 @@ def packed_step(samples: Sequence[Sample], *, share_prefixes: bool, model: Any =
     config = LearnerConfig(share_prefixes=share_prefixes, training_args=args)
     model = prepared(model or make_model(attention.IMPLEMENTATION), config)
     policy = PolicyModel(model, torch.device("cpu"), 1.0, config.logprob_chunk_tokens)
-    optimizer = make_adamw(policy.parameters, args)
+    optimizer = SummedOptimizer.of(policy.parameters, args)
     trainer = StepTrainer(policy, optimizer, config, groups_per_step=1, max_steps=1000)
     rows = tuple(row_of(index, sample) for index, sample in enumerate(samples))
 

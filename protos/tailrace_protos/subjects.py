@@ -13,6 +13,18 @@ Phase = Literal["train", "eval"]
 
 PHASES: tuple[Phase, Phase] = ("train", "eval")
 
+# Each name is a folder `services/tailrace_<name>`, a section of the experiment file and a NATS user.
+SERVICES = (
+    "scheduler",
+    "agents",
+    "gateway",
+    "inference",
+    "sandbox",
+    "reward",
+    "learner",
+    "weight_sync",
+)
+
 _RUN_NAME = re.compile(r"^[A-Za-z0-9_-]{1,64}$")
 
 

@@ -1,4 +1,4 @@
-"""Settings of the local cluster: which processes, which ports, where their state lies."""
+"""Configuration of the local cluster: processes, GPUs, ports and servers."""
 
 from __future__ import annotations
 

@@ -15,18 +15,9 @@ from tailrace.config.settings import TABLES, Rule
 from tailrace.config.suggestions import closest
 from tailrace_cli.experiment import SECTION_KINDS
 from tailrace_envs import ENV_TYPES, env_config_kind
+from tailrace_protos.subjects import SERVICES
 
-_ALL = (
-    "scheduler",
-    "agents",
-    "gateway",
-    "inference",
-    "sandbox",
-    "reward",
-    "learner",
-    "weight_sync",
-    "cli",
-)
+_ALL = (*SERVICES, "cli")
 READERS_OF_RUN: dict[str, tuple[str, ...]] = {
     "exp_name": _ALL,
     "seed": ("scheduler", "agents", "learner"),

@@ -30,7 +30,6 @@ from tailrace_learner.adapters.checkpoints import (
     named_checkpoint,
 )
 from tailrace_learner.adapters.compute_thread import ComputeThread, keep_freed_memory
-from tailrace_learner.adapters.demonstrations import demonstrations
 from tailrace_learner.adapters.launch import gather_ranks, join_ranks, leave, ready_host, run_ranks
 from tailrace_learner.adapters.rank_controller import RankController
 from tailrace_learner.adapters.ranks import launched_rank
@@ -38,9 +37,11 @@ from tailrace_learner.adapters.trackers import MakeTracker, tracker_makers
 from tailrace_learner.adapters.trackers.feed import TrackerFeed
 from tailrace_learner.adapters.trackers.row_file import RowFile
 from tailrace_learner.adapters.trajectory_files import TrajectoryFiles
+from tailrace_learner.adapters.user_functions import demonstrations
 from tailrace_learner.adapters.worker import Worker
 from tailrace_learner.config import LearnerConfig, WarmStart, check_with_run
 from tailrace_learner.core.batch.group_returns import limits_of
+from tailrace_learner.core.step.optimizer import try_optimizer
 from tailrace_learner.core.step.progress import saved_event
 from tailrace_learner.core.step.run_state import Origin, RunState, first_state, origin, resumed_state
 from tailrace_learner.core.step.warm_start import TooFewDemonstrationsError
@@ -60,6 +61,7 @@ class _Process:
         self.args, self.run = args, args.run
         self.config = checked_config(args)
         self.trackers = tracker_makers(args.run, self.config.chosen_trackers)
+        try_optimizers(self.config)
         self.digest = hashlib.sha256(encode_json(args.experiment)).hexdigest()
         self.service = Service(SERVICE, args.run, args.endpoints, instance_id=args.instance_id)
         self.compute = ComputeThread(self.config.num_threads)
@@ -217,6 +219,18 @@ def checked_config(args: Args) -> LearnerConfig:
     except ValueError as error:
         raise ConfigError(f"{args.config}: {error}") from error
     return config
+
+
+def try_optimizers(config: LearnerConfig) -> None:
+    """Raise `ConfigError` if an optimizer of the experiment does not work."""
+    used = {"training_args": config.training_args}
+    if config.critic is not None:
+        used["critic.training_args"] = config.critic.training_args
+    for section, args in used.items():
+        try:
+            try_optimizer(args, f"learner.{section}")
+        except ValueError as error:
+            raise ConfigError(str(error)) from error
 
 
 def build(args: Args) -> Service:

@@ -9,7 +9,12 @@ import msgspec
 from tailrace.config import Config, RunConfig
 from tailrace.processor import CpuMatmul
 from tailrace_learner.config_algorithm import AlgorithmConfig
-from tailrace_learner.config_checks import check_algorithm, check_roles
+from tailrace_learner.config_checks import (
+    check_algorithm,
+    check_metrics,
+    check_optimizer,
+    check_roles,
+)
 from tailrace_learner.config_execution import LoraArgs, StrategyArgs
 from tailrace_learner.config_models import (
     OF_OPTIMIZER,
@@ -169,6 +174,9 @@ class LearnerConfig(AlgorithmConfig, frozen=True, kw_only=True):
     (`tracking_uri`, `experiment`), `trackio` (`project`, `space_id`, `server_url`), `wandb` (`project`,
     `mode`), or a class of your own as `module:name`. Every tracker gets the rows of `metrics.jsonl`."""
 
+    metrics: tuple[str, ...] = ()
+    """Metrics of your own, each a `Metric` as `module:name`: its numbers join those of every step."""
+
     @property
     def chosen_trackers(self) -> dict[str, dict[str, Any]]:
         """Arguments of all trackers by name, those of `tensorboard` and `wandb` too."""
@@ -196,6 +204,10 @@ class LearnerConfig(AlgorithmConfig, frozen=True, kw_only=True):
         if self.min_tokens_per_micro_batch > self.max_tokens_per_micro_batch:
             raise ValueError("min_tokens_per_micro_batch must not exceed max_tokens_per_micro_batch")
         chosen_trackers(self.trackers, self.tensorboard, self.wandb)
+        check_metrics(self.metrics)
+        check_optimizer(self.training_args, "training_args", self.strategy_args.resolved_name)
+        if self.critic is not None:  # every rank has it whole
+            check_optimizer(self.critic.training_args, "critic.training_args", "single")
         self._check_attention()
         self._check_strategy()
 

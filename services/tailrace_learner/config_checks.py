@@ -6,11 +6,14 @@ algorithms, built-in or a user's, is asked of their declarations.
 
 from __future__ import annotations
 
+import inspect
+from collections.abc import Iterable
+
 from tailrace.config.suggestions import did_you_mean
 from tailrace_learner.config_algorithm import SHARED, AlgorithmConfig
 from tailrace_learner.config_execution import StrategyArgs
-from tailrace_learner.config_models import check_finite
-from tailrace_learner.config_registry import ESTIMATORS, REGISTRIES
+from tailrace_learner.config_models import TrainingArgs, check_finite
+from tailrace_learner.config_registry import ESTIMATORS, METRICS, OPTIMIZERS, REGISTRIES
 from tailrace_learner.config_roles import CriticArgs, ReferenceArgs
 
 # Upper bounds: `.inf` means that there is none.
@@ -80,6 +83,33 @@ def check_roles(
             f"adv_estimator {config.adv_estimator!r} needs values: give learner.critic ({{}} is a copy "
             "of the policy) or use another estimator"
         )
+
+
+def check_optimizer(args: TrainingArgs, section: str, strategy: str) -> None:
+    """Raises `ValueError` for an optimizer that does not take its arguments or fit the strategy."""
+    declared, name = OPTIMIZERS.find(args.optimizer), f"{section}.optimizer {args.optimizer!r}"
+    try:
+        inspect.signature(declared.fn).bind([], args, **args.optimizer_args)
+    except TypeError as error:
+        raise ValueError(f"{section}.optimizer_args: {name}: {error}: correct the arguments") from error
+    for key in ("adam_beta1", "adam_beta2", "adam_epsilon"):
+        if key not in declared.reads and getattr(args, key) != getattr(TrainingArgs(), key):
+            raise ValueError(f"{section}.{key} is not read by {name}: remove it")
+    if strategy == "deepspeed" and args.optimizer != "adamw":
+        raise ValueError(f"{name}: strategy_name deepspeed takes adamw alone: use it, or fsdp2")
+    if strategy != "single" and not declared.elementwise:
+        raise ValueError(
+            f"{name} is not declared elementwise, and strategy_name {strategy} cuts weights over "
+            "ranks: declare it so if it updates each element by itself, or use one rank"
+        )
+
+
+def check_metrics(names: Iterable[str]) -> None:
+    """Raises `ValueError` for a metric that is always there; `ConfigError` for one that cannot be."""
+    for name in names:
+        if name in METRICS:
+            raise ValueError(f"metrics: {name!r} is always on: name metrics of your own alone")
+        METRICS.find(name)
 
 
 def _check_numbers(config: AlgorithmConfig) -> None:

@@ -71,7 +71,13 @@ class ModelArgs(Config, frozen=True, kw_only=True):
 
 
 class TrainingArgs(Config, frozen=True, kw_only=True):
-    """The optimizer, AdamW, and its schedule over learner steps."""
+    """The optimizer and its schedule over learner steps."""
+
+    optimizer: str = "adamw"
+    """`adamw`, `sgd` (`momentum` 0.9, `nesterov`), or an `Optimizer` of your own as `module:name`."""
+
+    optimizer_args: dict[str, Any] = msgspec.field(default_factory=dict)
+    """Further arguments of the optimizer's function."""
 
     learning_rate: float = 1e-6
     """Peak learning rate, reached after `warmup_steps`."""

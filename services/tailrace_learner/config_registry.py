@@ -132,6 +132,36 @@ class Correction(Declaration):
     """
 
 
+@dataclass(frozen=True, slots=True)
+class Optimizer(Declaration):
+    """Declares an optimizer: `fn(param_groups, args)` makes a `torch.optim.Optimizer`.
+
+    `args` is the section `training_args`, `reads` names its `adam_` keys that have an effect, and the
+    function takes the keys of `optimizer_args` as keyword arguments. The learner sets the learning rate
+    of every group before each step.
+    """
+
+    elementwise: bool = False
+    """Updates each element of a weight from that element's gradients and state alone. Ranks may then
+    hold parts of a weight."""
+
+    def functions(self) -> Mapping[str, tuple[Function, str]]:
+        """See `Declaration.functions`."""
+        return {"fn": (self.fn, "param_groups, args")}
+
+
+@dataclass(frozen=True, slots=True)
+class Metric(Declaration):
+    """Declares metrics of a step: `fn(step, config)` gives numbers by name from `StepData`.
+
+    A number is null where it is unknown. `core/algorithms/metrics/base.py` describes the data.
+    """
+
+    def functions(self) -> Mapping[str, tuple[Function, str]]:
+        """See `Declaration.functions`."""
+        return {"fn": (self.fn, "step, config")}
+
+
 D = TypeVar("D", bound=Declaration)
 
 
@@ -256,5 +286,11 @@ LOSSES = AlgorithmRegistry(
 )
 CORRECTIONS = AlgorithmRegistry(
     Correction, "behaviour_correction", f"{_PACKAGE}.corrections", ("tis", "mis", "icepop", "none")
+)
+OPTIMIZERS = AlgorithmRegistry(
+    Optimizer, "training_args.optimizer", f"{_PACKAGE}.optimizers", ("adamw", "sgd")
+)
+METRICS = AlgorithmRegistry(
+    Metric, "metrics", f"{_PACKAGE}.metrics", ("returns", "tags", "counts", "tokens")
 )
 REGISTRIES = (ESTIMATORS, LOSSES, CORRECTIONS)

@@ -100,7 +100,7 @@ class UpdateResult(NamedTuple):
     is_applied: bool  # False: no or non-finite gradient, weights unchanged
 
 
-class Optimizer(Protocol):
+class WeightUpdater(Protocol):
     """Updates the weights from gradients that are unnormalised sums."""
 
     def update(self, *, count: float, learning_rate: float, max_grad_norm: float) -> UpdateResult:

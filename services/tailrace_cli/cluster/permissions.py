@@ -10,18 +10,7 @@ from typing import Any
 
 from tailrace_protos import subjects
 
-SERVICE_USERS = (
-    "scheduler",
-    "agents",
-    "gateway",
-    "inference",
-    "sandbox",
-    "reward",
-    "learner",
-    "weight_sync",
-    "tools",  # tool workers beside the services
-    "cli",
-)
+SERVICE_USERS = (*subjects.SERVICES, "tools", "cli")  # "tools": tool workers outside the services
 
 # nats-server remembers every request for so long. The caller of a tool that takes longer asks again.
 _ANSWERS = {"max": 16, "expires": "10m"}
@@ -29,7 +18,7 @@ _ANSWERS = {"max": 16, "expires": "10m"}
 
 def nats_permissions(user: str, run: str) -> dict[str, Any]:
     """nats-server's `permissions` block of one service user."""
-    publish, subscribe = _OWN[user](run)
+    publish, subscribe = _RIGHTS[user](run) if user in _RIGHTS else _answers(user, run)
     return {
         "publish": {"allow": publish or ["$SYS._UNUSED"]},
         "subscribe": {"allow": [f"_INBOX.{user}.>", "$SRV.>", *subscribe]},
@@ -103,8 +92,9 @@ def _inference(run: str) -> Rights:
     return publish, [f"{run}.inference.>", subjects.weights_published(run)]
 
 
-def _reward(run: str) -> Rights:
-    return [], [f"{run}.reward.>"]
+def _answers(service: str, run: str) -> Rights:
+    """Rights of a service that only answers requests on its own subjects."""
+    return [], [f"{run}.{service}.>"]
 
 
 def _learner(run: str) -> Rights:
@@ -120,12 +110,11 @@ def _cli(run: str) -> Rights:
     return publish, [subjects.run_status(run), subjects.events(run)]
 
 
-_OWN = {
+_RIGHTS = {
     "scheduler": _scheduler,
     "agents": _agents,
     "gateway": _gateway,
     "inference": _inference,
-    "reward": _reward,
     "learner": _learner,
     "weight_sync": _weight_sync,
     "sandbox": _tools,

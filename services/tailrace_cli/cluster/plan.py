@@ -10,6 +10,7 @@ from pathlib import Path
 
 from tailrace.config import ConfigError
 from tailrace_cli.config import ClusterConfig
+from tailrace_protos.subjects import SERVICES
 
 # What a child keeps of our environment; everything else it gets is written here or, for those that run
 # the user's own code, named in `cluster.keep_environment`.
@@ -64,6 +65,7 @@ def service_specs(config: ClusterConfig, num_gateways: int, site: Site) -> list[
         "gateway": num_gateways,
         "agents": config.num_agents_workers,
     }
+    counts |= {service: 1 for service in SERVICES if service not in counts}
     return [
         _service_spec(service, index, count, site, config)
         for service, count in counts.items()

@@ -60,9 +60,9 @@ def to(name: str, *keys: str, by: Callable[[Any], Any] = same, remark: str = "")
     return Renamed(name, keys, by, remark)
 
 
-def read_with(name: str, other: str, key: str = "") -> Derived:
-    """The rule of the setting `other` (shown as `key`) reads `name` too."""
-    return Derived(name, (), lambda _value, _lookup: {}, f"with `{key or other}`")
+def read_with(name: str, other: str) -> Derived:
+    """The rule of the setting `other` reads `name` too."""
+    return Derived(name, (), lambda _value, _lookup: {}, f"with `{other}`")
 
 
 def where(holds: Condition, otherwise: str, *rules: Renamed | Derived) -> Iterable[Derived]:

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from tailrace.config.settings import value_names
+from tailrace.config.suggestions import not_one_of
 
 kl_estimator = value_names("k1", "abs", "k2", "k3", kl="k1", mse="k2", low_var_kl="k3")
 _AGGREGATIONS = ("token-mean", "seq-mean-token-sum", "seq-mean-token-mean", "seq-mean-token-sum-norm")
@@ -22,18 +23,29 @@ NO_EPOCHS = "give max_steps: a run draws rows for as many steps as it has"
 NO_KL = "the divergence has no weight: its coefficient is 0 or it is switched off"
 NO_LAMBDA = "the estimator is not gae, which alone looks ahead by values"
 
-TRACKERS = ("learner.tensorboard", "learner.wandb.project", "learner.wandb.mode")
+TRACKERS = (
+    "learner.tensorboard",
+    "learner.wandb.project",
+    "learner.wandb.mode",
+    "learner.trackers.mlflow.experiment",
+    "learner.trackers.trackio.project",
+)
+_PROJECTS = {
+    "wandb": "learner.wandb.project",
+    "mlflow": "learner.trackers.mlflow.experiment",
+    "trackio": "learner.trackers.trackio.project",
+}
 
 
 def trackers(names: Sequence[Any], project: Any, without: Sequence[str]) -> Mapping[str, Any]:
     """Switches trackers on; those of `without` write nothing that a run does not write anyway."""
-    unknown = [name for name in names if name not in ("tensorboard", "wandb", *without)]
-    if unknown:
-        raise ValueError(f"there is no tracker {unknown[0]}, but TensorBoard, W&B and metrics.jsonl")
     ours: dict[str, Any] = {"learner.tensorboard": "tensorboard" in names}
-    if "wandb" in names:
-        ours |= {"learner.wandb.project": str(project), "learner.wandb.mode": "online"}
-    return ours
+    for name in names:
+        if name in _PROJECTS:
+            ours |= {_PROJECTS[name]: str(project)}
+        elif name != "tensorboard" and name not in without:
+            raise ValueError(not_one_of(repr(name), ["tensorboard", *_PROJECTS, *without]))
+    return ours | ({"learner.wandb.mode": "online"} if "wandb" in names else {})
 
 
 def not_negative(value: Any) -> int:

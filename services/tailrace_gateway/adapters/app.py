@@ -20,7 +20,6 @@ from tailrace.runtime.guard import Failure, Guard
 from tailrace_gateway import metrics
 from tailrace_gateway.adapters.exchange import ADMIN, Exchange
 from tailrace_gateway.core.errors import ApiError, InternalError, NotFoundError, UnauthorizedError
-from tailrace_gateway.core.keys import is_same_key
 from tailrace_gateway.core.sessions import Sessions
 
 
@@ -66,7 +65,7 @@ class GatewayApp:
                 "no key: send the session's as 'Authorization: Bearer KEY' or 'x-api-key: KEY'",
                 code="missing_api_key",
             )
-        if is_same_key(key, self._sessions.identity.admin_key):
+        if self._sessions.is_admin(key):
             return ADMIN
         return self._sessions.known_id(key) or await self._sessions.id_of_key(key)
 

@@ -3,38 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
-from tailrace_gateway.core.call import CallStart, Completion, ReplyChoice
+from tailrace_gateway.core.call import CallStart, Completion, Piece, ReplyChoice
 from tailrace_gateway.core.errors import ApiError
 from tailrace_gateway.core.openai_request import OpenAIRequest
 from tailrace_gateway.core.sse import DONE, data_event
 
+SampledTokens = ReplyChoice | Piece
 TokenText = Callable[[int], str]  # decodes one token; invalid bytes become U+FFFD
 _LEAST = np.float32(-9999.0)  # OpenAI's value for impossible tokens; JSON has no -inf
-
-
-class TokenLogprobs(Protocol):
-    """Tokens [T] of a choice or a piece, with the alternatives of each step [T, k]."""
-
-    @property
-    def token_ids(self) -> NDArray[np.int32]:
-        """Sampled ids [T]."""
-
-    @property
-    def logprobs(self) -> NDArray[np.float32]:
-        """Log-probabilities of the sampled ids [T]."""
-
-    @property
-    def top_ids(self) -> NDArray[np.int32] | None:
-        """Alternatives [T, k], most likely first; None: not requested."""
-
-    @property
-    def top_logprobs(self) -> NDArray[np.float32] | None:
-        """Log-probabilities of the alternatives [T, k]."""
 
 
 def whole_answer(
@@ -103,7 +83,7 @@ def usage_of(completion: Completion) -> dict[str, Any]:
     }
 
 
-def logprob_entries(token_text: TokenText, sampled: TokenLogprobs) -> list[dict[str, Any]]:
+def logprob_entries(token_text: TokenText, sampled: SampledTokens) -> list[dict[str, Any]]:
     """Return the sampled tokens with log-probabilities in the format of chat completions."""
     return [
         _entry(token_text, token_id, logprob)
@@ -114,7 +94,7 @@ def logprob_entries(token_text: TokenText, sampled: TokenLogprobs) -> list[dict[
     ]
 
 
-def tops_of(sampled: TokenLogprobs) -> list[list[tuple[int, float]]]:
+def tops_of(sampled: SampledTokens) -> list[list[tuple[int, float]]]:
     """Return the alternatives of each step as (id, log-probability); empty lists if not requested."""
     if sampled.top_ids is None or sampled.top_logprobs is None:
         return [[] for _ in range(len(sampled.token_ids))]

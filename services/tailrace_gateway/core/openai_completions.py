@@ -16,7 +16,7 @@ from tailrace_gateway.core.call import CallStart, Completion, ModelCall, Piece, 
 from tailrace_gateway.core.errors import BadRequestError, UnsupportedError
 from tailrace_gateway.core.openai_answers import (
     OpenAIStream,
-    TokenLogprobs,
+    SampledTokens,
     TokenText,
     tops_of,
     whole_answer,
@@ -94,7 +94,7 @@ def _reason(choice: ReplyChoice) -> str:
     return "length" if choice.stop_reason is StopReason.LENGTH else "stop"
 
 
-def logprob_lists(token_text: TokenText, sampled: TokenLogprobs, offset: int) -> dict[str, Any]:
+def logprob_lists(token_text: TokenText, sampled: SampledTokens, offset: int) -> dict[str, Any]:
     """Return the sampled tokens with log-probabilities in the format of completions."""
     texts = [token_text(token_id) for token_id in sampled.token_ids.tolist()]
     offsets = []
@@ -110,7 +110,7 @@ def logprob_lists(token_text: TokenText, sampled: TokenLogprobs, offset: int) ->
 
 
 def _likeliest(
-    token_text: TokenText, texts: list[str], sampled: TokenLogprobs
+    token_text: TokenText, texts: list[str], sampled: SampledTokens
 ) -> list[dict[str, float]]:
     """Return the alternatives of each step by text, with the sampled one; equal texts keep the
     likeliest."""

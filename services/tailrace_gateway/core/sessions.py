@@ -2,10 +2,16 @@
 
 The log in the store is authoritative; memory saves reading it again. While the store is unavailable, a
 session in memory continues and any other session waits.
+
+Keys: each session has its own, derived from the admin key and a nonce, so that replicas need not store
+it. Opening an open session again gives the same key; a new session under an old id has another key.
+Stores see only hashes of keys. Keys are long and random, so a fast hash is sufficient.
 """
 
 from __future__ import annotations
 
+import hashlib
+import hmac
 import uuid
 from collections.abc import Callable
 from typing import NamedTuple
@@ -17,13 +23,13 @@ from tailrace.ledger import Ledger
 from tailrace.store.errors import StoreError
 from tailrace_gateway import metrics
 from tailrace_gateway.core.errors import SessionOverError, UnauthorizedError, UnavailableError
-from tailrace_gateway.core.keys import key_hash, session_key
 from tailrace_gateway.core.session import Session
 from tailrace_gateway.ports import SessionPolicy, SessionStore
 from tailrace_protos.generation import SamplingParams
 from tailrace_protos.session import OpenSession
 
 _STORE_RETRY_AFTER_S = 1.0
+_KEY_PREFIX = "tr-"
 
 
 class Identity(NamedTuple):
@@ -61,26 +67,30 @@ class Sessions:
     async def open(self, record: OpenSession) -> str:
         """Open a session, or find the open one of this id; return its key."""
         who, nonce = self.identity, uuid.uuid4().hex
-        fresh = session_key(who.admin_key, who.run, record.episode_id, nonce)
+        fresh = _session_key(who.admin_key, who.run, record.episode_id, nonce)
         lifetime_s = max(record.limits.deadline_unix_s - self._clock.unix_s(), 0.0) + who.keep_s
         try:
-            kept = await self._store.open(record, nonce, key_hash(fresh), lifetime_s)
+            kept = await self._store.open(record, nonce, _key_hash(fresh), lifetime_s)
         except StoreError as error:
             raise _store_error(error) from error
         if kept == nonce:
             self.forget(record.episode_id)  # an earlier session of this id
             self._begin(record, nonce)
             return fresh
-        return session_key(who.admin_key, who.run, record.episode_id, kept)
+        return _session_key(who.admin_key, who.run, record.episode_id, kept)
+
+    def is_admin(self, key: str) -> bool:
+        """Whether this is the admin key; the comparison takes constant time."""
+        return hmac.compare_digest(key.encode(), self.identity.admin_key.encode())
 
     def known_id(self, key: str) -> str:
         """Return the id of the session in memory that a key opens, or an empty string."""
-        return self._ids.get(key_hash(key), "")
+        return self._ids.get(_key_hash(key), "")
 
     async def id_of_key(self, key: str) -> str:
         """Return the session that a key opens; raise `UnauthorizedError` if there is none."""
         try:
-            session_id = await self._store.find(key_hash(key))
+            session_id = await self._store.find(_key_hash(key))
         except StoreError as error:
             raise _store_error(error) from error
         if not session_id:
@@ -152,7 +162,7 @@ class Sessions:
 
     def _begin(self, record: OpenSession, nonce: str) -> Session:
         who = self.identity
-        hashed = key_hash(session_key(who.admin_key, who.run, record.episode_id, nonce))
+        hashed = _key_hash(_session_key(who.admin_key, who.run, record.episode_id, nonce))
         sampling = self._sampling(record.sampling)
         session = self._in_use(Session(record, nonce, hashed, self._make_ledger(), sampling))
         self._sessions[record.episode_id] = session
@@ -171,3 +181,14 @@ class Sessions:
 
 def _store_error(error: StoreError) -> UnavailableError:
     return UnavailableError(f"sessions cannot be read: {error}", retry_after_s=_STORE_RETRY_AFTER_S)
+
+
+def _session_key(admin_key: str, run: str, session_id: str, nonce: str) -> str:
+    """Return the key of a session."""
+    message = f"{run}\n{session_id}\n{nonce}".encode()
+    return _KEY_PREFIX + hmac.new(admin_key.encode(), message, hashlib.sha256).hexdigest()
+
+
+def _key_hash(key: str) -> str:
+    """Return the hash of a key, which stores may hold."""
+    return hashlib.sha256(key.encode()).hexdigest()

@@ -1,4 +1,4 @@
-"""The critic's part of a checkpoint: its weights and AdamW's moments, by parameter name."""
+"""Files of the critic in a checkpoint: weights and moments of its optimizer, by parameter name."""
 
 from __future__ import annotations
 
@@ -10,30 +10,33 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from tailrace.config import ConfigError
+from tailrace_learner.adapters.snapshots import check_optimizer_name
 from tailrace_learner.core.model.critic import Critic
+from tailrace_learner.core.step.optimizer import SummedOptimizer
 
 CRITIC_FILE = "critic.safetensors"
 CRITIC_OPTIMIZER_FILE = "critic_optimizer.safetensors"
 
 
-def critic_tensors(critic: Critic, optimizer: torch.optim.Optimizer) -> dict[str, dict[str, Tensor]]:
-    """Host copies by file and name; a shared trunk is the policy's and not among them."""
+def critic_tensors(critic: Critic, optimizer: SummedOptimizer) -> dict[str, dict[str, Tensor]]:
+    """Copy weights and moments to the host, by file and name; a shared trunk is left out."""
     weights = {name: _host_copy(parameter) for name, parameter in critic.named_parameters.items()}
     moments = {
         f"{name}.{moment}": _host_copy(value)
         for name, parameter in critic.named_parameters.items()
-        for moment, value in optimizer.state.get(parameter, {}).items()
+        for moment, value in optimizer.moments(parameter).items()
     }
     return {CRITIC_FILE: weights, CRITIC_OPTIMIZER_FILE: moments}
 
 
-def load_critic(folder: Path, critic: Critic, optimizer: torch.optim.Optimizer) -> None:
-    """Restore what `critic_tensors` gave; `ConfigError` if it is not there or of another critic."""
+def load_critic(folder: Path, critic: Critic, optimizer: SummedOptimizer, optimizer_name: str) -> None:
+    """Restore the tensors of `critic_tensors`; `ConfigError` if they are missing or do not fit."""
     if not (folder / CRITIC_FILE).is_file():
         raise ConfigError(
             f"resume_from_checkpoint: {folder} has no critic, it was saved by a run without one: begin "
             f"a new run with pretrain: {folder}, or drop learner.critic"
         )
+    check_optimizer_name(folder / CRITIC_OPTIMIZER_FILE, optimizer_name)
     try:
         weights, moments = (load_file(folder / file) for file in (CRITIC_FILE, CRITIC_OPTIMIZER_FILE))
     except (OSError, SafetensorError) as error:
@@ -45,9 +48,8 @@ def load_critic(folder: Path, critic: Critic, optimizer: torch.optim.Optimizer) 
         kept = {key.rpartition(".")[2]: key for key in moments if key.rpartition(".")[0] == name}
         if kept:
             device = parameter.device
-            optimizer.state[parameter] = {
-                moment: moments[key].to(device) for moment, key in kept.items()
-            }
+            on_device = {moment: moments[key].to(device) for moment, key in kept.items()}
+            optimizer.set_moments(parameter, on_device)
 
 
 def _check(folder: Path, weights: dict[str, Tensor], critic: Critic) -> None:

@@ -33,7 +33,7 @@ from tailrace_learner.core.model.policy import PolicyModel
 from tailrace_learner.core.model.reference import Reference
 from tailrace_learner.core.step.critic_trainer import CriticTrainer
 from tailrace_learner.core.step.estimates import Roles
-from tailrace_learner.core.step.optimizer import make_adamw
+from tailrace_learner.core.step.optimizer import SummedOptimizer
 from tailrace_learner.core.step.run_state import ReferenceState, RunState
 
 _REFERENCE_KEY = "learner.reference.pretrain"
@@ -111,9 +111,9 @@ class RoleMaker:
         trunk = self._policy if args.shared else self._trunk(args.pretrain)
         head = make_head(trunk.model.config.hidden_size, trunk.device)
         critic = Critic(trunk, head, args)
-        optimizer = make_adamw(critic.parameters, args.training_args)
+        optimizer = SummedOptimizer.of(critic.parameters, args.training_args)
         if self._checkpoint:
-            load_critic(Path(self._checkpoint), critic, optimizer)
+            load_critic(Path(self._checkpoint), critic, optimizer, args.training_args.optimizer)
         return CriticTrainer(critic, optimizer, config, max_steps=self._run.max_steps)
 
     def _trunk(self, pretrain: str) -> PolicyModel:

@@ -1,12 +1,12 @@
-"""What a checkpoint holds of a model, copied to the host: weights and AdamW's moments, in full.
+"""Copies of a model on the host for a checkpoint: weights and the moments of the optimizer, in full.
 
-Names are those of the Hugging Face model, tied weights share memory as they do in the model. Copies
-are taken while nothing computes; afterwards training may go on.
+Names are those of the Hugging Face model; tied weights share memory as they do in the model. Nothing
+may compute during a copy; afterwards training may go on.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple
@@ -22,6 +22,8 @@ from tailrace_learner.adapters.strategies.base import Strategy
 
 OPTIMIZER_FILE = "optimizer.safetensors"
 _RNG = "rng.torch"
+_NAME = "optimizer"  # in the metadata of a file of moments
+_FIRST_NAME = "adamw"  # of files without metadata
 
 
 class Snapshot(NamedTuple):
@@ -31,10 +33,15 @@ class Snapshot(NamedTuple):
     weights: dict[str, Tensor]
     optimizer: dict[str, Tensor]  # "<parameter>.<moment>", and the random generator
     others: Mapping[str, Mapping[str, Tensor]] = MappingProxyType({})  # files of other models
+    optimizers: Mapping[str, str] = MappingProxyType({})  # name of the optimizer by file of moments
+
+    def metadata(self, file: str) -> dict[str, str] | None:
+        """Metadata of a file: the optimizer whose moments it holds."""
+        return {_NAME: self.optimizers[file]} if file in self.optimizers else None
 
 
-def take_snapshot(loaded: TrainableModel, strategy: Strategy) -> Snapshot:
-    """Copy the model and its optimizer as they are (collective).
+def take_snapshot(loaded: TrainableModel, strategy: Strategy, optimizer: str = _FIRST_NAME) -> Snapshot:
+    """Copy the model and its optimizer, named `optimizer` (collective).
 
     The other ranks give their parts and keep nothing: the host holds the model once.
     """
@@ -49,7 +56,7 @@ def take_snapshot(loaded: TrainableModel, strategy: Strategy) -> Snapshot:
         found = strategy.moments(parameter)
         if keeps:
             moments |= {f"{name}.{moment}": _host_copy(value) for moment, value in found.items()}
-    return Snapshot(loaded, weights, moments, others)
+    return Snapshot(loaded, weights, moments, others, {OPTIMIZER_FILE: optimizer})
 
 
 @torch.no_grad()
@@ -76,32 +83,48 @@ def host_weights(model: Any, strategy: Strategy) -> dict[str, Tensor]:
     return weights
 
 
-def load_optimizer(path: Path, loaded: TrainableModel, strategy: Strategy) -> None:
-    """Restore the moments and the random generator; `ConfigError` if they do not fit.
+def load_optimizer(
+    path: Path, loaded: TrainableModel, strategy: Strategy, optimizer: str = _FIRST_NAME
+) -> None:
+    """Restore the moments and the random generator, saved by any number of ranks.
 
-    They may come from any number of ranks.
+    `ConfigError` if they do not fit, or are of another optimizer than the one named `optimizer`.
     """
+    file_path = path / OPTIMIZER_FILE
+    check_optimizer_name(file_path, optimizer)
     try:
-        with safe_open(path / OPTIMIZER_FILE, framework="pt") as file:
-            names = set(file.keys())
+        with safe_open(file_path, framework="pt") as file:
             torch.set_rng_state(file.get_tensor(_RNG))
+            stored: dict[str, list[str]] = {}
+            for key in file.keys():  # noqa: SIM118  a file is no mapping
+                name, _, moment = key.rpartition(".")
+                stored.setdefault(name, []).append(moment)
             for name, parameter in loaded.model.named_parameters():
-                kept = {
-                    moment: file.get_tensor(f"{name}.{moment}") for moment in _moments_of(name, names)
-                }
+                kept = {moment: file.get_tensor(f"{name}.{moment}") for moment in stored.get(name, ())}
                 if not kept:
                     continue  # a parameter that never had a gradient
-                if tuple(kept["exp_avg"].shape) != strategy.shape(parameter):
+                shape = strategy.shape(parameter)
+                if any(v.dim() == len(shape) and tuple(v.shape) != shape for v in kept.values()):
                     raise ConfigError(
                         f"resume_from_checkpoint: {path}: optimizer state of {name} has another shape"
                     )
                 strategy.set_moments(parameter, kept)
     except (OSError, SafetensorError) as error:
-        raise ConfigError(f"resume_from_checkpoint: {path / OPTIMIZER_FILE}: {error}") from error
+        raise ConfigError(f"resume_from_checkpoint: {file_path}: {error}") from error
 
 
-def _moments_of(name: str, stored: Iterable[str]) -> list[str]:
-    return [moment for moment in ("exp_avg", "exp_avg_sq", "step") if f"{name}.{moment}" in stored]
+def check_optimizer_name(path: Path, optimizer: str) -> None:
+    """Raise `ConfigError` if a file holds the moments of an optimizer of another name."""
+    try:
+        with safe_open(path, framework="pt") as file:
+            saved = (file.metadata() or {}).get(_NAME, _FIRST_NAME)
+    except (OSError, SafetensorError) as error:
+        raise ConfigError(f"resume_from_checkpoint: {path}: {error}") from error
+    if saved != optimizer:
+        raise ConfigError(
+            f"resume_from_checkpoint: {path} holds the moments of optimizer {saved!r}, the experiment "
+            f"names {optimizer!r}: name the saved one, or begin a new run with pretrain: {path.parent}"
+        )
 
 
 def _host_copy(tensor: Tensor) -> Tensor:

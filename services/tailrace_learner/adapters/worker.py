@@ -16,13 +16,15 @@ from tailrace.config import ConfigError, RunConfig
 from tailrace.weights.tensors import TensorBytes
 from tailrace_learner.adapters import hf_model, lora
 from tailrace_learner.adapters.checkpoint_compatibility import check_compatible
-from tailrace_learner.adapters.critic_files import critic_tensors
+from tailrace_learner.adapters.critic_files import CRITIC_OPTIMIZER_FILE, critic_tensors
 from tailrace_learner.adapters.roles import RoleMaker
 from tailrace_learner.adapters.snapshots import Snapshot, load_optimizer, take_snapshot
 from tailrace_learner.adapters.strategies.base import Strategy
+from tailrace_learner.adapters.user_functions import own_metrics
 from tailrace_learner.config import LearnerConfig
+from tailrace_learner.core.algorithms.metrics.base import Metrics
 from tailrace_learner.core.batch.rows import PreparedGroup, TrainingRow
-from tailrace_learner.core.step.step import Metrics, StepTrainer
+from tailrace_learner.core.step.step import StepTrainer
 from tailrace_learner.core.step.warm_start import warm_start
 from tailrace_protos.event import ServerQuarantined
 
@@ -67,7 +69,7 @@ class Worker:
         args = self._config.training_args
         optimizer = self._strategy.make_optimizer(self._policy, args)
         if checkpoint:
-            load_optimizer(Path(checkpoint), self.loaded, self._strategy)
+            load_optimizer(Path(checkpoint), self.loaded, self._strategy, args.optimizer)
         maker = RoleMaker(
             self._run, self._config, self.loaded, self._policy, self._strategy, checkpoint
         )
@@ -83,6 +85,7 @@ class Worker:
             roles=roles,
             kl_coef=maker.kl_coef,
             num_old_versions=min(self._config.mismatch_versions, self._run.max_staleness),
+            own_metrics=() if self._strategy.world.rank else own_metrics(self._config),
         )
 
     # Steps
@@ -157,8 +160,10 @@ class Worker:
 
     def snapshot(self) -> Snapshot:
         """Copy the contents of a checkpoint (collective)."""
-        copy = take_snapshot(self.loaded, self._strategy)
+        copy = take_snapshot(self.loaded, self._strategy, self._config.training_args.optimizer)
         if self._critic is None or self._strategy.world.rank:
             return copy
+        assert self._config.critic is not None
         others = critic_tensors(self._critic.critic, self._critic.optimizer)
-        return copy._replace(others={**copy.others, **others})
+        named = {CRITIC_OPTIMIZER_FILE: self._config.critic.training_args.optimizer}
+        return copy._replace(others={**copy.others, **others}, optimizers={**copy.optimizers, **named})

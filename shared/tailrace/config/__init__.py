@@ -1,8 +1,8 @@
-"""Experiment files: strict decoding of a resolved YAML into frozen Structs, with helpful errors.
+"""Experiment files: strict decoding into frozen Structs, with errors that name the remedy.
 
-An experiment file has the run's own keys at the top (`RunConfig`) and one section per service. A
-service decodes `RunConfig` and its own section and never looks at the others. Unknown keys are
-errors that name the key, the file and the closest valid key.
+An experiment file has the keys of the run at the top (`RunConfig`) and one section for each service.
+A service decodes `RunConfig` and its own section, and never reads the others. Unknown keys are errors
+that name the key, the file and the closest valid key.
 """
 
 from tailrace.config.base import Config, ConfigError, InvalidConfigError

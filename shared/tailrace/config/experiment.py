@@ -1,4 +1,4 @@
-"""Strict decoding of a resolved experiment file, with errors that name key, file and remedy."""
+"""Decodes a resolved experiment file strictly, with errors that name key, file and remedy."""
 
 from __future__ import annotations
 
@@ -17,26 +17,17 @@ from tailrace.config.keys import fields_of, literals_in, type_at
 from tailrace.config.run import RunConfig
 from tailrace.config.settings import ROOTS, apply_settings
 from tailrace.config.suggestions import did_you_mean, not_one_of
+from tailrace_protos.subjects import SERVICES
 
-SECTIONS = (
-    "scheduler",
-    "agents",
-    "gateway",
-    "inference",
-    "sandbox",
-    "reward",
-    "learner",
-    "weight_sync",
-    "cluster",
-)
+SECTIONS = (*SERVICES, "cluster")
 
 C = TypeVar("C", bound=Config)
 
 
 def load_experiment(path: str | Path) -> dict[str, Any]:
-    """An experiment file's settings under the keys that services read.
+    """Returns the settings of an experiment file under the keys that services read.
 
-    Raises `ConfigError` for a file that cannot be read and for settings that contradict each other.
+    Raises `ConfigError` for a file that it cannot read, and for settings that contradict each other.
     """
     try:
         content = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
@@ -50,13 +41,13 @@ def load_experiment(path: str | Path) -> dict[str, Any]:
 
 
 def run_config(experiment: Mapping[str, Any], source: str) -> RunConfig:
-    """Decode the top-level keys; sections are left to their services, other names are errors."""
+    """Decodes the top-level keys; services decode their sections, and other names are errors."""
     top = {key: value for key, value in experiment.items() if key not in SECTIONS}
     return decode_config(top, RunConfig, source, also_valid=(*SECTIONS, *ROOTS))
 
 
 def section_config(experiment: Mapping[str, Any], section: str, kind: type[C], source: str) -> C:
-    """Decode one service's section (missing: all defaults)."""
+    """Decodes the section of one service; a missing section has all defaults."""
     return decode_config(experiment.get(section) or {}, kind, source, where=section)
 
 
@@ -67,7 +58,9 @@ def decode_config(
 
     It lists every unknown key outside of lists and dicts, and the first of all other mistakes.
     """
-    problems = [f"{_join(where, path)}: nan is no number: give one" for path in _not_numbers(content)]
+    problems = [
+        f"{_join(where, path)}: nan is not a number: give one" for path in _not_numbers(content)
+    ]
     while True:
         try:
             decoded = msgspec.convert(content, kind)
@@ -95,7 +88,7 @@ def _without_unknown_key(content: object, reason: str) -> object:
 
 
 def _not_numbers(content: object, path: str = "") -> Iterator[str]:
-    """Where YAML's `.nan` stands, which comparisons with a bound would let through."""
+    """Yields the paths of YAML's `.nan`, which no comparison with a bound refuses."""
     if isinstance(content, Mapping):
         for key, value in content.items():
             yield from _not_numbers(value, _join(path, str(key)))
@@ -112,7 +105,7 @@ _AT = re.compile(r"^(.*?)(?: - at `\$\.?([^`]*)`)?$", re.DOTALL)
 
 
 def _explain(reason: str, kind: type[Config], where: str, also_valid: tuple[str, ...]) -> str:
-    """Rewrite msgspec's words as key, problem, remedy."""
+    """Rewrites msgspec's message as key, problem and remedy."""
     unknown = _UNKNOWN.match(reason)
     if unknown:
         key, parent = unknown.group(1), unknown.group(2) or ""
@@ -130,7 +123,7 @@ def _explain(reason: str, kind: type[Config], where: str, also_valid: tuple[str,
 
 
 def _with_names(reason: str, kind: type[Config], path: str) -> str:
-    """`reason`, with the names that may stand at `path` if only some may."""
+    """Adds the possible names to `reason`, if `path` takes only some names."""
     names = literals_in(type_at(msgspec.inspect.type_info(kind), path))
     if not names:
         return reason

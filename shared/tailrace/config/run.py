@@ -1,4 +1,4 @@
-"""What the services of a run must agree on: the keys at the top of an experiment file."""
+"""Keys at the top of an experiment file, which services share, and the endpoints of a run."""
 
 from __future__ import annotations
 
@@ -15,65 +15,66 @@ from tailrace.config.chat import ChatArgs
 from tailrace_protos.session import ExportStyle
 from tailrace_protos.subjects import check_run_name
 
-# `~` in them is expanded here, once for all services.
+# Paths in which `~` is expanded here, once for all services.
 _PATHS = ("output_dir", "pretrain", "resume_from_checkpoint", "render_save_dir", "logging_dir")
 
 
 class RunConfig(Config, frozen=True, kw_only=True):
-    """The keys at the top of an experiment file: what more than one service must agree on."""
+    """Keys at the top of an experiment file, which more than one service reads."""
 
     exp_name: str
     """Name of the run: its folder under `output_dir` and the prefix of its subjects and keys."""
 
     seed: int = 0
-    """Fixes data order, initial weights and sampling seeds."""
+    """Seed of data order, initial weights and sampling."""
 
     output_dir: str = "runs"
-    """Where run directories are made: `<output_dir>/<exp_name>/`."""
+    """Folder of run directories: `<output_dir>/<exp_name>/`."""
 
     max_steps: int = 100
-    """Optimizer steps until the run ends; 0 only evaluates."""
+    """Optimizer steps of the run; with 0 it only evaluates."""
 
     save_steps: int = 50
-    """A checkpoint every so many steps, and always one at the end."""
+    """Steps between two checkpoints; there is always one at the end, and with 0 only that one."""
 
     eval_steps: int = 25
-    """An evaluation every so many steps, besides those before the first and after the last step;
-    0 means only these two."""
+    """Steps between two evaluations. Every run is also evaluated before the first and after the last
+    step; with 0 only then."""
 
     logging_steps: int = 1
-    """A progress line in the learner's log every so many steps."""
+    """Steps between two progress lines in the learner's log."""
 
     pretrain: str = ""
-    """Directory (or hub name) of a Hugging Face causal LM to start from. Empty: random weights from
-    `learner.from_scratch`."""
+    """Directory or hub name of the Hugging Face causal LM that training starts from. Empty: random
+    weights from `learner.from_scratch`."""
 
     resume_from_checkpoint: bool | str = False
-    """true: continue from the newest checkpoint of this run; a path: from that checkpoint."""
+    """true: continue from the newest checkpoint of this run. A path: continue from that checkpoint."""
 
     render_save_dir: str = ""
-    """Where rendered episodes of the last evaluation go; empty: `renders/` in the run directory."""
+    """Folder for pictures of the last evaluation's episodes; empty: `renders/` in the run directory."""
 
     logging_dir: str = ""
-    """Where the services' logs go: `<logging_dir>/<exp_name>/<service>.log`; empty: `logs/` in the run
+    """Folder of the services' logs, `<logging_dir>/<exp_name>/<service>.log`; empty: `logs/` in the run
     directory."""
 
     group_size: int = 8
-    """Episodes of one task whose returns are compared with each other."""
+    """Episodes of one task, whose returns are compared with each other."""
 
     groups_per_step: int = 32
-    """Groups that make one optimizer step."""
+    """Groups of one optimizer step."""
 
     granularity: Literal["trajectory", "step"] = "trajectory"
-    """What is a row to train. `trajectory`: an episode with all its turns (where a conversation forks,
-    its branches are rows). `step`: every turn, with what the policy saw before it as context; the rows
-    of an episode are one line of turns. For environments, agent loops and workflows alike."""
+    """Unit of a training row. `trajectory`: an episode with all its turns; if a conversation forks,
+    each branch is a row. `step`: each turn, with the context that the policy saw; the rows of an
+    episode are its turn sequence. The same for environments, agent loops and workflows."""
 
     max_staleness: int = 2
-    """Optimizer steps that a trained token's policy may lie behind the learner. 0: synchronous."""
+    """Largest number of optimizer steps by which the policy of a trained token may be behind the
+    learner. 0: synchronous."""
 
     chat: ChatArgs = ChatArgs()
-    """How conversations are rendered and replies read."""
+    """Rendering of conversations and parsing of replies."""
 
     def __post_init__(self) -> None:
         check_run_name(self.exp_name)
@@ -90,24 +91,24 @@ class RunConfig(Config, frozen=True, kw_only=True):
 
     @property
     def export_style(self) -> ExportStyle:
-        """How the model calls of a loop, a workflow or a session become rows, unless they say it."""
+        """Style in which model calls become rows, unless a loop, workflow or session sets its own."""
         return ExportStyle.STEP if self.granularity == "step" else ExportStyle.CONCAT
 
     @property
     def run_dir(self) -> Path:
-        """The run directory, absolute."""
+        """Absolute path of the run directory."""
         return Path(self.output_dir).absolute() / self.exp_name
 
     @property
     def logs_dir(self) -> Path:
-        """The folder of the services' logs, absolute."""
+        """Absolute path of the folder of the services' logs."""
         if not self.logging_dir:
             return self.run_dir / "logs"
         return Path(self.logging_dir).absolute() / self.exp_name
 
 
 class Endpoints(Config, frozen=True, kw_only=True):
-    """Where the servers are and who we are to them; comes from the environment, never from YAML."""
+    """Addresses of NATS and Redis, and our credentials, from environment variables, never from YAML."""
 
     nats_url: str
     nats_user: str = ""
@@ -117,12 +118,12 @@ class Endpoints(Config, frozen=True, kw_only=True):
 
     @classmethod
     def from_env(cls, env: Mapping[str, str] = os.environ) -> Endpoints:
-        """Read `TAILRACE_NATS_URL`, `_NATS_USER`, `_NATS_PASSWORD`, `_REDIS_URL`, `_HOST_ID`."""
+        """Reads `TAILRACE_NATS_URL`, `_NATS_USER`, `_NATS_PASSWORD`, `_REDIS_URL`, `_HOST_ID`."""
         missing = [key for key in ("TAILRACE_NATS_URL", "TAILRACE_REDIS_URL") if key not in env]
         if missing:
             raise ConfigError(
-                f"{' and '.join(missing)} not set: services are started by `tailrace up` or "
-                "`tailrace train`, or by the chart, which set them"
+                f"{' and '.join(missing)} not set: start services with `tailrace up` or `tailrace "
+                "train`, which set them"
             )
         return cls(
             nats_url=env["TAILRACE_NATS_URL"],
@@ -134,7 +135,7 @@ class Endpoints(Config, frozen=True, kw_only=True):
 
 
 def this_host_id() -> str:
-    """Equal for two processes only if they can share memory: host name and boot id."""
+    """Identifies the host: host name and boot id, equal for two processes that can share memory."""
     boot_id = Path("/proc/sys/kernel/random/boot_id")
     boot = boot_id.read_text().strip()[:8] if boot_id.exists() else "noboot"
     return f"{socket.gethostname()}-{boot}"

@@ -22,7 +22,7 @@ from tests.provenance import versions_of
 from tests.unit.tailrace_agents.loops.world import calls, chat_card, text_of
 from tests.world.agents import AgentsWorld, FakeServer, agents_world
 from tests.world.servers import ServerProcess
-from tests.world.serving import endpoints_of, eventually
+from tests.world.serving import eventually
 
 RENDERER = Renderer.from_model_card(chat_card(), ChatArgs(tool_parser="hermes"))
 
@@ -87,13 +87,11 @@ async def world(
 
 
 @pytest.fixture
-async def shelf(world: AgentsWorld, nats_server: ServerProcess) -> AsyncIterator[Shelf]:
-    bus = await Bus.connect(endpoints_of(nats_server.url), name="shelf")
+async def shelf(world: AgentsWorld, bus: Bus) -> AsyncIterator[Shelf]:
     made = Shelf(bus, world.run)
     await made.worker.start()
     yield made
     await made.worker.close()
-    await bus.close()
 
 
 async def start_chat(world: AgentsWorld) -> ChatServer:

@@ -11,7 +11,7 @@ import pytest
 
 from tailrace.bus import Bus
 from tailrace.sdk import tool
-from tailrace.store import connect
+from tailrace.store import StoreConnection
 from tailrace.tools import ToolWorker
 from tailrace_protos.base import as_int32
 from tailrace_protos.episode import Outcome
@@ -20,7 +20,7 @@ from tests.integration.tools.test_workers import line_of, worker_process
 from tests.unit.tailrace_agents.loops.world import calls, text_of
 from tests.world.agents import AgentsWorld
 from tests.world.servers import ServerProcess
-from tests.world.serving import endpoints_of, eventually
+from tests.world.serving import eventually
 
 __all__ = ["world"]
 
@@ -48,17 +48,11 @@ def uses_its_tool(prompt: str) -> str:
 
 
 @pytest.fixture
-async def worker(
-    world: AgentsWorld, nats_server: ServerProcess, redis_server: ServerProcess
-) -> AsyncIterator[ToolWorker]:
-    bus = await Bus.connect(endpoints_of(nats_server.url), name="tools")
-    redis = await connect(redis_server.url)
+async def worker(world: AgentsWorld, bus: Bus, redis: StoreConnection) -> AsyncIterator[ToolWorker]:
     made = ToolWorker([flood, endless], bus, run=world.run, redis=redis)
     await made.start()
     yield made
     await made.close()
-    await redis.aclose()
-    await bus.close()
 
 
 def told(server: ChatServer, question: str) -> set[str]:

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import os
-import sys
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -109,12 +107,8 @@ ACCESS = SessionOpened("g0.0", "http://127.0.0.1:1/v1", "key-of-g0.0")
 
 
 @pytest.fixture(autouse=True)
-def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    (tmp_path / "row_agents.py").write_text(MODULE)
-    monkeypatch.setenv("PYTHONPATH", f"{tmp_path}{os.pathsep}{os.environ.get('PYTHONPATH', '')}")
-    monkeypatch.syspath_prepend(str(tmp_path))
-    yield
-    sys.modules.pop("row_agents", None)
+def module(user_module: Callable[[str, str], str]) -> None:
+    user_module("row_agents", MODULE)
 
 
 def args(**changes: Any) -> WorkflowArgs:

@@ -15,7 +15,7 @@ from tailrace_learner.core.batch.packing import pack
 from tailrace_learner.core.batch.rows import PreparedGroup, TrainingRow, gathered
 from tailrace_learner.core.model import attention
 from tailrace_learner.core.model.policy import PolicyModel
-from tailrace_learner.core.step.optimizer import make_adamw
+from tailrace_learner.core.step.optimizer import SummedOptimizer
 from tailrace_learner.core.step.step import StepTrainer
 from tailrace_protos.generation import TokenSpan
 from tests.unit.tailrace_inference.harness import VOCAB_SIZE, Asked, Client, make_engine, make_model
@@ -89,7 +89,7 @@ def test_the_first_step_on_the_policys_own_tokens_has_ratios_of_one() -> None:
     args = TrainingArgs(learning_rate=1e-3)
     config = LearnerConfig(training_args=args, device="cpu", min_tokens_per_micro_batch=0)
     policy = learner_of(model, config)
-    optimizer = make_adamw(policy.parameters, args)
+    optimizer = SummedOptimizer.of(policy.parameters, args)
     trainer = StepTrainer(policy, optimizer, config, groups_per_step=2, max_steps=2)
     batch = pack(rows, CPU)
     with torch.no_grad():

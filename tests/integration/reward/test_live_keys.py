@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import os
-from pathlib import Path
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -80,9 +79,8 @@ async def test_mailbox(bus: Bus, nats_server: ServerProcess, run_name: str) -> N
 
 
 @pytest.mark.parametrize("drain_s", [0.1, 20.0])
-async def test_drain_s(nats_server: ServerProcess, run_name: str, drain_s: float) -> None:
+async def test_drain_s(bus: Bus, nats_server: ServerProcess, run_name: str, drain_s: float) -> None:
     """A request that ends within this time after SIGTERM is answered."""
-    bus = await Bus.connect(endpoints_of(nats_server.url), name="test")
     async with endpoint(lambda *_: says("Score: 3"), Held) as model:
         assert isinstance(model, Held)
         judge = {"base_url": model.url, "model": "m", "prompt": "?"}
@@ -98,15 +96,13 @@ async def test_drain_s(nats_server: ServerProcess, run_name: str, drain_s: float
             if drain_s > 1:
                 assert isinstance(await asked, ScoreReply)
         asked.cancel()
-    await bus.close()
 
 
 async def test_num_processes(
-    bus: Bus, nats_server: ServerProcess, run_name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    bus: Bus, nats_server: ServerProcess, run_name: str, user_module: Callable[[str, str], str]
 ) -> None:
     """One process plays all calls; by default there are two."""
-    (tmp_path / "pid_rewards.py").write_text(PID)
-    monkeypatch.setenv("PYTHONPATH", f"{tmp_path}{os.pathsep}{os.environ.get('PYTHONPATH', '')}")
+    user_module("pid_rewards", PID)
     entry = {"name": "pid", "kind": "function", "function": "pid_rewards:pid", "timeout_s": 60.0}
     async with serving(await build(args(nats_server, run_name, num_processes=1, rewards=[entry]))):
         replies = await asyncio.gather(*ask(bus, run_name, "a", "b"))

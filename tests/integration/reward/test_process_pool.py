@@ -5,9 +5,8 @@ from __future__ import annotations
 import asyncio
 import os
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from pathlib import Path
 
 import pytest
 
@@ -55,10 +54,9 @@ not_a_function = 3
 
 
 @pytest.fixture(autouse=True)
-def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "user_rewards.py").write_text(MODULE)
-    (tmp_path / "broken_rewards.py").write_text("import nowhere_to_be_found")
-    monkeypatch.setenv("PYTHONPATH", f"{tmp_path}{os.pathsep}{os.environ.get('PYTHONPATH', '')}")
+def module(user_module: Callable[[str, str], str]) -> None:
+    user_module("user_rewards", MODULE)
+    user_module("broken_rewards", "import nowhere_to_be_found")
 
 
 def item(seed: int = 0) -> ScoreItem:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import os
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -31,9 +31,8 @@ def stuck_on_odd(task, messages, metrics):
 
 
 @pytest.fixture(autouse=True)
-def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "own_rewards.py").write_text(MODULE)
-    monkeypatch.setenv("PYTHONPATH", f"{tmp_path}{os.pathsep}{os.environ.get('PYTHONPATH', '')}")
+def module(user_module: Callable[[str, str], str]) -> None:
+    user_module("own_rewards", MODULE)
 
 
 def experiment_file(folder: Path, run: str, *rewards: dict[str, object]) -> Path:

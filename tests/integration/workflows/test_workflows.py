@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import os
-import sys
-from collections.abc import Iterator
-from pathlib import Path
+from collections.abc import Callable
 
 import pytest
 
@@ -80,12 +77,8 @@ class Sleeps(Base):
 
 
 @pytest.fixture(autouse=True)
-def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    (tmp_path / "gateway_agents.py").write_text(MODULE)
-    monkeypatch.setenv("PYTHONPATH", f"{tmp_path}{os.pathsep}{os.environ.get('PYTHONPATH', '')}")
-    monkeypatch.syspath_prepend(str(tmp_path))
-    yield
-    sys.modules.pop("gateway_agents", None)
+def module(user_module: Callable[[str, str], str]) -> None:
+    user_module("gateway_agents", MODULE)
 
 
 @pytest.mark.parametrize(

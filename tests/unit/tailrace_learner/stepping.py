@@ -16,7 +16,7 @@ from tailrace_learner.core.model.policy import PolicyModel
 from tailrace_learner.core.model.reference import Reference
 from tailrace_learner.core.step.critic_trainer import CriticTrainer
 from tailrace_learner.core.step.estimates import Roles
-from tailrace_learner.core.step.optimizer import make_adamw
+from tailrace_learner.core.step.optimizer import SummedOptimizer
 from tailrace_learner.core.step.step import StepTrainer
 from tailrace_protos.trajectory import TrajectoryGroup
 from tests.unit.tailrace_learner.factory import CPU, config, make_model, make_policy, prepared_group
@@ -63,13 +63,13 @@ class Stepper:
     def __init__(self, num_groups: int, *, knows: bool = True, **settings: Any) -> None:
         self.config: LearnerConfig = config(training_args=ARGS, **settings)
         self.policy = make_policy()
-        self.optimizer = make_adamw(self.policy.parameters, ARGS)
+        self.optimizer = SummedOptimizer.of(self.policy.parameters, ARGS)
         self.grads = _kept(self.optimizer, self.policy.parameters)
         self.critic: CriticTrainer | None = None
         self.critic_grads: list[torch.Tensor] = []
         if self.config.critic is not None:
             critic = make_critic(self.policy, self.config.critic, knows=knows)
-            optimizer = make_adamw(critic.parameters, self.config.critic.training_args)
+            optimizer = SummedOptimizer.of(critic.parameters, self.config.critic.training_args)
             self.critic_grads = _kept(optimizer, critic.parameters)
             self.critic = CriticTrainer(critic, optimizer, self.config, max_steps=10)
         reference = None
@@ -123,12 +123,12 @@ def distance(left: torch.Tensor, right: torch.Tensor) -> float:
     return float((left - right).norm() / right.norm())
 
 
-def _kept(optimizer: torch.optim.Optimizer, parameters: Sequence[nn.Parameter]) -> list[torch.Tensor]:
+def _kept(optimizer: SummedOptimizer, parameters: Sequence[nn.Parameter]) -> list[torch.Tensor]:
     seen: list[torch.Tensor] = []
 
     def keep(*_: object) -> None:
         grads = [torch.zeros_like(p) if p.grad is None else p.grad for p in parameters]
         seen.append(torch.cat([grad.flatten() for grad in grads]).clone())
 
-    optimizer.register_step_pre_hook(keep)
+    optimizer.inner.register_step_pre_hook(keep)
     return seen

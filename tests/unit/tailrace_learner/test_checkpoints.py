@@ -63,11 +63,13 @@ RUN = RunConfig(exp_name="unit", seed=3)
 class Session:
     """A model, its optimizer and trainer, as the process would put them together."""
 
-    def __init__(self, loaded: TrainableModel) -> None:
+    def __init__(self, loaded: TrainableModel, optimizer_name: str = "adamw") -> None:
         self.loaded = loaded
+        self.optimizer_name = optimizer_name
+        args = msgspec.structs.replace(CONFIG.training_args, optimizer=optimizer_name)
         policy = hf_model.make_policy(loaded, CONFIG)
         self.strategy = SingleStrategy()
-        optimizer = self.strategy.make_optimizer(policy, CONFIG.training_args)
+        optimizer = self.strategy.make_optimizer(policy, args)
         self.trainer = StepTrainer(policy, optimizer, CONFIG, groups_per_step=1, max_steps=8)
 
     def train(self, steps: range) -> None:
@@ -78,7 +80,7 @@ class Session:
             self.trainer.finish()
 
     def snapshot(self) -> Snapshot:
-        return take_snapshot(self.loaded, self.strategy)
+        return take_snapshot(self.loaded, self.strategy, self.optimizer_name)
 
     def weights(self) -> dict[str, torch.Tensor]:
         return {name: tensor.clone() for name, tensor in self.loaded.model.state_dict().items()}
@@ -93,16 +95,25 @@ def state(step: int, **changes: Any) -> RunState:
     return RunState(**{"step": step, "lineage": "0-a", "saved_unix_s": float(step), **changes})
 
 
-def test_training_continues_bit_for_bit(tmp_path: Path, fresh: Session) -> None:
+@pytest.mark.parametrize("optimizer", ["adamw", "sgd"])
+def test_training_continues_bit_for_bit(tmp_path: Path, optimizer: str) -> None:
+    fresh = Session(hf_model.make_model(SCRATCH, CONFIG, 3), optimizer)
     fresh.train(range(3))
     path = CheckpointFolder(tmp_path).save(fresh.snapshot(), state(3))
     fresh.train(range(3, 6))
 
-    again = Session(hf_model.load_model(str(path), CONFIG))
-    load_optimizer(path, again.loaded, again.strategy)
+    again = Session(hf_model.load_model(str(path), CONFIG), optimizer)
+    load_optimizer(path, again.loaded, again.strategy, optimizer)
     again.train(range(3, 6))
     for name, tensor in fresh.weights().items():
         assert torch.equal(tensor, again.weights()[name]), name
+
+
+def test_the_moments_of_another_optimizer_are_refused(tmp_path: Path, fresh: Session) -> None:
+    fresh.train(range(1))
+    path = CheckpointFolder(tmp_path).save(fresh.snapshot(), state(1))
+    with pytest.raises(ConfigError, match=r"holds the moments of optimizer 'adamw'.* names 'sgd'"):
+        load_optimizer(path, fresh.loaded, fresh.strategy, "sgd")
 
 
 def test_a_checkpoint_loads_with_plain_hugging_face(tmp_path: Path, fresh: Session) -> None:

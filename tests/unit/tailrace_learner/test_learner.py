@@ -17,7 +17,7 @@ from tailrace.config import RunConfig
 from tailrace.runtime import StopService
 from tailrace.weights.tensors import TensorBytes
 from tailrace_learner.adapters.trajectory_files import TrajectoryFiles, read_groups
-from tailrace_learner.core.step.optimizer import make_adamw
+from tailrace_learner.core.step.optimizer import SummedOptimizer
 from tailrace_learner.core.step.run_state import RunState
 from tailrace_learner.core.step.step import StepTrainer
 from tailrace_learner.handlers import Learner, LearnerPorts
@@ -142,7 +142,7 @@ def learner(
     policy = make_policy()
     trainer = StepTrainer(
         policy,
-        make_adamw(policy.parameters, given.training_args),
+        SummedOptimizer.of(policy.parameters, given.training_args),
         given,
         groups_per_step=run.groups_per_step,
         max_steps=run.max_steps,

@@ -152,6 +152,6 @@ def staleness(ratio: float) -> int:
 
 
 def tracker(name: Any, lookup: Lookup) -> Mapping[str, Any]:
-    """The tracker: TensorBoard, W&B, or none."""
+    """The tracker, or none."""
     project = lookup("tracker_kwargs.project", lookup("exp_name"))
     return names.trackers([name], project, ("stdout",))

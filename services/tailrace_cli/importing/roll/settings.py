@@ -68,7 +68,9 @@ ROLL = System(
         to("save_steps", "save_steps", by=names.not_negative),
         to("eval_steps", "eval_steps", by=names.not_negative),
         to("resume_from_checkpoint", "resume_from_checkpoint"),
-        Derived("track_with", names.TRACKERS, rules.tracker, "`wandb` and `tensorboard`"),
+        Derived(
+            "track_with", names.TRACKERS, rules.tracker, "`wandb`, `mlflow`, `trackio`, `tensorboard`"
+        ),
         Derived(
             "rollout_batch_size", ("groups_per_step",), rules.groups, "episodes of a step, by group"
         ),
@@ -85,7 +87,7 @@ ROLL = System(
         Refused("reward_pretrain", "give it again if a component of the reward shall be this model"),
         Refused("rpc_timeout", "every call has a deadline of its own"),
         Refused("system_envs", "set the variables where tailrace starts (cluster.keep_environment)"),
-        read_with("tracker_kwargs.project", "track_with: wandb"),
+        read_with("tracker_kwargs.project", "track_with"),
         Refused("tracker_kwargs", "metrics are in the run directory"),
         Derived(
             "train_env_manager.num_env_groups", ("groups_per_step",), rules.env_groups, "of a step"

@@ -139,7 +139,7 @@ def _clips(lookup: Lookup) -> tuple[float, float]:
 def clip_both(value: Any, lookup: Lookup) -> Mapping[str, Any]:
     """Clip of both sides, unless each side has its own."""
     if None not in (lookup(f"{ACTOR}.clip_ratio_low"), lookup(f"{ACTOR}.clip_ratio_high")):
-        raise NoEffectError("clip_ratio_low and clip_ratio_high say it")
+        raise NoEffectError("clip_ratio_low and clip_ratio_high replace it")
     return clip(value, lookup)
 
 
@@ -186,9 +186,10 @@ def trackers(given: Any, lookup: Lookup) -> Mapping[str, Any]:
     return names.trackers(listed(given), project, _WRITTEN_ANYWAY)
 
 
-def uses_wandb(lookup: Lookup) -> bool:
-    """Holds if W&B, which has projects, is a tracker."""
-    return "wandb" in (lookup("trainer.logger") or ())
+def uses_project(lookup: Lookup) -> bool:
+    """Holds if a tracker has projects."""
+    given = listed(lookup("trainer.logger") or ())
+    return any(name in given for name in ("wandb", "mlflow", "trackio"))
 
 
 def adapts(lookup: Lookup) -> bool:
@@ -234,5 +235,5 @@ def reward_model(used: Any, lookup: Lookup) -> Mapping[str, Any]:
     """Directory of the reward model."""
     path = lookup("reward_model.model.path")
     if used and not path:
-        raise ValueError("reward_model.model.path does not say which")
+        raise ValueError("reward_model.model.path names no model")
     return {"reward.reward_pretrain": path} if used else {}

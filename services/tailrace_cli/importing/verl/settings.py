@@ -49,11 +49,13 @@ _TRAINER: tuple[Rule, ...] = (
     ),
     Refused("trainer.nnodes", "a local cluster is one machine", (1,)),
     Refused("trainer.val_before_train", "every run is evaluated before its first step", (True,)),
-    Derived("trainer.logger", names.TRACKERS, rules.trackers, "`wandb` and `tensorboard`"),
+    Derived(
+        "trainer.logger", names.TRACKERS, rules.trackers, "`wandb`, `mlflow`, `trackio`, `tensorboard`"
+    ),
     *where(
-        rules.uses_wandb,
-        "trainer.logger does not name wandb",
-        read_with("trainer.project_name", "trainer.logger", "trainer.logger: wandb"),
+        rules.uses_project,
+        "trainer.logger names no tracker with projects",
+        read_with("trainer.project_name", "trainer.logger"),
     ),
     to("trainer.resume_from_path", "resume_from_checkpoint"),
     Refused("trainer.resume_mode", "give resume_from_checkpoint", _RESUMES),

@@ -1,6 +1,4 @@
-"""What every strategy offers. Methods that say so are collectives: all ranks must call them, in one
-order.
-"""
+"""Interface of a strategy. All ranks must call a method marked as collective, in the same order."""
 
 from __future__ import annotations
 
@@ -11,13 +9,13 @@ from torch import Tensor, nn
 
 from tailrace_learner.config_models import TrainingArgs
 from tailrace_learner.core.model.policy import PolicyModel
-from tailrace_learner.ports import Optimizer, Ranks
+from tailrace_learner.ports import Ranks, WeightUpdater
 
 Moments = dict[str, Tensor]
 
 
 class Strategy(Protocol):
-    """One model with its optimizer, as it lies on this rank and the others."""
+    """Lays one model and its optimizer over the ranks."""
 
     ranks: Ranks  # that share the rows of a step; several processes may count as one
     world: Ranks  # all processes
@@ -26,22 +24,22 @@ class Strategy(Protocol):
         """Lay the model's weights over the ranks (collective); its names stay."""
         ...
 
-    def make_optimizer(self, policy: PolicyModel, args: TrainingArgs) -> Optimizer:
-        """AdamW of the trained parameters, laid out as they are; moments are those of the last made."""
+    def make_optimizer(self, policy: PolicyModel, args: TrainingArgs) -> WeightUpdater:
+        """Make the optimizer of the trained parameters; moments are those of the last one made."""
         ...
 
     def whole(self, tensor: Tensor) -> Tensor:
-        """A weight in full (collective)."""
+        """Returns a weight in full (collective)."""
         ...
 
     def moments(self, parameter: nn.Parameter) -> Moments:
-        """AdamW's moments of a parameter in full (collective); empty before its first update."""
+        """Returns the moments of a parameter in full (collective); empty before its first update."""
         ...
 
     def set_moments(self, parameter: nn.Parameter, moments: Mapping[str, Tensor]) -> None:
-        """Give a parameter the moments that a checkpoint holds, in full."""
+        """Set the moments of a parameter from a checkpoint, in full."""
         ...
 
     def shape(self, parameter: nn.Parameter) -> tuple[int, ...]:
-        """The parameter's shape in full."""
+        """Returns the parameter's shape in full."""
         ...

@@ -1,6 +1,8 @@
-"""Algorithms: advantage estimators, losses, corrections, aggregations, divergences.
+"""Algorithms: advantage estimators, losses, corrections, optimizers, metrics, aggregations,
+divergences.
 
-A user's file imports from here: `Estimator`, `Loss` and `Correction` declare an algorithm, the rest is
+A user's file imports from here: `Estimator`, `Loss`, `Correction`, `Optimizer` and `Metric` declare an
+algorithm, the rest is
 what its function takes and returns.
 """
 
@@ -8,18 +10,25 @@ from tailrace_learner.config_registry import (
     CORRECTIONS,
     ESTIMATORS,
     LOSSES,
+    METRICS,
+    OPTIMIZERS,
     Correction,
     Estimator,
     Loss,
+    Metric,
+    Optimizer,
 )
 from tailrace_learner.core.algorithms.advantages.base import Advantages, Returns, Turns, Verdict
 from tailrace_learner.core.algorithms.advantages.comparison import ComparisonSet, compared
 from tailrace_learner.core.algorithms.losses.base import BatchTokens, LossInputs, LossTerms
+from tailrace_learner.core.algorithms.metrics.base import Metrics, StepData
 
 __all__ = [
     "CORRECTIONS",
     "ESTIMATORS",
     "LOSSES",
+    "METRICS",
+    "OPTIMIZERS",
     "Advantages",
     "BatchTokens",
     "ComparisonSet",
@@ -28,7 +37,11 @@ __all__ = [
     "Loss",
     "LossInputs",
     "LossTerms",
+    "Metric",
+    "Metrics",
+    "Optimizer",
     "Returns",
+    "StepData",
     "Turns",
     "Verdict",
     "compared",

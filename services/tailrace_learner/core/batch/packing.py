@@ -101,11 +101,11 @@ def pack(
     position_ids = tensor(positions)
     return PackedBatch(
         rows=ordered,
-        input_ids=tensor(np.concatenate(parts)).unsqueeze(0),
+        input_ids=tensor(np.concatenate(parts, dtype=np.int64)).unsqueeze(0),
         position_ids=position_ids.unsqueeze(0),
         packed=laid_out(forest, starts, position_ids, device),
         hidden_index=tensor(np.concatenate(hidden)),
-        target_ids=tensor(np.concatenate([row.target_ids for row in ordered])),
+        target_ids=tensor(np.concatenate([row.target_ids for row in ordered], dtype=np.int64)),
         target_offsets=np.concatenate(([0], np.cumsum([len(row.targets) for row in ordered]))),
     )
 

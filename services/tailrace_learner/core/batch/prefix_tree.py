@@ -12,12 +12,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-TokenIds = NDArray[np.int64]
+TokenIds = NDArray[np.integer[Any]]
 
 # A branch costs an attention of its own: fewer tokens than these are computed again instead.
 MIN_SHARED_TOKENS = 8

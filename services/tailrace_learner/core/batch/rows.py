@@ -25,9 +25,9 @@ class TrainingRow:
     """One row to train: a prefix of an episode's row and the tokens in it that are trained."""
 
     row_id: str
-    token_ids: NDArray[np.int64]  # [T] inputs; the last trained token itself is no input
+    token_ids: NDArray[np.integer[Any]]  # [T] inputs; the last trained token itself is no input
     targets: NDArray[np.int64]  # [M] positions of trained tokens, each >= 1
-    target_ids: NDArray[np.int64]  # [M]
+    target_ids: NDArray[np.integer[Any]]  # [M]
     inference_logprobs: NDArray[np.float32]  # [M]
     advantages: NDArray[np.floating[Any]]  # [M]; float32 once the step needs nothing more to know
     staleness: NDArray[np.int64]  # [M] optimizer steps

@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -39,27 +38,27 @@ class TokenReader:
 
     def trained(self, row_id: str, source: TokenRow) -> TrainingRow | None:
         """Row to train, its advantages still 0, or None when all of its tokens are masked."""
-        tokens = _sampled(source)
+        places = np.flatnonzero(as_uint8(source.loss_mask))  # [S] of all sampled tokens
         staleness, is_own = self._ages(source.spans)
-        finite = np.isfinite(tokens.inference_logprobs)
+        finite = np.isfinite(as_float32(source.inference_logprobs))[places]
         fresh = staleness <= self.max_staleness
         trusted = is_trusted(source.spans, staleness, self.quarantine, self.step)
-        sampled = tokens.is_predicted
+        sampled = places > 0  # no token predicts the first one
         self.counts["num_nonfinite_tokens"] += int(np.count_nonzero(sampled & ~finite))
         self.counts["num_stale_tokens"] += int(np.count_nonzero(sampled & finite & ~fresh))
         usable = sampled & finite & fresh
         self.counts["num_quarantined_tokens"] += int(np.count_nonzero(usable & ~trusted))
-        return self._row(row_id, source, tokens, usable & trusted, staleness, is_own)
+        kept = usable & trusted
+        return self._row(row_id, source, places, kept, staleness, is_own)
 
     def whole(self, row_id: str, source: TokenRow) -> TrainingRow | None:
         """Row with all sampled tokens as targets, trained or not; None if it has none.
 
         Their log-probabilities are as the engine reported them, finite or not.
         """
-        tokens = _sampled(source)
-        size = len(tokens.places)
-        ages, own = np.zeros(size, np.int64), np.zeros(size, np.bool_)
-        return self._row(row_id, source, tokens, tokens.is_predicted, ages, own)
+        places = np.flatnonzero(as_uint8(source.loss_mask))
+        ages, own = np.zeros(len(places), np.int64), np.zeros(len(places), np.bool_)
+        return self._row(row_id, source, places, places > 0, ages, own)
 
     def _ages(self, spans: Sequence[TokenSpan]) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
         """Staleness [S] of each sampled token, and True [S] where its weights are the learner's own."""
@@ -72,21 +71,21 @@ class TokenReader:
         self,
         row_id: str,
         source: TokenRow,
-        tokens: _Sampled,
+        places: NDArray[np.int64],  # [S] of sampled tokens
         kept: NDArray[np.bool_],  # [S]
         staleness: NDArray[np.int64],  # [S]
         is_own: NDArray[np.bool_],  # [S]
     ) -> TrainingRow | None:
-        targets = tokens.places[kept]
+        targets = places[kept]
         if not len(targets):
             return None
-        token_ids = as_int32(source.token_ids).astype(np.int64)
+        token_ids = as_int32(source.token_ids)
         return TrainingRow(
             row_id=row_id,
             token_ids=token_ids[: targets[-1]],
             targets=targets,
             target_ids=token_ids[targets],
-            inference_logprobs=tokens.inference_logprobs[kept],
+            inference_logprobs=as_float32(source.inference_logprobs)[targets],
             advantages=np.zeros(len(targets), np.float32),
             staleness=staleness[kept],
             is_current=(is_own & (staleness == 0))[kept],
@@ -99,20 +98,3 @@ class TokenReader:
         if not self.config.policy_loss.reads_turns:
             return None
         return np.searchsorted(as_int32(source.turn_ends)[:-1], targets, side="right")
-
-
-class _Sampled(NamedTuple):
-    """The sampled tokens [S] of a row."""
-
-    places: NDArray[np.int64]  # [S] positions in the row
-    inference_logprobs: NDArray[np.float32]  # [S]
-
-    @property
-    def is_predicted(self) -> NDArray[np.bool_]:
-        """False for a row's first token: no token stands before it."""
-        return self.places > 0
-
-
-def _sampled(source: TokenRow) -> _Sampled:
-    places = np.flatnonzero(as_uint8(source.loss_mask))
-    return _Sampled(places, as_float32(source.inference_logprobs)[places])

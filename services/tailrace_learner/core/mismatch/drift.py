@@ -19,7 +19,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from tailrace_learner.core.batch.rows import TrainingRow, gathered
+from tailrace_learner.core.batch.rows import TrainingRow
 from tailrace_learner.core.step.metric_sums import MetricSums, k3
 
 DRIFT = "drift/"
@@ -29,6 +29,7 @@ Sums = Mapping[tuple[str, int], tuple[float, float]]  # by source and age: summe
 def add_errors(
     sums: MetricSums,
     rows: Sequence[TrainingRow],
+    inference_logprobs: Tensor,
     learner_logprobs: Tensor,
     counted: NDArray[np.bool_],
     age: int,
@@ -38,7 +39,6 @@ def add_errors(
     `learner_logprobs` [M]: under the weights of `age` steps ago, which are those of the counted
     tokens.
     """
-    inference_logprobs = gathered(rows, lambda row: row.inference_logprobs).to(learner_logprobs.device)
     on_own = torch.from_numpy(counted).to(learner_logprobs.device)
     sums.add("mismatch_kl", k3(inference_logprobs, learner_logprobs)[on_own].sum(), int(counted.sum()))
     errors = (learner_logprobs.double() - inference_logprobs.double()).abs()

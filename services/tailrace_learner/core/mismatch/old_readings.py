@@ -18,7 +18,7 @@ import torch
 from tailrace_learner.config import LearnerConfig
 from tailrace_learner.core.batch.packing import computed_tokens, micro_batches, pack
 from tailrace_learner.core.batch.ranks import Shares
-from tailrace_learner.core.batch.rows import TrainingRow
+from tailrace_learner.core.batch.rows import TrainingRow, gathered
 from tailrace_learner.core.mismatch.drift import add_errors
 from tailrace_learner.core.mismatch.old_sample import OldSample
 from tailrace_learner.core.mismatch.old_versions import OldVersions
@@ -84,9 +84,10 @@ class OldReadings:
             batch = pack(given, self._policy.device, share_prefixes=shares_prefixes)
             learner_logprobs = self._policy.forward(batch)[0]
             if part:
-                add_errors(
-                    sums, batch.rows, learner_logprobs, np.ones(len(learner_logprobs), np.bool_), age
-                )
+                given_logprobs = gathered(batch.rows, lambda row: row.inference_logprobs)
+                inference_logprobs = given_logprobs.to(learner_logprobs.device)
+                counted = np.ones(len(learner_logprobs), np.bool_)
+                add_errors(sums, batch.rows, inference_logprobs, learner_logprobs, counted, age)
 
     def _cut(self, rows: Sequence[TrainingRow]) -> Iterator[list[TrainingRow]]:
         limit = self._config.max_tokens_per_micro_batch

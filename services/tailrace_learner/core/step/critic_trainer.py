@@ -24,7 +24,7 @@ from tailrace_learner.core.model.critic import Critic
 from tailrace_learner.core.model.policy import StartWeights
 from tailrace_learner.core.model.row_values import passes_of, row_values
 from tailrace_learner.core.step.metric_sums import MetricSums
-from tailrace_learner.core.step.optimizer import SummedAdamW, learning_rate_at
+from tailrace_learner.core.step.optimizer import SummedOptimizer, learning_rate_at
 from tailrace_learner.ports import UpdateResult
 
 
@@ -32,7 +32,7 @@ class CriticTrainer:
     """`begin` a step; `fill` values; `run` and `update` mini-batches; `metrics` at the end."""
 
     def __init__(
-        self, critic: Critic, optimizer: SummedAdamW, config: LearnerConfig, *, max_steps: int
+        self, critic: Critic, optimizer: SummedOptimizer, config: LearnerConfig, *, max_steps: int
     ) -> None:
         self.critic = critic
         self.optimizer = optimizer

@@ -1,25 +1,29 @@
-"""AdamW with a global norm bound, and the learning rate as a pure function of the step.
+"""Updates from unnormalised gradient sums, and the learning rate as a pure function of the step.
 
-Gradients arrive as unnormalised sums; division by the count and clipping are one multiplication.
+Division by the count and clipping of the global norm are one multiplication. The torch optimizer behind
+an update is the one that `training_args.optimizer` names; moments are whatever tensors it keeps per
+parameter.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Self
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from tailrace.foreign import ForeignCodeError, foreign_code
 from tailrace_learner.config import TrainingArgs
+from tailrace_learner.config_registry import OPTIMIZERS
 from tailrace_learner.core.batch.ranks import ONE_RANK
 from tailrace_learner.core.model.shards import local
 from tailrace_learner.ports import Ranks, UpdateResult
 
 
 def learning_rate_at(step: int, max_steps: int, args: TrainingArgs) -> float:
-    """Rate for the update that follows `step` finished steps."""
+    """Learning rate of the update that follows `step` finished steps."""
     if step < args.warmup_steps:
         return args.learning_rate * (step + 1) / args.warmup_steps
     span = max(max_steps - args.warmup_steps, 1)
@@ -33,31 +37,51 @@ def learning_rate_at(step: int, max_steps: int, args: TrainingArgs) -> float:
     return args.learning_rate * (floor + (1.0 - floor) * shape)
 
 
-class SummedAdamW(torch.optim.AdamW):
-    """AdamW for unnormalised gradients, whole or sharded over `ranks`."""
+def torch_optimizer(parameters: Sequence[nn.Parameter], args: TrainingArgs) -> torch.optim.Optimizer:
+    """Make the optimizer that `args` names; weight decay is for matrices alone."""
+    matrices = [p for p in parameters if p.dim() >= 2]
+    others = [p for p in parameters if p.dim() < 2]
+    groups: list[dict[str, Any]] = [
+        {"params": matrices, "weight_decay": args.weight_decay},
+        {"params": others, "weight_decay": 0.0},
+    ]
+    declared = OPTIMIZERS.find(args.optimizer)
+    made: torch.optim.Optimizer = declared.fn(
+        [group for group in groups if group["params"]], args, **args.optimizer_args
+    )
+    return made
+
+
+class SummedOptimizer:
+    """A torch optimizer for unnormalised gradients, whole or sharded over `ranks`."""
 
     ranks: Ranks = ONE_RANK
 
+    def __init__(self, optimizer: torch.optim.Optimizer) -> None:
+        self.inner = optimizer
+
     @classmethod
-    def of(cls, parameters: list[nn.Parameter], args: TrainingArgs) -> Self:
-        """Makes one that decays matrices only, in one kernel per device."""
-        matrices = [p for p in parameters if p.dim() >= 2]
-        others = [p for p in parameters if p.dim() < 2]
-        groups = [
-            {"params": matrices, "weight_decay": args.weight_decay},
-            {"params": others, "weight_decay": 0.0},
-        ]
-        return cls(
-            [group for group in groups if group["params"]],
-            lr=args.learning_rate,
-            betas=(args.adam_beta1, args.adam_beta2),
-            eps=args.adam_epsilon,
-            fused=True,
-        )
+    def of(cls, parameters: Sequence[nn.Parameter], args: TrainingArgs) -> SummedOptimizer:
+        """Make one for these parameters."""
+        return cls(torch_optimizer(parameters, args))
+
+    @property
+    def param_groups(self) -> list[dict[str, Any]]:
+        """Parameters and their settings, as torch has them."""
+        return self.inner.param_groups
+
+    def moments(self, parameter: nn.Parameter) -> dict[str, Tensor]:
+        """Tensors that the optimizer keeps for a parameter; none before its first update."""
+        state = self.inner.state.get(parameter, {})
+        return {name: value for name, value in state.items() if isinstance(value, Tensor)}
+
+    def set_moments(self, parameter: nn.Parameter, moments: dict[str, Tensor]) -> None:
+        """Replace the tensors of a parameter."""
+        self.inner.state[parameter] = moments
 
     @torch.no_grad()
     def update(self, *, count: float, learning_rate: float, max_grad_norm: float) -> UpdateResult:
-        """Divides summed gradients by `count`, clips, steps, clears; an infinite update is dropped.
+        """Divide summed gradients by `count`, clip, step, clear; discard gradients that are not finite.
 
         The norm is that of all shards. Every rank must call it.
         """
@@ -73,9 +97,13 @@ class SummedAdamW(torch.optim.AdamW):
         torch._foreach_mul_(grads, bounded / count)
         for group in self.param_groups:
             group["lr"] = learning_rate
-        self.step()
+        self.inner.step()
         self.zero_grad(set_to_none=True)
         return UpdateResult(grad_norm, True)
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """Clear the gradients."""
+        self.inner.zero_grad(set_to_none=set_to_none)
 
     def _parameters(self) -> list[nn.Parameter]:
         return [parameter for group in self.param_groups for parameter in group["params"]]
@@ -87,6 +115,27 @@ class SummedAdamW(torch.optim.AdamW):
         return math.sqrt(self.ranks.sums([norm * norm])[0])
 
 
-def make_adamw(parameters: list[nn.Parameter], args: TrainingArgs) -> SummedAdamW:
-    """Makes an AdamW that decays matrices only, in one kernel per device."""
-    return SummedAdamW.of(parameters, args)
+def try_optimizer(args: TrainingArgs, key: str) -> None:
+    """Try the optimizer on a small matrix and a bias; `ValueError` if it or its checkpoint would fail.
+
+    `key`: section of `args` in the experiment, for the message.
+    """
+    place = f"{key}.optimizer {args.optimizer!r}"
+    parameters = [nn.Parameter(torch.ones(2, 3)), nn.Parameter(torch.ones(3))]
+    for parameter in parameters:
+        parameter.grad = torch.ones_like(parameter)
+    try:
+        with foreign_code(place):
+            made = torch_optimizer(parameters, args)
+            if not isinstance(made, torch.optim.Optimizer):
+                raise TypeError(f"it made a {type(made).__name__}, not a torch.optim.Optimizer")
+            made.step()
+    except ForeignCodeError as error:
+        raise ValueError(str(error)) from error
+    for parameter in parameters:
+        for name, value in made.state.get(parameter, {}).items():
+            if value is not None and not isinstance(value, Tensor):
+                raise ValueError(
+                    f"{place}: its state {name!r} is a {type(value).__name__}, which a checkpoint "
+                    "does not hold: keep a tensor"
+                )

@@ -177,7 +177,7 @@ class PassRunner:
         start = inputs.learner_logprobs.detach() if self._interpolates else inputs.proximal_logprobs
         current = np.concatenate([row.is_current for row in batch.rows])
         sums.add("behaviour_kl", k3(inputs.inference_logprobs, start).sum(), num_tokens)
-        add_errors(sums, batch.rows, start, current, age=0)
+        add_errors(sums, batch.rows, inputs.inference_logprobs, start, current, age=0)
         sums.add("entropy", entropy.sum(), num_tokens)
         if batch.rows[0].ref_logprobs is not None:
             sums.add("kl", self._divergence(batch, start).sum(), num_tokens)

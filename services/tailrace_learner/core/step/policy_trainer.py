@@ -12,6 +12,7 @@ from collections.abc import Sequence
 
 from tailrace_learner.config import LearnerConfig
 from tailrace_learner.core.algorithms.aggregation import row_count
+from tailrace_learner.core.algorithms.metrics.base import Metrics, mean
 from tailrace_learner.core.batch.ranks import Shares
 from tailrace_learner.core.batch.rows import TrainingRow
 from tailrace_learner.core.mismatch.drift import DRIFT, of_sources
@@ -22,8 +23,7 @@ from tailrace_learner.core.step.estimates import Roles
 from tailrace_learner.core.step.metric_sums import MetricSums
 from tailrace_learner.core.step.optimizer import learning_rate_at
 from tailrace_learner.core.step.passes import PassRunner, ValueLoss
-from tailrace_learner.core.step.step_metrics import Metrics, mean
-from tailrace_learner.ports import Optimizer, Ranks, UpdateResult
+from tailrace_learner.ports import Ranks, UpdateResult, WeightUpdater
 
 
 class PolicyTrainer:
@@ -32,7 +32,7 @@ class PolicyTrainer:
     def __init__(
         self,
         policy: PolicyModel,
-        optimizer: Optimizer,
+        optimizer: WeightUpdater,
         config: LearnerConfig,
         roles: Roles,
         ranks: Ranks,

@@ -12,11 +12,13 @@ computes its share of their rows. Nothing here waits, reads a clock or does I/O.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from tailrace_learner.config import LearnerConfig
 from tailrace_learner.core.algorithms.kl import adapted
+from tailrace_learner.core.algorithms.metrics import data_metrics
+from tailrace_learner.core.algorithms.metrics.base import Metrics, StepData
 from tailrace_learner.core.batch.ranks import ONE_RANK, Shares
 from tailrace_learner.core.batch.rows import PreparedGroup, TrainingRow
 from tailrace_learner.core.mismatch.quarantine import without_wrong
@@ -24,11 +26,10 @@ from tailrace_learner.core.model.policy import PolicyModel
 from tailrace_learner.core.step.estimates import NO_ROLES, Estimates, Roles
 from tailrace_learner.core.step.policy_trainer import PolicyTrainer
 from tailrace_learner.core.step.step_advantages import finish_advantages
-from tailrace_learner.core.step.step_metrics import Metrics, data_metrics
-from tailrace_learner.ports import Optimizer, Ranks
+from tailrace_learner.ports import Ranks, WeightUpdater
 from tailrace_protos.event import ServerQuarantined
 
-__all__ = ["Metrics", "StepTrainer"]
+MetricFunction = Callable[[StepData], Metrics]
 
 
 @dataclass(slots=True)
@@ -49,7 +50,7 @@ class StepTrainer:
     def __init__(
         self,
         policy: PolicyModel,
-        optimizer: Optimizer,
+        optimizer: WeightUpdater,
         config: LearnerConfig,
         *,
         groups_per_step: int,
@@ -58,8 +59,10 @@ class StepTrainer:
         roles: Roles = NO_ROLES,
         kl_coef: float | None = None,
         num_old_versions: int = 0,
+        own_metrics: Sequence[MetricFunction] = (),
     ) -> None:
         self._config = config
+        self._own_metrics = own_metrics
         self._groups_per_step = groups_per_step
         self._num_ranks = ranks.num_ranks
         self._kl_coef = config.init_kl_coef if kl_coef is None else kl_coef
@@ -223,12 +226,15 @@ class StepTrainer:
 
     def _metrics(self) -> Metrics:
         rows = [row for batch in self._batches for row in batch.rows]
-        metrics = self._policy.metrics() | data_metrics(self._groups, rows)
+        data = StepData(self._step + 1, self._groups, rows)
+        metrics = self._policy.metrics() | data_metrics(data, self._config)
         if self._critic is not None:
             metrics |= self._critic.metrics(rows)
         if self._config.needs_reference:
             self._adapt(metrics["kl"])
             metrics["kl_coef"] = self._kl_coef
+        for compute in self._own_metrics:
+            metrics = compute(data) | metrics  # a number of ours keeps its value
         return metrics
 
     def _adapt(self, kl: float | None) -> None:

@@ -13,11 +13,11 @@ from tailrace_learner.core.batch.ranks import ONE_RANK, Shares
 from tailrace_learner.core.batch.rows import TrainingRow
 from tailrace_learner.core.model.policy import PolicyModel, StartWeights
 from tailrace_learner.core.step.metric_sums import MetricSums
-from tailrace_learner.core.step.optimizer import learning_rate_at, make_adamw
+from tailrace_learner.core.step.optimizer import SummedOptimizer, learning_rate_at
 from tailrace_learner.core.step.passes import PassRunner
-from tailrace_learner.ports import Optimizer, Ranks
+from tailrace_learner.ports import Ranks, WeightUpdater
 
-MakeOptimizer = Callable[[PolicyModel, TrainingArgs], Optimizer]
+MakeOptimizer = Callable[[PolicyModel, TrainingArgs], WeightUpdater]
 
 
 class TooFewDemonstrationsError(ValueError):
@@ -32,8 +32,8 @@ class TooFewDemonstrationsError(ValueError):
         self.num_needed = num_needed
 
 
-def _plain_adamw(policy: PolicyModel, args: TrainingArgs) -> Optimizer:
-    return make_adamw(policy.parameters, args)
+def _plain_optimizer(policy: PolicyModel, args: TrainingArgs) -> WeightUpdater:
+    return SummedOptimizer.of(policy.parameters, args)
 
 
 def warm_start(
@@ -43,7 +43,7 @@ def warm_start(
     config: LearnerConfig,
     on_step: Callable[[int, float], None],
     ranks: Ranks = ONE_RANK,
-    make_optimizer: MakeOptimizer = _plain_adamw,
+    make_optimizer: MakeOptimizer = _plain_optimizer,
 ) -> float:
     """Trains and returns the last step's mean loss. `on_step(step, loss)` is called after each.
 

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import sys
-from pathlib import Path
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -158,11 +157,8 @@ class NoRow:
 
 
 @pytest.fixture
-def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
-    (tmp_path / "user_agents.py").write_text(MODULE)
-    monkeypatch.syspath_prepend(str(tmp_path))
-    sys.modules.pop("user_agents", None)
-    return "user_agents"
+def module(user_module: Callable[[str, str], str]) -> str:
+    return user_module("user_agents", MODULE)
 
 
 @pytest.mark.parametrize("separator", [".", ":"])

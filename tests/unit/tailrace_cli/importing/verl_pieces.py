@@ -106,6 +106,13 @@ PIECES: list[tuple[str, dict[str, Any]]] = [
         {"learner.wandb": {"project": "p", "mode": "online"}, "learner.tensorboard": True},
     ),
     (
+        "{trainer: {logger: [mlflow, trackio], project_name: p}}",
+        {
+            "learner.trackers": {"mlflow": {"experiment": "p"}, "trackio": {"project": "p"}},
+            "learner.tensorboard": False,
+        },
+    ),
+    (
         "{trainer: {n_gpus_per_node: 4}, actor_rollout_ref: {actor: {strategy: fsdp}}}",
         {
             "learner.strategy_args": {"num_ranks": 4, "strategy_name": "fsdp2"},
@@ -161,8 +168,12 @@ UNMAPPED: list[tuple[str, str, str]] = [
         "actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu",
         "unknown length",
     ),
-    ("{reward_model: {enable: true}}", "reward_model.enable", "does not say which"),
-    ("{trainer: {logger: [console, swanlab]}}", "trainer.logger", "swanlab"),
+    ("{reward_model: {enable: true}}", "reward_model.enable", "names no model"),
+    (
+        "{trainer: {logger: [console, swanlab]}}",
+        "trainer.logger",
+        "'swanlab' is none of console, file, mlflow, tensorboard, trackio, wandb",
+    ),
     (
         "{actor_rollout_ref: {actor: {megatron: {pipeline_model_parallel_size: 2}}}}",
         "actor_rollout_ref.actor.megatron.pipeline_model_parallel_size",

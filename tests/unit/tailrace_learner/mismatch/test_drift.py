@@ -23,7 +23,7 @@ from tailrace_learner.core.mismatch.drift import drift_sums
 from tailrace_learner.core.mismatch.sentinel import Sentinel
 from tailrace_learner.core.step.critic_trainer import CriticTrainer
 from tailrace_learner.core.step.estimates import Roles
-from tailrace_learner.core.step.optimizer import make_adamw
+from tailrace_learner.core.step.optimizer import SummedOptimizer
 from tailrace_learner.core.step.run_state import RunState
 from tailrace_learner.core.step.step import StepTrainer
 from tailrace_protos.control import source_of
@@ -313,7 +313,7 @@ def train(
     critic = None
     if given.critic is not None:
         model = make_critic(make_policy(), given.critic)
-        critic = CriticTrainer(model, make_adamw(model.parameters, ARGS), given, max_steps=8)
+        critic = CriticTrainer(model, SummedOptimizer.of(model.parameters, ARGS), given, max_steps=8)
     trainer = StepTrainer(
         policy,
         strategy.make_optimizer(policy, ARGS),
@@ -400,7 +400,7 @@ def test_a_mini_batch_of_nothing_but_wrong_tokens_changes_nothing() -> None:
     policy = make_policy()
     before = weights(policy.parameters)
     trainer = StepTrainer(
-        policy, make_adamw(policy.parameters, ARGS), given, groups_per_step=1, max_steps=8
+        policy, SummedOptimizer.of(policy.parameters, ARGS), given, groups_per_step=1, max_steps=8
     )
     trainer.begin(0)
     members = [by(BAD, member) for member in random_group(0).members]

@@ -24,7 +24,7 @@ from tailrace_learner.core.model.bucket_attention import bucket_attention
 from tailrace_learner.core.model.flex import block_mask, flex, visible
 from tailrace_learner.core.model.policy import PolicyModel, StartWeights
 from tailrace_learner.core.step.metric_sums import MetricSums
-from tailrace_learner.core.step.optimizer import make_adamw
+from tailrace_learner.core.step.optimizer import SummedOptimizer
 from tailrace_learner.core.step.passes import PassRunner
 from tailrace_learner.core.step.step import StepTrainer
 from tests.unit.tailrace_learner.factory import (
@@ -337,7 +337,7 @@ def stepped(shares: bool, **settings: Any) -> torch.Tensor:
     # A small epsilon would make updates of gradients that are rounding errors as large as any.
     args = TrainingArgs(learning_rate=1e-2, max_grad_norm=0.5, adam_epsilon=1e-3)
     given = config(share_prefixes=shares, training_args=args, **settings)
-    optimizer = make_adamw(policy.parameters, args)
+    optimizer = SummedOptimizer.of(policy.parameters, args)
     trainer = StepTrainer(policy, optimizer, given, groups_per_step=3, max_steps=10)
     trainer.begin(0)
     for index, rows in enumerate((group_rows(1), episode_rows(5), group_rows(2))):

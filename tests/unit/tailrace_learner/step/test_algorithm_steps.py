@@ -14,7 +14,7 @@ from tailrace_learner.config_registry import LOSSES
 from tailrace_learner.core.algorithms.advantages.comparison import ComparisonSet
 from tailrace_learner.core.batch.rows import PreparedGroup
 from tailrace_learner.core.model.policy import PolicyModel
-from tailrace_learner.core.step.optimizer import make_adamw
+from tailrace_learner.core.step.optimizer import SummedOptimizer
 from tailrace_learner.core.step.step import StepTrainer
 from tailrace_learner.core.step.step_advantages import finish_advantages
 from tests.unit.tailrace_learner.factory import config, make_policy, make_rows
@@ -52,14 +52,14 @@ def gradient(
     """Gradient of the last update of one step, its metrics, and the policy after it."""
     given = config(training_args=ARGS, **settings)
     policy = make_policy()
-    optimizer = make_adamw(policy.parameters, ARGS)
+    optimizer = SummedOptimizer.of(policy.parameters, ARGS)
     seen: list[torch.Tensor] = []
 
     def keep(*_: object) -> None:
         grads = [p.grad.flatten() for p in policy.parameters if p.grad is not None]
         seen.append(torch.cat(grads).clone())
 
-    optimizer.register_step_pre_hook(keep)
+    optimizer.inner.register_step_pre_hook(keep)
     trainer = StepTrainer(policy, optimizer, given, groups_per_step=len(groups), max_steps=10)
     trainer.begin(0)
     for start in range(0, len(groups), at_once):
@@ -149,7 +149,7 @@ def test_starpo_compares_episodes_of_a_tag_or_of_the_whole_step(grouping: str) -
 def test_a_step_that_is_waited_for_computes_nothing_before_its_last_group() -> None:
     policy = make_policy()
     given = config(training_args=ARGS, whiten_advantages=True)
-    optimizer = make_adamw(policy.parameters, ARGS)
+    optimizer = SummedOptimizer.of(policy.parameters, ARGS)
     trainer = StepTrainer(policy, optimizer, given, groups_per_step=2, max_steps=10)
     first, second = made(2, whiten_advantages=True)
     trainer.add(first)

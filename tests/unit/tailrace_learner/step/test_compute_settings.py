@@ -21,7 +21,7 @@ from tailrace_learner.core.batch.rows import PreparedGroup
 from tailrace_learner.core.cpu.kernels import OneDnnLinear, has_onednn_linear
 from tailrace_learner.core.model.policy import PolicyModel, StartWeights
 from tailrace_learner.core.step.metric_sums import MetricSums
-from tailrace_learner.core.step.optimizer import make_adamw
+from tailrace_learner.core.step.optimizer import SummedOptimizer
 from tailrace_learner.core.step.passes import PassRunner
 from tailrace_learner.core.step.step import StepTrainer
 from tests.unit.tailrace_learner.factory import VOCABULARY, config, make_model, make_rows
@@ -36,7 +36,7 @@ def policy_of(given: LearnerConfig) -> PolicyModel:
 
 
 def trainer_of(policy: PolicyModel, given: LearnerConfig, num_groups: int) -> StepTrainer:
-    optimizer = make_adamw(policy.parameters, given.training_args)
+    optimizer = SummedOptimizer.of(policy.parameters, given.training_args)
     return StepTrainer(policy, optimizer, given, groups_per_step=num_groups, max_steps=100)
 
 
@@ -61,7 +61,7 @@ def test_bfloat16_trains_float32_masters_and_publishes_bfloat16() -> None:
     args = TrainingArgs(learning_rate=TINY_RATE, max_grad_norm=0.0)
     given = config(model_args=ModelArgs(dtype="bfloat16"), training_args=args, device="cpu")
     policy = policy_of(given)
-    optimizer = make_adamw(policy.parameters, args)
+    optimizer = SummedOptimizer.of(policy.parameters, args)
     trainer = StepTrainer(policy, optimizer, given, groups_per_step=1, max_steps=100)
     start, first = weights(policy), published(policy, given)
     for step in range(20):
@@ -70,7 +70,7 @@ def test_bfloat16_trains_float32_masters_and_publishes_bfloat16() -> None:
         trainer.work()
         trainer.finish()
     assert {parameter.dtype for parameter in policy.parameters} == {torch.float32}
-    states = [value for state in optimizer.state.values() for value in state.values()]
+    states = [value for state in optimizer.inner.state.values() for value in state.values()]
     assert {state.dtype for state in states} == {torch.float32}
     # A step moves a weight by about the rate, too little for most in bfloat16: only masters add it up.
     moved = (weights(policy) - start).abs()

@@ -15,7 +15,7 @@ from tailrace_learner.config import CriticArgs, TrainingArgs
 from tailrace_learner.core.model.reference import Reference
 from tailrace_learner.core.step.critic_trainer import CriticTrainer
 from tailrace_learner.core.step.estimates import Roles
-from tailrace_learner.core.step.optimizer import make_adamw
+from tailrace_learner.core.step.optimizer import SummedOptimizer
 from tailrace_learner.core.step.step import StepTrainer
 from tests.unit.tailrace_learner.factory import (
     CPU,
@@ -45,7 +45,7 @@ def train(strategy: Strategy, settings: dict[str, Any]) -> Trained:
     policy = strategy.spread(make_policy())
     optimizer = strategy.make_optimizer(policy, ARGS)
     critic = make_critic(make_policy(), critic_args)
-    trainer = CriticTrainer(critic, make_adamw(critic.parameters, ARGS), given, max_steps=8)
+    trainer = CriticTrainer(critic, SummedOptimizer.of(critic.parameters, ARGS), given, max_steps=8)
     stepper = StepTrainer(
         policy,
         optimizer,

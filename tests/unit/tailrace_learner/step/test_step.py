@@ -15,7 +15,7 @@ from tailrace_learner.config import TrainingArgs
 from tailrace_learner.core.batch.packing import pack
 from tailrace_learner.core.batch.rows import PreparedGroup, TrainingRow
 from tailrace_learner.core.model.policy import PolicyModel
-from tailrace_learner.core.step.optimizer import learning_rate_at, make_adamw
+from tailrace_learner.core.step.optimizer import SummedOptimizer, learning_rate_at
 from tailrace_learner.core.step.step import StepTrainer
 from tests.unit.tailrace_learner.algorithms.loss_formulas import FORMULAS
 from tests.unit.tailrace_learner.algorithms.loss_formulas import weights as correction
@@ -37,7 +37,7 @@ def groups(num_groups: int, seed: int = 0) -> list[PreparedGroup]:
 
 def trainer_of(policy: PolicyModel, num_groups: int, **settings: Any) -> StepTrainer:
     given = config(training_args=ARGS, **settings)
-    optimizer = make_adamw(policy.parameters, given.training_args)
+    optimizer = SummedOptimizer.of(policy.parameters, given.training_args)
     return StepTrainer(policy, optimizer, given, groups_per_step=num_groups, max_steps=10)
 
 
@@ -230,7 +230,7 @@ def test_updates_equal_torchs_own_clipping_and_adamw(settings: dict[str, Any]) -
     args = msgspec.structs.replace(ARGS, **settings)
     policy = make_policy()
     twin = copy.deepcopy(policy)
-    optimizer, plain = make_adamw(policy.parameters, args), adamw(twin, args)
+    optimizer, plain = SummedOptimizer.of(policy.parameters, args), adamw(twin, args)
     for seed in (1, 2):  # the first moves weights by their signs alone, whatever the betas are
         for each in (policy, twin):
             torch.manual_seed(seed)

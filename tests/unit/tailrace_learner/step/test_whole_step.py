@@ -8,9 +8,10 @@ import numpy as np
 import pytest
 from msgspec.structs import replace
 
+from tailrace_learner.core.algorithms.metrics import data_metrics
+from tailrace_learner.core.algorithms.metrics.base import StepData
 from tailrace_learner.core.batch.rows import PreparedGroup
 from tailrace_learner.core.step.step_advantages import finish_advantages
-from tailrace_learner.core.step.step_metrics import data_metrics
 from tailrace_protos.episode import EnvTask, Outcome
 from tailrace_protos.trajectory import Trajectory, TrajectoryGroup
 from tests.unit.tailrace_learner.factory import (
@@ -159,7 +160,7 @@ def test_a_scope_that_compares_nothing_is_counted(rewards: tuple[float, ...], ve
     settings: dict[str, Any] = {"adv_estimator": "starpo", "reward_grouping": "tags"}
     prepared = finished([*lake, *alone], **settings)
     finish_advantages(prepared, config(**settings))  # again, as after a quarantine
-    metrics = data_metrics(prepared, [])
+    metrics = data_metrics(StepData(1, prepared, []), config(**settings))
     assert metrics["num_groups_train"] == 2
     assert metrics[f"num_groups_{verdict}"] == len(rewards)
     assert not any(row.advantages.any() for each in prepared[2:] for row in each.rows)

@@ -10,7 +10,6 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
-from dataclasses import replace
 from functools import partial
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -30,9 +29,7 @@ from tailrace_learner.adapters.trackers.feed import TrackerFeed
 from tailrace_learner.adapters.trackers.row_file import RowFile
 from tailrace_learner.adapters.trackers.tensorboard import TensorboardTracker
 from tailrace_learner.config import LearnerConfig, WandbArgs
-from tailrace_learner.core.step.step_metrics import data_metrics
 from tailrace_learner.ports import MetricsRow
-from tests.unit.tailrace_learner.step.test_step import prepared
 from tests.unit.tailrace_learner.trackers.run_files import RunFiles, curves_of
 
 WRITES = """
@@ -283,19 +280,3 @@ def test_tensorboard_is_fed_where_it_is_wanted(is_wanted: bool, files: RunFiles)
 def test_a_project_must_have_a_name() -> None:
     with pytest.raises(ValueError, match=r"wandb\.project"):
         WandbArgs(project="")
-
-
-def test_every_tag_has_its_own_returns() -> None:
-    first, second = prepared([]), prepared([])
-    groups = [
-        replace(first, tag="lake", rewards=(1.0, 0.0), successes=(1.0, 0.0)),
-        replace(second, tag="lake", rewards=(1.0, 1.0), successes=(1.0, 1.0)),
-        replace(second, tag="shop", rewards=(0.5,), successes=()),
-    ]
-    numbers = data_metrics(groups, [])
-    assert numbers["tag/lake/reward_mean"] == 0.75
-    assert numbers["tag/lake/success_rate"] == 0.75
-    assert numbers["tag/lake/num_groups"] == 2.0
-    assert numbers["tag/shop/reward_mean"] == 0.5
-    assert numbers["tag/shop/success_rate"] is None
-    assert numbers["reward_mean"] == 0.7

@@ -1,0 +1,30 @@
+"""Adam with decoupled weight decay, in one kernel per device.
+
+Loshchilov and Hutter 2019, "Decoupled Weight Decay Regularization", arXiv:1711.05101.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from tailrace_learner.config_models import TrainingArgs
+from tailrace_learner.config_registry import Optimizer
+
+if TYPE_CHECKING:
+    import torch
+
+
+def adamw(param_groups: list[dict[str, Any]], args: TrainingArgs) -> torch.optim.Optimizer:
+    """Make torch's AdamW with the `adam_` keys of `args`."""
+    import torch  # a declaration is read where there is no torch
+
+    return torch.optim.AdamW(
+        param_groups,
+        lr=args.learning_rate,
+        betas=(args.adam_beta1, args.adam_beta2),
+        eps=args.adam_epsilon,
+        fused=True,
+    )
+
+
+OPTIMIZER = Optimizer(adamw, reads=("adam_beta1", "adam_beta2", "adam_epsilon"), elementwise=True)
