@@ -20,7 +20,7 @@ class ExportStyle(enum.StrEnum):
     STEP = "step"  # one row per model call; those of the last conversation are one line of turns
 
 
-class LedgerNode(Message, frozen=True, tag="ledger_node", omit_defaults=True):
+class LedgerNode(Message, frozen=True, tag="ledger_node", omit_defaults=True, gc=False):
     """One model call in a ledger: what was inserted before it, what was sampled, what it was worth."""
 
     completion_id: str

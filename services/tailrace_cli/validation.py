@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 from tailrace.chat import check_parser_names
-from tailrace.config import ConfigError
+from tailrace.config import ConfigError, InvalidConfigError
 from tailrace_agents.config import check_with_run as check_agents
 from tailrace_cli.experiment import Experiment
 from tailrace_envs import check_env_config
@@ -14,23 +15,15 @@ from tailrace_scheduler.core.capacity import check_capacity
 
 
 def check_experiment(experiment: Experiment) -> None:
-    """Raise `ConfigError` for an experiment that could not run; each message names key and remedy."""
-    _check_tags(experiment)
-    _check_observations(experiment)
-    _check_environments(experiment)
-    _check_gateways(experiment)
-    _check_gpus(experiment)
-    _check_model(experiment)
-    _check_resume(experiment)
-    _check_sampling(experiment)
-    _check_rewards(experiment)
-    try:
-        check_parser_names(experiment.run.chat)
-        check_capacity(experiment.run, experiment.scheduler)
-        check_with_run(experiment.learner, experiment.run)
-        check_agents(experiment.agents, experiment.run)
-    except ValueError as error:
-        raise ConfigError(f"{experiment.source}: {error}") from error
+    """Raises `InvalidConfigError` for an experiment that could not run, with all problems."""
+    problems: list[str] = []
+    for check in _CHECKS:
+        try:
+            check(experiment)
+        except ValueError as error:
+            problems.append(str(error).removeprefix(f"{experiment.source}: "))
+    if problems:
+        raise InvalidConfigError(experiment.source, problems)
 
 
 def _check_tags(experiment: Experiment) -> None:
@@ -147,3 +140,20 @@ def _check_resume(experiment: Experiment) -> None:
             f"{experiment.source}: resume_from_checkpoint: {resume} is no checkpoint (it holds no "
             "run_state.json): name a folder checkpoints/step_<N>, or use true for the newest"
         )
+
+
+_CHECKS: tuple[Callable[[Experiment], None], ...] = (
+    _check_tags,
+    _check_observations,
+    _check_environments,
+    _check_gateways,
+    _check_gpus,
+    _check_model,
+    _check_resume,
+    _check_sampling,
+    _check_rewards,
+    lambda experiment: check_parser_names(experiment.run.chat),
+    lambda experiment: check_capacity(experiment.run, experiment.scheduler),
+    lambda experiment: check_with_run(experiment.learner, experiment.run),
+    lambda experiment: check_agents(experiment.agents, experiment.run),
+)

@@ -45,7 +45,10 @@ class TrainingFailedError(RuntimeError):
 
     def __init__(self, exit_code: int, output_tail: str) -> None:
         lines = output_tail.strip().splitlines() or ["(no output)"]
-        shown = lines[-1] if exit_code == _USER_ERROR else "\n".join(lines)
+        starts = [index for index, line in enumerate(lines) if line.startswith("error:")]
+        if exit_code == _USER_ERROR:  # the error may list several problems, a line each
+            lines = lines[starts[-1] if starts else -1 :]
+        shown = "\n".join(lines)
         super().__init__(f"tailrace train ended with exit code {exit_code}: {shown}")
         self.exit_code = exit_code
         self.output_tail = output_tail

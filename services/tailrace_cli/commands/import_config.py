@@ -16,7 +16,7 @@ from tailrace_cli.importing.areal.settings import AREAL
 from tailrace_cli.importing.convert import Imported, add_always, completed, convert, with_integers
 from tailrace_cli.importing.roll.settings import ROLL
 from tailrace_cli.importing.rules import Default, System
-from tailrace_cli.importing.source import Source, read_source
+from tailrace_cli.importing.source import ForeignConfig, read_source
 from tailrace_cli.importing.verl.settings import VERL
 from tailrace_cli.validation import check_experiment
 
@@ -100,7 +100,7 @@ def _sections(key: str) -> Iterator[str]:
         key = key.rpartition(".")[0]
 
 
-def _header(system: System, source: Source, defaults: list[str]) -> str:
+def _header(system: System, source: ForeignConfig, defaults: list[str]) -> str:
     lines = [f"From a configuration of {system.title}: {source.name}"]
     if defaults:
         names = ", ".join(defaults)

@@ -34,7 +34,7 @@ _COMPOSITION_KEYS = ("defaults", "hydra")
 _EXPECTED = "expected keys at the top level of a YAML file, lines key=value, or a YAML list of them"
 
 
-class Source(NamedTuple):
+class ForeignConfig(NamedTuple):
     """A configuration of another system."""
 
     name: str  # shown in the experiment
@@ -43,7 +43,7 @@ class Source(NamedTuple):
     references: frozenset[str]  # keys and sections to which others refer by `${...}`
 
 
-def read_source(words: Sequence[str]) -> Source:
+def read_source(words: Sequence[str]) -> ForeignConfig:
     """Reads a file, or the words that a shell passes to a trainer, or a file with overrides behind it.
 
     Raises `ConfigError` if there are no settings.
@@ -64,7 +64,8 @@ def read_source(words: Sequence[str]) -> Source:
         for key in content
         if key not in _COMPOSITION_KEYS
     }
-    return Source(name, settings, unread, frozenset(_REFERENCE.findall(OmegaConf.to_yaml(content))))
+    references = frozenset(_REFERENCE.findall(OmegaConf.to_yaml(content)))
+    return ForeignConfig(name, settings, unread, references)
 
 
 def _is_override(word: str) -> bool:

@@ -1,7 +1,7 @@
-"""The gateway's own routes in this process, on a free port, over a local model.
+"""Gateway in this process, on a free port, over a local model.
 
-Agents call it by HTTP as they call the gateway of a run; only what lies behind is local: the policy,
-and sessions in memory.
+Agents call it by HTTP as they call the gateway of a run. Its policy is local, and its sessions stay in
+memory.
 """
 
 from __future__ import annotations

@@ -1,1 +1,1 @@
-"""Files and vendors of the learner: Hugging Face models, checkpoints, tensorboard, trajectory files."""
+"""Files and vendors of the learner: Hugging Face models, checkpoints, ranks, trackers."""

@@ -1,10 +1,9 @@
-"""Checkpoint folders: written beside, made durable, then renamed; never half there under their name.
+"""Checkpoint folders: written under another name, made durable, then renamed; never incomplete.
 
-`step_<N>/` loads with `AutoModelForCausalLM` and `AutoTokenizer`; beside the model lie
-`optimizer.safetensors` (AdamW's moments by parameter name, and the random generator's state), the
-critic's files if there is one, and `run_state.json`, written last. Names that begin with a dot are
-unfinished or superseded and are ignored and swept; only one whose successor never got its name gets it
-back.
+`step_<N>/` loads with `AutoModelForCausalLM` and `AutoTokenizer`. It also holds `optimizer.safetensors`
+(moments by parameter name, and the state of the random generator), the critic's files if there is one,
+and `run_state.json`, written last. Folders whose names begin with a dot are unfinished or replaced;
+they are ignored and removed. A replaced folder gets its name back if its successor was never renamed.
 """
 
 from __future__ import annotations
@@ -29,11 +28,11 @@ from tailrace_learner.core.step.run_state import SCHEMA, RunState
 log = get_logger(__name__)
 
 STATE_FILE = "run_state.json"
-_REPLACED = ".replaced-"  # before a name that is about to be another one's
+_REPLACED = ".replaced-"  # prefix of a folder that is being replaced
 
 
 class CheckpointNotSavedError(OSError):
-    """The disk did not take a checkpoint; older ones are untouched. Attributes: `path`, `reason`."""
+    """The disk refused a checkpoint; older ones are untouched. Attributes: `path`, `reason`."""
 
     def __init__(self, path: Path, reason: str) -> None:
         super().__init__(
@@ -58,7 +57,7 @@ class CheckpointFolder:
         self.root = run_dir / "checkpoints"
 
     def save(self, snapshot: Snapshot, state: RunState) -> Path:
-        """Write `step_<N>` durably; `CheckpointNotSavedError` when the disk does not take it."""
+        """Write `step_<N>` durably; `CheckpointNotSavedError` if the disk refuses it."""
         target = self.root / f"step_{state.step}"
         part = self.root / f".part-{state.step}-{uuid.uuid4().hex[:8]}"
         try:
@@ -77,7 +76,7 @@ class CheckpointFolder:
         return target
 
     def all(self) -> list[Checkpoint]:
-        """Complete checkpoints, the one saved last at the end; what is torn is told and left out."""
+        """Complete checkpoints in the order of saving; logs and leaves out incomplete ones."""
         found: list[Checkpoint] = []
         for path in self.root.glob("step_*"):
             try:
@@ -105,7 +104,7 @@ class CheckpointFolder:
             shutil.rmtree(doomed, ignore_errors=True)
 
     def sweep(self) -> None:
-        """Remove what a killed predecessor left unfinished."""
+        """Remove the unfinished folders of a killed predecessor."""
         for old in self.root.glob(f"{_REPLACED}*"):
             target = self.root / old.name.removeprefix(_REPLACED)
             if target.exists():
@@ -118,7 +117,7 @@ class CheckpointFolder:
 
 @dataclass(frozen=True, slots=True)
 class BoundStore:
-    """Checkpoints of one model; `take` copies it and its optimizer as they are."""
+    """Checkpoints of one model; `take` copies it and its optimizer."""
 
     folder: CheckpointFolder
     take: Callable[[], Snapshot]
@@ -133,12 +132,12 @@ class BoundStore:
 
 
 def named_checkpoint(path: str) -> Checkpoint:
-    """The checkpoint that the user names."""
+    """Read the checkpoint that the user names."""
     return read_checkpoint(Path(path).expanduser().absolute())
 
 
 def read_checkpoint(path: Path) -> Checkpoint:
-    """The checkpoint at `path`; `ConfigError` when there is none."""
+    """Read the checkpoint at `path`; `ConfigError` if there is none."""
     try:
         state = msgspec.json.decode((path / STATE_FILE).read_bytes(), type=RunState)
     except (OSError, msgspec.DecodeError) as error:
@@ -155,7 +154,7 @@ def read_checkpoint(path: Path) -> Checkpoint:
 
 
 def _replace(part: Path, target: Path) -> None:
-    """Give `part` the name `target`; what had the name goes, once its successor has it."""
+    """Rename `part` to `target`; remove the folder of that name afterwards."""
     old = target.with_name(_REPLACED + target.name)
     if target.exists():
         shutil.rmtree(old, ignore_errors=True)

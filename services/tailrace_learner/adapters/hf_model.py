@@ -1,4 +1,4 @@
-"""Models and tokenizers of Hugging Face: loading, making from scratch, checking, cards, bytes.
+"""Models and tokenizers of Hugging Face: loads and makes them, checks them, describes and copies them.
 
 Master weights are float32. Dropout is switched off: training computes what the engine sampled from.
 """
@@ -37,31 +37,31 @@ CARD_FILES = (
     "merges.txt",
 )
 
-# Attention that comes in a package of its own, and whether it is there and fits the device.
+# Attention from separate packages, and a check that the package is installed and fits the device.
 _FLASH = {
     "flash_attention_2": ("flash-attn", is_flash_attn_2_available),
     "flash_attention_3": ("flash-attn-3", is_flash_attn_3_available),
 }
 
-# Transformations of logits that some architectures have and the chunked log-probabilities do not.
+# Transformations of logits in some architectures that the chunked log-probabilities do not compute.
 _LOGIT_KEYS = {"final_logit_softcapping": None, "logits_scaling": 1.0, "logit_scale": 1.0}
 
 
 @dataclass(frozen=True, slots=True)
 class TrainableModel:
-    """A model with its tokenizer; on the host or on its device, see `prepared`."""
+    """A model with its tokenizer, on the host or on its device (see `prepared`)."""
 
     model: Any  # transformers.PreTrainedModel
     tokenizer: Any  # transformers.PreTrainedTokenizerBase
 
     @property
     def num_parameters(self) -> int:
-        """Trained parameters, tied ones once."""
+        """Number of trained parameters, tied ones once."""
         return sum(p.numel() for p in self.model.parameters() if p.requires_grad)
 
 
 def pick_device(config: LearnerConfig) -> torch.device:
-    """The device of the configuration; `ConfigError` when it is not there."""
+    """Returns the configured device; `ConfigError` if it does not exist."""
     has_cuda = torch.cuda.is_available()
     if config.device == "cuda" and not has_cuda:
         raise ConfigError("learner.device: torch sees no CUDA device: use cpu or auto")
@@ -69,7 +69,7 @@ def pick_device(config: LearnerConfig) -> torch.device:
 
 
 def load_model(source: str, config: LearnerConfig, key: str = "pretrain") -> TrainableModel:
-    """A model of a local directory or of the hub; `ConfigError` names `key` and the remedy."""
+    """Load a model of a local directory or of the hub; `ConfigError` names `key` and the remedy."""
     path = Path(source).expanduser()
     is_local = path.is_dir()
     if not is_local and (path.is_absolute() or source.startswith((".", "~")) or source.count("/") > 1):
@@ -91,7 +91,7 @@ def load_model(source: str, config: LearnerConfig, key: str = "pretrain") -> Tra
 
 
 def make_model(scratch: FromScratch, config: LearnerConfig, seed: int) -> TrainableModel:
-    """Random weights, the same for the same seed."""
+    """Make a model with random weights, equal for equal seeds."""
     tokenizer = build_tokenizer(scratch)
     architecture = scratch_architecture(scratch, tokenizer)
     torch.manual_seed(seed)
@@ -102,7 +102,7 @@ def make_model(scratch: FromScratch, config: LearnerConfig, seed: int) -> Traina
 
 
 def scratch_architecture(scratch: FromScratch, tokenizer: Any) -> Any:
-    """The Hugging Face configuration of a model that is made."""
+    """Returns the Hugging Face configuration of a model from scratch."""
     ids = {f"{kind}_token_id": getattr(tokenizer, f"{kind}_token_id") for kind in ("bos", "eos", "pad")}
     known = {"vocab_size": len(tokenizer), "initializer_range": scratch.init_std, **ids}
     try:
@@ -118,14 +118,14 @@ def scratch_architecture(scratch: FromScratch, tokenizer: Any) -> Any:
 
 
 def first_model(run: RunConfig, config: LearnerConfig) -> TrainableModel:
-    """The model that a new run starts from."""
+    """Load or make the model of a new run."""
     if config.from_scratch is not None:
         return make_model(config.from_scratch, config, run.seed)
     return load_model(run.pretrain, config)
 
 
 def build_tokenizer(scratch: FromScratch) -> Any:
-    """The tokenizer that the user's function writes."""
+    """Build the tokenizer that the user's function writes."""
     key = "learner.from_scratch.tokenizer"
     build = load_object(scratch.tokenizer, key)
     with tempfile.TemporaryDirectory(prefix="tailrace-tokenizer-") as folder:
@@ -149,7 +149,7 @@ def _implementation(config: LearnerConfig) -> str:
 
 
 def _check_flash(name: str, device: torch.device) -> None:
-    """`ConfigError` unless the package and the device are there."""
+    """Raise `ConfigError` if the package or the device is missing."""
     key = f"learner.model_args.attn_implementation {name!r}"
     package, is_there = _FLASH[name]
     if device.type != "cuda":
@@ -161,10 +161,10 @@ def _check_flash(name: str, device: torch.device) -> None:
 
 
 def prepared(model: Any, config: LearnerConfig) -> Any:
-    """The model ready for training: checked, without dropout, on its device, with fast kernels.
+    """Prepare a model for training: checked, without dropout, on its device, with fast kernels.
 
-    With `fsdp2` it stays on the host, for `fully_shard` moves each layer as it cuts it: no device ever
-    holds the whole model. Models that are not cut must be moved by who makes them.
+    With `fsdp2` it stays on the host: `fully_shard` moves each layer as it cuts it, so no device holds
+    the whole model. The caller must move a model that is not cut.
     """
     _check_head(model)
     for module in model.modules():
@@ -188,10 +188,10 @@ def prepared(model: Any, config: LearnerConfig) -> Any:
 
 
 def narrow(model: Any) -> None:
-    """Linear layers' weights in bfloat16, for a model that is only read.
+    """Round the weights of linear layers to bfloat16, for a model that is not trained.
 
-    Every pass in bfloat16 rounds them so, which changes no result. What passes leave in float32 stays
-    so: norms, and embeddings, also where logits are made of them.
+    Every pass in bfloat16 rounds them anyway, so no result changes. Norms and embeddings stay in
+    float32, as in a pass, also if the embeddings are the output matrix.
     """
     embeddings = model.get_input_embeddings().weight
     for module in model.modules():
@@ -200,7 +200,7 @@ def narrow(model: Any) -> None:
 
 
 def _check_head(model: Any) -> None:
-    """`ConfigError` for models whose logits are more than hidden states times a matrix."""
+    """Raise `ConfigError` unless logits are hidden states times a matrix."""
     head = model.get_output_embeddings()
     if head is None or getattr(head, "bias", None) is not None:
         raise ConfigError(
@@ -212,7 +212,7 @@ def _check_head(model: Any) -> None:
 
 
 def make_policy(loaded: TrainableModel, config: LearnerConfig) -> PolicyModel:
-    """The model as core uses it."""
+    """Wrap the model for passes."""
     return PolicyModel(
         model=loaded.model,
         device=pick_device(config),
@@ -223,7 +223,7 @@ def make_policy(loaded: TrainableModel, config: LearnerConfig) -> PolicyModel:
 
 
 def model_card(loaded: TrainableModel, config: LearnerConfig) -> ModelCard:
-    """What other services need to know; the configuration names the dtype of published weights."""
+    """Describe the model for other services; its configuration names the dtype of published weights."""
     with tempfile.TemporaryDirectory(prefix="tailrace-card-") as folder:
         loaded.tokenizer.save_pretrained(folder)
         written = {
@@ -238,7 +238,7 @@ def model_card(loaded: TrainableModel, config: LearnerConfig) -> ModelCard:
 
 
 def named_weights(model: Any) -> Iterator[tuple[str, Tensor]]:
-    """All weights and saved buffers under their Hugging Face names, tied ones once."""
+    """Yield all weights and saved buffers under their Hugging Face names, tied ones once."""
     yield from model.named_parameters()
     parameters = {name for name, _ in model.named_parameters(remove_duplicate=False)}
     saved = model.state_dict()
@@ -246,7 +246,7 @@ def named_weights(model: Any) -> Iterator[tuple[str, Tensor]]:
 
 
 def tensor_bytes(name: str, tensor: Tensor, dtype: str) -> TensorBytes:
-    """A copy on the host, in `dtype` if it holds floating-point numbers."""
+    """Copy a tensor to the host, in `dtype` if it holds floating-point numbers."""
     wanted = getattr(torch, dtype) if tensor.is_floating_point() else tensor.dtype
     copy = tensor.detach().to("cpu", wanted, copy=True).contiguous()
     raw = copy.view(torch.uint8) if copy.dim() else copy.reshape(1).view(torch.uint8)

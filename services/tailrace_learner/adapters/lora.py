@@ -1,4 +1,4 @@
-"""Low-rank adapters by `peft`: put into a model, told apart from its own weights, merged with them.
+"""Low-rank adapters by `peft`: adds them to a model, separates them from its weights, merges both.
 
 The model's own weights keep their Hugging Face names outside of this process. Adapters are published as
 `<layer>.lora_A.weight` [r, in] and `<layer>.lora_B.weight` [out, r], the latter with the scale in it:
@@ -21,9 +21,9 @@ from tailrace.config import ConfigError
 from tailrace_learner.config_execution import LoraArgs
 
 LORA_FILE = "lora.safetensors"
-_ADAPTER = "default"  # peft's name for the only one
+_ADAPTER = "default"  # peft's name for a single adapter
 
-Whole = Callable[[Tensor], Tensor]  # a weight in full, whatever holds it
+Whole = Callable[[Tensor], Tensor]  # returns a weight in full
 
 
 class AdaptedLayer(NamedTuple):
@@ -51,12 +51,12 @@ class AdaptedLayer(NamedTuple):
 
 
 def add_adapters(model: Any, args: LoraArgs, seed: int) -> None:
-    """Give the named layers adapters that change nothing yet; only these have gradients from now on.
+    """Add adapters with zero effect to the named layers; afterwards only adapters have gradients.
 
     `ConfigError` when `peft` is not installed or no layer has such a name.
     """
     try:
-        # An extra: who trains whole weights does without it.
+        # the package of an extra
         from peft import LoraConfig, inject_adapter_in_model
     except ImportError as error:
         raise ConfigError("learner.lora needs peft: pip install 'tailrace[lora]'") from error
@@ -75,30 +75,30 @@ def add_adapters(model: Any, args: LoraArgs, seed: int) -> None:
 
 
 def adapted_layers(model: nn.Module) -> list[AdaptedLayer]:
-    """All layers with an adapter; none in a model that is trained whole."""
+    """Layers with an adapter; empty for a model without adapters."""
     named = model.named_modules()
     return [AdaptedLayer(name, module) for name, module in named if hasattr(module, "lora_A")]
 
 
 def plain_name(name: str) -> str:
-    """A weight's name in the Hugging Face model."""
+    """Returns a weight's name in the Hugging Face model."""
     return name.replace(".base_layer.", ".")
 
 
 def is_adapter(name: str) -> bool:
-    """Whether a parameter of the model belongs to an adapter."""
+    """True if a parameter of the model belongs to an adapter."""
     return ".lora_A." in name or ".lora_B." in name
 
 
 def published_adapters(model: nn.Module, whole: Whole) -> Iterator[tuple[str, Tensor]]:
-    """All adapters as engines take them (collective)."""
+    """Yield all adapters in the form for engines (collective)."""
     for layer in adapted_layers(model):
         yield f"{layer.name}.lora_A.weight", whole(layer.down)
         yield f"{layer.name}.lora_B.weight", whole(layer.up) * layer.scale
 
 
 def merged(model: nn.Module, whole: Whole) -> Iterator[tuple[str, Tensor]]:
-    """W + B A and the name of each adapted layer's weight, one at a time (collective)."""
+    """Yield name and W + B A of each adapted layer's weight, one at a time (collective)."""
     for layer in adapted_layers(model):
         product = whole(layer.up) @ whole(layer.down)
         yield f"{layer.name}.weight", whole(layer.module.base_layer.weight) + layer.scale * product
@@ -107,7 +107,7 @@ def merged(model: nn.Module, whole: Whole) -> Iterator[tuple[str, Tensor]]:
 def kept_adapters(
     model: nn.Module, whole: Whole, *, keeps: bool = True
 ) -> Iterator[tuple[str, Tensor]]:
-    """What `restore_adapters` needs, on the host, where this rank `keeps` it (collective)."""
+    """Yield host copies for `restore_adapters`, if this rank `keeps` them (collective)."""
     for layer in adapted_layers(model):
         for part, parameter in (("lora_A", layer.down), ("lora_B", layer.up)):
             tensor = whole(parameter)
@@ -117,7 +117,7 @@ def kept_adapters(
 
 @torch.no_grad()
 def restore_adapters(model: nn.Module, folder: Path) -> None:
-    """Take a checkpoint's adapters, and out of its merged weights; before weights are spread.
+    """Load a checkpoint's adapters and subtract them from its merged weights; before `spread`.
 
     `ConfigError` if it has none or others.
     """

@@ -127,7 +127,7 @@ class RankController:
     def end(self) -> None:
         """End the other ranks."""
         if self._in_step:
-            self._ranks.told(_END)
+            self._ranks.broadcast(_END)
             self._ranks.leave()
 
     @contextmanager
@@ -135,18 +135,18 @@ class RankController:
         """Send the command to the others, and record if it fails and leaves ranks out of step."""
         assert method in COMMANDS
         self._in_step = False  # until it is done: a failure leaves other ranks waiting
-        self._ranks.told(Command(method, arguments))
+        self._ranks.broadcast(Command(method, arguments))
         yield
         self._in_step = True
 
     def _shared(self, rows: Iterator[TrainingRow]) -> Iterator[TrainingRow]:
         while block := list(islice(rows, _BLOCK)):
-            yield from self._ranks.told(block)
+            yield from self._ranks.broadcast(block)
 
 
 def follow(worker: Worker, ranks: TorchRanks) -> None:
     """Repeat the commands of rank 0 until it ends."""
-    while (command := ranks.told(None)) != _END:
+    while (command := ranks.broadcast(None)) != _END:
         assert command.method in COMMANDS
         if command.method == "warm_start":
             worker.warm_start(_received(ranks), lambda step, loss: None)
@@ -158,7 +158,7 @@ def follow(worker: Worker, ranks: TorchRanks) -> None:
 def _received(ranks: TorchRanks) -> Iterator[TrainingRow]:
     """Rows of the warm start, as rank 0 sends them."""
     while True:
-        block = ranks.told(None)
+        block = ranks.broadcast(None)
         if block == _END:
             raise LeaderGoneError("rank 0 ended during the warm start")
         yield from block

@@ -1,9 +1,9 @@
-"""The learner's ranks over `torch.distributed`: numbers summed, objects gathered, orders heard.
+"""Ranks of the learner over `torch.distributed`: sums of numbers, gathered objects, commands.
 
-Three groups: the default one moves weights and gradients (gloo on the CPU, NCCL on GPUs), another one
-(gloo) numbers and objects; both give up after `timeout_s`. Orders have a group (gloo) of their own:
-hours may pass between two of them, so that the others wait for rank 0 as long as it takes, but rank 0
-waits for them no longer than `timeout_s`.
+Three groups: the default group moves weights and gradients (gloo on the CPU, NCCL on GPUs), a second
+one (gloo) numbers and objects; both give up after `timeout_s`. Commands have a gloo group of their own:
+hours may pass between two commands, so the other ranks wait for rank 0 without limit, but rank 0 waits
+for them no longer than `timeout_s`.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from tailrace_learner.ports import Ranks
 
 T = TypeVar("T")
 
-_PATIENCE = timedelta(days=365)  # for the next order
+_COMMAND_TIMEOUT = timedelta(days=365)  # of the other ranks, for the next command
 
 
 class RankLostError(RuntimeError):
-    """A rank is gone or hangs. Attributes: `lost` (which, as far as is known), `timeout_s`."""
+    """A rank has ended or hangs. Attributes: `lost` (the rank, if known), `timeout_s`."""
 
     def __init__(self, rank: int, lost: str, doing: str, timeout_s: float, reason: str) -> None:
         super().__init__(
@@ -43,7 +43,7 @@ class RankLostError(RuntimeError):
 class TorchRanks:
     """This process among its ranks. Every method is a collective: all ranks must call it.
 
-    They raise `RankLostError` when another rank does not.
+    A method raises `RankLostError` if another rank does not call it.
     """
 
     def __init__(self, args: StrategyArgs, device: torch.device) -> None:
@@ -54,34 +54,34 @@ class TorchRanks:
         self.num_ranks: int = distributed.get_world_size()
         self._timeout_s = args.timeout_s
         self._values = distributed.new_group(backend="gloo", timeout=limit)
-        self._patience = _PATIENCE if self.rank else limit
-        self._orders = distributed.new_group(backend="gloo", timeout=self._patience)
+        self._command_timeout = _COMMAND_TIMEOUT if self.rank else limit
+        self._commands = distributed.new_group(backend="gloo", timeout=self._command_timeout)
 
     def sums(self, values: Sequence[float]) -> list[float]:
-        """Each value summed over the ranks, in float64."""
+        """Returns each value summed over the ranks, in float64."""
         total = torch.tensor(list(values), dtype=torch.float64)
         if len(total):
-            with self._noticing_loss("at a sum"):
+            with self._naming_lost_rank("at a sum"):
                 distributed.all_reduce(total, group=self._values)
         sums: list[float] = total.tolist()
         return sums
 
     def collect(self, mine: T) -> list[T]:
-        """What every rank gives, in the order of ranks."""
+        """Returns the objects of all ranks, in the order of ranks."""
         found: list[Any] = [None] * self.num_ranks
-        with self._noticing_loss("at an exchange"):
+        with self._naming_lost_rank("at a gather"):
             distributed.all_gather_object(found, mine, group=self._values)
         return found
 
-    def told(self, message: Any) -> Any:
-        """Rank 0's message, on every rank; the others wait for it as long as it takes.
+    def broadcast(self, message: Any) -> Any:
+        """Returns rank 0's message on every rank; the other ranks wait for it without limit.
 
-        Rank 0 waits until all are there to hear it, and says who is not.
+        Rank 0 waits until all ranks are ready to receive it, and names those that are missing.
         """
         held = [message]
-        with self._noticing_loss("at an order"):
-            distributed.monitored_barrier(self._orders, self._patience, wait_all_ranks=True)
-            distributed.broadcast_object_list(held, src=0, group=self._orders)
+        with self._naming_lost_rank("at a command"):
+            distributed.monitored_barrier(self._commands, self._command_timeout, wait_all_ranks=True)
+            distributed.broadcast_object_list(held, src=0, group=self._commands)
         return held[0]
 
     def leave(self) -> None:
@@ -89,8 +89,8 @@ class TorchRanks:
         distributed.destroy_process_group()
 
     @contextmanager
-    def _noticing_loss(self, doing: str) -> Iterator[None]:
-        """What torch says of a lost rank, with its name and the remedy."""
+    def _naming_lost_rank(self, doing: str) -> Iterator[None]:
+        """Turn torch's error for a lost rank into `RankLostError`."""
         try:
             yield
         except RuntimeError as error:
@@ -102,7 +102,7 @@ class TorchRanks:
 
 
 def _named(text: str) -> str:
-    """The ranks that torch names as those that did not come to a barrier, if it does."""
+    """Ranks that torch reports missing at a barrier; empty if it names none."""
     found = re.search(r"Ranks (\d[\d, ]*?) failed to pass", text)
     if found is None:
         return ""
@@ -119,23 +119,23 @@ class DataParallelRanks:
         self.num_ranks: int = world.num_ranks // group_size
 
     def sums(self, values: Sequence[float]) -> list[float]:
-        """Each value, the same on all neighbours, summed over the groups."""
+        """Returns each value, the same on all neighbours, summed over the groups."""
         is_first = self._world.rank % self._group_size == 0
         return self._world.sums(values if is_first else [0.0] * len(values))
 
     def collect(self, mine: T) -> list[T]:
-        """What the first of every group gives."""
+        """Returns the object of the first rank of every group."""
         return self._world.collect(mine)[:: self._group_size]
 
 
 def launched_rank() -> int | None:
-    """Our rank as a launcher set it (`torchrun` or our own); None in a process started by itself."""
+    """Rank set by a launcher (`torchrun` or our own); None in a process without one."""
     rank = os.environ.get("RANK")
     return None if rank is None else int(rank)
 
 
 def check_launch(args: StrategyArgs) -> None:
-    """Raise `ConfigError` when a launcher started another number of ranks than the experiment says."""
+    """Raise `ConfigError` if the launcher started another number of ranks than the experiment names."""
     started = int(os.environ.get("WORLD_SIZE", "1"))
     if started != args.num_ranks:
         raise ConfigError(

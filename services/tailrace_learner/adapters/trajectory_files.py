@@ -15,13 +15,13 @@ from tailrace_protos.trajectory import TrajectoryGroup
 
 
 class TrajectoryFiles:
-    """Writes whole files only."""
+    """Writes trajectory files; each is complete or absent."""
 
     def __init__(self, run_dir: Path) -> None:
         self._folder = run_dir / "trajectories"
 
     def append(self, step: int, lineage: str, groups: Sequence[TrajectoryGroup]) -> Path:
-        """Keep the groups of a step; `OSError` when the disk does not take them."""
+        """Write the groups of a step; `OSError` if the disk refuses them."""
         self._folder.mkdir(parents=True, exist_ok=True)
         target = self._folder / f"step_{step:06d}-{lineage}.msgpack"
         part = target.with_suffix(".part")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tailrace.bus.bus import Ack, Bus
+from tailrace.bus.bus import Bus
 from tailrace.bus.connection import flush
 from tailrace.bus.errors import (
     BusClosedError,
@@ -17,7 +17,6 @@ from tailrace.bus.errors import (
 from tailrace.bus.streams import StreamLimits
 
 __all__ = [
-    "Ack",
     "Bus",
     "BusClosedError",
     "BusError",

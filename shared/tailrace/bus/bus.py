@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from typing import TypeVar
 
-import nats.errors
-import nats.js.errors
 from nats.aio.msg import Msg
 from nats.aio.subscription import Subscription
 from nats.js import JetStreamContext
@@ -17,9 +14,8 @@ from tailrace.bus.calls import Caller, ReplyInbox
 from tailrace.bus.connection import Connection, Headers
 from tailrace.bus.deliveries import DeadLetters
 from tailrace.bus.durable import MESSAGE_ID_HEADER, DurablePublisher, Outgoing
-from tailrace.bus.errors import BusClosedError
 from tailrace.bus.registry import Registry, StatusCallback
-from tailrace.bus.streams import StreamLimits, ensure_consumer, provision
+from tailrace.bus.streams import StreamLimits, provision
 from tailrace.config import Endpoints
 from tailrace.log import get_logger
 from tailrace_protos.base import MalformedMessageError, Message, decode, encode
@@ -29,8 +25,6 @@ log = get_logger(__name__)
 
 M = TypeVar("M")
 R = TypeVar("R", bound=Message)
-
-Ack = Callable[[], Awaitable[None]]
 
 
 class Bus:
@@ -44,7 +38,6 @@ class Bus:
         self._publisher = DurablePublisher(self.connection, self._inbox)
         self.dead_letters = DeadLetters(self._publisher)
         self._registry: Registry | None = None
-        self._pulls: dict[tuple[str, str], JetStreamContext.PullSubscription] = {}
 
     @classmethod
     async def connect(cls, endpoints: Endpoints, *, name: str, run: str = "") -> Bus:
@@ -139,45 +132,6 @@ class Bus:
         """Creates or updates the streams, consumers and registry of a run; idempotent."""
         await provision(self.jetstream, run, limits or StreamLimits())
 
-    async def ensure_consumer(self, stream: str, durable: str, *, filter_subject: str) -> None:
-        """Creates or updates one more durable pull consumer, for `consume`."""
-        await ensure_consumer(self.jetstream, stream, durable, filter_subject=filter_subject)
-
-    async def consume(
-        self, stream: str, durable: str, message_type: type[M], batch: int, timeout_s: float
-    ) -> list[tuple[M, Ack]]:
-        """Returns up to `batch` messages of a durable consumer that arrive within `timeout_s`.
-
-        Await `ack` after a message is processed; NATS delivers unacknowledged messages again.
-        Malformed messages become dead letters.
-        """
-        messages = await self._fetch(stream, durable, batch, timeout_s)
-        decoded: list[tuple[M, Ack]] = []
-        for message in messages:
-            try:
-                decoded.append((decode(message.data, message_type), _ack_of(self.connection, message)))
-            except MalformedMessageError as error:
-                await self.dead_letters.store(message, f"{self.run}.dead.{durable}", error)
-                await self.connection.publish(message.reply, b"+TERM")
-        return decoded
-
-    async def _fetch(self, stream: str, durable: str, batch: int, timeout_s: float) -> list[Msg]:
-        await self.connection.wait_connected()
-        pull = self._pulls.get((stream, durable))
-        try:
-            if pull is None:
-                pull = await self.jetstream.pull_subscribe_bind(durable, stream)
-                self._pulls[stream, durable] = pull
-            return await pull.fetch(batch, timeout_s)
-        except TimeoutError:  # of nats-py (a subclass) or of asyncio
-            return []
-        except nats.errors.ConnectionClosedError as error:
-            raise BusClosedError(str(error)) from error
-        except (nats.errors.NoRespondersError, nats.js.errors.APIError) as error:
-            log.warning("consume waits", stream=stream, durable=durable, error=str(error))
-            await asyncio.sleep(min(timeout_s, 0.5))
-            return []
-
     # Registry of inference servers
 
     @property
@@ -204,10 +158,3 @@ class Bus:
 def _trace_headers() -> Headers | None:
     traceparent = tracing.current_traceparent()
     return {tracing.HEADER: traceparent} if traceparent else None
-
-
-def _ack_of(connection: Connection, message: Msg) -> Ack:
-    async def ack() -> None:
-        await connection.publish(message.reply, b"+ACK")
-
-    return ack

@@ -14,6 +14,7 @@ from tailrace.runtime import Delivery
 from tailrace_protos import subjects
 from tailrace_protos.control import AgentActivity, LeaseReply, LeaseRequest, ServerState, ServerStatus
 from tailrace_protos.episode import EpisodeTask
+from tests.world.consumer import consume
 from tests.world.servers import ServerProcess, make_nats_server
 from tests.world.serving import (
     endpoints_of,
@@ -165,13 +166,13 @@ async def test_consuming_goes_on_after_an_outage(own_server: ServerProcess, own_
     stream = subjects.episodes_stream(own_bus.run)
     received: set[int] = set()
 
-    async def consume() -> None:
+    async def read_all() -> None:
         while len(received) < 20:
-            for task, ack in await own_bus.consume(stream, "train", EpisodeTask, 5, 1.0):
+            for task, ack in await consume(own_bus, stream, "train", EpisodeTask, 5, 1.0):
                 received.add(task.task.seed)
                 await ack()
 
-    consuming = asyncio.create_task(consume())
+    consuming = asyncio.create_task(read_all())
     await own_bus.publish_durable_many(outgoing(own_bus.run, range(10)))
     await eventually(lambda: len(received) == 10)
     await restart(own_server, own_bus)

@@ -15,6 +15,7 @@ from tailrace_protos import subjects
 from tailrace_protos.control import ServerStatus
 from tailrace_protos.episode import EpisodeTask
 from tests.integration.bus.test_outages import status_of
+from tests.world.consumer import consume
 from tests.world.servers import ServerProcess, make_nats_server
 from tests.world.serving import endpoints_of, episode, eventually, metric, outgoing
 
@@ -59,7 +60,7 @@ async def test_more_than_a_window_of_messages_arrives_in_order(run_bus: Bus) -> 
     assert await num_messages(run_bus, stream) == 1300
     received: list[int] = []
     while len(received) < 1300:
-        batch = await run_bus.consume(stream, "train", EpisodeTask, 400, 5)
+        batch = await consume(run_bus, stream, "train", EpisodeTask, 400, 5)
         received += [task.task.seed for task, _ in batch]
         for _, ack in batch:
             await ack()
@@ -75,7 +76,7 @@ async def test_a_full_queue_delays_the_publisher_until_there_is_room(bus: Bus) -
     stream = subjects.episodes_stream(bus.run)
     received: set[int] = set()
     while len(received) < 5:
-        for task, ack in await bus.consume(stream, "train", EpisodeTask, 5, 2):
+        for task, ack in await consume(bus, stream, "train", EpisodeTask, 5, 2):
             received.add(task.task.seed)
             await ack()
     await asyncio.wait_for(publishing, 10)
@@ -111,25 +112,14 @@ async def test_an_oversized_message_is_refused_here_and_the_connection_lives_on(
 async def test_consumed_messages_come_again_until_acknowledged(run_bus: Bus) -> None:
     await run_bus.publish_durable_many(outgoing(run_bus.run, range(2)))
     stream = subjects.episodes_stream(run_bus.run)
-    first = await run_bus.consume(stream, "train", EpisodeTask, 2, 5)
+    first = await consume(run_bus, stream, "train", EpisodeTask, 2, 5)
     assert [task for task, _ in first] == [episode(0), episode(1)]
     await first[0][1]()
     again: list[tuple[EpisodeTask, object]] = []
     async with asyncio.timeout(10):
         while not again:
-            again = list(await run_bus.consume(stream, "train", EpisodeTask, 2, 1))
+            again = list(await consume(run_bus, stream, "train", EpisodeTask, 2, 1))
     assert [task for task, _ in again] == [episode(1)]
-
-
-async def test_consuming_buries_what_is_malformed(run_bus: Bus) -> None:
-    stream = subjects.episodes_stream(run_bus.run)
-    await run_bus.jetstream.publish(subjects.episodes(run_bus.run, "eval"), b"\xc1")
-    assert await run_bus.consume(stream, "eval", EpisodeTask, 5, 0.5) == []
-    letter = await run_bus.jetstream.get_last_msg(
-        subjects.dead_stream(run_bus.run), f"{run_bus.run}.dead.eval"
-    )
-    assert letter.data == b"\xc1"
-    assert await num_messages(run_bus, stream) == 0
 
 
 async def test_the_registry_keeps_the_newest_entry_of_every_server(run_bus: Bus) -> None:

@@ -19,6 +19,7 @@ import msgspec
 import yaml
 
 from tailrace.bus import Bus
+from tailrace.bus.streams import ensure_consumer
 from tailrace.config import Endpoints
 from tailrace.store import Outbox, ReadyGroup, StoreConnection, TrajectoryBuffer
 from tailrace_protos import subjects
@@ -43,6 +44,7 @@ from tailrace_protos.event import (
 )
 from tailrace_protos.generation import TokenSpan
 from tailrace_protos.trajectory import TokenRow, Trajectory
+from tests.world.consumer import consume
 from tests.world.processes import ServiceProcess, environment
 
 
@@ -98,7 +100,7 @@ class FakeAgents:
         stream = subjects.episodes_stream(self._run)
         while True:
             try:
-                messages = await self._bus.consume(stream, phase, EpisodeTask, 64, 0.5)
+                messages = await consume(self._bus, stream, phase, EpisodeTask, 64, 0.5)
             except TimeoutError:
                 continue
             if not messages:
@@ -351,9 +353,11 @@ class FakeRun:
     async def announced(self) -> list[str]:
         """Every `seq` in the EVENTS stream, as published."""
         stream = subjects.events_stream(self.run)
-        await self.bus.ensure_consumer(stream, "test", filter_subject=subjects.events(self.run))
+        await ensure_consumer(
+            self.bus.jetstream, stream, "test", filter_subject=subjects.events(self.run)
+        )
         seqs: list[str] = []
-        while messages := await self.bus.consume(stream, "test", EventBatch, 100, 0.3):
+        while messages := await consume(self.bus, stream, "test", EventBatch, 100, 0.3):
             for batch, ack in messages:
                 seqs += [event.seq for event in batch.events]
                 await ack()

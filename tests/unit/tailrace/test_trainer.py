@@ -61,6 +61,11 @@ def test_a_dict_becomes_an_experiment_file(child: Any) -> None:
     ("script", "exit_code", "message"),
     [
         ("print('a'); print('error: b'); raise SystemExit(2)", 2, "exit code 2: error: b"),
+        (
+            "print('a'); print('error: 2 problems:\\n  b\\n  c'); raise SystemExit(2)",
+            2,
+            "exit code 2: error: 2 problems:\n  b\n  c",
+        ),
         ("print('a'); print('b'); raise SystemExit(1)", 1, "exit code 1: a\nb"),
         ("import os, signal; os.kill(os.getpid(), 9)", -signal.SIGKILL, "(no output)"),
     ],

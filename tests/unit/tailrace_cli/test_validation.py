@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import yaml
 
-from tailrace.config import ConfigError
+from tailrace.config import ConfigError, InvalidConfigError
 from tailrace_cli.experiment import decode, load
 from tailrace_cli.validation import check_experiment
 from tailrace_envs import make_env
@@ -239,3 +239,15 @@ def test_the_ends_of_their_ranges_are_possible() -> None:
         for setting in ("learning_rate=0", "adam_beta1=0", "max_grad_norm=0", "min_lr_ratio=1")
     ]
     check_experiment(load(EXAMPLE, [*ends, "cluster.drain_s=0", "cluster.max_restarts=0"]))
+
+
+def test_all_problems_of_an_experiment_are_named_together() -> None:
+    overrides = ["learner.gama=1", "inference.max_waitin=2", "max_step=3", "agents.transport=http"]
+    with pytest.raises(InvalidConfigError) as raised:
+        load(EXAMPLE, overrides)
+    problems = raised.value.problems
+    assert len(problems) == 4
+    assert all("did you mean" in problem or "is none of" in problem for problem in problems)
+    experiment = load(EXAMPLE, ["scheduler.tags=[nowhere]", "learner.num_mini_batches=999"])
+    with pytest.raises(InvalidConfigError, match=r"2 problems:\n  scheduler\.tags.*\n  learner\.num"):
+        check_experiment(experiment)

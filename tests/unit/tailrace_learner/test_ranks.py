@@ -219,10 +219,10 @@ def waits(ranks: TorchRanks) -> tuple[float, str]:
             torch.distributed.all_reduce(torch.zeros(1))
         with pytest.raises(RankLostError):
             ranks.sums([1.0])
-    waited_s = float(ranks.told(time.monotonic() - began_s))
+    waited_s = float(ranks.broadcast(time.monotonic() - began_s))
     if ranks.rank == 0:
         with pytest.raises(RankLostError) as caught:
-            ranks.told("which rank 1 does not come to hear")
+            ranks.broadcast("which rank 1 does not come to hear")
         said = str(caught.value)
     return waited_s, said
 
@@ -231,7 +231,7 @@ def test_a_rank_waits_for_others_until_its_timeout_and_for_a_command_for_ever() 
     timeout_s = 2.5  # within which they have to meet, too
     first, second = on_ranks(2, waits, timeout_s=timeout_s)
     assert 1.8 * timeout_s < first[0] == second[0] < 30.0
-    assert "rank 0 of the learner lost rank 1 at an order" in first[1]
+    assert "rank 0 of the learner lost rank 1 at a command" in first[1]
     assert "learner.strategy_args.timeout_s" in first[1]
 
 
@@ -243,7 +243,7 @@ class FakeBrokenWorker:
 def fails_in_a_command(ranks: TorchRanks) -> str:
     """What rank 0 says of its failure; the other one never takes an order after it."""
     if ranks.rank:
-        return str(ranks.told(None))
+        return str(ranks.broadcast(None))
     team = RankController(cast(Worker, FakeBrokenWorker()), ranks)
     try:
         team.begin(3)

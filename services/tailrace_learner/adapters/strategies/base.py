@@ -1,6 +1,4 @@
-"""What every strategy offers. Methods that say so are collectives: all ranks must call them, in one
-order.
-"""
+"""Interface of a strategy. All ranks must call a method marked as collective, in the same order."""
 
 from __future__ import annotations
 
@@ -17,7 +15,7 @@ Moments = dict[str, Tensor]
 
 
 class Strategy(Protocol):
-    """One model with its optimizer, as it lies on this rank and the others."""
+    """Lays one model and its optimizer over the ranks."""
 
     ranks: Ranks  # that share the rows of a step; several processes may count as one
     world: Ranks  # all processes
@@ -27,21 +25,21 @@ class Strategy(Protocol):
         ...
 
     def make_optimizer(self, policy: PolicyModel, args: TrainingArgs) -> WeightUpdater:
-        """AdamW of the trained parameters, laid out as they are; moments are those of the last made."""
+        """Make the optimizer of the trained parameters; moments are those of the last one made."""
         ...
 
     def whole(self, tensor: Tensor) -> Tensor:
-        """A weight in full (collective)."""
+        """Returns a weight in full (collective)."""
         ...
 
     def moments(self, parameter: nn.Parameter) -> Moments:
-        """AdamW's moments of a parameter in full (collective); empty before its first update."""
+        """Returns the moments of a parameter in full (collective); empty before its first update."""
         ...
 
     def set_moments(self, parameter: nn.Parameter, moments: Mapping[str, Tensor]) -> None:
-        """Give a parameter the moments that a checkpoint holds, in full."""
+        """Set the moments of a parameter from a checkpoint, in full."""
         ...
 
     def shape(self, parameter: nn.Parameter) -> tuple[int, ...]:
-        """The parameter's shape in full."""
+        """Returns the parameter's shape in full."""
         ...

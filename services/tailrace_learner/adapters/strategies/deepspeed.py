@@ -1,9 +1,9 @@
 """`deepspeed`: ZeRO stages 1 and 2 by the package of that name (extra `deepspeed`).
 
 Rajbhandari et al. 2020, "ZeRO", arXiv:1910.02054. DeepSpeed reduces gradients as mean over ranks after
-every backward and keeps only what its stage keeps. Core wants sums, divided once by the step's count:
-dividing by `count / num_ranks` is what DeepSpeed calls unscaling, so the count is its loss scale.
-Weights stay whole on every rank; stage 3, which cuts them too, is `zero3`.
+every backward and keeps the part of its stage. Core needs sums, divided once by the step's count:
+division by `count / num_ranks` is DeepSpeed's unscaling, so the count is its loss scale. Weights stay
+whole on every rank; `zero3` cuts them too.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from tailrace_learner.core.step.optimizer import torch_optimizer
 from tailrace_learner.ports import Ranks, UpdateResult
 
 _COMPILED_COLLECTIVES = (
-    "deepspeed_shm_comm"  # on the CPU it would compile them when it starts; gloo does
+    "deepspeed_shm_comm"  # on the CPU DeepSpeed would compile them at the start; gloo is enough
 )
 
 
@@ -37,7 +37,7 @@ class ZeroOptimizer:
         self._num_ranks = num_ranks
 
     def update(self, *, count: float, learning_rate: float, max_grad_norm: float) -> UpdateResult:
-        """Divide summed gradients by `count`, clip, step, clear; what is not finite is thrown away."""
+        """Divide summed gradients by `count`, clip, step, clear; discard those not finite."""
         zero = self._engine.optimizer
         if count <= 0:
             self.zero_grad()
@@ -54,7 +54,7 @@ class ZeroOptimizer:
         return UpdateResult(norm, bool(self._engine.was_step_applied()) and math.isfinite(norm))
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """Clear the gradients, also those that stages 1 and 2 have reduced and keep for an update."""
+        """Clear the gradients, also the reduced ones that stages 1 and 2 keep for an update."""
         zero = self._engine.optimizer
         zero.zero_grad(set_to_none=set_to_none)
         getattr(zero, "all_grad_tensors", {}).clear()
@@ -71,7 +71,7 @@ class DeepspeedStrategy:
     def spread(self, policy: PolicyModel) -> RootedPolicy:
         """Give the model to DeepSpeed (collective); `ConfigError` without the package."""
         try:
-            import deepspeed  # an extra; and it looks at the machine when it is imported
+            import deepspeed  # the package of an extra; its import inspects the machine
         except ImportError as error:
             raise ConfigError(
                 "learner.strategy_args.strategy_name deepspeed needs it: "
@@ -91,15 +91,15 @@ class DeepspeedStrategy:
         return RootedPolicy(**given, root=self._engine)
 
     def make_optimizer(self, policy: PolicyModel, args: TrainingArgs) -> ZeroOptimizer:
-        """The engine's AdamW, which was made with the model."""
+        """Returns the engine's AdamW, made in `spread`."""
         return ZeroOptimizer(self._engine, self.ranks.num_ranks)
 
     def whole(self, tensor: Tensor) -> Tensor:
-        """The weight itself, which every rank has."""
+        """Returns the weight, which every rank has."""
         return tensor.detach()
 
     def moments(self, parameter: nn.Parameter) -> Moments:
-        """The moments in full (collective); there are none before the first update."""
+        """Returns the moments in full (collective); none before the first update."""
         step = next(iter(self._states()), {}).get("step")
         if step is None or not float(step) or not parameter.requires_grad:
             return {}
@@ -107,20 +107,20 @@ class DeepspeedStrategy:
         return {"step": step} | {name: get(parameter, name) for name in ("exp_avg", "exp_avg_sq")}
 
     def set_moments(self, parameter: nn.Parameter, moments: Mapping[str, Tensor]) -> None:
-        """Give each rank its part; the count of steps is everybody's."""
+        """Set each rank's part; all ranks share the count of steps."""
         for name in ("exp_avg", "exp_avg_sq"):
             self._set_moment(parameter, name, moments[name].to(parameter.device))
         for state in self._states():
             state["step"].copy_(moments["step"])
 
     def shape(self, parameter: nn.Parameter) -> tuple[int, ...]:
-        """The parameter's shape."""
+        """Returns the parameter's shape."""
         return tuple(parameter.shape)
 
     def _config(self) -> dict[str, Any]:
         return {
             "train_micro_batch_size_per_gpu": 1,
-            "managed_gradient_accumulation": False,  # an update comes when core says so
+            "managed_gradient_accumulation": False,  # core decides when to update
             "gradient_clipping": self._args.max_grad_norm,
             "zero_allow_untested_optimizer": True,
             "zero_force_ds_cpu_optimizer": False,
@@ -137,7 +137,7 @@ class DeepspeedStrategy:
         return list(self._engine.optimizer.optimizer.state.values())
 
     def _make_states(self) -> None:
-        """AdamW's state before the first step; DeepSpeed would have it made by that."""
+        """Make AdamW's state before the first step, in which DeepSpeed would make it."""
         zero = self._engine.optimizer
         self._fill_states(zero.optimizer.state, zero.single_partition_of_fp32_groups)
         zero._lazy_init_hp_params_optimizer_state()

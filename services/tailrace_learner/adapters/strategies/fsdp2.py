@@ -1,11 +1,11 @@
-"""`fsdp2`: weights, gradients and AdamW's moments cut over the ranks by PyTorch's `fully_shard`.
+"""`fsdp2`: weights, gradients and moments cut over the ranks by PyTorch's `fully_shard`.
 
-Every decoder layer is gathered when it computes; what is not in a layer (embeddings, last norm, output
+Every decoder layer is gathered when it computes; the other weights (embeddings, last norm, output
 matrix) when a forward begins. After a forward and after a backward nothing stays gathered, so weights
 may be read or changed in between. Gradients are *summed* over ranks: core divides once, by the step's
-global count. In bfloat16 a layer is gathered in bfloat16, which halves what is sent and leaves autocast
-nothing to copy (its copies would stay from the forward to the backward); shards, sums of gradients and
-what is not in a layer are float32.
+global count. In bfloat16 a layer is gathered in bfloat16: that halves the traffic and saves autocast
+its copies, which would stay from the forward to the backward. Shards, sums of gradients and the other
+weights are float32.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class Fsdp2Strategy:
         )
         for layer in _layers(policy.model):
             self._shard(layer, narrow if policy.autocast else MixedPrecisionPolicy())
-        # Ours end in a view, and what follows adds to it out of place.
+        # Our layers end in a view; later additions to it are out of place.
         warnings.filterwarnings("ignore", r"FSDP2-wrapped module .* returned a view tensor")
         root = Root(policy.model)
         self._shard(root, MixedPrecisionPolicy())
@@ -57,17 +57,17 @@ class Fsdp2Strategy:
         return self._optimizer
 
     def whole(self, tensor: Tensor) -> Tensor:
-        """All shards together (collective)."""
+        """Returns all shards together (collective)."""
         tensor = tensor.detach()
         return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
 
     def moments(self, parameter: nn.Parameter) -> Moments:
-        """All shards of the moments (collective)."""
+        """Returns all shards of the moments (collective)."""
         found = self._optimizer.moments(parameter)
         return {name: self.whole(value) for name, value in found.items()}
 
     def set_moments(self, parameter: nn.Parameter, moments: Mapping[str, Tensor]) -> None:
-        """Cut the moments as their parameter is cut; the count of steps is everybody's."""
+        """Cut the moments like their parameter; all ranks share the count of steps."""
         parts = {
             name: self._part(value, parameter) if value.dim() else value.to(parameter.device)
             for name, value in moments.items()
@@ -75,7 +75,7 @@ class Fsdp2Strategy:
         self._optimizer.set_moments(parameter, parts)
 
     def shape(self, parameter: nn.Parameter) -> tuple[int, ...]:
-        """The shape of all shards together."""
+        """Returns the shape of all shards together."""
         return tuple(parameter.shape)
 
     def _part(self, tensor: Tensor, like: nn.Parameter) -> Tensor:
@@ -90,6 +90,6 @@ class Fsdp2Strategy:
 
 
 def _layers(model: Any) -> list[nn.Module]:
-    """The modules that the architecture itself says must not be split."""
+    """Modules that must not be split, as the architecture declares them."""
     names = set(model._no_split_modules or ())
     return [module for module in model.modules() if type(module).__name__ in names]

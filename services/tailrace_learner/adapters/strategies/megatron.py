@@ -2,8 +2,8 @@
 
 Shoeybi et al. 2019, "Megatron-LM", arXiv:1909.08053. Each of `tensor_parallel_size` neighbours has its
 share of every layer's attention heads and inner neurons, and the rest of the model whole; they compute
-the same rows together. Such groups share the rows of a step, and gradients are *summed* over them when
-an update comes: core divides once, by the step's global count. On CUDA, by NCCL, it has not been run.
+the same rows together. Groups of neighbours share the rows of a step. An update *sums* gradients over
+the groups; core divides once, by the step's global count. It has not been run on CUDA with NCCL.
 """
 
 from __future__ import annotations
@@ -28,7 +28,8 @@ from tailrace_learner.ports import Ranks, UpdateResult
 _COLUMNS = ("q_proj", "k_proj", "v_proj", "gate_proj", "up_proj")
 _ROWS = ("o_proj", "down_proj")
 _HEAD_NORMS = ("q_norm", "k_norm")
-_FAMILIES = ("llama", "mistral", "qwen2", "qwen3")  # all of whose layers have these and no others
+# Their layers have these linear layers and no others.
+_FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
 _CUT_SIZES = ("num_attention_heads", "num_key_value_heads", "intermediate_size")
 
 
@@ -71,12 +72,12 @@ class MegatronStrategy:
         return self._optimizer
 
     def whole(self, tensor: Tensor) -> Tensor:
-        """The parts of all neighbours together (collective)."""
+        """Returns the parts of all neighbours together (collective)."""
         dim = _cut_dim(tensor)
         return tensor.detach() if dim is None else self._gathered(tensor.detach(), dim)
 
     def moments(self, parameter: nn.Parameter) -> Moments:
-        """The parts of the moments together (collective)."""
+        """Returns the parts of the moments together (collective)."""
         dim, found = _cut_dim(parameter), self._optimizer.moments(parameter)
         return {
             name: value if dim is None or not value.dim() else self._gathered(value, dim)
@@ -84,7 +85,7 @@ class MegatronStrategy:
         }
 
     def set_moments(self, parameter: nn.Parameter, moments: Mapping[str, Tensor]) -> None:
-        """Cut the moments as their parameter is cut; the count of steps is everybody's."""
+        """Cut the moments like their parameter; all ranks share the count of steps."""
         dim, device = _cut_dim(parameter), parameter.device
         parts = {
             name: (value if dim is None or not value.dim() else self._part(value, dim)).to(device)
@@ -93,7 +94,7 @@ class MegatronStrategy:
         self._optimizer.set_moments(parameter, parts)
 
     def shape(self, parameter: nn.Parameter) -> tuple[int, ...]:
-        """The shape of all parts together."""
+        """Returns the shape of all parts together."""
         dim = _cut_dim(parameter)
         return tuple(
             length * self._size if index == dim else length
@@ -107,7 +108,8 @@ class MegatronStrategy:
 
     def _part(self, tensor: Tensor, dim: int) -> Tensor:
         part = tensor.chunk(self._size, dim)[self._neighbours.rank()]
-        return part.clone(memory_format=torch.contiguous_format)  # which keeps nothing of the others
+        # A copy does not keep the other parts alive.
+        return part.clone(memory_format=torch.contiguous_format)
 
 
 class CutOptimizer(SummedOptimizer):
@@ -120,9 +122,9 @@ class CutOptimizer(SummedOptimizer):
         equals: ProcessGroup,
         head_norms: Sequence[nn.Parameter],
     ) -> None:
-        """Say who has the other parts, and who computed other rows of ours.
+        """Set the groups: `neighbours` hold the other parts, `equals` computed other rows for our part.
 
-        `head_norms`: whole, but each of the neighbours has only its own heads' gradient of them.
+        `head_norms`: whole parameters for which each neighbour has the gradient of its own heads alone.
         """
         self._world = world
         self._neighbours = neighbours
@@ -137,7 +139,7 @@ class CutOptimizer(SummedOptimizer):
         return super().update(count=count, learning_rate=learning_rate, max_grad_norm=max_grad_norm)
 
     def _norm(self, grads: Sequence[Tensor]) -> float:
-        """Of the whole model: every cut weight counts, those that all neighbours have count once."""
+        """Norm of the whole model: each part of a cut weight counts, a whole weight counts once."""
         dims = [_cut_dim(p) for p in self._parameters() if p.grad is not None]
         cut = [grad for grad, dim in zip(grads, dims, strict=True) if dim is not None]
         common = [grad for grad, dim in zip(grads, dims, strict=True) if dim is None]
@@ -162,13 +164,13 @@ def _check(config: Any, size: int) -> None:
 
 
 def _cut_dim(tensor: Tensor) -> int | None:
-    """The dimension along which megatron-core's layers say that they cut it."""
+    """Dimension along which megatron-core cut a weight; None for a whole weight."""
     dim: int | None = getattr(tensor, "partition_dim", None)
     return dim
 
 
 def _sum(parameters: Sequence[nn.Parameter], group: ProcessGroup) -> None:
-    """Sum their gradients over a group (collective)."""
+    """Sum the gradients of parameters over a group (collective)."""
     if group.size() == 1:
         return
     grads = [parameter.grad for parameter in parameters if parameter.grad is not None]
@@ -178,7 +180,7 @@ def _sum(parameters: Sequence[nn.Parameter], group: ProcessGroup) -> None:
 
 
 def _square(tensors: Sequence[Tensor]) -> float:
-    """The sum of all squares."""
+    """Returns the sum of all squares."""
     if not tensors:
         return 0.0
     return float(torch.stack(torch._foreach_norm(list(tensors))).double().square().sum())

@@ -1,6 +1,6 @@
-"""Megatron-core's linear layers, called as the decoders of Hugging Face call their own.
+"""Megatron-core's linear layers with the interface that decoders of Hugging Face expect.
 
-It imports megatron-core, an extra: `megatron.py` imports this file where it needs it.
+This file imports megatron-core, an extra, so `megatron.py` imports it only when it is needed.
 """
 
 from __future__ import annotations
@@ -15,7 +15,9 @@ from torch.distributed import ProcessGroup
 
 
 def make_groups(size: int, timeout_s: float) -> tuple[ProcessGroup, ProcessGroup]:
-    """The `size` neighbours that share layers, and the ranks with our part of them (collective)."""
+    """Make the group of `size` neighbours that share layers, and that of ranks with our part
+    (collective).
+    """
     parallel_state.initialize_model_parallel(
         tensor_model_parallel_size=size,
         distributed_timeout_minutes=timeout_s / 60,
@@ -27,19 +29,21 @@ def make_groups(size: int, timeout_s: float) -> tuple[ProcessGroup, ProcessGroup
 
 
 class _Plain:
-    """What both kinds of layers lack: a tensor as the answer, only weights as state, any autocast."""
+    """Adapter of both kinds of layers: returns a tensor, has only weights as state, works with any
+    autocast.
+    """
 
-    get_extra_state = nn.Module.get_extra_state  # theirs puts a None among the weights
+    get_extra_state = nn.Module.get_extra_state  # megatron-core's puts a None among the weights
 
     def forward(self, input: Tensor) -> Tensor:
-        """The output alone; theirs comes with a bias for somebody else to add."""
+        """Returns the output alone; megatron-core also returns a bias for the caller to add."""
         output: Tensor = super().forward(input)[0]  # type: ignore[misc]
         return output
 
     def _forward_impl(
         self, *, input: Tensor, weight: Tensor, bias: Tensor | None, **kwargs: Any
     ) -> Any:
-        """Types are changed before their product, whose backward knows CUDA's autocast alone."""
+        """Cast before the product: its backward supports the autocast of CUDA alone."""
         compute = super()._forward_impl  # type: ignore[misc]
         device = input.device.type
         if not torch.is_autocast_enabled(device):
@@ -55,7 +59,7 @@ class ColumnLinear(_Plain, ColumnParallelLinear):  # type: ignore[misc]
 
     @classmethod
     def part_of(cls, linear: nn.Linear, size: int) -> ColumnLinear:
-        """Our outputs of a layer that every one of `size` ranks has whole."""
+        """Make our outputs of a layer that all `size` ranks have in full."""
         layer = cls(**_as(linear, size))
         if linear.bias is not None:
             layer.bias.data.copy_(linear.bias.detach().chunk(size)[layer.tp_group.rank()])
@@ -64,11 +68,11 @@ class ColumnLinear(_Plain, ColumnParallelLinear):  # type: ignore[misc]
 
 
 class RowLinear(_Plain, RowParallelLinear):  # type: ignore[misc]
-    """The sum of what all ranks make of their inputs: [..., K / ranks] -> [..., N]."""
+    """Sum over the ranks' products of their inputs: [..., K / ranks] -> [..., N]."""
 
     @classmethod
     def part_of(cls, linear: nn.Linear, size: int) -> RowLinear:
-        """Our inputs of a layer that every one of `size` ranks has whole; its bias stays whole."""
+        """Make our inputs of a layer that all `size` ranks have in full; its bias stays whole."""
         layer = cls(**_as(linear, size), input_is_parallel=True, skip_bias_add=False)
         if linear.bias is not None:
             layer.bias.data.copy_(linear.bias.detach())
@@ -77,7 +81,7 @@ class RowLinear(_Plain, RowParallelLinear):  # type: ignore[misc]
 
 
 def _as(linear: nn.Linear, size: int) -> dict[str, Any]:
-    """What makes a layer of theirs from one of torch's."""
+    """Arguments of a megatron-core layer that replaces a layer of torch."""
     return {
         "input_size": linear.in_features,
         "output_size": linear.out_features,

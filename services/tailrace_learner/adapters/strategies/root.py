@@ -1,4 +1,6 @@
-"""One forward around all that a policy does with its model, for what gathers weights by hooks."""
+"""A root module whose forward contains all work with a model, for strategies that gather weights by
+hooks.
+"""
 
 from __future__ import annotations
 
@@ -15,24 +17,24 @@ T = TypeVar("T")
 
 
 class Root(nn.Module):
-    """Around the model; its forward is whatever is to happen with the model's weights at hand."""
+    """Wrapper of the model; its forward runs work that needs the gathered weights."""
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
         self.model = model
 
     def forward(self, work: Callable[[], T]) -> T:
-        """The result of `work`."""
+        """Run `work` and return its result."""
         return work()
 
 
 @dataclass(frozen=True, slots=True)
 class RootedPolicy(PolicyModel):
-    """A policy whose weights are there while its root computes."""
+    """Policy whose weights are gathered while its root computes."""
 
     root: Any = None
 
     def forward(self, batch: PackedBatch) -> tuple[Tensor, Tensor]:
-        """log pi [M] and entropy [M] of the batch's targets, in packed order."""
+        """Log-probabilities [M] and entropies [M] of the batch's targets, in packed order."""
         learner_logprobs, entropy = self.root(lambda: PolicyModel.forward(self, batch))
         return learner_logprobs, entropy

@@ -30,19 +30,19 @@ class SingleStrategy:
         return self._optimizer
 
     def whole(self, tensor: Tensor) -> Tensor:
-        """The weight itself."""
+        """Returns the weight."""
         return tensor.detach()
 
     def moments(self, parameter: nn.Parameter) -> Moments:
-        """The moments themselves."""
+        """Returns the moments."""
         return self._optimizer.moments(parameter)
 
     def set_moments(self, parameter: nn.Parameter, moments: Mapping[str, Tensor]) -> None:
-        """Put the moments on the parameter's device."""
+        """Set the moments, on the parameter's device."""
         device = parameter.device
         on_device = {name: value.to(device) for name, value in moments.items()}
         self._optimizer.set_moments(parameter, on_device)
 
     def shape(self, parameter: nn.Parameter) -> tuple[int, ...]:
-        """The parameter's shape."""
+        """Returns the parameter's shape."""
         return tuple(parameter.shape)

@@ -1,6 +1,6 @@
 """`deepspeed` with `zero_stage` 3: weights are cut over the ranks too and gathered where they are read.
 
-DeepSpeed gathers a module's weights when it computes, forward or backward, and lets go of them then.
+DeepSpeed gathers a module's weights while it computes, forward or backward, and frees them afterwards.
 The output matrix is read outside of its module, so it belongs to the root: gathered for the whole pass.
 All ranks must use the same modules in the same order. Between passes nothing is gathered, so shards may
 be read or changed.
@@ -27,15 +27,16 @@ from tailrace_learner.ports import Ranks
 
 @dataclass(frozen=True, slots=True)
 class GatheringPolicy(RootedPolicy):
-    """A policy whose root gives one tensor.
+    """Policy whose root returns one tensor.
 
-    DeepSpeed counts a backward of the root for every output that a loss uses. An idle rank uses both,
-    another one perhaps only log pi. With two tensors one rank would find another order of modules than
-    in the pass before, compare it with the others' and wait for ranks that found no change.
+    DeepSpeed counts a backward of the root for every output that a loss uses. An idle rank uses both
+    outputs, another rank perhaps only the log-probabilities. With two tensors such a rank would see
+    another order of modules than in its last pass, compare it with the others, and wait for ranks that
+    saw none.
     """
 
     def forward(self, batch: PackedBatch) -> tuple[Tensor, Tensor]:
-        """log pi [M] and entropy [M] of the batch's targets, in packed order."""
+        """Log-probabilities [M] and entropies [M] of the batch's targets, in packed order."""
         learner_logprobs, entropy = self.root(lambda: torch.stack(PolicyModel.forward(self, batch)))
         return learner_logprobs, entropy
 
@@ -56,17 +57,17 @@ class Zero3Strategy(DeepspeedStrategy):
         return GatheringPolicy(**given)
 
     def whole(self, tensor: Tensor) -> Tensor:
-        """All shards together (collective)."""
+        """Returns all shards together (collective)."""
         with self._deepspeed.zero.GatheredParameters([tensor]):
             return tensor.detach().clone()
 
     def shape(self, parameter: nn.Parameter) -> tuple[int, ...]:
-        """The shape of all shards together."""
+        """Returns the shape of all shards together."""
         full: Sequence[int] = parameter.ds_shape  # type: ignore[attr-defined]
         return tuple(full)
 
     def _zero_config(self) -> dict[str, Any]:
-        # Nothing is gathered ahead or kept: a gathered weight would not see a change of its shards.
+        # No gathering ahead or keeping: a gathered weight would miss a change of its shards.
         return super()._zero_config() | {
             "stage3_prefetch_bucket_size": 0,
             "stage3_max_reuse_distance": 0,
@@ -74,7 +75,7 @@ class Zero3Strategy(DeepspeedStrategy):
         }
 
     def _set_moment(self, parameter: nn.Parameter, name: str, value: Tensor) -> None:
-        # DeepSpeed's own way of cutting a full tensor fails where ranks do not divide it.
+        # DeepSpeed's own function fails if the number of ranks does not divide the tensor.
         size = local(parameter).numel()
         padded = pad(value.flatten(), (0, size * self.ranks.num_ranks - value.numel()))
         part = padded.narrow(0, size * self.ranks.rank, size)

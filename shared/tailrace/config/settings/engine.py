@@ -25,7 +25,7 @@ class Problem(NamedTuple):
     reason: str
 
 
-class Match(NamedTuple):
+class RuleMatch(NamedTuple):
     """A rule that a name fits."""
 
     place: int  # in the table
@@ -42,17 +42,17 @@ class RuleTable:
     def __init__(self, rules: Iterable[Rule], *, closed: bool) -> None:
         self.rules = tuple(rules)
         self.closed = closed
-        self._plain: dict[str, Match] = {}
+        self._plain: dict[str, RuleMatch] = {}
         self._patterns: list[tuple[list[str], int, Rule]] = []
         self._keys_below: dict[str, set[str]] = {}
         for place, rule in enumerate(self.rules):
             if "*" in rule.name:
                 self._patterns.append((rule.name.split("."), place, rule))
             else:
-                self._plain.setdefault(rule.name, Match(place, rule, ()))
+                self._plain.setdefault(rule.name, RuleMatch(place, rule, ()))
                 self._add_sections(rule.name)
 
-    def match(self, name: str) -> Match | None:
+    def match(self, name: str) -> RuleMatch | None:
         """Returns the rule for `name`."""
         if name in self._plain:
             return self._plain[name]
@@ -60,7 +60,7 @@ class RuleTable:
         for pattern, place, rule in self._patterns:
             pairs = list(zip(pattern, steps, strict=False))
             if len(pattern) == len(steps) and all(wanted in ("*", step) for wanted, step in pairs):
-                return Match(place, rule, tuple(step for wanted, step in pairs if wanted == "*"))
+                return RuleMatch(place, rule, tuple(step for wanted, step in pairs if wanted == "*"))
         return None
 
     def keys_below(self, section: str) -> list[str]:
@@ -138,7 +138,7 @@ class _Result:
         self._check = check
         self.applied = applied
 
-    def matches(self, name: str, value: Any) -> Iterator[tuple[Match, str, Any]]:
+    def matches(self, name: str, value: Any) -> Iterator[tuple[RuleMatch, str, Any]]:
         """Yields the settings at and below `name` with their rules; notes those without a rule."""
         if value is None:
             return
@@ -158,7 +158,9 @@ class _Result:
         else:
             yield matched, name, value
 
-    def _is_whole(self, matched: Match | None, below: list[str], section: Mapping[str, Any]) -> bool:
+    def _is_whole(
+        self, matched: RuleMatch | None, below: list[str], section: Mapping[str, Any]
+    ) -> bool:
         """Tells whether a section is one setting; keys of a refused section are listed one by one."""
         if matched is None or (below and section):
             return False
@@ -171,7 +173,7 @@ class _Result:
                 return value
         return default
 
-    def apply(self, matched: Match, name: str, value: Any) -> None:
+    def apply(self, matched: RuleMatch, name: str, value: Any) -> None:
         """Sets the keys of the rule, or notes why that is not possible."""
 
         def lookup(key: str, default: Any = None) -> Any:

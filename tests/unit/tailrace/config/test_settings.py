@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from tailrace.config import ConfigError
+from tailrace.config import ConfigError, InvalidConfigError
 from tailrace.config.settings import Derived, Refused, Renamed, apply_settings
 
 
@@ -170,3 +170,14 @@ def test_messages_about_a_key_tell_the_name_that_it_was_given_by() -> None:
     assert said.endswith("(given as actor_infer.generating_args.temperature)")
     assert applied.as_given("learner.gamma must be less").endswith("(given as gamma)")
     assert applied.as_given("learner.gammas") == "learner.gammas"
+
+
+def test_all_wrong_settings_are_named_together() -> None:
+    given = {"gamma": 0.5, "learner": {"gamma": 0.5}, "critic": {"pretrian": "x"}, "actor_train": 3}
+    with pytest.raises(InvalidConfigError, match=r"run\.yaml: 3 problems:") as raised:
+        apply_settings(given, "run.yaml")
+    assert [problem.partition(";")[0].partition(":")[0] for problem in raised.value.problems] == [
+        "unknown key 'critic.pretrian'",
+        "actor_train",
+        "gamma",
+    ]
