@@ -66,6 +66,7 @@ def _optimizer(role: str, args: str) -> tuple[Renamed | Derived, ...]:
         ratio_of_steps(
             f"{optim}.lr_warmup_steps_ratio", f"{args}.warmup_steps", "trainer.total_training_steps"
         ),
+        to(f"{optim}.optimizer", f"{args}.optimizer", by=names.optimizer),
         Renamed(f"{optim}.lr_scheduler_type", schedule, values.schedule),
         Derived(f"{optim}.warmup_style", schedule, older, "not beside `lr_scheduler_type`"),
     )

@@ -16,6 +16,7 @@ _CUT = "learner.strategy_args.tensor_parallel_size"
 _MAX_TOKENS = "learner.max_tokens_per_micro_batch"
 _MIN_TOKENS = "learner.min_tokens_per_micro_batch"
 OPTIMIZER = (
+    "optimizer",
     "learning_rate",
     "weight_decay",
     "warmup_steps",
