@@ -4,7 +4,7 @@ SEED ?= 1
 BIN := .venv/bin
 INSTALL := $(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: test-envs demo docs results test test-camel test-deepspeed test-megatron test-heavy lint bench-demo bench-repeat bench-transport bench-engine bench-gateway bench-tools bench-learner bench-sandbox test-sandbox-container clean test-trackers
+.PHONY: test-envs demo docs results test test-camel test-deepspeed test-megatron test-heavy lint bench-demo bench-repeat bench-agents bench-transport bench-engine bench-gateway bench-tools bench-learner bench-sandbox test-sandbox-container clean test-trackers
 
 demo: .venv/ready
 	$(BIN)/tailrace train examples/frozen_lake exp_name=demo seed=$(SEED) --overwrite
@@ -58,6 +58,10 @@ bench-repeat: .venv/ready-dev
 # Hours: every recipe of benchmarks/learning/recipes.py with three seeds.
 results: .venv/ready-dev
 	$(BIN)/python -m benchmarks.bench_learning
+
+# BASELINE: a checkout of another commit with its .venv, measured in alternation.
+bench-agents: .venv/ready-dev
+	$(BIN)/python -m benchmarks.bench_agents $(if $(BASELINE),--baseline $(BASELINE))
 
 bench-transport: .venv/ready-bench
 	$(BIN)/python -m benchmarks.bench_transport

@@ -1,10 +1,12 @@
 """CPU of one agents worker per turn: thousands of FrozenLake episodes, a policy that answers at once.
 
-    python benchmarks/bench_agents.py [--episodes 4000] [--concurrent 512]
+    python benchmarks/bench_agents.py [--baseline CHECKOUT]
 
-`core` plays episodes with a journal and a policy that cost nothing: environment, rendering, buffers,
-trajectory. `policy` adds leases, continuation and requests (a client that answers in the next tick).
-The transport, Redis and the queue are measured by their own benchmarks.
+`turn, core` plays episodes with a journal and a policy that cost nothing: environment, rendering,
+ledger, rows. `turn, with leases` adds leases, continuation and requests (a client that answers in the
+next tick).
+The transport, Redis and the queue have benchmarks of their own. With a baseline, both checkouts are
+measured in alternation.
 """
 
 from __future__ import annotations
@@ -12,30 +14,44 @@ from __future__ import annotations
 import argparse
 import asyncio
 import itertools
+import re
+import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import uvloop
 
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from benchmarks.results import Results, commit_of, median
 from tailrace.channel.generation import Generation
 from tailrace.channel.ports import Address
 from tailrace.chat import Renderer
+from tailrace.clock import SystemClock
 from tailrace.policy.activity import Stages
 from tailrace.policy.continuation import ContinuingPolicy
+from tailrace.sdk.agent_loop import LoopLimits
 from tailrace.sdk.policy import Policy, TurnRequest
+from tailrace_agents.core.env_loop import EnvPlayer
 from tailrace_agents.core.environments import EnvPool
-from tailrace_agents.core.episode import EpisodeLimits, SamplingPlan
-from tailrace_agents.core.play import play_episode
+from tailrace_agents.core.machine import PhaseArgs, PlayContext
+from tailrace_agents.core.model import EnvView
+from tailrace_agents.core.token_policy import TokenModel
+from tailrace_agents.ports import NoJournal
 from tailrace_envs import make_env
 from tailrace_envs.frozen_lake_tokenizer import build_frozen_lake_tokenizer
+from tailrace_protos.episode import EnvTask, EpisodeTask
 from tailrace_protos.generation import FinishReason, SamplingParams, TokenSpan
+from tailrace_protos.subjects import Phase
 from tailrace_protos.weights import ModelCard
 
-LIMITS = EpisodeLimits(8192, 4096, 64, wall_clock_s=600.0)
+CONCURRENT = 512
+LIMITS = LoopLimits(8192, 4096, 64, 0, 0.0, 0.0, 0.0, 0)
 
 
 class InstantPolicy:
@@ -74,7 +90,7 @@ class InstantCall:
 
 
 class InstantWorld:
-    """`Placement` and `GenerateClient` without a network."""
+    """`ServerPlacement` and `GenerateClient` without a network."""
 
     def __init__(self, policy: InstantPolicy) -> None:
         self._policy = policy
@@ -94,59 +110,112 @@ class InstantWorld:
         return InstantCall(self._policy.next())
 
 
-async def play_all(renderer: Renderer, policy: Policy, num_episodes: int, num_concurrent: int) -> int:
-    """Play the episodes; the number of turns they had."""
+class Played(NamedTuple):
+    """Turns of all episodes, and seconds of the export of their rows."""
+
+    num_turns: int
+    rows_s: float
+
+
+async def play_all(model: TokenModel, num_episodes: int, num_concurrent: int) -> Played:
+    """Plays the episodes."""
     pool = EnvPool(lambda: make_env("frozen_lake", {}))
     seeds = iter(range(num_episodes))
-    sampling = SamplingPlan(SamplingParams(stop_token_ids=renderer.stop_token_ids))
-    num_turns = 0
+    args = PhaseArgs(SamplingParams(stop_token_ids=model.stop_token_ids), LIMITS.max_new_tokens)
+    phases: dict[Phase, PhaseArgs] = {"train": args, "eval": args}
+    context = PlayContext(phases, 8192, SystemClock(), Stages(), lambda: False)
+    player = EnvPlayer(pool, context, model, LIMITS, EnvView())
+    deadline_unix_s = time.time() + 600.0
+    num_turns, rows_s = 0, 0.0
 
     async def play_some() -> None:
-        nonlocal num_turns
+        nonlocal num_turns, rows_s
         for seed in seeds:
-            env = pool.take()
-            result = await play_episode(
-                env, renderer, policy, LIMITS, sampling, seed=seed % 1000, episode_id=f"g{seed}.0"
-            )
-            result.tokens.row()
-            pool.give_back(env)
-            num_turns += result.tokens.num_turns
+            env_task = EnvTask("lake", seed % 1000)
+            task = EpisodeTask(f"g{seed}.0", f"g{seed}", 0, 0, "train", env_task, deadline_unix_s)
+            transcript = (await player.play(task, NoJournal())).transcript
+            started_s = time.process_time()
+            transcript.rows(1.0)
+            rows_s += time.process_time() - started_s
+            num_turns += transcript.num_turns
 
     await asyncio.gather(*(play_some() for _ in range(num_concurrent)))
-    return num_turns
+    return Played(num_turns, rows_s)
 
 
-def measure(
-    name: str, make: Callable[[], Policy], renderer: Renderer, args: argparse.Namespace
-) -> None:
-    """Print a row."""
+def measure(name: str, make: Callable[[], Policy], renderer: Renderer, num_episodes: int) -> None:
+    """Prints the CPU of a turn, and of the rows of an episode."""
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        runner.run(play_all(renderer, make(), 500, 100))
+        runner.run(play_all(TokenModel(renderer, make()), 500, 100))
         started_s = time.process_time()
-        num_turns = runner.run(play_all(renderer, make(), args.episodes, args.concurrent))
+        played = runner.run(play_all(TokenModel(renderer, make()), num_episodes, CONCURRENT))
     cpu_s = time.process_time() - started_s
-    us, rate = 1e6 * cpu_s / num_turns, num_turns / cpu_s
-    print(f"{name:8} {us:7.1f} us/turn  {rate:9.0f} turns/s  ({num_turns} turns)")
+    print(f"{name:8} {1e6 * cpu_s / played.num_turns:7.1f} us/turn")
+    if name == "core":
+        print(f"rows     {1e6 * played.rows_s / num_episodes:7.1f} us/episode")
 
 
-def main() -> None:
-    """Measure and print."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--episodes", type=int, default=4000)
-    parser.add_argument("--concurrent", type=int, default=512)
-    args = parser.parse_args()
+def measure_here(num_episodes: int) -> None:
+    """Measures this process's code once."""
     with tempfile.TemporaryDirectory() as folder:
         build_frozen_lake_tokenizer(folder)
         files = {path.name: path.read_bytes() for path in Path(folder).iterdir()}
     renderer = Renderer.from_model_card(ModelCard(b"{}", files))
-    measure("core", lambda: InstantPolicy(renderer), renderer, args)
+    measure("core", lambda: InstantPolicy(renderer), renderer, num_episodes)
 
     def full() -> Policy:
         world = InstantWorld(InstantPolicy(renderer))
         return ContinuingPolicy(world, world, Stages())  # type: ignore[arg-type]
 
-    measure("policy", full, renderer, args)
+    measure("policy", full, renderer, num_episodes)
+
+
+def measured(python: str, script: Path, *arguments: str) -> dict[str, float]:
+    """Runs a benchmark script in its own process; microseconds by name."""
+    command = [python, str(script), *arguments]
+    told = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    return {name: float(us) for name, us in re.findall(r"^(\w+)\s+([\d.]+) us/", told, re.MULTILINE)}
+
+
+def compare(results: Results, num_rounds: int, num_episodes: int, baseline: Path | None) -> None:
+    """Measures this checkout, and the baseline in alternation with it."""
+    here, there = [], []
+    for _ in range(num_rounds):
+        if baseline is not None:
+            python, script = baseline / ".venv/bin/python", baseline / "benchmarks/bench_agents.py"
+            there.append(measured(str(python), script, "--episodes", str(num_episodes)))
+        here.append(measured(sys.executable, Path(__file__), "--once", "--episodes", str(num_episodes)))
+    ours = {name: median(one[name] for one in here) for name in here[0]}
+    results.add(part="turn, core", us=ours["core"])
+    results.add(part="turn, with leases", us=ours["policy"])
+    results.add(part="rows of an episode", us=ours["rows"])
+    results.at_most("microseconds for the rows of an episode", ours["rows"], 60.0)
+    if baseline is None:
+        return
+    commit = commit_of(baseline)
+    for name, part in (("core", "turn, core"), ("policy", "turn, with leases")):
+        before = median(one[name] for one in there)
+        results.add(part=part, us=before, commit=commit)
+        results.at_most(f"{part}: times the baseline's", ours[name] / before, 1.1)
+
+
+def main() -> int:
+    """Measures, prints and writes the results; the exit code."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--episodes", type=int, default=4000)
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--baseline", type=Path, help="checkout of another commit, with its .venv")
+    parser.add_argument("--once", action="store_true", help="print one measurement of this checkout")
+    args = parser.parse_args()
+    if args.once:
+        measure_here(args.episodes)
+        return 0
+    results = Results("agents", ("msgspec", "numpy", "uvloop"), episodes=args.episodes)
+    compare(results, args.rounds, args.episodes, args.baseline)
+    results.show()
+    results.write()
+    return results.exit_code
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

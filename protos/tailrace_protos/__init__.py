@@ -7,8 +7,8 @@
 | `control` | server registry, leases, activity, run status | inference, agents, scheduler, cli |
 | `generation` | `GenerateRequest` in, `TokenChunk` out | agents -> inference |
 | `chat` | messages, tool calls, tool schemas | all that reads or writes text |
-| `episode` | queued `EpisodeTask`, journal `TurnRecord`, `Outcome` | scheduler -> agents |
-| `journal` | what a running episode must not do twice | agents -> Redis -> agents |
+| `episode` | queued `EpisodeTask`, `Outcome` | scheduler -> agents |
+| `journal` | finished model and tool calls of a running episode | agents -> Redis -> agents |
 | `reward` | `ScoreRequest` in, `ScoreReply` out | agents -> reward |
 | `session` | `LedgerNode`s, `OpenSession` to `SessionExport` | agents <-> gateway <-> Redis |
 | `tool` | tool calls, their results, probes and sessions | agents, gateway, cli -> tool workers |

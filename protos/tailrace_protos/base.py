@@ -21,6 +21,8 @@ UInt8Bytes = memoryview
 
 EMPTY = memoryview(b"")
 
+_INT32, _INT64, _FLOAT32 = np.dtype("<i4"), np.dtype("<i8"), np.dtype("<f4")
+
 JSON_CONTENT_TYPE = "application/json"
 MSGPACK_CONTENT_TYPE = "application/msgpack"
 
@@ -89,17 +91,17 @@ def decode_json(data: bytes | memoryview, message_type: type[M]) -> M:
 
 def pack_int32(values: Sequence[int] | NDArray[np.int32]) -> Int32Bytes:
     """Raw bytes of integer values [T]; no copy when they already are a contiguous int32 array."""
-    return np.ascontiguousarray(values, dtype="<i4").data.cast("B") if len(values) else EMPTY
+    return np.ascontiguousarray(values, dtype=_INT32).data.cast("B") if len(values) else EMPTY
 
 
 def pack_int64(values: Sequence[int] | NDArray[np.int64]) -> Int64Bytes:
     """Raw bytes of integer values [T] that need 64 bits (hashes)."""
-    return np.ascontiguousarray(values, dtype="<i8").data.cast("B") if len(values) else EMPTY
+    return np.ascontiguousarray(values, dtype=_INT64).data.cast("B") if len(values) else EMPTY
 
 
 def pack_float32(values: Sequence[float] | NDArray[np.float32]) -> Float32Bytes:
     """Raw bytes of float values [T]; no copy when they already are a contiguous float32 array."""
-    return np.ascontiguousarray(values, dtype="<f4").data.cast("B") if len(values) else EMPTY
+    return np.ascontiguousarray(values, dtype=_FLOAT32).data.cast("B") if len(values) else EMPTY
 
 
 def pack_uint8(values: Sequence[int] | NDArray[np.uint8]) -> UInt8Bytes:
@@ -109,17 +111,17 @@ def pack_uint8(values: Sequence[int] | NDArray[np.uint8]) -> UInt8Bytes:
 
 def as_int32(raw: Int32Bytes) -> NDArray[np.int32]:
     """Read-only int32 view [T] of raw bytes, without a copy."""
-    return np.frombuffer(raw, dtype="<i4")
+    return np.frombuffer(raw, _INT32)
 
 
 def as_int64(raw: Int64Bytes) -> NDArray[np.int64]:
     """Read-only int64 view [T] of raw bytes, without a copy."""
-    return np.frombuffer(raw, dtype="<i8")
+    return np.frombuffer(raw, _INT64)
 
 
 def as_float32(raw: Float32Bytes) -> NDArray[np.float32]:
     """Read-only float32 view [T] of raw bytes, without a copy."""
-    return np.frombuffer(raw, dtype="<f4")
+    return np.frombuffer(raw, _FLOAT32)
 
 
 def as_uint8(raw: UInt8Bytes) -> NDArray[np.uint8]:

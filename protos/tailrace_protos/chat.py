@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 
 
-class ToolCall(msgspec.Struct, frozen=True):
+class ToolCall(msgspec.Struct, frozen=True, gc=False):
     """A call that a model asked for; `arguments` is a JSON object as text."""
 
     id: str
@@ -15,7 +15,7 @@ class ToolCall(msgspec.Struct, frozen=True):
     arguments: str
 
 
-class ChatMessage(msgspec.Struct, frozen=True, omit_defaults=True):
+class ChatMessage(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     """One message of a conversation.
 
     `reasoning` is what an assistant thought before it answered, without its markers. A message of the

@@ -18,14 +18,14 @@ from tailrace.runtime import Args, Service, run_service
 from tailrace.store import Blobs, Journal, StoreConnection, TrajectoryBuffer, connect
 from tailrace.tools import ToolClient
 from tailrace_agents import metrics
-from tailrace_agents.adapters.casting import Cast, WorkflowStage
 from tailrace_agents.adapters.gateway_sessions import GatewaySessions
+from tailrace_agents.adapters.player_factory import PlayerFactory, WorkflowStage
 from tailrace_agents.adapters.scoring import RewardClient
-from tailrace_agents.adapters.workflow_runners import Runner, start_runner
+from tailrace_agents.adapters.workflow_pool import AnyRunner, start_runner
 from tailrace_agents.config import AgentsConfig
-from tailrace_agents.core.lengths import LengthEstimate
-from tailrace_agents.core.players import EpisodePlayer
-from tailrace_agents.handlers import Deck, EpisodeHandler
+from tailrace_agents.core.machine import EpisodePlayer
+from tailrace_agents.core.token_policy import TokenModel
+from tailrace_agents.handlers import EpisodeHandler, HandlerParts, LengthEstimate
 from tailrace_protos import subjects
 from tailrace_protos.episode import EpisodeTask
 from tailrace_protos.weights import ModelCard
@@ -37,12 +37,12 @@ async def build(args: Args) -> Service:
     load_parsers(args.run.chat)  # a wrong parser ends the process before the model card arrives
     threads = ThreadPoolExecutor(config.env_threads, "env")
     stages = Stages()
-    cast = Cast(config, args.run, args.config, threads, stages)
+    factory = PlayerFactory(config, args.run, args.config, threads, stages)
     runner = await start_runner(config.workflow, args.config) if config.workflow else None
     service = Service(
         "agents", args.run, args.endpoints, instance_id=args.worker_id, drain_s=config.drain_s
     )
-    worker = _Worker(service, config, cast, stages, runner)
+    worker = _Worker(service, config, factory, stages, runner)
     service.on_start(worker.start)
     service.on_drain(worker.stop)
     return service
@@ -55,14 +55,14 @@ class _Worker:
         self,
         service: Service,
         config: AgentsConfig,
-        cast: Cast,
+        factory: PlayerFactory,
         stages: Stages,
-        runner: Runner | None,
+        runner: AnyRunner | None,
     ) -> None:
         run = service.run.exp_name
         self._service = service
         self._config = config
-        self._cast = cast
+        self._factory = factory
         self._stages = stages
         self._leases = LeaseClient(service.bus, run, service.instance_id)
         reporter = Reporter(service.bus, run, service.instance_id, stages, self._leases)
@@ -86,7 +86,7 @@ class _Worker:
             self._leases, client, self._stages, max_attempts=config.max_generation_attempts
         )
         handler = EpisodeHandler(
-            Deck(
+            HandlerParts(
                 players=self._players(renderer, policy, redis),
                 policy=policy,
                 rewards=RewardClient(service.bus, run, config.reward_timeout_s),
@@ -119,7 +119,8 @@ class _Worker:
             self._sessions = GatewaySessions(service.bus, service.run.exp_name, blobs)
             workflow = WorkflowStage(self._runner, self._sessions)
         try:
-            return self._cast.players(renderer, policy, tools, service.draining.is_set, workflow)
+            model = TokenModel(renderer, policy)
+            return self._factory.players(model, tools, service.draining.is_set, workflow)
         except TemplateError as error:
             raise ConfigError(f"agents.custom_envs: {error}") from error
 

@@ -1,10 +1,10 @@
-"""A queued episode: play, score, settle. Only a settled episode is acknowledged."""
+"""Handler of queued episodes: play, score, settle. Only a settled episode is acknowledged."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 
 import msgspec
 
@@ -13,18 +13,17 @@ from tailrace.log import get_logger
 from tailrace.policy.activity import Stages
 from tailrace.policy.continuation import ContinuingPolicy
 from tailrace.runtime import Delivery, HandBack
-from tailrace.store import Journal, TrajectoryBuffer
+from tailrace.store import AppendResult, Journal, TrajectoryBuffer
 from tailrace.tracing import span
 from tailrace_agents import metrics
-from tailrace_agents.adapters.journal import StoredJournal
 from tailrace_agents.adapters.scoring import RewardClient
 from tailrace_agents.core.episode import EpisodeHandedBackError, EpisodeResult
-from tailrace_agents.core.lengths import LengthEstimate
-from tailrace_agents.core.players import EpisodePlayer, is_baseline
+from tailrace_agents.core.machine import EpisodePlayer, is_baseline
 from tailrace_agents.core.settlement import apply_score, build_trajectory, score_item
 from tailrace_agents.ports import EpisodeTakenError
 from tailrace_protos.episode import EpisodeTask, Outcome
 from tailrace_protos.generation import CallError, CallErrorCode
+from tailrace_protos.journal import JournalRecord, OldRecordError
 from tailrace_protos.reward import Score
 from tailrace_protos.subjects import PHASES
 
@@ -33,9 +32,72 @@ log = get_logger(__name__)
 _MIN_SCORING_S = 5.0
 
 
+@dataclass(slots=True)
+class LengthEstimate:
+    """Expected tokens of an episode by environment: an exponential mean of the finished ones."""
+
+    default_tokens: int
+    weight: float = 0.05
+    _means: dict[str, float] = field(default_factory=dict)
+
+    def predict(self, env_name: str) -> int:
+        """Tokens that an episode of this environment will probably have."""
+        return round(self._means.get(env_name, self.default_tokens))
+
+    def observe(self, env_name: str, num_tokens: int) -> None:
+        """Takes the tokens of a finished episode."""
+        mean = self._means.get(env_name, float(num_tokens))
+        self._means[env_name] = mean + self.weight * (num_tokens - mean)
+
+
+class StoredJournal:
+    """`EpisodeJournal` of one attempt at one episode.
+
+    `may_have_records` is False at the first delivery of the first attempt: then Redis is not asked.
+    """
+
+    def __init__(
+        self, journal: Journal, episode_id: str, stages: Stages, may_have_records: bool
+    ) -> None:
+        self._journal = journal
+        self._episode_id = episode_id
+        self._stages = stages
+        self.may_have_records = may_have_records
+
+    async def load(self) -> Sequence[JournalRecord]:
+        """See `EpisodeJournal`. Records of an older Tailrace are deleted: the episode begins again."""
+        if not self.may_have_records:
+            return ()
+        try:
+            return await self._journal.load(self._episode_id)
+        except OldRecordError as error:
+            log.warning(
+                "journal of an older Tailrace: the episode begins again",
+                episode_id=self._episode_id,
+                record_kind=error.kind,
+                reason=error.reason,
+            )
+            await self.clear()
+            return ()
+
+    async def append(self, record: JournalRecord) -> None:
+        """See `EpisodeJournal`."""
+        self._stages.num_settling += 1
+        try:
+            result = await self._journal.append(self._episode_id, record)
+        finally:
+            self._stages.num_settling -= 1
+        if result is not AppendResult.APPENDED:
+            raise EpisodeTakenError(self._episode_id, result.value)
+
+    async def clear(self) -> None:
+        """See `EpisodeJournal`."""
+        await self._journal.clear(self._episode_id)
+
+
 @dataclass(frozen=True)
-class Deck:
-    """What every episode of this worker is played with."""
+class HandlerParts:
+    """Parts that every episode of this worker uses."""
 
     players: Mapping[str, EpisodePlayer]  # by tag
     policy: ContinuingPolicy
@@ -51,13 +113,13 @@ class Deck:
 class EpisodeHandler:
     """Handles `EpisodeTask`s; thousands at once."""
 
-    def __init__(self, deck: Deck) -> None:
-        self._deck = deck
+    def __init__(self, parts: HandlerParts) -> None:
+        self._parts = parts
         self._seconds = {phase: metrics.EPISODE_SECONDS.labels(phase) for phase in PHASES}
 
     async def handle(self, task: EpisodeTask, delivery: Delivery) -> None:
         """Play one episode and settle it, or raise `HandBack` when this worker drains."""
-        clock = self._deck.clock
+        clock = self._parts.clock
         started_unix_s = clock.unix_s()
         with span("episode", episode_id=task.episode_id):
             try:
@@ -72,69 +134,69 @@ class EpisodeHandler:
         self._seconds[task.phase].observe(clock.unix_s() - started_unix_s)
 
     async def _play(self, task: EpisodeTask, may_have_records: bool) -> EpisodeResult:
-        deck, tag = self._deck, task.task.env_name
-        player = deck.players.get(tag)
+        parts, tag = self._parts, task.task.env_name
+        player = parts.players.get(tag)
         if player is None:
             reason = f"unknown tag {tag!r}: add it to agents.custom_envs or agents.datasets"
             return EpisodeResult(Outcome.INFRA_FAILURE, reason)
-        journal = StoredJournal(deck.make_journal(), task.episode_id, deck.stages, may_have_records)
-        deck.policy.begin(task.episode_id, deck.lengths.predict(tag))
+        journal = StoredJournal(parts.make_journal(), task.episode_id, parts.stages, may_have_records)
+        parts.policy.begin(task.episode_id, parts.lengths.predict(tag))
         try:
             result = await player.play(task, journal)
         finally:
-            deck.policy.end(task.episode_id)
+            parts.policy.end(task.episode_id)
         if result.outcome.is_valid:
-            deck.lengths.observe(tag, len(result.tokens))
+            parts.lengths.observe(tag, len(result.transcript))
         return result
 
     async def _settle(self, task: EpisodeTask, result: EpisodeResult, started_unix_s: float) -> None:
-        deck = self._deck
+        parts = self._parts
         reward = (
             apply_score(result, await self._score(task, result)) if result.outcome.is_valid else 0.0
         )
-        rows, num_nonfinite = result.tokens.rows(reward)
-        trajectory = build_trajectory(task, result, rows, reward, started_unix_s, deck.clock.unix_s())
-        if is_baseline(task, deck.greedy_baseline):
+        rows = result.transcript.rows(reward)
+        trajectory = build_trajectory(task, result, rows, reward, started_unix_s, parts.clock.unix_s())
+        if is_baseline(task, parts.greedy_baseline):
             trajectory = msgspec.structs.replace(trajectory, is_greedy=True)
-        deck.stages.num_settling += 1
+        parts.stages.num_settling += 1
         try:
-            put = await deck.buffer.put_trajectory(trajectory)
+            put = await parts.buffer.put_trajectory(trajectory)
         finally:
-            deck.stages.num_settling -= 1
+            parts.stages.num_settling -= 1
         metrics.SETTLEMENTS.labels(put.value).inc()
-        _count(task, result, num_nonfinite)
+        _count(task, result)
 
     async def _score(self, task: EpisodeTask, result: EpisodeResult) -> Score:
-        deck = self._deck
-        left_s = max(task.deadline_unix_s - deck.clock.unix_s(), _MIN_SCORING_S)
-        deck.stages.num_in_reward += 1
+        parts = self._parts
+        left_s = max(task.deadline_unix_s - parts.clock.unix_s(), _MIN_SCORING_S)
+        parts.stages.num_in_reward += 1
         try:
             async with asyncio.timeout(left_s):
-                return await deck.rewards.score(score_item(task, result))
+                return await parts.rewards.score(score_item(task, result))
         except TimeoutError:
             reason = f"no score within {left_s:.0f} s: is the reward service running?"
             return Score(task.episode_id, error=CallError(CallErrorCode.INTERNAL, reason))
         finally:
-            deck.stages.num_in_reward -= 1
+            parts.stages.num_in_reward -= 1
 
 
 def _may_have_records(task: EpisodeTask, delivery: Delivery) -> bool:
-    """Whether somebody may have played this episode before; a copy made on a drain has another id."""
+    """True if this episode may have been played before; a copy made on a drain has another id."""
     is_first_copy = delivery.message_id.endswith(task.message_id)
     return delivery.num_delivered > 1 or task.attempt > 0 or not is_first_copy
 
 
-def _count(task: EpisodeTask, result: EpisodeResult, num_nonfinite: int) -> None:
+def _count(task: EpisodeTask, result: EpisodeResult) -> None:
     metrics.EPISODES_ENDED.labels(task.phase, result.outcome.value).inc()
-    metrics.TURNS.inc(result.tokens.num_turns)
-    metrics.SAMPLED_TOKENS.inc(result.tokens.num_sampled)
+    metrics.TURNS.inc(result.transcript.num_turns)
+    metrics.SAMPLED_TOKENS.inc(result.transcript.num_sampled)
     if result.num_replayed_turns:
         metrics.REPLAYED_TURNS.inc(result.num_replayed_turns)
     if result.num_restarts:
         metrics.REPLAY_MISMATCHES.inc(result.num_restarts)
     for name in metrics.OF_EPISODES.keys() & result.metrics.keys():
         metrics.OF_EPISODES[name].inc(result.metrics[name])
-    if num_nonfinite:
+    if num_nonfinite := result.transcript.num_nonfinite:
         metrics.NONFINITE_LOGPROBS.inc(num_nonfinite)
     if result.outcome is Outcome.INFRA_FAILURE:
         log.warning("episode failed", episode_id=task.episode_id, reason=result.reason)

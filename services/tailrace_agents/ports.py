@@ -1,17 +1,21 @@
-"""What the core needs from outside: a journal, observers, somebody who draws."""
+"""Interfaces of the core: the journal of an episode and its observers."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import Protocol
 
+from tailrace.ledger import Prompt
 from tailrace.sdk.env import Env
+from tailrace_protos.chat import ToolCall
 from tailrace_protos.episode import EpisodeTask
 from tailrace_protos.journal import JournalRecord
+from tailrace_protos.session import LedgerNode
+from tailrace_protos.tool import ToolResult
 
 
 class EpisodeTakenError(Exception):
-    """This worker need not play the episode on. Attributes: `episode_id`, `why` (settled, fenced)."""
+    """This worker must stop playing the episode. Attributes: `episode_id`, `why` (settled, fenced)."""
 
     def __init__(self, episode_id: str, why: str) -> None:
         super().__init__(f"episode {episode_id} is {why}")
@@ -20,62 +24,75 @@ class EpisodeTakenError(Exception):
 
 
 class EpisodeJournal(Protocol):
-    """What one episode has done, kept beyond this process."""
+    """Durable records of one episode."""
 
     @property
     def may_have_records(self) -> bool:
-        """Whether somebody may have played this episode before."""
+        """True if this episode may have been played before."""
 
     async def load(self) -> Sequence[JournalRecord]:
-        """What was done before, in order."""
+        """Returns the records so far, in order."""
 
     async def append(self, record: JournalRecord) -> None:
-        """Keep a record durably; raises `EpisodeTakenError` if playing on is of no use."""
+        """Keeps a record durably; raises `EpisodeTakenError` if another worker has the episode."""
 
     async def clear(self) -> None:
-        """Forget all records."""
+        """Deletes all records."""
 
 
 class NoJournal:
-    """For episodes that nobody resumes."""
+    """Journal of episodes that are never resumed."""
 
     may_have_records = False
 
     async def load(self) -> Sequence[JournalRecord]:
-        """Nothing."""
+        """Returns nothing."""
         return ()
 
     async def append(self, record: JournalRecord) -> None:
-        """Keep nothing."""
+        """Keeps nothing."""
 
     async def clear(self) -> None:
-        """Nothing to forget."""
+        """Deletes nothing."""
 
 
-class Observer(Protocol):
-    """Sees an episode as it is played: pictures, the terminal. Replayed turns are seen too."""
+class LoopObserver(Protocol):
+    """Observer of a loop's calls: the terminal. `was_known`: the answer came from the journal."""
+
+    def on_call(self, prompt: Prompt, node: LedgerNode, was_known: bool) -> None:
+        """Takes note of a prompt and the model's answer."""
+
+    def on_tool(self, call: ToolCall, result: ToolResult, was_known: bool) -> None:
+        """Takes note of a tool's answer."""
+
+
+class EnvObserver(Protocol):
+    """Observer of an environment's episode: pictures, the terminal. It sees replayed turns too."""
 
     def on_reset(self, observation: str) -> None:
-        """The environment's first words; again if the episode begins anew."""
+        """Takes the first observation; again if the episode restarts."""
 
     def on_turn(self, reply: str, observation: str, reward: float, done: bool) -> None:
-        """The model said `reply`, the environment answered."""
-
-
-class Recorder(Observer, Protocol):
-    """An observer that makes a picture of what it saw."""
+        """Takes a reply and the environment's answer."""
 
     async def save(self) -> None:
-        """Write it; never fails."""
+        """Writes the pictures of the episode, if any; never fails."""
 
 
-class MakeRecorder(Protocol):
-    """Who decides which episodes are drawn."""
+class MakeObserver(Protocol):
+    """Factory of observers: pictures of chosen episodes, or the terminal."""
 
-    def __call__(self, env: Env, task: EpisodeTask) -> Recorder | None:
-        """A recorder for this episode, if it is one of those to draw."""
+    def __call__(self, env: Env, task: EpisodeTask) -> EnvObserver | None:
+        """Makes the observer of an episode, if it has one."""
 
 
-def no_recorder(env: Env, task: EpisodeTask) -> Recorder | None:
-    """Draw nothing."""
+def no_observer(env: Env, task: EpisodeTask) -> EnvObserver | None:
+    """Makes no observer."""
     return None
+
+
+class Watcher(LoopObserver, Protocol):
+    """Observer of episodes of every kind."""
+
+    def recorder(self, env: Env, task: EpisodeTask) -> EnvObserver | None:
+        """Returns the observer of an environment's episode."""

@@ -39,7 +39,7 @@ class Pictures:
         self._num_episodes = num_episodes
 
     def __call__(self, env: Env, task: EpisodeTask) -> FrameRecorder | None:
-        """See `MakeRecorder`."""
+        """See `MakeObserver`."""
         seed = task.task.seed
         if task.phase != "eval" or task.member != 0 or seed >= self._num_episodes:
             return None
@@ -47,7 +47,7 @@ class Pictures:
 
 
 class FrameRecorder:
-    """`Recorder` that keeps a frame of every state of an episode."""
+    """`EnvObserver` that keeps a frame of every state of an episode."""
 
     def __init__(self, env: Env, folder: Path, name: str) -> None:
         self._env = env
@@ -66,7 +66,7 @@ class FrameRecorder:
         self._take()
 
     async def save(self) -> None:
-        """See `Recorder`."""
+        """See `EnvObserver`."""
         await asyncio.to_thread(save_frames, self.frames, self._folder, self._name)
 
     def _take(self) -> None:

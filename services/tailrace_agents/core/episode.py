@@ -1,32 +1,21 @@
-"""What an episode is given, and what it comes to."""
+"""Parts of an episode: sampling parameters, fatal errors, the result."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from types import TracebackType
 from typing import Any, NamedTuple
 
 import msgspec
 
-from tailrace_agents.core.tokens import EpisodeBooks, EpisodeTokens
+from tailrace.sdk.policy import GenerationFailedError
+from tailrace_agents.core.transcript import SessionTranscript, Transcript
+from tailrace_agents.ports import EpisodeTakenError
 from tailrace_protos.chat import ChatMessage
 from tailrace_protos.episode import Outcome
 from tailrace_protos.generation import SamplingParams
 
 _MASK_64 = (1 << 64) - 1
-
-
-class EpisodeLimits(NamedTuple):
-    """When an episode ends although its environment goes on."""
-
-    max_episode_tokens: int  # that the policy sees at once, inserted and sampled together
-    max_new_tokens: int  # sampled, over all turns
-    max_tokens_per_step: int  # sampled, in one turn
-    wall_clock_s: float
-
-    def turn_budget(self, tokens: EpisodeTokens) -> int:
-        """How many tokens the next turn may sample; 0 or less: none is left."""
-        left = min(self.max_new_tokens - tokens.num_sampled, self.max_episode_tokens - tokens.num_shown)
-        return min(left, self.max_tokens_per_step)
 
 
 class SamplingPlan(NamedTuple):
@@ -36,14 +25,14 @@ class SamplingPlan(NamedTuple):
     seed: int | None = None
 
     def for_turn(self, turn: int) -> SamplingParams:
-        """The parameters of turn `turn`."""
+        """Returns the parameters of turn `turn`."""
         if self.seed is None:
             return self.params
         return msgspec.structs.replace(self.params, seed=mix_seed(self.seed, turn))
 
 
 def mix_seed(*parts: int) -> int:
-    """A 63-bit seed that depends on every part and on their order (splitmix64)."""
+    """Mixes a 63-bit seed that depends on every part and on their order (splitmix64)."""
     state = 0
     for part in parts:
         state = (state + part + 0x9E3779B97F4A7C15) & _MASK_64
@@ -55,17 +44,56 @@ def mix_seed(*parts: int) -> int:
 
 @dataclass(slots=True)
 class EpisodeResult:
-    """An episode that ended: its tokens, how it ended, and what a reward may look at."""
+    """A finished episode: outcome, transcript, and the inputs of rewards."""
 
     outcome: Outcome = Outcome.OK
     reason: str = ""
-    tokens: EpisodeBooks = field(default_factory=EpisodeTokens)
+    transcript: Transcript = field(default_factory=SessionTranscript)
     messages: list[ChatMessage] = field(default_factory=list)  # user, assistant, user, ...
     metrics: dict[str, float] = field(default_factory=dict)
     row: dict[str, Any] = field(default_factory=dict)  # of the data set, for rewards
     num_replayed_turns: int = 0
-    num_restarts: int = 0  # times a replay did not fit and the episode began anew
+    num_restarts: int = 0  # restarts because a replay did not fit the journal
 
 
 class EpisodeHandedBackError(Exception):
-    """The worker drains: the episode stops between two turns, for another worker to resume."""
+    """The worker drains: the episode stops between two turns, and another worker resumes it."""
+
+
+class EpisodeInfraError(Exception):
+    """A part of the system failed; the episode ends as an infrastructure failure."""
+
+
+class ToolInfraError(EpisodeInfraError):
+    """A tool failed without a result. Attributes: `tool`, `reason`."""
+
+    def __init__(self, tool: str, reason: str) -> None:
+        super().__init__(f"tool {tool}: {reason}")
+        self.tool = tool
+        self.reason = reason
+
+
+FatalError = GenerationFailedError | EpisodeTakenError | EpisodeHandedBackError | EpisodeInfraError
+
+
+class FatalErrorLatch:
+    """Keeps the first fatal error raised in `with latch:` and raises it again at later calls.
+
+    A loop may catch an exception and go on; it cannot hide a fatal error from the machine.
+    """
+
+    def __init__(self) -> None:
+        self.error: FatalError | None = None
+
+    def __enter__(self) -> None:
+        if self.error is not None:
+            raise self.error
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        if self.error is None and isinstance(error, FatalError):
+            self.error = error

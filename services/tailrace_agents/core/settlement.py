@@ -1,7 +1,7 @@
-"""What a played episode becomes: something to score, then a `Trajectory`.
+"""Settlement of a played episode: an item to score, then a `Trajectory`.
 
-Invariant: only valid outcomes carry a reward; an episode without a score has none, so it is no
-longer valid, whatever the model did.
+Invariant: only valid outcomes carry a reward. An episode without a score has none, so it is no longer
+valid.
 """
 
 from __future__ import annotations
@@ -15,18 +15,18 @@ from tailrace_protos.trajectory import TokenRow, Trajectory
 
 
 def score_item(task: EpisodeTask, result: EpisodeResult) -> ScoreItem:
-    """The episode as the reward service sees it."""
+    """Makes the item that the reward service scores."""
     return ScoreItem(
         episode_id=task.episode_id,
         task=msgspec.structs.replace(task.task, row=result.row) if result.row else task.task,
         messages=tuple(result.messages),
-        turn_rewards=result.tokens.turn_rewards,
+        turn_rewards=result.transcript.turn_rewards,
         metrics=result.metrics,
     )
 
 
 def apply_score(result: EpisodeResult, score: Score) -> float:
-    """The episode's reward; a score that failed makes the episode an infrastructure failure."""
+    """Returns the episode's reward; a failed score makes the episode an infrastructure failure."""
     if score.error is not None:
         result.outcome = Outcome.INFRA_FAILURE
         result.reason = f"reward: {score.error.reason}"
@@ -43,7 +43,7 @@ def build_trajectory(
     started_unix_s: float,
     finished_unix_s: float,
 ) -> Trajectory:
-    """The episode as the learner reads it."""
+    """Builds the trajectory that the learner reads."""
     return Trajectory(
         episode_id=task.episode_id,
         group_id=task.group_id,

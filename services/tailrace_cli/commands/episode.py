@@ -17,8 +17,7 @@ from tailrace.import_path import load_object
 from tailrace.sdk.tool import AnyTool, as_offer
 from tailrace_agents.core.episode import EpisodeResult
 from tailrace_cli.experiment import Experiment
-from tailrace_cli.terminal.play import Stage
-from tailrace_cli.terminal.scoring import score_here
+from tailrace_cli.terminal.play import Stage, score_here
 from tailrace_cli.terminal.screen import Screen
 from tailrace_cli.terminal.wire import Endpoint
 

@@ -1,95 +1,131 @@
-"""A model behind an OpenAI endpoint as an agent loop sees it: messages only, no tokens."""
+"""A model behind an OpenAI endpoint, for the episode machine: messages only, no tokens."""
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any, NoReturn
+from typing import Any, NamedTuple, NoReturn
 
 import numpy as np
 from numpy.typing import NDArray
 
 from tailrace.config import ConfigError
-from tailrace.sdk.agent_loop import (
-    ChatReply,
-    EpisodeOverError,
-    EpisodePolicy,
-    LoopLimits,
-    Remaining,
-)
-from tailrace_agents.core.loops.tools import BoundTools
-from tailrace_agents.core.tokens import CheckedRows
+from tailrace.sdk.agent_loop import ChatReply, EpisodePolicy, Remaining
+from tailrace_agents.core.environments import StepResult
+from tailrace_agents.core.journal import EpisodeRecords
+from tailrace_agents.core.machine import Episode
+from tailrace_agents.core.model import EnvPolicy, EnvView, LoopPlan
+from tailrace_agents.core.tools import NO_TOOLS, BoundTools, NoTools
+from tailrace_agents.ports import LoopObserver
 from tailrace_cli.terminal.screen import Screen
-from tailrace_cli.terminal.wire import Endpoint, EndpointError, on_wire, read_message, schema_on_wire
+from tailrace_cli.terminal.wire import (
+    Endpoint,
+    EndpointFailedError,
+    on_wire,
+    read_message,
+    schema_on_wire,
+)
 from tailrace_protos.chat import ChatMessage, ToolSchema
-from tailrace_protos.episode import EpisodeTask, Outcome
 from tailrace_protos.generation import FinishReason, SamplingParams
-from tailrace_protos.trajectory import Trajectory
+from tailrace_protos.trajectory import TokenRow
 
 
-@dataclass
-class EndpointBooks:
-    """`EpisodeBooks` without tokens: what the endpoint says that it counted."""
+class TextTranscript:
+    """`Transcript` without tokens: it has the endpoint's token counts and no rows."""
 
-    rewards: list[float] = field(default_factory=list)
-    num_sampled: int = 0
-    num_prompt: int = 0
+    num_nonfinite = 0
+
+    def __init__(self) -> None:
+        self.rewards: list[float] = []  # one per call
+        self.conversation: list[ChatMessage] = []
+        self.num_sampled = 0
+        self._num_prompt = 0
 
     @property
     def num_turns(self) -> int:
-        """Model calls."""
+        """See `Transcript`."""
         return len(self.rewards)
 
     @property
     def turn_rewards(self) -> tuple[float, ...]:
-        """What each call was worth."""
+        """See `Transcript`."""
         return tuple(self.rewards)
 
     def __len__(self) -> int:
-        return self.num_prompt + self.num_sampled
+        return self._num_prompt + self.num_sampled
 
-    def add(self, num_prompt: int, num_sampled: int) -> None:
-        """Note a call."""
-        self.num_prompt = num_prompt
+    def add(self, conversation: Sequence[ChatMessage], num_prompt: int, num_sampled: int) -> None:
+        """Adds a call; `conversation` ends with its reply."""
+        self.conversation = list(conversation)
+        self._num_prompt = num_prompt
         self.num_sampled += num_sampled
         self.rewards.append(0.0)
 
-    def rows(self, reward: float) -> CheckedRows:
-        """None: nobody knows the tokens."""
-        return CheckedRows((), 0)
+    def messages(self) -> Sequence[ChatMessage]:
+        """See `Transcript`."""
+        return self.conversation
+
+    def counts(self) -> Mapping[str, float]:
+        """See `Transcript`."""
+        return {}
+
+    def rows(self, reward: float) -> tuple[TokenRow, ...]:
+        """Returns no rows: the tokens are not known."""
+        return ()
 
 
-@dataclass(slots=True)
-class EndpointPolicy(EpisodePolicy):
-    """The policy behind an endpoint."""
+class EndpointModel(NamedTuple):
+    """`EpisodeModel` of an endpoint."""
 
     endpoint: Endpoint
-    task: EpisodeTask
-    limits: LoopLimits
-    sampling: SamplingParams
-    tools: BoundTools
     screen: Screen
-    books: EndpointBooks = field(default_factory=EndpointBooks)
-    conversation: list[ChatMessage] = field(default_factory=list)
-    _ids: itertools.count[int] = field(default_factory=itertools.count)
+    stop_token_ids: tuple[int, ...] = ()
+
+    def require_plain_turns(self) -> None:
+        """An endpoint applies its own chat template."""
+
+    def loop_policy(
+        self,
+        episode: Episode,
+        plan: LoopPlan,
+        records: EpisodeRecords,
+        tools: BoundTools,
+        observer: LoopObserver | None,
+    ) -> EpisodePolicy:
+        """See `EpisodeModel`."""
+        return EndpointPolicy(self.endpoint, self.screen, episode, tools)
+
+    def env_policy(self, episode: Episode, view: EnvView, records: EpisodeRecords) -> EnvPolicy:
+        """See `EpisodeModel`."""
+        return EndpointPolicy(self.endpoint, self.screen, episode, NO_TOOLS)
+
+
+class EndpointPolicy(EnvPolicy):
+    """Policy behind an endpoint, of a loop or of an environment."""
+
+    def __init__(
+        self, endpoint: Endpoint, screen: Screen, episode: Episode, tools: BoundTools | NoTools
+    ) -> None:
+        self._endpoint = endpoint
+        self._screen = screen
+        self._episode = episode
+        self._transcript = episode.transcript = TextTranscript()
+        self.tools = tools
+        self.limits = episode.limits
 
     @property
     def episode_id(self) -> str:
         """See `EpisodePolicy`."""
-        return self.task.episode_id
+        return self._episode.task.episode_id
 
     @property
     def renderer(self) -> NoReturn:
-        """There is none."""
+        """Raises `ConfigError`: there is no renderer."""
         raise _no_tokens()
 
     @property
     def remaining(self) -> Remaining:
         """See `EpisodePolicy`."""
-        limits, books = self.limits, self.books
-        turns, tokens = limits.max_turns - books.num_turns, limits.max_new_tokens - books.num_sampled
-        return Remaining(turns, tokens, limits.wall_clock_s, limits.max_tool_s - self.tools.spent_s)
+        return self._episode.remaining(self.tools.spent_s)
 
     async def complete(
         self,
@@ -100,32 +136,21 @@ class EndpointPolicy(EpisodePolicy):
         sampling: SamplingParams | None = None,
     ) -> ChatReply:
         """See `EpisodePolicy`."""
-        left = self.remaining
-        if left.turns <= 0 or left.new_tokens <= 0:
-            raise EpisodeOverError("max_turns" if left.turns <= 0 else "max_new_tokens", "used up")
         self._show(messages)
-        bounds = [bound for bound in (max_new_tokens, self.limits.max_tokens_per_step) if bound]
-        params = sampling or self.sampling
-        body = {
-            "messages": [on_wire(message) for message in messages],
-            "max_tokens": min([left.new_tokens, *bounds]),
-            "temperature": params.temperature,
-            "top_p": params.top_p,
-        }
-        if tools:
-            body["tools"] = [{"type": "function", "function": schema_on_wire(tool)} for tool in tools]
-        reply = await self._ask(body)
-        self.conversation = [*messages, reply.message]
+        reply, num_prompt = await self._ask(messages, tools, max_new_tokens, sampling)
+        counts = f"{num_prompt} tokens in, {reply.num_tokens} out, {reply.finish_reason.value}"
+        self._screen.reply(reply.message, counts)
         return reply
 
-    def _show(self, messages: Sequence[ChatMessage]) -> None:
-        """On the screen: what is new."""
-        known = len(self.conversation)
-        if list(messages[:known]) == self.conversation:
-            self.screen.messages(messages[known:])
-            return
-        self.screen.messages(messages)
-        self.screen.line("another conversation, or the messages before were changed")
+    async def answer(self, observation: str, opening: str) -> str:
+        """See `EnvPolicy`; the model sees all turns."""
+        messages = [*self._transcript.conversation, ChatMessage("user", observation)]
+        reply, _ = await self._ask(messages, (), None, None)
+        return reply.message.content
+
+    async def take_step(self, step: StepResult) -> None:
+        """See `EnvPolicy`."""
+        self.set_reward(step.reward)
 
     async def generate(
         self,
@@ -133,40 +158,63 @@ class EndpointPolicy(EpisodePolicy):
         max_new_tokens: int | None = None,
         sampling: SamplingParams | None = None,
     ) -> NoReturn:
-        """An endpoint takes text only."""
+        """Raises `ConfigError`: an endpoint takes text only."""
         raise _no_tokens()
 
     def set_reward(self, reward: float, completion_id: str = "") -> None:
         """See `EpisodePolicy`."""
-        self.books.rewards[int(completion_id) if completion_id else -1] = reward
+        self._transcript.rewards[int(completion_id) if completion_id else -1] = reward
 
     def mask(self, completion_id: str, reason: str) -> None:
-        """Nothing is trained here anyway."""
+        """Does nothing: no tokens are trained."""
 
-    def conclude(self, metrics: Mapping[str, float], outcome: Outcome, reason: str) -> Trajectory:
-        """See `EpisodePolicy`; there are no rows."""
-        task, now_s = self.task, 0.0
-        return Trajectory(
-            task.episode_id, task.group_id, task.member, task.attempt, task.phase, task.task,
-            outcome, reason, sum(self.books.rewards), {**self.tools.counts, **metrics},
-            now_s, now_s,
-        )  # fmt: skip
+    def _show(self, messages: Sequence[ChatMessage]) -> None:
+        """Prints the new messages."""
+        known = len(self._transcript.conversation)
+        if list(messages[:known]) == self._transcript.conversation:
+            self._screen.messages(messages[known:])
+            return
+        self._screen.messages(messages)
+        self._screen.line("another conversation, or the messages before were changed")
 
-    async def _ask(self, body: Mapping[str, Any]) -> ChatReply:
-        answer = await self.endpoint.ask(body)
-        try:
-            choice = answer["choices"][0]
-            said = choice["message"]
-        except (KeyError, IndexError, TypeError) as error:
-            raise EndpointError(f"{self.endpoint.url} sent no choices: {error!r}") from error
-        usage = answer.get("usage") or {}
-        num_prompt, num_sampled = usage.get("prompt_tokens", 0), usage.get("completion_tokens", 0)
-        self.books.add(num_prompt, num_sampled)
-        message = read_message(said)
+    async def _ask(
+        self,
+        messages: Sequence[ChatMessage],
+        tools: Sequence[ToolSchema],
+        max_new_tokens: int | None,
+        sampling: SamplingParams | None,
+    ) -> tuple[ChatReply, int]:
+        """Returns the reply and the number of prompt tokens."""
+        with self._episode.latch:
+            call = self._episode.next_call()
+            params = sampling or self._episode.sampling.params
+            body: dict[str, Any] = {
+                "messages": [on_wire(message) for message in messages],
+                "max_tokens": self._episode.budget(0, call, max_new_tokens),
+                "temperature": params.temperature,
+                "top_p": params.top_p,
+            }
+            if tools:
+                functions = map(schema_on_wire, tools)
+                body["tools"] = [{"type": "function", "function": one} for one in functions]
+            choice, num_prompt, num_sampled = await self._choice(body)
+        message = read_message(choice["message"])
         is_cut = choice.get("finish_reason") == "length"
         reason = FinishReason.LENGTH if is_cut else FinishReason.STOP
-        self.screen.reply(message, f"{num_prompt} tokens in, {num_sampled} out, {reason.value}")
-        return ChatReply(message, reason, "", str(next(self._ids)), num_sampled)
+        completion_id = str(self._transcript.num_turns)
+        self._transcript.add([*messages, message], num_prompt, num_sampled)
+        return ChatReply(message, reason, "", completion_id, num_sampled), num_prompt
+
+    async def _choice(self, body: Mapping[str, Any]) -> tuple[dict[str, Any], int, int]:
+        answer = await self._endpoint.ask(body)
+        try:
+            choice = answer["choices"][0]
+            choice["message"]
+        except (KeyError, IndexError, TypeError) as error:
+            reason = f"{self._endpoint.url} sent no choices: {error!r}"
+            raise EndpointFailedError(reason) from error
+        usage = answer.get("usage") or {}
+        return choice, usage.get("prompt_tokens", 0), usage.get("completion_tokens", 0)
 
 
 def _no_tokens() -> ConfigError:

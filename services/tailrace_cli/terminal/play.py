@@ -1,44 +1,41 @@
-"""One episode of any kind - environment, agent loop, workflow - with a local model or an endpoint."""
+"""One episode of any kind (environment, agent loop, workflow) with a local model or an endpoint."""
 
 from __future__ import annotations
 
 import asyncio
-import copy
-import sys
+import inspect
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from tailrace.clock import SystemClock
 from tailrace.foreign import ForeignCodeError, foreign_code
+from tailrace.import_path import load_object
 from tailrace.policy.activity import Stages
-from tailrace.sdk.agent_loop import EpisodeOverError, LoopLimits
 from tailrace.sdk.tool import AnyTool
 from tailrace.sdk.workflow import Workflow, load_workflow
-from tailrace.tools import EpisodeTools, LocalTools, ToolsMissingError
-from tailrace_agents.adapters.casting import Cast, WorkflowStage, loop_limits, sampling_params
+from tailrace.tools import LocalTools
+from tailrace_agents.adapters.player_factory import PlayerFactory, WorkflowStage
 from tailrace_agents.adapters.workflow_inline import InlineRunner
 from tailrace_agents.config import WorkflowArgs
-from tailrace_agents.core.environments import EnvHandle
 from tailrace_agents.core.episode import EpisodeResult
-from tailrace_agents.core.loops.fate import Fate
-from tailrace_agents.core.loops.journal import LoopJournal
-from tailrace_agents.core.loops.play import blame
-from tailrace_agents.core.loops.player import row_of
-from tailrace_agents.core.loops.tools import BoundTools
+from tailrace_agents.core.model import EpisodeModel
+from tailrace_agents.core.settlement import score_item
+from tailrace_agents.core.token_policy import TokenModel
 from tailrace_agents.ports import NoJournal
 from tailrace_cli.experiment import Experiment
-from tailrace_cli.terminal.endpoint import EndpointPolicy
+from tailrace_cli.terminal.endpoint import EndpointModel
 from tailrace_cli.terminal.gateway import TerminalGateway
-from tailrace_cli.terminal.relay import Relay, UnknownCallError
+from tailrace_cli.terminal.relay import Relay
 from tailrace_cli.terminal.screen import Screen
-from tailrace_cli.terminal.wire import Endpoint, EndpointError
-from tailrace_envs import make_env
-from tailrace_protos.chat import ChatMessage, ToolSchema
-from tailrace_protos.episode import EnvTask, EpisodeTask, Outcome
-from tailrace_protos.session import SessionOpened
+from tailrace_cli.terminal.wire import Endpoint
+from tailrace_protos.episode import EnvTask, EpisodeTask
+from tailrace_protos.reward import Score, ScoreItem
+from tailrace_reward.adapters.components import open_components
+from tailrace_reward.config import RewardConfig
+from tailrace_reward.core.scoring import Scorer
+from tailrace_reward.ports import ComponentFailedError
 
 if TYPE_CHECKING:  # torch, which episodes at an endpoint do without
     from tailrace_cli.terminal.model import LocalModel
@@ -47,7 +44,7 @@ WALL_CLOCK_S = 600.0
 
 
 class Stage:
-    """What an episode in the terminal is played with."""
+    """Parts of an episode in the terminal."""
 
     def __init__(
         self, experiment: Experiment, tag: str, task_seed: int, screen: Screen, tools: Sequence[AnyTool]
@@ -57,41 +54,37 @@ class Stage:
         self._screen = screen
         self._tools = LocalTools(tools)
         agents = experiment.agents
-        self._stages = Stages()
         threads = ThreadPoolExecutor(agents.env_threads, "env")
-        self._cast = Cast(agents, experiment.run, experiment.source, threads, self._stages)
+        self._factory = PlayerFactory(agents, experiment.run, experiment.source, threads, Stages())
         env_task = EnvTask(tag, task_seed, task_seed)
         deadline = time.time() + WALL_CLOCK_S
         self.task = EpisodeTask("terminal.0", "terminal", 0, 0, "eval", env_task, deadline)
 
     async def play(self, model: LocalModel) -> EpisodeResult:
-        """Play with a model in this process."""
+        """Plays with a model in this process."""
+        async with model.policy as policy:
+            return await self._play(
+                TokenModel(model.renderer, policy),
+                lambda: TerminalGateway(self._experiment, model.renderer, policy, self._screen),
+            )
+
+    async def play_at(self, endpoint: Endpoint) -> EpisodeResult:
+        """Plays with the model of an endpoint."""
+        return await self._play(
+            EndpointModel(endpoint, self._screen), lambda: Relay(endpoint, self._screen)
+        )
+
+    async def _play(
+        self, model: EpisodeModel, make_sessions: Callable[[], TerminalGateway | Relay]
+    ) -> EpisodeResult:
         async with AsyncExitStack() as stack:
-            policy = await stack.enter_async_context(model.policy)
             stack.push_async_callback(self._tools.close)
             workflow = None
             if (args := self._experiment.agents.workflow) is not None:
-                door = TerminalGateway(self._experiment, model.renderer, policy, self._screen)
                 runner = await self._runner(stack, args)
-                workflow = WorkflowStage(runner, await stack.enter_async_context(door))
-            players = self._cast.players(
-                model.renderer, policy, self._tools, lambda: False, workflow, self._screen
-            )
+                workflow = WorkflowStage(runner, await stack.enter_async_context(make_sessions()))
+            players = self._factory.players(model, self._tools, lambda: False, workflow, self._screen)
             return await players[self._tag].play(self.task, NoJournal())
-
-    async def play_at(self, endpoint: Endpoint) -> EpisodeResult:
-        """Play with the model of an endpoint."""
-        agents = self._experiment.agents
-        async with AsyncExitStack() as stack:
-            stack.push_async_callback(self._tools.close)
-            if self._tag in agents.custom_envs:
-                return await self._env_at(endpoint)
-            row = row_of(self._cast.datasets[self._tag], self.task).data
-            if agents.workflow is not None and agents.is_played_by_workflow(self._tag):
-                runner = await self._runner(stack, agents.workflow)
-                relay = await stack.enter_async_context(Relay(endpoint, self._screen))
-                return await _workflow_at(relay, runner, row)
-            return await self._loop_at(endpoint, row)
 
     async def _runner(self, stack: AsyncExitStack, args: WorkflowArgs) -> InlineRunner:
         workflow: Workflow = load_workflow(args.agent, args.kwargs, "agents.workflow")
@@ -100,90 +93,38 @@ class Stage:
         stack.push_async_callback(runner.close)
         return runner
 
-    async def _loop_at(self, endpoint: Endpoint, row: dict[str, Any]) -> EpisodeResult:
-        result = EpisodeResult(row=row)
-        session = self._tools.session("terminal.0", row["tools"], create_kwargs=row["tools_kwargs"])
+
+class InProcessFunction:
+    """`Component` of a function without a process of its own: plain functions run in threads."""
+
+    def __init__(self, function: str, timeout_s: float) -> None:
+        self._function = function
+        self._timeout_s = timeout_s
+
+    async def score(self, item: ScoreItem) -> float:
+        """See `Component`."""
+        function = load_object(self._function, "reward.rewards.function")
+        arguments = (item.task, item.messages, item.metrics)
         try:
-            async with asyncio.timeout(WALL_CLOCK_S), session:
-                policy = self._policy(endpoint, self._bound(session, await session.schemas()))
-                result.tokens = policy.books
-                await self._run_loop(row, policy, result)
+            async with asyncio.timeout(self._timeout_s):
+                with foreign_code(self._function):
+                    if inspect.iscoroutinefunction(function):
+                        return float(await function(*arguments))
+                    return float(await asyncio.to_thread(function, *arguments))
+        except TimeoutError as error:
+            reason = f"took longer than {self._timeout_s:g} s"
+            raise ComponentFailedError(self._function, reason) from error
         except ForeignCodeError as error:
-            result.outcome, result.reason = blame(error, result.tokens.num_turns)
-        except ToolsMissingError as error:
-            result.outcome, result.reason = Outcome.INFRA_FAILURE, str(error)
-        except TimeoutError:
-            result.outcome, result.reason = Outcome.TIMEOUT, f"took more than {WALL_CLOCK_S:g} s"
-        return result
-
-    async def _run_loop(
-        self, row: dict[str, Any], policy: EndpointPolicy, result: EpisodeResult
-    ) -> None:
-        try:
-            with foreign_code(f"agent loop {row['agent_name']}"):
-                loop = self._cast.loops[row["agent_name"]]()
-                made = await loop.run(copy.deepcopy(row), policy)
-        finally:
-            result.messages = policy.conversation
-        result.outcome, result.reason = made.outcome, made.reason
-        result.metrics.update(made.metrics)
-
-    async def _env_at(self, endpoint: Endpoint) -> EpisodeResult:
-        """An environment's words and the model's as messages."""
-        entry = self._experiment.agents.custom_envs[self._tag]
-        handle = EnvHandle(make_env(entry.env_type, entry.env_config))
-        tools = self._bound(self._tools.session("terminal.0", ()), ())
-        policy = self._policy(endpoint, tools)
-        result = EpisodeResult(tokens=policy.books)
-        try:
-            beginning = await handle.reset(self.task.task.seed)
-            messages = [ChatMessage("user", beginning.observation)]
-            while True:
-                messages.append(await policy.chat(messages))
-                step = await handle.step(messages[-1].content)
-                policy.set_reward(step.reward)
-                self._screen.line(f"reward {step.reward:g}")
-                if step.terminated or step.truncated:
-                    result.metrics.update(step.numbers)
-                    self._screen.panel("environment, the end", step.observation, "cyan")
-                    break
-                messages.append(ChatMessage("user", step.observation))
-        except (ForeignCodeError, EndpointError) as error:
-            result.outcome, result.reason = Outcome.INFRA_FAILURE, str(error)
-        except EpisodeOverError as error:
-            result.outcome, result.reason = Outcome.POLICY_FAILURE, str(error)
-        finally:
-            handle.close()
-        result.messages = policy.conversation
-        return result
-
-    def _bound(self, session: EpisodeTools, schemas: Sequence[ToolSchema]) -> BoundTools:
-        journal = LoopJournal(NoJournal())
-        return BoundTools(
-            session, schemas, journal, self._limits(), Fate(), SystemClock(), self._stages, self._screen
-        )
-
-    def _policy(self, endpoint: Endpoint, tools: BoundTools) -> EndpointPolicy:
-        sampling = sampling_params(self._experiment.agents.eval_generating_args, ())
-        return EndpointPolicy(endpoint, self.task, self._limits(), sampling, tools, self._screen)
-
-    def _limits(self) -> LoopLimits:
-        agents = self._experiment.agents
-        entry = agents.custom_envs.get(self._tag) or agents.datasets[self._tag]
-        limits = loop_limits(agents, entry.max_tokens_per_step)
-        if self._tag in agents.custom_envs:  # an environment counts its turns itself
-            limits = limits._replace(max_turns=sys.maxsize)
-        return limits._replace(
-            max_new_tokens=agents.eval_generating_args.max_new_tokens, wall_clock_s=WALL_CLOCK_S
-        )
+            raise ComponentFailedError(self._function, str(error)) from error
 
 
-async def _workflow_at(relay: Relay, runner: InlineRunner, row: dict[str, Any]) -> EpisodeResult:
-    access = SessionOpened("terminal", relay.base_url, "terminal")
-    end = await runner.run(row, access, WALL_CLOCK_S)
-    result = EpisodeResult(end.outcome, end.reason, relay.books, relay.conversation, row=row)
+async def score_here(config: RewardConfig, task: EpisodeTask, result: EpisodeResult) -> Score | None:
+    """Scores a valid episode by the reward service's components, in this process."""
+    if not result.outcome.is_valid:
+        return None
+    components = await open_components(config, "the experiment", InProcessFunction)
     try:
-        relay.reward(end.rewards)
-    except UnknownCallError as error:
-        result.outcome, result.reason = Outcome.INFRA_FAILURE, str(error)
-    return result
+        (score,) = await Scorer(config.components, components.by_name).score([score_item(task, result)])
+    finally:
+        await components.close()
+    return score

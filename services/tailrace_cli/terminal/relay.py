@@ -1,6 +1,6 @@
-"""Between a workflow and an endpoint: passes calls on, under the model's name, and shows them.
+"""Relay between a workflow and an endpoint: passes calls on with the model's name, and shows them.
 
-Invariants: the workflow gets the endpoint's bytes as they come; the endpoint's key stays here.
+Invariants: the workflow gets the endpoint's bytes unchanged; the endpoint's key stays in the relay.
 """
 
 from __future__ import annotations
@@ -13,29 +13,25 @@ from typing import Any
 import aiohttp
 from aiohttp import web
 
-from tailrace_cli.terminal.endpoint import EndpointBooks
+from tailrace_agents.core.workflow_player import SessionFailedError
 from tailrace_cli.terminal.screen import Screen
 from tailrace_cli.terminal.wire import TIMEOUT_S, Endpoint, read_message
 from tailrace_protos.chat import ChatMessage
+from tailrace_protos.session import ExportSession, OpenSession, SessionExport, SessionOpened
 
 _MAX_BODY_BYTES = 64 << 20
 _CHAT = "chat/completions"
 
 
-class UnknownCallError(Exception):
-    """A reward for a completion id that no call had."""
-
-
 class Relay:
-    """Serves while it is entered, at `base_url`; `books` has what the calls came to."""
+    """`EpisodeSessions` of a workflow player; while it is entered, it serves at `base_url`."""
 
     def __init__(self, endpoint: Endpoint, screen: Screen) -> None:
-        self.books = EndpointBooks()
-        self.conversation: list[ChatMessage] = []
         self.base_url = ""
         self._endpoint = endpoint
         self._screen = screen
-        self._places: dict[str, int] = {}
+        self._conversation: list[ChatMessage] = []
+        self._completion_ids: list[str] = []  # of every call
         app = web.Application(client_max_size=_MAX_BODY_BYTES)
         app.router.add_route("*", "/v1/{path:.*}", self._pass_on)
         self._runner = web.AppRunner(app, access_log=None)
@@ -58,13 +54,25 @@ class Relay:
         await self._session.close()
         await self._runner.cleanup()
 
-    def reward(self, rewards: Mapping[str, float]) -> None:
-        """Note rewards by completion id; the id "" stands for the last call."""
-        for completion_id, reward in rewards.items():
-            place = self._places.get(completion_id) if completion_id else len(self.books.rewards) - 1
-            if place is None or place < 0:
-                raise UnknownCallError(f"the workflow rewarded {completion_id!r}, which no call was")
-            self.books.rewards[place] = reward
+    async def open(self, request: OpenSession, *, anew: bool) -> SessionOpened:
+        """See `EpisodeSessions`."""
+        return SessionOpened(request.episode_id, self.base_url, "terminal")
+
+    async def export(self, request: ExportSession) -> SessionExport:
+        """See `EpisodeSessions`; there are no rows, since the tokens are not known."""
+        last = self._completion_ids[-1] if self._completion_ids else ""
+        rewards = {(name or last): reward for name, reward in request.rewards.items()}
+        for name in rewards:
+            if self._completion_ids and name not in self._completion_ids:
+                raise SessionFailedError(f"the workflow rewarded {name!r}, but no call has that id")
+        return SessionExport(
+            messages=tuple(self._conversation),
+            rewards=tuple(rewards[name] for name in self._completion_ids if name in rewards),
+            metrics={"num_calls": float(len(self._completion_ids))},
+        )
+
+    def close(self, session_id: str) -> None:
+        """See `EpisodeSessions`."""
 
     async def _pass_on(self, request: web.Request) -> web.StreamResponse:
         path, body = request.match_info["path"], await request.read()
@@ -106,23 +114,22 @@ class Relay:
 
     def _show(self, asked: Mapping[str, Any], told: Mapping[str, Any]) -> None:
         messages = [read_message(message) for message in asked.get("messages", ())]
-        known = len(self.conversation)
-        has_forked = messages[:known] != self.conversation
+        known = len(self._conversation)
+        has_forked = messages[:known] != self._conversation
         if has_forked:
             self._screen.line("another conversation, or the messages before were changed")
         self._screen.messages(messages if has_forked else messages[known:])
         choice, usage = told["choices"][0], told.get("usage") or {}
         reply = read_message(choice["message"])
-        self.conversation = [*messages, reply]
-        self._places[told.get("id", "")] = self.books.num_turns
+        self._conversation = [*messages, reply]
+        self._completion_ids.append(told.get("id", ""))
         num_prompt, num_sampled = usage.get("prompt_tokens", 0), usage.get("completion_tokens", 0)
-        self.books.add(num_prompt, num_sampled)
         counts = f"{num_prompt} tokens in, {num_sampled} out, {choice.get('finish_reason')}"
         self._screen.reply(reply, counts)
 
 
 def _object(body: bytes) -> dict[str, Any]:
-    """The JSON object that a body is, else an empty one."""
+    """Parses a JSON object; other bodies give an empty one."""
     try:
         found = json.loads(body)
     except ValueError:

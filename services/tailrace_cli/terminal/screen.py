@@ -1,4 +1,4 @@
-"""What is printed of an episode: every turn, token counts, tool calls, rewards, forks."""
+"""Printout of an episode: every turn, token counts, tool calls, rewards, forks."""
 
 from __future__ import annotations
 
@@ -23,34 +23,34 @@ _STYLES = {"system": "magenta", "user": "cyan", "tool": "yellow", "assistant": "
 
 
 class Screen:
-    """`Observer` of environments and `LoopObserver` of agent loops, on a console."""
+    """`Watcher` of environments and agent loops, on a console."""
 
     def __init__(self, console: Console) -> None:
         self._console = console
         self._turn = 0
 
     def line(self, text: str) -> None:
-        """A line of plain text."""
+        """Prints a line of plain text."""
         self._console.print(text, highlight=False, markup=False)
 
     def panel(self, title: str, text: str, style: str) -> None:
-        """A framed text."""
+        """Prints a framed text."""
         body = Text(text.rstrip("\n"))
         self._console.print(Panel(body, title=Text(title), title_align="left", style=style))
 
     def on_reset(self, observation: str) -> None:
-        """Show what the model reads first."""
+        """Prints the first observation."""
         self._turn = 0
         self.panel("environment", observation, "cyan")
 
     def on_turn(self, reply: str, observation: str, reward: float, done: bool) -> None:
-        """Show the reply and what came of it."""
+        """Prints the reply and the environment's answer."""
         self._turn += 1
         self.panel(f"model, turn {self._turn}", reply, "green")
         self.panel(f"environment, reward {reward:g}{', the end' if done else ''}", observation, "cyan")
 
     def on_call(self, prompt: Prompt, node: LedgerNode, was_known: bool) -> None:
-        """Show what is new in a prompt, whether it forked, and the reply."""
+        """Prints the new messages of a prompt, a fork if there is one, and the reply."""
         num_new, num_prompt = len(prompt.inserted_ids), len(prompt.prompt_ids)
         if prompt.is_fork:
             self.line(f"the prefix forked: {num_new} of {num_prompt} prompt tokens were rendered anew")
@@ -63,7 +63,7 @@ class Screen:
             self.line(f"{node.num_malformed} tool calls could not be read")
 
     def on_node(self, node: LedgerNode) -> None:
-        """Show a call that the gateway recorded."""
+        """Prints a call that the gateway recorded."""
         num_new = len(node.inserted_ids) // 4
         if node.is_fork:
             self.line(f"the prefix forked: {num_new} prompt tokens were rendered anew")
@@ -79,31 +79,31 @@ class Screen:
         return self
 
     async def save(self) -> None:
-        """Nothing is kept."""
+        """Keeps nothing."""
 
     def on_tool(self, call: ToolCall, result: ToolResult, was_known: bool) -> None:
-        """Show what a tool said."""
+        """Prints a tool's result."""
         kind = f", error {result.error_kind.value}" if result.is_error else ""
         title = f"tool {call.name}, {result.elapsed_s * 1000:.0f} ms{kind}"
         self.panel(title, result.content, "red" if result.is_error else "yellow")
 
     def messages(self, messages: Sequence[ChatMessage]) -> None:
-        """Show messages that the model reads; tool results were shown when they came."""
+        """Prints messages to the model; tool results were printed when they arrived."""
         for message in messages:
             if message.role != "tool":
                 self.panel(message.role, message.content, _STYLES.get(message.role, "white"))
 
     def reply(self, reply: ChatMessage, counts: str) -> None:
-        """Show what the model said."""
+        """Prints the model's reply."""
         self._turn += 1
         parts = [f"(thinks) {reply.reasoning}" if reply.reasoning else "", reply.content]
         parts += [f"-> {call.name}({call.arguments})" for call in reply.tool_calls]
         self.panel(f"model, turn {self._turn}: {counts}", "\n".join(filter(None, parts)), "green")
 
     def end(self, result: EpisodeResult, score: Score | None) -> None:
-        """Show how the episode ended and what it is worth."""
+        """Prints the end of the episode, its reward and its rows."""
         reason = f" ({result.reason})" if result.reason else ""
-        given = f"return {sum(result.tokens.turn_rewards):g}, {result.tokens.num_turns} turns"
+        given = f"return {sum(result.transcript.turn_rewards):g}, {result.transcript.num_turns} turns"
         self.line(f"outcome {result.outcome.value}{reason}, {given}")
         if score is not None:
             parts = ", ".join(f"{name} {value:g}" for name, value in score.components.items())
@@ -113,7 +113,7 @@ class Screen:
         metrics = {name: value for name, value in result.metrics.items() if value}
         if metrics:
             self.line(", ".join(f"{name} {value:g}" for name, value in sorted(metrics.items())))
-        rows = result.tokens.rows(score.reward if score is not None else 0.0).rows
+        rows = result.transcript.rows(score.reward if score is not None else 0.0)
         for number, row in enumerate(rows):
             self.line(_row_line(f"row {number + 1} of {len(rows)}", row))
 

@@ -1,4 +1,4 @@
-"""OpenAI chat completions from the client's side: the endpoint, and messages as JSON."""
+"""Client of OpenAI chat completions: the endpoint, and messages as JSON."""
 
 from __future__ import annotations
 
@@ -7,24 +7,25 @@ from typing import Any, NamedTuple
 
 import aiohttp
 
+from tailrace_agents.core.episode import EpisodeInfraError
 from tailrace_protos.chat import ChatMessage, ToolCall, ToolSchema
 
 TIMEOUT_S = 300.0
 
 
-class EndpointError(Exception):
+class EndpointFailedError(EpisodeInfraError):
     """The endpoint did not answer as an OpenAI endpoint does."""
 
 
 class Endpoint(NamedTuple):
-    """Where the model is. `url` ends with `/v1`."""
+    """Address of a model. `url` ends with `/v1`."""
 
     url: str
     model: str
     api_key: str
 
     async def ask(self, body: Mapping[str, Any]) -> dict[str, Any]:
-        """The answer to `/chat/completions`; raises `EndpointError`."""
+        """Posts to `/chat/completions`; raises `EndpointFailedError`."""
         url = f"{self.url.rstrip('/')}/chat/completions"
         headers = {"Authorization": f"Bearer {self.api_key}"}
         try:
@@ -36,15 +37,15 @@ class Endpoint(NamedTuple):
             ):
                 if response.status != 200:
                     text = (await response.text())[:500]
-                    raise EndpointError(f"{url} answered {response.status}: {text}")
+                    raise EndpointFailedError(f"{url} answered {response.status}: {text}")
                 answer: dict[str, Any] = await response.json()
                 return answer
         except (aiohttp.ClientError, TimeoutError) as error:
-            raise EndpointError(f"{url}: {type(error).__name__}: {error}") from error
+            raise EndpointFailedError(f"{url}: {type(error).__name__}: {error}") from error
 
 
 def read_message(said: Mapping[str, Any]) -> ChatMessage:
-    """A message as it came as JSON; of content in parts, the text."""
+    """Reads a message from JSON; of content in parts, it takes the text."""
     calls = tuple(
         ToolCall(call["id"], call["function"]["name"], call["function"]["arguments"])
         for call in said.get("tool_calls") or ()
@@ -63,7 +64,7 @@ def read_message(said: Mapping[str, Any]) -> ChatMessage:
 
 
 def on_wire(message: ChatMessage) -> dict[str, Any]:
-    """A message as `/chat/completions` takes it."""
+    """Encodes a message for `/chat/completions`."""
     sent: dict[str, Any] = {"role": message.role, "content": message.content}
     if message.tool_calls:
         sent["tool_calls"] = [
@@ -80,5 +81,5 @@ def on_wire(message: ChatMessage) -> dict[str, Any]:
 
 
 def schema_on_wire(tool: ToolSchema) -> dict[str, Any]:
-    """A tool as `/chat/completions` takes it."""
+    """Encodes a tool for `/chat/completions`."""
     return {"name": tool.name, "description": tool.description, "parameters": tool.parameters}

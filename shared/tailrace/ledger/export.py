@@ -1,108 +1,153 @@
-"""A ledger's rows: `individual` and `step` (one per call) or `concat` (one per leaf of the token tree).
+"""Rows of a ledger: `individual` and `step` (one per call), `concat` (one per leaf of the token tree).
 
-Every call's tokens are trained by exactly one row. In `concat` a call that several leaves share is
-trained by the first of them; the others show it as context. A row of `concat` is credited the return
-of the first call that it trains; its turns keep their own rewards in their places, and beside them
-stands what each is worth, which is the call's return. A row of `individual` stands for itself: its one
-turn is worth the call's return. Rows that train nothing are left out.
+Exactly one row trains each call's tokens. In `concat` the first of the leaves that share a call trains
+it; the others show it as context. A row of `concat` is credited the return of the first call that it
+trains. Its turns keep their own rewards, and `turn_returns` holds the return of each turn's call. A row
+of `individual` stands alone: its one turn has the call's return as its reward. Rows that train nothing
+are left out.
 
-`step` is `individual` with places: the calls of the last conversation are one line of turns, each turn
-worth its own reward and named by what was inserted before it. Calls beside that line (sub-agents,
-abandoned branches) stand for themselves, worth their return.
+`step` is `individual` with places: the calls of the last conversation are one line of turns. Each turn
+has its own reward and is named by the ids inserted before it. Calls outside that line (sub-agents,
+abandoned branches) stand alone, with their return.
 
-Every row names its conversation, and says whether that was given any reward: a sub-agent's may have
-none, and then has no part in what others earned.
+Every row names its conversation and says if that conversation was given any reward: a sub-agent's may
+have none, and then has no part in the rewards of others.
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple
 
-import msgspec
-
+from tailrace.ledger.prompting import Prompt
 from tailrace.ledger.returns import Conversation, conversations, own_reward, returns
-from tailrace.ledger.row_builder import RowBuilder
+from tailrace.ledger.row_builder import RowBuilder, has_trained_tokens
 from tailrace.ledger.tree import Call, CallTree
-from tailrace_protos.base import pack_int64
+from tailrace_protos.base import pack_int32
 from tailrace_protos.session import ExportStyle
 from tailrace_protos.trajectory import TokenRow
 
-_Worth = dict[str, float]  # completion id -> return
-_Homes = dict[str, Conversation]  # completion id -> where it belongs
+
+class _Values(NamedTuple):
+    """Returns and conversations by completion id."""
+
+    returns: dict[str, float]
+    conversations: dict[str, Conversation]
+
+    def of_row(self, completion_id: str) -> dict[str, Any]:
+        """Arguments of a row that is credited this call's return."""
+        place, has_reward = self.conversations[completion_id]
+        reward = self.returns[completion_id]
+        return {"reward": reward, "conversation": place, "has_reward": has_reward}
 
 
 def export_rows(tree: CallTree, style: ExportStyle, turn_discount: float) -> tuple[TokenRow, ...]:
-    """The rows, those of a conversation in the order of their first trained call; `row_id` is the last
-    call's id."""
-    return tuple(_STYLES[style](tree, returns(tree, turn_discount), conversations(tree)))
+    """Exports the rows of all conversations, each in the order of the first trained calls.
+
+    `row_id` is the id of the row's last call.
+    """
+    return tuple(_STYLES[style](tree, _Values(returns(tree, turn_discount), conversations(tree))))
 
 
-def _individual(tree: CallTree, worth: _Worth, homes: _Homes) -> Iterator[TokenRow]:
+def export_turns(
+    calls: Sequence[Call],
+    style: ExportStyle,
+    reward: float,
+    rewards: Sequence[float],
+    hashes: Sequence[int],
+    unanswered: Prompt | None,
+) -> tuple[TokenRow, ...]:
+    """Exports calls that are one line of turns: one row (`concat`), or a row for every turn (`step`).
+
+    Rows are credited `reward`, the episode's; turns keep their own of `rewards` [K]. In `concat` each
+    call continues the tokens of the one before it. A row of `step` shows its call's prompt as context.
+    """
+    if style is ExportStyle.STEP:
+        return tuple(
+            _turn_row(call, reward, place, rewards[place], hashes[place])
+            for place, call in enumerate(calls)
+        )
+    row = RowBuilder()
+    for call, own in zip(calls, rewards, strict=True):
+        row.insert(call.node.inserted_ids)
+        row.turn(call.node, own)
+    if unanswered is not None:
+        row.insert(pack_int32(unanswered.inserted_ids))
+    return (row.row(reward, hashes=hashes),) if calls or unanswered is not None else ()
+
+
+def _turn_row(call: Call, reward: float, place: int, own: float, observed: int) -> TokenRow:
+    row = RowBuilder()
+    row.insert(call.prompt())
+    row.turn(call.node, own)
+    return row.row(reward, str(place), hashes=(observed,), first_turn=place)
+
+
+def _individual(tree: CallTree, values: _Values) -> Iterator[TokenRow]:
     for call in tree:
-        row = RowBuilder()
-        *before, last = call.token_path()
-        for earlier in before:
-            row.context(earlier)
-        completion_id = last.node.completion_id
-        row.turn(last, worth[completion_id])
-        if row.has_trained_tokens:
-            yield row.row(completion_id, worth[completion_id], homes[completion_id])
+        if has_trained_tokens(call.node):
+            completion_id = call.node.completion_id
+            row = RowBuilder()
+            row.insert(call.prompt())
+            row.turn(call.node, values.returns[completion_id])
+            yield row.row(row_id=completion_id, **values.of_row(completion_id))
 
 
-def _step(tree: CallTree, worth: _Worth, homes: _Homes) -> Iterator[TokenRow]:
+def _step(tree: CallTree, values: _Values) -> Iterator[TokenRow]:
     line = tree.find("").message_path() if len(tree) else []
     places = {call.node.completion_id: place for place, call in enumerate(line)}
     for call in tree:
-        row = RowBuilder()
-        *before, last = call.token_path()
-        for earlier in before:
-            row.context(earlier)
-        completion_id = last.node.completion_id
-        row.turn(last, own_reward(last))
-        if row.has_trained_tokens:
-            yield msgspec.structs.replace(
-                row.row(completion_id, worth[completion_id], homes[completion_id]),
+        if has_trained_tokens(call.node):
+            completion_id = call.node.completion_id
+            row = RowBuilder()
+            row.insert(call.prompt())
+            row.turn(call.node, own_reward(call))
+            yield row.row(
+                row_id=completion_id,
+                hashes=(observation_hash(call),),
                 first_turn=places.get(completion_id, -1),
-                turn_hashes=pack_int64([observation_hash(call)]),
+                **values.of_row(completion_id),
             )
 
 
 def observation_hash(call: Call) -> int:
-    """Names what was inserted before a call, salted with what its conversation began with."""
+    """Names the ids inserted before a call, salted with the first ids of its conversation."""
     task = bytes(call.message_path()[0].node.inserted_ids)
     salt = hashlib.blake2b(task, digest_size=16).digest()
     digest = hashlib.blake2b(bytes(call.node.inserted_ids), digest_size=8, key=salt).digest()
     return int.from_bytes(digest, "little", signed=True)
 
 
-def _concat(tree: CallTree, worth: _Worth, homes: _Homes) -> Iterator[TokenRow]:
+def _concat(tree: CallTree, values: _Values) -> Iterator[TokenRow]:
     order = {call.node.completion_id: index for index, call in enumerate(tree)}
     found: dict[Conversation, list[tuple[str, TokenRow]]] = {}
-    for first, row in _paths(tree, worth, homes):
-        found.setdefault(homes[first], []).append((first, row))
+    for first, row in _paths(tree, values):
+        found.setdefault(values.conversations[first], []).append((first, row))
     for rows in found.values():
         yield from (row for _, row in sorted(rows, key=lambda pair: order[pair[0]]))
 
 
-def _paths(tree: CallTree, worth: _Worth, homes: _Homes) -> Iterator[tuple[str, TokenRow]]:
-    """A row for every leaf that trains something, after the id of the first call that it trains."""
+def _paths(tree: CallTree, values: _Values) -> Iterator[tuple[str, TokenRow]]:
+    """Yields a row for every leaf that trains something, after the id of the first call it trains."""
     trained: set[str] = set()
-    for leaf in (call for call in tree if call.is_token_leaf):
+    for leaf in filter(tree.is_token_leaf, tree):
         row, first = RowBuilder(), ""
         for call in leaf.token_path():
             completion_id = call.node.completion_id
+            row.insert(call.node.inserted_ids)
             if completion_id in trained:
-                row.context(call)
+                row.insert(call.node.token_ids)
             else:
-                row.turn(call, own_reward(call), worth[completion_id])
-                first = first or (completion_id if row.has_trained_tokens else "")
+                row.turn(call.node, own_reward(call), values.returns[completion_id])
+                if not first and has_trained_tokens(call.node):
+                    first = completion_id
                 trained.add(completion_id)
-        if row.has_trained_tokens:
-            yield first, row.row(leaf.node.completion_id, worth[first], homes[first])
+        if first:
+            yield first, row.row(row_id=leaf.node.completion_id, **values.of_row(first))
 
 
-_STYLES: dict[ExportStyle, Callable[[CallTree, _Worth, _Homes], Iterator[TokenRow]]] = {
+_STYLES: dict[ExportStyle, Callable[[CallTree, _Values], Iterator[TokenRow]]] = {
     ExportStyle.INDIVIDUAL: _individual,
     ExportStyle.CONCAT: _concat,
     ExportStyle.STEP: _step,

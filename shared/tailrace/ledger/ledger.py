@@ -1,8 +1,8 @@
-"""One episode's conversations with their tokens: what was asked, what was sampled, what it was worth.
+"""Transcript of one episode: its conversations with their prompts, sampled tokens and rewards.
 
-Invariants: a token is trained only if an engine sampled it, and by one row only; a prompt is made of
-recorded ids and newly inserted ones, never of a reply encoded again; recording a call twice changes
-nothing; a ledger restored from its nodes is the same ledger.
+Invariants: a token is trained only if an engine sampled it, and by one row only; a prompt consists of
+recorded ids and newly inserted ids, never of a reply that was encoded again; recording a call twice
+changes nothing; a ledger restored from its nodes is the same ledger.
 """
 
 from __future__ import annotations
@@ -16,11 +16,14 @@ from numpy.typing import NDArray
 
 from tailrace.chat import ParsedReply, Renderer
 from tailrace.config.chat import ReasoningPolicy
-from tailrace.ledger.export import export_rows
-from tailrace.ledger.prompt import Prompt, Sampled
-from tailrace.ledger.prompting import prompt_of_messages, prompt_of_tokens
+from tailrace.ledger.export import export_rows, export_turns
+from tailrace.ledger.prompting import (
+    Prompt,
+    Sampled,
+    prompt_of_messages,
+    prompt_of_tokens,
+)
 from tailrace.ledger.returns import conversations, own_reward
-from tailrace.ledger.row_builder import trained_tokens
 from tailrace.ledger.tree import CallTree
 from tailrace_protos.base import pack_float32, pack_int32
 from tailrace_protos.chat import ChatMessage, ToolSchema
@@ -30,13 +33,13 @@ from tailrace_protos.trajectory import TokenRow
 
 
 class Ledger:
-    """A tree of calls; pure: it reads no clock, calls no engine and keeps nothing anywhere else."""
+    """Tree of calls. Pure: it reads no clock, calls no engine and stores nothing elsewhere."""
 
     def __init__(self, renderer: Renderer, *, reasoning: ReasoningPolicy = "keep") -> None:
         self._renderer = renderer
         self._reasoning: ReasoningPolicy = reasoning
         self._tree = CallTree()
-        self._num_sampled = 0
+        self._unanswered: Prompt | None = None
 
     @classmethod
     def restore(
@@ -46,14 +49,14 @@ class Ledger:
         *,
         reasoning: ReasoningPolicy = "keep",
     ) -> Ledger:
-        """The ledger whose `nodes` these are."""
+        """Builds the ledger that has these `nodes`."""
         ledger = cls(renderer, reasoning=reasoning)
         for node in nodes:
             ledger.add(node)
         return ledger
 
     def prepare(self, messages: Sequence[ChatMessage], tools: Sequence[ToolSchema] = ()) -> Prompt:
-        """How to ask for the next reply of a conversation given as text; records nothing.
+        """Makes the prompt for the next reply of a conversation given as text; records nothing.
 
         Raises `ValueError` without messages, `TemplateError` if the template cannot render them.
         """
@@ -66,13 +69,35 @@ class Ledger:
     def prepare_tokens(
         self, prompt_ids: NDArray[np.int32], messages: Sequence[ChatMessage] = ()
     ) -> Prompt:
-        """How to ask with these ids [P]; `messages` are the new ones, if the caller has them as text.
+        """Makes the prompt of these ids [P]; `messages` are the new ones, if the caller has their text.
 
-        Ids that go exactly through a recorded call continue it; all others begin a conversation.
+        Ids that begin with all ids of a recorded call continue that call; others begin a conversation.
         """
         if not len(prompt_ids):
             raise ValueError("a prompt needs at least one token")
         return prompt_of_tokens(self._tree, prompt_ids, tuple(messages))
+
+    def continue_from(
+        self,
+        parent_id: str,
+        inserted_ids: NDArray[np.int32],
+        messages: tuple[ChatMessage, ...] = (),
+        *,
+        whole: bool = False,
+    ) -> Prompt:
+        """Makes the prompt that appends ids [o] to a recorded call, without any search.
+
+        An empty `parent_id` begins a conversation. `whole`: the ids are the whole prompt, which
+        continues the parent's messages but not its tokens. Raises `UnknownCompletionError`.
+        """
+        if not parent_id or whole:
+            return Prompt(parent_id, messages, inserted_ids, inserted_ids, False, (), whole)
+        raw = self._tree.find(parent_id).sequence() + inserted_ids.tobytes()
+        return Prompt(parent_id, messages, inserted_ids, np.frombuffer(raw, np.int32), False)
+
+    def leave_unanswered(self, prompt: Prompt) -> None:
+        """Keeps a prompt that no budget is left for: a row of all turns shows it at its end."""
+        self._unanswered = prompt
 
     def record(
         self,
@@ -81,11 +106,13 @@ class Ledger:
         parsed: ParsedReply | ChatMessage,
         completion_id: str,
     ) -> LedgerNode:
-        """Keep a call's tokens and its reply; a call that is there already is returned as it is."""
-        if completion_id in self._tree:
-            return self._tree.find(completion_id).node
-        if isinstance(parsed, ChatMessage):
-            parsed = ParsedReply(parsed)
+        """Keeps a call's tokens and its reply; returns a call that is already recorded as it is."""
+        known = self._tree.get(completion_id)
+        if known is not None:
+            return known.node
+        reply, num_malformed = (
+            (parsed, 0) if isinstance(parsed, ChatMessage) else (parsed.message, parsed.num_malformed)
+        )
         node = LedgerNode(
             completion_id=completion_id,
             parent_id=prompt.parent_id,
@@ -95,39 +122,37 @@ class Ledger:
             inference_logprobs=pack_float32(generation.inference_logprobs),
             spans=generation.spans,
             finish_reason=generation.finish_reason or FinishReason.ABORT,
-            reply=parsed.message,
+            reply=reply,
             tools=prompt.tools,
             is_rendered_whole=prompt.is_rendered_whole,
             is_fork=prompt.is_fork,
-            num_malformed=parsed.num_malformed,
+            num_malformed=num_malformed,
         )
-        self.add(node)
+        self._tree.add(node)
         return node
 
     def add(self, node: LedgerNode) -> None:
-        """Take over a node as it is, also in the place of one with the same id.
+        """Takes over a node as it is; it replaces a node of the same id.
 
-        Raises `UnknownCompletionError` if its parent is not there.
+        Raises `UnknownCompletionError` if its parent is missing.
         """
-        if node.completion_id not in self._tree:
-            self._num_sampled += len(node.token_ids) // 4
         self._tree.add(node)
 
     def mask(self, completion_id: str, reason: str) -> LedgerNode:
-        """Never train the tokens of a call; raises `UnknownCompletionError`."""
+        """Excludes the tokens of a call from training; raises `UnknownCompletionError`."""
         node = self._tree.find(completion_id).node
         return self._replace(msgspec.structs.replace(node, is_masked=True, mask_reason=reason))
 
     def set_reward(self, reward: float, completion_id: str = "") -> LedgerNode:
-        """What a call was worth, the last one for an empty id; raises `UnknownCompletionError`."""
+        """Sets the reward of a call, the last one for an empty id; raises `UnknownCompletionError`."""
         node = self._tree.find(completion_id).node
         return self._replace(msgspec.structs.replace(node, reward=float(reward)))
 
     def settle(self, reward: float) -> None:
-        """Let the rewards of all calls add up to `reward`, the episode's; needs a call.
+        """Makes the rewards of all calls sum to `reward`, the episode's; needs a call.
 
-        What is missing belongs to the newest call of the conversations that were given a reward, to the
-        newest of all where none was.
+        The difference goes to the newest call of the conversations that were given a reward, or to the
+        newest call of all if none was.
         """
         homes = conversations(self._tree)
         rewarded = [name for name, home in homes.items() if home.has_reward]
@@ -139,34 +164,64 @@ class Ledger:
     @property
     def num_sampled(self) -> int:
         """Tokens sampled by all calls."""
-        return self._num_sampled
+        return self._tree.num_sampled
+
+    def __len__(self) -> int:
+        return len(self._tree)
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens inserted and sampled by all calls."""
+        return sum(len(call.node.inserted_ids) + len(call.node.token_ids) for call in self._tree) // 4
+
+    @property
+    def num_nonfinite(self) -> int:
+        """Sampled tokens of calls that are not masked whose log-probability is not finite."""
+        nodes = (call.node for call in self._tree)
+        raw = b"".join(node.inference_logprobs for node in nodes if not node.is_masked)
+        return int(np.count_nonzero(~np.isfinite(np.frombuffer(raw, "<f4"))))
 
     @property
     def nodes(self) -> tuple[LedgerNode, ...]:
-        """All calls in the order of their recording."""
+        """Nodes of all calls in the order of their recording."""
         return tuple(call.node for call in self._tree)
 
     def rows(self, style: ExportStyle, turn_discount: float = 1.0) -> tuple[TokenRow, ...]:
-        """The rows to train (`tailrace.ledger.export`)."""
+        """Exports the rows to train (`tailrace.ledger.export`)."""
         return export_rows(self._tree, style, turn_discount)
 
+    def turn_rows(
+        self, style: ExportStyle, reward: float, rewards: Sequence[float], hashes: Sequence[int]
+    ) -> tuple[TokenRow, ...]:
+        """Exports the first K calls as turns of one line with K `rewards` and observation `hashes`.
+
+        Every row is credited `reward`, the episode's. See `tailrace.ledger.export.export_turns`.
+        """
+        calls = list(self._tree)[: len(rewards)]
+        return export_turns(calls, style, reward, rewards, hashes, self._unanswered)
+
     def messages(self, completion_id: str = "") -> tuple[ChatMessage, ...]:
-        """The conversation of a call with its reply; of the last call for an empty id."""
+        """Returns the conversation of a call with its reply; of the last call for an empty id.
+
+        A prompt that was left unanswered ends the conversation of the last call.
+        """
         path = self._tree.find(completion_id).message_path()
-        return tuple(message for call in path for message in (*call.node.messages, call.node.reply))
+        said = [message for call in path for message in (*call.node.messages, call.node.reply)]
+        if self._unanswered is not None and not completion_id:
+            said += self._unanswered.messages
+        return tuple(said)
 
     def counts(self) -> dict[str, float]:
-        """What is to be counted of the calls, as metrics."""
+        """Counts calls, forks, tool calls and masked tokens, as metrics."""
         nodes = self.nodes
-        unfit = sum(int((~trained_tokens(node)).sum()) for node in nodes if not node.is_masked)
         counts = {
             "num_calls": len(nodes),
-            "num_sampled_tokens": self._num_sampled,
+            "num_sampled_tokens": self.num_sampled,
             "num_forks": sum(node.is_fork for node in nodes),
             "num_malformed_tool_calls": sum(node.num_malformed for node in nodes),
             "num_tool_calls": sum(len(node.reply.tool_calls) for node in nodes),
             "num_masked_calls": sum(node.is_masked for node in nodes),
-            "num_nonfinite_tokens": unfit,
+            "num_nonfinite_tokens": self.num_nonfinite,
         }
         return {name: float(count) for name, count in counts.items()}
 

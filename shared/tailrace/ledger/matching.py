@@ -1,19 +1,25 @@
-"""Finds the recorded call that a conversation continues: by its messages, or by its tokens."""
+"""Finds the recorded call that a conversation continues, by its messages or by its tokens.
+
+Two messages are the same if role, content, canonical tool calls and the answered call agree. Arguments
+of tool calls are compared as JSON values: the order of keys and white space do not matter, ids of tool
+calls do. White space around a reply does not matter: clients strip it. Reasoning is compared apart.
+"""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable
+from functools import lru_cache
 from typing import NamedTuple
 
-from tailrace.ledger.identity import is_same_message, is_same_reasoning
 from tailrace.ledger.tree import Call, CallTree
-from tailrace_protos.chat import ChatMessage
+from tailrace_protos.chat import ChatMessage, ToolCall
 
 
 class Match(NamedTuple):
-    """The deepest call that the conversation goes through; `num` messages or bytes are its own.
+    """Deepest call on the conversation's path; so many (`num`) of its messages or bytes are recorded.
 
-    `has_reasoning`: the caller still knows the thoughts of all replies that it goes through.
+    `has_reasoning`: the caller still has the reasoning of all replies on that path.
     """
 
     call: Call | None = None
@@ -22,15 +28,16 @@ class Match(NamedTuple):
 
 
 def match_messages(tree: CallTree, messages: tuple[ChatMessage, ...]) -> Match:
-    """By message identity. Thoughts that a client left out do not matter, changed ones do."""
+    """Matches by message identity. Missing reasoning is ignored; changed reasoning is not."""
     best = match = Match()
     open_matches = [match]
     while open_matches:
         match = open_matches.pop()
         if match.num > best.num:
             best = match
-        children = match.call.children if match.call else tree.roots
-        for child in reversed(children):  # of equally deep matches the first recorded one wins
+        for child in reversed(
+            tree.children(match.call)
+        ):  # of equally deep matches the first recorded call wins
             onward = _child_match(match, child, messages)
             if onward is not None:
                 open_matches.append(onward)
@@ -38,7 +45,7 @@ def match_messages(tree: CallTree, messages: tuple[ChatMessage, ...]) -> Match:
 
 
 def match_tokens(tree: CallTree, prompt: bytes) -> Match:
-    """By exact prefix of ids, given as raw bytes."""
+    """Matches by exact prefix of ids, given as raw bytes."""
     best = Match()
     open_matches = [best]
     while open_matches:
@@ -59,10 +66,7 @@ def match_tokens(tree: CallTree, prompt: bytes) -> Match:
 
 
 def is_rewritten(tree: CallTree, match: Match, prompt: bytes) -> bool:
-    """Whether the ids behind the match begin as a recorded prompt does and go on in another way.
-
-    That is what a caller does who encodes a sampled reply anew.
-    """
+    """Detects a reply that was encoded again: after a recorded prompt, the ids differ."""
     rest = prompt[match.num :]
     return any(
         len(rest) > len(child.node.inserted_ids) and rest.startswith(bytes(child.node.inserted_ids))
@@ -73,12 +77,12 @@ def is_rewritten(tree: CallTree, match: Match, prompt: bytes) -> bool:
 
 def _token_children(tree: CallTree, call: Call | None) -> Iterable[Call]:
     if call is not None:
-        return (child for child in call.children if not child.node.is_rendered_whole)
+        return (child for child in tree.children(call) if not child.node.is_rendered_whole)
     return (child for child in tree if child.token_parent is None)
 
 
 def _child_match(match: Match, child: Call, messages: tuple[ChatMessage, ...]) -> Match | None:
-    """The match that goes on through `child`, if the messages do."""
+    """Extends the match by `child` if the messages continue through it."""
     node, begun = child.node, match.num
     inserted = node.messages
     reply_at = begun + len(inserted)
@@ -86,7 +90,7 @@ def _child_match(match: Match, child: Call, messages: tuple[ChatMessage, ...]) -
         return None
     ours, theirs = node.reply, messages[reply_at]
     has_reasoning = match.has_reasoning
-    if ours != theirs:  # equality costs a fraction of the closer look
+    if ours != theirs:  # equality costs a fraction of the comparison below
         if not is_same_message(ours, theirs):
             return None
         if not is_same_reasoning(ours, theirs):
@@ -97,3 +101,42 @@ def _child_match(match: Match, child: Call, messages: tuple[ChatMessage, ...]) -
     if new != inserted and not all(map(is_same_message, inserted, new)):
         return None
     return Match(child, reply_at + 1, has_reasoning)
+
+
+def is_same_message(ours: ChatMessage, theirs: ChatMessage) -> bool:
+    """Compares a client's message with the recorded one; ignores reasoning and the tool's name."""
+    if ours == theirs:
+        return True
+    if ours.role != theirs.role or ours.tool_call_id != theirs.tool_call_id:
+        return False
+    if ours.role == "assistant":
+        return ours.content.strip() == theirs.content.strip() and _is_same_calls(
+            ours.tool_calls, theirs.tool_calls
+        )
+    return ours.content == theirs.content and _is_same_calls(ours.tool_calls, theirs.tool_calls)
+
+
+def is_same_reasoning(ours: ChatMessage, theirs: ChatMessage) -> bool:
+    """Compares the reasoning, without white space around it."""
+    return ours.reasoning.strip() == theirs.reasoning.strip()
+
+
+def _is_same_calls(ours: tuple[ToolCall, ...], theirs: tuple[ToolCall, ...]) -> bool:
+    return len(ours) == len(theirs) and all(
+        our.id == their.id
+        and our.name == their.name
+        and (
+            our.arguments == their.arguments
+            or canonical_arguments(our.arguments) == canonical_arguments(their.arguments)
+        )
+        for our, their in zip(ours, theirs, strict=True)
+    )
+
+
+@lru_cache(1024)
+def canonical_arguments(arguments: str) -> str:
+    """Renders JSON with sorted keys and no white space; other text stays; no text is an empty dict."""
+    try:
+        return json.dumps(json.loads(arguments or "{}"), sort_keys=True, separators=(",", ":"))
+    except (RecursionError, ValueError):
+        return arguments.strip()

@@ -1,13 +1,15 @@
-"""From a conversation to the tokens that it is asked with: continue a recorded call, or begin anew.
+"""Prompts of calls: the tokens that continue a recorded call, or that begin a conversation.
 
-A recorded call is continued if its messages are the conversation's, its tools are the same, the
-template can be appended to and, with `reasoning: fork`, nobody drops thoughts. Otherwise all is
-rendered anew; then the call continues its parent's messages, for returns, but not its tokens.
+A conversation given as text continues a recorded call if its messages are the conversation's, its tools
+are the same, the template can be appended to and, with `reasoning: fork`, no reasoning is dropped.
+Otherwise the template renders all messages anew: then the call continues its parent's messages, for
+returns, but not its tokens.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,10 +17,46 @@ from numpy.typing import NDArray
 from tailrace.chat import Renderer, TemplateNotAppendableError
 from tailrace.config.chat import ReasoningPolicy
 from tailrace.ledger.matching import Match, is_rewritten, match_messages, match_tokens
-from tailrace.ledger.prompt import Prompt
 from tailrace.ledger.tree import Call, CallTree
 from tailrace_protos.base import as_int32
 from tailrace_protos.chat import ChatMessage, ToolSchema
+from tailrace_protos.generation import FinishReason, TokenSpan
+
+
+class Prompt(NamedTuple):
+    """Prompt of one call: `prompt_ids` go to the engine, the whole prompt to `Ledger.record`.
+
+    `is_rendered_whole`: it continues the parent's messages, but none of its tokens.
+    `is_fork`: text of a reply was inserted instead of its tokens, or all messages were rendered anew.
+    """
+
+    parent_id: str  # empty: a conversation begins here
+    messages: tuple[ChatMessage, ...]  # the new ones
+    inserted_ids: NDArray[np.int32]  # [o]
+    prompt_ids: NDArray[np.int32]  # [P] all tokens; its last o are `inserted_ids`
+    is_fork: bool
+    tools: tuple[ToolSchema, ...] = ()
+    is_rendered_whole: bool = False
+
+
+class Sampled(Protocol):
+    """Answer of an engine, as `tailrace.channel` collects it; [t] tokens."""
+
+    @property
+    def token_ids(self) -> NDArray[np.int32]:
+        """Ids [t]."""
+
+    @property
+    def inference_logprobs(self) -> NDArray[np.float32]:
+        """Log-probabilities [t] of the ids."""
+
+    @property
+    def spans(self) -> tuple[TokenSpan, ...]:
+        """Provenance of the ids; the numbers of tokens sum to t."""
+
+    @property
+    def finish_reason(self) -> FinishReason | None:
+        """None if the call did not end by itself."""
 
 
 def prompt_of_messages(
@@ -28,7 +66,7 @@ def prompt_of_messages(
     messages: tuple[ChatMessage, ...],
     tools: tuple[ToolSchema, ...],
 ) -> Prompt:
-    """The prompt of a conversation given as text; raises `TemplateError` if it cannot be rendered."""
+    """Makes the prompt of a conversation given as text; raises `TemplateError` if rendering fails."""
     match = match_messages(tree, messages)
     new = messages[match.num :]
     has_foreign_reply = any(message.role == "assistant" for message in new)
@@ -47,7 +85,7 @@ def prompt_of_messages(
 def prompt_of_tokens(
     tree: CallTree, prompt_ids: NDArray[np.int32], messages: tuple[ChatMessage, ...]
 ) -> Prompt:
-    """The prompt of a caller that keeps tokens himself."""
+    """Makes the prompt of a caller that keeps tokens itself, by a search for the longest prefix."""
     raw = np.ascontiguousarray(prompt_ids, dtype=np.int32).tobytes()
     match = match_tokens(tree, raw)
     ids = as_int32(memoryview(raw))
@@ -67,12 +105,12 @@ def _continued(
     messages: Sequence[ChatMessage],
     tools: tuple[ToolSchema, ...],
 ) -> NDArray[np.int32] | None:
-    """The ids to append to the matched call's; None if its tokens cannot be continued."""
+    """Returns the ids to append to the matched call's; None if its tokens cannot be continued."""
     call = match.call
     assert call is not None
     if call.node.tools != tools:
         return None
-    # The recorded reply, not the client's copy of it: the same by identity, with its thoughts.
+    # The recorded reply replaces the client's copy of it, which may lack the reasoning.
     history = (*messages[: match.num - 1], call.node.reply)
     new = messages[match.num :]
     try:
@@ -92,14 +130,14 @@ def _keeps_thoughts(
     new: Sequence[ChatMessage],
     tools: tuple[ToolSchema, ...],
 ) -> bool:
-    """Whether neither the client nor the template drops thoughts that the tokens still hold."""
+    """Checks that neither the client nor the template drops reasoning that the tokens still hold."""
     assert match.call is not None
     thinks = any(call.node.reply.reasoning for call in match.call.token_path())
     return not thinks or (match.has_reasoning and renderer.keeps_reasoning(history, new, tools))
 
 
 def _last_id(call: Call) -> int | None:
-    """The newest sampled id of a call; None if it sampled nothing."""
+    """Newest sampled id of a call; None if it sampled nothing."""
     sampled = as_int32(call.node.token_ids)
     return int(sampled[-1]) if len(sampled) else None
 

@@ -1,25 +1,26 @@
-"""What each call was worth: R_i = r_i + γ · mean of the returns of the calls that continue it.
+"""Returns of calls: R_i = r_i + γ · mean of the returns of the calls that continue call i.
 
-Along the message tree, not along the order of recording: a sub-agent's conversation is a tree of its
-own and gets nothing of the main agent's rewards. Calls without a reward of their own count 0.
+Returns follow the message tree, not the order of recording: a sub-agent's conversation is a tree of its
+own and gets nothing of the main agent's rewards. A call without a reward of its own counts 0.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from tailrace.ledger.tree import Call, CallTree
 
 
 class Conversation(NamedTuple):
-    """A message tree: all calls that go back to one."""
+    """Message tree: all calls that descend from one first call."""
 
     place: int  # in the order in which they began
-    has_reward: bool  # whether any of its calls was given one, be it 0
+    has_reward: bool  # any of its calls was given a reward, even 0
 
 
 def conversations(tree: CallTree) -> dict[str, Conversation]:
-    """The conversation of every call by its completion id."""
+    """Maps each completion id to its conversation."""
     places: dict[str, int] = {}
     num_begun = 0
     for call in tree:  # parents stand before their children
@@ -32,19 +33,21 @@ def conversations(tree: CallTree) -> dict[str, Conversation]:
 
 
 def returns(tree: CallTree, turn_discount: float) -> dict[str, float]:
-    """The return of every call by its completion id."""
+    """Maps each completion id to its call's return."""
     found: dict[str, float] = {}
     for call in reversed(list(tree)):  # children stand behind their parents
-        found[call.node.completion_id] = own_reward(call) + turn_discount * _mean(call, found)
+        found[call.node.completion_id] = own_reward(call) + turn_discount * _mean(
+            tree.children(call), found
+        )
     return found
 
 
 def own_reward(call: Call) -> float:
-    """The reward set for the call itself, 0 if none is."""
+    """Reward of the call itself, 0 if none was set."""
     return call.node.reward or 0.0
 
 
-def _mean(call: Call, found: dict[str, float]) -> float:
-    if not call.children:
+def _mean(children: Sequence[Call], found: dict[str, float]) -> float:
+    if not children:
         return 0.0
-    return sum(found[child.node.completion_id] for child in call.children) / len(call.children)
+    return sum(found[child.node.completion_id] for child in children) / len(children)

@@ -1,23 +1,23 @@
-"""Calls to the arrays of one row.
+"""Builder of one row: pieces of raw bytes, joined once.
 
 Invariants: all three arrays have one length; a position is trained only if an engine sampled it, its
-log-probability is finite and its call is not masked; all others have log-probability 0 and no span.
+log-probability is finite and its call is not masked; all other positions have log-probability 0.
 """
 
 from __future__ import annotations
 
-import numpy as np
-from numpy.typing import NDArray
+from collections.abc import Iterable
 
-from tailrace.ledger.returns import Conversation
-from tailrace.ledger.tree import Call
+import numpy as np
+
 from tailrace.provenance import join_spans, kept_spans
 from tailrace_protos.base import (
+    EMPTY,
+    Int32Bytes,
     as_float32,
-    as_int32,
     pack_float32,
     pack_int32,
-    pack_uint8,
+    pack_int64,
 )
 from tailrace_protos.generation import TokenSpan
 from tailrace_protos.session import LedgerNode
@@ -25,73 +25,83 @@ from tailrace_protos.trajectory import TokenRow
 
 
 class RowBuilder:
-    """Grows by whole calls; `has_trained_tokens` tells whether the row is of use."""
+    """Grows by inserted ids and by the sampled tokens of whole calls."""
 
     def __init__(self) -> None:
-        self._ids: list[NDArray[np.int32]] = []
-        self._trained: list[NDArray[np.bool_]] = []
-        self._logprobs: list[NDArray[np.float32]] = []
+        self._ids: list[bytes | memoryview] = []
+        self._mask: list[bytes] = []
+        self._logprobs: list[bytes | memoryview] = []
         self._turn_ends: list[int] = []
         self._turn_rewards: list[float] = []
         self._turn_returns: list[float] = []
-        self._spans: list[TokenSpan] = []  # of all trained tokens
-        self._num_tokens = 0
-        self.has_trained_tokens = False
+        self._spans: list[TokenSpan] = []  # of all tokens with mask 1
+        self._num_bytes = 0
 
-    def context(self, call: Call) -> None:
-        """Append a call that another row trains, or none."""
-        self._append(as_int32(call.node.inserted_ids))
-        self._append(as_int32(call.node.token_ids))
+    def insert(self, ids: bytes | Int32Bytes) -> None:
+        """Appends ids [o] that this row does not train."""
+        self._ids.append(ids)
+        self._mask.append(bytes(len(ids) // 4))
+        self._logprobs.append(bytes(len(ids)))
+        self._num_bytes += len(ids)
 
-    def turn(self, call: Call, reward: float, worth: float | None = None) -> None:
-        """Append a call that this row trains; `reward` is its turn's, `worth` its return in the tree.
+    def turn(self, node: LedgerNode, reward: float, turn_return: float | None = None) -> None:
+        """Appends the sampled tokens [t] of a call that this row trains, with its turn's reward.
 
-        A row has the returns of all of its turns or of none.
+        A row has the returns of all its turns or of none.
         """
-        node = call.node
-        self._append(as_int32(node.inserted_ids))
-        logprobs = as_float32(node.inference_logprobs)
-        trained = trained_tokens(node)
-        self._append(as_int32(node.token_ids), trained, logprobs)
-        self._spans += kept_spans(node.spans, trained)
-        self._turn_ends.append(self._num_tokens)
+        if node.is_masked:
+            self.insert(node.token_ids)
+        else:
+            self._ids.append(node.token_ids)
+            self._mask.append(b"\1" * (len(node.token_ids) // 4))
+            self._logprobs.append(node.inference_logprobs)
+            self._spans += node.spans
+            self._num_bytes += len(node.token_ids)
+        self._turn_ends.append(self._num_bytes // 4)
         self._turn_rewards.append(reward)
-        if worth is not None:
-            self._turn_returns.append(worth)
-        self.has_trained_tokens = self.has_trained_tokens or bool(trained.any())
+        if turn_return is not None:
+            self._turn_returns.append(turn_return)
 
-    def row(self, row_id: str, reward: float, conversation: Conversation) -> TokenRow:
-        """The row; `reward` is the return credited to it."""
+    def row(
+        self,
+        reward: float,
+        row_id: str = "",
+        *,
+        hashes: Iterable[int] = (),
+        first_turn: int = -1,
+        conversation: int = 0,
+        has_reward: bool = True,
+    ) -> TokenRow:
+        """Builds the row; `reward` is the return credited to it, `hashes` name the observations."""
+        mask, logprobs = b"".join(self._mask), b"".join(self._logprobs)
+        spans = join_spans(self._spans)
+        finite = np.isfinite(np.frombuffer(logprobs, "<f4"))
+        if not finite.all():
+            is_sampled = np.frombuffer(mask, np.bool_)
+            spans = kept_spans(spans, finite[is_sampled])
+            mask = (is_sampled & finite).tobytes()
+            logprobs = np.where(finite, np.frombuffer(logprobs, "<f4"), np.float32(0)).tobytes()
         return TokenRow(
-            token_ids=pack_int32(np.concatenate(self._ids)),
-            loss_mask=pack_uint8(np.concatenate(self._trained).astype(np.uint8)),
-            inference_logprobs=pack_float32(np.concatenate(self._logprobs)),
-            spans=join_spans(self._spans),
+            token_ids=_view(b"".join(self._ids)),
+            loss_mask=_view(mask),
+            inference_logprobs=_view(logprobs),
+            spans=spans,
             turn_ends=pack_int32(self._turn_ends),
             turn_rewards=pack_float32(self._turn_rewards),
             reward=reward,
             row_id=row_id,
+            turn_hashes=pack_int64(list(hashes)),
+            first_turn=first_turn,
             turn_returns=pack_float32(self._turn_returns),
-            conversation=conversation.place,
-            has_reward=conversation.has_reward,
+            conversation=conversation,
+            has_reward=has_reward,
         )
 
-    def _append(
-        self,
-        ids: NDArray[np.int32],
-        trained: NDArray[np.bool_] | None = None,
-        logprobs: NDArray[np.float32] | None = None,
-    ) -> None:
-        num = len(ids)
-        is_trained = np.zeros(num, np.bool_) if trained is None else trained
-        self._ids.append(ids)
-        self._trained.append(is_trained)
-        zeros = np.zeros(num, np.float32)
-        self._logprobs.append(zeros if logprobs is None else np.where(is_trained, logprobs, zeros))
-        self._num_tokens += num
+
+def has_trained_tokens(node: LedgerNode) -> bool:
+    """True if any sampled token of the call may be trained."""
+    return not node.is_masked and bool(np.isfinite(as_float32(node.inference_logprobs)).any())
 
 
-def trained_tokens(node: LedgerNode) -> NDArray[np.bool_]:
-    """Which sampled tokens [t] of a call may be trained."""
-    logprobs = as_float32(node.inference_logprobs)
-    return np.zeros(len(logprobs), np.bool_) if node.is_masked else np.isfinite(logprobs)
+def _view(raw: bytes) -> memoryview:
+    return memoryview(raw) if raw else EMPTY

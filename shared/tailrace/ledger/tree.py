@@ -1,16 +1,28 @@
-"""The tree of calls: who continues whom, by messages and by tokens.
+"""Tree of calls: each call continues a parent by its messages, and usually by its tokens too.
 
 Invariants: a call's parent stands before it; a call that was rendered whole continues its parent's
-messages but none of its tokens; nodes are only ever added, or replaced by one of the same tokens.
+messages but none of its tokens; nodes are only added, or replaced by a node with the same tokens.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 
-from tailrace.ledger.errors import UnknownCompletionError
 from tailrace_protos.session import LedgerNode
+
+
+class UnknownCompletionError(KeyError):
+    """No recorded call has this id. Attributes: `completion_id`, `num_calls` (recorded ones)."""
+
+    def __init__(self, completion_id: str, num_calls: int) -> None:
+        super().__init__(completion_id)
+        self.completion_id = completion_id
+        self.num_calls = num_calls
+
+    def __str__(self) -> str:
+        name = f"call {self.completion_id!r}" if self.completion_id else "last call"
+        return f"the ledger has no {name}: {self.num_calls} calls are recorded; use the id of one"
 
 
 @dataclass(slots=True, eq=False)
@@ -19,21 +31,15 @@ class Call:
 
     node: LedgerNode
     parent: Call | None
-    num_tokens: int  # of the whole conversation, this call's reply included
-    children: list[Call] = field(default_factory=list)
+    _sequence: bytes | None = None  # kept for the newest call of a conversation only
 
     @property
     def token_parent(self) -> Call | None:
-        """The call whose tokens this one's begin with."""
+        """Call whose tokens this call's begin with."""
         return None if self.node.is_rendered_whole else self.parent
 
-    @property
-    def is_token_leaf(self) -> bool:
-        """Whether no other call's tokens begin with this one's."""
-        return all(child.node.is_rendered_whole for child in self.children)
-
     def message_path(self) -> list[Call]:
-        """The calls of the conversation, from its beginning to this one."""
+        """Calls of the conversation, from its beginning to this one."""
         path: list[Call] = []
         call: Call | None = self
         while call is not None:
@@ -42,7 +48,7 @@ class Call:
         return path[::-1]
 
     def token_path(self) -> list[Call]:
-        """The calls whose tokens stand in this one's sequence, in order."""
+        """Calls whose tokens stand in this one's sequence, in order."""
         path: list[Call] = []
         call: Call | None = self
         while call is not None:
@@ -51,19 +57,34 @@ class Call:
         return path[::-1]
 
     def sequence(self) -> bytes:
-        """Raw ids of the whole conversation, its reply included."""
-        parts: list[bytes | memoryview] = []
-        for call in self.token_path():
-            parts += (call.node.inserted_ids, call.node.token_ids)
-        return b"".join(parts)
+        """Raw ids of the whole conversation, this call's reply included."""
+        if self._sequence is None:
+            parent = self.token_parent
+            if parent is not None and parent._sequence is not None:
+                before, parent._sequence = parent._sequence, None
+                self._sequence = b"".join((before, self.node.inserted_ids, self.node.token_ids))
+            else:
+                nodes = (call.node for call in self.token_path())
+                parts = (part for node in nodes for part in (node.inserted_ids, node.token_ids))
+                self._sequence = b"".join(parts)
+        return self._sequence
+
+    def prompt(self) -> bytes:
+        """Raw ids of the call's prompt."""
+        sequence = self.sequence()
+        return sequence[: len(sequence) - len(self.node.token_ids)]
 
 
 class CallTree:
-    """All calls in the order of their recording."""
+    """Calls in the order of their recording.
+
+    Calls refer to their parents only: without reference cycles, a finished ledger is freed at once.
+    """
 
     def __init__(self) -> None:
-        self.roots: list[Call] = []
+        self.num_sampled = 0  # tokens of all calls
         self._calls: dict[str, Call] = {}
+        self._children: dict[str, list[Call]] | None = None  # by the parent's id, once it is needed
 
     def __len__(self) -> int:
         return len(self._calls)
@@ -71,11 +92,24 @@ class CallTree:
     def __iter__(self) -> Iterator[Call]:
         return iter(self._calls.values())
 
-    def __contains__(self, completion_id: object) -> bool:
-        return completion_id in self._calls
+    def get(self, completion_id: str) -> Call | None:
+        """Finds a call; None if it is not recorded."""
+        return self._calls.get(completion_id)
+
+    def children(self, call: Call | None) -> Sequence[Call]:
+        """Calls that continue a call's messages; for None, those that begin a conversation."""
+        if self._children is None:
+            self._children = {}
+            for each in self._calls.values():
+                self._children.setdefault(each.node.parent_id, []).append(each)
+        return self._children.get(call.node.completion_id if call else "", ())
+
+    def is_token_leaf(self, call: Call) -> bool:
+        """True if no other call's tokens begin with this one's."""
+        return all(child.node.is_rendered_whole for child in self.children(call))
 
     def find(self, completion_id: str) -> Call:
-        """The call, the last one for an empty id; raises `UnknownCompletionError`."""
+        """Finds a call, the last one for an empty id; raises `UnknownCompletionError`."""
         if not completion_id and self._calls:
             completion_id = next(reversed(self._calls))
         call = self._calls.get(completion_id)
@@ -84,15 +118,14 @@ class CallTree:
         return call
 
     def add(self, node: LedgerNode) -> Call:
-        """Add a call, or update one that is there; raises `UnknownCompletionError` for its parent."""
+        """Adds a call or updates a known one; raises `UnknownCompletionError` for an unknown parent."""
         known = self._calls.get(node.completion_id)
         if known is not None:
             known.node = node
             return known
         parent = self.find(node.parent_id) if node.parent_id else None
-        before = parent.num_tokens if parent and not node.is_rendered_whole else 0
-        num_tokens = before + (len(node.inserted_ids) + len(node.token_ids)) // 4
-        call = Call(node, parent, num_tokens)
-        (parent.children if parent else self.roots).append(call)
-        self._calls[node.completion_id] = call
+        self.num_sampled += len(node.token_ids) // 4
+        call = self._calls[node.completion_id] = Call(node, parent)
+        if self._children is not None:
+            self._children.setdefault(node.parent_id, []).append(call)
         return call

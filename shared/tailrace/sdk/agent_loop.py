@@ -1,15 +1,15 @@
-"""Agent loops: code that plays a row of a data set, turn by turn, with the model at its hand.
+"""Agent loops: user code that plays a row of a data set, turn by turn, with the model.
 
-Whatever a loop does, the tokens that are trained are those that the engine sampled: `chat` and
-`generate` keep them in the episode's ledger, and `finish` makes the trajectory from there. Several
-calls may run at once (`asyncio.gather`). A worker that dies is followed by another one that runs the
-loop again from the start: calls whose answer is known are answered from the journal, so a loop
-should depend on nothing but its row and the answers it gets.
+Training uses the tokens that the engine sampled, whatever a loop does: `chat` and `generate` keep them
+in the episode's ledger, and rows are exported from there. Several calls may run at once
+(`asyncio.gather`). If a worker dies, another worker runs the loop again from the start, and recorded
+calls are answered from the journal. So a loop should depend on nothing but its row and the answers.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import numpy as np
@@ -20,14 +20,13 @@ from tailrace_protos.chat import ChatMessage, ToolCall, ToolSchema
 from tailrace_protos.episode import Outcome
 from tailrace_protos.generation import FinishReason, SamplingParams
 from tailrace_protos.tool import ToolResult
-from tailrace_protos.trajectory import Trajectory
 
 if TYPE_CHECKING:  # rewards and tools import this package where no tokenizer is installed
     from tailrace.chat import Renderer
 
 
 class EpisodeOverError(Exception):
-    """Nothing is left of what the episode may use; let through by its loop, it is a policy failure.
+    """A limit of the episode is used up. If the loop lets it through, the episode is a policy failure.
 
     Attributes: `limit` (the configuration key), `reason`.
     """
@@ -39,7 +38,7 @@ class EpisodeOverError(Exception):
 
 
 class LoopLimits(NamedTuple):
-    """What one episode may use."""
+    """Limits of one episode."""
 
     max_episode_tokens: int  # of one conversation, inserted and sampled together
     max_new_tokens: int  # sampled, over all calls
@@ -52,7 +51,7 @@ class LoopLimits(NamedTuple):
 
 
 class Remaining(NamedTuple):
-    """What is left of the limits."""
+    """Rest of an episode's limits."""
 
     turns: int
     new_tokens: int
@@ -61,7 +60,7 @@ class Remaining(NamedTuple):
 
 
 class ChatReply(NamedTuple):
-    """What the model said. `malformed`: what is wrong with a tool call that could not be read."""
+    """Reply of the model. `malformed` says why a tool call could not be read."""
 
     message: ChatMessage
     finish_reason: FinishReason
@@ -71,18 +70,29 @@ class ChatReply(NamedTuple):
 
 
 class LoopTools(Protocol):
-    """The tools of an episode: those that its row names."""
+    """Tools of an episode: those that its row names."""
 
     @property
     def schemas(self) -> tuple[ToolSchema, ...]:
-        """What the model is told of them."""
+        """Descriptions of the tools for the model."""
 
     async def call(self, call: ToolCall, timeout_s: float | None = None) -> ToolResult:
-        """Run one call; errors that a model can read come as a result, others end the episode."""
+        """Runs one call. Errors that a model can read come as a result; others end the episode."""
+
+
+class EpisodeEnd(NamedTuple):
+    """End of an episode as its loop decides it; rewards are set with `EpisodePolicy.set_reward`."""
+
+    outcome: Outcome = Outcome.OK
+    reason: str = ""
+    metrics: Mapping[str, float] = MappingProxyType({})
+
+
+LoopResult = EpisodeEnd | float | Mapping[str, float] | None
 
 
 class EpisodePolicy(Protocol):
-    """The model, the tools and the books of one episode."""
+    """Model, tools and transcript of one episode."""
 
     __slots__ = ()
 
@@ -90,7 +100,7 @@ class EpisodePolicy(Protocol):
     """The tools that the row names."""
 
     limits: LoopLimits
-    """What the episode may use in all."""
+    """Limits of the whole episode."""
 
     @property
     def episode_id(self) -> str:
@@ -102,12 +112,12 @@ class EpisodePolicy(Protocol):
 
     @property
     def remaining(self) -> Remaining:
-        """What is left of the limits now."""
+        """Rest of the limits now."""
 
     async def chat(
         self, messages: Sequence[ChatMessage], tools: Sequence[ToolSchema] = ()
     ) -> ChatMessage:
-        """The model's answer to a conversation; raises `EpisodeOverError` if nothing is left."""
+        """Answers a conversation; raises `EpisodeOverError` if a limit is used up."""
         return (await self.complete(messages, tools)).message
 
     async def complete(
@@ -118,7 +128,7 @@ class EpisodePolicy(Protocol):
         max_new_tokens: int | None = None,
         sampling: SamplingParams | None = None,
     ) -> ChatReply:
-        """As `chat`, with everything that is known of the answer."""
+        """Answers as `chat` does, with the finish reason, the completion id and what was malformed."""
 
     async def generate(
         self,
@@ -126,14 +136,13 @@ class EpisodePolicy(Protocol):
         max_new_tokens: int | None = None,
         sampling: SamplingParams | None = None,
     ) -> Generation:
-        """The model's continuation of token ids [P]; it continues an earlier call if these ids begin
-        with all of that call's."""
+        """Continues token ids [P]; ids that begin with all ids of an earlier call continue it."""
 
     def set_reward(self, reward: float, completion_id: str = "") -> None:
-        """What a call was worth ("" is the newest one); rewards add up to the episode's return."""
+        """Sets the reward of a call ("" is the newest one); the rewards sum to the episode's return."""
 
     def mask(self, completion_id: str, reason: str) -> None:
-        """Never train the tokens of this call."""
+        """Excludes the tokens of this call from training."""
 
     def finish(
         self,
@@ -142,19 +151,20 @@ class EpisodePolicy(Protocol):
         *,
         outcome: Outcome = Outcome.OK,
         reason: str = "",
-    ) -> Trajectory:
-        """The episode as it stands. `reward` is that of the newest call."""
+    ) -> EpisodeEnd:
+        """Returns the end of the episode, for `run` to return; `reward` is that of the newest call."""
         if reward is not None:
             self.set_reward(reward)
-        return self.conclude(metrics or {}, outcome, reason)
-
-    def conclude(self, metrics: Mapping[str, float], outcome: Outcome, reason: str) -> Trajectory:
-        """The episode as it stands, with its rewards set; loops call `finish`."""
+        return EpisodeEnd(outcome, reason, metrics or {})
 
 
 class AgentLoop:
-    """Derive from this. One object plays one episode."""
+    """Base class of your loops. One object plays one episode."""
 
-    async def run(self, row: dict[str, Any], policy: EpisodePolicy) -> Trajectory:
-        """Play `row`; end with `return policy.finish(...)`. What it raises ends this episode only."""
+    async def run(self, row: dict[str, Any], policy: EpisodePolicy) -> LoopResult:
+        """Plays `row` to its end. An exception ends this episode only.
+
+        Returns `policy.finish(...)`; or the reward of the newest call; or rewards by completion id; or
+        None if the reward service alone decides.
+        """
         raise NotImplementedError(f"{type(self).__name__} has no run()")

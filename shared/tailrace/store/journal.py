@@ -12,7 +12,7 @@ import uuid
 from tailrace.store import scripts
 from tailrace.store.connection import StoreConnection
 from tailrace_protos.base import encode
-from tailrace_protos.journal import JournalRecord, decode_record, record_index
+from tailrace_protos.journal import JournalRecord, decode_record
 from tailrace_protos.subjects import redis_prefix
 
 _LIFETIME_S = 7 * 24 * 3600  # after the last record; only abandoned journals expire
@@ -45,7 +45,7 @@ class Journal:
             member,
             self._writer,
             _LIFETIME_S,
-            record_index(record),
+            record.index,
             encode(record),
         )
         return AppendResult(result.decode())

@@ -4,20 +4,23 @@ from __future__ import annotations
 
 import asyncio
 
+import msgspec
 import pytest
 
 from tailrace.bus import Bus, CallFailedError
 from tailrace.policy.activity import Stages
 from tailrace.store import Journal, connect
-from tailrace_agents.adapters.journal import StoredJournal
 from tailrace_agents.adapters.scoring import RewardClient
+from tailrace_agents.handlers import StoredJournal
 from tailrace_agents.ports import EpisodeTakenError
 from tailrace_protos import subjects
 from tailrace_protos.base import EMPTY
 from tailrace_protos.chat import ChatMessage
-from tailrace_protos.episode import EnvTask, TurnRecord
+from tailrace_protos.episode import EnvTask
 from tailrace_protos.generation import CallErrorCode, FinishReason
+from tailrace_protos.journal import CallRecord, EnvStep
 from tailrace_protos.reward import Score, ScoreItem, ScoreReply, ScoreRequest
+from tailrace_protos.session import LedgerNode
 from tests.world.servers import ServerProcess
 from tests.world.serving import make_service, serving
 
@@ -97,8 +100,10 @@ async def test_an_episode_too_long_for_a_message_is_an_error_of_its_own(
     assert small.reward == 2.0
 
 
-def record(turn: int, reply: str = "Left") -> TurnRecord:
-    return TurnRecord(turn, EMPTY, EMPTY, EMPTY, (), FinishReason.STOP, reply, 0.0, False, False)
+def record(turn: int, reply: str = "Left") -> CallRecord:
+    said = ChatMessage("assistant", reply)
+    node = LedgerNode(str(turn), "", (), EMPTY, EMPTY, EMPTY, (), FinishReason.STOP, said)
+    return CallRecord(turn, node, step=EnvStep(0.0, False, False))
 
 
 async def test_a_journal_passes_to_who_loads_it_and_can_be_begun_anew(
@@ -111,15 +116,41 @@ async def test_a_journal_passes_to_who_loads_it_and_can_be_begun_anew(
         for turn in range(2):
             await first.append(record(turn))
         second = StoredJournal(Journal(redis, run_name), "g0.0", Stages(), may_have_records=True)
-        assert [one.turn for one in await second.load()] == [0, 1]
+        assert [one.index for one in await second.load()] == [0, 1]
         with pytest.raises(EpisodeTakenError, match="fenced"):
             await first.append(record(2))
         await first.clear()  # no longer its own
         await second.append(record(2))
         third = StoredJournal(Journal(redis, run_name), "g0.0", Stages(), may_have_records=True)
-        assert [one.turn for one in await third.load()] == [0, 1, 2]
+        assert [one.index for one in await third.load()] == [0, 1, 2]
         await third.clear()
         await third.append(record(0, reply="Right"))
-        assert [one.reply for one in await third.load()] == ["Right"]
+        (kept,) = await third.load()
+        assert isinstance(kept, CallRecord)
+        assert kept.node.reply.content == "Right"
+    finally:
+        await redis.aclose()
+
+
+class OldTurn(msgspec.Struct, tag="turn_record"):
+    """Record of a turn as an older Tailrace wrote it."""
+
+    index: int
+    reply: str = "Left"
+
+
+async def test_a_journal_of_an_older_tailrace_is_deleted_and_named(
+    redis_server: ServerProcess, run_name: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    redis = await connect(redis_server.url)
+    try:
+        old = Journal(redis, run_name)
+        for turn in range(2):
+            await old.append("g0.0", OldTurn(turn))  # type: ignore[arg-type]
+        journal = StoredJournal(Journal(redis, run_name), "g0.0", Stages(), may_have_records=True)
+        assert list(await journal.load()) == []
+        assert "turn_record" in "".join(capsys.readouterr())
+        await journal.append(record(0))
+        assert [one.index for one in await journal.load()] == [0]
     finally:
         await redis.aclose()

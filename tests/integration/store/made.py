@@ -8,8 +8,11 @@ import numpy as np
 
 from tailrace.store import GroupRecord
 from tailrace_protos.base import pack_float32, pack_int32, pack_uint8
-from tailrace_protos.episode import EnvTask, Outcome, TurnRecord
+from tailrace_protos.chat import ChatMessage
+from tailrace_protos.episode import EnvTask, Outcome
 from tailrace_protos.generation import FinishReason, TokenSpan
+from tailrace_protos.journal import CallRecord, EnvStep
+from tailrace_protos.session import LedgerNode
 from tailrace_protos.subjects import Phase
 from tailrace_protos.trajectory import TokenRow, Trajectory
 from tests.provenance import spans_of
@@ -65,16 +68,16 @@ def trajectory(
     )
 
 
-def turn(number: int) -> TurnRecord:
-    return TurnRecord(
-        turn=number,
-        observation_ids=pack_int32([number, 1]),
+def turn(number: int) -> CallRecord:
+    node = LedgerNode(
+        completion_id=str(number),
+        parent_id=str(number - 1) if number else "",
+        messages=(ChatMessage("user", "where?"),),
+        inserted_ids=pack_int32([number, 1]),
         token_ids=pack_int32([7, 8, 9]),
         inference_logprobs=pack_float32([-0.5, -0.25, -0.125]),
         spans=(TokenSpan(2, "", 1), TokenSpan(3, "", 2)),
         finish_reason=FinishReason.STOP,
-        reply="left",
-        reward=0.0,
-        terminated=False,
-        truncated=False,
+        reply=ChatMessage("assistant", "left"),
     )
+    return CallRecord(number, node, step=EnvStep(0.0, False, False))

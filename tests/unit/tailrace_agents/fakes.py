@@ -14,20 +14,16 @@ import numpy as np
 from tailrace.channel.generation import Generation
 from tailrace.chat import Renderer
 from tailrace.sdk.policy import TurnRequest
-from tailrace_agents.core.episode import EpisodeLimits, SamplingPlan
 from tailrace_agents.ports import EpisodeTakenError
 from tailrace_envs.frozen_lake_tokenizer import build_frozen_lake_tokenizer
-from tailrace_protos.base import as_int32, decode, encode
-from tailrace_protos.episode import TurnRecord
+from tailrace_protos.base import as_int32, encode
 from tailrace_protos.generation import (
     FinishReason,
     SamplingParams,
 )
+from tailrace_protos.journal import JournalRecord, decode_record
 from tailrace_protos.weights import ModelCard
 from tests.unit.tailrace.policy.fakes import generation
-
-LIMITS = EpisodeLimits(4096, 1024, 64, wall_clock_s=20.0)
-PLAN = SamplingPlan(SamplingParams())
 
 
 @cache
@@ -102,18 +98,20 @@ class ScriptedPolicy:
 class ListJournal:
     """A journal in a list; records go through the wire as real ones do."""
 
+    may_have_records = True
+
     def __init__(self, records: Sequence[bytes] = (), taken_at: int = -1) -> None:
         self.records = list(records)
         self.num_clears = 0
         self.taken_at = taken_at
 
-    async def load(self) -> list[TurnRecord]:
-        return [decode(record, TurnRecord) for record in self.records]
+    async def load(self) -> list[JournalRecord]:
+        return [decode_record(record) for record in self.records]
 
-    async def append(self, record: TurnRecord) -> None:
-        if record.turn == self.taken_at:
+    async def append(self, record: JournalRecord) -> None:
+        if record.index == self.taken_at:
             raise EpisodeTakenError("g0.0", "fenced")
-        assert record.turn == len(self.records)
+        assert record.index == len(self.records)
         self.records.append(encode(record))
 
     async def clear(self) -> None:

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import numpy as np
 import pytest
 
-from tailrace_agents.core.players import is_baseline
-from tailrace_agents.core.tokens import EpisodeTokens, observation_hash
+from tailrace_agents.core.machine import is_baseline
+from tailrace_agents.core.token_policy import observation_hash, task_salt
 from tailrace_protos.base import as_int64
 from tailrace_protos.episode import EnvTask, EpisodeTask
-from tailrace_protos.generation import TokenSpan
+from tests.unit.tailrace_agents.env_world import play_env
+from tests.unit.tailrace_agents.fakes import ScriptedPolicy, StairsEnv, renderer
 
 
 @pytest.mark.parametrize(
@@ -29,17 +29,18 @@ def test_the_first_member_of_a_training_group_is_the_baseline(
 
 
 def test_observations_are_named_within_their_task() -> None:
-    assert observation_hash("1", "you see a door") == observation_hash("1", "you see a door")
-    assert observation_hash("1", "you see a door") != observation_hash("1", "you see a wall")
-    assert observation_hash("1", "you see a door") != observation_hash("2", "you see a door")
+    first, second = task_salt("1"), task_salt("2")
+    assert observation_hash(first, "you see a door") == observation_hash(
+        task_salt("1"), "you see a door"
+    )
+    assert observation_hash(first, "you see a door") != observation_hash(first, "you see a wall")
+    assert observation_hash(first, "you see a door") != observation_hash(second, "you see a door")
 
 
-def test_every_answered_turn_carries_the_name_of_what_it_began_with() -> None:
-    tokens = EpisodeTokens()
-    names = [observation_hash("1", text) for text in ("door", "wall")]
-    for name in names:
-        tokens.insert(np.array([1, 2], np.int32))
-        tokens.sample(np.array([3], np.int32), np.array([-1.0], np.float32), (TokenSpan(0, "", 1),))
-        tokens.finish_turn(0.5, name)
-    tokens.sample(np.array([3], np.int32), np.array([-1.0], np.float32), (TokenSpan(0, "", 1),))
-    assert as_int64(tokens.row().row.turn_hashes).tolist() == names
+async def test_every_answered_turn_carries_the_name_of_what_it_began_with() -> None:
+    policy = ScriptedPolicy("Left", "Right", "Right", "Right")
+    result = await play_env(StairsEnv(), renderer(), policy, seed=3)
+    (row,) = result.transcript.rows(1.0)
+    views = ["PFFF\n", "PFFF\n", "FFFF\nPFFF\n", "FFFF\nFFFF\nPFFF\n"]
+    names = [observation_hash(task_salt("3"), view) for view in views]
+    assert as_int64(row.turn_hashes).tolist() == names

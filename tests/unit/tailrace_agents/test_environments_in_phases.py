@@ -17,10 +17,11 @@ from tailrace.policy.activity import Stages
 from tailrace.sdk.policy import TurnRequest
 from tailrace.toolbox.byte_tokenizer import build_byte_tokenizer
 from tailrace.tools import LocalTools
-from tailrace_agents.adapters.casting import Cast
+from tailrace_agents.adapters.player_factory import PlayerFactory
 from tailrace_agents.config import AgentsConfig, EnvEntry, GeneratingArgs
 from tailrace_agents.core.episode import EpisodeResult
-from tailrace_agents.core.players import EpisodePlayer
+from tailrace_agents.core.machine import EpisodePlayer
+from tailrace_agents.core.token_policy import TokenModel
 from tailrace_agents.ports import NoJournal
 from tailrace_protos.episode import EnvTask, EpisodeTask, Outcome
 from tailrace_protos.generation import SamplingParams
@@ -76,8 +77,8 @@ def player(
         render_episodes=1,
     )
     run = RunConfig(exp_name="a", seed=run_seed, render_save_dir=str(folder))
-    cast = Cast(config, run, "run.yaml", threads, Stages())
-    return cast.players(renderer, policy, LocalTools([]), lambda: False)["it"]
+    factory = PlayerFactory(config, run, "run.yaml", threads, Stages())
+    return factory.players(TokenModel(renderer, policy), LocalTools([]), lambda: False)["it"]
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -144,10 +145,10 @@ async def test_every_key_of_sampling_reaches_the_policy_in_its_phase(
         render_episodes=0,
         **{section: GeneratingArgs(**of_phase)},
     )
-    cast = Cast(config, RunConfig(exp_name="a"), "run.yaml", threads, Stages())
+    factory = PlayerFactory(config, RunConfig(exp_name="a"), "run.yaml", threads, Stages())
     for played in ("train", "eval"):
         policy = Careless(renderer, "frozen_lake")
-        plays = cast.players(renderer, policy, LocalTools([]), lambda: False)["it"]
+        plays = factory.players(TokenModel(renderer, policy), LocalTools([]), lambda: False)["it"]
         episode = EpisodeTask("g.0", "g", 0, 0, played, EnvTask("it", 5), 2e10)
         result = await plays.play(episode, NoJournal())
         first = policy.asked[0]

@@ -15,14 +15,15 @@ from tailrace.data import DatasetEntry
 from tailrace.policy.activity import Stages
 from tailrace.sdk import AgentLoop
 from tailrace.tools import LocalTools
-from tailrace_agents.adapters.casting import Cast, WorkflowStage
+from tailrace_agents.adapters.player_factory import PlayerFactory, WorkflowStage
 from tailrace_agents.config import AgentsConfig, EnvEntry, LoopArgs, WorkflowArgs, check_with_run
+from tailrace_agents.core.token_policy import TokenModel
 from tailrace_agents.ports import NoJournal
 from tailrace_protos.base import as_int32, as_uint8
 from tailrace_protos.chat import ChatMessage
 from tailrace_protos.episode import EnvTask, EpisodeTask
 from tailrace_protos.session import ExportStyle
-from tailrace_protos.trajectory import TokenRow, Trajectory
+from tailrace_protos.trajectory import TokenRow
 from tests.unit.tailrace_agents.fakes import ScriptedPolicy, renderer
 from tests.unit.tailrace_agents.loops.world import ChatPolicy, chat_renderer
 from tests.unit.tailrace_agents.loops.world import task as loop_task
@@ -42,10 +43,10 @@ async def played(run: RunConfig, **entry: Any) -> tuple[tuple[TokenRow, ...], li
     task = EpisodeTask("g.0", "g", 0, 0, "train", EnvTask("lake", 5), time.time() + 60)
     policy = ScriptedPolicy(*["Left"] * 4)
     with ThreadPoolExecutor(1) as threads:
-        cast = Cast(agents, run, "test", threads, Stages())
-        players = cast.players(renderer(), policy, LocalTools([]), lambda: False)
+        factory = PlayerFactory(agents, run, "test", threads, Stages())
+        players = factory.players(TokenModel(renderer(), policy), LocalTools([]), lambda: False)
         result = await players["lake"].play(task, NoJournal())
-    return result.tokens.rows(1.0).rows, policy.prompts
+    return result.transcript.rows(1.0), policy.prompts
 
 
 async def test_granularity_decides_what_a_row_is() -> None:
@@ -58,14 +59,12 @@ async def test_granularity_decides_what_a_row_is() -> None:
 class TwoTurns(AgentLoop):
     """Asks twice in one conversation."""
 
-    async def run(self, row: dict[str, Any], policy: Any) -> Trajectory:
+    async def run(self, row: dict[str, Any], policy: Any) -> float:
         messages = [ChatMessage("user", row["prompt"])]
         messages.append(await policy.chat(messages))
         messages.append(ChatMessage("user", "Sure?"))
         await policy.chat(messages)
-        policy.set_reward(1.0)
-        made: Trajectory = policy.finish()
-        return made
+        return 1.0
 
 
 def rows_config(folder: Path, **settings: Any) -> AgentsConfig:
@@ -82,10 +81,10 @@ async def played_rows(
     """The rows of the data set's one episode, and who was asked."""
     policy = ChatPolicy("A", "B")
     with ThreadPoolExecutor(1) as threads:
-        cast = Cast(agents, run, "test", threads, Stages())
-    players = cast.players(chat_renderer(), policy, LocalTools([]), lambda: False, stage)
+        factory = PlayerFactory(agents, run, "test", threads, Stages())
+    players = factory.players(TokenModel(chat_renderer(), policy), LocalTools([]), lambda: False, stage)
     result = await players["rows"].play(loop_task(), NoJournal())
-    return result.tokens.rows(1.0).rows, policy
+    return result.transcript.rows(1.0), policy
 
 
 @pytest.mark.parametrize(

@@ -18,9 +18,8 @@ from tailrace_agents.adapters.pictures import FrameRecorder
 from tailrace_agents.config import AgentsConfig, EnvEntry, GeneratingArgs
 from tailrace_agents.core.environments import EnvHandle, EnvPool
 from tailrace_agents.core.episode import EpisodeResult, mix_seed
-from tailrace_agents.core.lengths import LengthEstimate
 from tailrace_agents.core.settlement import apply_score, score_item
-from tailrace_agents.handlers import _may_have_records
+from tailrace_agents.handlers import LengthEstimate, _may_have_records
 from tailrace_protos.episode import EnvTask, EpisodeTask, Outcome
 from tailrace_protos.generation import CallError, CallErrorCode
 from tailrace_protos.reward import Score

@@ -18,14 +18,12 @@ from tailrace_agents.core.episode import (
     SamplingPlan,
     mix_seed,
 )
-from tailrace_agents.core.play import play_episode
 from tailrace_agents.ports import EpisodeTakenError
 from tailrace_protos.base import as_float32, as_int32, as_uint8
 from tailrace_protos.episode import OVER_BUDGET, Outcome
 from tailrace_protos.generation import SamplingParams, TokenSpan
+from tests.unit.tailrace_agents.env_world import LIMITS, play_env
 from tests.unit.tailrace_agents.fakes import (
-    LIMITS,
-    PLAN,
     ListJournal,
     ScriptedPolicy,
     StairsEnv,
@@ -36,8 +34,7 @@ CLIMB = ("Right", "Right", "Right")
 
 
 async def play(env: Any, policy: Any, seed: int = 0, **options: Any) -> EpisodeResult:
-    options = {"limits": LIMITS, "sampling": PLAN, **options}
-    return await play_episode(env, renderer(), policy, seed=seed, **options)
+    return await play_env(env, renderer(), policy, seed=seed, **options)
 
 
 async def test_the_model_reads_all_earlier_tokens_and_the_new_message_only() -> None:
@@ -54,13 +51,13 @@ async def test_the_model_reads_all_earlier_tokens_and_the_new_message_only() -> 
     )
     assert result.outcome is Outcome.OK
     assert result.metrics == {"success": 1.0, "num_invalid_actions": 0.0}
-    assert result.tokens.turn_rewards == (0.25, 0.25, 1.25)
+    assert result.transcript.turn_rewards == (0.25, 0.25, 1.25)
     assert [message.role for message in result.messages] == ["user", "assistant"] * 3
 
 
 async def test_row_tell_sampled_tokens_from_inserted_ones() -> None:
     result = await play(StairsEnv(), ScriptedPolicy(*CLIMB, version=7))
-    row = result.tokens.row().row
+    (row,) = result.transcript.rows(0.0)
     mask = as_uint8(row.loss_mask).astype(bool)
     ids = as_int32(row.token_ids)
     reply = renderer().reply_ids("Right")
@@ -70,7 +67,7 @@ async def test_row_tell_sampled_tokens_from_inserted_ones() -> None:
     assert set(as_float32(row.inference_logprobs)[~mask]) == {0.0}
     ends = as_int32(row.turn_ends)
     assert len(ends) == 3
-    assert ends[-1] == len(ids) == len(result.tokens)
+    assert ends[-1] == len(ids) == len(result.transcript)
     assert mask[ends - 1].all()
     assert as_float32(row.turn_rewards).tolist() == [0.25, 0.25, 1.25]
 
@@ -82,8 +79,9 @@ async def test_a_token_without_a_finite_logprob_is_masked_and_counted() -> None:
             made.inference_logprobs[0] = np.nan
             return made
 
-    row, num_nonfinite = (await play(StairsEnv(), Broken(*CLIMB))).tokens.row()
-    assert num_nonfinite == 3
+    transcript = (await play(StairsEnv(), Broken(*CLIMB))).transcript
+    (row,) = transcript.rows(0.0)
+    assert transcript.num_nonfinite == 3
     assert as_uint8(row.loss_mask).sum() == 3 * len(renderer().reply_ids("Right")) - 3
     assert np.isfinite(as_float32(row.inference_logprobs)).all()
 
@@ -101,10 +99,10 @@ async def test_a_turn_gets_what_is_left_of_the_episodes_budget() -> None:
     result = await play(StairsEnv(), policy, limits=limits)
     assert policy.budgets == [2 * per_turn + 1, per_turn + 1, 1]
     assert result.outcome is Outcome.POLICY_FAILURE
-    assert "over budget" in result.reason
+    assert "max_new_tokens" in result.reason
     assert result.metrics["success"] == 0.0
     assert result.metrics[OVER_BUDGET] == 1.0
-    assert result.tokens.num_sampled == limits.max_new_tokens
+    assert result.transcript.num_sampled == limits.max_new_tokens
 
 
 async def test_the_length_of_the_episode_bounds_inserted_tokens_too() -> None:
@@ -191,7 +189,7 @@ async def test_an_episode_beyond_its_deadline_times_out_with_the_turns_it_has() 
         StairsEnv(), Silent("Right"), limits=LIMITS._replace(wall_clock_s=0.05), journal=ListJournal()
     )
     assert result.outcome is Outcome.TIMEOUT
-    assert result.tokens.num_turns == 1
+    assert result.transcript.num_turns == 1
 
 
 async def test_a_cancelled_episode_is_cancelled_and_no_outcome() -> None:
@@ -224,7 +222,7 @@ async def test_a_redelivered_episode_goes_on_after_its_recorded_turns() -> None:
         resumed = await play(StairsEnv(), policy, journal=ListJournal(journal.records[:num_kept]))
         assert policy.turns == list(range(num_kept, 3))
         assert resumed.num_replayed_turns == num_kept
-        assert resumed.tokens.row() == whole.tokens.row()
+        assert resumed.transcript.rows(1.0) == whole.transcript.rows(1.0)
         assert resumed.messages == whole.messages
         assert resumed.metrics == whole.metrics
 
@@ -251,7 +249,7 @@ async def test_a_changed_reward_counts_as_not_deterministic_too() -> None:
     env.step = lambda action: (step(action)[0], 9.0, False, True, {})  # type: ignore[method-assign]
     result = await play(env, ScriptedPolicy("Right"), journal=ListJournal(journal.records[:2]))
     assert result.num_restarts == 1
-    assert result.tokens.turn_rewards == (9.0,)
+    assert result.transcript.turn_rewards == (9.0,)
 
 
 async def test_a_turn_is_in_the_journal_before_the_next_is_sampled() -> None:
@@ -294,6 +292,9 @@ async def test_an_observer_sees_every_state() -> None:
 
         def on_turn(self, reply: str, observation: str, reward: float, done: bool) -> None:
             self.states.append((reply, observation, done))
+
+        async def save(self) -> None:
+            raise AssertionError("only a player saves")
 
     seen = Seen()
     await play(StairsEnv(), ScriptedPolicy("Right", "Right"), seed=1, observer=seen)

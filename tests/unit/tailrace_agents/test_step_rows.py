@@ -2,22 +2,23 @@
 
 from __future__ import annotations
 
-from functools import partial
 from typing import Any
 
 import numpy as np
 import pytest
 
+from tailrace.ledger import Ledger
 from tailrace_agents.core.episode import EpisodeResult
-from tailrace_agents.core.play import play_episode
-from tailrace_agents.core.step_tokens import StepTokens
-from tailrace_agents.core.tokens import EpisodeTokens
+from tailrace_agents.core.model import EnvView
+from tailrace_agents.core.transcript import EnvTranscript
 from tailrace_protos.base import as_float32, as_int32, as_int64, as_uint8
+from tailrace_protos.chat import ChatMessage
 from tailrace_protos.episode import Outcome
 from tailrace_protos.generation import TokenSpan
+from tailrace_protos.session import ExportStyle
+from tests.unit.tailrace.policy.fakes import generation
+from tests.unit.tailrace_agents.env_world import LIMITS, play_env
 from tests.unit.tailrace_agents.fakes import (
-    LIMITS,
-    PLAN,
     ListJournal,
     ScriptedPolicy,
     StairsEnv,
@@ -31,9 +32,8 @@ VIEWS = ["PFFF\n", "FFFF\nPFFF\n", "FFFF\nPFFF\n", "FFFF\nFFFF\nPFFF\n"]
 async def play(
     policy: ScriptedPolicy, history_turns: int | None = None, **options: Any
 ) -> EpisodeResult:
-    options = {"limits": LIMITS, "sampling": PLAN, **options}
-    made = partial(StepTokens, history_turns)
-    return await play_episode(StairsEnv(), renderer(), policy, seed=0, make_tokens=made, **options)
+    view = EnvView(ExportStyle.STEP, history_turns)
+    return await play_env(StairsEnv(), renderer(), policy, seed=0, view=view, **options)
 
 
 def said(first: int, turn: int) -> list[int]:
@@ -63,8 +63,8 @@ async def test_the_policy_sees_so_many_turns_and_the_newest_observation(
 async def test_a_row_is_what_the_policy_saw_and_said_in_one_turn(history_turns: int | None) -> None:
     policy = ScriptedPolicy(*REPLIES, version=7)
     result = await play(policy, history_turns)
-    rows, num_nonfinite = result.tokens.rows(2.5)
-    assert num_nonfinite == 0
+    rows = result.transcript.rows(2.5)
+    assert result.transcript.num_nonfinite == 0
     assert len(rows) == 4
     for turn, (row, prompt) in enumerate(zip(rows, policy.prompts, strict=True)):
         reply = renderer().reply_ids(REPLIES[turn]).tolist()
@@ -76,7 +76,7 @@ async def test_a_row_is_what_the_policy_saw_and_said_in_one_turn(history_turns: 
         assert as_int32(row.turn_ends).tolist() == [len(prompt) + len(reply)]
         assert (row.first_turn, row.row_id, row.reward) == (turn, str(turn), 2.5)
     rewards = [float(as_float32(row.turn_rewards)[0]) for row in rows]
-    assert tuple(rewards) == result.tokens.turn_rewards
+    assert tuple(rewards) == result.transcript.turn_rewards
     names = [int(as_int64(row.turn_hashes)[0]) for row in rows]
     assert names[1] == names[2]  # the same view
     assert len(set(names)) == 3
@@ -84,10 +84,10 @@ async def test_a_row_is_what_the_policy_saw_and_said_in_one_turn(history_turns: 
 
 async def test_all_history_asks_what_a_whole_episode_asks() -> None:
     whole, stepwise = ScriptedPolicy(*REPLIES), ScriptedPolicy(*REPLIES)
-    await play_episode(StairsEnv(), renderer(), whole, LIMITS, PLAN, seed=0)
+    await play_env(StairsEnv(), renderer(), whole, seed=0)
     result = await play(stepwise)
     assert stepwise.prompts == whole.prompts
-    assert len(result.tokens) > 0
+    assert len(result.transcript) > 0
 
 
 async def test_the_longest_window_is_bounded_not_the_episode() -> None:
@@ -104,12 +104,15 @@ async def test_a_resumed_episode_has_the_rows_of_an_uninterrupted_one() -> None:
     policy = ScriptedPolicy(*REPLIES[2:])
     resumed = await play(policy, 1, journal=ListJournal(journal.records[:2]))
     assert resumed.num_replayed_turns == 2
-    for one, other in zip(resumed.tokens.rows(1.0).rows, whole.tokens.rows(1.0).rows, strict=True):
+    for one, other in zip(resumed.transcript.rows(1.0), whole.transcript.rows(1.0), strict=True):
         assert np.array_equal(as_int32(one.token_ids), as_int32(other.token_ids))
         assert np.array_equal(as_uint8(one.loss_mask), as_uint8(other.loss_mask))
 
 
 async def test_an_unanswered_turn_and_an_episode_that_never_began_have_no_row() -> None:
-    tokens = StepTokens(1)
-    assert tokens.rows(0.0).rows == ()
-    assert EpisodeTokens().rows(0.0).rows == ()
+    for style in (ExportStyle.STEP, ExportStyle.CONCAT):
+        transcript = EnvTranscript(Ledger(renderer()), style)
+        assert transcript.rows(0.0) == ()
+        prompt = transcript.ledger.continue_from("", np.array([1, 2], np.int32))
+        transcript.ledger.record(prompt, generation([3]), ChatMessage("assistant", "x"), "0")
+        assert transcript.rows(0.0) == ()

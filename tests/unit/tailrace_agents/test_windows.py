@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -11,19 +9,19 @@ import pytest
 
 from tailrace.sdk.env import Env
 from tailrace_agents.core.episode import EpisodeResult
-from tailrace_agents.core.play import play_episode
-from tailrace_agents.core.step_tokens import StepTokens
-from tailrace_agents.core.tokens import EpisodeTokens
+from tailrace_agents.core.model import EnvView
 from tailrace_envs import frozen_lake, make_env
 from tailrace_envs.maths.environment import INSTRUCTION
 from tailrace_envs.sokoban import environment as sokoban
 from tailrace_envs.webshop import environment as webshop
 from tailrace_protos.base import as_int32, as_int64, as_uint8
-from tests.unit.tailrace_agents.fakes import LIMITS, PLAN, ListJournal
+from tailrace_protos.session import ExportStyle
+from tests.unit.tailrace_agents.env_world import LIMITS, play_env
+from tests.unit.tailrace_agents.fakes import ListJournal
 from tests.unit.tailrace_agents.loops.world import ChatPolicy, chat_renderer
 
 ROOM = LIMITS._replace(max_episode_tokens=100_000)
-TWO_TURNS = partial(StepTokens, 2)
+TWO_TURNS = EnvView(ExportStyle.STEP, 2)
 TASK = "Open the right door."
 
 
@@ -52,11 +50,9 @@ async def play(
     env: Env,
     policy: ChatPolicy,
     journal: ListJournal | None = None,
-    tokens: Callable[[], EpisodeTokens] = TWO_TURNS,
+    view: EnvView = TWO_TURNS,
 ) -> EpisodeResult:
-    return await play_episode(
-        env, chat_renderer(), policy, ROOM, PLAN, seed=0, journal=journal, make_tokens=tokens
-    )
+    return await play_env(env, chat_renderer(), policy, seed=0, limits=ROOM, view=view, journal=journal)
 
 
 def hesitant() -> ChatPolicy:
@@ -120,8 +116,8 @@ async def test_an_environment_of_yours_says_what_stays_in_sight(
 async def test_rows_hold_what_was_asked_and_observations_keep_their_names() -> None:
     policy = hesitant()
     windows = await play(Doors(), policy)
-    (whole,) = (await play(Doors(), hesitant(), tokens=EpisodeTokens)).tokens.rows(1.0).rows
-    rows = windows.tokens.rows(1.0).rows
+    (whole,) = (await play(Doors(), hesitant(), view=EnvView())).transcript.rows(1.0)
+    rows = windows.transcript.rows(1.0)
     for row, prompt in zip(rows, policy.prompt_ids, strict=True):
         context = as_int32(row.token_ids)[as_uint8(row.loss_mask) == 0]
         assert context.tolist() == prompt
@@ -142,8 +138,6 @@ async def test_what_stays_in_sight_counts_towards_the_longest_prompt() -> None:
     await play(Doors(), policy)
     longest = max(map(len, policy.prompt_ids))
     limits = ROOM._replace(max_episode_tokens=longest)
-    cut = await play_episode(
-        Doors(), chat_renderer(), hesitant(), limits, PLAN, seed=0, make_tokens=TWO_TURNS
-    )
+    cut = await play_env(Doors(), chat_renderer(), hesitant(), seed=0, limits=limits, view=TWO_TURNS)
     asked = [len(ids) for ids in policy.prompt_ids]
-    assert cut.tokens.num_turns == asked.index(longest)
+    assert cut.transcript.num_turns == asked.index(longest)

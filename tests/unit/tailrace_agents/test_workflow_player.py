@@ -16,7 +16,7 @@ from tailrace.clock import SystemClock
 from tailrace.policy.activity import Stages
 from tailrace.sdk.workflow import WorkflowEnd
 from tailrace_agents.core.episode import EpisodeHandedBackError, EpisodeResult, mix_seed
-from tailrace_agents.core.players import PhaseArgs, PlayContext
+from tailrace_agents.core.machine import PhaseArgs, PlayContext
 from tailrace_agents.core.workflow_player import (
     RunnerFailedError,
     SessionFailedError,
@@ -36,8 +36,9 @@ from tailrace_protos.session import (
     SessionOpened,
 )
 from tailrace_protos.trajectory import TokenRow
-from tests.unit.tailrace_agents.fakes import renderer
+from tests.unit.tailrace_agents.env_world import env_limits
 
+LIMITS = env_limits(256, 0, 0, 0.0)
 ROW = TokenRow(
     token_ids=pack_int32([5, 6, 7]),
     loss_mask=b"\x00\x01\x01",
@@ -117,8 +118,6 @@ def task(phase: Any = "train", wall_clock_s: float = 30.0) -> EpisodeTask:
 def player(world: World, *, is_draining: bool = False) -> WorkflowPlayer:
     sampling = PhaseArgs(SamplingParams(temperature=0.7), 64)
     context = PlayContext(
-        renderer=renderer(),
-        policy=None,  # type: ignore[arg-type]  # the gateway has one
         phases={"train": sampling, "eval": sampling},
         max_episode_tokens=256,
         clock=SystemClock(),
@@ -126,7 +125,9 @@ def player(world: World, *, is_draining: bool = False) -> WorkflowPlayer:
         is_draining=lambda: is_draining,
     )
     terms = WorkflowTerms(ExportStyle.CONCAT, 0.9, 20.0)
-    return WorkflowPlayer(world, world, context, terms, lambda task: {"question": task.task.ordinal})
+    return WorkflowPlayer(
+        world, world, context, LIMITS, terms, lambda task: {"question": task.task.ordinal}
+    )
 
 
 async def play(world: World, made: EpisodeTask | None = None) -> EpisodeResult:
@@ -138,23 +139,27 @@ async def test_a_run_becomes_the_gateways_rows_with_its_reward_and_messages() ->
     result = await play(world)
     assert world.log == ["seat", "open", "export", "close g7.2"]
     assert (result.outcome, result.row) == (Outcome.OK, {"question": 4})
-    assert result.tokens.rows(0.5) == ((ROW,), 0)
-    assert result.tokens.turn_rewards == (0.5,)
-    assert (len(result.tokens), result.tokens.num_sampled, result.tokens.num_turns) == (3, 2, 1)
+    assert result.transcript.rows(0.5) == (ROW,)
+    assert result.transcript.turn_rewards == (0.5,)
+    assert (len(result.transcript), result.transcript.num_sampled, result.transcript.num_turns) == (
+        3,
+        2,
+        1,
+    )
     assert [message.content for message in result.messages] == ["hi", "ho"]
     assert world.exports == [ExportSession("g7.2", {"": 0.5}, ExportStyle.CONCAT, 0.9)]
 
 
 async def test_what_the_reward_service_adds_reaches_every_row() -> None:
     result = await play(World())
-    (row,) = result.tokens.rows(0.75).rows
+    (row,) = result.transcript.rows(0.75)
     assert row.reward == 0.75
 
 
 async def test_what_the_reward_service_adds_is_not_given_to_a_sub_agent_without_a_reward() -> None:
     sub = replace(ROW, reward=0.0, conversation=1, has_reward=False)
     result = await play(World(exported=replace(EXPORT, rows=(ROW, sub))))
-    assert [row.reward for row in result.tokens.rows(0.75).rows] == [0.75, 0.0]
+    assert [row.reward for row in result.transcript.rows(0.75)] == [0.75, 0.0]
 
 
 @pytest.mark.parametrize("is_over", [False, True])
@@ -195,7 +200,7 @@ async def test_a_policy_failure_is_exported_and_counts() -> None:
 async def test_a_failed_run_has_no_rows_and_its_session_is_closed(outcome: Outcome) -> None:
     world = World(WorkflowEnd(outcome, "why"))
     result = await play(world)
-    assert (result.outcome, result.reason, len(result.tokens)) == (outcome, "why", 0)
+    assert (result.outcome, result.reason, len(result.transcript)) == (outcome, "why", 0)
     assert world.log == ["seat", "open", "close g7.2"]
 
 

@@ -10,13 +10,13 @@ from tailrace.chat import Renderer
 from tailrace.sdk.env import Env
 from tailrace.sdk.policy import TurnRequest
 from tailrace.toolbox.byte_tokenizer import build_byte_tokenizer
-from tailrace_agents.core.episode import EpisodeLimits, EpisodeResult
-from tailrace_agents.core.play import play_episode
+from tailrace_agents.core.episode import EpisodeResult
 from tailrace_protos.weights import ModelCard
 from tests.unit.tailrace.policy.fakes import generation
-from tests.unit.tailrace_agents.fakes import PLAN, ListJournal
+from tests.unit.tailrace_agents.env_world import env_limits, play_env
+from tests.unit.tailrace_agents.fakes import ListJournal
 
-LIMITS = EpisodeLimits(1_000_000, 50_000, 512, wall_clock_s=60.0)
+LIMITS = env_limits(1_000_000, 50_000, 512, wall_clock_s=60.0)
 
 
 def byte_renderer(folder: Path) -> Renderer:
@@ -44,7 +44,7 @@ async def check_every_resumption(
     async def play(said: Sequence[str], journal: ListJournal) -> EpisodeResult:
         env, policy = make(), Replies(renderer, said)
         try:
-            return await play_episode(env, renderer, policy, LIMITS, PLAN, seed=5, journal=journal)
+            return await play_env(env, renderer, policy, seed=5, limits=LIMITS, journal=journal)
         finally:
             env.close()
 
@@ -54,6 +54,6 @@ async def check_every_resumption(
         resumed = await play(replies[num_done:], ListJournal(journal.records[:num_done]))
         assert (resumed.num_replayed_turns, resumed.num_restarts) == (num_done, 0)
         assert resumed.messages == whole.messages
-        assert resumed.tokens.turn_rewards == whole.tokens.turn_rewards
+        assert resumed.transcript.turn_rewards == whole.transcript.turn_rewards
         assert resumed.metrics == whole.metrics
     return whole

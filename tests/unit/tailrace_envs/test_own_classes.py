@@ -11,7 +11,7 @@ import pytest
 
 from tailrace.config import ConfigError
 from tailrace.policy.activity import Stages
-from tailrace_agents.adapters.casting import make_pools
+from tailrace_agents.adapters.player_factory import make_pools
 from tailrace_agents.config import AgentsConfig, EnvEntry
 from tailrace_envs import ENV_TYPES, UnknownEnvTypeError, env_maker, make_env
 

@@ -18,12 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tailrace_learner.config import LearnerConfig
-from tailrace_learner.core.algorithms.advantages.base import (
-    NO_REWARD,
-    Advantages,
-    Returns,
-    Verdict,
-)
+from tailrace_learner.core.algorithms.advantages.base import NO_REWARD, Advantages, Returns, Verdict
 from tailrace_learner.core.algorithms.advantages.comparison import (
     NO_COMPARISON,
     ComparisonSet,
@@ -97,7 +92,7 @@ class TrainingRowBuilder:
             rewards=tuple(member.reward for member in kept),
             successes=tuple(m.metrics["success"] for m in kept if "success" in m.metrics),
             counts=dict(counts),
-            tag=group.members[0].task.env_name if group.members else "",
+            tag=_tag(group),
             comparison=_comparison(returns, played)
             if self.config.normalises_over_step
             else NO_COMPARISON,
@@ -148,6 +143,11 @@ class TrainingRowBuilder:
         if counts.get("num_stale_tokens") and self.config.stale_tokens == "drop_group":
             return "stale"
         return ""
+
+
+def _tag(group: TrajectoryGroup) -> str:
+    """Name of the task's environment; empty for a group without members."""
+    return group.members[0].task.env_name if group.members else ""
 
 
 def _taught(returns: Returns, teaches: bool) -> tuple[NDArray[np.int64], ...]:

@@ -91,7 +91,7 @@ class Estimates:
             targets = advantages.value_targets[source.member][source.place]
             trained.values = whole.values[places]
             trained.value_targets = targets[trained.targets].astype(np.float32)
-            if trained.conversation == NO_REWARD:  # nothing is known that the critic should have said
+            if trained.conversation == NO_REWARD:  # there is no target
                 trained.value_targets = trained.values
 
     def _divergence(self, row: TrainingRow) -> NDArray[np.float64]:

@@ -18,11 +18,10 @@ from langchain_core.outputs import ChatGeneration, ChatResult
 from langchain_core.runnables import Runnable
 from pydantic import Field, PrivateAttr
 
-from tailrace.sdk.agent_loop import AgentLoop, ChatReply, EpisodePolicy
+from tailrace.sdk.agent_loop import AgentLoop, ChatReply, EpisodeEnd, EpisodePolicy
 from tailrace.sdk.langchain.chat import ToolBindingModel
 from tailrace.sdk.langchain.messages import to_message, to_openai
 from tailrace_protos.chat import ChatMessage, ToolCall, ToolSchema
-from tailrace_protos.trajectory import Trajectory
 
 _STEPS_PER_TURN = 10  # of a graph, at most: the policy ends episodes with too many turns itself
 
@@ -35,7 +34,7 @@ class LangGraphAgentLoop(AgentLoop):
         raise NotImplementedError(f"{type(self).__name__} has no graph()")
 
     def state(self, row: dict[str, Any]) -> dict[str, Any]:
-        """What the graph starts with."""
+        """Initial state of the graph."""
         prompt = row["prompt"]
         return {"messages": [("user", prompt)] if isinstance(prompt, str) else list(prompt)}
 
@@ -43,7 +42,7 @@ class LangGraphAgentLoop(AgentLoop):
         """The reward of the last call, or rewards by message id; None: only the reward service's."""
         return None
 
-    async def run(self, row: dict[str, Any], policy: EpisodePolicy) -> Trajectory:
+    async def run(self, row: dict[str, Any], policy: EpisodePolicy) -> EpisodeEnd:
         """See `AgentLoop`."""
         model = PolicyChatModel(policy=policy)
         config = {"recursion_limit": _STEPS_PER_TURN * (policy.limits.max_turns + 1)}
@@ -65,7 +64,7 @@ class PolicyChatModel(ToolBindingModel):
     _thread_id: int = PrivateAttr()
 
     def model_post_init(self, context: Any, /) -> None:
-        """Remember where calls of other threads must go."""
+        """Keeps the event loop for calls from other threads."""
         super().model_post_init(context)
         self._loop = asyncio.get_running_loop()
         self._thread_id = threading.get_ident()

@@ -1,5 +1,5 @@
--- A policy version never used before; the same (lineage, step) gets the same one again.
--- ARGV: "<lineage>/<step>", lowest number to give
+-- Allocates a new policy version; a repeated (lineage, step) gets its earlier version.
+-- ARGV: "<lineage>/<step>", lowest allowed number
 local known = redis.call('HGET', P .. 'version_of', ARGV[1])
 if known then return tonumber(known) end
 local version = redis.call('INCR', P .. 'next_version')

@@ -1,6 +1,6 @@
--- Appends to an open session, once for each entry id, and keeps the answer that the entries make.
--- ARGV: session id, nonce of the session meant, entry id, answer's name ('' for none), answer, entries ...
--- Returns the length of the log, or -1 when that session is not open any more.
+-- Appends to an open session, once per entry id, and stores the answer of the entries.
+-- ARGV: session id, nonce of the session, entry id, answer's name ('' for none), answer, entries ...
+-- Returns the length of the log, or -1 if the session is not open.
 local session, log = P .. 'session:' .. ARGV[1], P .. 'session_log:' .. ARGV[1]
 local found = redis.call('HMGET', session, 'state', 'nonce')
 if found[1] ~= 'open' or found[2] ~= ARGV[2] then return -1 end

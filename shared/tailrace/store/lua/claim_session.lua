@@ -1,6 +1,6 @@
 -- claim_session
--- Who may answer a call that is asked of several replicas. ARGV: session id, the call's name, who asks, for how many ms
--- Returns who may: the one that asks, or the one that has it until its time is over or it lets go.
+-- Claims a call that several replicas received. ARGV: session id, name of the call, claimant, duration in ms
+-- Returns the holder: the claimant, or the earlier holder until its claim expires or is released.
 local claim = P .. 'session_claim:' .. ARGV[1] .. ':' .. ARGV[2]
 local holder = redis.call('GET', claim)
 if holder and holder ~= ARGV[3] then return holder end

@@ -1,5 +1,5 @@
--- Makes a session, or keeps the one that is open; a finished one begins anew.
--- ARGV: session id, record, nonce, key hash, lifetime in s. Returns the nonce that the session's key is made from.
+-- Opens a session, or keeps the open one; a finished session is opened again.
+-- ARGV: session id, record, nonce, key hash, lifetime in s. Returns the nonce from which the session's key is derived.
 local session, log = P .. 'session:' .. ARGV[1], P .. 'session_log:' .. ARGV[1]
 local found = redis.call('HMGET', session, 'state', 'nonce')
 if found[1] == 'open' then return found[2] end

@@ -2,7 +2,7 @@
 -- on the same cluster slot.
 local P = KEYS[1]
 
--- Appends an event to the outbox; the entry's id is its place in the total order.
+-- Appends an event to the outbox; the entry's id is its position in the total order.
 local function emit(service, body)
   redis.call('XADD', P .. 'outbox', '*', 's', service, 'b', body)
 end
@@ -11,7 +11,7 @@ local function count(field, by)
   redis.call('HINCRBY', P .. 'counters', field, by)
 end
 
--- True the first time it sees `id`. Ids with a lifetime are forgotten after it, the others never.
+-- Returns true for the first call with `id`. Ids with a lifetime expire; the others never expire.
 local function first_time(id, lifetime_s)
   local now = tonumber(redis.call('TIME')[1])
   local score = '+inf'
@@ -21,7 +21,7 @@ local function first_time(id, lifetime_s)
   return true
 end
 
--- Entries of a stream for its one consumer: its own unacknowledged ones after `after`, then new ones.
+-- Reads a stream for its one consumer: its unacknowledged entries after `after`, then new ones.
 -- Returns the entries and how many of them are new.
 local function read_stream(key, group, after, max)
   local own = redis.pcall('XREADGROUP', 'GROUP', group, group, 'COUNT', max, 'STREAMS', key, after)

@@ -1,2 +1,2 @@
--- Events for the relay: all that it read and did not acknowledge come again, first and in order. ARGV: max
+-- Reads events for the relay: first the unacknowledged ones in order, then new ones. ARGV: max
 return (read_stream(P .. 'outbox', 'relay', '0', tonumber(ARGV[1])))

@@ -1,5 +1,5 @@
--- What a session is and what was appended to it. ARGV: session id, entries known already, answer wanted ('' for none)
--- Returns false for an unknown one, else {state, record, nonce, entries after the known ones, the answer or false}.
+-- Reads a session and its log. ARGV: session id, number of known entries, requested answer ('' for none)
+-- Returns false for an unknown session, else {state, record, nonce, entries after the known ones, the answer or false}.
 local session = P .. 'session:' .. ARGV[1]
 local found = redis.call('HMGET', session, 'state', 'record', 'nonce', 'a:' .. ARGV[3])
 if not found[1] then return false end

@@ -1,4 +1,4 @@
--- Records a group before its episodes are published. Repeating it, even after the group closed, does nothing.
+-- Records a group before its episodes are published. Idempotent, also after the group closed.
 -- ARGV: group id, phase, index, members, min_valid, record, service, event
 local gid, phase, index, members = ARGV[1], ARGV[2], ARGV[3], ARGV[4]
 local group = P .. 'group:' .. gid

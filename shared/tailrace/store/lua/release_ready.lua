@@ -1,5 +1,5 @@
 -- Removes groups from the buffer: trained and in a durable checkpoint, or dropped (returned to credit).
--- Deletions come first, so that this also works in a Redis without room; repeating it does nothing.
+-- Deletions come first, so that it also works in a full Redis; idempotent.
 -- ARGV: 'trained' or 'dropped', reason, event id ('' for none), service, event, stream ids ...
 local dropped = ARGV[1] == 'dropped'
 local released = 0

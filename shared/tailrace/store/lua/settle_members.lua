@@ -1,7 +1,7 @@
 -- Settles members of a group (the first writer of a member wins) and closes the group with its last one.
 -- ARGV: group id, service, then for each member: number, outcome, '1' if valid else '0', trajectory, event
 -- Returns {known, members settled by this call, closed}.
-local CLOSED_MEMORY_S = 3600 -- how long late writers are told that they are late
+local CLOSED_MEMORY_S = 3600 -- time in which late writers learn that the group is closed
 local gid, service = ARGV[1], ARGV[2]
 local group, data = P .. 'group:' .. gid, P .. 'data:' .. gid
 local state = redis.call('HMGET', group, 'phase', 'members', 'min_valid', 'left', 'valid', 'bytes', 'index')

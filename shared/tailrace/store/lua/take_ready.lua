@@ -1,4 +1,4 @@
--- Hands closed groups to the learner: those after `after` that it has not acknowledged, then new ones, which
+-- Reads closed groups for the learner: unacknowledged ones after `after`, then new ones, which
 -- turn from unconsumed into retained.
 -- ARGV: after, max groups. Returns for each: stream id, group id, index, bytes, members' trajectories.
 local entries, num_new = read_stream(P .. 'ready', 'learner', ARGV[1], tonumber(ARGV[2]))

@@ -8,19 +8,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tailrace.channel.generation import Generation
 from tailrace.channel.ports import Address
+from tailrace.ledger import Ledger
 from tailrace.provenance import join_spans
-from tailrace_agents.core.step_tokens import StepTokens
-from tailrace_agents.core.tokens import EpisodeTokens
 from tailrace_protos.base import (
-    MalformedMessageError,
     as_uint8,
-    decode,
     encode,
 )
 from tailrace_protos.control import Lease, split_source
-from tailrace_protos.episode import TurnRecord
-from tailrace_protos.generation import TokenSpan
+from tailrace_protos.generation import FinishReason, TokenSpan
+from tailrace_protos.journal import OldRecordError, decode_record
 from tailrace_protos.session import ExportStyle
 from tests.provenance import sources_of
 from tests.unit.tailrace.ledger.calls import assistant, new_ledger, sampled, user
@@ -34,14 +32,16 @@ TURNS = st.lists(
 )
 
 
-def played(tokens: EpisodeTokens, turns: list[list[tuple[str, int]]], broken: set[int]) -> list[str]:
+def played(
+    ledger: Ledger, turns: list[list[tuple[str, int]]], broken: set[int], *, whole: bool
+) -> list[str]:
     """Play the turns; the source of every token that is trained."""
     kept: list[str] = []
     number = 0
-    for parts in turns:
+    parent_id = ""
+    for turn, parts in enumerate(turns):
         opening = np.array([1, 2], np.int32)
-        tokens.insert(opening)
-        tokens.open_with(opening)
+        prompt = ledger.continue_from(parent_id, opening, whole=whole)
         spans = join_spans(TokenSpan(3, source, count) for source, count in parts)
         sources = [source for source, count in parts for _ in range(count)]
         logprobs = np.full(len(sources), -1.0, np.float32)
@@ -51,8 +51,9 @@ def played(tokens: EpisodeTokens, turns: list[list[tuple[str, int]]], broken: se
             else:
                 kept.append(source)
             number += 1
-        tokens.sample(np.zeros(len(sources), np.int32), logprobs, spans)
-        tokens.finish_turn(0.0, 0)
+        ids = np.zeros(len(sources), np.int32)
+        answer = Generation(ids, logprobs, spans, FinishReason.STOP, None, 0)
+        parent_id = ledger.record(prompt, answer, assistant("x"), str(turn)).completion_id
     return kept
 
 
@@ -61,18 +62,20 @@ def played(tokens: EpisodeTokens, turns: list[list[tuple[str, int]]], broken: se
 def test_every_trained_token_of_an_episode_has_the_source_that_sampled_it(
     turns: list[list[tuple[str, int]]], broken: set[int]
 ) -> None:
-    tokens = EpisodeTokens()
-    kept = played(tokens, turns, broken)
-    row = tokens.row().row
+    rewards, hashes = [0.0] * len(turns), list(range(len(turns)))
+    ledger = new_ledger()
+    kept = played(ledger, turns, broken, whole=False)
+    (row,) = ledger.turn_rows(ExportStyle.CONCAT, 1.0, rewards, hashes)
     assert sources_of(row.spans) == kept
     assert int(as_uint8(row.loss_mask).sum()) == len(kept)
 
-    by_turn = StepTokens(1)
-    assert played(by_turn, turns, broken) == kept
-    rows = by_turn.rows(0.0).rows
-    assert [source for row in rows for source in sources_of(row.spans)] == kept
-    for step in rows:
-        assert len(sources_of(step.spans)) == int(as_uint8(step.loss_mask).sum())
+    for whole in (False, True):
+        by_turn = new_ledger()
+        assert played(by_turn, turns, broken, whole=whole) == kept
+        rows = by_turn.turn_rows(ExportStyle.STEP, 1.0, rewards, hashes)
+        assert [source for row in rows for source in sources_of(row.spans)] == kept
+        for step in rows:
+            assert len(sources_of(step.spans)) == int(as_uint8(step.loss_mask).sum())
 
 
 def test_rows_of_a_ledger_know_who_sampled_them_and_skip_what_others_train() -> None:
@@ -101,19 +104,21 @@ class _OldSpan(msgspec.Struct, array_like=True):
 class _OldTurn(msgspec.Struct, tag="turn_record"):
     spans: tuple[_OldSpan, ...]
     turn: int = 0
-    observation_ids: bytes = b""
-    token_ids: bytes = b""
-    inference_logprobs: bytes = b""
-    finish_reason: str = "stop"
-    reply: str = ""
-    reward: float = 0.0
-    terminated: bool = False
-    truncated: bool = False
 
 
-def test_a_journal_with_spans_of_another_form_is_refused_by_name() -> None:
-    with pytest.raises(MalformedMessageError, match=r"malformed TurnRecord .*spans"):
-        decode(encode(_OldTurn((_OldSpan(4, 2),))), TurnRecord)
+class _OldCall(msgspec.Struct, tag="call_record"):
+    node: dict[str, str]
+    index: int = 0
+
+
+@pytest.mark.parametrize(
+    ("record", "kind"),
+    [(_OldTurn((_OldSpan(4, 2),)), "turn_record"), (_OldCall({"completion_id": "c"}), "call_record")],
+)
+def test_a_journal_of_another_form_is_refused_by_name(record: object, kind: str) -> None:
+    with pytest.raises(OldRecordError, match=kind) as caught:
+        decode_record(encode(record))
+    assert caught.value.kind == kind
 
 
 def test_a_server_that_was_started_again_is_another_source() -> None:

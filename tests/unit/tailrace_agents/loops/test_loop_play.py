@@ -13,13 +13,14 @@ import pytest
 
 from tailrace.config import ConfigError, RunConfig
 from tailrace.data import DatasetEntry
-from tailrace.loops import SingleTurnLoop, ToolAgentLoop, agent_loops, unknown_loop
 from tailrace.policy import Stages
 from tailrace.sdk import AgentLoop, EpisodeOverError, GenerationFailedError, Tool, tool
 from tailrace.tools import LocalTools
-from tailrace_agents.adapters.casting import Cast
+from tailrace_agents.adapters.player_factory import PlayerFactory
 from tailrace_agents.config import AgentsConfig, LoopArgs
 from tailrace_agents.core.episode import EpisodeHandedBackError
+from tailrace_agents.core.loops import SingleTurnLoop, ToolAgentLoop, agent_loops, unknown_loop
+from tailrace_agents.core.token_policy import TokenModel
 from tailrace_agents.ports import EpisodeTakenError, NoJournal
 from tailrace_protos.base import as_float32, as_int32, as_uint8
 from tailrace_protos.chat import ChatMessage, ToolCall
@@ -56,26 +57,26 @@ class Twice(AgentLoop):
 
 async def test_a_loop_gives_rewards_to_its_calls() -> None:
     result = await play(Twice, ChatPolicy("A", "2"))
-    assert result.tokens.turn_rewards == (0.5, 2.0)
+    assert result.transcript.turn_rewards == (0.5, 2.0)
     assert result.metrics["length"] == 1
-    (row,) = result.tokens.rows(2.5).rows
+    (row,) = result.transcript.rows(2.5)
     assert as_float32(row.turn_rewards).tolist() == [0.5, 2.0]
     assert row.reward == 2.5
 
 
 async def test_what_the_reward_service_adds_belongs_to_the_newest_call() -> None:
     result = await play(Twice, ChatPolicy("A", "2"))
-    (row,) = result.tokens.rows(10.0).rows
+    (row,) = result.transcript.rows(10.0)
     assert as_float32(row.turn_rewards).tolist() == [0.5, 9.5]
     assert row.reward == 10.0
 
 
 async def test_every_call_is_a_row_where_the_user_wants_it() -> None:
     result = await play(Twice, ChatPolicy("A", "2"), style=ExportStyle.INDIVIDUAL)
-    first, second = result.tokens.rows(2.5).rows
+    first, second = result.transcript.rows(2.5)
     assert (first.reward, second.reward) == (2.5, 2.0)
     trained = sum(int(as_uint8(row.loss_mask).sum()) for row in (first, second))
-    assert trained == result.tokens.num_sampled
+    assert trained == result.transcript.num_sampled
 
 
 @pytest.mark.parametrize(("turn_discount", "first"), [(1.0, 2.5), (0.5, 1.5), (0.0, 0.5)])
@@ -89,11 +90,11 @@ async def test_a_call_is_worth_its_discounted_share_of_the_next(
         loop_args=LoopArgs(export_style="individual", turn_discount=turn_discount),
     )
     with ThreadPoolExecutor(1) as threads:
-        cast = Cast(config, RunConfig(exp_name="unit"), "test", threads, Stages())
+        factory = PlayerFactory(config, RunConfig(exp_name="unit"), "test", threads, Stages())
     policy = ChatPolicy("A", "2")
-    players = cast.players(chat_renderer(), policy, LocalTools([]), lambda: False)
+    players = factory.players(TokenModel(chat_renderer(), policy), LocalTools([]), lambda: False)
     result = await players["rows"].play(task(), NoJournal())
-    assert [row.reward for row in result.tokens.rows(2.5).rows] == [first, 2.0]
+    assert [row.reward for row in result.transcript.rows(2.5)] == [first, 2.0]
 
 
 class Crowd(AgentLoop):
@@ -114,7 +115,7 @@ def by_name(prompt: str) -> str:
 async def test_conversations_at_the_same_time_become_rows_of_their_own() -> None:
     policy = ChatPolicy(by_prompt=by_name)
     result = await play(Crowd, policy)
-    rows = result.tokens.rows(1.0).rows
+    rows = result.transcript.rows(1.0)
     assert len(rows) == 4
     trained = [as_int32(row.token_ids)[as_uint8(row.loss_mask) > 0] for row in rows]
     texts = {chat_renderer().decode(ids) for ids in trained}
@@ -138,7 +139,7 @@ class Tokens(AgentLoop):
 async def test_token_level_calls_continue_by_exact_prefix_only() -> None:
     policy = ChatPolicy("one", "two", "three")
     result = await play(Tokens, policy)
-    rows = result.tokens.rows(0.0).rows
+    rows = result.transcript.rows(0.0)
     assert len(rows) == 2
     assert as_int32(rows[0].token_ids).tolist()[: len(policy.prompt_ids[1])] == policy.prompt_ids[1]
     assert policy.budgets[1] == 2
@@ -162,18 +163,34 @@ async def test_a_loops_exception_is_the_outcome_of_its_episode(
     result = await play(Raises, ChatPolicy("a"))
     assert result.outcome is Outcome.INFRA_FAILURE
     assert f"agent loop Raises raised {type(error).__name__}" in result.reason
-    assert result.tokens.num_turns == 1
+    assert result.transcript.num_turns == 1
 
 
-class Forgetful(AgentLoop):
+class Returns(AgentLoop):
+    """Asks twice and returns the row's `made`; None: nothing."""
+
     async def run(self, row: dict[str, Any], policy: Any) -> Any:
-        await policy.chat([user("x")])
+        first = await policy.complete([user("x")])
+        await policy.complete([user("y")])
+        made = row.get("made")
+        return {first.completion_id: made["first"]} if isinstance(made, dict) else made
 
 
-async def test_a_loop_must_return_its_trajectory() -> None:
-    result = await play(Forgetful, ChatPolicy("a"))
+@pytest.mark.parametrize(
+    ("made", "rewards"),
+    [(None, (0.0, 0.0)), (1.5, (0.0, 1.5)), (2, (0.0, 2.0)), ({"first": 0.5}, (0.5, 0.0))],
+)
+async def test_a_loop_returns_its_reward_or_rewards_or_nothing(made: Any, rewards: Any) -> None:
+    result = await play(Returns, ChatPolicy("a", "b"), row={"made": made})
+    assert result.outcome is Outcome.OK
+    assert result.transcript.turn_rewards == rewards
+
+
+@pytest.mark.parametrize("made", ["text", float("nan"), [1.0]])
+async def test_a_loop_that_returns_something_else_is_told_what_to_return(made: Any) -> None:
+    result = await play(Returns, ChatPolicy("a", "b"), row={"made": made})
     assert result.outcome is Outcome.INFRA_FAILURE
-    assert "must return policy.finish" in result.reason
+    assert "Returns.run returned" in result.reason
 
 
 class Idle(AgentLoop):
@@ -185,7 +202,7 @@ async def test_an_episode_without_a_model_call_teaches_nothing() -> None:
     for row in ({}, {"rewarded": True}):
         result = await play(Idle, ChatPolicy(), row=row)
         assert result.outcome is Outcome.INFRA_FAILURE
-        assert result.tokens.rows(0.0).rows == ()
+        assert result.transcript.rows(0.0) == ()
 
 
 class Greedy(AgentLoop):
@@ -228,7 +245,7 @@ async def never() -> str:
 async def test_an_episode_beyond_its_deadline_times_out_whatever_its_loop_says() -> None:
     result = await play(Stubborn, ChatPolicy("a", never), deadline_s=0.2)
     assert result.outcome is Outcome.TIMEOUT
-    assert result.tokens.num_turns == 1
+    assert result.transcript.num_turns == 1
 
 
 async def test_a_failed_generation_cannot_be_hidden_by_the_loop() -> None:
@@ -327,7 +344,7 @@ async def test_a_resumed_loop_samples_and_runs_only_what_is_missing() -> None:
         assert len(again.runs) - before == 3 - (num_kept - num_calls)
         assert resumed.num_replayed_turns == num_calls
         assert len(kept.records) == 6
-        (row,), (expected,) = resumed.tokens.rows(1.0).rows, whole.tokens.rows(1.0).rows
+        (row,), (expected,) = resumed.transcript.rows(1.0), whole.transcript.rows(1.0)
         assert bytes(row.token_ids) == bytes(expected.token_ids)
         assert bytes(row.loss_mask) == bytes(expected.loss_mask)
 
@@ -340,8 +357,8 @@ async def test_parallel_calls_get_their_own_answers_back() -> None:
         asked = ChatPolicy(by_prompt=by_name)
         resumed = await play(Crowd, asked, journal=kept)
         assert len(asked.prompts) == 4 - len(order)
-        expected = {bytes(row.token_ids) for row in whole.tokens.rows(1.0).rows}
-        assert {bytes(row.token_ids) for row in resumed.tokens.rows(1.0).rows} == expected
+        expected = {bytes(row.token_ids) for row in whole.transcript.rows(1.0)}
+        assert {bytes(row.token_ids) for row in resumed.transcript.rows(1.0)} == expected
 
 
 async def test_a_loop_that_asks_something_else_after_a_restart_is_answered_anew() -> None:
@@ -351,7 +368,7 @@ async def test_a_loop_that_asks_something_else_after_a_restart_is_answered_anew(
     result = await play(SingleTurnLoop, policy, journal=journal, row={"prompt": "Other?"})
     assert policy.prompts[0].endswith("Other?<|end|><|start|>assistant\n")
     assert (result.num_replayed_turns, result.messages[-1].content) == (0, "b")
-    assert len(result.tokens.rows(0.0).rows) == 1
+    assert len(result.transcript.rows(0.0)) == 1
 
 
 class Pile(Tool):

@@ -9,9 +9,9 @@ from typing import Any, ClassVar
 import numpy as np
 import pytest
 
-from tailrace.loops import SingleTurnLoop, ToolAgentLoop
 from tailrace.sdk import Tool, ToolUnavailableError, tool
 from tailrace_agents.config import LoopArgs
+from tailrace_agents.core.loops import SingleTurnLoop, ToolAgentLoop
 from tailrace_protos.base import as_int32, as_uint8
 from tailrace_protos.episode import OVER_BUDGET, Outcome
 from tests.unit.tailrace_agents.loops.world import (
@@ -32,7 +32,7 @@ def say(text: str) -> tuple[str, dict[str, Any]]:
 async def test_a_single_turn_is_the_prompt_and_the_sampled_reply() -> None:
     policy = ChatPolicy("Four.")
     result = await play(SingleTurnLoop, policy, row={"prompt": "2+2?"})
-    (row,) = result.tokens.rows(1.0).rows
+    (row,) = result.transcript.rows(1.0)
     sampled = chat_renderer().reply_ids("Four.")
     assert as_int32(row.token_ids).tolist() == policy.prompt_ids[0] + sampled.tolist()
     mask = as_uint8(row.loss_mask).astype(bool)
@@ -61,9 +61,9 @@ async def test_a_tools_answer_is_appended_to_all_tokens_so_far() -> None:
     assert second[: len(first) + len(reply)] == first + reply
     assert policy.prompts[0].startswith("<|start|>tools echo<|end|>")
     assert policy.prompts[1].endswith("<|start|>tool\necho hi<|end|><|start|>assistant\n")
-    (row,) = result.tokens.rows(0.5).rows
-    assert as_uint8(row.loss_mask).sum() == result.tokens.num_sampled
-    assert (result.outcome, result.tokens.num_turns) == (Outcome.OK, 2)
+    (row,) = result.transcript.rows(0.5)
+    assert as_uint8(row.loss_mask).sum() == result.transcript.num_sampled
+    assert (result.outcome, result.transcript.num_turns) == (Outcome.OK, 2)
     assert result.metrics["num_tool_calls"] == 1
     assert [one.role for one in result.messages] == ["user", "assistant", "tool", "assistant"]
 
@@ -222,7 +222,7 @@ async def test_an_episode_over_its_budget_is_a_policy_failure_with_its_turns() -
     assert "max_new_tokens" in result.reason
     assert result.metrics["success"] == 0.0
     assert result.metrics[OVER_BUDGET] == 1.0
-    (row,) = result.tokens.rows(0.0).rows
+    (row,) = result.transcript.rows(0.0)
     assert as_uint8(row.loss_mask).sum() == budget
 
 
@@ -240,7 +240,7 @@ async def test_a_prompt_that_fits_no_budget_is_no_fault_of_the_policy() -> None:
     result = await play(ToolAgentLoop, ChatPolicy(), [echo], limits=limits)
     assert result.outcome is Outcome.INFRA_FAILURE
     assert "before the first model call: max_episode_tokens" in result.reason
-    assert result.tokens.rows(0.0).rows == ()
+    assert result.transcript.rows(0.0) == ()
 
 
 async def test_a_model_that_never_stops_calling_is_stopped() -> None:

@@ -20,13 +20,15 @@ from tailrace.sdk.agent_loop import AgentLoop, LoopLimits
 from tailrace.sdk.policy import TurnRequest
 from tailrace.tools import LocalTools
 from tailrace_agents.core.episode import EpisodeResult
-from tailrace_agents.core.loops.play import LoopEpisode, LoopPlan
-from tailrace_agents.core.players import PhaseArgs, PlayContext
+from tailrace_agents.core.loop_player import play_row
+from tailrace_agents.core.machine import Episode, PhaseArgs, PlayContext
+from tailrace_agents.core.model import LoopPlan
+from tailrace_agents.core.token_policy import TokenModel
 from tailrace_agents.ports import NoJournal
 from tailrace_protos.base import as_int32, encode
 from tailrace_protos.episode import EnvTask, EpisodeTask
 from tailrace_protos.generation import FinishReason, SamplingParams, TokenSpan
-from tailrace_protos.journal import JournalRecord, decode_record, record_index
+from tailrace_protos.journal import JournalRecord, decode_record
 from tailrace_protos.session import ExportStyle
 from tailrace_protos.weights import ModelCard
 
@@ -140,7 +142,7 @@ class RecordList:
         return [decode_record(record) for record in self.records]
 
     async def append(self, record: JournalRecord) -> None:
-        if record_index(record) == self.fails_at:
+        if record.index == self.fails_at:
             raise self.error
         self.records.append(encode(record))
 
@@ -148,12 +150,9 @@ class RecordList:
         self.records.clear()
 
 
-def context(policy: Any, **changes: Any) -> PlayContext:
-    renderer = chat_renderer()
-    args = PhaseArgs(SamplingParams(stop_token_ids=renderer.stop_token_ids), 2048)
+def context(max_new_tokens: int = 2048, **changes: Any) -> PlayContext:
+    args = PhaseArgs(SamplingParams(stop_token_ids=chat_renderer().stop_token_ids), max_new_tokens)
     made: dict[str, Any] = {
-        "renderer": renderer,
-        "policy": policy,
         "phases": {"train": args, "eval": args},
         "max_episode_tokens": 8192,
         "clock": SystemClock(),
@@ -186,13 +185,11 @@ async def play(
     local = LocalTools(tools)
     names = [one.spec.name if hasattr(one, "spec") else one.name for one in tools]
     row = {"prompt": "Go.", "tools": names, "tools_kwargs": {}, **(row or {})}
-    made = context(policy, **changes)
-    phases = {name: args._replace(max_new_tokens=max_new_tokens) for name, args in made.phases.items()}
-    made = context(policy, **{**changes, "phases": phases})
-    episode = LoopEpisode(loop, row, task(deadline_s), LoopPlan(limits, style, 1.0), made, observer)
+    episode = Episode(task(deadline_s), context(max_new_tokens, **changes), limits, row)
+    model, plan = TokenModel(chat_renderer(), policy), LoopPlan(limits, style, 1.0)
     session = local.session("g0.0", row["tools"], create_kwargs=row["tools_kwargs"])
     try:
-        return await episode.play(session, journal or NoJournal())
+        return await play_row(loop, episode, model, plan, session, journal or NoJournal(), observer)
     finally:
         await local.close()
 

@@ -1,6 +1,7 @@
-"""Who plays which tag: the players of a worker, made from its configuration.
+"""Factory of players: makes the players of a worker from its configuration.
 
-What the configuration alone can get wrong shows when the service is built, before any server is asked.
+Mistakes that the configuration alone can have are found when the service is built, before any server is
+asked.
 """
 
 from __future__ import annotations
@@ -9,36 +10,30 @@ from collections.abc import Callable, Mapping
 from concurrent.futures import Executor
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
-from tailrace.chat import Renderer
 from tailrace.clock import SystemClock
 from tailrace.config import ConfigError, RunConfig
 from tailrace.data import Dataset, load_dataset
 from tailrace.data.rows import require_prompt
 from tailrace.foreign import ForeignCodeError, foreign_code
-from tailrace.loops import AGENT_LOOPS, agent_loops, unknown_loop
 from tailrace.policy.activity import Stages
 from tailrace.sdk.agent_loop import AgentLoop, LoopLimits
-from tailrace.sdk.env import Env
-from tailrace.sdk.policy import Policy
 from tailrace_agents.adapters.pictures import Pictures
-from tailrace_agents.config import AgentsConfig, EnvEntry, GeneratingArgs, check_with_run
-from tailrace_agents.core.env_player import EnvPlayer
+from tailrace_agents.config import AgentsConfig, GeneratingArgs, check_with_run
+from tailrace_agents.core.env_loop import EnvPlayer
 from tailrace_agents.core.environments import EnvPool
-from tailrace_agents.core.loops.observer import LoopObserver
-from tailrace_agents.core.loops.play import LoopPlan
-from tailrace_agents.core.loops.player import LoopPlayer, ToolSource, row_of
-from tailrace_agents.core.players import EpisodePlayer, PhaseArgs, PlayContext
-from tailrace_agents.core.step_tokens import StepTokens
-from tailrace_agents.core.tokens import EpisodeTokens
+from tailrace_agents.core.loop_player import LoopPlayer, ToolSource, row_of
+from tailrace_agents.core.loops import AGENT_LOOPS, agent_loops, unknown_loop
+from tailrace_agents.core.machine import EpisodePlayer, PhaseArgs, PlayContext
+from tailrace_agents.core.model import EnvView, EpisodeModel, LoopPlan
 from tailrace_agents.core.workflow_player import (
-    Sessions,
+    EpisodeSessions,
     WorkflowPlayer,
     WorkflowRunner,
     WorkflowTerms,
 )
-from tailrace_agents.ports import MakeRecorder, Recorder
+from tailrace_agents.ports import MakeObserver, Watcher
 from tailrace_envs import env_maker, make_env
 from tailrace_protos.episode import EpisodeTask
 from tailrace_protos.generation import SamplingParams
@@ -46,21 +41,14 @@ from tailrace_protos.session import ExportStyle
 
 
 class WorkflowStage(NamedTuple):
-    """What a workflow needs: where it runs, and its door to the gateway."""
+    """Runner of a workflow, and its sessions with a gateway."""
 
     runner: WorkflowRunner
-    sessions: Sessions
+    sessions: EpisodeSessions
 
 
-class Watcher(LoopObserver, Protocol):
-    """Sees episodes of every kind."""
-
-    def recorder(self, env: Env, task: EpisodeTask) -> Recorder | None:
-        """Who sees an environment's episode."""
-
-
-class Cast:
-    """The players, in two steps: made from the configuration, then given a policy."""
+class PlayerFactory:
+    """Makes the players in two steps: from the configuration, then with a model."""
 
     def __init__(
         self, config: AgentsConfig, run: RunConfig, source: str, threads: Executor, stages: Stages
@@ -78,25 +66,22 @@ class Cast:
 
     def players(
         self,
-        renderer: Renderer,
-        policy: Policy,
+        model: EpisodeModel,
         tools: ToolSource,
         is_draining: Callable[[], bool],
         workflow: WorkflowStage | None = None,
         watcher: Watcher | None = None,
     ) -> dict[str, EpisodePlayer]:
-        """A player for every tag. Raises `TemplateError` if the model cannot play what is asked.
+        """Makes a player for every tag. Raises `TemplateError` if the model cannot play what is asked.
 
-        `workflow` is needed if the configuration names one. `watcher` sees every episode, in the
-        place of those who draw pictures.
+        `workflow` is needed if the configuration names one. `watcher` sees every episode; then no
+        pictures are drawn.
         """
         config = self._config
         context = PlayContext(
-            renderer=renderer,
-            policy=policy,
             phases={
-                "train": phase_args(config.generating_args, renderer),
-                "eval": phase_args(config.eval_generating_args, renderer),
+                "train": phase_args(config.generating_args, model.stop_token_ids),
+                "eval": phase_args(config.eval_generating_args, model.stop_token_ids),
             },
             max_episode_tokens=config.max_episode_tokens,
             clock=SystemClock(),
@@ -106,39 +91,41 @@ class Cast:
             seeded_rollouts=config.seeded_rollouts,
         )
         players = {
-            **self._env_players(context, watcher),
-            **self._loop_players(context, tools, watcher),
+            **self._env_players(context, model, watcher),
+            **self._loop_players(context, model, tools, watcher),
         }
         return {**players, **self._workflow_players(context, workflow)} if workflow else players
 
-    def _env_players(self, context: PlayContext, watcher: Watcher | None) -> dict[str, EpisodePlayer]:
+    def _env_players(
+        self, context: PlayContext, model: EpisodeModel, watcher: Watcher | None
+    ) -> dict[str, EpisodePlayer]:
         if self._pools:
-            context.renderer.require_plain_turns()
+            model.require_plain_turns()
         entries = self._config.custom_envs
-        recorders: MakeRecorder = Pictures(render_folder(self._run), self._config.render_episodes)
+        observers: MakeObserver = Pictures(render_folder(self._run), self._config.render_episodes)
         if watcher is not None:
-            recorders = watcher.recorder
+            observers = watcher.recorder
         return {
             name: EnvPlayer(
                 pool,
                 context,
-                entries[name].max_tokens_per_step,
-                recorders,
-                self._token_books(entries[name]),
+                model,
+                loop_limits(self._config, entries[name].max_tokens_per_step),
+                EnvView(self._run.export_style, entries[name].history_turns),
+                observers,
             )
             for name, pool in self._pools.items()
         }
 
-    def _token_books(self, entry: EnvEntry) -> Callable[[], EpisodeTokens]:
-        if self._run.granularity == "step":
-            return partial(StepTokens, entry.history_turns)
-        return EpisodeTokens
-
     def _loop_players(
-        self, context: PlayContext, tools: ToolSource, watcher: Watcher | None
+        self,
+        context: PlayContext,
+        model: EpisodeModel,
+        tools: ToolSource,
+        watcher: Watcher | None,
     ) -> dict[str, EpisodePlayer]:
         return {
-            name: LoopPlayer(dataset, self.loops, self._plan(name), context, tools, watcher)
+            name: LoopPlayer(dataset, self.loops, self._plan(name), context, model, tools, watcher)
             for name, dataset in self.datasets.items()
             if not self._config.is_played_by_workflow(name)
         }
@@ -150,8 +137,9 @@ class Cast:
         assert args is not None
         style = self._style(args.export_style)
         terms = WorkflowTerms(style, args.turn_discount, args.timeout_s)
+        limits = loop_limits(self._config, 0)
         return {
-            name: WorkflowPlayer(*workflow, context, terms, partial(_data_of, dataset))
+            name: WorkflowPlayer(*workflow, context, limits, terms, partial(_data_of, dataset))
             for name, dataset in self.datasets.items()
             if self._config.is_played_by_workflow(name)
         }
@@ -160,7 +148,7 @@ class Cast:
         return self._run.export_style if given is None else ExportStyle(given)
 
     def _plan(self, name: str) -> LoopPlan:
-        """How the rows of a data set are played."""
+        """Makes the plan of a data set's loops."""
         args = self._config.loop_args
         limits = loop_limits(self._config, self._config.datasets[name].max_tokens_per_step)
         style = self._style(args.export_style)
@@ -189,7 +177,7 @@ def _data_of(dataset: Dataset, task: EpisodeTask) -> dict[str, Any]:
 def make_pools(
     config: AgentsConfig, source: str, threads: Executor, stages: Stages
 ) -> dict[str, EnvPool]:
-    """A pool per entry of `custom_envs`; each is tried once, so that mistakes show at the start."""
+    """Makes a pool per entry of `custom_envs`; tries each once, so that mistakes show at the start."""
     pools = {}
     for name, entry in config.custom_envs.items():
         make = partial(make_env, entry.env_type, entry.env_config)
@@ -209,7 +197,7 @@ def make_pools(
 def load_datasets(
     config: AgentsConfig, loops: Mapping[str, type[AgentLoop]], seed: int, source: str
 ) -> dict[str, Dataset]:
-    """The data sets, their rows checked against whoever plays them."""
+    """Loads the data sets and checks that each row has a known loop."""
     datasets = {}
     for name, entry in config.datasets.items():
         datasets[name] = dataset = load_dataset(entry, seed, f"{source}: agents.datasets.{name}")
@@ -224,14 +212,9 @@ def load_datasets(
     return datasets
 
 
-def phase_args(args: GeneratingArgs, renderer: Renderer) -> PhaseArgs:
-    """How the episodes of a phase are sampled."""
-    return PhaseArgs(sampling_params(args, renderer.stop_token_ids), args.max_new_tokens)
-
-
-def sampling_params(args: GeneratingArgs, stop_token_ids: tuple[int, ...]) -> SamplingParams:
-    """The wire's form of the sampling configuration."""
-    return SamplingParams(
+def phase_args(args: GeneratingArgs, stop_token_ids: tuple[int, ...]) -> PhaseArgs:
+    """Makes the sampling of a phase from its configuration."""
+    sampling = SamplingParams(
         temperature=args.temperature,
         top_p=args.top_p,
         top_k=args.top_k,
@@ -239,8 +222,9 @@ def sampling_params(args: GeneratingArgs, stop_token_ids: tuple[int, ...]) -> Sa
         stop_token_ids=stop_token_ids,
         stop=args.stop,
     )
+    return PhaseArgs(sampling, args.max_new_tokens)
 
 
 def render_folder(run: RunConfig) -> Path:
-    """Where pictures of episodes go."""
+    """Folder of episodes' pictures."""
     return Path(run.render_save_dir).absolute() if run.render_save_dir else run.run_dir / "renders"

@@ -1,8 +1,8 @@
-"""The tools of a loop's episode: limits, journal and outcome around whoever runs them.
+"""Tools of a loop's episode: limits, journal and outcome around the tools' session.
 
-Invariants: no result is cut without a mark that the model sees and a count; a call whose result is in
-the journal is not run again, except to give a tool with state its state back before it is called anew;
-time is counted while at least one tool is at work.
+Invariants: a cut result has a mark that the model sees, and is counted; a call whose result is in the
+journal is not run again, except to restore the state of a stateful tool before it is called anew; time
+counts while at least one tool is at work.
 """
 
 from __future__ import annotations
@@ -13,40 +13,35 @@ from collections.abc import Sequence
 
 import msgspec
 
-from tailrace.clock import Clock
-from tailrace.policy.activity import Stages
-from tailrace.sdk.agent_loop import LoopLimits
 from tailrace.tools.episode_tools import EpisodeTools
-from tailrace_agents.core.loops.fate import Fate, ToolInfraError
-from tailrace_agents.core.loops.journal import LoopJournal
-from tailrace_agents.core.loops.observer import LoopObserver
+from tailrace_agents.core.episode import ToolInfraError
+from tailrace_agents.core.journal import EpisodeRecords
+from tailrace_agents.core.machine import Episode
+from tailrace_agents.ports import LoopObserver
 from tailrace_protos.chat import ToolCall, ToolSchema
 from tailrace_protos.journal import ToolRecord
 from tailrace_protos.tool import ToolErrorKind, ToolResult
 
 
 class BoundTools:
-    """`LoopTools` of one episode; `counts` are its metrics."""
+    """`LoopTools` of one episode."""
 
     def __init__(
         self,
         session: EpisodeTools,
         schemas: Sequence[ToolSchema],
-        journal: LoopJournal,
-        limits: LoopLimits,
-        fate: Fate,
-        clock: Clock,
-        stages: Stages,
+        records: EpisodeRecords,
+        episode: Episode,
         observer: LoopObserver | None = None,
     ) -> None:
         self.schemas = tuple(schemas)
-        self.counts: defaultdict[str, float] = defaultdict(float)
         self._session = session
-        self._journal = journal
-        self._limits = limits
-        self._fate = fate
-        self._clock = clock
-        self._stages = stages
+        self._records = records
+        self._episode = episode
+        self._limits = episode.limits
+        self._counts = episode.counts
+        self._clock = episode.context.clock
+        self._stages = episode.context.stages
         self._observer = observer
         self._num_running = 0
         self._running_since_s = 0.0
@@ -56,23 +51,23 @@ class BoundTools:
 
     @property
     def spent_s(self) -> float:
-        """Seconds with a tool at work, up to now."""
+        """Seconds in which a tool was at work, up to now."""
         running = self._clock.monotonic_s() - self._running_since_s if self._num_running else 0.0
         return self._spent_s + running
 
     async def call(self, call: ToolCall, timeout_s: float | None = None) -> ToolResult:
         """See `LoopTools`; raises `ToolInfraError` and `EpisodeTakenError`."""
-        with self._fate:
-            known = self._journal.known_result(call)
+        with self._episode.latch:
+            known = self._records.known_result(call)
             if known is None:
                 result = await self._run(call, timeout_s)
             else:
                 result = known.result
                 if known.is_stateful:
                     self._to_repeat[call.name].append(known)
-        self.counts["num_tool_errors"] += result.is_error
+        self._counts["num_tool_errors"] += result.is_error
         for name, value in result.metrics.items():
-            self.counts[name] += value
+            self._counts[name] += value
         if self._observer is not None:
             self._observer.on_tool(call, result, known is not None)
         return result
@@ -86,20 +81,20 @@ class BoundTools:
         result = self._cut(await self._timed(call, timeout_s))
         if result.infra_error:
             raise ToolInfraError(call.name, result.infra_error)
-        await self._journal.keep_result(call, result, self._session.is_stateful(call.name))
+        await self._records.keep_result(call, result, self._session.is_stateful(call.name))
         return result
 
     async def _repeat(self, name: str) -> None:
-        """Bring a new object of a tool with state to where the one before the restart was."""
+        """Restores the state of a stateful tool after a restart: repeats its recorded calls."""
         for record in sorted(self._to_repeat.pop(name, ()), key=lambda one: one.index):
             again = self._cut(await self._timed(record.call, None))
             if again.infra_error:
                 raise ToolInfraError(name, again.infra_error)
-            self.counts["num_repeated_tool_calls"] += 1
-            self.counts["num_repeated_otherwise"] += again.content != record.result.content
+            self._counts["num_repeated_tool_calls"] += 1
+            self._counts["num_repeated_otherwise"] += again.content != record.result.content
 
     def _refusal(self, call: ToolCall) -> ToolResult | None:
-        """What the model reads instead of a result when the call is not made at all."""
+        """Returns the result that the model reads if the call is not made at all."""
         if self.spent_s >= self._limits.max_tool_s:
             reason = (
                 f"the time for tools ({self._limits.max_tool_s:g} s) is used up: answer without them"
@@ -129,10 +124,24 @@ class BoundTools:
         too_many = len(result.content) - bound
         if not bound or too_many <= 0:
             return result
-        self.counts["num_cut_tool_outputs"] += 1
+        self._counts["num_cut_tool_outputs"] += 1
         head, tail = bound - bound // 2, bound // 2
         content = (
             f"{result.content[:head]}\n[... {too_many} characters are left out here ...]\n"
             f"{result.content[len(result.content) - tail :]}"
         )
         return msgspec.structs.replace(result, content=content)
+
+
+class NoTools:
+    """`LoopTools` of an environment's episode: there are none."""
+
+    schemas: tuple[ToolSchema, ...] = ()
+    spent_s = 0.0
+
+    async def call(self, call: ToolCall, timeout_s: float | None = None) -> ToolResult:
+        """Raises `ToolInfraError`."""
+        raise ToolInfraError(call.name, "an environment's episode has no tools")
+
+
+NO_TOOLS = NoTools()

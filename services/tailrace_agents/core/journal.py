@@ -1,0 +1,79 @@
+"""Journal of one episode in use: recorded answers first, new ones kept.
+
+Invariants: a record is given out once. Model calls are found by all ids of their prompt, tool results
+by name and arguments (by the call's id if several are alike), never by order alone, since parallel
+calls end in any order. Only the turns of an environment, one after another, are found by their order.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections import defaultdict, deque
+from collections.abc import Awaitable, Sequence
+
+from tailrace_agents.ports import EpisodeJournal
+from tailrace_protos.base import Int32Bytes
+from tailrace_protos.chat import ToolCall
+from tailrace_protos.journal import CallRecord, EnvStep, JournalRecord, ToolRecord
+from tailrace_protos.session import LedgerNode
+from tailrace_protos.tool import ToolResult
+
+
+class EpisodeRecords:
+    """Records of one episode. `num_replayed` counts the model calls that were known."""
+
+    def __init__(self, journal: EpisodeJournal, recorded: Sequence[JournalRecord] = ()) -> None:
+        self._journal = journal
+        self._turns: deque[CallRecord] = deque()  # of an environment
+        self._calls: dict[bytes, list[CallRecord]] = defaultdict(list)
+        self._tools: dict[tuple[str, str], list[ToolRecord]] = defaultdict(list)
+        self._next_index = 1 + max((record.index for record in recorded), default=-1)
+        self.num_replayed = 0
+        for record in recorded:
+            if isinstance(record, ToolRecord):
+                self._tools[record.call.name, record.call.arguments].append(record)
+            elif record.step is not None:
+                self._turns.append(record)
+            else:
+                self._calls[record.prompt_digest].append(record)
+
+    def known_turn(self) -> CallRecord | None:
+        """Returns the next recorded turn of an environment."""
+        return self._turns.popleft() if self._turns else None
+
+    def known_call(self, prompt_ids: Int32Bytes) -> LedgerNode | None:
+        """Returns the recorded answer to this prompt."""
+        known = self._calls.get(_digest(prompt_ids))
+        if not known:
+            return None
+        self.num_replayed += 1
+        return known.pop(0).node
+
+    def known_result(self, call: ToolCall) -> ToolRecord | None:
+        """Returns the recorded result of this tool call."""
+        known = self._tools.get((call.name, call.arguments))
+        if not known:
+            return None
+        same = [index for index, record in enumerate(known) if record.call.id == call.id]
+        return known.pop(same[0] if same else 0)
+
+    def keep_turn(self, node: LedgerNode, step: EnvStep) -> Awaitable[None]:
+        """Keeps a turn that an environment answered; raises `EpisodeTakenError`."""
+        return self._journal.append(CallRecord(self._index(), node, b"", step))
+
+    async def keep_call(self, prompt_ids: Int32Bytes, node: LedgerNode) -> None:
+        """Keeps a model call durably; raises `EpisodeTakenError`."""
+        await self._journal.append(CallRecord(self._index(), node, _digest(prompt_ids)))
+
+    async def keep_result(self, call: ToolCall, result: ToolResult, is_stateful: bool) -> None:
+        """Keeps a tool's result durably; raises `EpisodeTakenError`."""
+        await self._journal.append(ToolRecord(self._index(), call, result, is_stateful))
+
+    def _index(self) -> int:
+        index = self._next_index
+        self._next_index += 1
+        return index
+
+
+def _digest(prompt_ids: Int32Bytes) -> bytes:
+    return hashlib.blake2b(prompt_ids, digest_size=16).digest()

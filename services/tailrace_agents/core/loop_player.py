@@ -1,0 +1,105 @@
+"""Player of a data set: finds a task's row and runs the loop that plays it."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol
+
+from tailrace.data import Dataset, Row
+from tailrace.foreign import foreign_code
+from tailrace.sdk.agent_loop import AgentLoop, EpisodeEnd, EpisodePolicy
+from tailrace.sdk.workflow import rewards_of
+from tailrace.tools.episode_tools import EpisodeTools
+from tailrace_agents.core.episode import EpisodeResult
+from tailrace_agents.core.journal import EpisodeRecords
+from tailrace_agents.core.machine import Episode, PlayContext
+from tailrace_agents.core.model import EpisodeModel, LoopPlan
+from tailrace_agents.core.tools import BoundTools
+from tailrace_agents.ports import EpisodeJournal, LoopObserver
+from tailrace_protos.episode import EpisodeTask
+
+
+class ToolSource(Protocol):
+    """Source of tools: `ToolClient` in a run, `LocalTools` in a terminal."""
+
+    def session(
+        self,
+        episode_id: str,
+        names: Sequence[str],
+        *,
+        create_kwargs: Mapping[str, dict[str, Any]] | None = None,
+    ) -> EpisodeTools:
+        """Opens the tools of one episode."""
+
+
+def row_of(dataset: Dataset, task: EpisodeTask) -> Row:
+    """Returns the row of a task."""
+    ordinal = task.task.ordinal
+    assert ordinal >= 0, "a task of a data set without a place in its order"
+    return dataset.eval_row(ordinal) if task.phase == "eval" else dataset.train_row(ordinal)
+
+
+async def play_row(
+    loop_class: type[AgentLoop],
+    episode: Episode,
+    model: EpisodeModel,
+    plan: LoopPlan,
+    tools: EpisodeTools,
+    journal: EpisodeJournal,
+    observer: LoopObserver | None = None,
+) -> EpisodeResult:
+    """Plays the episode's row with a loop; tools are released before the episode ends."""
+
+    async def run() -> EpisodeEnd:
+        records = EpisodeRecords(journal, await journal.load())
+        async with tools:
+            bound = BoundTools(tools, await tools.schemas(), records, episode, observer)
+            policy = model.loop_policy(episode, plan, records, bound, observer)
+            with foreign_code(f"agent loop {loop_class.__name__}"):
+                made = await loop_class().run(copy.deepcopy(episode.row), policy)
+                return _end_of(made, policy, loop_class.__name__)
+
+    return await episode.play(run)
+
+
+def _end_of(made: object, policy: EpisodePolicy, name: str) -> EpisodeEnd:
+    """Reads the value that a loop returned: an end, a reward, rewards by completion id, or None."""
+    if isinstance(made, EpisodeEnd):
+        return made
+    if made is not None:
+        for completion_id, reward in rewards_of(made, f"{name}.run").items():
+            policy.set_reward(reward, completion_id)
+    return policy.finish()
+
+
+class LoopPlayer:
+    """`EpisodePlayer` of one entry of `datasets`; `loops` has the loop of every row."""
+
+    def __init__(
+        self,
+        dataset: Dataset,
+        loops: Mapping[str, type[AgentLoop]],
+        plan: LoopPlan,
+        context: PlayContext,
+        model: EpisodeModel,
+        tools: ToolSource,
+        observer: LoopObserver | None = None,
+    ) -> None:
+        self._dataset = dataset
+        self._loops = loops
+        self._plan = plan
+        self._context = context
+        self._model = model
+        self._tools = tools
+        self._observer = observer
+
+    async def play(self, task: EpisodeTask, journal: EpisodeJournal) -> EpisodeResult:
+        """See `EpisodePlayer`."""
+        row = row_of(self._dataset, task).data
+        episode = Episode(task, self._context, self._plan.limits, row)
+        tools = self._tools.session(task.episode_id, row["tools"], create_kwargs=row["tools_kwargs"])
+        loop_class = self._loops[row["agent_name"]]
+        return await play_row(
+            loop_class, episode, self._model, self._plan, tools, journal, self._observer
+        )

@@ -1,0 +1,237 @@
+"""The episode machine: it plays environments, agent loops and workflows, by tokens or by text.
+
+It owns the budget, the drain, the deadline and the outcome of an episode.
+
+Invariants: the played code can end its own episode only; no call may sample more than the rest of the
+budget at its start (parallel calls do not wait for each other, so together they may exceed it); the
+deadline counts even if a loop swallows its cancellation; a fatal error overrules what a loop returns.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import defaultdict
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, NamedTuple, Protocol
+
+import msgspec
+
+from tailrace.clock import Clock
+from tailrace.foreign import ForeignCodeError
+from tailrace.policy.activity import Stages
+from tailrace.sdk.agent_loop import EpisodeEnd, EpisodeOverError, LoopLimits, Remaining
+from tailrace.sdk.policy import GenerationFailedError
+from tailrace.tools.episode_tools import ToolsMissingError
+from tailrace_agents.core.episode import (
+    EpisodeHandedBackError,
+    EpisodeInfraError,
+    EpisodeResult,
+    FatalErrorLatch,
+    SamplingPlan,
+    mix_seed,
+)
+from tailrace_agents.core.transcript import SessionTranscript, Transcript
+from tailrace_agents.ports import EpisodeJournal, EpisodeTakenError
+from tailrace_protos.episode import OVER_BUDGET, EpisodeTask, Outcome
+from tailrace_protos.generation import SamplingParams
+from tailrace_protos.subjects import Phase
+
+
+class EpisodePlayer(Protocol):
+    """Plays the tasks of one tag.
+
+    Raises `EpisodeHandedBackError` and `EpisodeTakenError`; all other endings are outcomes.
+    """
+
+    async def play(self, task: EpisodeTask, journal: EpisodeJournal) -> EpisodeResult:
+        """Plays one episode to its end."""
+
+
+class PhaseArgs(NamedTuple):
+    """Sampling of the episodes of a phase."""
+
+    sampling: SamplingParams
+    max_new_tokens: int  # of one episode
+
+
+@dataclass(frozen=True)
+class PlayContext:
+    """Context that the players of a worker share."""
+
+    phases: Mapping[Phase, PhaseArgs]
+    max_episode_tokens: int
+    clock: Clock
+    stages: Stages
+    is_draining: Callable[[], bool]
+    greedy_baseline: bool = False
+    seeded_rollouts: bool = False
+
+    def sampling(self, task: EpisodeTask) -> SamplingPlan:
+        """Parameters of every turn; turns of evaluations, and of training if asked for, have seeds."""
+        params = self.phases[task.phase].sampling
+        if is_baseline(task, self.greedy_baseline):
+            return SamplingPlan(msgspec.structs.replace(params, temperature=0.0))
+        if task.phase == "train":
+            seed = mix_seed(task.task.seed, task.task.ordinal, task.member)
+            return SamplingPlan(params, seed if self.seeded_rollouts else None)
+        return SamplingPlan(params, mix_seed(task.task.seed, task.member))
+
+    def wall_clock_s(self, task: EpisodeTask) -> float:
+        """Seconds until the task's deadline."""
+        return task.deadline_unix_s - self.clock.unix_s()
+
+
+def is_baseline(task: EpisodeTask, greedy_baseline: bool) -> bool:
+    """True for the greedy episode of a training group, its first member."""
+    return greedy_baseline and task.phase == "train" and task.member == 0
+
+
+class Episode:
+    """One episode in play. `limits`: sampled tokens and time are set from the task."""
+
+    def __init__(
+        self,
+        task: EpisodeTask,
+        context: PlayContext,
+        limits: LoopLimits,
+        row: dict[str, Any] | None = None,
+    ) -> None:
+        self.task = task
+        self.context = context
+        self.limits = limits._replace(
+            max_new_tokens=context.phases[task.phase].max_new_tokens,
+            wall_clock_s=context.wall_clock_s(task),
+        )
+        self.sampling = context.sampling(task)
+        self.transcript: Transcript = SessionTranscript()  # policies set their own
+        self.latch = FatalErrorLatch()
+        self.row = row or {}
+        self.num_calls = 0
+        self.num_replayed = 0
+        self.num_restarts = 0
+        self.counts: defaultdict[str, float] = defaultdict(
+            float
+        )  # metrics that grow while the episode is played
+        self._started_s = context.clock.monotonic_s()
+
+    def restart(self) -> None:
+        """Begins again, for a new policy with a new transcript; the deadline stays."""
+        self.num_calls = 0
+        self.num_replayed = 0
+        self.num_restarts += 1
+        self.counts.clear()
+
+    def next_call(self) -> int:
+        """Numbers a new model call, recorded or not."""
+        call = self.num_calls
+        self.num_calls += 1
+        return call
+
+    def remaining(self, tool_s: float) -> Remaining:
+        """Rest of the limits, after `tool_s` seconds of tools."""
+        limits = self.limits
+        return Remaining(
+            turns=limits.max_turns - self.num_calls,
+            new_tokens=limits.max_new_tokens - self.transcript.num_sampled,
+            wall_clock_s=limits.wall_clock_s - (self.context.clock.monotonic_s() - self._started_s),
+            tool_s=limits.max_tool_s - tool_s,
+        )
+
+    def require_running(self) -> None:
+        """Raises `EpisodeHandedBackError` if the worker drains."""
+        if self.context.is_draining():
+            raise EpisodeHandedBackError
+
+    def budget(self, num_prompt: int, call: int, max_new_tokens: int | None = None) -> int:
+        """Tokens that a call may sample; raises `EpisodeOverError` and `EpisodeHandedBackError`."""
+        self.require_running()
+        limits, num_sampled = self.limits, self.transcript.num_sampled
+        if call >= limits.max_turns:
+            raise EpisodeOverError("max_turns", f"{call} model calls were made")
+        if num_sampled >= limits.max_new_tokens:
+            raise EpisodeOverError("max_new_tokens", f"{num_sampled} tokens were sampled")
+        if num_prompt >= limits.max_episode_tokens:
+            reason = f"the next prompt has {num_prompt} tokens"
+            raise EpisodeOverError("max_episode_tokens", reason)
+        left = min(limits.max_new_tokens - num_sampled, limits.max_episode_tokens - num_prompt)
+        if limits.max_tokens_per_step:
+            left = min(left, limits.max_tokens_per_step)
+        return min(left, max_new_tokens) if max_new_tokens else left
+
+    async def play(self, run: Callable[[], Awaitable[EpisodeEnd]]) -> EpisodeResult:
+        """Runs the episode within its deadline; turns every failure into an outcome.
+
+        Raises `EpisodeHandedBackError` and `EpisodeTakenError` only.
+        """
+        deadline = asyncio.timeout(self.limits.wall_clock_s)
+        end = EpisodeEnd()
+        try:
+            async with deadline:
+                end = await run()
+        except TimeoutError:
+            if not deadline.expired():
+                raise
+        except (ForeignCodeError, EpisodeOverError) as error:
+            end = self._failed(error)
+        except ToolsMissingError as error:
+            end = EpisodeEnd(Outcome.INFRA_FAILURE, str(error))
+        except (
+            GenerationFailedError,
+            EpisodeInfraError,
+            EpisodeTakenError,
+            EpisodeHandedBackError,
+        ) as error:
+            self.latch.error = self.latch.error or error
+        return self._result(self._judged(end, deadline.expired()))
+
+    def _failed(self, error: ForeignCodeError | EpisodeOverError) -> EpisodeEnd:
+        """Judges an exception of the played code, if no fatal error is behind it."""
+        over = error.error if isinstance(error, ForeignCodeError) else error
+        if isinstance(over, ExceptionGroup):
+            found = over.subgroup(EpisodeOverError)
+            over = found.exceptions[0] if found is not None else over
+        if not isinstance(over, EpisodeOverError):
+            return EpisodeEnd(Outcome.INFRA_FAILURE, self._at(error))
+        if not self.transcript.num_turns:
+            return EpisodeEnd(Outcome.INFRA_FAILURE, f"before the first model call: {over}")
+        return EpisodeEnd(Outcome.POLICY_FAILURE, str(over), {OVER_BUDGET: 1.0})
+
+    def _judged(self, end: EpisodeEnd, is_late: bool) -> EpisodeEnd:
+        """Lets fatal errors, the deadline and a missing model call overrule the end."""
+        num_turns = self.transcript.num_turns
+        match self.latch.error:
+            case EpisodeTakenError() | EpisodeHandedBackError() as order:
+                raise order
+            case GenerationFailedError() | EpisodeInfraError() as failure:
+                end = end._replace(outcome=Outcome.INFRA_FAILURE, reason=self._at(failure))
+        if is_late:
+            reason = (
+                f"the deadline passed after {num_turns} turns" if num_turns else "the deadline passed"
+            )
+            return end._replace(outcome=Outcome.TIMEOUT, reason=reason)
+        if end.outcome is Outcome.OK and not num_turns:
+            reason = "the episode ended without a model call: nothing can be learnt from it"
+            return end._replace(outcome=Outcome.INFRA_FAILURE, reason=reason)
+        return end
+
+    def _at(self, error: Exception) -> str:
+        """Text of an error with its place in the episode."""
+        num_turns = self.transcript.num_turns
+        return f"turn {num_turns}: {error}" if num_turns else str(error)
+
+    def _result(self, end: EpisodeEnd) -> EpisodeResult:
+        metrics = {**self.transcript.counts(), **self.counts, **end.metrics}
+        is_workflow = isinstance(self.transcript, SessionTranscript)  # workflows report no success
+        if end.outcome is Outcome.POLICY_FAILURE and not is_workflow:
+            metrics.setdefault("success", 0.0)
+        return EpisodeResult(
+            end.outcome,
+            end.reason,
+            self.transcript,
+            list(self.transcript.messages()),
+            metrics,
+            self.row,
+            self.num_replayed,
+            self.num_restarts,
+        )

@@ -1,0 +1,305 @@
+"""The model by token ids: policies of loops and environments that keep every call in a ledger.
+
+Invariants: a loop's call is in the journal before the loop sees its answer; an environment's turn is in
+the journal before the next one is sampled; a recorded answer is never sampled again.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import uuid
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from tailrace.channel.generation import Generation
+from tailrace.chat import Renderer
+from tailrace.ledger import Ledger, Prompt
+from tailrace.sdk.agent_loop import ChatReply, EpisodeOverError, EpisodePolicy, Remaining
+from tailrace.sdk.policy import Policy, TurnRequest
+from tailrace_agents.core.environments import StepResult
+from tailrace_agents.core.journal import EpisodeRecords
+from tailrace_agents.core.machine import Episode
+from tailrace_agents.core.model import EnvPolicy, EnvView, LoopPlan, ReplayMismatchError
+from tailrace_agents.core.tools import NO_TOOLS, BoundTools, NoTools
+from tailrace_agents.core.transcript import EnvTranscript, LoopTranscript
+from tailrace_agents.ports import LoopObserver
+from tailrace_protos.base import as_float32, as_int32, pack_int32
+from tailrace_protos.chat import ChatMessage, ToolSchema
+from tailrace_protos.generation import SamplingParams
+from tailrace_protos.journal import CallRecord, EnvStep
+from tailrace_protos.session import LedgerNode
+
+
+class TokenModel(NamedTuple):
+    """`EpisodeModel` whose calls are token ids."""
+
+    renderer: Renderer
+    policy: Policy
+
+    @property
+    def stop_token_ids(self) -> tuple[int, ...]:
+        """See `EpisodeModel`."""
+        return self.renderer.stop_token_ids
+
+    def require_plain_turns(self) -> None:
+        """See `EpisodeModel`."""
+        self.renderer.require_plain_turns()
+
+    def loop_policy(
+        self,
+        episode: Episode,
+        plan: LoopPlan,
+        records: EpisodeRecords,
+        tools: BoundTools,
+        observer: LoopObserver | None,
+    ) -> EpisodePolicy:
+        """See `EpisodeModel`."""
+        ledger = Ledger(self.renderer, reasoning=plan.reasoning)
+        episode.transcript = LoopTranscript(ledger, plan.export_style, plan.turn_discount)
+        return LoopPolicy(self, episode, ledger, records, tools, observer)
+
+    def env_policy(self, episode: Episode, view: EnvView, records: EpisodeRecords) -> EnvPolicy:
+        """See `EpisodeModel`."""
+        return TurnPolicy(self, episode, view, records)
+
+
+class LoopPolicy(EpisodePolicy):
+    """Policy of one task's loop."""
+
+    __slots__ = ("_episode", "_ledger", "_model", "_observer", "_records", "limits", "tools")
+
+    def __init__(
+        self,
+        model: TokenModel,
+        episode: Episode,
+        ledger: Ledger,
+        records: EpisodeRecords,
+        tools: BoundTools | NoTools,
+        observer: LoopObserver | None = None,
+    ) -> None:
+        self._model = model
+        self._episode = episode
+        self._ledger = ledger
+        self._records = records
+        self._observer = observer
+        self.tools = tools
+        self.limits = episode.limits
+
+    @property
+    def episode_id(self) -> str:
+        """See `EpisodePolicy`."""
+        return self._episode.task.episode_id
+
+    @property
+    def renderer(self) -> Renderer:
+        """See `EpisodePolicy`."""
+        return self._model.renderer
+
+    @property
+    def remaining(self) -> Remaining:
+        """See `EpisodePolicy`."""
+        return self._episode.remaining(self.tools.spent_s)
+
+    async def complete(
+        self,
+        messages: Sequence[ChatMessage],
+        tools: Sequence[ToolSchema] = (),
+        *,
+        max_new_tokens: int | None = None,
+        sampling: SamplingParams | None = None,
+    ) -> ChatReply:
+        """See `EpisodePolicy`."""
+        prompt = self._ledger.prepare(tuple(messages), tuple(tools))
+        node = await self._ask(prompt, max_new_tokens, sampling)
+        return ChatReply(
+            node.reply,
+            node.finish_reason,
+            self._malformed(node, sampling) if node.num_malformed else "",
+            node.completion_id,
+            len(node.token_ids) // 4,
+        )
+
+    async def generate(
+        self,
+        prompt_ids: Sequence[int] | NDArray[np.int32],
+        max_new_tokens: int | None = None,
+        sampling: SamplingParams | None = None,
+    ) -> Generation:
+        """See `EpisodePolicy`."""
+        prompt = self._ledger.prepare_tokens(np.asarray(prompt_ids, dtype=np.int32))
+        node = await self._ask(prompt, max_new_tokens, sampling)
+        return Generation(
+            as_int32(node.token_ids),
+            as_float32(node.inference_logprobs),
+            node.spans,
+            node.finish_reason,
+            None,
+            0,
+        )
+
+    def set_reward(self, reward: float, completion_id: str = "") -> None:
+        """See `EpisodePolicy`."""
+        self._ledger.set_reward(reward, completion_id)
+
+    def mask(self, completion_id: str, reason: str) -> None:
+        """See `EpisodePolicy`."""
+        self._ledger.mask(completion_id, reason)
+
+    async def _ask(
+        self, prompt: Prompt, max_new_tokens: int | None, sampling: SamplingParams | None
+    ) -> LedgerNode:
+        """Answers a prompt, from the journal or by the model."""
+        with self._episode.latch:
+            call = self._episode.next_call()
+            prompt_ids = pack_int32(prompt.prompt_ids)
+            node = self._records.known_call(prompt_ids)
+            was_known = node is not None
+            if node is not None:
+                self._ledger.add(node)
+                self._episode.num_replayed += 1
+            else:
+                budget = self._episode.budget(len(prompt.prompt_ids), call, max_new_tokens)
+                params = self._params(sampling, call)
+                request = TurnRequest(prompt_ids, budget, params, self.episode_id, call)
+                node = self._record(prompt, await self._model.policy.generate(request), params)
+                await self._records.keep_call(prompt_ids, node)
+        if self._observer is not None:
+            self._observer.on_call(prompt, node, was_known)
+        return node
+
+    def _record(self, prompt: Prompt, generation: Generation, params: SamplingParams) -> LedgerNode:
+        completion_id = f"call-{uuid.uuid4().hex}"
+        parsed = self.renderer.parse_reply(
+            generation.token_ids, prompt.tools, stop=params.stop, id_seed=completion_id
+        )
+        return self._ledger.record(prompt, generation, parsed, completion_id)
+
+    def _malformed(self, node: LedgerNode, sampling: SamplingParams | None) -> str:
+        """Describes the malformed calls of a reply: the ledger keeps their number only."""
+        stop = (self._episode.sampling.params if sampling is None else sampling).stop
+        return self.renderer.parse_reply(as_int32(node.token_ids), node.tools, stop=stop).malformed
+
+    def _params(self, sampling: SamplingParams | None, call: int) -> SamplingParams:
+        """Returns the parameters of a call; a reply always ends where the model ends it."""
+        if sampling is None:
+            return self._episode.sampling.for_turn(call)
+        if sampling.stop_token_ids:
+            return sampling
+        return msgspec.structs.replace(sampling, stop_token_ids=self.renderer.stop_token_ids)
+
+
+class TurnPolicy(LoopPolicy, EnvPolicy):
+    """Policy of an environment's episode: each observation continues the tokens so far.
+
+    With `history_turns` h, the model sees the newest observation and the h turns before it. Such a
+    window is a prompt that does not continue: its first observation is rendered as the beginning of a
+    prompt, behind the text that the environment wants to stay in sight; the rest are the episode's
+    tokens. The context of a turn's row is the prompt that the model saw.
+    """
+
+    __slots__ = (
+        "_history_turns", "_known", "_node", "_observations", "_observed", "_openings", "_replies",
+        "_salt", "_transcript",
+    )  # fmt: skip
+
+    def __init__(
+        self, model: TokenModel, episode: Episode, view: EnvView, records: EpisodeRecords
+    ) -> None:
+        super().__init__(model, episode, Ledger(model.renderer), records, NO_TOOLS)
+        self._transcript = episode.transcript = EnvTranscript(self._ledger, view.style)
+        self._history_turns = view.history_turns
+        self._salt = task_salt(str(episode.task.task.seed))
+        self._node: LedgerNode | None = None  # the newest turn
+        self._known: CallRecord | None = None  # its record, if it was replayed
+        self._observed = 0  # hash of the newest observation
+        # Of every turn, where windows are cut: raw ids of the observation as the beginning of a prompt,
+        # of the observation as it continued the episode, and of the reply.
+        self._openings: list[bytes] = []
+        self._observations: list[bytes] = []
+        self._replies: list[memoryview] = []
+
+    async def answer(self, observation: str, opening: str) -> str:
+        """See `EnvPolicy`; raises `ReplayMismatchError`."""
+        turn = self._episode.num_calls
+        self._episode.num_calls += 1
+        self._observed = observation_hash(self._salt, observation)
+        prompt = self._prompt(turn, observation, opening)
+        self._known = known = self._records.known_turn()
+        if known is None:
+            request = self._request(turn, prompt)
+            generation = await self._model.policy.generate(request)
+            reply = ChatMessage("assistant", self._model.renderer.decode(generation.token_ids))
+            node = self._ledger.record(prompt, generation, reply, str(turn))
+        else:
+            node = known.node
+            if prompt.inserted_ids.tobytes() != node.inserted_ids:
+                raise ReplayMismatchError
+            self._ledger.add(node)
+        self._node = node
+        if self._history_turns is not None:
+            self._replies.append(node.token_ids)
+        return node.reply.content
+
+    async def take_step(self, step: StepResult) -> None:
+        """See `EnvPolicy`; raises `ReplayMismatchError`."""
+        assert self._node is not None, "a step without a reply"
+        self._transcript.finish_turn(step.reward, self._observed)
+        answered = EnvStep(step.reward, step.terminated, step.truncated)
+        if self._known is None:
+            await self._records.keep_turn(self._node, answered)
+        elif self._known.step != answered:
+            raise ReplayMismatchError
+        else:
+            self._episode.num_replayed += 1
+
+    def _prompt(self, turn: int, observation: str, opening: str) -> Prompt:
+        renderer, node = self._model.renderer, self._node
+        if node is None:
+            parent_id, closed = "", True
+        else:
+            newest = node.token_ids if len(node.token_ids) else node.inserted_ids
+            parent_id, closed = node.completion_id, renderer.is_closed(int(as_int32(newest[-4:])[0]))
+        ids = renderer.observation_ids(observation, not turn, closed)
+        messages = (ChatMessage("user", observation),)
+        if self._history_turns is not None:
+            first = ids if not turn else renderer.observation_ids(opening + observation, True, True)
+            self._openings.append(first.tobytes())
+            self._observations.append(ids.tobytes())
+            if turn > self._history_turns:
+                window = self._window(turn - self._history_turns)
+                return self._ledger.continue_from(parent_id, window, messages, whole=True)
+        return self._ledger.continue_from(parent_id, ids, messages)
+
+    def _window(self, first: int) -> NDArray[np.int32]:
+        """Ids that the model sees if turn `first` is the first turn in sight."""
+        parts: list[bytes | memoryview] = [self._openings[first]]
+        for reply, observation in zip(
+            self._replies[first:], self._observations[first + 1 :], strict=True
+        ):
+            parts += (reply, observation)
+        return np.frombuffer(b"".join(parts), np.int32)
+
+    def _request(self, turn: int, prompt: Prompt) -> TurnRequest:
+        episode, ids = self._episode, prompt.prompt_ids
+        try:
+            budget = episode.budget(len(ids), turn)
+        except EpisodeOverError:
+            self._ledger.leave_unanswered(prompt)
+            raise
+        params = episode.sampling.for_turn(turn)
+        return TurnRequest(ids.data.cast("B"), budget, params, episode.task.episode_id, turn)
+
+
+def task_salt(task: str) -> bytes:
+    """Salt of a task's observation hashes."""
+    return hashlib.blake2b(task.encode(), digest_size=16).digest()
+
+
+def observation_hash(salt: bytes, observation: str) -> int:
+    """Hashes an observation, salted with its task: two tasks never share one."""
+    digest = hashlib.blake2b(observation.encode(), digest_size=8, key=salt).digest()
+    return int.from_bytes(digest, "little", signed=True)
