@@ -142,8 +142,8 @@ def test_commands_and_targets_are_there(name: str) -> None:
 
 def parse(words: list[str]) -> None:
     """Parses a command line; an unknown command or option raises `click.UsageError`."""
-    command: click.Command | None = typer.main.get_command(app)
-    while isinstance(command, click.Group):
+    command: Any = typer.main.get_command(app)
+    while hasattr(command, "resolve_command"):  # a group
         _, command, words = command.resolve_command(click.Context(command), words)
     assert command is not None
     command.make_context(command.name, words)
