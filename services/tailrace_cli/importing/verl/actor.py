@@ -56,7 +56,7 @@ def _optimizer(role: str, args: str) -> tuple[Renamed | Derived, ...]:
 
     def older(style: Any, lookup: Lookup) -> Mapping[str, Any]:
         if lookup(f"{optim}.lr_scheduler_type") is not None:
-            raise NoEffectError("optim.lr_scheduler_type says it already")
+            raise NoEffectError("optim.lr_scheduler_type replaces it")
         return {schedule[0]: values.schedule(style)}
 
     return (

@@ -128,5 +128,5 @@ ACTOR_TRAIN: tuple[Rule, ...] = (
         updates_of_a_step,
         "passes of an update; a step's rows (`group_size` x `groups_per_step`) divided by an update's",
     ),
-    Refused("actor_train.generating_args", "replies are sampled as actor_infer says", ({},)),
+    Refused("actor_train.generating_args", "give it to actor_infer, which samples replies", ({},)),
 )
