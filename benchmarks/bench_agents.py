@@ -90,7 +90,7 @@ class InstantCall:
 
 
 class InstantWorld:
-    """`Placement` and `GenerateClient` without a network."""
+    """`ServerPlacement` and `GenerateClient` without a network."""
 
     def __init__(self, policy: InstantPolicy) -> None:
         self._policy = policy

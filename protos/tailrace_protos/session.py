@@ -21,7 +21,7 @@ class ExportStyle(enum.StrEnum):
 
 
 class LedgerNode(Message, frozen=True, tag="ledger_node", omit_defaults=True, gc=False):
-    """One model call in a ledger: what was inserted before it, what was sampled, what it was worth."""
+    """One model call in a ledger: inserted messages and ids, sampled tokens, reward."""
 
     completion_id: str
     parent_id: str  # the call that this one continues; empty: a conversation begins here

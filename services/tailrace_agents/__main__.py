@@ -21,7 +21,7 @@ from tailrace_agents import metrics
 from tailrace_agents.adapters.gateway_sessions import GatewaySessions
 from tailrace_agents.adapters.player_factory import PlayerFactory, WorkflowStage
 from tailrace_agents.adapters.scoring import RewardClient
-from tailrace_agents.adapters.workflow_runners import Runner, start_runner
+from tailrace_agents.adapters.workflow_pool import AnyRunner, start_runner
 from tailrace_agents.config import AgentsConfig
 from tailrace_agents.core.machine import EpisodePlayer
 from tailrace_agents.core.token_policy import TokenModel
@@ -57,7 +57,7 @@ class _Worker:
         config: AgentsConfig,
         factory: PlayerFactory,
         stages: Stages,
-        runner: Runner | None,
+        runner: AnyRunner | None,
     ) -> None:
         run = service.run.exp_name
         self._service = service

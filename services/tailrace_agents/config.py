@@ -46,7 +46,7 @@ class EnvEntry(Config, frozen=True, kw_only=True):
 
 
 class GeneratingArgs(Config, frozen=True, kw_only=True):
-    """How replies are sampled."""
+    """Sampling of replies."""
 
     temperature: float = 1.0
     """Divides the logits; 0 is greedy."""
@@ -75,7 +75,7 @@ class GeneratingArgs(Config, frozen=True, kw_only=True):
 
 
 class LoopArgs(Config, frozen=True, kw_only=True):
-    """What one episode of an agent loop may use, and how it becomes rows to train."""
+    """Limits of an agent loop's episode, and its export as rows to train."""
 
     max_turns: int = 16
     """Model calls of an episode; then it ends as a policy failure."""
@@ -131,7 +131,7 @@ class WorkflowArgs(Config, frozen=True, kw_only=True):
     """Processes of each agents worker with `mode: subproc`; each plays one episode at a time."""
 
     timeout_s: float = 3600.0
-    """How long one run may take; the deadline of its group (`scheduler.group_timeout_s`) counts as
+    """Time limit of one run; the deadline of its group (`scheduler.group_timeout_s`) counts as
     well. A run that takes longer is ended, in `subproc` mode whatever it does."""
 
     max_blocked_s: float = 15.0
@@ -146,7 +146,7 @@ class WorkflowArgs(Config, frozen=True, kw_only=True):
     where every model call is a row to train and stands for itself."""
 
     http_library: Literal["auto", "httpx", "httpx2"] = "auto"
-    """Whose `AsyncClient` the argument `http_client` is; `auto`: of httpx2 if it is installed."""
+    """Library of the `AsyncClient` that `http_client` is; `auto`: httpx2 if it is installed."""
 
     def __post_init__(self) -> None:
         if not self.agent:
@@ -211,7 +211,7 @@ class AgentsConfig(Config, frozen=True, kw_only=True):
     failure. Delays between them grow from 50 ms to 3 s."""
 
     reward_timeout_s: float = 30.0
-    """How long one request to the reward service may take before it is sent again. At least the
+    """Time limit of one request to the reward service; then it is sent again. At least the
     longest `timeout_s` of the rewards."""
 
     drain_s: float = 5.0
@@ -226,7 +226,7 @@ class AgentsConfig(Config, frozen=True, kw_only=True):
     those of the evaluation before. 0: none."""
 
     transport: Literal["nats", "zmq"] = "zmq"
-    """How generation requests reach the inference servers: `zmq` directly, `nats` through nats-server.
+    """Transport of generation requests: `zmq` to the inference servers, `nats` through nats-server.
     The servers must offer it (`inference.transports`)."""
 
     channel: ClientChannelConfig = ClientChannelConfig()
@@ -249,7 +249,7 @@ class AgentsConfig(Config, frozen=True, kw_only=True):
                 raise ValueError(f"workflow.datasets: {name!r} is not in datasets: define it there")
 
     def is_played_by_workflow(self, dataset: str) -> bool:
-        """Whether the rows of this data set are the workflow's; else an agent loop plays them."""
+        """True if the workflow plays the rows of this data set; else an agent loop does."""
         return self.workflow is not None and dataset in (self.workflow.datasets or self.datasets)
 
     def max_in_flight(self, phase: str) -> int:

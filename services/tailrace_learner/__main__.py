@@ -43,8 +43,7 @@ from tailrace_learner.config import LearnerConfig, WarmStart, check_with_run
 from tailrace_learner.core.batch.group_returns import limits_of
 from tailrace_learner.core.step.optimizer import try_optimizer
 from tailrace_learner.core.step.progress import saved_event
-from tailrace_learner.core.step.run_state import RunState, first_state, resumed_state
-from tailrace_learner.core.step.start import Origin, origin
+from tailrace_learner.core.step.run_state import Origin, RunState, first_state, origin, resumed_state
 from tailrace_learner.core.step.warm_start import TooFewDemonstrationsError
 from tailrace_learner.handlers import SERVICE, Learner, LearnerPorts
 from tailrace_protos.base import encode_json

@@ -285,10 +285,7 @@ LOSSES = AlgorithmRegistry(
     ),
 )
 CORRECTIONS = AlgorithmRegistry(
-    Correction,
-    "behaviour_correction",
-    f"{_PACKAGE}.corrections",
-    ("tis", "mis", "icepop", "none"),
+    Correction, "behaviour_correction", f"{_PACKAGE}.corrections", ("tis", "mis", "icepop", "none")
 )
 OPTIMIZERS = AlgorithmRegistry(
     Optimizer, "training_args.optimizer", f"{_PACKAGE}.optimizers", ("adamw", "sgd")

@@ -7,15 +7,17 @@ from prometheus_client import Counter, Gauge, Histogram
 _SECONDS = (0.01, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0, 60.0, 300.0)
 
 STEP = Gauge("tailrace_learner_step", "Optimizer steps done.")
-BUSY_SECONDS = Histogram("tailrace_learner_busy_seconds", "Computing per step.", buckets=_SECONDS)
+BUSY_SECONDS = Histogram(
+    "tailrace_learner_busy_seconds", "Seconds of computation per step.", buckets=_SECONDS
+)
 WAIT_SECONDS = Histogram(
-    "tailrace_learner_wait_seconds", "Waiting for groups per step.", buckets=_SECONDS
+    "tailrace_learner_wait_seconds", "Seconds of waiting for groups per step.", buckets=_SECONDS
 )
 PUBLISH_SECONDS = Histogram(
-    "tailrace_learner_publish_seconds", "Publishing a version.", buckets=_SECONDS
+    "tailrace_learner_publish_seconds", "Seconds to publish a version.", buckets=_SECONDS
 )
 CHECKPOINT_SECONDS = Histogram(
-    "tailrace_learner_checkpoint_seconds", "Saving a checkpoint.", buckets=_SECONDS
+    "tailrace_learner_checkpoint_seconds", "Seconds to save a checkpoint.", buckets=_SECONDS
 )
 TRAINED_TOKENS = Counter("tailrace_learner_trained_tokens", "Tokens that carried a loss.")
 GROUPS = Counter("tailrace_learner_groups", "Groups taken, by outcome.", ["outcome"])
@@ -24,10 +26,10 @@ MASKED_TOKENS = Counter(
 )
 DRIFT = Gauge(
     "tailrace_learner_drift",
-    "Mean |log pi - log mu| of a server on tokens whose weights the learner has, in the last step.",
+    "Mean absolute difference of learner and server log-probabilities, by the weights of the tokens.",
     ["server_id"],
 )
-QUARANTINES = Counter("tailrace_learner_quarantines", "Servers found beyond `max_mismatch`.")
+QUARANTINES = Counter("tailrace_learner_quarantines", "Servers quarantined beyond `max_mismatch`.")
 RETAINED_BYTES = Gauge(
     "tailrace_learner_retained_bytes", "Trained groups that no checkpoint holds yet."
 )

@@ -1,1 +1,1 @@
-"""What the core's ports are at run time: NATS, Redis, the token channel, picture files."""
+"""Implementations of the core's ports: NATS, Redis, the token channel, picture files."""

@@ -32,7 +32,7 @@ R = TypeVar("R", bound=Message)
 
 
 class GatewaySessions:
-    """`Sessions` of one run. Every request to the gateway may be repeated."""
+    """`EpisodeSessions` of one run. Every request to the gateway may be repeated."""
 
     def __init__(self, bus: Bus, run: str, blobs: Blobs) -> None:
         self._bus = bus
@@ -41,14 +41,14 @@ class GatewaySessions:
         self._closing: set[asyncio.Task[None]] = set()
 
     async def open(self, request: OpenSession, *, anew: bool) -> SessionOpened:
-        """See `Sessions`."""
+        """See `EpisodeSessions`."""
         if anew:
             closing = CloseSession(request.episode_id)
             await self._ask(subjects.gateway_close(self._run), closing, SessionClosed)
         return await self._ask(subjects.gateway_open(self._run), request, SessionOpened)
 
     async def export(self, request: ExportSession) -> SessionExport:
-        """See `Sessions`."""
+        """See `EpisodeSessions`."""
         export = await self._ask(subjects.gateway_export(self._run), request, SessionExport)
         if not export.blob:
             return export
@@ -58,7 +58,7 @@ class GatewaySessions:
             raise SessionFailedError(f"gateway: the rows of the session are gone: {error}") from error
 
     def close(self, session_id: str) -> None:
-        """See `Sessions`."""
+        """See `EpisodeSessions`."""
         closing = asyncio.create_task(self._close(session_id))
         self._closing.add(closing)
         closing.add_done_callback(self._closing.discard)

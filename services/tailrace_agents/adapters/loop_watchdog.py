@@ -1,11 +1,12 @@
-"""A thread that notices when something holds the event loop, and can free it.
+"""Thread that detects code which blocks the event loop, and can free the loop.
 
 Code that computes for ever in the event loop stops every episode of a worker, its heartbeats and its
-timeouts, so only another thread can see it. It logs where the loop is held; if that is in code that it
-was told of, it raises `LoopBlockedError` there; if even that does not help (a call into C does not
-return), it ends the process, whose episodes are then played elsewhere.
+timeouts, so only another thread can detect it. The watchdog logs the blocking code. It raises
+`LoopBlockedError` in code that it may interrupt. If that does not help (a call into C does not return),
+it ends the process, and other workers play its episodes.
 
-Invariant: a loop that gets no processor is not blocked: time that its thread waits for one counts not.
+Invariant: a loop without a processor is not blocked: the time that its thread waits for one does not
+count.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ log = get_logger(__name__)
 
 EXIT_BLOCKED = 70
 _NUM_POLLS = 8  # within the limit
-_PATIENCE = 4  # limits after which the process ends
+_NUM_LIMITS = 4  # limits after which the process ends
 _NUM_LINES = 12
 
 
@@ -35,7 +36,7 @@ class LoopBlockedError(BaseException):
 
 
 class LoopWatchdog:
-    """Watches one event loop. `max_blocked_s` 0: never.
+    """Watches one event loop; with `max_blocked_s` 0 it does nothing.
 
     `interruptible` are functions below which code may be interrupted; `advice` is for the log.
     """
@@ -87,7 +88,7 @@ class LoopWatchdog:
         frame = sys._current_frames().get(self._loop_thread)
         where = "".join(traceback.format_stack(frame)[-_NUM_LINES:])
         log.error("event loop blocked", blocked_s=round(blocked_s, 1), advice=self._advice, where=where)
-        if blocked_s >= _PATIENCE * self._max_blocked_s:
+        if blocked_s >= _NUM_LIMITS * self._max_blocked_s:
             log.critical("event loop stays blocked: this worker ends", blocked_s=round(blocked_s, 1))
             os._exit(EXIT_BLOCKED)
         if self._is_interruptible(frame):
@@ -104,7 +105,7 @@ class LoopWatchdog:
 
 
 class _ThreadClock:
-    """How long the thread that made it has run or slept since the last question."""
+    """Time that its thread has run or slept since the last question, without waits for a processor."""
 
     def __init__(self) -> None:
         self._schedstat = Path(f"/proc/self/task/{threading.get_native_id()}/schedstat")

@@ -28,7 +28,7 @@ from tailrace_agents.core.loops import AGENT_LOOPS, agent_loops, unknown_loop
 from tailrace_agents.core.machine import EpisodePlayer, PhaseArgs, PlayContext
 from tailrace_agents.core.model import EnvView, EpisodeModel, LoopPlan
 from tailrace_agents.core.workflow_player import (
-    Sessions,
+    EpisodeSessions,
     WorkflowPlayer,
     WorkflowRunner,
     WorkflowTerms,
@@ -44,7 +44,7 @@ class WorkflowStage(NamedTuple):
     """Runner of a workflow, and its sessions with a gateway."""
 
     runner: WorkflowRunner
-    sessions: Sessions
+    sessions: EpisodeSessions
 
 
 class PlayerFactory:

@@ -1,6 +1,6 @@
-"""What the agents service and its workflow processes say to each other.
+"""Messages between the agents service and its workflow processes.
 
-A process first gets one `Load` and answers with `Loaded`; then it answers every `Run` with a
+A process first gets one `Load` and answers with `WorkflowLoaded`; then it answers every `Run` with a
 `WorkflowEnd`.
 """
 
@@ -19,8 +19,8 @@ class Load(msgspec.Struct, frozen=True):
     http_library: str
 
 
-class Loaded(msgspec.Struct, frozen=True):
-    """Whether it could be made; `error` is what the user reads if not."""
+class WorkflowLoaded(msgspec.Struct, frozen=True):
+    """Answer to `Load`; `error` tells the user why the workflow could not be made."""
 
     error: str = ""
 

@@ -1,4 +1,4 @@
-"""Workflows in processes of their own: one episode at a time each, with a timeout that is real."""
+"""Runners of workflows: in the event loop, or in processes that are killed at their timeout."""
 
 from __future__ import annotations
 
@@ -12,9 +12,11 @@ from typing import Any
 from tailrace.config import ConfigError
 from tailrace.log import get_logger
 from tailrace.processes import ProcessPool, ProcessStartError, WorkerProcess
-from tailrace.sdk.workflow import WorkflowEnd
+from tailrace.sdk.workflow import WorkflowEnd, load_workflow
 from tailrace_agents import metrics
-from tailrace_agents.adapters.workflow_frames import Load, Loaded, Run
+from tailrace_agents.adapters.workflow_frames import Load, Run, WorkflowLoaded
+from tailrace_agents.adapters.workflow_inline import InlineRunner
+from tailrace_agents.adapters.workflow_process import WORKFLOW_KEY
 from tailrace_agents.config import WorkflowArgs
 from tailrace_agents.core.workflow_player import RunnerFailedError
 from tailrace_protos.episode import Outcome
@@ -61,7 +63,7 @@ class SubprocRunner:
         load = Load(args.agent, args.kwargs, args.http_library)
         try:
             async with asyncio.timeout(_LOAD_TIMEOUT_S):
-                error = (await process.exchange(load, Loaded)).error
+                error = (await process.exchange(load, WorkflowLoaded)).error
         except TimeoutError:
             error = f"agents.workflow.agent: making {args.agent} took more than {_LOAD_TIMEOUT_S:.0f} s"
         except EOFError:
@@ -105,3 +107,22 @@ async def _end_of(process: WorkerProcess) -> str:
     if exit_code < 0:
         return f"ended its process (signal {signal.Signals(-exit_code).name})"
     return f"ended its process (exit code {exit_code})"
+
+
+AnyRunner = InlineRunner | SubprocRunner
+
+
+async def start_runner(args: WorkflowArgs, source: str) -> AnyRunner:
+    """Starts the configured runner; raises `ConfigError` if the workflow cannot be made."""
+    try:
+        runner = _make(args)
+        await runner.start()
+    except ConfigError as error:
+        raise ConfigError(f"{source}: {error}") from error
+    return runner
+
+
+def _make(args: WorkflowArgs) -> AnyRunner:
+    if args.mode == "subproc":
+        return SubprocRunner(args)
+    return InlineRunner(load_workflow(args.agent, args.kwargs, WORKFLOW_KEY), args)

@@ -1,7 +1,7 @@
-"""A process that plays workflow episodes, one after another; `workflow_pool` starts it.
+"""Process that plays workflow episodes, one after another; `workflow_pool` starts it.
 
-Its environment says where the model is (`OPENAI_BASE_URL` and so on), anew for every episode, so that
-agents work that make their own clients. They must make them in `run`, not when they are imported.
+Its environment variables name the endpoint (`OPENAI_BASE_URL` and so on), anew for every episode, for
+agents that make their own clients. Such agents must make them in `run`, not at import.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from tailrace.config import ConfigError
 from tailrace.processes import ParentLink
 from tailrace.sdk.http import make_http_client
 from tailrace.sdk.workflow import Workflow, WorkflowEnd, load_workflow, run_to_end
-from tailrace_agents.adapters.workflow_frames import Load, Loaded, Run
+from tailrace_agents.adapters.workflow_frames import Load, Run, WorkflowLoaded
 from tailrace_protos.episode import Outcome
 
 WORKFLOW_KEY = "agents.workflow.agent"
@@ -33,9 +33,9 @@ def main() -> int:
         workflow = load_workflow(load.agent, load.kwargs, WORKFLOW_KEY)
         http_client = make_http_client(load.http_library)  # type: ignore[arg-type]  # checked as config
     except ConfigError as error:
-        link.send(Loaded(str(error)))
+        link.send(WorkflowLoaded(str(error)))
         return 0
-    link.send(Loaded())
+    link.send(WorkflowLoaded())
     decoder = msgspec.msgpack.Decoder(Run)
     with asyncio.Runner() as runner:
         while (run := link.receive(decoder)) is not None:
@@ -48,7 +48,7 @@ async def _play(workflow: Workflow, run: Run, http_client: Any) -> WorkflowEnd:
     offered = {"base_url": run.base_url, "api_key": run.api_key, "http_client": http_client}
     try:
         return await run_to_end(workflow, run.data, offered)
-    except asyncio.CancelledError:  # nobody else in this process cancels
+    except asyncio.CancelledError:  # no other code in this process cancels
         return WorkflowEnd(Outcome.INFRA_FAILURE, "the workflow cancelled itself")
     finally:
         left = asyncio.all_tasks() - {asyncio.current_task()}
@@ -58,7 +58,7 @@ async def _play(workflow: Workflow, run: Run, http_client: Any) -> WorkflowEnd:
 
 
 def environment(base_url: str, api_key: str) -> dict[str, str]:
-    """What SDKs read; Anthropic's puts `/v1` after its base URL by itself."""
+    """Environment variables of SDKs; Anthropic's SDK adds `/v1` to its base URL itself."""
     return {
         "OPENAI_BASE_URL": base_url,
         "OPENAI_API_BASE": base_url,

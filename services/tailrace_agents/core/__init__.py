@@ -1,1 +1,1 @@
-"""How an episode is played, continued, replayed and settled, without bus, Redis or network."""
+"""Core of the agents service: plays, replays and settles episodes, without bus, Redis or network."""

@@ -1,7 +1,7 @@
-"""Environments as foreign code: whatever they raise or return is checked at one border.
+"""Environments as user code: one boundary checks their exceptions and their return values.
 
-`EnvHandle` is one environment in use, `EnvPool` keeps idle ones of a kind: `reset(seed=...)` begins
-from nothing, so an environment serves one episode after another. One that raised is never used again.
+`EnvHandle` is one environment in use, `EnvPool` keeps idle ones of a kind. `reset(seed=...)` starts
+from nothing, so an environment serves one episode after another. One that raised is not used again.
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ _NUMBER = bool | int | float
 
 
 class Beginning(NamedTuple):
-    """An environment's first words. `opening`: what stands before a later observation where the policy
-    sees nothing older (`history_turns`), with its own end of line; empty: nothing."""
+    """First observation. `opening` is the text before a later observation if the policy sees nothing
+    older (`history_turns`), with its own end of line; it may be empty."""
 
     observation: str
     opening: str
 
 
 class StepResult(NamedTuple):
-    """An environment's answer to a reply."""
+    """Answer of an environment to a reply."""
 
     observation: str
     reward: float
@@ -128,7 +128,7 @@ class EnvPool:
 
 
 def _opening(observation: str, info: object) -> str:
-    """What the environment says must stay in sight, else all of its first observation."""
+    """Returns the text that must stay in sight: `instructions`, else all of the first observation."""
     said = info.get("instructions") if isinstance(info, Mapping) else None
     opening = said if isinstance(said, str) else observation
     return opening if not opening or opening.endswith("\n") else f"{opening}\n"

@@ -224,7 +224,8 @@ class TurnPolicy(LoopPolicy, EnvPolicy):
 
     async def answer(self, observation: str, opening: str) -> str:
         """See `EnvPolicy`; raises `ReplayMismatchError`."""
-        turn = self._episode.next_call()
+        turn = self._episode.num_calls
+        self._episode.num_calls += 1
         self._observed = observation_hash(self._salt, observation)
         prompt = self._prompt(turn, observation, opening)
         self._known = known = self._records.known_turn()

@@ -38,7 +38,7 @@ class RunnerFailedError(EpisodeInfraError):
     """The workflow could not be run, through no fault of this episode."""
 
 
-class Sessions(Protocol):
+class EpisodeSessions(Protocol):
     """Sessions with a gateway."""
 
     async def open(self, request: OpenSession, *, anew: bool) -> SessionOpened:
@@ -82,7 +82,7 @@ class WorkflowPlayer:
     def __init__(
         self,
         runner: WorkflowRunner,
-        sessions: Sessions,
+        sessions: EpisodeSessions,
         context: PlayContext,
         limits: LoopLimits,
         terms: WorkflowTerms,

@@ -66,7 +66,7 @@ def read_with(name: str, other: str) -> Derived:
 
 
 def where(holds: Condition, otherwise: str, *rules: Renamed | Derived) -> Iterable[Derived]:
-    """`rules` for configurations where `holds`; elsewhere `otherwise` says why they have no effect."""
+    """`rules` for configurations where `holds`; elsewhere without effect, because of `otherwise`."""
 
     def guarded(rule: Renamed | Derived) -> Derived:
         def derive(value: Any, lookup: Lookup) -> Mapping[str, Any]:

@@ -9,6 +9,7 @@ from tailrace.config.settings import value_names
 from tailrace.config.suggestions import not_one_of
 
 kl_estimator = value_names("k1", "abs", "k2", "k3", kl="k1", mse="k2", low_var_kl="k3")
+optimizer = value_names("adamw", "sgd", adam="adamw", AdamW="adamw", SGD="sgd")
 _AGGREGATIONS = ("token-mean", "seq-mean-token-sum", "seq-mean-token-mean", "seq-mean-token-sum-norm")
 aggregation = value_names(
     *(name.replace("-", "_") for name in _AGGREGATIONS),

@@ -43,7 +43,7 @@ class _Unleased:
 
 
 class TerminalGateway:
-    """`Sessions` of a workflow player, and a server while it is entered."""
+    """`EpisodeSessions` of a workflow player, and a server while it is entered."""
 
     def __init__(
         self, experiment: Experiment, renderer: Renderer, policy: Policy, screen: Screen
@@ -85,12 +85,12 @@ class TerminalGateway:
         await self._server.wait_stopped(self._serving, 1.0)
 
     async def open(self, request: OpenSession, *, anew: bool) -> SessionOpened:
-        """See `Sessions`."""
+        """See `EpisodeSessions`."""
         key = await self._gateway.sessions.open(request)
         return SessionOpened(request.episode_id, self.base_url, key)
 
     async def export(self, request: ExportSession) -> SessionExport:
-        """See `Sessions`."""
+        """See `EpisodeSessions`."""
         try:
             _, exported = await self._gateway.exporter.export(request)
         except ApiError as error:
@@ -98,5 +98,5 @@ class TerminalGateway:
         return exported
 
     def close(self, session_id: str) -> None:
-        """See `Sessions`."""
+        """See `EpisodeSessions`."""
         self._gateway.sessions.forget(session_id)

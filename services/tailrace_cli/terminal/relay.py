@@ -24,7 +24,7 @@ _CHAT = "chat/completions"
 
 
 class Relay:
-    """`Sessions` of a workflow player, and a server while it is entered: it serves at `base_url`."""
+    """`EpisodeSessions` of a workflow player; while it is entered, it serves at `base_url`."""
 
     def __init__(self, endpoint: Endpoint, screen: Screen) -> None:
         self.base_url = ""
@@ -55,11 +55,11 @@ class Relay:
         await self._runner.cleanup()
 
     async def open(self, request: OpenSession, *, anew: bool) -> SessionOpened:
-        """See `Sessions`."""
+        """See `EpisodeSessions`."""
         return SessionOpened(request.episode_id, self.base_url, "terminal")
 
     async def export(self, request: ExportSession) -> SessionExport:
-        """See `Sessions`; there are no rows, since the tokens are not known."""
+        """See `EpisodeSessions`; there are no rows, since the tokens are not known."""
         last = self._completion_ids[-1] if self._completion_ids else ""
         rewards = {(name or last): reward for name, reward in request.rewards.items()}
         for name in rewards:
@@ -72,7 +72,7 @@ class Relay:
         )
 
     def close(self, session_id: str) -> None:
-        """See `Sessions`."""
+        """See `EpisodeSessions`."""
 
     async def _pass_on(self, request: web.Request) -> web.StreamResponse:
         path, body = request.match_info["path"], await request.read()

@@ -22,7 +22,7 @@ from tailrace.foreign import ForeignCodeError, foreign_code
 from tailrace.import_path import load_object
 from tailrace.weights.tensors import TensorBytes
 from tailrace_learner.config import FromScratch, LearnerConfig
-from tailrace_learner.core.cpu.fast_model import use_cpu_kernels
+from tailrace_learner.core.cpu.fast_layer import use_cpu_kernels
 from tailrace_learner.core.cpu.kernels import select_matmul
 from tailrace_learner.core.model import attention
 from tailrace_learner.core.model.policy import PolicyModel

@@ -1,4 +1,4 @@
-"""The keys of a configuration Struct: their types, and what the reference says of each."""
+"""Keys of a configuration Struct: types, and the entries of the reference."""
 
 from __future__ import annotations
 

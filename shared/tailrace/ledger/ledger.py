@@ -110,7 +110,9 @@ class Ledger:
         known = self._tree.get(completion_id)
         if known is not None:
             return known.node
-        is_message = isinstance(parsed, ChatMessage)
+        reply, num_malformed = (
+            (parsed, 0) if isinstance(parsed, ChatMessage) else (parsed.message, parsed.num_malformed)
+        )
         node = LedgerNode(
             completion_id=completion_id,
             parent_id=prompt.parent_id,
@@ -120,11 +122,11 @@ class Ledger:
             inference_logprobs=pack_float32(generation.inference_logprobs),
             spans=generation.spans,
             finish_reason=generation.finish_reason or FinishReason.ABORT,
-            reply=parsed if is_message else parsed.message,
+            reply=reply,
             tools=prompt.tools,
             is_rendered_whole=prompt.is_rendered_whole,
             is_fork=prompt.is_fork,
-            num_malformed=0 if is_message else parsed.num_malformed,
+            num_malformed=num_malformed,
         )
         self._tree.add(node)
         return node

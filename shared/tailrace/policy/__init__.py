@@ -7,6 +7,6 @@ the bus; everything named here knows no transport.
 from tailrace.policy.activity import Stages
 from tailrace.policy.batching import Batcher
 from tailrace.policy.continuation import ContinuingPolicy
-from tailrace.policy.ports import Placement
+from tailrace.policy.ports import ServerPlacement
 
-__all__ = ["Batcher", "ContinuingPolicy", "Placement", "Stages"]
+__all__ = ["Batcher", "ContinuingPolicy", "ServerPlacement", "Stages"]

@@ -1,4 +1,4 @@
-"""What the episodes of this process are doing at this moment."""
+"""Counts of the episodes of this process by stage."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(slots=True)
 class Stages:
-    """Episodes in each stage, counted by whoever makes them wait."""
+    """Episodes in each stage; the code that makes them wait counts them."""
 
     num_generating: int = 0
     num_in_tools: int = 0

@@ -1,4 +1,4 @@
-"""Many small questions of one moment as one message.
+"""Batches requests: many small requests of one moment become one message.
 
 Invariants: items go out in the order they came, at most `max_items` together; each caller gets the
 answer to its own item, or the error of the send that carried it.
@@ -40,7 +40,7 @@ class Batcher(Generic[T, R]):
         self._timer: asyncio.Handle | None = None
 
     def submit(self, item: T) -> asyncio.Future[R]:
-        """The answer to `item`, later."""
+        """Returns a future of the answer to `item`."""
         loop = asyncio.get_running_loop()
         answer: asyncio.Future[R] = loop.create_future()
         size = self._size_of(item)
@@ -71,7 +71,7 @@ class Batcher(Generic[T, R]):
         task.add_done_callback(self._on_sent)
 
     def _on_sent(self, task: asyncio.Task[Sequence[R]]) -> None:
-        """Give each caller its part of the batch's result, or the batch's error."""
+        """Gives each caller its part of the batch's result, or the batch's error."""
         answers = self._flushes.pop(task)
         if task.cancelled():
             for answer in answers:

@@ -1,4 +1,4 @@
-"""A turn that survives its server: what was streamed is kept, the rest is sampled elsewhere.
+"""Policy whose turns survive a failed server: it keeps streamed tokens and samples the rest elsewhere.
 
 Invariants: no token is sampled twice for one turn; every call has its own id; attempts that bring no
 token are bounded and spaced by a growing delay; an episode's lease is given back exactly once.
@@ -26,7 +26,7 @@ from tailrace.channel.generation import Generation, join_top_logprobs
 from tailrace.channel.ports import Address, GenerateClient
 from tailrace.policy import metrics
 from tailrace.policy.activity import Stages
-from tailrace.policy.ports import Placement
+from tailrace.policy.ports import ServerPlacement
 from tailrace.provenance import join_spans
 from tailrace.retry import Backoff
 from tailrace.sdk.policy import GenerationFailedError, OnChunk, TurnRequest
@@ -39,7 +39,7 @@ _EMPTY = Generation(np.empty(0, np.int32), np.empty(0, np.float32), (), None, No
 
 
 class _Failure(NamedTuple):
-    """Why a call did not finish, and what it left."""
+    """A call that did not finish: the reason and the tokens so far."""
 
     reason: str
     partial: Generation = _EMPTY
@@ -57,7 +57,7 @@ class ContinuingPolicy:
 
     def __init__(
         self,
-        placement: Placement,
+        placement: ServerPlacement,
         client: GenerateClient,
         stages: Stages,
         *,
@@ -74,11 +74,11 @@ class ContinuingPolicy:
         self._call_ids = map(f"{uuid.uuid4().hex[:8]}{{:x}}".format, itertools.count())
 
     def begin(self, episode_id: str, predicted_tokens: int) -> None:
-        """An episode starts that will need about so many tokens."""
+        """Starts an episode of about so many tokens."""
         self._predicted[episode_id] = predicted_tokens
 
     def end(self, episode_id: str) -> None:
-        """The episode ended; its lease is free, also one that was granted while nobody waited."""
+        """Ends the episode and frees its lease, even one that was granted too late."""
         del self._predicted[episode_id]
         self._addresses.pop(episode_id, None)
         self._placement.release(episode_id)
@@ -141,7 +141,7 @@ class ContinuingPolicy:
         failure: _Failure,
         on_chunk: OnChunk | None,
     ) -> Generation:
-        """Sample what is still missing, server after server."""
+        """Samples the missing tokens, server after server."""
         parts: list[Generation] = []
         backoff = Backoff(0.05, self._max_delay_s)
         while True:
@@ -173,7 +173,7 @@ class ContinuingPolicy:
 
 
 async def _stream(call: GenerateCall, on_chunk: OnChunk) -> Generation:
-    """All tokens of the call, passed on as they come. Cancelling this aborts the call."""
+    """Collects all tokens of the call and passes them on as they arrive. Cancelling aborts the call."""
     try:
         async for chunk in call:
             if len(chunk.token_ids):
@@ -197,7 +197,7 @@ def _failure(error: ChannelError, source: str) -> _Failure:
 
 
 def _finished_by_itself(joined: Generation, request: GenerateRequest) -> FinishReason | None:
-    """How the turn ended if all its tokens came and only the news of its end was lost."""
+    """Finish reason of a turn whose tokens all arrived, but not the message of its end."""
     if not joined.num_tokens:
         return None
     if int(joined.token_ids[-1]) in request.sampling.stop_token_ids:

@@ -1,7 +1,7 @@
-"""Placement by the scheduler: leases asked for in batches, endings reported in batches.
+"""Client of the scheduler's placement: requests leases and reports endings, both in batches.
 
-While the scheduler is away or no server is healthy, asking goes on with growing delays: an episode
-that waits for a server is late, not failed. Its deadline ends the waiting.
+While the scheduler is down or no server is healthy, requests are repeated with growing delays. An
+episode that waits for a server has not failed; its deadline ends the wait.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class _Later(NamedTuple):
 
 
 class LeaseClient:
-    """`Placement` over the bus. Call `report` a few times a second."""
+    """`ServerPlacement` over the bus. Call `report` a few times a second."""
 
     def __init__(self, bus: Bus, run: str, worker_id: str) -> None:
         self._bus = bus
@@ -54,25 +54,25 @@ class LeaseClient:
     async def lease(
         self, episode_id: str, predicted_tokens: int, failed_server_id: str = ""
     ) -> Address:
-        """See `Placement`."""
+        """See `ServerPlacement`."""
         question = _Question(episode_id, predicted_tokens)
         while True:
             answer = await self._batcher(failed_server_id).submit(question)
             if isinstance(answer, Address):
                 return answer
-            # All that were refused together come back together: one request again, not thousands.
+            # Requests that were refused together are repeated together, in one message.
             await asyncio.sleep(answer.at_s - asyncio.get_running_loop().time())
 
     def report_call(self, server_id: str, succeeded: bool) -> None:
-        """See `Placement`."""
+        """See `ServerPlacement`."""
         (self._successes if succeeded else self._failures)[server_id] += 1
 
     def release(self, episode_id: str) -> None:
-        """See `Placement`."""
+        """See `ServerPlacement`."""
         self._released.append(episode_id)
 
     async def report(self) -> None:
-        """Tell the scheduler what ended since the last report."""
+        """Reports to the scheduler the calls and episodes that ended since the last report."""
         if not (self._released or self._failures or self._successes):
             return
         report = LeaseReport(
@@ -83,7 +83,7 @@ class LeaseClient:
         self._successes.clear()
         try:
             await self._bus.publish(subjects.lease_report(self._run), report)
-        except asyncio.CancelledError:  # the loop that reports ends; the last report comes on drain
+        except asyncio.CancelledError:  # the reporting loop ends; the drain sends the last report
             self._released = [*report.released, *self._released]
             self._failures.update(report.failures)
             self._successes.update(report.successes)
@@ -126,7 +126,7 @@ class LeaseClient:
         return _Later(asyncio.get_running_loop().time() + delay_s)
 
     def _wait_for(self, what: str) -> None:
-        """Log what episodes wait for, when that changes."""
+        """Logs what episodes wait for, when that changes."""
         if what != self._waiting_for:
             self._waiting_for = what
             if what:

@@ -1,4 +1,4 @@
-"""What a policy needs from outside."""
+"""Interface of a policy to the scheduler."""
 
 from __future__ import annotations
 
@@ -7,16 +7,16 @@ from typing import Protocol
 from tailrace.channel.ports import Address
 
 
-class Placement(Protocol):
-    """Who generates an episode's turns."""
+class ServerPlacement(Protocol):
+    """Assigns servers to episodes."""
 
     async def lease(
         self, episode_id: str, predicted_tokens: int, failed_server_id: str = ""
     ) -> Address:
-        """A server for the episode, after `failed_server_id` failed it; waits while none is healthy."""
+        """Returns a server for the episode, not `failed_server_id`; waits while none is healthy."""
 
     def report_call(self, server_id: str, succeeded: bool) -> None:
-        """A call of this server ended."""
+        """Reports a call of this server as succeeded or failed."""
 
     def release(self, episode_id: str) -> None:
-        """The episode ended."""
+        """Frees the lease of an ended episode."""

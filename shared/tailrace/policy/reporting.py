@@ -1,6 +1,6 @@
-"""Ten times a second: what this process's episodes do, and what became of its leases.
+"""Reports ten times a second: the activity of this process's episodes and its leases.
 
-Reports keep leases alive: the scheduler takes back those of workers that it no longer hears.
+Reports keep leases alive: the scheduler takes back the leases of a worker that stops reporting.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class Reporter:
         self._leases = leases
 
     async def run(self) -> None:
-        """Report until cancelled; `LeaseClient.report` is to be called once more on drain."""
+        """Reports until cancelled; call `LeaseClient.report` once more on drain."""
         stages = self._stages
         while True:
             activity = AgentActivity(

@@ -1,8 +1,8 @@
-"""What an environment is to Tailrace: gymnasium's API with text in and text out.
+"""Interface of environments: gymnasium's API with text in and text out.
 
 Subclass `gymnasium.Env[str, str]`, or write any class with these four methods; nothing here needs
-gymnasium itself. A text that does not parse is the environment's own matter: answer it with an
-observation (and a penalty), never with an exception. An environment whose `reset(seed=...)` and
+gymnasium itself. If a text does not parse, the environment must answer with an observation (and a
+penalty), never with an exception. An environment whose `reset(seed=...)` and
 replies fix all that happens can be resumed after a crash without sampling a token again.
 """
 

@@ -15,7 +15,7 @@ from tailrace_protos.episode import EnvTask
 
 
 class RewardFunction(Protocol):
-    """What `function: "module:name"` of a reward must be."""
+    """Interface of the function that `function: "module:name"` of a reward names."""
 
     def __call__(
         self, task: EnvTask, messages: Sequence[ChatMessage], metrics: Mapping[str, float]

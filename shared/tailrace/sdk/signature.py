@@ -1,6 +1,6 @@
-"""From a Python function to the JSON Schema of its arguments, and from arguments back to a call.
+"""JSON Schema of a Python function's arguments, and conversion of arguments for a call.
 
-The signature says names, types and which may be left out; the docstring says what they mean (Google,
+The signature has names, types and optional arguments; the docstring has their meaning (Google,
 reST or NumPy style; `Annotated[int, "what it means"]` wins). Types are those that msgspec knows:
 numbers, strings, lists, dicts, enums, `Literal`, optional ones, dataclasses, Structs, TypedDicts.
 """
@@ -23,7 +23,7 @@ class ArgumentsError(ValueError):
 
 
 class Signature:
-    """What a function takes, as a model is told of it."""
+    """Parameters of a function, as a model sees them."""
 
     def __init__(self, function: Callable[..., Any]) -> None:
         where = f"{function.__module__}.{function.__qualname__}"
@@ -50,7 +50,7 @@ class Signature:
 
 
 def parse_docstring(text: str) -> tuple[str, dict[str, str]]:
-    """What the function does, and what each parameter means."""
+    """Splits a docstring into the description and the meaning of each parameter."""
     lines = text.splitlines()
     end = next((index for index, line in enumerate(lines) if _begins_section(lines, index)), len(lines))
     description = "\n".join(lines[:end]).strip()

@@ -1,8 +1,8 @@
-"""What a tool is: a function with `@tool`, or a class `Tool` that keeps state for an episode.
+"""Tools: functions with `@tool`, or classes derived from `Tool` that keep state for an episode.
 
 A plain function runs in a thread of its own, so that it may block; an async function runs in the
 worker's event loop and must not. What a tool raises is shown to the model as an error, except
-`ToolUnavailableError`: then nobody can say what the tool would have answered.
+`ToolUnavailableError`: then the answer of the tool is unknown.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ class Tool:
 
 
 class ToolSpec(msgspec.Struct, frozen=True, kw_only=True):
-    """What a worker promises of a tool, and what a model is told of it."""
+    """Properties of a tool, for its workers and for the model."""
 
     name: str
     description: str = ""

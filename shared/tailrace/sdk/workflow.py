@@ -1,4 +1,4 @@
-"""Workflows: agents that know nothing of Tailrace but an OpenAI (or Anthropic) endpoint.
+"""Workflows: agents that use an OpenAI (or Anthropic) endpoint and nothing else of Tailrace.
 
 A workflow is any class with `async def run(self, data, **extra_kwargs)`. `data` is a row of the data
 set; of `extra_kwargs` it gets those that its signature names: `base_url` (ends with `/v1`), `api_key`
@@ -32,10 +32,10 @@ _MAX_CHAIN = 10
 
 
 class Workflow(Protocol):
-    """What `agents.workflow.agent` must name a class of."""
+    """Interface of the class that `agents.workflow.agent` names."""
 
     async def run(self, data: dict[str, Any], **extra_kwargs: Any) -> float | dict[str, float]:
-        """Play one episode; the reward, or rewards by completion id."""
+        """Plays one episode; returns the reward, or rewards by completion id."""
 
 
 class PolicyFailureError(Exception):
@@ -51,11 +51,11 @@ class PolicyFailureError(Exception):
 
 
 class WorkflowReturnError(TypeError):
-    """`run` returned something that is no reward."""
+    """`run` returned a value that is not a reward."""
 
 
 class WorkflowEnd(msgspec.Struct, frozen=True):
-    """How a run ended. `rewards` by completion id; the key "" stands for the last call."""
+    """End of a run. `rewards` by completion id; the key "" stands for the last call."""
 
     outcome: Outcome
     reason: str = ""
@@ -64,7 +64,7 @@ class WorkflowEnd(msgspec.Struct, frozen=True):
 
 
 def load_workflow(dotted: str, kwargs: Mapping[str, Any], key: str) -> Workflow:
-    """The object that plays episodes; `ConfigError` names `key`, what is wrong and the remedy."""
+    """Makes the object that plays episodes; `ConfigError` names `key`, what is wrong and the remedy."""
     made = load_object(dotted, key)
     try:
         with foreign_code(f"{key}: making {dotted} with {dict(kwargs)}"):
@@ -89,7 +89,7 @@ _ALL: Mapping[str, Any] = dict.fromkeys(("base_url", "api_key", "http_client"))
 
 
 def accepted(run: Any, offered: Mapping[str, Any]) -> dict[str, Any]:
-    """Those of the offered keyword arguments that `run` takes."""
+    """Selects the offered keyword arguments that `run` takes."""
     parameters = inspect.signature(run).parameters.values()
     if any(one.kind is one.VAR_KEYWORD for one in parameters):
         return dict(offered)
@@ -100,7 +100,7 @@ def accepted(run: Any, offered: Mapping[str, Any]) -> dict[str, Any]:
 async def run_to_end(
     workflow: Workflow, data: dict[str, Any], offered: Mapping[str, Any]
 ) -> WorkflowEnd:
-    """Run one episode; whatever it raises becomes a typed end. Cancellation passes through."""
+    """Runs one episode; every exception becomes a typed end. Cancellation passes through."""
     name = f"{type(workflow).__name__}.run"
     try:
         with foreign_code(name):
@@ -115,7 +115,7 @@ async def run_to_end(
 
 
 def rewards_of(returned: object, name: str) -> dict[str, float]:
-    """Rewards by completion id; raises `WorkflowReturnError`."""
+    """Reads returned rewards by completion id; raises `WorkflowReturnError`."""
     if isinstance(returned, numbers.Real):
         return {"": _finite(returned, name)}
     if not isinstance(returned, Mapping):
@@ -172,7 +172,7 @@ def _chain(error: BaseException | None) -> Iterator[BaseException]:
 
 
 def _place(error: BaseException) -> str:
-    """Where in the user's code it was raised: its innermost lines, outermost first."""
+    """Place in the user's code where it was raised: its innermost lines, outermost first."""
     steps = []
     traceback = error.__traceback__
     while traceback is not None:

@@ -14,7 +14,7 @@ from prometheus_client import REGISTRY
 
 from tailrace.channel import ChunkSink
 from tailrace.config import section_config
-from tailrace_agents.adapters.workflow_runners import start_runner
+from tailrace_agents.adapters.workflow_pool import start_runner
 from tailrace_agents.config import AgentsConfig
 from tailrace_protos import subjects
 from tailrace_protos.episode import Outcome

@@ -1,4 +1,4 @@
-"""The world that gateways live in."""
+"""Worlds with and without a gateway."""
 
 from __future__ import annotations
 

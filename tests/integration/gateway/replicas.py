@@ -17,7 +17,8 @@ from tests.world.servers import ServerProcess, make_redis_server
 async def two_replicas(
     world: GatewayWorld, opened: SessionOpened
 ) -> tuple[httpx2.AsyncClient, httpx2.AsyncClient]:
-    """A client of the replica that opened the session and one of a replica that never heard of it."""
+    """Return a client of the replica that opened the session, and one of a replica that does not know
+    it."""
     await world.start_gateway("gateway-1")
     first = world.http(opened)
     url = await other_url(world, opened.base_url)
@@ -27,7 +28,7 @@ async def two_replicas(
 
 
 async def other_url(world: GatewayWorld, base_url: str) -> str:
-    """The address of the replica that did not answer before."""
+    """Return the address of the other replica."""
     for number in range(100):
         opened = await world.open(f"probe.{number}")
         if opened.base_url != base_url:
@@ -36,7 +37,7 @@ async def other_url(world: GatewayWorld, base_url: str) -> str:
 
 
 async def with_own_redis(world: GatewayWorld, folder: Path) -> ServerProcess:
-    """Let the world's gateways use a Redis that a test may stop."""
+    """Give the world's gateways a Redis that a test may stop."""
     world.redis_server = own = make_redis_server(folder)
     own.start()
     world.stack.callback(own.kill)
@@ -47,7 +48,7 @@ async def with_own_redis(world: GatewayWorld, folder: Path) -> ServerProcess:
 
 
 def stop(server: ServerProcess, world: GatewayWorld) -> None:
-    """Let a server hang, at most to the test's end."""
+    """Stop a server for at most the rest of the test."""
     assert server.process is not None
     server.process.send_signal(signal.SIGSTOP)
     world.stack.callback(server.process.send_signal, signal.SIGCONT)

@@ -1,4 +1,4 @@
-"""Keys, limits and refusals over real HTTP: the statuses and shapes that clients act on."""
+"""Keys, limits and refusals over real HTTP: the statuses and bodies that clients act on."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ CHAT = {"model": "any", "messages": [{"role": "user", "content": "Hi"}]}
 
 
 def find_app(world: GatewayWorld) -> GatewayApp:
-    """The application behind the port, as the garbage collector knows it."""
+    """Return the application behind the port; only the garbage collector knows it."""
     import gc
 
-    gc.unfreeze()  # services freeze what they start with, out of the collector's sight
+    gc.unfreeze()  # services freeze the objects of their start, which hides them from the collector
     return next(one for one in gc.get_objects() if type(one) is GatewayApp)
 
 

@@ -29,7 +29,7 @@ class Aborting(ScriptedModel):
 
 
 async def test_advertised_url(empty_world: GatewayWorld) -> None:
-    """Sessions of both doors are told this URL instead of the listener's own."""
+    """Replicas return this URL instead of the listener's own."""
     world = empty_world
     await world.start_gateway()
     own = await world.open("g0.0")
@@ -121,7 +121,7 @@ async def test_max_generation_attempts(empty_world: GatewayWorld, attempts: int)
 
 @pytest.mark.parametrize("transport", ["nats", "zmq"])
 async def test_transport(empty_world: GatewayWorld, transport: str) -> None:
-    """Of a server's two ways in, the gateway takes the one that it is told."""
+    """Of the two transports of a server, the gateway uses the configured one."""
     world, over_nats = empty_world, ScriptedModel()
     (zmq,) = world.scheduler.addresses
     await serve_over_nats(world, "s0", over_nats)

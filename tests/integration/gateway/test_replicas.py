@@ -1,4 +1,4 @@
-"""Two replicas on one port: one is killed in the middle of an episode, the episode goes on."""
+"""Two replicas on one port: one is killed during an episode, and the episode continues."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ NUM_TURNS = 8
 
 
 async def episode(client: openai.AsyncOpenAI, world: GatewayWorld, kill: asyncio.Event) -> list[str]:
-    """A conversation; `kill` is set in the middle."""
+    """Play a conversation; set `kill` in the middle."""
     messages = [{"role": "user", "content": "Turn 0"}]
     ids = []
     for turn in range(NUM_TURNS):

@@ -1,4 +1,4 @@
-"""Calls asked twice, calls that nobody waits for, and calls that cannot be captured."""
+"""Repeated calls, calls without listeners, and calls that cannot be captured."""
 
 from __future__ import annotations
 
@@ -153,7 +153,7 @@ async def test_a_client_that_goes_away_leaves_the_call_to_its_retry(world: Gatew
 
 
 async def exported_at_last(world: GatewayWorld, rewards: dict[str, float]) -> SessionExport:
-    """The export, asked for until the store answers in time again."""
+    """Return the export as soon as the store answers in time again."""
     async with asyncio.timeout(20.0):
         while True:
             try:

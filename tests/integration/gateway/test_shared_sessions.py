@@ -1,4 +1,4 @@
-"""One session in two replicas: each goes by what it knows, and reads the rest where that matters."""
+"""One session in two replicas: each uses its memory, and reads the log if other entries can matter."""
 
 from __future__ import annotations
 

@@ -22,7 +22,7 @@ def entry(token_id: int, logprob: float) -> tuple[str, float, list[int] | None]:
 
 
 def told(entries: Any) -> list[Any]:
-    """What an answer says of each token: itself and the likeliest."""
+    """Return for each token of an answer its own entry and the alternatives."""
     return [
         ((one.token, one.logprob, one.bytes), [(t.token, t.logprob, t.bytes) for t in one.top_logprobs])
         for one in entries
@@ -34,7 +34,7 @@ def expected(num_tops: int) -> list[Any]:
 
 
 async def chat(client: openai.AsyncOpenAI, streams: bool, retry: str = "0", **settings: Any) -> Any:
-    """The id of a chat completion and its entries, however they came."""
+    """Return the id of a chat completion and its entries, streamed or whole."""
     headers = {"x-stainless-retry-count": retry}
     answer: Any = await client.chat.completions.create(
         model="m", messages=[USER], logprobs=True, stream=streams, extra_headers=headers, **settings

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import re
 import shutil
 import subprocess
 import sys
@@ -12,6 +14,7 @@ from typing import Any
 import msgspec
 import pytest
 import yaml
+from safetensors import safe_open
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from transformers import AutoModelForCausalLM
 
@@ -186,6 +189,28 @@ async def test_a_continued_run_killed_before_its_next_checkpoint_starts_where_it
         other.kill("weight_sync")
 
 
+async def test_a_run_takes_the_optimizer_and_the_metric_of_the_page_from_a_users_folder(
+    learner_run: LearnerRun, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    run, folder = learner_run, tmp_path_factory.mktemp("users")
+    page = (Path(__file__).parents[3] / "docs" / "own_algorithm.md").read_text()
+    for name in ("my_optimizers", "my_metrics"):
+        (code,) = re.findall(rf"```python\n(# {name}\.py\n.*?)```", page, re.DOTALL)
+        (folder / f"{name}.py").write_text(code)
+    run.env["PYTHONPATH"] = os.pathsep.join(filter(None, [str(folder), run.env.get("PYTHONPATH")]))
+    own = {"optimizer": "my_optimizers:MOMENTUM", "optimizer_args": {"beta": 0.8}}
+    run.configure(training_args=own, metrics=["my_metrics:LENGTHS"], max_steps=2)
+    run.start("weight_sync")
+    run.start("learner")
+    await feed(run, range(4))
+    saved = await run.until(CheckpointSaved, lambda body: body.step == 2)
+    for step in run.bodies(StepFinished):
+        assert (step.metrics["row_tokens_max"], step.metrics["best_reward"]) == (6.0, 1.0)
+    with safe_open(Path(saved.path) / "optimizer.safetensors", framework="pt") as moments:
+        assert moments.metadata()["optimizer"] == "my_optimizers:MOMENTUM"
+        assert any(name.endswith(".momentum_buffer") for name in moments.keys())  # noqa: SIM118
+
+
 MISTAKES: list[tuple[dict[str, Any], str]] = [
     ({"from_scratch": None, "pretrain": "/nowhere/model"}, "no model directory"),
     ({"pretrain": "/nowhere/model"}, "either pretrain"),
@@ -194,6 +219,9 @@ MISTAKES: list[tuple[dict[str, Any], str]] = [
     ({"num_mini_batches": 3}, "num_mini_batches"),
     ({"warm_start": {**WARM_START, "options": {"colour": "red"}}}, "colour"),
     ({"warm_start": {**WARM_START, "demonstrations": "nowhere:f"}}, "cannot import"),
+    ({"metrics": ["nowhere:LENGTHS"]}, "learner.metrics: cannot import"),
+    ({"trackers": {"nowhere:Plot": {}}}, "learner.trackers.nowhere:Plot: cannot import"),
+    ({"training_args": {"optimizer": "sgd", "optimizer_args": {"momentum": -1.0}}}, "Invalid momentum"),
 ]
 
 STARTS = """

@@ -13,6 +13,7 @@ from tailrace_cli.experiment import Experiment, decode
 from tailrace_learner.config import CriticArgs, ReferenceArgs
 
 OPTIMIZER = {
+    "optimizer": "sgd",
     "learning_rate": 0.5,
     "weight_decay": 0.25,
     "warmup_steps": 7,

@@ -1,4 +1,4 @@
-"""Log-probabilities as OpenAI's dialects write them."""
+"""Log-probabilities in the formats of OpenAI's dialects."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tailrace_gateway.core.openai_completions import logprob_lists
 
 
 class Letters:
-    """A vocabulary in which 0 and 1 read alike."""
+    """Vocabulary in which 0 and 1 have the same text."""
 
     def token_text(self, token_id: int) -> str:
         return "aab\ufffd"[token_id]

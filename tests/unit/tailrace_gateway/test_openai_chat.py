@@ -1,4 +1,4 @@
-"""Bodies of chat completions: what they ask for, and what is refused by its name."""
+"""Bodies of chat completions: the fields they set, and refusals that name the field."""
 
 from __future__ import annotations
 

@@ -17,7 +17,7 @@ from tailrace_learner.config import LearnerConfig
 from tailrace_learner.core.batch.lineage import Ancestry
 from tailrace_learner.core.batch.row_builder import TrainingRowBuilder
 from tailrace_learner.core.batch.rows import PreparedGroup, TrainingRow
-from tailrace_learner.core.cpu.fast_model import use_cpu_kernels
+from tailrace_learner.core.cpu.fast_layer import use_cpu_kernels
 from tailrace_learner.core.model import attention
 from tailrace_learner.core.model.policy import PolicyModel
 from tailrace_protos.base import as_float32, pack_float32, pack_int32, pack_int64, pack_uint8

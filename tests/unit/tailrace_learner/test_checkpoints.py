@@ -31,8 +31,7 @@ from tailrace_learner.adapters.hf_model import TrainableModel
 from tailrace_learner.adapters.snapshots import Snapshot, load_optimizer, take_snapshot
 from tailrace_learner.adapters.strategies.single import SingleStrategy
 from tailrace_learner.config import FromScratch, LearnerConfig, TrainingArgs
-from tailrace_learner.core.step.run_state import RunState, resumed_state
-from tailrace_learner.core.step.start import Origin, origin
+from tailrace_learner.core.step.run_state import Origin, RunState, origin, resumed_state
 from tailrace_learner.core.step.step import StepTrainer
 from tests.unit.tailrace_learner.factory import make_rows
 from tests.unit.tailrace_learner.step.test_step import prepared

@@ -43,6 +43,7 @@ def _optimizer(role: str, args: str) -> tuple[Renamed | Derived, ...]:
     optimizer = f"{role}.optimizer"
     return (
         *(to(f"{optimizer}.{key}", f"{args}.{ours}") for key, ours in _KEYS_OF_OPTIMIZER),
+        to(f"{optimizer}.type", f"{args}.optimizer", by=names.optimizer),
         to(f"{optimizer}.lr_scheduler_type", f"{args}.lr_scheduler_type", by=values.schedule),
         ratio_of_steps(
             f"{optimizer}.warmup_steps_proportion", f"{args}.warmup_steps", "total_train_steps"
@@ -141,7 +142,6 @@ AREAL = System(
             rules.tokens_of_a_pass,
             "tokens of a pass",
         ),
-        Refused("actor.optimizer.type", "the optimizer is AdamW", ("adam", "adamw")),
         *_optimizer("actor", "learner.training_args"),
         repeats("actor.group_size", "gconfig.n_samples", "a group has one size"),
         repeats("actor.max_new_tokens", "gconfig.max_new_tokens", "replies have one bound"),
@@ -198,7 +198,6 @@ AREAL = System(
         repeats(
             "critic.ppo_n_minibatches", "actor.ppo_n_minibatches", "both are trained in the same passes"
         ),
-        Refused("critic.optimizer.type", "the optimizer is AdamW", ("adam", "adamw")),
         Derived("ref.path", ("learner.reference.pretrain",), rules.reference, "unless the policy's"),
         repeats("ref.dtype", "actor.dtype", _SAME_TYPE),
         *(

@@ -200,7 +200,7 @@ ROLL = System(
             ("agents.custom_envs.*.max_tokens_per_step", *environments.BUDGETS),
             environments.tokens_per_step,
             "the smaller of it and `actor_infer.generating_args.max_new_tokens`, and the episode's "
-            "budget: so many tokens in each of its turns",
+            "budget: this number of tokens in each turn",
         ),
         Derived(
             environments.REPLY,

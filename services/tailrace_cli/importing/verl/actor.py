@@ -56,7 +56,7 @@ def _optimizer(role: str, args: str) -> tuple[Renamed | Derived, ...]:
 
     def older(style: Any, lookup: Lookup) -> Mapping[str, Any]:
         if lookup(f"{optim}.lr_scheduler_type") is not None:
-            raise NoEffectError("optim.lr_scheduler_type says it already")
+            raise NoEffectError("optim.lr_scheduler_type replaces it")
         return {schedule[0]: values.schedule(style)}
 
     return (
@@ -66,6 +66,7 @@ def _optimizer(role: str, args: str) -> tuple[Renamed | Derived, ...]:
         ratio_of_steps(
             f"{optim}.lr_warmup_steps_ratio", f"{args}.warmup_steps", "trainer.total_training_steps"
         ),
+        to(f"{optim}.optimizer", f"{args}.optimizer", by=names.optimizer),
         Renamed(f"{optim}.lr_scheduler_type", schedule, values.schedule),
         Derived(f"{optim}.warmup_style", schedule, older, "not beside `lr_scheduler_type`"),
     )

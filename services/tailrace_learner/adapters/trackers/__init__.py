@@ -68,14 +68,19 @@ def _checked_arguments(key: str, make: Any, arguments: Mapping[str, Any]) -> dic
     for name, one in accepted.items():
         if one.default is one.empty and name not in arguments:
             raise ConfigError(f"{key}.{name} is missing: {make.__name__} needs it")
+    if not takes_any and (unknown := sorted(arguments.keys() - accepted.keys())):
+        remedy = did_you_mean(unknown[0], accepted) if accepted else "it takes none"
+        raise ConfigError(f"{key}.{unknown[0]}: {make.__name__} takes no such argument: {remedy}")
     hints = get_type_hints(make.__init__)
-    checked = {}
-    for name, value in arguments.items():
-        if name not in accepted and not takes_any:
-            remedy = did_you_mean(name, accepted) if accepted else "it takes none"
-            raise ConfigError(f"{key}.{name}: {make.__name__} takes no such argument: {remedy}")
-        try:
-            checked[name] = msgspec.convert(value, hints.get(name, Any))
-        except msgspec.ValidationError as error:
-            raise ConfigError(f"{key}.{name}: {error}") from error
-    return checked
+    return {
+        name: _converted(f"{key}.{name}", value, hints.get(name, Any))
+        for name, value in arguments.items()
+    }
+
+
+def _converted(key: str, value: Any, kind: Any) -> Any:
+    """`value` as the type `kind`; `ConfigError` names `key`."""
+    try:
+        return msgspec.convert(value, kind)
+    except msgspec.ValidationError as error:
+        raise ConfigError(f"{key}: {error}") from error

@@ -23,7 +23,7 @@ from tailrace_learner.core.batch.prefix_tree import Forest
 # A shorter sequence joins a bucket if at most this share of its padded length is wasted, or so little.
 MAX_PADDING_SHARE = 0.25
 MAX_PADDING = 8
-# In trees of rows up to this length segments have what they see before them, on the CPU.
+# In trees of rows up to this length segments repeat the tokens they attend to, on the CPU.
 MAX_WHOLE_ROW = 64
 
 Places = NDArray[np.int64]
@@ -63,7 +63,7 @@ class PackedRows:
     """Attention pattern of a packed batch."""
 
     buckets: tuple[Bucket, ...]  # those that repeat tokens of others come last
-    branches: tuple[Branch, ...]  # none: no bucket's sequence sees more than itself
+    branches: tuple[Branch, ...]  # none: no bucket's sequence attends to more than itself
     position_ids: Tensor  # [N]
     reach: Tensor  # [N] flat token k is seen by k to reach[k] - 1
     cu_seqlens: Tensor  # [segments + 1] int32

@@ -16,7 +16,7 @@ from tailrace_protos.base import as_float32, as_int32, as_int64, as_uint8
 from tailrace_protos.trajectory import TokenRow
 
 COUNT = "num_malformed_episodes"  # and of one flaw: followed by "/" and its name
-_ROUNDING = 1e-3  # by which an engine's log-probability of a certain token may lie above 0
+_ROUNDING = 1e-3  # by which an engine's log-probability of a certain token may exceed 0
 _ENTRY_BYTES = {
     "token_ids": 4,
     "inference_logprobs": 4,
@@ -54,10 +54,7 @@ def flaws(counts: Mapping[str, int]) -> dict[str, int]:
 
 def _lengths_differ(row: TokenRow, vocabulary: int) -> bool:
     num_tokens, num_turns = len(as_int32(row.token_ids)), len(as_int32(row.turn_ends))
-    arrays = (
-        as_uint8(row.loss_mask),
-        as_float32(row.inference_logprobs),
-    )
+    arrays = (as_uint8(row.loss_mask), as_float32(row.inference_logprobs))
     if any(len(array) != num_tokens for array in arrays):
         return True
     if len(as_float32(row.turn_rewards)) != num_turns:

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 TokenIds = NDArray[np.integer[Any]]
 
-# A branch costs an attention of its own: fewer tokens than these are rather computed again.
+# A branch costs an attention of its own: fewer tokens than these are computed again instead.
 MIN_SHARED_TOKENS = 8
 
 

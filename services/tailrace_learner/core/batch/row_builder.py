@@ -23,6 +23,7 @@ from tailrace_learner.core.algorithms.advantages.base import (
     Advantages,
     Returns,
     Verdict,
+    estimated,
 )
 from tailrace_learner.core.algorithms.advantages.comparison import (
     NO_COMPARISON,
@@ -69,7 +70,7 @@ class TrainingRowBuilder:
         """Computes advantages and masks of one group for a learner that has done `step` steps."""
         counts: Counter[str] = Counter()
         returns = shaped(group_returns(group, self.limits, counts), self.config)
-        advantages: Advantages = self.config.estimator(returns, self.config)
+        advantages = estimated(returns, self.config)
         played = [i for i in np.flatnonzero(returns.is_valid).tolist() if i != returns.greedy]
         kept = [group.members[index] for index in played]
         counts["num_invalid_episodes"] = len(group.members) - int(returns.is_valid.sum())
@@ -97,7 +98,7 @@ class TrainingRowBuilder:
             rewards=tuple(member.reward for member in kept),
             successes=tuple(m.metrics["success"] for m in kept if "success" in m.metrics),
             counts=dict(counts),
-            tag=group.members[0].task.env_name if group.members else "",
+            tag=_tag(group),
             comparison=_comparison(returns, played)
             if self.config.normalises_over_step
             else NO_COMPARISON,
@@ -148,6 +149,11 @@ class TrainingRowBuilder:
         if counts.get("num_stale_tokens") and self.config.stale_tokens == "drop_group":
             return "stale"
         return ""
+
+
+def _tag(group: TrajectoryGroup) -> str:
+    """Name of the task's environment; empty for a group without members."""
+    return group.members[0].task.env_name if group.members else ""
 
 
 def _taught(returns: Returns, teaches: bool) -> tuple[NDArray[np.int64], ...]:

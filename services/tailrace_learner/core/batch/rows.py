@@ -49,7 +49,7 @@ class Source(NamedTuple):
 
     member: int
     place: int  # among the member's rows
-    whole: TrainingRow | None  # with all sampled tokens as targets, where a model is to be asked
+    whole: TrainingRow | None  # with all sampled tokens as targets, where a model must read them
     trained: TrainingRow | None
 
 
@@ -76,7 +76,7 @@ class PreparedGroup:
     comparison: ComparisonSet = (
         NO_COMPARISON  # of trained members, where the whole step is compared; shaped returns
     )
-    unestimated: Unestimated | None = None  # given while the rows' advantages mean nothing yet
+    unestimated: Unestimated | None = None  # given until the rows have their advantages
 
 
 def demonstration_row(

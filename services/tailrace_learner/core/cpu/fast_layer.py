@@ -21,13 +21,14 @@ from torch import Tensor, nn
 from torch.nn.functional import silu
 
 from tailrace_learner.core.batch.layout import PackedRows
-from tailrace_learner.core.cpu.fast_attention import attended, is_fast_attention
+from tailrace_learner.core.cpu.fast_attention import attended, is_fast_attention, use_fast_attention
 from tailrace_learner.core.cpu.kernels import (
     OneDnnLinear,
     add_matmul_t,
     is_plain,
     matmul_t,
     rms_scale,
+    use_fast_kernels,
 )
 from tailrace_learner.core.cpu.replacing import gives_the_same, replace_forwards
 
@@ -199,3 +200,8 @@ def _computes_alike(layer: Any) -> bool:
         return output
 
     return gives_the_same(own, _layer, layer, layer.self_attn)
+
+
+def use_cpu_kernels(model: nn.Module) -> int:
+    """Replaces all forwards that can be faster on the CPU; returns the number of changed modules."""
+    return use_fast_attention(model) + use_fast_kernels(model) + use_fast_layers(model)

@@ -54,6 +54,6 @@ def gives_the_same(own: Compute, fast: Compute, module: Any, attention: Any) -> 
     try:
         expected = own(module, hidden, embeddings, packed)
         found = fast(module, hidden, embeddings, packed)
-    except (AttributeError, RuntimeError, TypeError, ValueError):  # it wants other things than we give
+    except (AttributeError, RuntimeError, TypeError, ValueError):  # its forward takes other arguments
         return False
     return bool(torch.allclose(found, expected, rtol=_TOLERANCE, atol=_TOLERANCE))

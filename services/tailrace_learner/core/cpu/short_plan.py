@@ -24,7 +24,7 @@ class Heads(NamedTuple):
 
     kv_heads: int  # KH
     repeats: int  # R query heads per key head
-    window: int | None  # how many tokens back one sees, itself included
+    window: int | None  # tokens that one attends to, itself included
     dtype: torch.dtype
 
 

@@ -66,7 +66,7 @@ class _TreeAttention(torch.autograd.Function):
             mask = _branch_mask(branch, packed.position_ids, window, query)
             pieces = _pieces(branch, query, key, value)
             found, sums = _forward(*pieces, 0.0, False, attn_mask=mask, scale=scale)
-            if mask is not None:  # the kernel says 0 where nothing is seen
+            if mask is not None:  # the kernel gives 0 where no key is visible
                 sums = sums.masked_fill((mask == -math.inf).all(-1), -math.inf)
             _merge(branch, output, log_sums, found, sums)
         ctx.save_for_backward(query, key, value, output, log_sums)

@@ -27,7 +27,7 @@ Sums = Mapping[tuple[str, int], tuple[float, float]]  # by source and age: summe
 
 
 def add_errors(
-    metric_sums: MetricSums,
+    sums: MetricSums,
     rows: Sequence[TrainingRow],
     inference_logprobs: Tensor,
     learner_logprobs: Tensor,
@@ -40,12 +40,10 @@ def add_errors(
     tokens.
     """
     on_own = torch.from_numpy(counted).to(learner_logprobs.device)
-    metric_sums.add(
-        "mismatch_kl", k3(inference_logprobs, learner_logprobs)[on_own].sum(), int(counted.sum())
-    )
+    sums.add("mismatch_kl", k3(inference_logprobs, learner_logprobs)[on_own].sum(), int(counted.sum()))
     errors = (learner_logprobs.double() - inference_logprobs.double()).abs()
     for source, total, count in drift_sums(rows, errors, counted):
-        metric_sums.add(f"{DRIFT}{age} {source}", total, count)
+        sums.add(f"{DRIFT}{age} {source}", total, count)
 
 
 def of_sources(totals: Mapping[str, tuple[float, float]]) -> Sums:

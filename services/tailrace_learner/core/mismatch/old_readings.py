@@ -51,13 +51,9 @@ class OldReadings:
         self._versions.keep(step)
 
     def read(
-        self,
-        rows: Sequence[TrainingRow],
-        step: int,
-        num_owed: Callable[[str], int],
-        metric_sums: MetricSums,
+        self, rows: Sequence[TrainingRow], step: int, num_owed: Callable[[str], int], sums: MetricSums
     ) -> None:
-        """Adds to `metric_sums` the errors of sources on a sample of older tokens of one age.
+        """Adds to `sums` the errors of sources on a sample of older tokens of one age.
 
         `num_owed`: number of a source's tokens that are still needed, those of `step` itself
         included.
@@ -70,7 +66,7 @@ class OldReadings:
         for age in ages[turn:] + ages[:turn]:
             if chosen := sample.of_age(age):
                 with self._versions.restored(step - age):
-                    self._compute(chosen, age, metric_sums)
+                    self._compute(chosen, age, sums)
                 self._next_step = step + EVERY_STEPS
                 self._num_samples += 1
                 return
@@ -80,7 +76,7 @@ class OldReadings:
         return max(MAX_SHARE * computed, MIN_TOKENS)
 
     @torch.no_grad()
-    def _compute(self, rows: Sequence[TrainingRow], age: int, metric_sums: MetricSums) -> None:
+    def _compute(self, rows: Sequence[TrainingRow], age: int, sums: MetricSums) -> None:
         for part in Shares(self._ranks.num_ranks).passes(rows, self._ranks.rank, self._cut):
             # Without rows: sharded weights are gathered by all ranks together.
             given = part or [rows[0]]
@@ -91,7 +87,7 @@ class OldReadings:
                 given_logprobs = gathered(batch.rows, lambda row: row.inference_logprobs)
                 inference_logprobs = given_logprobs.to(learner_logprobs.device)
                 counted = np.ones(len(learner_logprobs), np.bool_)
-                add_errors(metric_sums, batch.rows, inference_logprobs, learner_logprobs, counted, age)
+                add_errors(sums, batch.rows, inference_logprobs, learner_logprobs, counted, age)
 
     def _cut(self, rows: Sequence[TrainingRow]) -> Iterator[list[TrainingRow]]:
         limit = self._config.max_tokens_per_micro_batch

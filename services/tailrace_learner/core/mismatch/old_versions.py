@@ -53,7 +53,7 @@ class OldVersions:
     @torch.no_grad()
     def _exchange(self, step: int) -> None:
         for copy, shard in zip(self._kept[step], self._shards(), strict=True):
-            # In place: what gathers a shard, or has a view of a weight, reads it where it lies.
+            # In place: code that gathers a shard, or has a view of a weight, reads its memory.
             now = shard.clone()
             shard.copy_(copy)
             copy.copy_(now)

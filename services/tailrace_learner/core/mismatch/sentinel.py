@@ -82,7 +82,7 @@ class Sentinel:
         self._told: dict[str, _Reading] = {}  # by server id, in this step
         self._good: dict[str, int] = {}  # source -> newest version over which it was good
         self._within: dict[str, int] = {}  # the same, of the readings of this step
-        self._beyond: set[str] = set()  # and those beyond the limit without being to blame
+        self._beyond: set[str] = set()  # and those beyond the limit without a fault of theirs
         self._judged: set[str] = set()  # sources that had a verdict in this step
         self._restarted: set[str] = set()  # server ids that were started anew and never good before
 

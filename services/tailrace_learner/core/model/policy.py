@@ -103,7 +103,7 @@ class StartWeights:
         for index, parameter in enumerate(self._parameters):
             kept = self._kept[index]
             if (shard := local(parameter)) is not parameter:
-                # What gathers it reads the shard where it lies.
+                # The code that gathers a shard reads it in place.
                 now = shard.clone()
                 shard.copy_(kept)
                 kept.copy_(now)

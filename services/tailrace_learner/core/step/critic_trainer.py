@@ -32,12 +32,7 @@ class CriticTrainer:
     """`begin` a step; `fill` values; `run` and `update` mini-batches; `metrics` at the end."""
 
     def __init__(
-        self,
-        critic: Critic,
-        optimizer: SummedOptimizer,
-        config: LearnerConfig,
-        *,
-        max_steps: int,
+        self, critic: Critic, optimizer: SummedOptimizer, config: LearnerConfig, *, max_steps: int
     ) -> None:
         self.critic = critic
         self.optimizer = optimizer
@@ -49,7 +44,7 @@ class CriticTrainer:
     def begin(self, step: int) -> None:
         """Starts a step with the weights as they are."""
         self._step = step
-        self._tally = MetricSums()  # of the mini-batch
+        self._sums = MetricSums()  # of the mini-batch
         self._done = MetricSums()  # of those before it
         self._updates: list[UpdateResult] = []
         self._start.forget()
@@ -101,22 +96,22 @@ class CriticTrainer:
         terms = value_clip(values, old, targets, self.critic.args.value_clip or math.inf)
         weights = token_weights(batch.rows, self._config).to(device)
         num_tokens = len(values)
-        self._tally.add("value_loss", terms.per_token.sum(), num_tokens)
+        self._sums.add("value_loss", terms.per_token.sum(), num_tokens)
         for name, count in terms.counts.items():
-            self._tally.add(name, count, num_tokens)
+            self._sums.add(name, count, num_tokens)
         return (weights * terms.per_token).sum()
 
     def discard(self) -> None:
         """Drops all passes of a mini-batch that was not applied yet."""
         self.optimizer.zero_grad(set_to_none=True)
-        self._tally = MetricSums()
+        self._sums = MetricSums()
 
     def update(self, rows: Sequence[TrainingRow], *, is_last: bool) -> None:
         """Applies a mini-batch's gradients; `is_last`: the step needs no more values."""
         if not self._start.is_kept and not is_last:
             self._start.keep()
-        self._done.take(self._tally)
-        self._tally = MetricSums()
+        self._done.take(self._sums)
+        self._sums = MetricSums()
         args = self.critic.args.training_args
         self._updates.append(
             self.optimizer.update(

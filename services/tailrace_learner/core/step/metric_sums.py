@@ -42,11 +42,11 @@ class MetricSums:
     @classmethod
     def of_all(cls, totals: Sequence[Mapping[str, tuple[float, float]]]) -> MetricSums:
         """Adds the sums of several objects."""
-        metric_sums = cls()
+        sums = cls()
         for part in totals:
             for name, (total, weight) in part.items():
-                metric_sums.add(name, total, weight)
-        return metric_sums
+                sums.add(name, total, weight)
+        return sums
 
     def means(self) -> dict[str, float]:
         """Mean per name; names whose weights are 0 are left out."""

@@ -50,7 +50,7 @@ class PassRunner:
     def run(
         self,
         rows: Sequence[TrainingRow],
-        metric_sums: MetricSums,
+        sums: MetricSums,
         *,
         is_first: bool,
         kl_coef: float = 0.0,
@@ -65,13 +65,13 @@ class PassRunner:
         proximal_logprobs = self._proximal(batch)
         learner_logprobs, entropy, of_values = self._forward(batch, value_loss)
         inputs = self._inputs(batch, learner_logprobs, proximal_logprobs)
-        loss = self._loss_sum(batch, inputs, entropy, metric_sums)
+        loss = self._loss_sum(batch, inputs, entropy, sums)
         if kl_coef:
             weights = self._token_weights(batch)
             loss = loss + kl_coef * (weights * self._divergence(batch, learner_logprobs)).sum()
         (loss + of_values).backward()  # type: ignore[no-untyped-call]
         if is_first:
-            self._measure(batch, inputs, entropy, metric_sums)
+            self._measure(batch, inputs, entropy, sums)
             self._remember(batch, inputs.proximal_logprobs)
         return float(loss.detach())
 
@@ -143,12 +143,17 @@ class PassRunner:
         )
 
     def _loss_sum(
-        self, batch: PackedBatch, inputs: LossInputs, entropy: Tensor, metric_sums: MetricSums
+        self, batch: PackedBatch, inputs: LossInputs, entropy: Tensor, sums: MetricSums
     ) -> Tensor:
-        terms: LossTerms = self._loss(inputs, self._config)
+        terms = self._loss(inputs, self._config)
+        if not isinstance(terms, LossTerms):
+            raise TypeError(
+                f"learner.loss {self._config.loss!r} returned {type(terms).__name__}: let it return "
+                "LossTerms(per_token, counts)"
+            )
         factor, counts = corrected(inputs, self._config)
         for name, count in (terms.counts | counts).items():
-            metric_sums.add(name, count, len(inputs.inference_logprobs))
+            sums.add(name, count, len(inputs.inference_logprobs))
         per_token = factor * terms.per_token
         if self._config.entropy_loss_coef:
             per_token = per_token - self._config.entropy_loss_coef * entropy
@@ -170,17 +175,17 @@ class PassRunner:
             return self._policy.forward(batch)[0]
 
     def _measure(
-        self, batch: PackedBatch, inputs: LossInputs, entropy: Tensor, metric_sums: MetricSums
+        self, batch: PackedBatch, inputs: LossInputs, entropy: Tensor, sums: MetricSums
     ) -> None:
         num_tokens = len(inputs.inference_logprobs)
         # Where pi_old is interpolated, only passes at the step's start are measured.
         start = inputs.learner_logprobs.detach() if self._interpolates else inputs.proximal_logprobs
         current = np.concatenate([row.is_current for row in batch.rows])
-        metric_sums.add("behaviour_kl", k3(inputs.inference_logprobs, start).sum(), num_tokens)
-        add_errors(metric_sums, batch.rows, inputs.inference_logprobs, start, current, age=0)
-        metric_sums.add("entropy", entropy.sum(), num_tokens)
+        sums.add("behaviour_kl", k3(inputs.inference_logprobs, start).sum(), num_tokens)
+        add_errors(sums, batch.rows, inputs.inference_logprobs, start, current, age=0)
+        sums.add("entropy", entropy.sum(), num_tokens)
         if batch.rows[0].ref_logprobs is not None:
-            metric_sums.add("kl", self._divergence(batch, start).sum(), num_tokens)
+            sums.add("kl", self._divergence(batch, start).sum(), num_tokens)
 
     def _remember(self, batch: PackedBatch, proximal_logprobs: Tensor) -> None:
         """Keeps proximal log-probabilities on the rows when later epochs need them."""

@@ -58,7 +58,7 @@ class PolicyTrainer:
         """Starts a step with the weights as they are."""
         self._step = step
         self.sentinel.begin(step)
-        self._tally = MetricSums()  # of the mini-batch
+        self._sums = MetricSums()  # of the mini-batch
         self._done = MetricSums()  # of those before it
         self._losses: list[float] = []
         self._updates: list[UpdateResult] = []
@@ -88,7 +88,7 @@ class PolicyTrainer:
             if part:
                 loss_sum += self._passes.run(
                     part,
-                    self._tally,
+                    self._sums,
                     is_first=is_measured,
                     kl_coef=loss_coef,
                     value_loss=self._value_loss,
@@ -107,15 +107,15 @@ class PolicyTrainer:
         It reads older tokens of its `rows` too as long as the step has applied nothing.
         """
         if not self._updates:
-            self._old.read(rows, self._step, self.sentinel.num_owed, self._tally)
-        drift = self._tally.split(DRIFT)
+            self._old.read(rows, self._step, self.sentinel.num_owed, self._sums)
+        drift = self._sums.split(DRIFT)
         found = MetricSums.of_all(self._ranks.collect(drift.totals()))
         return bool(self.sentinel.read(of_sources(found.totals())))
 
     def discard(self, rows: Sequence[TrainingRow]) -> None:
         """Drops all passes of a mini-batch that was not applied yet; `rows` are those left of it."""
         self._optimizer.zero_grad(set_to_none=True)
-        self._tally = MetricSums()
+        self._sums = MetricSums()
         for row in rows:
             row.proximal_logprobs = None  # all ranks must compute it again, or none
 
@@ -126,9 +126,9 @@ class PolicyTrainer:
             self.start.keep()
         if not self._updates:
             self._old.keep(self._step)
-        self._tally.split(DRIFT)  # of passes done again: they were read
-        self._done.take(self._tally)
-        self._tally = MetricSums()
+        self._sums.split(DRIFT)  # of passes done again: they were read
+        self._done.take(self._sums)
+        self._sums = MetricSums()
         count = row_count(rows, self._config)
         self._losses.append(loss_sum / count)
         self._updates.append(

@@ -45,7 +45,7 @@ class Progress:
 
     def __init__(self, state: RunState, run: RunConfig, max_retained_bytes: int) -> None:
         self.state = state
-        self.is_save_overdue = False  # the disk did not take the last checkpoint
+        self.is_save_overdue = False  # writing the last checkpoint failed
         self._run = run
         self._max_retained_bytes = max_retained_bytes
         self._held = _Held()

@@ -50,7 +50,7 @@ def warm_start(
     Every rank gets the same rows; `make_optimizer` knows how the weights are spread over them.
     """
     args = _training_args(warm)
-    plain = LearnerConfig(  # whatever the run trains with
+    plain = LearnerConfig(  # independent of what the run trains with
         behaviour_correction="none",
         max_tokens_per_micro_batch=config.max_tokens_per_micro_batch,
         min_tokens_per_micro_batch=0,

@@ -46,7 +46,7 @@ ACTOR_INFER: tuple[Rule, ...] = (
         "an engine computes no gradients",
         (True,),
     ),
-    Refused("actor_infer.training_args", "the policy is trained as actor_train says", ({},)),
+    Refused("actor_infer.training_args", "give it to actor_train, which trains the policy", ({},)),
     Derived(
         "actor_infer.device_mapping",
         ("cluster.inference_gpus", "cluster.num_inference_servers"),

@@ -16,6 +16,7 @@ _CUT = "learner.strategy_args.tensor_parallel_size"
 _MAX_TOKENS = "learner.max_tokens_per_micro_batch"
 _MIN_TOKENS = "learner.min_tokens_per_micro_batch"
 OPTIMIZER = (
+    "optimizer",
     "learning_rate",
     "weight_decay",
     "warmup_steps",
@@ -127,5 +128,5 @@ ACTOR_TRAIN: tuple[Rule, ...] = (
         updates_of_a_step,
         "passes of an update; a step's rows (`group_size` x `groups_per_step`) divided by an update's",
     ),
-    Refused("actor_train.generating_args", "replies are sampled as actor_infer says", ({},)),
+    Refused("actor_train.generating_args", "give it to actor_infer, which samples replies", ({},)),
 )

@@ -1,4 +1,4 @@
-"""The rules of a table: each says what one setting of a configuration becomes.
+"""Rules of a table: each turns one setting of a configuration into keys of ours.
 
 A `*` in the name of a rule stands for any one key; in the keys that the rule sets, it stands for the
 same keys, in order.
@@ -25,7 +25,7 @@ Derivation = Callable[[Any, Lookup], Mapping[str, Any]]
 
 
 class NoEffectError(ValueError):
-    """A setting changes nothing in its own system either; the message says why."""
+    """A setting changes nothing in its own system either; the message gives the reason."""
 
 
 def same(value: Any) -> Any:

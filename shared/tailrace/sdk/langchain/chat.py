@@ -28,7 +28,7 @@ ToolLike = dict[str, Any] | type | Callable[..., Any] | BaseTool
 
 
 class ToolBindingModel(BaseChatModel):
-    """What both of our chat models share."""
+    """Base of both chat models."""
 
     def bind_tools(
         self,

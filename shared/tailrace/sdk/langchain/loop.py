@@ -34,7 +34,7 @@ class LangGraphAgentLoop(AgentLoop):
         raise NotImplementedError(f"{type(self).__name__} has no graph()")
 
     def state(self, row: dict[str, Any]) -> dict[str, Any]:
-        """What the graph starts with."""
+        """Initial state of the graph."""
         prompt = row["prompt"]
         return {"messages": [("user", prompt)] if isinstance(prompt, str) else list(prompt)}
 
@@ -64,7 +64,7 @@ class PolicyChatModel(ToolBindingModel):
     _thread_id: int = PrivateAttr()
 
     def model_post_init(self, context: Any, /) -> None:
-        """Remember where calls of other threads must go."""
+        """Keeps the event loop for calls from other threads."""
         super().model_post_init(context)
         self._loop = asyncio.get_running_loop()
         self._thread_id = threading.get_ident()

@@ -132,6 +132,13 @@ PIECES: list[tuple[str, dict[str, Any]]] = [
             }
         },
     ),
+    (
+        "{actor: {optimizer: {type: adam}}, critic: {path: c, optimizer: {type: sgd}}}",
+        {
+            "learner.training_args.optimizer": "adamw",
+            "learner.critic.training_args.optimizer": "sgd",
+        },
+    ),
 ]
 
 UNMAPPED: list[tuple[str, str, str]] = [

@@ -137,7 +137,12 @@ EXPECTED: dict[str, dict[str, Any]] = {
         "learner.adv_estimator": "gae",
         "learner.critic": {
             "value_clip": 0.5,
-            "training_args": {"learning_rate": 2e-5, "weight_decay": 0.01, "adam_beta2": 0.999},
+            "training_args": {
+                "optimizer": "adamw",
+                "learning_rate": 2e-5,
+                "weight_decay": 0.01,
+                "adam_beta2": 0.999,
+            },
         },
         "learner.behaviour_correction": "mis",  # tokens above the cap are left out, not truncated
         "learner.tis_cap": 5.0,

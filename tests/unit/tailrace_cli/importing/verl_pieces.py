@@ -145,6 +145,10 @@ PIECES: list[tuple[str, dict[str, Any]]] = [
             }
         },
     ),
+    (
+        "{actor_rollout_ref: {actor: {optim: {optimizer: AdamW}}}}",
+        {"learner.training_args.optimizer": "adamw"},
+    ),
 ]
 
 UNMAPPED: list[tuple[str, str, str]] = [

@@ -9,8 +9,7 @@ import torch
 from torch import nn
 
 from tailrace_learner.core.cpu.fast_attention import use_fast_attention
-from tailrace_learner.core.cpu.fast_layer import use_fast_layers
-from tailrace_learner.core.cpu.fast_model import use_cpu_kernels
+from tailrace_learner.core.cpu.fast_layer import use_cpu_kernels, use_fast_layers
 from tailrace_learner.core.model.policy import PolicyModel
 from tests.unit.tailrace_learner.factory import CPU, make_model
 from tests.unit.tailrace_learner.model.test_shared_prefixes import gradients, mixed_rows, relative_error

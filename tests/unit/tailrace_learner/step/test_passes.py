@@ -97,14 +97,14 @@ def test_a_pass_over_ragged_rows_gives_the_loss_and_gradient_that_numpy_does(
 ) -> None:
     common = {"loss_norm_tokens": 13, "entropy_loss_coef": 0.03, "max_tokens_per_micro_batch": 40}
     given = config(**common, **settings)
-    policy, rows, metric_sums = world.policy, [replace(row) for row in world.rows], MetricSums()
+    policy, rows, sums = world.policy, [replace(row) for row in world.rows], MetricSums()
     runner = PassRunner(policy, LOSSES[given.loss], given, StartWeights(policy.parameters))
     if selects := given.policy_loss.selects:
         runner.pick(selects, rows)
     policy.model.zero_grad(set_to_none=True)
     parts = list(runner.micro_batches(rows))
     assert len(parts) > 1
-    total = sum(runner.run(part, metric_sums, is_first=True) for part in parts)
+    total = sum(runner.run(part, sums, is_first=True) for part in parts)
     gradient = torch.cat([parameter.grad.flatten() for parameter in policy.parameters]).numpy()
 
     tokens = tokens_of(rows, world.learner_logprobs, given)
@@ -116,7 +116,7 @@ def test_a_pass_over_ragged_rows_gives_the_loss_and_gradient_that_numpy_does(
     assert total == pytest.approx(value, rel=TOLERANCE)
     assert np.linalg.norm(gradient - expected) < TOLERANCE * np.linalg.norm(expected)
     counts = wanted.counts | touched
-    found = metric_sums.means()
+    found = sums.means()
     assert {name: found[name] for name in counts} == {
         name: pytest.approx(count / len(tokens.p)) for name, count in counts.items()
     }

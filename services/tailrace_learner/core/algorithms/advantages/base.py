@@ -8,6 +8,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from tailrace_learner.config import LearnerConfig
+
 Float64Array = NDArray[np.float64]
 
 
@@ -25,7 +27,7 @@ TokenValues = tuple[tuple[Float64Array, ...], ...]  # G times R times [T]
 
 STD_EPSILON = 1e-6
 ROUNDING = 1e-12  # relative
-NO_REWARD = -1  # in place of a conversation: that of the row was given none
+NO_REWARD = -1  # in place of a conversation number: the row's conversation has no reward
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,8 +37,8 @@ class Turns:
     ends: NDArray[np.int32]  # [K] end (exclusive) of each
     rewards: Float64Array  # [K]
     observations: NDArray[np.int64]  # [K] hash of task and observation; empty: not known
-    first_turn: int = -1  # place in the episode's line of turns; -1: the row is a line by itself
-    turn_returns: Float64Array | None = None  # [K] return of each, where rewards do not simply follow
+    first_turn: int = -1  # place in the episode's turn sequence; -1: the row is a sequence by itself
+    turn_returns: Float64Array | None = None  # [K] return of each, where a message tree gives it
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +60,7 @@ class Returns:
     token_rewards: TokenValues | None = None  # of single policy tokens, beyond those of turns
     values: TokenValues | None = None  # a critic's, of policy tokens
     conversations: tuple[NDArray[np.int64], ...] = ()  # G times [R], or `NO_REWARD`; empty: 0
-    has_terminal_rewards: bool = False  # turns have all that they earned (`terminal_reward.py`)
+    has_terminal_rewards: bool = False  # turn rewards account for all returns (`terminal_reward.py`)
 
     @property
     def row_conversations(self) -> tuple[NDArray[np.int64], ...]:
@@ -74,7 +76,18 @@ class Advantages:
 
     per_token: TokenValues
     verdict: Verdict
-    value_targets: TokenValues | None = None  # what a critic should have said, where there is one
+    value_targets: TokenValues | None = None  # targets of a critic, where there is one
+
+
+def estimated(returns: Returns, config: LearnerConfig) -> Advantages:
+    """Advantages of a group by the configured estimator; `TypeError` for any other result."""
+    found = config.estimator(returns, config)
+    if not isinstance(found, Advantages):
+        raise TypeError(
+            f"learner.adv_estimator {config.adv_estimator!r} returned {type(found).__name__}: let it "
+            "return Advantages, for example those of compared(returns, baseline)"
+        )
+    return found
 
 
 def broadcast(values: RowValues, returns: Returns) -> TokenValues:

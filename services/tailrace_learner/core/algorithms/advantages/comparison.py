@@ -60,8 +60,8 @@ NO_COMPARISON = ComparisonSet(
     np.zeros(0, np.int64), np.zeros(0, np.int64), np.zeros(0), np.zeros(0, np.int64)
 )
 
-# What is subtracted from the return of each of n peers and what all are divided by. An infinite scale
-# stands for a comparison that teaches nothing.
+# Baseline of each of n conversations, and the scale of all. An infinite scale stands for a comparison
+# that teaches nothing.
 Statistic = Callable[[ComparisonSet], tuple[Float64Array | float, float]]
 
 

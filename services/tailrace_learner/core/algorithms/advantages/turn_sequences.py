@@ -40,7 +40,7 @@ class TurnSequence:
     conversation: int  # its place in the episode
     rows: tuple[int, ...]  # of the member, in the order of their turns
     rewards: Float64Array  # [K]
-    turn_returns: Float64Array | None  # [K] returns of the turns, where a tree says them
+    turn_returns: Float64Array | None  # [K] returns of the turns, where a tree gives them
     observations: NDArray[np.int64]  # [K], or empty where any is not known
     row_starts: NDArray[np.int64]  # [R] first turn of each row
     turn_of_token: NDArray[np.int64]  # [N] turn of each policy token of all rows

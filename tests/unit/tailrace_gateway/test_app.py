@@ -1,4 +1,4 @@
-"""Which handler answers a path."""
+"""Routes by method and path."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from tailrace_gateway.core.errors import NotFoundError
 
 
 async def nothing(exchange: Exchange) -> None:
-    """A handler."""
+    """Handler that does nothing."""
 
 
 TABLE = RouteTable(
