@@ -8,7 +8,6 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-import click
 import pytest
 import typer
 import yaml
@@ -135,15 +134,23 @@ def test_commands_and_targets_are_there(name: str) -> None:
     made = re.findall(r"`make ([\w./-]+)", text) + re.findall(r"^make ([\w./-]+)", text, re.MULTILINE)
     assert set(made) - targets == set()
     lines = [line for block in blocks(name, "", "bash", "sh") for line in block.splitlines()]
-    for line in [*lines, *quoted(name)]:
+    for line in lines:
         if line.startswith("tailrace "):
-            parse(shlex.split(line, comments=True)[1:])
+            parse(shlex.split(line.partition(" | ")[0], comments=True)[1:])
+    for words in map(str.split, quoted(name)):
+        if words[0] == "tailrace":
+            subcommand(words[1:])
+
+
+def subcommand(words: list[str]) -> tuple[Any, list[str]]:
+    """Returns a command and its own words; an unknown one raises a `UsageError`."""
+    command: Any = typer.main.get_command(app)
+    while words and hasattr(command, "resolve_command"):
+        _, command, words = command.resolve_command(command.context_class(command), words)
+    return command, words
 
 
 def parse(words: list[str]) -> None:
-    """Parses a command line; an unknown command or option raises `click.UsageError`."""
-    command: Any = typer.main.get_command(app)
-    while hasattr(command, "resolve_command"):  # a group
-        _, command, words = command.resolve_command(click.Context(command), words)
-    assert command is not None
-    command.make_context(command.name, words)
+    """Parses a command line; an unknown command or option raises a `UsageError`."""
+    command, own = subcommand(words)
+    command.make_context(command.name, own)
