@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from tailrace.config import ConfigError
+from tailrace.config.suggestions import closest
 from tailrace.foreign import ForeignCodeError, foreign_code
 
 
@@ -24,9 +25,12 @@ def load_object(import_path: str, key: str) -> Callable[..., Any]:
         module_name, _, name = import_path.rpartition(".")
     if not module_name or not name:
         raise ConfigError(f"{key}: {import_path!r} must look like package.module:name")
-    found = getattr(_module(module_name, key), name, None)
+    module = _module(module_name, key)
+    found = getattr(module, name, None)
     if found is None:
-        raise ConfigError(f"{key}: module {module_name!r} has no {name!r}: correct the name")
+        near = closest(name, (known for known in vars(module) if not known.startswith("_")))
+        remedy = f"did you mean {near!r}?" if near else "correct the name"
+        raise ConfigError(f"{key}: module {module_name!r} has no {name!r}: {remedy}")
     if not callable(found):
         raise ConfigError(
             f"{key}: {import_path!r} is a {type(found).__name__}, not a function or a class"

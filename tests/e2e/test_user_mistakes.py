@@ -84,3 +84,21 @@ def test_overwrite_refuses_a_folder_that_is_no_run(tmp_path: Path) -> None:
     result = run([*argv, "--overwrite"])
     assert result.returncode == 2
     assert (tmp_path / "photos" / "cat.png").exists()
+
+
+def test_explain_prints_a_key_and_names_the_nearest_of_an_unknown_one() -> None:
+    known = run([TAILRACE, "explain", "learner.gamma"])
+    assert known.returncode == 0, known.stdout
+    assert "read by: learner" in known.stdout
+    unknown = run([TAILRACE, "explain", "learner.gama"])
+    assert unknown.returncode == 2
+    assert "error: unknown key 'learner.gama'; did you mean learner.gamma" in unknown.stdout
+
+
+def test_all_mistakes_in_an_experiment_are_named_at_once(tmp_path: Path) -> None:
+    wrong = ("learner.gama=1", "max_step=3")
+    result = run(command("validate", *wrong, output_dir=tmp_path, exp_name="wrong"))
+    assert result.returncode == 2
+    assert "2 problems:" in result.stdout
+    assert "'max_step'; did you mean" in result.stdout
+    assert "'learner.gama'; did you mean" in result.stdout

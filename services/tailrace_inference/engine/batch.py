@@ -141,11 +141,14 @@ class Batch:
         assert call is not None, f"row {row} is free"
         return call
 
+    def keep_tokens(self, row: int) -> None:
+        """Copies a row's tokens to its call, which will be computed again."""
+        self.call(row).token_ids = self.tokens[row, : self.length[row]].copy()
+
     def remove(self, row: int) -> EngineCall:
-        """Frees a row whose blocks are released; its call keeps its tokens."""
+        """Frees a row whose blocks are released."""
         call = self.call(row)
         assert self.num_blocks[row] == 0, "blocks are released before their row is removed"
-        call.token_ids = self.tokens[row, : self.length[row]].copy()
         call.num_seen = int(self.seen[row])
         call.row = -1
         self.num_asking -= call.num_top_logprobs > 0

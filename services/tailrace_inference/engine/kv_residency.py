@@ -142,6 +142,7 @@ class KVResidency:
         self.num_preemptions += 1
         row = self.batch.newest
         self._before_preemption(row)
+        self.batch.keep_tokens(row)
         self.pool.give(self.batch.release(row))
         self.waiting.appendleft(self._free(row))
         return False
@@ -150,20 +151,20 @@ class KVResidency:
         self._owners.remove(row)
         return self.batch.remove(row)
 
-    def finish(self, row: int) -> EngineCall:
+    def finish(self, row: int) -> None:
         """Frees a row; its computed tokens stay as the prefix of its episode."""
         batch = self.batch
         computed = int(batch.computed[row])
-        prefix_ids = batch.tokens[row, :computed].copy()
         blocks = batch.release(row)
         if self._keep_prefixes and computed:
             used = self._blocks_for(computed)
+            prefix_ids = batch.tokens[row, :computed].copy()
             prefix = Prefix(prefix_ids, blocks[:used], int(batch.kv_version[row]))
             episode_id = batch.call(row).episode_id
             self.pool.give(self.prefixes.keep(episode_id, prefix))
             blocks = blocks[used:]
         self.pool.give(blocks)
-        return self._free(row)
+        self._free(row)
 
     def forget_computed(self, policy_version: int) -> None:
         """Drops all keys and values; running calls keep their rows and are computed again."""

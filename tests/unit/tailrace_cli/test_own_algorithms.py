@@ -68,7 +68,10 @@ def test_names_of_a_users_file_are_taken_and_what_they_read_may_be_set(tmp_path:
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"adv_estimator": "own_bad:GOD"}, r"learner\.adv_estimator: module 'own_bad' has no 'GOD'"),
+        (
+            {"adv_estimator": "own_bad:GOD"},
+            r"learner\.adv_estimator: module 'own_bad' has no 'GOD': did you mean 'GOOD'",
+        ),
         ({"adv_estimator": "own_none:GOOD"}, r"learner\.adv_estimator: cannot import 'own_none'"),
         (
             {"adv_estimator": "own_bad:estimate"},

@@ -18,7 +18,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tailrace_learner.config import LearnerConfig
-from tailrace_learner.core.algorithms.advantages.base import NO_REWARD, Advantages, Returns, Verdict
+from tailrace_learner.core.algorithms.advantages.base import (
+    NO_REWARD,
+    Advantages,
+    Returns,
+    Verdict,
+    estimated,
+)
 from tailrace_learner.core.algorithms.advantages.comparison import (
     NO_COMPARISON,
     ComparisonSet,
@@ -64,7 +70,7 @@ class TrainingRowBuilder:
         """Computes advantages and masks of one group for a learner that has done `step` steps."""
         counts: Counter[str] = Counter()
         returns = shaped(group_returns(group, self.limits, counts), self.config)
-        advantages: Advantages = self.config.estimator(returns, self.config)
+        advantages = estimated(returns, self.config)
         played = [i for i in np.flatnonzero(returns.is_valid).tolist() if i != returns.greedy]
         kept = [group.members[index] for index in played]
         counts["num_invalid_episodes"] = len(group.members) - int(returns.is_valid.sum())

@@ -25,6 +25,7 @@ from tailrace_learner.core.algorithms.advantages.base import (
     Mask,
     Returns,
     TokenValues,
+    estimated,
 )
 from tailrace_learner.core.algorithms.kl import KL_ESTIMATORS
 from tailrace_learner.core.batch.rows import PreparedGroup, Source, TrainingRow, Unestimated
@@ -74,7 +75,7 @@ class Estimates:
             returns = replace(returns, token_rewards=costs)
         if self._roles.critic is not None:
             returns = replace(returns, values=_placed(group, _values))
-        advantages: Advantages = self._config.estimator(returns, self._config)
+        advantages = estimated(returns, self._config)
         for source in group.sources:
             if source.trained is not None and source.whole is not None:
                 self._write(source, source.trained, source.whole, advantages)

@@ -145,7 +145,12 @@ class PassRunner:
     def _loss_sum(
         self, batch: PackedBatch, inputs: LossInputs, entropy: Tensor, sums: MetricSums
     ) -> Tensor:
-        terms: LossTerms = self._loss(inputs, self._config)
+        terms = self._loss(inputs, self._config)
+        if not isinstance(terms, LossTerms):
+            raise TypeError(
+                f"learner.loss {self._config.loss!r} returned {type(terms).__name__}: let it return "
+                "LossTerms(per_token, counts)"
+            )
         factor, counts = corrected(inputs, self._config)
         for name, count in (terms.counts | counts).items():
             sums.add(name, count, len(inputs.inference_logprobs))

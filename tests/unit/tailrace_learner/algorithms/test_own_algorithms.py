@@ -42,6 +42,11 @@ def better(tokens, config):
 def half(inputs, config):
     return inputs.inference_logprobs.new_full(inputs.inference_logprobs.shape, 0.5), {}
 
+def nothing(inputs, config):
+    return None
+
+NO_ADVANTAGES = Estimator(nothing)
+NO_TERMS = Loss(nothing)
 LEAST = Estimator(least, compares_group=True)
 LINEAR = Loss(linear, reads=("kimi_tau",), selects=better)
 HALF = Correction(half)
@@ -55,7 +60,7 @@ def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     (tmp_path / f"{name}.py").write_text(textwrap.dedent(OWN))
     monkeypatch.syspath_prepend(tmp_path)
     yield name
-    sys.modules.pop(name)
+    sys.modules.pop(name, None)
 
 
 def test_an_estimator_a_loss_and_a_correction_of_a_users_file_train(own: str) -> None:
@@ -85,6 +90,20 @@ def test_an_estimator_a_loss_and_a_correction_of_a_users_file_train(own: str) ->
     picked = sum(float(row.is_picked.sum()) for row in rows)
     assert metrics["own_fraction"] == pytest.approx(picked / count)
     assert any(not torch.equal(old, new) for old, new in zip(before, after, strict=True))
+
+
+@pytest.mark.parametrize(
+    ("key", "name", "remedy"),
+    [
+        ("adv_estimator", "NO_ADVANTAGES", "returned NoneType: let it return Advantages"),
+        ("loss", "NO_TERMS", "returned NoneType: let it return LossTerms"),
+    ],
+)
+def test_a_function_that_returns_something_else_is_named(
+    key: str, name: str, remedy: str, own: str
+) -> None:
+    with pytest.raises(TypeError, match=f"learner.{key} '{own}:{name}' {remedy}"):
+        Stepper(len(GROUPS), **{key: f"{own}:{name}"}).step(GROUPS, 1)
 
 
 class Recorder:

@@ -19,10 +19,12 @@ from tests.unit.tailrace_learner.trackers.run_files import RunFiles
 FEED = """
 import asyncio, json, sys
 from tailrace.config import RunConfig
+from tailrace_learner.adapters.trackers import feed as tracker_feed
 from tailrace_learner.adapters.trackers import tracker_makers
 from tailrace_learner.adapters.trackers.feed import TrackerFeed
 from tailrace_learner.adapters.trackers.row_file import RowFile
 run = RunConfig(exp_name="unit", output_dir=sys.argv[1])
+tracker_feed._CLOSE_S = 60.0  # the import and the first tables may take longer than a run waits
 make = tracker_makers(run, {sys.argv[2]: json.loads(sys.argv[3])})[sys.argv[2]]
 for step in (2, 9):  # the second learner resumes
     feed = TrackerFeed(sys.argv[2], make, RowFile(run.run_dir / "metrics.jsonl"), step)

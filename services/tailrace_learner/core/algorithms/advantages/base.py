@@ -8,6 +8,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from tailrace_learner.config import LearnerConfig
+
 Float64Array = NDArray[np.float64]
 
 
@@ -75,6 +77,17 @@ class Advantages:
     per_token: TokenValues
     verdict: Verdict
     value_targets: TokenValues | None = None  # targets of a critic, where there is one
+
+
+def estimated(returns: Returns, config: LearnerConfig) -> Advantages:
+    """Advantages of a group by the configured estimator; `TypeError` for any other result."""
+    found = config.estimator(returns, config)
+    if not isinstance(found, Advantages):
+        raise TypeError(
+            f"learner.adv_estimator {config.adv_estimator!r} returned {type(found).__name__}: let it "
+            "return Advantages, for example those of compared(returns, baseline)"
+        )
+    return found
 
 
 def broadcast(values: RowValues, returns: Returns) -> TokenValues:

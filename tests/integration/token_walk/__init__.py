@@ -1,0 +1,1 @@
+"""Way of one token from the engine to the loss."""
