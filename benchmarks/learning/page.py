@@ -15,13 +15,13 @@ from benchmarks.results import Target
 PAGE = ROOT / "docs" / "results.md"
 PICTURES = ROOT / "docs" / "results"
 
-_HEAD = """# What learns what
+_HEAD = """# Results of learning
 
-`make results` makes this page: every run is `tailrace train` through all services, the model is the
-demo's (half a million random weights, a short warm start), on two CPU cores without a GPU. Success is
-that of held-out tasks, sampled at temperature 1, before reinforcement learning and after the last step.
-The commit is that of the code that ran. Recipes of `benchmarks/learning/recipes.py`, and seeds, that
-are not listed have not been run yet.
+`make results` writes this page. Every run is `tailrace train` with all services on two CPU cores,
+without a GPU. The model is that of the demo: half a million random weights and a short warm start.
+Success is measured on held-out tasks, sampled at temperature 1, before reinforcement learning and after
+the last step. The commit is that of the code that ran. Recipes of `benchmarks/learning/recipes.py` and
+seeds that are missing here have not been run yet.
 
 | environment | algorithm | seed | before | after | seconds, warm start included | commit |
 |---|---|---|---|---|---|---|
@@ -29,7 +29,7 @@ are not listed have not been run yet.
 
 
 def write(outcomes: Sequence[Outcome], targets: Sequence[Target]) -> None:
-    """Write the page and a picture per recipe that was run."""
+    """Writes the page, and a picture for each recipe with runs."""
     PICTURES.mkdir(parents=True, exist_ok=True)
     for recipe in _known(outcomes):
         _draw(recipe, _of(recipe, outcomes))
@@ -37,11 +37,11 @@ def write(outcomes: Sequence[Outcome], targets: Sequence[Target]) -> None:
 
 
 def text(outcomes: Sequence[Outcome], targets: Sequence[Target]) -> str:
-    """What the page says."""
+    """Returns the text of the page."""
     known = _known(outcomes)
     rows = [_row(recipe, outcome) for recipe in known for outcome in _of(recipe, outcomes)]
-    promises = [_promise(target) for target in targets]
-    parts = (rows, promises, list(map(_section, known)))
+    goals = [_goal(target) for target in targets]
+    parts = (rows, goals, list(map(_section, known)))
     return _HEAD + "\n\n".join(map("\n".join, parts))
 
 
@@ -53,7 +53,7 @@ def _of(recipe: Recipe, outcomes: Sequence[Outcome]) -> list[Outcome]:
     return [outcome for outcome in outcomes if outcome.recipe == recipe.name]
 
 
-def _promise(target: Target) -> str:
+def _goal(target: Target) -> str:
     mark = "holds" if target.holds else "**missed**"
     return f"- {mark}: {target.what}: {target.value:g} (goal {target.goal})"
 
@@ -66,7 +66,7 @@ def _row(recipe: Recipe, outcome: Outcome) -> str:
         f"{outcome.start:.3f}",
         f"{outcome.end:.3f}",
         f"{outcome.total_s:.0f}",
-        outcome.commit[:8] or "not noted",
+        outcome.commit[:8] or "unknown",
     )
     return f"| {' | '.join(cells)} |"
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import MutableMapping
-from typing import Any
+from typing import Any, cast
 
 from tailrace.foreign import ForeignCodeError
 from tailrace.log import get_logger
@@ -37,15 +37,17 @@ class EnvLoop(AgentLoop):
 
     async def run(self, row: dict[str, Any], policy: EpisodePolicy) -> EpisodeEnd:
         """See `AgentLoop`; raises `ForeignCodeError` and `ReplayMismatchError`."""
-        assert isinstance(policy, EnvPolicy)
+        turns = cast(
+            EnvPolicy, policy
+        )  # `play_environment` gives one; isinstance of a Protocol is slow
         observation, opening = await self._handle.reset(self._seed)
         if self._observer is not None:
             self._observer.on_reset(observation)
         while True:
-            reply = await policy.answer(observation, opening)
+            reply = await turns.answer(observation, opening)
             step = await self._handle.step(reply)
             self._note(reply, step)
-            await policy.take_step(step)
+            await turns.take_step(step)
             if step.terminated or step.truncated:
                 return EpisodeEnd(metrics=step.numbers)
             observation = step.observation

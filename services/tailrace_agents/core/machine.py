@@ -145,7 +145,8 @@ class Episode:
 
     def budget(self, num_prompt: int, call: int, max_new_tokens: int | None = None) -> int:
         """Tokens that a call may sample; raises `EpisodeOverError` and `EpisodeHandedBackError`."""
-        self.require_running()
+        if self.context.is_draining():
+            raise EpisodeHandedBackError
         limits, num_sampled = self.limits, self.transcript.num_sampled
         if call >= limits.max_turns:
             raise EpisodeOverError("max_turns", f"{call} model calls were made")

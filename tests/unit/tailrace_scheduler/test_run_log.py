@@ -127,7 +127,7 @@ def test_a_result_that_an_older_scheduler_wrote_has_no_tags() -> None:
 
 def test_the_page_about_runs_says_what_every_number_means() -> None:
     page = (Path(__file__).parents[3] / "docs" / "runs.md").read_text(encoding="utf-8")
-    part = page.partition("## The numbers of a step")[2].partition("\n## ")[0]
+    part = page.partition("## Metrics of a step")[2].partition("\n## ")[0]
     rows = re.findall(r"^\| (`.*?) \| (.+) \|$", part, re.MULTILINE)
     assert all(len(meaning) > 10 for _, meaning in rows)
     named = [name for keys, _ in rows for name in re.findall(r"`([^`]+)`", keys)]

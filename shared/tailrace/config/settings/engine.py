@@ -121,7 +121,8 @@ def apply(
     rules come first, then all `Renamed`, then all `Derived`, each in the order of the table.
     """
     result = _Result(table, source, Applied(content={} if onto is None else onto), check)
-    found = sorted(result.matches("", source), key=lambda each: (each[0].rule.phase, each[0].place))
+    found = [each for key, value in source.items() for each in result.matches(str(key), value)]
+    found.sort(key=lambda each: (each[0].rule.phase, each[0].place))
     for matched, name, value in found:
         result.apply(matched, name, value)
     return result.applied
@@ -142,29 +143,30 @@ class _Result:
         """Yields the settings at and below `name` with their rules; notes those without a rule."""
         if value is None:
             return
-        matched = self._table.match(name) if name else None
+        matched = self._table.match(name)
         below = self._table.keys_below(name)
-        if self._table.closed and matched is None and not below:
-            self.applied.unknown[name] = self._table.why_unknown(name)
-        elif isinstance(value, Mapping) and not self._is_whole(matched, below, value):
+        takes_keys = self._table.closed and below
+        if isinstance(value, Mapping) and self._is_section(matched, below, value):
             for key, inner in value.items():
-                yield from self.matches(f"{name}.{key}" if name else str(key), inner)
-        elif self._table.closed and below and (value or matched is None):
-            self.applied.problems[name] = Problem(
-                value, f"expected keys ({', '.join(below)}), found {value!r}"
-            )
-        elif matched is None:
-            self.applied.unknown[name] = self._table.why_unknown(name)
-        else:
+                yield from self.matches(f"{name}.{key}", inner)
+        elif matched is not None and not (takes_keys and value):
             yield matched, name, value
+        elif takes_keys:
+            expected = f"expected keys ({', '.join(below)}), found {value!r}"
+            self.applied.problems[name] = Problem(value, expected)
+        else:
+            self.applied.unknown[name] = self._table.why_unknown(name)
 
-    def _is_whole(
+    def _is_section(
         self, matched: RuleMatch | None, below: list[str], section: Mapping[str, Any]
     ) -> bool:
-        """Tells whether a section is one setting; keys of a refused section are listed one by one."""
-        if matched is None or (below and section):
-            return False
-        return not isinstance(matched.rule, Refused) or (self._table.closed and not section)
+        """Tells whether the keys of a mapping are settings one by one; a refused section is one too."""
+        closed = self._table.closed
+        if matched is None:
+            return bool(below) or not closed
+        if below and section:
+            return True
+        return isinstance(matched.rule, Refused) and not (closed and not section)
 
     def lookup(self, key: str, default: Any = None) -> Any:
         """Implements `Lookup`."""
