@@ -38,6 +38,18 @@ def load_object(import_path: str, key: str) -> Callable[..., Any]:
     return found  # type: ignore[no-any-return]
 
 
+def load_extra(module_name: str, extra: str, key: str) -> Any:
+    """Imports a module of an optional package; `ConfigError` names `key` and the extra to install.
+
+    Only a run that needs the package pays for its import.
+    """
+    try:
+        return importlib.import_module(module_name)
+    except ImportError as error:
+        missing = error.name or module_name
+        raise ConfigError(f"{key} needs {missing}: pip install 'tailrace[{extra}]'") from error
+
+
 @contextmanager
 def importable_from(folder: Path) -> Iterator[None]:
     """Lets modules in the current folder and in `folder` be imported, as the services can.
