@@ -4,8 +4,6 @@
 on `PYTHONPATH` and among the installed packages.
 """
 
-from __future__ import annotations
-
 import importlib
 import sys
 from collections.abc import Callable, Iterator

@@ -6,8 +6,6 @@ W + B A is the layer's weight. A checkpoint holds merged weights, which load any
 the adapters in `lora.safetensors`; a learner that resumes subtracts these from those in float64.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple

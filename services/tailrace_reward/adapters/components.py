@@ -1,7 +1,5 @@
 """The components of the configuration, put together: functions' processes, models, judges."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 from collections.abc import Awaitable, Callable, Mapping

@@ -6,8 +6,6 @@ division by `count / num_ranks` is DeepSpeed's unscaling, so the count is its lo
 whole on every rank; `zero3` cuts them too.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 from dataclasses import fields

@@ -6,8 +6,6 @@ the same rows together. Groups of neighbours share the rows of a step. An update
 the groups; core divides once, by the step's global count. It has not been run on CUDA with NCCL.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 from typing import Any

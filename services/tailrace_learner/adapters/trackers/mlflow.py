@@ -1,7 +1,5 @@
 """Rows for MLflow: on a tracking server, or in a SQLite file beside the run directories."""
 
-from __future__ import annotations
-
 import os
 import re
 from pathlib import Path

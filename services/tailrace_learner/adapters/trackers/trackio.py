@@ -1,7 +1,5 @@
 """Rows for Trackio: local, on a server of one's own, or in a Space of Hugging Face."""
 
-from __future__ import annotations
-
 import os
 import sys
 from contextlib import redirect_stdout

@@ -1,7 +1,5 @@
 """Rows for Weights & Biases, under `<run_dir>/wandb/`."""
 
-from __future__ import annotations
-
 import os
 from typing import Any, ClassVar, Literal
 

@@ -16,8 +16,6 @@ teach. With a divergence in the loss (`init_kl_coef`) their rows are trained wit
 count like any other, as in GRPO's objective, because the divergence must hold everywhere.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 

@@ -8,8 +8,6 @@ advantage 0. Where advantages need values or divergences (`core/step/estimates.p
 them.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field

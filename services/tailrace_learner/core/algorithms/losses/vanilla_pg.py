@@ -7,8 +7,6 @@ The gradient of `ppo_clip` at pi = pi_old, everywhere: right for one update per 
 Sutton et al. 1999, "Policy Gradient Methods for Reinforcement Learning with Function Approximation".
 """
 
-from __future__ import annotations
-
 from tailrace_learner.config import LearnerConfig
 from tailrace_learner.config_registry import Loss
 from tailrace_learner.core.algorithms.losses.base import LossInputs, LossTerms
