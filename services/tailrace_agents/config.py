@@ -1,7 +1,5 @@
 """Configuration of the agents service: the section `agents` of an experiment file."""
 
-from __future__ import annotations
-
 from typing import Any, Literal
 
 import msgspec

@@ -1,7 +1,5 @@
 """Find the checkpoints of a run directory."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from tailrace.config import ConfigError

@@ -1,7 +1,5 @@
 """Configuration of the local cluster: processes, GPUs, ports and servers."""
 
-from __future__ import annotations
-
 from typing import Literal
 
 from tailrace.config import Config

@@ -3,8 +3,6 @@
 Both have a local variant for the terminal, which plays episodes without a cluster.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Protocol
 

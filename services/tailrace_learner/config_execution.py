@@ -1,7 +1,5 @@
 """Configuration of how the learner runs: ranks, and adapters instead of whole weights."""
 
-from __future__ import annotations
-
 from typing import Literal
 
 from tailrace.config import Config

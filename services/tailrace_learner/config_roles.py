@@ -1,7 +1,5 @@
 """Models beside the policy: the reference and the critic."""
 
-from __future__ import annotations
-
 from tailrace.config import Config
 from tailrace_learner.config_models import TrainingArgs, check_finite
 

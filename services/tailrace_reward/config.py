@@ -1,7 +1,5 @@
 """Configuration of the reward service: the section `reward` of an experiment file."""
 
-from __future__ import annotations
-
 import re
 from typing import Literal
 

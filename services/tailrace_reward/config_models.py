@@ -1,7 +1,5 @@
 """Configuration of models that score: a reward model in the service, or a judge behind an endpoint."""
 
-from __future__ import annotations
-
 import re
 from typing import Any, Literal
 

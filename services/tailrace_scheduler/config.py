@@ -1,7 +1,5 @@
 """Configuration of the scheduler: the `scheduler` section of an experiment file."""
 
-from __future__ import annotations
-
 from tailrace.config import Config
 
 

@@ -4,8 +4,6 @@ A frame is what `render` gives: an RGB array, or a text, which is drawn as it wo
 A picture is a pleasure, not a result: what fails here is logged and the episode goes on.
 """
 
-from __future__ import annotations
-
 import asyncio
 import os
 import textwrap
@@ -38,7 +36,7 @@ class Pictures:
         self._folder = folder
         self._num_episodes = num_episodes
 
-    def __call__(self, env: Env, task: EpisodeTask) -> FrameRecorder | None:
+    def __call__(self, env: Env, task: EpisodeTask) -> "FrameRecorder | None":
         """See `MakeObserver`."""
         seed = task.task.seed
         if task.phase != "eval" or task.member != 0 or seed >= self._num_episodes:

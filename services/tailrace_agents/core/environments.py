@@ -4,8 +4,6 @@
 from nothing, so an environment serves one episode after another. One that raised is not used again.
 """
 
-from __future__ import annotations
-
 import asyncio
 import math
 from collections.abc import Callable, Mapping

@@ -1,7 +1,5 @@
 """The model of an episode in the terminal: a checkpoint in this very process."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from pathlib import Path
 

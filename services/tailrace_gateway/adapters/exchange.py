@@ -3,8 +3,6 @@
 Invariants: the gateway reads at most `max_body_bytes` of a body; a response starts once.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 from starlette.types import Receive, Scope, Send

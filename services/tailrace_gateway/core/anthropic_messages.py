@@ -6,8 +6,6 @@ own. Only text is supported. The gateway does not enforce a thinking budget; `th
 thinking blocks from the response.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import msgspec

@@ -1,7 +1,5 @@
 """Model call and its result, independent of the dialect."""
 
-from __future__ import annotations
-
 import enum
 from dataclasses import dataclass, field
 from typing import Any

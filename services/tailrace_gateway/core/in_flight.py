@@ -4,8 +4,6 @@ Invariants: the call is cancelled when its last listener leaves; each listener o
 pieces from the first; a cancellation carries an error that each listener receives.
 """
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import AsyncIterator, Coroutine
 from typing import Any

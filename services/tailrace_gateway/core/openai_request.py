@@ -1,7 +1,5 @@
 """Shared parts of OpenAI requests: sampling fields, messages, tools, output constraints."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

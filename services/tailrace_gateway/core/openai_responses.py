@@ -4,8 +4,6 @@
 keeps its system message unless `instructions` replace it.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import msgspec

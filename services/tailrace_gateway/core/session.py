@@ -1,7 +1,5 @@
 """One session in this replica: its ledger, the position in its log, and its calls in flight."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

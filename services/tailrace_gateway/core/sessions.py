@@ -8,8 +8,6 @@ it. Opening an open session again gives the same key; a new session under an old
 Stores see only hashes of keys. Keys are long and random, so a fast hash is sufficient.
 """
 
-from __future__ import annotations
-
 import hashlib
 import hmac
 import uuid

@@ -4,8 +4,6 @@ From the kernel's own tables (`asm/unistd_64.h`, `asm-generic/unistd.h`); `-` wh
 not have a call. What is not in this table has no number that a filter could allow.
 """
 
-from __future__ import annotations
-
 _TABLE = """
 read:0:63 write:1:64 open:2:- close:3:57 stat:4:- fstat:5:80 lstat:6:- poll:7:- lseek:8:62 mmap:9:222
 mprotect:10:226 munmap:11:215 brk:12:214 rt_sigaction:13:134 rt_sigprocmask:14:135 rt_sigreturn:15:139

@@ -6,8 +6,6 @@ restart is a replay of `events.jsonl` and a look at the groups that Redis has op
 `now_s` is unix time everywhere and never read from a clock here.
 """
 
-from __future__ import annotations
-
 from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from tailrace.config import RunConfig

@@ -6,8 +6,6 @@ penalty), never with an exception. An environment whose `reset(seed=...)` and
 replies fix all that happens can be resumed after a crash without sampling a token again.
 """
 
-from __future__ import annotations
-
 from typing import Any, Protocol, SupportsFloat
 
 

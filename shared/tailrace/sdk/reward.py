@@ -5,8 +5,6 @@ then give the same number. It runs in a process of its own; it may block and may
 the `timeout_s` of its entry in the experiment file.
 """
 
-from __future__ import annotations
-
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Protocol, TypeVar
 

@@ -5,8 +5,6 @@ reST or NumPy style; `Annotated[int, "what it means"]` wins). Types are those th
 numbers, strings, lists, dicts, enums, `Literal`, optional ones, dataclasses, Structs, TypedDicts.
 """
 
-from __future__ import annotations
-
 import inspect
 import re
 import typing

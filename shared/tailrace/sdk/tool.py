@@ -5,8 +5,6 @@ worker's event loop and must not. What a tool raises is shown to the model as an
 `ToolUnavailableError`: then the answer of the tool is unknown.
 """
 
-from __future__ import annotations
-
 import inspect
 import re
 from collections.abc import Awaitable, Callable
@@ -132,7 +130,9 @@ class ToolOffer:
         self._make = make
 
     @classmethod
-    def of(cls, kind: type[Tool], make: Callable[[], Tool] | None = None, **changes: Any) -> ToolOffer:
+    def of(
+        cls, kind: type[Tool], make: Callable[[], Tool] | None = None, **changes: Any
+    ) -> "ToolOffer":
         """Offer `kind`, its objects made by `make`; `changes` to its spec, such as `timeout_s=5`."""
         spec = ToolSpec(
             name=kind.name,

@@ -10,8 +10,6 @@ Invariants: a run ends in a `WorkflowEnd`, whatever it does short of killing its
 that are finite numbers get through.
 """
 
-from __future__ import annotations
-
 import inspect
 import math
 import numbers

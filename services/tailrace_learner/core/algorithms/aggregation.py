@@ -16,8 +16,6 @@ learning signal. With a divergence in the loss (`init_kl_coef`) the other rows a
 advantage 0, and count like any other, as in GRPO's objective: the divergence applies everywhere.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 

@@ -20,8 +20,6 @@ Schulman 2020, "Approximating KL Divergence". The controller: Ziegler et al. 201
 Language Models from Human Preferences", arXiv:1909.08593.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import torch

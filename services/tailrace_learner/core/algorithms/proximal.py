@@ -12,8 +12,6 @@ Fu et al. 2025, "AReaL", arXiv:2505.24298, decoupled objective; the approximatio
 arXiv:2512.06547.
 """
 
-from __future__ import annotations
-
 import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor

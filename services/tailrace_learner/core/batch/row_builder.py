@@ -7,8 +7,6 @@ loss keeps every token near the reference: then they are trained with advantage 
 values or divergences (`core/step/estimates.py`), rows do not have them yet.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field

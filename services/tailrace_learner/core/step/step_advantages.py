@@ -12,8 +12,6 @@
 Statistics are sums over rows in float64, so neither arrival nor packing changes them.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 from typing import Any
 

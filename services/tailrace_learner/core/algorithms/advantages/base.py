@@ -1,7 +1,5 @@
 """Data that an advantage estimator takes and returns."""
 
-from __future__ import annotations
-
 import enum
 from dataclasses import dataclass
 

@@ -11,8 +11,6 @@ The return of a conversation is that of its member where no member has two conve
 is the return credited to its first row.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -46,7 +44,7 @@ class ComparisonSet:
         """Number of episodes that they come from."""
         return len(np.unique(self.members))
 
-    def chosen(self, chosen: NDArray[np.bool_]) -> ComparisonSet:
+    def chosen(self, chosen: NDArray[np.bool_]) -> "ComparisonSet":
         """The part of the set that the flags [n] choose."""
         return ComparisonSet(
             self.members[chosen],

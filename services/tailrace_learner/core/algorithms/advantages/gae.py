@@ -19,8 +19,6 @@ Schulman et al. 2015, "High-Dimensional Continuous Control Using Generalized Adv
 arXiv:1506.02438; turns: arXiv:2505.11821.
 """
 
-from __future__ import annotations
-
 import numpy as np
 
 from tailrace_learner.config import LearnerConfig

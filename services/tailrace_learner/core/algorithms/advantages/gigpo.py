@@ -16,8 +16,6 @@ both divisions.
 Feng et al. 2025, "Group-in-Group Policy Optimization for LLM Agent Training", arXiv:2505.10978.
 """
 
-from __future__ import annotations
-
 import numpy as np
 from numpy.typing import NDArray
 

@@ -17,8 +17,6 @@ GRPO: Shao et al. 2024, "DeepSeekMath", arXiv:2402.03300. Without the division (
 Dr. GRPO, Liu et al. 2025, "Understanding R1-Zero-Like Training", arXiv:2503.20783.
 """
 
-from __future__ import annotations
-
 from tailrace_learner.config import LearnerConfig
 from tailrace_learner.config_registry import Estimator
 from tailrace_learner.core.algorithms.advantages.base import STD_EPSILON, Advantages, Returns

@@ -13,8 +13,6 @@ Williams 1992, "Simple Statistical Gradient-Following Algorithms for Connectioni
 Learning".
 """
 
-from __future__ import annotations
-
 from tailrace_learner.config import LearnerConfig
 from tailrace_learner.config_registry import Estimator
 from tailrace_learner.core.algorithms.advantages.base import Advantages, Returns, Verdict, nothing

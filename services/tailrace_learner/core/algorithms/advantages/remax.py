@@ -10,8 +10,6 @@ Li et al. 2023, "ReMax: A Simple, Effective, and Efficient Reinforcement Learnin
 Large Language Models", arXiv:2310.10505.
 """
 
-from __future__ import annotations
-
 import numpy as np
 
 from tailrace_learner.config import LearnerConfig

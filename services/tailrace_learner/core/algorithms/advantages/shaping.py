@@ -10,8 +10,6 @@
 Soft overlong punishment: Yu et al. 2025, "DAPO", arXiv:2503.14476, equation 13.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np

@@ -12,8 +12,6 @@ Wang et al. 2025, "RAGEN: Understanding Self-Evolution in LLM Agents via Multi-T
 Learning", arXiv:2504.20073.
 """
 
-from __future__ import annotations
-
 import numpy as np
 
 from tailrace_learner.config import LearnerConfig

@@ -11,8 +11,6 @@ Feng et al. 2025, "Group-in-Group Policy Optimization for LLM Agent Training", a
 step-level part without anchors.
 """
 
-from __future__ import annotations
-
 import numpy as np
 
 from tailrace_learner.config import LearnerConfig

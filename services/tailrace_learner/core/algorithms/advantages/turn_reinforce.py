@@ -10,8 +10,6 @@ Turn-level credit: Zeng et al. 2025, "Reinforcing Multi-Turn Reasoning in LLM Ag
 Credit Assignment", arXiv:2505.11821.
 """
 
-from __future__ import annotations
-
 import numpy as np
 from numpy.typing import NDArray
 

@@ -12,8 +12,6 @@ Cui et al. 2025, "The Entropy Mechanism of Reinforcement Learning for Reasoning 
 arXiv:2505.22617.
 """
 
-from __future__ import annotations
-
 import numpy as np
 from numpy.typing import NDArray
 

@@ -10,8 +10,6 @@ row, as in the paper; `loss_aggregation: seq_mean_token_mean` gives its objectiv
 Zhao et al. 2025, "Geometric-Mean Policy Optimization", arXiv:2507.20673.
 """
 
-from __future__ import annotations
-
 from tailrace_learner.config import LearnerConfig
 from tailrace_learner.config_registry import Loss
 from tailrace_learner.core.algorithms.losses.base import LossInputs, LossTerms

@@ -11,8 +11,6 @@ Shao et al. 2024, "DeepSeekMath: Pushing the Limits of Mathematical Reasoning in
 Models", arXiv:2402.03300.
 """
 
-from __future__ import annotations
-
 from tailrace_learner.config import LearnerConfig
 from tailrace_learner.config_registry import Loss
 from tailrace_learner.core.algorithms.losses.base import LossInputs, LossTerms

@@ -11,8 +11,6 @@ Zheng et al. 2025, "Prosperity before Collapse: How Far Can Off-Policy RL Reach 
 LLMs?", arXiv:2510.01161.
 """
 
-from __future__ import annotations
-
 import numpy as np
 from numpy.typing import NDArray
 

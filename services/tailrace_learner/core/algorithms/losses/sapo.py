@@ -8,8 +8,6 @@ tau is `sapo_tau` where A > 0 and `sapo_tau_negative` elsewhere. At u = 1 the gr
 Gao et al. 2025, "Soft Adaptive Policy Optimization", arXiv:2511.20347.
 """
 
-from __future__ import annotations
-
 from tailrace_learner.config import LearnerConfig
 from tailrace_learner.config_registry import Loss
 from tailrace_learner.core.algorithms.losses.base import LossInputs, LossTerms

@@ -9,8 +9,6 @@ independently of other turns.
 After Zheng et al. 2025, "Group Sequence Policy Optimization", arXiv:2507.18071.
 """
 
-from __future__ import annotations
-
 from tailrace_learner.config import LearnerConfig
 from tailrace_learner.config_registry import Loss
 from tailrace_learner.core.algorithms.losses.base import LossInputs, LossTerms

@@ -9,8 +9,6 @@ tapers whole trajectories and not tokens. Takes no other correction.
 Le Roux et al. 2025, "Tapered Off-Policy REINFORCE", arXiv:2503.14286.
 """
 
-from __future__ import annotations
-
 from tailrace_learner.config import LearnerConfig
 from tailrace_learner.config_registry import Loss
 from tailrace_learner.core.algorithms.losses.base import LossInputs, LossTerms

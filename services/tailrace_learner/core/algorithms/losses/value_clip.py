@@ -10,8 +10,6 @@ Schulman et al. 2017, "Proximal Policy Optimization Algorithms", arXiv:1707.0634
 code.
 """
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

@@ -7,8 +7,6 @@ Its gradient is that of `ppo_clip` at pi = pi_old, which is right for one update
 Sutton et al. 1999, "Policy Gradient Methods for Reinforcement Learning with Function Approximation".
 """
 
-from __future__ import annotations
-
 from tailrace_learner.config import LearnerConfig
 from tailrace_learner.config_registry import Loss
 from tailrace_learner.core.algorithms.losses.base import LossInputs, LossTerms
