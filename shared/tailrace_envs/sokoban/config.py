@@ -25,7 +25,7 @@ class SokobanConfig(Config, frozen=True, kw_only=True):
     """Levels that seeds select from: `train`, `held_out` (never a train level) or `all`."""
 
     max_turns: int = 30
-    """Replies after which the episode is truncated. Every level has a solution of at most so many."""
+    """Replies after which the episode is truncated. Every level has a solution within this number."""
 
     penalty_for_step: float = -0.1
     """Reward of every turn, added to the others."""

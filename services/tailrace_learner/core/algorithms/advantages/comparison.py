@@ -59,13 +59,13 @@ NO_COMPARISON = ComparisonSet(
 )
 
 # Baseline of each of n conversations, and the scale of all. An infinite scale stands for a comparison
-# that teaches nothing.
+# without a learning signal.
 Statistic = Callable[[ComparisonSet], tuple[Float64Array | float, float]]
 
 
 @dataclass(frozen=True, slots=True)
 class Baselines:
-    """Baseline and scale of every row; an infinite scale marks a comparison that teaches nothing."""
+    """Baseline and scale of every row; an infinite scale: no learning signal."""
 
     verdict: Verdict
     baselines: RowValues

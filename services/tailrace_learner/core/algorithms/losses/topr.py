@@ -1,4 +1,4 @@
-"""Tapered off-policy REINFORCE: imitation of good rows, bad rows as far as they are still likely.
+"""Tapered off-policy REINFORCE: full weight for good rows, less weight for unlikely bad rows.
 
     loss = -A log pi                                       where A > 0
     loss = -sg(clip(pi(row) / mu(row), 0, 1)) A log pi     where A <= 0

@@ -2,7 +2,7 @@
 
     loss = -A log pi
 
-The gradient of `ppo_clip` at pi = pi_old, everywhere: right for one update per step.
+Its gradient is that of `ppo_clip` at pi = pi_old, which is right for one update per step.
 
 Sutton et al. 1999, "Policy Gradient Methods for Reinforcement Learning with Function Approximation".
 """
