@@ -25,7 +25,7 @@ class SessionState(Protocol):
 
     @property
     def is_open(self) -> bool:
-        """Whether calls may append."""
+        """True if calls may append."""
 
     @property
     def record(self) -> OpenSession:

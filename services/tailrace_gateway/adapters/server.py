@@ -134,7 +134,7 @@ class _CoalescingTransport(asyncio.Transport):
         self._transport.abort()
 
     def is_closing(self) -> bool:
-        """Whether the connection is closed or closing."""
+        """True if the connection is closed or closing."""
         return self._transport.is_closing()
 
     def pause_reading(self) -> None:

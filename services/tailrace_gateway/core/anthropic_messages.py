@@ -90,7 +90,7 @@ class MessagesRequest(Body, frozen=True, kw_only=True):
 
     @property
     def with_reasoning(self) -> bool:
-        """Whether the response includes thinking blocks."""
+        """True if the response includes thinking blocks."""
         return (self.thinking or {}).get("type") != "disabled"
 
 

@@ -70,7 +70,7 @@ class ModelCall:
 
     @property
     def is_token_level(self) -> bool:
-        """Whether the prompt is tokens or plain text instead of a conversation."""
+        """True if the prompt is tokens or plain text instead of a conversation."""
         return not self.messages and not self.previous_id
 
 

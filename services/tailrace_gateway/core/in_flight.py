@@ -66,7 +66,7 @@ class InFlightCall:
 
     @property
     def is_joinable(self) -> bool:
-        """Whether a retry can join: the call runs or succeeded, and is not being cancelled."""
+        """True if a retry can join: the call runs or succeeded, and is not being cancelled."""
         if self.task is None or self.task.cancelling() or self.task.cancelled():
             return False
         return not self.task.done() or self.task.exception() is None

@@ -78,7 +78,7 @@ class Sessions:
         return _session_key(who.admin_key, who.run, record.episode_id, kept)
 
     def is_admin(self, key: str) -> bool:
-        """Whether this is the admin key; the comparison takes constant time."""
+        """True if this is the admin key; the comparison takes constant time."""
         return hmac.compare_digest(key.encode(), self.identity.admin_key.encode())
 
     def known_id(self, key: str) -> str:
