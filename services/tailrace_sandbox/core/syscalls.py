@@ -66,7 +66,7 @@ get_robust_list:274:100 execveat:322:281
 """
 
 AUDIT_ARCH = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
-"""How seccomp tells architectures apart; keys as `platform.machine()` gives them."""
+"""Identifiers of architectures for seccomp; keys as `platform.machine()` gives them."""
 
 
 def numbers(machine: str) -> dict[str, int]:

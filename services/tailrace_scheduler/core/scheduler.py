@@ -96,7 +96,7 @@ class SchedulerCore:
         self._blocked_by = WEIGHTS
         self._is_finished = self._finish_decided = False
         self.has_model = False
-        """Whether the learner has put the model card into Redis: it prepares the first weights now."""
+        """The learner has written the model card to Redis: it prepares the first weights now."""
 
     # Events
 
