@@ -50,7 +50,7 @@ PACKAGES = ("tailrace", "torch", "transformers")
 
 
 class Tensor(NamedTuple):
-    """What the engine stages."""
+    """Weights that the engine stages."""
 
     name: str
     dtype: str

@@ -1,4 +1,4 @@
-"""What the gateway costs: latency that it adds, sessions that it carries, clients that wait for it.
+"""Cost of the gateway: added latency, concurrent sessions, waiting clients.
 
     make bench-gateway
 

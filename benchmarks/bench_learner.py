@@ -61,7 +61,7 @@ def answer_of(
 
 
 def trl(what: str, number: int, threads: int = 1, timeout_s: float | None = None) -> dict[str, Any]:
-    """What TRL's side answers."""
+    """Answer of TRL's side."""
     arguments = ["benchmarks.learner.trl_side", what, str(number)]
     return answer_of(TRL_PYTHON, arguments, threads, timeout_s)
 

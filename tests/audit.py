@@ -18,7 +18,7 @@ Line = dict[str, Any]
 
 @dataclass
 class Ledger:
-    """What the events of a run add up to."""
+    """Sums of the events of a run."""
 
     lines: list[Line]
     admitted: dict[str, Line] = field(default_factory=dict)  # group id -> GroupAdmitted

@@ -23,9 +23,9 @@ ESCAPE_ATTEMPT = ("escape_attempt", True)  # a property of tests that ask the sa
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """How many ways out of the sandbox were tried, and how many of these tests failed.
+    """Reports the number of tried ways out of the sandbox, and of those tests that failed.
 
-    Here and not beside them: of several processes, the one that reports reads no other conftest.
+    It is in this file because the process that reports reads no other conftest.
     """
     num_tried, num_failed = (
         sum(

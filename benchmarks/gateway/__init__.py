@@ -1,1 +1,1 @@
-"""What the gateway benchmark runs around: servers, an engine without a model, clients."""
+"""World of the gateway benchmark: servers, an engine without a model, clients."""

@@ -1,4 +1,4 @@
-"""What HTTP costs without a gateway: starlette on uvicorn, set up as the gateway is, that says hello.
+"""Cost of HTTP without a gateway: starlette on uvicorn, with the gateway's settings, that says hello.
 
     python -m benchmarks.gateway.hello PORT
 

@@ -21,7 +21,7 @@ REPLY = "The quick brown fox jumps over the lazy dog, then it naps a bit."  # 64
 
 @cache
 def model_card() -> ModelCard:
-    """What the learner would write."""
+    """Model card, as the learner would write it."""
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     tokenizer = Tokenizer(models.BPE({char: index for index, char in enumerate(alphabet)}, []))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
@@ -44,7 +44,7 @@ def renderer() -> Renderer:
 
 
 def reply_ids() -> NDArray[np.int32]:
-    """What the engine samples."""
+    """Tokens that the engine samples."""
     return renderer().reply_ids(REPLY)
 
 

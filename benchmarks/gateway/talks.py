@@ -22,7 +22,7 @@ class Talk:
         self.waits_s = [mean_wait_s * chance.uniform(0.5, 1.5) for _ in range(NUM_TURNS)]
 
     def messages(self, turn: int) -> list[dict[str, str]]:
-        """What an agent sends in its so-many-th turn."""
+        """Messages that an agent sends in a turn, by its number."""
         messages = []
         for earlier in range(turn):
             messages += [self._said(earlier), {"role": "assistant", "content": REPLY}]

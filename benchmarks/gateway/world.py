@@ -30,7 +30,7 @@ RUN = "bench"
 
 @dataclass
 class World:
-    """What the benchmark talks to."""
+    """Servers that the benchmark calls."""
 
     bus: Bus
     engine: Address

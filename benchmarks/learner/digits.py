@@ -66,7 +66,7 @@ class Batch:
         self._num_open = 0
 
     def begin(self, prompt: int, member: int) -> OnChunk:
-        """Where the chunks of an answer go."""
+        """Sink for the chunks of an answer."""
         chunks = self._chunks[prompt, member] = []
         self._num_open += 1
 
@@ -78,7 +78,7 @@ class Batch:
 
     @property
     def is_done(self) -> bool:
-        """Whether all answers are whole."""
+        """Returns whether all answers are complete."""
         return self._num_open == 0
 
     def groups(self) -> list[list[Rollout]]:
@@ -156,12 +156,12 @@ class Sampler:
 
     @property
     def is_idle(self) -> bool:
-        """Whether nothing is under way."""
+        """Returns whether no batch is running."""
         return not self._batches
 
     @property
     def has_room(self) -> bool:
-        """Whether one more batch may begin."""
+        """Returns whether one more batch may begin."""
         limit = MAX_BATCHES if self._num_done else 1
         return self.is_idle or (len(self._batches) < limit and self._age >= BATCH_DISTANCE)
 

@@ -1,4 +1,4 @@
-"""What our side and TRL's have in common: the model, the rows and the digits task.
+"""Common parts of our side and TRL's: the model, the rows and the digits task.
 
 Needs nothing but numpy, so that TRL's environment can import it.
 """

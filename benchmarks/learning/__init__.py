@@ -1,1 +1,1 @@
-"""Which algorithms learn which environments on the demo's model: runs, verdict, page of results."""
+"""Learning of algorithms and environments on the demo's model: runs, verdict, page of results."""

@@ -1,7 +1,7 @@
-"""The runs behind `docs/results.md`: an experiment, what is changed in it, and what is expected.
+"""The runs behind `docs/results.md`: an experiment and its overrides.
 
-Everything that a run depends on stands here or in the experiment file, so that a reader can repeat
-any of them with `tailrace train EXPERIMENT OVERRIDES seed=N`.
+A run depends only on this file and the experiment file. `tailrace train EXPERIMENT OVERRIDES seed=N`
+repeats it.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ LAKE = "examples/frozen_lake"
 SOKOBAN = "examples/sokoban"
 WEBSHOP = "examples/webshop"
 
-# Every move waits as an environment behind a network would: lognormal, median 50 ms, a heavy tail.
+# Every move waits like an environment behind a network: lognormal, median 50 ms, a heavy tail.
 _SLOW_LAKE = (
     "agents.custom_envs.frozen_lake.env_type=benchmarks.learning.slow_lake:SlowLake",
     "+agents.custom_envs.frozen_lake.env_config.median_s=0.05",

@@ -1,4 +1,4 @@
-"""What the runs must show: that algorithms learn, and what asynchrony gains without costing success."""
+"""Goals of the runs: algorithms learn; asynchrony saves time without loss of success."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _MIN_NOISE = 0.02  # of a mean of three success rates over 1,024 maps
 
 
 def judge(results: Results, outcomes: Sequence[Outcome]) -> None:
-    """Add the targets of all recipes that were run."""
+    """Adds the targets of all recipes that were run."""
     for recipe in RECIPES:
         of_recipe = [outcome for outcome in outcomes if outcome.recipe == recipe.name]
         if not of_recipe or recipe.compares:
@@ -31,7 +31,7 @@ def judge(results: Results, outcomes: Sequence[Outcome]) -> None:
 
 
 def _progress(outcome: Outcome) -> float:
-    """1 where the promise is just kept: of the gain or of the final success, whichever is nearer."""
+    """1 if the goal is just met: the better of the gain and the final success."""
     return max((outcome.end - outcome.start) / MIN_GAIN, outcome.end / GOOD_ENOUGH)
 
 

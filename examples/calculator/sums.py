@@ -1,7 +1,7 @@
-"""Sums that a tiny model cannot do in its head: rows and their reward.
+"""Sums that a tiny model cannot compute by itself: rows and their reward.
 
 To answer "What is 37 times 46?" the model must copy the numbers into a tool call, read the tool's
-answer and say it again.
+result and repeat it.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from tailrace_protos.episode import EnvTask
 ASK = "What is "
 WORDS = {"plus": "+", "minus": "-", "times": "*"}
 LARGEST = 99
-HELD_OUT_SHARE = 10  # one question in so many is never trained
+HELD_OUT_SHARE = 10  # one question of this many is never trained
 
 
 def rows(split: str, num_rows: int, seed: int = 0) -> Iterator[dict[str, Any]]:
@@ -48,5 +48,5 @@ def draw_question(random: np.random.Generator) -> tuple[str, str]:
 
 
 def is_held_out(question: str) -> bool:
-    """Whether a question is kept for evaluation."""
+    """Returns whether a question is kept for evaluation."""
     return zlib.crc32(question.encode()) % HELD_OUT_SHARE == 0

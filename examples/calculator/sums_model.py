@@ -1,4 +1,4 @@
-"""A model that knows nothing but sums: its tokenizer, and demonstrations for its warm start."""
+"""A tiny model for sums: its tokenizer, and demonstrations for its warm start."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ TEMPLATE = (
 
 
 def build_tokenizer(directory: str | Path) -> Path:
-    """Write `tokenizer.json` and `tokenizer_config.json` of a model that knows nothing but sums.
+    """Write `tokenizer.json` and `tokenizer_config.json` of a model for sums.
 
     One token per digit, sign and word of the question, and one each for what surrounds the expression
     in a tool call.
@@ -79,7 +79,7 @@ def demonstrations(
     guesses: float = 0.5,
     slips: float = 0.2,
 ) -> Iterator[tuple[list[int], list[int]]]:
-    """Rows of token ids and loss mask, both [T], of somebody who often guesses and is careless.
+    """Rows of token ids and loss mask, both [T], of a player that often guesses and makes errors.
 
     `guesses`: share of episodes that answer at once with any number. `slips`: share of tool calls,
     and of final answers, with one wrong digit. That leaves reinforcement learning something to do.
@@ -96,7 +96,7 @@ def demonstrations(
 
 
 def _replies(random: np.random.Generator, expression: str, guesses: float, slips: float) -> list[str]:
-    """What is said, turn by turn; before the last reply a tool answers."""
+    """Returns the messages turn by turn; before the last reply a tool answers."""
     if random.random() < guesses:
         return [str(random.integers(0, 10 ** int(random.integers(1, 5))))]
     said = _slip(random, expression) if random.random() < slips else expression
@@ -105,7 +105,7 @@ def _replies(random: np.random.Generator, expression: str, guesses: float, slips
 
 
 def _slip(random: np.random.Generator, text: str) -> str:
-    """One digit changed; no number gets a leading zero, which no expression may have."""
+    """Changes one digit; never makes a leading zero, which expressions may not have."""
     places = [place for place, char in enumerate(text) if char.isdigit()]
     place = places[int(random.integers(len(places)))]
     return f"{text[:place]}{random.integers(1, 10)}{text[place + 1 :]}"

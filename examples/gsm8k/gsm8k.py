@@ -12,7 +12,7 @@ from tailrace.sdk import reward
 from tailrace_protos.chat import ChatMessage
 from tailrace_protos.episode import EnvTask
 
-logging.getLogger("math_verify").setLevel(logging.ERROR)  # it warns of what `correct` does on purpose
+logging.getLogger("math_verify").setLevel(logging.ERROR)  # `correct` needs no warning
 
 INSTRUCTION = "Think step by step. Put your final answer, a single number, in \\boxed{}."
 TOOL_INSTRUCTION = (
@@ -22,12 +22,12 @@ TOOL_INSTRUCTION = (
 
 
 def single_turn_row(raw: Mapping[str, Any]) -> dict[str, Any]:
-    """A row that is answered at once."""
+    """Makes a row for one answer."""
     return _row(raw, INSTRUCTION, "single_turn_agent")
 
 
 def calculator_row(raw: Mapping[str, Any]) -> dict[str, Any]:
-    """A row that is answered with the help of a calculator."""
+    """Makes a row for an answer with the help of a calculator."""
     return {**_row(raw, TOOL_INSTRUCTION, "tool_agent"), "tools": ["calculator"]}
 
 
@@ -42,7 +42,7 @@ def correct(task: EnvTask, messages: Sequence[ChatMessage], metrics: Mapping[str
 
 @reward
 def chatter(task: EnvTask, messages: Sequence[ChatMessage], metrics: Mapping[str, float]) -> float:
-    """Minus the share of what is no digit in the last reply: even random weights can learn from it."""
+    """Minus the share of non-digits in the last reply: even random weights can learn from it."""
     said = messages[-1].content
     return -sum(not char.isdigit() for char in said) / len(said) if said else -1.0
 

@@ -32,7 +32,7 @@ async def lookup(
 
 
 class Notebook(Tool):
-    """One notebook per episode: its lines live until the episode ends."""
+    """One notebook per episode; it keeps its lines until the episode ends."""
 
     name = "notebook"
     description = "Write a line into your notebook and read all of it."
@@ -44,7 +44,7 @@ class Notebook(Tool):
     }
 
     async def create(self, session: ToolSession) -> None:
-        """Begin with what the data row gives: `create_kwargs: {notebook: {title: ...}}`."""
+        """Begin with the arguments of the data row: `tools_kwargs: {notebook: {title: ...}}`."""
         self.lines = [session.create_kwargs.get("title", f"notes of {session.episode_id}")]
 
     async def execute(self, arguments: dict[str, Any]) -> str:
@@ -54,5 +54,5 @@ class Notebook(Tool):
         return "\n".join(self.lines)
 
     async def release(self) -> None:
-        """Nothing outside is held."""
+        """Nothing to release."""
         self.lines = []

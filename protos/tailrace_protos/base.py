@@ -4,8 +4,6 @@ Long numeric arrays travel as raw little-endian bytes and are read as numpy view
 a view keeps the message it came from alive. Unknown fields are accepted, new fields have defaults.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any, TypeVar, cast
 

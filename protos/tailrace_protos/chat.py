@@ -1,7 +1,5 @@
 """Conversations as text: messages, tool calls that a model made, tools that it may call."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import msgspec

@@ -1,7 +1,5 @@
 """Placement and health: the server registry, leases, activity and status snapshots."""
 
-from __future__ import annotations
-
 import enum
 
 import msgspec

@@ -1,7 +1,5 @@
 """Episodes: the queued task and typed outcomes."""
 
-from __future__ import annotations
-
 import enum
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Audit events of a run, as the outbox, EVENTS and `events.jsonl` hold them."""
 
-from __future__ import annotations
-
 import msgspec
 
 from tailrace_protos.base import Message

@@ -4,8 +4,6 @@
 garbage collector took a quarter of the server's time.
 """
 
-from __future__ import annotations
-
 import enum
 
 import msgspec

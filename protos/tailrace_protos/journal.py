@@ -4,8 +4,6 @@
 older Tailrace are refused by name (`OldRecordError`): an episode that has one begins again.
 """
 
-from __future__ import annotations
-
 from typing import Any, cast
 
 import msgspec

@@ -1,7 +1,5 @@
 """Scoring of finished episodes; a score is a pure function of its request."""
 
-from __future__ import annotations
-
 import msgspec
 
 from tailrace_protos.base import Message

@@ -1,7 +1,5 @@
 """Sessions: one episode's conversations with the gateway, and the ledger that is kept of them."""
 
-from __future__ import annotations
-
 import enum
 
 import msgspec

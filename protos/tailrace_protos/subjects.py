@@ -4,8 +4,6 @@ A run's name is one NATS token (letters, digits, `_`, `-`), so that several runs
 and one Redis without meeting.
 """
 
-from __future__ import annotations
-
 import re
 from typing import Literal
 

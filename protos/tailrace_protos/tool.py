@@ -5,8 +5,6 @@
 on `tool_worker.<worker_id>`. Field by field for workers in other languages: `docs/tools.md`.
 """
 
-from __future__ import annotations
-
 import enum
 from typing import Any
 

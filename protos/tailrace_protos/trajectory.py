@@ -1,7 +1,5 @@
 """Finished episodes as the learner reads them."""
 
-from __future__ import annotations
-
 import msgspec
 
 from tailrace_protos.base import EMPTY, Float32Bytes, Int32Bytes, Int64Bytes, Message, UInt8Bytes

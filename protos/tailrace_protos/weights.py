@@ -1,7 +1,5 @@
 """Weights from the learner to the engines: manifests, sources, chunks, reports."""
 
-from __future__ import annotations
-
 import msgspec
 
 from tailrace_protos.base import Message

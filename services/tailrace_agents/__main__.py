@@ -1,7 +1,5 @@
 """The agents process: waits for the model card, then plays what comes on the work queue."""
 
-from __future__ import annotations
-
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial

@@ -1,7 +1,5 @@
 """Configuration of the agents service: the section `agents` of an experiment file."""
 
-from __future__ import annotations
-
 from typing import Any, Literal
 
 import msgspec
@@ -55,13 +53,13 @@ class GeneratingArgs(Config, frozen=True, kw_only=True):
     """Sample from the smallest set of tokens whose probabilities sum to this value; 1: from all."""
 
     top_k: int = 0
-    """Sample from this number of most likely tokens; 0: from all."""
+    """Sample from this number of likeliest tokens; 0: from all."""
 
     min_p: float = 0.0
     """Exclude tokens with less than this share of the probability of the most likely token."""
 
     stop: tuple[str, ...] = ()
-    """Texts that end a reply, besides the model's own end of turn."""
+    """Texts that end a reply, in addition to the model's end of turn."""
 
     max_new_tokens: int = 4096
     """Tokens that an episode may sample over all its turns; then it ends as a policy failure."""
@@ -93,9 +91,9 @@ class LoopArgs(Config, frozen=True, kw_only=True):
     counted (`num_cut_tool_outputs`). 0: no limit."""
 
     export_style: Literal["concat", "individual"] | None = None
-    """null: the run's `granularity` decides (`trajectory` means `concat`). `concat`: a conversation is
-    one row; if it forks, each branch is a row, and shared tokens are trained once. `individual`:
-    each model call is a row of its own. Leave it out with `granularity: step`."""
+    """null: follows the run's `granularity`. `concat` (the same as `trajectory`): a conversation is
+    one row; if it forks, each branch is a row, and a shared token is trained once. `individual`: every
+    model call is a separate row with its own return. Refused with `granularity: step`."""
 
     turn_discount: float = 1.0
     """A call's return is its reward plus this share of the return of the call that follows."""
@@ -131,8 +129,8 @@ class WorkflowArgs(Config, frozen=True, kw_only=True):
     """Processes of each agents worker with `mode: subproc`; each plays one episode at a time."""
 
     timeout_s: float = 3600.0
-    """Time limit of one run; the deadline of its group (`scheduler.group_timeout_s`) applies too. A run
-    that takes longer is cancelled; in `subproc` mode its process is killed."""
+    """Time limit of one run; the deadline of its group (`scheduler.group_timeout_s`) applies
+    too. A longer run is ended; with `mode: subproc` its process is killed."""
 
     max_blocked_s: float = 15.0
     """With `mode: inline`: a run that blocks the event loop for longer is interrupted and ends as a
@@ -142,8 +140,8 @@ class WorkflowArgs(Config, frozen=True, kw_only=True):
     """A call's return is its reward plus this share of the mean return of the calls that follow it."""
 
     export_style: Literal["individual", "concat"] | None = None
-    """Same values as `loop_args.export_style`: null, where the run's `granularity` decides; `concat`;
-    or `individual`, where each model call is a row of its own."""
+    """As `loop_args.export_style`: null follows the run's `granularity`; `concat`; or `individual`:
+    every model call is a separate row with its own return."""
 
     http_library: Literal["auto", "httpx", "httpx2"] = "auto"
     """Library of the `AsyncClient` that `http_client` is; `auto`: httpx2 if it is installed."""
@@ -191,8 +189,8 @@ class AgentsConfig(Config, frozen=True, kw_only=True):
     rewards, losses and gradient norms up to rounding."""
 
     eval_generating_args: GeneratingArgs = GeneratingArgs()
-    """Sampling of evaluation episodes. Each turn has a seed of its own that follows from the task, the
-    member and the turn, so that evaluations are comparable."""
+    """Sampling of evaluation episodes. The seed of each turn depends only on the task, the member
+    and the turn, so evaluations are comparable."""
 
     max_episode_tokens: int = 8192
     """Length of an episode in tokens, inserted and sampled; at most the engine's context length."""

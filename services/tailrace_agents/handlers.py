@@ -1,7 +1,5 @@
 """Handler of queued episodes: play, score, settle. Only a settled episode is acknowledged."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field

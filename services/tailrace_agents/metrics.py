@@ -1,7 +1,5 @@
 """Prometheus metrics of the agents service."""
 
-from __future__ import annotations
-
 from prometheus_client import Counter, Gauge, Histogram
 
 EPISODES_ENDED = Counter(

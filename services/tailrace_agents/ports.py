@@ -1,7 +1,5 @@
 """Interfaces of the core: the journal of an episode and its observers."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Protocol
 

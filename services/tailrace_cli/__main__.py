@@ -1,7 +1,5 @@
 """`tailrace`: the command line. Exit codes: 0 done, 1 a service failed, 2 the user can mend it."""
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 from typing import Annotated, Literal

@@ -1,10 +1,12 @@
-"""Find the checkpoints of a run directory."""
-
-from __future__ import annotations
+"""Model folders of runs, found and read without torch."""
 
 from pathlib import Path
 
 from tailrace.config import ConfigError
+from tailrace_cli.experiment import Experiment
+from tailrace_protos.weights import ModelCard
+
+TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja")
 
 
 def newest_checkpoint(run_dir: Path) -> Path:
@@ -13,3 +15,26 @@ def newest_checkpoint(run_dir: Path) -> Path:
     if not found:
         raise ConfigError(f"no checkpoint in {run_dir}/checkpoints: train first, or name --checkpoint")
     return max(found, key=lambda path: int(path.name[5:]))
+
+
+def model_card(folder: Path) -> ModelCard:
+    """The model card of a Hugging Face model directory; `ConfigError` if a file is missing."""
+    for name in ("config.json", "tokenizer.json"):
+        if not (folder / name).is_file():
+            raise ConfigError(f"{folder} is no model directory: it holds no {name}")
+    present = (name for name in TOKENIZER_FILES if (folder / name).is_file())
+    files = {name: (folder / name).read_bytes() for name in present}
+    return ModelCard((folder / "config.json").read_bytes(), files)
+
+
+def model_folder(experiment: Experiment, checkpoint: str) -> Path:
+    """The folder of `--checkpoint`, else of the run's newest checkpoint, else of `pretrain`."""
+    run = experiment.run
+    if checkpoint:
+        return Path(checkpoint)
+    try:
+        return newest_checkpoint(run.run_dir)
+    except ConfigError:
+        if run.pretrain:
+            return Path(run.pretrain)
+        raise

@@ -1,14 +1,12 @@
 """Configuration of the local cluster: processes, GPUs, ports and servers."""
 
-from __future__ import annotations
-
 from typing import Literal
 
 from tailrace.config import Config
 
 
 class ClusterConfig(Config, frozen=True, kw_only=True):
-    """The `cluster` section: read by `tailrace train`, `up` and `eval`, by no service."""
+    """The `cluster` section. `tailrace train`, `up` and `eval` read it; services do not."""
 
     num_inference_servers: int = 1
     """Inference server processes."""
@@ -23,14 +21,14 @@ class ClusterConfig(Config, frozen=True, kw_only=True):
     """Gateway processes, all on one port; null: one if agents play a workflow, else none."""
 
     num_sandboxes: int = 0
-    """Sandbox processes, which serve the tools that run a model's code."""
+    """Sandbox processes; they serve the tools that run a model's code."""
 
     num_gpus_per_node: int | None = None
     """GPUs of this machine that the run may use, the first ones; 0: none; null: all."""
 
     learner_gpus: tuple[int, ...] = ()
-    """GPUs that the learner sees, one for each of its ranks, counted from 0 among those of the run (if
-    `CUDA_VISIBLE_DEVICES` is set, among those that it shows); empty: all of them."""
+    """GPUs of the learner, one for each rank, counted from 0 among those of the run (with
+    `CUDA_VISIBLE_DEVICES`, among those that it names); empty: all of them."""
 
     inference_gpus: tuple[int, ...] = ()
     """GPUs of the inference servers, one each and in turn if there are more servers; empty: each server
@@ -41,13 +39,13 @@ class ClusterConfig(Config, frozen=True, kw_only=True):
     empty: each worker sees all of them."""
 
     tool_workers: tuple[str, ...] = ()
-    """Tools to serve for this run, one process each: `module:tool`, or several with spaces between;
-    `module` lies beside the experiment file or is installed."""
+    """Tools to serve for this run, one process each: `module:tool`, or several separated by spaces.
+    The module is in the folder of the experiment file or installed."""
 
     keep_environment: tuple[str, ...] = ()
-    """Names of environment variables, such as the key of a judge's API, that agents, reward workers and
-    tool workers get as the command has them; the other processes, sandboxes above all, never do. One
-    that is not set is left out. Only names stand in the run's files, no values."""
+    """Names of environment variables, such as the key of a judge's API, that agents, reward workers
+    and tool workers inherit. Other processes, such as sandboxes, do not get them. Variables that are
+    not set are left out. The run's files contain the names only, no values."""
 
     nats_port: int = 0
     """Port of the embedded nats-server on 127.0.0.1; 0 takes a free one."""
@@ -62,14 +60,14 @@ class ClusterConfig(Config, frozen=True, kw_only=True):
     """Path of a redis-server (6.2 or later) to use instead of the one that pip installed."""
 
     redis_fsync: Literal["always", "everysec"] = "everysec"
-    """`everysec`: a power cut may lose the last second of trajectories and turns (a killed process
-    loses nothing); `always`: not even that, at the price of one disk flush per write."""
+    """`everysec`: a power failure may lose the last second of trajectories and turns; a killed process
+    loses nothing. `always`: nothing is lost, at the cost of one disk flush per write."""
 
     min_free_disk_bytes: int = 256 * 1024 * 1024
     """The run does not start with less free space than this under its run directory."""
 
     drain_s: float = 10.0
-    """Time that services get to finish or hand back their work before they are killed."""
+    """Time for services to finish or return their work before they are killed."""
 
     max_restarts: int = 20
     """Restarts of one service within `restart_window_s` before the cluster gives up."""

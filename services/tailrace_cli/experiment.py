@@ -4,8 +4,6 @@ Hydra composes (defaults lists, groups, `key=value`); strict Structs decide what
 Hydra lets through and no Struct knows is an error naming the key, the file and the closest key.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path

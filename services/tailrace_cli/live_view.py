@@ -1,7 +1,5 @@
 """Live view of a run: follows its status messages and shows them in the terminal."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Callable
 from typing import Any
@@ -32,7 +30,7 @@ class ProgressView:
             else None
         )
 
-    def __enter__(self) -> ProgressView:
+    def __enter__(self) -> "ProgressView":
         if self._live is not None:
             self._live.start()
         return self

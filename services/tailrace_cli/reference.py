@@ -3,8 +3,6 @@
 Docs and `tailrace explain` show it. Everything but the readers comes from the configuration Structs.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from functools import cache
 from typing import NamedTuple

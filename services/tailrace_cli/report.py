@@ -1,7 +1,5 @@
 """`report.html`: one self-contained page with the summary, the curves and rendered episodes."""
 
-from __future__ import annotations
-
 import base64
 import html
 import io

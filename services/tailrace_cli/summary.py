@@ -1,7 +1,5 @@
 """Summary of a run: its `metrics.jsonl`, read as rows, and the table at its end."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator, Sequence
 from pathlib import Path

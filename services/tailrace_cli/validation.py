@@ -1,7 +1,5 @@
 """Checks across sections: names that must exist elsewhere, capacities, paths."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 

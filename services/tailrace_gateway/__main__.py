@@ -1,7 +1,5 @@
 """Gateway process: waits for the model card, then serves HTTP and session requests over NATS."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 import sys

@@ -1,7 +1,5 @@
 """Configuration of the gateway: the section `gateway` of an experiment file."""
 
-from __future__ import annotations
-
 from typing import Literal
 
 from tailrace.channel.config import ClientChannelConfig

@@ -1,7 +1,5 @@
 """Session requests over NATS from the agents service: decode -> core -> reply."""
 
-from __future__ import annotations
-
 from collections.abc import Awaitable, Callable
 
 from tailrace.bus import CallFailedError

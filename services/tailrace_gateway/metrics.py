@@ -1,7 +1,5 @@
 """Prometheus metrics of the gateway."""
 
-from __future__ import annotations
-
 from prometheus_client import Counter, Gauge, Histogram
 
 REQUESTS = Counter("tailrace_gateway_requests", "HTTP requests.", ["route", "status"])

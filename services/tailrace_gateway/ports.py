@@ -3,8 +3,6 @@
 Both have a local variant for the terminal, which plays episodes without a cluster.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Protocol
 
@@ -27,7 +25,7 @@ class SessionState(Protocol):
 
     @property
     def is_open(self) -> bool:
-        """Whether calls may append."""
+        """True if calls may append."""
 
     @property
     def record(self) -> OpenSession:

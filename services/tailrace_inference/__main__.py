@@ -1,7 +1,5 @@
 """Inference server process: waits for the model card and the weights, then serves."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 import sys

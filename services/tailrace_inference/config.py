@@ -1,7 +1,5 @@
 """Configuration of the inference service: the `inference` section of an experiment file."""
 
-from __future__ import annotations
-
 from typing import Literal
 
 from tailrace.config import Config

@@ -1,7 +1,5 @@
 """Handlers of the inference service: generation calls and control requests."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 from tailrace.channel import ChunkSink

@@ -1,7 +1,5 @@
 """Metrics of the inference service; the engine's counters are read at each scrape."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 
 from prometheus_client import Counter, Histogram

@@ -1,7 +1,5 @@
 """The engine that the service drives, and its statistics."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable
 from typing import Protocol
 

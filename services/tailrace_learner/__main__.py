@@ -7,8 +7,6 @@ Order of the start: model, model card, warm start, optimizer, release of the che
 of the new lineage, first checkpoint of the lineage, first version; then the steps.
 """
 
-from __future__ import annotations
-
 import hashlib
 import math
 import sys

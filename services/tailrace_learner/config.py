@@ -1,7 +1,5 @@
 """Configuration of the learner: the `learner` section of an experiment file."""
 
-from __future__ import annotations
-
 from typing import Any, Literal
 
 import msgspec

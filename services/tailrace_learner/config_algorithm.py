@@ -5,8 +5,6 @@ key for another algorithm is refused. The clips and caps that experiments share 
 exception: other algorithms ignore them. `docs/algorithms.md` has the formulas.
 """
 
-from __future__ import annotations
-
 from typing import Literal
 
 from tailrace.config import Config

@@ -4,8 +4,6 @@ Numbers are finite, except for upper bounds: `.inf` says that there is none. Wha
 algorithms, built-in or a user's, is asked of their declarations.
 """
 
-from __future__ import annotations
-
 import inspect
 from collections.abc import Iterable
 

@@ -1,7 +1,5 @@
 """Configuration of how the learner runs: ranks, and adapters instead of whole weights."""
 
-from __future__ import annotations
-
 from typing import Literal
 
 from tailrace.config import Config
@@ -31,8 +29,8 @@ class StrategyArgs(Config, frozen=True, kw_only=True):
     heads, key-value heads and inner size."""
 
     timeout_s: float = 600.0
-    """A rank that waits so long for another inside a pass, or the first one for another to take its
-    next order, gives up, which restarts the learner."""
+    """Time limit of waiting between ranks: inside a pass, or until a rank takes the next command of the
+    first one. After it the learner restarts."""
 
     def __post_init__(self) -> None:
         if self.num_ranks < 1:

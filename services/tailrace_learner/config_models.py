@@ -1,7 +1,5 @@
 """Models and optimizers of the `learner` section, whatever their role."""
 
-from __future__ import annotations
-
 import math
 from typing import Any, Literal
 

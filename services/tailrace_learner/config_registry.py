@@ -7,8 +7,6 @@ name in an experiment is a built-in name (the module of that name holds the decl
 needs no algorithm and no torch.
 """
 
-from __future__ import annotations
-
 import inspect
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Models beside the policy: the reference and the critic."""
 
-from __future__ import annotations
-
 from tailrace.config import Config
 from tailrace_learner.config_models import TrainingArgs, check_finite
 
@@ -18,10 +16,10 @@ class ReferenceArgs(Config, frozen=True, kw_only=True):
     device holds one model less in between. On the CPU it changes nothing."""
 
     sharded: bool = False
-    """Cut its weights over the learner's ranks, as `strategy_name: fsdp2` cuts the policy's, and gather
-    them layer by layer for each pass: each of n ranks holds one n-th. false: every rank holds all of
-    it, with `model_args.dtype: bfloat16` the weights of linear layers in that type. Either way it uses
-    the learner's devices and is no process of its own."""
+    """Cut its weights over the learner's ranks, as `strategy_name: fsdp2` cuts the policy's, and
+    gather them layer by layer for each pass: each of n ranks holds one n-th. false: every rank holds
+    all of it, with `model_args.dtype: bfloat16` the weights of linear layers in that type. In both
+    cases it runs in the learner's processes, on their devices."""
 
     def __post_init__(self) -> None:
         if self.sharded and self.offload:
@@ -39,7 +37,7 @@ class CriticArgs(Config, frozen=True, kw_only=True):
     policy at the run's start."""
 
     shared: bool = False
-    """true: no trunk of its own, the head reads the policy's hidden states."""
+    """true: the critic has no trunk; its head reads the policy's hidden states."""
 
     value_loss_coef: float = 0.1
     """With `shared`: weight of the value loss in the gradient of the policy's trunk; 0 lets the head

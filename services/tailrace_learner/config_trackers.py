@@ -1,7 +1,5 @@
 """Trackers that the learner can feed, and the `learner.wandb` section."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any, Literal

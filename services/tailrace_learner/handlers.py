@@ -7,8 +7,6 @@ buffer releases its groups once it is durable. Any failure here ends the process
 continues from the newest checkpoint.
 """
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Prometheus metrics of the learner; `StepFinished` carries the metrics of the run."""
 
-from __future__ import annotations
-
 from prometheus_client import Counter, Gauge, Histogram
 
 _SECONDS = (0.01, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0, 60.0, 300.0)

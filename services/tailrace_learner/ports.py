@@ -1,7 +1,5 @@
 """Interfaces that the learner uses; the shared store and weights and `adapters/` implement them."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Container, Sequence
 from pathlib import Path
 from typing import NamedTuple, ParamSpec, Protocol, TypeVar

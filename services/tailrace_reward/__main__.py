@@ -1,7 +1,5 @@
 """Process of the reward service: opens the components, then answers score requests."""
 
-from __future__ import annotations
-
 import sys
 
 from tailrace.runtime import Args, Service, run_service

@@ -1,7 +1,5 @@
 """Configuration of the reward service: the section `reward` of an experiment file."""
 
-from __future__ import annotations
-
 import re
 from typing import Literal
 
@@ -23,25 +21,25 @@ class RewardEntry(Config, frozen=True, kw_only=True):
 
     kind: Literal["env_return", "function", "model", "judge"] = "env_return"
     """`env_return`: the sum of the environment's rewards. `function`: a Python function. `model`: a
-    reward model. `judge`: a language model that is asked for a number."""
+    reward model. `judge`: a language model that gives a number."""
 
     function: str = ""
-    """`module:name` of the function, for example `my_rewards:brevity`, which is a `def brevity(task,
-    messages, metrics) -> float`, plain or async. The module is imported from the folder where Tailrace
-    was started or from what is installed."""
+    """`module:name` of the function, for example `my_rewards:brevity`: `def brevity(task, messages,
+    metrics) -> float`, plain or async. The module is imported from the folder of the experiment file,
+    the folder where Tailrace was started, or installed packages."""
 
     pretrain: str = ""
     """Directory (or hub name) of the reward model; empty: `reward_pretrain`."""
 
     judge: JudgeArgs | None = None
-    """Where the judge is and what it is asked."""
+    """Endpoint, prompt and limits of the judge."""
 
     weight: float = 1.0
     """Factor of this component in the sum."""
 
     timeout_s: float = 10.0
-    """A call of the function, or all attempts at the judge together, that take longer are ended; the
-    episode has no reward then and counts as an infrastructure failure. Not read by other kinds."""
+    """Time limit of a call of the function, or of all attempts at the judge together. After it the
+    episode has no reward and is an infrastructure failure. Other kinds do not read it."""
 
     def __post_init__(self) -> None:
         if self.kind == "function" and not _FUNCTION.match(self.function):
@@ -72,25 +70,26 @@ class RewardConfig(Config, frozen=True, kw_only=True):
     `reward_pretrain`, else the return of the environment."""
 
     reward_pretrain: str = ""
-    """Directory (or hub name) of a reward model, for components of the kind `model` that name none: a
-    Hugging Face model for the classification of sequences with one label, or of tokens with a value for
-    each, of which the last counts."""
+    """Directory (or hub name) of a reward model, for components of the kind `model` without a
+    `pretrain`: a Hugging Face model that classifies sequences with one label, or gives a value for each
+    token, of which the last counts."""
 
     model_args: RewardModelArgs = RewardModelArgs()
-    """How reward models compute."""
+    """Device, precision and batches of reward models."""
 
     num_processes: int = 2
-    """Processes that call reward functions; a call occupies one. None is started without functions."""
+    """Processes that call reward functions, one call each at a time; started only if there are
+    functions."""
 
     mailbox: int = 1024
-    """Requests that may wait; one more is refused and comes again later."""
+    """Requests that may wait; further ones are refused, and their senders try again."""
 
     drain_s: float = 10.0
-    """At SIGTERM accepted requests get so long to be answered."""
+    """Time to answer accepted requests after SIGTERM."""
 
     @property
     def components(self) -> tuple[RewardEntry, ...]:
-        """The components with what they have by default."""
+        """Returns the components with their defaults."""
         rewards = self.rewards or (_OF_MODEL if self.reward_pretrain else _OF_ENVIRONMENT)
         return tuple(map(self._with_model, rewards))
 

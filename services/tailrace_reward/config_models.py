@@ -1,6 +1,4 @@
-"""Models that score: one of our own beside the service, or a judge behind an endpoint."""
-
-from __future__ import annotations
+"""Configuration of models that score: a reward model in the service, or a judge behind an endpoint."""
 
 import re
 from typing import Any, Literal
@@ -16,21 +14,21 @@ class RewardModelArgs(Config, frozen=True, kw_only=True):
     """Computation of all reward models."""
 
     device: Literal["auto", "cpu", "cuda"] = "auto"
-    """Where they compute; `auto` takes the CUDA device if torch sees one."""
+    """Device of the computation; `auto` takes the CUDA device if torch sees one."""
 
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
-    """Type of weights and activations; `auto` is float32 on the CPU, and what the model's own
-    `config.json` names on CUDA."""
+    """Type of weights and activations; `auto` is float32 on the CPU, and on CUDA the type that
+    the model's `config.json` names."""
 
     max_batch_tokens: int = 16_384
-    """Tokens computed at once, padding included. A longer conversation goes alone."""
+    """Tokens computed at once, with padding. A longer conversation is computed alone."""
 
     max_length: int = 0
-    """Longest conversation in tokens; a longer one has no score, and its episode counts as an
-    infrastructure failure. 0: what the model's configuration says."""
+    """Longest conversation in tokens; a longer one has no score, and its episode is an
+    infrastructure failure. 0: the length in the model's configuration."""
 
     num_threads: int = 1
-    """Threads that torch may use on the CPU. More than one only pays where cores are idle."""
+    """Threads that torch may use on the CPU. More than one helps only if cores are idle."""
 
     def __post_init__(self) -> None:
         if self.max_batch_tokens < 1 or self.num_threads < 1:
@@ -43,22 +41,22 @@ class JudgeArgs(Config, frozen=True, kw_only=True):
     """A language model that reads an episode and writes a number."""
 
     base_url: str
-    """Where its OpenAI API is, for example `https://api.example.com/v1`."""
+    """Base URL of its OpenAI API, for example `https://api.example.com/v1`."""
 
     model: str
-    """Its name there."""
+    """Name of the model there."""
 
     prompt: str
-    """What it is asked: a Jinja template that may use `conversation` (all messages as text), `question`
-    (the first message of the user), `answer` (the last of the assistant), `messages`, `row` (of a data
-    set) and `metrics`."""
+    """Text of the request: a Jinja template that may use `conversation` (all messages as text),
+    `question` (the first message of the user), `answer` (the last of the assistant), `messages`, `row`
+    (of a data set) and `metrics`."""
 
     system_prompt: str = ""
-    """What it is told before; empty: nothing."""
+    """System message before the prompt; empty: none."""
 
     api_key_env: str = ""
-    """Name of the environment variable with its key; empty: it needs none. In a local cluster the name
-    stands under `cluster.keep_environment` too."""
+    """Name of the environment variable with its key; empty: no key. In a local cluster, also list the
+    name in `cluster.keep_environment`."""
 
     score_pattern: str = rf"(?i)score[^\w-]*{_NUMBER}"
     """Regular expression for the score in its reply, with one group around the number; the last match
@@ -71,24 +69,24 @@ class JudgeArgs(Config, frozen=True, kw_only=True):
     """A higher number is no score."""
 
     temperature: float = 0.0
-    """At which it is sampled."""
+    """Temperature of its sampling."""
 
     max_tokens: int = 1024
     """Tokens that its reply may have."""
 
     body: dict[str, Any] = msgspec.field(default_factory=dict)
-    """Fields of the request over those that are sent otherwise, null leaves one out: for models that
-    refuse `max_tokens` or a temperature, or want more than is sent."""
+    """Fields that replace or extend those of the request; null removes a field. For models that refuse
+    `max_tokens` or a temperature, or need other fields."""
 
     max_attempts: int = 4
-    """Times that it is asked for one score: while it cannot be reached, is overloaded or fails, and
-    when its reply has no score."""
+    """Requests for one score, if it cannot be reached, is overloaded, fails, or replies without a
+    score."""
 
     attempt_timeout_s: float = 60.0
-    """Seconds until an attempt without an answer is given up."""
+    """Time limit of one attempt."""
 
     max_concurrency: int = 16
-    """Requests of one reward worker to it at once; others wait, which is not part of `timeout_s`."""
+    """Requests of one reward worker at once; others wait, and `timeout_s` does not count their wait."""
 
     def __post_init__(self) -> None:
         for key in ("base_url", "model", "prompt"):
@@ -106,7 +104,7 @@ class JudgeArgs(Config, frozen=True, kw_only=True):
         for key in ("messages", "stream"):
             if key in self.body:
                 raise ValueError(
-                    f"judge.body: {key} is not to be set: the prompt makes the messages, and replies "
+                    f"judge.body: {key} must not be set: the prompt makes the messages, and replies "
                     "are read whole"
                 )
         self._check_pattern()

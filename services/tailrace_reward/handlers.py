@@ -1,7 +1,5 @@
 """Score requests: decode, score, reply."""
 
-from __future__ import annotations
-
 from tailrace_protos.reward import ScoreReply, ScoreRequest
 from tailrace_reward import metrics
 from tailrace_reward.core.scoring import Scorer

@@ -1,7 +1,5 @@
 """Prometheus metrics of the reward service."""
 
-from __future__ import annotations
-
 from prometheus_client import Counter, Histogram
 
 SCORES = Counter("tailrace_reward_scores", "Episodes scored, by result (ok, failed).", ["result"])

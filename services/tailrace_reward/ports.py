@@ -1,7 +1,5 @@
 """Port of scoring: a component that gives a number."""
 
-from __future__ import annotations
-
 from typing import Protocol
 
 from tailrace_protos.reward import ScoreItem

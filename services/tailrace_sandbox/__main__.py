@@ -1,7 +1,5 @@
 """The sandbox process: confines, then serves its tools to its run."""
 
-from __future__ import annotations
-
 import sys
 import uuid
 

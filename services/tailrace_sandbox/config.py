@@ -1,7 +1,5 @@
 """Configuration of the sandbox service: the section `sandbox` of an experiment file."""
 
-from __future__ import annotations
-
 from typing import Literal
 
 from tailrace.config import Config
@@ -10,25 +8,26 @@ MIB = 1024 * 1024
 
 
 class CallLimits(Config, frozen=True, kw_only=True):
-    """Limits of one call; for a session they hold over its whole life, time alone per call."""
+    """Limits of one call; for a session they hold over its whole life, except time, which counts per
+    call."""
 
     wall_s: float = 10.0
-    """Time a call may take unless it asks for less or, up to `max_wall_s`, for more."""
+    """Time limit of a call that requests no other limit; it may request up to `max_wall_s`."""
 
     max_wall_s: float = 60.0
-    """The most that a call may ask for."""
+    """Largest time limit that a call may request."""
 
     cpu_s: int = 120
     """Processor time of each single process."""
 
     memory_bytes: int = 512 * MIB
-    """Memory of all processes of a call together, files not counted."""
+    """Memory of all processes of a call together, without files."""
 
     max_processes: int = 32
     """Processes and threads of a call at any moment."""
 
     disk_bytes: int = 64 * MIB
-    """Bytes in a call's folder, deleted files that are still open included."""
+    """Bytes in a call's folder, with deleted files that are still open."""
 
     max_files: int = 1024
     """Files and folders in a call's folder."""
@@ -37,8 +36,8 @@ class CallLimits(Config, frozen=True, kw_only=True):
     """Open files of each single process."""
 
     max_output_bytes: int = 64 * 1024
-    """Bytes kept of standard output, and as many of standard error. More is dropped; a call that writes
-    64 times as much is ended."""
+    """Bytes kept of standard output, and as many of standard error. The rest is dropped; a call that
+    writes 64 times as much is ended."""
 
     max_transfer_bytes: int = 8 * MIB
     """Bytes of all files that go into or come out of one call."""
@@ -58,36 +57,37 @@ class SandboxConfig(Config, frozen=True, kw_only=True):
     """Bounds of each call."""
 
     max_concurrency: int = 2
-    """Calls that run at once, each in a process of its own that waits for it; more wait."""
+    """Calls that run at once, each in its own process; further calls wait."""
 
     max_sessions: int = 16
-    """Sessions of `python_session` that live at once, each in processes of its own."""
+    """Open sessions of `python_session`, each in its own processes."""
 
     tier: Literal["full", "partial", "none"] = "full"
-    """The least confinement that this service runs tool code with. `partial` also accepts a machine
-    that lacks Landlock or seccomp, `none` accepts anything: then something else must isolate the
-    service. `tailrace doctor` says what a machine gives."""
+    """Least confinement that the service accepts. `partial` also accepts a machine without Landlock or
+    without seccomp. `none` accepts any machine: then another mechanism must isolate the service.
+    `tailrace doctor` prints the tier of a machine."""
 
     python: str = ""
-    """Interpreter that runs tool code. Empty: the one that runs Tailrace, or /usr/bin/python3 where the
+    """Interpreter that runs tool code. Empty: the one that runs Tailrace, or /usr/bin/python3 if the
     sandbox's user may not enter its folder."""
 
     preload: tuple[str, ...] = ()
-    """Modules that every call finds imported already, for example numpy. Random numbers that a module
-    seeds when it is imported are then the same in each call."""
+    """Modules that are imported before every call, for example numpy. If a module seeds random numbers
+    at its import, they are the same in each call."""
 
     readable: tuple[str, ...] = ()
-    """Folders and files that tool code may read besides the system's programs and the interpreter."""
+    """Folders and files that tool code may read in addition to the system's programs and the
+    interpreter."""
 
     workspace_dir: str = ""
-    """Where the folders of calls are made; empty: the system's folder for temporary files."""
+    """Parent of the folders of calls; empty: the system's folder for temporary files."""
 
     first_uid: int = 64000
-    """As root, each process that runs tool code takes a user id of its own from here on, which must
-    own no files."""
+    """First of the user ids for processes that run tool code, if the service runs as root. Each process
+    takes another one. These users must own no files."""
 
     drain_s: float = 10.0
-    """At SIGTERM running calls get so long to end."""
+    """Time for running calls to end after SIGTERM."""
 
     def __post_init__(self) -> None:
         if self.max_concurrency < 1 or self.max_sessions < 1:

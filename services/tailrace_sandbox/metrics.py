@@ -1,7 +1,5 @@
 """Prometheus metrics of the sandbox service."""
 
-from __future__ import annotations
-
 from prometheus_client import Counter, Gauge, Histogram
 
 CALLS = Counter(

@@ -1,7 +1,5 @@
 """Ports of the tools: a sandbox that runs code confined."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 

@@ -1,7 +1,5 @@
 """Process of the scheduler: reads its configuration, wires its parts, runs."""
 
-from __future__ import annotations
-
 import hashlib
 import sys
 

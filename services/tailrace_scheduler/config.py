@@ -1,7 +1,5 @@
 """Configuration of the scheduler: the `scheduler` section of an experiment file."""
 
-from __future__ import annotations
-
 from tailrace.config import Config
 
 
@@ -9,25 +7,25 @@ class SchedulerConfig(Config, frozen=True, kw_only=True):
     """Tasks to play, their groups, the bounds of a run, and the silence after which a peer is gone."""
 
     tags: tuple[str, ...]
-    """What to train on: names in `agents.custom_envs` or `agents.datasets`."""
+    """Tasks to train on: names in `agents.custom_envs` or `agents.datasets`."""
 
     num_groups_partition: tuple[int, ...] = ()
     """Groups of each tag in every cycle of the data order, in the order of `tags`; empty: one each."""
 
     eval_tags: tuple[str, ...] = ()
-    """What to evaluate on, in turn; empty: what `tags` names. Name here environments whose
-    `env_config` plays held-out tasks, and data sets of held-out rows."""
+    """Tasks to evaluate on, in turn; empty: those of `tags`. Name environments whose `env_config` plays
+    held-out tasks, and data sets of held-out rows."""
 
     eval_num_groups_partition: tuple[int, ...] = ()
     """Tasks of each evaluation tag in every cycle of the evaluation set, in the order of `eval_tags`;
     empty: one each."""
 
     eval_groups: int = 128
-    """Tasks of the evaluation set. Their seeds are 0 to `eval_groups` - 1 whatever `seed` says, so that
+    """Tasks of the evaluation set. Their seeds are 0 to `eval_groups` - 1 for every `seed`, so that
     curves of different runs can be compared."""
 
     eval_group_size: int = 1
-    """Episodes played of every evaluation task."""
+    """Episodes of every evaluation task."""
 
     eval_interim_groups: int = 0
     """Tasks, from the start of the set, of evaluations between the first and the last one; 0: all."""
@@ -36,19 +34,19 @@ class SchedulerConfig(Config, frozen=True, kw_only=True):
     """Seconds from a group's admission until it closes with the members that have settled."""
 
     min_valid: int = 0
-    """Members with a valid outcome that a group needs to be trained on; 0: two where members are
+    """Members with a valid outcome that a group needs to be trained on; 0: two if members are
     compared with each other (`group_size` above 1), else one."""
 
     max_buffered_groups: int = 1024
-    """Groups that may be running or waiting for the learner; at this bound admission stops."""
+    """Groups that may run or wait for the learner; admission stops at this bound."""
 
     max_buffered_bytes: int = 1 << 30
-    """Bytes of trajectories that may wait for the learner, those expected of running groups included.
-    Admission stops at this bound, unless the learner would then never get one step's groups."""
+    """Bytes of trajectories that may wait for the learner, with those expected of running groups.
+    Admission stops at this bound, unless the learner could then never get the groups of one step."""
 
     max_attempts: int = 3
-    """Times that an episode lost by the work queue or dead-lettered goes out; then it settles as
-    `infra_failure`."""
+    """Times that an episode is published if the work queue loses it or dead-letters it; then it settles
+    as `infra_failure`."""
 
     lease_ttl_s: float = 15.0
     """Seconds of silence after which an agents worker counts as gone and its leases expire."""
@@ -58,7 +56,7 @@ class SchedulerConfig(Config, frozen=True, kw_only=True):
 
     reconcile_interval_s: float = 5.0
     """Seconds between two comparisons of unsettled episodes with the work queue; an episode missing
-    in two of them goes out again."""
+    in two of them is published again."""
 
     def __post_init__(self) -> None:
         if not self.tags:

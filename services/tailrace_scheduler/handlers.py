@@ -7,8 +7,6 @@ holds up nothing else; the *reconciler* compares what is unsettled with what the
 leaves its lane when it has been carried out.
 """
 
-from __future__ import annotations
-
 import asyncio
 import itertools
 import uuid

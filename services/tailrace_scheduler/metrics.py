@@ -1,7 +1,5 @@
 """Prometheus metrics of the scheduler."""
 
-from __future__ import annotations
-
 from prometheus_client import Counter, Gauge
 
 GROUPS = Gauge(

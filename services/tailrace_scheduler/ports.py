@@ -1,7 +1,5 @@
 """Ports of the scheduler: store, queue, event source and files, with their records."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Protocol

@@ -1,7 +1,5 @@
 """The weight_sync process: wires Redis, shared memory, ZMQ and NATS together."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 from pathlib import Path

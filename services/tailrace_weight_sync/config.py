@@ -1,7 +1,5 @@
 """The `weight_sync` section of an experiment file."""
 
-from __future__ import annotations
-
 from tailrace.config import Config
 
 

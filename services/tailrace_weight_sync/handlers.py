@@ -1,7 +1,5 @@
 """Handlers of weight_sync: offers of the learner, requests of new servers, reports of servers."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Awaitable, Callable
 from contextlib import ExitStack

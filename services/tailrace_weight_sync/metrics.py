@@ -1,7 +1,5 @@
 """Metrics of weight_sync."""
 
-from __future__ import annotations
-
 from prometheus_client import Counter, Gauge, Histogram
 
 NEWEST_VERSION = Gauge("tailrace_weight_sync_newest_version", "Newest policy version published.")

@@ -1,7 +1,5 @@
 """Time as a dependency: code that waits or stores times takes a `Clock`, so that tests control time."""
 
-from __future__ import annotations
-
 import asyncio
 import time
 from typing import Protocol

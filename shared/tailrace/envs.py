@@ -4,8 +4,6 @@ Experiment files and user code may name `tailrace.envs.game` or `tailrace.envs.s
 such module is the module of `tailrace_envs` itself, so that no class exists twice.
 """
 
-from __future__ import annotations
-
 import importlib
 import sys
 from collections.abc import Sequence

@@ -3,8 +3,6 @@
 Used as `with foreign_code("env.step"): ...`. Cancellation and process exits pass through.
 """
 
-from __future__ import annotations
-
 from types import TracebackType
 
 

@@ -4,8 +4,6 @@
 on `PYTHONPATH` and among the installed packages.
 """
 
-from __future__ import annotations
-
 import importlib
 import sys
 from collections.abc import Callable, Iterator
@@ -36,6 +34,18 @@ def load_object(import_path: str, key: str) -> Callable[..., Any]:
             f"{key}: {import_path!r} is a {type(found).__name__}, not a function or a class"
         )
     return found  # type: ignore[no-any-return]
+
+
+def load_extra(module_name: str, extra: str, key: str) -> Any:
+    """Imports a module of an optional package; `ConfigError` names `key` and the extra to install.
+
+    Only a run that needs the package pays for its import.
+    """
+    try:
+        return importlib.import_module(module_name)
+    except ImportError as error:
+        missing = error.name or module_name
+        raise ConfigError(f"{key} needs {missing}: pip install 'tailrace[{extra}]'") from error
 
 
 @contextmanager

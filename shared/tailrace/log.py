@@ -5,8 +5,6 @@ Each line has `service`, `run`, `instance_id` and the ids bound to the current t
 else json), and `TAILRACE_LOG_LEVEL` the lowest level (default info).
 """
 
-from __future__ import annotations
-
 import logging
 import os
 import sys

@@ -1,7 +1,5 @@
 """Redirects `tailrace.loops` to the loops of the agents service, `tailrace_agents.core.loops`."""
 
-from __future__ import annotations
-
 import importlib
 from typing import Any
 

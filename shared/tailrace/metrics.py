@@ -3,8 +3,6 @@
 Names: `tailrace_<layer>_<quantity>_<unit>`. Label `actor` is `<kind>:<subject or durable or name>`.
 """
 
-from __future__ import annotations
-
 from prometheus_client import Counter, Gauge, Histogram
 
 _SECONDS = (0.0005, 0.002, 0.01, 0.05, 0.2, 1.0, 5.0, 20.0, 60.0, 300.0)

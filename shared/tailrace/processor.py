@@ -1,7 +1,5 @@
 """Choice of the library that multiplies float32 matrices on this processor."""
 
-from __future__ import annotations
-
 from functools import cache
 from pathlib import Path
 from typing import Literal

@@ -3,8 +3,6 @@
 Invariant: a result has no empty span, and neighbours differ in policy version or source.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 
 import numpy as np

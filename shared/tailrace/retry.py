@@ -1,7 +1,5 @@
 """Delays between retries."""
 
-from __future__ import annotations
-
 import asyncio
 import random
 

@@ -5,8 +5,6 @@ Without `OTEL_EXPORTER_OTLP_ENDPOINT` no span is recorded; a span then only pass
 background, from `configure` to the end of the process.
 """
 
-from __future__ import annotations
-
 import importlib
 import os
 from contextvars import ContextVar, Token
@@ -69,7 +67,7 @@ class span:  # noqa: N801 - used like a statement
         self._otel_span: trace.Span | None = None
         self._otel_token: Any = None
 
-    def __enter__(self) -> span:
+    def __enter__(self) -> "span":
         if _tracer is None:
             if self._traceparent:
                 self._carried = _carried.set(self._traceparent)

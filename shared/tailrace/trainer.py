@@ -4,8 +4,6 @@ Invariants: the child never outlives this process; Ctrl-C drains it, a second Ct
 training that ends early raises an exception with the child's exit code.
 """
 
-from __future__ import annotations
-
 import ctypes
 import json
 import os

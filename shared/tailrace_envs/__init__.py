@@ -9,8 +9,6 @@ constructor gets the keys of `env_config`.
 A new type is a file here and a line in `ENV_TYPES`.
 """
 
-from __future__ import annotations
-
 import difflib
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple

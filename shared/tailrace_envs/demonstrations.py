@@ -5,8 +5,6 @@ the train split only. The random replies keep the policy after the warm start un
 reinforcement learning can still improve it.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any, Protocol, TypeVar

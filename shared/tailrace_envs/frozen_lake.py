@@ -8,8 +8,6 @@ A process has thousands of instances. Instances on the same map share the parts 
 map; each one owns its position, its random generator and its turn count.
 """
 
-from __future__ import annotations
-
 import copy
 import os
 import re

@@ -1,7 +1,5 @@
 """Demonstrations of FrozenLake for a warm start: shortest paths, mixed with random moves."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from functools import lru_cache
 

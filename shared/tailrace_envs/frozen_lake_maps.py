@@ -6,8 +6,6 @@ draws, 0.8 s, once per process), after `MAX_DRAWS`, or when `MAX_REPEATED_DRAWS`
 new map.
 """
 
-from __future__ import annotations
-
 from functools import cache
 from typing import NamedTuple
 

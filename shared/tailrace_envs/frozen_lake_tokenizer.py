@@ -6,8 +6,6 @@ the end of turn (sampled). Other text is encoded as single characters where the 
 (larger grids), else as `<|unk|>`, so that every text can be encoded.
 """
 
-from __future__ import annotations
-
 from itertools import product
 from pathlib import Path
 

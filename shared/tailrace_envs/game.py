@@ -4,8 +4,6 @@ Invariants: a game is a pure function of its configuration, the seed of `reset` 
 the last step only `reset` is allowed. `success` is in the last `info` only.
 """
 
-from __future__ import annotations
-
 import string
 from abc import abstractmethod
 from typing import Any, NamedTuple

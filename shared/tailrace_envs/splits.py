@@ -4,8 +4,6 @@ A hash of a task's text decides its split, in every process and for every seed a
 task is therefore never a train task.
 """
 
-from __future__ import annotations
-
 import hashlib
 from typing import Literal
 

@@ -5,8 +5,6 @@ the vocabulary is `<|unk|>`, so that every text can be encoded. The chat templat
 token and ends the assistant's turn with `<|end|>`.
 """
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Iterable

@@ -110,3 +110,29 @@ def test_every_message_tag_is_written_out_and_used_once() -> None:
                 assert tag not in tags, f"{tag} is both {tags[tag]} and {kind.name}"
                 tags[tag] = kind.name
     assert len(tags) > 20
+
+
+def test_no_public_class_name_stands_twice() -> None:
+    places: dict[str, list[str]] = {}
+    for path in SOURCES:
+        for node in ast.parse(path.read_text()).body:
+            if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+                places.setdefault(node.name, []).append(f"{path.relative_to(ROOT)}:{node.lineno}")
+    assert {name: found for name, found in places.items() if len(found) > 1} == {}
+
+
+def test_docstrings_begin_with_a_verb_or_a_noun() -> None:
+    questions = ("What", "Who", "Which", "How", "Whether", "Whose", "Where", "When", "Why")
+    opened = [
+        f"{path.relative_to(ROOT)}: {text.splitlines()[0]}"
+        for path in SOURCES
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef)
+        and (text := ast.get_docstring(node))
+        and text.split()[0].strip("`,") in questions
+    ]
+    assert not opened
+
+
+def test_the_page_of_the_architecture_is_short() -> None:
+    assert len((ROOT / "docs" / "architecture.md").read_text().splitlines()) <= 150

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import ast
+import importlib
 import re
 import shlex
+import textwrap
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -125,6 +128,15 @@ def test_keys_of_experiments_are_known(name: str) -> None:
     ]
     keys = [key for content in experiments for key in keys_in(content)]
     assert [key for key in keys if not is_known(key) and not is_free(key)] == []
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_names_that_examples_import_are_there(name: str) -> None:
+    for block in blocks(name, "python"):
+        for node in ast.walk(ast.parse(textwrap.dedent(block), feature_version=(3, 11))):
+            if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("tailrace"):
+                module = importlib.import_module(node.module or "")
+                assert [alias.name for alias in node.names if not hasattr(module, alias.name)] == []
 
 
 @pytest.mark.parametrize("name", NAMES)

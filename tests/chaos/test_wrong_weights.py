@@ -69,7 +69,7 @@ def num_tokens(
 
 
 def sampled_by(row: TokenRow, caught: dict[str, Any]) -> NDArray[np.bool_]:
-    """Which sampled tokens of the row are of that start of that server."""
+    """Marks the sampled tokens of the row that this start of this server sampled."""
     source = source_of(caught["server_id"], caught["incarnation"])
     return np.array([name == source for name in sources_of(row.spans)])
 

@@ -29,7 +29,7 @@ class Background:
 
     @property
     def printed(self) -> str:
-        """What it has printed so far."""
+        """Output so far."""
         return self.log.read_text(errors="replace")
 
     def wait_until(self, holds: Callable[[], bool], deadline_s: float = 120.0) -> None:

@@ -1,4 +1,4 @@
-"""What a user gets wrong ends with one line that names thing, place and remedy, and exit code 2."""
+"""A mistake of a user ends with exit code 2 and one line with the mistake, its place and the remedy."""
 
 from __future__ import annotations
 

@@ -189,7 +189,7 @@ class AgentsWorld(RunWorld):
         return found
 
     async def trajectories(self, num_groups: int) -> dict[str, Trajectory]:
-        """What the learner gets, by episode id."""
+        """Trajectories that the learner gets, by episode id."""
         found: dict[str, Trajectory] = {}
         groups = []
         while len(groups) < num_groups:

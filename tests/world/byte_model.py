@@ -68,6 +68,6 @@ def renderer() -> Renderer:
 
 
 def call_text(name: str, **arguments: object) -> str:
-    """What the model writes to call a tool."""
+    """Text that the model writes to call a tool."""
     call = json.dumps({"name": name, "arguments": arguments})
     return f"<tool_call>\n{call}\n</tool_call>"

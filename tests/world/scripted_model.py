@@ -104,7 +104,7 @@ class ScriptedModel:
 
 
 def tops_of(token_id: int, num_tops: int) -> list[tuple[int, float]]:
-    """What the scripted model says was likeliest where it sampled `token_id`; that is not among it."""
+    """Likeliest tokens at the position of `token_id`, by the scripted model; without `token_id`."""
     return [((token_id + 1 + place) % 256, -1.0 - place) for place in range(num_tops)]
 
 

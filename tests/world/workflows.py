@@ -62,7 +62,7 @@ class WorkflowWorld:
         return await self.agents.trajectories(num_groups)
 
     def sampled(self) -> list[list[int]]:
-        """What the engine emitted, call by call."""
+        """Tokens that the engine emitted, call by call."""
         return [self.model._ids(request)[: request.max_new_tokens] for request in self.model.requests]
 
     async def session_keys(self) -> list[bytes]:

@@ -1,4 +1,4 @@
-"""An agent on the Anthropic SDK. It streams one message and is paid for digits."""
+"""An agent on the Anthropic SDK. It streams one message; its reward is the share of digits."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ class DigitAgent:
     async def run(
         self, data: dict[str, Any], *, base_url: str, api_key: str, http_client: Any
     ) -> dict[str, float]:
-        """The reward of the message, by its id."""
-        client = AsyncAnthropic(  # it puts /v1 after its base URL by itself
+        """Returns the reward of the message, by its id."""
+        client = AsyncAnthropic(  # appends /v1 to its base URL
             base_url=base_url.removesuffix("/v1"), api_key=api_key, http_client=http_client
         )
         async with client.messages.stream(

@@ -1,6 +1,6 @@
-"""A CAMEL agent with a tool. CAMEL is in an environment of its own, and so is this agent's process.
+"""A CAMEL agent with a tool. Its process runs in a separate virtual environment with CAMEL.
 
-It is paid for digits in its last answer.
+Its reward is the share of digits in its last answer.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class CharacterCounter(BaseTokenCounter):
     """One token per character: CAMEL's own counter would load OpenAI's vocabulary from the Internet."""
 
     def count_tokens_from_messages(self, messages: list[Any]) -> int:
-        """Characters of all contents."""
+        """Counts the characters of all contents."""
         return sum(len(str(message.get("content") or "")) for message in messages)
 
     def encode(self, text: str) -> list[int]:

@@ -1,4 +1,4 @@
-"""The data set of the CAMEL agent; the agents service reads it, which has no CAMEL."""
+"""The data set of the CAMEL agent; the agents service, which has no CAMEL, reads it."""
 
 from __future__ import annotations
 

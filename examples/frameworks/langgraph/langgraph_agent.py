@@ -1,6 +1,6 @@
 """A LangGraph agent with a tool, in two forms: as a workflow over HTTP, and as an agent loop.
 
-Both are paid for digits in their last answer.
+Their reward is the share of digits in the last answer.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ def double(number: int) -> int:
 
 
 def build(model: BaseChatModel) -> CompiledStateGraph[Any, Any, Any, Any]:
-    """Ask the model, run the tools that it calls, and again until it calls none."""
+    """Builds the graph: model, then its tool calls, repeated until it calls none."""
     bound = model.bind_tools([double])
 
     async def ask(state: MessagesState) -> dict[str, Any]:

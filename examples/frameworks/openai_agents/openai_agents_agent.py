@@ -1,4 +1,4 @@
-"""An agent on the OpenAI Agents SDK, with a tool. It is paid for digits in its last answer."""
+"""An agent on the OpenAI Agents SDK, with a tool. Its reward: share of digits in its last answer."""
 
 from __future__ import annotations
 

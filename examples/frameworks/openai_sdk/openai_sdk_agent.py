@@ -1,4 +1,4 @@
-"""An agent on the OpenAI SDK. It asks twice in one conversation and is paid for digits."""
+"""An agent on the OpenAI SDK. It asks twice in one conversation; its rewards are shares of digits."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ class DigitAgent:
     async def run(
         self, data: dict[str, Any], *, base_url: str, api_key: str, http_client: Any
     ) -> dict[str, float]:
-        """The reward of each answer, by its completion id."""
+        """Returns the reward of each answer, by its completion id."""
         client = AsyncOpenAI(base_url=base_url, api_key=api_key, http_client=http_client)
         messages: list[Any] = [{"role": "user", "content": data["prompt"]}]
         rewards = {}

@@ -1,4 +1,4 @@
-"""A small environment of verifiers with a tool. Yours may be any that is installed."""
+"""A small environment of verifiers with a tool. Any installed environment works too."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ def add(left: int, right: int) -> int:
 
 
 def is_right(completion: list[Any], answer: str) -> float:
-    """Whether the last message is the answer."""
+    """Returns 1 if the last message is the answer."""
     return float((completion[-1].content or "").strip() == answer)
 
 
 def load_environment(num_rows: int = 8) -> verifiers.Environment:
-    """Sums to answer, those of evaluation others than those of training."""
+    """Makes sums to answer; training and evaluation have different ones."""
 
     def sums(first: int) -> Dataset:
         numbers = range(first, first + num_rows)

@@ -1,6 +1,6 @@
 """Any environment of verifiers as a workflow: it may offer tools and rewrite messages.
 
-verifiers is in an environment of its own, and so is this agent's process.
+The process of this agent runs in a separate virtual environment with verifiers.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ class Player:
         self.env = verifiers.load_environment(env_id, **(env_args or {}))
 
     async def run(self, data: dict[str, Any], *, base_url: str, api_key: str) -> float:
-        """The score of the environment's rubric. What ended the rollout early ends the episode."""
+        """Returns the score of the environment's rubric. An error of the rollout ends the episode."""
         split = self.env.get_dataset() if data["split"] == "train" else self.env.get_eval_dataset()
         row = split[data["row"] % len(split)]
         async with AsyncOpenAI(base_url=base_url, api_key=api_key) as openai:

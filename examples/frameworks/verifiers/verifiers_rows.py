@@ -1,4 +1,4 @@
-"""Which rows are played; the agents service reads this, which has no verifiers."""
+"""Rows to play; the agents service, which has no verifiers, reads this file."""
 
 from __future__ import annotations
 

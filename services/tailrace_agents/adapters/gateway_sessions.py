@@ -1,7 +1,5 @@
 """Sessions with the gateway, over the bus."""
 
-from __future__ import annotations
-
 import asyncio
 from typing import TypeVar
 

@@ -9,8 +9,6 @@ Invariant: a loop without a processor is not blocked: the time that its thread w
 count.
 """
 
-from __future__ import annotations
-
 import asyncio
 import ctypes
 import os

@@ -4,8 +4,6 @@ A frame is the result of `render`: an RGB array, or a text, which is drawn as in
 logged only: an episode goes on without its pictures.
 """
 
-from __future__ import annotations
-
 import asyncio
 import os
 import textwrap
@@ -38,7 +36,7 @@ class Pictures:
         self._folder = folder
         self._num_episodes = num_episodes
 
-    def __call__(self, env: Env, task: EpisodeTask) -> FrameRecorder | None:
+    def __call__(self, env: Env, task: EpisodeTask) -> "FrameRecorder | None":
         """See `MakeObserver`."""
         seed = task.task.seed
         if task.phase != "eval" or task.member != 0 or seed >= self._num_episodes:

@@ -4,8 +4,6 @@ Mistakes that the configuration alone can have are found when the service is bui
 asked.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from concurrent.futures import Executor
 from functools import partial

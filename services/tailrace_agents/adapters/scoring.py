@@ -3,8 +3,6 @@
 Scoring is idempotent, so a request without an answer is sent again, for as long as the caller waits.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from tailrace.bus import Bus, CallFailedError, CallTimeoutError, NoResponderError, OversizedMessageError

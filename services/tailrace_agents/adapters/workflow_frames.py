@@ -4,8 +4,6 @@ A process first gets one `Load` and answers with `WorkflowLoaded`; then it answe
 `WorkflowEnd`.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import msgspec

@@ -1,7 +1,5 @@
 """Workflows in the agents' own event loop: many at once, with one HTTP client."""
 
-from __future__ import annotations
-
 import asyncio
 import copy
 from collections.abc import AsyncIterator
@@ -45,7 +43,7 @@ class InlineRunner:
         await self._http_client.aclose()
 
     @asynccontextmanager
-    async def seat(self) -> AsyncIterator[InlineRunner]:
+    async def seat(self) -> "AsyncIterator[InlineRunner]":
         """See `WorkflowRunner`."""
         yield self
 

@@ -1,7 +1,5 @@
 """Runners of workflows: in the event loop, or in processes that are killed at their timeout."""
 
-from __future__ import annotations
-
 import asyncio
 import signal
 import sys
@@ -50,7 +48,7 @@ class SubprocRunner:
         await self._pool.close()
 
     @asynccontextmanager
-    async def seat(self) -> AsyncIterator[ProcessSeat]:
+    async def seat(self) -> "AsyncIterator[ProcessSeat]":
         """See `WorkflowRunner`."""
         try:
             async with self._pool.lend() as process:

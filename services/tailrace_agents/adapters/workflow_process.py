@@ -4,8 +4,6 @@ Its environment variables name the endpoint (`OPENAI_BASE_URL` and so on), anew 
 agents that make their own clients. Such agents must make them in `run`, not at import.
 """
 
-from __future__ import annotations
-
 import asyncio
 import os
 import sys

@@ -1,7 +1,5 @@
 """Environments as agent loops: reset, then reply and step until the environment is over."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import MutableMapping
 from typing import Any, cast

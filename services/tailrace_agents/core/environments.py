@@ -5,8 +5,6 @@ from the beginning, so an environment serves one episode after another. An envir
 not used again.
 """
 
-from __future__ import annotations
-
 import asyncio
 import math
 from collections.abc import Callable, Mapping

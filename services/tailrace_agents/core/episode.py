@@ -1,7 +1,5 @@
 """Parts of an episode: sampling parameters, fatal errors, the result."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Any, NamedTuple

@@ -5,8 +5,6 @@ by name and arguments (by the call's id if several are alike), never by order al
 calls end in any order. Only the turns of an environment, one after another, are found by their order.
 """
 
-from __future__ import annotations
-
 import hashlib
 from collections import deque
 from collections.abc import Awaitable, Sequence

@@ -1,7 +1,5 @@
 """Player of a data set: finds a task's row and runs the loop that plays it."""
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol

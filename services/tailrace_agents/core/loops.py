@@ -1,7 +1,5 @@
 """Agent loops that come with Tailrace, by the name that a row's `agent_name` has."""
 
-from __future__ import annotations
-
 import asyncio
 import difflib
 from collections.abc import Mapping

@@ -7,8 +7,6 @@ budget at its start (parallel calls do not wait for each other, so together they
 deadline counts even if a loop swallows its cancellation; a fatal error overrules what a loop returns.
 """
 
-from __future__ import annotations
-
 import asyncio
 from collections import defaultdict
 from collections.abc import Awaitable, Callable, Mapping

@@ -1,7 +1,5 @@
 """Interface between the episode machine and the model: by token ids, or by text at an endpoint."""
 
-from __future__ import annotations
-
 from abc import abstractmethod
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol

@@ -4,8 +4,6 @@ Invariant: only valid outcomes carry a reward. An episode without a score has no
 valid.
 """
 
-from __future__ import annotations
-
 import msgspec
 
 from tailrace_agents.core.episode import EpisodeResult

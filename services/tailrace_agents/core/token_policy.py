@@ -4,8 +4,6 @@ Invariants: a loop's call is in the journal before the loop sees its answer; an 
 the journal before the next one is sampled; a recorded answer is never sampled again.
 """
 
-from __future__ import annotations
-
 import hashlib
 import uuid
 from collections.abc import Sequence

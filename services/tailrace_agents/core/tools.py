@@ -5,8 +5,6 @@ journal is not run again, except to restore the state of a stateful tool before 
 counts while at least one tool is at work.
 """
 
-from __future__ import annotations
-
 import asyncio
 from collections import defaultdict
 from collections.abc import Sequence

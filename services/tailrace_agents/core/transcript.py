@@ -1,7 +1,5 @@
 """Transcripts of episodes: turns, rewards and the rows to train, from a ledger or from the gateway."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import Protocol
 

@@ -7,8 +7,6 @@ Invariants: a session that was opened is closed, however the episode ends; a wor
 its runner has room for it, so that no session waits.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager
 from typing import Any, NamedTuple, Protocol

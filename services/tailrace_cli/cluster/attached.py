@@ -3,8 +3,6 @@
 Invariant: nothing is touched but what begins with the run's name, and that only with `--overwrite`.
 """
 
-from __future__ import annotations
-
 import asyncio
 
 import msgspec

@@ -5,8 +5,6 @@ not be written takes nothing until the server is started anew, so it is, as soon
 space is looked at, and nats-server's log, which tells of shortages shorter than a look's interval.
 """
 
-from __future__ import annotations
-
 import asyncio
 import os
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """One run's local cluster: start the servers, then every service; stop them in the reverse order."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import fcntl
@@ -58,7 +56,7 @@ class LocalCluster:
         self._gateway_port: socket.socket | None = None
         self._services: list[str] = []
 
-    async def __aenter__(self) -> LocalCluster:
+    async def __aenter__(self) -> "LocalCluster":
         async with contextlib.AsyncExitStack() as undo:
             undo.push_async_callback(self.stop)
             await self.start()

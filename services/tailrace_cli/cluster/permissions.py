@@ -4,8 +4,6 @@ Inboxes are per user, so nobody can listen to another's replies. Answers to requ
 server allows a reply to whoever was asked (`allow_responses`); token streams outlive that and have one.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 from tailrace_protos import subjects

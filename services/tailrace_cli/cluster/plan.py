@@ -1,7 +1,5 @@
 """Processes of a local cluster, with their arguments and environment (pure)."""
 
-from __future__ import annotations
-
 import os
 import sys
 from collections.abc import Mapping, Sequence

@@ -4,8 +4,6 @@ Both listen on 127.0.0.1 only, always ask for credentials made up at the first s
 data below the state directory, so that the next start of the same run finds it again.
 """
 
-from __future__ import annotations
-
 import asyncio
 import importlib.util
 import json
@@ -35,7 +33,7 @@ class Credentials(msgspec.Struct, frozen=True):
     redis: str
 
     @classmethod
-    def load_or_make(cls, state_dir: Path) -> Credentials:
+    def load_or_make(cls, state_dir: Path) -> "Credentials":
         """The state directory's credentials (mode 0600); those that are not there yet are made up."""
         path = state_dir / "credentials.json"
         known = msgspec.json.decode(path.read_bytes(), type=cls) if path.exists() else None

@@ -5,8 +5,6 @@ that ends by itself is started again, later each time, unless it says that its c
 (exit code 2) or it fails too often, which fails the cluster.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import ctypes

@@ -1,7 +1,5 @@
 """Run an experiment on the local cluster: shared by `train`, `eval` and `up`."""
 
-from __future__ import annotations
-
 import asyncio
 import signal
 from collections.abc import Callable

@@ -3,8 +3,6 @@
 Exit code 0 if everything that a run needs is here and tool code can be fully confined, else 1.
 """
 
-from __future__ import annotations
-
 import asyncio
 import importlib.metadata
 import os

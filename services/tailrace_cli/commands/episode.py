@@ -16,6 +16,7 @@ from tailrace.config import ConfigError
 from tailrace.import_path import load_object
 from tailrace.sdk.tool import AnyTool, as_offer
 from tailrace_agents.core.episode import EpisodeResult
+from tailrace_cli.checkpoints import model_card, model_folder
 from tailrace_cli.experiment import Experiment
 from tailrace_cli.terminal.play import Stage, score_here
 from tailrace_cli.terminal.screen import Screen
@@ -52,9 +53,11 @@ def play_in_terminal(
         there = Endpoint(endpoint, model, os.environ.get("OPENAI_API_KEY", ""))
         asyncio.run(_played(experiment, stage, screen, stage.play_at(there)))
         return
-    # Imported here alone: torch takes seconds, and whoever plays at an endpoint needs none of it.
+    folder = model_folder(experiment, checkpoint)
+    card = model_card(folder)
+    # torch takes seconds to import; a missing folder and an endpoint need none of it.
     terminal_model = importlib.import_module("tailrace_cli.terminal.model")
-    local: LocalModel = terminal_model.load_model(experiment, checkpoint)
+    local: LocalModel = terminal_model.load_model(experiment, folder, card)
     console.print(f"model {local.folder}", highlight=False)
     asyncio.run(_played(experiment, stage, screen, stage.play(local)))
 

@@ -1,7 +1,5 @@
 """`tailrace explain`: one key of an experiment, or all keys of a section."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 from rich.console import Console

@@ -1,7 +1,5 @@
 """`tailrace export`: a checkpoint as a plain Hugging Face model, without what only training needs."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """`tailrace import-config`: another system's configuration as an experiment of ours."""
 
-from __future__ import annotations
-
 import textwrap
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path

@@ -1,7 +1,5 @@
 """`tailrace tools`: serve tools, list those that are served, call one."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import sys

@@ -1,7 +1,5 @@
 """`tailrace train` and `tailrace eval`: a run from start to report."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 from pathlib import Path

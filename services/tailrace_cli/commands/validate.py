@@ -1,7 +1,5 @@
 """`tailrace validate`: what an experiment resolves to."""
 
-from __future__ import annotations
-
 from rich.console import Console
 from rich.syntax import Syntax
 

@@ -4,8 +4,6 @@ Invariants: every setting of the source is in the result, or among `unmapped` or
 the source, null too, is never replaced by a default.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import re
 from collections.abc import Iterable, Mapping

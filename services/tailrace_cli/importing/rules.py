@@ -1,7 +1,5 @@
 """Vocabulary of the tables for other systems, on top of the rules of `tailrace.config.settings`."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple

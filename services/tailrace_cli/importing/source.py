@@ -5,8 +5,6 @@ overrides, as the trainers do. Shell scripts are not read: only a shell that run
 that the trainer gets.
 """
 
-from __future__ import annotations
-
 import re
 import shlex
 from collections.abc import Iterable, Mapping, Sequence

@@ -1,7 +1,5 @@
 """Values and remedies that the tables of several systems share."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import Any
 

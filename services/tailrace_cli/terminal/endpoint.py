@@ -1,7 +1,5 @@
 """A model behind an OpenAI endpoint, for the episode machine: messages only, no tokens."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple, NoReturn
 

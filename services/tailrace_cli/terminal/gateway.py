@@ -4,8 +4,6 @@ Agents call it by HTTP as they call the gateway of a run. Its policy is local, a
 memory.
 """
 
-from __future__ import annotations
-
 import asyncio
 import secrets
 from types import TracebackType
@@ -67,7 +65,7 @@ class TerminalGateway:
         self._host, self._keep_alive_s = config.host, config.keep_alive_s
         self.base_url = ""
 
-    async def __aenter__(self) -> TerminalGateway:
+    async def __aenter__(self) -> "TerminalGateway":
         listener = bind(self._host, 0)
         self.base_url = f"http://{self._host}:{listener.getsockname()[1]}/v1"
         self._server = HttpServer(self._app, listener, self._keep_alive_s)

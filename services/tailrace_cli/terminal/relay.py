@@ -3,8 +3,6 @@
 Invariants: the workflow gets the endpoint's bytes unchanged; the endpoint's key stays in the relay.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping
 from types import TracebackType
@@ -36,7 +34,7 @@ class Relay:
         app.router.add_route("*", "/v1/{path:.*}", self._pass_on)
         self._runner = web.AppRunner(app, access_log=None)
 
-    async def __aenter__(self) -> Relay:
+    async def __aenter__(self) -> "Relay":
         self._session = aiohttp.ClientSession(
             timeout=aiohttp.ClientTimeout(total=TIMEOUT_S), auto_decompress=False
         )

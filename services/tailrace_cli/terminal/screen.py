@@ -1,7 +1,5 @@
 """Printout of an episode: every turn, token counts, tool calls, rewards, forks."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from rich.console import Console
@@ -74,7 +72,7 @@ class Screen:
         counts = f"{num_new} new tokens in, {len(node.token_ids) // 4} out"
         self.reply(node.reply, f"{counts}, {node.finish_reason.value}")
 
-    def recorder(self, env: Env, task: EpisodeTask) -> Screen:
+    def recorder(self, env: Env, task: EpisodeTask) -> "Screen":
         """See `Watcher`."""
         return self
 

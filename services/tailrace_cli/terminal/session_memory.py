@@ -1,7 +1,5 @@
 """Sessions of a gateway in this process: kept in memory, every call shown on the screen."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 

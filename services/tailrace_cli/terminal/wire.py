@@ -1,7 +1,5 @@
 """Client of OpenAI chat completions: the endpoint, and messages as JSON."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 

@@ -4,8 +4,6 @@ A key comes as `Authorization: Bearer` or as `x-api-key`, and is checked before 
 unexpected exception of a route becomes a 500 response.
 """
 
-from __future__ import annotations
-
 import re
 import time
 from collections.abc import Awaitable, Callable, Sequence
@@ -27,7 +25,7 @@ class GatewayApp:
     """ASGI application of the gateway."""
 
     def __init__(
-        self, sessions: Sessions, guard: Guard, routes: Sequence[HttpRoute], max_body_bytes: int
+        self, sessions: Sessions, guard: Guard, routes: "Sequence[HttpRoute]", max_body_bytes: int
     ) -> None:
         self._sessions = sessions
         self._guard = guard

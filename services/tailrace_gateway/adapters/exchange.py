@@ -3,8 +3,6 @@
 Invariants: the gateway reads at most `max_body_bytes` of a body; a response starts once.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 from starlette.types import Receive, Scope, Send
@@ -49,7 +47,7 @@ class Exchange:
 
     @property
     def speaks_anthropic(self) -> bool:
-        """Whether errors of this request use Anthropic's format."""
+        """True if errors of this request use Anthropic's format."""
         return self.path.startswith("/v1/messages") or b"anthropic-version" in self._headers
 
     def require_session(self) -> str:

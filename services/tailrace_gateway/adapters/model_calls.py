@@ -3,8 +3,6 @@
 Requests may name any model: many agents have a fixed model name, and a run has one model.
 """
 
-from __future__ import annotations
-
 import asyncio
 import hashlib
 from collections.abc import Callable
@@ -70,7 +68,7 @@ class CallRoute:
             listener.end()
 
     async def _stream(
-        self, exchange: Exchange, body: Any, running: InFlightCall, listener: _Listener
+        self, exchange: Exchange, body: Any, running: InFlightCall, listener: "_Listener"
     ) -> None:
         opening = await running.opened()
         if opening is None:

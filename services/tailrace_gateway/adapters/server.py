@@ -9,8 +9,6 @@ wake-up of the client. It does not delay a body until the next loop iteration, b
 work of its request would delay it further.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import os
@@ -111,7 +109,7 @@ class _CoalescingTransport(asyncio.Transport):
         self._loop = loop
         self._waiting: list[bytes | bytearray | memoryview[Any]] = []
 
-    def write(self, data: bytes | bytearray | memoryview[Any]) -> None:
+    def write(self, data: "bytes | bytearray | memoryview[Any]") -> None:
         """Flush at once if the buffer holds a response head; else flush once per loop iteration."""
         has_head = len(self._waiting) == 1 and bytes(self._waiting[0][:5]) == _HEAD
         if not self._waiting:
@@ -136,7 +134,7 @@ class _CoalescingTransport(asyncio.Transport):
         self._transport.abort()
 
     def is_closing(self) -> bool:
-        """Whether the connection is closed or closing."""
+        """True if the connection is closed or closing."""
         return self._transport.is_closing()
 
     def pause_reading(self) -> None:

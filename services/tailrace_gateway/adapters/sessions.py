@@ -4,8 +4,6 @@ The admin key may open sessions and operate on any session. A session key may op
 session, which it may also call `current`.
 """
 
-from __future__ import annotations
-
 import re
 import time
 import uuid

@@ -1,7 +1,5 @@
 """Anthropic content blocks in requests, converted to messages."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

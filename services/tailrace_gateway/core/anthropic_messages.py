@@ -6,8 +6,6 @@ own. Only text is supported. The gateway does not enforce a thinking budget; `th
 thinking blocks from the response.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import msgspec
@@ -92,7 +90,7 @@ class MessagesRequest(Body, frozen=True, kw_only=True):
 
     @property
     def with_reasoning(self) -> bool:
-        """Whether the response includes thinking blocks."""
+        """True if the response includes thinking blocks."""
         return (self.thinking or {}).get("type") != "disabled"
 
 

@@ -3,8 +3,6 @@
 Invariant: the gateway refuses by name each field of a dialect that it does not support.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable
 from functools import cache

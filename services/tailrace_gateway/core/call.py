@@ -1,7 +1,5 @@
 """Model call and its result, independent of the dialect."""
 
-from __future__ import annotations
-
 import enum
 from dataclasses import dataclass, field
 from typing import Any
@@ -72,7 +70,7 @@ class ModelCall:
 
     @property
     def is_token_level(self) -> bool:
-        """Whether the prompt is tokens or plain text instead of a conversation."""
+        """True if the prompt is tokens or plain text instead of a conversation."""
         return not self.messages and not self.previous_id
 
 

@@ -4,8 +4,6 @@ Invariants: a retry samples nothing if its call has an answer or runs in any rep
 listeners is cancelled; at most `max_concurrent` calls run in this replica.
 """
 
-from __future__ import annotations
-
 import asyncio
 
 from tailrace.clock import Clock

@@ -5,8 +5,6 @@ answer, and the nodes are masked: no replica trains on tokens that other replica
 reads the recorded answer from the log.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from tailrace.channel.generation import Generation

@@ -4,8 +4,6 @@ The store holds a claim while the call runs; its holder renews it. The claim of 
 after `_LIFETIME_S`. Calls continue without claims while the store is unavailable.
 """
 
-from __future__ import annotations
-
 import asyncio
 import itertools
 import uuid

@@ -3,8 +3,6 @@
 Each dialect renders them as its clients expect; all dialects use the HTTP status in `status`.
 """
 
-from __future__ import annotations
-
 
 class ApiError(Exception):
     """Error that the client receives. `param` names the field at fault, `code` is for programs.

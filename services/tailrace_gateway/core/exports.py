@@ -1,7 +1,5 @@
 """Rewards and exports of sessions: training rows from a ledger."""
 
-from __future__ import annotations
-
 import math
 import uuid
 

@@ -1,7 +1,5 @@
 """Gateway without a transport: sessions, calls and exports over one policy and one store."""
 
-from __future__ import annotations
-
 from functools import partial
 from typing import NamedTuple
 
@@ -44,7 +42,7 @@ class Gateway(NamedTuple):
         clock: Clock,
         *,
         max_concurrent_calls: int,
-    ) -> Gateway:
+    ) -> "Gateway":
         """Wire the parts."""
         make_ledger = partial(Ledger, renderers.chat, reasoning=renderers.reasoning)
         sessions = Sessions(identity, store, policy, make_ledger, clock)

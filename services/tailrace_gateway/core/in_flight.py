@@ -4,8 +4,6 @@ Invariants: the call is cancelled when its last listener leaves; each listener o
 pieces from the first; a cancellation carries an error that each listener receives.
 """
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import AsyncIterator, Coroutine
 from typing import Any
@@ -68,7 +66,7 @@ class InFlightCall:
 
     @property
     def is_joinable(self) -> bool:
-        """Whether a retry can join: the call runs or succeeded, and is not being cancelled."""
+        """True if a retry can join: the call runs or succeeded, and is not being cancelled."""
         if self.task is None or self.task.cancelling() or self.task.cancelled():
             return False
         return not self.task.done() or self.task.exception() is None

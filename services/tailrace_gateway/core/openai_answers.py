@@ -1,7 +1,5 @@
 """Shared parts of OpenAI responses: headers, token counts, log-probabilities, errors."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -4,8 +4,6 @@ A response has `reasoning_content` if the model reasoned first, and `token_ids` 
 if the request sets `return_token_ids`, as in vLLM.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 from tailrace_gateway.core.body import DefaultOnly, NumberRanges, read_body

@@ -4,8 +4,6 @@ Clients that manage tokens themselves use it with `return_token_ids`; the gatewa
 by exact ids. Without `max_tokens` the limit is the session's remaining budget, not 16.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Shared parts of OpenAI requests: sampling fields, messages, tools, output constraints."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 
@@ -65,7 +63,7 @@ class OpenAIRequest(Body, frozen=True, kw_only=True):
 
     @property
     def with_usage(self) -> bool:
-        """Whether a stream ends with token counts."""
+        """True if a stream ends with token counts."""
         return self.stream_options is not None and self.stream_options.include_usage
 
     def require_shared(self) -> None:

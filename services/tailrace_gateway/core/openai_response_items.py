@@ -4,8 +4,6 @@ One reply of the model gives several items: reasoning, text and calls. Adjacent 
 message.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

@@ -4,8 +4,6 @@
 keeps its system message unless `instructions` replace it.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import msgspec
@@ -102,7 +100,7 @@ class ResponseRequest(Body, frozen=True, kw_only=True):
 
     @property
     def with_logprobs(self) -> bool:
-        """Whether the response includes log-probabilities."""
+        """True if the response includes log-probabilities."""
         return _LOGPROBS in (self.include or ())
 
 

@@ -4,8 +4,6 @@ The gateway has no grammar engine: it does not constrain sampling, it checks the
 that its token budget cut short passes unchecked, with its finish reason.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any, Literal, NamedTuple
 

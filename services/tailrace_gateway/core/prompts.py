@@ -1,7 +1,5 @@
 """Prompt of a call: matches its conversation to the session's ledger."""
 
-from __future__ import annotations
-
 import numpy as np
 from numpy.typing import NDArray
 

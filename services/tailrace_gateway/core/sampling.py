@@ -6,8 +6,6 @@ A session limits the tokens sampled over all its calls and the length of each co
 calls do not see each other's tokens; the choices of one call share the remaining budget.
 """
 
-from __future__ import annotations
-
 import asyncio
 import itertools
 import uuid

@@ -1,7 +1,5 @@
 """One session in this replica: its ledger, the position in its log, and its calls in flight."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 
@@ -64,7 +62,7 @@ class Session:
         return next(reversed(self._nodes), "")
 
     def has_call(self, completion_id: str) -> bool:
-        """Whether the ledger has a call of this id."""
+        """True if the ledger has a call of this id."""
         return completion_id in self._nodes
 
     def node(self, completion_id: str) -> LedgerNode:

@@ -8,8 +8,6 @@ it. Opening an open session again gives the same key; a new session under an old
 Stores see only hashes of keys. Keys are long and random, so a fast hash is sufficient.
 """
 
-from __future__ import annotations
-
 import hashlib
 import hmac
 import uuid
@@ -80,7 +78,7 @@ class Sessions:
         return _session_key(who.admin_key, who.run, record.episode_id, kept)
 
     def is_admin(self, key: str) -> bool:
-        """Whether this is the admin key; the comparison takes constant time."""
+        """True if this is the admin key; the comparison takes constant time."""
         return hmac.compare_digest(key.encode(), self.identity.admin_key.encode())
 
     def known_id(self, key: str) -> str:

@@ -1,7 +1,5 @@
 """Server-sent events as bytes."""
 
-from __future__ import annotations
-
 from typing import Any, Protocol
 
 import msgspec

@@ -7,8 +7,6 @@ Invariant: the log never stops the engine. A record that the disk refuses is lef
 first one is logged. An audit then finds missing tokens.
 """
 
-from __future__ import annotations
-
 import errno
 import struct
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """Channel servers of one inference server, and their addresses for callers."""
 
-from __future__ import annotations
-
 import hashlib
 import os
 import socket

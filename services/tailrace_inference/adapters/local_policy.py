@@ -1,7 +1,5 @@
 """Policy within one process, for episodes without a cluster."""
 
-from __future__ import annotations
-
 import asyncio
 from types import TracebackType
 
@@ -21,7 +19,7 @@ class LocalPolicy:
         self._driver = EngineDriver(engine, in_thread=False)
         self._running: asyncio.Task[None] | None = None
 
-    async def __aenter__(self) -> LocalPolicy:
+    async def __aenter__(self) -> "LocalPolicy":
         self._running = asyncio.create_task(self._driver.run(), name="engine")
         return self
 

@@ -7,8 +7,6 @@ are skipped; a failed update leaves the active version, is reported, and is trie
 announcement, unless its tensors do not fit the model.
 """
 
-from __future__ import annotations
-
 import asyncio
 import time
 from collections.abc import Awaitable, Callable

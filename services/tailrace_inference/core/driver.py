@@ -6,8 +6,6 @@ A step in the event loop costs no thread switch: best for steps of milliseconds 
 step in a thread keeps the loop free while a CUDA device computes.
 """
 
-from __future__ import annotations
-
 import asyncio
 import time
 from collections import deque

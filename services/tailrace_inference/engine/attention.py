@@ -6,8 +6,6 @@ Invariants: a query at position p sees keys 0..p of its own row only; padding qu
 one, and their outputs are dropped.
 """
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple

@@ -6,8 +6,6 @@ them are in the cache blocks `table[row, :num_blocks]`, whose other entries are 
 version, and the likeliest tokens of their steps `out_top_ids[row, :num_out, :num_top_logprobs]`.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any
 

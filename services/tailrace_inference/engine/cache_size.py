@@ -5,8 +5,6 @@ activations. Weights count twice, since a new version is staged beside the activ
 an upper estimate.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import NamedTuple
 

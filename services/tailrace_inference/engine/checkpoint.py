@@ -1,7 +1,5 @@
 """Engine from a model directory, for a process without a learner (`tailrace episode`)."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple

@@ -4,8 +4,6 @@ Invariants: a chunk's tokens are of one policy version, since pending tokens are
 call's tokens leave in order and once; a stop id wins over a stop string, a stop string over the length.
 """
 
-from __future__ import annotations
-
 import numpy as np
 
 from tailrace_inference.engine.batch import Batch, EngineCall

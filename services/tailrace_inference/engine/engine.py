@@ -5,8 +5,6 @@ each call gets exactly one last chunk; a token carries the version whose weights
 values of an older version are used only with `kv_on_update: keep`, and these tokens are counted.
 """
 
-from __future__ import annotations
-
 import time
 from collections import deque
 from collections.abc import Iterable
@@ -69,7 +67,7 @@ class TorchEngine:
     @classmethod
     def from_config_json(
         cls, config_json: bytes, config: InferenceConfig, tokenizer: Tokenizer | None = None
-    ) -> TorchEngine:
+    ) -> "TorchEngine":
         """Builds the architecture of a `config.json`; `stage` and `apply` bring the weights."""
         return cls(load_model(config_json, config), config, tokenizer)
 

@@ -4,8 +4,6 @@ Invariant: a model is only returned if a random sequence, computed in chunks ove
 logits of the model's own forward. The Llama forward must agree too; otherwise the generic one is used.
 """
 
-from __future__ import annotations
-
 import json
 from typing import Any, Protocol
 

@@ -5,8 +5,6 @@ owner, a running row or a kept prefix; a block is zeroed at allocation, so that 
 holds a value that is not finite from a broken policy version (0 * nan is nan).
 """
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Sequence
 from typing import NamedTuple

@@ -6,8 +6,6 @@ of the queue with its tokens and is computed again later, so that the oldest cal
 prefix of an older policy version is never reused unless the configuration is `keep`.
 """
 
-from __future__ import annotations
-
 from collections import deque
 from collections.abc import Callable
 from typing import TypeVar

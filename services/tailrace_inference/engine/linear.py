@@ -9,8 +9,6 @@ MKL multiplies few rows faster if the columns of the weights are contiguous in m
 Lake core: 384 by 128 in 22 us against 82, 128 by 256 in 16 against 29): `as_read` stores them so.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

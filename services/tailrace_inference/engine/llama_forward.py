@@ -6,8 +6,6 @@ held twice and an update of the modules updates this forward. `forward.load_mode
 with the model's own forward.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any

@@ -4,8 +4,6 @@ Invariants: a step never computes more tokens than its budget; rows that decode 
 long prompt never stalls running answers; each row of a plan is in exactly one group.
 """
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 import numpy as np

@@ -4,8 +4,6 @@ Invariants: an entry has one episode and one policy version and owns its blocks;
 is reused or evicted (least recently kept first), and all leave when their version is replaced.
 """
 
-from __future__ import annotations
-
 from collections import OrderedDict
 from typing import NamedTuple
 

@@ -5,8 +5,6 @@ keys and values, so that each block keeps one owner. Only keys and values of the
 are copied.
 """
 
-from __future__ import annotations
-
 from hashlib import blake2b
 
 from tailrace_inference.engine.batch import Batch, EngineCall

@@ -1,7 +1,5 @@
 """Checks a `GenerateRequest` against the model's limits and makes an `EngineCall` of it."""
 
-from __future__ import annotations
-
 import math
 import secrets
 

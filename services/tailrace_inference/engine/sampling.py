@@ -6,8 +6,6 @@ number per row. Log-probabilities, of the sampled token and of the likeliest tok
 temperature and before the filters. Greedy rows (temperature 0) report those at temperature 1.
 """
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 import numpy as np

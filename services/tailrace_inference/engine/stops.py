@@ -4,8 +4,6 @@ Invariants: text is never turned back into tokens; a string that spans several t
 another server sampled for the same call, is found at the token that completes it.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 
 from tokenizers import Tokenizer

@@ -8,8 +8,6 @@ ties to one parameter may occur once or several times, but never differ; the bas
 are kept unchanged, so that rounding errors do not accumulate.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable, Mapping
 from typing import NamedTuple

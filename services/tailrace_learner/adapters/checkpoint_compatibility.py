@@ -1,7 +1,5 @@
 """Checks at the start that a checkpoint holds the model that the experiment describes."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

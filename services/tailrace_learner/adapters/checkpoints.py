@@ -6,8 +6,6 @@ and `run_state.json`, written last. Folders whose names begin with a dot are unf
 they are ignored and removed. A replaced folder gets its name back if its successor was never renamed.
 """
 
-from __future__ import annotations
-
 import os
 import shutil
 import uuid

@@ -5,8 +5,6 @@ activations again. By default glibc returns large blocks to the kernel each time
 page by page; for small models that costs more than the computation.
 """
 
-from __future__ import annotations
-
 import asyncio
 import ctypes
 import sys

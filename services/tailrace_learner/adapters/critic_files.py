@@ -1,7 +1,5 @@
 """Files of the critic in a checkpoint: weights and moments of its optimizer, by parameter name."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import torch

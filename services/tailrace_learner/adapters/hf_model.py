@@ -3,8 +3,6 @@
 Master weights are float32. Dropout is switched off: training computes what the engine sampled from.
 """
 
-from __future__ import annotations
-
 import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass

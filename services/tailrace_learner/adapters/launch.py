@@ -5,8 +5,6 @@ any rank ends, and ends the others. A rank never outlives it: the kernel kills t
 agent. Exit codes pass through: 2 (a user's mistake) stays 2; a killed rank makes it 1.
 """
 
-from __future__ import annotations
-
 import ctypes
 import logging
 import os

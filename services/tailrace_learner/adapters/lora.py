@@ -6,8 +6,6 @@ W + B A is the layer's weight. A checkpoint holds merged weights, which load any
 the adapters in `lora.safetensors`; a learner that resumes subtracts these from those in float64.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -18,6 +16,7 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from tailrace.config import ConfigError
+from tailrace.import_path import load_extra
 from tailrace_learner.config_execution import LoraArgs
 
 LORA_FILE = "lora.safetensors"
@@ -55,13 +54,9 @@ def add_adapters(model: Any, args: LoraArgs, seed: int) -> None:
 
     `ConfigError` when `peft` is not installed or no layer has such a name.
     """
-    try:
-        # the package of an extra
-        from peft import LoraConfig, inject_adapter_in_model
-    except ImportError as error:
-        raise ConfigError("learner.lora needs peft: pip install 'tailrace[lora]'") from error
+    peft = load_extra("peft", "lora", "learner.lora")
     names = args.target_modules
-    config = LoraConfig(
+    config = peft.LoraConfig(
         r=args.r,
         lora_alpha=args.alpha,
         lora_dropout=0.0,
@@ -69,7 +64,7 @@ def add_adapters(model: Any, args: LoraArgs, seed: int) -> None:
     )
     torch.manual_seed(seed)
     try:
-        inject_adapter_in_model(config, model, adapter_name=_ADAPTER)
+        peft.inject_adapter_in_model(config, model, adapter_name=_ADAPTER)
     except ValueError as error:
         raise ConfigError(f"learner.lora.target_modules: {error}") from error
 

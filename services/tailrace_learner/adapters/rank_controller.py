@@ -5,8 +5,6 @@ every command, so that collectives meet. When rank 0 ends, it tells the others, 
 then the ranks are out of step, and the launcher ends them all, as after the failure of any rank.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from itertools import islice

@@ -6,8 +6,6 @@ hours may pass between two commands, so the other ranks wait for rank 0 without 
 for them no longer than `timeout_s`.
 """
 
-from __future__ import annotations
-
 import os
 import re
 from collections.abc import Iterator, Sequence

@@ -8,8 +8,6 @@ The weights of a run's start are those of `pretrain`. A run that begins from scr
 keeps them in `<run_dir>/start/`, a model directory like that of a checkpoint.
 """
 
-from __future__ import annotations
-
 import hashlib
 import os
 import shutil

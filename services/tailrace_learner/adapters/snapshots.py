@@ -4,8 +4,6 @@ Names are those of the Hugging Face model; tied weights share memory as they do 
 may compute during a copy; afterwards training may go on.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from pathlib import Path
 from types import MappingProxyType

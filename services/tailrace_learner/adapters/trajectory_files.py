@@ -3,8 +3,6 @@
 `<run_dir>/trajectories/step_<N>-<lineage>.msgpack` holds the groups that made step N of that lineage.
 """
 
-from __future__ import annotations
-
 import os
 from collections.abc import Sequence
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Functions that users name: demonstrations of a warm start, and metrics of their own."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator
 

@@ -4,8 +4,6 @@ Every rank mirrors rank 0: all ranks get the same calls with the same arguments,
 (`adapters/rank_controller.py`). Only rank 0 gets weights and snapshots.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 

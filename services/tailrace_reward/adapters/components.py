@@ -1,13 +1,12 @@
 """The components of the configuration, put together: functions' processes, models, judges."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 
 from tailrace.config import ConfigError
+from tailrace.import_path import load_extra
 from tailrace_reward.adapters.judge import Judge
 from tailrace_reward.adapters.process_pool import FunctionLoadError, ScoringPool
 from tailrace_reward.config import RewardConfig, RewardEntry, RewardModelArgs
@@ -110,13 +109,9 @@ async def _open_models(config: RewardConfig, made: Components) -> None:
 
 
 async def _model(pretrain: str, args: RewardModelArgs, made: Components) -> Component:
-    try:  # torch is loaded where there is a model only: it takes seconds, and is an extra
-        from tailrace_reward.adapters.reward_model import RewardModel
-    except ModuleNotFoundError as error:
-        raise ConfigError(
-            f"reward model {pretrain}: {error.name} is not installed: "
-            "pip install 'tailrace[reward-model]'"
-        ) from error
-    model = await asyncio.to_thread(RewardModel, pretrain, args)
+    module = "tailrace_reward.adapters.reward_model"
+    reward_model = load_extra(module, "reward-model", f"reward model {pretrain}")
+    model = await asyncio.to_thread(reward_model.RewardModel, pretrain, args)
     made.closers.append(model.close)
-    return model
+    component: Component = model
+    return component

@@ -4,8 +4,6 @@ A process first sends one `FunctionsLoaded`. Then it answers every `ScoringCall`
 order.
 """
 
-from __future__ import annotations
-
 import msgspec
 
 from tailrace_protos.reward import ScoreItem

@@ -1,7 +1,5 @@
 """A process that calls reward functions, one after another; `process_pool` starts it."""
 
-from __future__ import annotations
-
 import asyncio
 import importlib
 import inspect

@@ -1,7 +1,5 @@
 """A judge behind an OpenAI endpoint, over aiohttp."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 from typing import Any

@@ -1,7 +1,5 @@
 """Reward functions in processes of their own, with an enforced timeout."""
 
-from __future__ import annotations
-
 import asyncio
 import time
 from collections.abc import Sequence
@@ -50,7 +48,7 @@ class ScoringPool:
             raise ComponentFailedError(function, returned.error)
         return returned.value
 
-    def component(self, function: str, timeout_s: float) -> FunctionComponent:
+    def component(self, function: str, timeout_s: float) -> "FunctionComponent":
         """The function as a component of the reward."""
         return FunctionComponent(self, function, timeout_s)
 

@@ -4,8 +4,6 @@ A conversation's score is the model's own for it alone: batches are padded on th
 that the model's pooling looks for, and a model without one gets no batches.
 """
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor

@@ -4,8 +4,6 @@ Invariants: a batch begins as soon as the one before is done, with the conversat
 those of similar length go together; a batch that fails fails alone.
 """
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 

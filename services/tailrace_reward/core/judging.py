@@ -1,7 +1,5 @@
 """Prompt of a judge, and the score in its reply (pure)."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Sequence
 from typing import Any

@@ -4,8 +4,6 @@ Invariants: a score depends on its item alone; a component that fails leaves the
 a reward, never with a smaller one; the same item asked twice at once is computed once.
 """
 
-from __future__ import annotations
-
 import asyncio
 import hashlib
 import math

@@ -1,7 +1,5 @@
 """Files that confined processes hand out."""
 
-from __future__ import annotations
-
 import json
 
 

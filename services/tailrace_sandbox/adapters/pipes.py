@@ -1,7 +1,5 @@
 """Bytes out of and into confined processes, without threads and with bounded buffers."""
 
-from __future__ import annotations
-
 import asyncio
 import fcntl
 import os

@@ -1,7 +1,5 @@
 """Place of tool code: interpreter, user, folder and confinement."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import fcntl

@@ -4,8 +4,6 @@ Invariants: a zygote serves one call at a time and is reused only after a call t
 cancelled call ends with everything that it started; a lost zygote fails its call and no other.
 """
 
-from __future__ import annotations
-
 import asyncio
 import socket
 import time

@@ -3,8 +3,6 @@
 Every reply of the session's process is checked: it has run tool code and may send anything.
 """
 
-from __future__ import annotations
-
 import asyncio
 import json
 import socket

@@ -1,7 +1,5 @@
 """The tools that models call: `python`, `shell` and `python_session`."""
 
-from __future__ import annotations
-
 from typing import Any, ClassVar
 
 from tailrace.sdk.tool import Tool, ToolOffer, ToolOutput, ToolSession, ToolUnavailableError

@@ -4,8 +4,6 @@ Invariants: a zygote serves one call at a time; one in doubt (cancelled in a cal
 used again; everything that it started ends with it.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import json
@@ -62,7 +60,7 @@ class ZygoteClient:
         self.is_lost = False
 
     @classmethod
-    async def start(cls, python: str, argument: dict[str, Any]) -> ZygoteClient:
+    async def start(cls, python: str, argument: dict[str, Any]) -> "ZygoteClient":
         """Start and wait until it has confined a child once; raises `SandboxLostError`."""
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         ours.setblocking(False)

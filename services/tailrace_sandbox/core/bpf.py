@@ -6,8 +6,6 @@ arguments where a rule does. Arguments are compared by their low 32 bits: every 
 is an `int` or a flag word to the kernel, which ignores the rest.
 """
 
-from __future__ import annotations
-
 import struct
 from collections.abc import Mapping
 from typing import NamedTuple, Union

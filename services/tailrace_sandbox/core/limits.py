@@ -1,7 +1,5 @@
 """Limits of one call."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, fields
 
 MIB = 1024 * 1024

@@ -1,7 +1,5 @@
 """Reports of a call's end, for a model or a program."""
 
-from __future__ import annotations
-
 import json
 import signal
 

@@ -6,8 +6,6 @@ sockets other than a connected pair, namespaces, tracing, queues and memory with
 folders, signals and scheduling of other processes, and memory or files that no limit counts.
 """
 
-from __future__ import annotations
-
 import errno
 from dataclasses import dataclass
 

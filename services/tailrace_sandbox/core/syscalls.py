@@ -4,8 +4,6 @@ From the kernel's own tables (`asm/unistd_64.h`, `asm-generic/unistd.h`); `-` wh
 not have a call. What is not in this table has no number that a filter could allow.
 """
 
-from __future__ import annotations
-
 _TABLE = """
 read:0:63 write:1:64 open:2:- close:3:57 stat:4:- fstat:5:80 lstat:6:- poll:7:- lseek:8:62 mmap:9:222
 mprotect:10:226 munmap:11:215 brk:12:214 rt_sigaction:13:134 rt_sigprocmask:14:135 rt_sigreturn:15:139
@@ -68,7 +66,7 @@ get_robust_list:274:100 execveat:322:281
 """
 
 AUDIT_ARCH = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
-"""How seccomp tells architectures apart; keys as `platform.machine()` gives them."""
+"""Identifiers of architectures for seccomp; keys as `platform.machine()` gives them."""
 
 
 def numbers(machine: str) -> dict[str, int]:

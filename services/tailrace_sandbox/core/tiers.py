@@ -1,7 +1,5 @@
 """Confinement that a machine can give, from the features of its kernel."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,7 +18,7 @@ class Features:
     lists_children: bool  # /proc tells which processes a process started
 
     @classmethod
-    def from_dict(cls, content: dict[str, Any]) -> Features:
+    def from_dict(cls, content: dict[str, Any]) -> "Features":
         """As the probe writes it."""
         return cls(**content)
 

@@ -1,7 +1,5 @@
 """One call while it runs: its limits against the clock, and against what its processes hold."""
 
-from __future__ import annotations
-
 import os
 import signal
 import time

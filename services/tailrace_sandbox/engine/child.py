@@ -4,8 +4,6 @@ Invariants: no tool code runs before `confine` returned; a child whose confineme
 standard error and exits with 125; nothing of the zygote stays open in it.
 """
 
-from __future__ import annotations
-
 import _signal  # type: ignore[import-not-found]
 import contextlib
 import json

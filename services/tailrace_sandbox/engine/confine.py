@@ -4,8 +4,6 @@ Invariants: `confine` either installs everything that the plan names or raises `
 ends the process then; nothing that it installs can be taken back.
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 import resource
@@ -69,7 +67,7 @@ class Plan:
         *,
         seccomp: bool,
         num_processes_outside: int,
-    ) -> Plan:
+    ) -> "Plan":
         """For tool code that may read `paths` beside the system's own; missing ones are left out."""
         handled = _handled(confinement.landlock_abi)
         rules = [kernel.landlock_rule(_open(_SHARED_DEVICE), _READ_FILE | _WRITE_FILE)]

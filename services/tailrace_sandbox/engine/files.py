@@ -3,8 +3,6 @@
 Names may say what they like: a path that leads out of the folder fails like any other of its accesses.
 """
 
-from __future__ import annotations
-
 import base64
 import glob
 import os

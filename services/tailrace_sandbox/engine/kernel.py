@@ -1,7 +1,5 @@
 """System calls that the standard library has no function for; each raises `OSError` when it fails."""
 
-from __future__ import annotations
-
 import contextlib
 import ctypes
 import os

@@ -1,7 +1,5 @@
 """Finds out what the kernel offers here, by trying it: one JSON object on standard output."""
 
-from __future__ import annotations
-
 import ctypes
 import json
 import os

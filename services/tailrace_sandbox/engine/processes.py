@@ -4,8 +4,6 @@ A confined process cannot leave its group, so one signal reaches all of them at 
 fork; and since the zygote adopts orphans, all can be counted and waited for.
 """
 
-from __future__ import annotations
-
 import os
 import signal
 import stat

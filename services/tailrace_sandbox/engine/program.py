@@ -1,7 +1,5 @@
 """Running Python source that came as text: one program, or one piece of a session."""
 
-from __future__ import annotations
-
 import _thread
 import ast
 import atexit
@@ -26,7 +24,7 @@ class Attempt:
         self.exit_code = 0
         self.left = False  # it asked to exit
 
-    def __enter__(self) -> Attempt:
+    def __enter__(self) -> "Attempt":
         return self
 
     def __exit__(

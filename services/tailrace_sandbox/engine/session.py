@@ -3,8 +3,6 @@
 Whoever reads what this process says must not believe it: the tool code that it ran may speak here too.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import struct

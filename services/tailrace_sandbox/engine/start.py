@@ -1,7 +1,5 @@
 """The zygote's start: from a fresh interpreter to a process that waits for its first call."""
 
-from __future__ import annotations
-
 import gc
 import importlib
 import json

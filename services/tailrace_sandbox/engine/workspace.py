@@ -4,8 +4,6 @@ Whatever the tool code did to the folder (links to elsewhere, folders a thousand
 everybody out), nothing here follows a link, needs a long path or recurses.
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 import secrets

@@ -6,8 +6,6 @@ another; before a call ends for the service, all its processes are dead and wait
 begins, its folder is gone. It ends with the service that started it, and everything with it.
 """
 
-from __future__ import annotations
-
 import array
 import contextlib
 import marshal

@@ -1,7 +1,5 @@
 """The work queue of episodes and the stream of events in JetStream."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import nats.js.errors

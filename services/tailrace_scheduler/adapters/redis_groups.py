@@ -1,7 +1,5 @@
 """Groups, attempts and events in Redis, as the shared store keeps them."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Sequence
 

@@ -5,8 +5,6 @@ write that the disk refuses leaves the file as it was. Lines reach the operating
 returns, so killing the process loses none; a machine that loses power may.
 """
 
-from __future__ import annotations
-
 import errno
 import fcntl
 import os

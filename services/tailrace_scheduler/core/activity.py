@@ -1,7 +1,5 @@
 """Activity of episodes as agents workers report it, summed over workers that are not silent."""
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 from tailrace_protos.control import AgentActivity

@@ -6,8 +6,6 @@ wait for the learner. It never exceeds what the run's last step needs. The buffe
 groups too, since each of them will wait for the learner.
 """
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 from tailrace.config import RunConfig

@@ -1,7 +1,5 @@
 """Capacities that could deadlock a run, refused before it starts."""
 
-from __future__ import annotations
-
 from tailrace.config import RunConfig
 from tailrace_scheduler.config import SchedulerConfig
 

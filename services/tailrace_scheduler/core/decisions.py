@@ -1,7 +1,5 @@
 """Decisions of the scheduler. The edge carries them out; repeating one changes nothing."""
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 from tailrace_protos.episode import Outcome

@@ -6,8 +6,6 @@ prefix of it while training goes on. An evaluation starts when every healthy ser
 least as new as its step's. A learner that resumes at step s takes back the evaluations of later steps.
 """
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass, field

@@ -4,8 +4,6 @@ Every group closes: when its last member settles, or at its deadline. What has n
 `cancelled` where the group has enough valid members without it, and a `timeout` where it has not.
 """
 
-from __future__ import annotations
-
 import heapq
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field

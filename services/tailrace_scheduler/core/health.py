@@ -7,8 +7,6 @@ attracts no episodes. A server that samples from other weights than it reports i
 its process restarts.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 

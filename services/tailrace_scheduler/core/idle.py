@@ -22,8 +22,6 @@ The cause at a moment, by the first rule that holds:
 | anything else: queued, on the wire, settling | the same | transport |
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Literal, NamedTuple, get_args
 

@@ -5,8 +5,6 @@ trained after s, unless a checkpoint released them, wait for the learner again. 
 twice and after a restart: the same events in the same order give the same state.
 """
 
-from __future__ import annotations
-
 from tailrace_protos.event import (
     CheckpointSaved,
     GroupClosed,

@@ -6,8 +6,6 @@ scheduler places the episode again, on another server if there is one. New episo
 with the fewest outstanding predicted tokens.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol

@@ -6,8 +6,6 @@ published between them is left alone. It goes out again as a new attempt, or set
 after `max_attempts`.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Collection, Iterable
 
 from tailrace_protos.episode import Outcome

@@ -7,8 +7,6 @@ every key of `METRIC_KEYS`, null where the value is unknown. Further metrics of 
 corrections) and evaluations of single tags follow them.
 """
 
-from __future__ import annotations
-
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Mapping
 from typing import NamedTuple

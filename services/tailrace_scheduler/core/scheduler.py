@@ -6,8 +6,6 @@ restart is a replay of `events.jsonl` and a look at the groups that Redis has op
 `now_s` is unix time everywhere and never read from a clock here.
 """
 
-from __future__ import annotations
-
 from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from tailrace.config import RunConfig
@@ -98,7 +96,7 @@ class SchedulerCore:
         self._blocked_by = WEIGHTS
         self._is_finished = self._finish_decided = False
         self.has_model = False
-        """Whether the learner has put the model card into Redis: it prepares the first weights now."""
+        """The learner has written the model card to Redis: it prepares the first weights now."""
 
     # Events
 

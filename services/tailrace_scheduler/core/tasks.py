@@ -4,8 +4,6 @@ Task n is a pure function of (seed, n): it depends neither on what was admitted 
 order in which episodes finish, so a resumed run continues with exactly the tasks it would have had.
 """
 
-from __future__ import annotations
-
 import hashlib
 from collections.abc import Sequence
 

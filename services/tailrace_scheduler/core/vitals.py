@@ -1,7 +1,5 @@
 """Live status of a run: its phase, the learner's latest numbers, the remaining time."""
 
-from __future__ import annotations
-
 from collections import deque
 from typing import NamedTuple
 

@@ -1,7 +1,5 @@
 """Policy versions in Redis, with their events in the outbox."""
 
-from __future__ import annotations
-
 import asyncio
 
 from tailrace.store import Outbox, StoreConnection, Versions

@@ -4,8 +4,6 @@ Each version is one sealed segment of shared memory. Servers of this host map it
 ZMQ. A snapshot file survives a restart of the host.
 """
 
-from __future__ import annotations
-
 import os
 from collections.abc import Collection
 from pathlib import Path

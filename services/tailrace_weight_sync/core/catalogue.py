@@ -4,8 +4,6 @@ Invariants: version numbers only grow; a repeated offer of a step gets the versi
 never has two different contents; the base of a held version is held.
 """
 
-from __future__ import annotations
-
 from tailrace_protos.weights import WeightManifest
 
 

@@ -1,7 +1,5 @@
 """NATS as messages: calls, publishes, durable publishes, pulls, the registry of servers."""
 
-from __future__ import annotations
-
 from tailrace.bus.bus import Bus
 from tailrace.bus.connection import flush
 from tailrace.bus.errors import (

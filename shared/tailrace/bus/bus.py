@@ -1,7 +1,5 @@
 """`Bus`: all NATS traffic of one process, as messages instead of bytes."""
 
-from __future__ import annotations
-
 from collections.abc import Awaitable, Callable, Sequence
 from typing import TypeVar
 
@@ -40,7 +38,7 @@ class Bus:
         self._registry: Registry | None = None
 
     @classmethod
-    async def connect(cls, endpoints: Endpoints, *, name: str, run: str = "") -> Bus:
+    async def connect(cls, endpoints: Endpoints, *, name: str, run: str = "") -> "Bus":
         """Returns a connected bus, for code outside a `Service` (command line, tests)."""
         bus = cls(endpoints, name=name, run=run)
         await bus.start()

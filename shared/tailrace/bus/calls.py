@@ -7,8 +7,6 @@ cannot serve yet also sends `Tailrace-Error: not_ready`.
 Invariant: each expected reply is awaited inside `expect`, which always removes it.
 """
 
-from __future__ import annotations
-
 import asyncio
 import itertools
 import math

@@ -6,8 +6,6 @@ it counts and logs as an error each message that a full subscription drops. Only
 (wrong password, protocol error) closes it for good; `on_closed` then receives the reason.
 """
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Awaitable, Callable
 from typing import Any

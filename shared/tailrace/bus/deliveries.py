@@ -4,8 +4,6 @@ A dead letter is a copy of a message that no worker could handle, with the reaso
 original is terminated only after its dead letter is stored.
 """
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 from nats.aio.msg import Msg
@@ -36,7 +34,7 @@ class DeliveryInfo(NamedTuple):
     stored_ns: int  # time of storage; tells apart equal numbers of a stream that was created again
 
     @classmethod
-    def of(cls, reply: str) -> DeliveryInfo:
+    def of(cls, reply: str) -> "DeliveryInfo":
         """Parses `$JS.ACK...`; the newer form has a domain and an account hash before the stream."""
         tokens = reply.split(".")
         first = 2 if len(tokens) == _SHORT_TOKENS else 4

@@ -5,8 +5,6 @@ the stream is full it waits (counted by reason) and drops nothing; a repeated pu
 `Nats-Msg-Id`, so the stream stores it once within its window.
 """
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Sequence
 from contextlib import ExitStack

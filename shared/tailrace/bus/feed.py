@@ -4,8 +4,6 @@ Invariants: at most `room` messages are requested and not yet received; a reques
 batch; a request that the server lost (restart, deleted consumer) is detected and repeated.
 """
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Callable
 

@@ -4,8 +4,6 @@ Servers rewrite their entry at each heartbeat. Readers check `heartbeat_unix_s`;
 of a silent server after `StreamLimits.max_status_age_s`.
 """
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Awaitable, Callable
 

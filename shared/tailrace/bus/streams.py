@@ -4,8 +4,6 @@
 JetStream cannot make in place (a work queue stays a work queue) is an error with the remedy.
 """
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Awaitable, Callable
 from typing import TypeVar

@@ -23,8 +23,6 @@ server, and has the broker's authentication and reconnection. Both exceed the go
 its calls, a third of its p99).
 """
 
-from __future__ import annotations
-
 from typing import Literal
 
 from tailrace.channel.call import GenerateCall

@@ -4,8 +4,6 @@ Invariants: a caller receives tokens in sampling order, and none after a loss; a
 its last chunk or with a `ChannelError`; an aborted call also ends, when the server reports it.
 """
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Callable
 
@@ -38,7 +36,7 @@ class GenerateCall:
     )
 
     def __init__(
-        self, request: GenerateRequest, server_id: str, on_abort: Callable[[GenerateCall], None]
+        self, request: GenerateRequest, server_id: str, on_abort: "Callable[[GenerateCall], None]"
     ) -> None:
         self.call_id = request.call_id
         self.server_id = server_id
@@ -54,7 +52,7 @@ class GenerateCall:
         self._read_spans = 0
         self._read_end = False
 
-    def __aiter__(self) -> GenerateCall:
+    def __aiter__(self) -> "GenerateCall":
         return self
 
     async def __anext__(self) -> TokenChunk:

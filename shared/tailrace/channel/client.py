@@ -7,8 +7,6 @@ Silence is counted in keepalive ticks, so that a client with a blocked event loo
 server dead.
 """
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Callable
 from typing import NoReturn, Protocol
@@ -59,7 +57,7 @@ class ClientLink:
         transport: ClientTransport,
         config: ClientChannelConfig,
         metrics: ChannelMetrics,
-        on_gone: Callable[[ClientLink], None],
+        on_gone: "Callable[[ClientLink], None]",
     ) -> None:
         self.address = address
         self._config = config

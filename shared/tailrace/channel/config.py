@@ -1,7 +1,5 @@
 """Limits of the generation channel: sizes, numbers of calls and times, of a client and of a server."""
 
-from __future__ import annotations
-
 from tailrace.config import Config
 
 

@@ -4,8 +4,6 @@
 `generate` itself raises the others, before it sends anything.
 """
 
-from __future__ import annotations
-
 from tailrace.channel.generation import Generation
 from tailrace_protos.generation import CallError, CallErrorCode
 

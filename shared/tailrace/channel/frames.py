@@ -11,8 +11,6 @@ behind, and a socket's buffers only move the problem. Each frame carries the num
 from the other side, so most confirmations cost nothing.
 """
 
-from __future__ import annotations
-
 import struct
 from collections import deque
 from collections.abc import Callable

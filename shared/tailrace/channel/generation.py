@@ -5,8 +5,6 @@ are a prefix of the tokens that the server sampled. The same holds for the rows 
 `top_logprobs` if the call requested them.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import msgspec
@@ -43,7 +41,7 @@ class Generation(msgspec.Struct, frozen=True, eq=False, gc=False):
         """Number of tokens T."""
         return len(self.token_ids)
 
-    def sampled_by(self, source: str) -> Generation:
+    def sampled_by(self, source: str) -> "Generation":
         """Returns the same tokens with `source` in all spans."""
         return Generation(
             self.token_ids,

@@ -3,8 +3,6 @@
 `side` is `client` or `server`. Labels are resolved once; the hot path only adds.
 """
 
-from __future__ import annotations
-
 from prometheus_client import Counter, Gauge
 
 _CALLS = Counter("tailrace_channel_calls", "Calls begun.", ["side"])

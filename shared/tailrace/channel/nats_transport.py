@@ -5,8 +5,6 @@ server listens on a subject, nats-server reports it at once and the link is lost
 caller owns the connection (`tailrace.bus` or any nats-py client) and closes it.
 """
 
-from __future__ import annotations
-
 import asyncio
 import itertools
 from collections import deque

@@ -1,7 +1,5 @@
 """Interfaces of the channel: of its client and engine, and of its two transports."""
 
-from __future__ import annotations
-
 import enum
 from typing import NamedTuple, Protocol
 
@@ -20,7 +18,7 @@ class Address(NamedTuple):
     incarnation: str = ""
 
     @classmethod
-    def of(cls, lease: Lease) -> Address:
+    def of(cls, lease: Lease) -> "Address":
         """Returns the address in a placement lease."""
         return cls(
             lease.server_id,

@@ -5,8 +5,6 @@ call id is in use until the engine's last chunk, so an engine never has two call
 of a client can stop the server; the calls of a client that is gone are aborted.
 """
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Iterator
 from typing import Protocol
@@ -31,7 +29,7 @@ _Messages = Iterator[GenerateRequest | AbortRequest]
 class ServerTransport(Protocol):
     """Transport of a server's frames."""
 
-    async def start(self, server: GenerateServer) -> None:
+    async def start(self, server: "GenerateServer") -> None:
         """Listens, and passes frames to `server.on_frame`."""
 
     def open(self, peer: Peer, link: WireEvents) -> Wire:

@@ -7,8 +7,6 @@ A link ends as a whole: when a frame of the client is missing, when the client i
 when the server stops. Later chunks of the engine for its calls are dropped.
 """
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Callable
 
@@ -33,7 +31,7 @@ class CallSink:
 
     __slots__ = ("_link", "_parts", "_scheduled", "call_id", "done", "muted")
 
-    def __init__(self, call_id: str, link: ServerLink) -> None:
+    def __init__(self, call_id: str, link: "ServerLink") -> None:
         self.call_id = call_id
         self.done = False  # the engine sent the last chunk
         self.muted = False  # the client is gone
@@ -111,7 +109,7 @@ class ServerLink:
         config: ServerChannelConfig,
         server_calls: ServerCalls,
         open_wire: OpenWire,
-        drop: Callable[[ServerLink, LinkLoss, str], None],
+        drop: "Callable[[ServerLink, LinkLoss, str], None]",
     ) -> None:
         self.peer = peer
         self.calls: dict[str, CallSink] = {}  # accepted, last chunk not written

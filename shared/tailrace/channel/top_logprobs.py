@@ -4,8 +4,6 @@ Invariant: each sampled token of a call has k ids and k log-probabilities, store
 first T * k entries belong to the first T tokens.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import numpy as np

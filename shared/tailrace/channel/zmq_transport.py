@@ -13,8 +13,6 @@ frame to a client that is gone therefore fails. The ROUTER's buffers are bounded
 not report when one has room again; the server retries frames for a slow client every few milliseconds.
 """
 
-from __future__ import annotations
-
 import asyncio
 from collections import deque
 from collections.abc import Callable
@@ -60,7 +58,7 @@ class CurveKeys(NamedTuple):
     secret: str
 
     @classmethod
-    def generate(cls) -> CurveKeys:
+    def generate(cls) -> "CurveKeys":
         """Generates a key pair."""
         public, secret = zmq.curve_keypair()
         return cls(public.decode(), secret.decode())
@@ -228,7 +226,7 @@ class ZmqGenerateClient(LinkedGenerateClient):
 class ZmqServerWire:
     """Server's wire: frames to one routing id of the ROUTER."""
 
-    def __init__(self, transport: ZmqServerTransport, peer: bytes, link: WireEvents) -> None:
+    def __init__(self, transport: "ZmqServerTransport", peer: bytes, link: WireEvents) -> None:
         self.max_frame_bytes = MAX_FRAME_BYTES
         self._transport = transport
         self._peer = peer

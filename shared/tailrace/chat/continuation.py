@@ -7,8 +7,6 @@ depend on the length of the conversation and that the text before the reply does
 without a proof is remembered and refused with `TemplateNotAppendableError`.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import NamedTuple
 

@@ -3,8 +3,6 @@
 Invariant: a key without a value is absent, because templates test if keys are defined.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterable, Sequence
 from typing import Any

@@ -1,7 +1,5 @@
 """Reader of a model's files for chats: tokenizer, template, tokens that end a text."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping
 from typing import Any, NamedTuple

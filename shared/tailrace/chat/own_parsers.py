@@ -4,8 +4,6 @@ Invariant: a guarded parser never raises. If the user's code raises, the text th
 content and the error is logged; a tool parser's error is also reported as a malformed call.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

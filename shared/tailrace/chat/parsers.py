@@ -3,8 +3,6 @@
 A value is `auto`, a built-in name, or `module:Class` of a user's file.
 """
 
-from __future__ import annotations
-
 import difflib
 from collections.abc import Collection
 from typing import NamedTuple

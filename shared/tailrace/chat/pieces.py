@@ -5,8 +5,6 @@ further turn inserts the same text. Then a turn costs one string join instead of
 whole conversation, and the tokens of earlier turns do not change.
 """
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 from tailrace.chat.template import ChatTemplate, TemplateError

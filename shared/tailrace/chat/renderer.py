@@ -4,8 +4,6 @@ Invariants: sampled ids are never encoded again. The text that a turn inserts is
 that tokens merge across its pieces as in a full rendering.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from functools import lru_cache
 from typing import NamedTuple
@@ -89,7 +87,7 @@ class Renderer:
         self._before_next = between[len(end_text) :]
 
     @classmethod
-    def from_model_card(cls, card: ModelCard, chat: ChatArgs = _DEFAULTS) -> Renderer:
+    def from_model_card(cls, card: ModelCard, chat: ChatArgs = _DEFAULTS) -> "Renderer":
         """Builds from the files of the model card.
 
         Raises `TemplateError` for a missing or unusable file, `ConfigError` as `load_parsers` does.

@@ -4,8 +4,6 @@ Invariants: text that `feed` returned is never taken back. All deltas together w
 are the texts of the final message, however the tokens were cut. No text of a model raises an error.
 """
 
-from __future__ import annotations
-
 import hashlib
 from collections.abc import Sequence
 from typing import NamedTuple

@@ -1,7 +1,5 @@
 """Sentinels: stand-ins for the texts of a conversation, which show where a template puts them."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Sequence
 

@@ -1,7 +1,5 @@
 """Special tokens of a tokenizer, to be found as texts in rendered conversations."""
 
-from __future__ import annotations
-
 import re
 
 from tokenizers import Tokenizer

@@ -5,8 +5,6 @@ become a `TemplateError` that names it. `strftime_now` is undefined on purpose: 
 fixed date, so that a prompt does not depend on the day.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping, Sequence
 from functools import cached_property

@@ -3,8 +3,6 @@
 Invariants: text that was returned is never taken back. All pieces together are the text of all ids.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 
 from tokenizers import Tokenizer

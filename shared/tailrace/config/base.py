@@ -1,7 +1,5 @@
 """The base of configuration Structs, and the errors for mistakes in a configuration."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import msgspec

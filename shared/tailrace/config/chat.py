@@ -1,7 +1,5 @@
 """Key `chat` of an experiment: how conversations are rendered and replies are read."""
 
-from __future__ import annotations
-
 from typing import Any, Literal
 
 import msgspec

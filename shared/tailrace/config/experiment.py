@@ -1,7 +1,5 @@
 """Decodes a resolved experiment file strictly, with errors that name key, file and remedy."""
 
-from __future__ import annotations
-
 import copy
 import math
 import re

@@ -1,7 +1,5 @@
 """Keys of a configuration Struct: types, and the entries of the reference."""
 
-from __future__ import annotations
-
 import ast
 import inspect
 import re

@@ -1,7 +1,5 @@
 """Keys at the top of an experiment file, which services share, and the endpoints of a run."""
 
-from __future__ import annotations
-
 import os
 import socket
 from collections.abc import Mapping
@@ -117,7 +115,7 @@ class Endpoints(Config, frozen=True, kw_only=True):
     host_id: str
 
     @classmethod
-    def from_env(cls, env: Mapping[str, str] = os.environ) -> Endpoints:
+    def from_env(cls, env: Mapping[str, str] = os.environ) -> "Endpoints":
         """Reads `TAILRACE_NATS_URL`, `_NATS_USER`, `_NATS_PASSWORD`, `_REDIS_URL`, `_HOST_ID`."""
         missing = [key for key in ("TAILRACE_NATS_URL", "TAILRACE_REDIS_URL") if key not in env]
         if missing:

@@ -1,7 +1,5 @@
 """Suggestions for a name that is unknown at its place."""
 
-from __future__ import annotations
-
 import difflib
 from collections.abc import Iterable
 

@@ -1,7 +1,5 @@
 """Configuration of one data set: an entry of `agents.datasets`."""
 
-from __future__ import annotations
-
 from typing import Any, Literal
 
 import msgspec

@@ -4,8 +4,6 @@ Invariants: the row of the n-th task is a pure function of (run seed, n), in eve
 resume. Every epoch visits each row once, in another order. Evaluations use the order of the file.
 """
 
-from __future__ import annotations
-
 import hashlib
 from collections.abc import Iterator, Sequence
 from functools import lru_cache

@@ -1,7 +1,5 @@
 """Form of a row, checked once, when it is loaded."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 

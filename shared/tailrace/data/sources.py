@@ -1,7 +1,5 @@
 """Sources of rows: files, the Hugging Face hub and Python functions; each row with its place."""
 
-from __future__ import annotations
-
 import importlib
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path

@@ -14,8 +14,6 @@ Every row names its conversation and says if that conversation was given any rew
 have none, and then has no part in the rewards of others.
 """
 
-from __future__ import annotations
-
 import hashlib
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple

@@ -5,8 +5,6 @@ recorded ids and newly inserted ids, never of a reply that was encoded again; re
 changes nothing; a ledger restored from its nodes is the same ledger.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable, Sequence
 
@@ -48,7 +46,7 @@ class Ledger:
         nodes: Iterable[LedgerNode],
         *,
         reasoning: ReasoningPolicy = "keep",
-    ) -> Ledger:
+    ) -> "Ledger":
         """Builds the ledger that has these `nodes`."""
         ledger = cls(renderer, reasoning=reasoning)
         for node in nodes:

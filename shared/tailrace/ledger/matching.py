@@ -5,8 +5,6 @@ of tool calls are compared as JSON values: the order of keys and white space do 
 calls do. White space around a reply does not matter: clients strip it. Reasoning is compared apart.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterable
 from functools import lru_cache

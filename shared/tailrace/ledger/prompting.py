@@ -6,8 +6,6 @@ Otherwise the template renders all messages anew: then the call continues its pa
 returns, but not its tokens.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import NamedTuple, Protocol
 

@@ -4,8 +4,6 @@ Returns follow the message tree, not the order of recording: a sub-agent's conve
 own and gets nothing of the main agent's rewards. A call without a reward of its own counts 0.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import NamedTuple
 

@@ -4,8 +4,6 @@ Invariants: all three arrays have one length; a position is trained only if an e
 log-probability is finite and its call is not masked; all other positions have log-probability 0.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 
 import numpy as np

@@ -4,8 +4,6 @@ Invariants: a call's parent stands before it; a call that was rendered whole con
 messages but none of its tokens; nodes are only added, or replaced by a node with the same tokens.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 
 import msgspec
@@ -30,15 +28,15 @@ class Call(msgspec.Struct, eq=False, gc=False):  # a tree of calls has no refere
     """A node with its place in the tree."""
 
     node: LedgerNode
-    parent: Call | None
+    parent: "Call | None"
     _sequence: bytes | None = None  # kept for the newest call of a conversation only
 
     @property
-    def token_parent(self) -> Call | None:
+    def token_parent(self) -> "Call | None":
         """Call whose tokens this call's begin with."""
         return None if self.node.is_rendered_whole else self.parent
 
-    def message_path(self) -> list[Call]:
+    def message_path(self) -> "list[Call]":
         """Calls of the conversation, from its beginning to this one."""
         path: list[Call] = []
         call: Call | None = self
@@ -47,7 +45,7 @@ class Call(msgspec.Struct, eq=False, gc=False):  # a tree of calls has no refere
             call = call.parent
         return path[::-1]
 
-    def token_path(self) -> list[Call]:
+    def token_path(self) -> "list[Call]":
         """Calls whose tokens stand in this one's sequence, in order."""
         path: list[Call] = []
         call: Call | None = self

@@ -1,7 +1,5 @@
 """Counts of the episodes of this process by stage."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 

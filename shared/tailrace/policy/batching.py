@@ -4,8 +4,6 @@ Invariants: items go out in the order they came, at most `max_items` together; e
 answer to its own item, or the error of the send that carried it.
 """
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Callable, Coroutine, Sequence
 from typing import Any, Generic, TypeVar

@@ -4,8 +4,6 @@ Invariants: no token is sampled twice for one turn; every call has its own id; a
 token are bounded and spaced by a growing delay; an episode's lease is given back exactly once.
 """
 
-from __future__ import annotations
-
 import asyncio
 import itertools
 import uuid

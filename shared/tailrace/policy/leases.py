@@ -4,8 +4,6 @@ While the scheduler is down or no server is healthy, requests are repeated with 
 episode that waits for a server has not failed; its deadline ends the wait.
 """
 
-from __future__ import annotations
-
 import asyncio
 from collections import Counter
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """Prometheus metrics of policies."""
 
-from __future__ import annotations
-
 from prometheus_client import Counter
 
 CONTINUED_CALLS = Counter(

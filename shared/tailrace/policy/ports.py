@@ -1,7 +1,5 @@
 """Interface of a policy to the scheduler."""
 
-from __future__ import annotations
-
 from typing import Protocol
 
 from tailrace.channel.ports import Address

@@ -3,8 +3,6 @@
 Reports keep leases alive: the scheduler takes back the leases of a worker that stops reporting.
 """
 
-from __future__ import annotations
-
 import asyncio
 import time
 

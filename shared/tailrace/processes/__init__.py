@@ -1,7 +1,5 @@
 """Child processes that run user code; a process can be killed with its children, and replaced."""
 
-from __future__ import annotations
-
 from tailrace.processes.child import ParentLink
 from tailrace.processes.pool import ProcessPool, ProcessStartError, WorkerProcess
 

@@ -5,8 +5,6 @@ standard error and reads an empty file. The process ends with its parent: at the
 the kernel's signal when the parent is killed.
 """
 
-from __future__ import annotations
-
 import ctypes
 import os
 import signal
@@ -36,7 +34,7 @@ class ParentLink:
         self._target = target
 
     @classmethod
-    def open(cls) -> ParentLink:
+    def open(cls) -> "ParentLink":
         """Takes over standard input and output; call it before the import of user code."""
         _die_with_parent()
         source = os.fdopen(os.dup(0), "rb")

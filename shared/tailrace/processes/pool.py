@@ -5,8 +5,6 @@ missing answer is killed and replaced, so that the next caller gets a new one; n
 loop.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import os
@@ -42,7 +40,7 @@ class WorkerProcess:
     @classmethod
     async def start(
         cls, module: str, arguments: Sequence[str] = (), python: str = sys.executable
-    ) -> WorkerProcess:
+    ) -> "WorkerProcess":
         """Runs `python -m module`, which opens a `ParentLink`, in a new process session.
 
         Raises `ProcessStartError`.

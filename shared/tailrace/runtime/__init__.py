@@ -5,8 +5,6 @@ trace context, metrics, a drain on SIGTERM, and one place (`guard`) that turns a
 into a logged, counted and typed failure.
 """
 
-from __future__ import annotations
-
 from tailrace.runtime.guard import Failure, HandBack, StopService
 from tailrace.runtime.process import Args, run_service, run_with_args, serve
 from tailrace.runtime.service import Service

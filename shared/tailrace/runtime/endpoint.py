@@ -6,8 +6,6 @@ at most `mailbox` requests wait; each accepted request gets one answer, also whe
 (500), a drain cancels it (503) or the payload is malformed (400).
 """
 
-from __future__ import annotations
-
 import asyncio
 import re
 import time

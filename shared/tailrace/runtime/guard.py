@@ -5,8 +5,6 @@ catches expected errors by name. An exception that reaches the guard is a bug or
 it must not stop the rest of the service. This is the only broad `except` of the code base.
 """
 
-from __future__ import annotations
-
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import TypeVar

@@ -5,8 +5,6 @@ The service's own event loop serves it, so a blocked loop does not answer `/live
 `TAILRACE_METRICS_HOST` the address (default 127.0.0.1; a pod needs 0.0.0.0).
 """
 
-from __future__ import annotations
-
 import asyncio
 import os
 from collections.abc import Callable, Mapping

@@ -5,8 +5,6 @@ aliases of `--instance-id`, with the names of the registry and of the leases. Ex
 drain, 2 for a wrong configuration (one line on stderr, no traceback), 1 otherwise.
 """
 
-from __future__ import annotations
-
 import argparse
 import asyncio
 import inspect

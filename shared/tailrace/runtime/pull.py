@@ -6,8 +6,6 @@ here, or was acknowledged here recently, never starts a second time; a message i
 after its handler returned; a drain settles all messages.
 """
 
-from __future__ import annotations
-
 import asyncio
 import time
 from collections import deque

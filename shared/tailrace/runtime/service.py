@@ -6,8 +6,6 @@ drain hooks run in reverse order, NATS closes. The wait for messages in flight, 
 ends after `drain_s`; a second signal ends the wait at once.
 """
 
-from __future__ import annotations
-
 import asyncio
 import gc
 import signal

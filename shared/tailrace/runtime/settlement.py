@@ -4,8 +4,6 @@ Invariants: each message is settled exactly once; a hand-back never makes a mess
 message is terminated only after its copy is stored.
 """
 
-from __future__ import annotations
-
 import asyncio
 from dataclasses import dataclass, field
 

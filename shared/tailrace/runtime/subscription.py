@@ -5,8 +5,6 @@ waiting messages the actor logs that it falls behind. The client drops messages 
 (about a million messages or 512 MiB), counts them and logs an error.
 """
 
-from __future__ import annotations
-
 import asyncio
 import time
 from collections.abc import Awaitable, Callable

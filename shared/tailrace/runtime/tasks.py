@@ -5,8 +5,6 @@ outlives the service. All actors drain with the same `hurry` event; it is set wh
 over or a second signal comes.
 """
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Awaitable, Callable, Coroutine, Iterable
 from typing import Any, TypeVar

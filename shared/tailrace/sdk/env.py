@@ -6,8 +6,6 @@ penalty), never with an exception. A deterministic environment (same `reset(seed
 answers) can be resumed after a crash without sampling a token again.
 """
 
-from __future__ import annotations
-
 from typing import Any, Protocol, SupportsFloat
 
 

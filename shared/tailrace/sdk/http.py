@@ -8,8 +8,6 @@ Invariants: a request has no total timeout, only those of httpx; an answer that 
 closes its connection, so that the server notices that the client left.
 """
 
-from __future__ import annotations
-
 import asyncio
 import functools
 import importlib
@@ -70,7 +68,7 @@ class _Transport:
     """Sends requests of one event loop through one aiohttp session."""
 
     library: Any
-    stream_class: type[_Stream]
+    stream_class: "type[_Stream]"
 
     def __init__(self) -> None:
         self._session: aiohttp.ClientSession | None = None

@@ -1,7 +1,5 @@
 """Interface of the model as episodes use it: token ids in, sampled tokens out."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import NamedTuple, Protocol
 

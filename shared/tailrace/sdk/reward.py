@@ -5,8 +5,6 @@ return the same number. It runs in a process of its own. It may block, and it ma
 `timeout_s` of its entry in the experiment file.
 """
 
-from __future__ import annotations
-
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Protocol, TypeVar
 

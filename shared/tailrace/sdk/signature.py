@@ -5,8 +5,6 @@ NumPy style; `Annotated[int, "the meaning"]` takes precedence). Types are those 
 numbers, strings, lists, dicts, enums, `Literal`, optional ones, dataclasses, Structs, TypedDicts.
 """
 
-from __future__ import annotations
-
 import inspect
 import re
 import typing

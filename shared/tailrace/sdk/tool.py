@@ -5,8 +5,6 @@ event loop and must not block. The model sees an exception of a tool as an error
 `ToolUnavailableError`: then the answer of the tool is unknown.
 """
 
-from __future__ import annotations
-
 import inspect
 import re
 from collections.abc import Awaitable, Callable
@@ -132,7 +130,9 @@ class ToolOffer:
         self._make = make
 
     @classmethod
-    def of(cls, kind: type[Tool], make: Callable[[], Tool] | None = None, **changes: Any) -> ToolOffer:
+    def of(
+        cls, kind: type[Tool], make: Callable[[], Tool] | None = None, **changes: Any
+    ) -> "ToolOffer":
         """Offers `kind` with the factory `make`; `changes` are made to its spec: `timeout_s=5`."""
         spec = ToolSpec(
             name=kind.name,

@@ -10,8 +10,6 @@ Invariants: a run ends in a `WorkflowEnd`, unless it kills its process; only fin
 as rewards.
 """
 
-from __future__ import annotations
-
 import inspect
 import math
 import numbers

@@ -1,7 +1,5 @@
 """Payloads by claim check, the model card, and the policy versions of one run."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import hashlib

@@ -12,8 +12,6 @@ event, and a resuming learner commits the loaded checkpoint *before* its first `
 is idempotent: no group is released twice, and no event is emitted twice.
 """
 
-from __future__ import annotations
-
 import asyncio
 import time
 import uuid

@@ -4,8 +4,6 @@ One `AutoPipeline` carries all commands that do not block; waits for new stream 
 connections. Both reconnect after an outage.
 """
 
-from __future__ import annotations
-
 import asyncio
 from urllib.parse import urlsplit, urlunsplit
 

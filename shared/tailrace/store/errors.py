@@ -1,7 +1,5 @@
 """Errors of the store, with the fields that a caller needs to react."""
 
-from __future__ import annotations
-
 from tailrace.config import ConfigError
 
 

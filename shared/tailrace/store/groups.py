@@ -1,7 +1,5 @@
 """Records of the trajectory buffer, and the audit events of its changes."""
 
-from __future__ import annotations
-
 import enum
 from typing import NamedTuple
 

@@ -4,8 +4,6 @@ A journal has one writer at a time: `load` makes a journal object the writer of 
 then refuses appends of earlier writers. A journal ends with the settlement of its episode.
 """
 
-from __future__ import annotations
-
 import enum
 import uuid
 

@@ -4,8 +4,6 @@ Scripts that change state write their events themselves; `emit` is for events ou
 dropped: an outbox without a relay grows until Redis is full, and its writers then get an error.
 """
 
-from __future__ import annotations
-
 import uuid
 from collections.abc import Sequence
 

@@ -7,8 +7,6 @@ memory, or no room on its disk) is put aside and repeated, up to `full_s`; other
 since they may free memory.
 """
 
-from __future__ import annotations
-
 import asyncio
 import math
 from collections import deque

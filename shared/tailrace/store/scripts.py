@@ -1,7 +1,5 @@
 """Lua scripts of the store, each with the shared prelude in front."""
 
-from __future__ import annotations
-
 import hashlib
 from importlib.resources import files
 from typing import NamedTuple

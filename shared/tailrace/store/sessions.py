@@ -5,8 +5,6 @@ a part of it therefore reads only later entries. An append is atomic and may be 
 appends to a session that is finished or was opened again. Keys are stored as hashes.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 

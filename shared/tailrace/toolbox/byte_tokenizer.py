@@ -4,8 +4,6 @@ Its chat template is ChatML with the tools and tool calls of Qwen models. A mode
 thousand weights can therefore replace a real one in trials of an agent, a framework or a template.
 """
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

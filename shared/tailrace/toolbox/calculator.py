@@ -4,8 +4,6 @@ It parses an expression as Python syntax of numbers and operators, and never exe
 limited, so each expression is fast.
 """
 
-from __future__ import annotations
-
 import ast
 import operator
 import re

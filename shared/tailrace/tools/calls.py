@@ -5,8 +5,6 @@ calls of a session end before its objects are released; no lease expires while t
 disconnected from NATS.
 """
 
-from __future__ import annotations
-
 import asyncio
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Iterable

@@ -5,8 +5,6 @@ cancels is cancelled at the worker; later calls of a session go to the worker th
 call ends, since dead workers are detected and the wait for full or absent workers is limited.
 """
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Mapping, Sequence
 from typing import Any

@@ -1,7 +1,5 @@
 """Conversion of a model's text to arguments, and of a tool's value or error to a result (pure)."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -3,8 +3,6 @@
 Session affinity: the first call of a session and tool chooses the worker of the later calls.
 """
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Coroutine
 from typing import Any

@@ -4,8 +4,6 @@ A worker has one endpoint for itself and one for each tool. Invariant: after `dr
 receives no new calls, and still receives messages for itself.
 """
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any

@@ -3,8 +3,6 @@
 A `CallRunner` runs the calls: over NATS or in this process.
 """
 
-from __future__ import annotations
-
 import asyncio
 import itertools
 import uuid
@@ -70,7 +68,7 @@ class EpisodeTools:
         self._numbers = itertools.count()
         self._has_called = False
 
-    async def __aenter__(self) -> EpisodeTools:
+    async def __aenter__(self) -> "EpisodeTools":
         return self
 
     async def __aexit__(

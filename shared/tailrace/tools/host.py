@@ -4,8 +4,6 @@ Invariants: each call ends in a `ToolResult` or in its cancellation, never in an
 `max_concurrency` calls run at once, the others wait in order.
 """
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Mapping, Sequence
 from typing import Any

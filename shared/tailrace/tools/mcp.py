@@ -5,8 +5,6 @@ reconnects when it breaks. Invariant: a failure of the connection or the server 
 failure of the call; an error of a tool is a result for the model.
 """
 
-from __future__ import annotations
-
 import asyncio
 import re
 import shlex

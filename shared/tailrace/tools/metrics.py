@@ -1,7 +1,5 @@
 """Prometheus metrics of tools, at the worker and at the caller; `tool` is the tool's name."""
 
-from __future__ import annotations
-
 from prometheus_client import Counter, Gauge, Histogram
 
 _SECONDS = (0.001, 0.005, 0.02, 0.1, 0.5, 2.0, 10.0, 60.0, 300.0)

@@ -4,8 +4,6 @@ A call has more than one reply, so requests of the bus do not fit. Invariant: co
 also forgets it.
 """
 
-from __future__ import annotations
-
 import asyncio
 import itertools
 from collections.abc import Callable

@@ -6,8 +6,6 @@ thread of an abandoned function (Python cannot stop it) is reused after the func
 not delay the end of the process.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import queue
@@ -46,7 +44,7 @@ class Threads:
                 metrics.ABANDONED.inc()
             raise
 
-    def _submit(self, job: _Job) -> None:
+    def _submit(self, job: "_Job") -> None:
         with self._lock:
             is_idle = self._num_idle > 0
             self._num_idle -= is_idle
@@ -69,7 +67,7 @@ class Threads:
             with self._lock:
                 self._num_idle += 1
 
-    def _on_end(self, job: _Job) -> None:
+    def _on_end(self, job: "_Job") -> None:
         """Runs in the event loop after the function has returned."""
         job.has_ended = True
         if job.is_abandoned:
@@ -86,7 +84,7 @@ class _Job:
         function: Callable[[], Any],
         loop: asyncio.AbstractEventLoop,
         outcome: asyncio.Future[Any],
-        on_end: Callable[[_Job], None],
+        on_end: "Callable[[_Job], None]",
     ) -> None:
         self.outcome = outcome
         self.is_abandoned = False

@@ -1,7 +1,5 @@
 """Process of a tool worker: a service of the runtime with a `ToolWorker`."""
 
-from __future__ import annotations
-
 import asyncio
 import importlib
 from collections.abc import Sequence

@@ -5,8 +5,6 @@ calls; `release` runs exactly once for each object whose `create` began, after i
 or was cancelled.
 """
 
-from __future__ import annotations
-
 import asyncio
 from typing import Any
 

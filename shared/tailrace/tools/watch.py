@@ -5,8 +5,6 @@ Invariants: no worker is declared lost while this process is disconnected from N
 the result of a call that a worker has finished and whose result never arrived.
 """
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Iterable
 

@@ -4,8 +4,6 @@ The `Content-Type` header names the format, and a reply has the format of its re
 Tailrace send JSON, which every language can read.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -41,7 +39,7 @@ class WireFormat(msgspec.Struct, frozen=True):
     content_type: str
 
     @classmethod
-    def of(cls, headers: Mapping[str, str] | None) -> WireFormat:
+    def of(cls, headers: Mapping[str, str] | None) -> "WireFormat":
         """Returns the format that a message's headers name; msgpack by default."""
         kind = (headers or {}).get(CONTENT_TYPE, MSGPACK_CONTENT_TYPE).partition(";")[0].strip()
         return JSON if kind.lower() == JSON_CONTENT_TYPE else MSGPACK

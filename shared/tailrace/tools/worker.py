@@ -5,8 +5,6 @@ is either refused with 503 and `Retry-After`, or accepted and answered once to e
 a repeated call does not run again; calls and sessions of silent callers end.
 """
 
-from __future__ import annotations
-
 import asyncio
 import uuid
 from collections.abc import Awaitable, Sequence

@@ -6,8 +6,6 @@ CURVE encrypts if the server listens on more than loopback; only peers that got 
 the (authenticated) bus can connect.
 """
 
-from __future__ import annotations
-
 import asyncio
 import socket
 from collections import deque

@@ -1,7 +1,5 @@
 """Copies of a version's bytes: from shared memory of the same host, else over ZMQ."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 from collections.abc import Callable

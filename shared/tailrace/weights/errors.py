@@ -1,7 +1,5 @@
 """Errors of weight transfers. After each of them the active version is unchanged."""
 
-from __future__ import annotations
-
 
 class WeightsError(Exception):
     """Base of the errors of this package."""

@@ -4,8 +4,6 @@ The buffer is shared memory of this process, reused in each step. Offers are rep
 policy version for any number of offers, so that a restart of weight_sync only delays the step.
 """
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Sequence
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Inference server's side: fetches versions during generation, reports their application."""
 
-from __future__ import annotations
-
 import asyncio
 from collections import deque
 from collections.abc import Iterator

@@ -6,8 +6,6 @@ final: its manifest follows its bytes and no process writes to it again. Existin
 deletion of the file.
 """
 
-from __future__ import annotations
-
 import errno
 import fcntl
 import mmap

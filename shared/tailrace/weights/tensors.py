@@ -4,8 +4,6 @@ Each tensor begins at a multiple of 64 bytes and has its own checksum, so that a
 damaged tensor.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple

@@ -4,8 +4,6 @@ A model writes the replies, so a comparison takes bounded time for any text. Tex
 `MAX_CHARS`, factorials and powers of more than three digits are never right.
 """
 
-from __future__ import annotations
-
 import importlib
 import re
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """Keys of `env_config` for `env_type: maths`."""
 
-from __future__ import annotations
-
 from typing import Literal
 
 from tailrace.config import Config

@@ -4,8 +4,6 @@ The answer of a reply follows `####`. After a wrong answer, or a reply without `
 note and the number of attempts left; both count as attempts.
 """
 
-from __future__ import annotations
-
 from functools import lru_cache
 from typing import Any
 

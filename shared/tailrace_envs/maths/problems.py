@@ -4,8 +4,6 @@ A problem is a pure function of (settings, split, seed). A hash of its question 
 intermediate numbers are whole and positive.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import NamedTuple
 

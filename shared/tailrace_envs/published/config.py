@@ -1,7 +1,5 @@
 """Keys of `env_config` for environments of other packages. This module imports none of them."""
 
-from __future__ import annotations
-
 from typing import Any, Literal
 
 import msgspec

@@ -5,8 +5,6 @@ action space converts replies to actions. Functions of yours can replace both. A
 gets a note and the same text; the environment makes no step.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable
 from typing import Any

@@ -4,8 +4,6 @@ The first `reset` opens one session per instance at the server (a WebSocket). Ca
 The server decides the number of sessions, and if a seed determines an episode.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from typing import Any

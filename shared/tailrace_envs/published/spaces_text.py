@@ -1,7 +1,5 @@
 """Conversion between gymnasium's spaces and texts: observations to text, replies to actions."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Sequence
 from typing import Any

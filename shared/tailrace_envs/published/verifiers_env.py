@@ -7,8 +7,6 @@ environment must only append to the conversation and must not offer tools. Play 
 workflow through the gateway.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import lru_cache, partial
 from typing import Any

@@ -4,8 +4,6 @@ One event loop in one thread runs the rollouts of all instances of this process;
 own threads. Invariant: at any time a rollout either computes or waits for exactly one reply.
 """
 
-from __future__ import annotations
-
 import asyncio
 import queue
 import threading

@@ -4,8 +4,6 @@ A board is immutable; only the `Position` changes during an episode. Letters: `#
 goal, `X` box, `*` box on a goal, `P` player, `S` player on a goal.
 """
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 DIRECTIONS = ("Up", "Down", "Left", "Right")

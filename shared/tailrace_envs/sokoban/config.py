@@ -1,7 +1,5 @@
 """Keys of `env_config` for `env_type: sokoban`."""
 
-from __future__ import annotations
-
 from tailrace.config import Config
 from tailrace_envs.splits import Split
 
@@ -27,7 +25,7 @@ class SokobanConfig(Config, frozen=True, kw_only=True):
     """Levels that seeds select from: `train`, `held_out` (never a train level) or `all`."""
 
     max_turns: int = 30
-    """Replies after which the episode is truncated. Every level has a solution of at most so many."""
+    """Replies after which the episode is truncated. Every level has a solution within this number."""
 
     penalty_for_step: float = -0.1
     """Reward of every turn, added to the others."""

@@ -6,8 +6,6 @@ a goal, and a reward at the end, when all boxes are on goals. A reply without a 
 note and the same board.
 """
 
-from __future__ import annotations
-
 import re
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Demonstrations of Sokoban: shortest solutions, mixed with random moves."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from functools import lru_cache
 

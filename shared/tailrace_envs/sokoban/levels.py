@@ -6,8 +6,6 @@ draws the numbers. A hash of walls, goals and boxes decides the split of a level
 level is never a train level with the player in another cell.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from functools import lru_cache
 from typing import NamedTuple

@@ -4,8 +4,6 @@ The estimate is the sum over boxes of the pushes to the nearest goal on a board 
 is never too high, and infinite for a box that cannot reach a goal any more (in corners, along walls).
 """
 
-from __future__ import annotations
-
 import heapq
 from functools import lru_cache
 from itertools import count

@@ -4,8 +4,6 @@ A row of the board with its line feed is one token, and so is each action word. 
 token per cell.
 """
 
-from __future__ import annotations
-
 from itertools import product
 from pathlib import Path
 

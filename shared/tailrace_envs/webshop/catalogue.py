@@ -3,8 +3,6 @@
 Only `asin`, `title` and `price` are required. `asin` is the unique id of a product.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import msgspec

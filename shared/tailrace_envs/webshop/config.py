@@ -1,7 +1,5 @@
 """Keys of `env_config` for `env_type: webshop`."""
 
-from __future__ import annotations
-
 from tailrace.config import Config
 from tailrace_envs.splits import Split
 

@@ -4,8 +4,6 @@ The first action in a reply counts. A reply without an action that the page offe
 same page. `click[buy now]` ends the episode with the published reward; earlier steps have no reward.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable, Sequence
 from typing import Any, Literal, NamedTuple

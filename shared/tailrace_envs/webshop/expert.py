@@ -1,7 +1,5 @@
 """Demonstrations of WebShop: the direct way to the goal's product, mixed with random actions."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from tailrace_envs.demonstrations import demonstrations_of

@@ -5,8 +5,6 @@ the kind alone does not identify a product. Title, features and options state ev
 product.
 """
 
-from __future__ import annotations
-
 from functools import lru_cache
 from typing import NamedTuple
 

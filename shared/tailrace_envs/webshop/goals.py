@@ -7,8 +7,6 @@ above the price; no limit if fewer than two are above it. A hash of product, att
 decides the split of a goal.
 """
 
-from __future__ import annotations
-
 import hashlib
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import combinations, product

@@ -3,8 +3,6 @@
 A page is immutable; every action gives the next page. A page does not depend on the goal.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Literal, NamedTuple
 
@@ -44,7 +42,7 @@ class Page(NamedTuple):
         """Products on this page of results."""
         return self.results[self.number * per_page : (self.number + 1) * per_page]
 
-    def clicked(self, name: str) -> Page:
+    def clicked(self, name: str) -> "Page":
         """Returns the page after a click on a name of `clicks`.
 
         An option value with the name of a button acts as the button, as published.
@@ -61,13 +59,13 @@ class Page(NamedTuple):
             return self._replace(kind="detail", detail=name)
         return self._replace(chosen={**self.chosen, self._option_of(name): name})
 
-    def _in_results(self, name: str) -> Page:
+    def _in_results(self, name: str) -> "Page":
         if name == NEXT:
             return self._replace(number=self.number + 1)
         item = next(product for product in self.results if product.asin == name)
         return self._replace(kind="item", item=item, chosen={})
 
-    def _previous(self) -> Page:
+    def _previous(self) -> "Page":
         if self.kind == "detail":
             return self._replace(kind="item", detail="")
         if self.kind == "item":

@@ -8,8 +8,6 @@ of `instruction`, `instruction_attributes` and `instruction_options`; empty opti
 required. Reviews and ratings are in another file, which is not read: `click[reviews]` shows none.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path

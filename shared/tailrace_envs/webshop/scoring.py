@@ -37,8 +37,6 @@ Differences between `tailrace_envs.webshop` (here) and the published code
   here.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable
 from functools import lru_cache

@@ -3,8 +3,6 @@
 Invariant: the goal of a seed is a pure function of (catalogue, split, seed).
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Sequence
 from functools import lru_cache

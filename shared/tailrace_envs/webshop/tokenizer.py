@@ -3,8 +3,6 @@
 Spaces are not encoded: a decoded reply has one space between its words, which the environment accepts.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 

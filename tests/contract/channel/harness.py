@@ -1,4 +1,4 @@
-"""What both transports of the generation channel are tested with: hand-made engines and two ends."""
+"""Harness of both transports of the generation channel: hand-made engines and two ends."""
 
 from __future__ import annotations
 
@@ -128,7 +128,7 @@ class Ends:
         return connection
 
     def address(self, name: str = "s1") -> Address:
-        """Where the server of this name listens."""
+        """Address of the server of this name."""
         return Address(name, f"{self.run}.{name}", f"ipc://{self.directory}/{name}.sock")
 
     async def client(self, config: ClientChannelConfig = QUICK) -> GenerateClient:

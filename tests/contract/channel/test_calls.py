@@ -1,4 +1,4 @@
-"""What a caller can rely on while both ends live, over both transports."""
+"""Calls while both ends are alive, over both transports."""
 
 from __future__ import annotations
 

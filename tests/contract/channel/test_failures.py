@@ -1,4 +1,4 @@
-"""What happens when an end dies, hangs, restarts, or talks nonsense, over both transports."""
+"""Failures of an end (death, hang, restart, invalid messages), over both transports."""
 
 from __future__ import annotations
 

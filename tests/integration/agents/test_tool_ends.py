@@ -56,7 +56,7 @@ async def worker(world: AgentsWorld, bus: Bus, redis: StoreConnection) -> AsyncI
 
 
 def told(server: ChatServer, question: str) -> set[str]:
-    """What tools told the model, in the last prompts of a question."""
+    """Results of tools that the model read, in the last prompts of a question."""
     prompts = [text_of(as_int32(request.prompt_ids)) for request in server.requests]
     answers = [prompt.partition("<|start|>tool\n")[2] for prompt in prompts if question in prompt]
     return {answer.partition("<|end|>")[0] for answer in answers if answer}

@@ -71,7 +71,7 @@ async def test_redis_fsync_is_every_second_by_default(tmp_path: Path) -> None:
 
 
 async def fsync_of(made: LocalCluster) -> str:
-    """What the running Redis says."""
+    """Setting of the running Redis."""
     connection = await connect(made.endpoints.redis_url)
     _, value = await connection.pipeline.command("CONFIG", "GET", "appendfsync")
     await connection.aclose()

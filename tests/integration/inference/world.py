@@ -106,7 +106,7 @@ class Services:
 
 @dataclass
 class World:
-    """What a test sees: the bus, the learner's side, and a client of the server."""
+    """World of a test: the bus, the learner's side, and a client of the server."""
 
     bus: Bus
     redis: StoreConnection

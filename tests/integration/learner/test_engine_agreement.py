@@ -1,4 +1,4 @@
-"""What the engine sampled from is the policy that the learner trains, shared prefixes or not."""
+"""The engine samples from the policy that the learner trains, with and without shared prefixes."""
 
 from __future__ import annotations
 

@@ -32,11 +32,11 @@ pytestmark = pytest.mark.timeout(600)  # three learners start, of up to two rank
 Change = Callable[[Trajectory], Trajectory]
 
 TWO_RANKS = {"num_ranks": 2}
-IN_A_PASS_S = 0.3  # of computing since a step's groups came; its passes take seconds
+IN_A_PASS_S = 0.2  # of computing since the groups of a step came; its passes take ten times as long
 
 _TINY = experiment("", Path())["learner"]["from_scratch"]
 LARGER = _TINY | {
-    "config": _TINY["config"] | {"hidden_size": 128, "num_hidden_layers": 4, "intermediate_size": 512}
+    "config": _TINY["config"] | {"hidden_size": 256, "num_hidden_layers": 6, "intermediate_size": 1024}
 }
 
 

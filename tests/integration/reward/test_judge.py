@@ -144,7 +144,7 @@ async def test_fields_that_a_model_refuses_are_left_out_and_its_own_are_sent() -
 
 @pytest.mark.parametrize("key", ["messages", "stream"])
 async def test_what_a_judge_is_asked_and_how_it_is_read_are_not_in_its_body(key: str) -> None:
-    with pytest.raises(ValidationError, match=rf"judge\.body: {key} is not to be set"):
+    with pytest.raises(ValidationError, match=rf"judge\.body: {key} must not be set"):
         async with scorer("http://x", body={key: True}):
             pass
 

@@ -70,7 +70,7 @@ async def scores_of(folder: Path, items: list[ScoreItem], **model_args: Any) -> 
 
 
 def own_scores(folder: Path, maker: Any, items: list[ScoreItem]) -> list[float]:
-    """What the model says of each conversation alone."""
+    """Score of each conversation alone."""
     files = {path.name: path.read_bytes() for path in folder.glob("tokenizer*.json")}
     chat = read_chat_model(ModelCard(b"{}", files), {})
     model = maker.from_pretrained(folder).eval()

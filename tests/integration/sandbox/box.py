@@ -66,7 +66,7 @@ class Box:
         return [name for name in os.listdir(self.place.base) if name.startswith("call-")]
 
     def leaves_no_folder(self) -> bool:
-        """Whether those of all calls are removed, which for the last one is after its end."""
+        """Waits until the folders of all calls are removed; returns whether they are."""
         give_up_s = time.monotonic() + DEADLINE_S
         while self.folders() and time.monotonic() < give_up_s:
             time.sleep(0.01)

@@ -59,7 +59,7 @@ class Sandbox:
         return children(psutil.Process(self.process.pid), recursive=True)
 
     def base(self) -> Path:
-        """Where the folders of its calls are."""
+        """Parent of the folders of its calls."""
         lines = map(json.loads, self.log.read_text().splitlines())
         return Path(next(line["base"] for line in lines if line.get("base")))
 
@@ -153,7 +153,7 @@ async def call(tools: EpisodeTools, name: str, **arguments: Any) -> ToolResult:
 
 
 async def until(condition: Callable[[], Any]) -> Any:
-    """What `condition` returns once it is true."""
+    """Waits until `condition` returns a true value, and returns it."""
     give_up_s = time.monotonic() + DEADLINE_S
     while not (found := condition()):
         assert time.monotonic() < give_up_s

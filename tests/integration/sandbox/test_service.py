@@ -44,7 +44,7 @@ async def client(cluster: Cluster) -> AsyncIterator[ToolClient]:
 
 
 async def gone(processes: list[psutil.Process]) -> bool:
-    """Whether all of them end."""
+    """Returns whether all of them end."""
     _, alive = await asyncio.to_thread(psutil.wait_procs, processes, timeout=DEADLINE_S)
     return alive == []
 

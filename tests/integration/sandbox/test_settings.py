@@ -1,4 +1,4 @@
-"""What the keys of the section `sandbox` change, seen from inside a call."""
+"""Effects of the keys of the section `sandbox` inside a call."""
 
 from __future__ import annotations
 
@@ -131,7 +131,7 @@ def test_calls_have_users_from_the_first_one_on(tuned: Tuned) -> None:
 
 def test_a_session_too_many_waits_for_one_to_end(tuned: Tuned) -> None:
     async def opens() -> bool:
-        """Whether a session opens while another one lives."""
+        """Returns whether a session opens while another one is open."""
         first = await tuned.box.runner.open_session()
         second = asyncio.create_task(tuned.box.runner.open_session())
         done, _ = await asyncio.wait({second}, timeout=1.0)

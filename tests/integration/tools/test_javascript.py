@@ -90,7 +90,7 @@ async def test_a_worker_in_javascript_serves_lists_refuses_and_dies_like_any_oth
 
 
 async def _load(client: ToolClient) -> dict[str, int]:
-    """What the worker says of itself, however long it takes to answer."""
+    """Description by the worker of itself; waits until it answers."""
     while True:
         for worker in (await client.discovery.stats(0.5)).values():
             for endpoint in worker.endpoints:

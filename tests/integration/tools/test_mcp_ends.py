@@ -1,4 +1,4 @@
-"""How calls of an MCP server's tools end when their worker, or the server, ends meanwhile."""
+"""Ends of calls of an MCP server's tools when their worker or the server ends."""
 
 from __future__ import annotations
 

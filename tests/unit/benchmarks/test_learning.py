@@ -35,7 +35,7 @@ def test_every_recipe_is_a_valid_experiment(recipe: Recipe, monkeypatch: pytest.
 
 
 class Said:
-    """What a console wrote."""
+    """Output of a console."""
 
     def __init__(self) -> None:
         self.text = ""
@@ -62,7 +62,7 @@ GOOD = [
 
 
 def missed(outcomes: list[Outcome]) -> list[str]:
-    """What the verdict says is missed."""
+    """Targets that the verdict counts as missed."""
     results = Results("learning", [])
     judge(results, outcomes)
     assert results.exit_code == int(any(not target.holds for target in results.targets))

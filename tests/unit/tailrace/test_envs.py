@@ -52,4 +52,4 @@ def test_import_statements_work_in_a_fresh_process_and_make_no_second_class() ->
         "import tailrace_envs.game\n"
         "assert A is B and game is tailrace_envs.game and issubclass(A, game.TextGame)\n"
     )
-    subprocess.run([sys.executable, "-c", program], check=True)
+    assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0

@@ -1,4 +1,4 @@
-"""What `Trainer` makes of its arguments, and of its child's end."""
+"""Arguments of `Trainer`, and the end of its child."""
 
 from __future__ import annotations
 

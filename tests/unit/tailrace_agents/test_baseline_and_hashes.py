@@ -1,4 +1,4 @@
-"""What agents add for single estimators: greedy baselines and names of observations."""
+"""Data of agents for single estimators: greedy baselines and names of observations."""
 
 from __future__ import annotations
 

@@ -68,7 +68,7 @@ def player(
     threads: ThreadPoolExecutor,
     folder: Path,
 ) -> EpisodePlayer:
-    """Who plays the tag `it`."""
+    """Player of the tag `it`."""
     config = AgentsConfig(
         custom_envs={"it": EnvEntry(env_type=kind, env_config=KINDS[kind][0])},
         generating_args=GeneratingArgs(temperature=1.0),

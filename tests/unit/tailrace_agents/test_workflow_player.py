@@ -1,4 +1,4 @@
-"""What becomes of an episode that a workflow plays: sessions, rows, rewards, typed ends."""
+"""Episodes of workflows: sessions, rows, rewards, typed ends."""
 
 from __future__ import annotations
 

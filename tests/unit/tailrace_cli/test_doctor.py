@@ -38,7 +38,7 @@ def report(find_features: Callable[[str], Awaitable[Features]]) -> tuple[int, di
 
 
 def mark_of(lines: dict[str, str], what: str) -> str:
-    """How the line that begins so is marked."""
+    """Mark of the line that begins with this text."""
     return next(mark for rest, mark in lines.items() if rest.startswith(what))
 
 

@@ -1,4 +1,4 @@
-"""Which file an experiment is."""
+"""Paths of experiment files."""
 
 from __future__ import annotations
 

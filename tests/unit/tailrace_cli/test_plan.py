@@ -1,4 +1,4 @@
-"""Which processes a local cluster starts, and what they are told."""
+"""Processes of a local cluster, their arguments and environment."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ def test_variables_that_the_user_names_reach_only_the_processes_with_code_of_his
 
 
 def gpus(config: ClusterConfig) -> dict[str, str]:
-    """What each process that is told about GPUs is told."""
+    """GPUs of each process that gets some."""
     specs = plan(config)
     key = "CUDA_VISIBLE_DEVICES"
     return {spec.name: spec.env[key] for spec in specs if key in spec.env}

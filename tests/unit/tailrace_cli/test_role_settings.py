@@ -202,7 +202,7 @@ def decoded(name: str, *value: Any) -> Experiment:
 
 
 def read(experiment: Experiment, key: str) -> Any:
-    """What a service reads at our dotted key."""
+    """Value that a service reads at our dotted key."""
     top = getattr(experiment, key.partition(".")[0], None)
     value = attrgetter(key)(experiment if top is not None else experiment.run)
     return set(value()) if callable(value) else value

@@ -1,4 +1,4 @@
-"""What only all sections of an experiment together can tell."""
+"""Checks that need several sections of an experiment."""
 
 from __future__ import annotations
 

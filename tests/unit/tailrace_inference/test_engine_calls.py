@@ -1,4 +1,4 @@
-"""How calls end, what is refused, and how chunks leave."""
+"""Ends and refusals of calls, and the sending of chunks."""
 
 from __future__ import annotations
 

@@ -22,7 +22,7 @@ TIMEOUT_S = 90.0
 def on_ranks(
     num_ranks: int, work: Callable[..., Any], *args: Any, timeout_s: float = TIMEOUT_S
 ) -> list[Any]:
-    """What `work(ranks, *args)` returns on each rank; they wait `timeout_s` for each other."""
+    """Results of `work(ranks, *args)` on each rank; ranks wait `timeout_s` for each other."""
     strategy = StrategyArgs(num_ranks=num_ranks, timeout_s=timeout_s)
     context = multiprocessing.get_context("fork")
     port = free_port()

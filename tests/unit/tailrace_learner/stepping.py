@@ -106,7 +106,7 @@ def stepped(groups: Sequence[TrajectoryGroup], at_once: int = 99, **settings: An
 
 
 def shared_tokens(step: Stepped) -> int:
-    """How many tokens of the step's rows need not be computed where prefixes are shared."""
+    """Number of tokens of the step's rows that shared prefixes save."""
     rows = [row for group in step.trainer.groups for row in group.rows]
     alone, shared = (
         pack(rows, CPU, share_prefixes=shares).input_ids.numel() for shares in (False, True)

@@ -115,7 +115,7 @@ def moments_of(strategy: Strategy, policy: PolicyModel) -> dict[str, torch.Tenso
 
 
 def taken_over(strategy: Strategy, moments: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """What a new optimizer of `strategy` has after it was given the moments of another."""
+    """Moments of a new optimizer of `strategy` after it took those of another."""
     policy = strategy.spread(make_policy())
     strategy.make_optimizer(policy, ARGS)
     assert moments_of(strategy, policy) == {}
@@ -189,7 +189,7 @@ def test_neighbours_that_compute_the_same_rows_count_as_one_rank() -> None:
 
 
 def gradients(strategy: Strategy) -> tuple[float, bool]:
-    """What an update does when only the last rank's gradient is not finite."""
+    """Update in which only the last rank's gradient is not finite."""
     policy = strategy.spread(make_policy())
     optimizer = strategy.make_optimizer(policy, ARGS)
     before = {name: strategy.whole(p).clone() for name, p in policy.model.named_parameters()}
@@ -241,7 +241,7 @@ class FakeBrokenWorker:
 
 
 def fails_in_a_command(ranks: TorchRanks) -> str:
-    """What rank 0 says of its failure; the other one never takes an order after it."""
+    """Error of rank 0 at its failure; the other rank takes no order after it."""
     if ranks.rank:
         return str(ranks.broadcast(None))
     team = RankController(cast(Worker, FakeBrokenWorker()), ranks)

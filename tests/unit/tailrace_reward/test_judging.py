@@ -1,4 +1,4 @@
-"""What judges are asked and how their replies are read; batches of conversations."""
+"""Prompts of judges, their replies, and batches of conversations."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the sandbox decides from what the kernel offers, and what it clears away of others."""
+"""Decisions of the sandbox by the kernel's features, and removal of folders of others."""
 
 from __future__ import annotations
 

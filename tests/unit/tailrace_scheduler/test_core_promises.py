@@ -95,7 +95,7 @@ def play_to_the_end(world: SimulatedRun, num_wild: int) -> None:
 
 
 def tag_means(world: SimulatedRun, evaluation_id: str) -> dict[str, float | None]:
-    """What the rows should say of an evaluation's tags, which take turns; success is the reward."""
+    """Expected values of an evaluation's tags, which take turns; success is the reward."""
     means: dict[str, float | None] = {}
     for place, tag in enumerate(("A", "B")):
         bodies = [e.body for e in world.events if isinstance(e.body, EpisodeSettled)]

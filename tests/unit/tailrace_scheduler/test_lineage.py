@@ -1,4 +1,4 @@
-"""What waits for the learner, through checkpoints, crashes and drops."""
+"""Groups that wait for the learner, through checkpoints, crashes and drops."""
 
 from __future__ import annotations
 

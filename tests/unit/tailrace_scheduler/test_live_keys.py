@@ -33,7 +33,7 @@ def test_an_episode_that_is_lost_goes_out_so_often(max_attempts: int) -> None:
 
 
 def first_of(decision: object, group_id: str) -> bool:
-    """Whether it is about the first member of this group."""
+    """Returns whether it is about the first member of this group."""
     if isinstance(decision, Republish):
         return (decision.plan.group_id, decision.member) == (group_id, 0)
     assert isinstance(decision, SettleMembers)

@@ -1,4 +1,4 @@
-"""Which versions are held, and what a repeated offer gets."""
+"""Versions that are held, and repeated offers."""
 
 from __future__ import annotations
 

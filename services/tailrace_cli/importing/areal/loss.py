@@ -4,8 +4,6 @@
 under the policy that sampled them: our `behaviour_correction`, beside any loss with clips.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 from typing import Any

@@ -1,7 +1,5 @@
 """Rules for engines and ranks of AReaL: `sglang:d4+fsdp:d2`, or one backend for each role."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping
 from typing import Any

@@ -1,7 +1,5 @@
 """Rules of AReaL whose result depends on further settings."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

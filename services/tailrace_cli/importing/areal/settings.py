@@ -1,7 +1,5 @@
 """AReaL (inclusionAI/AReaL): the table of its PPO and GRPO experiments, and its defaults."""
 
-from __future__ import annotations
-
 from tailrace.config.settings import Derived, Refused, Renamed, values
 from tailrace_cli.importing import value_names as names
 from tailrace_cli.importing.areal import loss, placement, rules

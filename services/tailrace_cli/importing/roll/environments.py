@@ -4,8 +4,6 @@ In ROLL `max_new_tokens` limits one reply, as `max_tokens_per_step` of the envir
 limits all replies of an episode together.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Rules of ROLL whose result depends on further settings."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Mapping
 from typing import Any

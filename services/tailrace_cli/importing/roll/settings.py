@@ -3,8 +3,6 @@
 Its roles have names that our experiments accept too: their rules are those of our own tables.
 """
 
-from __future__ import annotations
-
 from tailrace.config.settings import TABLES, Derived, Refused, values
 from tailrace_cli.importing import value_names as names
 from tailrace_cli.importing.roll import environments, rules

@@ -1,7 +1,5 @@
 """Table of verl's roles: the policy with its reference, the optimizers, and the critic."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Rules of verl whose result depends on further settings."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 
@@ -109,7 +107,7 @@ def discounts(lookup: Lookup) -> bool:
 
 
 def redraw(used: Any, lookup: Lookup) -> Mapping[str, Any]:
-    """Treatment of groups with equal returns, where these teach nothing."""
+    """Treatment of groups with equal returns, if they give no learning signal."""
     name = lookup("algorithm.adv_estimator", "grpo")
     if used and not (name in ESTIMATORS and ESTIMATORS[name].compares_group):
         raise ValueError(f"{name} learns from groups of equal returns too: here they are never redrawn")

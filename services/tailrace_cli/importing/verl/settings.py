@@ -1,7 +1,5 @@
 """verl (volcengine/verl): the table of the PPO trainer's configuration, and its defaults."""
 
-from __future__ import annotations
-
 from tailrace.config.settings import Derived, Refused, Rule, values
 from tailrace_cli.importing import value_names as names
 from tailrace_cli.importing.rules import (

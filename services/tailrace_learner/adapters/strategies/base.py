@@ -1,7 +1,5 @@
 """Interface of a strategy. All ranks must call a method marked as collective, in the same order."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Protocol
 

@@ -6,8 +6,6 @@ division by `count / num_ranks` is DeepSpeed's unscaling, so the count is its lo
 whole on every rank; `zero3` cuts them too.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 from dataclasses import fields
@@ -16,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from tailrace.config import ConfigError
+from tailrace.import_path import load_extra
 from tailrace_learner.adapters.strategies.base import Moments
 from tailrace_learner.adapters.strategies.root import Root, RootedPolicy
 from tailrace_learner.config_models import TrainingArgs
@@ -70,13 +68,8 @@ class DeepspeedStrategy:
 
     def spread(self, policy: PolicyModel) -> RootedPolicy:
         """Give the model to DeepSpeed (collective); `ConfigError` without the package."""
-        try:
-            import deepspeed  # the package of an extra; its import inspects the machine
-        except ImportError as error:
-            raise ConfigError(
-                "learner.strategy_args.strategy_name deepspeed needs it: "
-                "pip install 'tailrace[deepspeed]'"
-            ) from error
+        key = "learner.strategy_args.strategy_name deepspeed"
+        deepspeed = load_extra("deepspeed", "deepspeed", key)
         deepspeed.ops.__compatible_ops__[_COMPILED_COLLECTIVES] = False
         self._deepspeed = deepspeed
         root = Root(policy.model)

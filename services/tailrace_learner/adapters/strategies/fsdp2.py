@@ -8,8 +8,6 @@ its copies, which would stay from the forward to the backward. Shards, sums of g
 weights are float32.
 """
 
-from __future__ import annotations
-
 import warnings
 from collections.abc import Mapping
 from dataclasses import fields

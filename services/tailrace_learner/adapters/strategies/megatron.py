@@ -6,8 +6,6 @@ the same rows together. Groups of neighbours share the rows of a step. An update
 the groups; core divides once, by the step's global count. It has not been run on CUDA with NCCL.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -17,6 +15,7 @@ from torch import Tensor, distributed, nn
 from torch.distributed import ProcessGroup
 
 from tailrace.config import ConfigError
+from tailrace.import_path import load_extra
 from tailrace_learner.adapters.ranks import DataParallelRanks
 from tailrace_learner.adapters.strategies.base import Moments
 from tailrace_learner.config_execution import StrategyArgs
@@ -37,18 +36,15 @@ class MegatronStrategy:
     """Tensor parallel over neighbours, data parallel over their groups."""
 
     def __init__(self, ranks: Ranks, args: StrategyArgs) -> None:
-        try:
-            from tailrace_learner.adapters.strategies import megatron_layers  # an extra
-        except ImportError as error:
-            raise ConfigError(
-                "learner.strategy_args.strategy_name megatron needs megatron-core: "
-                "pip install 'tailrace[megatron]'"
-            ) from error
-        self._layers = megatron_layers
+        key = "learner.strategy_args.strategy_name megatron"
+        layers = "tailrace_learner.adapters.strategies.megatron_layers"
+        self._layers = load_extra(layers, "megatron", key)
         self._size = args.tensor_parallel_size
         self.world = ranks
         self.ranks: Ranks = DataParallelRanks(ranks, self._size)
-        self._neighbours, self._equals = megatron_layers.make_groups(self._size, args.timeout_s)
+        groups: tuple[distributed.ProcessGroup, distributed.ProcessGroup]
+        groups = self._layers.make_groups(self._size, args.timeout_s)
+        self._neighbours, self._equals = groups
 
     def spread(self, policy: PolicyModel) -> PolicyModel:
         """Cut the layers; every rank must have loaded the same ones. `ConfigError` if it cannot be."""

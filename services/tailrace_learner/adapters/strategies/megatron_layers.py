@@ -3,8 +3,6 @@
 This file imports megatron-core, an extra, so `megatron.py` imports it only when it is needed.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch
@@ -58,7 +56,7 @@ class ColumnLinear(_Plain, ColumnParallelLinear):  # type: ignore[misc]
     """This rank's outputs: [..., K] -> [..., N / ranks]."""
 
     @classmethod
-    def part_of(cls, linear: nn.Linear, size: int) -> ColumnLinear:
+    def part_of(cls, linear: nn.Linear, size: int) -> "ColumnLinear":
         """Make our outputs of a layer that all `size` ranks have in full."""
         layer = cls(**_as(linear, size))
         if linear.bias is not None:
@@ -71,7 +69,7 @@ class RowLinear(_Plain, RowParallelLinear):  # type: ignore[misc]
     """Sum over the ranks' products of their inputs: [..., K / ranks] -> [..., N]."""
 
     @classmethod
-    def part_of(cls, linear: nn.Linear, size: int) -> RowLinear:
+    def part_of(cls, linear: nn.Linear, size: int) -> "RowLinear":
         """Make our inputs of a layer that all `size` ranks have in full; its bias stays whole."""
         layer = cls(**_as(linear, size), input_is_parallel=True, skip_bias_add=False)
         if linear.bias is not None:

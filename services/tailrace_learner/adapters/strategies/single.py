@@ -1,7 +1,5 @@
 """`single`: one process holds weights, gradients and optimizer."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 
 from torch import Tensor, nn

@@ -6,8 +6,6 @@ All ranks must use the same modules in the same order. Between passes nothing is
 be read or changed.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from typing import Any

@@ -5,8 +5,6 @@ checked here when the learner starts: the package is installed, the methods exis
 and the arguments have the types that the constructor declares.
 """
 
-from __future__ import annotations
-
 import inspect
 from collections.abc import Callable, Mapping
 from functools import partial

@@ -1,7 +1,5 @@
 """Rows in the learner's own log: one line per step."""
 
-from __future__ import annotations
-
 from tailrace.config import RunConfig
 from tailrace.log import get_logger
 from tailrace_learner.ports import MetricsRow, known_numbers

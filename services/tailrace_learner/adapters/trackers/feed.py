@@ -6,8 +6,6 @@ tracker failed, the feed makes a new one and gives it all rows. A learner that r
 so that no row of its predecessor is missing.
 """
 
-from __future__ import annotations
-
 import asyncio
 import threading
 

@@ -1,7 +1,5 @@
 """Rows as JSON lines in a file of the user's choice, for example on a shared disk."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import msgspec

@@ -1,13 +1,12 @@
 """Rows for MLflow: on a tracking server, or in a SQLite file beside the run directories."""
 
-from __future__ import annotations
-
 import os
 import re
 from pathlib import Path
 from typing import Any, ClassVar
 
 from tailrace.config import RunConfig
+from tailrace.import_path import load_extra
 from tailrace_learner.adapters.trackers.row_file import run_start_unix_s
 from tailrace_learner.ports import MetricsRow, known_numbers
 
@@ -26,14 +25,15 @@ class MlflowTracker:
 
     def __init__(self, run: RunConfig, *, tracking_uri: str = "", experiment: str = "tailrace") -> None:
         os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
-        from mlflow import MlflowClient  # the package of an extra
-        from mlflow.entities import Metric
-
+        mlflow = load_extra("mlflow", "mlflow", "learner.trackers.mlflow")
+        entities = load_extra("mlflow.entities", "mlflow", "learner.trackers.mlflow")
         output_dir = Path(run.output_dir).absolute()
         uri = tracking_uri or os.environ.get("MLFLOW_TRACKING_URI")
-        self._make_metric: Any = Metric
+        self._make_metric: Any = entities.Metric
         self._started_unix_s = run_start_unix_s(run.run_dir)
-        self._client: Any = MlflowClient(tracking_uri=uri or f"sqlite:///{output_dir / 'mlflow.db'}")
+        self._client: Any = mlflow.MlflowClient(
+            tracking_uri=uri or f"sqlite:///{output_dir / 'mlflow.db'}"
+        )
         known = self._client.get_experiment_by_name(experiment)
         experiment_id = (
             self._client.create_experiment(experiment, artifact_location=str(output_dir / "mlflow"))

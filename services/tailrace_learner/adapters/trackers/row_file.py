@@ -1,7 +1,5 @@
 """Reads files that the scheduler writes: `metrics.jsonl` as it grows, the start of `events.jsonl`."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 from typing import BinaryIO

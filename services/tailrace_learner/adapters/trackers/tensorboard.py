@@ -1,7 +1,5 @@
 """Rows for TensorBoard, under `<run_dir>/tensorboard/`: one record per row, its keys as scalars."""
 
-from __future__ import annotations
-
 from tensorboard.compat.proto.event_pb2 import Event, SessionLog
 from tensorboard.compat.proto.summary_pb2 import Summary
 from tensorboard.summary.writer.event_file_writer import EventFileWriter

@@ -1,7 +1,5 @@
 """Rows for Trackio: local, on a server of one's own, or in a Space of Hugging Face."""
 
-from __future__ import annotations
-
 import os
 import sys
 from contextlib import redirect_stdout
@@ -9,6 +7,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from tailrace.config import RunConfig
+from tailrace.import_path import load_extra
 from tailrace_learner.ports import MetricsRow, known_numbers
 
 
@@ -31,8 +30,7 @@ class TrackioTracker:
     ) -> None:
         # Trackio reads the variable when it is imported.
         os.environ.setdefault("TRACKIO_DIR", str(Path(run.output_dir).absolute() / "trackio"))
-        import trackio  # the package of an extra
-
+        trackio = load_extra("trackio", "trackio", "learner.trackers.trackio")
         with redirect_stdout(sys.stderr):  # it prints advice; stdout is the log
             self._run: Any = trackio.init(
                 project=project,

@@ -1,11 +1,10 @@
 """Rows for Weights & Biases, under `<run_dir>/wandb/`."""
 
-from __future__ import annotations
-
 import os
 from typing import Any, ClassVar, Literal
 
 from tailrace.config import RunConfig
+from tailrace.import_path import load_extra
 from tailrace_learner.ports import MetricsRow, known_numbers
 
 
@@ -21,8 +20,7 @@ class WandbTracker:
     def __init__(
         self, run: RunConfig, *, project: str, mode: Literal["offline", "online"] = "offline"
     ) -> None:
-        import wandb  # the package of an extra
-
+        wandb = load_extra("wandb", "wandb", "learner.wandb")
         if mode == "offline":  # otherwise the package reports its own use over the network
             os.environ.setdefault("WANDB_ERROR_REPORTING", "false")
         # `create_new`: a tracker that failed may have left its run open.

@@ -9,14 +9,12 @@ were summed.
     seq_mean_token_mean      weight 1 / trained tokens      divisor: 1
     seq_mean_token_sum_norm  weight 1 / loss_norm_tokens    divisor: 1
 
-The rows are those of the groups that teach something. Groups that do not (equal returns, fewer than
-two valid members) and conversations without a reward have no gradient and are left out, of the
-divisors too: they make a step smaller, not its gradient. An entropy bonus is one of the rows that
-teach. With a divergence in the loss (`init_kl_coef`) their rows are trained with advantage 0 and
-count like any other, as in GRPO's objective, because the divergence must hold everywhere.
+The rows are those of groups with a learning signal. Groups without one (equal returns, fewer than two
+valid members) and conversations without a reward have no gradient. They are left out, also of the
+divisors: they make a step smaller, not its gradient. An entropy bonus applies only to rows with a
+learning signal. With a divergence in the loss (`init_kl_coef`) the other rows are trained too, with
+advantage 0, and count like any other, as in GRPO's objective: the divergence applies everywhere.
 """
-
-from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from typing import NamedTuple

@@ -1,4 +1,4 @@
-"""Estimates of KL(pi || ref) from tokens that pi sampled, and a coefficient that steers it.
+"""Estimates of KL(pi || ref) from tokens that pi sampled, and a controller of its coefficient.
 
     k1 = log pi - log ref                        unbiased, may be negative
     k2 = (log pi - log ref)^2 / 2                biased, its gradient is that of the divergence
@@ -8,19 +8,17 @@
 With `kl_in: loss` beta KL_t is added to the loss of every trained token, and pi is the current
 policy. With `kl_in: reward` -beta KL_t is a reward of every policy token, and pi is the policy that
 sampled it; `reinforce_plus_plus` does so by default. beta begins at `init_kl_coef`. With `target_kl`
-it is steered after every step by the step's mean divergence:
+it changes after every step with the step's mean divergence:
 
     beta <- beta (1 + clip(KL / target_kl - 1, -0.2, 0.2) n / kl_horizon)      n: episodes of the step
 
 The gradient of k1 in the loss is 0 on average: use that estimator in the reward. The reference
-(`learner.reference`) is the policy at the run's start or a model of its own; with `init_kl_coef: 0`
+(`learner.reference`) is the policy at the run's start or another model; with `init_kl_coef: 0`
 there is none.
 
 Schulman 2020, "Approximating KL Divergence". The controller: Ziegler et al. 2019, "Fine-Tuning
 Language Models from Human Preferences", arXiv:1909.08593.
 """
-
-from __future__ import annotations
 
 from collections.abc import Callable
 

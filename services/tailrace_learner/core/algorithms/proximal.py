@@ -3,16 +3,14 @@
     log pi_prox = log mu + alpha (log pi - log mu)
     alpha = (v_prox - v_b) / (v - v_b),  v_prox = v - 1;  0 where v_b >= v_prox
 
-v is the learner's version and v_b the token's, in optimizer steps, so that with age a = v - v_b alpha
-is (a - 1) / a, and 0 up to an age of 1. log pi is the current policy, without gradient. The line
-stands for the weights one step before the current ones. It is exact for tokens of age 0 and 1, if
-engine and learner agree, and lies between the two known ends for older ones.
+v is the learner's version and v_b the token's, in optimizer steps, so with age a = v - v_b, alpha is
+(a - 1) / a, and 0 up to an age of 1. log pi is the current policy, without gradient. The result
+approximates the weights one step before the current ones. It is exact for tokens of age 0 and 1 if
+engine and learner agree, and is between the two known values for older ones.
 
 Fu et al. 2025, "AReaL", arXiv:2505.24298, decoupled objective; the approximation: "A-3PO",
 arXiv:2512.06547.
 """
-
-from __future__ import annotations
 
 import numpy as np
 from numpy.typing import NDArray

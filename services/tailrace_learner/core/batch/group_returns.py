@@ -5,8 +5,6 @@ A member counts if its outcome is valid, its rewards are finite numbers, its row
 and leaves every statistic. So do rows of conversations without a reward.
 """
 
-from __future__ import annotations
-
 import math
 from collections import Counter
 from collections.abc import Sequence

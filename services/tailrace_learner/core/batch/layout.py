@@ -6,8 +6,6 @@ laid out after all that it attends to instead: a few tokens occur more than once
 replaces many.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple

@@ -5,8 +5,6 @@ started at. After a resume from step r the weights of other lineages beyond thei
 surviving path. A token of such weights is as old as the fork, the last weights that both paths share.
 """
 
-from __future__ import annotations
-
 import secrets
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -42,7 +40,7 @@ class Ancestry:
     current: str
     ancestors: tuple[Ancestor, ...] = ()
 
-    def resumed(self, step: int) -> Ancestry:
+    def resumed(self, step: int) -> "Ancestry":
         """Ancestry of a new lineage that starts at `step` of this one."""
         return Ancestry(new_lineage(step), (*self.ancestors, Ancestor(self.current, step)))
 

@@ -4,8 +4,6 @@ Raw bytes come from other processes: code that reads them as numbers checks here
 a flaw may still be of no use (not finite, stale, overlong); other modules decide that.
 """
 
-from __future__ import annotations
-
 import enum
 from collections.abc import Callable, Mapping
 

@@ -5,8 +5,6 @@ row has alone (`prefix_tree`), and a flat token may belong to many rows. `layout
 attend to which. Order and packing change no result.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 

@@ -7,8 +7,6 @@ are in preorder, so all that continues a segment follows it directly, and shorte
 continued. Tokens are compared exactly. The order of the rows and of their arrival changes no tree.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise

@@ -6,8 +6,6 @@ does the same number of passes, idle ones where it has no rows, since all ranks 
 sharded weights.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Sequence
 from itertools import zip_longest
 from typing import TypeVar

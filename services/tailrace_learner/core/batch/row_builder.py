@@ -1,14 +1,11 @@
 """Builds the training rows of groups, with advantages, and counts what was left out.
 
-Rows of invalid members are left out, those of cut-off episodes where the configuration masks them,
-and rows longer than the model reads. The episodes of the latter two still count where episodes are
-compared. Rows that teach nothing, because of their group or because their conversation has no reward,
-are left out unless the loss holds every token near the reference: then they are trained with
-advantage 0. Where advantages need values or divergences (`core/step/estimates.py`), rows come without
-them.
+Left out are rows of invalid members, rows of cut-off episodes if the configuration masks them, and rows
+longer than the model reads. Episodes of the latter two are still compared with others. Rows without a
+learning signal (by their group, or by a conversation without a reward) are left out too, unless the
+loss keeps every token near the reference: then they are trained with advantage 0. If advantages need
+values or divergences (`core/step/estimates.py`), rows do not have them yet.
 """
-
-from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -157,7 +154,7 @@ def _tag(group: TrajectoryGroup) -> str:
 
 
 def _taught(returns: Returns, teaches: bool) -> tuple[NDArray[np.int64], ...]:
-    """Conversation of each row, G times [R]; `NO_REWARD` if the group teaches nothing."""
+    """Conversation of each row, G times [R]; `NO_REWARD` if the group has no learning signal."""
     places = returns.row_conversations
     return places if teaches else tuple(np.full(len(each), NO_REWARD) for each in places)
 

@@ -4,8 +4,6 @@ Invariant: a row ends before its last trained token, since later tokens have no 
 gradient.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple

@@ -4,8 +4,6 @@ Invariants: every trained token is a sampled one (loss mask 1) that follows anot
 log-probability is finite, and it is at most `max_staleness` steps old. All others are counted.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field

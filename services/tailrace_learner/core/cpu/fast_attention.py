@@ -5,8 +5,6 @@ and rotation is two operations. Projections and norms are the module's own, so a
 sharding work as before. A trial shows whether a module is such an attention.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

@@ -11,8 +11,6 @@ not plain linear ones at that moment (adapters, hooks that gather shards, anothe
 forward.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

@@ -7,8 +7,6 @@ backward. On Intel's processors the default is the faster one (a Xeon, 128 x 384
 Parameters, their names and what is saved stay the model's own.
 """
 
-from __future__ import annotations
-
 from functools import cache
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Replacement of module forwards by faster ones, where a trial gives the same results."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

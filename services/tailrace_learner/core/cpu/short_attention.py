@@ -6,8 +6,6 @@ groups of 8 rows, 31 tokens after a prompt of 13 to 18, 4 heads of 32: 4.1 ms ag
 heads that share a key head are rows of one product. `short_plan` plans the places.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from typing import Any
 

@@ -5,8 +5,6 @@ too. Each key head has places of its own, so that one product has the query head
 rows.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable
 from typing import NamedTuple
@@ -72,7 +70,7 @@ class _Columns(NamedTuple):
     is_query: NDArray[np.bool_]  # [B, Q] where that is no padding
 
     @classmethod
-    def of(cls, bucket: Bucket) -> _Columns:
+    def of(cls, bucket: Bucket) -> "_Columns":
         """Columns of the bucket's places."""
         shape = bucket.num_rows, bucket.max_len
         is_own = np.full(shape, bucket.filled is None)

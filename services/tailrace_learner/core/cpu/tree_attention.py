@@ -12,8 +12,6 @@ s_p: it computes the probabilities exp(score - s) and the products do . o from t
 2310.01889, does this across devices). Exact in float32 and float64.
 """
 
-from __future__ import annotations
-
 import math
 from typing import Any
 

@@ -10,8 +10,6 @@ is read under weights that were kept (`core/mismatch/old_readings.py`). Other to
 a server. `core/mismatch/sentinel.py` judges by the sums.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np

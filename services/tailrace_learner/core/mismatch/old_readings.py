@@ -8,8 +8,6 @@ row, whichever is most. Every rank chooses the same rows and makes as many passe
 update drops the oldest weights, so nothing is read after it.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np

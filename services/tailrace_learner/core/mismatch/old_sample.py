@@ -4,8 +4,6 @@ A source owes as many tokens as its next verdict needs. Tokens of the version th
 with, which its own passes read, are paid already. The choice depends on rows, debts and steps alone.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 

@@ -5,8 +5,6 @@ trained weights (of adapters: only these) take on this rank. A forward under the
 the model's, one tensor after the other, so the device needs room for one more tensor.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import contextmanager
 

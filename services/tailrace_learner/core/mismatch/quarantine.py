@@ -5,8 +5,6 @@ newer than its source's last good reading. Rows are changed in place, because pa
 identity.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 

@@ -4,8 +4,6 @@ A server is judged once enough of its tokens were read, over several mini-batche
 the errors of fewer are beyond the limit whatever the others add. Until then it is trusted.
 """
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass, field
 

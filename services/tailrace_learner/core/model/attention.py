@@ -5,8 +5,6 @@ The CPU uses `tree_attention`, or `short_attention` where all rows are short. Ot
 `bucket_attention`, or `flex` where rows share prefixes.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

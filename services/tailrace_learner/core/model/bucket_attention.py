@@ -4,8 +4,6 @@ Each bucket of rows becomes a dense [rows, length] batch under plain causal atte
 after all tokens of its row, so it changes nothing, and its outputs are dropped.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

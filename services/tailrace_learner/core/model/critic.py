@@ -4,8 +4,6 @@ A trunk (a model of its own, or the policy's) and a linear head on the hidden st
 token. The head begins at 0, so the values of a new critic are 0. Values are float32.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 
 import torch

@@ -7,8 +7,6 @@ N] mask is ever made. Its backward exists on CUDA only. Tests on the CPU compare
 and the uncompiled forward with the other paths; the compiled kernel has not run on any device yet.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import cache
 from typing import Any, NamedTuple

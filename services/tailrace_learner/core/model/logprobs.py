@@ -5,8 +5,6 @@ backward pass computes each chunk's logits again, unless the vocabulary is so sm
 larger than what a layer keeps. Exact: the same numbers as over the full [M, V] logits.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

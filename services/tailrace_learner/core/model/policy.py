@@ -1,7 +1,5 @@
 """The policy model: packed rows in, log-probabilities and entropies of targets out."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass

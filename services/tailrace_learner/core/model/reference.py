@@ -6,8 +6,6 @@ passes of the others with a token of its own. An offloaded one is in host memory
 device for the rows of a pass, all at once.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 

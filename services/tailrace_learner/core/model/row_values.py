@@ -1,7 +1,5 @@
 """Values of tokens by a model, row by row, without gradient."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Tensors that may be cut over ranks, as this rank holds them."""
 
-from __future__ import annotations
-
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 

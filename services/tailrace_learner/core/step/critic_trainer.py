@@ -5,8 +5,6 @@ for advantages, and those that later values are clipped around, are those of the
 several ranks every rank has the whole critic and computes all rows, so that all stay equal.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from contextlib import ExitStack

@@ -8,8 +8,6 @@ are estimated as they arrive, by the weights of the step's start. Over several r
 estimates all groups.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any

@@ -1,7 +1,5 @@
 """Sums behind a step's metrics: means of all that was added, in any order."""
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 
@@ -23,7 +21,7 @@ class MetricSums:
         )
         self._weights[name] += weight
 
-    def take(self, other: MetricSums) -> None:
+    def take(self, other: "MetricSums") -> None:
         """Adds all sums of another object."""
         for name, weight in other._weights.items():
             self.add(name, other._sums[name], weight)
@@ -32,7 +30,7 @@ class MetricSums:
         """Sum and weight per name."""
         return {name: (float(self._sums[name]), weight) for name, weight in self._weights.items()}
 
-    def split(self, prefix: str) -> MetricSums:
+    def split(self, prefix: str) -> "MetricSums":
         """Takes out the sums whose names begin with `prefix`, and removes the prefix."""
         part = MetricSums()
         for name in [name for name in self._weights if name.startswith(prefix)]:
@@ -40,7 +38,7 @@ class MetricSums:
         return part
 
     @classmethod
-    def of_all(cls, totals: Sequence[Mapping[str, tuple[float, float]]]) -> MetricSums:
+    def of_all(cls, totals: Sequence[Mapping[str, tuple[float, float]]]) -> "MetricSums":
         """Adds the sums of several objects."""
         sums = cls()
         for part in totals:

@@ -5,8 +5,6 @@ an update is the one that `training_args.optimizer` names; moments are whatever 
 parameter.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from typing import Any
@@ -61,7 +59,7 @@ class SummedOptimizer:
         self.inner = optimizer
 
     @classmethod
-    def of(cls, parameters: Sequence[nn.Parameter], args: TrainingArgs) -> SummedOptimizer:
+    def of(cls, parameters: Sequence[nn.Parameter], args: TrainingArgs) -> "SummedOptimizer":
         """Make one for these parameters."""
         return cls(torch_optimizer(parameters, args))
 

@@ -1,7 +1,5 @@
 """One forward and backward pass: unnormalised gradients of some rows and the sums behind metrics."""
 
-from __future__ import annotations
-
 import hashlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace

@@ -6,8 +6,6 @@ come that were not passed before the first update. Over several ranks each compu
 mini-batch's rows, in the same number of passes.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from tailrace_learner.config import LearnerConfig

@@ -1,7 +1,5 @@
 """Progress of the run: its state, the groups that no checkpoint holds yet, the times of a step."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -31,7 +29,7 @@ class _Held:
     group_ids: list[str] = field(default_factory=list)
     num_bytes: int = 0
 
-    def with_later(self, later: _Held) -> _Held:
+    def with_later(self, later: "_Held") -> "_Held":
         """These groups and those trained after them."""
         return _Held(
             self.entry_ids + later.entry_ids,

@@ -1,7 +1,5 @@
 """Run state in a checkpoint: enough to keep the data order and to train nothing twice."""
 
-from __future__ import annotations
-
 import enum
 
 import msgspec

@@ -9,8 +9,6 @@ pick tokens when their mini-batch is. Over several ranks every rank trains the s
 computes its share of their rows. Nothing here waits, reads a clock or does I/O.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field

@@ -1,18 +1,16 @@
 """Advantages over a whole step, once all of its groups are there.
 
 1. `starpo` over tags or the whole step: (R - mean) / (std + 1e-6) of the scope's valid episodes. A
-scope
-   of one, or of equal returns, gives 0, and its groups are counted as those that teach nothing.
+   scope of one episode, or of equal returns, gives 0; its groups count as groups without a learning
+   signal.
 2. `advantage_clip` c: A becomes min(max(A, -c), c).
 3. Whitening: (A - mean) / (std + 1e-6), mean and std (ddof 1) over all trained tokens of the step.
-   Tokens that are not trained (inserted, stale, of invalid members) and those that teach nothing
-   (because of their group or their conversation) are left out and keep 0. Those of a scope of equal
-   returns (1) take part, with 0. One token, or equal advantages everywhere, become 0.
+   Tokens that are not trained (inserted, stale, of invalid members) and those without a
+   learning signal (by their group or their conversation) are left out and keep 0. Those of a scope
+   of equal returns (1) take part, with 0. One token, or equal advantages everywhere, become 0.
 
 Statistics are sums over rows in float64, so neither arrival nor packing changes them.
 """
-
-from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -79,14 +77,14 @@ def _normalise_scope(groups: Sequence[PreparedGroup], config: LearnerConfig) -> 
 
 
 def _count_as(verdict: Verdict, groups: Sequence[PreparedGroup]) -> None:
-    """Counts groups of a scope that teaches nothing by their new verdict."""
+    """Counts groups of a scope without a learning signal by their new verdict."""
     for group in groups:
         if group.counts.get("num_groups_train"):
             group.counts.update({"num_groups_train": 0, f"num_groups_{verdict.value}": 1})
 
 
 def _compared_rows(rows: Iterable[TrainingRow]) -> list[TrainingRow]:
-    """Rows of conversations with a reward, in groups that teach something."""
+    """Rows of conversations with a reward, in groups with a learning signal."""
     return [row for row in rows if row.conversation != NO_REWARD]
 
 

@@ -1,7 +1,5 @@
 """The warm start: supervised steps on demonstrations, with an optimizer of its own."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterator
 from itertools import islice

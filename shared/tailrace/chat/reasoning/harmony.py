@@ -4,8 +4,6 @@ A reply continues after `<|start|>assistant`. A message with a recipient is a to
 content as the model wrote it, from `<|start|>` to its end. Text outside of any message is content.
 """
 
-from __future__ import annotations
-
 from collections.abc import Collection
 
 from tailrace.chat.reasoning.protocol import ReasoningParser, Split
@@ -27,7 +25,7 @@ class HarmonyParser(ReasoningParser):
         """See `ReasoningParser`; the template writes channels."""
         return CHANNEL in template_source
 
-    def splitter(self, prompt: str) -> HarmonySplitter:
+    def splitter(self, prompt: str) -> "HarmonySplitter":
         """Returns a splitter that begins in the header of the first message."""
         return HarmonySplitter()
 

@@ -1,7 +1,5 @@
 """Reasoning parser: the declaration of one format in which models mark their thoughts."""
 
-from __future__ import annotations
-
 from abc import ABC, abstractmethod
 from collections.abc import Collection
 from typing import NamedTuple, Protocol
@@ -45,7 +43,7 @@ class ReasoningParser(ABC):
 class NoReasoning(ReasoningParser):
     """`none`: the model marks no thoughts; the whole reply is its answer."""
 
-    def splitter(self, prompt: str) -> AnswerSplitter:
+    def splitter(self, prompt: str) -> "AnswerSplitter":
         """Returns a splitter that passes all text on."""
         return AnswerSplitter()
 

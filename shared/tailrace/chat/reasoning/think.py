@@ -4,8 +4,6 @@ A template may open the block in its generation prompt; then the reply begins in
 block is reasoning, later ones are content. White space around the block is dropped.
 """
 
-from __future__ import annotations
-
 from collections.abc import Collection
 
 from tailrace.chat.reasoning.protocol import ReasoningParser, Split
@@ -23,7 +21,7 @@ class ThinkParser(ReasoningParser):
         """See `ReasoningParser`; the template or the tokenizer has the tag."""
         return _OPEN in template_source or _OPEN in token_texts
 
-    def splitter(self, prompt: str) -> ThinkSplitter:
+    def splitter(self, prompt: str) -> "ThinkSplitter":
         """Returns a splitter that begins inside the block if the prompt has opened it."""
         return ThinkSplitter(is_open=prompt.rstrip().endswith(_OPEN))
 

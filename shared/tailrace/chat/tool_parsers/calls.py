@@ -4,8 +4,6 @@ A call has a valid name and canonical JSON arguments: one JSON object in the mod
 without superfluous white space and without values that JSON lacks (NaN, infinities, lone surrogates).
 """
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Callable, Iterable

@@ -1,7 +1,5 @@
 """`deepseek`: calls between special tokens (DeepSeek V3 with fenced JSON, V3.1 with bare JSON)."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Sequence
 from functools import partial

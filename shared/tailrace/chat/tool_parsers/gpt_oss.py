@@ -1,7 +1,5 @@
 """`gpt_oss`: harmony messages to a recipient (gpt-oss). Needs the `harmony` reasoning parser."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Sequence
 from functools import partial

@@ -1,7 +1,5 @@
 """`hermes`: JSON objects in `<tool_call>` tags (Nous Hermes, Qwen 2.5 and 3)."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable, Sequence
 from functools import partial

@@ -1,7 +1,5 @@
 """`llama3_json`: the whole reply is one call, or several separated by `;` (Llama 3.1 to 3.3)."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Sequence
 

@@ -1,7 +1,5 @@
 """`mistral`: calls after `[TOOL_CALLS]`, as a JSON array or each as name and arguments (Mistral)."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Sequence
 from functools import partial

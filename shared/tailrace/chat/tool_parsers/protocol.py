@@ -1,7 +1,5 @@
 """Tool parser: the declaration of one format in which models write tool calls."""
 
-from __future__ import annotations
-
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """`pythonic`: the whole reply is a Python list of calls with literal arguments (Llama 3.2 and 4)."""
 
-from __future__ import annotations
-
 import ast
 import re
 from collections.abc import Sequence

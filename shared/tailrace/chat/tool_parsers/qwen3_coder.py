@@ -3,8 +3,6 @@
 Values are bare text. The tool's schema gives their types.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from functools import partial

@@ -6,8 +6,6 @@ error that names both; a name without meaning here is refused with the remedy, n
 the tables to their own result changes nothing.
 """
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Mapping, Sequence
 from typing import Any

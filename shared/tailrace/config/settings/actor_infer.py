@@ -1,7 +1,5 @@
 """Table of `actor_infer`: the policy from which the inference servers sample."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Table of `actor_train`: the policy that the learner trains."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

@@ -4,8 +4,6 @@ They compute in the learner's processes, with the settings of the policy: settin
 repeat those.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from typing import Any
 

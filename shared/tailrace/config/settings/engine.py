@@ -4,8 +4,6 @@ Invariants: every setting of the source is in the result or among `unknown`, `pr
 except null, which counts as not given; no problem hides another; the source stays as it is.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field

@@ -4,8 +4,6 @@ A `*` in the name of a rule stands for any one key; in the keys that the rule se
 same keys, in order.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, Protocol

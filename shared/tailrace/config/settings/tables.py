@@ -1,7 +1,5 @@
 """The tables of our settings by other names, one for each part of an experiment."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Values that other systems write in another way, and numbers."""
 
-from __future__ import annotations
-
 import re
 from typing import Any
 

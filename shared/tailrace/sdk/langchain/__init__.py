@@ -1,7 +1,5 @@
 """LangChain and LangGraph: a chat model for agents, and an agent loop that runs a graph."""
 
-from __future__ import annotations
-
 from tailrace.sdk.langchain.chat import ChatTailrace
 from tailrace.sdk.langchain.loop import LangGraphAgentLoop, PolicyChatModel
 

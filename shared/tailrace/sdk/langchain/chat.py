@@ -1,7 +1,5 @@
 """`ChatTailrace`: LangChain's chat model over the gateway."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from typing import Any

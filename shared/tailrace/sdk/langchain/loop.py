@@ -4,8 +4,6 @@ Nothing here speaks HTTP: the model's calls go straight to the episode's ledger,
 is in the journal are answered from there after a crash.
 """
 
-from __future__ import annotations
-
 import asyncio
 import threading
 from collections.abc import Mapping, Sequence

@@ -4,8 +4,6 @@ Invariant: a reply that comes back in a later call has the content, the thoughts
 it was read with, so that the gateway knows it again.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import Any
 

@@ -32,7 +32,7 @@ def new_ledger(reasoning: str = "keep") -> Ledger:
 
 
 def sampled(reply: ChatMessage, policy_version: int = 0) -> Generation:
-    """What an engine emits to say this."""
+    """Token ids that an engine emits for this text."""
     ids = encoded(QWEN, QWEN.write(reply))
     spans = (TokenSpan(policy_version, "", len(ids)),)
     return Generation(ids, np.full(len(ids), -0.5, np.float32), spans, FinishReason.STOP, None, 0)

@@ -1,4 +1,4 @@
-"""Which call a conversation continues, and with which tokens."""
+"""Calls that a conversation continues, and its tokens."""
 
 from __future__ import annotations
 

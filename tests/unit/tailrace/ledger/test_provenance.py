@@ -1,4 +1,4 @@
-"""Which process sampled which trained token: kept through rows of every kind, and through old files."""
+"""Provenance of trained tokens is kept through rows of every kind, and through old files."""
 
 from __future__ import annotations
 

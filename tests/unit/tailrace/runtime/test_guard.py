@@ -20,7 +20,7 @@ async def works() -> int:
 
 
 class Orders:
-    """What the guard told the service to do."""
+    """Orders of the guard to the service."""
 
     def __init__(self) -> None:
         self.given: list[tuple[str, int]] = []

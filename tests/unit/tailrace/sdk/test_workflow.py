@@ -1,4 +1,4 @@
-"""What a workflow may look like, return and raise."""
+"""Valid signatures, results and errors of workflows."""
 
 from __future__ import annotations
 

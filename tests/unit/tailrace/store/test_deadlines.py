@@ -10,7 +10,7 @@ from tailrace.store.pipeline import Deadlines
 
 
 class LateError(Exception):
-    """What a late answer fails with."""
+    """Error of a late answer."""
 
 
 async def test_an_answer_that_does_not_come_in_time_fails_and_others_do_not() -> None:

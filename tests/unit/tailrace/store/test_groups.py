@@ -1,4 +1,4 @@
-"""What is told of an episode when it settles."""
+"""Events of an episode when it settles."""
 
 from __future__ import annotations
 

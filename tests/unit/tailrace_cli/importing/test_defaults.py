@@ -1,4 +1,4 @@
-"""What a partial file leaves to its own system's defaults is written in the experiment, and said."""
+"""Defaults of the other system for a partial file are written in the experiment, and named."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a loss is to see of some rows, by plain forwards of one row at a time."""
+"""Inputs of a loss for some rows, by plain forwards of one row at a time."""
 
 from __future__ import annotations
 

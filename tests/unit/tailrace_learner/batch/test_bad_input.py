@@ -50,7 +50,7 @@ def spoilt(member: Trajectory, **fields: Any) -> Trajectory:
 
 
 def bad_members(member: Trajectory) -> dict[str, Trajectory]:
-    """What may be wrong with a member, by the count that tells of it."""
+    """Flaws of a member, by the count that shows them."""
     row = member.rows[0]
     rewards = as_float32(row.turn_rewards).copy()
     rewards[0] = np.nan

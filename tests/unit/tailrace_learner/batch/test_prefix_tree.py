@@ -119,7 +119,7 @@ def test_every_row_can_be_read_along_its_path_and_no_long_prefix_is_doubled(rows
 
 
 def _agree_for(rows: list[Tokens], left: PrefixSegment, right: PrefixSegment) -> int:
-    """How many tokens siblings have in common at their beginnings."""
+    """Number of tokens that siblings share at their beginnings."""
     pair = zip(
         rows[left.source][left.start : left.stop],
         rows[right.source][right.start : right.stop],

@@ -1,4 +1,4 @@
-"""Which tokens are trained: validity, staleness, finiteness."""
+"""Trained tokens: validity, staleness, finiteness."""
 
 from __future__ import annotations
 

@@ -89,7 +89,7 @@ class Run:
 
     @property
     def rows(self) -> list[TrainingRow]:
-        """What the last step trained."""
+        """Tokens that the last step trained."""
         return [row for each in self._trainer.groups for row in each.rows]
 
     def step(self, *given: tuple[int, str, PolicyModel | None], error: float = 0.0) -> dict[str, Any]:

@@ -59,7 +59,7 @@ def log_refs(rows: list[TrainingRow]) -> list[Any]:
 
 
 def asked(ranks: TorchRanks, num_rows: tuple[int, int]) -> tuple[list[Any], float]:
-    """What a sharded reference says of this rank's rows, and the share of it that the rank holds."""
+    """Log-probabilities of a sharded reference for this rank's rows, and its share of weights."""
     given = config(max_tokens_per_micro_batch=25)
     policy = moved(make_policy(), seed=3)
     whole = sum(parameter.numel() for parameter in policy.model.parameters())

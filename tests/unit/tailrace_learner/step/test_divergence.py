@@ -38,7 +38,7 @@ def plain(name: str, learner_logprobs: np.ndarray, ref_logprobs: np.ndarray) -> 
 
 
 def slopes(name: str, learner_logprobs: np.ndarray, ref_logprobs: np.ndarray) -> np.ndarray:
-    """How `plain` changes with log pi."""
+    """Derivative of `plain` by log pi."""
     d = learner_logprobs - ref_logprobs
     return {"k1": np.ones_like(d), "k2": d, "k3": 1 - np.exp(-d), "abs": np.sign(d)}[name]
 

@@ -20,7 +20,7 @@ from tailrace_scheduler.core.run_log import Rewind, RunLog
 
 
 class RunFiles:
-    """What the scheduler writes of a run in which every step is evaluated."""
+    """Files that the scheduler writes for a run with an evaluation at every step."""
 
     def __init__(self, run_dir: Path) -> None:
         self.run_dir = run_dir

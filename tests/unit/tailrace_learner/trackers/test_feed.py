@@ -1,4 +1,4 @@
-"""Where a step's numbers go beside the events."""
+"""Trackers of a step's numbers."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def read_wandb(content: bytes) -> tuple[str, str, list[dict[str, float]]]:
 
 
 def shown_curves(run_dir: Path) -> dict[str, list[tuple[int, float]]]:
-    """What TensorBoard shows."""
+    """Values that TensorBoard shows."""
     shown = EventAccumulator(str(run_dir / "tensorboard")).Reload()
     points = {tag: shown.Scalars(tag) for tag in shown.Tags()["scalars"]}
     return {tag: [(one.step, one.value) for one in of_tag] for tag, of_tag in points.items() if of_tag}

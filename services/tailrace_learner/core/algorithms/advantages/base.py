@@ -1,7 +1,5 @@
 """Data that an advantage estimator takes and returns."""
 
-from __future__ import annotations
-
 import enum
 from dataclasses import dataclass
 
@@ -14,7 +12,7 @@ Float64Array = NDArray[np.float64]
 
 
 class Verdict(enum.StrEnum):
-    """Result of comparing a group: it teaches something, or why it does not."""
+    """Result of comparing a group: a learning signal, or the reason for none."""
 
     TRAIN = "train"
     TOO_FEW_VALID = "too_few_valid"  # advantages are 0

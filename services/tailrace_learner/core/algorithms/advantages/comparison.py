@@ -11,8 +11,6 @@ The return of a conversation is that of its member where no member has two conve
 is the return credited to its first row.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -46,7 +44,7 @@ class ComparisonSet:
         """Number of episodes that they come from."""
         return len(np.unique(self.members))
 
-    def chosen(self, chosen: NDArray[np.bool_]) -> ComparisonSet:
+    def chosen(self, chosen: NDArray[np.bool_]) -> "ComparisonSet":
         """The part of the set that the flags [n] choose."""
         return ComparisonSet(
             self.members[chosen],
@@ -61,13 +59,13 @@ NO_COMPARISON = ComparisonSet(
 )
 
 # Baseline of each of n conversations, and the scale of all. An infinite scale stands for a comparison
-# that teaches nothing.
+# without a learning signal.
 Statistic = Callable[[ComparisonSet], tuple[Float64Array | float, float]]
 
 
 @dataclass(frozen=True, slots=True)
 class Baselines:
-    """Baseline and scale of every row; an infinite scale marks a comparison that teaches nothing."""
+    """Baseline and scale of every row; an infinite scale: no learning signal."""
 
     verdict: Verdict
     baselines: RowValues

@@ -2,7 +2,7 @@
 
     delta_t = r_t + gamma V_(t+1) - V_t,  A_t = delta_t + gamma lambda A_(t+1)
 
-t counts policy tokens, or turns (`gae_unit: turn`). Tokens of the environment in between are skipped:
+t counts policy tokens, or turns (`gae_unit: turn`). Tokens of the environment between them are skipped:
 they have no value and no discount. Rows that are parts of one turn sequence are one sequence. V after
 the last step is 0, because episodes end. V_t is the critic's value (`learner.critic`) before token t,
 by its weights at the start of the step. A turn's reward is on its last policy token; with
@@ -12,14 +12,12 @@ values is A + V. Rows longer than the critic reads are skipped too: the reward o
 to the turn before.
 
 Turns of a message tree (conversations of agent loops and workflows) have a return each, discounted by
-`turn_discount`. Their r_t are such that with lambda 1 the target is that return; where nothing forks
-and `turn_discount` and gamma are 1 they are the turns' own rewards.
+`turn_discount`. Their r_t are chosen so that with lambda 1 the target is that return; if nothing forks
+and `turn_discount` and gamma are 1, they are the turns' own rewards.
 
 Schulman et al. 2015, "High-Dimensional Continuous Control Using Generalized Advantage Estimation",
 arXiv:1506.02438; turns: arXiv:2505.11821.
 """
-
-from __future__ import annotations
 
 import numpy as np
 

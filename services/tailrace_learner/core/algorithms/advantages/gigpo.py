@@ -8,15 +8,13 @@
 The anchor group of a turn is all turns of the valid members of g that began with the same
 observation. The hash of an observation is salted with the task, so different tasks never share a
 baseline. S is 0 for anchor groups of one turn, for those whose turns have equal returns, and for
-turns whose observation is unknown. Where episodes have several conversations with rewards of their
-own, R and E belong to a conversation and are compared with those of the same number; a conversation
+turns whose observation is unknown. If episodes have several conversations with their own
+rewards, R and E belong to a conversation and are compared with those of the same number; a conversation
 without a reward has neither E nor S. Standard deviations have ddof 1; `norm_std: false` leaves out
 both divisions.
 
 Feng et al. 2025, "Group-in-Group Policy Optimization for LLM Agent Training", arXiv:2505.10978.
 """
-
-from __future__ import annotations
 
 import numpy as np
 from numpy.typing import NDArray
@@ -46,7 +44,7 @@ from tailrace_learner.core.algorithms.advantages.turn_sequences import (
 
 
 def gigpo(returns: Returns, config: LearnerConfig) -> Advantages:
-    """Weighs episode and step advantages; a group where both are 0 everywhere teaches nothing."""
+    """Weighs episode and step advantages; a group with 0 everywhere has no learning signal."""
     comparison = comparison_set(returns)
     if comparison.num_members < 2:
         return nothing(returns, Verdict.TOO_FEW_VALID)

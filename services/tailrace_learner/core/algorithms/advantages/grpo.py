@@ -2,22 +2,20 @@
 
     A_ij = (R_ij - mean_g) / (std_g + 1e-6)
 
-R_ij is the return credited to row j of member i: the member's own return R_i where it has one row.
+R_ij is the return credited to row j of member i: the member's own return R_i if it has one row.
 Mean and standard deviation (ddof 1) are taken over the returns R_i of the valid members of group g: a
-member counts once however many rows it has. All policy tokens of a row have the same advantage. Where
-members have several conversations with rewards of their own, conversations of the same number are
+member counts once for any number of rows. All policy tokens of a row have the same advantage. If
+members have several conversations with their own rewards, conversations of the same number are
 compared with each other; rows of a conversation without a reward have advantage 0.
 
-Where all valid members have the same return, the group teaches nothing, even if the rows of a member
-were credited differently (turn discounts): such differences measure how early a turn was, not how
-good, and a standard deviation of 0 would make them huge. Returns that differ by rounding only are
+If all valid members have the same return, the group has no learning signal, even if the rows of a
+member have different credit (turn discounts): such differences measure the position of a turn, not its
+quality, and a standard deviation near 0 would make them huge. Returns that differ only by rounding are
 equal.
 
 GRPO: Shao et al. 2024, "DeepSeekMath", arXiv:2402.03300. Without the division (`norm_std: false`):
 Dr. GRPO, Liu et al. 2025, "Understanding R1-Zero-Like Training", arXiv:2503.20783.
 """
-
-from __future__ import annotations
 
 from tailrace_learner.config import LearnerConfig
 from tailrace_learner.config_registry import Estimator

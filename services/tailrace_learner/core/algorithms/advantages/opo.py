@@ -8,8 +8,6 @@ and with weights in the mean.
 Hao et al. 2025, "On-Policy RL with Optimal Reward Baseline", arXiv:2505.23585.
 """
 
-from __future__ import annotations
-
 from tailrace_learner.config import LearnerConfig
 from tailrace_learner.config_registry import Estimator
 from tailrace_learner.core.algorithms.advantages.base import Advantages, Returns

@@ -2,18 +2,16 @@
 
     A_t = sum over s >= t of gamma^(s - t) r_s
 
-Time counts policy tokens only: tokens of the environment in between are not discounted. A turn's
-reward is on its last policy token. Where turns belong to a message tree (conversations of agent loops
-and workflows), `turn_discount` alone discounts what comes after a turn: its whole return is on its
-last policy token, as if it were a row of its own. With `kl_in: reward` every policy token also has
+Time counts policy tokens only: tokens of the environment between them are not discounted. A turn's
+reward is on its last policy token. If turns belong to a message tree (conversations of agent loops
+and workflows), `turn_discount` alone discounts the rewards after a turn: its whole return is on its
+last policy token, as in a separate row. With `kl_in: reward` every policy token also has
 the reward -beta KL_t, its divergence from the reference. There is no baseline; `whiten_advantages`
 gives one.
 
 Williams 1992, "Simple Statistical Gradient-Following Algorithms for Connectionist Reinforcement
 Learning".
 """
-
-from __future__ import annotations
 
 from tailrace_learner.config import LearnerConfig
 from tailrace_learner.config_registry import Estimator

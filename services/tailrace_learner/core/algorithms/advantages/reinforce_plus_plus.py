@@ -9,8 +9,6 @@ coefficient of 0 there is none. The paper's estimate of it is `kl_estimator: k1`
 Hu et al. 2025, "REINFORCE++", arXiv:2501.03262.
 """
 
-from __future__ import annotations
-
 from tailrace_learner.config_registry import Estimator
 from tailrace_learner.core.algorithms.advantages.reinforce import reinforce
 

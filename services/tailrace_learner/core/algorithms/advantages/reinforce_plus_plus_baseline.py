@@ -13,8 +13,6 @@ With `init_kl_coef` the divergence from the reference is in the loss; the paper'
 Hu et al. 2025, "REINFORCE++", arXiv:2501.03262, variant "with baseline".
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np

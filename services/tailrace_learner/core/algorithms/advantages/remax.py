@@ -3,14 +3,12 @@
     A_ij = R_ij - R_greedy
 
 One member of the group is played at temperature 0 (`agents.greedy_baseline`). It is the baseline and
-is not trained. A group without it teaches nothing, nor does one where every other return equals its
-return, nor a conversation whose number the greedy member does not have.
+is not trained. A group has no learning signal without this member, or if every other return equals
+its return. A conversation has none if the greedy member has no conversation of its number.
 
 Li et al. 2023, "ReMax: A Simple, Effective, and Efficient Reinforcement Learning Method for Aligning
 Large Language Models", arXiv:2310.10505.
 """
-
-from __future__ import annotations
 
 import numpy as np
 

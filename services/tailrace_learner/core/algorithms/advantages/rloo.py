@@ -8,8 +8,6 @@ independent of the member: A is n / (n - 1) times R - mean_g for episodes of one
 Ahmadian et al. 2024, "Back to Basics: Revisiting REINFORCE Style Optimization", arXiv:2402.14740.
 """
 
-from __future__ import annotations
-
 from tailrace_learner.config import LearnerConfig
 from tailrace_learner.config_registry import Estimator
 from tailrace_learner.core.algorithms.advantages.base import Advantages, Float64Array, Returns

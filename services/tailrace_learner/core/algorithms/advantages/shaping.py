@@ -1,16 +1,14 @@
 """Shaping of returns before any estimator reads them.
 
 1. `reward_clip` c: returns, rows' returns and turn rewards become min(max(R, -c), c), once. A reward at
-   an episode's end is added to its last turn's reward before that is clipped, so no turn's exceeds c;
-   the sum over several turns may, and is then not the clipped return.
+   an episode's end is added to its last turn's reward before clipping, so no turn's reward exceeds c.
+   The sum over several turns may exceed c, and then differs from the clipped return.
 2. `overlong_max_tokens` L and `overlong_buffer_tokens` B: an episode of n sampled tokens loses
    min(max(n - (L - B), 0) / B, 1): nothing up to L - B, 1 from L on. The penalty acts before the limit
    cuts an episode off.
 
 Soft overlong punishment: Yu et al. 2025, "DAPO", arXiv:2503.14476, equation 13.
 """
-
-from __future__ import annotations
 
 from dataclasses import replace
 

@@ -5,14 +5,12 @@
 `reward_grouping` chooses the episodes that share mean and standard deviation (ddof 1): those of the
 group (`traj_group_id`), those of one tag in the step (`tags`), or all of the step (`batch`).
 `reward_norm` chooses the normalization: `mean_std` is (R - mean) / (std + 1e-6), `mean` is R - mean,
-`none` is R. All policy tokens of a row have the same advantage. Then follow `advantage_clip` and
-`whiten_advantages`. Within groups and with `mean_std` it is `grpo`.
+`none` is R. All policy tokens of a row have the same advantage. `advantage_clip` and
+`whiten_advantages` apply after it. Within groups and with `mean_std` it equals `grpo`.
 
 Wang et al. 2025, "RAGEN: Understanding Self-Evolution in LLM Agents via Multi-Turn Reinforcement
 Learning", arXiv:2504.20073.
 """
-
-from __future__ import annotations
 
 import numpy as np
 
@@ -42,7 +40,7 @@ def starpo(returns: Returns, config: LearnerConfig) -> Advantages:
 def statistics(pool: Float64Array, config: LearnerConfig) -> tuple[float, float]:
     """Mean and scale for returns [n] that are compared with each other.
 
-    An infinite scale stands for a comparison that teaches nothing: one episode, or all equal.
+    An infinite scale marks a comparison without a learning signal: one episode, or all equal.
     """
     if len(pool) < 2 or are_equal(pool):
         return 0.0, np.inf

@@ -3,15 +3,13 @@
     G_t = r_t + step_gamma G_(t+1),  A = (G_t - mean) / (std + 1e-6) on every policy token of step t
 
 A step is a row: mean and standard deviation (ddof 1) are taken over the step rows of the valid
-members of group g, each counted once. The unit of `turn_reinforce` is the turn, so both agree where
+members of group g, each counted once. The unit of `turn_reinforce` is the turn, so both agree if
 every row is one turn. A row of several turns has the return of its first. `norm_std: false` leaves
 out the division.
 
 Feng et al. 2025, "Group-in-Group Policy Optimization for LLM Agent Training", arXiv:2505.10978,
 step-level part without anchors.
 """
-
-from __future__ import annotations
 
 import numpy as np
 

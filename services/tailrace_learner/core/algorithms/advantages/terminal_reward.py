@@ -11,8 +11,6 @@ is missing: it is the difference between the row's return and the return of the 
 row trains. It is added to every turn of the row.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import replace
 

@@ -3,14 +3,12 @@
     G_k = r_k + gamma G_(k+1),  A = (G_k - mean) / (std + 1e-6) on every policy token of turn k
 
 Mean and standard deviation (ddof 1) are taken over all turns of the valid members of group g; a turn
-counts once however many tokens it has. `norm_std: false` leaves out the division. A group whose turns
-all have the same return teaches nothing.
+counts once for any number of tokens. `norm_std: false` leaves out the division. If all turns of a
+group have the same return, it has no learning signal.
 
 Turn-level credit: Zeng et al. 2025, "Reinforcing Multi-Turn Reasoning in LLM Agents via Turn-Level
 Credit Assignment", arXiv:2505.11821.
 """
-
-from __future__ import annotations
 
 import numpy as np
 from numpy.typing import NDArray

@@ -8,8 +8,6 @@ the last turn's end belong to the last turn. A row without turns is one turn. Ro
 without a reward are in no sequence.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal

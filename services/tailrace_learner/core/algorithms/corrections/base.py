@@ -1,4 +1,4 @@
-"""Behaviour correction: weights for tokens that another policy sampled than the one being improved.
+"""Behaviour correction: weights for tokens that another policy than the trained one sampled.
 
     rho = exp(log pi_old - log mu);  with `correction_level: sequence`, the product over the row
 
@@ -7,12 +7,12 @@
     icepop    weight rho, 0 outside of `icepop_low` to `icepop_high`, per token
     none      weight 1
 
-`geometric_mask` x also gives weight 0 to rows whose geometric mean of rho lies outside of 1 / (1 + x)
-to 1 + x: rows that drifted as a whole.
+`geometric_mask` x also gives weight 0 to rows whose geometric mean of rho is outside 1 / (1 + x) to
+1 + x: rows that drifted as a whole.
 
 pi_old is the learner at the start of the step, mu the engine's policy that sampled the token. The
-weight multiplies the policy loss of every token in every pass, whatever the loss, and is no function
-of the current weights. Truncated importance sampling: Ionides 2008; on learner/engine mismatch: Yao
+weight multiplies the policy loss of every token in every pass, for every loss, and does not depend
+on the current weights. Truncated importance sampling: Ionides 2008; on learner/engine mismatch: Yao
 et al. 2025, "Your Efficient RL Framework Secretly Brings You Off-Policy RL Training"; masked, and the
 geometric mask: Liu et al. 2025, "When Speed Kills Stability"; IcePop: Ling Team 2025,
 arXiv:2510.18855; beside a clip of pi/pi_old: Hilton et al. 2022, arXiv:2110.00641, and AReaL,

@@ -8,8 +8,6 @@ the paper), high is `cispo_clip_high`. sg stops the gradient.
 MiniMax 2025, "MiniMax-M1", arXiv:2506.13585.
 """
 
-from __future__ import annotations
-
 from tailrace_learner.config import LearnerConfig
 from tailrace_learner.config_registry import Loss
 from tailrace_learner.core.algorithms.losses.base import LossInputs, LossTerms

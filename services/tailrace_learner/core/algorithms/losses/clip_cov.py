@@ -4,15 +4,13 @@
 
 `dapo` except for the picked tokens: the share `cov_fraction` of the mini-batch (by default the
 paper's 2e-4), at least one, drawn uniformly from those whose covariance (log pi - mean)(A - mean)
-lies between `clip_cov_low` and `clip_cov_high` and that keep a gradient under the clip. As in the
-paper they are drawn from a band and are not simply the highest. Draws depend on a token's row and
-place alone. The mini-batch is passed once without gradient to pick them.
+is between `clip_cov_low` and `clip_cov_high` and that keep a gradient under the clip. As in the
+paper they are drawn from a band, not the highest ones. Draws depend only on a token's row and
+position. One pass of the mini-batch without gradient picks them.
 
 Cui et al. 2025, "The Entropy Mechanism of Reinforcement Learning for Reasoning Language Models",
 arXiv:2505.22617.
 """
-
-from __future__ import annotations
 
 import numpy as np
 from numpy.typing import NDArray

@@ -9,8 +9,6 @@ with `tis_cap: .inf`, which is the paper's objective. Takes no other correction.
 Hilton et al. 2022, arXiv:2110.00641; Fu et al. 2025, "AReaL", arXiv:2505.24298.
 """
 
-from __future__ import annotations
-
 from tailrace_learner.config import LearnerConfig
 from tailrace_learner.config_registry import Loss
 from tailrace_learner.core.algorithms.losses.base import LossInputs, LossTerms

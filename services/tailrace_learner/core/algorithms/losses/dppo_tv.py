@@ -6,12 +6,10 @@
 |pi - mu| of the sampled token is a lower bound of the total variation between the policies. A bound
 on the ratio instead restricts unlikely tokens, which hardly matter, and lets likely ones move far.
 delta is `dppo_delta`. The paper has no divergence term, so tau = `dppo_kl_coef` is 0 by default;
-above 0 it holds the policy to the one that sampled. Takes no other correction.
+above 0 it keeps the policy near the one that sampled. Takes no other correction.
 
 Qi et al. 2026, "Rethinking the Trust Region in LLM Reinforcement Learning", arXiv:2602.04879.
 """
-
-from __future__ import annotations
 
 from tailrace_learner.config import LearnerConfig
 from tailrace_learner.config_registry import Loss

@@ -3,14 +3,12 @@
     d_t = log pi_t - log pi_old_t,  b_t = min(d_t, c) where A >= 0, max(d_t, -c) where A < 0
     loss = -A exp(mean over the row of b_t)
 
-`gspo` with the clip on tokens instead of rows, only on the side that the advantage pushes to, and wide
-(c = `gmpo_clip` 0.4). One token far out moves the mean little. Advantages are meant to be the same
-along a row, as in the paper; the objective of the paper is had with `seq_mean_token_mean`.
+`gspo` with the clip on tokens instead of rows, only in the direction of the advantage, and wide
+(c = `gmpo_clip` 0.4). One outlier token changes the mean little. Advantages should be the same along a
+row, as in the paper; `loss_aggregation: seq_mean_token_mean` gives its objective.
 
 Zhao et al. 2025, "Geometric-Mean Policy Optimization", arXiv:2507.20673.
 """
-
-from __future__ import annotations
 
 from tailrace_learner.config import LearnerConfig
 from tailrace_learner.config_registry import Loss

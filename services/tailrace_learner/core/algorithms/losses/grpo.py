@@ -2,16 +2,14 @@
 
     loss = -min(u A, clip(u, 1 - eps, 1 + eps) A) + beta KL_t
 
-eps is `pg_clip`. The second term is added to every token outside, as to every other loss: beta is
-`init_kl_coef` (the paper's is 0.04, the default 0 leaves the term out) and KL_t the estimator
+eps is `pg_clip`. The second term is added to every token after the loss, as for every other loss: beta
+is `init_kl_coef` (the paper's is 0.04, the default 0 leaves the term out) and KL_t the estimator
 `kl_estimator`, whose default `k3` is the paper's. A divergence in the reward (`kl_in: reward`) is
 refused here. The paper divides by each row's length: `loss_aggregation: seq_mean_token_mean`.
 
 Shao et al. 2024, "DeepSeekMath: Pushing the Limits of Mathematical Reasoning in Open Language
 Models", arXiv:2402.03300.
 """
-
-from __future__ import annotations
 
 from tailrace_learner.config import LearnerConfig
 from tailrace_learner.config_registry import Loss

@@ -5,7 +5,7 @@
 
 `dapo` with s for u; low and high are `gspo_clip` and `gspo_clip_high`, far smaller because s is a
 mean. The value is s. The gradient is s times that of each token's own log pi, so advantages may
-differ along a row (GSPO-token); where they do not, it is the gradient of s itself.
+differ along a row (GSPO-token); if they do not, it is the gradient of s itself.
 `loss_aggregation: seq_mean_token_mean` gives the objective of the paper.
 
 Zheng et al. 2025, "Group Sequence Policy Optimization", arXiv:2507.18071.

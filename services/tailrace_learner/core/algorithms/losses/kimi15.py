@@ -8,8 +8,6 @@ response and not of each token. tau is `kimi_tau`.
 Kimi Team 2025, "Kimi k1.5", arXiv:2501.12599, equation 3.
 """
 
-from __future__ import annotations
-
 from tailrace_learner.config import LearnerConfig
 from tailrace_learner.config_registry import Loss
 from tailrace_learner.core.algorithms.losses.base import LossInputs, LossTerms

@@ -3,15 +3,14 @@
     loss = -u A                                    u = exp(log pi - log pi_old)
     loss = -u A + beta |log pi - log pi_old|       on the picked tokens
 
-Picked is the share `cov_fraction` of the mini-batch's tokens, at least one, with the highest covariance
-(log pi - mean)(A - mean): by default 2e-3, the paper's for 7B models, which takes 2e-4 for 32B. beta is
-`kl_cov_coef`. There is no clip. The mini-batch is passed once without gradient to pick them.
+The picked tokens are the share `cov_fraction` of the mini-batch, at least one, with the highest
+covariance (log pi - mean)(A - mean). The default share is 2e-3, the paper's value for 7B models; its
+value for 32B is 2e-4. beta is `kl_cov_coef`. There is no clip. One pass of the mini-batch without
+gradient picks them.
 
 Cui et al. 2025, "The Entropy Mechanism of Reinforcement Learning for Reasoning Language Models",
 arXiv:2505.22617.
 """
-
-from __future__ import annotations
 
 import numpy as np
 from numpy.typing import NDArray

@@ -2,16 +2,14 @@
 
     d = log pi - log mu,  loss = -exp(d) A, 0 on the tokens left out
 
-Only tokens that a clip could hold back are left out (A > 0 and d > 0, or A < 0 and d < 0): those of
+Only tokens that a clip could affect are left out (A > 0 and d > 0, or A < 0 and d < 0): those of
 largest d^2, one after the other, until the mean of d^2 over the remaining tokens of the mini-batch is
-at most `m2_threshold`. So stale data are trained except for the few tokens that have drifted far. The
-mini-batch is passed once without gradient to pick them. Takes no other correction.
+at most `m2_threshold`. So stale data are trained except for the few tokens that have drifted far. One
+pass of the mini-batch without gradient picks them. Takes no other correction.
 
 Zheng et al. 2025, "Prosperity before Collapse: How Far Can Off-Policy RL Reach with Stale Data on
 LLMs?", arXiv:2510.01161.
 """
-
-from __future__ import annotations
 
 import numpy as np
 from numpy.typing import NDArray

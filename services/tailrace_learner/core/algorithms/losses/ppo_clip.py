@@ -5,8 +5,6 @@
 Schulman et al. 2017, "Proximal Policy Optimization Algorithms", arXiv:1707.06347.
 """
 
-from __future__ import annotations
-
 from tailrace_learner.config import LearnerConfig
 from tailrace_learner.config_registry import Loss
 from tailrace_learner.core.algorithms.losses.base import LossInputs, LossTerms

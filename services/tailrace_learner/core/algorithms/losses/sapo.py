@@ -3,12 +3,10 @@
     loss = -(4 / tau) sigmoid(tau (u - 1)) A,  u = exp(log pi - log pi_old)
 
 tau is `sapo_tau` where A > 0 and `sapo_tau_negative` elsewhere. At u = 1 the gradient is that of
-`ppo_clip`; it fades smoothly to both sides, faster for tokens that are pushed down.
+`ppo_clip`; it decreases smoothly on both sides, faster for tokens with negative advantage.
 
 Gao et al. 2025, "Soft Adaptive Policy Optimization", arXiv:2511.20347.
 """
-
-from __future__ import annotations
 
 from tailrace_learner.config import LearnerConfig
 from tailrace_learner.config_registry import Loss

@@ -3,13 +3,11 @@
     s_k = exp(mean over turn k of (log pi - log pi_old))
     loss = -min(s_k A, clip(s_k, 1 - low, 1 + high) A)
 
-`gspo` with turns for rows, and the bounds of `dapo`. Tokens of one turn are followed or clipped
-together, those of another by themselves.
+`gspo` with turns in place of rows, and the bounds of `dapo`. All tokens of a turn are clipped together,
+independently of other turns.
 
 After Zheng et al. 2025, "Group Sequence Policy Optimization", arXiv:2507.18071.
 """
-
-from __future__ import annotations
 
 from tailrace_learner.config import LearnerConfig
 from tailrace_learner.config_registry import Loss

@@ -6,8 +6,6 @@ The caller chooses the weights of tokens: with `token_mean` this is the ordinary
 loss over the masked tokens.
 """
 
-from __future__ import annotations
-
 from tailrace_learner.config import LearnerConfig
 from tailrace_learner.config_registry import Loss
 from tailrace_learner.core.algorithms.losses.base import LossInputs, LossTerms

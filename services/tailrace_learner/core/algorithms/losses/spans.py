@@ -1,7 +1,5 @@
 """Sums and means over consecutive tokens that belong together."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import numpy as np

@@ -9,8 +9,6 @@ Ionides 2008, "Truncated Importance Sampling"; Yao et al. 2025, "Your Efficient 
 Brings You Off-Policy RL Training".
 """
 
-from __future__ import annotations
-
 from tailrace_learner.config import LearnerConfig
 from tailrace_learner.config_registry import Loss
 from tailrace_learner.core.algorithms.losses.base import LossInputs, LossTerms

@@ -1,4 +1,4 @@
-"""Tapered off-policy REINFORCE: imitation of good rows, bad rows as far as they are still likely.
+"""Tapered off-policy REINFORCE: full weight for good rows, less weight for unlikely bad rows.
 
     loss = -A log pi                                       where A > 0
     loss = -sg(clip(pi(row) / mu(row), 0, 1)) A log pi     where A <= 0
@@ -8,8 +8,6 @@ tapers whole trajectories and not tokens. Takes no other correction.
 
 Le Roux et al. 2025, "Tapered Off-Policy REINFORCE", arXiv:2503.14286.
 """
-
-from __future__ import annotations
 
 from tailrace_learner.config import LearnerConfig
 from tailrace_learner.config_registry import Loss

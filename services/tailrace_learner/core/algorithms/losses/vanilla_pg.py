@@ -2,12 +2,10 @@
 
     loss = -A log pi
 
-The gradient of `ppo_clip` at pi = pi_old, everywhere: right for one update per step.
+Its gradient is that of `ppo_clip` at pi = pi_old, which is right for one update per step.
 
 Sutton et al. 1999, "Policy Gradient Methods for Reinforcement Learning with Function Approximation".
 """
-
-from __future__ import annotations
 
 from tailrace_learner.config import LearnerConfig
 from tailrace_learner.config_registry import Loss

@@ -1,7 +1,5 @@
 """Metrics of a step, one group of numbers per file; all built-in ones are always on."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from tailrace_learner.config_registry import METRICS

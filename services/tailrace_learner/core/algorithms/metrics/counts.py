@@ -1,7 +1,5 @@
 """Counts of groups, and of episodes, rows and tokens that are not trained."""
 
-from __future__ import annotations
-
 from collections import Counter
 from typing import Any
 

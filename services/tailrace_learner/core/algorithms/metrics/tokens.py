@@ -1,7 +1,5 @@
 """Number and staleness of the trained tokens."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

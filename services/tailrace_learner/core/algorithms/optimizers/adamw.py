@@ -5,6 +5,7 @@ Loshchilov and Hutter 2019, "Decoupled Weight Decay Regularization", arXiv:1711.
 
 from __future__ import annotations
 
+import importlib
 from typing import TYPE_CHECKING, Any
 
 from tailrace_learner.config_models import TrainingArgs
@@ -16,15 +17,15 @@ if TYPE_CHECKING:
 
 def adamw(param_groups: list[dict[str, Any]], args: TrainingArgs) -> torch.optim.Optimizer:
     """Make torch's AdamW with the `adam_` keys of `args`."""
-    import torch  # a declaration is read where there is no torch
-
-    return torch.optim.AdamW(
+    optim = importlib.import_module("torch.optim")  # a declaration is read where there is no torch
+    made: torch.optim.Optimizer = optim.AdamW(
         param_groups,
         lr=args.learning_rate,
         betas=(args.adam_beta1, args.adam_beta2),
         eps=args.adam_epsilon,
         fused=True,
     )
+    return made
 
 
 OPTIMIZER = Optimizer(adamw, reads=("adam_beta1", "adam_beta2", "adam_epsilon"), elementwise=True)

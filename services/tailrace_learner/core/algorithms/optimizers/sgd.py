@@ -7,6 +7,7 @@ Sutskever et al. 2013, "On the Importance of Initialization and Momentum in Deep
 
 from __future__ import annotations
 
+import importlib
 from typing import TYPE_CHECKING, Any
 
 from tailrace_learner.config_models import TrainingArgs
@@ -24,9 +25,11 @@ def sgd(
     nesterov: bool = False,
 ) -> torch.optim.Optimizer:
     """Make torch's SGD; `momentum: 0` keeps no moment."""
-    import torch  # a declaration is read where there is no torch
-
-    return torch.optim.SGD(param_groups, lr=args.learning_rate, momentum=momentum, nesterov=nesterov)
+    optim = importlib.import_module("torch.optim")  # a declaration is read where there is no torch
+    made: torch.optim.Optimizer = optim.SGD(
+        param_groups, lr=args.learning_rate, momentum=momentum, nesterov=nesterov
+    )
+    return made
 
 
 OPTIMIZER = Optimizer(sgd, elementwise=True)
