@@ -5,7 +5,7 @@ a view keeps the message it came from alive. Unknown fields are accepted, new fi
 """
 
 from collections.abc import Sequence
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import msgspec
 import numpy as np
@@ -90,6 +90,11 @@ def decode_json(data: bytes | memoryview, message_type: type[M]) -> M:
 def pack_int32(values: Sequence[int] | NDArray[np.int32]) -> Int32Bytes:
     """Raw bytes of integer values [T]; no copy when they already are a contiguous int32 array."""
     return np.ascontiguousarray(values, dtype=_INT32).data.cast("B") if len(values) else EMPTY
+
+
+def copy_int32(values: NDArray[np.int32]) -> Int32Bytes:
+    """Copies values [T] as raw bytes. The garbage collector tracks views, but not `bytes`."""
+    return cast(Int32Bytes, values.tobytes())
 
 
 def pack_int64(values: Sequence[int] | NDArray[np.int64]) -> Int64Bytes:

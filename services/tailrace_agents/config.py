@@ -24,18 +24,18 @@ class EnvEntry(Config, frozen=True, kw_only=True):
     """Keys of that kind of environment, for example `size`, `max_turns`, `split`."""
 
     max_tokens_per_step: int = 512
-    """Tokens that one reply may have; a longer one is cut and given to the environment as it is."""
+    """Tokens that one reply may have. A longer reply is cut; the environment gets the cut text."""
 
     history_turns: int | None = None
-    """With `granularity: step`: how many earlier turns the policy sees before the newest observation, 0
-    only that. null: all of them. The task (rules, question) stays in sight. `max_episode_tokens` then
-    bounds what the policy sees at once. Loops and workflows choose the messages of every call."""
+    """With `granularity: step`: number of earlier turns that the policy sees before the newest
+    observation. 0: none. null: all. The policy always sees the task (rules, question).
+    `max_episode_tokens` then bounds each prompt. Loops and workflows choose each call's messages."""
 
     in_threads: bool | None = None
-    """true: `reset` and `step` run in threads, for environments that wait or compute for longer than a
-    millisecond. false: they run in the event loop, which is faster for quick ones and stops
-    every episode of this worker while one step runs. null: as the environment's class says (`waits`),
-    which is true of `verifiers` and `openenv`."""
+    """true: `reset` and `step` run in threads; use it if they wait or compute for longer than a
+    millisecond. false: they run in the event loop. This is faster for quick environments, but while one
+    step runs, all other episodes of this worker stop. null: the attribute `waits` of the environment's
+    class decides; it is true for `verifiers` and `openenv`."""
 
     def __post_init__(self) -> None:
         _require_positive(self, "max_tokens_per_step")
@@ -50,13 +50,13 @@ class GeneratingArgs(Config, frozen=True, kw_only=True):
     """Divides the logits; 0 is greedy."""
 
     top_p: float = 1.0
-    """Sample from the smallest set of tokens with this probability together; 1: from all."""
+    """Sample from the smallest set of tokens whose probabilities sum to this value; 1: from all."""
 
     top_k: int = 0
     """Sample from this number of likeliest tokens; 0: from all."""
 
     min_p: float = 0.0
-    """Leave out tokens less likely than this share of the likeliest one's probability."""
+    """Exclude tokens with less than this share of the probability of the most likely token."""
 
     stop: tuple[str, ...] = ()
     """Texts that end a reply, in addition to the model's end of turn."""
@@ -79,16 +79,16 @@ class LoopArgs(Config, frozen=True, kw_only=True):
     """Model calls of an episode; then it ends as a policy failure."""
 
     tool_timeout_s: float = 60.0
-    """Seconds that one tool call may take; the model then reads that it took too long. A tool's own
-    `timeout_s` counts if it is shorter."""
+    """Time limit of one tool call; after it the model reads that the call took too long. A shorter
+    `timeout_s` of the tool itself takes precedence."""
 
     max_tool_s: float = 300.0
-    """Seconds of an episode in which a tool is at work (calls at the same time count once); after that
-    every call is answered by the news that this time is used up."""
+    """Seconds of an episode in which tools may run (parallel calls count once). After that, every call
+    gets the answer that this time is used up."""
 
     max_tool_output_chars: int = 16_384
-    """A longer tool result is cut in its middle, with a mark that says so, and counted
-    (`num_cut_tool_outputs`). 0: never."""
+    """Maximum length of a tool result. A longer one is cut in its middle, where a mark says so, and
+    counted (`num_cut_tool_outputs`). 0: no limit."""
 
     export_style: Literal["concat", "individual"] | None = None
     """null: follows the run's `granularity`. `concat` (the same as `trajectory`): a conversation is
@@ -106,7 +106,7 @@ class LoopArgs(Config, frozen=True, kw_only=True):
 
 
 class WorkflowArgs(Config, frozen=True, kw_only=True):
-    """An agent of yours that plays the rows of data sets through the gateway."""
+    """Your own agent, which plays the rows of data sets through the gateway."""
 
     agent: str
     """Your class, `my_module.MyAgent` or `my_module:MyAgent`, with `async def run(self, data)`."""
@@ -118,12 +118,12 @@ class WorkflowArgs(Config, frozen=True, kw_only=True):
     """Data sets of `agents.datasets` whose rows it plays; empty: all of them."""
 
     mode: Literal["inline", "subproc"] = "inline"
-    """`inline`: many episodes at once in the agents' event loop. `subproc`: in processes, for agents
-    that block, compute, or take their endpoint from environment variables."""
+    """`inline`: many episodes at once in the event loop of the agents service. `subproc`: in processes,
+    for agents that block, compute, or take their endpoint from environment variables."""
 
     python: str = ""
-    """Interpreter of the processes with `mode: subproc`: that of another environment, with Tailrace in
-    it, for agents whose packages do not go with ours. Empty: the agents' own."""
+    """Python interpreter of the processes with `mode: subproc`. Name that of another environment with
+    Tailrace in it if the agent's packages conflict with ours. Empty: the service's own."""
 
     subproc_max_workers: int = 4
     """Processes of each agents worker with `mode: subproc`; each plays one episode at a time."""
@@ -133,8 +133,8 @@ class WorkflowArgs(Config, frozen=True, kw_only=True):
     too. A longer run is ended; with `mode: subproc` its process is killed."""
 
     max_blocked_s: float = 15.0
-    """With `mode: inline`: a run that holds the event loop for longer is interrupted and ends as a
-    timeout; a worker that stays blocked four times as long ends. 0: never."""
+    """With `mode: inline`: a run that blocks the event loop for longer is interrupted and ends as a
+    timeout. A worker that stays blocked four times as long exits. 0: no limit."""
 
     turn_discount: float = 1.0
     """A call's return is its reward plus this share of the mean return of the calls that follow it."""
@@ -161,20 +161,20 @@ class AgentsConfig(Config, frozen=True, kw_only=True):
     """The agents service."""
 
     custom_envs: dict[str, EnvEntry] = msgspec.field(default_factory=dict)
-    """Environments by the name that tasks use (`scheduler` chooses the names)."""
+    """Environments by name. Tasks use these names (`scheduler` chooses them)."""
 
     datasets: dict[str, DatasetEntry] = msgspec.field(default_factory=dict)
-    """Data sets by the name that tasks use; their rows are played by agent loops."""
+    """Data sets by name. Tasks use these names; agent loops play the rows."""
 
     agent_loops: dict[str, str] = msgspec.field(default_factory=dict)
-    """Your own agent loops, `module:Class`, by the name that rows have as `agent_name`. Known without
-    being named here: `single_turn_agent` and `tool_agent`."""
+    """Your own agent loops, `module:Class`, by the name that rows have as `agent_name`. The built-in
+    loops `single_turn_agent` and `tool_agent` need no entry."""
 
     loop_args: LoopArgs = LoopArgs()
     """Limits of agent loops."""
 
     workflow: WorkflowArgs | None = None
-    """An agent of yours that plays the rows of data sets instead of an agent loop."""
+    """Your own agent, which plays the rows of data sets instead of an agent loop."""
 
     generating_args: GeneratingArgs = GeneratingArgs()
     """Sampling of training episodes."""
@@ -193,35 +193,35 @@ class AgentsConfig(Config, frozen=True, kw_only=True):
     and the turn, so evaluations are comparable."""
 
     max_episode_tokens: int = 8192
-    """Length of an episode in tokens, inserted and sampled together: at most the engine's context."""
+    """Length of an episode in tokens, inserted and sampled; at most the engine's context length."""
 
     max_concurrent_episodes: int = 1024
     """Episodes that one worker plays at once, of each phase (training, evaluation)."""
 
     max_concurrent_eval_episodes: int | None = None
-    """As `max_concurrent_episodes`, of evaluation; null: the same number."""
+    """As `max_concurrent_episodes`, for evaluation; null: the same number."""
 
     env_threads: int = 16
     """Threads of one worker for environments with `in_threads`."""
 
     max_generation_attempts: int = 10
-    """Calls in a row that may fail without bringing a token before an episode ends as an infrastructure
+    """Number of consecutive calls that fail without a token before an episode ends as an infrastructure
     failure. Delays between them grow from 50 ms to 3 s."""
 
     reward_timeout_s: float = 30.0
-    """Time limit of one request to the reward service; then it is sent again. At least the
-    longest `timeout_s` of the rewards."""
+    """Time limit of one request to the reward service; after it the request is sent again. It must be
+    at least the longest `timeout_s` of the rewards."""
 
     drain_s: float = 5.0
-    """At SIGTERM episodes stop after the turn they are in; those that need longer are cut off then. All
-    are handed back and resumed by another worker."""
+    """At SIGTERM, episodes stop after their current turn; turns that take longer than this are
+    cancelled. All episodes are handed back, and another worker resumes them."""
 
     max_deliveries: int = 10
-    """An episode that is delivered more often than this (its worker died each time) is put aside."""
+    """Maximum deliveries of an episode (its worker died each time); then it becomes a dead letter."""
 
     render_episodes: int = 8
-    """So many episodes of an evaluation (those of the lowest seeds) are saved as pictures, replacing
-    those of the evaluation before. 0: none."""
+    """Number of episodes of an evaluation, those of the lowest seeds, that are saved as pictures. They
+    replace the pictures of the evaluation before. 0: none."""
 
     transport: Literal["nats", "zmq"] = "zmq"
     """Transport of generation requests: `zmq` to the inference servers, `nats` through nats-server.
@@ -264,7 +264,7 @@ class AgentsConfig(Config, frozen=True, kw_only=True):
 
 
 def check_with_run(config: AgentsConfig, run: RunConfig) -> None:
-    """Raise `ValueError` for settings that are possible alone but not together with the run's."""
+    """Raises `ValueError` for settings that conflict with the run's."""
     for name, entry in config.custom_envs.items():
         if entry.history_turns is not None and run.granularity != "step":
             raise ValueError(

@@ -16,7 +16,7 @@ SAMPLED_TOKENS = Counter("tailrace_agents_sampled_tokens", "Tokens sampled for e
 REPLAYED_TURNS = Counter("tailrace_agents_replayed_turns", "Turns taken from a journal.")
 REPLAY_MISMATCHES = Counter(
     "tailrace_agents_replay_mismatches",
-    "Episodes begun anew because the environment answered recorded replies in another way than before.",
+    "Episodes restarted because the environment answered recorded replies differently than before.",
 )
 NONFINITE_LOGPROBS = Counter(
     "tailrace_agents_nonfinite_logprobs",

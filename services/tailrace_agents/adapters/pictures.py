@@ -1,7 +1,7 @@
 """Rendered episodes as files: `<env>_seed<n>.gif`, and all frames side by side in `<env>_seed<n>.png`.
 
-A frame is what `render` gives: an RGB array, or a text, which is drawn as it would stand in a terminal.
-A picture is a pleasure, not a result: what fails here is logged and the episode goes on.
+A frame is the result of `render`: an RGB array, or a text, which is drawn as in a terminal. Errors are
+logged only: an episode goes on without its pictures.
 """
 
 import asyncio
@@ -55,12 +55,12 @@ class FrameRecorder:
         self.frames: list[Image.Image] = []
 
     def on_reset(self, observation: str) -> None:
-        """Begin with the first state."""
+        """Starts with the frame of the first state."""
         self.frames.clear()
         self._take()
 
     def on_turn(self, reply: str, observation: str, reward: float, done: bool) -> None:
-        """Add the new state."""
+        """Adds the frame of the new state."""
         self._take()
 
     async def save(self) -> None:
@@ -87,7 +87,7 @@ def _image(frame: Any) -> Image.Image:
 
 
 def _drawn(text: str) -> Image.Image:
-    """A text on white, its long lines broken."""
+    """Draws a text on white and breaks long lines."""
     lines = [part for line in text.splitlines() for part in textwrap.wrap(line, _MAX_COLUMNS) or [""]]
     canvas = Image.new("RGB", (_TEXT_WIDTH, _TEXT_HEIGHT), "white")
     shown = "\n".join(lines[:_MAX_LINES])
@@ -96,7 +96,7 @@ def _drawn(text: str) -> Image.Image:
 
 
 def save_frames(frames: list[Image.Image], folder: Path, name: str) -> None:
-    """Write the animation and the strip; files appear complete or not at all."""
+    """Writes the animation and the strip; files appear complete or not at all."""
     if not frames:
         return
     durations = [_FRAME_MS] * (len(frames) - 1) + [_LAST_FRAME_MS]

@@ -1,7 +1,8 @@
 """Environments as user code: one boundary checks their exceptions and their return values.
 
 `EnvHandle` is one environment in use, `EnvPool` keeps idle ones of a kind. `reset(seed=...)` starts
-from nothing, so an environment serves one episode after another. One that raised is not used again.
+from the beginning, so an environment serves one episode after another. An environment that raised is
+not used again.
 """
 
 import asyncio
@@ -50,15 +51,15 @@ class EnvHandle:
         self._running: Future[Any] | None = None  # the call in a thread, until it returned
 
     async def reset(self, seed: int) -> Beginning:
-        """Begin an episode; raises `ForeignCodeError`."""
+        """Begins an episode; raises `ForeignCodeError`."""
         return self._reset(seed) if self._threads is None else await self._in_thread(self._reset, seed)
 
     async def step(self, reply: str) -> StepResult:
-        """Answer a reply; raises `ForeignCodeError`."""
+        """Answers a reply; raises `ForeignCodeError`."""
         return self._step(reply) if self._threads is None else await self._in_thread(self._step, reply)
 
     def close(self) -> None:
-        """Free the environment, at once or when the call that still runs in it returns."""
+        """Frees the environment, at once or when the call that still runs in it returns."""
         if self._running is None or self._running.done():
             self._close()
         else:
@@ -111,14 +112,14 @@ class EnvPool:
         self._idle: list[EnvHandle] = []
 
     def take(self) -> EnvHandle:
-        """An idle environment or a new one; raises `ForeignCodeError` if it cannot be made."""
+        """Returns an idle environment or a new one; raises `ForeignCodeError` if it cannot be made."""
         if self._idle:
             return self._idle.pop()
         with foreign_code("making the environment"):
             return EnvHandle(self._make(), self._threads, self._stages)
 
     def give_back(self, handle: EnvHandle) -> None:
-        """Keep an environment whose episode came to its end without an error."""
+        """Keeps an environment whose episode ended without an error."""
         if len(self._idle) < self._max_idle:
             self._idle.append(handle)
         else:

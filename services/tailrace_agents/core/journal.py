@@ -6,7 +6,7 @@ calls end in any order. Only the turns of an environment, one after another, are
 """
 
 import hashlib
-from collections import defaultdict, deque
+from collections import deque
 from collections.abc import Awaitable, Sequence
 
 from tailrace_agents.ports import EpisodeJournal
@@ -23,17 +23,18 @@ class EpisodeRecords:
     def __init__(self, journal: EpisodeJournal, recorded: Sequence[JournalRecord] = ()) -> None:
         self._journal = journal
         self._turns: deque[CallRecord] = deque()  # of an environment
-        self._calls: dict[bytes, list[CallRecord]] = defaultdict(list)
-        self._tools: dict[tuple[str, str], list[ToolRecord]] = defaultdict(list)
+        self._calls: dict[bytes, list[CallRecord]] = {}
+        self._tools: dict[tuple[str, str], list[ToolRecord]] = {}
         self._next_index = 1 + max((record.index for record in recorded), default=-1)
         self.num_replayed = 0
         for record in recorded:
             if isinstance(record, ToolRecord):
-                self._tools[record.call.name, record.call.arguments].append(record)
+                key = (record.call.name, record.call.arguments)
+                self._tools.setdefault(key, []).append(record)
             elif record.step is not None:
                 self._turns.append(record)
             else:
-                self._calls[record.prompt_digest].append(record)
+                self._calls.setdefault(record.prompt_digest, []).append(record)
 
     def known_turn(self) -> CallRecord | None:
         """Returns the next recorded turn of an environment."""

@@ -29,7 +29,7 @@ from tailrace_agents.core.episode import (
     SamplingPlan,
     mix_seed,
 )
-from tailrace_agents.core.transcript import SessionTranscript, Transcript
+from tailrace_agents.core.transcript import NO_TURNS, SessionTranscript, Transcript
 from tailrace_agents.ports import EpisodeJournal, EpisodeTakenError
 from tailrace_protos.episode import OVER_BUDGET, EpisodeTask, Outcome
 from tailrace_protos.generation import SamplingParams
@@ -102,15 +102,14 @@ class Episode:
             wall_clock_s=context.wall_clock_s(task),
         )
         self.sampling = context.sampling(task)
-        self.transcript: Transcript = SessionTranscript()  # policies set their own
+        self.transcript: Transcript = NO_TURNS  # policies set their own
         self.latch = FatalErrorLatch()
         self.row = row or {}
         self.num_calls = 0
         self.num_replayed = 0
         self.num_restarts = 0
-        self.counts: defaultdict[str, float] = defaultdict(
-            float
-        )  # metrics that grow while the episode is played
+        # Metrics that grow while the episode is played.
+        self.counts: defaultdict[str, float] = defaultdict(float)
         self._started_s = context.clock.monotonic_s()
 
     def restart(self) -> None:

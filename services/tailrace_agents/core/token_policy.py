@@ -199,26 +199,18 @@ class TurnPolicy(LoopPolicy, EnvPolicy):
     tokens. The context of a turn's row is the prompt that the model saw.
     """
 
-    __slots__ = (
-        "_history_turns", "_known", "_node", "_observations", "_observed", "_openings", "_replies",
-        "_salt", "_transcript",
-    )  # fmt: skip
+    __slots__ = ("_known", "_node", "_observed", "_salt", "_transcript", "_windows")
 
     def __init__(
         self, model: TokenModel, episode: Episode, view: EnvView, records: EpisodeRecords
     ) -> None:
         super().__init__(model, episode, Ledger(model.renderer), records, NO_TOOLS)
         self._transcript = episode.transcript = EnvTranscript(self._ledger, view.style)
-        self._history_turns = view.history_turns
+        self._windows = None if view.history_turns is None else _Windows(view.history_turns)
         self._salt = task_salt(str(episode.task.task.seed))
         self._node: LedgerNode | None = None  # the newest turn
         self._known: CallRecord | None = None  # its record, if it was replayed
         self._observed = 0  # hash of the newest observation
-        # Of every turn, where windows are cut: raw ids of the observation as the beginning of a prompt,
-        # of the observation as it continued the episode, and of the reply.
-        self._openings: list[bytes] = []
-        self._observations: list[bytes] = []
-        self._replies: list[memoryview] = []
 
     async def answer(self, observation: str, opening: str) -> str:
         """See `EnvPolicy`; raises `ReplayMismatchError`."""
@@ -238,8 +230,8 @@ class TurnPolicy(LoopPolicy, EnvPolicy):
                 raise ReplayMismatchError
             self._ledger.add(node)
         self._node = node
-        if self._history_turns is not None:
-            self._replies.append(node.token_ids)
+        if self._windows is not None:
+            self._windows.replies.append(node.token_ids)
         return node.reply.content
 
     async def take_step(self, step: StepResult) -> None:
@@ -260,26 +252,16 @@ class TurnPolicy(LoopPolicy, EnvPolicy):
             parent_id, closed = "", True
         else:
             newest = node.token_ids if len(node.token_ids) else node.inserted_ids
-            parent_id, closed = node.completion_id, renderer.is_closed(int(as_int32(newest[-4:])[0]))
+            last_id = int.from_bytes(newest[-4:], "little", signed=True)
+            parent_id, closed = node.completion_id, renderer.is_closed(last_id)
         ids = renderer.observation_ids(observation, not turn, closed)
         messages = (ChatMessage("user", observation),)
-        if self._history_turns is not None:
+        if self._windows is not None:
             first = ids if not turn else renderer.observation_ids(opening + observation, True, True)
-            self._openings.append(first.tobytes())
-            self._observations.append(ids.tobytes())
-            if turn > self._history_turns:
-                window = self._window(turn - self._history_turns)
+            window = self._windows.observe(first, ids)
+            if window is not None:
                 return self._ledger.continue_from(parent_id, window, messages, whole=True)
         return self._ledger.continue_from(parent_id, ids, messages)
-
-    def _window(self, first: int) -> NDArray[np.int32]:
-        """Ids that the model sees if turn `first` is the first turn in sight."""
-        parts: list[bytes | memoryview] = [self._openings[first]]
-        for reply, observation in zip(
-            self._replies[first:], self._observations[first + 1 :], strict=True
-        ):
-            parts += (reply, observation)
-        return np.frombuffer(b"".join(parts), np.int32)
 
     def _request(self, turn: int, prompt: Prompt) -> TurnRequest:
         episode, ids = self._episode, prompt.prompt_ids
@@ -290,6 +272,30 @@ class TurnPolicy(LoopPolicy, EnvPolicy):
             raise
         params = episode.sampling.for_turn(turn)
         return TurnRequest(ids.data.cast("B"), budget, params, episode.task.episode_id, turn)
+
+
+class _Windows:
+    """Pieces of the prompts of an episode that show its last `history_turns` turns only."""
+
+    def __init__(self, history_turns: int) -> None:
+        self._history_turns = history_turns
+        self._openings: list[bytes] = []  # of every turn: its observation as the beginning of a prompt
+        self._observations: list[bytes] = []  # the observation as it continued the episode
+        self.replies: list[memoryview] = []
+
+    def observe(self, first: NDArray[np.int32], ids: NDArray[np.int32]) -> NDArray[np.int32] | None:
+        """Adds an observation; returns the ids of the prompt, or None while all turns are in sight."""
+        begin = len(self._observations) - self._history_turns
+        self._openings.append(first.tobytes())
+        self._observations.append(ids.tobytes())
+        if begin <= 0:
+            return None
+        parts: list[bytes | memoryview] = [self._openings[begin]]
+        for reply, observation in zip(
+            self.replies[begin:], self._observations[begin + 1 :], strict=True
+        ):
+            parts += (reply, observation)
+        return np.frombuffer(b"".join(parts), np.int32)
 
 
 def task_salt(task: str) -> bytes:

@@ -182,3 +182,6 @@ class SessionTranscript:
             replace(row, reward=row.reward + added) if added and row.has_reward else row
             for row in self._export.rows
         )
+
+
+NO_TURNS = SessionTranscript()  # of an episode without a policy yet; it takes no export

@@ -6,8 +6,8 @@ are a prefix of the tokens that the server sampled. The same holds for the rows 
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -24,8 +24,7 @@ from tailrace_protos.base import as_float32, as_int32
 from tailrace_protos.generation import FinishReason, TokenChunk, TokenSpan
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Generation:
+class Generation(msgspec.Struct, frozen=True, eq=False, gc=False):
     """Sampled tokens of one call; `finish_reason` is None after a failure."""
 
     token_ids: NDArray[np.int32]  # [T]

@@ -23,7 +23,7 @@ from tailrace.ledger.prompting import (
 )
 from tailrace.ledger.returns import conversations, own_reward
 from tailrace.ledger.tree import CallTree
-from tailrace_protos.base import pack_float32, pack_int32
+from tailrace_protos.base import copy_int32, pack_float32, pack_int32
 from tailrace_protos.chat import ChatMessage, ToolSchema
 from tailrace_protos.generation import FinishReason
 from tailrace_protos.session import ExportStyle, LedgerNode
@@ -115,7 +115,7 @@ class Ledger:
             completion_id=completion_id,
             parent_id=prompt.parent_id,
             messages=prompt.messages,
-            inserted_ids=pack_int32(prompt.inserted_ids),
+            inserted_ids=copy_int32(prompt.inserted_ids),
             token_ids=pack_int32(generation.token_ids),
             inference_logprobs=pack_float32(generation.inference_logprobs),
             spans=generation.spans,

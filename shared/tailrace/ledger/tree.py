@@ -5,7 +5,8 @@ messages but none of its tokens; nodes are only added, or replaced by a node wit
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+
+import msgspec
 
 from tailrace_protos.session import LedgerNode
 
@@ -23,8 +24,7 @@ class UnknownCompletionError(KeyError):
         return f"the ledger has no {name}: {self.num_calls} calls are recorded; use the id of one"
 
 
-@dataclass(slots=True, eq=False)
-class Call:
+class Call(msgspec.Struct, eq=False, gc=False):  # a tree of calls has no reference cycle
     """A node with its place in the tree."""
 
     node: LedgerNode

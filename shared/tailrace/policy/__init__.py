@@ -1,7 +1,7 @@
-"""A run's policy as seen from an episode: placed by the scheduler, continued over failures.
+"""Policy of a run as episodes see it: placed by the scheduler, continued after failures.
 
-`LeaseClient` (in `tailrace.policy.leases`) and `Reporter` (in `tailrace.policy.reporting`) speak over
-the bus; everything named here knows no transport.
+`LeaseClient` (in `tailrace.policy.leases`) and `Reporter` (in `tailrace.policy.reporting`) use the
+bus; the names exported here are independent of the transport.
 """
 
 from tailrace.policy.activity import Stages

@@ -1,4 +1,4 @@
-"""Batches requests: many small requests of one moment become one message.
+"""Batches requests: many small requests of one tick become one message.
 
 Invariants: items go out in the order they came, at most `max_items` together; each caller gets the
 answer to its own item, or the error of the send that carried it.
@@ -15,7 +15,7 @@ R = TypeVar("R")
 class Batcher(Generic[T, R]):
     """Collects items for `delay_s` (0: the rest of the loop's tick) and sends them in one call.
 
-    Goes out early at `max_items` items, or before the sum of `size_of(item)` would pass `max_size`.
+    It sends early at `max_items` items, or before the sum of `size_of(item)` would pass `max_size`.
     """
 
     def __init__(

@@ -48,7 +48,7 @@ class _Failure(NamedTuple):
 
 
 class ContinuingPolicy:
-    """The policy of a run: leases a server per episode and continues its turns over failures.
+    """Policy of a run: leases a server per episode and continues its turns after failures.
 
     `begin` and `end` bracket an episode. `max_attempts` bounds the calls in a row that bring no token.
     """
@@ -72,7 +72,7 @@ class ContinuingPolicy:
         self._call_ids = map(f"{uuid.uuid4().hex[:8]}{{:x}}".format, itertools.count())
 
     def begin(self, episode_id: str, predicted_tokens: int) -> None:
-        """Starts an episode of about so many tokens."""
+        """Starts an episode that will sample about `predicted_tokens` tokens."""
         self._predicted[episode_id] = predicted_tokens
 
     def end(self, episode_id: str) -> None:
@@ -177,7 +177,7 @@ async def _stream(call: GenerateCall, on_chunk: OnChunk) -> Generation:
             if len(chunk.token_ids):
                 on_chunk(msgspec.structs.replace(chunk, finish_reason=None, stop_matched=None))
     finally:
-        call.abort()  # nothing where it ended
+        call.abort()  # no effect after its end
     return call.partial()
 
 

@@ -124,7 +124,7 @@ class LeaseClient:
         return _Later(asyncio.get_running_loop().time() + delay_s)
 
     def _wait_for(self, what: str) -> None:
-        """Logs what episodes wait for, when that changes."""
+        """Logs the reason that episodes wait, when it changes."""
         if what != self._waiting_for:
             self._waiting_for = what
             if what:

@@ -1,11 +1,11 @@
-"""The HTTP client that agents are given: httpx's interface over aiohttp's connections.
+"""HTTP client of agents: httpx's interface over aiohttp's connections.
 
-httpx looks through all its waiting requests whenever one of them ends, so thousands of waiting model
-calls cost a quadratic amount of time; aiohttp does not. SDKs want a client of httpx or of its successor
-httpx2; both packages have the same interface, and `make_http_client` makes either.
+httpx searches all waiting requests each time one of them ends, so thousands of waiting model calls take
+quadratic time; aiohttp does not. SDKs expect a client of httpx or of its successor httpx2. Both
+packages have the same interface, and `make_http_client` makes either.
 
 Invariants: a request has no total timeout, only those of httpx; an answer that is not read to its end
-closes its connection, so that the server sees that the client went away.
+closes its connection, so that the server notices that the client left.
 """
 
 import asyncio
@@ -23,17 +23,17 @@ from tailrace.config import ConfigError
 
 Library = Literal["auto", "httpx", "httpx2"]
 
-_IDLE_S = 4.0  # shorter than servers keep idle connections (uvicorn: 5 s): none is closed as we take it
+_IDLE_S = 4.0  # shorter than servers keep idle connections (uvicorn: 5 s): none closes while we take it
 _CONNECT_S = 30.0
 _ADDED_BY_AIOHTTP = ("Accept", "Accept-Encoding", "Content-Type", "User-Agent")
 
 
 def make_http_client(library: Library = "auto") -> Any:
-    """An `AsyncClient` of `library`, for many requests at once from one event loop; `aclose` it.
+    """Makes an `AsyncClient` of `library`, for many requests at once from one event loop; `aclose` it.
 
-    `auto` is httpx2 where it is installed (the OpenAI and Anthropic SDKs of today take it), otherwise
-    httpx. Answers may take for ever: who calls sets a timeout. Raises `ConfigError` if the library is
-    not installed.
+    `auto` is httpx2 if it is installed (current OpenAI and Anthropic SDKs accept it), otherwise httpx.
+    The client sets no time limit for answers: the caller sets one. Raises `ConfigError` if the library
+    is not installed.
     """
     module = _module(library)
     transport = _transport_class(module)()
@@ -58,7 +58,7 @@ def _module(library: Library) -> ModuleType:
 
 @functools.cache
 def _transport_class(module: ModuleType) -> type[Any]:
-    """An `AsyncBaseTransport` of httpx or httpx2."""
+    """Makes an `AsyncBaseTransport` class of httpx or httpx2."""
     stream_class = type("AiohttpStream", (_Stream, module.AsyncByteStream), {})
     members = {"library": module, "stream_class": stream_class}
     return type("AiohttpTransport", (_Transport, module.AsyncBaseTransport), members)
@@ -76,7 +76,7 @@ class _Transport:
         self._is_closed = False
 
     async def handle_async_request(self, request: Any) -> Any:
-        """Return once the answer's headers are here; its body streams."""
+        """Returns when the answer's headers have arrived; its body streams."""
         session = self._open_session()
         with _errors_of(self.library):
             answer = await session.request(
@@ -99,7 +99,7 @@ class _Transport:
         )
 
     async def aclose(self) -> None:
-        """Close all connections."""
+        """Closes all connections."""
         self._is_closed = True
         session, self._session = self._session, None
         if session is not None:
@@ -133,7 +133,7 @@ class _Transport:
 
 
 class _Stream:
-    """An answer's body as httpx reads it: the bytes as they came, not decompressed."""
+    """Body of an answer as httpx reads it: the received bytes, not decompressed."""
 
     def __init__(self, library: Any, answer: aiohttp.ClientResponse) -> None:
         self._library = library
@@ -145,7 +145,7 @@ class _Stream:
                 yield piece
 
     async def aclose(self) -> None:
-        """Give the connection back after the last byte; before it, close the connection."""
+        """Gives the connection back after the last byte; closes it before that."""
         self._answer.close()
 
 
@@ -155,7 +155,7 @@ async def _sent(stream: Any) -> AsyncIterator[bytes]:
 
 
 def _headers_of(request: Any) -> list[tuple[str, str]]:
-    """aiohttp frames a streamed body itself."""
+    """Headers without `transfer-encoding`: aiohttp frames a streamed body itself."""
     return [
         (name.decode("ascii"), value.decode("latin-1"))
         for name, value in request.headers.raw
@@ -164,7 +164,7 @@ def _headers_of(request: Any) -> list[tuple[str, str]]:
 
 
 def _timeout_of(request: Any) -> aiohttp.ClientTimeout:
-    """httpx's limits in aiohttp's words; there is no pool to wait for and no limit on writing."""
+    """Translates httpx's limits to aiohttp's; there is no pool to wait for and no limit on writing."""
     limits = request.extensions.get("timeout", {})
     return aiohttp.ClientTimeout(
         total=None, sock_connect=limits.get("connect"), sock_read=limits.get("read")
@@ -173,7 +173,7 @@ def _timeout_of(request: Any) -> aiohttp.ClientTimeout:
 
 @contextmanager
 def _errors_of(library: Any) -> Iterator[None]:
-    """aiohttp's exceptions as those that users of httpx expect."""
+    """Translates aiohttp's exceptions to those that users of httpx expect."""
     try:
         yield
     except aiohttp.ConnectionTimeoutError as error:

@@ -1,8 +1,8 @@
 """Python function rewards: `def f(task, messages, metrics) -> float`, plain or `async`.
 
-A reward is a pure function of its arguments: it may be called again for the same episode and must
-then give the same number. It runs in a process of its own; it may block and may take its time up to
-the `timeout_s` of its entry in the experiment file.
+A reward is a pure function of its arguments: it may be called again for the same episode and must then
+return the same number. It runs in a process of its own. It may block, and it may run for up to the
+`timeout_s` of its entry in the experiment file.
 """
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -18,14 +18,14 @@ class RewardFunction(Protocol):
     def __call__(
         self, task: EnvTask, messages: Sequence[ChatMessage], metrics: Mapping[str, float]
     ) -> float | Awaitable[float]:
-        """The reward of one finished episode; `messages` alternate user and assistant."""
+        """Returns the reward of one finished episode; `messages` alternate user and assistant."""
 
 
 F = TypeVar("F", bound=Callable[..., float | Awaitable[float]])
 
 
 def reward(function: F) -> F:
-    """Mark a function as a reward; refuses at import what the reward service could not call."""
+    """Marks a function as a reward; refuses at import a function that the service could not call."""
     if not callable(function):
         raise TypeError(f"@reward expects a function, found {type(function).__name__}")
     name, module = getattr(function, "__qualname__", ""), getattr(function, "__module__", "")

@@ -1,7 +1,7 @@
 """JSON Schema of a Python function's arguments, and conversion of arguments for a call.
 
-The signature has names, types and optional arguments; the docstring has their meaning (Google,
-reST or NumPy style; `Annotated[int, "what it means"]` wins). Types are those that msgspec knows:
+The signature has names, types and optional arguments; the docstring has their meaning (Google, reST or
+NumPy style; `Annotated[int, "the meaning"]` takes precedence). Types are those that msgspec knows:
 numbers, strings, lists, dicts, enums, `Literal`, optional ones, dataclasses, Structs, TypedDicts.
 """
 
@@ -17,11 +17,11 @@ _REFERENCE = "#/$defs/{name}"
 
 
 class ArgumentsError(ValueError):
-    """Arguments that do not fit a tool's parameters; the text is for the model to read."""
+    """Arguments do not fit a tool's parameters; the model reads the text."""
 
 
 class Signature:
-    """Parameters of a function, as a model sees them."""
+    """Parameters of a function as a model sees them."""
 
     def __init__(self, function: Callable[..., Any]) -> None:
         where = f"{function.__module__}.{function.__qualname__}"
@@ -36,7 +36,7 @@ class Signature:
             ) from error
 
     def bind(self, arguments: dict[str, Any]) -> dict[str, Any]:
-        """Keyword arguments for the function, converted to its types; raises `ArgumentsError`."""
+        """Converts keyword arguments to the function's types; raises `ArgumentsError`."""
         try:
             bound = msgspec.convert(arguments, self._arguments)
         except msgspec.ValidationError as error:
@@ -107,7 +107,7 @@ def _entries(lines: list[str], start: int, head: re.Pattern[str]) -> dict[str, s
 
 
 def _section(lines: list[str], start: int) -> list[str]:
-    """Lines with words from `start` to the next section, or to one indented less than the first."""
+    """Non-empty lines from `start` to the next section, or to a line indented less than the first."""
     section: list[str] = []
     for index in range(start, len(lines)):
         line = lines[index]
@@ -150,19 +150,19 @@ def _arguments_struct(
 
 
 def _with_default(kind: Any, default: Any) -> tuple[Any, Any]:
-    """A field that may be left out; what JSON cannot show as its default is left to the function."""
+    """Makes an optional field; a default that JSON cannot represent is left to the function."""
     if default is None or isinstance(default, bool | int | float | str):
         return kind, default
     return kind | msgspec.UnsetType if not isinstance(kind, str) else kind, msgspec.UNSET
 
 
 def _annotated_meaning(kind: Any) -> str:
-    """The text of `Annotated[T, "text"]`."""
+    """Returns the text of `Annotated[T, "text"]`."""
     return next((extra for extra in getattr(kind, "__metadata__", ()) if isinstance(extra, str)), "")
 
 
 def _schema(arguments: type[msgspec.Struct]) -> dict[str, Any]:
-    """The Struct's schema as one object; references stay only where a type contains itself."""
+    """Makes the Struct's schema as one object; references stay only if a type contains itself."""
     (top,), components = msgspec.json.schema_components([arguments], ref_template=_REFERENCE)
     name = top["$ref"].rpartition("/")[2]
     inlined: dict[str, Any] = _inline(components[name], components, (name,))
@@ -188,12 +188,12 @@ def _inline(node: Any, components: dict[str, Any], above: tuple[str, ...]) -> An
 
 
 def _self_containing(components: dict[str, Any]) -> set[str]:
-    """Names of the types that lead back to themselves."""
+    """Names of the types that contain themselves, directly or not."""
     return {name for name in components if name in _reached(name, components)}
 
 
 def _reached(name: str, components: dict[str, Any]) -> set[str]:
-    """Names of the types that a type is made of, directly or not."""
+    """Names of the types that a type contains, directly or not."""
     seen: set[str] = set()
     waiting = [name]
     while waiting:

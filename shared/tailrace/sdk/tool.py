@@ -1,7 +1,7 @@
 """Tools: functions with `@tool`, or classes derived from `Tool` that keep state for an episode.
 
-A plain function runs in a thread of its own, so that it may block; an async function runs in the
-worker's event loop and must not. What a tool raises is shown to the model as an error, except
+A plain function runs in a thread of its own, so it may block. An async function runs in the worker's
+event loop and must not block. The model sees an exception of a tool as an error, except
 `ToolUnavailableError`: then the answer of the tool is unknown.
 """
 
@@ -26,7 +26,7 @@ class ToolUnavailableError(Exception):
 
 
 class ToolOutput(msgspec.Struct, frozen=True):
-    """A result with more to it than text. `is_error`: the tool could not do it, and says why."""
+    """Result with an error flag and metrics. `is_error`: the tool failed, and `content` says why."""
 
     content: str
     is_error: bool = False
@@ -34,38 +34,38 @@ class ToolOutput(msgspec.Struct, frozen=True):
 
 
 class ToolSession(msgspec.Struct, frozen=True):
-    """For whom a stateful tool is made: one episode."""
+    """Episode that an object of a stateful tool serves."""
 
     session_id: str
     episode_id: str
     run: str
-    create_kwargs: dict[str, Any]  # what the episode's data row gives this tool
+    create_kwargs: dict[str, Any]  # of the episode's data row, for this tool
 
 
 class Tool:
     """A tool with state: one object per episode, made when the episode first calls it.
 
-    `create` once, `execute` once per call and one at a time, `release` once, also when the episode
-    failed or whoever played it is gone.
+    `create` runs once, `execute` once per call and one at a time, `release` once, even if the episode
+    failed or its worker died.
     """
 
     name: ClassVar[str] = ""
     description: ClassVar[str] = ""
     parameters: ClassVar[dict[str, Any]] = {}  # JSON Schema of the arguments, an object
     is_idempotent: ClassVar[bool] = False  # may run again elsewhere if its worker dies
-    is_stateful: ClassVar[bool] = True  # False: one object serves everybody, many calls at a time
+    is_stateful: ClassVar[bool] = True  # False: one object serves all episodes, many calls at a time
     timeout_s: ClassVar[float] = DEFAULT_TIMEOUT_S
     max_result_bytes: ClassVar[int] = DEFAULT_MAX_RESULT_BYTES
 
     async def create(self, session: ToolSession) -> None:
-        """Begin an episode. What it raises is an infrastructure failure."""
+        """Begins an episode. An exception is an infrastructure failure."""
 
     async def execute(self, arguments: dict[str, Any]) -> str | ToolOutput:
-        """One call; `arguments` fit `parameters`. What it raises is shown to the model."""
+        """Runs one call; `arguments` fit `parameters`. The model sees an exception as an error."""
         raise NotImplementedError(f"{type(self).__name__} has no execute()")
 
     async def release(self) -> None:
-        """End the episode: free what `create` took."""
+        """Ends the episode: frees the resources that `create` took."""
 
 
 class ToolSpec(msgspec.Struct, frozen=True, kw_only=True):
@@ -91,13 +91,13 @@ class ToolSpec(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def schema(self) -> ToolSchema:
-        """As a chat template shows it."""
+        """Description of the tool for a chat template."""
         parameters = self.parameters or {"type": "object", "properties": {}}
         return ToolSchema(self.name, self.description, parameters)
 
 
 class FunctionTool:
-    """A function that models may call; made by `@tool`. Calling it calls the function."""
+    """Function that models may call, made by `@tool`. Calling it calls the function."""
 
     def __init__(self, function: Callable[..., Any], **options: Any) -> None:
         self.function = function
@@ -114,16 +114,16 @@ class FunctionTool:
         )
 
     def bind(self, arguments: dict[str, Any]) -> dict[str, Any]:
-        """Typed keyword arguments; raises `ArgumentsError`."""
+        """Converts arguments to typed keyword arguments; raises `ArgumentsError`."""
         return self._signature.bind(arguments)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Call the function itself."""
+        """Calls the function itself."""
         return self.function(*args, **kwargs)
 
 
 class ToolOffer:
-    """A class of tools and how its objects are made, for those that need more than nothing."""
+    """Class of tools with a factory of its objects, for constructors that need arguments."""
 
     def __init__(self, spec: ToolSpec, make: Callable[[], Tool]) -> None:
         self.spec = spec
@@ -133,7 +133,7 @@ class ToolOffer:
     def of(
         cls, kind: type[Tool], make: Callable[[], Tool] | None = None, **changes: Any
     ) -> "ToolOffer":
-        """Offer `kind`, its objects made by `make`; `changes` to its spec, such as `timeout_s=5`."""
+        """Offers `kind` with the factory `make`; `changes` are made to its spec: `timeout_s=5`."""
         spec = ToolSpec(
             name=kind.name,
             description=inspect.cleandoc(kind.description),
@@ -146,7 +146,7 @@ class ToolOffer:
         return cls(msgspec.structs.replace(spec, **changes), make or kind)
 
     def __call__(self) -> Tool:
-        """A new object."""
+        """Makes a new object."""
         return self._make()
 
 
@@ -154,7 +154,7 @@ AnyTool = FunctionTool | ToolOffer | type[Tool] | Tool
 
 
 def as_offer(thing: AnyTool) -> FunctionTool | ToolOffer:
-    """A function tool or an offer of a class; `TypeError` for what is no tool."""
+    """Returns a function tool or an offer of a class; raises `TypeError` for other objects."""
     if isinstance(thing, FunctionTool | ToolOffer):
         return thing
     if isinstance(thing, type) and issubclass(thing, Tool):
@@ -196,10 +196,10 @@ def tool(
     timeout_s: float = DEFAULT_TIMEOUT_S,
     max_result_bytes: int = DEFAULT_MAX_RESULT_BYTES,
 ) -> FunctionTool | Callable[[Callable[..., Any]], FunctionTool]:
-    """Let models call a function: `@tool`, or `@tool(timeout_s=5, is_idempotent=True)`.
+    """Lets models call a function: `@tool`, or `@tool(timeout_s=5, is_idempotent=True)`.
 
     Schema and description come from signature and docstring. It may return text, a `ToolOutput`, None,
-    or anything that JSON can show. `is_idempotent`: running twice does no harm.
+    or any value that JSON can represent. `is_idempotent`: running twice does no harm.
     """
 
     def mark(function: Callable[..., Any]) -> FunctionTool:

@@ -3,11 +3,11 @@
 A workflow is any class with `async def run(self, data, **extra_kwargs)`. `data` is a row of the data
 set; of `extra_kwargs` it gets those that its signature names: `base_url` (ends with `/v1`), `api_key`
 and `http_client` (an httpx `AsyncClient`). It returns the episode's reward, or rewards by completion id
-(the `id` of the answers it got). One object plays many episodes, inline even at the same time: what
-belongs to an episode belongs into local variables.
+(the `id` of the answers it got). One object plays many episodes, inline even at the same time: keep the
+state of an episode in local variables.
 
-Invariants: a run ends in a `WorkflowEnd`, whatever it does short of killing its process; only rewards
-that are finite numbers get through.
+Invariants: a run ends in a `WorkflowEnd`, unless it kills its process; only finite numbers are accepted
+as rewards.
 """
 
 import inspect
@@ -24,7 +24,7 @@ from tailrace.import_path import load_object
 from tailrace_protos.episode import Outcome
 
 _BUDGET = ("context_length_exceeded", "token_budget_exceeded")  # codes of the gateway's refusals
-_UNMET = "_not_met"  # so end the codes of replies that break what the call asked for
+_UNMET = "_not_met"  # end of the codes of replies that break a constraint of the call
 _STEPS_SHOWN = 3
 _MAX_CHAIN = 10
 
@@ -39,7 +39,7 @@ class Workflow(Protocol):
 class PolicyFailureError(Exception):
     """Raised by a workflow whose model failed at the task: the episode counts, with `reward`.
 
-    Any other exception is taken for a failure of the workflow and leaves the episode out of training.
+    Any other exception counts as a failure of the workflow and excludes the episode from training.
     """
 
     def __init__(self, reason: str, reward: float = 0.0) -> None:
@@ -58,11 +58,11 @@ class WorkflowEnd(msgspec.Struct, frozen=True):
     outcome: Outcome
     reason: str = ""
     rewards: dict[str, float] = {}
-    is_over_budget: bool = False  # the episode's tokens were used up, and that ended it
+    is_over_budget: bool = False  # the episode ended because its tokens were used up
 
 
 def load_workflow(dotted: str, kwargs: Mapping[str, Any], key: str) -> Workflow:
-    """Makes the object that plays episodes; `ConfigError` names `key`, what is wrong and the remedy."""
+    """Makes the object that plays episodes; `ConfigError` names `key`, the problem and the remedy."""
     made = load_object(dotted, key)
     try:
         with foreign_code(f"{key}: making {dotted} with {dict(kwargs)}"):
@@ -153,7 +153,7 @@ def _end_of(failure: ForeignCodeError) -> WorkflowEnd:
 
 
 def _refusal(error: BaseException) -> str:
-    """The code of a refusal of the gateway that an SDK's exception carries, or empty."""
+    """Code of the gateway's refusal in an SDK's exception, or empty."""
     body = getattr(error, "body", None)
     inner = body.get("error", body) if isinstance(body, Mapping) else {}
     code = getattr(error, "code", None) or (inner.get("code") if isinstance(inner, Mapping) else None)
@@ -161,7 +161,7 @@ def _refusal(error: BaseException) -> str:
 
 
 def _chain(error: BaseException | None) -> Iterator[BaseException]:
-    """The exception and those that it was raised from: frameworks wrap what clients raise."""
+    """The exception and its causes: frameworks wrap the exceptions of clients."""
     for _ in range(_MAX_CHAIN):
         if error is None:
             return
@@ -170,7 +170,7 @@ def _chain(error: BaseException | None) -> Iterator[BaseException]:
 
 
 def _place(error: BaseException) -> str:
-    """Place in the user's code where it was raised: its innermost lines, outermost first."""
+    """Place in the user's code that raised the error: innermost lines, outermost first."""
     steps = []
     traceback = error.__traceback__
     while traceback is not None:

@@ -35,7 +35,7 @@ class ToolBindingModel(BaseChatModel):
         tool_choice: Any = None,
         **kwargs: Any,
     ) -> Runnable[LanguageModelInput, AIMessage]:
-        """The model with tools to call. `tool_choice`: `auto`, `none`, `any` or a tool's name."""
+        """Adds tools to the model. `tool_choice`: `auto`, `none`, `any` or a tool's name."""
         bound: dict[str, Any] = {"tools": [convert_to_openai_tool(tool) for tool in tools], **kwargs}
         if tool_choice is not None:
             bound["tool_choice"] = to_tool_choice(tool_choice)
@@ -182,7 +182,7 @@ def _result(completion: dict[str, Any]) -> ChatResult:
 
 
 def _chunk(event: dict[str, Any]) -> ChatGenerationChunk:
-    """A streamed piece; the last one has the usage and no choice."""
+    """Converts a streamed piece; the last one has the usage and no choice."""
     choices = event["choices"]
     choice = choices[0] if choices else {"delta": {}, "finish_reason": None}
     metadata: dict[str, Any] = {}

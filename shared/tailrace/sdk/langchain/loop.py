@@ -25,19 +25,19 @@ _STEPS_PER_TURN = 10  # of a graph, at most: the policy ends episodes with too m
 
 
 class LangGraphAgentLoop(AgentLoop):
-    """Derive from this and build a graph; name the class under `agents.agent_loops`."""
+    """Base class of loops that run a graph; name your class under `agents.agent_loops`."""
 
     def graph(self, model: BaseChatModel, row: dict[str, Any]) -> Runnable[Any, Any]:
-        """The compiled graph that plays `row` with `model`."""
+        """Makes the compiled graph that plays `row` with `model`."""
         raise NotImplementedError(f"{type(self).__name__} has no graph()")
 
     def state(self, row: dict[str, Any]) -> dict[str, Any]:
-        """Initial state of the graph."""
+        """Makes the initial state of the graph."""
         prompt = row["prompt"]
         return {"messages": [("user", prompt)] if isinstance(prompt, str) else list(prompt)}
 
     def reward(self, row: dict[str, Any], state: dict[str, Any]) -> float | Mapping[str, float] | None:
-        """The reward of the last call, or rewards by message id; None: only the reward service's."""
+        """Returns the reward of the last call, or rewards by message id; None: the service decides."""
         return None
 
     async def run(self, row: dict[str, Any], policy: EpisodePolicy) -> EpisodeEnd:
@@ -78,7 +78,7 @@ class PolicyChatModel(ToolBindingModel):
         run_manager: CallbackManagerForLLMRun | None = None,
         **kwargs: Any,
     ) -> ChatResult:
-        """For nodes that are plain functions: LangGraph runs them in threads."""
+        """Serves nodes that are plain functions: LangGraph runs them in threads."""
         if threading.get_ident() == self._thread_id:
             raise RuntimeError("`invoke` would block the event loop it waits for: use `await ainvoke`")
         calling = self._agenerate(messages, stop, None, **kwargs)

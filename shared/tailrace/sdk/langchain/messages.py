@@ -18,7 +18,7 @@ REASONING = "reasoning_content"
 
 
 def to_openai(messages: Sequence[BaseMessage]) -> list[dict[str, Any]]:
-    """Messages as chat completions take them."""
+    """Converts messages to the form of chat completions."""
     return [_to_openai(message) for message in messages]
 
 
@@ -46,7 +46,7 @@ def to_message(
     usage: UsageMetadata | None,
     metadata: Mapping[str, Any],
 ) -> AIMessage:
-    """An assistant's message of OpenAI's form; its id is that of the completion, for rewards."""
+    """Converts an assistant's message of OpenAI's form; it keeps the completion's id, for rewards."""
     calls: list[ToolCall] = []
     invalid: list[InvalidToolCall] = []
     for raw in reply.get("tool_calls") or ():

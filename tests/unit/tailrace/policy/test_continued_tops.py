@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import dataclasses
-
+import msgspec
 import numpy as np
 import pytest
 
@@ -20,7 +19,7 @@ from tests.unit.tailrace.policy.fakes import RoundRobinPlacement, ScriptedClient
 def ranked(ids: list[int], reason: FinishReason | None = FinishReason.STOP) -> Generation:
     """A generation whose step with token i might have had 10 i and 10 i + 1."""
     tops = 10 * np.array(ids, np.int32)[:, None] + np.arange(2, dtype=np.int32)
-    return dataclasses.replace(
+    return msgspec.structs.replace(
         generation(ids, reason=reason), top_ids=tops, top_logprobs=-tops.astype(np.float32)
     )
 
