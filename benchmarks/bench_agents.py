@@ -6,7 +6,7 @@
 ledger, rows. `turn, with leases` adds leases, continuation and requests (a client that answers in the
 next tick).
 The transport, Redis and the queue have benchmarks of their own. With a baseline, both checkouts are
-measured in alternation.
+measured in alternation, both with the garbage collection of a worker.
 """
 
 from __future__ import annotations
@@ -187,9 +187,20 @@ def measure_here(num_episodes: int) -> None:
     measure_rows(InstantPolicy(renderer), renderer)
 
 
+# Runs `main` of a script with the garbage collection of a worker.
+AS_A_WORKER = """
+import runpy, sys
+from tailrace.runtime.service import tame_garbage_collection
+sys.argv = sys.argv[1:]
+main = runpy.run_path(sys.argv[0], run_name="bench_agents")["main"]
+tame_garbage_collection()
+main()
+"""
+
+
 def measured(python: str, script: Path, *arguments: str) -> dict[str, float]:
     """Runs a benchmark script in its own process; microseconds by name."""
-    command = [python, str(script), *arguments]
+    command = [python, "-c", AS_A_WORKER, str(script), *arguments]
     told = subprocess.run(command, capture_output=True, text=True, check=True).stdout
     return {name: float(us) for name, us in re.findall(r"^(\w+)\s+([\d.]+) us/", told, re.MULTILINE)}
 
