@@ -35,9 +35,8 @@ class EnvLoop(AgentLoop):
 
     async def run(self, row: dict[str, Any], policy: EpisodePolicy) -> EpisodeEnd:
         """See `AgentLoop`; raises `ForeignCodeError` and `ReplayMismatchError`."""
-        turns = cast(
-            EnvPolicy, policy
-        )  # `play_environment` gives one; isinstance of a Protocol is slow
+        # `play_environment` gives one; isinstance of a Protocol is slow.
+        turns = cast(EnvPolicy, policy)
         observation, opening = await self._handle.reset(self._seed)
         if self._observer is not None:
             self._observer.on_reset(observation)
