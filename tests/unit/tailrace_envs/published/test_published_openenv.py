@@ -65,7 +65,7 @@ async def test_an_episode_of_echoes_goes_on_from_the_journal(
 ) -> None:
     make = partial(make_env, "openenv", echo)
     whole = await check_every_resumption(make, ["one", "three", "five"], byte_renderer(tmp_path))
-    assert whole.tokens.turn_rewards == pytest.approx([0.3, 0.5, 0.4])
+    assert whole.transcript.turn_rewards == pytest.approx([0.3, 0.5, 0.4])
 
 
 def test_a_server_that_takes_no_more_sessions_is_an_error_that_says_so(echo: dict[str, Any]) -> None:
