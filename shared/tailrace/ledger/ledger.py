@@ -17,6 +17,7 @@ from tailrace.config.chat import ReasoningPolicy
 from tailrace.ledger.export import export_rows, export_turns
 from tailrace.ledger.prompting import (
     Prompt,
+    Rendering,
     Sampled,
     prompt_of_messages,
     prompt_of_tokens,
@@ -34,7 +35,7 @@ class Ledger:
     """Tree of calls. Pure: it reads no clock, calls no engine and stores nothing elsewhere."""
 
     def __init__(self, renderer: Renderer, *, reasoning: ReasoningPolicy = "keep") -> None:
-        self._renderer = renderer
+        self._rendering = Rendering(renderer)
         self._reasoning: ReasoningPolicy = reasoning
         self._tree = CallTree()
         self._unanswered: Prompt | None = None
@@ -53,15 +54,21 @@ class Ledger:
             ledger.add(node)
         return ledger
 
-    def prepare(self, messages: Sequence[ChatMessage], tools: Sequence[ToolSchema] = ()) -> Prompt:
+    def prepare(
+        self,
+        messages: Sequence[ChatMessage],
+        tools: Sequence[ToolSchema] = (),
+        rendering: Rendering | None = None,
+    ) -> Prompt:
         """Makes the prompt for the next reply of a conversation given as text; records nothing.
 
-        Raises `ValueError` without messages, `TemplateError` if the template cannot render them.
+        `rendering`: of a call with template arguments of its own. Raises `ValueError` without
+        messages, `TemplateError` if the template cannot render them.
         """
         if not messages:
             raise ValueError("a conversation needs at least one message")
         return prompt_of_messages(
-            self._tree, self._renderer, self._reasoning, tuple(messages), tuple(tools)
+            self._tree, rendering or self._rendering, self._reasoning, tuple(messages), tuple(tools)
         )
 
     def prepare_tokens(
@@ -103,6 +110,7 @@ class Ledger:
         generation: Sampled,
         parsed: ParsedReply | ChatMessage,
         completion_id: str,
+        broken_constraint: str = "",
     ) -> LedgerNode:
         """Keeps a call's tokens and its reply; returns a call that is already recorded as it is."""
         known = self._tree.get(completion_id)
@@ -125,6 +133,8 @@ class Ledger:
             is_rendered_whole=prompt.is_rendered_whole,
             is_fork=prompt.is_fork,
             num_malformed=num_malformed,
+            template_args=prompt.template_args,
+            broken_constraint=broken_constraint,
         )
         self._tree.add(node)
         return node
@@ -218,6 +228,7 @@ class Ledger:
             "num_forks": sum(node.is_fork for node in nodes),
             "num_malformed_tool_calls": sum(node.num_malformed for node in nodes),
             "num_tool_calls": sum(len(node.reply.tool_calls) for node in nodes),
+            "num_broken_constraints": sum(bool(node.broken_constraint) for node in nodes),
             "num_masked_calls": sum(node.is_masked for node in nodes),
             "num_nonfinite_tokens": self.num_nonfinite,
         }
