@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from tailrace.chat import ParsedReply, Renderer
 from tailrace.config.chat import ReasoningPolicy
-from tailrace.ledger.export import export_rows, export_turns
+from tailrace.ledger.export import Unanswered, export_rows, export_turns
 from tailrace.ledger.prompting import (
     Prompt,
     Rendering,
@@ -24,7 +24,7 @@ from tailrace.ledger.prompting import (
 )
 from tailrace.ledger.returns import conversations, own_reward
 from tailrace.ledger.tree import CallTree
-from tailrace_protos.base import copy_int32, pack_float32, pack_int32
+from tailrace_protos.base import copy_float32, copy_int32
 from tailrace_protos.chat import ChatMessage, ToolSchema
 from tailrace_protos.generation import FinishReason
 from tailrace_protos.session import ExportStyle, LedgerNode
@@ -38,7 +38,7 @@ class Ledger:
         self._rendering = Rendering(renderer)
         self._reasoning: ReasoningPolicy = reasoning
         self._tree = CallTree()
-        self._unanswered: Prompt | None = None
+        self._unanswered: Unanswered | None = None
 
     @classmethod
     def restore(
@@ -82,27 +82,9 @@ class Ledger:
             raise ValueError("a prompt needs at least one token")
         return prompt_of_tokens(self._tree, prompt_ids, tuple(messages))
 
-    def continue_from(
-        self,
-        parent_id: str,
-        inserted_ids: NDArray[np.int32],
-        messages: tuple[ChatMessage, ...] = (),
-        *,
-        whole: bool = False,
-    ) -> Prompt:
-        """Makes the prompt that appends ids [o] to a recorded call, without any search.
-
-        An empty `parent_id` begins a conversation. `whole`: the ids are the whole prompt, which
-        continues the parent's messages but not its tokens. Raises `UnknownCompletionError`.
-        """
-        if not parent_id or whole:
-            return Prompt(parent_id, messages, inserted_ids, inserted_ids, False, (), whole)
-        raw = self._tree.find(parent_id).sequence() + inserted_ids.tobytes()
-        return Prompt(parent_id, messages, inserted_ids, np.frombuffer(raw, np.int32), False)
-
-    def leave_unanswered(self, prompt: Prompt) -> None:
+    def leave_unanswered(self, messages: tuple[ChatMessage, ...], inserted_ids: bytes) -> None:
         """Keeps a prompt that no budget is left for: a row of all turns shows it at its end."""
-        self._unanswered = prompt
+        self._unanswered = Unanswered(messages, inserted_ids)
 
     def record(
         self,
@@ -124,8 +106,8 @@ class Ledger:
             parent_id=prompt.parent_id,
             messages=prompt.messages,
             inserted_ids=copy_int32(prompt.inserted_ids),
-            token_ids=pack_int32(generation.token_ids),
-            inference_logprobs=pack_float32(generation.inference_logprobs),
+            token_ids=copy_int32(generation.token_ids),
+            inference_logprobs=copy_float32(generation.inference_logprobs),
             spans=generation.spans,
             finish_reason=generation.finish_reason or FinishReason.ABORT,
             reply=reply,
