@@ -4,17 +4,21 @@ SEED ?= 1
 BIN := .venv/bin
 INSTALL := $(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: test-envs demo docs results test test-camel test-deepspeed test-megatron test-heavy lint bench-demo bench-repeat bench-agents bench-transport bench-engine bench-gateway bench-tools bench-learner bench-sandbox test-sandbox-container clean test-trackers
+.PHONY: test-frameworks test-envs demo docs results test test-camel test-deepspeed test-megatron test-heavy lint bench-demo bench-repeat bench-agents bench-transport bench-engine bench-gateway bench-tools bench-learner bench-sandbox test-sandbox-container clean test-trackers
 
 demo: .venv/ready
 	$(BIN)/tailrace train examples/frozen_lake exp_name=demo seed=$(SEED) --overwrite
 
 # Two at a time, for two cores; the tests of a file stay together, for what they share.
 test: .venv/ready-dev
-	$(BIN)/pytest tests -m "not heavy" -n 2 --dist loadfile
+	$(BIN)/pytest tests --ignore tests/frameworks -m "not heavy" -n 2 --dist loadfile
 
 test-camel: .venv/ready-dev .venv-camel/ready
 	$(BIN)/pytest tests/integration/frameworks -k camel
+
+# Agents of 20 frameworks; minutes to install. FRAMEWORK=crewai plays one.
+test-frameworks: .venv/ready-dev .venv-openai2/ready .venv-openai3/ready .venv-mcp1/ready tests/frameworks/vercel_ai/node_modules
+	$(BIN)/pytest tests/frameworks -n 2 $(if $(FRAMEWORK),-k $(FRAMEWORK))
 
 # The packages verifiers and openenv-core, and published environments of each.
 test-envs: .venv/ready-dev .venv-envs/ready
@@ -36,7 +40,7 @@ test-trackers: .venv-trackers/ready
 	.venv-trackers/bin/python -m pytest tests/unit/tailrace_learner/trackers/test_packages.py
 
 test-heavy: .venv/ready-dev
-	$(BIN)/pytest tests -m heavy
+	$(BIN)/pytest tests --ignore tests/frameworks -m heavy
 
 lint: .venv/ready-dev
 	$(BIN)/ruff check protos shared services tests benchmarks
@@ -115,6 +119,17 @@ LAYERED = $(@D)/bin/pip install --quiet --disable-pip-version-check
 	$(LAYERED) -c $(@D)/constraints.txt camel-ai==0.2.90 'mcp<2'
 	touch $@
 
+# Frameworks whose pins exclude each other. A list holds everything that its frameworks need.
+.venv-openai2/ready .venv-openai3/ready .venv-mcp1/ready: .venv-%/ready: tests/frameworks/%.txt
+	$(PYTHON) -m venv --clear $(@D)
+	$(LAYERED) --no-deps -r $<
+	$(LAYERED) --no-deps -e .
+	touch $@
+
+tests/frameworks/vercel_ai/node_modules: tests/frameworks/vercel_ai/package-lock.json
+	npm ci --prefix $(@D) --no-audit --no-fund
+	touch $@
+
 # The yardstick of benchmarks.
 .venv-trl/ready: .venv/ready-dev
 	$(LAYER)
@@ -149,4 +164,4 @@ LAYERED = $(@D)/bin/pip install --quiet --disable-pip-version-check
 	touch $@
 
 clean:
-	rm -rf .venv .venv-deepspeed .venv-megatron .venv-trackers .venv-envs .venv-camel .venv-trl examples/tool_worker_js/node_modules runs .mypy_cache .ruff_cache .pytest_cache .import_linter_cache
+	rm -rf .venv .venv-deepspeed .venv-megatron .venv-trackers .venv-envs .venv-camel .venv-trl .venv-openai2 .venv-openai3 .venv-mcp1 tests/frameworks/vercel_ai/node_modules examples/tool_worker_js/node_modules runs .mypy_cache .ruff_cache .pytest_cache .import_linter_cache

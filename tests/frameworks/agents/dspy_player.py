@@ -1,0 +1,16 @@
+"""DSPy's ReAct: tools by text, each turn a prompt of its own."""
+
+from typing import Any
+
+import dspy
+from task import double, reward
+
+
+class Player:
+    """Plays one row."""
+
+    async def run(self, data: dict[str, Any], *, base_url: str, api_key: str) -> float:
+        model = dspy.LM("openai/policy", api_base=base_url, api_key=api_key, cache=False)
+        react = dspy.ReAct("question -> answer", [double], max_iters=4)
+        with dspy.context(lm=model, adapter=dspy.ChatAdapter()):
+            return reward((await react.acall(question=data["prompt"])).answer)
