@@ -1,8 +1,8 @@
 """Agents of 20 frameworks through real agents and a real gateway, each with its packages.
 
 Every agent plays two episodes: one plainly, one with a model that thinks and talks, streamed where the
-framework can stream. The rows train exactly the tokens that the engine sampled, and the one float that the
-agent returns reaches each of them.
+framework can stream. The rows train exactly the tokens that the engine sampled, and the one number that
+the agent returns reaches each of them.
 """
 
 from __future__ import annotations
