@@ -29,7 +29,7 @@ from tests.e2e.runs import EXPERIMENT, TAILRACE, command, run
 def test_a_wrong_setting_is_named_before_anything_starts(
     tmp_path: Path, override: str, expected: list[str]
 ) -> None:
-    result = run(command("validate", override, output_dir=tmp_path, exp_name="wrong"))
+    result = run(command("validate", override, "--fast", output_dir=tmp_path, exp_name="wrong"))
     assert result.returncode == 2, result.stdout + result.stderr
     assert all(part in result.stdout for part in expected), result.stdout
     assert "Traceback" not in result.stdout + result.stderr
@@ -43,7 +43,7 @@ def test_a_missing_experiment_names_where_it_was_looked_for() -> None:
 
 
 def test_validate_prints_what_the_experiment_resolves_to() -> None:
-    result = run([TAILRACE, "validate", str(EXPERIMENT), "group_size=5"])
+    result = run([TAILRACE, "validate", str(EXPERIMENT), "group_size=5", "--print", "--fast"])
     assert result.returncode == 0, result.stdout
     assert "group_size: 5" in result.stdout
     assert "valid" in result.stdout.splitlines()[-1]

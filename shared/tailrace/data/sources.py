@@ -1,20 +1,21 @@
 """Sources of rows: files, the Hugging Face hub and Python functions; each row with its place."""
 
 import importlib
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import msgspec
 
 from tailrace.config import ConfigError
 from tailrace.data.config import DatasetEntry
 from tailrace.foreign import ForeignCodeError, foreign_code
-from tailrace.import_path import load_object
+from tailrace.import_path import load_object, looks_like_path
 
 Place = str
 RawRows = Iterator[tuple[Any, Place]]
 
+_END = object()
 _SUFFIXES = {".jsonl": "jsonl", ".json": "json", ".parquet": "parquet"}
 
 
@@ -32,7 +33,7 @@ def _kind(entry: DatasetEntry, key: str) -> str:
         return _SUFFIXES[path.suffix]
     if ":" in entry.path:
         return "python"
-    if entry.path.count("/") <= 1 and not entry.path.startswith((".", "/", "~")):
+    if not looks_like_path(entry.path):
         return "hub"
     raise ConfigError(
         f"{key}.path: {entry.path!r} is neither a file ({', '.join(_SUFFIXES)}), a folder, owner/name "
@@ -52,23 +53,25 @@ def _file(entry: DatasetEntry, key: str) -> Path:
     raise ConfigError(f"{key}.split: folder {path} holds none of {names}: correct split or path")
 
 
-def _read(path: Path, key: str) -> bytes:
+def _opened(path: Path, key: str) -> BinaryIO:
     try:
-        return path.read_bytes()
+        return path.open("rb")
     except OSError as error:
         raise ConfigError(f"{key}.path: cannot read {path}: {error.strerror}") from error
 
 
 def _jsonl(entry: DatasetEntry, key: str) -> RawRows:
     path = _file(entry, key)
-    for number, line in enumerate(_read(path, key).split(b"\n"), start=1):
-        if line.strip():
-            yield _decode(line, f"{path}:{number}"), f"{path}:{number}"
+    with _opened(path, key) as lines:
+        for number, line in enumerate(lines, start=1):
+            if line.strip():
+                yield _decode(line, f"{path}:{number}"), f"{path}:{number}"
 
 
 def _json(entry: DatasetEntry, key: str) -> RawRows:
     path = _file(entry, key)
-    content = _decode(_read(path, key), str(path))
+    with _opened(path, key) as file:
+        content = _decode(file.read(), str(path))
     if not isinstance(content, list):
         raise ConfigError(f"{path}: must hold a list of rows, found {type(content).__name__}")
     for index, row in enumerate(content):
@@ -109,14 +112,18 @@ def _hub(entry: DatasetEntry, key: str) -> RawRows:
 
 def _python(entry: DatasetEntry, key: str) -> RawRows:
     make = load_object(entry.path, f"{key}.path")
-    try:
-        with foreign_code(f"{key}: {entry.path}"):
-            made: Iterable[Any] = make(split=entry.split, **entry.options)
-            rows = list(made)
-    except ForeignCodeError as error:
-        raise ConfigError(str(error)) from error
-    for index, row in enumerate(rows):
+    index, rows = 0, None
+    while True:
+        try:
+            with foreign_code(f"{key}: {entry.path}"):
+                rows = iter(make(split=entry.split, **entry.options)) if rows is None else rows
+                row = next(rows, _END)
+        except ForeignCodeError as error:
+            raise ConfigError(str(error)) from error
+        if row is _END:
+            return
         yield row, f"{entry.path}[{index}]"
+        index += 1
 
 
 def _extra(module: str, key: str, needs: str) -> Any:
