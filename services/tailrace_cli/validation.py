@@ -7,7 +7,7 @@ from tailrace.chat import check_parser_names
 from tailrace.chat.model_files import model_folder
 from tailrace.config import ConfigError, InvalidConfigError
 from tailrace_agents.config import check_with_run as check_agents
-from tailrace_cli.experiment import Experiment
+from tailrace_cli.experiment import Experiment, count_gateways
 from tailrace_envs import check_env_config
 from tailrace_learner.config import check_with_run
 from tailrace_scheduler.core.capacity import check_capacity
@@ -71,6 +71,19 @@ def _check_gateways(experiment: Experiment) -> None:
             f"{experiment.source}: cluster.num_gateways is 0 but agents.workflow is set, and workflows "
             "call a gateway: leave cluster.num_gateways at null"
         )
+
+
+def _check_transports(experiment: Experiment) -> None:
+    offered = experiment.inference.transports
+    callers = {"agents": experiment.agents.transport}
+    if count_gateways(experiment):
+        callers["gateway"] = experiment.gateway.transport
+    for service, transport in callers.items():
+        if transport not in offered:
+            raise ConfigError(
+                f"{experiment.source}: {service}.transport: {transport} is not one of "
+                f"inference.transports ({', '.join(offered)}): add it there"
+            )
 
 
 def _check_gpus(experiment: Experiment) -> None:
@@ -156,6 +169,7 @@ _CHECKS: tuple[Callable[[Experiment], None], ...] = (
     _check_observations,
     _check_environments,
     _check_gateways,
+    _check_transports,
     _check_gpus,
     _check_model,
     _check_resume,

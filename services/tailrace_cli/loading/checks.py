@@ -11,6 +11,7 @@ import time
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from importlib.util import find_spec
 from typing import IO
 
 from tailrace.config import ConfigError, InvalidConfigError
@@ -27,6 +28,7 @@ from tailrace_learner.config import LearnerConfig
 _PROCESS = "tailrace_cli.loading.process"
 _START_TIMEOUT_S = 120.0  # of a process of ours, on a busy machine
 _NUM_TAIL_BYTES = 2000
+_PACKAGES = {"peft": "lora", "deepspeed": "deepspeed", "megatron": "megatron"}  # extra of each
 _SECTIONS = {"loop": "agent_loops", "environment": "custom_envs", "dataset": "datasets"}
 
 
@@ -65,7 +67,7 @@ def check(
     every = steps_of(experiment, with_architecture=with_architecture, on_machine=on_machine)
     steps = [step for step in every if not _is_refused(step, problems)]
     if on_machine:
-        problems += _absent_servers(experiment)
+        problems += _absent_here(experiment)
     report = combined(experiment, problems, asyncio.run(_load(experiment, steps)))
     return replace(report, num_steps=len(steps), took_s=time.monotonic() - started_s)
 
@@ -155,7 +157,15 @@ def _asks_for_gpus(experiment: Experiment) -> bool:
     return "cuda" in devices or any(named) or bool(inference.gpu_memory_utilization)
 
 
-def _absent_servers(experiment: Experiment) -> Iterator[str]:
+def _absent_here(experiment: Experiment) -> Iterator[str]:
+    """Programs and packages that the run needs and this machine lacks."""
+    strategy = experiment.learner.strategy_args.resolved_name
+    needed = {"learner.lora": "peft"} if experiment.learner.lora else {}
+    if strategy in _PACKAGES:
+        needed["learner.strategy_args.strategy_name"] = strategy
+    for key, package in needed.items():
+        if find_spec(package) is None:
+            yield f"{key} needs {package}: pip install 'tailrace[{_PACKAGES[package]}]'"
     config = experiment.cluster
     for find in (nats_server_binary, redis_server_binary):
         try:

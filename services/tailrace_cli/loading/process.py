@@ -21,8 +21,9 @@ import yaml
 
 from tailrace.chat import Renderer, TemplateError
 from tailrace.chat.model_files import model_folder, read_chat_model, read_model_card
-from tailrace.config import ConfigError
+from tailrace.config import SECTIONS, ConfigError
 from tailrace.data import Row, first_rows, prompt_messages
+from tailrace.data.rows import COMPLETED
 from tailrace.foreign import ForeignCodeError, foreign_code
 from tailrace.processes import ParentLink
 from tailrace.sdk.tool import as_offer
@@ -75,7 +76,7 @@ class Loader:
 
     def _placed(self, step: Step, problem: str) -> str:
         text = problem.removeprefix(self._experiment.source).removeprefix(": ")
-        return text if text.startswith(step.key) else f"{step.key}: {text}"
+        return text if _KEY.match(text) else f"{step.key}: {text}"
 
     @cached_property
     def _source(self) -> tuple[str, ModelCard, Path | None]:
@@ -202,7 +203,7 @@ class Loader:
             num_tokens, place = max(self._lengths(rows), default=(0, place))
         num_rows = len(rows) if len(rows) < _NUM_ROWS else 0
         facts = PromptFacts(tag=step.name, place=place, num_tokens=num_tokens, num_rows=num_rows)
-        columns = ", ".join(sorted(rows[0].data.keys() - _ADDED))
+        columns = ", ".join(sorted(rows[0].data.keys() - COMPLETED))
         return Loaded(prompt=facts, notes=notes, line=f"{step.name}: data set with columns {columns}")
 
     def _lengths(self, rows: list[Row]) -> Iterator[tuple[int, str]]:
@@ -272,7 +273,7 @@ class Loader:
         )
 
 
-_ADDED = {"agent_name", "tools", "tools_kwargs"}  # keys that every row is completed with
+_KEY = re.compile(rf"(pretrain|resume_from_checkpoint|({'|'.join(('chat', *SECTIONS))})\.[^\s:]+)[: ]")
 _SANDBOX_TOOLS = ("python", "python_session")
 
 

@@ -244,7 +244,7 @@ PROBLEMS: dict[str, tuple[dict[str, Any], str, str]] = {
     "row without a prompt": (
         data("nameless_rows"),
         "agents.datasets.lake",
-        "'prompt' is missing (found agent_name",
+        "'prompt' is missing (found question)",
     ),
     "row of an unknown loop": (data("lost_rows"), "agents.datasets.lake", "did you mean 'tool_agent'"),
     "prompt longer than an episode": (
@@ -341,7 +341,7 @@ PROBLEMS: dict[str, tuple[dict[str, Any], str, str]] = {
     ),
     "parser of no class": (
         {"chat.tool_parser": "loading_parts:Agent"},
-        "learner.from_scratch",
+        "chat.tool_parser",
         "subclass of",
     ),
     "tokenizer function that writes nothing": (
@@ -461,18 +461,26 @@ def test_a_tool_that_the_run_does_not_serve_is_noted(folder: Path) -> None:
 
 
 def _overrides(path: Path, folder: Path) -> list[str]:
-    if path.parent.name != "gsm8k":
-        return []
-    overrides = [] if path.stem == "tiny" else [f"pretrain={folder / 'wide'}"]
+    is_pretrained = path.parent.name == "gsm8k" or path.stem == "published"
+    overrides = [f"pretrain={folder / 'wide'}"] if is_pretrained and path.stem != "tiny" else []
     if path.stem != "attempts":
         return overrides
     entry = "agents.custom_envs.{}.env_config.dataset.path={}"
     return overrides + [entry.format(name, folder / "gsm8k") for name in ("gsm8k", "gsm8k_test")]
 
 
-@pytest.mark.parametrize(
-    "path", sorted(EXAMPLES.rglob("*.yaml")), ids=lambda path: f"{path.parent.name}/{path.stem}"
-)
+# Frameworks take seconds to import.
+PATHS = [
+    pytest.param(
+        path,
+        id=f"{path.parent.name}/{path.stem}",
+        marks=[pytest.mark.heavy] if path.parent.parent.name == "frameworks" else [],
+    )
+    for path in sorted(EXAMPLES.rglob("*.yaml"))
+]
+
+
+@pytest.mark.parametrize("path", PATHS)
 def test_every_example_is_clean(
     path: Path, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
