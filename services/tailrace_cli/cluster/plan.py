@@ -77,7 +77,8 @@ def tool_worker_specs(config: ClusterConfig, run: str, site: Site) -> list[Proce
         ProcessSpec(
             f"tools-{index}",
             [sys.executable, "-m", "tailrace_cli", "tools", "serve", "--run", run, *tools.split()],
-            _environment("tools", site, config) | connection_environment("tools", site.connection),
+            service_environment("tools", site, config)
+            | connection_environment("tools", site.connection),
         )
         for index, tools in enumerate(config.tool_workers)
     ]
@@ -89,7 +90,7 @@ def _service_spec(
     instance = f"{service}-{index}" if count > 1 else service
     argv = [sys.executable, "-m", f"tailrace_{service}"]
     argv += ["--config", str(site.config_path), "--instance-id", instance]
-    env = _environment(service, site, config)
+    env = service_environment(service, site, config)
     env |= gpu_environment(service, index, config, env.get("CUDA_VISIBLE_DEVICES"))
     if service == "gateway":
         env["TAILRACE_GATEWAY_PORT"] = str(site.gateway_port)
@@ -97,7 +98,7 @@ def _service_spec(
     return ProcessSpec(instance, argv, env | connection_environment(service, site.connection))
 
 
-def _environment(service: str, site: Site, config: ClusterConfig) -> dict[str, str]:
+def service_environment(service: str, site: Site, config: ClusterConfig) -> dict[str, str]:
     """Environment of a process aside from addresses; user code alone gets the user's variables."""
     kept = KEPT_ENVIRONMENT + (config.keep_environment if service in RUN_USER_CODE else ())
     env = {key: os.environ[key] for key in kept if key in os.environ}

@@ -22,7 +22,7 @@ def train(
     experiment: Experiment, console: Console, *, overwrite: bool, attachment: Attachment | None
 ) -> int:
     """Train, then print the summary and write the report; returns the exit code."""
-    prepare_run_dir(experiment, overwrite=overwrite)
+    prepare_run_dir(experiment, console, overwrite=overwrite)
     status = run_to_the_end(experiment, console, attachment)
     run = experiment.run
     rows = read_metrics(run.run_dir)
@@ -63,7 +63,7 @@ def evaluation_of(experiment: Experiment, checkpoint: str) -> Experiment:
 
 def evaluate(experiment: Experiment, console: Console, *, attachment: Attachment | None) -> int:
     """Evaluate the experiment's `pretrain` weights on its evaluation set; returns the exit code."""
-    prepare_run_dir(experiment, overwrite=True)
+    prepare_run_dir(experiment, console, overwrite=True)
     if run_to_the_end(experiment, console, attachment) is None:
         return INTERRUPTED
     success = last(read_metrics(experiment.run.run_dir), "eval/success_rate")
