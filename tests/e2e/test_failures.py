@@ -71,7 +71,7 @@ def test_an_environment_that_always_raises_ends_the_run(tmp_path: Path) -> None:
     assert seconds < SOON_S
     assert "20 groups in a row ended without a valid episode" in printed
     assert "env.reset raised ConnectionError: the lake is away (at broken_lakes.py:" in printed
-    assert "failed episodes: 1;" in printed  # while it ran
+    assert "failed episodes: " in printed  # while it ran
     assert "agents.log ends" in printed
     assert "Traceback" not in printed
     assert "the lake is away" in (tmp_path / "broken" / "report.html").read_text()
@@ -106,4 +106,4 @@ def test_a_service_that_dies_before_it_is_ready_ends_the_run(tmp_path: Path) -> 
     assert exit_code == 1, printed
     assert seconds < SOON_S
     assert "weight_sync keeps failing (exit code 1), 5 times in a row before it was ready" in printed
-    assert printed.strip().endswith("no room for weights")
+    assert "weight_sync.log ends:\nno room for weights" in printed

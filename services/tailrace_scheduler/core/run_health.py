@@ -68,7 +68,7 @@ class Counts(NamedTuple):
 
 
 class Standing(NamedTuple):
-    """Where the run stands, for what it waits for."""
+    """Standing of the run: what it has, and what it waits for."""
 
     counts: Counts
     is_started: bool  # by a learner
@@ -90,6 +90,8 @@ class Standing(NamedTuple):
             num_played = self.counts.num_episodes_running
             text = f"{self.num_open} episodes do not end, agents workers play {num_played} of them"
             return "agents", f"{text} (agents*.log)"
+        if self.counts.phase == "finishing":
+            return "learner", "the last checkpoint is missing (learner.log)"
         return "scheduler", f"no episode is admitted; blocked by: {self.counts.blocked_by or 'nothing'}"
 
 
@@ -291,7 +293,7 @@ class RunHealth:
 
 
 def untrained_cause(metrics: Mapping[str, float | None]) -> str | None:
-    """Why a step changed no weight, by its metrics; None if it did, or if they do not tell."""
+    """Returns the cause for which a step changed no weight; None if it did, or if that is unknown."""
     num_tokens = metrics.get("num_trained_tokens")
     num_updates, num_skipped = metrics.get("num_updates"), metrics.get("num_skipped_updates")
     if num_tokens is None:
