@@ -1,4 +1,4 @@
-"""`tailrace`: the command line. Exit codes: 0 done, 1 the run or a service failed, 2 the user can mend it."""
+"""`tailrace`: the command line. Exit codes: 0 done, 1 the run failed, 2 the user can mend it."""
 
 import sys
 from pathlib import Path
