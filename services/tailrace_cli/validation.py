@@ -148,7 +148,7 @@ def _check_rows_are_scored(experiment: Experiment) -> None:
         if tag in agents.datasets and not agents.is_played_by_workflow(tag):
             raise ConfigError(
                 f"{experiment.source}: reward.rewards: nothing scores the rows of agents.datasets."
-                f"{tag}, so every episode would have the reward 0: name a reward (of the kind "
+                f"{tag}, so every episode would have the reward 0: name a reward (a scorer, "
                 "function, model or judge), or play the rows with a workflow or a loop of your own"
             )
 
