@@ -123,6 +123,9 @@ class PassRunner:
         self, batch: PackedBatch, learner_logprobs: Tensor, proximal_logprobs: Tensor | None
     ) -> LossInputs:
         inference_logprobs = self._tensor(batch, lambda row: row.inference_logprobs)
+        start = learner_logprobs.detach() if proximal_logprobs is None else proximal_logprobs
+        # Tokens without a log-probability count as sampled by the step's start weights.
+        inference_logprobs = torch.where(inference_logprobs.isnan(), start, inference_logprobs)
         if self._interpolates:
             ages = np.concatenate([row.staleness for row in batch.rows])
             alpha = torch.from_numpy(interpolation_weights(ages)).to(inference_logprobs.device)
