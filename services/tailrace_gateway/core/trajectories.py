@@ -158,4 +158,5 @@ def _row(
 
 
 def _trained(row: TokenRow) -> NDArray[np.int32]:
-    return as_int32(row.token_ids)[as_uint8(row.loss_mask) == 1]
+    ids: NDArray[np.int32] = as_int32(row.token_ids)[as_uint8(row.loss_mask) == 1]
+    return ids
