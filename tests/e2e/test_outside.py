@@ -51,10 +51,10 @@ def test_an_outside_agent_trains_although_it_and_the_services_are_killed(tmp_pat
     ):
         _wait_for(run_dir, 3, train)
         first.kill()
-        _kill_service(train, "gateway-0")
+        _kill_service(train, "tailrace_gateway")
         with _started(agents["py"], env):
             _wait_for(run_dir, 7, train)
-            _kill_service(train, "agents-0")
+            _kill_service(train, "tailrace_agents")
             assert train.wait(DEADLINE_S) == 0
     ledger = build_ledger(run_dir)
     check_ledger(ledger)
@@ -100,9 +100,9 @@ def _until(condition: Callable[[], bool]) -> None:
         time.sleep(0.1)
 
 
-def _kill_service(train: subprocess.Popen[bytes], instance_id: str) -> None:
+def _kill_service(train: subprocess.Popen[bytes], module: str) -> None:
     for child in psutil.Process(train.pid).children(recursive=True):
-        if instance_id in child.cmdline():
+        if module in child.cmdline():
             child.kill()
             return
-    raise AssertionError(f"no process of {instance_id}")
+    raise AssertionError(f"no process of {module}")

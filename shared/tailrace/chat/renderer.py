@@ -183,8 +183,9 @@ class Renderer:
                 continue
             before = self._template.render(messages[:index], tools, add_generation_prompt=True)
             whole = self._template.render(messages[: index + 1], tools, add_generation_prompt=False)
-            if not whole.startswith(before):
-                raise TemplateError(self._template.name, f"message {index} does not follow its prompt")
+            if not whole.startswith(before):  # it drops a part of its prompt from past replies
+                pairs = enumerate(zip(before, whole, strict=False))
+                before = before[: next((at for at, (a, b) in pairs if a != b), len(before))]
             if not rows or not before.startswith(rows[-1][0]):
                 rows.append(("", [], []))
             text, ids, mask = rows.pop()
