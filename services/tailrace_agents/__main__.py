@@ -13,10 +13,18 @@ from tailrace.policy.continuation import ContinuingPolicy
 from tailrace.policy.leases import LeaseClient
 from tailrace.policy.reporting import Reporter
 from tailrace.runtime import Args, Service, run_service
-from tailrace.store import Blobs, Journal, StoreConnection, TrajectoryBuffer, connect
+from tailrace.store import (
+    Blobs,
+    Journal,
+    OutsideEpisodes,
+    StoreConnection,
+    TrajectoryBuffer,
+    connect,
+)
 from tailrace.tools import ToolClient
 from tailrace_agents import metrics
 from tailrace_agents.adapters.gateway_sessions import GatewaySessions
+from tailrace_agents.adapters.outside_desk import StoredDesk
 from tailrace_agents.adapters.player_factory import PlayerFactory, WorkflowStage
 from tailrace_agents.adapters.scoring import RewardClient
 from tailrace_agents.adapters.workflow_pool import AnyRunner, start_runner
@@ -114,10 +122,11 @@ class _Worker:
         service = self._service
         self._tools = tools = ToolClient(service.bus, service.run.exp_name, redis=redis)
         workflow = None
-        if self._runner is not None:
+        if self._config.workflow is not None:
             blobs = Blobs(redis, service.run.exp_name)
             self._sessions = GatewaySessions(service.bus, service.run.exp_name, blobs)
-            workflow = WorkflowStage(self._runner, self._sessions)
+            desk = StoredDesk(OutsideEpisodes(redis, service.run.exp_name))
+            workflow = WorkflowStage(self._runner or desk, self._sessions)
         try:
             model = TokenModel(renderer, policy)
             return self._factory.players(model, tools, service.draining.is_set, workflow)
