@@ -248,11 +248,11 @@ class Loader:
         assert args is not None
 
         async def started() -> None:
-            runner = await start_runner(args, self._experiment.source)
-            await runner.close()
+            if (runner := await start_runner(args, self._experiment.source)) is not None:
+                await runner.close()
 
         asyncio.run(started())
-        return Loaded(line=f"workflow {args.agent}")
+        return Loaded(line=f"workflow: {args.agent or 'agents outside'}")
 
     def reward(self, step: Step) -> Loaded:
         """Function, judge or model of one component; asks no judge and loads no weights."""

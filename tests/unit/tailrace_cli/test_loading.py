@@ -180,7 +180,12 @@ def own_env(name: str, **env_config: object) -> dict[str, Any]:
 
 def data(function: str, **keys: object) -> dict[str, Any]:
     path = function if "." in function else f"loading_parts:{function}"
-    return {"agents.custom_envs": None, "agents.datasets": {"lake": {"path": path, **keys}}}
+    fair = {"name": "own", "kind": "function", "function": "loading_parts:fair"}
+    return {
+        "agents.custom_envs": None,
+        "agents.datasets": {"lake": {"path": path, **keys}},
+        "reward.rewards": [fair],
+    }
 
 
 def workflow(agent: str, **keys: object) -> dict[str, Any]:
