@@ -187,6 +187,20 @@ async def test_a_dead_worker_and_a_dead_gateway_leave_the_agents_episode_alone(
     assert sorted(one.metrics["num_calls"] for one in played.values()) == [1, 2]
 
 
+async def test_a_draining_worker_leaves_its_offers_to_the_next_one(world: WorkflowWorld) -> None:
+    await world.gateway.start_gateway()
+    settings = world.settings("", **OUTSIDE)
+    worker = world.agents.spawn_agents("w0", **settings)
+    desk = Desk(world, world.gateway.http(await world.gateway.open("probe"), ADMIN_KEY))
+    await world.admit()
+    player = await desk.play(await desk.lease(agent="a", wait_s=30))
+    assert await asyncio.to_thread(worker.stop) == 0
+    await world.agents.start_agents("w1", **settings)
+    await end(player, reward=1.0)
+    (played,) = (await world.agents.trajectories(1)).values()
+    assert (played.reward, played.metrics["num_calls"]) == (1.0, 1)
+
+
 @pytest.mark.parametrize("leases", [False, True])
 async def test_an_episode_that_nobody_ends_times_out_and_a_late_reward_is_told(
     world: WorkflowWorld, leases: bool
