@@ -85,7 +85,9 @@ class _Worker:
         service, config = self._service, self._config
         run = service.run.exp_name
         self._redis = redis = await connect(service.endpoints.redis_url)
-        renderer = make_renderer(await Blobs(redis, run).wait_for_model_card(), service.run)
+        card = await Blobs(redis, run).wait_for_model_card()
+        check_length(config, card)
+        renderer = make_renderer(card, service.run)
         self._client = client = self._make_client()
         await client.start()
         policy = ContinuingPolicy(
@@ -151,6 +153,16 @@ class _Worker:
         if self._config.transport == "zmq":
             return ZmqGenerateClient(channel)
         return NatsGenerateClient(self._service.bus.connection.client, channel)
+
+
+def check_length(config: AgentsConfig, card: ModelCard) -> None:
+    """Raises `ConfigError` for episodes that are longer than what the model reads."""
+    longest, context = config.max_episode_tokens, card.context_tokens
+    if 0 < context < longest:
+        raise ConfigError(
+            f"agents.max_episode_tokens ({longest}) exceeds the model's context of {context} tokens: "
+            f"set it to at most {context}, or use a model with a longer context"
+        )
 
 
 def make_renderer(card: ModelCard, run: RunConfig) -> Renderer:

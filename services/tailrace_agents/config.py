@@ -26,6 +26,10 @@ class EnvEntry(Config, frozen=True, kw_only=True):
     max_tokens_per_step: int = 512
     """Tokens that one reply may have. A longer reply is cut; the environment gets the cut text."""
 
+    max_turns: int = 500
+    """Turns of an episode, above any bound of the environment's own; an environment that has not ended
+    by then is cut off, and the episode is a policy failure that keeps its rewards."""
+
     history_turns: int | None = None
     """With `granularity: step`: number of earlier turns that the policy sees before the newest
     observation. 0: none. null: all. The policy always sees the task (rules, question).
@@ -38,7 +42,8 @@ class EnvEntry(Config, frozen=True, kw_only=True):
     class decides; it is true for `verifiers` and `openenv`."""
 
     def __post_init__(self) -> None:
-        _require_positive(self, "max_tokens_per_step")
+        for key in ("max_tokens_per_step", "max_turns"):
+            _require_positive(self, key)
         if self.history_turns is not None and self.history_turns < 0:
             raise ValueError("history_turns must not be negative; null is all turns")
 

@@ -110,7 +110,9 @@ class PlayerFactory:
                 pool,
                 context,
                 model,
-                loop_limits(self._config, entries[name].max_tokens_per_step),
+                loop_limits(self._config, entries[name].max_tokens_per_step)._replace(
+                    max_turns=entries[name].max_turns
+                ),
                 EnvView(self._run.export_style, entries[name].history_turns),
                 observers,
             )
