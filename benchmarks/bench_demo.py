@@ -59,10 +59,11 @@ def recipe_of(experiment: Experiment) -> Recipe:
         warm_start_episodes=warm.batch_size,
         warm_start_learning_rate=warm.learning_rate,
         warm_start_weight_decay=warm.weight_decay,
-        random_moves=warm.options.get("random_moves", 0.5),
+        random_moves=warm.options.get("random_moves", 0.05),
         eval_steps=run.eval_steps,
-        eval_episodes=experiment.scheduler.eval_groups,
-        eval_interim_episodes=experiment.scheduler.interim_groups,
+        eval_tasks=experiment.scheduler.eval_groups,
+        eval_interim_tasks=experiment.scheduler.interim_groups,
+        eval_group_size=experiment.scheduler.eval_group_size,
     )
 
 

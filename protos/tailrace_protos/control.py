@@ -121,6 +121,7 @@ class RunStatus(Message, frozen=True, tag="run_status"):
     reward_mean: float | None
     success_rate: float | None
     eval_success_rate: float | None
+    eval_greedy_success_rate: float | None
     staleness_mean: float | None
     tokens_per_s: float | None
     phase: str  # starting, warm_start, evaluating, training, finishing, finished

@@ -1,12 +1,14 @@
 """Summary of a run: its `metrics.jsonl`, read as rows, and the table at its end."""
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from rich.table import Table
 
 Row = dict[str, float | int | str | None]
+Baselines = Mapping[str, Mapping[str, float]]  # success by tag and player
+GREEDY = "greedy"
 
 
 def read_metrics(run_dir: Path) -> list[Row]:
@@ -52,12 +54,17 @@ _LAST_VALUES = (
 _SHORTEST_WAIT_S = 0.05
 
 
-def summary_rows(rows: Sequence[Row]) -> list[Line]:
-    """Name and value of everything worth a line, from the run's metrics."""
+def summary_rows(rows: Sequence[Row], baselines: Baselines, temperature: float) -> list[Line]:
+    """Name and value of everything worth a line, from the run's metrics.
+
+    `temperature` is that of the evaluation; `baselines` are those of `measure_baselines`.
+    """
     num_steps = str(rows[-1]["step"]) if rows else "0"
     return [
         ("optimizer steps", num_steps),
-        *_success(rows),
+        *_success(rows, "eval/success_rate", sampling_name(temperature)),
+        *_success(rows, "eval/greedy/success_rate", GREEDY),
+        *_baselines(baselines),
         *_last_values(rows),
         *_rate(rows),
         *_staleness(rows),
@@ -66,11 +73,22 @@ def summary_rows(rows: Sequence[Row]) -> list[Line]:
     ]
 
 
-def _success(rows: Sequence[Row]) -> Iterator[Line]:
-    steps, success = series(rows, "eval/success_rate")
-    if success:
-        yield f"held-out success, step {steps[0]}", f"{success[0]:.3f}"
-        yield f"held-out success, step {steps[-1]}", f"{success[-1]:.3f}"
+def sampling_name(temperature: float) -> str:
+    """Name of the replies of an evaluation."""
+    return f"sampled at temperature {temperature:g}" if temperature else GREEDY
+
+
+def _success(rows: Sequence[Row], key: str, how: str) -> Iterator[Line]:
+    steps, success = series(rows, key)
+    for at in sorted({0, len(steps) - 1}) if steps else ():
+        yield f"held-out success, {how}, step {steps[at]}", f"{success[at]:.3f}"
+
+
+def _baselines(baselines: Baselines) -> Iterator[Line]:
+    for tag, found in baselines.items():
+        of_tag = f" ({tag})" if len(baselines) > 1 else ""
+        for name, success in found.items():
+            yield f"held-out success of a simple player: {name}{of_tag}", f"{success:.3f}"
 
 
 def _last_values(rows: Sequence[Row]) -> Iterator[Line]:
@@ -107,9 +125,9 @@ def _waits(rows: Sequence[Row]) -> Iterator[Line]:
             yield f"waiting for {key.removeprefix('idle/')}", f"{seconds:.1f} s"
 
 
-def summary_table(title: str, rows: Sequence[Row]) -> Table:
-    """The rows as a table for the terminal."""
+def summary_table(title: str, lines: Sequence[Line]) -> Table:
+    """The lines of `summary_rows` as a table for the terminal."""
     table = Table(title=title, show_header=False)
-    for name, value in summary_rows(rows):
+    for name, value in lines:
         table.add_row(name, value)
     return table

@@ -22,8 +22,8 @@ SMALL = Recipe(
     warm_start_steps=2,
     warm_start_episodes=4,
     eval_steps=1,
-    eval_interim_episodes=8,
-    eval_episodes=16,
+    eval_interim_tasks=4,
+    eval_tasks=8,
 )
 
 
