@@ -37,6 +37,8 @@ class LedgerNode(Message, frozen=True, tag="ledger_node", omit_defaults=True, gc
     num_malformed: int = 0  # tool calls in the reply that could not be read
     is_masked: bool = False  # its tokens are never trained; `mask_reason` says why
     mask_reason: str = ""
+    template_args: str = ""  # JSON of template arguments that the call had beyond the run's
+    broken_constraint: str = ""  # field of the request, such as `tool_choice`, that the reply violates
 
 
 class RewardSet(Message, frozen=True, tag="reward_set"):
@@ -58,6 +60,7 @@ class RecordedAnswer(Message, frozen=True, tag="recorded_answer", omit_defaults=
     # One per choice where the request asked for the likeliest tokens of each step, as in `TokenChunk`.
     top_ids: tuple[Int32Bytes, ...] = ()
     top_logprobs: tuple[Float32Bytes, ...] = ()
+    num_prompts: int = 1  # each has the same number of choices
 
 
 class SessionLimits(msgspec.Struct, frozen=True):

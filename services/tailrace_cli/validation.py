@@ -117,11 +117,17 @@ def _check_sampling(experiment: Experiment) -> None:
 def _check_rewards(experiment: Experiment) -> None:
     kept, patience = experiment.cluster.keep_environment, experiment.agents.reward_timeout_s
     for entry in experiment.reward.components:
-        if entry.kind in ("function", "judge") and entry.timeout_s > patience:
+        if entry.kind in ("scorer", "function", "judge") and entry.timeout_s > patience:
             raise ConfigError(
                 f"{experiment.source}: reward {entry.name!r}: timeout_s ({entry.timeout_s:g}) exceeds "
                 f"agents.reward_timeout_s ({patience:g}), after which a request is sent again: "
                 "raise the latter"
+            )
+        runs_code = "code" in (entry.scorer, *entry.sources.values())
+        if runs_code and not (experiment.cluster.num_sandboxes or experiment.cluster.tool_workers):
+            raise ConfigError(
+                f"{experiment.source}: reward {entry.name!r}: the scorer code runs programs in the "
+                "sandbox: set cluster.num_sandboxes to 1 or more"
             )
         variable = entry.judge.api_key_env if entry.judge else ""
         if variable and variable not in kept:

@@ -27,6 +27,7 @@ from tailrace_gateway.adapters.sessions import SessionRoutes
 from tailrace_gateway.config import GatewayConfig
 from tailrace_gateway.core.calls import ModelCalls
 from tailrace_gateway.core.gateway import Gateway, Renderers
+from tailrace_gateway.core.sampling import PromiseRule
 from tailrace_gateway.core.sessions import Identity, Sessions
 from tailrace_gateway.handlers import SessionHandler
 from tailrace_protos import subjects
@@ -101,6 +102,7 @@ class _Gateway:
             renderers,
             SystemClock(),
             max_concurrent_calls=config.max_concurrent_calls,
+            promises=PromiseRule(config.on_broken_promise, config.max_asks),
         )
         self._calls = gateway.calls
         handler = SessionHandler(gateway, store, self._url, self._announce, partial(_put_blob, blobs))
@@ -137,7 +139,7 @@ class _Gateway:
         origin = config.advertised_url.rstrip("/")
         self._base_url = f"{origin or f'http://{config.host}:{listener.getsockname()[1]}'}/v1"
         routes = [
-            *model_call_routes(gateway.calls, renderer, run.pretrain or self._run),
+            *model_call_routes(gateway.calls, renderer, run),
             *SessionRoutes(
                 gateway, config.session_defaults, self._url, handler, run.export_style
             ).routes(),

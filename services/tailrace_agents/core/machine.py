@@ -197,12 +197,11 @@ class Episode:
 
     def _judged(self, end: EpisodeEnd, is_late: bool) -> EpisodeEnd:
         """Lets fatal errors, the deadline and a missing model call overrule the end."""
-        num_turns = self.transcript.num_turns
-        match self.latch.error:
-            case EpisodeTakenError() | EpisodeHandedBackError() as order:
-                raise order
-            case GenerationFailedError() | EpisodeInfraError() as failure:
-                end = end._replace(outcome=Outcome.INFRA_FAILURE, reason=self._at(failure))
+        num_turns, error = self.transcript.num_turns, self.latch.error
+        if isinstance(error, EpisodeTakenError | EpisodeHandedBackError):
+            raise error
+        if error is not None:
+            end = end._replace(outcome=Outcome.INFRA_FAILURE, reason=self._at(error))
         if is_late:
             reason = (
                 f"the deadline passed after {num_turns} turns" if num_turns else "the deadline passed"

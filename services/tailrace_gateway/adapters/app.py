@@ -1,7 +1,7 @@
 """Gateway application: authenticates each request, finds its route, and reports each failure.
 
-A key comes as `Authorization: Bearer` or as `x-api-key`, and is checked before anything else. An
-unexpected exception of a route becomes a 500 response.
+A key comes as `Authorization: Bearer` or as `x-api-key`, and is checked before anything else, except
+for routes that are open to all. An unexpected exception of a route becomes a 500 response.
 """
 
 import re
@@ -32,6 +32,7 @@ class GatewayApp:
         self._max_body_bytes = max_body_bytes
         self.routes = tuple(routes)
         self._table = RouteTable(routes)
+        self._open = frozenset(route.path for route in routes if route.is_open)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one request."""
@@ -50,7 +51,8 @@ class GatewayApp:
         _count(exchange.route, exchange.status, time.perf_counter() - started_s)
 
     async def _serve(self, exchange: Exchange) -> None:
-        exchange.caller = await self._caller(exchange)
+        if exchange.path not in self._open:
+            exchange.caller = await self._caller(exchange)
         route = self._table.find(exchange)
         exchange.route = route.path
         await route.handler(exchange)
@@ -96,6 +98,7 @@ class HttpRoute(NamedTuple):
     method: str
     path: str
     handler: Callable[[Exchange], Awaitable[None]]
+    is_open: bool = False  # needs no key
 
 
 class MethodError(ApiError, status=405, code="method_not_allowed"):

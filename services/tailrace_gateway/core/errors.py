@@ -88,7 +88,8 @@ class OutputConstraintError(ApiError, status=422):
     The ledger keeps the reply; `completion_id` names it.
     """
 
-    def __init__(self, message: str, *, param: str, completion_id: str) -> None:
+    def __init__(self, reason: str, *, param: str, completion_id: str) -> None:
+        message = f"{param}: {reason}; replies are checked, not forced"
         super().__init__(message, param=param, code=f"{param}_not_met")
         self.completion_id = completion_id
 

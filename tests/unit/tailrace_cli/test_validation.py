@@ -45,6 +45,8 @@ def test_the_resolved_experiment_loads_to_the_same() -> None:
         ("chat.tool_parser=hermse", "did you mean 'hermes'"),
         ("chat.reasoning_parser=thinks", "did you mean 'think'"),
         ("cluster.num_sandboxes=-1", "cluster.num_sandboxes"),
+        ("reward.rewards=[{name: r, kind: scorer, scorer: code}]", "cluster.num_sandboxes to 1"),
+        ("reward.rewards=[{name: r, kind: scorer, timeout_s: 1000}]", "agents.reward_timeout_s"),
     ],
 )
 def test_combinations_that_cannot_run_name_the_key_or_the_remedy(override: str, named: str) -> None:

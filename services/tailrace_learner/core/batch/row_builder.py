@@ -9,7 +9,7 @@ values or divergences (`core/step/estimates.py`), rows do not have them yet.
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -75,18 +75,25 @@ class TrainingRowBuilder:
         if self.config.compares_observations:
             counts["num_unnamed_turns"] = num_unnamed_turns(returns)
         teaches = advantages.verdict is Verdict.TRAIN
+        reader = TokenReader(
+            self.config,
+            self.max_staleness,
+            self.ancestry,
+            step,
+            known_versions,
+            counts,
+            self.quarantine,
+        )
         sources: tuple[Source, ...] = ()
+        untrained: tuple[int, ...] = ()
         if teaches or self.config.holds_all_tokens:
-            reader = TokenReader(
-                self.config,
-                self.max_staleness,
-                self.ancestry,
-                step,
-                known_versions,
-                counts,
-                self.quarantine,
-            )
             sources = tuple(self._sources(group, played, _taught(returns, teaches), reader))
+        elif (
+            advantages.verdict is Verdict.ZERO_VARIANCE and self.config.zero_variance_groups == "count"
+        ):
+            uncounted = replace(reader, counts=Counter())  # nothing is left out of what is not trained
+            rows = self._sources(group, played, returns.row_conversations, uncounted)
+            untrained = tuple(len(row.trained.targets) for row in rows if row.trained is not None)
         return PreparedGroup(
             group_id=group.group_id,
             group_index=group.group_index,
@@ -100,6 +107,7 @@ class TrainingRowBuilder:
             if self.config.normalises_over_step
             else NO_COMPARISON,
             unestimated=self._settle(returns, advantages, sources),
+            untrained=untrained,
         )
 
     def _sources(

@@ -114,12 +114,16 @@ def test_policy_failures_are_learnt_from() -> None:
     assert len(builder().prepare(group(members), 0, BOOK).rows) == 2
 
 
-@pytest.mark.parametrize(("choice", "reason"), [("skip", ""), ("redraw", "zero_variance")])
-def test_equal_returns_are_skipped_or_drawn_again(choice: str, reason: str) -> None:
-    members = [trajectory(0, 1.0), trajectory(1, 1.0)]
+@pytest.mark.parametrize(
+    ("choice", "reason"), [("count", ""), ("skip", ""), ("redraw", "zero_variance")]
+)
+def test_equal_returns_are_counted_skipped_or_drawn_again(choice: str, reason: str) -> None:
+    members = [trajectory(0, 1.0, versions=(9, 1, 1)), trajectory(1, 1.0)]  # 9: not trained
     prepared = builder(zero_variance_groups=choice).prepare(group(members), 0, BOOK)
     assert prepared.rows == ()
     assert prepared.drop_reason == reason
+    assert prepared.untrained == ((2, 3) if choice == "count" else ())
+    assert not prepared.counts.get("num_stale_tokens")
     assert prepared.counts["num_groups_zero_variance"] == 1
 
 

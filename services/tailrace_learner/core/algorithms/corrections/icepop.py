@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from tailrace_learner.config import LearnerConfig
 from tailrace_learner.config_registry import Correction
 from tailrace_learner.core.algorithms.losses.base import LossInputs
+from tailrace_learner.core.algorithms.ratios import log_ratio
 
 if TYPE_CHECKING:
     from tailrace_learner.core.algorithms.corrections.base import Weighed
@@ -14,7 +15,7 @@ if TYPE_CHECKING:
 
 def icepop(inputs: LossInputs, config: LearnerConfig) -> Weighed:
     """Masks weights outside two bounds."""
-    weights = (inputs.proximal_logprobs - inputs.inference_logprobs).exp()
+    weights = log_ratio(inputs.proximal_logprobs, inputs.inference_logprobs).exp()
     is_masked = (weights < config.icepop_low) | (weights > config.icepop_high)
     return weights.masked_fill(is_masked, 0.0), {"icepop_masked_fraction": is_masked.sum()}
 
