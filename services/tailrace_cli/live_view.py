@@ -70,7 +70,10 @@ def _cells(status: RunStatus) -> list[tuple[str, str]]:
     return [
         ("reward", _number(status.reward_mean, "{:.3f}")),
         ("success", _number(status.success_rate, "{:.3f}")),
-        ("held-out", _number(status.eval_success_rate, "{:.3f}")),
+        (
+            "held-out" if greedy is None else "held-out sampled",
+            _number(status.eval_success_rate, "{:.3f}"),
+        ),
         *([] if greedy is None else [("held-out greedy", f"{greedy:.3f}")]),
         ("version", str(status.policy_version)),
         ("episodes", str(status.num_episodes_running)),
