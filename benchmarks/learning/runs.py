@@ -95,7 +95,8 @@ def run(recipe: Recipe, seed: int, output_dir: Path) -> Outcome:
     lines = (output_dir / name / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
     rows = [json.loads(line) for line in lines]
     evaluated = [row for row in rows if row.get(_SAMPLED) is not None]
-    found = json.loads((output_dir / name / "baselines.json").read_text(encoding="utf-8"))
+    path = output_dir / name / "baselines.json"  # not there for an environment without simple players
+    found = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {"": {}}
     return Outcome(
         recipe.name,
         seed,

@@ -9,7 +9,15 @@ from pathlib import Path
 
 from matplotlib.figure import Figure
 
-from tailrace_cli.summary import Line, Row, series
+from tailrace_cli.summary import (
+    NO_BASELINES,
+    Baselines,
+    Row,
+    read_health,
+    read_metrics,
+    series,
+    summary_rows,
+)
 
 
 @dataclass(frozen=True)
@@ -72,11 +80,17 @@ figcaption {{ font-size: 12px; color: #666; }} img {{ max-width: 520px; }}
 
 
 def write_report(
-    run_dir: Path, title: str, rows: Sequence[Row], lines: Sequence[Line], renders_dir: Path
+    run_dir: Path,
+    title: str,
+    renders_dir: Path,
+    baselines: Baselines = NO_BASELINES,
+    temperature: float = 1.0,
 ) -> Path:
-    """Write `<run_dir>/report.html` from the run's metrics, summary and renders; returns its path."""
+    """Write `<run_dir>/report.html` from the run's metrics and renders; returns its path."""
+    rows = read_metrics(run_dir)
     summary = "".join(
-        f"<tr><td>{html.escape(name)}</td><td>{html.escape(value)}</td></tr>" for name, value in lines
+        f"<tr><td>{html.escape(name)}</td><td>{html.escape(value)}</td></tr>"
+        for name, value in summary_rows(rows, read_health(run_dir), baselines, temperature)
     )
     pictures = ((panel, draw(panel, rows)) for panel in PANELS)
     curves = "".join(
