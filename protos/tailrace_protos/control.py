@@ -122,7 +122,6 @@ class RunStatus(Message, frozen=True, tag="run_status"):
     reward_mean: float | None
     success_rate: float | None
     eval_success_rate: float | None
-    eval_greedy_success_rate: float | None
     staleness_mean: float | None
     tokens_per_s: float | None
     phase: str  # starting, warm_start, evaluating, training, finishing, finished, failed
@@ -134,3 +133,4 @@ class RunStatus(Message, frozen=True, tag="run_status"):
     hints: tuple[str, ...] = ()  # that hold now
     progress_unix_s: float = 0.0  # of the newest valid episode, step or evaluation
     failed: RunFailed | None = None  # with phase `failed`
+    eval_greedy_success_rate: float | None = None  # at temperature 0; null without `eval_greedy`
