@@ -40,7 +40,7 @@ def train(
 
     Raises `RunEndedError`, after the summary and the report, when the run has failed.
     """
-    prepare_run_dir(experiment, overwrite=overwrite)
+    prepare_run_dir(experiment, console, overwrite=overwrite)
     try:
         status = run_to_the_end(experiment, console, attachment)
     finally:
@@ -93,7 +93,7 @@ def evaluation_of(experiment: Experiment, checkpoint: str) -> Experiment:
 
 def evaluate(experiment: Experiment, console: Console, *, attachment: Attachment | None) -> int:
     """Evaluate the experiment's `pretrain` weights on its evaluation set; returns the exit code."""
-    prepare_run_dir(experiment, overwrite=True)
+    prepare_run_dir(experiment, console, overwrite=True)
     if run_to_the_end(experiment, console, attachment) is None:
         return INTERRUPTED
     rows = read_metrics(experiment.run.run_dir)
