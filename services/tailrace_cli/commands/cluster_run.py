@@ -10,7 +10,7 @@ from rich.console import Console
 from tailrace.config import ConfigError
 from tailrace_cli.cluster.attached import Attachment
 from tailrace_cli.cluster.local import LocalCluster, clear_run_dir
-from tailrace_cli.experiment import Experiment
+from tailrace_cli.experiment import Experiment, with_epochs
 from tailrace_cli.live_view import ProgressView, watch
 from tailrace_protos.control import RunStatus
 
@@ -36,7 +36,7 @@ def run_to_the_end(
 
 def keep_up(experiment: Experiment, console: Console, attachment: Attachment | None) -> None:
     """Start the cluster and keep it up until Ctrl-C, whatever the run does."""
-    asyncio.run(_keep_up(experiment, console, attachment))
+    asyncio.run(_keep_up(with_epochs(experiment), console, attachment))
 
 
 async def _run(

@@ -11,7 +11,7 @@ from tailrace.config import ConfigError
 from tailrace_cli.checkpoints import newest_checkpoint
 from tailrace_cli.cluster.attached import Attachment
 from tailrace_cli.commands.cluster_run import prepare_run_dir, run_to_the_end
-from tailrace_cli.experiment import Experiment
+from tailrace_cli.experiment import Experiment, with_epochs
 from tailrace_cli.report import write_report
 from tailrace_cli.summary import last, read_metrics, summary_table
 
@@ -22,6 +22,7 @@ def train(
     experiment: Experiment, console: Console, *, overwrite: bool, attachment: Attachment | None
 ) -> int:
     """Train, then print the summary and write the report; returns the exit code."""
+    experiment = with_epochs(experiment)
     prepare_run_dir(experiment, overwrite=overwrite)
     status = run_to_the_end(experiment, console, attachment)
     run = experiment.run

@@ -36,7 +36,7 @@ from tailrace_protos.event import (
 from tailrace_protos.subjects import PHASES, Phase
 from tailrace_scheduler.config import SchedulerConfig
 from tailrace_scheduler.core.activity import Activities
-from tailrace_scheduler.core.admission import WEIGHTS, AdmissionRule, BufferState, ServerView
+from tailrace_scheduler.core.admission import CREDIT, WEIGHTS, AdmissionRule, BufferState, ServerView
 from tailrace_scheduler.core.decisions import (
     AdmitGroup,
     Decision,
@@ -282,6 +282,7 @@ class SchedulerCore:
             num_ready=self._lineage.num_ready,
             ready_bytes=self._lineage.ready_bytes,
             mean_group_bytes=self._lineage.mean_group_bytes,
+            last_step=self._evaluations.barrier(self._lineage.step),
         )
 
     def _situation(self, now_s: float) -> Situation:
@@ -316,7 +317,10 @@ class SchedulerCore:
         plans = [self._next_plan(now_s) for _ in range(admission.num_groups)]
         for plan in plans:
             self._groups.add(plan)
-        self._blocked_by = admission.blocked_by or self._rule.admit(self._buffer(), servers).blocked_by
+        buffer = self._buffer()
+        self._blocked_by = admission.blocked_by or self._rule.admit(buffer, servers).blocked_by
+        if self._blocked_by == CREDIT and buffer.last_step <= self._lineage.step:
+            self._blocked_by = EVALUATION
         return [AdmitGroup(plan) for plan in plans]
 
     def _next_plan(self, now_s: float) -> GroupPlan:
