@@ -18,7 +18,7 @@ from tailrace_protos.subjects import SERVICES
 _ALL = (*SERVICES, "cli")
 READERS_OF_RUN: dict[str, tuple[str, ...]] = {
     "exp_name": _ALL,
-    "seed": ("scheduler", "agents", "learner"),
+    "seed": ("scheduler", "agents", "learner", "cli"),
     "output_dir": ("scheduler", "agents", "inference", "learner", "weight_sync", "cli"),
     "max_steps": ("scheduler", "learner"),
     "num_epochs": ("cli",),
@@ -31,7 +31,7 @@ READERS_OF_RUN: dict[str, tuple[str, ...]] = {
     "render_save_dir": ("agents", "cli"),
     "logging_dir": ("cli",),
     "group_size": ("scheduler",),
-    "groups_per_step": ("scheduler", "learner"),
+    "groups_per_step": ("scheduler", "learner", "cli"),
     "granularity": ("agents", "gateway", "cli"),
     "max_staleness": ("scheduler", "learner"),
     "chat": ("agents", "gateway", "learner", "cli"),
