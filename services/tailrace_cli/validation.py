@@ -148,6 +148,22 @@ def _check_rewards(experiment: Experiment) -> None:
             )
 
 
+def _check_rows_are_scored(experiment: Experiment) -> None:
+    """Built-in loops give no reward of their own, so rows that they play need one."""
+    if experiment.agents.agent_loops:  # which may give rewards
+        return
+    if any(entry.kind != "env_return" for entry in experiment.reward.components):
+        return
+    agents, scheduler = experiment.agents, experiment.scheduler
+    for tag in (*scheduler.tags, *scheduler.eval_tags):
+        if tag in agents.datasets and not agents.is_played_by_workflow(tag):
+            raise ConfigError(
+                f"{experiment.source}: reward.rewards: nothing scores the rows of agents.datasets."
+                f"{tag}, so every episode would have the reward 0: name a reward (a scorer, "
+                "function, model or judge), or play the rows with a workflow or a loop of your own"
+            )
+
+
 def _check_resume(experiment: Experiment) -> None:
     resume = experiment.run.resume_from_checkpoint
     if isinstance(resume, str) and not (Path(resume) / "run_state.json").is_file():
@@ -167,6 +183,7 @@ _CHECKS: tuple[Callable[[Experiment], None], ...] = (
     _check_resume,
     _check_sampling,
     _check_rewards,
+    _check_rows_are_scored,
     lambda experiment: check_parser_names(experiment.run.chat),
     lambda experiment: check_capacity(experiment.run, experiment.scheduler),
     lambda experiment: check_with_run(experiment.learner, experiment.run),

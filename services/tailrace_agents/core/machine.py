@@ -16,7 +16,7 @@ from typing import Any, NamedTuple, Protocol
 import msgspec
 
 from tailrace.clock import Clock
-from tailrace.foreign import ForeignCodeError
+from tailrace.foreign import ForeignCodeError, place_of
 from tailrace.policy.activity import Stages
 from tailrace.sdk.agent_loop import EpisodeEnd, EpisodeOverError, LoopLimits, Remaining
 from tailrace.sdk.policy import GenerationFailedError
@@ -195,7 +195,7 @@ class Episode:
             found = over.subgroup(EpisodeOverError)
             over = found.exceptions[0] if found is not None else over
         if not isinstance(over, EpisodeOverError):
-            return EpisodeEnd(Outcome.INFRA_FAILURE, self._at(error))
+            return EpisodeEnd(Outcome.INFRA_FAILURE, self._at(error) + place_of(over))
         if not self.transcript.num_turns:
             return EpisodeEnd(Outcome.INFRA_FAILURE, f"before the first model call: {over}")
         return EpisodeEnd(Outcome.POLICY_FAILURE, str(over), {OVER_BUDGET: 1.0})

@@ -16,6 +16,7 @@ CREDIT = "credit"
 BUFFER = "buffer"
 SERVERS = "servers"
 WEIGHTS = "weights"
+EVALUATION = "evaluation"
 
 
 class BufferState(NamedTuple):

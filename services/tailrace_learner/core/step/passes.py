@@ -122,7 +122,10 @@ class PassRunner:
     def _inputs(
         self, batch: PackedBatch, learner_logprobs: Tensor, proximal_logprobs: Tensor | None
     ) -> LossInputs:
+        known = learner_logprobs.detach() if proximal_logprobs is None else proximal_logprobs
         inference_logprobs = self._tensor(batch, lambda row: row.inference_logprobs)
+        # Tokens without a log-probability count as sampled by the step's start weights.
+        inference_logprobs = torch.where(inference_logprobs.isnan(), known, inference_logprobs)
         if self._interpolates:
             ages = np.concatenate([row.staleness for row in batch.rows])
             alpha = torch.from_numpy(interpolation_weights(ages)).to(inference_logprobs.device)

@@ -150,6 +150,7 @@ class PolicyTrainer:
         found |= self.sentinel.numbers()
         found["loss"] = mean(self._ranks.sums(self._losses))
         found["grad_norm"] = mean([update.grad_norm for update in self._updates])
+        found["num_updates"] = float(len(self._updates))
         found["num_skipped_updates"] = float(sum(not update.is_applied for update in self._updates))
         found["learning_rate"] = self._learning_rate
         return found

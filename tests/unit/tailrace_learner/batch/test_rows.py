@@ -13,6 +13,7 @@ from tailrace_learner.core.batch.row_builder import TrainingRowBuilder
 from tailrace_learner.core.batch.rows import demonstration_row
 from tailrace_protos.base import pack_float32, pack_int32
 from tailrace_protos.episode import OVER_BUDGET, Outcome
+from tailrace_protos.generation import GIVEN_VERSION
 from tests.provenance import spans_of
 from tests.unit.tailrace_learner.factory import (
     config,
@@ -71,6 +72,17 @@ def test_non_finite_inference_logprobs_mask_their_token_and_are_counted() -> Non
     prepared = builder().prepare(group(members), 0, BOOK)
     assert prepared.rows[0].targets.tolist() == [2]
     assert prepared.counts["num_nonfinite_tokens"] == 2
+
+
+def test_tokens_that_no_policy_sampled_are_fresh_and_need_no_logprob() -> None:
+    given = (GIVEN_VERSION, GIVEN_VERSION, 1)
+    members = [trajectory(0, 1.0, versions=given, logprobs=(math.nan, -1.0, math.nan))]
+    prepared = builder().prepare(group([*members, trajectory(1, 0.0)]), 0, BOOK)
+    row = prepared.rows[0]
+    assert row.targets.tolist() == [2, 3]
+    assert row.staleness.tolist() == [0, 0]
+    assert not row.is_current.any()
+    assert prepared.counts["num_nonfinite_tokens"] == 1
 
 
 def test_a_loss_that_looks_at_turns_is_told_of_which_every_trained_token_is() -> None:
