@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from concurrent.futures import Executor
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple
 
 from msgspec.structs import replace
 
@@ -19,6 +19,7 @@ from tailrace.data.rows import require_prompt
 from tailrace.foreign import ForeignCodeError, foreign_code
 from tailrace.policy.activity import Stages
 from tailrace.sdk.agent_loop import AgentLoop, LoopLimits
+from tailrace_agents.adapters.outside_desk import StoredDesk
 from tailrace_agents.adapters.pictures import Pictures
 from tailrace_agents.config import AgentsConfig, GeneratingArgs, check_with_run
 from tailrace_agents.core.env_loop import EnvPlayer
@@ -27,7 +28,7 @@ from tailrace_agents.core.loop_player import LoopPlayer, ToolSource, row_of
 from tailrace_agents.core.loops import AGENT_LOOPS, agent_loops, unknown_loop
 from tailrace_agents.core.machine import EpisodePlayer, PhaseArgs, PlayContext
 from tailrace_agents.core.model import EnvView, EpisodeModel, LoopPlan
-from tailrace_agents.core.outside_player import OutsideDesk, OutsidePlayer
+from tailrace_agents.core.outside_player import OutsidePlayer
 from tailrace_agents.core.workflow_player import (
     EpisodeSessions,
     WorkflowPlayer,
@@ -44,7 +45,7 @@ from tailrace_protos.session import ExportStyle
 class WorkflowStage(NamedTuple):
     """Runner of a workflow, or the desk of outside agents, and sessions with a gateway."""
 
-    runner: WorkflowRunner | OutsideDesk
+    runner: WorkflowRunner | StoredDesk
     sessions: EpisodeSessions
 
 
@@ -149,11 +150,9 @@ class PlayerFactory:
 
         def player(dataset: Dataset) -> EpisodePlayer:
             row_of = partial(_data_of, dataset)
-            if args.mode == "outside":
-                desk = cast(OutsideDesk, runner)
-                return OutsidePlayer(desk, sessions, context, limits, terms, args.lease_s, row_of)
-            inside = cast(WorkflowRunner, runner)
-            return WorkflowPlayer(inside, sessions, context, limits, terms, row_of)
+            if isinstance(runner, StoredDesk):
+                return OutsidePlayer(runner, sessions, context, limits, terms, args.lease_s, row_of)
+            return WorkflowPlayer(runner, sessions, context, limits, terms, row_of)
 
         return {
             name: player(dataset)

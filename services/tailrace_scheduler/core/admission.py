@@ -60,7 +60,7 @@ class AdmissionRule:
             return Admission(0, WEIGHTS)
         credit = self._credit(buffer)
         if credit <= 0:
-            return Admission(0, CREDIT)
+            return Admission(0, EVALUATION if buffer.last_step <= buffer.optimizer_step else CREDIT)
         room = self._room(buffer)
         if room <= 0:
             return Admission(0, BUFFER)

@@ -13,6 +13,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+import msgspec
+
 from tailrace.config import RunConfig
 from tailrace_protos.episode import EnvTask
 from tailrace_protos.event import (
@@ -78,6 +80,20 @@ class EvalGroup(NamedTuple):
 
 
 @dataclass
+class TaggedTally:
+    """Sums over episodes: those of the run's means, and those of each tag or named evaluation."""
+
+    all_tags: EvaluationTally = field(default_factory=EvaluationTally)
+    tags: defaultdict[str, EvaluationTally] = field(
+        default_factory=lambda: defaultdict(EvaluationTally)
+    )
+
+    def tag_means(self) -> dict[str, TagEvaluation]:
+        """Means of each tag, by name."""
+        return {tag: tally.means() for tag, tally in sorted(self.tags.items())}
+
+
+@dataclass
 class Evaluation:
     """One evaluation under way."""
 
@@ -86,24 +102,23 @@ class Evaluation:
     headline: str  # named evaluation whose means are the run's; empty: those of all tags
     closed: set[str] = field(default_factory=set)
     settled: set[str] = field(default_factory=set)
-    all_tags: EvaluationTally = field(default_factory=EvaluationTally)
-    tags: defaultdict[str, EvaluationTally] = field(
-        default_factory=lambda: defaultdict(EvaluationTally)
-    )
+    sampled: TaggedTally = field(default_factory=TaggedTally)
+    greedy: TaggedTally = field(default_factory=TaggedTally)
 
     def settle(self, event: EpisodeSettled) -> None:
         """Count an episode, once."""
         if event.episode_id in self.settled:
             return
         self.settled.add(event.episode_id)
-        name = self.groups[int(event.group_id.rpartition(".")[2])].name
-        self.tags[name].count(event)
-        if name == self.headline or not self.headline:
-            self.all_tags.count(event)
+        group = self.groups[int(event.group_id.rpartition(".")[2])]
+        tally = self.greedy if group.task.greedy else self.sampled
+        tally.tags[group.name].count(event)
+        if group.name == self.headline or not self.headline:
+            tally.all_tags.count(event)
 
     def result(self) -> EvaluationFinished:
         """Means over the valid episodes, of the run and of each tag or named evaluation."""
-        means = self.all_tags.means()
+        means = self.sampled.all_tags.means()
         return EvaluationFinished(
             evaluation_id=self.event.evaluation_id,
             step=self.event.step,
@@ -111,7 +126,9 @@ class Evaluation:
             reward_mean=means.reward_mean,
             num_valid=means.num_valid,
             num_episodes=self.event.num_episodes,
-            tags={tag: tally.means() for tag, tally in sorted(self.tags.items())},
+            tags=self.sampled.tag_means(),
+            greedy=self.greedy.all_tags.means() if self.greedy.tags else None,
+            greedy_tags=self.greedy.tag_means(),
         )
 
 
@@ -225,7 +242,10 @@ class EvaluationPlan:
         self._running[event.evaluation_id] = Evaluation(event, self._groups_of(event), headline)
 
     def groups_of(self, event: EvaluationStarted, deadline_unix_s: float) -> list[GroupPlan]:
-        """The groups of an evaluation: a prefix of the fixed set, named so that they come only once."""
+        """The groups of an evaluation: a prefix of the fixed set, named so that they come only once.
+
+        With `eval_greedy`, the group after each sampled one plays the same task greedily.
+        """
         return [
             GroupPlan(
                 group_id=f"{event.evaluation_id}.{index:05d}",
@@ -271,13 +291,12 @@ class EvaluationPlan:
     def _groups_of(self, event: EvaluationStarted) -> list[EvalGroup]:
         if self._run.evaluations:
             return self._planned(event.is_interim)
-        return self._of_tags(event.num_episodes // self._config.eval_group_size)
+        return self._of_tags(event.num_episodes // self._config.eval_episodes_per_task)
 
     def _planned(self, is_interim: bool) -> list[EvalGroup]:
         config = self._config
-        most = config.interim_groups if is_interim else config.eval_groups
         if not self._run.evaluations:
-            return self._of_tags(most)
+            return self._of_tags(config.interim_groups if is_interim else config.eval_groups)
         groups = []
         for name, args in self._run.evaluations.items():
             num_tasks = args.num_tasks or config.eval_groups
@@ -285,11 +304,21 @@ class EvaluationPlan:
                 num_tasks = min(num_tasks, config.eval_interim_groups)
             tasks = (self._tasks.named_eval_task(name, args.tag or name, n) for n in range(num_tasks))
             groups += [EvalGroup(name, task, args.num_samples) for task in tasks]
-        return groups
+        return self._with_greedy(groups)
 
-    def _of_tags(self, num_groups: int) -> list[EvalGroup]:
-        tasks = map(self._tasks.eval_task, range(num_groups))
-        return [EvalGroup(task.env_name, task, self._config.eval_group_size) for task in tasks]
+    def _of_tags(self, num_tasks: int) -> list[EvalGroup]:
+        tasks = map(self._tasks.eval_task, range(num_tasks))
+        size = self._config.eval_group_size
+        return self._with_greedy([EvalGroup(task.env_name, task, size) for task in tasks])
+
+    def _with_greedy(self, groups: Sequence[EvalGroup]) -> list[EvalGroup]:
+        """The groups, with `eval_greedy` each before one that plays its task greedily."""
+        if not self._config.eval_greedy:
+            return list(groups)
+        greedy = [
+            EvalGroup(one.name, msgspec.structs.replace(one.task, greedy=True), 1) for one in groups
+        ]
+        return [group for pair in zip(groups, greedy, strict=True) for group in pair]
 
     def _is_end(self, step: int) -> bool:
         return step == self._first_step or step >= self._run.max_steps

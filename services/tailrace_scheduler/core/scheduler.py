@@ -38,7 +38,6 @@ from tailrace_protos.subjects import PHASES, Phase
 from tailrace_scheduler.config import SchedulerConfig
 from tailrace_scheduler.core.activity import Activities
 from tailrace_scheduler.core.admission import (
-    CREDIT,
     EVALUATION,
     WEIGHTS,
     AdmissionRule,
@@ -46,13 +45,7 @@ from tailrace_scheduler.core.admission import (
     ServerView,
     is_current,
 )
-from tailrace_scheduler.core.decisions import (
-    AdmitGroup,
-    Decision,
-    DrainServer,
-    Emit,
-    SettleMembers,
-)
+from tailrace_scheduler.core.decisions import AdmitGroup, Decision, DrainServer, Emit, SettleMembers
 from tailrace_scheduler.core.evaluation import EvaluationPlan, evaluation_of
 from tailrace_scheduler.core.groups import GroupBook
 from tailrace_scheduler.core.health import ServerHealth
@@ -324,10 +317,7 @@ class SchedulerCore:
         plans = [self._next_plan(now_s) for _ in range(admission.num_groups)]
         for plan in plans:
             self._groups.add(plan)
-        buffer = self._buffer()
-        self._blocked_by = admission.blocked_by or self._rule.admit(buffer, servers).blocked_by
-        if self._blocked_by == CREDIT and buffer.last_step <= self._lineage.step:
-            self._blocked_by = EVALUATION
+        self._blocked_by = admission.blocked_by or self._rule.admit(self._buffer(), servers).blocked_by
         return [AdmitGroup(plan) for plan in plans]
 
     def _next_plan(self, now_s: float) -> GroupPlan:

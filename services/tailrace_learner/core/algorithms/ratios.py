@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 BOUND = 20.0
 # Inputs of a loss lie so far apart at most: more than BOUND, so that it sees which were beyond.
 REACH = BOUND + 1.0
+_FINITE = 1e30
 
 
 def log_ratio(new: Tensor, old: Tensor) -> Tensor:
@@ -37,8 +38,8 @@ def log_ratio(new: Tensor, old: Tensor) -> Tensor:
 
 def held_log_ratio(new: Tensor, old: Tensor) -> Tensor:
     """Clamped log-ratio [M] with slope 1 everywhere, for terms that hold policies together."""
-    difference = new - old
-    return difference + (difference.clamp(-BOUND, BOUND) - difference).detach()
+    difference = (new - old).clamp(-_FINITE, _FINITE)
+    return log_ratio(new, old).detach() + (difference - difference.detach())
 
 
 def summed_log_ratio(new: Tensor, old: Tensor) -> Tensor:

@@ -85,15 +85,8 @@ class TrainingRowBuilder:
             self.quarantine,
         )
         sources: tuple[Source, ...] = ()
-        untrained: tuple[int, ...] = ()
         if teaches or self.config.holds_all_tokens:
             sources = tuple(self._sources(group, played, _taught(returns, teaches), reader))
-        elif (
-            advantages.verdict is Verdict.ZERO_VARIANCE and self.config.zero_variance_groups == "count"
-        ):
-            uncounted = replace(reader, counts=Counter())  # nothing is left out of what is not trained
-            rows = self._sources(group, played, returns.row_conversations, uncounted)
-            untrained = tuple(len(row.trained.targets) for row in rows if row.trained is not None)
         return PreparedGroup(
             group_id=group.group_id,
             group_index=group.group_index,
@@ -107,7 +100,7 @@ class TrainingRowBuilder:
             if self.config.normalises_over_step
             else NO_COMPARISON,
             unestimated=self._settle(returns, advantages, sources),
-            untrained=untrained,
+            untrained=self._untrained(group, played, returns, reader),
         )
 
     def _sources(
@@ -135,6 +128,18 @@ class TrainingRowBuilder:
                 if trained is not None:
                     trained.conversation = int(conversation)
                 yield Source(member, index, whole, trained)
+
+    def _untrained(
+        self, group: TrajectoryGroup, played: Sequence[int], returns: Returns, reader: TokenReader
+    ) -> tuple[int, ...]:
+        """Tokens of each row of a group of equal returns, where they count in the divisor."""
+        is_equal = reader.counts[f"num_groups_{Verdict.ZERO_VARIANCE.value}"] > 0
+        is_computed = self.config.holds_all_tokens
+        if is_computed or not is_equal or self.config.zero_variance_groups != "count":
+            return ()
+        quiet = replace(reader, counts=Counter())  # nothing is left out of what is not trained
+        rows = self._sources(group, played, returns.row_conversations, quiet)
+        return tuple(len(row.trained.targets) for row in rows if row.trained is not None)
 
     def _settle(
         self, returns: Returns, advantages: Advantages, sources: Sequence[Source]

@@ -164,6 +164,20 @@ def test_clamped_tokens_of_an_explicit_case() -> None:
     assert int(terms.counts["behaviour_truncated_fraction"]) == 3
 
 
+def test_an_engine_that_says_impossible_is_one_that_is_far_out() -> None:
+    """-inf is masked before (`num_nonfinite_tokens`); a loss is finite with it all the same."""
+    inputs = made(np.random.default_rng(9))
+    for loss, settings in ALL:
+        config = LearnerConfig(**settings)
+        found, wanted = (
+            gradient(changed(inputs, "inference_logprobs", 40, value), config)
+            for value in (-np.inf, -1e4)
+        )
+        others = torch.arange(97) != 40
+        torch.testing.assert_close(found[others], wanted[others], rtol=1e-12, atol=1e-12, msg=loss)
+        assert torch.isfinite(found).all()
+
+
 def test_divergences_and_interpolation_far_out() -> None:
     current = torch.tensor([-1000.0, -1.0, -1.0], requires_grad=True)
     ref = torch.tensor([-1.0, -1000.0, -2.0])

@@ -20,8 +20,6 @@ arXiv:2510.18855; beside a clip of pi/pi_old: Hilton et al. 2022, arXiv:2110.006
 arXiv:2505.24298.
 """
 
-from __future__ import annotations
-
 import math
 from typing import TYPE_CHECKING
 
@@ -32,7 +30,7 @@ from tailrace_learner.core.algorithms.ratios import BOUND, log_ratio, summed_log
 if TYPE_CHECKING:
     from torch import Tensor
 
-    Weighed = tuple[Tensor, dict[str, Tensor]]  # weights [M], and the number of tokens at each bound
+Weighed = tuple["Tensor", dict[str, "Tensor"]]  # weights [M], and the number of tokens at each bound
 
 
 def corrected(inputs: LossInputs, config: LearnerConfig) -> Weighed:
@@ -47,7 +45,7 @@ def corrected(inputs: LossInputs, config: LearnerConfig) -> Weighed:
     return weights.masked_fill(is_masked, 0.0), counts
 
 
-def ratio(inputs: LossInputs, config: LearnerConfig) -> Tensor:
+def ratio(inputs: LossInputs, config: LearnerConfig) -> "Tensor":
     """Proximal over behaviour probability [M], of a token or of all tokens of its row."""
     pair = inputs.proximal_logprobs, inputs.inference_logprobs
     if config.correction_level == "token":

@@ -1,16 +1,10 @@
 """IcePop: weight rho of each token, 0 outside `icepop_low` to `icepop_high`."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING
-
 from tailrace_learner.config import LearnerConfig
 from tailrace_learner.config_registry import Correction
+from tailrace_learner.core.algorithms.corrections.base import Weighed
 from tailrace_learner.core.algorithms.losses.base import LossInputs
 from tailrace_learner.core.algorithms.ratios import log_ratio
-
-if TYPE_CHECKING:
-    from tailrace_learner.core.algorithms.corrections.base import Weighed
 
 
 def icepop(inputs: LossInputs, config: LearnerConfig) -> Weighed:
