@@ -36,8 +36,8 @@ class EnvTask(msgspec.Struct, frozen=True, omit_defaults=True):
     env_name: str
     seed: int
     ordinal: int = -1  # number of the task in its tag's data order, from 0
-    greedy: bool = False  # play at temperature 0
     row: dict[str, Any] = {}
+    greedy: bool = False  # play at temperature 0
     evaluation: str = ""
 
 

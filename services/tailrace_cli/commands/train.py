@@ -41,7 +41,7 @@ def train(
     Raises `RunEndedError`, after the summary and the report, when the run has failed.
     """
     experiment = with_epochs(experiment)
-    prepare_run_dir(experiment, overwrite=overwrite)
+    prepare_run_dir(experiment, console, overwrite=overwrite)
     try:
         status = run_to_the_end(experiment, console, attachment)
     finally:
@@ -94,7 +94,7 @@ def evaluation_of(experiment: Experiment, checkpoint: str) -> Experiment:
 
 def evaluate(experiment: Experiment, console: Console, *, attachment: Attachment | None) -> int:
     """Evaluate the experiment's `pretrain` weights on its evaluation set; returns the exit code."""
-    prepare_run_dir(experiment, overwrite=True)
+    prepare_run_dir(experiment, console, overwrite=True)
     if run_to_the_end(experiment, console, attachment) is None:
         return INTERRUPTED
     rows = read_metrics(experiment.run.run_dir)
@@ -128,7 +128,7 @@ def measure_baselines(experiment: Experiment) -> dict[str, dict[str, float]]:
     """Success of simple players on the tasks of the evaluation, by tag and player."""
     config, entries = experiment.scheduler, experiment.agents.custom_envs
     source = TaskSource(
-        experiment.run.seed,
+        0,  # the evaluation set is that of every seed
         config.tags,
         config.num_groups_partition,
         config.eval_tags,

@@ -152,11 +152,6 @@ class EvaluationPlan:
         self._reported: set[str] = set()  # evaluation ids whose result was decided
 
     @property
-    def running(self) -> bool:
-        """Tell whether an evaluation is under way."""
-        return bool(self._running)
-
-    @property
     def settled_all(self) -> bool:
         """Tell whether every evaluation that is due has its result."""
         return not self._running and not self._pending

@@ -98,7 +98,9 @@ class SchedulerCore:
 
     def replay(self, events: Iterable[Event]) -> list[Change]:
         """Apply what `events.jsonl` holds; idle time of intervals not watched is unknown."""
-        changes = [change for event in events for change in self._apply(event, _nobody_watched)]
+        changes = [
+            change for event in events for change in self._apply(event, lambda wall_s, busy_s: {})
+        ]
         self._vitals.take_hints()
         self._failed = None  # a run that is started again may succeed
         return changes
@@ -390,7 +392,3 @@ class SchedulerCore:
         if self._lineage.step >= self._run.max_steps:
             return "finishing"
         return "training" if self._evaluations.first_done else "evaluating"
-
-
-def _nobody_watched(wall_s: float, learner_busy_s: float) -> dict[str, float]:
-    return {}
