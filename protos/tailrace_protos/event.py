@@ -67,6 +67,8 @@ class EpisodeSettled(msgspec.Struct, frozen=True, tag="episode_settled"):
     max_policy_version: int
     started_unix_s: float
     finished_unix_s: float
+    num_tool_calls: int = -1  # -1: not counted, as in environments
+    num_cut_replies: int = 0  # ended by a limit of tokens
 
 
 class GroupClosed(msgspec.Struct, frozen=True, tag="group_closed"):
@@ -133,18 +135,23 @@ class EvaluationStarted(msgspec.Struct, frozen=True, tag="evaluation_started"):
     step: int
     policy_version: int
     num_episodes: int
+    is_interim: bool = False  # between the first and the last one
 
 
 class TagEvaluation(msgspec.Struct, frozen=True):
-    """Result of an evaluation on the tasks of one tag; both means are 0 without a valid episode."""
+    """Result on the tasks of one tag or named evaluation; both means are 0 without a valid episode.
+
+    `pass_at[k]`: share of tasks that one of k samples solves, estimated without bias from all samples.
+    """
 
     success_rate: float
     reward_mean: float
     num_valid: int
+    pass_at: dict[int, float] = {}
 
 
 class EvaluationFinished(msgspec.Struct, frozen=True, tag="evaluation_finished"):
-    """The evaluation's result over its valid episodes."""
+    """The evaluation's result over its valid episodes, the greedy ones apart."""
 
     evaluation_id: str
     step: int
@@ -152,7 +159,9 @@ class EvaluationFinished(msgspec.Struct, frozen=True, tag="evaluation_finished")
     reward_mean: float
     num_valid: int
     num_episodes: int
-    tags: dict[str, TagEvaluation] = {}  # of the tags that were played
+    tags: dict[str, TagEvaluation] = {}  # of the tags, or named evaluations, that were played
+    greedy: TagEvaluation | None = None  # of the greedy episodes, which the means above leave out
+    greedy_tags: dict[str, TagEvaluation] = {}
 
 
 class ServerQuarantined(msgspec.Struct, frozen=True, tag="server_quarantined"):
@@ -178,6 +187,26 @@ class RunFinished(msgspec.Struct, frozen=True, tag="run_finished"):
     reason: str
 
 
+class RunFailed(msgspec.Struct, frozen=True, tag="run_failed"):
+    """The run ended by itself, because nothing in it could succeed."""
+
+    rule: (
+        str  # that ended it: failed_groups, untrained_steps, stall, trained_nothing, evaluated_nothing
+    )
+    step: int
+    reason: str  # for the user: facts, commonest cause, remedy
+    service: str  # whose log has more
+
+
+class HintChanged(msgspec.Struct, frozen=True, tag="hint_changed"):
+    """A health hint was raised, or no longer holds."""
+
+    name: str
+    is_raised: bool
+    text: str  # observation and the likely setting
+    step: int
+
+
 EventBody = (
     RunStarted
     | ModelPrepared
@@ -194,7 +223,9 @@ EventBody = (
     | EvaluationStarted
     | EvaluationFinished
     | ServerQuarantined
+    | HintChanged
     | RunFinished
+    | RunFailed
 )
 
 

@@ -1,6 +1,6 @@
 """Configuration of the scheduler: the `scheduler` section of an experiment file."""
 
-from tailrace.config import Config
+from tailrace.config import Config, RunConfig
 
 
 class SchedulerConfig(Config, frozen=True, kw_only=True):
@@ -27,8 +27,18 @@ class SchedulerConfig(Config, frozen=True, kw_only=True):
     eval_group_size: int = 1
     """Episodes of every evaluation task."""
 
+    eval_greedy: bool = False
+    """Play every evaluation task once more at temperature 0. Its results are `eval/greedy/...` in
+    `metrics.jsonl`. A policy may succeed greedily long before it does when sampled, so that a rising
+    sampled curve alone can mean less noise and nothing learnt."""
+
     eval_interim_groups: int = 0
     """Tasks, from the start of the set, of evaluations between the first and the last one; 0: all."""
+
+    pin_evaluations: bool | None = None
+    """true: training stops at the step of an evaluation until that evaluation has its result, so that
+    all its episodes are played by the weights of that step. false: training goes on meanwhile, and
+    later tokens of a longer evaluation come from newer weights. null: true with named `evaluations`."""
 
     group_timeout_s: float = 600.0
     """Seconds from a group's admission until it closes with the members that have settled."""
@@ -58,6 +68,26 @@ class SchedulerConfig(Config, frozen=True, kw_only=True):
     """Seconds between two comparisons of unsettled episodes with the work queue; an episode missing
     in two of them is published again."""
 
+    max_failed_groups: int = 20
+    """Groups in a row, of training and evaluation, that may end without a valid episode before the
+    first step; then the run ends with exit code 1 and the commonest reason. 0: never."""
+
+    failed_groups_window: int = 40
+    """Training groups that are looked at after the first step: if more than 90% of the newest ones had
+    nothing but infrastructure failures, for `failed_groups_grace_s`, the run ends. 0: never."""
+
+    failed_groups_grace_s: float = 30.0
+    """Seconds for which `failed_groups_window` must hold: a tool, judge or environment server may be
+    away for that long."""
+
+    max_untrained_steps: int = 50
+    """Steps in a row, or as many groups given back, without a trained token (for example since all
+    groups have equal rewards) or an applied update; then the run ends. 0: never."""
+
+    stall_timeout_s: float = 1200.0
+    """Seconds, beyond `group_timeout_s`, without a valid episode, a step or an evaluation; then the run
+    ends. A warm start does not count. 0: never."""
+
     def __post_init__(self) -> None:
         if not self.tags:
             raise ValueError("tags must name at least one of agents.custom_envs or agents.datasets")
@@ -69,12 +99,21 @@ class SchedulerConfig(Config, frozen=True, kw_only=True):
         for key in ("eval_groups", "eval_group_size", "max_buffered_groups", "max_attempts"):
             if getattr(self, key) < 1:
                 raise ValueError(f"{key} must be at least 1")
-        for key in ("eval_interim_groups", "min_valid"):
+        for key in ("eval_interim_groups", "min_valid", *_LIMITS):
             if getattr(self, key) < 0:
                 raise ValueError(f"{key} must not be negative")
         for key in ("group_timeout_s", "lease_ttl_s", "server_timeout_s", "reconcile_interval_s"):
             if not getattr(self, key) > 0:
                 raise ValueError(f"{key} must be positive")
+
+    def pins_evaluations(self, run: RunConfig) -> bool:
+        """Tell whether weights stay as they are during an evaluation."""
+        return bool(run.evaluations) if self.pin_evaluations is None else self.pin_evaluations
+
+    @property
+    def eval_episodes_per_task(self) -> int:
+        """Episodes of an evaluation task, the greedy one included."""
+        return self.eval_group_size + self.eval_greedy
 
     @property
     def interim_groups(self) -> int:
@@ -84,6 +123,15 @@ class SchedulerConfig(Config, frozen=True, kw_only=True):
     def needed_valid(self, group_size: int) -> int:
         """Valid members that make a training group of `group_size` worth closing."""
         return self.min_valid or min(2, group_size)
+
+
+_LIMITS = (
+    "max_failed_groups",
+    "failed_groups_window",
+    "failed_groups_grace_s",
+    "max_untrained_steps",
+    "stall_timeout_s",
+)
 
 
 def _check_shares(tags_key: str, tags: tuple[str, ...], key: str, shares: tuple[int, ...]) -> None:

@@ -12,6 +12,7 @@ from tailrace.log import get_logger
 from tailrace.processes import ProcessPool, ProcessStartError, WorkerProcess
 from tailrace.sdk.workflow import WorkflowEnd, load_workflow
 from tailrace_agents import metrics
+from tailrace_agents.adapters.outside_desk import StoredDesk
 from tailrace_agents.adapters.workflow_frames import Load, Run, WorkflowLoaded
 from tailrace_agents.adapters.workflow_inline import InlineRunner
 from tailrace_agents.adapters.workflow_process import WORKFLOW_KEY
@@ -107,7 +108,7 @@ async def _end_of(process: WorkerProcess) -> str:
     return f"ended its process (exit code {exit_code})"
 
 
-AnyRunner = InlineRunner | SubprocRunner
+AnyRunner = InlineRunner | SubprocRunner | StoredDesk
 
 
 async def start_runner(args: WorkflowArgs, source: str) -> AnyRunner:
@@ -121,6 +122,8 @@ async def start_runner(args: WorkflowArgs, source: str) -> AnyRunner:
 
 
 def _make(args: WorkflowArgs) -> AnyRunner:
+    if args.mode == "outside":
+        return StoredDesk()
     if args.mode == "subproc":
         return SubprocRunner(args)
     return InlineRunner(load_workflow(args.agent, args.kwargs, WORKFLOW_KEY), args)

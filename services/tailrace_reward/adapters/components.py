@@ -1,18 +1,23 @@
 """The components of the configuration, put together: functions' processes, models, judges."""
 
 import asyncio
+import inspect
 import os
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
 
 from tailrace.config import ConfigError
-from tailrace.import_path import load_extra
+from tailrace.import_path import load_extra, load_object
+from tailrace.scorers.registry import SCORE_ADDRESS
 from tailrace_reward.adapters.judge import Judge
 from tailrace_reward.adapters.process_pool import FunctionLoadError, ScoringPool
+from tailrace_reward.adapters.scorers import RowScorer, SandboxTools, check_packages
 from tailrace_reward.config import RewardConfig, RewardEntry, RewardModelArgs
 from tailrace_reward.ports import Component
 
-FunctionMaker = Callable[[str, float], Component]  # of `module:name` and timeout_s
+FunctionMaker = Callable[[str, float, Mapping[str, Any]], Component]  # `module:name`, timeout_s, args
 
 
 @dataclass
@@ -29,15 +34,19 @@ class Components:
 
 
 async def open_components(
-    config: RewardConfig, source: str, make_function: FunctionMaker | None = None
+    config: RewardConfig,
+    source: str,
+    make_function: FunctionMaker | None = None,
+    tools: SandboxTools | None = None,
 ) -> Components:
     """Open all components but the environment's return.
 
-    `make_function` replaces processes of our own. Raises `ConfigError` for what cannot be loaded.
+    `make_function` replaces processes of our own. `tools` has the sandbox for programs. Raises
+    `ConfigError` for what cannot be loaded.
     """
     made = Components()
     try:
-        await _open_functions(config, source, made, make_function)
+        await _open_functions(config, source, made, make_function, tools)
         for entry in config.components:
             if entry.kind == "judge":
                 made.by_name[entry.name] = _judge(entry, source, made)
@@ -48,22 +57,52 @@ async def open_components(
     return made
 
 
+def check_component(entry: RewardEntry, key: str) -> None:
+    """Raises `ConfigError` for a component that cannot be opened; asks no judge and loads no weights.
+
+    `key`: place of the entry.
+    """
+    if entry.kind == "function":
+        function = load_object(entry.function, f"{key}.function")
+        try:
+            inspect.signature(function).bind("task", "messages", "metrics", **entry.args)
+        except TypeError as error:
+            named = ", ".join(("task", "messages", "metrics", *entry.args))
+            raise ConfigError(
+                f"{key}.function: {entry.function} cannot be called with ({named}): {error}: let it "
+                "take these"
+            ) from error
+    if entry.kind == "scorer":
+        check_packages(entry)
+    if entry.judge is not None:
+        _check_key(entry, entry.judge.api_key_env)
+        Judge(entry.name, entry.judge, entry.timeout_s)
+
+
 async def _open_functions(
-    config: RewardConfig, source: str, made: Components, make: FunctionMaker | None
+    config: RewardConfig,
+    source: str,
+    made: Components,
+    make: FunctionMaker | None,
+    tools: SandboxTools | None,
 ) -> None:
-    functions = [entry for entry in config.components if entry.kind == "function"]
+    functions = [entry for entry in config.components if entry.kind in ("function", "scorer")]
     if functions and make is None:
         make = await _pool(config, source, made)
     for entry in functions:
         assert make is not None
-        made.by_name[entry.name] = make(entry.function, entry.timeout_s)
+        if entry.kind == "function":
+            made.by_name[entry.name] = make(entry.function, entry.timeout_s, entry.args)
+        else:
+            judge = _judge(entry, source, made) if entry.judge is not None else None
+            made.by_name[entry.name] = RowScorer(entry, partial(make, SCORE_ADDRESS), judge, tools)
 
 
 async def _pool(config: RewardConfig, source: str, made: Components) -> FunctionMaker:
     places = {
-        entry.function: f"reward.rewards[{index}].function"
+        entry.function or SCORE_ADDRESS: f"reward.rewards[{index}].function"
         for index, entry in enumerate(config.rewards)
-        if entry.kind == "function"
+        if entry.kind in ("function", "scorer")
     }
     pool = ScoringPool(tuple(places), config.num_processes)
     made.closers.append(pool.close)
@@ -87,15 +126,22 @@ def _not_loaded(error: FunctionLoadError, places: Mapping[str, str], source: str
 def _judge(entry: RewardEntry, source: str, made: Components) -> Component:
     assert entry.judge is not None
     variable = entry.judge.api_key_env
-    if variable and not os.environ.get(variable):
-        raise ConfigError(
-            f"{source}: reward {entry.name!r}: judge.api_key_env: the variable {variable} is not set: "
-            "set it where tailrace starts, and name it under cluster.keep_environment"
-        )
+    try:
+        _check_key(entry, variable)
+    except ConfigError as error:
+        raise ConfigError(f"{source}: {error}") from error
     key = os.environ[variable] if variable else ""
     judge = Judge(entry.name, entry.judge, entry.timeout_s, key)
     made.closers.append(judge.close)
     return judge
+
+
+def _check_key(entry: RewardEntry, variable: str) -> None:
+    if variable and not os.environ.get(variable):
+        raise ConfigError(
+            f"reward {entry.name!r}: judge.api_key_env: the variable {variable} is not set: set it "
+            "where tailrace starts, and name it under cluster.keep_environment"
+        )
 
 
 async def _open_models(config: RewardConfig, made: Components) -> None:

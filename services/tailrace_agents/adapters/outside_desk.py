@@ -1,0 +1,75 @@
+"""Offers of episodes to agents outside of the cluster, in Redis; one look serves all that wait."""
+
+import asyncio
+from collections.abc import Callable
+
+from tailrace.log import get_logger
+from tailrace.store import OutsideEpisodes, StoreError
+from tailrace_protos.episode import Outcome
+from tailrace_protos.session import OutsideOffer, OutsideResult
+
+log = get_logger(__name__)
+
+_LOOK_INTERVAL_S = 0.1
+
+
+class StoredDesk:
+    """`OutsideDesk` over Redis, once it is connected."""
+
+    def __init__(self) -> None:
+        self._connected: OutsideEpisodes | None = None
+        self._waiting: dict[str, asyncio.Future[OutsideResult]] = {}
+        self._looking: asyncio.Task[None] | None = None
+
+    @property
+    def _episodes(self) -> OutsideEpisodes:
+        assert self._connected is not None
+        return self._connected
+
+    async def start(self) -> None:
+        """Start nothing: the first offer starts the looking."""
+
+    def connect(self, episodes: OutsideEpisodes) -> None:
+        """Use this run's Redis."""
+        self._connected = episodes
+
+    async def close(self) -> None:
+        """Stop looking; offers stay."""
+        if self._looking is not None:
+            self._looking.cancel()
+
+    async def result_of(
+        self, offer: OutsideOffer, require_running: Callable[[], None]
+    ) -> OutsideResult:
+        """See `OutsideDesk`."""
+        episode_id = offer.opening.episode_id
+        await self._episodes.offer(offer)
+        new: asyncio.Future[OutsideResult] = asyncio.get_running_loop().create_future()
+        found = self._waiting.setdefault(episode_id, new)
+        try:
+            while not found.done():
+                require_running()
+                if self._looking is None or self._looking.done():
+                    self._looking = asyncio.create_task(self._look())
+                await asyncio.wait({found}, timeout=1.0)
+            return found.result()
+        finally:
+            self._waiting.pop(episode_id, None)
+
+    async def end(self, episode_id: str, outcome: Outcome) -> None:
+        """See `OutsideDesk`."""
+        await self._episodes.close(episode_id, outcome.value)
+
+    async def _look(self) -> None:
+        """Look for results while episodes wait."""
+        while self._waiting:
+            try:
+                results = await self._episodes.results(list(self._waiting))
+            except StoreError as error:
+                log.warning("results of outside agents cannot be read", reason=str(error))
+                results = {}
+            for episode_id, result in results.items():
+                waiting = self._waiting.get(episode_id)
+                if waiting is not None and not waiting.done():
+                    waiting.set_result(result)
+            await asyncio.sleep(_LOOK_INTERVAL_S)
