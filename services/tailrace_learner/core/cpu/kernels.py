@@ -81,6 +81,8 @@ class _Linear(torch.autograd.Function):
 class OneDnnLinear(nn.Linear):
     """`nn.Linear` by oneDNN."""
 
+    replaces = nn.Linear
+
     def forward(self, input: Tensor) -> Tensor:
         """input [..., K] -> [..., N]."""
         if not _by_onednn(input, self.weight) or torch.is_autocast_enabled("cpu"):
@@ -129,7 +131,7 @@ def _with_fast_forward(kind: type[nn.Module]) -> type[nn.Module]:
         plain: Tensor = kind.forward(self, hidden_states)
         return plain
 
-    return type(kind.__name__, (kind,), {"forward": forward})
+    return type(kind.__name__, (kind,), {"forward": forward, "replaces": kind})
 
 
 def use_fast_kernels(model: nn.Module) -> int:
@@ -141,7 +143,7 @@ def use_fast_kernels(model: nn.Module) -> int:
         if kind is nn.Linear and _uses_onednn:
             module.__class__ = OneDnnLinear
             changed += 1
-        elif kind in norms or _is_plain_rms_norm(module):
+        elif not hasattr(kind, "replaces") and _is_plain_rms_norm(module):
             norms.setdefault(kind, _with_fast_forward(kind))
             module.__class__ = norms[kind]
             changed += 1

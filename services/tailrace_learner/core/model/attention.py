@@ -17,8 +17,9 @@ from tailrace_learner.core.cpu.short_attention import is_short, short_attention
 from tailrace_learner.core.cpu.tree_attention import tree_attention
 from tailrace_learner.core.model.bucket_attention import bucket_attention
 from tailrace_learner.core.model.flex import flex
+from tailrace_learner.core.model.forward_path import PACKED
 
-IMPLEMENTATION = "tailrace_packed"
+IMPLEMENTATION = PACKED
 
 
 class UnsupportedAttentionError(ValueError):

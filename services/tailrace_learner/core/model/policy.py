@@ -3,19 +3,21 @@
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from tailrace_learner.core.batch.packing import PackedBatch
-from tailrace_learner.core.model.logprobs import token_logprobs
+from tailrace_learner.core.model.forward_path import ForwardPath, hidden_states, own_logits, path_of
+from tailrace_learner.core.model.logprobs import logprobs_of_logits, token_logprobs
 from tailrace_learner.core.model.shards import local
 
 
 @dataclass(frozen=True, slots=True)
 class PolicyModel:
-    """A causal LM without output bias or logit transformations (the loader checks this)."""
+    """A causal LM, computed on the path that was chosen for it (`forward_path`)."""
 
     model: Any  # transformers.PreTrainedModel
     device: torch.device
@@ -28,28 +30,31 @@ class PolicyModel:
         """Trained parameters, tied ones once."""
         return [parameter for parameter in self.model.parameters() if parameter.requires_grad]
 
+    @property
+    def path(self) -> ForwardPath:
+        """Way of rows through the model."""
+        return path_of(self.model)
+
     def forward(self, batch: PackedBatch) -> tuple[Tensor, Tensor]:
         """Log-probability [M] and entropy [M] of the batch's targets, in packed order."""
         return self.predict(self.hidden(batch), batch)
 
     def hidden(self, batch: PackedBatch) -> Tensor:
         """Last hidden state [M, H] before each target, which predicts it."""
-        packed = batch.packed
         with torch.autocast(self.device.type, torch.bfloat16, enabled=self.autocast):
-            states: Tensor = self.model.base_model(
-                input_ids=batch.input_ids,
-                position_ids=batch.position_ids,
-                use_cache=False,
-                packed_rows=packed,
-                cu_seq_lens_q=packed.cu_seqlens,
-                cu_seq_lens_k=packed.cu_seqlens,
-                max_length_q=packed.max_len,
-                max_length_k=packed.max_len,
-            ).last_hidden_state
-        return states[0].index_select(0, batch.hidden_index)
+            return hidden_states(self.model, batch)
 
     def predict(self, hidden: Tensor, batch: PackedBatch) -> tuple[Tensor, Tensor]:
         """Log-probability [M] and entropy [M] of the targets that `hidden` [M, H] predicts."""
+        if path_of(self.model).head == "own":
+            with torch.autocast(self.device.type, torch.bfloat16, enabled=self.autocast):
+                return logprobs_of_logits(
+                    partial(own_logits, self.model),
+                    hidden,
+                    batch.target_ids,
+                    temperature=self.temperature,
+                    chunk_tokens=self.logprob_chunk_tokens,
+                )
         weight: Tensor = self.model.get_output_embeddings().weight
         return token_logprobs(
             hidden,
