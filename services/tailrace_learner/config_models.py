@@ -64,9 +64,9 @@ class ModelArgs(Config, frozen=True, kw_only=True):
     memory quadratic in the tokens of a micro-batch."""
 
     forward: Literal["auto", "packed", "rows"] = "auto"
-    """Way of rows through the model. `auto`: the fastest one that computes what the plain model computes,
-    as a check at load finds: packed rows with shared prefixes, packed rows, or each row by itself, which
-    is slower and right for all (`docs/models.md`). `packed` refuses a model whose packed rows are wrong.
+    """Way of rows through the model. `auto`: the fastest one that gives the plain model's results, as a
+    check at load finds: packed rows with shared prefixes, packed rows, or each row by itself, which is
+    slower and right for all (`docs/models.md`). `packed` refuses a model whose packed rows are wrong.
     `rows`: each row by itself."""
 
     disable_gradient_checkpointing: bool = True

@@ -1,9 +1,9 @@
 """Conditions under which a faster way to compute a model must equal the model itself.
 
 Lengths at which a model changes (sliding window, attention chunk, end of its first context) are too
-long for a check at load, and weights that begin as zeros hide what they multiply. `shortened` makes the
-lengths short and `stirred` moves small and constant weights, each in place and for a while: no weight of
-size is copied. Both ways see the same changed model, so that only the way differs.
+long for a check at load, and weights that begin as zeros hide what they multiply. `shortened` makes
+the lengths short and `stirred` moves small and constant weights, each in place and for a while: no
+large weight is copied. Both ways see the same changed model, so that only the way differs.
 """
 
 import re
@@ -60,7 +60,7 @@ def _is_special(name: object, value: object, names: frozenset[str]) -> bool:
 
 
 def special_lengths(model: nn.Module) -> dict[str, int]:
-    """Lengths at which the model may change, by the names that it keeps them under; the least of each."""
+    """Least lengths at which the model may change, by the names that it keeps them under."""
     found: dict[str, int] = {}
     by_context = frozenset({"max_position_embeddings"} if "dynamic" in _rope_types(model) else ())
     for scope in _scopes(model):
@@ -123,8 +123,8 @@ def forget_lengths(model: nn.Module) -> None:
                 continue
             prefix = name.removesuffix("inv_freq")
             first = getattr(module, f"{prefix}original_inv_freq")
-            if module._buffers[name] is not first:
-                module._buffers[name] = first.to(module._buffers[name].device)
+            if (now := module._buffers[name]) is not None and now is not first:
+                module._buffers[name] = first.to(now.device)
             setattr(module, f"{prefix}max_seq_len_cached", module.original_max_seq_len)
 
 
@@ -164,9 +164,9 @@ def _put_back(parameter: Tensor, values: Tensor) -> None:
 
 
 def _stir(parameter: Tensor, generator: torch.Generator) -> None:
-    """Matrices get entries of the size that keeps states of unit size; the others move by a third."""
+    """Moves matrices by half of what keeps states of unit size, the others by a third."""
     noise = torch.randn(parameter.shape, generator=generator).to(parameter)
     if parameter.dim() > 1:
-        parameter.add_(noise, alpha=parameter.shape[-1] ** -0.5)
+        parameter.add_(noise, alpha=0.5 * max(parameter.shape) ** -0.5)
     else:
         parameter.mul_(1.0 + 0.3 * noise.clamp(-2.0, 2.0)).add_(noise, alpha=0.1)

@@ -214,7 +214,7 @@ def pick_path(model: Any, config: LearnerConfig) -> ForwardPath:
         path = choose_path(model, wish)
     except UntrainableModelError as error:
         remedy = (
-            "set learner.model_args.forward to auto, which computes each row by itself where that is right"
+            "set learner.model_args.forward to auto, which then computes each row by itself"
             if args.forward == "packed"
             else "use another model (docs/models.md)"
         )

@@ -11,6 +11,7 @@ from typing import Any, Literal
 
 import torch
 from torch import Tensor
+from transformers import PreTrainedModel
 
 from tailrace.model_probe import forget_lengths
 from tailrace_learner.core.batch.packing import PackedBatch, pack
@@ -45,15 +46,23 @@ class ForwardPath:
 _FASTEST = ForwardPath()
 
 
+def decoder_of(model: Any) -> Any:
+    """The part of a model that makes hidden states; a model without a head is its own."""
+    if model.get_output_embeddings() is None:
+        return model.base_model
+    parts = (model.get_decoder(), model.base_model, getattr(model, "model", None))
+    return next((p for p in parts if isinstance(p, PreTrainedModel) and p is not model), model)
+
+
 def path_of(model: Any) -> ForwardPath:
     """Chosen way of a model; the fastest one for a model that was not checked."""
-    found: ForwardPath = getattr(model.base_model, "forward_path", _FASTEST)
+    found: ForwardPath = getattr(decoder_of(model), "forward_path", _FASTEST)
     return found
 
 
 def set_path(model: Any, path: ForwardPath) -> None:
     """Keeps the way with the model and sets the attention that its passes begin with."""
-    model.base_model.forward_path = path
+    decoder_of(model).forward_path = path
     use_attention(model, path.single_attention if path.max_packed_tokens == 0 else path.attention)
 
 
@@ -87,7 +96,7 @@ def hidden_states(model: Any, batch: PackedBatch) -> Tensor:
     if path.max_packed_tokens is not None:
         use_attention(model, path.attention)
     packed = batch.packed
-    states: Tensor = model.base_model(
+    states: Tensor = decoder_of(model)(
         input_ids=batch.input_ids,
         position_ids=batch.position_ids,
         use_cache=False,
@@ -105,7 +114,7 @@ def _by_itself(model: Any, row: TrainingRow, path: ForwardPath, device: torch.de
     use_attention(model, path.single_attention)
     forget_lengths(model)
     ids = torch.from_numpy(row.token_ids).to(device, torch.int64)
-    states: Tensor = model.base_model(input_ids=ids.unsqueeze(0), use_cache=False).last_hidden_state
+    states: Tensor = decoder_of(model)(input_ids=ids.unsqueeze(0), use_cache=False).last_hidden_state
     return states[0].index_select(0, torch.from_numpy(row.targets - 1).to(device))
 
 
@@ -123,8 +132,8 @@ class _Given:
 
 
 def own_logits(model: Any, hidden: Tensor) -> Tensor:
-    """Logits [m, V] that the model itself makes of hidden states [m, H]: with its bias, scale or cap."""
-    base = model.base_model
+    """Logits [m, V] that the model itself makes of hidden states [m, H], with bias, scale or cap."""
+    base = decoder_of(model)
     had_forward = vars(base).get("forward")
     base.forward = lambda *args, **kwargs: _Given(hidden.unsqueeze(0))
     try:

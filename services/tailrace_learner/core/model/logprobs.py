@@ -127,7 +127,7 @@ def logprobs_of_logits(
     temperature: float,
     chunk_tokens: int,
 ) -> tuple[Tensor, Tensor]:
-    """The same as `token_logprobs`, by a head that is more than a matrix: `logits_of` [m, H] -> [m, V]."""
+    """Does the same as `token_logprobs` by a head that is more than a matrix, [m, H] -> [m, V]."""
 
     def values(states: Tensor, chosen: Tensor) -> tuple[Tensor, Tensor]:
         logits = logits_of(states)
@@ -139,7 +139,7 @@ def logprobs_of_logits(
     parts = [
         checkpoint(values, states, chosen, use_reentrant=False)
         for states, chosen in zip(
-            hidden.split(chunk_tokens), targets.split(chunk_tokens), strict=True
+            torch.split(hidden, chunk_tokens), torch.split(targets, chunk_tokens), strict=True
         )
     ]
     learner_logprobs, entropy = (torch.cat(found) for found in zip(*parts, strict=True))
