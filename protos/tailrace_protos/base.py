@@ -97,6 +97,11 @@ def copy_int32(values: NDArray[np.int32]) -> Int32Bytes:
     return cast(Int32Bytes, values.tobytes())
 
 
+def copy_float32(values: NDArray[np.float32]) -> Float32Bytes:
+    """As `copy_int32` for float values [T]."""
+    return cast(Float32Bytes, values.tobytes())
+
+
 def pack_int64(values: Sequence[int] | NDArray[np.int64]) -> Int64Bytes:
     """Raw bytes of integer values [T] that need 64 bits (hashes)."""
     return np.ascontiguousarray(values, dtype=_INT64).data.cast("B") if len(values) else EMPTY

@@ -64,6 +64,16 @@ class GatewayConfig(Config, frozen=True, kw_only=True):
     """Seconds that a call waits for Redis. The gateway still answers a call that it cannot record in
     this time, but excludes its tokens from training."""
 
+    on_broken_promise: Literal["refuse", "pass", "ask_again"] = "pass"
+    """Rule for a reply that violates `tool_choice`, `parallel_tool_calls` or `response_format` of its
+    request. `pass`: the client gets it, as from an engine without a grammar; most frameworks then tell
+    the model or try again. `ask_again`: the gateway samples another reply to the same prompt; the
+    violating one is trained with reward 0. `refuse`: error 422."""
+
+    max_asks: int = 3
+    """With `on_broken_promise: ask_again`: replies sampled at most for one choice. The last
+    one passes."""
+
     max_generation_attempts: int = 10
     """Consecutive generation attempts without a new token after which a call fails with 503."""
 
@@ -86,6 +96,7 @@ class GatewayConfig(Config, frozen=True, kw_only=True):
             "session_keep_s",
             "session_idle_s",
             "store_timeout_s",
+            "max_asks",
             "max_generation_attempts",
         ):
             if getattr(self, key) <= 0:

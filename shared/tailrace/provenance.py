@@ -16,13 +16,22 @@ from tailrace_protos.trajectory import TokenRow
 def join_spans(spans: Iterable[TokenSpan]) -> tuple[TokenSpan, ...]:
     """Merges neighbours of one version and one source; leaves empty spans out."""
     joined: list[TokenSpan] = []
+    newest, num_tokens = None, 0
     for span in spans:
-        if joined and _is_alike(joined[-1], span):
-            num_tokens = joined.pop().num_tokens + span.num_tokens
-            span = TokenSpan(span.policy_version, span.source, num_tokens)
-        if span.num_tokens:
-            joined.append(span)
-    return tuple(joined)
+        if not span.num_tokens:
+            continue
+        if newest is not None and _is_alike(newest, span):
+            num_tokens += span.num_tokens
+            continue
+        if newest is not None:
+            joined.append(_of_length(newest, num_tokens))
+        newest, num_tokens = span, span.num_tokens
+    return (*joined, _of_length(newest, num_tokens)) if newest is not None else ()
+
+
+def _of_length(span: TokenSpan, num_tokens: int) -> TokenSpan:
+    same = span.num_tokens == num_tokens
+    return span if same else TokenSpan(span.policy_version, span.source, num_tokens)
 
 
 def cut_spans(spans: Iterable[TokenSpan], start: int, stop: int) -> tuple[TokenSpan, ...]:

@@ -6,21 +6,22 @@ the last step only `reset` is allowed. `success` is in the last `info` only.
 
 import string
 from abc import abstractmethod
-from typing import Any, NamedTuple
+from typing import Any
 
 import gymnasium
+import msgspec
 
 TEXT_SPACE = gymnasium.spaces.Text(1 << 16, min_length=0, charset=string.printable)
 
 
-class Answer(NamedTuple):
+class Answer(msgspec.Struct, frozen=True):
     """Answer of a game to a reply. `is_over`: the rules of the game end the episode, not the limit."""
 
     observation: str
     reward: float
     is_over: bool = False
     is_invalid: bool = False
-    numbers: dict[str, float] = {}  # noqa: RUF012  never modified
+    numbers: dict[str, float] = {}
 
 
 class TextGame(gymnasium.Env[str, str]):

@@ -11,6 +11,8 @@ from collections.abc import Callable, Mapping
 from concurrent.futures import Executor, Future
 from typing import Any, NamedTuple, TypeVar
 
+import msgspec
+
 from tailrace.foreign import foreign_code
 from tailrace.policy.activity import Stages
 from tailrace.sdk.env import Env
@@ -29,7 +31,7 @@ class Beginning(NamedTuple):
     opening: str
 
 
-class StepResult(NamedTuple):
+class StepResult(msgspec.Struct, frozen=True):
     """Answer of an environment to a reply."""
 
     observation: str

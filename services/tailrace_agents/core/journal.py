@@ -25,7 +25,7 @@ class EpisodeRecords:
         self._turns: deque[CallRecord] = deque()  # of an environment
         self._calls: dict[bytes, list[CallRecord]] = {}
         self._tools: dict[tuple[str, str], list[ToolRecord]] = {}
-        self._next_index = 1 + max((record.index for record in recorded), default=-1)
+        self._next_index = 1 + max(record.index for record in recorded) if recorded else 0
         self.num_replayed = 0
         for record in recorded:
             if isinstance(record, ToolRecord):

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple, Protocol
 import msgspec
 
 from tailrace.clock import Clock
-from tailrace.foreign import ForeignCodeError
+from tailrace.foreign import ForeignCodeError, place_of
 from tailrace.policy.activity import Stages
 from tailrace.sdk.agent_loop import EpisodeEnd, EpisodeOverError, LoopLimits, Remaining
 from tailrace.sdk.policy import GenerationFailedError
@@ -190,19 +190,18 @@ class Episode:
             found = over.subgroup(EpisodeOverError)
             over = found.exceptions[0] if found is not None else over
         if not isinstance(over, EpisodeOverError):
-            return EpisodeEnd(Outcome.INFRA_FAILURE, self._at(error))
+            return EpisodeEnd(Outcome.INFRA_FAILURE, self._at(error) + place_of(over))
         if not self.transcript.num_turns:
             return EpisodeEnd(Outcome.INFRA_FAILURE, f"before the first model call: {over}")
         return EpisodeEnd(Outcome.POLICY_FAILURE, str(over), {OVER_BUDGET: 1.0})
 
     def _judged(self, end: EpisodeEnd, is_late: bool) -> EpisodeEnd:
         """Lets fatal errors, the deadline and a missing model call overrule the end."""
-        num_turns = self.transcript.num_turns
-        match self.latch.error:
-            case EpisodeTakenError() | EpisodeHandedBackError() as order:
-                raise order
-            case GenerationFailedError() | EpisodeInfraError() as failure:
-                end = end._replace(outcome=Outcome.INFRA_FAILURE, reason=self._at(failure))
+        num_turns, error = self.transcript.num_turns, self.latch.error
+        if isinstance(error, EpisodeTakenError | EpisodeHandedBackError):
+            raise error
+        if error is not None:
+            end = end._replace(outcome=Outcome.INFRA_FAILURE, reason=self._at(error))
         if is_late:
             reason = (
                 f"the deadline passed after {num_turns} turns" if num_turns else "the deadline passed"

@@ -25,9 +25,9 @@ from tailrace_agents.core.model import EnvPolicy, EnvView, LoopPlan, ReplayMisma
 from tailrace_agents.core.tools import NO_TOOLS, BoundTools, NoTools
 from tailrace_agents.core.transcript import EnvTranscript, LoopTranscript
 from tailrace_agents.ports import LoopObserver
-from tailrace_protos.base import as_float32, as_int32, pack_int32
+from tailrace_protos.base import as_float32, as_int32, copy_float32, copy_int32, pack_int32
 from tailrace_protos.chat import ChatMessage, ToolSchema
-from tailrace_protos.generation import SamplingParams
+from tailrace_protos.generation import FinishReason, SamplingParams
 from tailrace_protos.journal import CallRecord, EnvStep
 from tailrace_protos.session import LedgerNode
 
@@ -199,7 +199,7 @@ class TurnPolicy(LoopPolicy, EnvPolicy):
     tokens. The context of a turn's row is the prompt that the model saw.
     """
 
-    __slots__ = ("_known", "_node", "_observed", "_salt", "_transcript", "_windows")
+    __slots__ = ("_known", "_line", "_node", "_observed", "_salt", "_transcript", "_windows")
 
     def __init__(
         self, model: TokenModel, episode: Episode, view: EnvView, records: EpisodeRecords
@@ -208,6 +208,7 @@ class TurnPolicy(LoopPolicy, EnvPolicy):
         self._transcript = episode.transcript = EnvTranscript(self._ledger, view.style)
         self._windows = None if view.history_turns is None else _Windows(view.history_turns)
         self._salt = task_salt(str(episode.task.task.seed))
+        self._line = b""  # ids of the newest prompt with its reply
         self._node: LedgerNode | None = None  # the newest turn
         self._known: CallRecord | None = None  # its record, if it was replayed
         self._observed = 0  # hash of the newest observation
@@ -215,21 +216,22 @@ class TurnPolicy(LoopPolicy, EnvPolicy):
     async def answer(self, observation: str, opening: str) -> str:
         """See `EnvPolicy`; raises `ReplayMismatchError`."""
         turn = self._episode.num_calls
-        self._episode.num_calls += 1
+        self._episode.num_calls = turn + 1
         self._observed = observation_hash(self._salt, observation)
-        prompt = self._prompt(turn, observation, opening)
+        inserted, is_whole = self._insert(observation, opening)
+        prompt = inserted if is_whole else self._line + inserted
         self._known = known = self._records.known_turn()
         if known is None:
-            request = self._request(turn, prompt)
-            generation = await self._model.policy.generate(request)
-            reply = ChatMessage("assistant", self._model.renderer.decode(generation.token_ids))
-            node = self._ledger.record(prompt, generation, reply, str(turn))
+            said = (ChatMessage("user", observation),)
+            request = self._request(turn, prompt, said, inserted)
+            node = self._sampled(await self._model.policy.generate(request), said, inserted, is_whole)
         else:
             node = known.node
-            if prompt.inserted_ids.tobytes() != node.inserted_ids:
+            if inserted != node.inserted_ids:
                 raise ReplayMismatchError
-            self._ledger.add(node)
+        self._ledger.add(node)
         self._node = node
+        self._line = prompt + node.token_ids
         if self._windows is not None:
             self._windows.replies.append(node.token_ids)
         return node.reply.content
@@ -246,32 +248,46 @@ class TurnPolicy(LoopPolicy, EnvPolicy):
         else:
             self._episode.num_replayed += 1
 
-    def _prompt(self, turn: int, observation: str, opening: str) -> Prompt:
-        renderer, node = self._model.renderer, self._node
-        if node is None:
-            parent_id, closed = "", True
-        else:
-            newest = node.token_ids if len(node.token_ids) else node.inserted_ids
-            last_id = int.from_bytes(newest[-4:], "little", signed=True)
-            parent_id, closed = node.completion_id, renderer.is_closed(last_id)
-        ids = renderer.observation_ids(observation, not turn, closed)
-        messages = (ChatMessage("user", observation),)
-        if self._windows is not None:
-            first = ids if not turn else renderer.observation_ids(opening + observation, True, True)
-            window = self._windows.observe(first, ids)
-            if window is not None:
-                return self._ledger.continue_from(parent_id, window, messages, whole=True)
-        return self._ledger.continue_from(parent_id, ids, messages)
+    def _insert(self, observation: str, opening: str) -> tuple[bytes, bool]:
+        """Returns the ids to insert, and whether they are the whole prompt of a window."""
+        renderer, line = self._model.renderer, self._line
+        closed = not line or renderer.is_closed(int.from_bytes(line[-4:], "little", signed=True))
+        ids = renderer.observation_ids(observation, not line, closed).tobytes()
+        if self._windows is None:
+            return ids, False
+        first = renderer.observation_ids(opening + observation, True, True).tobytes() if line else ids
+        window = self._windows.observe(first, ids)
+        return (ids, False) if window is None else (window, True)
 
-    def _request(self, turn: int, prompt: Prompt) -> TurnRequest:
-        episode, ids = self._episode, prompt.prompt_ids
+    def _request(
+        self, turn: int, prompt: bytes, said: tuple[ChatMessage, ...], inserted: bytes
+    ) -> TurnRequest:
+        episode = self._episode
         try:
-            budget = episode.budget(len(ids), turn)
+            budget = episode.budget(len(prompt) // 4, turn)
         except EpisodeOverError:
-            self._ledger.leave_unanswered(prompt)
+            self._ledger.leave_unanswered(said, inserted)
             raise
         params = episode.sampling.for_turn(turn)
-        return TurnRequest(ids.data.cast("B"), budget, params, episode.task.episode_id, turn)
+        return TurnRequest(memoryview(prompt), budget, params, episode.task.episode_id, turn)
+
+    def _sampled(
+        self, answer: Generation, said: tuple[ChatMessage, ...], inserted: bytes, is_whole: bool
+    ) -> LedgerNode:
+        """Makes the node of a new turn. It holds copies: views would keep the engine's messages."""
+        turn = len(self._ledger)
+        return LedgerNode(
+            str(turn),
+            str(turn - 1) if turn else "",
+            said,
+            inserted,  # type: ignore[arg-type]  # bytes, which the garbage collector does not track
+            copy_int32(answer.token_ids),
+            copy_float32(answer.inference_logprobs),
+            answer.spans,
+            answer.finish_reason or FinishReason.ABORT,
+            ChatMessage("assistant", self._model.renderer.decode(answer.token_ids)),
+            is_rendered_whole=is_whole,
+        )
 
 
 class _Windows:
@@ -283,11 +299,11 @@ class _Windows:
         self._observations: list[bytes] = []  # the observation as it continued the episode
         self.replies: list[memoryview] = []
 
-    def observe(self, first: NDArray[np.int32], ids: NDArray[np.int32]) -> NDArray[np.int32] | None:
+    def observe(self, first: bytes, ids: bytes) -> bytes | None:
         """Adds an observation; returns the ids of the prompt, or None while all turns are in sight."""
         begin = len(self._observations) - self._history_turns
-        self._openings.append(first.tobytes())
-        self._observations.append(ids.tobytes())
+        self._openings.append(first)
+        self._observations.append(ids)
         if begin <= 0:
             return None
         parts: list[bytes | memoryview] = [self._openings[begin]]
@@ -295,7 +311,7 @@ class _Windows:
             self.replies[begin:], self._observations[begin + 1 :], strict=True
         ):
             parts += (reply, observation)
-        return np.frombuffer(b"".join(parts), np.int32)
+        return b"".join(parts)
 
 
 def task_salt(task: str) -> bytes:

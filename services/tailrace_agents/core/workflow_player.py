@@ -107,7 +107,7 @@ class WorkflowPlayer:
     async def _run(self, episode: Episode, seat: Seat, *, anew: bool) -> EpisodeEnd:
         terms = self._terms
         episode.transcript = transcript = SessionTranscript()
-        opened = await self._sessions.open(_opening(episode), anew=anew)
+        opened = await self._sessions.open(opening_of(episode), anew=anew)
         try:
             end = await seat.run(episode.row, opened, terms.timeout_s)
             if not end.outcome.is_valid:
@@ -126,7 +126,8 @@ class WorkflowPlayer:
         return EpisodeEnd(end.outcome, end.reason, {OVER_BUDGET: 1.0} if end.is_over_budget else {})
 
 
-def _opening(episode: Episode) -> OpenSession:
+def opening_of(episode: Episode) -> OpenSession:
+    """Makes the request that opens an episode's session."""
     limits = SessionLimits(
         max_episode_tokens=episode.limits.max_episode_tokens,
         max_new_tokens=episode.limits.max_new_tokens,

@@ -21,6 +21,7 @@ from tailrace_gateway.adapters.model_calls import model_call_routes
 from tailrace_gateway.adapters.server import HttpServer, bind
 from tailrace_gateway.core.errors import ApiError
 from tailrace_gateway.core.gateway import Gateway, Renderers
+from tailrace_gateway.core.sampling import PromiseRule
 from tailrace_gateway.core.sessions import Identity
 from tailrace_protos.session import ExportSession, OpenSession, SessionExport, SessionOpened
 
@@ -58,8 +59,9 @@ class TerminalGateway:
             Renderers(renderer, renderer, run.chat.reasoning),
             SystemClock(),
             max_concurrent_calls=config.max_concurrent_calls,
+            promises=PromiseRule(config.on_broken_promise, config.max_asks),
         )
-        routes = model_call_routes(self._gateway.calls, renderer, run.pretrain or run.exp_name)
+        routes = model_call_routes(self._gateway.calls, renderer, run)
         self._guard = Guard(lambda reason, exit_code: None)
         self._app = GatewayApp(self._gateway.sessions, self._guard, routes, config.max_body_bytes)
         self._host, self._keep_alive_s = config.host, config.keep_alive_s

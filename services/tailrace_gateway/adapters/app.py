@@ -1,7 +1,7 @@
 """Gateway application: authenticates each request, finds its route, and reports each failure.
 
-A key comes as `Authorization: Bearer` or as `x-api-key`, and is checked before anything else. An
-unexpected exception of a route becomes a 500 response.
+A key comes as `Authorization: Bearer` or as `x-api-key`, and is checked before anything else, except
+for routes that are open to all. An unexpected exception of a route becomes a 500 response.
 """
 
 import re
@@ -20,18 +20,32 @@ from tailrace_gateway.adapters.exchange import ADMIN, Exchange
 from tailrace_gateway.core.errors import ApiError, InternalError, NotFoundError, UnauthorizedError
 from tailrace_gateway.core.sessions import Sessions
 
+EPISODES = "/v1/episodes"
+EpisodeOfKey = Callable[[str], Awaitable[str]]  # raises `UnauthorizedError`
+
+
+async def _no_episode(key: str) -> str:
+    raise UnauthorizedError("this key belongs to no episode")
+
 
 class GatewayApp:
     """ASGI application of the gateway."""
 
     def __init__(
-        self, sessions: Sessions, guard: Guard, routes: "Sequence[HttpRoute]", max_body_bytes: int
+        self,
+        sessions: Sessions,
+        guard: Guard,
+        routes: "Sequence[HttpRoute]",
+        max_body_bytes: int,
+        episode_of_key: EpisodeOfKey = _no_episode,
     ) -> None:
         self._sessions = sessions
+        self._episode_of_key = episode_of_key
         self._guard = guard
         self._max_body_bytes = max_body_bytes
         self.routes = tuple(routes)
         self._table = RouteTable(routes)
+        self._open = frozenset(route.path for route in routes if route.is_open)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one request."""
@@ -50,7 +64,8 @@ class GatewayApp:
         _count(exchange.route, exchange.status, time.perf_counter() - started_s)
 
     async def _serve(self, exchange: Exchange) -> None:
-        exchange.caller = await self._caller(exchange)
+        if exchange.path not in self._open:
+            exchange.caller = await self._caller(exchange)
         route = self._table.find(exchange)
         exchange.route = route.path
         await route.handler(exchange)
@@ -65,6 +80,8 @@ class GatewayApp:
             )
         if self._sessions.is_admin(key):
             return ADMIN
+        if exchange.path.startswith(EPISODES):  # its key outlives the episode's session
+            return await self._episode_of_key(key)
         return self._sessions.known_id(key) or await self._sessions.id_of_key(key)
 
 
@@ -96,6 +113,7 @@ class HttpRoute(NamedTuple):
     method: str
     path: str
     handler: Callable[[Exchange], Awaitable[None]]
+    is_open: bool = False  # needs no key
 
 
 class MethodError(ApiError, status=405, code="method_not_allowed"):

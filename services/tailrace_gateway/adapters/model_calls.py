@@ -5,11 +5,12 @@ Requests may name any model: many agents have a fixed model name, and a run has 
 
 import asyncio
 import hashlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
 from tailrace.chat import Renderer
+from tailrace.config import RunConfig
 from tailrace_gateway import metrics
 from tailrace_gateway.adapters.app import HttpRoute
 from tailrace_gateway.adapters.exchange import Exchange
@@ -164,12 +165,13 @@ class CountRoute:
 class Models:
     """Routes that describe the run's one model."""
 
-    def __init__(self, name: str) -> None:
-        self._name = name
+    def __init__(self, names: Sequence[str]) -> None:
+        self._name = names[0]  # as the list shows it
+        self._names = names
 
     async def list_models(self, exchange: Exchange) -> None:
         """Send the list of models."""
-        model = self._model(exchange)
+        model = self._model(exchange, self._name)
         listing: dict[str, Any] = {"object": "list", "data": [model]}
         if exchange.speaks_anthropic:
             listing = {
@@ -183,27 +185,38 @@ class Models:
     async def show_model(self, exchange: Exchange) -> None:
         """Send one model."""
         wanted = exchange.params["model"]
-        if wanted != self._name:
-            raise NotFoundError(
-                f"there is no model {wanted!r}, only {self._name!r}", code="model_not_found"
-            )
-        await exchange.send_json(self._model(exchange))
+        if wanted not in self._names:
+            known = " or ".join(map(repr, self._names))
+            raise NotFoundError(f"there is no model {wanted!r}, only {known}", code="model_not_found")
+        await exchange.send_json(self._model(exchange, wanted))
 
-    def _model(self, exchange: Exchange) -> dict[str, Any]:
+    def _model(self, exchange: Exchange, name: str) -> dict[str, Any]:
         if exchange.speaks_anthropic:
             return {
                 "type": "model",
-                "id": self._name,
-                "display_name": self._name,
+                "id": name,
+                "display_name": name,
                 "created_at": _CREATED,
             }
-        return {"id": self._name, "object": "model", "created": 0, "owned_by": "tailrace"}
+        return {
+            "id": name,
+            "object": "model",
+            "created": 0,
+            "owned_by": "tailrace",
+            "root": self._name,
+        }
 
 
-def model_call_routes(calls: ModelCalls, renderer: Renderer, model_name: str) -> list[HttpRoute]:
-    """Return all routes except those of sessions."""
+def model_call_routes(calls: ModelCalls, renderer: Renderer, run: RunConfig) -> list[HttpRoute]:
+    """Return all routes except those of sessions and episodes."""
     text = renderer.token_text
-    models = Models(model_name)
+    # The checkpoint, the run, and the name that examples use.
+    models = Models(tuple(dict.fromkeys(filter(None, (run.pretrain, run.exp_name, "policy")))))
+
+    async def health(exchange: Exchange) -> None:
+        status = "draining" if calls.is_draining else "ok"
+        await exchange.send_json({"status": status}, 503 if calls.is_draining else 200)
+
     dialects = {
         "/v1/chat/completions": Dialect(
             read_chat, partial(chat_answer, token_text=text), partial(ChatStream, token_text=text)
@@ -223,6 +236,7 @@ def model_call_routes(calls: ModelCalls, renderer: Renderer, model_name: str) ->
     return [
         *(HttpRoute("POST", path, CallRoute(calls, dialect)) for path, dialect in dialects.items()),
         HttpRoute("POST", "/v1/messages/count_tokens", CountRoute(calls)),
+        HttpRoute("GET", "/health", health, is_open=True),
         HttpRoute("GET", "/v1/models", models.list_models),
         HttpRoute("GET", "/v1/models/{model:path}", models.show_model),
     ]

@@ -5,6 +5,7 @@ from typing import Any
 
 import msgspec
 
+from tailrace_gateway.core.body import Content, text_of
 from tailrace_gateway.core.errors import BadRequestError, UnsupportedError
 from tailrace_gateway.core.openai_request import refuse_prefill
 from tailrace_protos.chat import ChatMessage, ToolCall
@@ -20,7 +21,7 @@ class Block(msgspec.Struct, frozen=True):
     name: str = ""
     input: Any = None
     tool_use_id: str = ""
-    content: str | list[dict[str, Any]] | None = None
+    content: Content = None
     is_error: bool | None = None
 
 
@@ -96,14 +97,15 @@ def _arguments(given: Any) -> str:
 
 
 def _result(block: Block, place: str) -> str:
-    if block.content is None or isinstance(block.content, str):
-        return block.content or ""
-    parts = msgspec.convert(block.content, list[Block])
-    return "\n".join(_text(part, f"{place}.content[{i}]") for i, part in enumerate(parts))
+    """Return the text of a tool's result; a failed one begins with `Error`, for the model."""
+    text = text_of(block.content, f"{place}.content")
+    if not block.is_error or text[:5].lower() == "error":
+        return text
+    return f"Error: {text}" if text else "Error"
 
 
 def _text(block: Block, place: str) -> str:
     if block.type != "text":
-        reason = f"{place}: blocks of type {block.type!r} are not supported here"
+        reason = f"{place}: blocks of type {block.type!r} are not supported: the model reads text only"
         raise UnsupportedError(reason, param=place)
     return block.text

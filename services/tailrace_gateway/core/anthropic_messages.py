@@ -6,6 +6,7 @@ own. Only text is supported. The gateway does not enforce a thinking budget; `th
 thinking blocks from the response.
 """
 
+import hashlib
 from typing import Any
 
 import msgspec
@@ -32,6 +33,7 @@ from tailrace_gateway.core.errors import (
     ContextOverflowError,
     UnsupportedError,
 )
+from tailrace_gateway.core.openai_request import template_args
 from tailrace_gateway.core.output_constraints import ToolChoice, tool_constraints
 from tailrace_gateway.core.sse import named_event, to_json
 from tailrace_protos.chat import ChatMessage, ToolCall, ToolSchema
@@ -41,9 +43,7 @@ _STOP_REASONS = {
     StopReason.LENGTH: "max_tokens",
     StopReason.TOOL_CALLS: "tool_use",
 }
-_DEFAULT_ONLY = DefaultOnly(
-    container=(), context_management=(), mcp_servers=([],), output_config=({},), output_format=()
-)
+_DEFAULT_ONLY = DefaultOnly(container=(), context_management=(), mcp_servers=([],), output_format=())
 _RANGES = NumberRanges(
     max_tokens=(1, 1 << 31), temperature=(0, 100), top_p=(1e-6, 1), top_k=(0, 1 << 30)
 )
@@ -56,6 +56,13 @@ class AnthropicTool(msgspec.Struct, frozen=True):
     input_schema: dict[str, Any] | None = None
     description: str | None = None
     type: str | None = None
+
+
+class OutputConfig(Body, frozen=True, kw_only=True):
+    """`output_config`."""
+
+    effort: str | None = None
+    format: None = None
 
 
 class MessagesRequest(Body, frozen=True, kw_only=True):
@@ -73,11 +80,12 @@ class MessagesRequest(Body, frozen=True, kw_only=True):
     tools: list[AnthropicTool] | None = None
     tool_choice: dict[str, Any] | None = None
     thinking: dict[str, Any] | None = None
+    output_config: OutputConfig | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
 
     container: Any = None
     context_management: Any = None
     mcp_servers: Any = None
-    output_config: Any = None
     output_format: Any = None
     metadata: dict[str, Any] | None = None
     service_tier: str | None = None
@@ -117,6 +125,12 @@ def call_of(body: MessagesRequest) -> ModelCall:
     return ModelCall(
         messages=(*first, *read_anthropic_messages(body.messages)),
         tools=tools,
+        finds_calls=(body.tool_choice or {}).get("type") != "none",
+        template_args=template_args(
+            body.chat_template_kwargs,
+            body.output_config.effort if body.output_config else None,
+            "output_config.effort",
+        ),
         max_new_tokens=body.max_tokens,
         sampling=SamplingOverrides(
             temperature=body.temperature,
@@ -172,13 +186,19 @@ def blocks_of(body: MessagesRequest, choice: ReplyChoice) -> list[dict[str, Any]
     message = choice.message
     blocks: list[dict[str, Any]] = []
     if message.reasoning and body.with_reasoning:
-        blocks.append({"type": "thinking", "thinking": message.reasoning, "signature": ""})
+        text = message.reasoning
+        blocks.append({"type": "thinking", "thinking": text, "signature": signature_of(text)})
     if message.content or not (blocks or message.tool_calls):
         blocks.append({"type": "text", "text": message.content})
     return [
         *blocks,
         *(tool_use_block(call.id, call.name, call.arguments) for call in message.tool_calls),
     ]
+
+
+def signature_of(thinking: str) -> str:
+    """Return the signature of a thinking block: clients send blocks back only if they have one."""
+    return hashlib.blake2b(thinking.encode(), digest_size=32).hexdigest()
 
 
 def tool_use_block(call_id: str, name: str, arguments: str) -> dict[str, Any]:
@@ -217,10 +237,11 @@ class MessagesStream:
         self._index = -1  # index of the newest block
         self._open = ""  # type of the open block; empty if none is open
         self._stop: dict[str, Any] = {}
+        self._thinking = ""
 
     def begin(self, opening: CallStart) -> bytes:
         """Encode the message without content."""
-        usage = {"input_tokens": len(opening.prompt_ids), "output_tokens": 0}
+        usage = {"input_tokens": opening.num_prompt_tokens, "output_tokens": 0}
         message: dict[str, Any] = {
             "id": opening.completion_id,
             "type": "message",
@@ -239,6 +260,7 @@ class MessagesStream:
         if piece.delta.reasoning and self._body.with_reasoning:
             empty = {"type": "thinking", "thinking": "", "signature": ""}
             delta = {"type": "thinking_delta", "thinking": piece.delta.reasoning}
+            self._thinking += piece.delta.reasoning
             events += self._block("thinking", empty) + self._delta(delta)
         if piece.delta.content:
             delta = {"type": "text_delta", "text": piece.delta.content}
@@ -285,8 +307,11 @@ class MessagesStream:
     def _close(self) -> bytes:
         if not self._open:
             return b""
+        signed = b""
+        if self._open == "thinking":
+            signed = self._delta({"type": "signature_delta", "signature": signature_of(self._thinking)})
         self._open = ""
-        return named_event({"type": "content_block_stop", "index": self._index})
+        return signed + named_event({"type": "content_block_stop", "index": self._index})
 
 
 _TYPES = {

@@ -26,7 +26,7 @@ class Body(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
 class TextPart(msgspec.Struct, frozen=True):
     """One part of a message's content; only text is supported."""
 
-    type: str = "text"
+    type: str
     text: str = ""
 
 
@@ -118,7 +118,8 @@ def text_of(content: Content, place: str) -> str:
         if part.type not in TEXT_TYPES:
             param = f"{place}[{index}]"
             raise UnsupportedError(
-                f"{param}: parts of type {part.type!r} are not supported", param=param
+                f"{param}: parts of type {part.type!r} are not supported: the model reads text only",
+                param=param,
             )
     return "\n".join(part.text for part in content)
 

@@ -22,12 +22,15 @@ class SamplingOverrides(msgspec.Struct, frozen=True, kw_only=True):
     min_p: float | None = None
     seed: int | None = None
     stop: tuple[str, ...] = ()
+    stop_token_ids: tuple[int, ...] = ()
 
     def applied_to(self, base: SamplingParams) -> SamplingParams:
-        """Return the session's parameters with these values in place; stop strings are added."""
+        """Return the session's parameters with these values in place; stops are added."""
         fields = ("temperature", "top_p", "top_k", "min_p", "seed")
         given = {name: getattr(self, name) for name in fields if getattr(self, name) is not None}
-        return msgspec.structs.replace(base, stop=(*self.stop, *base.stop), **given)
+        stop_ids = (*self.stop_token_ids, *base.stop_token_ids)
+        stop = (*self.stop, *base.stop)
+        return msgspec.structs.replace(base, stop=stop, stop_token_ids=stop_ids, **given)
 
 
 class ReplyFormat(enum.Enum):
@@ -42,7 +45,6 @@ class OutputConstraints(msgspec.Struct, frozen=True, kw_only=True):
     """Constraints on a finished reply. The gateway checks them; it does not force the model."""
 
     needs_tool_call: bool = False
-    forbids_tool_calls: bool = False
     tool_name: str = ""  # every call must use this tool
     max_tool_calls: int | None = None
     reply_format: ReplyFormat = ReplyFormat.TEXT
@@ -53,16 +55,17 @@ class OutputConstraints(msgspec.Struct, frozen=True, kw_only=True):
 class ModelCall:
     """One model call, independent of the dialect of its request.
 
-    The prompt is either `messages`, or `prompt_ids` [P], or `prompt_text`, which the gateway encodes
+    The prompt is either `messages`, or one or more `prompts`: ids [P], or text that the gateway encodes
     once.
     """
 
     messages: tuple[ChatMessage, ...] = ()
-    prompt_ids: NDArray[np.int32] | None = None
-    prompt_text: str = ""
+    prompts: tuple[NDArray[np.int32] | str, ...] = ()
     previous_id: str = ""  # the call that `messages` continue
     tools: tuple[ToolSchema, ...] = ()
-    num_choices: int = 1
+    finds_calls: bool = True  # False: tool calls in the reply are text
+    template_args: dict[str, Any] = field(default_factory=dict)  # of the chat template
+    num_choices: int = 1  # of each prompt
     max_new_tokens: int | None = None
     top_logprobs: int = 0  # number of alternative tokens per step
     sampling: SamplingOverrides = field(default_factory=SamplingOverrides)
@@ -71,7 +74,7 @@ class ModelCall:
     @property
     def is_token_level(self) -> bool:
         """True if the prompt is tokens or plain text instead of a conversation."""
-        return not self.messages and not self.previous_id
+        return bool(self.prompts)
 
 
 class StopReason(enum.Enum):
@@ -110,7 +113,12 @@ class CallStart:
 
     completion_id: str
     created_unix_s: int
-    prompt_ids: NDArray[np.int32]  # [P]
+    prompts: tuple[NDArray[np.int32], ...]  # [P] ids of each prompt
+
+    @property
+    def num_prompt_tokens(self) -> int:
+        """Number of tokens of all prompts."""
+        return sum(map(len, self.prompts))
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,8 +131,12 @@ class Completion:
 
     @property
     def num_prompt_tokens(self) -> int:
-        """Number of prompt tokens, P."""
-        return len(self.opening.prompt_ids)
+        """Number of tokens of all prompts."""
+        return self.opening.num_prompt_tokens
+
+    def prompt_of(self, choice: ReplyChoice) -> NDArray[np.int32]:
+        """Return the prompt [P] of a choice: each prompt has the same number of choices."""
+        return self.opening.prompts[choice.index * len(self.opening.prompts) // len(self.choices)]
 
     @property
     def num_sampled(self) -> int:

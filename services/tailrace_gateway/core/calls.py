@@ -13,7 +13,7 @@ from tailrace_gateway.core.capture import completion_of
 from tailrace_gateway.core.claims import Claims
 from tailrace_gateway.core.errors import OverloadedError, SessionOverError, UnavailableError
 from tailrace_gateway.core.in_flight import InFlightCall
-from tailrace_gateway.core.output_constraints import check_constraints, check_schema
+from tailrace_gateway.core.output_constraints import check_schema
 from tailrace_gateway.core.prompts import PromptBuilder
 from tailrace_gateway.core.sampling import Sampler
 from tailrace_gateway.core.session import Session
@@ -83,7 +83,7 @@ class ModelCalls:
     async def count_tokens(self, session_id: str, call: ModelCall) -> int:
         """Return the number of prompt tokens of a call."""
         session, _ = await self._sessions.refresh(session_id)
-        return len(self._prompter.prompt(session, call).prompt_ids)
+        return sum(len(one.prompt_ids) for one in self._prompter.prompts(session, call))
 
     def _require_room(self) -> None:
         if self.is_draining:
@@ -100,7 +100,7 @@ class ModelCalls:
                 completion = await self._answer_again(session, call, name, running)
             else:
                 completion = await self._sample(session, call, name, running)
-            check_constraints(call.constraints, completion)
+            self._sampler.refuse_broken(call.constraints, completion)
             return completion
         finally:
             self.running.discard(running)
@@ -123,12 +123,12 @@ class ModelCalls:
         self, session: Session, call: ModelCall, name: str, running: InFlightCall
     ) -> Completion:
         self._require_open(session)
-        prompt = self._prompter.prompt_at_hand(session, call)
-        if prompt is None:
+        prompts = self._prompter.prompts_at_hand(session, call)
+        if not prompts:
             session, _ = await self._sessions.refresh(session.session_id)
             self._require_open(session)
-            prompt = self._prompter.prompt(session, call)
-        return await self._sampler.sample(session, call, prompt, name, running)
+            prompts = self._prompter.prompts(session, call)
+        return await self._sampler.sample(session, call, prompts, name, running)
 
     def _require_open(self, session: Session) -> None:
         if not session.is_open:

@@ -6,6 +6,7 @@ reads the recorded answer from the log.
 """
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 from tailrace.channel.generation import Generation
 from tailrace.channel.top_logprobs import as_top_logprobs
@@ -34,6 +35,14 @@ from tailrace_protos.session import LedgerNode, RecordedAnswer
 log = get_logger(__name__)
 
 
+class SampledReply(NamedTuple):
+    """A sampled reply. `broken`: field of the request whose constraint it violates, or empty."""
+
+    generation: Generation
+    parsed: ParsedReply
+    broken: str = ""
+
+
 class Capture:
     """Writes finished calls to the ledger and to the log."""
 
@@ -43,16 +52,25 @@ class Capture:
     async def keep(
         self,
         session: Session,
-        prompt: Prompt,
-        sampled: Sequence[tuple[Generation, ParsedReply]],
+        prompts: Sequence[Prompt],
+        tries: Sequence[Sequence[SampledReply]],
         completion: Completion,
         name: str,
     ) -> None:
-        """Record a finished call; a failure of the store masks the call and raises nothing."""
-        nodes = [
-            session.record_call(prompt, generation, parsed, choice.completion_id)
-            for (generation, parsed), choice in zip(sampled, completion.choices, strict=True)
-        ]
+        """Record a finished call; a failure of the store masks the call and raises nothing.
+
+        `tries`: the replies of each choice. All but the last were sampled again: they get reward 0.
+        """
+        num_choices = len(completion.choices) // len(prompts)
+        nodes: list[LedgerNode] = []
+        for choice, replies in zip(completion.choices, tries, strict=True):
+            prompt, own_id = prompts[choice.index // num_choices], choice.completion_id
+            for number, (generation, parsed, broken) in enumerate(replies[:-1]):
+                node_id = f"{own_id}-again{number}"
+                session.record_call(prompt, generation, parsed, node_id, broken)
+                nodes.append(session.ledger.set_reward(0.0, node_id))
+            generation, parsed, broken = replies[-1]
+            nodes.append(session.record_call(prompt, generation, parsed, own_id, broken))
         completion_id = completion.opening.completion_id
         try:
             length = await self._store.append(
@@ -63,19 +81,19 @@ class Capture:
                 answer=(name, answer_of(completion)),
             )
         except StoreError as error:
-            self._mask(session, completion, f"not captured: {error}")
+            self._mask(session, nodes, f"not captured: {error}")
             return
         if length < 0:
             session.is_open = False
-            self._mask(session, completion, "the session was over")
+            self._mask(session, nodes, "the session was over")
         else:
             session.appended(len(nodes), length)
 
-    def _mask(self, session: Session, completion: Completion, reason: str) -> None:
+    def _mask(self, session: Session, nodes: Sequence[LedgerNode], reason: str) -> None:
         metrics.UNCAPTURED.inc()
         log.warning("call not captured", session_id=session.session_id, reason=reason)
-        for choice in completion.choices:
-            session.ledger.mask(choice.completion_id, reason)
+        for node in nodes:
+            session.ledger.mask(node.completion_id, reason)
 
 
 def answer_of(completion: Completion) -> bytes:
@@ -89,6 +107,7 @@ def answer_of(completion: Completion) -> bytes:
             completion.num_prompt_tokens,
             completion.num_cached_tokens,
             *_packed_tops(completion.choices),
+            num_prompts=len(completion.opening.prompts),
         )
     )
 
@@ -111,8 +130,9 @@ def completion_of(answer: bytes, session: Session, running: InFlightCall) -> Com
     """Rebuild a recorded answer and send it to the listeners of `running`."""
     recorded = decode(answer, RecordedAnswer)
     nodes = [session.node(node_id) for node_id in recorded.node_ids]
-    prompt_ids = session.prompt_ids(recorded.node_ids[0])
-    opening = CallStart(recorded.completion_id, recorded.created_unix_s, prompt_ids)
+    firsts = recorded.node_ids[:: len(nodes) // recorded.num_prompts]
+    prompts = tuple(map(session.prompt_ids, firsts))
+    opening = CallStart(recorded.completion_id, recorded.created_unix_s, prompts)
     running.open(opening)
     choices = tuple(_choice(index, node, recorded) for index, node in enumerate(nodes))
     for choice in choices:

@@ -74,6 +74,10 @@ class NotFoundError(ApiError, status=404, code="not_found"):
     """The route or the object does not exist."""
 
 
+class ConflictError(ApiError, status=409, code="conflict"):
+    """The object is in another state than the request needs."""
+
+
 class SessionOverError(ApiError, status=410, code="session_closed"):
     """The session was closed or exported, or its deadline has passed."""
 
@@ -88,7 +92,8 @@ class OutputConstraintError(ApiError, status=422):
     The ledger keeps the reply; `completion_id` names it.
     """
 
-    def __init__(self, message: str, *, param: str, completion_id: str) -> None:
+    def __init__(self, reason: str, *, param: str, completion_id: str) -> None:
+        message = f"{param}: {reason}; replies are checked, not forced"
         super().__init__(message, param=param, code=f"{param}_not_met")
         self.completion_id = completion_id
 

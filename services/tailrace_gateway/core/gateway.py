@@ -11,8 +11,8 @@ from tailrace_gateway.core.calls import ModelCalls
 from tailrace_gateway.core.capture import Capture
 from tailrace_gateway.core.claims import Claims
 from tailrace_gateway.core.exports import Exporter
-from tailrace_gateway.core.prompts import PromptBuilder
-from tailrace_gateway.core.sampling import Sampler
+from tailrace_gateway.core.prompts import PromptBuilder, Renderings
+from tailrace_gateway.core.sampling import PromiseRule, Sampler
 from tailrace_gateway.core.sessions import Identity, Sessions
 from tailrace_gateway.ports import SessionPolicy, SessionStore
 
@@ -42,12 +42,14 @@ class Gateway(NamedTuple):
         clock: Clock,
         *,
         max_concurrent_calls: int,
+        promises: PromiseRule,
     ) -> "Gateway":
         """Wire the parts."""
         make_ledger = partial(Ledger, renderers.chat, reasoning=renderers.reasoning)
         sessions = Sessions(identity, store, policy, make_ledger, clock)
-        sampler = Sampler(policy, renderers.chat, renderers.plain, Capture(store), clock)
-        prompter = PromptBuilder(renderers.chat)
+        renderings = Renderings(renderers.chat)
+        sampler = Sampler(policy, renderings, renderers.plain, Capture(store), clock, promises)
+        prompter = PromptBuilder(renderings)
         calls = ModelCalls(
             sessions, prompter, sampler, Claims(store), clock, max_concurrent=max_concurrent_calls
         )

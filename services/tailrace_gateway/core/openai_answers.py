@@ -29,7 +29,7 @@ def whole_answer(
         "usage": usage_of(completion),
     }
     if body.return_token_ids:
-        answer["prompt_token_ids"] = completion.opening.prompt_ids.tolist()
+        answer["prompt_token_ids"] = completion.opening.prompts[0].tolist()
         for rendered, choice in zip(choices, completion.choices, strict=True):
             rendered["token_ids"] = choice.token_ids.tolist()
     return answer
@@ -44,9 +44,9 @@ class OpenAIStream:
         self._base: dict[str, Any] = {}
 
     def opened(self, opening: CallStart) -> dict[str, Any]:
-        """Start the stream; return extra fields of the first chunk: the prompt's ids if requested."""
+        """Start the stream; return extra fields of its first chunk: the prompt's ids if requested."""
         self._base = _head(self._body, self._kind, opening)
-        return {"prompt_token_ids": opening.prompt_ids.tolist()} if self._body.return_token_ids else {}
+        return {"prompt_token_ids": opening.prompts[0].tolist()} if self._body.return_token_ids else {}
 
     def chunk(self, choices: list[dict[str, Any]], **more: Any) -> bytes:
         """Encode one event."""

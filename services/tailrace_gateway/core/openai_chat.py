@@ -23,10 +23,23 @@ from tailrace_gateway.core.openai_request import (
     read_constraints,
     read_messages,
     read_tools,
+    template_args,
 )
 from tailrace_protos.generation import MAX_TOP_LOGPROBS
 
-_DEFAULT_ONLY = DefaultOnly(modalities=(["text"],), functions=([],), function_call=("auto", "none"))
+_DEFAULT_ONLY = DefaultOnly(
+    modalities=(["text"],),
+    functions=([],),
+    function_call=("auto", "none"),
+    verbosity=("medium",),
+    add_generation_prompt=(True,),
+    continue_final_message=(False,),
+    include_reasoning=(True,),
+    documents=([],),
+    chat_template=(),
+    mm_processor_kwargs=({},),
+    web_search_options=(),
+)
 _RANGES = NumberRanges(max_completion_tokens=(1, 1 << 31), top_logprobs=(0, MAX_TOP_LOGPROBS))
 
 
@@ -41,10 +54,21 @@ class ChatRequest(OpenAIRequest, frozen=True, kw_only=True):
     tool_choice: Any = None
     parallel_tool_calls: bool | None = None
     response_format: dict[str, Any] | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    reasoning_effort: str | None = None
 
     modalities: list[str] | None = None
     functions: Any = None
     function_call: Any = None
+    verbosity: str | None = None
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
+    include_reasoning: bool | None = None
+    documents: list[Any] | None = None
+    chat_template: str | None = None
+    mm_processor_kwargs: dict[str, Any] | None = None
+    web_search_options: Any = None
+    prediction: Any = None  # a guess of the reply, for speed
     # Metadata of the client without effect on a reply.
     metadata: dict[str, Any] | None = None
     store: bool | None = None
@@ -65,6 +89,8 @@ def read_chat(raw: bytes) -> tuple[ChatRequest, ModelCall]:
     return body, ModelCall(
         messages=read_messages(body.messages),
         tools=tools,
+        finds_calls=body.tool_choice != "none",
+        template_args=template_args(body.chat_template_kwargs, body.reasoning_effort),
         num_choices=body.num_choices,
         max_new_tokens=_max_tokens(body),
         top_logprobs=body.top_logprobs or 0,

@@ -1,4 +1,4 @@
-"""OpenAI's completions: a prompt of token ids or plain text, continued as it is.
+"""OpenAI's completions: prompts of token ids or plain text, continued as they are.
 
 Clients that manage tokens themselves use it with `return_token_ids`; the gateway matches their prompts
 by exact ids. Without `max_tokens` the limit is the session's remaining budget, not 16.
@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from tailrace_gateway.core.body import DefaultOnly, NumberRanges, read_body
 from tailrace_gateway.core.call import CallStart, Completion, ModelCall, Piece, ReplyChoice, StopReason
-from tailrace_gateway.core.errors import BadRequestError, UnsupportedError
+from tailrace_gateway.core.errors import BadRequestError
 from tailrace_gateway.core.openai_answers import (
     OpenAIStream,
     SampledTokens,
@@ -19,9 +19,9 @@ from tailrace_gateway.core.openai_answers import (
     tops_of,
     whole_answer,
 )
-from tailrace_gateway.core.openai_request import OpenAIRequest
+from tailrace_gateway.core.openai_request import MAX_CHOICES, OpenAIRequest
 
-_DEFAULT_ONLY = DefaultOnly(echo=(False,), suffix=("",), best_of=(1,))
+_DEFAULT_ONLY = DefaultOnly(suffix=("",), response_format=({"type": "text"},), prompt_embeds=([],))
 _RANGES = NumberRanges(logprobs=(0, 5))
 _MAX_ID = (1 << 31) - 1
 
@@ -32,9 +32,9 @@ class CompletionRequest(OpenAIRequest, frozen=True, kw_only=True):
     prompt: str | list[str | int | list[int]]
     logprobs: int | None = None
 
-    echo: bool | None = None
     suffix: str | None = None
-    best_of: int | None = None
+    response_format: dict[str, Any] | None = None
+    prompt_embeds: Any = None
 
 
 def read_completion(raw: bytes) -> tuple[CompletionRequest, ModelCall]:
@@ -43,10 +43,11 @@ def read_completion(raw: bytes) -> tuple[CompletionRequest, ModelCall]:
     body.require_shared()
     _DEFAULT_ONLY.require(body)
     _RANGES.require(body)
-    text, ids = _prompt(body.prompt)
+    prompts = _prompts(body.prompt)
+    if len(prompts) * body.num_choices > MAX_CHOICES:
+        raise BadRequestError(f"prompt: at most {MAX_CHOICES} choices over all prompts", param="prompt")
     return body, ModelCall(
-        prompt_text=text,
-        prompt_ids=ids,
+        prompts=prompts,
         num_choices=body.num_choices,
         max_new_tokens=body.max_tokens,
         top_logprobs=body.logprobs or 0,
@@ -54,19 +55,22 @@ def read_completion(raw: bytes) -> tuple[CompletionRequest, ModelCall]:
     )
 
 
-def _prompt(prompt: str | list[str | int | list[int]]) -> tuple[str, NDArray[np.int32] | None]:
-    """Return the single prompt as text or as ids."""
-    if isinstance(prompt, str):
-        return prompt, None
-    if len(prompt) == 1 and isinstance(prompt[0], str):
-        return prompt[0], None
-    ids: Any = prompt[0] if len(prompt) == 1 and isinstance(prompt[0], list) else prompt
-    if not all(isinstance(one, int) for one in ids):
-        reason = "prompt: one prompt a request; send several requests at once for several prompts"
-        raise UnsupportedError(reason, param="prompt")
-    if not all(0 <= one <= _MAX_ID for one in ids):
+def _prompts(given: str | list[str | int | list[int]]) -> tuple[NDArray[np.int32] | str, ...]:
+    """Return the prompts as texts or as ids: one text, one list of ids, or a list of either."""
+    if isinstance(given, str):
+        return (given,)
+    kinds = set(map(type, given))
+    if len(kinds) != 1:
+        reason = "prompt: a text, token ids, or a list of texts or of token ids; not mixed, not empty"
+        raise BadRequestError(reason, param="prompt")
+    rows: list[Any] = [given] if kinds == {int} else given
+    return tuple(row if isinstance(row, str) else _ids(row) for row in rows)
+
+
+def _ids(row: list[int]) -> NDArray[np.int32]:
+    if not all(0 <= one <= _MAX_ID for one in row):
         raise BadRequestError("prompt: token ids must not be negative", param="prompt")
-    return "", np.array(ids, np.int32)
+    return np.array(row, np.int32)
 
 
 def completion_answer(
@@ -83,6 +87,8 @@ def completion_answer(
         }
         if body.logprobs is not None:
             fields["logprobs"] = logprob_lists(token_text, choice, 0)
+        if body.return_token_ids:
+            fields["prompt_token_ids"] = completion.prompt_of(choice).tolist()
         return fields
 
     return whole_answer(body, "text_completion", completion, render)

@@ -1,6 +1,7 @@
 """Shared parts of OpenAI requests: sampling fields, messages, tools, output constraints."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from operator import attrgetter
 from typing import Any
 
 import msgspec
@@ -8,13 +9,41 @@ import msgspec
 from tailrace_gateway.core.body import Body, Content, DefaultOnly, NumberRanges, stop_strings, text_of
 from tailrace_gateway.core.call import OutputConstraints, ReplyFormat, SamplingOverrides
 from tailrace_gateway.core.errors import BadRequestError, UnsupportedError
-from tailrace_gateway.core.output_constraints import ToolChoice, tool_constraints
+from tailrace_gateway.core.output_constraints import NO_CONSTRAINTS, ToolChoice, tool_constraints
 from tailrace_protos.chat import ChatMessage, ToolCall, ToolSchema
 
 MAX_CHOICES = 128
 
 _NO_OVERRIDES = SamplingOverrides()
-_DEFAULT_ONLY = DefaultOnly(frequency_penalty=(0,), presence_penalty=(0,), logit_bias=({},))
+_DEFAULT_ONLY = DefaultOnly(
+    frequency_penalty=(0,),
+    presence_penalty=(0,),
+    logit_bias=({},),
+    repetition_penalty=(1,),
+    length_penalty=(1,),
+    min_tokens=(0,),
+    ignore_eos=(False,),
+    use_beam_search=(False,),
+    best_of=(1,),
+    echo=(False,),
+    bad_words=([],),
+    include_stop_str_in_output=(False,),
+    skip_special_tokens=(True,),
+    add_special_tokens=(False,),
+    return_tokens_as_token_ids=(False,),
+    truncate_prompt_tokens=(),
+    prompt_logprobs=(),
+    allowed_token_ids=(),
+    logits_processors=([],),
+    structured_outputs=({},),
+    guided_json=(),
+    guided_regex=(),
+    guided_choice=(),
+    guided_grammar=(),
+)
+# Template variables that the gateway sets itself.
+_OWN_VARIABLES = frozenset({"messages", "tools", "documents", "add_generation_prompt"})
+_EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
 _RANGES = NumberRanges(
     max_tokens=(1, 1 << 31),
     n=(1, MAX_CHOICES),
@@ -34,8 +63,8 @@ class StreamOptions(Body, frozen=True, kw_only=True):
 
 
 class OpenAIRequest(Body, frozen=True, kw_only=True):
-    """Fields of requests for one or more samples. Fields of the second group are accepted only without
-    effect."""
+    """Fields of requests for one or more samples. Fields of the second group, most of them vLLM's, are
+    accepted only without effect."""
 
     model: str = ""
     max_tokens: int | None = None
@@ -46,6 +75,7 @@ class OpenAIRequest(Body, frozen=True, kw_only=True):
     top_k: int | None = None
     min_p: float | None = None
     seed: int | None = None
+    stop_token_ids: list[int] | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     return_token_ids: bool | None = None
@@ -53,6 +83,32 @@ class OpenAIRequest(Body, frozen=True, kw_only=True):
     frequency_penalty: float | None = None
     presence_penalty: float | None = None
     logit_bias: dict[str, float] | None = None
+    repetition_penalty: float | None = None
+    length_penalty: float | None = None
+    min_tokens: int | None = None
+    ignore_eos: bool | None = None
+    use_beam_search: bool | None = None
+    best_of: int | None = None
+    echo: bool | None = None
+    bad_words: list[str] | None = None
+    include_stop_str_in_output: bool | None = None
+    skip_special_tokens: bool | None = None
+    add_special_tokens: bool | None = None
+    return_tokens_as_token_ids: bool | None = None
+    truncate_prompt_tokens: int | None = None
+    prompt_logprobs: int | None = None
+    allowed_token_ids: list[int] | None = None
+    logits_processors: list[Any] | None = None
+    structured_outputs: dict[str, Any] | None = None
+    guided_json: Any = None
+    guided_regex: str | None = None
+    guided_choice: Any = None
+    guided_grammar: str | None = None
+    # No effect here: a run has one model and one queue, and its text tokens have no spaces to add.
+    spaces_between_special_tokens: bool | None = None
+    priority: int | None = None
+    request_id: str | None = None
+    cache_salt: str | None = None
     # Metadata of the client without effect on a reply.
     user: str | None = None
 
@@ -73,8 +129,8 @@ class OpenAIRequest(Body, frozen=True, kw_only=True):
 
     def overrides(self) -> SamplingOverrides:
         """Return the requested sampling parameters; `top_k` -1 means no limit, as in vLLM."""
-        given = (self.temperature, self.top_p, self.top_k, self.min_p, self.seed, self.stop)
-        if given == (None,) * 6:
+        given = _overrides_of(self)
+        if given == _NO_VALUES:
             return _NO_OVERRIDES
         return SamplingOverrides(
             temperature=self.temperature,
@@ -83,7 +139,30 @@ class OpenAIRequest(Body, frozen=True, kw_only=True):
             min_p=self.min_p,
             seed=self.seed,
             stop=stop_strings(self.stop),
+            stop_token_ids=tuple(self.stop_token_ids or ()),
         )
+
+
+_NAMES = ("temperature", "top_p", "top_k", "min_p", "seed", "stop", "stop_token_ids")
+_NO_VALUES = (None,) * len(_NAMES)
+_overrides_of = attrgetter(*_NAMES)
+
+
+def template_args(
+    given: Mapping[str, Any] | None, effort: str | None, param: str = "reasoning_effort"
+) -> dict[str, Any]:
+    """Return the arguments of the chat template. An effort of `none` also switches thinking off where
+    the template can."""
+    args: dict[str, Any] = {}
+    if effort is not None:
+        if effort not in _EFFORTS:
+            reason = f"{param}: {effort!r} is not one of {', '.join(_EFFORTS)}"
+            raise BadRequestError(reason, param=param)
+        args = {"reasoning_effort": effort, **({"enable_thinking": False} if effort == "none" else {})}
+    for name in _OWN_VARIABLES.intersection(given or {}):
+        place = f"chat_template_kwargs.{name}"
+        raise BadRequestError(f"{place}: the gateway sets this variable itself", param=place)
+    return {**args, **(given or {})}
 
 
 ROLES = {
@@ -143,9 +222,14 @@ def read_messages(messages: Sequence[InMessage]) -> tuple[ChatMessage, ...]:
     """Return the conversation; it must not end with an assistant message."""
     if not messages:
         raise BadRequestError("messages: at least one is needed", param="messages")
-    read = tuple([_message(message, index) for index, message in enumerate(messages)])
+    read = conversation_of(messages, "messages")
     refuse_prefill(read)
     return read
+
+
+def conversation_of(messages: Sequence[InMessage], place: str) -> tuple[ChatMessage, ...]:
+    """Return a conversation that may end with any message."""
+    return tuple([_message(message, f"{place}[{index}]") for index, message in enumerate(messages)])
 
 
 def refuse_prefill(messages: Sequence[ChatMessage], param: str = "messages") -> None:
@@ -157,16 +241,16 @@ def refuse_prefill(messages: Sequence[ChatMessage], param: str = "messages") -> 
         )
 
 
-def _message(message: InMessage, index: int) -> ChatMessage:
+def _message(message: InMessage, place: str) -> ChatMessage:
     role, content = ROLES.get(message.role), message.content
     if role is None or message.function_call or message.audio:
-        raise _refusal(message, f"messages[{index}]")
+        raise _refusal(message, place)
     if not isinstance(content, str):
-        content = text_of(content, f"messages[{index}].content")
+        content = text_of(content, f"{place}.content")
     if role == "assistant":
         return _assistant_message(message, content)
     if role == "tool" and not message.tool_call_id:
-        param = f"messages[{index}].tool_call_id"
+        param = f"{place}.tool_call_id"
         raise BadRequestError(f"{param} is missing in a message of the role tool", param=param)
     return ChatMessage(role, content, tool_call_id=message.tool_call_id or "", name=message.name or "")
 
@@ -214,7 +298,6 @@ def schema_of(function: InSchema) -> ToolSchema:
     return ToolSchema(function.name, function.description or "", function.parameters or nothing)
 
 
-_NOTHING = OutputConstraints()
 _CHOICES = {
     None: ToolChoice("auto"),
     "auto": ToolChoice("auto"),
@@ -233,13 +316,16 @@ def read_constraints(
     """Read `tool_choice`, `parallel_tool_calls` and the response format; `param` names the format's
     field."""
     if choice is None and parallel is None and wanted is None:
-        return _NOTHING
-    constraints = tool_constraints(_read_choice(choice), tools, is_parallel=parallel is not False)
+        return NO_CONSTRAINTS
+    constraints = tool_constraints(read_choice(choice), tools, is_parallel=parallel is not False)
     reply_format, schema = _read_format(wanted or {}, param)
+    if reply_format is ReplyFormat.TEXT:
+        return constraints
     return msgspec.structs.replace(constraints, reply_format=reply_format, json_schema=schema)
 
 
-def _read_choice(choice: Any) -> ToolChoice:
+def read_choice(choice: Any) -> ToolChoice:
+    """Return the requested use of tools; raise `UnsupportedError` for an unknown one."""
     if isinstance(choice, dict) and choice.get("type") == "function":
         function = choice.get("function")  # the responses dialect puts the name beside the type
         name = (function if isinstance(function, dict) else choice).get("name")

@@ -20,7 +20,13 @@ from tailrace_gateway.core.call import (
 )
 from tailrace_gateway.core.errors import ApiError, BadRequestError, UnsupportedError
 from tailrace_gateway.core.openai_answers import TokenText
-from tailrace_gateway.core.openai_request import InSchema, read_constraints, refuse_prefill, schema_of
+from tailrace_gateway.core.openai_request import (
+    InSchema,
+    read_constraints,
+    refuse_prefill,
+    schema_of,
+    template_args,
+)
 from tailrace_gateway.core.openai_response_items import (
     InItem,
     call_item,
@@ -82,10 +88,12 @@ class ResponseRequest(Body, frozen=True, kw_only=True):
     include: list[str] | None = None
     top_logprobs: int | None = None
 
+    reasoning: dict[str, Any] | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+
     background: bool | None = None
     conversation: Any = None
     prompt: Any = None
-    reasoning: dict[str, Any] | None = None
     truncation: str | None = None
     max_tool_calls: int | None = None
     # Metadata of the client without effect on a reply.
@@ -114,6 +122,10 @@ def read_response(raw: bytes) -> tuple[ResponseRequest, ModelCall]:
         messages=_messages(body),
         previous_id=body.previous_response_id or "",
         tools=tools,
+        finds_calls=body.tool_choice != "none",
+        template_args=template_args(
+            body.chat_template_kwargs, (body.reasoning or {}).get("effort"), "reasoning.effort"
+        ),
         max_new_tokens=body.max_output_tokens,
         top_logprobs=body.top_logprobs or 0,
         sampling=SamplingOverrides(temperature=body.temperature, top_p=body.top_p),
@@ -129,9 +141,6 @@ def _refuse_unsupported(body: ResponseRequest) -> None:
     if body.top_logprobs and not body.with_logprobs:
         reason = f"top_logprobs needs include: [{_LOGPROBS!r}]"
         raise BadRequestError(reason, param="top_logprobs")
-    if any(value is not None for value in (body.reasoning or {}).values()):
-        reason = "reasoning: the gateway cannot control reasoning; leave it out"
-        raise UnsupportedError(reason, param="reasoning")
     if body.text is not None and body.text.verbosity not in (None, "medium"):
         raise UnsupportedError("text.verbosity is not supported here", param="text.verbosity")
     unknown = set(body.include or ()) - set(_INCLUDES)

@@ -1,7 +1,8 @@
 """Output constraints: checks of finished replies against the request.
 
-The gateway has no grammar engine: it does not constrain sampling, it checks the finished reply. A reply
-that its token budget cut short passes unchecked, with its finish reason.
+The gateway has no grammar engine: it does not constrain sampling, it checks the finished reply, and
+`gateway.on_broken_promise` decides what follows. A reply that its token budget cut short passes
+unchecked, with its finish reason.
 """
 
 from collections.abc import Sequence
@@ -10,15 +11,11 @@ from typing import Any, Literal, NamedTuple
 import jsonschema
 import msgspec
 
-from tailrace_gateway.core.call import (
-    Completion,
-    OutputConstraints,
-    ReplyChoice,
-    ReplyFormat,
-    StopReason,
-)
-from tailrace_gateway.core.errors import BadRequestError, OutputConstraintError
-from tailrace_protos.chat import ToolSchema
+from tailrace_gateway.core.call import OutputConstraints, ReplyFormat, StopReason
+from tailrace_gateway.core.errors import BadRequestError
+from tailrace_protos.chat import ChatMessage, ToolCall, ToolSchema
+
+NO_CONSTRAINTS = OutputConstraints()
 
 
 def check_schema(constraints: OutputConstraints) -> None:
@@ -32,54 +29,58 @@ def check_schema(constraints: OutputConstraints) -> None:
         raise BadRequestError(reason, param="response_format") from error
 
 
-def check_constraints(constraints: OutputConstraints, completion: Completion) -> None:
-    """Raise `OutputConstraintError` for the first choice that violates a constraint."""
-    for choice in completion.choices:
-        if choice.stop_reason is StopReason.LENGTH:
-            continue
-        _check_tools(constraints, choice)
-        if not choice.message.tool_calls:
-            _check_format(constraints, choice)
+class BrokenConstraint(NamedTuple):
+    """Violation of a constraint: the field of the request that sets it, and the reason."""
+
+    param: str
+    reason: str
 
 
-def _check_tools(constraints: OutputConstraints, choice: ReplyChoice) -> None:
-    calls = choice.message.tool_calls
+def broken_constraint(
+    constraints: OutputConstraints, message: ChatMessage, stop_reason: StopReason
+) -> BrokenConstraint | None:
+    """Return the first constraint that a reply violates, if any."""
+    if constraints is NO_CONSTRAINTS or stop_reason is StopReason.LENGTH:
+        return None
+    calls = message.tool_calls
+    return _of_tools(constraints, calls) or (
+        None if calls else _of_format(constraints, message.content)
+    )
+
+
+def _of_tools(constraints: OutputConstraints, calls: Sequence[ToolCall]) -> BrokenConstraint | None:
     if constraints.needs_tool_call and not calls:
-        raise _not_met("tool_choice", "the model called no tool", choice)
-    if constraints.forbids_tool_calls and calls:
-        raise _not_met("tool_choice", "the model called a tool", choice)
+        return BrokenConstraint("tool_choice", "the model called no tool")
     for call in calls:
         if constraints.tool_name and call.name != constraints.tool_name:
             reason = f"the model called {call.name!r}, not {constraints.tool_name!r}"
-            raise _not_met("tool_choice", reason, choice)
+            return BrokenConstraint("tool_choice", reason)
     if constraints.max_tool_calls is not None and len(calls) > constraints.max_tool_calls:
-        raise _not_met("parallel_tool_calls", f"the model made {len(calls)} calls at once", choice)
+        reason = f"the model made {len(calls)} calls at once"
+        return BrokenConstraint("parallel_tool_calls", reason)
+    return None
 
 
-def _check_format(constraints: OutputConstraints, choice: ReplyChoice) -> None:
+def _of_format(constraints: OutputConstraints, content: str) -> BrokenConstraint | None:
     if constraints.reply_format is ReplyFormat.TEXT:
-        return
+        return None
     try:
-        value: Any = msgspec.json.decode(choice.message.content.encode())
+        value: Any = msgspec.json.decode(content.encode())
     except msgspec.DecodeError as error:
-        raise _not_met("response_format", f"the reply is not valid JSON: {error}", choice) from error
+        return BrokenConstraint("response_format", f"the reply is not valid JSON: {error}")
     if constraints.reply_format is ReplyFormat.JSON_OBJECT and not isinstance(value, dict):
-        raise _not_met("response_format", "the reply is JSON, but not an object", choice)
+        return BrokenConstraint("response_format", "the reply is JSON, but not an object")
     if constraints.json_schema is not None:
         validator = jsonschema.Draft202012Validator(constraints.json_schema)
         misfit = jsonschema.exceptions.best_match(validator.iter_errors(value))
         if misfit is not None:
             reason = f"the reply does not fit the schema at {misfit.json_path}: {misfit.message}"
-            raise _not_met("response_format", reason, choice)
-
-
-def _not_met(param: str, reason: str, choice: ReplyChoice) -> OutputConstraintError:
-    message = f"{param}: {reason}; replies are checked, not forced"
-    return OutputConstraintError(message, param=param, completion_id=choice.completion_id)
+            return BrokenConstraint("response_format", reason)
+    return None
 
 
 class ToolChoice(NamedTuple):
-    """Requested use of tools. `any`: some tool is required; `tool`: the named one; `none`: no tool."""
+    """Requested use of tools. `any`: some tool is required; `tool`: the named one; `none`: text."""
 
     kind: Literal["auto", "any", "tool", "none"] = "auto"
     name: str = ""
@@ -94,9 +95,10 @@ def tool_constraints(
     if choice.kind == "any" and not tools:
         reason = "tool_choice: a call is required, but there are no tools"
         raise BadRequestError(reason, param="tool_choice")
+    if choice.kind in ("auto", "none") and is_parallel:
+        return NO_CONSTRAINTS
     return OutputConstraints(
         needs_tool_call=choice.kind in ("any", "tool"),
-        forbids_tool_calls=choice.kind == "none",
         tool_name=choice.name,
         max_tool_calls=None if is_parallel else 1,
     )

@@ -4,6 +4,9 @@ Invariant: an answer goes out only after its tokens are in the log, or their nod
 
 A session limits the tokens sampled over all its calls and the length of each conversation. Concurrent
 calls do not see each other's tokens; the choices of one call share the remaining budget.
+
+A reply that violates a constraint of its request (`gateway.on_broken_promise`) is refused, passed, or
+sampled again. A reply that was sampled again stays in the ledger, with reward 0.
 """
 
 import asyncio
@@ -11,7 +14,7 @@ import itertools
 import uuid
 from collections.abc import Coroutine, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal, NamedTuple
 
 import msgspec
 import numpy as np
@@ -19,7 +22,7 @@ from numpy.typing import NDArray
 
 from tailrace.channel.generation import Generation
 from tailrace.channel.top_logprobs import top_logprob_arrays
-from tailrace.chat import ParsedReply, Renderer, ReplyStream
+from tailrace.chat import ParsedReply, Renderer, ReplyDelta, ReplyStream
 from tailrace.clock import Clock
 from tailrace.ledger import Prompt
 from tailrace.sdk.policy import GenerationFailedError, TurnRequest
@@ -27,19 +30,23 @@ from tailrace_gateway.core.call import (
     CallStart,
     Completion,
     ModelCall,
+    OutputConstraints,
     Piece,
     ReplyChoice,
     stop_reason_of,
 )
-from tailrace_gateway.core.capture import Capture
+from tailrace_gateway.core.capture import Capture, SampledReply
 from tailrace_gateway.core.errors import (
     ApiError,
     BadRequestError,
     BudgetSpentError,
     ContextOverflowError,
+    OutputConstraintError,
     UnavailableError,
 )
 from tailrace_gateway.core.in_flight import InFlightCall
+from tailrace_gateway.core.output_constraints import NO_CONSTRAINTS, broken_constraint
+from tailrace_gateway.core.prompts import Renderings
 from tailrace_gateway.core.session import Session
 from tailrace_gateway.ports import SessionPolicy
 from tailrace_protos.base import Int32Bytes, as_float32, as_int32, pack_int32
@@ -51,7 +58,12 @@ _SEED_MASK = (1 << 63) - 1
 _NO_IDS: NDArray[np.int32] = np.empty(0, np.int32)
 _NO_LOGPROBS: NDArray[np.float32] = np.empty(0, np.float32)
 
-_Sampled = tuple[Generation, ParsedReply]
+
+class PromiseRule(NamedTuple):
+    """Rule for replies that violate a constraint. `max_asks`: replies sampled at most per choice."""
+
+    on_broken: Literal["refuse", "pass", "ask_again"] = "pass"
+    max_asks: int = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,8 +72,9 @@ class _Job:
 
     session: Session
     call: ModelCall
-    prompt_ids: Int32Bytes
-    budget: int
+    prompts: tuple[Int32Bytes, ...]
+    budgets: tuple[int, ...]  # maximum tokens of a reply to each prompt
+    left: int  # remaining tokens of the session per choice
     sampling: SamplingParams
     ordinal: int
     opening: CallStart
@@ -99,13 +112,15 @@ class Sampler:
     def __init__(
         self,
         policy: SessionPolicy,
-        renderer: Renderer,
+        renderings: Renderings,
         plain: Renderer,
         capture: Capture,
         clock: Clock,
+        promises: PromiseRule,
     ) -> None:
         self._policy = policy
-        self._renderer = renderer
+        self._promises = promises
+        self._renderings = renderings
         self._plain = plain  # parses replies as plain text
         self._capture = capture
         self._clock = clock
@@ -113,58 +128,100 @@ class Sampler:
         self._ids = map(f"tr-{own}{{:012x}}".format, itertools.count())
 
     async def sample(
-        self, session: Session, call: ModelCall, prompt: Prompt, name: str, running: InFlightCall
+        self,
+        session: Session,
+        call: ModelCall,
+        prompts: Sequence[Prompt],
+        name: str,
+        running: InFlightCall,
     ) -> Completion:
         """Sample all choices, record the completion under `name`, and return it."""
         limits, num_sampled = session.record.limits, session.ledger.num_sampled
-        num_prompt = len(prompt.prompt_ids)
-        budget = reply_budget(limits, num_sampled, num_prompt, call.num_choices, call.max_new_tokens)
-        opening = CallStart(next(self._ids), int(self._clock.unix_s()), prompt.prompt_ids)
+        num_choices = call.num_choices * len(prompts)
+        ids = tuple(prompt.prompt_ids for prompt in prompts)
+        budgets = tuple(reply_room(limits, len(one), call.max_new_tokens) for one in ids)
+        left = budget_left(limits, num_sampled, num_choices)
+        opening = CallStart(next(self._ids), int(self._clock.unix_s()), ids)
         running.open(opening)
         job = _Job(
             session,
             call,
-            pack_int32(prompt.prompt_ids),
-            budget,
+            tuple(map(pack_int32, ids)),
+            budgets,
+            left,
             call.sampling.applied_to(session.sampling),
             session.num_calls + len(session.calls) - 1,
             opening,
             running,
         )
-        sampled = await self._all_choices(job)
+        tries = await self._all_choices(job, num_choices)
         choices = tuple(
-            _choice(index, opening, message, generation)
-            for index, (generation, message) in enumerate(sampled)
+            _choice(index, opening, replies[-1].parsed, replies[-1].generation)
+            for index, replies in enumerate(tries)
         )
-        completion = Completion(opening, choices, sampled[0][0].num_cached_tokens)
-        await self._capture.keep(session, prompt, sampled, completion, name)
+        completion = Completion(opening, choices, tries[0][0].generation.num_cached_tokens)
+        await self._capture.keep(session, prompts, tries, completion, name)
         return completion
 
-    async def _all_choices(self, job: _Job) -> list[_Sampled]:
-        session, num_choices = job.session, job.call.num_choices
+    def refuse_broken(self, constraints: OutputConstraints, completion: Completion) -> None:
+        """Raise `OutputConstraintError` if a choice violates a constraint and the rule refuses that."""
+        if constraints is NO_CONSTRAINTS or self._promises.on_broken != "refuse":
+            return
+        for choice in completion.choices:
+            broken = broken_constraint(constraints, choice.message, choice.stop_reason)
+            if broken is not None:
+                node_id = choice.completion_id
+                raise OutputConstraintError(broken.reason, param=broken.param, completion_id=node_id)
+
+    async def _all_choices(self, job: _Job, num_choices: int) -> "list[list[SampledReply]]":
+        session = job.session
         left_s = session.record.limits.deadline_unix_s - self._clock.unix_s()
         job.running.set_deadline(left_s, session.deadline_error())
         try:
             if num_choices == 1:
-                return [await self._choice(job, 0)]
-            return await _together([self._choice(job, index) for index in range(num_choices)])
+                return [await self._tries(job, 0)]
+            return await _together([self._tries(job, index) for index in range(num_choices)])
         except GenerationFailedError as error:
             raise _failed(error) from error
         finally:
             job.running.clear_deadline()
 
-    async def _choice(self, job: _Job, index: int) -> _Sampled:
+    async def _tries(self, job: _Job, index: int) -> list[SampledReply]:
+        """Sample a choice, again while it violates a constraint and the rule allows."""
+        asks_again = self._promises.on_broken == "ask_again" and (
+            job.call.constraints is not NO_CONSTRAINTS and job.sampling.temperature > 0
+        )
+        max_asks = self._promises.max_asks if asks_again else 1
+        left, tries = job.left, list[SampledReply]()
+        while not tries or (tries[-1].broken and left > 0 and len(tries) < max_asks):
+            stream_to = None if asks_again or not job.running.streams else job.running
+            reply = await self._reply(job, index, len(tries), left, stream_to)
+            left -= len(reply.generation.token_ids)
+            tries.append(reply)
+        if asks_again and job.running.streams:
+            job.running.add_piece(_whole_piece(index, tries[-1]))
+        return tries
+
+    async def _reply(
+        self, job: _Job, index: int, number: int, left: int, stream_to: InFlightCall | None
+    ) -> SampledReply:
         session, call = job.session, job.call
         seed = call_seed(session.record.sampling_seed, call.sampling.seed, job.ordinal, index)
-        renderer = self._plain if call.is_token_level else self._renderer
-        stream = renderer.reply_stream(
-            call.tools, stop=job.sampling.stop, id_seed=choice_id(job.opening, index)
+        if number and seed is not None:
+            seed = _mix(seed, number)
+        chat = self._renderings.of(call.template_args).renderer
+        stream = (self._plain if call.is_token_level else chat).reply_stream(
+            call.tools,
+            stop=job.sampling.stop,
+            id_seed=choice_id(job.opening, index),
+            finds_calls=call.finds_calls,
         )
-        streamer = PieceStreamer(job.running, index, stream) if job.running.streams else None
+        streamer = None if stream_to is None else PieceStreamer(stream_to, index, stream)
+        place = index // call.num_choices
         generation = await self._policy.generate(
             TurnRequest(
-                job.prompt_ids,
-                job.budget,
+                job.prompts[place],
+                min(job.budgets[place], left),
                 msgspec.structs.replace(job.sampling, seed=seed),
                 session.session_id,
                 job.ordinal,
@@ -172,13 +229,30 @@ class Sampler:
                 top_logprobs=call.top_logprobs,
             )
         )
-        if streamer is not None:
-            return generation, streamer.finish()
-        stream.feed(generation.token_ids)
-        return generation, stream.finish()
+        if streamer is None:
+            stream.feed(generation.token_ids)
+        parsed = stream.finish() if streamer is None else streamer.finish()
+        stop_reason = stop_reason_of(parsed.message, generation.finish_reason)
+        broken = broken_constraint(call.constraints, parsed.message, stop_reason)
+        return SampledReply(generation, parsed, broken.param if broken else "")
 
 
-async def _together(work: Sequence[Coroutine[Any, Any, _Sampled]]) -> list[_Sampled]:
+def _whole_piece(index: int, reply: SampledReply) -> Piece:
+    """Return a reply that was not streamed as one piece."""
+    generation, message = reply.generation, reply.parsed.message
+    return Piece(
+        index,
+        ReplyDelta(message.content, message.reasoning),
+        generation.token_ids,
+        generation.inference_logprobs,
+        generation.top_ids,
+        generation.top_logprobs,
+    )
+
+
+async def _together(
+    work: Sequence[Coroutine[Any, Any, list[SampledReply]]],
+) -> list[list[SampledReply]]:
     """Return all results in order; the first failure cancels the rest."""
     tasks = [asyncio.create_task(one) for one in work]
     try:
@@ -214,17 +288,20 @@ def _failed(error: GenerationFailedError) -> ApiError:
     return UnavailableError(f"no inference server answers: {error}", retry_after_s=_RETRY_AFTER_S)
 
 
-def reply_budget(
-    limits: SessionLimits, num_sampled: int, num_prompt: int, num_choices: int, wanted: int | None
-) -> int:
-    """Return the maximum tokens per choice, at least one; raise if no budget remains."""
+def reply_room(limits: SessionLimits, num_prompt: int, wanted: int | None) -> int:
+    """Return the maximum tokens of a reply; raise `ContextOverflowError` if there is no room."""
     room = limits.max_episode_tokens - num_prompt
     if room <= 0:
         raise ContextOverflowError(num_prompt, limits.max_episode_tokens)
+    return room if wanted is None else min(room, wanted)
+
+
+def budget_left(limits: SessionLimits, num_sampled: int, num_choices: int) -> int:
+    """Return the session's remaining tokens per choice; raise `BudgetSpentError` if there are none."""
     left = (limits.max_new_tokens - num_sampled) // num_choices
     if left <= 0:
         raise BudgetSpentError(num_sampled, limits.max_new_tokens)
-    return min(room, left) if wanted is None else min(room, left, wanted)
+    return left
 
 
 def call_seed(

@@ -95,10 +95,15 @@ class Session:
             self._nodes[entry.completion_id] = entry
 
     def record_call(
-        self, prompt: Prompt, generation: Generation, parsed: ParsedReply, completion_id: str
+        self,
+        prompt: Prompt,
+        generation: Generation,
+        parsed: ParsedReply,
+        completion_id: str,
+        broken_constraint: str,
     ) -> LedgerNode:
         """Record a call that this replica sampled."""
-        node = self.ledger.record(prompt, generation, parsed, completion_id)
+        node = self.ledger.record(prompt, generation, parsed, completion_id, broken_constraint)
         self._nodes[completion_id] = node
         return node
 

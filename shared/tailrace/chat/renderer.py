@@ -4,9 +4,9 @@ Invariants: sampled ids are never encoded again. The text that a turn inserts is
 that tokens merge across its pieces as in a full rendering.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,6 +20,7 @@ from tailrace.chat.sentinels import USER, reply_span, sentinel_reply
 from tailrace.chat.special import SpecialTokens
 from tailrace.chat.template import ChatTemplate, TemplateError
 from tailrace.chat.text_stream import StopText, TokenText
+from tailrace.chat.tool_parsers import TOOL_PARSERS
 from tailrace.config.chat import ChatArgs
 from tailrace_protos.chat import ChatMessage, ToolCall, ToolSchema
 from tailrace_protos.weights import ModelCard
@@ -48,6 +49,8 @@ class Renderer:
     """
 
     def __init__(self, model: ChatModel, chat: ChatArgs = _DEFAULTS) -> None:
+        self._model = model
+        self._chat = chat
         self._tokenizer = model.tokenizer
         self._template = model.template
         self._pieces, self._refusal = _pieces_or_refusal(model.template)
@@ -93,6 +96,15 @@ class Renderer:
         Raises `TemplateError` for a missing or unusable file, `ConfigError` as `load_parsers` does.
         """
         return cls(read_chat_model(card, chat.template_args), chat)
+
+    def template_args(self, args: Mapping[str, Any]) -> dict[str, Any]:
+        """Selects the variables that change what the template renders."""
+        return self._template.read_by(args)
+
+    def with_template_args(self, args: Mapping[str, Any]) -> "Renderer":
+        """Returns a renderer whose template has these variables; raises `TemplateError`."""
+        model = self._model._replace(template=self._template.with_names(args))
+        return Renderer(model, self._chat)
 
     def require_plain_turns(self) -> None:
         """Raises `TemplateNotAppendableError` if `observation_ids` would."""
@@ -155,6 +167,39 @@ class Renderer:
         end = self.end_of_turn_id if self.end_of_turn_id >= 0 else self.stop_token_ids[0]
         return np.append(self._encode(text), np.int32(end))
 
+    def supervised_rows(
+        self,
+        messages: Sequence[ChatMessage],
+        tools: Sequence[ToolSchema],
+        is_trained: Sequence[bool],
+    ) -> list[tuple[NDArray[np.int32], NDArray[np.uint8]]]:
+        """Ids [T] and loss mask [T] of given replies, with their ends of turn; for supervised steps.
+
+        One row as long as the template appends, a new one where it changes earlier text.
+        """
+        rows: list[tuple[str, list[NDArray[np.int32]], list[NDArray[np.uint8]]]] = []
+        for index, message in enumerate(messages):
+            if message.role != "assistant":
+                continue
+            before = self._template.render(messages[:index], tools, add_generation_prompt=True)
+            whole = self._template.render(messages[: index + 1], tools, add_generation_prompt=False)
+            if not whole.startswith(before):  # it drops a part of its prompt from past replies
+                pairs = enumerate(zip(before, whole, strict=False))
+                before = before[: next((at for at, (a, b) in pairs if a != b), len(before))]
+            if not rows or not before.startswith(rows[-1][0]):
+                rows.append(("", [], []))
+            text, ids, mask = rows.pop()
+            inserted, reply = self._encode(before[len(text) :]), self._encode(whole[len(before) :])
+            ends = np.flatnonzero(np.isin(reply, self.stop_token_ids))
+            end = int(ends[0]) + 1 if len(ends) else len(reply)
+            own = np.zeros(len(reply), np.uint8)
+            own[:end] = is_trained[index]
+            rows.append(
+                (whole, [*ids, inserted, reply], [*mask, np.zeros(len(inserted), np.uint8), own])
+            )
+        joined = [(np.concatenate(ids), np.concatenate(mask)) for _, ids, mask in rows]
+        return [row for row in joined if row[1].any()]
+
     def is_closed(self, last_token_id: int) -> bool:
         """True if a turn with this last sampled token needs no inserted end of turn."""
         return self.end_of_turn_id < 0 or last_token_id in self._closing_ids
@@ -193,17 +238,19 @@ class Renderer:
         *,
         stop: Sequence[str] = (),
         id_seed: str = "",
+        finds_calls: bool = True,
     ) -> ReplyStream:
         """Reads one reply while it is sampled.
 
         `tools` gives the types of arguments. `stop`: the request's stop strings, which are not part of
         the content. `id_seed`: seed of the ids of tool calls, such as the completion's id.
+        Without `finds_calls`, tool calls stay in the content as text.
         """
         return ReplyStream(
             TokenText(self._tokenizer, self._dropped_ids, self._end_ids),
             StopText(stop),
             self._reasoning_parser.splitter(self._prompt),
-            self._tool_parser,
+            self._tool_parser if finds_calls else TOOL_PARSERS["none"],
             tools,
             id_seed,
         )

@@ -12,6 +12,7 @@ from typing import Any, NoReturn
 
 import jinja2
 import jinja2.ext
+import jinja2.meta
 import jinja2.nodes
 import jinja2.parser
 import jinja2.sandbox
@@ -63,6 +64,22 @@ class ChatTemplate:
             self._template.globals = dict(self._template.globals)
         except jinja2.TemplateError as error:
             raise TemplateError(name, f"does not compile: {error}") from error
+
+    def with_names(self, names: Mapping[str, Any]) -> "ChatTemplate":
+        """Returns the same template with further variables, or other values of its variables."""
+        return ChatTemplate(self.source, {**self._names, **names}, self.name)
+
+    def read_by(self, names: Mapping[str, Any]) -> dict[str, Any]:
+        """Selects the variables that the template reads and that differ from its own."""
+        return {
+            name: value
+            for name, value in names.items()
+            if name in self._variables and (name not in self._names or self._names[name] != value)
+        }
+
+    @cached_property
+    def _variables(self) -> frozenset[str]:
+        return frozenset(jinja2.meta.find_undeclared_variables(_environment().parse(self.source)))
 
     def render(
         self,

@@ -5,7 +5,7 @@ rows to train. The package is pure: it uses no bus, no store and no clock.
 """
 
 from tailrace.ledger.ledger import Ledger
-from tailrace.ledger.prompting import Prompt
+from tailrace.ledger.prompting import Prompt, Rendering
 from tailrace.ledger.tree import UnknownCompletionError
 
-__all__ = ["Ledger", "Prompt", "UnknownCompletionError"]
+__all__ = ["Ledger", "Prompt", "Rendering", "UnknownCompletionError"]

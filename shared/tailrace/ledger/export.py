@@ -18,13 +18,19 @@ import hashlib
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
-from tailrace.ledger.prompting import Prompt
 from tailrace.ledger.returns import Conversation, conversations, own_reward, returns
 from tailrace.ledger.row_builder import RowBuilder, has_trained_tokens
 from tailrace.ledger.tree import Call, CallTree
-from tailrace_protos.base import pack_int32
+from tailrace_protos.chat import ChatMessage
 from tailrace_protos.session import ExportStyle
 from tailrace_protos.trajectory import TokenRow
+
+
+class Unanswered(NamedTuple):
+    """Newest prompt of an episode that had no budget left for a reply."""
+
+    messages: tuple[ChatMessage, ...]
+    inserted_ids: bytes
 
 
 class _Values(NamedTuple):
@@ -54,7 +60,7 @@ def export_turns(
     reward: float,
     rewards: Sequence[float],
     hashes: Sequence[int],
-    unanswered: Prompt | None,
+    unanswered: Unanswered | None,
 ) -> tuple[TokenRow, ...]:
     """Exports calls that are one line of turns: one row (`concat`), or a row for every turn (`step`).
 
@@ -71,7 +77,7 @@ def export_turns(
         row.insert(call.node.inserted_ids)
         row.turn(call.node, own)
     if unanswered is not None:
-        row.insert(pack_int32(unanswered.inserted_ids))
+        row.insert(unanswered.inserted_ids)
     return (row.row(reward, hashes=hashes),) if calls or unanswered is not None else ()
 
 

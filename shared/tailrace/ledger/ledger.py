@@ -14,16 +14,17 @@ from numpy.typing import NDArray
 
 from tailrace.chat import ParsedReply, Renderer
 from tailrace.config.chat import ReasoningPolicy
-from tailrace.ledger.export import export_rows, export_turns
+from tailrace.ledger.export import Unanswered, export_rows, export_turns
 from tailrace.ledger.prompting import (
     Prompt,
+    Rendering,
     Sampled,
     prompt_of_messages,
     prompt_of_tokens,
 )
 from tailrace.ledger.returns import conversations, own_reward
 from tailrace.ledger.tree import CallTree
-from tailrace_protos.base import copy_int32, pack_float32, pack_int32
+from tailrace_protos.base import copy_float32, copy_int32
 from tailrace_protos.chat import ChatMessage, ToolSchema
 from tailrace_protos.generation import FinishReason
 from tailrace_protos.session import ExportStyle, LedgerNode
@@ -34,10 +35,10 @@ class Ledger:
     """Tree of calls. Pure: it reads no clock, calls no engine and stores nothing elsewhere."""
 
     def __init__(self, renderer: Renderer, *, reasoning: ReasoningPolicy = "keep") -> None:
-        self._renderer = renderer
+        self._rendering = Rendering(renderer)
         self._reasoning: ReasoningPolicy = reasoning
         self._tree = CallTree()
-        self._unanswered: Prompt | None = None
+        self._unanswered: Unanswered | None = None
 
     @classmethod
     def restore(
@@ -53,15 +54,21 @@ class Ledger:
             ledger.add(node)
         return ledger
 
-    def prepare(self, messages: Sequence[ChatMessage], tools: Sequence[ToolSchema] = ()) -> Prompt:
+    def prepare(
+        self,
+        messages: Sequence[ChatMessage],
+        tools: Sequence[ToolSchema] = (),
+        rendering: Rendering | None = None,
+    ) -> Prompt:
         """Makes the prompt for the next reply of a conversation given as text; records nothing.
 
-        Raises `ValueError` without messages, `TemplateError` if the template cannot render them.
+        `rendering`: of a call with template arguments of its own. Raises `ValueError` without
+        messages, `TemplateError` if the template cannot render them.
         """
         if not messages:
             raise ValueError("a conversation needs at least one message")
         return prompt_of_messages(
-            self._tree, self._renderer, self._reasoning, tuple(messages), tuple(tools)
+            self._tree, rendering or self._rendering, self._reasoning, tuple(messages), tuple(tools)
         )
 
     def prepare_tokens(
@@ -75,27 +82,9 @@ class Ledger:
             raise ValueError("a prompt needs at least one token")
         return prompt_of_tokens(self._tree, prompt_ids, tuple(messages))
 
-    def continue_from(
-        self,
-        parent_id: str,
-        inserted_ids: NDArray[np.int32],
-        messages: tuple[ChatMessage, ...] = (),
-        *,
-        whole: bool = False,
-    ) -> Prompt:
-        """Makes the prompt that appends ids [o] to a recorded call, without any search.
-
-        An empty `parent_id` begins a conversation. `whole`: the ids are the whole prompt, which
-        continues the parent's messages but not its tokens. Raises `UnknownCompletionError`.
-        """
-        if not parent_id or whole:
-            return Prompt(parent_id, messages, inserted_ids, inserted_ids, False, (), whole)
-        raw = self._tree.find(parent_id).sequence() + inserted_ids.tobytes()
-        return Prompt(parent_id, messages, inserted_ids, np.frombuffer(raw, np.int32), False)
-
-    def leave_unanswered(self, prompt: Prompt) -> None:
+    def leave_unanswered(self, messages: tuple[ChatMessage, ...], inserted_ids: bytes) -> None:
         """Keeps a prompt that no budget is left for: a row of all turns shows it at its end."""
-        self._unanswered = prompt
+        self._unanswered = Unanswered(messages, inserted_ids)
 
     def record(
         self,
@@ -103,6 +92,7 @@ class Ledger:
         generation: Sampled,
         parsed: ParsedReply | ChatMessage,
         completion_id: str,
+        broken_constraint: str = "",
     ) -> LedgerNode:
         """Keeps a call's tokens and its reply; returns a call that is already recorded as it is."""
         known = self._tree.get(completion_id)
@@ -116,8 +106,8 @@ class Ledger:
             parent_id=prompt.parent_id,
             messages=prompt.messages,
             inserted_ids=copy_int32(prompt.inserted_ids),
-            token_ids=pack_int32(generation.token_ids),
-            inference_logprobs=pack_float32(generation.inference_logprobs),
+            token_ids=copy_int32(generation.token_ids),
+            inference_logprobs=copy_float32(generation.inference_logprobs),
             spans=generation.spans,
             finish_reason=generation.finish_reason or FinishReason.ABORT,
             reply=reply,
@@ -125,6 +115,8 @@ class Ledger:
             is_rendered_whole=prompt.is_rendered_whole,
             is_fork=prompt.is_fork,
             num_malformed=num_malformed,
+            template_args=prompt.template_args,
+            broken_constraint=broken_constraint,
         )
         self._tree.add(node)
         return node
@@ -209,6 +201,11 @@ class Ledger:
             said += self._unanswered.messages
         return tuple(said)
 
+    @property
+    def num_cut_replies(self) -> int:
+        """Calls whose reply was cut at its limit of tokens."""
+        return sum(node.finish_reason is FinishReason.LENGTH for node in self.nodes)
+
     def counts(self) -> dict[str, float]:
         """Counts calls, forks, tool calls and masked tokens, as metrics."""
         nodes = self.nodes
@@ -218,6 +215,8 @@ class Ledger:
             "num_forks": sum(node.is_fork for node in nodes),
             "num_malformed_tool_calls": sum(node.num_malformed for node in nodes),
             "num_tool_calls": sum(len(node.reply.tool_calls) for node in nodes),
+            "num_cut_replies": self.num_cut_replies,
+            "num_broken_constraints": sum(bool(node.broken_constraint) for node in nodes),
             "num_masked_calls": sum(node.is_masked for node in nodes),
             "num_nonfinite_tokens": self.num_nonfinite,
         }

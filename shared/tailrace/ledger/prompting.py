@@ -1,9 +1,9 @@
 """Prompts of calls: the tokens that continue a recorded call, or that begin a conversation.
 
 A conversation given as text continues a recorded call if its messages are the conversation's, its tools
-are the same, the template can be appended to and, with `reasoning: fork`, no reasoning is dropped.
-Otherwise the template renders all messages anew: then the call continues its parent's messages, for
-returns, but not its tokens.
+and template arguments are the same, the template can be appended to and, with `reasoning: fork`, no
+reasoning is dropped. Otherwise the template renders all messages anew: then the call continues its
+parent's messages, for returns, but not its tokens.
 """
 
 from collections.abc import Sequence
@@ -35,6 +35,14 @@ class Prompt(NamedTuple):
     is_fork: bool
     tools: tuple[ToolSchema, ...] = ()
     is_rendered_whole: bool = False
+    template_args: str = ""  # arguments of the template, if the call sets any
+
+
+class Rendering(NamedTuple):
+    """Renderer of a call, and the template arguments that it has beyond the run's."""
+
+    renderer: Renderer
+    template_args: str = ""
 
 
 class Sampled(Protocol):
@@ -59,25 +67,29 @@ class Sampled(Protocol):
 
 def prompt_of_messages(
     tree: CallTree,
-    renderer: Renderer,
+    rendering: Rendering,
     reasoning: ReasoningPolicy,
     messages: tuple[ChatMessage, ...],
     tools: tuple[ToolSchema, ...],
 ) -> Prompt:
     """Makes the prompt of a conversation given as text; raises `TemplateError` if rendering fails."""
+    renderer, args = rendering
     match = match_messages(tree, messages)
     new = messages[match.num :]
     has_foreign_reply = any(message.role == "assistant" for message in new)
     if match.call is None:
         ids = renderer.opening_ids(messages, tools)
-        return Prompt("", new, ids, ids, has_foreign_reply and len(tree) > 0, tools)
+        is_fork = has_foreign_reply and len(tree) > 0
+        return Prompt("", new, ids, ids, is_fork, tools, template_args=args)
     parent_id = match.call.node.completion_id
-    inserted = _continued(match, renderer, reasoning, messages, tools)
+    inserted = None
+    if (match.call.node.tools, match.call.node.template_args) == (tools, args):
+        inserted = _continued(match, renderer, reasoning, messages, tools)
     if inserted is None:
         ids = renderer.opening_ids(messages, tools)
-        return Prompt(parent_id, new, ids, ids, True, tools, is_rendered_whole=True)
+        return Prompt(parent_id, new, ids, ids, True, tools, True, args)
     whole = _joined(match.call.sequence(), inserted)
-    return Prompt(parent_id, new, inserted, whole, has_foreign_reply, tools)
+    return Prompt(parent_id, new, inserted, whole, has_foreign_reply, tools, template_args=args)
 
 
 def prompt_of_tokens(
@@ -106,8 +118,6 @@ def _continued(
     """Returns the ids to append to the matched call's; None if its tokens cannot be continued."""
     call = match.call
     assert call is not None
-    if call.node.tools != tools:
-        return None
     # The recorded reply replaces the client's copy of it, which may lack the reasoning.
     history = (*messages[: match.num - 1], call.node.reply)
     new = messages[match.num :]

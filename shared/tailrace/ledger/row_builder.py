@@ -4,19 +4,14 @@ Invariants: all three arrays have one length; a position is trained only if an e
 log-probability is finite and its call is not masked; all other positions have log-probability 0.
 """
 
-from collections.abc import Iterable
+from array import array
+from collections.abc import Sequence
+from typing import Literal
 
 import numpy as np
 
 from tailrace.provenance import join_spans, kept_spans
-from tailrace_protos.base import (
-    EMPTY,
-    Int32Bytes,
-    as_float32,
-    pack_float32,
-    pack_int32,
-    pack_int64,
-)
+from tailrace_protos.base import EMPTY, Int32Bytes, as_float32
 from tailrace_protos.generation import TokenSpan
 from tailrace_protos.session import LedgerNode
 from tailrace_protos.trajectory import TokenRow
@@ -65,7 +60,7 @@ class RowBuilder:
         reward: float,
         row_id: str = "",
         *,
-        hashes: Iterable[int] = (),
+        hashes: Sequence[int] = (),
         first_turn: int = -1,
         conversation: int = 0,
         has_reward: bool = True,
@@ -84,13 +79,13 @@ class RowBuilder:
             loss_mask=_view(mask),
             inference_logprobs=_view(logprobs),
             spans=spans,
-            turn_ends=pack_int32(self._turn_ends),
-            turn_rewards=pack_float32(self._turn_rewards),
+            turn_ends=_packed("i", self._turn_ends),
+            turn_rewards=_packed("f", self._turn_rewards),
             reward=reward,
             row_id=row_id,
-            turn_hashes=pack_int64(list(hashes)),
+            turn_hashes=_packed("q", hashes),
             first_turn=first_turn,
-            turn_returns=pack_float32(self._turn_returns),
+            turn_returns=_packed("f", self._turn_returns),
             conversation=conversation,
             has_reward=has_reward,
         )
@@ -103,3 +98,8 @@ def has_trained_tokens(node: LedgerNode) -> bool:
 
 def _view(raw: bytes) -> memoryview:
     return memoryview(raw) if raw else EMPTY
+
+
+def _packed(code: Literal["i", "f", "q"], values: Sequence[float]) -> memoryview:
+    """Packs short lists; numpy takes longer to start than `array` takes to copy."""
+    return _view(array(code, values).tobytes())

@@ -117,13 +117,15 @@ class CallTree:
 
     def add(self, node: LedgerNode) -> Call:
         """Adds a call or updates a known one; raises `UnknownCompletionError` for an unknown parent."""
-        known = self._calls.get(node.completion_id)
+        calls, parent = self._calls, None
+        known = calls.get(node.completion_id)
         if known is not None:
             known.node = node
             return known
-        parent = self.find(node.parent_id) if node.parent_id else None
+        if node.parent_id:
+            parent = calls.get(node.parent_id) or self.find(node.parent_id)
         self.num_sampled += len(node.token_ids) // 4
-        call = self._calls[node.completion_id] = Call(node, parent)
+        call = calls[node.completion_id] = Call(node, parent)
         if self._children is not None:
             self._children.setdefault(node.parent_id, []).append(call)
         return call

@@ -1,7 +1,9 @@
 """Interface of the model as episodes use it: token ids in, sampled tokens out."""
 
 from collections.abc import Callable
-from typing import NamedTuple, Protocol
+from typing import Protocol
+
+import msgspec
 
 from tailrace.channel.generation import Generation
 from tailrace_protos.base import Int32Bytes
@@ -20,7 +22,7 @@ class GenerationFailedError(Exception):
         self.reason = reason
 
 
-class TurnRequest(NamedTuple):
+class TurnRequest(msgspec.Struct, frozen=True):
     """One model turn of an episode."""
 
     prompt_ids: Int32Bytes  # [P] all tokens of the conversation

@@ -19,13 +19,12 @@ from typing import Any, Protocol
 import msgspec
 
 from tailrace.config import ConfigError
-from tailrace.foreign import ForeignCodeError, foreign_code
+from tailrace.foreign import ForeignCodeError, foreign_code, place_of
 from tailrace.import_path import load_object
 from tailrace_protos.episode import Outcome
 
 _BUDGET = ("context_length_exceeded", "token_budget_exceeded")  # codes of the gateway's refusals
 _UNMET = "_not_met"  # end of the codes of replies that break a constraint of the call
-_STEPS_SHOWN = 3
 _MAX_CHAIN = 10
 
 
@@ -146,10 +145,10 @@ def _end_of(failure: ForeignCodeError) -> WorkflowEnd:
     if isinstance(error, PolicyFailureError):
         return WorkflowEnd(Outcome.POLICY_FAILURE, error.reason, {"": error.reward}, is_over)
     if isinstance(error, TimeoutError):
-        return WorkflowEnd(Outcome.TIMEOUT, str(failure) + _place(error))
+        return WorkflowEnd(Outcome.TIMEOUT, str(failure) + place_of(error))
     if is_over or any(code.endswith(_UNMET) for code in codes):
         return WorkflowEnd(Outcome.POLICY_FAILURE, str(failure), {"": 0.0}, is_over)
-    return WorkflowEnd(Outcome.INFRA_FAILURE, str(failure) + _place(error))
+    return WorkflowEnd(Outcome.INFRA_FAILURE, str(failure) + place_of(error))
 
 
 def _refusal(error: BaseException) -> str:
@@ -167,14 +166,3 @@ def _chain(error: BaseException | None) -> Iterator[BaseException]:
             return
         yield error
         error = error.__cause__ or error.__context__
-
-
-def _place(error: BaseException) -> str:
-    """Place in the user's code that raised the error: innermost lines, outermost first."""
-    steps = []
-    traceback = error.__traceback__
-    while traceback is not None:
-        code = traceback.tb_frame.f_code
-        steps.append(f"{code.co_filename.rpartition('/')[2]}:{traceback.tb_lineno} {code.co_name}")
-        traceback = traceback.tb_next
-    return f" (at {' > '.join(steps[1:][:_STEPS_SHOWN])})" if len(steps) > 1 else ""

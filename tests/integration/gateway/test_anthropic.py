@@ -48,6 +48,39 @@ async def test_blocks_of_a_reply_come_back_as_one_message(world: GatewayWorld) -
     assert second.stop_reason == "end_turn"
     assert (await world.export()).metrics["num_forks"] == 0
     assert "Be brief." in world.model.prompt(0)
+    assert first.content[0].signature
+
+
+@pytest.mark.parametrize(
+    ("content", "seen"),
+    [
+        ("no such city", "Error: no such city"),
+        ([{"type": "text", "text": "Error 404"}], "Error 404"),
+        (None, "Error"),
+    ],
+)
+async def test_a_tools_error_reaches_the_model(world: GatewayWorld, content: Any, seen: str) -> None:
+    world.model.reply = say
+    client = world.anthropic(await world.open())
+    first = await ask(client, USER)
+    reply = {"role": "assistant", "content": [block.model_dump() for block in first.content]}
+    result = {"type": "tool_result", "tool_use_id": first.content[2].id, "is_error": True}
+    told = result | ({} if content is None else {"content": content})
+    await ask(client, USER, reply, {"role": "user", "content": [told]})
+    assert f"<tool_response>{seen}</tool_response>" in world.model.prompt()
+
+
+@pytest.mark.parametrize("nests", [False, True])
+async def test_pictures_are_refused_by_their_place(world: GatewayWorld, nests: bool) -> None:
+    source = {"type": "base64", "media_type": "image/png", "data": "AAAA"}
+    picture: dict[str, Any] = {"type": "image", "source": source}
+    place = r"messages\[0\]\.content\[0\]"
+    if nests:
+        picture = {"type": "tool_result", "tool_use_id": "t", "content": [picture]}
+        place += r"\.content\[0\]"
+    client = world.anthropic(await world.open())
+    with pytest.raises(anthropic.BadRequestError, match=rf"{place}: .*'image'"):
+        await ask(client, {"role": "user", "content": [picture]})
 
 
 async def test_the_stream_builds_the_same_message(world: GatewayWorld) -> None:
@@ -63,6 +96,9 @@ async def test_the_stream_builds_the_same_message(world: GatewayWorld) -> None:
     call: Any = final.content[2]
     assert text.text == "Let me see."
     assert call.input == {"city": "Rome"}
+    thought: Any = final.content[0]
+    whole = await ask(client, USER)
+    assert thought.signature == whole.content[0].signature != ""
     assert final.stop_reason == "tool_use"
     assert final.usage.output_tokens > 0
 

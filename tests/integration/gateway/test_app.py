@@ -33,6 +33,8 @@ async def test_every_route_wants_a_key(world: GatewayWorld) -> None:
     for key in ("", "tr-wrong"):
         client = world.http(opened, key)
         for route in routes:
+            if route.is_open:
+                continue
             path = route.path.replace("{model:path}", "m").replace("{session}", opened.session_id)
             answer = await client.request(route.method, f"..{path}", json={})
             assert answer.status_code == 401, path
@@ -195,7 +197,15 @@ async def test_the_model_is_listed_for_both_kinds_of_clients(world: GatewayWorld
     models = await world.openai(opened).models.list()
     assert [model.id for model in models.data] == [world.run]
     assert (await world.openai(opened).models.retrieve(world.run)).id == world.run
+    assert (await world.openai(opened).models.retrieve("policy")).id == "policy"
     with pytest.raises(openai.NotFoundError):
         await world.openai(opened).models.retrieve("gpt-99")
     theirs = await world.anthropic(opened).models.list()
     assert [model.id for model in theirs.data] == [world.run]
+
+
+async def test_a_probe_of_health_needs_no_key(world: GatewayWorld) -> None:
+    anybody = world.http(await world.open(), "")
+    healthy = await anybody.get("../health")
+    assert (healthy.status_code, healthy.json()) == (200, {"status": "ok"})
+    assert (await anybody.get("../v1/health")).status_code == 401

@@ -41,6 +41,37 @@ async def test_bare_text_is_encoded_once(world: GatewayWorld) -> None:
     assert answer.usage.prompt_tokens == len(IDS)
 
 
+@pytest.mark.parametrize("streams", [False, True])
+async def test_every_prompt_of_a_list_gets_its_choices(world: GatewayWorld, streams: bool) -> None:
+    world.model.reply = lambda prompt, _: prompt.upper()
+    client = world.openai(await world.open())
+    settings: dict[str, Any] = {"n": 2, "extra_body": {"return_token_ids": True}}
+    for prompts in (["one", "four"], [renderer().encode(text).tolist() for text in ("one", "four")]):
+        texts = dict.fromkeys(range(4), "")
+        if streams:
+            async for chunk in await complete(client, prompts, stream=True, **settings):
+                for choice in chunk.choices:
+                    texts[choice.index] += choice.text
+        else:
+            answer = await complete(client, prompts, **settings)
+            texts = {choice.index: choice.text for choice in answer.choices}
+            assert answer.usage.prompt_tokens == len("onefour")
+            lengths = [len(choice.prompt_token_ids) for choice in answer.choices]
+            assert lengths == [3, 3, 4, 4]
+        assert list(texts.values()) == ["ONE", "ONE", "FOUR", "FOUR"]
+    assert (await world.export()).metrics["num_calls"] == 8
+
+
+async def test_a_retry_gets_all_prompts_answered_again(world: GatewayWorld) -> None:
+    world.model.reply = lambda prompt, _: prompt.upper()
+    http = world.http(await world.open())
+    body = {"prompt": ["one", "four"], "n": 2, "return_token_ids": True}
+    headers = {"idempotency-key": "k"}
+    first, again = [await http.post("completions", json=body, headers=headers) for _ in range(2)]
+    assert first.json() == again.json()
+    assert len(world.model.requests) == 4
+
+
 async def test_a_stream_tells_text_and_ids(world: GatewayWorld) -> None:
     world.model.chunk = 4
     client = world.openai(await world.open())
@@ -65,8 +96,10 @@ async def test_a_stream_tells_text_and_ids(world: GatewayWorld) -> None:
 @pytest.mark.parametrize(
     ("prompt", "settings", "param"),
     [
-        (["a", "b"], {}, "prompt"),
-        ([[1], [2]], {}, "prompt"),
+        (["a", [1]], {}, "prompt"),
+        ([[1], []], {}, "prompt"),
+        (["a", ""], {}, "prompt"),
+        (["a"] * 129, {}, "prompt"),
         ([-1], {}, "prompt"),
         ([], {}, "prompt"),
         ("x", {"echo": True}, "echo"),

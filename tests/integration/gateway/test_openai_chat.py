@@ -123,7 +123,6 @@ async def test_tool_calls_come_out_and_their_results_continue_the_tokens(
     ("settings", "reply", "code"),
     [
         ({"tool_choice": "required"}, "No.", "tool_choice_not_met"),
-        ({"tool_choice": "none"}, call_text("weather"), "tool_choice_not_met"),
         (
             {"tool_choice": {"type": "function", "function": {"name": "weather"}}},
             call_text("other"),
@@ -147,9 +146,11 @@ async def test_tool_calls_come_out_and_their_results_continue_the_tokens(
         ),
     ],
 )
-async def test_a_reply_that_breaks_a_promise_is_told_as_such_once_and_kept(
-    world: GatewayWorld, settings: dict[str, Any], reply: str, code: str
+async def test_a_broken_promise_is_passed_or_refused_and_counted(
+    empty_world: GatewayWorld, settings: dict[str, Any], reply: str, code: str
 ) -> None:
+    world = empty_world
+    await world.start_gateway(on_broken_promise="refuse")
     world.model.reply = lambda *_: reply
     client = world.openai(await world.open())
     with pytest.raises(openai.UnprocessableEntityError) as refused:
@@ -159,6 +160,107 @@ async def test_a_reply_that_breaks_a_promise_is_told_as_such_once_and_kept(
     completion_id = refused.value.body["completion_id"]  # type: ignore[index]
     export = await world.export(rewards={completion_id: -1.0})
     assert [row.reward for row in export.rows] == [-1.0]
+    assert export.metrics["num_broken_constraints"] == 1
+
+
+@pytest.mark.parametrize("streams", [False, True])
+async def test_a_broken_promise_passes_by_default_so_that_the_framework_can_mend_it(
+    world: GatewayWorld, streams: bool
+) -> None:
+    world.model.reply = lambda *_: "No."
+    client = world.openai(await world.open())
+    if streams:
+        chunks = await streamed(client, USER, tools=[WEATHER], tool_choice="required")
+        content = "".join(c.choices[0].delta.content or "" for c in chunks)
+    else:
+        answer = await chat(client, USER, tools=[WEATHER], tool_choice="required")
+        content = answer.choices[0].message.content
+    assert content == "No."
+    assert (await world.export()).metrics["num_broken_constraints"] == 1
+
+
+@pytest.mark.parametrize("streams", [False, True])
+async def test_a_broken_promise_is_sampled_again_and_its_reply_gets_reward_0(
+    empty_world: GatewayWorld, streams: bool
+) -> None:
+    world = empty_world
+    await world.start_gateway(on_broken_promise="ask_again", max_asks=3)
+    replies = ["No.", "Never.", '{"x": 1}', "Bye."]
+    world.model.reply = lambda *_: replies[len(world.model.requests) - 1]
+    client = world.openai(await world.open())
+    form = {"response_format": {"type": "json_object"}}
+    if streams:
+        chunks = await streamed(client, USER, **form)
+        content = "".join(c.choices[0].delta.content or "" for c in chunks)
+    else:
+        content = (await chat(client, USER, **form)).choices[0].message.content
+    assert content == '{"x": 1}'
+    reply = {"role": "assistant", "content": content}
+    await chat(client, USER, reply, USER)
+    export = await world.export(rewards={"": 1.0})
+    assert [row.reward for row in export.rows] == [0.0, 0.0, 1.0, 1.0]
+    assert (export.metrics["num_forks"], export.metrics["num_broken_constraints"]) == (0, 2)
+
+
+async def test_asking_again_ends_with_the_last_reply_or_with_the_budget(
+    empty_world: GatewayWorld,
+) -> None:
+    world = empty_world
+    await world.start_gateway(on_broken_promise="ask_again", max_asks=3)
+    world.model.reply = lambda *_: "No."
+    form: dict[str, Any] = {"response_format": {"type": "json_object"}}
+    for max_new_tokens, num_asked in ((500, 3), (6, 2)):
+        world.model.requests.clear()
+        client = world.openai(await world.open(f"g{num_asked}.0", max_new_tokens=max_new_tokens))
+        await chat(client, USER, **form)
+        assert len(world.model.requests) == num_asked
+    assert [request.max_new_tokens for request in world.model.requests] == [6, 2]
+    world.model.requests.clear()
+    await chat(world.openai(await world.open("g9.0")), USER, temperature=0, **form)
+    assert len(world.model.requests) == 1
+
+
+@pytest.mark.parametrize("streams", [False, True])
+async def test_with_tool_choice_none_a_call_is_text(world: GatewayWorld, streams: bool) -> None:
+    world.model.reply = lambda *_: "<think>Hm.</think>" + call_text("weather")
+    client = world.openai(await world.open())
+    settings: dict[str, Any] = {"tools": [WEATHER], "tool_choice": "none"}
+    if streams:
+        chunks = await streamed(client, USER, **settings)
+        assert not any(c.choices[0].delta.tool_calls for c in chunks)
+        content = "".join(c.choices[0].delta.content or "" for c in chunks)
+    else:
+        choice = (await chat(client, USER, **settings)).choices[0]
+        assert (choice.finish_reason, choice.message.tool_calls) == ("stop", None)
+        content = choice.message.content
+    assert content == call_text("weather")
+    await chat(client, USER, {"role": "assistant", "content": content}, USER, **settings)
+    assert (await world.export()).metrics["num_forks"] == 0
+
+
+async def test_arguments_of_the_template_reach_it(world: GatewayWorld) -> None:
+    client = world.openai(await world.open())
+    silent: dict[str, Any] = {"chat_template_kwargs": {"no_thoughts": True, "unread": 1}}
+    first = await chat(client, USER, extra_body=silent)
+    assert world.model.prompt().endswith("assistant\n<think></think>")
+    reply = first.choices[0].message.model_dump()
+    await chat(client, USER, reply, USER, extra_body=silent)
+    assert (await world.export()).metrics["num_forks"] == 0
+    await chat(world.openai(await world.open("g1.0")), USER, reasoning_effort="low")
+    assert not world.model.prompt().endswith("</think>")
+    for wrong in ({"messages": []}, {"tools": []}):
+        with pytest.raises(openai.BadRequestError, match="chat_template_kwargs"):
+            await chat(client, USER, extra_body={"chat_template_kwargs": wrong})
+
+
+async def test_template_arguments_that_change_render_the_conversation_anew(world: GatewayWorld) -> None:
+    client = world.openai(await world.open())
+    first = await chat(client, USER)
+    reply = first.choices[0].message.model_dump()
+    silent = {"chat_template_kwargs": {"no_thoughts": True}}
+    await chat(client, USER, reply, USER, extra_body=silent)
+    assert world.model.prompt().endswith("<think></think>")
+    assert (await world.export()).metrics["num_forks"] == 1
 
 
 async def test_a_kept_promise_passes(world: GatewayWorld) -> None:

@@ -113,6 +113,6 @@ async def test_an_unanswered_turn_and_an_episode_that_never_began_have_no_row() 
     for style in (ExportStyle.STEP, ExportStyle.CONCAT):
         transcript = EnvTranscript(Ledger(renderer()), style)
         assert transcript.rows(0.0) == ()
-        prompt = transcript.ledger.continue_from("", np.array([1, 2], np.int32))
+        prompt = transcript.ledger.prepare_tokens(np.array([1, 2], np.int32))
         transcript.ledger.record(prompt, generation([3]), ChatMessage("assistant", "x"), "0")
         assert transcript.rows(0.0) == ()

@@ -52,7 +52,15 @@ def body(*messages: Any, **fields: Any) -> bytes:
             "tool_choice",
         ),
         ({"tools": [{"type": "web_search"}]}, "tools[0].type"),
-        ({"reasoning_effort": "high"}, "reasoning_effort"),
+        ({"reasoning_effort": "heroic"}, "reasoning_effort"),
+        ({"chat_template_kwargs": {"messages": []}}, "chat_template_kwargs.messages"),
+        ({"repetition_penalty": 1.1}, "repetition_penalty"),
+        ({"min_tokens": 5}, "min_tokens"),
+        ({"ignore_eos": True}, "ignore_eos"),
+        ({"guided_json": {"type": "object"}}, "guided_json"),
+        ({"structured_outputs": {"regex": "x"}}, "structured_outputs"),
+        ({"continue_final_message": True}, "continue_final_message"),
+        ({"chat_template": "{{ messages }}"}, "chat_template"),
         ({"made_up": 1}, "made_up"),
         ({"stream_options": {"made_up": 1}}, "stream_options.made_up"),
     ],
@@ -71,6 +79,7 @@ def test_what_is_not_honoured_is_refused_by_its_name(fields: dict[str, Any], par
         ([USER, {"role": "assistant", "content": "x"}], "messages"),
         ([{"role": "tool", "content": "x"}], "messages[0].tool_call_id"),
         ([{"role": "user", "content": [{"type": "image_url"}]}], "messages[0].content[0]"),
+        ([{"role": "user", "content": [{"image_url": "x"}]}], "messages[0].content[0].type"),
         ([USER, {"role": "assistant", "audio": {"id": "x"}}, USER], "messages[1].audio"),
         ([{"content": "x"}], "messages[0].role"),
         ([{"role": "user", "content": 5}], "messages[0].content"),
@@ -144,3 +153,46 @@ def test_fields_for_other_peoples_books_change_nothing() -> None:
     _, plain = read_chat(body())
     _, noted = read_chat(body(user="u", metadata={"a": "b"}, store=True, service_tier="auto"))
     assert noted == plain
+
+
+def test_values_of_vllms_fields_without_effect_are_accepted() -> None:
+    _, plain = read_chat(body())
+    values = {
+        "repetition_penalty": 1.0,
+        "length_penalty": 1.0,
+        "min_tokens": 0,
+        "ignore_eos": False,
+        "use_beam_search": False,
+        "best_of": 1,
+        "echo": False,
+        "bad_words": [],
+        "include_stop_str_in_output": False,
+        "skip_special_tokens": True,
+        "spaces_between_special_tokens": True,
+        "add_special_tokens": False,
+        "add_generation_prompt": True,
+        "continue_final_message": False,
+        "include_reasoning": True,
+        "return_tokens_as_token_ids": False,
+        "truncate_prompt_tokens": None,
+        "prompt_logprobs": None,
+        "structured_outputs": None,
+        "guided_json": None,
+        "documents": None,
+        "chat_template": None,
+        "stop_token_ids": [],
+        "priority": 0,
+        "request_id": "r1",
+        "cache_salt": "x",
+        "verbosity": "medium",
+        "chat_template_kwargs": {},
+    }
+    _, same = read_chat(body(**values))
+    assert same == plain
+
+
+def test_an_effort_of_none_also_switches_thinking_off() -> None:
+    _, low = read_chat(body(reasoning_effort="low"))
+    assert low.template_args == {"reasoning_effort": "low"}
+    _, none = read_chat(body(reasoning_effort="none", chat_template_kwargs={"style": "x"}))
+    assert none.template_args == {"reasoning_effort": "none", "enable_thinking": False, "style": "x"}

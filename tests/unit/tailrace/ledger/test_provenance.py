@@ -8,18 +8,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tailrace.channel.generation import Generation
 from tailrace.channel.ports import Address
 from tailrace.ledger import Ledger
 from tailrace.provenance import join_spans
-from tailrace_protos.base import (
-    as_uint8,
-    encode,
-)
+from tailrace_protos.base import as_uint8, encode, pack_float32, pack_int32
 from tailrace_protos.control import Lease, split_source
 from tailrace_protos.generation import FinishReason, TokenSpan
 from tailrace_protos.journal import OldRecordError, decode_record
-from tailrace_protos.session import ExportStyle
+from tailrace_protos.session import ExportStyle, LedgerNode
 from tests.provenance import sources_of
 from tests.unit.tailrace.ledger.calls import assistant, new_ledger, sampled, user
 
@@ -38,10 +34,7 @@ def played(
     """Play the turns; the source of every token that is trained."""
     kept: list[str] = []
     number = 0
-    parent_id = ""
     for turn, parts in enumerate(turns):
-        opening = np.array([1, 2], np.int32)
-        prompt = ledger.continue_from(parent_id, opening, whole=whole)
         spans = join_spans(TokenSpan(3, source, count) for source, count in parts)
         sources = [source for source, count in parts for _ in range(count)]
         logprobs = np.full(len(sources), -1.0, np.float32)
@@ -51,9 +44,19 @@ def played(
             else:
                 kept.append(source)
             number += 1
-        ids = np.zeros(len(sources), np.int32)
-        answer = Generation(ids, logprobs, spans, FinishReason.STOP, None, 0)
-        parent_id = ledger.record(prompt, answer, assistant("x"), str(turn)).completion_id
+        node = LedgerNode(
+            completion_id=str(turn),
+            parent_id=str(turn - 1) if turn else "",
+            messages=(),
+            inserted_ids=pack_int32([1, 2]),
+            token_ids=pack_int32([0] * len(sources)),
+            inference_logprobs=pack_float32(logprobs),
+            spans=spans,
+            finish_reason=FinishReason.STOP,
+            reply=assistant("x"),
+            is_rendered_whole=whole,
+        )
+        ledger.add(node)
     return kept
 
 
