@@ -75,7 +75,9 @@ class RowForward:
         logits: list[Tensor] = []
         for part in parts or torch.split(tokens[num_known:], 1):
             out = self._model(input_ids=part.unsqueeze(0), use_cache=True, **cache)
-            name = next(name for name in _CACHES if out.get(name) is not None)
+            name = next((name for name in _CACHES if out.get(name) is not None), None)
+            if name is None:  # it made no cache this time
+                return self._whole(tokens)[places]
             cache = {name: out[name]}
             logits.append(out.logits[0])
         ((name, made),) = cache.items()
