@@ -88,6 +88,13 @@ def _target_names(model: Any, wanted: tuple[str, ...]) -> list[str]:
     ]
     takes_all = wanted == ("all-linear",)
     found = [name for name in linear if takes_all or name.rpartition(".")[2] in wanted]
+    unused = _uncalled(model, found)
+    if unused and not takes_all:
+        raise ConfigError(
+            f"learner.lora.target_modules: {model.config.model_type} reads the weight of {unused[0]} "
+            f"itself, so that an adapter has no effect: leave {unused[0].rpartition('.')[2]} out"
+        )
+    found = [name for name in found if name not in unused]
     if not found:
         known = ", ".join(sorted({name.rpartition(".")[2] for name in linear})) or "none"
         raise ConfigError(
@@ -95,6 +102,24 @@ def _target_names(model: Any, wanted: tuple[str, ...]) -> list[str]:
             f"{', '.join(wanted)}; its linear layers are: {known}"
         )
     return found
+
+
+@torch.no_grad()
+def _uncalled(model: Any, names: list[str]) -> list[str]:
+    """Layers that no pass calls: the model reads their weights. Experts wait for tokens."""
+    called: set[str] = set()
+    hooks = [
+        model.get_submodule(name).register_forward_hook(lambda *_, name=name: called.add(name))
+        for name in names
+    ]
+    weight = model.get_input_embeddings().weight
+    try:
+        ids = torch.arange(min(16, len(weight)), device=weight.device).unsqueeze(0)
+        model(input_ids=ids, use_cache=False)
+    finally:
+        for hook in hooks:
+            hook.remove()
+    return [name for name in names if name not in called and ".experts." not in name]
 
 
 def adapted_layers(model: nn.Module) -> list[AdaptedLayer]:
