@@ -65,9 +65,9 @@ def rows() -> list[TrainingRow]:
 
 def plain_logprobs(model: Any, row: TrainingRow) -> Tensor:
     """Log-probabilities [m] of the row's targets by the model as it is."""
-    ids = torch.from_numpy(np.append(row.token_ids, row.target_ids[-1])).unsqueeze(0)
+    ids = torch.from_numpy(row.token_ids).unsqueeze(0)
     logits = model(input_ids=ids, use_cache=False).logits[0].float()
-    return logits.log_softmax(-1)[:-1].gather(1, ids[0, 1:, None])[:, 0]
+    return logits.log_softmax(-1).gather(1, torch.from_numpy(row.target_ids)[:, None])[:, 0]
 
 
 def gradients(model: Any, logprobs: Tensor) -> dict[str, Tensor]:
