@@ -19,6 +19,7 @@ from transformers.pytorch_utils import Conv1D
 from tailrace.config import ConfigError
 from tailrace.import_path import load_extra
 from tailrace_learner.config_execution import LoraArgs
+from tailrace_learner.core.model.forward_path import path_of, set_path, use_attention
 
 LORA_FILE = "lora.safetensors"
 _ADAPTER = "default"  # peft's name for a single adapter
@@ -112,13 +113,15 @@ def _uncalled(model: Any, names: list[str]) -> list[str]:
         model.get_submodule(name).register_forward_hook(lambda *_, name=name: called.add(name))
         for name in names
     ]
-    weight = model.get_input_embeddings().weight
+    weight, path = model.get_input_embeddings().weight, path_of(model)
+    use_attention(model, "eager")
     try:
         ids = torch.arange(min(16, len(weight)), device=weight.device).unsqueeze(0)
         model(input_ids=ids, use_cache=False)
     finally:
         for hook in hooks:
             hook.remove()
+        set_path(model, path)
     return [name for name in names if name not in called and ".experts." not in name]
 
 
