@@ -4,7 +4,11 @@ Hydra composes (defaults lists, groups, `key=value`); strict Structs decide what
 Hydra lets through and no Struct knows is an error naming the key, the file and the closest key.
 """
 
-from collections.abc import Sequence
+import math
+import signal
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, get_type_hints
@@ -26,6 +30,7 @@ from tailrace.config import (
     section_config,
 )
 from tailrace.config.settings import apply_settings
+from tailrace.data import load_dataset
 from tailrace.import_path import importable_from
 from tailrace_agents.config import AgentsConfig
 from tailrace_cli.config import ClusterConfig
@@ -90,8 +95,31 @@ def locate(experiment: str | None, config_path: str | None, config_name: str | N
 def load(path: Path, overrides: Sequence[str] = ()) -> Experiment:
     """Compose, decode and cross-check the experiment at `path`; raises `ConfigError`."""
     source = str(path) if not overrides else f"{path} with {' '.join(overrides)}"
-    with importable_from(path.parent):
-        return replace(decode(_compose(path, overrides), source), folder=path.parent)
+    content = _compose(path, overrides)
+    section = content.get("cluster")
+    limit_s = section.get("check_timeout_s") if isinstance(section, dict) else None
+    with importable_from(path.parent), _time_limit(limit_s or ClusterConfig().check_timeout_s):
+        return replace(decode(content, source), folder=path.parent)
+
+
+@contextmanager
+def _time_limit(limit_s: object) -> Iterator[None]:
+    """Raises `TimeoutError` in the body after `limit_s`: modules of the user's algorithms may hang."""
+    is_limited = isinstance(limit_s, int | float) and limit_s > 0
+    if not is_limited or threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def expire(_number: int, _frame: object) -> None:
+        raise TimeoutError(f"it took more than {limit_s} s (cluster.check_timeout_s)")
+
+    before = signal.signal(signal.SIGALRM, expire)
+    signal.setitimer(signal.ITIMER_REAL, float(str(limit_s)))
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
 
 
 def decode(content: dict[str, Any], source: str) -> Experiment:
@@ -121,6 +149,29 @@ def count_gateways(experiment: Experiment) -> int:
     if wanted is None:
         return 1 if experiment.agents.workflow is not None else 0
     return wanted
+
+
+def with_epochs(experiment: Experiment) -> Experiment:
+    """The experiment with `max_steps` for its `num_epochs`; loads the data sets to count their rows."""
+    run, config = experiment.run, experiment.scheduler
+    if not run.num_epochs:
+        return experiment
+    shares = config.num_groups_partition or (1,) * len(config.tags)
+    num_cycles = 0  # of one epoch; a cycle has `share` groups of each tag
+    with importable_from(experiment.folder or Path.cwd()):
+        for tag, share in zip(config.tags, shares, strict=True):
+            if entry := experiment.agents.datasets.get(tag):
+                place = f"{experiment.source}: agents.datasets.{tag}"
+                num_rows = len(load_dataset(entry, run.seed, place))
+                num_cycles = max(num_cycles, math.ceil(num_rows / share))
+    max_steps = run.num_epochs * num_cycles * sum(shares) // run.groups_per_step
+    if max_steps == 0:
+        few = (
+            f"{num_cycles * sum(shares)} groups are fewer than groups_per_step ({run.groups_per_step})"
+        )
+        reason = few if num_cycles else "scheduler.tags names no data set, and only these have epochs"
+        raise ConfigError(f"{experiment.source}: num_epochs: {reason}: set max_steps instead")
+    return replace(experiment, run=msgspec.structs.replace(run, max_steps=max_steps))
 
 
 def compose_file(path: Path, overrides: Sequence[str] = ()) -> DictConfig:

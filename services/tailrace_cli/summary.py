@@ -2,7 +2,7 @@
 
 import json
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -11,10 +11,20 @@ from rich.markup import escape
 from rich.table import Table
 
 from tailrace_protos.episode import Outcome
-from tailrace_protos.event import EpisodeSettled, Event, HintChanged, RunFailed, RunStarted
+from tailrace_protos.event import (
+    EpisodeSettled,
+    EvaluationFinished,
+    Event,
+    HintChanged,
+    RunFailed,
+    RunStarted,
+)
 from tailrace_scheduler.core.run_health import alike_text
 
 Row = dict[str, float | int | str | None]
+Baselines = Mapping[str, Mapping[str, float]]  # success by tag and player
+NO_BASELINES: Baselines = {}
+GREEDY = "greedy"
 
 
 def read_metrics(run_dir: Path) -> list[Row]:
@@ -70,8 +80,16 @@ class Health:
     failed: str = ""  # why the run ended without success
 
 
-_HEALTH_MARKS = (b'"infra_failure"', b'"timeout"', b'"hint_changed"', b'"run_failed"', b'"run_started"')
+_HEALTH_MARKS = (
+    b'"infra_failure"',
+    b'"timeout"',
+    b'"hint_changed"',
+    b'"run_failed"',
+    b'"run_started"',
+    b'"evaluation_finished"',
+)
 _MOST_KINDS = 5
+_MIN_VALID_SHARE = 0.95  # of an evaluation's episodes
 
 
 def read_health(run_dir: Path) -> Health:
@@ -98,6 +116,8 @@ def read_health(run_dir: Path) -> Health:
                 newest[key] = health.newest_failure
             case HintChanged(name, is_raised, text) if is_raised:
                 hints[name] = text
+            case EvaluationFinished() as body:
+                hints.update(_left_out(body))
             case RunFailed(reason=reason):
                 health.failed = reason
             case RunStarted():  # it goes on
@@ -107,15 +127,37 @@ def read_health(run_dir: Path) -> Health:
     return health
 
 
+def _left_out(body: EvaluationFinished) -> dict[str, str]:
+    """Hint on an evaluation whose means leave many episodes out, by the step's name."""
+    num_valid = body.num_valid + (body.greedy.num_valid if body.greedy else 0)
+    if num_valid >= _MIN_VALID_SHARE * body.num_episodes:
+        return {}
+    text = (
+        f"the evaluation of step {body.step} counts {num_valid} of {body.num_episodes} episodes; the "
+        "others failed or timed out, so its means are not to be trusted: scheduler.group_timeout_s"
+    )
+    return {f"evaluation/{body.step}": text}
+
+
 NO_HEALTH = Health()
 
 
-def summary_rows(rows: Sequence[Row], health: Health = NO_HEALTH) -> list[Line]:
-    """Name and value of everything worth a line, from the run's metrics and its health."""
+def summary_rows(
+    rows: Sequence[Row],
+    health: Health = NO_HEALTH,
+    baselines: Baselines = NO_BASELINES,
+    temperature: float = 1.0,
+) -> list[Line]:
+    """Name and value of everything worth a line, from the run's metrics and its health.
+
+    `temperature` is that of the evaluation; `baselines` are those of `measure_baselines`.
+    """
     num_steps = str(rows[-1]["step"]) if rows else "0"
     return [
         ("optimizer steps", num_steps),
-        *_success(rows),
+        *_success(rows, "eval/success_rate", sampling_name(temperature)),
+        *_success(rows, "eval/greedy/success_rate", GREEDY),
+        *_baselines(baselines),
         *_last_values(rows),
         *_rate(rows),
         *_staleness(rows),
@@ -136,11 +178,22 @@ def _health(health: Health) -> Iterator[Line]:
         yield "the run failed", health.failed
 
 
-def _success(rows: Sequence[Row]) -> Iterator[Line]:
-    steps, success = series(rows, "eval/success_rate")
-    if success:
-        yield f"held-out success, step {steps[0]}", f"{success[0]:.3f}"
-        yield f"held-out success, step {steps[-1]}", f"{success[-1]:.3f}"
+def sampling_name(temperature: float) -> str:
+    """Name of the replies of an evaluation."""
+    return f"sampled at temperature {temperature:g}" if temperature else GREEDY
+
+
+def _success(rows: Sequence[Row], key: str, how: str) -> Iterator[Line]:
+    steps, success = series(rows, key)
+    for at in sorted({0, len(steps) - 1}) if steps else ():
+        yield f"held-out success, {how}, step {steps[at]}", f"{success[at]:.3f}"
+
+
+def _baselines(baselines: Baselines) -> Iterator[Line]:
+    for tag, found in baselines.items():
+        of_tag = f" ({tag})" if len(baselines) > 1 else ""
+        for name, success in found.items():
+            yield f"held-out success of a simple player: {name}{of_tag}", f"{success:.3f}"
 
 
 def _last_values(rows: Sequence[Row]) -> Iterator[Line]:
@@ -177,9 +230,9 @@ def _waits(rows: Sequence[Row]) -> Iterator[Line]:
             yield f"waiting for {key.removeprefix('idle/')}", f"{seconds:.1f} s"
 
 
-def summary_table(title: str, rows: Sequence[Row], health: Health = NO_HEALTH) -> Table:
-    """The rows as a table for the terminal."""
+def summary_table(title: str, lines: Sequence[Line]) -> Table:
+    """The lines of `summary_rows` as a table for the terminal."""
     table = Table(title=title, show_header=False)
-    for name, value in summary_rows(rows, health):
+    for name, value in lines:
         table.add_row(escape(name), escape(value))
     return table

@@ -10,7 +10,7 @@ import pytest
 import yaml
 
 from tailrace.config import ConfigError, InvalidConfigError
-from tailrace_cli.experiment import decode, load
+from tailrace_cli.experiment import decode, load, with_epochs
 from tailrace_cli.validation import check_experiment
 from tailrace_envs import make_env
 
@@ -47,6 +47,7 @@ def test_the_resolved_experiment_loads_to_the_same() -> None:
         ("cluster.num_sandboxes=-1", "cluster.num_sandboxes"),
         ("reward.rewards=[{name: r, kind: scorer, scorer: code}]", "cluster.num_sandboxes to 1"),
         ("reward.rewards=[{name: r, kind: scorer, timeout_s: 1000}]", "agents.reward_timeout_s"),
+        ("inference.transports=[nats]", "agents.transport: zmq is not one of inference.transports"),
     ],
 )
 def test_combinations_that_cannot_run_name_the_key_or_the_remedy(override: str, named: str) -> None:
@@ -169,7 +170,12 @@ def test_gigpo_on_environments_needs_no_other_rows() -> None:
     check_experiment(load(EXAMPLE, SUMS))
 
 
-def test_the_settings_in_the_readme_of_rewards_are_possible() -> None:
+def test_the_settings_in_the_readme_of_rewards_are_possible(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "my_reward_model").mkdir()
+    (tmp_path / "my_reward_model" / "config.json").write_text("{}")
     readme = (EXAMPLE.parents[2] / "services" / "tailrace_reward" / "README.md").read_text()
     blocks = [textwrap.dedent(part.split("```")[0]) for part in readme.split("```yaml")[1:]]
     of_example = yaml.safe_load(EXAMPLE.read_text())
@@ -267,3 +273,49 @@ def test_all_problems_of_an_experiment_are_named_together() -> None:
     experiment = load(EXAMPLE, ["scheduler.tags=[nowhere]", "learner.num_mini_batches=999"])
     with pytest.raises(InvalidConfigError, match=r"2 problems:\n  scheduler\.tags.*\n  learner\.num"):
         check_experiment(experiment)
+
+
+SUMS_ROWS = 7
+
+
+@pytest.mark.parametrize(
+    ("settings", "max_steps"),
+    [
+        (["num_epochs=1", "groups_per_step=7"], 1),
+        (["num_epochs=4", "groups_per_step=7"], 4),
+        (["num_epochs=3", "groups_per_step=4"], 5),  # 21 rows are five steps and a rest
+        (["max_steps=9"], 9),
+    ],
+)
+def test_epochs_become_steps(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, settings: list[str], max_steps: int
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "sums.jsonl").write_text('{"prompt": "1+1"}\n' * SUMS_ROWS)
+    assert (
+        with_epochs(load(EXAMPLE, [*SUMS, "scheduler.tags=[sums]", *settings])).run.max_steps
+        == max_steps
+    )
+
+
+def test_epochs_need_rows_and_a_whole_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "sums.jsonl").write_text('{"prompt": "1+1"}\n' * SUMS_ROWS)
+    with pytest.raises(ConfigError, match=r"num_epochs: scheduler\.tags names no data set"):
+        with_epochs(load(EXAMPLE, ["num_epochs=1"]))
+    few = [*SUMS, "scheduler.tags=[sums]", "num_epochs=1", "groups_per_step=8"]
+    with pytest.raises(ConfigError, match="7 groups are fewer than groups_per_step"):
+        with_epochs(load(EXAMPLE, few))
+
+
+def test_named_evaluations_name_what_exists_and_stand_alone() -> None:
+    named = "evaluations={greedy: {tag: frozen_lake, temperature: 0}}"
+    check_experiment(load(EXAMPLE, [named, "scheduler.eval_tags=[]"]))
+    for override, problem in (
+        ([named, "scheduler.eval_tags=[frozen_lake]"], "both name what is evaluated"),
+        (["evaluations={lakes: {}}", "scheduler.eval_tags=[]"], "evaluations: 'lakes' is neither in"),
+    ):
+        with pytest.raises(ConfigError, match=problem):
+            check_experiment(load(EXAMPLE, override))
+    with pytest.raises(ConfigError, match="num_samples must be at least 1"):
+        load(EXAMPLE, ["evaluations={frozen_lake: {num_samples: 0}}"])

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tailrace.config import RunConfig
+from tailrace.config import EvaluationArgs, RunConfig
 from tailrace_protos.episode import Outcome
 from tailrace_protos.event import (
     EpisodeSettled,
@@ -27,7 +27,12 @@ OUTCOMES = [*[Outcome.OK] * 6, Outcome.POLICY_FAILURE, Outcome.INFRA_FAILURE, Ou
 
 
 def made_run(
-    seed: int, max_staleness: int, group_size: int = 3, max_steps: int = 5, **settings: Any
+    seed: int,
+    max_staleness: int,
+    group_size: int = 3,
+    max_steps: int = 5,
+    evaluations: dict[str, EvaluationArgs] | None = None,
+    **settings: Any,
 ) -> SimulatedRun:
     run = RunConfig(
         exp_name="x",
@@ -37,6 +42,7 @@ def made_run(
         group_size=group_size,
         groups_per_step=3,
         max_staleness=max_staleness,
+        evaluations=evaluations or {},
     )
     config = SchedulerConfig(
         tags=("A", "B"),
@@ -220,6 +226,28 @@ def test_every_evaluation_task_is_played_so_often(eval_group_size: int) -> None:
     world.decide()
     (done,) = [e.body for e in world.events if isinstance(e.body, EvaluationFinished)]
     assert done.num_valid == done.num_episodes == 4 * eval_group_size
+
+
+def test_a_greedy_evaluation_plays_every_task_once_more_and_keeps_its_result_apart() -> None:
+    world = made_run(0, 2, eval_group_size=2, eval_greedy=True)
+    world.resume(0)
+    world.served_version = 0
+    world.beat()
+    world.decide()
+    plans = [group.plan for group in world.open.values()]
+    assert [len(plan.tasks) for plan in plans] == [2, 1] * 4
+    assert [plan.tasks[0].greedy for plan in plans] == [False, True] * 4
+    assert all(plans[at].tasks[0].seed == plans[at + 1].tasks[0].seed for at in range(0, 8, 2))
+    for plan in plans:
+        for member, task in enumerate(plan.tasks):
+            outcome = Outcome.OK if task.greedy else Outcome.INFRA_FAILURE
+            world.settle(plan.group_id, member, outcome)
+    world.decide()
+    (done,) = [e.body for e in world.events if isinstance(e.body, EvaluationFinished)]
+    assert (done.num_episodes, done.num_valid) == (12, 0)
+    assert done.greedy is not None
+    assert done.greedy.num_valid == 4
+    assert {tag: means.num_valid for tag, means in done.greedy_tags.items()} == {"A": 2, "B": 2}
 
 
 @pytest.mark.parametrize(
