@@ -45,13 +45,7 @@ from tailrace_scheduler.core.admission import (
     ServerView,
     is_current,
 )
-from tailrace_scheduler.core.decisions import (
-    AdmitGroup,
-    Decision,
-    DrainServer,
-    Emit,
-    SettleMembers,
-)
+from tailrace_scheduler.core.decisions import AdmitGroup, Decision, DrainServer, Emit, SettleMembers
 from tailrace_scheduler.core.evaluation import EvaluationPlan, evaluation_of
 from tailrace_scheduler.core.groups import GroupBook
 from tailrace_scheduler.core.health import ServerHealth
@@ -290,6 +284,7 @@ class SchedulerCore:
             num_ready=self._lineage.num_ready,
             ready_bytes=self._lineage.ready_bytes,
             mean_group_bytes=self._lineage.mean_group_bytes,
+            last_step=self._evaluations.barrier(self._lineage.step),
         )
 
     def _situation(self, now_s: float) -> Situation:
