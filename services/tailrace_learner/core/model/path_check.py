@@ -125,6 +125,7 @@ class _Check:
                 str(model.config.model_type), "its states depend on later tokens: it is no causal model"
             )
         single = self._single_attention()
+        use_attention(model, wish.attention)  # kernels look for it
         if wish.packs and wish.speed_up(model) and (found := self._packed(single)):
             return found
         wish.slow_down(model)
