@@ -22,6 +22,7 @@ from tailrace_protos.session import (
     ExportSession,
     ExportStyle,
     OpenSession,
+    RewardScope,
     SessionExport,
     SessionLimits,
     SessionOpened,
@@ -48,8 +49,8 @@ class EpisodeSessions(Protocol):
     async def export(self, request: ExportSession) -> SessionExport:
         """Exports the session's rows; raises `SessionFailedError`."""
 
-    def close(self, session_id: str) -> None:
-        """Deletes the session, in the background."""
+    def close(self, opened: SessionOpened) -> None:
+        """Deletes this session, in the background; never a later one of the same episode."""
 
 
 class Seat(Protocol):
@@ -72,6 +73,7 @@ class WorkflowTerms(NamedTuple):
     export_style: ExportStyle
     turn_discount: float
     timeout_s: float
+    reward_scope: RewardScope = RewardScope.EPISODE
 
 
 class WorkflowPlayer:
@@ -110,20 +112,40 @@ class WorkflowPlayer:
         opened = await self._sessions.open(_opening(episode), anew=anew)
         try:
             end = await seat.run(episode.row, opened, terms.timeout_s)
-            if not end.outcome.is_valid:
-                return EpisodeEnd(end.outcome, end.reason)
             export = ExportSession(
-                opened.session_id, end.rewards, terms.export_style, terms.turn_discount
+                opened.session_id,
+                end.rewards or {"": 0.0},
+                terms.export_style,
+                terms.turn_discount,
+                terms.reward_scope,
             )
-            transcript.take(await self._sessions.export(export))
+            try:
+                transcript.take(await self._sessions.export(export))
+            except SessionFailedError:
+                if end.outcome.is_valid:
+                    raise
+                return EpisodeEnd(end.outcome, end.reason)
         finally:
-            self._sessions.close(opened.session_id)
-        if not transcript.num_turns:
-            reason = (
-                "the workflow ended without a model call that the gateway saw: use its base_url and key"
-            )
-            return EpisodeEnd(Outcome.INFRA_FAILURE, reason)
-        return EpisodeEnd(end.outcome, end.reason, {OVER_BUDGET: 1.0} if end.is_over_budget else {})
+            self._sessions.close(opened)
+        judged = _judged(end, transcript)
+        if not judged.outcome.is_valid:
+            episode.transcript = SessionTranscript()  # its rows are not trained
+        return judged
+
+
+def _judged(end: WorkflowEnd, transcript: SessionTranscript) -> EpisodeEnd:
+    """Lets what the gateway knows of the calls overrule an end that the code could not explain."""
+    outcome, reason = end.outcome, end.reason
+    if not transcript.num_turns and (outcome.is_valid or transcript.is_over_budget):
+        why = ", ".join(transcript.faults) or "use the base_url and the key of its episode"
+        reason = f"the workflow ended without a model call that the gateway answered: {why}"
+        return EpisodeEnd(Outcome.INFRA_FAILURE, reason)
+    is_policys = transcript.is_over_budget or (
+        outcome is Outcome.INFRA_FAILURE and bool(transcript.faults)
+    )
+    if not outcome.is_valid and is_policys:
+        outcome, reason = Outcome.POLICY_FAILURE, f"{', '.join(transcript.faults)}: {reason}"
+    return EpisodeEnd(outcome, reason, {OVER_BUDGET: 1.0} if transcript.is_over_budget else {})
 
 
 def _opening(episode: Episode) -> OpenSession:

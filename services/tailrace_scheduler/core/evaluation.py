@@ -34,11 +34,11 @@ class EvaluationTally:
     num_successes: float = 0.0
 
     def count(self, event: EpisodeSettled) -> None:
-        """Add an episode. Where an environment reports no success, a positive reward is one."""
+        """Add an episode."""
         if event.outcome.is_valid:
             self.num_valid += 1
             self.reward_sum += event.reward
-            self.num_successes += float(event.reward > 0) if event.success is None else event.success
+            self.num_successes += event.success or 0.0
 
     def means(self) -> TagEvaluation:
         """Means over the valid episodes."""

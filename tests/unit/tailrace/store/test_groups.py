@@ -44,6 +44,25 @@ def test_counts_and_versions_are_those_of_all_rows() -> None:
     assert (event.reward, event.success) == (0.5, 1.0)
 
 
+@pytest.mark.parametrize(
+    ("outcome", "reward", "metrics", "success"),
+    [
+        (Outcome.OK, 0.2, {}, 1.0),
+        (Outcome.OK, -0.2, {}, 0.0),
+        (Outcome.OK, 0.2, {"success": 0.0}, 0.0),
+        (Outcome.OK, 0.0, {"success": 0.5}, 0.5),
+        (Outcome.POLICY_FAILURE, 0.0, {}, 0.0),
+        (Outcome.INFRA_FAILURE, 0.0, {}, None),
+    ],
+)
+def test_an_episode_succeeds_as_its_task_reports_or_by_its_reward(
+    outcome: Outcome, reward: float, metrics: dict[str, float], success: float | None
+) -> None:
+    task = EnvTask("rows", 1)
+    ended = Trajectory("g0.1", "g0", 1, 0, "train", task, outcome, "", reward, metrics, 1.0, 2.0, ())
+    assert settled_event(ended).success == success
+
+
 def test_an_episode_without_rows_or_without_a_sampled_token_has_no_version() -> None:
     for rows in ((), (row([0, 0], [], []),)):
         event = settled_event(trajectory(*rows))
