@@ -53,7 +53,7 @@ from tailrace_protos.weights import ModelCard
 
 CONCURRENT = 512
 ROWS = 1000  # episodes whose export of rows is measured
-LIMITS = LoopLimits(8192, 4096, 64, 0, 0.0, 0.0, 0.0, 0)
+LIMITS = LoopLimits(8192, 4096, 64, 500, 0.0, 0.0, 0.0, 0)
 
 
 class InstantPolicy:

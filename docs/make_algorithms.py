@@ -48,6 +48,7 @@ def _lines() -> Iterator[str]:
     yield from _part("Behaviour correction", remark, corrections, CORRECTIONS)
     rest = {
         "Aggregation": "algorithms/aggregation",
+        "Log-ratios": "algorithms/ratios",
         "Divergence from a reference": "algorithms/kl",
         "Interpolated proximal policy": "algorithms/proximal",
     }

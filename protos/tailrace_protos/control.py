@@ -5,6 +5,7 @@ import enum
 import msgspec
 
 from tailrace_protos.base import Message
+from tailrace_protos.event import RunFailed
 
 
 class ServerState(enum.StrEnum):
@@ -123,7 +124,12 @@ class RunStatus(Message, frozen=True, tag="run_status"):
     eval_success_rate: float | None
     staleness_mean: float | None
     tokens_per_s: float | None
-    phase: str  # starting, warm_start, evaluating, training, finishing, finished
+    phase: str  # starting, warm_start, evaluating, training, finishing, finished, failed
     elapsed_s: float
     eta_s: float | None
     blocked_by: str = ""  # reason for stopped admission: credit, buffer, servers, weights, or empty
+    num_failures: int = 0  # episodes that ended as infra_failure or timeout
+    newest_failure: str = ""  # reason of the newest of them
+    hints: tuple[str, ...] = ()  # that hold now
+    progress_unix_s: float = 0.0  # of the newest valid episode, step or evaluation
+    failed: RunFailed | None = None  # with phase `failed`

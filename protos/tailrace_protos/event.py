@@ -67,6 +67,8 @@ class EpisodeSettled(msgspec.Struct, frozen=True, tag="episode_settled"):
     max_policy_version: int
     started_unix_s: float
     finished_unix_s: float
+    num_tool_calls: int = -1  # -1: not counted, as in environments
+    num_cut_replies: int = 0  # ended by a limit of tokens
 
 
 class GroupClosed(msgspec.Struct, frozen=True, tag="group_closed"):
@@ -178,6 +180,26 @@ class RunFinished(msgspec.Struct, frozen=True, tag="run_finished"):
     reason: str
 
 
+class RunFailed(msgspec.Struct, frozen=True, tag="run_failed"):
+    """The run ended by itself, because nothing in it could succeed."""
+
+    rule: (
+        str  # that ended it: failed_groups, untrained_steps, stall, trained_nothing, evaluated_nothing
+    )
+    step: int
+    reason: str  # for the user: facts, commonest cause, remedy
+    service: str  # whose log has more
+
+
+class HintChanged(msgspec.Struct, frozen=True, tag="hint_changed"):
+    """A health hint was raised, or no longer holds."""
+
+    name: str
+    is_raised: bool
+    text: str  # observation and the likely setting
+    step: int
+
+
 EventBody = (
     RunStarted
     | ModelPrepared
@@ -194,7 +216,9 @@ EventBody = (
     | EvaluationStarted
     | EvaluationFinished
     | ServerQuarantined
+    | HintChanged
     | RunFinished
+    | RunFailed
 )
 
 

@@ -10,6 +10,9 @@ import msgspec
 
 from tailrace_protos.base import EMPTY, Float32Bytes, Int32Bytes, Message
 
+# `policy_version` of tokens that no policy of the run sampled. Those without a log-probability (NaN)
+# count as sampled by the weights that the learner's step starts with.
+GIVEN_VERSION = -2
 MAX_TOP_LOGPROBS = 20  # largest `GenerateRequest.top_logprobs`
 
 

@@ -1,12 +1,15 @@
 """Sessions: one episode's conversations with the gateway, and the ledger that is kept of them."""
 
 import enum
+from typing import Any
 
 import msgspec
 
 from tailrace_protos.base import Float32Bytes, Int32Bytes, Message
 from tailrace_protos.chat import ChatMessage, ToolSchema
+from tailrace_protos.episode import Outcome
 from tailrace_protos.generation import FinishReason, SamplingParams, TokenSpan
+from tailrace_protos.subjects import Phase
 from tailrace_protos.trajectory import TokenRow
 
 
@@ -92,6 +95,33 @@ class OpenSession(Message, frozen=True, tag="open_session"):
     limits: SessionLimits
     sampling: SamplingParams = SamplingParams()  # where a call does not say
     sampling_seed: int | None = None  # each call has a seed of its own that follows from it
+
+
+class OutsideOffer(Message, frozen=True, tag="outside_offer"):
+    """An episode that waits for an agent outside of the cluster."""
+
+    opening: OpenSession
+    group_id: str
+    member: int
+    phase: Phase
+    tag: str  # name of the data set
+    row: dict[str, Any]
+    lease_s: float  # without a sign of life, after which another agent gets the episode
+
+
+class OutsideResult(Message, frozen=True, tag="outside_result", omit_defaults=True):
+    """End of an episode that an outside agent played.
+
+    `rewards` by completion id, "" is the episode's. With `rows` the agent brings its own trajectory,
+    and the calls of its session are not trained.
+    """
+
+    outcome: Outcome = Outcome.OK
+    reason: str = ""
+    rewards: dict[str, float] = msgspec.field(default_factory=dict)
+    metrics: dict[str, float] = msgspec.field(default_factory=dict)
+    rows: tuple[TokenRow, ...] = ()
+    messages: tuple[ChatMessage, ...] = ()  # of `rows`, for the reward service
 
 
 class SessionOpened(Message, frozen=True, tag="session_opened"):

@@ -1,5 +1,7 @@
 """Weights from the learner to the engines: manifests, sources, chunks, reports."""
 
+from typing import Any
+
 import msgspec
 
 from tailrace_protos.base import Message
@@ -115,3 +117,14 @@ class ModelCard(Message, frozen=True, tag="model_card"):
 
     config_json: bytes  # Hugging Face config.json
     tokenizer_files: dict[str, bytes]  # tokenizer.json, tokenizer_config.json, chat_template.jinja
+
+    @property
+    def context_tokens(self) -> int:
+        """Tokens that the model reads at most; 0 if its configuration does not say."""
+        config = msgspec.json.decode(self.config_json, type=dict[str, Any])
+        config |= config.get("text_config") or {}
+        found = (config.get(key) for key in _CONTEXT)
+        return next((value for value in found if isinstance(value, int) and value > 0), 0)
+
+
+_CONTEXT = ("max_position_embeddings", "n_positions", "n_ctx", "max_sequence_length", "seq_length")

@@ -13,10 +13,18 @@ from tailrace.policy.continuation import ContinuingPolicy
 from tailrace.policy.leases import LeaseClient
 from tailrace.policy.reporting import Reporter
 from tailrace.runtime import Args, Service, run_service
-from tailrace.store import Blobs, Journal, StoreConnection, TrajectoryBuffer, connect
+from tailrace.store import (
+    Blobs,
+    Journal,
+    OutsideEpisodes,
+    StoreConnection,
+    TrajectoryBuffer,
+    connect,
+)
 from tailrace.tools import ToolClient
 from tailrace_agents import metrics
 from tailrace_agents.adapters.gateway_sessions import GatewaySessions
+from tailrace_agents.adapters.outside_desk import StoredDesk
 from tailrace_agents.adapters.player_factory import PlayerFactory, WorkflowStage
 from tailrace_agents.adapters.scoring import RewardClient
 from tailrace_agents.adapters.workflow_pool import AnyRunner, start_runner
@@ -77,7 +85,9 @@ class _Worker:
         service, config = self._service, self._config
         run = service.run.exp_name
         self._redis = redis = await connect(service.endpoints.redis_url)
-        renderer = make_renderer(await Blobs(redis, run).wait_for_model_card(), service.run)
+        card = await Blobs(redis, run).wait_for_model_card()
+        check_length(config, card)
+        renderer = make_renderer(card, service.run)
         self._client = client = self._make_client()
         await client.start()
         policy = ContinuingPolicy(
@@ -112,10 +122,11 @@ class _Worker:
         service = self._service
         self._tools = tools = ToolClient(service.bus, service.run.exp_name, redis=redis)
         workflow = None
-        if self._runner is not None:
+        if self._config.workflow is not None:
             blobs = Blobs(redis, service.run.exp_name)
             self._sessions = GatewaySessions(service.bus, service.run.exp_name, blobs)
-            workflow = WorkflowStage(self._runner, self._sessions)
+            desk = StoredDesk(OutsideEpisodes(redis, service.run.exp_name))
+            workflow = WorkflowStage(self._runner or desk, self._sessions)
         try:
             model = TokenModel(renderer, policy)
             return self._factory.players(model, tools, service.draining.is_set, workflow)
@@ -141,6 +152,16 @@ class _Worker:
         if self._config.transport == "zmq":
             return ZmqGenerateClient(channel)
         return NatsGenerateClient(self._service.bus.connection.client, channel)
+
+
+def check_length(config: AgentsConfig, card: ModelCard) -> None:
+    """Raises `ConfigError` for episodes that are longer than what the model reads."""
+    longest, context = config.max_episode_tokens, card.context_tokens
+    if 0 < context < longest:
+        raise ConfigError(
+            f"agents.max_episode_tokens ({longest}) exceeds the model's context of {context} tokens: "
+            f"set it to at most {context}, or use a model with a longer context"
+        )
 
 
 def make_renderer(card: ModelCard, run: RunConfig) -> Renderer:

@@ -26,6 +26,10 @@ class EnvEntry(Config, frozen=True, kw_only=True):
     max_tokens_per_step: int = 512
     """Tokens that one reply may have. A longer reply is cut; the environment gets the cut text."""
 
+    max_turns: int = 500
+    """Turns of an episode, above any bound of the environment's own; an environment that has not ended
+    by then is cut off, and the episode is a policy failure that keeps its rewards."""
+
     history_turns: int | None = None
     """With `granularity: step`: number of earlier turns that the policy sees before the newest
     observation. 0: none. null: all. The policy always sees the task (rules, question).
@@ -38,7 +42,8 @@ class EnvEntry(Config, frozen=True, kw_only=True):
     class decides; it is true for `verifiers` and `openenv`."""
 
     def __post_init__(self) -> None:
-        _require_positive(self, "max_tokens_per_step")
+        for key in ("max_tokens_per_step", "max_turns"):
+            _require_positive(self, key)
         if self.history_turns is not None and self.history_turns < 0:
             raise ValueError("history_turns must not be negative; null is all turns")
 
@@ -114,8 +119,9 @@ class LoopArgs(Config, frozen=True, kw_only=True):
 class WorkflowArgs(Config, frozen=True, kw_only=True):
     """Your own agent, which plays the rows of data sets through the gateway."""
 
-    agent: str
-    """Your class, `my_module.MyAgent` or `my_module:MyAgent`, with `async def run(self, data)`."""
+    agent: str = ""
+    """Your class, `my_module.MyAgent` or `my_module:MyAgent`, with `async def run(self, data)`. Empty
+    with `mode: outside`."""
 
     kwargs: dict[str, Any] = msgspec.field(default_factory=dict)
     """Keyword arguments of its constructor."""
@@ -123,8 +129,9 @@ class WorkflowArgs(Config, frozen=True, kw_only=True):
     datasets: tuple[str, ...] = ()
     """Data sets of `agents.datasets` whose rows it plays; empty: all of them."""
 
-    mode: Literal["inline", "subproc"] = "inline"
-    """`inline`: many episodes at once in the event loop of the agents service. `subproc`: in processes,
+    mode: Literal["inline", "subproc", "outside"] = "inline"
+    """`outside`: agents that run anywhere lease the rows from the gateway over HTTP (`/v1/episodes`).
+    `inline`: many episodes at once in the event loop of the agents service. `subproc`: in processes,
     for agents that block, compute, or take their endpoint from environment variables."""
 
     python: str = ""
@@ -134,9 +141,14 @@ class WorkflowArgs(Config, frozen=True, kw_only=True):
     subproc_max_workers: int = 4
     """Processes of each agents worker with `mode: subproc`; each plays one episode at a time."""
 
+    lease_s: float = 120.0
+    """With `mode: outside`: seconds without a model call or a renewal after which another agent gets
+    the episode."""
+
     timeout_s: float = 3600.0
-    """Time limit of one run; the deadline of its group (`scheduler.group_timeout_s`) applies
-    too. A longer run is ended; with `mode: subproc` its process is killed."""
+    """Time limit of one run (with `mode: outside` from its offer); the deadline of its group
+    (`scheduler.group_timeout_s`) applies too. A longer run is ended; with `mode: subproc` its process
+    is killed."""
 
     max_blocked_s: float = 15.0
     """With `mode: inline`: a run that blocks the event loop for longer is interrupted and ends as a
@@ -159,9 +171,11 @@ class WorkflowArgs(Config, frozen=True, kw_only=True):
     """Library of the `AsyncClient` that `http_client` is; `auto`: httpx2 if it is installed."""
 
     def __post_init__(self) -> None:
-        if not self.agent:
+        if not self.agent and self.mode != "outside":
             raise ValueError("agent must name a class: my_module.MyAgent")
-        for key in ("subproc_max_workers", "timeout_s"):
+        if self.agent and self.mode == "outside":
+            raise ValueError("agent and mode: outside contradict each other: remove one of them")
+        for key in ("subproc_max_workers", "timeout_s", "lease_s"):
             _require_positive(self, key)
         if self.python and self.mode != "subproc":
             raise ValueError("python needs mode: subproc")
@@ -268,7 +282,7 @@ class AgentsConfig(Config, frozen=True, kw_only=True):
         if phase == "eval" and self.max_concurrent_eval_episodes is not None:
             wanted = self.max_concurrent_eval_episodes
         workflow = self.workflow
-        if workflow is None or workflow.mode == "inline" or self.custom_envs:
+        if workflow is None or workflow.mode != "subproc" or self.custom_envs:
             return wanted
         if not all(map(self.is_played_by_workflow, self.datasets)):
             return wanted

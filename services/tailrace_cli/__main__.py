@@ -1,4 +1,4 @@
-"""`tailrace`: the command line. Exit codes: 0 done, 1 a service failed, 2 the user can mend it."""
+"""`tailrace`: the command line. Exit codes: 0 done, 1 the run failed, 2 the user can mend it."""
 
 import sys
 from pathlib import Path
@@ -10,7 +10,7 @@ from rich.console import Console
 from tailrace.config import ConfigError
 from tailrace.log import configure
 from tailrace_cli.cluster.attached import Attachment
-from tailrace_cli.cluster.supervisor import USER_ERROR, ServiceFailedError
+from tailrace_cli.cluster.supervisor import USER_ERROR, RunEndedError
 from tailrace_cli.commands.cluster_run import keep_up, prepare_run_dir
 from tailrace_cli.commands.explain import explain as explain_key
 from tailrace_cli.commands.import_config import import_config as convert_config
@@ -248,7 +248,7 @@ def main() -> None:
     except ConfigError as error:
         console.print(f"error: {error}", style="red", highlight=False, markup=False, soft_wrap=True)
         sys.exit(USER_ERROR)
-    except ServiceFailedError as error:
+    except RunEndedError as error:
         console.print(f"error: {error}", style="red", highlight=False, markup=False, soft_wrap=True)
         sys.exit(USER_ERROR if error.exit_code == USER_ERROR else 1)
 

@@ -75,6 +75,10 @@ class ClusterConfig(Config, frozen=True, kw_only=True):
     restart_window_s: float = 60.0
     """Window for `max_restarts`, seconds."""
 
+    max_failed_starts: int = 5
+    """Times in a row that a service may end before it is ready, or without a valid episode or a step
+    in between; then the run ends with exit code 1 and the end of the service's log. 0: never."""
+
     num_threads: int = 1
     """Threads of numerical libraries in each process (OMP_NUM_THREADS); more than cores / processes
     slows everything down."""
@@ -128,5 +132,5 @@ class ClusterConfig(Config, frozen=True, kw_only=True):
                 )
 
 
-_NOT_NEGATIVE = ("drain_s", "max_restarts", "min_free_disk_bytes")
+_NOT_NEGATIVE = ("drain_s", "max_restarts", "max_failed_starts", "min_free_disk_bytes")
 _GPUS_OF_REPLICAS = {"inference_gpus": "num_inference_servers", "reward_gpus": "num_reward_workers"}

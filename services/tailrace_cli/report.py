@@ -9,7 +9,7 @@ from pathlib import Path
 
 from matplotlib.figure import Figure
 
-from tailrace_cli.summary import Row, read_metrics, series, summary_rows
+from tailrace_cli.summary import Row, read_health, read_metrics, series, summary_rows
 
 
 @dataclass(frozen=True)
@@ -73,7 +73,7 @@ def write_report(run_dir: Path, title: str, renders_dir: Path) -> Path:
     rows = read_metrics(run_dir)
     summary = "".join(
         f"<tr><td>{html.escape(name)}</td><td>{html.escape(value)}</td></tr>"
-        for name, value in summary_rows(rows)
+        for name, value in summary_rows(rows, read_health(run_dir))
     )
     pictures = ((panel, draw(panel, rows)) for panel in PANELS)
     curves = "".join(

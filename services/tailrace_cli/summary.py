@@ -1,10 +1,18 @@
-"""Summary of a run: its `metrics.jsonl`, read as rows, and the table at its end."""
+"""Summary of a run: its `metrics.jsonl`, read as rows, its failures and hints, the table at its end."""
 
 import json
+from collections import Counter
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 
+import msgspec
+from rich.markup import escape
 from rich.table import Table
+
+from tailrace_protos.episode import Outcome
+from tailrace_protos.event import EpisodeSettled, Event, HintChanged, RunFailed, RunStarted
+from tailrace_scheduler.core.run_health import alike_text
 
 Row = dict[str, float | int | str | None]
 
@@ -52,8 +60,58 @@ _LAST_VALUES = (
 _SHORTEST_WAIT_S = 0.05
 
 
-def summary_rows(rows: Sequence[Row]) -> list[Line]:
-    """Name and value of everything worth a line, from the run's metrics."""
+@dataclass
+class Health:
+    """Failures and hints of a run, as its log tells them."""
+
+    failures: list[tuple[str, int]] = field(default_factory=list)  # newest reason and count of a kind
+    newest_failure: str = ""
+    hints: list[str] = field(default_factory=list)  # that were raised, without repetitions
+    failed: str = ""  # why the run ended without success
+
+
+_HEALTH_MARKS = (b'"infra_failure"', b'"timeout"', b'"hint_changed"', b'"run_failed"', b'"run_started"')
+_MOST_KINDS = 5
+
+
+def read_health(run_dir: Path) -> Health:
+    """Health of a run, from `events.jsonl`; only lines that matter are decoded."""
+    health, counts, newest = Health(), Counter[str](), dict[str, str]()
+    hints: dict[str, str] = {}
+    path = run_dir / "events.jsonl"
+    decoder = msgspec.json.Decoder(Event)
+    lines = path.read_bytes().splitlines() if path.exists() else []
+    for line in lines:
+        if not any(mark in line for mark in _HEALTH_MARKS):
+            continue
+        try:
+            body = decoder.decode(line).body
+        except msgspec.DecodeError:  # torn: the writer was killed
+            break
+        match body:
+            case EpisodeSettled(
+                outcome=Outcome.INFRA_FAILURE | Outcome.TIMEOUT as outcome, reason=reason
+            ):
+                health.newest_failure = reason or outcome.value
+                key = alike_text(health.newest_failure)
+                counts[key] += 1
+                newest[key] = health.newest_failure
+            case HintChanged(name, is_raised, text) if is_raised:
+                hints[name] = text
+            case RunFailed(reason=reason):
+                health.failed = reason
+            case RunStarted():  # it goes on
+                health.failed = ""
+    health.failures = [(newest[key], count) for key, count in counts.most_common(_MOST_KINDS)]
+    health.hints = list(hints.values())
+    return health
+
+
+NO_HEALTH = Health()
+
+
+def summary_rows(rows: Sequence[Row], health: Health = NO_HEALTH) -> list[Line]:
+    """Name and value of everything worth a line, from the run's metrics and its health."""
     num_steps = str(rows[-1]["step"]) if rows else "0"
     return [
         ("optimizer steps", num_steps),
@@ -63,7 +121,19 @@ def summary_rows(rows: Sequence[Row]) -> list[Line]:
         *_staleness(rows),
         *_outcomes(rows),
         *_waits(rows),
+        *_health(health),
     ]
+
+
+def _health(health: Health) -> Iterator[Line]:
+    for reason, count in health.failures:
+        yield f"{count:,} failures", reason
+    if len(health.failures) > 1:
+        yield "the newest failure", health.newest_failure
+    for hint in health.hints:
+        yield "hint", hint
+    if health.failed:
+        yield "the run failed", health.failed
 
 
 def _success(rows: Sequence[Row]) -> Iterator[Line]:
@@ -107,9 +177,9 @@ def _waits(rows: Sequence[Row]) -> Iterator[Line]:
             yield f"waiting for {key.removeprefix('idle/')}", f"{seconds:.1f} s"
 
 
-def summary_table(title: str, rows: Sequence[Row]) -> Table:
+def summary_table(title: str, rows: Sequence[Row], health: Health = NO_HEALTH) -> Table:
     """The rows as a table for the terminal."""
     table = Table(title=title, show_header=False)
-    for name, value in summary_rows(rows):
-        table.add_row(name, value)
+    for name, value in summary_rows(rows, health):
+        table.add_row(escape(name), escape(value))
     return table

@@ -117,17 +117,39 @@ def _check_sampling(experiment: Experiment) -> None:
 def _check_rewards(experiment: Experiment) -> None:
     kept, patience = experiment.cluster.keep_environment, experiment.agents.reward_timeout_s
     for entry in experiment.reward.components:
-        if entry.kind in ("function", "judge") and entry.timeout_s > patience:
+        if entry.kind in ("scorer", "function", "judge") and entry.timeout_s > patience:
             raise ConfigError(
                 f"{experiment.source}: reward {entry.name!r}: timeout_s ({entry.timeout_s:g}) exceeds "
                 f"agents.reward_timeout_s ({patience:g}), after which a request is sent again: "
                 "raise the latter"
+            )
+        runs_code = "code" in (entry.scorer, *entry.sources.values())
+        if runs_code and not (experiment.cluster.num_sandboxes or experiment.cluster.tool_workers):
+            raise ConfigError(
+                f"{experiment.source}: reward {entry.name!r}: the scorer code runs programs in the "
+                "sandbox: set cluster.num_sandboxes to 1 or more"
             )
         variable = entry.judge.api_key_env if entry.judge else ""
         if variable and variable not in kept:
             raise ConfigError(
                 f"{experiment.source}: reward {entry.name!r}: judge.api_key_env: reward workers do "
                 f"not get the variable {variable}: name it under cluster.keep_environment as well"
+            )
+
+
+def _check_rows_are_scored(experiment: Experiment) -> None:
+    """Built-in loops give no reward of their own, so rows that they play need one."""
+    if experiment.agents.agent_loops:  # which may give rewards
+        return
+    if any(entry.kind != "env_return" for entry in experiment.reward.components):
+        return
+    agents, scheduler = experiment.agents, experiment.scheduler
+    for tag in (*scheduler.tags, *scheduler.eval_tags):
+        if tag in agents.datasets and not agents.is_played_by_workflow(tag):
+            raise ConfigError(
+                f"{experiment.source}: reward.rewards: nothing scores the rows of agents.datasets."
+                f"{tag}, so every episode would have the reward 0: name a reward (a scorer, "
+                "function, model or judge), or play the rows with a workflow or a loop of your own"
             )
 
 
@@ -150,6 +172,7 @@ _CHECKS: tuple[Callable[[Experiment], None], ...] = (
     _check_resume,
     _check_sampling,
     _check_rewards,
+    _check_rows_are_scored,
     lambda experiment: check_parser_names(experiment.run.chat),
     lambda experiment: check_capacity(experiment.run, experiment.scheduler),
     lambda experiment: check_with_run(experiment.learner, experiment.run),

@@ -18,9 +18,10 @@ from tailrace.policy.leases import LeaseClient
 from tailrace.policy.reporting import Reporter
 from tailrace.runtime import Args, Service, run_service
 from tailrace.runtime.guard import Guard
-from tailrace.store import Blobs, SessionLogs, StoreConnection, connect
+from tailrace.store import Blobs, OutsideEpisodes, SessionLogs, StoreConnection, connect
 from tailrace_gateway import metrics
 from tailrace_gateway.adapters.app import GatewayApp
+from tailrace_gateway.adapters.episodes import EpisodeRoutes
 from tailrace_gateway.adapters.model_calls import model_call_routes
 from tailrace_gateway.adapters.server import HttpServer, bind
 from tailrace_gateway.adapters.sessions import SessionRoutes
@@ -29,6 +30,7 @@ from tailrace_gateway.core.calls import ModelCalls
 from tailrace_gateway.core.gateway import Gateway, Renderers
 from tailrace_gateway.core.sampling import PromiseRule
 from tailrace_gateway.core.sessions import Identity, Sessions
+from tailrace_gateway.core.trajectories import TrajectoryReader
 from tailrace_gateway.handlers import SessionHandler
 from tailrace_protos import subjects
 from tailrace_protos.session import CloseSession, ExportSession, OpenSession, SessionClosed
@@ -106,7 +108,7 @@ class _Gateway:
         )
         self._calls = gateway.calls
         handler = SessionHandler(gateway, store, self._url, self._announce, partial(_put_blob, blobs))
-        self._listen(gateway, handler, renderers.chat)
+        self._listen(gateway, handler, renderers.chat, OutsideEpisodes(redis, self._run))
         self._declare(handler)
         service.loop(
             "report",
@@ -132,7 +134,13 @@ class _Gateway:
         service.endpoint(subjects.gateway_close(run), CloseSession, handler.close)
         service.subscribe(subjects.gateway_closed(run), SessionClosed, handler.on_closed)
 
-    def _listen(self, gateway: Gateway, handler: SessionHandler, renderer: Renderer) -> None:
+    def _listen(
+        self,
+        gateway: Gateway,
+        handler: SessionHandler,
+        renderer: Renderer,
+        episode_store: OutsideEpisodes,
+    ) -> None:
         config, run = self._config, self._service.run
         port = config.port or int(os.environ.get(SHARED_PORT, "0"))
         listener = bind(config.host, port)
@@ -144,8 +152,15 @@ class _Gateway:
                 gateway, config.session_defaults, self._url, handler, run.export_style
             ).routes(),
         ]
+        episodes = EpisodeRoutes(gateway, episode_store, handler, TrajectoryReader(renderer), self._url)
         guard = Guard(self._service.stop)
-        app = GatewayApp(gateway.sessions, guard, routes, config.max_body_bytes)
+        app = GatewayApp(
+            gateway.sessions,
+            guard,
+            [*routes, *episodes.routes()],
+            config.max_body_bytes,
+            episodes.episode_of_key,
+        )
         self._server = server = HttpServer(app, listener, config.keep_alive_s)
         self._serving = asyncio.create_task(guard.run("http", server.serve()), name="http")
         self._serving.add_done_callback(self._on_http_end)

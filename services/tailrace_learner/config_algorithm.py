@@ -90,11 +90,14 @@ class AlgorithmConfig(Config, frozen=True, kw_only=True):
     standard deviation 1. This waits for the whole step. `reinforce_plus_plus` and
     `reinforce_plus_plus_baseline` always do it."""
 
-    zero_variance_groups: Literal["skip", "redraw"] = "skip"
+    zero_variance_groups: Literal["count", "skip", "redraw"] = "count"
     """Groups whose valid members all have the same return, with estimators that compare the members of
-    a group. `skip`: they count towards the step and are not computed, except for their divergence where
-    the loss has one (`init_kl_coef`). `redraw`: they do not count, and the scheduler admits others
-    instead (the dynamic sampling of DAPO). Other estimators (`reinforce`, `reinforce_plus_plus`, `gae`,
+    a group. They have no gradient and are not computed, except for their divergence where the loss has
+    one (`init_kl_coef`; then they are in the divisor too). `count`: they count towards the step, and
+    their tokens or rows in the divisor of the loss, as in the published GRPO, Dr. GRPO and most
+    trainers. `skip`: they count towards the step and not in the divisor, so a few groups with a signal
+    make a full step. `redraw`: they do not count, and the scheduler admits others instead (the dynamic
+    sampling of DAPO). Other estimators (`reinforce`, `reinforce_plus_plus`, `gae`,
     `starpo` beyond groups or without normalization) learn from such groups and do not read the key."""
 
     # From advantages to a loss.
@@ -159,6 +162,9 @@ class AlgorithmConfig(Config, frozen=True, kw_only=True):
     dppo_delta: float = 0.2
     """Change of a token's probability beyond which `dppo_tv` drops its gradient."""
 
+    dppo_cap: float = 20.0
+    """Ratio of current and behaviour policy at which `dppo_tv` truncates a token's weight."""
+
     dppo_kl_coef: float = 0.0
     """Weight of the squared log-ratio to the behaviour policy in `dppo_tv`."""
 
@@ -207,7 +213,7 @@ class AlgorithmConfig(Config, frozen=True, kw_only=True):
 
     tis_cap: float = 2.0
     """Importance weight at which `tis` and the losses `decoupled_ppo` and `tis_pg` truncate (`.inf`:
-    nowhere), and above which `mis` leaves tokens out."""
+    nowhere below e^20), and above which `mis` leaves tokens out."""
 
     correction_level: Literal["token", "sequence"] = "token"
     """Unit of the weights of `tis` and `mis`: each token, or the product over all tokens of a row."""

@@ -30,6 +30,7 @@ _POSITIVE = (
     "sapo_tau_negative",
     "m2_threshold",
     "dppo_delta",
+    "dppo_cap",
 )
 _NOT_NEGATIVE = (
     "loss_norm_tokens",
@@ -177,11 +178,12 @@ def _keys_set(config: AlgorithmConfig) -> set[str]:
 
 def _check_redraw(config: AlgorithmConfig) -> None:
     """An estimator that compares groups only with some settings reads the key only with these."""
-    is_asked = config.estimator.compares_group and config.zero_variance_groups == "redraw"
+    choice = config.zero_variance_groups
+    is_asked = config.estimator.compares_group and choice != "count"
     if is_asked and not config.needs_two_members:
         raise ValueError(
-            f"zero_variance_groups 'redraw' is not read by adv_estimator {config.adv_estimator!r} with "
-            f"reward_grouping {config.reward_grouping!r} and reward_norm {config.reward_norm!r}, "
+            f"zero_variance_groups {choice!r} is not read by adv_estimator {config.adv_estimator!r} "
+            f"with reward_grouping {config.reward_grouping!r} and reward_norm {config.reward_norm!r}, "
             "which do not compare the members of a group: remove it, or use reward_grouping "
             "traj_group_id with reward_norm mean_std or mean"
         )

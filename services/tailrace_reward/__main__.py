@@ -3,6 +3,7 @@
 import sys
 
 from tailrace.runtime import Args, Service, run_service
+from tailrace.tools import ToolClient
 from tailrace_protos import subjects
 from tailrace_protos.reward import ScoreRequest
 from tailrace_reward.adapters.components import open_components
@@ -14,15 +15,17 @@ from tailrace_reward.handlers import ScoreHandler
 async def build(args: Args) -> Service:
     """Build the service; a component that cannot be loaded is a `ConfigError` before it starts."""
     config = args.section("reward", RewardConfig)
-    components = await open_components(config, args.config)
     service = Service(
         "reward", args.run, args.endpoints, instance_id=args.instance_id, drain_s=config.drain_s
     )
+    tools = ToolClient(service.bus, args.run.exp_name)
+    components = await open_components(config, args.config, tools=tools)
     handler = ScoreHandler(Scorer(config.components, components.by_name))
     service.endpoint(
         subjects.score(args.run.exp_name), ScoreRequest, handler.score, mailbox=config.mailbox
     )
     service.on_drain(components.close)
+    service.on_drain(tools.close)
     return service
 
 

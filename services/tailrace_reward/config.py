@@ -1,11 +1,14 @@
 """Configuration of the reward service: the section `reward` of an experiment file."""
 
 import re
-from typing import Literal
+from typing import Any, Literal
 
+import msgspec
 from msgspec.structs import replace
 
 from tailrace.config import Config
+from tailrace.config.suggestions import closest
+from tailrace.scorers.registry import SCORERS
 from tailrace_reward.config_models import JudgeArgs, RewardModelArgs
 
 __all__ = ["JudgeArgs", "RewardConfig", "RewardEntry", "RewardModelArgs"]
@@ -19,9 +22,20 @@ class RewardEntry(Config, frozen=True, kw_only=True):
     name: str
     """Name of the component in scores and metrics."""
 
-    kind: Literal["env_return", "function", "model", "judge"] = "env_return"
-    """`env_return`: the sum of the environment's rewards. `function`: a Python function. `model`: a
-    reward model. `judge`: a language model that gives a number."""
+    kind: Literal["env_return", "scorer", "function", "model", "judge"] = "env_return"
+    """`env_return`: the sum of the environment's rewards. `scorer`: a built-in scorer. `function`: a
+    Python function. `model`: a reward model. `judge`: a language model that gives a number."""
+
+    scorer: str = ""
+    """Name of a built-in scorer: `gsm8k`, `math`, `aime`, `mcq`, `em`, `f1`, `json_schema`, `code` or
+    `judge`. Empty: the one for the `data_source` of each row."""
+
+    sources: dict[str, str] = msgspec.field(default_factory=dict)
+    """Scorers of data sources, by pattern (`my_maths*: math`); they come before the built-in ones."""
+
+    args: dict[str, Any] = msgspec.field(default_factory=dict)
+    """Keyword arguments of the function or the named scorer; without a name, those of each scorer by
+    its name (`code: {partial: true}`)."""
 
     function: str = ""
     """`module:name` of the function, for example `my_rewards:brevity`: `def brevity(task, messages,
@@ -32,14 +46,17 @@ class RewardEntry(Config, frozen=True, kw_only=True):
     """Directory (or hub name) of the reward model; empty: `reward_pretrain`."""
 
     judge: JudgeArgs | None = None
-    """Endpoint, prompt and limits of the judge."""
+    """Endpoint, prompt and limits of the judge; also for `scorer: judge`, and for rows whose data
+    source `sources` maps to `judge`."""
 
     weight: float = 1.0
     """Factor of this component in the sum."""
 
     timeout_s: float = 10.0
-    """Time limit of a call of the function, or of all attempts at the judge together. After it the
-    episode has no reward and is an infrastructure failure. Other kinds do not read it."""
+    """Time limit of a call of the function or scorer, or of all attempts at the judge together.
+    After it the episode has no reward and is an infrastructure failure. A scorer that uses half of it
+    as processor time gives 0: the reply is hostile. Other kinds and `code`, which has `timeout_s` of
+    each test in `args`, do not read it."""
 
     def __post_init__(self) -> None:
         if self.kind == "function" and not _FUNCTION.match(self.function):
@@ -50,14 +67,53 @@ class RewardEntry(Config, frozen=True, kw_only=True):
             raise ValueError(
                 f"reward {self.name!r}: kind judge needs `judge` with base_url, model, prompt"
             )
-        owners = {"function": "function", "pretrain": "model", "judge": "judge"}
-        for key, kind in owners.items():
-            if getattr(self, key) and self.kind != kind:
-                raise ValueError(f"reward {self.name!r}: has a {key}, so kind must be {kind!r}")
+        for key, kinds in _OWNERS.items():
+            if getattr(self, key) and self.kind not in kinds:
+                known = " or ".join(map(repr, kinds))
+                raise ValueError(f"reward {self.name!r}: has a {key}, so kind must be {known}")
+        if self.kind == "scorer":
+            self._check_scorers()
         if self.timeout_s <= 0:
             raise ValueError(f"reward {self.name!r}: timeout_s must be positive")
 
+    def options_of(self, scorer: str) -> dict[str, Any]:
+        """Arguments of a scorer of this component."""
+        if self.scorer:
+            return self.args if scorer == self.scorer else {}
+        options: dict[str, Any] = self.args.get(scorer, {})
+        return options
 
+    def _check_scorers(self) -> None:
+        where = f"reward {self.name!r}"
+        options = {self.scorer: self.args} if self.scorer else self.args
+        for name in {*options, *self.sources.values()}:
+            if name not in SCORERS:
+                near = closest(name, SCORERS)
+                raise ValueError(
+                    f"{where}: there is no scorer {name!r}: "
+                    + (f"did you mean {near!r}? " if near else "")
+                    + f"known: {', '.join(SCORERS)}"
+                )
+        for name, given in options.items():
+            known = SCORERS[name].options
+            unknown = sorted(set(given) - known) if isinstance(given, dict) else ["args"]
+            if unknown:
+                raise ValueError(
+                    f"{where}: scorer {name!r} has no argument {unknown[0]!r}; it has "
+                    f"{', '.join(sorted(known)) or 'none'}"
+                )
+        if self.judge is None and "judge" in (self.scorer, *self.sources.values()):
+            raise ValueError(f"{where}: the scorer judge needs `judge` with base_url, model, prompt")
+
+
+_OWNERS = {
+    "function": ("function",),
+    "pretrain": ("model",),
+    "scorer": ("scorer",),
+    "sources": ("scorer",),
+    "judge": ("judge", "scorer"),
+    "args": ("function", "scorer"),
+}
 _OF_ENVIRONMENT = (RewardEntry(name="env_return"),)
 _OF_MODEL = (RewardEntry(name="reward_model", kind="model"),)
 

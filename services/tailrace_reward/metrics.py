@@ -11,7 +11,7 @@ CALL_SECONDS = Histogram(
 )
 REPLACED_PROCESSES = Counter(
     "tailrace_reward_replaced_processes",
-    "Processes replaced, by cause (timeout, crash).",
+    "Processes replaced, by cause (timeout, crash, processor_time).",
     ["cause"],
 )
 JUDGE_RETRIES = Counter(

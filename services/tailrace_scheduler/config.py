@@ -58,6 +58,26 @@ class SchedulerConfig(Config, frozen=True, kw_only=True):
     """Seconds between two comparisons of unsettled episodes with the work queue; an episode missing
     in two of them is published again."""
 
+    max_failed_groups: int = 20
+    """Groups in a row, of training and evaluation, that may end without a valid episode before the
+    first step; then the run ends with exit code 1 and the commonest reason. 0: never."""
+
+    failed_groups_window: int = 40
+    """Training groups that are looked at after the first step: if more than 90% of the newest ones had
+    nothing but infrastructure failures, for `failed_groups_grace_s`, the run ends. 0: never."""
+
+    failed_groups_grace_s: float = 30.0
+    """Seconds for which `failed_groups_window` must hold: a tool, judge or environment server may be
+    away for that long."""
+
+    max_untrained_steps: int = 50
+    """Steps in a row, or as many groups given back, without a trained token (for example since all
+    groups have equal rewards) or an applied update; then the run ends. 0: never."""
+
+    stall_timeout_s: float = 1200.0
+    """Seconds, beyond `group_timeout_s`, without a valid episode, a step or an evaluation; then the run
+    ends. A warm start does not count. 0: never."""
+
     def __post_init__(self) -> None:
         if not self.tags:
             raise ValueError("tags must name at least one of agents.custom_envs or agents.datasets")
@@ -69,7 +89,7 @@ class SchedulerConfig(Config, frozen=True, kw_only=True):
         for key in ("eval_groups", "eval_group_size", "max_buffered_groups", "max_attempts"):
             if getattr(self, key) < 1:
                 raise ValueError(f"{key} must be at least 1")
-        for key in ("eval_interim_groups", "min_valid"):
+        for key in ("eval_interim_groups", "min_valid", *_LIMITS):
             if getattr(self, key) < 0:
                 raise ValueError(f"{key} must not be negative")
         for key in ("group_timeout_s", "lease_ttl_s", "server_timeout_s", "reconcile_interval_s"):
@@ -84,6 +104,15 @@ class SchedulerConfig(Config, frozen=True, kw_only=True):
     def needed_valid(self, group_size: int) -> int:
         """Valid members that make a training group of `group_size` worth closing."""
         return self.min_valid or min(2, group_size)
+
+
+_LIMITS = (
+    "max_failed_groups",
+    "failed_groups_window",
+    "failed_groups_grace_s",
+    "max_untrained_steps",
+    "stall_timeout_s",
+)
 
 
 def _check_shares(tags_key: str, tags: tuple[str, ...], key: str, shares: tuple[int, ...]) -> None:

@@ -31,7 +31,7 @@ from tailrace_protos.control import (
     ServerStatus,
 )
 from tailrace_protos.episode import EpisodeTask
-from tailrace_protos.event import Event, RunStarted
+from tailrace_protos.event import Event, HintChanged, RunFailed, RunStarted
 from tailrace_protos.generation import CallErrorCode
 from tailrace_protos.subjects import PHASES, Phase
 from tailrace_scheduler import metrics
@@ -274,6 +274,7 @@ class SchedulerActor:
         now_s = self._clock.unix_s()
         for event in fresh:
             self._unwritten.extend(self._core.on_event(event, now_s))
+            _log_health(event)
         self._decide()
         while self._unwritten:
             await self._write(lambda: self._apply_to_metrics(self._unwritten[0]))
@@ -371,6 +372,18 @@ class SchedulerActor:
         is_balanced = count is not None and count >= min(before, self._core.num_unsettled(phase))
         held = None if is_balanced else await queue.held(phase)
         self._put(self._core.reconcile(phase, held))
+
+
+def _log_health(event: Event) -> None:
+    match event.body:
+        case HintChanged(name, is_raised, text, step):
+            metrics.HINTS.labels(name).set(is_raised)
+            if is_raised:
+                log.warning("hint", name=name, step=step, text=text)
+            else:
+                log.info("hint no longer holds", name=name, step=step)
+        case RunFailed(rule, step, reason):
+            log.error("run failed", rule=rule, step=step, reason=reason)
 
 
 def _first_of_a_kind(decisions: Sequence[Decision]) -> list[Decision]:

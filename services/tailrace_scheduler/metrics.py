@@ -9,6 +9,7 @@ EPISODES = Gauge("tailrace_scheduler_unsettled_episodes", "Episodes that have no
 BLOCKED = Gauge(
     "tailrace_scheduler_blocked", "1 for the reason that admission waits for now.", ["reason"]
 )
+HINTS = Gauge("tailrace_scheduler_hint", "1 for every health hint that holds now.", ["name"])
 PENDING = Gauge(
     "tailrace_scheduler_pending_decisions",
     "Decisions not carried out yet, by what carries them out.",

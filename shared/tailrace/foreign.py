@@ -5,6 +5,8 @@ Used as `with foreign_code("env.step"): ...`. Cancellation and process exits pas
 
 from types import TracebackType
 
+_STEPS_SHOWN = 3
+
 
 class ForeignCodeError(Exception):
     """User code (an environment, a reward, a tool) raised `error`, in the call named `where`."""
@@ -13,6 +15,17 @@ class ForeignCodeError(Exception):
         super().__init__(f"{where} raised {type(error).__name__}: {error}")
         self.where = where
         self.error = error
+
+
+def place_of(error: BaseException) -> str:
+    """Lines of the user's code that led to the error, outermost first, in brackets; or nothing."""
+    steps = []
+    traceback = error.__traceback__
+    while traceback is not None:
+        code = traceback.tb_frame.f_code
+        steps.append(f"{code.co_filename.rpartition('/')[2]}:{traceback.tb_lineno} {code.co_name}")
+        traceback = traceback.tb_next
+    return f" (at {' > '.join(steps[1:][:_STEPS_SHOWN])})" if len(steps) > 1 else ""
 
 
 class foreign_code:  # noqa: N801  used like a statement

@@ -37,8 +37,8 @@ class TrainingRun:
 class TrainingFailedError(RuntimeError):
     """`tailrace train` failed with `exit_code`; `output_tail` is the end of its output.
 
-    Exit code 2: the experiment is wrong, see the message; 1: a service failed; negative: the signal
-    that killed it.
+    Exit code 2: the experiment is wrong, see the message; 1: the run or a service failed; negative:
+    the signal that killed it.
     """
 
     def __init__(self, exit_code: int, output_tail: str) -> None:

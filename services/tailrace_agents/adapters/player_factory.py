@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from concurrent.futures import Executor
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 from tailrace.clock import SystemClock
 from tailrace.config import ConfigError, RunConfig
@@ -25,6 +25,7 @@ from tailrace_agents.core.loop_player import LoopPlayer, ToolSource, row_of
 from tailrace_agents.core.loops import AGENT_LOOPS, agent_loops, unknown_loop
 from tailrace_agents.core.machine import EpisodePlayer, PhaseArgs, PlayContext
 from tailrace_agents.core.model import EnvView, EpisodeModel, LoopPlan
+from tailrace_agents.core.outside_player import OutsideDesk, OutsidePlayer
 from tailrace_agents.core.workflow_player import (
     EpisodeSessions,
     WorkflowPlayer,
@@ -39,9 +40,9 @@ from tailrace_protos.session import ExportStyle, RewardScope
 
 
 class WorkflowStage(NamedTuple):
-    """Runner of a workflow, and its sessions with a gateway."""
+    """Runner of a workflow, or the desk of outside agents, and sessions with a gateway."""
 
-    runner: WorkflowRunner
+    runner: WorkflowRunner | OutsideDesk
     sessions: EpisodeSessions
 
 
@@ -108,7 +109,9 @@ class PlayerFactory:
                 pool,
                 context,
                 model,
-                loop_limits(self._config, entries[name].max_tokens_per_step),
+                loop_limits(self._config, entries[name].max_tokens_per_step)._replace(
+                    max_turns=entries[name].max_turns
+                ),
                 EnvView(self._run.export_style, entries[name].history_turns),
                 observers,
             )
@@ -137,8 +140,18 @@ class PlayerFactory:
         scope = RewardScope(args.reward_scope)
         terms = WorkflowTerms(style, args.turn_discount, args.timeout_s, scope)
         limits = loop_limits(self._config, 0)
+        runner, sessions = workflow
+
+        def player(dataset: Dataset) -> EpisodePlayer:
+            row_of = partial(_data_of, dataset)
+            if args.mode == "outside":
+                desk = cast(OutsideDesk, runner)
+                return OutsidePlayer(desk, sessions, context, limits, terms, args.lease_s, row_of)
+            inside = cast(WorkflowRunner, runner)
+            return WorkflowPlayer(inside, sessions, context, limits, terms, row_of)
+
         return {
-            name: WorkflowPlayer(*workflow, context, limits, terms, partial(_data_of, dataset))
+            name: player(dataset)
             for name, dataset in self.datasets.items()
             if self._config.is_played_by_workflow(name)
         }

@@ -110,8 +110,11 @@ async def _end_of(process: WorkerProcess) -> str:
 AnyRunner = InlineRunner | SubprocRunner
 
 
-async def start_runner(args: WorkflowArgs, source: str) -> AnyRunner:
-    """Starts the configured runner; raises `ConfigError` if the workflow cannot be made."""
+async def start_runner(args: WorkflowArgs, source: str) -> AnyRunner | None:
+    """Starts the configured runner, none for outside agents; raises `ConfigError` if the workflow
+    cannot be made."""
+    if args.mode == "outside":
+        return None
     try:
         runner = _make(args)
         await runner.start()

@@ -1,6 +1,5 @@
 """Environments as agent loops: reset, then reply and step until the environment is over."""
 
-import sys
 from collections.abc import MutableMapping
 from typing import Any, cast
 
@@ -95,7 +94,7 @@ class EnvPlayer:
         self._pool = pool
         self._context = context
         self._model = model
-        self._limits = limits._replace(max_turns=sys.maxsize)  # an environment counts its turns itself
+        self._limits = limits
         self._view = view
         self._make_observer = make_observer
 

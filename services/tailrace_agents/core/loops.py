@@ -24,9 +24,8 @@ class SingleTurnLoop(AgentLoop):
 
     async def run(self, row: dict[str, Any], policy: EpisodePolicy) -> EpisodeEnd:
         """See `AgentLoop`."""
-        reply = await policy.complete(prompt_messages(row))
-        was_cut = float(reply.finish_reason == "length")
-        return policy.finish(metrics={"num_cut_replies": was_cut})
+        await policy.complete(prompt_messages(row))
+        return policy.finish()
 
 
 class ToolAgentLoop(AgentLoop):
@@ -39,7 +38,6 @@ class ToolAgentLoop(AgentLoop):
     async def run(self, row: dict[str, Any], policy: EpisodePolicy) -> EpisodeEnd:
         """See `AgentLoop`."""
         messages = list(prompt_messages(row))
-        num_cut = 0
         while True:
             try:
                 reply = await policy.complete(messages, policy.tools.schemas)
@@ -47,14 +45,13 @@ class ToolAgentLoop(AgentLoop):
                 if len(messages) == len(prompt_messages(row)):
                     raise
                 return policy.finish(
-                    metrics={"num_cut_replies": num_cut, OVER_BUDGET: 1.0},
+                    metrics={OVER_BUDGET: 1.0},
                     outcome=Outcome.POLICY_FAILURE,
                     reason=str(error),
                 )
-            num_cut += reply.finish_reason == "length"
             messages.append(reply.message)
             if self.is_done(reply):
-                return policy.finish(metrics={"num_cut_replies": num_cut})
+                return policy.finish()
             messages += await self.observe(reply, policy)
 
     def is_done(self, reply: ChatReply) -> bool:

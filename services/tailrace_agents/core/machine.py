@@ -16,7 +16,7 @@ from typing import Any, NamedTuple, Protocol
 import msgspec
 
 from tailrace.clock import Clock
-from tailrace.foreign import ForeignCodeError
+from tailrace.foreign import ForeignCodeError, place_of
 from tailrace.policy.activity import Stages
 from tailrace.sdk.agent_loop import EpisodeEnd, EpisodeOverError, LoopLimits, Remaining
 from tailrace.sdk.policy import GenerationFailedError
@@ -198,10 +198,12 @@ class Episode:
             if not self.transcript.num_turns:
                 return EpisodeEnd(Outcome.INFRA_FAILURE, f"before the first model call: {over}")
             return EpisodeEnd(Outcome.POLICY_FAILURE, str(over), {OVER_BUDGET: 1.0})
+        reason = self._at(error)
+        if isinstance(error, ForeignCodeError):
+            reason += place_of(error.error)
         if faults := self.transcript.faults:
-            reason = f"{', '.join(faults)}: {self._at(error)}"
-            return EpisodeEnd(Outcome.POLICY_FAILURE, reason)
-        return EpisodeEnd(Outcome.INFRA_FAILURE, self._at(error))
+            return EpisodeEnd(Outcome.POLICY_FAILURE, f"{', '.join(faults)}: {reason}")
+        return EpisodeEnd(Outcome.INFRA_FAILURE, reason)
 
     def _judged(self, end: EpisodeEnd, is_late: bool) -> EpisodeEnd:
         """Lets fatal errors, the deadline and a missing model call overrule the end."""

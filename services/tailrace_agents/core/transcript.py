@@ -139,8 +139,9 @@ class EnvTranscript(LedgerTranscript):
         self._hashes.append(observed)
 
     def counts(self) -> Mapping[str, float]:
-        """See `Transcript`; an environment has its own metrics only."""
-        return {}
+        """See `Transcript`; beside it an environment has its own metrics only."""
+        num_cut = self.ledger.num_cut_replies
+        return {"num_cut_replies": float(num_cut)} if num_cut else {}
 
     def rows(self, reward: float) -> tuple[TokenRow, ...]:
         """See `Transcript`. Turns keep the environment's rewards; each row is credited `reward`."""

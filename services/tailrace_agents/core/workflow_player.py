@@ -107,30 +107,40 @@ class WorkflowPlayer:
         return await episode.play(run)
 
     async def _run(self, episode: Episode, seat: Seat, *, anew: bool) -> EpisodeEnd:
-        terms = self._terms
-        episode.transcript = transcript = SessionTranscript()
-        opened = await self._sessions.open(_opening(episode), anew=anew)
+        episode.transcript = SessionTranscript()
+        opened = await self._sessions.open(opening_of(episode), anew=anew)
         try:
-            end = await seat.run(episode.row, opened, terms.timeout_s)
-            export = ExportSession(
-                opened.session_id,
-                end.rewards or {"": 0.0},
-                terms.export_style,
-                terms.turn_discount,
-                terms.reward_scope,
-            )
-            try:
-                transcript.take(await self._sessions.export(export))
-            except SessionFailedError:
-                if end.outcome.is_valid:
-                    raise
-                return EpisodeEnd(end.outcome, end.reason)
+            end = await seat.run(episode.row, opened, self._terms.timeout_s)
+            return await end_of_session(episode, self._sessions, self._terms, end)
         finally:
             self._sessions.close(opened)
-        judged = _judged(end, transcript)
-        if not judged.outcome.is_valid:
-            episode.transcript = SessionTranscript()  # its rows are not trained
-        return judged
+
+
+async def end_of_session(
+    episode: Episode, sessions: EpisodeSessions, terms: WorkflowTerms, end: WorkflowEnd
+) -> EpisodeEnd:
+    """Takes over the rows of the episode's session; judges the end by what the gateway knows.
+
+    Raises `SessionFailedError` if a valid end has no export.
+    """
+    request = ExportSession(
+        episode.task.episode_id,
+        end.rewards or {"": 0.0},
+        terms.export_style,
+        terms.turn_discount,
+        terms.reward_scope,
+    )
+    transcript = SessionTranscript()
+    try:
+        transcript.take(await sessions.export(request))
+    except SessionFailedError:
+        if end.outcome.is_valid:
+            raise
+        return EpisodeEnd(end.outcome, end.reason)
+    judged = _judged(end, transcript)
+    if judged.outcome.is_valid:
+        episode.transcript = transcript
+    return judged
 
 
 def _judged(end: WorkflowEnd, transcript: SessionTranscript) -> EpisodeEnd:
@@ -148,7 +158,8 @@ def _judged(end: WorkflowEnd, transcript: SessionTranscript) -> EpisodeEnd:
     return EpisodeEnd(outcome, reason, {OVER_BUDGET: 1.0} if transcript.is_over_budget else {})
 
 
-def _opening(episode: Episode) -> OpenSession:
+def opening_of(episode: Episode) -> OpenSession:
+    """Makes the request that opens an episode's session."""
     limits = SessionLimits(
         max_episode_tokens=episode.limits.max_episode_tokens,
         max_new_tokens=episode.limits.max_new_tokens,

@@ -75,6 +75,7 @@ class LocalCluster:
             self._experiment.run.logs_dir,
             max_restarts=config.max_restarts,
             restart_window_s=config.restart_window_s,
+            max_failed_starts=config.max_failed_starts,
         )
         connection = await self._attach() if self._attachment else await self._start_servers()
         self.endpoints = Endpoints(

@@ -95,6 +95,11 @@ def _answers(service: str, run: str) -> Rights:
     return [], [f"{run}.{service}.>"]
 
 
+def _reward(run: str) -> Rights:
+    """Programs are tested by the sandbox's tool."""
+    return [*_any_tool(run), "$SRV.>"], [f"{run}.reward.>"]
+
+
 def _learner(run: str) -> Rights:
     return [subjects.offer_weights(run)], []
 
@@ -113,6 +118,7 @@ _RIGHTS = {
     "agents": _agents,
     "gateway": _gateway,
     "inference": _inference,
+    "reward": _reward,
     "learner": _learner,
     "weight_sync": _weight_sync,
     "sandbox": _tools,

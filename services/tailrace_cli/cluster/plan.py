@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from tailrace.config import ConfigError
+from tailrace.runtime.service import READY_FILE
 from tailrace_cli.config import ClusterConfig
 from tailrace_protos.subjects import SERVICES
 
@@ -27,6 +28,7 @@ class ProcessSpec:
     name: str  # unique: log file, status line
     argv: list[str]
     env: dict[str, str] = field(default_factory=dict)
+    ready_file: Path | None = None  # made by the process when it is ready; None: it makes none
 
 
 @dataclass(frozen=True)
@@ -73,14 +75,18 @@ def service_specs(config: ClusterConfig, num_gateways: int, site: Site) -> list[
 
 def tool_worker_specs(config: ClusterConfig, run: str, site: Site) -> list[ProcessSpec]:
     """The processes that serve the experiment's own tools, to this run."""
+    env = _environment("tools", site, config) | connection_environment("tools", site.connection)
+    argv = [sys.executable, "-m", "tailrace_cli", "tools", "serve", "--run", run]
     return [
-        ProcessSpec(
-            f"tools-{index}",
-            [sys.executable, "-m", "tailrace_cli", "tools", "serve", "--run", run, *tools.split()],
-            _environment("tools", site, config) | connection_environment("tools", site.connection),
-        )
+        _spec(f"tools-{index}", [*argv, *tools.split()], env, site)
         for index, tools in enumerate(config.tool_workers)
     ]
+
+
+def _spec(name: str, argv: list[str], env: Mapping[str, str], site: Site) -> ProcessSpec:
+    """A process that says when it is ready."""
+    ready_file = site.state_dir / "ready" / name
+    return ProcessSpec(name, argv, {**env, READY_FILE: str(ready_file)}, ready_file)
 
 
 def _service_spec(
@@ -94,7 +100,7 @@ def _service_spec(
     if service == "gateway":
         env["TAILRACE_GATEWAY_PORT"] = str(site.gateway_port)
         env["TAILRACE_GATEWAY_ADMIN_KEY"] = site.gateway_admin_key
-    return ProcessSpec(instance, argv, env | connection_environment(service, site.connection))
+    return _spec(instance, argv, env | connection_environment(service, site.connection), site)
 
 
 def _environment(service: str, site: Site, config: ClusterConfig) -> dict[str, str]:

@@ -13,6 +13,7 @@ import shutil
 import socket
 import sys
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
@@ -21,6 +22,8 @@ from tailrace_cli.cluster.permissions import SERVICE_USERS, nats_permissions
 from tailrace_cli.config import ClusterConfig
 
 START_TIMEOUT_S = 20.0
+_TAIL_BYTES = 1 << 18
+_OF_EVERY_LINE = ("timestamp", "service", "run", "instance_id", "module")
 # Streams are bounded one by one; by default nats-server would refuse to make them on a disk that has
 # less room than their bounds add up to, although they hardly ever fill them.
 MAX_FILE_STORE_BYTES = 1 << 40
@@ -182,10 +185,29 @@ async def wait_until_listening(port: int, name: str, log_path: Path) -> None:
 
 
 def tail(path: Path, num_lines: int = 12) -> str:
-    """The last lines of a log file."""
+    """The last lines of a log file, for people."""
     if not path.exists():
         return f"(no log at {path})"
-    return "\n".join(path.read_text(errors="replace").splitlines()[-num_lines:])
+    with path.open("rb") as file:
+        file.seek(max(path.stat().st_size - _TAIL_BYTES, 0))
+        lines = file.read().decode(errors="replace").splitlines()[-num_lines:]
+    return "\n".join(map(readable, lines))
+
+
+def readable(line: str) -> str:
+    """A line of a service's log: level, event, its values, and the exception with its place."""
+    try:
+        found = msgspec.json.decode(line, type=dict[str, Any])
+    except msgspec.DecodeError:
+        return line
+    exceptions = found.pop("exception", None) or []
+    words = [str(found.pop("level", "")), str(found.pop("event", ""))]
+    words += [f"{key}={value}" for key, value in found.items() if key not in _OF_EVERY_LINE]
+    for error in exceptions if isinstance(exceptions, list) else ():
+        frame = (error.get("frames") or [{}])[-1]
+        place = f"{frame.get('filename')}:{frame.get('lineno')}"
+        words.append(f"\n  {error.get('exc_type')}: {error.get('exc_value')} ({place})")
+    return " ".join(words)
 
 
 def _write_private(path: Path, content: str) -> None:

@@ -2,7 +2,8 @@
 
 Invariants: a child never outlives this process (the kernel signals it when its parent dies); a child
 that ends by itself is started again, later each time, unless it says that its configuration is wrong
-(exit code 2) or it fails too often, which fails the cluster.
+(exit code 2) or it fails too often, which fails the cluster: before it is ready, within a time, or
+without progress of the run in between.
 """
 
 import asyncio
@@ -26,10 +27,16 @@ log = get_logger(__name__)
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
-class ServiceFailedError(RuntimeError):
+class RunEndedError(RuntimeError):
+    """The run has ended without success; `exit_code` is that of the command."""
+
+    exit_code = 1
+
+
+class ServiceFailedError(RunEndedError):
     """A service cannot go on: `name`, its `exit_code`, and the end of its log in `log_tail`."""
 
-    def __init__(self, name: str, exit_code: int, log_path: Path) -> None:
+    def __init__(self, name: str, exit_code: int, log_path: Path, how_often: str = "") -> None:
         self.name = name
         self.exit_code = exit_code
         self.log_tail = tail(log_path)
@@ -37,17 +44,61 @@ class ServiceFailedError(RuntimeError):
             last = self.log_tail.splitlines()[-1:] or ["(no message)"]
             message = f"{name}: {last[0]}"
         else:
-            message = f"{name} keeps failing (exit code {exit_code}); {log_path} ends:\n{self.log_tail}"
+            message = (
+                f"{name} keeps failing (exit code {exit_code}), {how_often}; {log_path} ends:\n"
+                f"{self.log_tail}"
+            )
         super().__init__(message)
+
+
+class _Failures:
+    """Ends of one process, and the limits beyond which it is not started again."""
+
+    def __init__(self, max_restarts: int, restart_window_s: float, max_failed_starts: int) -> None:
+        self._max_restarts = max_restarts
+        self._window_s = restart_window_s
+        self._max_failed_starts = max_failed_starts
+        self._times: deque[float] = deque()
+        self._num_failed_starts = 0
+        self.num_without_progress = 0
+
+    @property
+    def num_recent(self) -> int:
+        """Ends within the window."""
+        return len(self._times)
+
+    def add(self, now_s: float, *, was_ready: bool, expects_progress: bool) -> str:
+        """Count an end; returns how often, if that is too often."""
+        self._times.append(now_s)
+        while self._times[0] < now_s - self._window_s:
+            self._times.popleft()
+        self._num_failed_starts = 0 if was_ready else self._num_failed_starts + 1
+        self.num_without_progress += 1
+        limit = self._max_failed_starts
+        if 0 < limit <= self._num_failed_starts:
+            return f"{self._num_failed_starts} times in a row before it was ready"
+        if expects_progress and 0 < limit <= self.num_without_progress:
+            return f"{self.num_without_progress} times without a valid episode or step in between"
+        if self.num_recent > self._max_restarts:
+            return f"{self.num_recent} times within {self._window_s:g} s"
+        return ""
 
 
 class Supervisor:
     """Keeps processes running until told to stop; `failed` resolves when one cannot be kept."""
 
-    def __init__(self, logs_dir: Path, *, max_restarts: int, restart_window_s: float) -> None:
+    def __init__(
+        self,
+        logs_dir: Path,
+        *,
+        max_restarts: int,
+        restart_window_s: float,
+        max_failed_starts: int = 0,
+    ) -> None:
         self._logs_dir = logs_dir
-        self._max_restarts = max_restarts
-        self._restart_window_s = restart_window_s
+        self._limits = (max_restarts, restart_window_s, max_failed_starts)
+        self._failures: dict[str, _Failures] = {}
+        self.expects_progress = False  # set by a command that calls `progressed`
         self._processes: dict[str, asyncio.subprocess.Process] = {}
         self._keepers: dict[str, asyncio.Task[None]] = {}
         self._num_restarts: dict[str, int] = {}
@@ -63,6 +114,11 @@ class Supervisor:
     def num_restarts(self) -> dict[str, int]:
         """Restarts so far, by name."""
         return dict(self._num_restarts)
+
+    def progressed(self) -> None:
+        """The run has made progress: ends of processes until now do not keep it from going on."""
+        for failures in self._failures.values():
+            failures.num_without_progress = 0
 
     def log_path(self, name: str) -> Path:
         """Path of the process's output."""
@@ -103,6 +159,9 @@ class Supervisor:
             await process.wait()
 
     async def _launch(self, spec: ProcessSpec) -> asyncio.subprocess.Process:
+        if spec.ready_file is not None:
+            spec.ready_file.parent.mkdir(parents=True, exist_ok=True)
+            spec.ready_file.unlink(missing_ok=True)
         with self.log_path(spec.name).open("ab") as output:
             process = await asyncio.create_subprocess_exec(
                 *spec.argv,
@@ -117,21 +176,24 @@ class Supervisor:
         return process
 
     async def _keep(self, spec: ProcessSpec) -> None:
-        failures: deque[float] = deque()
+        failures = self._failures.setdefault(spec.name, _Failures(*self._limits))
+        is_service = spec.ready_file is not None
         while True:
             process = self._processes[spec.name]
             exit_code = await process.wait()
-            now = time.monotonic()
-            failures.append(now)
-            while failures and failures[0] < now - self._restart_window_s:
-                failures.popleft()
             log.warning("process_ended", service=spec.name, exit_code=exit_code)
-            if exit_code == USER_ERROR or len(failures) > self._max_restarts:
+            too_often = failures.add(
+                time.monotonic(),
+                was_ready=spec.ready_file is None or spec.ready_file.exists(),
+                expects_progress=self.expects_progress and is_service,
+            )
+            if exit_code == USER_ERROR or too_often:
                 if not self.failed.done():
-                    error = ServiceFailedError(spec.name, exit_code, self.log_path(spec.name))
+                    log_path = self.log_path(spec.name)
+                    error = ServiceFailedError(spec.name, exit_code, log_path, too_often)
                     self.failed.set_result(error)
                 return
-            await asyncio.sleep(min(MAX_DELAY_S, FIRST_DELAY_S * 2 ** (len(failures) - 1)))
+            await asyncio.sleep(min(MAX_DELAY_S, FIRST_DELAY_S * 2 ** (failures.num_recent - 1)))
             self._num_restarts[spec.name] = self._num_restarts.get(spec.name, 0) + 1
             await self._launch(spec)
 

@@ -7,11 +7,13 @@ from typing import Any
 
 from rich.console import Console
 
+from tailrace.bus import Bus
 from tailrace.config import ConfigError
 from tailrace_cli.cluster.attached import Attachment
 from tailrace_cli.cluster.local import LocalCluster, clear_run_dir
 from tailrace_cli.experiment import Experiment
-from tailrace_cli.live_view import ProgressView, watch
+from tailrace_cli.live_view import ProgressView, Watch
+from tailrace_protos import subjects
 from tailrace_protos.control import RunStatus
 
 
@@ -30,7 +32,10 @@ def prepare_run_dir(experiment: Experiment, *, overwrite: bool) -> None:
 def run_to_the_end(
     experiment: Experiment, console: Console, attachment: Attachment | None
 ) -> RunStatus | None:
-    """Start the cluster, show the run until it has finished; None when interrupted (Ctrl-C)."""
+    """Start the cluster, show the run until it has finished; None when interrupted (Ctrl-C).
+
+    Raises `RunEndedError` when the run has failed.
+    """
     return asyncio.run(_run(experiment, console, attachment))
 
 
@@ -47,9 +52,8 @@ async def _run(
     async with LocalCluster(experiment, attachment, _teller(console)) as cluster:
         console.print(f"run {name}: logs in {experiment.run.logs_dir}", highlight=False)
         with ProgressView(console, name) as view:
-            return await watch(
-                cluster.endpoints, name, view.update, cluster.supervisor.failed, interrupted
-            )
+            watch = _watch(cluster, experiment, view.update)
+            return await watch.follow(cluster.endpoints, name, interrupted)
 
 
 async def _keep_up(experiment: Experiment, console: Console, attachment: Attachment | None) -> None:
@@ -62,12 +66,26 @@ async def _keep_up(experiment: Experiment, console: Console, attachment: Attachm
             log_path = cluster.supervisor.log_path(name)
             console.print(f"{name:<14} process {pid}  {log_path}", highlight=False)
         console.print("up; Ctrl-C drains and stops everything", highlight=False)
+        view, name = ProgressView(console, "", is_live=False), experiment.run.exp_name
+        bus = await Bus.connect(cluster.endpoints, name="cli")
+
+        async def on_status(status: RunStatus) -> None:
+            view.tell_health(status)
+
+        await bus.subscribe(subjects.run_status(name), RunStatus, on_status)
         waiting = asyncio.create_task(interrupted.wait())
         ends: set[asyncio.Future[Any]] = {waiting, cluster.supervisor.failed}
         await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
         waiting.cancel()
+        await bus.close()
         if cluster.supervisor.failed.done():
             raise cluster.supervisor.failed.result()
+
+
+def _watch(cluster: LocalCluster, experiment: Experiment, show: Callable[[RunStatus], None]) -> Watch:
+    scheduler = experiment.scheduler
+    silence_s = scheduler.stall_timeout_s and scheduler.stall_timeout_s + scheduler.group_timeout_s
+    return Watch(cluster.supervisor, show, experiment.run.logs_dir, silence_s)
 
 
 def _teller(console: Console) -> Callable[[str], None]:

@@ -114,9 +114,13 @@ def _header(system: System, source: ForeignConfig, defaults: list[str]) -> str:
 def _not_valid(imported: Imported) -> list[str]:
     """Lists what is missing and not valid: no reward for data sets, and problems of the sections."""
     lines = []
+    problems = _problems(imported.content)
     if value_at(imported.content, "agents.datasets") and "reward" not in imported.content:
         lines.append(_NO_REWARD)
-    return lines + [f"{_kind(problem)}: {problem}" for problem in _problems(imported.content)]
+        problems = [
+            problem for problem in problems if not problem.startswith("reward.rewards: nothing")
+        ]
+    return lines + [f"{_kind(problem)}: {problem}" for problem in problems]
 
 
 def _problems(content: dict[str, Any]) -> Sequence[str]:

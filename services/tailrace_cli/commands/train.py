@@ -13,7 +13,7 @@ from tailrace_cli.cluster.attached import Attachment
 from tailrace_cli.commands.cluster_run import prepare_run_dir, run_to_the_end
 from tailrace_cli.experiment import Experiment
 from tailrace_cli.report import write_report
-from tailrace_cli.summary import last, read_metrics, summary_table
+from tailrace_cli.summary import last, read_health, read_metrics, summary_table
 
 INTERRUPTED = 130
 
@@ -21,19 +21,30 @@ INTERRUPTED = 130
 def train(
     experiment: Experiment, console: Console, *, overwrite: bool, attachment: Attachment | None
 ) -> int:
-    """Train, then print the summary and write the report; returns the exit code."""
+    """Train, then print the summary and write the report; returns the exit code.
+
+    Raises `RunEndedError`, after the summary and the report, when the run has failed.
+    """
     prepare_run_dir(experiment, overwrite=overwrite)
-    status = run_to_the_end(experiment, console, attachment)
-    run = experiment.run
-    rows = read_metrics(run.run_dir)
-    if rows:
-        renders = Path(run.render_save_dir) if run.render_save_dir else run.run_dir / "renders"
-        console.print(summary_table(f"run {run.exp_name}", rows))
-        console.print(f"report: {write_report(run.run_dir, run.exp_name, renders)}", highlight=False)
+    try:
+        status = run_to_the_end(experiment, console, attachment)
+    finally:
+        _conclude(experiment, console)
     if status is None:
         console.print("interrupted: continue with resume_from_checkpoint=true", highlight=False)
         return INTERRUPTED
     return 0
+
+
+def _conclude(experiment: Experiment, console: Console) -> None:
+    """Print the summary and write the report of what there is."""
+    run = experiment.run
+    rows, health = read_metrics(run.run_dir), read_health(run.run_dir)
+    if rows or health.failures:
+        renders = Path(run.render_save_dir) if run.render_save_dir else run.run_dir / "renders"
+        console.print(summary_table(f"run {run.exp_name}", rows, health))
+        report = write_report(run.run_dir, run.exp_name, renders)
+        console.print(f"report: {report}", highlight=False, soft_wrap=True)
 
 
 def write_summary(experiment: Experiment, path: str) -> None:

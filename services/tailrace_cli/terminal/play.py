@@ -5,10 +5,10 @@ from __future__ import annotations
 import asyncio
 import inspect
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from tailrace.foreign import ForeignCodeError, foreign_code
 from tailrace.import_path import load_object
@@ -97,9 +97,10 @@ class Stage:
 class InProcessFunction:
     """`Component` of a function without a process of its own: plain functions run in threads."""
 
-    def __init__(self, function: str, timeout_s: float) -> None:
+    def __init__(self, function: str, timeout_s: float, args: Mapping[str, Any]) -> None:
         self._function = function
         self._timeout_s = timeout_s
+        self._args = args
 
     async def score(self, item: ScoreItem) -> float:
         """See `Component`."""
@@ -109,8 +110,8 @@ class InProcessFunction:
             async with asyncio.timeout(self._timeout_s):
                 with foreign_code(self._function):
                     if inspect.iscoroutinefunction(function):
-                        return float(await function(*arguments))
-                    return float(await asyncio.to_thread(function, *arguments))
+                        return float(await function(*arguments, **self._args))
+                    return float(await asyncio.to_thread(function, *arguments, **self._args))
         except TimeoutError as error:
             reason = f"took longer than {self._timeout_s:g} s"
             raise ComponentFailedError(self._function, reason) from error

@@ -20,14 +20,27 @@ from tailrace_gateway.adapters.exchange import ADMIN, Exchange
 from tailrace_gateway.core.errors import ApiError, InternalError, NotFoundError, UnauthorizedError
 from tailrace_gateway.core.sessions import Sessions
 
+EPISODES = "/v1/episodes"
+EpisodeOfKey = Callable[[str], Awaitable[str]]  # raises `UnauthorizedError`
+
+
+async def _no_episode(key: str) -> str:
+    raise UnauthorizedError("this key belongs to no episode")
+
 
 class GatewayApp:
     """ASGI application of the gateway."""
 
     def __init__(
-        self, sessions: Sessions, guard: Guard, routes: "Sequence[HttpRoute]", max_body_bytes: int
+        self,
+        sessions: Sessions,
+        guard: Guard,
+        routes: "Sequence[HttpRoute]",
+        max_body_bytes: int,
+        episode_of_key: EpisodeOfKey = _no_episode,
     ) -> None:
         self._sessions = sessions
+        self._episode_of_key = episode_of_key
         self._guard = guard
         self._max_body_bytes = max_body_bytes
         self.routes = tuple(routes)
@@ -67,6 +80,8 @@ class GatewayApp:
             )
         if self._sessions.is_admin(key):
             return ADMIN
+        if exchange.path.startswith(EPISODES):  # its key outlives the episode's session
+            return await self._episode_of_key(key)
         return self._sessions.known_id(key) or await self._sessions.id_of_key(key)
 
 

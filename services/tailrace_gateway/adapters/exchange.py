@@ -95,6 +95,12 @@ class Exchange:
         )
         await self._send({"type": "http.response.body", "body": body})
 
+    async def send_nothing(self) -> None:
+        """Send a response without content."""
+        self.status = 204
+        await self._send({"type": "http.response.start", "status": 204, "headers": []})
+        await self._send({"type": "http.response.body", "body": b""})
+
     async def begin_events(self) -> None:
         """Start a response of server-sent events."""
         self.status = 200

@@ -74,6 +74,10 @@ class NotFoundError(ApiError, status=404, code="not_found"):
     """The route or the object does not exist."""
 
 
+class ConflictError(ApiError, status=409, code="conflict"):
+    """The object is in another state than the request needs."""
+
+
 class SessionOverError(ApiError, status=410, code="session_closed"):
     """The session was closed or exported, or its deadline has passed."""
 

@@ -25,7 +25,7 @@ class Exporter:
     async def set_reward(self, session_id: str, reward: float, completion_id: str = "") -> str:
         """Set the reward of a call (empty id: the last one); return the call's id."""
         session, _ = await self._sessions.refresh(session_id)
-        entry = RewardSet(_call_id(session, completion_id), _finite(reward))
+        entry = RewardSet(_call_id(session, completion_id), finite(reward))
         try:
             length = await self._store.append(
                 session_id, session.nonce, uuid.uuid4().hex, [encode(entry)]
@@ -53,10 +53,10 @@ class Exporter:
             raise NotFoundError(f"there is no session {session_id!r}: it was closed or has expired")
         for completion_id, reward in request.rewards.items():
             if completion_id:
-                session.take(RewardSet(_call_id(session, completion_id), _finite(reward)))
+                session.take(RewardSet(_call_id(session, completion_id), finite(reward)))
         ledger = session.ledger
         if "" in request.rewards:
-            ledger.reward = _finite(request.rewards[""])
+            ledger.reward = finite(request.rewards[""])
         rows = ledger.rows(request.export_style, request.turn_discount, request.reward_scope)
         metrics.EXPORTED_ROWS.inc(len(rows))
         return session.nonce, SessionExport(
@@ -78,7 +78,8 @@ def _call_id(session: Session, completion_id: str) -> str:
     return found
 
 
-def _finite(reward: float) -> float:
+def finite(reward: float) -> float:
+    """Return the reward; raise `BadRequestError` unless it is finite."""
     if not math.isfinite(reward):
         raise BadRequestError(f"reward: {reward} is not finite", param="reward")
     return float(reward)

@@ -222,9 +222,14 @@ def read_messages(messages: Sequence[InMessage]) -> tuple[ChatMessage, ...]:
     """Return the conversation; it must not end with an assistant message."""
     if not messages:
         raise BadRequestError("messages: at least one is needed", param="messages")
-    read = tuple([_message(message, index) for index, message in enumerate(messages)])
+    read = conversation_of(messages, "messages")
     refuse_prefill(read)
     return read
+
+
+def conversation_of(messages: Sequence[InMessage], place: str) -> tuple[ChatMessage, ...]:
+    """Return a conversation that may end with any message."""
+    return tuple([_message(message, f"{place}[{index}]") for index, message in enumerate(messages)])
 
 
 def refuse_prefill(messages: Sequence[ChatMessage], param: str = "messages") -> None:
@@ -236,16 +241,16 @@ def refuse_prefill(messages: Sequence[ChatMessage], param: str = "messages") -> 
         )
 
 
-def _message(message: InMessage, index: int) -> ChatMessage:
+def _message(message: InMessage, place: str) -> ChatMessage:
     role, content = ROLES.get(message.role), message.content
     if role is None or message.function_call or message.audio:
-        raise _refusal(message, f"messages[{index}]")
+        raise _refusal(message, place)
     if not isinstance(content, str):
-        content = text_of(content, f"messages[{index}].content")
+        content = text_of(content, f"{place}.content")
     if role == "assistant":
         return _assistant_message(message, content)
     if role == "tool" and not message.tool_call_id:
-        param = f"messages[{index}].tool_call_id"
+        param = f"{place}.tool_call_id"
         raise BadRequestError(f"{param} is missing in a message of the role tool", param=param)
     return ChatMessage(role, content, tool_call_id=message.tool_call_id or "", name=message.name or "")
 

@@ -68,7 +68,7 @@ class Sessions:
         fresh = self.key_of(record.episode_id, nonce)
         lifetime_s = max(record.limits.deadline_unix_s - self._clock.unix_s(), 0.0) + who.keep_s
         try:
-            kept = await self._store.open(record, nonce, _key_hash(fresh), lifetime_s)
+            kept = await self._store.open(record, nonce, key_hash(fresh), lifetime_s)
         except StoreError as error:
             raise _store_error(error) from error
         if kept == nonce:
@@ -89,12 +89,12 @@ class Sessions:
 
     def known_id(self, key: str) -> str:
         """Return the id of the session in memory that a key opens, or an empty string."""
-        return self._ids.get(_key_hash(key), "")
+        return self._ids.get(key_hash(key), "")
 
     async def id_of_key(self, key: str) -> str:
         """Return the session that a key opens; raise `UnauthorizedError` if there is none."""
         try:
-            session_id = await self._store.find(_key_hash(key))
+            session_id = await self._store.find(key_hash(key))
         except StoreError as error:
             raise _store_error(error) from error
         if not session_id:
@@ -165,7 +165,7 @@ class Sessions:
                 self.forget(session_id)
 
     def _begin(self, record: OpenSession, nonce: str) -> Session:
-        hashed = _key_hash(self.key_of(record.episode_id, nonce))
+        hashed = key_hash(self.key_of(record.episode_id, nonce))
         sampling = self._sampling(record.sampling)
         session = self._in_use(Session(record, nonce, hashed, self._make_ledger(), sampling))
         self._sessions[record.episode_id] = session
@@ -186,6 +186,6 @@ def _store_error(error: StoreError) -> UnavailableError:
     return UnavailableError(f"sessions cannot be read: {error}", retry_after_s=_STORE_RETRY_AFTER_S)
 
 
-def _key_hash(key: str) -> str:
+def key_hash(key: str) -> str:
     """Return the hash of a key, which stores may hold."""
     return hashlib.sha256(key.encode()).hexdigest()

@@ -4,15 +4,19 @@ import asyncio
 import os
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
 
 from tailrace.config import ConfigError
 from tailrace.import_path import load_extra
+from tailrace.scorers.registry import SCORE_ADDRESS
 from tailrace_reward.adapters.judge import Judge
 from tailrace_reward.adapters.process_pool import FunctionLoadError, ScoringPool
+from tailrace_reward.adapters.scorers import RowScorer, SandboxTools
 from tailrace_reward.config import RewardConfig, RewardEntry, RewardModelArgs
 from tailrace_reward.ports import Component
 
-FunctionMaker = Callable[[str, float], Component]  # of `module:name` and timeout_s
+FunctionMaker = Callable[[str, float, Mapping[str, Any]], Component]  # `module:name`, timeout_s, args
 
 
 @dataclass
@@ -29,15 +33,19 @@ class Components:
 
 
 async def open_components(
-    config: RewardConfig, source: str, make_function: FunctionMaker | None = None
+    config: RewardConfig,
+    source: str,
+    make_function: FunctionMaker | None = None,
+    tools: SandboxTools | None = None,
 ) -> Components:
     """Open all components but the environment's return.
 
-    `make_function` replaces processes of our own. Raises `ConfigError` for what cannot be loaded.
+    `make_function` replaces processes of our own. `tools` has the sandbox for programs. Raises
+    `ConfigError` for what cannot be loaded.
     """
     made = Components()
     try:
-        await _open_functions(config, source, made, make_function)
+        await _open_functions(config, source, made, make_function, tools)
         for entry in config.components:
             if entry.kind == "judge":
                 made.by_name[entry.name] = _judge(entry, source, made)
@@ -49,21 +57,29 @@ async def open_components(
 
 
 async def _open_functions(
-    config: RewardConfig, source: str, made: Components, make: FunctionMaker | None
+    config: RewardConfig,
+    source: str,
+    made: Components,
+    make: FunctionMaker | None,
+    tools: SandboxTools | None,
 ) -> None:
-    functions = [entry for entry in config.components if entry.kind == "function"]
+    functions = [entry for entry in config.components if entry.kind in ("function", "scorer")]
     if functions and make is None:
         make = await _pool(config, source, made)
     for entry in functions:
         assert make is not None
-        made.by_name[entry.name] = make(entry.function, entry.timeout_s)
+        if entry.kind == "function":
+            made.by_name[entry.name] = make(entry.function, entry.timeout_s, entry.args)
+        else:
+            judge = _judge(entry, source, made) if entry.judge is not None else None
+            made.by_name[entry.name] = RowScorer(entry, partial(make, SCORE_ADDRESS), judge, tools)
 
 
 async def _pool(config: RewardConfig, source: str, made: Components) -> FunctionMaker:
     places = {
-        entry.function: f"reward.rewards[{index}].function"
+        entry.function or SCORE_ADDRESS: f"reward.rewards[{index}].function"
         for index, entry in enumerate(config.rewards)
-        if entry.kind == "function"
+        if entry.kind in ("function", "scorer")
     }
     pool = ScoringPool(tuple(places), config.num_processes)
     made.closers.append(pool.close)

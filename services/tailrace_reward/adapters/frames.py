@@ -4,16 +4,23 @@ A process first sends one `FunctionsLoaded`. Then it answers every `ScoringCall`
 order.
 """
 
+from typing import Any
+
 import msgspec
 
 from tailrace_protos.reward import ScoreItem
 
 
 class ScoringCall(msgspec.Struct, frozen=True):
-    """Call of `function` (`module:name`) for an item."""
+    """Call of `function` (`module:name`) for an item, with keyword arguments.
+
+    With `cpu_s` the kernel kills the process after so much processor time.
+    """
 
     function: str
     item: ScoreItem
+    args: dict[str, Any] = {}
+    cpu_s: float = 0.0
 
 
 class Returned(msgspec.Struct, frozen=True):

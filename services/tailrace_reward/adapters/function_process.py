@@ -3,6 +3,7 @@
 import asyncio
 import importlib
 import inspect
+import signal
 import sys
 from collections.abc import Callable
 from typing import Any
@@ -11,6 +12,7 @@ import msgspec
 
 from tailrace.foreign import ForeignCodeError, foreign_code
 from tailrace.processes import ParentLink
+from tailrace.scorers.registry import SCORE_ADDRESS, prepare
 from tailrace_reward.adapters.frames import FunctionsLoaded, Returned, ScoringCall
 
 Function = Callable[..., Any]
@@ -20,6 +22,8 @@ def main(addresses: list[str]) -> int:
     """Load the functions at `addresses`, then answer calls until the input ends."""
     link = ParentLink.open()
     functions, errors = _load(addresses)
+    if SCORE_ADDRESS in addresses:
+        prepare()
     link.send(FunctionsLoaded(errors))
     decoder = msgspec.msgpack.Decoder(ScoringCall)
     with asyncio.Runner() as runner:
@@ -48,14 +52,17 @@ def _load(addresses: list[str]) -> tuple[dict[str, Function], dict[str, str]]:
 
 def _answer(function: Function, call: ScoringCall, runner: asyncio.Runner) -> Returned:
     item = call.item
+    signal.setitimer(signal.ITIMER_PROF, call.cpu_s)  # at 0 s: off. Its signal ends the process
     try:
         with foreign_code("the function"):
-            value = function(item.task, item.messages, item.metrics)
+            value = function(item.task, item.messages, item.metrics, **call.args)
             if inspect.isawaitable(value):
                 value = runner.run(_await(value))
             return Returned(float(value))
     except ForeignCodeError as error:
         return Returned(error=f"raised {type(error.error).__name__}: {error.error}")
+    finally:
+        signal.setitimer(signal.ITIMER_PROF, 0.0)
 
 
 async def _await(value: Any) -> Any:

@@ -1,12 +1,15 @@
 """Reward functions in processes of their own, with an enforced timeout."""
 
 import asyncio
+import signal
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from tailrace.log import get_logger
 from tailrace.processes import ProcessPool as Processes
 from tailrace.processes import WorkerProcess
+from tailrace.scorers.registry import SCORE_ADDRESS
 from tailrace_protos.reward import ScoreItem
 from tailrace_reward import metrics
 from tailrace_reward.adapters.frames import FunctionsLoaded, Returned, ScoringCall
@@ -15,6 +18,7 @@ from tailrace_reward.ports import ComponentFailedError
 log = get_logger(__name__)
 
 _LOAD_TIMEOUT_S = 120.0
+CPU_SHARE = 0.5  # of its time limit, which a built-in scorer may use as processor time
 _MODULE = "tailrace_reward.adapters.function_process"
 
 
@@ -37,20 +41,29 @@ class ScoringPool:
         """Start one process, which imports all functions as a check; others start on demand."""
         await self._processes.open()
 
-    async def call(self, function: str, item: ScoreItem, timeout_s: float) -> float:
-        """Return the function's number for the item; raises `ComponentFailedError`."""
+    async def call(
+        self, function: str, item: ScoreItem, timeout_s: float, args: Mapping[str, Any] | None = None
+    ) -> float:
+        """Return the function's number for the item; raises `ComponentFailedError`.
+
+        A built-in scorer that used half of the time as processor time gives 0.
+        """
+        cpu_s = timeout_s * CPU_SHARE if function == SCORE_ADDRESS else 0.0
+        call = ScoringCall(function, item, dict(args or {}), cpu_s)
         try:
             async with self._processes.lend() as process:
-                returned = await self._call(process, ScoringCall(function, item), timeout_s)
+                returned = await self._call(process, call, timeout_s)
         except FunctionLoadError as error:
             raise ComponentFailedError(function, f"cannot be loaded any more: {error}") from error
         if returned.error:
             raise ComponentFailedError(function, returned.error)
         return returned.value
 
-    def component(self, function: str, timeout_s: float) -> "FunctionComponent":
+    def component(
+        self, function: str, timeout_s: float, args: Mapping[str, Any]
+    ) -> "FunctionComponent":
         """The function as a component of the reward."""
-        return FunctionComponent(self, function, timeout_s)
+        return FunctionComponent(self, function, timeout_s, args)
 
     async def close(self) -> None:
         """Kill all processes."""
@@ -78,8 +91,12 @@ class ScoringPool:
             self._replaced("timeout", call)
             raise ComponentFailedError(call.function, f"took more than {timeout_s:g} s") from error
         except EOFError as error:
+            exit_code = await process.exit_code()
+            if call.cpu_s and exit_code == -signal.SIGPROF:
+                self._replaced("processor_time", call)
+                return Returned(0.0)
             self._replaced("crash", call)
-            reason = f"ended its process (exit code {await process.exit_code()})"
+            reason = f"ended its process (exit code {exit_code})"
             raise ComponentFailedError(call.function, reason) from error
         metrics.CALL_SECONDS.labels(call.function).observe(time.perf_counter() - started_s)
         return returned
@@ -97,11 +114,14 @@ class ScoringPool:
 class FunctionComponent:
     """`Component` of a function in a pool."""
 
-    def __init__(self, pool: ScoringPool, function: str, timeout_s: float) -> None:
+    def __init__(
+        self, pool: ScoringPool, function: str, timeout_s: float, args: Mapping[str, Any]
+    ) -> None:
         self._pool = pool
         self._function = function
         self._timeout_s = timeout_s
+        self._args = args
 
     async def score(self, item: ScoreItem) -> float:
         """See `Component`."""
-        return await self._pool.call(self._function, item, self._timeout_s)
+        return await self._pool.call(self._function, item, self._timeout_s, self._args)

@@ -15,6 +15,7 @@ CREDIT = "credit"
 BUFFER = "buffer"
 SERVERS = "servers"
 WEIGHTS = "weights"
+EVALUATION = "evaluation"
 
 
 class BufferState(NamedTuple):

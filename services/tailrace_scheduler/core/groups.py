@@ -62,15 +62,16 @@ class GroupBook:
         """The open group of that name, if it is open."""
         return self._open.get(group_id)
 
-    def add(self, plan: GroupPlan) -> None:
-        """A group was decided on, or found open after a restart; known ones are left as they are."""
+    def add(self, plan: GroupPlan) -> bool:
+        """A group was decided on, or found open after a restart; False for a known one, which stays."""
         if plan.group_id in self._open:
-            return
+            return False
         group = OpenGroup(plan, dict(plan.settled), dict(enumerate(plan.attempts)))
         self._open[plan.group_id] = group
         self._num_open[plan.phase] += 1
         self._num_unsettled[plan.phase] += len(group.unsettled)
         heapq.heappush(self._deadlines, (plan.deadline_unix_s, plan.group_id))
+        return True
 
     def settle(self, event: EpisodeSettled) -> None:
         """A member ended; repeated news and news of closed groups change nothing."""

@@ -8,7 +8,7 @@ with the fewest outstanding predicted tokens.
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 from tailrace_protos.control import Lease, LeaseReply, LeaseReport, LeaseRequest, ServerStatus
 from tailrace_scheduler.core.health import ServerHealth
@@ -24,27 +24,19 @@ class Candidate(NamedTuple):
     is_trusted: bool  # not on probation, or with few leases
 
 
-class PlacementPolicy(Protocol):
-    """Chooses among candidates; predictors, concurrency limits and migration belong here."""
+def least_loaded(candidates: Sequence[Candidate], predicted_tokens: int) -> Candidate:
+    """The server with the least tokens still to be generated, for an episode with `predicted_tokens`.
 
-    def choose(self, candidates: Sequence[Candidate], predicted_tokens: int) -> Candidate:
-        """The server for an episode with `predicted_tokens` to go; `candidates` is not empty."""
-        ...
-
-
-class LeastOutstandingTokens:
-    """The least tokens still to be generated; those of a server that fails count for more."""
-
-    def choose(self, candidates: Sequence[Candidate], predicted_tokens: int) -> Candidate:
-        """The least loaded candidate; ties go by leases, then by name."""
-        return min(
-            candidates,
-            key=lambda one: (
-                (one.outstanding_tokens + predicted_tokens) / (1.0 - min(one.failure_rate, 0.9)),
-                one.num_leases,
-                one.status.server_id,
-            ),
-        )
+    Those of a server that fails count for more; ties go by leases, then by name.
+    """
+    return min(
+        candidates,
+        key=lambda one: (
+            (one.outstanding_tokens + predicted_tokens) / (1.0 - min(one.failure_rate, 0.9)),
+            one.num_leases,
+            one.status.server_id,
+        ),
+    )
 
 
 @dataclass(slots=True)
@@ -60,9 +52,8 @@ class Held:
 class Placement:
     """All leases."""
 
-    def __init__(self, health: ServerHealth, policy: PlacementPolicy, lease_ttl_s: float) -> None:
+    def __init__(self, health: ServerHealth, lease_ttl_s: float) -> None:
         self._health = health
-        self._policy = policy
         self._ttl_s = lease_ttl_s
         self._held: dict[str, Held] = {}
         self._by_worker: dict[str, set[str]] = {}
@@ -169,7 +160,7 @@ class Placement:
         elsewhere = [one for one in candidates if one.status.server_id != failed_server_id]
         if not candidates:
             return None
-        return self._policy.choose(elsewhere or candidates, predicted_tokens).status.server_id
+        return least_loaded(elsewhere or candidates, predicted_tokens).status.server_id
 
     def _candidate(self, status: ServerStatus) -> Candidate:
         server_id = status.server_id

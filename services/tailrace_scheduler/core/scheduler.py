@@ -6,7 +6,7 @@ restart is a replay of `events.jsonl` and a look at the groups that Redis has op
 `now_s` is unix time everywhere and never read from a clock here.
 """
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Sequence
 
 from tailrace.config import RunConfig
 from tailrace_protos.control import (
@@ -28,6 +28,7 @@ from tailrace_protos.event import (
     GroupClosed,
     GroupDropped,
     LearnerResumed,
+    RunFailed,
     RunFinished,
     ServerQuarantined,
     StepFinished,
@@ -36,7 +37,14 @@ from tailrace_protos.event import (
 from tailrace_protos.subjects import PHASES, Phase
 from tailrace_scheduler.config import SchedulerConfig
 from tailrace_scheduler.core.activity import Activities
-from tailrace_scheduler.core.admission import WEIGHTS, AdmissionRule, BufferState, ServerView
+from tailrace_scheduler.core.admission import (
+    EVALUATION,
+    WEIGHTS,
+    AdmissionRule,
+    BufferState,
+    ServerView,
+    is_current,
+)
 from tailrace_scheduler.core.decisions import (
     AdmitGroup,
     Decision,
@@ -49,27 +57,19 @@ from tailrace_scheduler.core.groups import GroupBook
 from tailrace_scheduler.core.health import ServerHealth
 from tailrace_scheduler.core.idle import IdleLedger, Situation
 from tailrace_scheduler.core.lineage import Lineage
-from tailrace_scheduler.core.placement import LeastOutstandingTokens, Placement, PlacementPolicy
+from tailrace_scheduler.core.placement import Placement
 from tailrace_scheduler.core.reconcile import Reconciler
+from tailrace_scheduler.core.run_health import WARM_START, Counts, Standing
 from tailrace_scheduler.core.run_log import Change, CutIdle, RunLog
 from tailrace_scheduler.core.tasks import TaskSource
-from tailrace_scheduler.core.vitals import Counts, Vitals
+from tailrace_scheduler.core.vitals import Vitals
 from tailrace_scheduler.ports import GroupPlan
-
-EVALUATION = "evaluation"
 
 
 class SchedulerCore:
     """One run's scheduler."""
 
-    def __init__(
-        self,
-        run: RunConfig,
-        config: SchedulerConfig,
-        now_s: float,
-        policy: PlacementPolicy | None = None,
-    ) -> None:
-        policy = policy or LeastOutstandingTokens()
+    def __init__(self, run: RunConfig, config: SchedulerConfig, now_s: float) -> None:
         self._run = run
         self._config = config
         self._tasks = TaskSource(
@@ -84,17 +84,19 @@ class SchedulerCore:
         self._groups = GroupBook()
         self._evaluations = EvaluationPlan(run, config, self._tasks)
         self._health = ServerHealth(config.server_timeout_s)
-        self._placement = Placement(self._health, policy, config.lease_ttl_s)
+        self._placement = Placement(self._health, config.lease_ttl_s)
         self._activities = Activities(config.lease_ttl_s)
         self._idle = IdleLedger(now_s)
         self._reconcilers = {phase: Reconciler(config.max_attempts) for phase in PHASES}
         self._log = RunLog(self._evaluations.is_due)
-        self._vitals = Vitals(run.max_steps)
+        self._vitals = Vitals(run, config, now_s)
+        self._failed: RunFailed | None = None
+        self._num_failed_ends = 0  # of the run, in its log
         self._next_index = 0  # of train groups
         self._highest_index = -1  # ever admitted, also in a Redis that is gone
         self._stale_evaluations: set[str] = set()
         self._blocked_by = WEIGHTS
-        self._is_finished = self._finish_decided = False
+        self._is_finished = self._end_decided = False
         self.has_model = False
         """The learner has written the model card to Redis: it prepares the first weights now."""
 
@@ -102,7 +104,10 @@ class SchedulerCore:
 
     def replay(self, events: Iterable[Event]) -> list[Change]:
         """Apply what `events.jsonl` holds; idle time of intervals not watched is unknown."""
-        return [change for event in events for change in self._apply(event, _nobody_watched)]
+        changes = [change for event in events for change in self._apply(event, _nobody_watched)]
+        self._vitals.take_hints()
+        self._failed = None  # a run that is started again may succeed
+        return changes
 
     def on_event(self, event: Event, now_s: float) -> list[Change]:
         """Apply a new event; returns what it changes in `metrics.jsonl`."""
@@ -122,6 +127,7 @@ class SchedulerCore:
 
         Returns what a scheduler that died between recording a group and publishing it left undone.
         """
+        self._vitals.health.begin(now_s)
         if next_group_index == 0 and self._highest_index >= 0:
             self._lineage.forget()
             self._is_finished = False
@@ -132,7 +138,7 @@ class SchedulerCore:
             AdmitGroup(plan)
             for event, closed in self._evaluations.unclosed()
             for plan in self._evaluations.groups_of(event, now_s + self._config.group_timeout_s)
-            if plan.group_id not in closed and self._adds(plan)
+            if plan.group_id not in closed and self._groups.add(plan)
         ]
 
     def on_status(self, status: ServerStatus, now_s: float) -> None:
@@ -165,10 +171,13 @@ class SchedulerCore:
             for one in self._health.to_leave(now_s)
         ]
         decided += self._cancel_stale_evaluations()
-        if self._lineage.started:
+        decided += [Emit(once, change) for once, change in self._vitals.take_hints()]
+        if self._failed is not None:
+            decided += [one for phase in PHASES for one in self._groups.cancel(phase, "the run failed")]
+        elif self._lineage.started:
             decided += self._start_evaluation(now_s)
             decided += self._admit(now_s)
-            decided += self._finish()
+        decided += self._end(now_s)
         self._idle.tick(self._situation(now_s), now_s)
         return decided
 
@@ -203,17 +212,7 @@ class SchedulerCore:
 
     def status(self, now_s: float) -> RunStatus:
         """The run for live views."""
-        counts = Counts(
-            step=self._lineage.step,
-            policy_version=self._lineage.newest_version,
-            num_episodes_running=self._activities.counts(now_s).total,
-            num_groups_running=sum(self._groups.num_open(phase) for phase in PHASES),
-            num_groups_ready=self._lineage.num_ready,
-            num_servers=len(self._health.alive(now_s)),
-            phase=self._phase(),
-            blocked_by=self._blocked_by if self._lineage.started else "",
-        )
-        return self._vitals.status(counts, now_s)
+        return self._vitals.status(self._standing(now_s), self._failed, now_s)
 
     # Internals
 
@@ -252,8 +251,15 @@ class SchedulerCore:
                 self._evaluations.started(body)
             case EvaluationFinished() as body:
                 self._evaluations.finished(body)
-            case RunFinished(step=step):
-                self._is_finished = step >= self._run.max_steps
+            case RunFinished() | RunFailed() as body:
+                self._ended(body)
+
+    def _ended(self, body: RunFinished | RunFailed) -> None:
+        if isinstance(body, RunFailed):
+            self._failed = body
+            self._num_failed_ends += 1
+        else:
+            self._is_finished = body.step >= self._run.max_steps
 
     def _stepped(self, body: StepFinished) -> None:
         if self._lineage.stepped(body):
@@ -263,7 +269,7 @@ class SchedulerCore:
         self._lineage.resumed(body)
         self._next_index = max(self._next_index, body.next_group_index)
         self._stale_evaluations |= self._evaluations.resumed(body.step)
-        self._is_finished = self._finish_decided = False
+        self._is_finished = self._end_decided = False
 
     def _settled(self, body: EpisodeSettled) -> None:
         self._groups.settle(body)
@@ -302,7 +308,7 @@ class SchedulerCore:
         self._evaluations.started(started)
         plans = self._evaluations.groups_of(started, now_s + self._config.group_timeout_s)
         begin = Emit(f"started/{started.evaluation_id}", started)
-        return [begin, *(AdmitGroup(plan) for plan in plans if self._adds(plan))]
+        return [begin, *(AdmitGroup(plan) for plan in plans if self._groups.add(plan))]
 
     def _admit(self, now_s: float) -> list[Decision]:
         if self._lineage.step >= self._run.max_steps:
@@ -333,11 +339,6 @@ class SchedulerCore:
             step=self._lineage.step,
         )
 
-    def _adds(self, plan: GroupPlan) -> bool:
-        is_new = plan.group_id not in self._groups
-        self._groups.add(plan)
-        return is_new
-
     def _cancel_stale_evaluations(self) -> list[SettleMembers]:
         if not self._stale_evaluations:
             return []
@@ -345,22 +346,50 @@ class SchedulerCore:
         reason = "the learner resumed from an earlier step"
         return self._groups.cancel("eval", reason, lambda group: evaluation_of(group) in stale)
 
-    def _finish(self) -> list[Decision]:
-        step = self._lineage.step
+    def _end(self, now_s: float) -> list[Decision]:
+        """The one end of the run: it has failed, or all is done."""
+        if self._end_decided or self._is_finished or self._failed is not None:
+            return []
+        step, health = self._lineage.step, self._vitals.health
+        is_done = self._is_done(step)
+        failed = health.verdict(now_s, self._standing(now_s))
+        if failed is None and is_done:
+            failed = health.final_verdict(step)
+        self._end_decided = is_done or failed is not None
+        if failed is not None:
+            return [Emit(f"run_failed/{self._num_failed_ends}", failed)]
+        if not is_done:
+            return []
+        done = RunFinished(step, "all steps, the final checkpoint and the final evaluation are done")
+        return [Emit(f"run_finished/{self._lineage.name}/{step}", done)]
+
+    def _is_done(self, step: int) -> bool:
         is_saved = step == 0 or self._lineage.checkpoint_step >= step
         is_over = step >= self._run.max_steps and self._evaluations.is_finished(step)
         quiet = self._evaluations.settled_all and not self._groups.num_open("train")
-        if self._finish_decided or self._is_finished or not (is_over and is_saved and quiet):
-            return []
-        self._finish_decided = True
-        reason = "all optimizer steps, the final checkpoint and the final evaluation are done"
-        return [
-            Emit(f"run_finished/{self._lineage.name}/{step}", RunFinished(step=step, reason=reason))
-        ]
+        return self._lineage.started and is_over and is_saved and quiet
+
+    def _standing(self, now_s: float) -> Standing:
+        servers, lineage = self._servers(now_s), self._lineage
+        counts = Counts(
+            step=lineage.step,
+            policy_version=lineage.newest_version,
+            num_episodes_running=self._activities.counts(now_s).total,
+            num_groups_running=sum(map(self._groups.num_open, PHASES)),
+            num_groups_ready=lineage.num_ready,
+            num_servers=servers.num_healthy,
+            phase=self._phase(),
+            blocked_by=self._blocked_by if lineage.started else "",
+        )
+        has_work = lineage.num_ready >= self._run.groups_per_step
+        num_open = sum(map(self._groups.num_unsettled, PHASES))
+        return Standing(counts, lineage.started, is_current(servers), has_work, num_open)
 
     def _phase(self) -> str:
+        if self._failed is not None:
+            return "failed"
         if not self._lineage.started:
-            return "warm_start" if self.has_model else "starting"
+            return WARM_START if self.has_model else "starting"
         if self._is_finished:
             return "finished"
         if self._lineage.step >= self._run.max_steps:
@@ -368,5 +397,5 @@ class SchedulerCore:
         return "training" if self._evaluations.first_done else "evaluating"
 
 
-def _nobody_watched(wall_s: float, learner_busy_s: float) -> Mapping[str, float]:
+def _nobody_watched(wall_s: float, learner_busy_s: float) -> dict[str, float]:
     return {}

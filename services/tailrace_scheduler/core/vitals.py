@@ -1,32 +1,31 @@
-"""Live status of a run: its phase, the learner's latest numbers, the remaining time."""
+"""Live status of a run: its phase, latest numbers, failures and hints, the remaining time."""
 
 from collections import deque
-from typing import NamedTuple
 
+from tailrace.config import RunConfig
 from tailrace_protos.control import RunStatus
-from tailrace_protos.event import EvaluationFinished, Event, LearnerResumed, StepFinished
+from tailrace_protos.event import (
+    EvaluationFinished,
+    Event,
+    HintChanged,
+    LearnerResumed,
+    RunFailed,
+    StepFinished,
+)
+from tailrace_scheduler.config import SchedulerConfig
+from tailrace_scheduler.core.hints import HintBoard
+from tailrace_scheduler.core.run_health import RunHealth, Standing
 
 RECENT_STEPS = 20
 
 
-class Counts(NamedTuple):
-    """Counts of the scheduler at this moment."""
-
-    step: int
-    policy_version: int
-    num_episodes_running: int
-    num_groups_running: int
-    num_groups_ready: int
-    num_servers: int
-    phase: str
-    blocked_by: str
-
-
 class Vitals:
-    """Remembers the latest numbers of a run."""
+    """Remembers the latest numbers of a run; its failures are in `health`."""
 
-    def __init__(self, max_steps: int) -> None:
-        self._max_steps = max_steps
+    def __init__(self, run: RunConfig, config: SchedulerConfig, now_s: float) -> None:
+        self.health = RunHealth(run, config, now_s)
+        self._hints = HintBoard()
+        self._max_steps = run.max_steps
         self._started_unix_s: float | None = None
         self._step_times: deque[float] = deque(maxlen=RECENT_STEPS + 1)
         self._metrics: dict[str, float | None] = {}
@@ -34,6 +33,8 @@ class Vitals:
 
     def apply(self, event: Event) -> None:
         """Take note of an event."""
+        self.health.apply(event)
+        self._hints.apply(event)
         if self._started_unix_s is None:
             self._started_unix_s = event.unix_s
         match event.body:
@@ -45,8 +46,13 @@ class Vitals:
             case LearnerResumed():
                 self._step_times.clear()
 
-    def status(self, counts: Counts, now_s: float) -> RunStatus:
+    def take_hints(self) -> list[tuple[str, HintChanged]]:
+        """Changes of hints not taken yet, each with an id that no other change has."""
+        return self._hints.take_changes()
+
+    def status(self, standing: Standing, failed: RunFailed | None, now_s: float) -> RunStatus:
         """The message for live views."""
+        counts, health = standing.counts, self.health
         return RunStatus(
             **counts._asdict(),
             max_steps=self._max_steps,
@@ -57,6 +63,11 @@ class Vitals:
             tokens_per_s=self._metrics.get("tokens_per_s"),
             elapsed_s=max(now_s - self._started_unix_s, 0.0) if self._started_unix_s else 0.0,
             eta_s=self._eta_s(counts.step),
+            num_failures=health.num_failures,
+            newest_failure=health.newest_failure,
+            hints=(*self._hints.texts, *health.stall_hint(now_s, standing)),
+            progress_unix_s=health.progress_unix_s,
+            failed=failed,
         )
 
     def _eta_s(self, step: int) -> float | None:

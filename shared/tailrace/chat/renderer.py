@@ -167,6 +167,39 @@ class Renderer:
         end = self.end_of_turn_id if self.end_of_turn_id >= 0 else self.stop_token_ids[0]
         return np.append(self._encode(text), np.int32(end))
 
+    def supervised_rows(
+        self,
+        messages: Sequence[ChatMessage],
+        tools: Sequence[ToolSchema],
+        is_trained: Sequence[bool],
+    ) -> list[tuple[NDArray[np.int32], NDArray[np.uint8]]]:
+        """Ids [T] and loss mask [T] of given replies, with their ends of turn; for supervised steps.
+
+        One row as long as the template appends, a new one where it changes earlier text.
+        """
+        rows: list[tuple[str, list[NDArray[np.int32]], list[NDArray[np.uint8]]]] = []
+        for index, message in enumerate(messages):
+            if message.role != "assistant":
+                continue
+            before = self._template.render(messages[:index], tools, add_generation_prompt=True)
+            whole = self._template.render(messages[: index + 1], tools, add_generation_prompt=False)
+            if not whole.startswith(before):  # it drops a part of its prompt from past replies
+                pairs = enumerate(zip(before, whole, strict=False))
+                before = before[: next((at for at, (a, b) in pairs if a != b), len(before))]
+            if not rows or not before.startswith(rows[-1][0]):
+                rows.append(("", [], []))
+            text, ids, mask = rows.pop()
+            inserted, reply = self._encode(before[len(text) :]), self._encode(whole[len(before) :])
+            ends = np.flatnonzero(np.isin(reply, self.stop_token_ids))
+            end = int(ends[0]) + 1 if len(ends) else len(reply)
+            own = np.zeros(len(reply), np.uint8)
+            own[:end] = is_trained[index]
+            rows.append(
+                (whole, [*ids, inserted, reply], [*mask, np.zeros(len(inserted), np.uint8), own])
+            )
+        joined = [(np.concatenate(ids), np.concatenate(mask)) for _, ids, mask in rows]
+        return [row for row in joined if row[1].any()]
+
     def is_closed(self, last_token_id: int) -> bool:
         """True if a turn with this last sampled token needs no inserted end of turn."""
         return self.end_of_turn_id < 0 or last_token_id in self._closing_ids

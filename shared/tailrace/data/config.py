@@ -1,10 +1,13 @@
 """Configuration of one data set: an entry of `agents.datasets`."""
 
+from pathlib import Path
 from typing import Any, Literal
 
 import msgspec
 
 from tailrace.config import Config
+
+SUFFIXES = {".jsonl": "jsonl", ".json": "json", ".parquet": "parquet"}
 
 
 class DatasetEntry(Config, frozen=True, kw_only=True):
@@ -12,8 +15,9 @@ class DatasetEntry(Config, frozen=True, kw_only=True):
 
     path: str
     """A file (`rows.jsonl`, `rows.json`, `rows.parquet`), a folder with `<split>.jsonl` (or .json,
-    .parquet), a data set of the Hugging Face hub (`openai/gsm8k`), or `module:function` of a Python
-    function that yields rows. Paths are relative to the folder where Tailrace was started."""
+    .parquet, or parts like `<split>-00000-of-00002.parquet`, also in its folders `data` and `name`), a
+    data set of the Hugging Face hub (`openai/gsm8k`), or `module:function` of a Python function that
+    yields rows. Paths are relative to the folder where Tailrace was started."""
 
     format: Literal["auto", "jsonl", "json", "parquet", "hub", "python"] = "auto"
     """Kind of `path`; `auto`: recognized by its form."""
@@ -27,8 +31,20 @@ class DatasetEntry(Config, frozen=True, kw_only=True):
     options: dict[str, Any] = msgspec.field(default_factory=dict)
     """Further keyword arguments of a Python function or of `datasets.load_dataset`."""
 
+    columns: dict[str, str] = msgspec.field(default_factory=dict)
+    """Column of the source for each key of a row, for example `{prompt: question}`; dots lead into
+    objects (`extra_info.answer`). Other columns keep their names."""
+
+    instruction: str = ""
+    """Text below the prompt's last message of the user, for example on the form of the answer."""
+
+    data_source: str = ""
+    """Data source of rows without `data_source`, by which built-in scorers are chosen. Empty: `path` of
+    a hub data set."""
+
     converter: str = ""
-    """`module:function` from a row of the source to a row, or to None, which leaves the row out."""
+    """`module:function` from a row of the source, with `columns` named, to a row, or to None, which
+    leaves the row out."""
 
     agent_name: str = ""
     """Agent loop of rows without `agent_name`; empty: `single_turn_agent`."""
@@ -47,6 +63,20 @@ class DatasetEntry(Config, frozen=True, kw_only=True):
 
     max_tokens_per_step: int = 0
     """Maximum number of tokens of one reply; 0: the rest of the episode's budget."""
+
+    @property
+    def is_hub(self) -> bool:
+        """True if `path` names a data set of the hub."""
+        if self.format != "auto":
+            return self.format == "hub"
+        path = Path(self.path).expanduser()
+        return (
+            self.path.count("/") <= 1
+            and ":" not in self.path
+            and not self.path.startswith((".", "/", "~"))
+            and path.suffix not in SUFFIXES
+            and not path.is_dir()
+        )
 
     def __post_init__(self) -> None:
         if not self.path:

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from tailrace.config import ConfigError
 from tailrace.data.config import DatasetEntry
-from tailrace.data.rows import Row, complete_row
+from tailrace.data.rows import Row, complete_row, renamed
 from tailrace.data.sources import raw_rows
 from tailrace.foreign import ForeignCodeError, foreign_code
 from tailrace.import_path import load_object
@@ -52,11 +52,11 @@ def _rows(entry: DatasetEntry, key: str) -> Iterator[Row]:
     convert = load_object(entry.converter, f"{key}.converter") if entry.converter else None
     num_rows = 0
     for raw, place in raw_rows(entry, key):
-        converted = raw
+        converted = renamed(raw, entry.columns, place)
         if convert is not None:
             try:
                 with foreign_code(f"{place}: {entry.converter}"):
-                    converted = convert(raw)
+                    converted = convert(converted)
             except ForeignCodeError as error:
                 raise ConfigError(str(error)) from error
             if converted is None:

@@ -24,6 +24,8 @@ def complete_row(data: object, origin: str, entry: DatasetEntry) -> Row:
     if not isinstance(data, Mapping) or not all(isinstance(key, str) for key in data):
         raise ConfigError(f"{origin}: a row must be an object with named keys, found {_kind(data)}")
     row = {**data}
+    if source := entry.data_source or (entry.path if entry.is_hub else ""):
+        row["data_source"] = row.get("data_source") or source
     row["agent_name"] = row.get("agent_name") or entry.agent_name or "single_turn_agent"
     row["tools"] = entry.tools if row.get("tools") is None else row["tools"]
     row["tools_kwargs"] = {**entry.tools_kwargs, **_mapping(row, "tools_kwargs", origin)}
@@ -31,8 +33,31 @@ def complete_row(data: object, origin: str, entry: DatasetEntry) -> Row:
     row["tools"] = list(row["tools"])
     if entry.system_prompt and "prompt" in row:
         row["prompt"] = _with_system(row["prompt"], entry.system_prompt)
+    if entry.instruction and "prompt" in row:
+        row["prompt"] = _with_instruction(row["prompt"], entry.instruction)
     _check_wire(row, origin)
     return Row(row, origin)
+
+
+def renamed(data: object, columns: Mapping[str, str], origin: str) -> object:
+    """A row of the source with its columns under the names that `columns` gives them."""
+    if not columns or not isinstance(data, Mapping):
+        return data
+    taken = {column for column in columns.values() if "." not in column or column in data}
+    row = {key: value for key, value in data.items() if key not in taken}
+    return {**row, **{key: _column(data, name, origin) for key, name in columns.items()}}
+
+
+def _column(data: Mapping[str, Any], name: str, origin: str) -> Any:
+    if name in data:
+        return data[name]
+    found: Any = data
+    for part in name.split("."):
+        if not isinstance(found, Mapping) or part not in found:
+            known = ", ".join(map(str, data))
+            raise ConfigError(f"{origin}: there is no column {name!r}: correct `columns` ({known})")
+        found = found[part]
+    return found
 
 
 def prompt_messages(row: Mapping[str, Any]) -> tuple[ChatMessage, ...]:
@@ -110,6 +135,17 @@ def _with_system(prompt: Any, system: str) -> list[dict[str, Any]]:
     if messages[0]["role"] == "system":
         return messages
     return [{"role": "system", "content": system}, *messages]
+
+
+def _with_instruction(prompt: Any, instruction: str) -> Any:
+    if isinstance(prompt, str):
+        return f"{prompt.rstrip()}\n\n{instruction}"
+    asked = max((index for index, one in enumerate(prompt) if one["role"] == "user"), default=None)
+    if asked is None:
+        return [*prompt, {"role": "user", "content": instruction}]
+    message = prompt[asked]
+    message = {**message, "content": _with_instruction(message["content"], instruction)}
+    return [*prompt[:asked], message, *prompt[asked + 1 :]]
 
 
 def _check_wire(row: dict[str, Any], origin: str) -> None:

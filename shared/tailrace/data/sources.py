@@ -8,14 +8,13 @@ from typing import Any
 import msgspec
 
 from tailrace.config import ConfigError
+from tailrace.data.config import SUFFIXES as _SUFFIXES
 from tailrace.data.config import DatasetEntry
 from tailrace.foreign import ForeignCodeError, foreign_code
 from tailrace.import_path import load_object
 
 Place = str
 RawRows = Iterator[tuple[Any, Place]]
-
-_SUFFIXES = {".jsonl": "jsonl", ".json": "json", ".parquet": "parquet"}
 
 
 def raw_rows(entry: DatasetEntry, key: str) -> RawRows:
@@ -27,12 +26,12 @@ def raw_rows(entry: DatasetEntry, key: str) -> RawRows:
 def _kind(entry: DatasetEntry, key: str) -> str:
     path = Path(entry.path).expanduser()
     if path.is_dir():
-        return _SUFFIXES[_file(entry, key).suffix]
+        return _SUFFIXES[_files(entry, key)[0].suffix]
     if path.suffix in _SUFFIXES:
         return _SUFFIXES[path.suffix]
     if ":" in entry.path:
         return "python"
-    if entry.path.count("/") <= 1 and not entry.path.startswith((".", "/", "~")):
+    if entry.is_hub:
         return "hub"
     raise ConfigError(
         f"{key}.path: {entry.path!r} is neither a file ({', '.join(_SUFFIXES)}), a folder, owner/name "
@@ -40,14 +39,17 @@ def _kind(entry: DatasetEntry, key: str) -> str:
     )
 
 
-def _file(entry: DatasetEntry, key: str) -> Path:
-    """Path of the file, or of the split's file in a folder."""
+def _files(entry: DatasetEntry, key: str) -> list[Path]:
+    """The file, or the split's files in a folder: `train.jsonl`, or parts of it."""
     path = Path(entry.path).expanduser()
     if not path.is_dir():
-        return path
-    for suffix in _SUFFIXES:
-        if (found := path / f"{entry.split}{suffix}").is_file():
-            return found
+        return [path]
+    for folder in (path, *(path / name for name in (entry.name, "data") if name)):
+        for suffix in _SUFFIXES:
+            if (found := folder / f"{entry.split}{suffix}").is_file():
+                return [found]
+            if parts := sorted(folder.glob(f"{entry.split}-*{suffix}")):
+                return parts
     names = ", ".join(entry.split + suffix for suffix in _SUFFIXES)
     raise ConfigError(f"{key}.split: folder {path} holds none of {names}: correct split or path")
 
@@ -60,19 +62,19 @@ def _read(path: Path, key: str) -> bytes:
 
 
 def _jsonl(entry: DatasetEntry, key: str) -> RawRows:
-    path = _file(entry, key)
-    for number, line in enumerate(_read(path, key).split(b"\n"), start=1):
-        if line.strip():
-            yield _decode(line, f"{path}:{number}"), f"{path}:{number}"
+    for path in _files(entry, key):
+        for number, line in enumerate(_read(path, key).split(b"\n"), start=1):
+            if line.strip():
+                yield _decode(line, f"{path}:{number}"), f"{path}:{number}"
 
 
 def _json(entry: DatasetEntry, key: str) -> RawRows:
-    path = _file(entry, key)
-    content = _decode(_read(path, key), str(path))
-    if not isinstance(content, list):
-        raise ConfigError(f"{path}: must hold a list of rows, found {type(content).__name__}")
-    for index, row in enumerate(content):
-        yield row, f"{path}[{index}]"
+    for path in _files(entry, key):
+        content = _decode(_read(path, key), str(path))
+        if not isinstance(content, list):
+            raise ConfigError(f"{path}: must hold a list of rows, found {type(content).__name__}")
+        for index, row in enumerate(content):
+            yield row, f"{path}[{index}]"
 
 
 def _decode(content: bytes, place: str) -> Any:
@@ -85,14 +87,14 @@ def _decode(content: bytes, place: str) -> Any:
 def _parquet(entry: DatasetEntry, key: str) -> RawRows:
     needs = "parquet files need pyarrow"
     pyarrow, parquet = _extra("pyarrow", key, needs), _extra("pyarrow.parquet", key, needs)
-    path = _file(entry, key)
-    try:
-        batches = parquet.ParquetFile(path).iter_batches()
-    except (OSError, pyarrow.ArrowInvalid) as error:
-        raise ConfigError(f"{key}.path: cannot read {path}: {error}") from error
-    rows = (row for batch in batches for row in batch.to_pylist())
-    for index, row in enumerate(rows):
-        yield row, f"{path}[{index}]"
+    for path in _files(entry, key):
+        try:
+            batches = parquet.ParquetFile(path).iter_batches()
+        except (OSError, pyarrow.ArrowInvalid) as error:
+            raise ConfigError(f"{key}.path: cannot read {path}: {error}") from error
+        rows = (row for batch in batches for row in batch.to_pylist())
+        for index, row in enumerate(rows):
+            yield row, f"{path}[{index}]"
 
 
 def _hub(entry: DatasetEntry, key: str) -> RawRows:
@@ -102,7 +104,10 @@ def _hub(entry: DatasetEntry, key: str) -> RawRows:
             name = entry.name or None
             rows = datasets.load_dataset(entry.path, name, split=entry.split, **entry.options)
     except ForeignCodeError as error:
-        raise ConfigError(str(error)) from error
+        raise ConfigError(
+            f"{error}. Correct path, name (configuration) and split. Without a network, load it once "
+            "where there is one and copy HF_HOME, or give the path of a folder with its files"
+        ) from error
     for index, row in enumerate(rows):
         yield row, f"{entry.path}/{entry.split}[{index}]"
 

@@ -217,6 +217,11 @@ class Ledger:
             said += self._unanswered.messages
         return tuple(said)
 
+    @property
+    def num_cut_replies(self) -> int:
+        """Calls whose reply was cut at its limit of tokens."""
+        return sum(node.finish_reason is FinishReason.LENGTH for node in self.nodes)
+
     def counts(self) -> dict[str, float]:
         """Counts calls, forks, tool calls and masked tokens, as metrics."""
         nodes = self.nodes
@@ -226,6 +231,7 @@ class Ledger:
             "num_forks": sum(node.is_fork for node in nodes),
             "num_malformed_tool_calls": sum(node.num_malformed for node in nodes),
             "num_tool_calls": sum(len(node.reply.tool_calls) for node in nodes),
+            "num_cut_replies": self.num_cut_replies,
             "num_broken_constraints": sum(bool(node.broken_constraint) for node in nodes),
             "num_masked_calls": sum(node.is_masked for node in nodes),
             "num_nonfinite_tokens": self.num_nonfinite,

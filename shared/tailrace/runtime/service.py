@@ -8,8 +8,10 @@ ends after `drain_s`; a second signal ends the wait at once.
 
 import asyncio
 import gc
+import os
 import signal
 from collections.abc import Awaitable, Callable, Coroutine
+from pathlib import Path
 from typing import Any, TypeVar
 
 import nats.micro
@@ -34,6 +36,7 @@ log = get_logger(__name__)
 
 VERSION = "0.1.0"  # of the wire contract; NATS micro requires one per service
 CLOSE_TIMEOUT_S = 5.0
+READY_FILE = "TAILRACE_READY_FILE"
 SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 M = TypeVar("M")
@@ -157,9 +160,14 @@ class Service:
         return self._tasks.spawn(coroutine, name)
 
     def set_ready(self, ready: bool) -> None:
-        """Sets the answer of `/readyz`. Without a call the service is ready once started."""
+        """Sets the answer of `/readyz`. Without a call the service is ready once started.
+
+        The first time, a ready service touches the file that `TAILRACE_READY_FILE` names, if it is set.
+        """
         self._ready = ready
         metrics.READY.set(ready)
+        if ready and READY_FILE in os.environ:
+            Path(os.environ[READY_FILE]).touch()
 
     def stop(self, reason: str, exit_code: int = 0) -> None:
         """Drains and ends the service; the first non-zero exit code counts."""

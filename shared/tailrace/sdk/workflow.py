@@ -19,11 +19,9 @@ from typing import Any, Protocol
 import msgspec
 
 from tailrace.config import ConfigError
-from tailrace.foreign import ForeignCodeError, foreign_code
+from tailrace.foreign import ForeignCodeError, foreign_code, place_of
 from tailrace.import_path import load_object
 from tailrace_protos.episode import Outcome
-
-_STEPS_SHOWN = 3
 
 
 class Workflow(Protocol):
@@ -141,18 +139,5 @@ def _end_of(failure: ForeignCodeError) -> WorkflowEnd:
     error = failure.error
     if isinstance(error, PolicyFailureError):
         return WorkflowEnd(Outcome.POLICY_FAILURE, error.reason, {"": error.reward})
-    is_late = isinstance(error, TimeoutError)
-    return WorkflowEnd(
-        Outcome.TIMEOUT if is_late else Outcome.INFRA_FAILURE, str(failure) + _place(error)
-    )
-
-
-def _place(error: BaseException) -> str:
-    """Place in the user's code that raised the error: innermost lines, outermost first."""
-    steps = []
-    traceback = error.__traceback__
-    while traceback is not None:
-        code = traceback.tb_frame.f_code
-        steps.append(f"{code.co_filename.rpartition('/')[2]}:{traceback.tb_lineno} {code.co_name}")
-        traceback = traceback.tb_next
-    return f" (at {' > '.join(steps[1:][:_STEPS_SHOWN])})" if len(steps) > 1 else ""
+    outcome = Outcome.TIMEOUT if isinstance(error, TimeoutError) else Outcome.INFRA_FAILURE
+    return WorkflowEnd(outcome, str(failure) + place_of(error))

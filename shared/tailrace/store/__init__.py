@@ -28,6 +28,7 @@ from tailrace.store.errors import (
 from tailrace.store.groups import BufferCounters, GroupRecord, PutResult, ReadyGroup
 from tailrace.store.journal import AppendResult, Journal
 from tailrace.store.outbox import Outbox
+from tailrace.store.outside import OutsideEpisodes
 from tailrace.store.pipeline import AutoPipeline
 from tailrace.store.sessions import SessionLogs, StoredSession
 
@@ -40,6 +41,7 @@ __all__ = [
     "GroupRecord",
     "Journal",
     "Outbox",
+    "OutsideEpisodes",
     "PutResult",
     "ReadyGroup",
     "SessionLogs",

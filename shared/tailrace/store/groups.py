@@ -86,6 +86,8 @@ def settled_event(trajectory: Trajectory) -> EpisodeSettled:
         max_policy_version=max(versions, default=-1),
         started_unix_s=trajectory.started_unix_s,
         finished_unix_s=trajectory.finished_unix_s,
+        num_tool_calls=int(trajectory.metrics.get("num_tool_calls", -1)),
+        num_cut_replies=int(trajectory.metrics.get("num_cut_replies", 0)),
     )
 
 

@@ -123,7 +123,7 @@ async def test_rows_are_played_with_tools_and_scored(world: AgentsWorld, shelf: 
 def made_rows(split: str, num: int) -> Iterator[dict[str, Any]]:
     """A data set of this test."""
     assert split == "train"
-    yield from ({"prompt": f"Question {index}?", "kept": index % 2 == 0} for index in range(num))
+    yield from ({"question": f"Question {index}?", "kept": index % 2 == 0} for index in range(num))
 
 
 def only_kept(row: dict[str, Any]) -> dict[str, Any] | None:
@@ -137,6 +137,9 @@ async def test_a_data_set_is_played_as_its_entry_says(world: AgentsWorld, shelf:
         "path": f"{__name__}:made_rows",
         "format": "python",
         "options": {"num": 8},
+        "columns": {"prompt": "question"},
+        "instruction": "Be short.",
+        "data_source": "made/questions",
         "converter": f"{__name__}:only_kept",
         "system_prompt": "Look it up.",
         "limit": 2,
@@ -147,7 +150,9 @@ async def test_a_data_set_is_played_as_its_entry_says(world: AgentsWorld, shelf:
     tasks = await world.admit(num_groups=4, group_size=1, env_name="questions")
     await world.settled(len(tasks))
     prompts = [text_of(as_int32(one.prompt_ids)) for one in server.requests]
-    assert all("Look it up." in prompt for prompt in prompts)
+    assert all("Look it up." in prompt and "Be short." in prompt for prompt in prompts)
+    scored = [item for request in world.rewards.requests for item in request.items]
+    assert {item.task.row["data_source"] for item in scored} == {"made/questions"}
     asked = {prompt.partition("Converted Question ")[2][0] for prompt in prompts}
     assert asked == {"0", "2"}  # of eight rows, four are kept and two are used
 

@@ -111,16 +111,16 @@ class Cluster:
         return self.sandboxes[-1]
 
     @asynccontextmanager
-    async def caller(self) -> AsyncIterator[ToolClient]:
-        """A client with the rights of the agents service."""
+    async def caller(self, user: str = "agents") -> AsyncIterator[ToolClient]:
+        """A client with the rights of a service."""
         endpoints = Endpoints(
             nats_url=self._connection.nats_url,
-            nats_user="agents",
-            nats_password=self._keys.nats["agents"],
+            nats_user=user,
+            nats_password=self._keys.nats[user],
             redis_url=self._connection.redis_url,
             host_id="test",
         )
-        bus = await Bus.connect(endpoints, name="agents", run=RUN)
+        bus = await Bus.connect(endpoints, name=user, run=RUN)
         redis = await connect(endpoints.redis_url)
         client = ToolClient(bus, RUN, redis=redis, deadlines=DEADLINES)
         yield client

@@ -23,7 +23,7 @@ from tailrace_agents.core.episode import EpisodeResult
 from tailrace_agents.core.machine import EpisodePlayer
 from tailrace_agents.core.token_policy import TokenModel
 from tailrace_agents.ports import NoJournal
-from tailrace_protos.episode import EnvTask, EpisodeTask, Outcome
+from tailrace_protos.episode import OVER_BUDGET, EnvTask, EpisodeTask, Outcome
 from tailrace_protos.generation import SamplingParams
 from tailrace_protos.weights import ModelCard
 from tailrace_scheduler.core.tasks import TaskSource
@@ -34,7 +34,8 @@ from tests.unit.tailrace_envs.playing import KINDS, replies_of
 class Careless:
     """Gives replies that the sampling seed fixes, and keeps how it was asked."""
 
-    def __init__(self, renderer: Renderer, kind: str) -> None:
+    def __init__(self, renderer: Renderer, kind: str, always: str = "") -> None:
+        self._always = always
         self._renderer = renderer
         self._kind = kind
         self.asked: list[SamplingParams] = []
@@ -43,7 +44,8 @@ class Careless:
     async def generate(self, request: TurnRequest) -> Generation:
         self.asked.append(request.sampling)
         self.budgets.append(request.max_new_tokens)
-        reply = replies_of(self._kind, (request.sampling.seed or 0) + len(self.asked))[0]
+        seed = (request.sampling.seed or 0) + len(self.asked)
+        reply = self._always or replies_of(self._kind, seed)[0]
         return generation(self._renderer.reply_ids(reply)[: request.max_new_tokens], 1)
 
 
@@ -110,6 +112,23 @@ async def test_evaluation_is_fixed_has_its_own_sampling_and_leaves_pictures(
         assert first[number].metrics == second[number].metrics
     assert first[0].messages != first[1].messages
     assert first[2].messages[0] != second[2].messages[0]
+
+
+async def test_an_environment_that_does_not_end_is_cut_off_and_keeps_its_rewards(
+    renderer: Renderer, threads: ThreadPoolExecutor
+) -> None:
+    entry = EnvEntry(env_type="tests.unit.tailrace_agents.fakes:StairsEnv", max_turns=4)
+    entry.env_config["max_turns"] = 1000
+    config = AgentsConfig(custom_envs={"it": entry}, max_episode_tokens=1_000_000, render_episodes=0)
+    factory = PlayerFactory(config, RunConfig(exp_name="a"), "run.yaml", threads, Stages())
+    model = TokenModel(renderer, Careless(renderer, "frozen_lake", always="Left"))
+    plays = factory.players(model, LocalTools([]), lambda: False)["it"]
+    episode = EpisodeTask("g.0", "g", 0, 0, "train", EnvTask("it", 0), 2e10)
+    result = await plays.play(episode, NoJournal())
+    assert result.outcome is Outcome.POLICY_FAILURE
+    assert result.reason == "max_turns: 4 model calls were made"
+    assert result.transcript.turn_rewards == (0.25,) * 4
+    assert result.metrics[OVER_BUDGET] == 1.0
 
 
 PLAIN = {"temperature": 1.0, "top_p": 1.0, "top_k": 0, "min_p": 0.0, "stop": (), "budget": 512}

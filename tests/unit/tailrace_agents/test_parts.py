@@ -11,9 +11,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
 
+from tailrace.config import ConfigError
 from tailrace.foreign import ForeignCodeError
 from tailrace.policy.activity import Stages
 from tailrace.runtime import Delivery
+from tailrace_agents.__main__ import check_length
 from tailrace_agents.adapters.pictures import FrameRecorder
 from tailrace_agents.config import AgentsConfig, EnvEntry, GeneratingArgs
 from tailrace_agents.core.environments import EnvHandle, EnvPool
@@ -23,6 +25,7 @@ from tailrace_agents.handlers import LengthEstimate, _may_have_records
 from tailrace_protos.episode import EnvTask, EpisodeTask, Outcome
 from tailrace_protos.generation import CallError, CallErrorCode
 from tailrace_protos.reward import Score
+from tailrace_protos.weights import ModelCard
 from tests.unit.tailrace_agents.fakes import StairsEnv
 
 
@@ -185,6 +188,7 @@ async def test_a_folder_that_cannot_be_written_is_no_failure_of_the_episode(tmp_
         (lambda: GeneratingArgs(temperature=-1), "temperature"),
         (lambda: GeneratingArgs(max_new_tokens=0), "max_new_tokens"),
         (lambda: EnvEntry(env_type="x", max_tokens_per_step=0), "max_tokens_per_step"),
+        (lambda: EnvEntry(env_type="x", max_turns=0), "max_turns"),
         (lambda: AgentsConfig(max_concurrent_episodes=0), "max_concurrent_episodes"),
         (lambda: AgentsConfig(reward_timeout_s=0), "reward_timeout_s"),
         (lambda: AgentsConfig(render_episodes=-1), "render_episodes"),
@@ -193,6 +197,27 @@ async def test_a_folder_that_cannot_be_written_is_no_failure_of_the_episode(tmp_
 def test_an_impossible_configuration_names_its_key(make: Any, key: str) -> None:
     with pytest.raises(ValueError, match=key):
         make()
+
+
+@pytest.mark.parametrize(
+    ("config_json", "is_refused"),
+    [
+        (b'{"max_position_embeddings": 100}', True),
+        (b'{"text_config": {"max_position_embeddings": 100}}', True),
+        (b'{"n_positions": 100}', True),
+        (b'{"max_position_embeddings": 101}', False),
+        (b'{"model_type": "mamba"}', False),
+    ],
+)
+def test_episodes_longer_than_the_models_context_are_refused(
+    config_json: bytes, is_refused: bool
+) -> None:
+    config, card = AgentsConfig(max_episode_tokens=101), ModelCard(config_json, {})
+    if not is_refused:
+        check_length(config, card)
+        return
+    with pytest.raises(ConfigError, match=r"max_episode_tokens \(101\) .* context of 100 tokens"):
+        check_length(config, card)
 
 
 def test_evaluations_have_a_bound_of_their_own_where_one_is_given() -> None:

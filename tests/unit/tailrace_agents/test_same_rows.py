@@ -168,6 +168,7 @@ async def test_rows_of_an_environment_are_those_that_were_recorded(
     for variant in VARIANTS.values():
         for seed in (3, 11):
             result, _ = await played(kind, seed, VIEWS[view], variant, renderer)
+            result.metrics.pop("num_cut_replies", None)  # not in what was recorded
             told.update(digest(result, result.transcript.rows(0.75)))
     assert told.hexdigest() == EXPECTED[kind][view]
 

@@ -65,6 +65,45 @@ async def test_a_process_that_keeps_failing_fails_the_cluster_with_its_log(
     assert "what broke" in str(error)
 
 
+@pytest.mark.parametrize(
+    ("touches", "expects_progress", "expected"),
+    [
+        ("", False, "2 times in a row before it was ready"),
+        ("touch", True, "2 times without a valid episode or step in between"),
+        ("touch", False, "4 times within 60 s"),
+    ],
+)
+async def test_a_service_that_fails_before_it_is_ready_or_without_progress_ends_the_run(
+    tmp_path: Path, touches: str, expects_progress: bool, expected: str
+) -> None:
+    supervisor = Supervisor(
+        tmp_path / "logs", max_restarts=3, restart_window_s=60.0, max_failed_starts=2
+    )
+    supervisor.expects_progress = expects_progress
+    ready = tmp_path / "ready" / "broken"
+    line = '{"event": "no room", "level": "error", "path": "/x", "run": "r"}'
+    program = ["/bin/sh", "-c", f"{touches and f'touch {ready};'} echo '{line}'; exit 1"]
+    await supervisor.start(ProcessSpec("broken", program, ready_file=ready))
+    error = await asyncio.wait_for(supervisor.failed, 20)
+    assert expected in str(error)
+    assert str(error).endswith("error no room path=/x")
+    assert error.exit_code == 1
+
+
+async def test_progress_forgives_the_ends_before_it(tmp_path: Path) -> None:
+    supervisor = Supervisor(
+        tmp_path / "logs", max_restarts=4, restart_window_s=60.0, max_failed_starts=2
+    )
+    supervisor.expects_progress = True
+    ready = tmp_path / "ready" / "frail"
+    program = ["/bin/sh", "-c", f"touch {ready}; exit 1"]
+    await supervisor.start(ProcessSpec("frail", program, ready_file=ready))
+    while not supervisor.failed.done():
+        supervisor.progressed()
+        await asyncio.sleep(0.01)
+    assert "5 times within 60 s" in str(supervisor.failed.result())
+
+
 async def test_stop_ends_a_process_that_ignores_sigterm(supervisor: Supervisor) -> None:
     await supervisor.start(ProcessSpec("stubborn", STUBBORN))
     pid = supervisor.pids["stubborn"]

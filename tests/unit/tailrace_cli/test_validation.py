@@ -45,6 +45,8 @@ def test_the_resolved_experiment_loads_to_the_same() -> None:
         ("chat.tool_parser=hermse", "did you mean 'hermes'"),
         ("chat.reasoning_parser=thinks", "did you mean 'think'"),
         ("cluster.num_sandboxes=-1", "cluster.num_sandboxes"),
+        ("reward.rewards=[{name: r, kind: scorer, scorer: code}]", "cluster.num_sandboxes to 1"),
+        ("reward.rewards=[{name: r, kind: scorer, timeout_s: 1000}]", "agents.reward_timeout_s"),
     ],
 )
 def test_combinations_that_cannot_run_name_the_key_or_the_remedy(override: str, named: str) -> None:
@@ -133,11 +135,25 @@ def test_a_home_folder_is_found_wherever_a_path_of_the_run_is_given(
 
 
 def test_a_data_set_may_be_a_tag() -> None:
-    settings = ["scheduler.tags=[sums]", "agents.datasets.sums.path=sums.jsonl"]
+    settings = ["scheduler.tags=[sums]", "agents.datasets.sums.path=sums.jsonl", SCORED]
     check_experiment(load(EXAMPLE, settings))
 
 
-SUMS = ["agents.datasets.sums.path=sums.jsonl", "learner.adv_estimator=gigpo"]
+SCORED = "reward.rewards=[{name: right, kind: function, function: 'sums:right'}]"
+SUMS = ["agents.datasets.sums.path=sums.jsonl", "learner.adv_estimator=gigpo", SCORED]
+
+
+@pytest.mark.parametrize("key", ["tags", "eval_tags"])
+@pytest.mark.parametrize("rewards", ["[]", "[{name: r, kind: env_return}]"])
+def test_rows_that_nothing_scores_are_refused_unless_their_agent_may(key: str, rewards: str) -> None:
+    rows = ["agents.datasets.sums.path=sums.jsonl", f"reward.rewards={rewards}"]
+    settings = [*rows, f"scheduler.{key}=[sums]"]
+    with pytest.raises(ConfigError, match=r"reward\.rewards: nothing scores .*agents\.datasets\.sums"):
+        check_experiment(load(EXAMPLE, settings))
+    check_experiment(load(EXAMPLE, rows))  # they are not played
+    check_experiment(load(EXAMPLE, [*settings, "agents.workflow.agent=my_agents.Adder"]))
+    check_experiment(load(EXAMPLE, [*settings, "agents.agent_loops.adder=my_loops:Adder"]))
+    check_experiment(load(EXAMPLE, [*settings[:-2], settings[-1], SCORED]))
 
 
 @pytest.mark.parametrize("tags", ["sums", "frozen_lake,sums"])

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from tailrace_protos.control import LeaseReport, LeaseRequest, ServerState
 from tailrace_scheduler.core.health import FIRST_SUSPENSION_S, ServerHealth
-from tailrace_scheduler.core.placement import LeastOutstandingTokens, Placement
+from tailrace_scheduler.core.placement import Placement
 from tests.unit.tailrace_scheduler.simulation import made_status
 
 
@@ -19,7 +19,7 @@ class Table:
     def __init__(self, *server_ids: str) -> None:
         self.server_ids = server_ids
         self.health = ServerHealth(server_timeout_s=5.0)
-        self.placement = Placement(self.health, LeastOutstandingTokens(), lease_ttl_s=10.0)
+        self.placement = Placement(self.health, lease_ttl_s=10.0)
         self.beat(0.0)
 
     def beat(self, now_s: float, *server_ids: str) -> None:

@@ -111,7 +111,7 @@ def redraw(used: Any, lookup: Lookup) -> Mapping[str, Any]:
     name = lookup("algorithm.adv_estimator", "grpo")
     if used and not (name in ESTIMATORS and ESTIMATORS[name].compares_group):
         raise ValueError(f"{name} learns from groups of equal returns too: here they are never redrawn")
-    return {"learner.zero_variance_groups": "redraw" if used else "skip"}
+    return {"learner.zero_variance_groups": "redraw" if used else "count"}
 
 
 def loss(mode: Any, lookup: Lookup) -> Mapping[str, Any]:

@@ -9,11 +9,14 @@ were summed.
     seq_mean_token_mean      weight 1 / trained tokens      divisor: 1
     seq_mean_token_sum_norm  weight 1 / loss_norm_tokens    divisor: 1
 
-The rows are those of groups with a learning signal. Groups without one (equal returns, fewer than two
-valid members) and conversations without a reward have no gradient. They are left out, also of the
-divisors: they make a step smaller, not its gradient. An entropy bonus applies only to rows with a
-learning signal. With a divergence in the loss (`init_kl_coef`) the other rows are trained too, with
-advantage 0, and count like any other, as in GRPO's objective: the divergence applies everywhere.
+The rows are those of groups with a learning signal. Groups without one have no gradient and are not
+computed. Those of equal returns are in the divisor all the same, as tokens of advantage 0 are in the
+published GRPO, Dr. GRPO and REINFORCE++ and their implementations: a step of few groups with a signal
+is a small one. `zero_variance_groups: skip` leaves them out of the divisor, `redraw` replaces them.
+Groups of fewer than two valid members and conversations without a reward are in no divisor. An entropy
+bonus applies only to rows with a learning signal. With a divergence in the loss (`init_kl_coef`) all
+rows are trained, those without a signal with advantage 0, and all are in the divisor: the divergence
+applies everywhere.
 """
 
 from collections.abc import Callable, Sequence
@@ -44,10 +47,13 @@ AGGREGATIONS: dict[str, Aggregation] = {
 }
 
 
-def row_count(rows: Sequence[TrainingRow], config: LearnerConfig) -> float:
-    """Sum of the rows' divisors."""
+def row_count(
+    rows: Sequence[TrainingRow], config: LearnerConfig, untrained: Sequence[int] = ()
+) -> float:
+    """Sum of the divisors of the rows, and of rows that are not computed, by their tokens."""
     share = AGGREGATIONS[config.loss_aggregation]
-    return sum(share(len(row.targets), config).divisor for row in rows)
+    lengths = (*(len(row.targets) for row in rows), *untrained)
+    return sum(share(length, config).divisor for length in lengths)
 
 
 def token_weights(rows: Sequence[TrainingRow], config: LearnerConfig) -> Tensor:

@@ -12,6 +12,10 @@ it changes after every step with the step's mean divergence:
 
     beta <- beta (1 + clip(KL / target_kl - 1, -0.2, 0.2) n / kl_horizon)      n: episodes of the step
 
+log pi - log ref is clamped to -20 to 20 (`ratios.py`). Beyond it the estimates keep the slope that they
+have there; `k3` has none where pi is below ref, since it is e^20. In the reward a token whose reported
+log-probability cannot be right (more than 20 below that of ref) costs nothing.
+
 The gradient of k1 in the loss is 0 on average: use that estimator in the reward. The reference
 (`learner.reference`) is the policy at the run's start or another model; with `init_kl_coef: 0`
 there is none.
@@ -25,28 +29,31 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from tailrace_learner.core.algorithms.ratios import BOUND, held_log_ratio
+
 _BOUND = 0.2  # largest relative error that the controller reacts to
 
 
 def k1(learner_logprobs: Tensor, ref_logprobs: Tensor) -> Tensor:
     """Per-token [M] log-ratio."""
-    return learner_logprobs - ref_logprobs
+    return held_log_ratio(learner_logprobs, ref_logprobs)
 
 
 def k2(learner_logprobs: Tensor, ref_logprobs: Tensor) -> Tensor:
     """Per-token [M] half squared log-ratio."""
-    return 0.5 * (learner_logprobs - ref_logprobs) ** 2
+    return 0.5 * held_log_ratio(learner_logprobs, ref_logprobs) ** 2
 
 
 def k3(learner_logprobs: Tensor, ref_logprobs: Tensor) -> Tensor:
     """Per-token [M] control-variate estimate."""
-    difference = ref_logprobs - learner_logprobs
-    return torch.expm1(difference) - difference
+    difference = held_log_ratio(ref_logprobs, learner_logprobs)
+    estimate = torch.expm1(difference) - difference
+    return estimate.where(ref_logprobs - learner_logprobs <= BOUND, estimate.detach())
 
 
 def absolute(learner_logprobs: Tensor, ref_logprobs: Tensor) -> Tensor:
     """Per-token [M] absolute log-ratio."""
-    return (learner_logprobs - ref_logprobs).abs()
+    return held_log_ratio(learner_logprobs, ref_logprobs).abs()
 
 
 KL_ESTIMATORS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {

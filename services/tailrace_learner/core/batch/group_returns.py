@@ -61,7 +61,7 @@ def limits_of(card: ModelCard) -> RowLimits:
     """Limits of the model of a card."""
     architecture = msgspec.json.decode(card.config_json)
     return RowLimits(
-        max_tokens=architecture.get("max_position_embeddings") or 0,
+        max_tokens=card.context_tokens,
         vocabulary=architecture.get("vocab_size") or 0,
     )
 

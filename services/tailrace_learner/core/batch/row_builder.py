@@ -9,7 +9,7 @@ values or divergences (`core/step/estimates.py`), rows do not have them yet.
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -75,17 +75,17 @@ class TrainingRowBuilder:
         if self.config.compares_observations:
             counts["num_unnamed_turns"] = num_unnamed_turns(returns)
         teaches = advantages.verdict is Verdict.TRAIN
+        reader = TokenReader(
+            self.config,
+            self.max_staleness,
+            self.ancestry,
+            step,
+            known_versions,
+            counts,
+            self.quarantine,
+        )
         sources: tuple[Source, ...] = ()
         if teaches or self.config.holds_all_tokens:
-            reader = TokenReader(
-                self.config,
-                self.max_staleness,
-                self.ancestry,
-                step,
-                known_versions,
-                counts,
-                self.quarantine,
-            )
             sources = tuple(self._sources(group, played, _taught(returns, teaches), reader))
         return PreparedGroup(
             group_id=group.group_id,
@@ -100,6 +100,7 @@ class TrainingRowBuilder:
             if self.config.normalises_over_step
             else NO_COMPARISON,
             unestimated=self._settle(returns, advantages, sources),
+            untrained=self._untrained(group, played, returns, reader),
         )
 
     def _sources(
@@ -127,6 +128,18 @@ class TrainingRowBuilder:
                 if trained is not None:
                     trained.conversation = int(conversation)
                 yield Source(member, index, whole, trained)
+
+    def _untrained(
+        self, group: TrajectoryGroup, played: Sequence[int], returns: Returns, reader: TokenReader
+    ) -> tuple[int, ...]:
+        """Tokens of each row of a group of equal returns, where they count in the divisor."""
+        is_equal = reader.counts[f"num_groups_{Verdict.ZERO_VARIANCE.value}"] > 0
+        is_computed = self.config.holds_all_tokens
+        if is_computed or not is_equal or self.config.zero_variance_groups != "count":
+            return ()
+        quiet = replace(reader, counts=Counter())  # nothing is left out of what is not trained
+        rows = self._sources(group, played, returns.row_conversations, quiet)
+        return tuple(len(row.trained.targets) for row in rows if row.trained is not None)
 
     def _settle(
         self, returns: Returns, advantages: Advantages, sources: Sequence[Source]

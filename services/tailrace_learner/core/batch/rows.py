@@ -40,6 +40,7 @@ class TrainingRow:
     unsettled: NDArray[np.float64] | None = None  # [M] advantages before the whole step was compared
     conversation: int = 0  # its place in the episode; `NO_REWARD`: all advantages are 0, not compared
     is_own: NDArray[np.bool_] | None = None  # [M] by the learner's weights of `staleness` steps ago
+    is_clamped: NDArray[np.bool_] | None = None  # [M] a log-ratio was beyond its bound in this step
 
 
 class Source(NamedTuple):
@@ -75,6 +76,7 @@ class PreparedGroup:
         NO_COMPARISON  # of trained members, where the whole step is compared; shaped returns
     )
     unestimated: Unestimated | None = None  # given until the rows have their advantages
+    untrained: tuple[int, ...] = ()  # tokens of each row that counts in the divisor without a gradient
 
 
 def demonstration_row(

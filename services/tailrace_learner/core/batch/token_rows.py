@@ -1,7 +1,8 @@
 """Tokens of an episode's row: which of them are trained, and their staleness.
 
 Invariants: every trained token is a sampled one (loss mask 1) that follows another token, its
-log-probability is finite, and it is at most `max_staleness` steps old. All others are counted.
+log-probability is finite, and it is at most `max_staleness` steps old. All others are counted. Tokens
+that no policy of the run sampled (`GIVEN_VERSION`) are never stale and may have no log-probability.
 """
 
 from collections import Counter
@@ -17,7 +18,7 @@ from tailrace_learner.core.batch.lineage import Ancestry
 from tailrace_learner.core.batch.rows import TrainingRow
 from tailrace_learner.core.mismatch.quarantine import is_trusted
 from tailrace_protos.base import as_float32, as_int32, as_uint8
-from tailrace_protos.generation import TokenSpan
+from tailrace_protos.generation import GIVEN_VERSION, TokenSpan
 from tailrace_protos.trajectory import TokenRow
 
 
@@ -38,7 +39,8 @@ class TokenReader:
         """Row to train, its advantages still 0, or None when all of its tokens are masked."""
         places = np.flatnonzero(as_uint8(source.loss_mask))  # [S] of all sampled tokens
         staleness, is_own = self._ages(source.spans)
-        finite = np.isfinite(as_float32(source.inference_logprobs))[places]
+        logprobs = as_float32(source.inference_logprobs)[places]
+        finite = np.isfinite(logprobs) | (np.isnan(logprobs) & _given(source.spans))
         fresh = staleness <= self.max_staleness
         trusted = is_trusted(source.spans, staleness, self.quarantine, self.step)
         sampled = places > 0  # no token predicts the first one
@@ -62,6 +64,7 @@ class TokenReader:
         """Staleness [S] of each sampled token, and True [S] where its weights are the learner's own."""
         versions = np.array([span.policy_version for span in spans], np.int64)
         staleness, is_own = self.ancestry.ages(versions, self.step, self.known_versions)
+        staleness = np.where(versions == GIVEN_VERSION, 0, staleness)
         counts = np.array([span.num_tokens for span in spans], np.intp)
         return np.repeat(staleness, counts), np.repeat(is_own, counts)
 
@@ -96,3 +99,9 @@ class TokenReader:
         if not self.config.policy_loss.reads_turns:
             return None
         return np.searchsorted(as_int32(source.turn_ends)[:-1], targets, side="right")
+
+
+def _given(spans: Sequence[TokenSpan]) -> NDArray[np.bool_]:
+    """True [S] for tokens that no policy of the run sampled."""
+    flags = [span.policy_version == GIVEN_VERSION for span in spans]
+    return np.repeat(np.array(flags, np.bool_), [span.num_tokens for span in spans])

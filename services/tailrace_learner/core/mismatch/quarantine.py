@@ -30,6 +30,7 @@ _PER_TARGET = (
     "values",
     "value_targets",
     "unsettled",
+    "is_clamped",
 )
 
 

@@ -26,6 +26,7 @@ from tailrace_learner.core.algorithms.advantages.base import (
     estimated,
 )
 from tailrace_learner.core.algorithms.kl import KL_ESTIMATORS
+from tailrace_learner.core.algorithms.ratios import BOUND
 from tailrace_learner.core.batch.rows import PreparedGroup, Source, TrainingRow, Unestimated
 from tailrace_learner.core.model.policy import StartWeights
 from tailrace_learner.core.model.reference import Reference
@@ -94,14 +95,16 @@ class Estimates:
                 trained.value_targets = trained.values
 
     def _divergence(self, row: TrainingRow) -> NDArray[np.float64]:
-        """Divergence at every policy token [M]; 0 where no finite log-probability was reported."""
+        """Divergence at every policy token [M]; 0 where the reported log-probability is impossible."""
         assert row.ref_logprobs is not None
         estimate = KL_ESTIMATORS[self._config.kl_estimator]
         inference_logprobs, ref_logprobs = (
             torch.from_numpy(part).double() for part in (row.inference_logprobs, row.ref_logprobs)
         )
         found: NDArray[np.float64] = estimate(inference_logprobs, ref_logprobs).numpy()
-        return np.where(np.isfinite(row.inference_logprobs), found, 0.0)
+        is_known = np.isfinite(row.inference_logprobs)
+        is_known &= row.ref_logprobs - row.inference_logprobs <= BOUND
+        return np.where(is_known, found, 0.0)
 
 
 def _values(row: TrainingRow) -> NDArray[Any]:

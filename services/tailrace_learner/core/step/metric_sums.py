@@ -3,8 +3,9 @@
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 
-import torch
 from torch import Tensor
+
+from tailrace_learner.core.algorithms import kl
 
 
 class MetricSums:
@@ -52,10 +53,8 @@ class MetricSums:
 
 
 def k3(log_sampler: Tensor, log_other: Tensor) -> Tensor:
-    """Per-token estimates exp(d) - 1 - d, d = other - sampler, of KL(sampler || other) on its tokens.
+    """Estimates `kl.k3` of KL(sampler || other) on the sampler's tokens [M].
 
-    Never negative, unbiased, zero only where both agree (Schulman 2020, "Approximating KL
-    Divergence"). In float64, since nearly equal float32 log-probabilities cancel.
+    In float64, since nearly equal float32 log-probabilities cancel.
     """
-    difference = log_other.double() - log_sampler.double()
-    return torch.expm1(difference) - difference
+    return kl.k3(log_sampler.double(), log_other.double())

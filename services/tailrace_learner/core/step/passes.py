@@ -18,6 +18,7 @@ from tailrace_learner.core.algorithms.kl import KL_ESTIMATORS
 from tailrace_learner.core.algorithms.losses.base import BatchTokens, LossInputs, LossTerms
 from tailrace_learner.core.algorithms.losses.spans import NO_SPANS, Spans
 from tailrace_learner.core.algorithms.proximal import interpolated, interpolation_weights
+from tailrace_learner.core.algorithms.ratios import REACH, is_beyond
 from tailrace_learner.core.batch.packing import PackedBatch, micro_batches, pack
 from tailrace_learner.core.batch.rows import TrainingRow, gathered
 from tailrace_learner.core.mismatch.drift import add_errors
@@ -26,6 +27,7 @@ from tailrace_learner.core.step.metric_sums import MetricSums, k3
 
 ValueLoss = Callable[[PackedBatch, Tensor], Tensor]
 Selection = Callable[[BatchTokens, LearnerConfig], NDArray[np.bool_]]
+CLAMPED = "num_clamped_tokens"
 
 
 class PassRunner:
@@ -71,6 +73,7 @@ class PassRunner:
         if is_first:
             self._measure(batch, inputs, entropy, sums)
             self._remember(batch, inputs.proximal_logprobs)
+        sums.add(CLAMPED, self._num_clamped(batch, inputs), 0)
         return float(loss.detach())
 
     def idle(self, like: TrainingRow, *, is_first: bool) -> None:
@@ -92,19 +95,16 @@ class PassRunner:
         choose alike.
         """
         packed: list[TrainingRow] = []
-        learner_logprobs: list[NDArray[np.float64]] = []
-        proximal_logprobs: list[NDArray[np.float64]] = []
+        found: tuple[list[NDArray[np.float64]], ...] = ([], [], [])  # of LossInputs, one array per row
         for part in self.micro_batches(rows):
             batch = pack(part, self._policy.device, share_prefixes=self._config.shares_prefixes)
             inputs = self._inputs(batch, self._policy.forward(batch)[0], self._proximal(batch))
             packed += batch.rows
             self._remember(batch, inputs.proximal_logprobs)
-            for found, values in (
-                (learner_logprobs, inputs.learner_logprobs),
-                (proximal_logprobs, inputs.proximal_logprobs),
-            ):
-                found += np.split(values.double().cpu().numpy(), batch.target_offsets[1:-1])
-        _pick(selection, packed, learner_logprobs, proximal_logprobs, self._config)
+            given = inputs.learner_logprobs, inputs.proximal_logprobs, inputs.inference_logprobs
+            for parts, values in zip(found, given, strict=True):
+                parts += np.split(values.double().cpu().numpy(), batch.target_offsets[1:-1])
+        _pick(selection, packed, found, self._config)
 
     def _forward(
         self, batch: PackedBatch, value_loss: ValueLoss | None
@@ -122,18 +122,22 @@ class PassRunner:
     def _inputs(
         self, batch: PackedBatch, learner_logprobs: Tensor, proximal_logprobs: Tensor | None
     ) -> LossInputs:
+        known = learner_logprobs.detach() if proximal_logprobs is None else proximal_logprobs
         inference_logprobs = self._tensor(batch, lambda row: row.inference_logprobs)
+        # Tokens without a log-probability count as sampled by the step's start weights.
+        inference_logprobs = torch.where(inference_logprobs.isnan(), known, inference_logprobs)
         if self._interpolates:
             ages = np.concatenate([row.staleness for row in batch.rows])
             alpha = torch.from_numpy(interpolation_weights(ages)).to(inference_logprobs.device)
             proximal_logprobs = interpolated(learner_logprobs, inference_logprobs, alpha)
+        start = learner_logprobs.detach()
+        if proximal_logprobs is not None:
+            start = proximal_logprobs.maximum(start - REACH)
         is_picked = batch.rows[0].is_picked is not None
         return LossInputs(
             learner_logprobs=learner_logprobs,
-            proximal_logprobs=learner_logprobs.detach()
-            if proximal_logprobs is None
-            else proximal_logprobs,
-            inference_logprobs=inference_logprobs,
+            proximal_logprobs=start,
+            inference_logprobs=inference_logprobs.maximum(start - REACH),  # of users' losses too
             advantages=self._tensor(batch, lambda row: row.advantages),
             rows=Spans(np.diff(batch.target_offsets)),
             turns=_turns(batch.rows),
@@ -185,6 +189,24 @@ class PassRunner:
         if batch.rows[0].ref_logprobs is not None:
             sums.add("kl", self._divergence(batch, start).sum(), num_tokens)
 
+    @torch.no_grad()
+    def _num_clamped(self, batch: PackedBatch, inputs: LossInputs) -> int:
+        """Number of tokens with a log-ratio beyond the bound that had none in the step before."""
+        current, start = inputs.learner_logprobs, inputs.proximal_logprobs
+        pairs = [(current, start), (start, inputs.inference_logprobs)]
+        pairs += [(current, inputs.inference_logprobs)] if self._loss.off_policy else []
+        if batch.rows[0].ref_logprobs is not None:
+            pairs.append((current, self._tensor(batch, lambda row: row.ref_logprobs)))
+        flags = torch.stack([is_beyond(*pair) for pair in pairs]).any(0).cpu().numpy()
+        if not flags.any():
+            return 0
+        num_new = 0
+        for row, part in zip(batch.rows, np.split(flags, batch.target_offsets[1:-1]), strict=True):
+            known = np.zeros_like(part) if row.is_clamped is None else row.is_clamped
+            num_new += int(np.count_nonzero(part & ~known))
+            row.is_clamped = part | known
+        return num_new
+
     def _remember(self, batch: PackedBatch, proximal_logprobs: Tensor) -> None:
         """Keeps proximal log-probabilities on the rows when later epochs need them."""
         if self._config.ppo_epochs == 1 or self._interpolates:
@@ -218,22 +240,21 @@ def _turns(rows: Sequence[TrainingRow]) -> Spans:
 def _pick(
     selection: Selection,
     rows: Sequence[TrainingRow],
-    learner_logprobs: Sequence[NDArray[np.float64]],
-    proximal_logprobs: Sequence[NDArray[np.float64]],
+    logprobs: Sequence[Sequence[NDArray[np.float64]]],
     config: LearnerConfig,
 ) -> None:
-    """Writes `is_picked` into the rows of a mini-batch; log-probabilities [M] are one array per row.
+    """Writes `is_picked` into the rows of a mini-batch.
 
+    `logprobs` are those of current, proximal and sampling policy, each one array [M] per row.
     Tokens are in the order of their rows' names, and draws depend on a row's name alone: neither
     arrival nor packing changes what is picked.
     """
     order = sorted(range(len(rows)), key=lambda index: rows[index].row_id)
+    current, start, sampled = (np.concatenate([parts[index] for index in order]) for parts in logprobs)
     tokens = BatchTokens(
-        learner_logprobs=np.concatenate([learner_logprobs[index] for index in order]),
-        proximal_logprobs=np.concatenate([proximal_logprobs[index] for index in order]),
-        inference_logprobs=np.concatenate([rows[index].inference_logprobs for index in order]).astype(
-            np.float64
-        ),
+        current,
+        start,
+        sampled,
         advantages=np.concatenate([rows[index].advantages for index in order]).astype(np.float64),
         draws=np.concatenate([_draws(rows[index]) for index in order]),
     )

@@ -9,7 +9,6 @@ mini-batch's rows, in the same number of passes.
 from collections.abc import Sequence
 
 from tailrace_learner.config import LearnerConfig
-from tailrace_learner.core.algorithms.aggregation import row_count
 from tailrace_learner.core.algorithms.metrics.base import Metrics, mean
 from tailrace_learner.core.batch.ranks import Shares
 from tailrace_learner.core.batch.rows import TrainingRow
@@ -20,7 +19,7 @@ from tailrace_learner.core.model.policy import PolicyModel, StartWeights
 from tailrace_learner.core.step.estimates import Roles
 from tailrace_learner.core.step.metric_sums import MetricSums
 from tailrace_learner.core.step.optimizer import learning_rate_at
-from tailrace_learner.core.step.passes import PassRunner, ValueLoss
+from tailrace_learner.core.step.passes import CLAMPED, PassRunner, ValueLoss
 from tailrace_learner.ports import Ranks, UpdateResult, WeightUpdater
 
 
@@ -116,9 +115,13 @@ class PolicyTrainer:
         self._sums = MetricSums()
         for row in rows:
             row.proximal_logprobs = None  # all ranks must compute it again, or none
+            row.is_clamped = None
 
-    def update(self, rows: Sequence[TrainingRow], loss_sum: float, *, is_more_to_come: bool) -> None:
-        """Applies a mini-batch's gradients; `is_more_to_come`: rows that were not passed yet."""
+    def update(self, loss_sum: float, count: float, *, is_more_to_come: bool) -> None:
+        """Applies a mini-batch's gradients, divided by `count`.
+
+        `is_more_to_come`: rows that were not passed yet.
+        """
         reads_start = not self._interpolates or (self._critic is not None and self._critic.reads_policy)
         if is_more_to_come and reads_start and not self.start.is_kept:
             self.start.keep()
@@ -127,7 +130,6 @@ class PolicyTrainer:
         self._sums.split(DRIFT)  # of passes done again: they were read
         self._done.take(self._sums)
         self._sums = MetricSums()
-        count = row_count(rows, self._config)
         self._losses.append(loss_sum / count)
         self._updates.append(
             self._optimizer.update(
@@ -142,10 +144,13 @@ class PolicyTrainer:
         if not self._updates:
             self._old.keep(self._step)
         found: Metrics = {"kl": None, "mismatch_kl": None, "behaviour_kl": None, "entropy": None}
-        found |= MetricSums.of_all(self._ranks.collect(self._done.totals())).means()
+        sums = MetricSums.of_all(self._ranks.collect(self._done.totals()))
+        found |= sums.means()
+        found[CLAMPED] = sums.totals().get(CLAMPED, (0.0, 0.0))[0]
         found |= self.sentinel.numbers()
         found["loss"] = mean(self._ranks.sums(self._losses))
         found["grad_norm"] = mean([update.grad_norm for update in self._updates])
+        found["num_updates"] = float(len(self._updates))
         found["num_skipped_updates"] = float(sum(not update.is_applied for update in self._updates))
         found["learning_rate"] = self._learning_rate
         return found

@@ -14,6 +14,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from tailrace_learner.config import LearnerConfig
+from tailrace_learner.core.algorithms.aggregation import row_count
 from tailrace_learner.core.algorithms.kl import adapted
 from tailrace_learner.core.algorithms.metrics import data_metrics
 from tailrace_learner.core.algorithms.metrics.base import Metrics, StepData
@@ -36,6 +37,7 @@ class _MiniBatch:
     rows: list[TrainingRow] = field(default_factory=list)
     waiting: list[TrainingRow] = field(default_factory=list)  # not passed yet in this epoch
     loss_sum: float = 0.0  # of this rank's rows
+    untrained: list[int] = field(default_factory=list)  # tokens of rows that only the divisor counts
 
 
 class StepTrainer:
@@ -114,6 +116,7 @@ class StepTrainer:
         self._groups.append(group)
         self._batches[index].rows += group.rows
         self._batches[index].waiting += group.rows
+        self._batches[index].untrained += group.untrained
 
     def work(self) -> bool:
         """Does all passes and updates that are due now; returns whether there were any."""
@@ -219,7 +222,8 @@ class StepTrainer:
             self._critic.update(batch.rows, is_last=not self.num_missing_groups)
         if not self._is_warming_up:
             is_more_to_come = self._num_updated + 1 < len(self._batches)
-            self._policy.update(batch.rows, batch.loss_sum, is_more_to_come=is_more_to_come)
+            count = row_count(batch.rows, self._config, batch.untrained)
+            self._policy.update(batch.loss_sum, count, is_more_to_come=is_more_to_come)
         batch.loss_sum = 0.0
 
     def _metrics(self) -> Metrics:

@@ -198,3 +198,36 @@ def test_the_template_may_stand_in_the_tokenizers_config(entry: object) -> None:
     assert np.array_equal(
         found.observation_ids("a", first=True), renderer(CHATML).observation_ids("a", first=True)
     )
+
+
+@pytest.mark.parametrize("template", [*APPENDABLE, THINKING])
+def test_given_replies_are_trained_to_their_end_of_turn_and_nothing_else_is(template: str) -> None:
+    ours = renderer(template)
+    messages = [
+        ChatMessage("user", "go"),
+        ChatMessage("assistant", "left"),
+        ChatMessage("user", "and"),
+        ChatMessage("assistant", "right"),
+    ]
+    trained: list[str] = []
+    for chosen in ([False, True, False, True], [False, False, False, True]):
+        rows = ours.supervised_rows(messages, (), chosen)
+        parts = [ours.decode(ids[mask == 1]) for ids, mask in rows]
+        trained.append("".join(parts).strip())
+        for ids, mask in rows:
+            places = np.flatnonzero(mask)
+            assert not len(places) or ids[places[-1]] in ours.stop_token_ids
+    assert trained == ["leftright", "right"]
+    assert ours.supervised_rows(messages, (), [False] * 4) == []
+
+
+def test_template_arguments_that_it_does_not_read_make_no_renderer_of_their_own() -> None:
+    asks = "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
+    ours = renderer(
+        asks + "{% if add_generation_prompt %}{{ style }}<|im_start|>assistant\n{% endif %}"
+    )
+    assert ours.template_args({"style": "brief", "unread": 1}) == {"style": "brief"}
+    brief = ours.with_template_args({"style": "brief"})
+    assert brief.template_args({"style": "brief"}) == {}
+    ids = brief.opening_ids([ChatMessage("user", "go")])
+    assert tokenizer().decode(ids.tolist()).endswith("briefassistant\n")

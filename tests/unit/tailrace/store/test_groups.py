@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import pytest
+
 from tailrace.store.groups import settled_event
 from tailrace_protos.base import decode, encode, pack_float32, pack_int32, pack_uint8
 from tailrace_protos.episode import EnvTask, Outcome

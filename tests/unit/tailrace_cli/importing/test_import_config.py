@@ -259,7 +259,8 @@ def test_a_source_that_says_everything_is_valid_at_once(
     text, lines, _ = imported(source)
     assert [line for line in lines if line.startswith("missing")] == missing
     experiment = tmp_path / "experiment.yaml"
-    experiment.write_text(text)
+    added = "reward: {rewards: [{name: right, kind: function, function: 'sums:right'}]}\n"
+    experiment.write_text(text + (added if missing else ""))
     check_experiment(load(experiment))
 
 

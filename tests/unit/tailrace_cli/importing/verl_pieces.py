@@ -21,7 +21,7 @@ PIECES: list[tuple[str, dict[str, Any]]] = [
     ),
     (
         "{algorithm: {adv_estimator: gae, filter_groups: {enable: false}}}",
-        {"learner.zero_variance_groups": "skip"},
+        {"learner.zero_variance_groups": "count"},
     ),
     (
         "{algorithm: {adv_estimator: opo, filter_groups: {enable: true}}}",

@@ -173,9 +173,15 @@ def clip_cov(t: Tokens, c: LearnerConfig) -> Found:
 def dppo_tv(t: Tokens, c: LearnerConfig) -> Found:
     change, d = np.exp(t.p) - np.exp(t.m), t.p - t.m
     up, down = (t.a > 0) & (change > c.dppo_delta), (t.a < 0) & (-change > c.dppo_delta)
-    follow = np.where(up | down, 0.0, -np.exp(d) * t.a)
+    ratio = np.exp(d)
+    follow = np.where(up | down, 0.0, -np.minimum(ratio, c.dppo_cap) * t.a)
     tau = c.dppo_kl_coef
-    return alone(follow + tau * d**2, follow + 2 * tau * d, tv_masked_fraction=up | down)
+    return alone(
+        follow + tau * d**2,
+        follow + 2 * tau * d,
+        tv_masked_fraction=up | down,
+        behaviour_truncated_fraction=ratio > c.dppo_cap,
+    )
 
 
 FORMULAS: dict[str, Formula] = {
@@ -218,7 +224,7 @@ SETTINGS: dict[str, dict[str, object]] = {
     "m2po": {"m2_threshold": 0.1, **NONE},
     "kl_cov": {"kl_cov_coef": 0.7, "cov_fraction": 0.2},
     "clip_cov": {"cov_fraction": 0.9, "clip_cov_low": -0.2, "clip_cov_high": 0.5, "pg_clip": 0.15},
-    "dppo_tv": {"dppo_delta": 0.05, "dppo_kl_coef": 0.3, **NONE},
+    "dppo_tv": {"dppo_delta": 0.05, "dppo_cap": 1.3, "dppo_kl_coef": 0.3, **NONE},
     "sft": {},
 }
 

@@ -13,6 +13,7 @@ from tailrace_learner.core.batch.row_builder import TrainingRowBuilder
 from tailrace_learner.core.batch.rows import demonstration_row
 from tailrace_protos.base import pack_float32, pack_int32
 from tailrace_protos.episode import OVER_BUDGET, Outcome
+from tailrace_protos.generation import GIVEN_VERSION
 from tests.provenance import spans_of
 from tests.unit.tailrace_learner.factory import (
     config,
@@ -73,6 +74,17 @@ def test_non_finite_inference_logprobs_mask_their_token_and_are_counted() -> Non
     assert prepared.counts["num_nonfinite_tokens"] == 2
 
 
+def test_tokens_that_no_policy_sampled_are_fresh_and_need_no_logprob() -> None:
+    given = (GIVEN_VERSION, GIVEN_VERSION, 1)
+    members = [trajectory(0, 1.0, versions=given, logprobs=(math.nan, -1.0, math.nan))]
+    prepared = builder().prepare(group([*members, trajectory(1, 0.0)]), 0, BOOK)
+    row = prepared.rows[0]
+    assert row.targets.tolist() == [2, 3]
+    assert row.staleness.tolist() == [0, 0]
+    assert not row.is_current.any()
+    assert prepared.counts["num_nonfinite_tokens"] == 1
+
+
 def test_a_loss_that_looks_at_turns_is_told_of_which_every_trained_token_is() -> None:
     """The second turn's only token is too old; what comes after the last end is the last turn's."""
     row = replace(
@@ -114,12 +126,16 @@ def test_policy_failures_are_learnt_from() -> None:
     assert len(builder().prepare(group(members), 0, BOOK).rows) == 2
 
 
-@pytest.mark.parametrize(("choice", "reason"), [("skip", ""), ("redraw", "zero_variance")])
-def test_equal_returns_are_skipped_or_drawn_again(choice: str, reason: str) -> None:
-    members = [trajectory(0, 1.0), trajectory(1, 1.0)]
+@pytest.mark.parametrize(
+    ("choice", "reason"), [("count", ""), ("skip", ""), ("redraw", "zero_variance")]
+)
+def test_equal_returns_are_counted_skipped_or_drawn_again(choice: str, reason: str) -> None:
+    members = [trajectory(0, 1.0, versions=(9, 1, 1)), trajectory(1, 1.0)]  # 9: not trained
     prepared = builder(zero_variance_groups=choice).prepare(group(members), 0, BOOK)
     assert prepared.rows == ()
     assert prepared.drop_reason == reason
+    assert prepared.untrained == ((2, 3) if choice == "count" else ())
+    assert not prepared.counts.get("num_stale_tokens")
     assert prepared.counts["num_groups_zero_variance"] == 1
 
 

@@ -207,6 +207,7 @@ LIVE: list[tuple[dict[str, Any], dict[str, Any]]] = [
     ({"loss": "clip_cov", "clip_cov_low": 0.1, "cov_fraction": 0.2}, {"clip_cov_low": 1.0}),
     ({"loss": "clip_cov", "clip_cov_low": 0.1, "cov_fraction": 0.2}, {"clip_cov_high": 0.5}),
     ({"loss": "dppo_tv", "behaviour_correction": "none"}, {"dppo_delta": 0.001}),
+    ({"loss": "dppo_tv", "behaviour_correction": "none"}, {"dppo_cap": 0.9}),
     ({"loss": "dppo_tv", "behaviour_correction": "none"}, {"dppo_kl_coef": 0.5}),
     ({"tis_cap": 1.05}, {"behaviour_correction": "mis"}),
     ({}, {"correction_level": "sequence"}),

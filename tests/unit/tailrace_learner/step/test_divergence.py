@@ -10,6 +10,7 @@ import torch
 from msgspec.structs import replace
 from torch import nn
 
+from tailrace_learner.core.algorithms.aggregation import AGGREGATIONS
 from tailrace_learner.core.algorithms.kl import KL_ESTIMATORS
 from tailrace_learner.core.batch.packing import pack
 from tailrace_learner.core.model.policy import PolicyModel
@@ -226,6 +227,23 @@ def equal(given: TrajectoryGroup) -> TrajectoryGroup:
         for m in given.members
     ]
     return group(members, given.group_index)
+
+
+@pytest.mark.parametrize("aggregation", AGGREGATIONS)
+def test_equal_groups_are_in_the_divisor_unless_they_are_skipped(aggregation: str) -> None:
+    groups = [GROUPS[0], equal(GROUPS[1])]
+    settings: dict[str, Any] = {"loss_aggregation": aggregation}
+    settings |= {"loss_norm_tokens": 9} if aggregation == "seq_mean_token_sum_norm" else {}
+    alone, counted = stepped(groups[:1], **settings), stepped(groups, **settings)
+    skipped = stepped(groups, zero_variance_groups="skip", **settings)
+    sizes = [
+        sum(np.count_nonzero(as_uint8(row.loss_mask)) for m in each.members for row in m.rows)
+        for each in groups
+    ]
+    taught = sizes[0] / sum(sizes) if aggregation == "token_mean" else 0.5
+    assert distance(counted.grads[0], alone.grads[0] * taught) < 1e-6
+    assert distance(skipped.grads[0], alone.grads[0]) < 1e-6
+    assert counted.metrics["loss"] == pytest.approx(alone.metrics["loss"] * taught, abs=1e-7)
 
 
 def test_what_teaches_nothing_is_held_near_the_reference_too() -> None:

@@ -148,3 +148,30 @@ def test_a_mini_batch_picks_the_tokens_that_numpy_does(
     else:
         assert found == picks(loss, tokens, given, np.zeros(len(tokens.p)))
     assert 0 < len(found) < len(tokens.p)
+
+
+@pytest.mark.parametrize("keeps_proximal", [False, True])
+def test_tokens_without_a_logprob_count_as_sampled_by_the_start_weights(
+    world: World, keeps_proximal: bool
+) -> None:
+    """Their gradient is that of rows that report the start's own log-probabilities."""
+    given = config(loss="dapo", behaviour_correction="tis", max_tokens_per_micro_batch=40)
+    ends = np.cumsum([len(row.targets) for row in world.rows])[:-1]
+    gradients = []
+    for is_known in (True, False):
+        rows = []
+        for row, own in zip(world.rows, np.split(world.learner_logprobs, ends), strict=True):
+            start = row.proximal_logprobs if keeps_proximal else own.astype(np.float32)
+            assert start is not None
+            reported = start if is_known else np.full_like(start, np.nan)
+            kept = start if keeps_proximal else None
+            rows.append(replace(row, inference_logprobs=reported, proximal_logprobs=kept))
+        policy = world.policy
+        runner = PassRunner(policy, LOSSES[given.loss], given, StartWeights(policy.parameters))
+        policy.model.zero_grad(set_to_none=True)
+        for part in list(runner.micro_batches(rows)):
+            runner.run(part, MetricSums(), is_first=True)
+        grads = [parameter.grad.flatten() for parameter in policy.parameters]
+        gradients.append(torch.cat(grads).numpy())
+    np.testing.assert_allclose(gradients[1], gradients[0], atol=1e-6)
+    assert np.abs(gradients[0]).max() > 1e-4

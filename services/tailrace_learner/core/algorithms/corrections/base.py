@@ -8,7 +8,8 @@
     none      weight 1
 
 `geometric_mask` x also gives weight 0 to rows whose geometric mean of rho is outside 1 / (1 + x) to
-1 + x: rows that drifted as a whole.
+1 + x: rows that drifted as a whole. A token whose mu cannot be right (log rho above 20, `ratios.py`) is
+truncated or masked by itself; products and means of its row leave it out.
 
 pi_old is the learner at the start of the step, mu the engine's policy that sampled the token. The
 weight multiplies the policy loss of every token in every pass, for every loss, and does not depend
@@ -19,18 +20,17 @@ arXiv:2510.18855; beside a clip of pi/pi_old: Hilton et al. 2022, arXiv:2110.006
 arXiv:2505.24298.
 """
 
-from __future__ import annotations
-
 import math
 from typing import TYPE_CHECKING
 
 from tailrace_learner.config import LearnerConfig
 from tailrace_learner.core.algorithms.losses.base import LossInputs
+from tailrace_learner.core.algorithms.ratios import BOUND, log_ratio, summed_log_ratio
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    Weighed = tuple[Tensor, dict[str, Tensor]]  # weights [M], and the number of tokens at each bound
+Weighed = tuple["Tensor", dict[str, "Tensor"]]  # weights [M], and the number of tokens at each bound
 
 
 def corrected(inputs: LossInputs, config: LearnerConfig) -> Weighed:
@@ -38,15 +38,16 @@ def corrected(inputs: LossInputs, config: LearnerConfig) -> Weighed:
     weights, counts = config.correction(inputs, config)
     if not config.geometric_mask:
         return weights, counts
-    drift = inputs.rows.means(inputs.proximal_logprobs - inputs.inference_logprobs).abs()
+    pair = inputs.proximal_logprobs, inputs.inference_logprobs
+    drift = inputs.rows.means(summed_log_ratio(*pair)).abs()
     is_masked = drift > math.log1p(config.geometric_mask)
     counts = counts | {"geometric_masked_fraction": is_masked.sum()}
     return weights.masked_fill(is_masked, 0.0), counts
 
 
-def ratio(inputs: LossInputs, config: LearnerConfig) -> Tensor:
+def ratio(inputs: LossInputs, config: LearnerConfig) -> "Tensor":
     """Proximal over behaviour probability [M], of a token or of all tokens of its row."""
-    difference = inputs.proximal_logprobs - inputs.inference_logprobs
-    if config.correction_level == "sequence":
-        difference = inputs.rows.sums(difference)
-    return difference.exp()
+    pair = inputs.proximal_logprobs, inputs.inference_logprobs
+    if config.correction_level == "token":
+        return log_ratio(*pair).exp()
+    return inputs.rows.sums(summed_log_ratio(*pair)).clamp(-BOUND, BOUND).exp()

@@ -1,20 +1,15 @@
 """IcePop: weight rho of each token, 0 outside `icepop_low` to `icepop_high`."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING
-
 from tailrace_learner.config import LearnerConfig
 from tailrace_learner.config_registry import Correction
+from tailrace_learner.core.algorithms.corrections.base import Weighed
 from tailrace_learner.core.algorithms.losses.base import LossInputs
-
-if TYPE_CHECKING:
-    from tailrace_learner.core.algorithms.corrections.base import Weighed
+from tailrace_learner.core.algorithms.ratios import log_ratio
 
 
 def icepop(inputs: LossInputs, config: LearnerConfig) -> Weighed:
     """Masks weights outside two bounds."""
-    weights = (inputs.proximal_logprobs - inputs.inference_logprobs).exp()
+    weights = log_ratio(inputs.proximal_logprobs, inputs.inference_logprobs).exp()
     is_masked = (weights < config.icepop_low) | (weights > config.icepop_high)
     return weights.masked_fill(is_masked, 0.0), {"icepop_masked_fraction": is_masked.sum()}
 

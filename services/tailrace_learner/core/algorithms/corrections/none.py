@@ -1,15 +1,9 @@
 """No correction: weight 1 for every token."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING
-
 from tailrace_learner.config import LearnerConfig
 from tailrace_learner.config_registry import Correction
+from tailrace_learner.core.algorithms.corrections.base import Weighed
 from tailrace_learner.core.algorithms.losses.base import LossInputs
-
-if TYPE_CHECKING:
-    from tailrace_learner.core.algorithms.corrections.base import Weighed
 
 
 def uncorrected(inputs: LossInputs, config: LearnerConfig) -> Weighed:

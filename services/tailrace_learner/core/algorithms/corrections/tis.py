@@ -1,16 +1,9 @@
 """Truncated importance sampling: weight min(rho, C), C = `tis_cap`."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING
-
 from tailrace_learner.config import LearnerConfig
 from tailrace_learner.config_registry import Correction
-from tailrace_learner.core.algorithms.corrections.base import ratio
+from tailrace_learner.core.algorithms.corrections.base import Weighed, ratio
 from tailrace_learner.core.algorithms.losses.base import LossInputs
-
-if TYPE_CHECKING:
-    from tailrace_learner.core.algorithms.corrections.base import Weighed
 
 
 def tis(inputs: LossInputs, config: LearnerConfig) -> Weighed:

@@ -11,11 +11,12 @@ MiniMax 2025, "MiniMax-M1", arXiv:2506.13585.
 from tailrace_learner.config import LearnerConfig
 from tailrace_learner.config_registry import Loss
 from tailrace_learner.core.algorithms.losses.base import LossInputs, LossTerms
+from tailrace_learner.core.algorithms.ratios import log_ratio
 
 
 def cispo(inputs: LossInputs, config: LearnerConfig) -> LossTerms:
     """Weighs each token by its bounded ratio."""
-    ratio = (inputs.learner_logprobs.detach() - inputs.proximal_logprobs).exp()
+    ratio = log_ratio(inputs.learner_logprobs.detach(), inputs.proximal_logprobs).exp()
     weights = ratio.clamp(1.0 - config.cispo_clip, 1.0 + config.cispo_clip_high)
     counts = {"clip_fraction": (weights != ratio).sum()}
     return LossTerms(-weights * inputs.advantages * inputs.learner_logprobs, counts)

@@ -20,6 +20,7 @@ from tailrace_learner.config_registry import Loss
 from tailrace_learner.core.algorithms.losses.base import BatchTokens, LossInputs, LossTerms
 from tailrace_learner.core.algorithms.losses.dapo import clipped
 from tailrace_learner.core.algorithms.losses.kl_cov import covariances, num_picked
+from tailrace_learner.core.algorithms.ratios import BOUND
 
 SHARE = 2e-4  # of the paper
 
@@ -35,7 +36,8 @@ def clip_cov(inputs: LossInputs, config: LearnerConfig) -> LossTerms:
 def pick_clip_cov(tokens: BatchTokens, config: LearnerConfig) -> NDArray[np.bool_]:
     """Picks the tokens [N] that lose their gradient."""
     covariance = covariances(tokens)
-    ratio = np.exp(tokens.learner_logprobs - tokens.proximal_logprobs)
+    log_ratio = tokens.learner_logprobs - tokens.proximal_logprobs
+    ratio = np.exp(log_ratio.clip(-BOUND, BOUND))
     bounded = ratio.clip(1.0 - config.pg_clip, 1.0 + config.pg_clip_high)
     is_followed = bounded * tokens.advantages >= ratio * tokens.advantages
     in_band = (covariance > config.clip_cov_low) & (covariance < config.clip_cov_high)

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 from tailrace_learner.config import LearnerConfig
 from tailrace_learner.config_registry import Loss
 from tailrace_learner.core.algorithms.losses.base import LossInputs, LossTerms
+from tailrace_learner.core.algorithms.ratios import log_ratio
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -31,7 +32,7 @@ LOSS = Loss(dapo, reads=("pg_clip", "pg_clip_high", "dual_clip"))
 
 def clipped(inputs: LossInputs, low: float, high: float, dual: float = 0.0) -> LossTerms:
     """Clipped loss with given bounds; counts tokens whose gradient a clip removed."""
-    ratio = (inputs.learner_logprobs - inputs.proximal_logprobs).exp()
+    ratio = log_ratio(inputs.learner_logprobs, inputs.proximal_logprobs).exp()
     terms = clip_ratio(ratio, inputs.advantages, low, high)
     if not dual:
         return terms

@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from tailrace_learner.config import LearnerConfig
 from tailrace_learner.config_registry import Loss
 from tailrace_learner.core.algorithms.losses.base import BatchTokens, LossInputs, LossTerms
+from tailrace_learner.core.algorithms.ratios import BOUND, held_log_ratio, log_ratio
 
 SHARE = 2e-3  # of the paper
 
@@ -25,9 +26,9 @@ SHARE = 2e-3  # of the paper
 def kl_cov(inputs: LossInputs, config: LearnerConfig) -> LossTerms:
     """Penalises the picked tokens for moving."""
     assert inputs.is_picked is not None
-    difference = inputs.learner_logprobs - inputs.proximal_logprobs
-    penalty = config.kl_cov_coef * inputs.is_picked * difference.abs()
-    per_token = -difference.exp() * inputs.advantages + penalty
+    pair = inputs.learner_logprobs, inputs.proximal_logprobs
+    penalty = config.kl_cov_coef * inputs.is_picked * held_log_ratio(*pair).abs()
+    per_token = -log_ratio(*pair).exp() * inputs.advantages + penalty
     return LossTerms(per_token, {"cov_picked_fraction": inputs.is_picked.sum()})
 
 
@@ -44,8 +45,9 @@ LOSS = Loss(kl_cov, reads=("cov_fraction", "kl_cov_coef"), selects=pick_kl_cov)
 
 def covariances(tokens: BatchTokens) -> NDArray[np.float64]:
     """Contribution of each token to the covariance of log-probability and advantage, [N]."""
-    learner_logprobs = tokens.learner_logprobs - tokens.learner_logprobs.mean()
-    result: NDArray[np.float64] = learner_logprobs * (tokens.advantages - tokens.advantages.mean())
+    learner_logprobs = np.maximum(tokens.learner_logprobs, -BOUND)  # one token does not move the mean
+    deviations = learner_logprobs - learner_logprobs.mean()
+    result: NDArray[np.float64] = deviations * (tokens.advantages - tokens.advantages.mean())
     return result
 
 

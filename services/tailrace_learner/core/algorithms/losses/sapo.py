@@ -11,11 +11,12 @@ Gao et al. 2025, "Soft Adaptive Policy Optimization", arXiv:2511.20347.
 from tailrace_learner.config import LearnerConfig
 from tailrace_learner.config_registry import Loss
 from tailrace_learner.core.algorithms.losses.base import LossInputs, LossTerms
+from tailrace_learner.core.algorithms.ratios import log_ratio
 
 
 def sapo(inputs: LossInputs, config: LearnerConfig) -> LossTerms:
     """Gates each token by the distance of its ratio from 1."""
-    ratio = (inputs.learner_logprobs - inputs.proximal_logprobs).exp()
+    ratio = log_ratio(inputs.learner_logprobs, inputs.proximal_logprobs).exp()
     tau = ratio.new_full(ratio.shape, config.sapo_tau_negative)
     tau = tau.masked_fill(inputs.advantages > 0, config.sapo_tau)
     return LossTerms(-4.0 / tau * (tau * (ratio - 1.0)).sigmoid() * inputs.advantages)

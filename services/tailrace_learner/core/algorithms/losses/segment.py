@@ -6,6 +6,10 @@
 `gspo` with turns in place of rows, and the bounds of `dapo`. All tokens of a turn are clipped together,
 independently of other turns.
 
+A behaviour correction weighs each token of a turn by its own rho (`correction_level: token`), as it
+does with `gspo`, or all turns of a row by the row's product (`sequence`); there is no weight of a turn.
+`geometric_mask` leaves rows out as a whole, so that it keeps the ratio of each turn.
+
 After Zheng et al. 2025, "Group Sequence Policy Optimization", arXiv:2507.18071.
 """
 

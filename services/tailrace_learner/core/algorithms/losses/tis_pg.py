@@ -12,11 +12,12 @@ Brings You Off-Policy RL Training".
 from tailrace_learner.config import LearnerConfig
 from tailrace_learner.config_registry import Loss
 from tailrace_learner.core.algorithms.losses.base import LossInputs, LossTerms
+from tailrace_learner.core.algorithms.ratios import log_ratio
 
 
 def tis_pg(inputs: LossInputs, config: LearnerConfig) -> LossTerms:
     """Weighs each token by its truncated ratio."""
-    ratio = (inputs.learner_logprobs.detach() - inputs.inference_logprobs).exp()
+    ratio = log_ratio(inputs.learner_logprobs.detach(), inputs.inference_logprobs).exp()
     counts = {"behaviour_truncated_fraction": (ratio > config.tis_cap).sum()}
     weights = ratio.clamp(max=config.tis_cap)
     return LossTerms(-weights * inputs.advantages * inputs.learner_logprobs, counts)

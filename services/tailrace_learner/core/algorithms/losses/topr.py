@@ -12,12 +12,13 @@ Le Roux et al. 2025, "Tapered Off-Policy REINFORCE", arXiv:2503.14286.
 from tailrace_learner.config import LearnerConfig
 from tailrace_learner.config_registry import Loss
 from tailrace_learner.core.algorithms.losses.base import LossInputs, LossTerms
+from tailrace_learner.core.algorithms.ratios import summed_log_ratio
 
 
 def topr(inputs: LossInputs, config: LearnerConfig) -> LossTerms:
     """Tapers rows that become less likely."""
-    log_ratio = inputs.rows.sums(inputs.learner_logprobs.detach() - inputs.inference_logprobs)
-    taper = log_ratio.clamp(max=0.0).exp().masked_fill(inputs.advantages > 0, 1.0)
+    log_ratios = summed_log_ratio(inputs.learner_logprobs.detach(), inputs.inference_logprobs)
+    taper = inputs.rows.sums(log_ratios).clamp(max=0.0).exp().masked_fill(inputs.advantages > 0, 1.0)
     counts = {"tapered_fraction": (taper < 1.0).sum()}
     return LossTerms(-taper * inputs.advantages * inputs.learner_logprobs, counts)
 

@@ -1,0 +1,162 @@
+"""Trajectories that agents bring themselves: rows of token ids, or conversations as text.
+
+A row of tokens says which ids are trained (`loss_mask`) and with which log-probabilities they were
+sampled. A conversation trains its assistant messages, except those with `weight: 0`. Tokens without
+log-probabilities count as sampled by the weights that the learner's step starts with.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from tailrace.chat import Renderer, TemplateError
+from tailrace_gateway.core.body import Body
+from tailrace_gateway.core.errors import BadRequestError
+from tailrace_gateway.core.openai_request import InMessage, InTool, conversation_of, read_tools
+from tailrace_protos.base import as_int32, as_uint8, pack_float32, pack_int32, pack_uint8
+from tailrace_protos.chat import ChatMessage
+from tailrace_protos.generation import GIVEN_VERSION, TokenSpan
+from tailrace_protos.trajectory import TokenRow
+
+_MAX_ID = (1 << 31) - 1
+
+
+class RowMessage(InMessage, frozen=True):
+    """Message of a conversation; `weight` 0: an assistant message that is not trained."""
+
+    weight: float | None = None
+
+
+class RowBody(Body, frozen=True, kw_only=True):
+    """One row: `token_ids` with its arrays, as an export of a session has them, or `messages`."""
+
+    token_ids: list[int] | None = None
+    loss_mask: list[int] | None = None  # [T] 1: trained
+    inference_logprobs: list[float | None] | None = None  # [T]; read where the mask is 1
+    spans: list[tuple[int, str, int]] | None = None  # policy version, source, number of trained tokens
+    turn_ends: list[int] | None = None
+    turn_rewards: list[float] | None = None
+    messages: list[RowMessage] | None = None
+    tools: list[InTool] | None = None
+    reward: float | None = None  # left out: the episode's
+
+    # Fields of an export that the reader derives itself.
+    turn_returns: Any = None
+    conversation: int = 0
+    has_reward: bool = True
+    row_id: str = ""
+
+
+class TrajectoryReader:
+    """Reads rows for the run's model; raises `BadRequestError` with the place of a problem."""
+
+    def __init__(self, renderer: Renderer) -> None:
+        self._renderer = renderer
+
+    def read(
+        self, rows: Sequence[RowBody], reward: float
+    ) -> tuple[tuple[TokenRow, ...], tuple[ChatMessage, ...]]:
+        """Return the rows, and the messages of the last one for the reward service."""
+        if not rows:
+            raise BadRequestError("rows: at least one is needed", param="rows")
+        read: list[TokenRow] = []
+        said: tuple[ChatMessage, ...] = ()
+        for index, row in enumerate(rows):
+            place = f"rows[{index}]"
+            if (row.token_ids is None) == (row.messages is None):
+                reason = f"{place}: either token_ids or messages"
+                raise BadRequestError(reason, param=place)
+            own = reward if row.reward is None else row.reward
+            if row.messages is None:
+                read.append(_token_row(row, place, own))
+                said = (ChatMessage("assistant", self._renderer.decode(_trained(read[-1]))),)
+            else:
+                made, said = self._text_rows(row, place, own)
+                read += made
+        if len(read) == 1:
+            return tuple(read), said
+        named = (msgspec.structs.replace(row, row_id=str(i)) for i, row in enumerate(read))
+        return tuple(named), said
+
+    def _text_rows(
+        self, row: RowBody, place: str, reward: float
+    ) -> tuple[list[TokenRow], tuple[ChatMessage, ...]]:
+        assert row.messages is not None
+        messages = conversation_of(row.messages, f"{place}.messages")
+        trained = [one.role == "assistant" and one.weight != 0 for one in row.messages]
+        if not any(trained):
+            reason = f"{place}.messages: no assistant message with a weight other than 0"
+            raise BadRequestError(reason, param=f"{place}.messages")
+        try:
+            found = self._renderer.supervised_rows(messages, read_tools(row.tools), trained)
+        except TemplateError as error:
+            raise BadRequestError(f"{place}.messages: {error}", param=f"{place}.messages") from error
+        made = []
+        for ids, mask in found:
+            given = np.where(mask == 1, np.float32(np.nan), np.float32(0))
+            spans = (TokenSpan(GIVEN_VERSION, "", int(mask.sum())),)
+            made.append(_row(ids, mask, given, spans, reward, None, None))
+        return made, messages
+
+
+def _token_row(row: RowBody, place: str, reward: float) -> TokenRow:
+    assert row.token_ids is not None
+    num_tokens = len(row.token_ids)
+    for name in ("loss_mask", "inference_logprobs"):
+        values = getattr(row, name)
+        if values is not None and len(values) != num_tokens:
+            reason = f"{place}.{name}: {len(values)} values for {num_tokens} token_ids"
+            raise BadRequestError(reason, param=f"{place}.{name}")
+    mask = np.array(row.loss_mask or (), np.int64)
+    if not mask.any() or set(mask.tolist()) - {0, 1}:
+        reason = f"{place}.loss_mask: 0 or 1 for every token, at least one 1"
+        raise BadRequestError(reason, param=f"{place}.loss_mask")
+    if not all(0 <= one <= _MAX_ID for one in row.token_ids):
+        raise BadRequestError(f"{place}.token_ids: negative", param=f"{place}.token_ids")
+    given = [np.nan if one is None else one for one in row.inference_logprobs or [None] * num_tokens]
+    logprobs = np.where(mask == 1, np.array(given, np.float32), np.float32(0))
+    if np.any(logprobs > 0):
+        param = f"{place}.inference_logprobs"
+        raise BadRequestError(f"{param}: a log-probability is above 0", param=param)
+    spans = tuple(TokenSpan(*span) for span in row.spans or ())
+    if not spans:
+        spans = (TokenSpan(GIVEN_VERSION, "", int(mask.sum())),)
+    elif sum(span.num_tokens for span in spans) != mask.sum():
+        reason = f"{place}.spans: their numbers of tokens do not sum to that of the loss_mask"
+        raise BadRequestError(reason, param=f"{place}.spans")
+    ids = np.array(row.token_ids, np.int32)
+    return _row(ids, mask, logprobs, spans, reward, row.turn_ends, row.turn_rewards)
+
+
+def _row(
+    ids: NDArray[np.int32],  # [T]
+    mask: NDArray[np.integer[Any]],  # [T]
+    logprobs: NDArray[np.float32],  # [T]
+    spans: tuple[TokenSpan, ...],
+    reward: float,
+    turn_ends: Sequence[int] | None,
+    turn_rewards: Sequence[float] | None,
+) -> TokenRow:
+    """Make a row; a turn is a stretch of trained tokens unless `turn_ends` says otherwise."""
+    ends = list(turn_ends or (np.flatnonzero(np.diff(mask, append=0) == -1) + 1).tolist())
+    rewards = list(turn_rewards or [0.0] * (len(ends) - 1) + [reward])
+    if len(ends) != len(rewards) or ends != sorted(ends) or not 0 <= ends[0] <= ends[-1] <= len(ids):
+        reason = "rows: turn_ends must ascend within the row, with one of turn_rewards each"
+        raise BadRequestError(reason, param="rows")
+    return TokenRow(
+        token_ids=pack_int32(ids),
+        loss_mask=pack_uint8(mask.astype(np.uint8)),
+        inference_logprobs=pack_float32(logprobs),
+        spans=spans,
+        turn_ends=pack_int32(ends),
+        turn_rewards=pack_float32(rewards),
+        reward=reward,
+    )
+
+
+def _trained(row: TokenRow) -> NDArray[np.int32]:
+    ids: NDArray[np.int32] = as_int32(row.token_ids)[as_uint8(row.loss_mask) == 1]
+    return ids

@@ -1,0 +1,314 @@
+"""Failures of a run, and the rules that end a run in which nothing can succeed (pure).
+
+Invariants: the same events give the same state; a limit of 0 switches its rule off; a rule that ends
+the run says how often the commonest cause was seen, and what to change.
+"""
+
+import re
+from collections import Counter, deque
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from tailrace.config import RunConfig
+from tailrace_protos.episode import Outcome
+from tailrace_protos.event import (
+    EpisodeSettled,
+    EvaluationFinished,
+    Event,
+    GroupClosed,
+    GroupDropped,
+    LearnerResumed,
+    RunFailed,
+    StepFinished,
+)
+from tailrace_scheduler.config import SchedulerConfig
+
+FAILED_SHARE = 0.9
+WARM_START = "warm_start"
+_STALL_HINT_S = 60.0  # without progress, while no episode is played
+_FAILURES = (Outcome.INFRA_FAILURE, Outcome.TIMEOUT)
+_REMEMBERED = 512  # failures, for the commonest reason
+_DIGITS = re.compile(r"0x[0-9a-f]+|\d+")
+_OF_REWARD, _OF_GENERATION = re.compile(r"^reward:"), re.compile(r"generation \S+ failed")
+
+# Reasons for a group without a trained token: the learner's metric or drop reason, and a remedy.
+_REMEDIES = {
+    "zero_variance": "all episodes of a group had the same reward: check the reward, choose tasks that "
+    "the model solves sometimes, raise group_size or the sampling temperature",
+    "too_few_valid": "groups had too few valid episodes: mend the failures, or lower "
+    "scheduler.min_valid",
+    "stale": "tokens were older than max_staleness: raise max_staleness or lower the number of "
+    "concurrent episodes",
+    "skipped": "gradients were not finite and all updates were skipped: lower "
+    "learner.training_args.learning_rate, check learner.model_args.dtype and the rewards",
+    "num_stale_tokens": "tokens were older than max_staleness: raise max_staleness",
+    "num_nonfinite_rewards": "rewards were not finite: check the reward",
+    "num_nonfinite_tokens": "the engine's log-probabilities were not finite: check the model's dtype",
+    "num_malformed_episodes": "episodes were malformed: agents and learner must have the same version",
+    "num_quarantined_tokens": "inference servers sampled with wrong weights: see learner.max_mismatch",
+    "num_overlong_rows": "rows were longer than the model reads: lower agents.max_episode_tokens",
+    "num_masked_episodes": "episodes were cut off by a limit and learner.over_budget_episodes masks "
+    "them: raise agents.generating_args.max_new_tokens or the limit of turns",
+    "num_unrewarded_rows": "conversations were given no reward: see agents.workflow.reward_scope",
+}
+_OTHER_CAUSE = "no token of them could be trained: see the metrics num_* of the steps"
+
+
+class Counts(NamedTuple):
+    """Counts of the scheduler at this moment; fields of `RunStatus`."""
+
+    step: int
+    policy_version: int
+    num_episodes_running: int
+    num_groups_running: int
+    num_groups_ready: int
+    num_servers: int
+    phase: str
+    blocked_by: str
+
+
+class Standing(NamedTuple):
+    """Standing of the run: what it has, and what it waits for."""
+
+    counts: Counts
+    is_started: bool  # by a learner
+    is_current: bool  # all servers serve the newest weights
+    learner_has_work: bool
+    num_open: int  # episodes that have not ended
+
+    def waits_for(self) -> tuple[str, str]:
+        """The service whose log says more, and what keeps the run from going on."""
+        if not self.is_started:
+            return "learner", "the learner has not loaded its model yet (learner.log)"
+        if not self.counts.num_servers:
+            return "inference", "no inference server is ready (inference*.log)"
+        if not self.is_current:
+            return "inference", "inference servers do not serve the newest weights (inference*.log)"
+        if self.learner_has_work:
+            return "learner", "the learner does not train the groups that wait for it (learner.log)"
+        if self.num_open:
+            num_played = self.counts.num_episodes_running
+            text = f"{self.num_open} episodes do not end, agents workers play {num_played} of them"
+            return "agents", f"{text} (agents*.log)"
+        if self.counts.phase == "finishing":
+            return "learner", "the last checkpoint is missing (learner.log)"
+        return "scheduler", f"no episode is admitted; blocked by: {self.counts.blocked_by or 'nothing'}"
+
+
+class RunHealth:
+    """Failures and progress of one run."""
+
+    def __init__(self, run: RunConfig, config: SchedulerConfig, now_s: float) -> None:
+        self._run = run
+        self._config = config
+        self.num_failures = 0
+        self.newest_failure = ""
+        self._recent: deque[str] = deque(maxlen=_REMEMBERED)  # reasons
+        self._open: dict[str, set[Outcome]] = {}  # of groups that have not closed
+        self._num_steps = 0
+        self._num_trained_steps = 0
+        self._num_failed_in_row = 0  # groups
+        self._window: deque[bool] = deque(maxlen=config.failed_groups_window or 1)
+        self._failing_since_s: float | None = None
+        self._num_untrained = 0  # groups, since the last step that trained a token
+        self._causes: Counter[str] = Counter()  # of these
+        self._newest_evaluation: EvaluationFinished | None = None
+        self.begin(now_s)
+
+    def begin(self, now_s: float) -> None:
+        """This process watches from now on: what came before says nothing about a stall."""
+        self._is_first_resume = True
+        self.progress_unix_s = now_s
+
+    def apply(self, event: Event) -> None:
+        """Take note of an event."""
+        match event.body:
+            case EpisodeSettled() as body:
+                self._settled(body, event.unix_s)
+            case GroupClosed() as body:
+                self._closed(body, event.unix_s)
+            case GroupDropped(reason=reason):
+                self._untrained(reason, 1)
+            case StepFinished() as body:
+                self._stepped(body, event.unix_s)
+            case EvaluationFinished() as body:
+                self._newest_evaluation = body
+                self.progress_unix_s = max(self.progress_unix_s, event.unix_s)
+            case LearnerResumed() if self._is_first_resume:
+                self._is_first_resume = False
+                self.progress_unix_s = max(self.progress_unix_s, event.unix_s)
+            case RunFailed():
+                self._forgive()
+
+    def verdict(self, now_s: float, standing: Standing) -> RunFailed | None:
+        """The reason to end the run now, if there is one."""
+        step = standing.counts.step
+        return (
+            self._failed_groups(now_s, step)
+            or self._untrained_steps(step)
+            or self._stall(now_s, standing)
+        )
+
+    def final_verdict(self, step: int) -> RunFailed | None:
+        """The reason why a run that did all its steps has failed nevertheless."""
+        evaluation = self._newest_evaluation
+        if self._num_steps and not self._num_trained_steps:
+            reason = f"the run made {self._num_steps} steps and trained no token; {self._cause()}"
+            return RunFailed("trained_nothing", step, reason, "learner")
+        if not self._run.max_steps and evaluation is not None and not evaluation.num_valid:
+            reason = f"no episode of the evaluation was valid; {self.commonest()}"
+            return RunFailed("evaluated_nothing", step, reason, self._service())
+        return None
+
+    def commonest(self) -> str:
+        """The commonest reason among the newest failures, and how often it was seen."""
+        if not self._recent:
+            return "no episode has failed"
+        alike = Counter(map(alike_text, self._recent))
+        key, count = alike.most_common(1)[0]
+        example = next(reason for reason in reversed(self._recent) if alike_text(reason) == key)
+        return f"{count} of the last {len(self._recent)} failures: {example}"
+
+    def stall_hint(self, now_s: float, standing: Standing) -> list[str]:
+        """A hint while nothing happens for longer than tasks may take."""
+        stalled_s = now_s - self.progress_unix_s
+        allowed_s = (
+            self._config.group_timeout_s if standing.counts.num_episodes_running else _STALL_HINT_S
+        )
+        if stalled_s < allowed_s or standing.counts.phase in (WARM_START, "finished", "failed"):
+            return []
+        return [f"no progress for {stalled_s:.0f} s: {standing.waits_for()[1]}"]
+
+    # Events
+
+    def _settled(self, body: EpisodeSettled, unix_s: float) -> None:
+        self._open.setdefault(body.group_id, set()).add(body.outcome)
+        if body.outcome.is_valid:
+            self.progress_unix_s = max(self.progress_unix_s, unix_s)
+        elif body.outcome in _FAILURES:
+            self.num_failures += 1
+            self.newest_failure = body.reason or body.outcome.value
+            self._recent.append(self.newest_failure)
+
+    def _closed(self, body: GroupClosed, unix_s: float) -> None:
+        outcomes = self._open.pop(body.group_id, set())
+        if Outcome.CANCELLED in outcomes and not body.num_valid:
+            return
+        has_failed = outcomes == {Outcome.INFRA_FAILURE}
+        # Late groups end a run that has not begun; later, an outage of a server makes many at once.
+        is_void = has_failed or (bool(outcomes) and not self._num_steps and not body.num_valid)
+        self._num_failed_in_row = self._num_failed_in_row + 1 if is_void else 0
+        if body.phase != "train":
+            return
+        if not body.sent_to_learner and not has_failed:
+            self._untrained("too_few_valid", 1)
+        self._window.append(has_failed)
+        is_failing = self._window.count(True) > FAILED_SHARE * (self._window.maxlen or 1)
+        if not is_failing:
+            self._failing_since_s = None
+        elif self._failing_since_s is None:
+            self._failing_since_s = unix_s
+
+    def _stepped(self, body: StepFinished, unix_s: float) -> None:
+        self._num_steps += 1
+        self.progress_unix_s = max(self.progress_unix_s, unix_s)
+        cause = untrained_cause(body.metrics)
+        if cause is not None:
+            self._untrained(cause, len(body.group_ids))
+            return
+        self._num_trained_steps += 1
+        self._num_untrained = 0
+        self._causes.clear()
+
+    def _untrained(self, cause: str, num_groups: int) -> None:
+        self._num_untrained += num_groups
+        self._causes[cause] += num_groups
+
+    def _forgive(self) -> None:
+        """The run has ended by a rule: if it is resumed, it is measured anew."""
+        self._num_failed_in_row = self._num_untrained = 0
+        self._window.clear()
+        self._failing_since_s = None
+        self._causes.clear()
+        self._recent.clear()
+
+    # Rules
+
+    def _failed_groups(self, now_s: float, step: int) -> RunFailed | None:
+        config, text = self._config, ""
+        if not self._num_steps:
+            if 0 < config.max_failed_groups <= self._num_failed_in_row:
+                text = (
+                    f"{self._num_failed_in_row} groups in a row ended without a valid episode, before "
+                    "the first step (scheduler.max_failed_groups)"
+                )
+        elif self._failing_since_s is not None and config.failed_groups_window:
+            failing_s = now_s - self._failing_since_s
+            if failing_s >= config.failed_groups_grace_s:
+                text = (
+                    f"{self._window.count(True)} of the last {len(self._window)} groups failed as a "
+                    f"whole, for {failing_s:.0f} s (scheduler.failed_groups_window)"
+                )
+        if not text:
+            return None
+        return RunFailed("failed_groups", step, f"{text}; {self.commonest()}", self._service())
+
+    def _untrained_steps(self, step: int) -> RunFailed | None:
+        limit = self._config.max_untrained_steps
+        if not limit or self._num_untrained < limit * self._run.groups_per_step:
+            return None
+        text = (
+            f"no token was trained in the groups of {self._num_untrained // self._run.groups_per_step} "
+            f"steps (scheduler.max_untrained_steps); {self._cause()}"
+        )
+        return RunFailed("untrained_steps", step, text, "learner")
+
+    def _stall(self, now_s: float, standing: Standing) -> RunFailed | None:
+        limit, stalled_s = self._config.stall_timeout_s, now_s - self.progress_unix_s
+        is_short = stalled_s < limit + self._config.group_timeout_s
+        if not limit or is_short or standing.counts.phase == WARM_START:
+            return None
+        service, waits_for = standing.waits_for()
+        text = (
+            f"no valid episode, step or evaluation for {stalled_s:.0f} s (scheduler.stall_timeout_s "
+            f"beyond group_timeout_s): {waits_for}"
+        )
+        if self._recent:
+            text += f"; {self.commonest()}"
+        return RunFailed("stall", standing.counts.step, text, service)
+
+    def _cause(self) -> str:
+        """The commonest cause of untrained groups, with its remedy."""
+        if not self._causes:
+            return _OTHER_CAUSE
+        cause, count = self._causes.most_common(1)[0]
+        text = f"in {count} of {self._causes.total()} groups {_REMEDIES.get(cause, _OTHER_CAUSE)}"
+        return f"{text}; {self.commonest()}" if cause == "too_few_valid" else text
+
+    def _service(self) -> str:
+        """The service whose log tells most of the newest failures."""
+        if _OF_REWARD.search(self.newest_failure):
+            return "reward"
+        return "inference" if _OF_GENERATION.search(self.newest_failure) else "agents"
+
+
+def untrained_cause(metrics: Mapping[str, float | None]) -> str | None:
+    """Returns the cause for which a step changed no weight; None if it did, or if that is unknown."""
+    num_tokens = metrics.get("num_trained_tokens")
+    num_updates, num_skipped = metrics.get("num_updates"), metrics.get("num_skipped_updates")
+    if num_tokens is None:
+        return None
+    if num_tokens:
+        return "skipped" if num_skipped and num_updates and num_skipped >= num_updates else None
+    of_groups = {
+        name: metrics.get(f"num_groups_{name}") or 0.0 for name in ("zero_variance", "too_few_valid")
+    }
+    largest = max(of_groups, key=lambda name: of_groups[name])
+    if of_groups[largest] * 2 >= (metrics.get("num_groups") or 0.0):
+        return largest
+    return next((name for name in _REMEDIES if metrics.get(name)), "other")
+
+
+def alike_text(reason: str) -> str:
+    """A reason without its numbers, by which reasons are compared."""
+    return _DIGITS.sub("#", reason)

@@ -1,0 +1,244 @@
+r"""Equality of mathematical answers: numbers exactly, all else by math-verify (sympy).
+
+A model writes the answers. Texts whose evaluation could explode (`9^{9^9}`, `(10^5)!`) are compared as
+texts only, and a comparison may use `MAX_CPU_S` seconds of processor time; then it is not equal.
+"""
+
+import contextlib
+import functools
+import importlib
+import logging
+import re
+import signal
+import threading
+from collections.abc import Iterator, Mapping
+from types import FrameType
+from typing import Any
+
+from tailrace.config import ConfigError
+from tailrace.foreign import ForeignCodeError, foreign_code
+from tailrace.scorers.answers import boxed, final_answer, marked_answer, truths_of
+from tailrace.scorers.numbers import MAX_CHARS, numbers_in, quantity
+
+MAX_CPU_S = 2.0
+
+_WORDS = re.compile(r"\\(?:text|mathrm|mbox|textbf|textit|operatorname)\s*\{([^{}]*)\}")
+_LAYOUT = re.compile(r"\\(?:left|right|displaystyle|big|Big|,|;|:|!| )|[\s$]|\\quad|~")
+_LONG_NUMBER = re.compile(r"\d{4,}")
+_FACTORIAL = re.compile(r"(?<![\d!)}])\d{1,3}!(?!!)")
+_EXPONENT = re.compile(r"(?:\^|\*\*)\s*(\{|\(|[^\s{(])")
+_RELATION = re.compile(r"^(?:(.+?)(<|>))?([a-zA-Z])(<|>)(.+)$")
+_SIGNS = (
+    ("\\leq", "≤"),
+    ("\\geq", "≥"),
+    ("\\le", "≤"),
+    ("\\ge", "≥"),
+    ("<=", "≤"),
+    (">=", "≥"),
+    ("\\lt", "<"),
+)
+
+
+class TooSlowError(BaseException):
+    """A comparison used up its time. Not an `Exception`, so that no library swallows it."""
+
+
+def gsm8k(
+    reply: str, truth: object, row: Mapping[str, Any] | None = None, *, strict: bool = False
+) -> float:
+    """1 if the reply's final number is the last number of the truth.
+
+    Without a marked or stated answer the last number of the reply counts, unless `strict`.
+    """
+    wanted = [
+        numbers[-1] for text in truths_of(truth) if (numbers := numbers_in(text.rpartition("####")[2]))
+    ]
+    found = stated_number(reply, strict)
+    return float(found is not None and any(_same_number(found, one) for one in wanted))
+
+
+def aime(
+    reply: str, truth: object, row: Mapping[str, Any] | None = None, *, strict: bool = False
+) -> float:
+    """1 if the reply's final number is the truth, a whole number from 0 to 999."""
+    found = stated_number(reply, strict)
+    value = quantity(found) if found is not None else None
+    if value is None or value.value.denominator != 1 or not 0 <= value.value <= 999:
+        return 0.0
+    return gsm8k(reply, truth, strict=strict)
+
+
+def math(
+    reply: str, truth: object, row: Mapping[str, Any] | None = None, *, strict: bool = False
+) -> float:
+    """1 if the reply's final answer equals the truth (or one of several) mathematically.
+
+    The truth is an answer, or a solution with `\\boxed`. Without a marked or stated answer the last
+    number of the reply counts, unless `strict`.
+    """
+    answer = marked_answer(reply) if strict else final_answer(reply)
+    if answer is None and not strict and "\\boxed" not in reply:
+        numbers = numbers_in(reply)
+        answer = numbers[-1] if numbers else None
+    return float(answer is not None and any(is_equal(answer, _bare(one)) for one in truths_of(truth)))
+
+
+def stated_number(reply: str, strict: bool = False) -> str | None:
+    """The one number of the final answer; None if it has several different ones."""
+    answer = marked_answer(reply) if strict else final_answer(reply)
+    if answer is None:
+        numbers = [] if strict or "\\boxed" in reply else numbers_in(reply)
+        return numbers[-1] if numbers else None
+    answer = answer.rpartition("=")[2].strip()
+    if quantity(answer) is not None:
+        return answer
+    numbers = numbers_in(answer)
+    return numbers[0] if numbers and all(_same_number(numbers[0], one) for one in numbers) else None
+
+
+def is_equal(answer: str, truth: str) -> bool:
+    """True if two LaTeX or plain texts mean the same: numbers, expressions, intervals, sets, words."""
+    plain = _plain(answer), _plain(truth)
+    if plain[0] == plain[1]:
+        return bool(plain[0])
+    ours, theirs = quantity(answer), quantity(truth)
+    if ours is not None and theirs is not None:
+        return ours.equals(theirs)
+    if max(map(len, plain)) > MAX_CHARS or any(map(_is_word, plain)):
+        return False
+    if {plain[0][:2], plain[1][:2]} & {"\\{"} and {plain[0][0], plain[1][0]} & {"(", "["}:
+        return False  # a set is no tuple and no interval
+    if not (_is_quick(answer) and _is_quick(truth)):
+        return False
+    return _is_verified(_as_intervals(truth), _as_intervals(answer))
+
+
+@functools.cache
+def library() -> Any:
+    """The package math-verify, imported once; `ConfigError` if it is not installed."""
+    try:
+        module = importlib.import_module("math_verify")  # an extra
+    except ImportError as error:
+        raise ConfigError(
+            f"comparing expressions needs the package math-verify ({error}): "
+            "pip install 'tailrace[math]'"
+        ) from error
+    for name in ("math_verify", "latex2sympy2_extended"):
+        logging.getLogger(name).setLevel(logging.CRITICAL)
+    return module
+
+
+@contextlib.contextmanager
+def cpu_limit(seconds: float) -> Iterator[None]:
+    """Raises `TooSlowError` in the body after so much processor time; in the main thread only."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    previous = signal.signal(signal.SIGVTALRM, _give_up)
+    signal.setitimer(signal.ITIMER_VIRTUAL, seconds, 0.5)  # again, if a destructor swallowed it
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_VIRTUAL, 0.0)
+        signal.signal(signal.SIGVTALRM, previous)
+
+
+def _give_up(number: int, frame: FrameType | None) -> None:
+    raise TooSlowError
+
+
+def _is_verified(truth: str, answer: str) -> bool:
+    maths = library()
+    try:
+        with cpu_limit(MAX_CPU_S), foreign_code("math-verify"):
+            # The package's own time limits count wall time, which a busy machine stretches.
+            parsed = [maths.parse(f"${text}$", parsing_timeout=None) for text in (truth, answer)]
+            return all(parsed) and bool(maths.verify(*parsed, timeout_seconds=None))
+    except (TooSlowError, ForeignCodeError):
+        return False
+
+
+def _same_number(one: str, other: str) -> bool:
+    first, second = quantity(one), quantity(other)
+    return first is not None and second is not None and first.value == second.value
+
+
+def _bare(truth: str) -> str:
+    return boxed(truth) or truth.rpartition("####")[2].strip()
+
+
+def _plain(text: str) -> str:
+    """Text without layout, for comparison letter by letter."""
+    text = text.strip().rstrip(".").replace("\\dfrac", "\\frac").replace("\\tfrac", "\\frac")
+    text = _LAYOUT.sub("", _WORDS.sub(r"\1", text)).replace("\\%", "%").replace("{,}", ",")
+    text = re.sub(r"\^\{?\\circ\}?", "", text).replace("\\varnothing", "\\emptyset")
+    if re.fullmatch(r"\([A-Za-z]\)|\{[A-Za-z]\}", text):
+        text = text[1]
+    return text.casefold() if _is_word(text) else text
+
+
+def _is_word(plain: str) -> bool:
+    return len(plain) > 1 and plain.isalpha()
+
+
+def _is_quick(text: str) -> bool:
+    """True if evaluating the text takes a short time for sure."""
+    if "!" in text.replace("\\!", "") and (
+        "!" in _FACTORIAL.sub("", text.replace("\\!", "")) or "^" in text
+    ):
+        return False
+    if "\\binom" in text and _LONG_NUMBER.search(text):
+        return False
+    product = 1
+    for found in _EXPONENT.finditer(text.replace("\\circ", "")):
+        exponent = _group(text.replace("\\circ", ""), found.start(1))
+        inner = exponent.strip("{}() ")
+        if re.search(r"\d\s*(?:[)}]\s*)*(?:\^|\*\*)|!|\d\s*E\d", inner) or _LONG_NUMBER.search(inner):
+            return False
+        for number in re.findall(r"\d+", inner):
+            product *= max(int(number), 1)
+    return product <= 10_000
+
+
+def _group(text: str, start: int) -> str:
+    """The exponent that begins at `start`: one group in brackets, or a run of letters and digits."""
+    if text[start] not in "{(":
+        return re.match(r"-?[\w.]+|.", text[start:], re.DOTALL)[0]  # type: ignore[index]
+    closing = {"{": "}", "(": ")"}[text[start]]
+    depth = 0
+    for index in range(start, len(text)):
+        depth += (text[index] == text[start]) - (text[index] == closing)
+        if depth == 0:
+            return text[start : index + 1]
+    return text[start:]
+
+
+def _as_intervals(text: str) -> str:
+    r"""Inequalities of one variable as intervals: `x<2 \text{ or } x\ge 3`; other texts unchanged."""
+    plain = _WORDS.sub(r" \1 ", text)
+    for sign, short in _SIGNS:
+        plain = plain.replace(sign, short)
+    plain = re.sub(r"^\s*[a-zA-Z]\s*\\in\s*", "", plain)
+    if not any(sign in plain for sign in "<>≤≥"):
+        return plain if "\\cup" in plain or "\\in" in text else text
+    parts = [_interval(part) for part in re.split(r"\bor\b|\\cup|\\lor|\\vee", plain)]
+    return "\\cup".join(parts) if all(parts) else text  # type: ignore[arg-type]
+
+
+def _interval(part: str) -> str | None:
+    """Interval of a chain like `1<x≤2`, None for anything else."""
+    bare = _LAYOUT.sub("", part)
+    is_closed = [sign in "≤≥" for sign in re.findall("[<>≤≥]", bare)]
+    found = _RELATION.match(bare.replace("≤", "<").replace("≥", ">"))
+    if not found or not 1 <= len(is_closed) <= 2:
+        return None
+    left, first, _, second, right = found.groups()
+    if left is None:
+        low, high = ("-\\infty", right) if second == "<" else (right, "\\infty")
+        opening = "[" if is_closed[0] and second == ">" else "("
+        return f"{opening}{low},{high}{']' if is_closed[0] and second == '<' else ')'}"
+    if first != second:
+        return None
+    closed = is_closed if first == "<" else is_closed[::-1]
+    low, high = (left, right) if first == "<" else (right, left)
+    return f"{'[' if closed[0] else '('}{low},{high}{']' if closed[1] else ')'}"

@@ -1,0 +1,109 @@
+"""Exact numbers in texts: integers, decimals, fractions, percentages, powers of ten, units."""
+
+import re
+from fractions import Fraction
+from typing import NamedTuple
+
+MAX_CHARS = 400  # a longer text is no answer
+
+_WHOLE = r"(?:\d{1,3}(?:,\d{3})+|\d+)"
+_DECIMAL = rf"(?:{_WHOLE}(?:\.\d*)?|\.\d+)"
+_IN_TEXT = re.compile(rf"(?<![\w.])-?\$?{_DECIMAL}(?:/\d+)?")
+_PLAIN = re.compile(rf"([-+]?)({_DECIMAL})(?:/({_DECIMAL}))?(?:e([-+]?\d{{1,3}}))?", re.IGNORECASE)
+_FRACTION = re.compile(r"([-+]?)(\d{0,40})\\frac\{(-?\d{1,40})\}\{(\d{1,40})\}")
+_SHORT_FRACTION = re.compile(r"\\frac(?:\{(-?\w+)\}|(\d))(?:\{(\w+)\}|(\d))")
+_REPEATING = re.compile(r"([-+]?)(\d{0,20})\.(\d{0,20})\\overline\{(\d{1,20})\}")
+_TEN = re.compile(r"(.+?)(?:\\times|\\cdot|\*|×|x)10(?:\^|\*\*)\{?([-+]?\d{1,3})\}?")
+_MULTIPLES = {"hundred": 10**2, "thousand": 10**3, "million": 10**6, "billion": 10**9}
+_TEXT = re.compile(r"\\(?:text|mathrm|mbox|textbf|textit|operatorname)\s*\{([^{}]*)\}(?:\^\{?[23]\}?)?")
+_UNIT = re.compile(r"(?<=[\d}\s])([A-Za-z][A-Za-z ./]*)(?:\^?\{?[23]\}?|[²³])?$")
+_UNIT_LETTERS = frozenset("mgslhLNJWVAKC")
+_SYMBOLS = frozenset({"pi", "sqrt", "sin", "cos", "tan", "log", "ln", "exp", "or", "and", "choose"})
+_SPACES = re.compile(r"\\[!,;: ]|\\quad|\\qquad|~|\s+")
+
+
+class Quantity(NamedTuple):
+    """Number of a text. With `is_percent` the text said per cent; `value` is not divided."""
+
+    value: Fraction
+    is_percent: bool = False
+
+    def equals(self, other: "Quantity") -> bool:
+        """True for the same number; `50%` equals 0.5 and, as people write it, 50."""
+        if self.is_percent == other.is_percent or self.value == other.value:
+            return self.value == other.value
+        percent, plain = (self, other) if self.is_percent else (other, self)
+        return percent.value / 100 == plain.value
+
+
+def numbers_in(text: str) -> list[str]:
+    """All numbers of a text as they are written, without currency signs and separators."""
+    return [found.replace("$", "").replace(",", "") for found in _IN_TEXT.findall(_plain_signs(text))]
+
+
+def quantity(text: str) -> Quantity | None:
+    """Number that the whole text states, with or without a unit; None for anything else."""
+    if len(text) > MAX_CHARS:
+        return None
+    bare, factor = _without_unit(_plain_signs(text))
+    is_percent = bare.endswith("%") or "percent" in text.lower() or "per cent" in text.lower()
+    bare = re.sub(r"\\?%|\\?\$|\^\{?\\circ\}?|\\degree|°|€|£", "", bare)
+    value = _value(_SPACES.sub("", bare).rstrip("."))
+    return None if value is None else Quantity(value * factor, is_percent)
+
+
+def _plain_signs(text: str) -> str:
+    text = text.replace("−", "-").replace("–", "-").replace("{,}", ",").replace("\\left", "")
+    text = text.replace("\\right", "").replace("\\dfrac", "\\frac").replace("\\tfrac", "\\frac")
+    return text.replace("\\!", "").replace("\\%", "%").replace("\\$", "$").strip().strip("$").strip()
+
+
+def _without_unit(text: str) -> tuple[str, int]:
+    """Text without its unit, and the factor of words like `million`."""
+    words = " ".join(_TEXT.findall(text))
+    if stripped := _TEXT.sub("", text).strip():
+        text = stripped
+    factor = 1
+    if found := _UNIT.search(text):
+        unit = found[1].strip(" .").lower()
+        first = unit.split(" ")[0] if unit else ""
+        is_unit = len(first) > 1 or found[1].strip(" .") in _UNIT_LETTERS
+        if is_unit and first not in _SYMBOLS and any(char.isdigit() for char in text[: found.start()]):
+            words += f" {unit}"
+            text = text[: found.start()].strip()
+    for word in words.lower().split():
+        factor *= _MULTIPLES.get(word, 1)
+    return text, factor
+
+
+def _value(text: str) -> Fraction | None:
+    if ten := _TEN.fullmatch(text):
+        base = _value(ten[1])
+        return None if base is None else base * Fraction(10) ** int(ten[2])
+    text = _SHORT_FRACTION.sub(_braced, text)
+    if found := _FRACTION.fullmatch(text):
+        sign, whole, top, bottom = found.groups()
+        if int(bottom) == 0:
+            return None
+        value = Fraction(int(whole or 0)) + Fraction(int(top), int(bottom))
+        return -value if sign == "-" else value
+    if found := _REPEATING.fullmatch(text):
+        sign, whole, fixed, period = found.groups()
+        top = int(whole + fixed + period) - int(whole + fixed or 0)
+        value = Fraction(top, (10 ** len(period) - 1) * 10 ** len(fixed))
+        return -value if sign == "-" else value
+    if text.startswith("{") and text.endswith("}"):
+        return _value(text[1:-1])
+    if not (found := _PLAIN.fullmatch(text)):
+        return None
+    sign, top, bottom, exponent = found.groups()
+    value = Fraction(top.replace(",", "").rstrip(".") or "0")
+    divisor = Fraction((bottom or "1").replace(",", "").rstrip("."))
+    if divisor == 0:
+        return None
+    value = value / divisor * Fraction(10) ** int(exponent or 0)
+    return -value if sign == "-" else value
+
+
+def _braced(found: re.Match[str]) -> str:
+    return f"\\frac{{{found[1] or found[2]}}}{{{found[3] or found[4]}}}"

@@ -1,0 +1,168 @@
+"""Scores of choices, short answers and JSON."""
+
+import json
+import re
+import string
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import jsonschema
+
+from tailrace.scorers.answers import final_answer, marked_answer, truths_of
+from tailrace.scorers.maths import MAX_CPU_S, TooSlowError, cpu_limit
+
+MAX_JSON_CHARS = 1_000_000
+
+_ARTICLES = re.compile(r"\b(a|an|the)\b")
+_PUNCTUATION = str.maketrans("", "", string.punctuation)
+_LETTER = re.compile(r"(?<![A-Za-z0-9'])\(?\[?([A-Z]|\d{1,2})\]?\)?(?![A-Za-z0-9'])")
+_LAYOUT = re.compile(r"\\(?:text|mathrm|mathbf|textbf|mbox)\s*\{([^{}]*)\}")
+_NAMED = re.compile(r"\b(?:option|choice)\s*:?\s*\(?([A-Z])\)?(?![A-Za-z])")
+_MORE = re.compile(r"\s*(?:[,/&|]|or\b|and\b)\s*(?:(?:or|and)\s*)?\(?[A-Z\d]\)?(?![A-Za-z])")
+_FENCE = re.compile(r"```(?:json|JSON)?[ \t]*\n(.*?)```", re.DOTALL)
+_NO_F1 = frozenset({"yes", "no", "noanswer"})
+
+
+def mcq(
+    reply: str, truth: object, row: Mapping[str, Any] | None = None, *, strict: bool = False
+) -> float:
+    """1 if the reply chooses the true option, by its letter or its text.
+
+    The truth is a letter, the index of an option (from 0), or its text; `choices` or `options` of the
+    row hold the options. An answer that names several letters is wrong.
+    """
+    labels, texts = _options(row or {})
+    answer = marked_answer(reply) if strict else final_answer(reply)
+    if answer is None and not strict:
+        named = _NAMED.findall(reply)
+        answer = named[-1] if named else (reply.strip().splitlines() or [""])[-1]
+    chosen = _chosen(answer or "", labels, texts)
+    return float(
+        chosen is not None and chosen in {_true_label(one, labels, texts) for one in _items(truth)}
+    )
+
+
+def em(reply: str, truth: object, row: Mapping[str, Any] | None = None) -> float:
+    """1 if the answer is one of the true ones, apart from case, punctuation and articles."""
+    said = normal_text(_short_answer(reply))
+    return float(bool(said) and said in {normal_text(one) for one in truths_of(truth)})
+
+
+def f1(reply: str, truth: object, row: Mapping[str, Any] | None = None) -> float:
+    """Harmonic mean of precision and recall of the answer's words, for the best true answer."""
+    said = normal_text(_short_answer(reply))
+    return max((_f1(said, normal_text(one)) for one in truths_of(truth)), default=0.0)
+
+
+def json_schema(reply: str, truth: object, row: Mapping[str, Any] | None = None) -> float:
+    """1 if the reply is JSON that its schema accepts: `json_schema`, `schema` of the row, or the truth.
+
+    The JSON stands alone or in the last fenced block. With a schema in the row and a truth, the JSON
+    must also equal the truth.
+    """
+    row = row or {}
+    given = next((row[key] for key in ("json_schema", "schema") if row.get(key) is not None), None)
+    schema = _decoded(truth if given is None else given)
+    if not isinstance(schema, Mapping | bool):
+        raise ValueError("the row has no JSON schema: name its column `json_schema`")
+    blocks = _FENCE.findall(reply)
+    found = _json(blocks[-1] if blocks else reply)
+    if found is None:
+        return 0.0
+    try:
+        with cpu_limit(MAX_CPU_S):
+            jsonschema.validate(found[0], schema)
+    except (jsonschema.ValidationError, RecursionError, TooSlowError):
+        return 0.0
+    return float(given is None or truth is None or _decoded(truth) == found[0])
+
+
+def normal_text(text: str) -> str:
+    """Lower case, without punctuation, articles and superfluous spaces, as SQuAD compares answers."""
+    return " ".join(_ARTICLES.sub(" ", text.lower().translate(_PUNCTUATION)).split())
+
+
+def _short_answer(reply: str) -> str:
+    answer = final_answer(reply)
+    return reply if answer is None else _LAYOUT.sub(r"\1", answer)
+
+
+def _f1(said: str, truth: str) -> float:
+    if said != truth and (said in _NO_F1 or truth in _NO_F1):
+        return 0.0
+    ours, theirs = said.split(), truth.split()
+    num_same = sum((Counter(ours) & Counter(theirs)).values())
+    return 2 * num_same / (len(ours) + len(theirs)) if num_same else 0.0
+
+
+def _options(row: Mapping[str, Any]) -> tuple[list[str], list[str]]:
+    """Labels and texts of a row's options; no texts without them."""
+    found = next((row[key] for key in ("choices", "options") if row.get(key)), None)
+    if isinstance(found, Mapping) and "text" in found:
+        texts = list(map(str, found["text"]))
+        return list(map(str, found.get("label") or _letters(len(texts)))), texts
+    if isinstance(found, Mapping):
+        return list(map(str, found)), list(map(str, found.values()))
+    if isinstance(found, list | tuple):
+        return _letters(len(found)), list(map(str, found))
+    return _letters(26), []
+
+
+def _letters(count: int) -> list[str]:
+    return list(string.ascii_uppercase[:count])
+
+
+def _items(truth: object) -> Sequence[object]:
+    return truth if isinstance(truth, list | tuple) else [truth]
+
+
+def _true_label(truth: object, labels: list[str], texts: list[str]) -> str:
+    if isinstance(truth, int) and not isinstance(truth, bool) and 0 <= truth < len(labels):
+        return labels[truth]
+    bare = str(truth).strip().strip("().").strip()
+    if bare in labels or bare.upper() in labels:
+        return bare if bare in labels else bare.upper()
+    normal = [normal_text(text) for text in texts]
+    if normal_text(bare) in normal:
+        return labels[normal.index(normal_text(bare))]
+    if bare.isdecimal() and int(bare) < len(labels):
+        return labels[int(bare)]
+    raise ValueError(f"the true answer {bare!r} is none of the options {', '.join(labels[:8])}")
+
+
+def _chosen(answer: str, labels: list[str], texts: list[str]) -> str | None:
+    bare = _LAYOUT.sub(r"\1", answer).strip().strip("$*.")
+    matches = [label for label, text in zip(labels, texts, strict=False) if _same_text(bare, text)]
+    if len(matches) == 1:
+        return matches[0]
+    first = _LETTER.match(bare)
+    if first and first[1] in labels:
+        rest = bare[first.end() :]
+        if _MORE.match(rest):
+            return None
+        if not (rest.startswith(" ") and first[0] in ("A", "I")):  # neither article nor pronoun
+            return first[1]
+    if len(bare) == 1 and bare.upper() in labels:
+        return bare.upper()
+    named = {letter for letter in _LETTER.findall(bare) if letter in labels}
+    return named.pop() if len(named) == 1 else None
+
+
+def _same_text(answer: str, text: str) -> bool:
+    return bool(normal_text(text)) and normal_text(answer) == normal_text(text)
+
+
+def _json(text: str) -> tuple[Any] | None:
+    """JSON of a text, in a tuple; None if it is none."""
+    if len(text) > MAX_JSON_CHARS:
+        return None
+    try:
+        return (json.loads(text),)
+    except (ValueError, RecursionError):
+        return None
+
+
+def _decoded(value: object) -> object:
+    found = _json(value) if isinstance(value, str) else None
+    return value if found is None else found[0]

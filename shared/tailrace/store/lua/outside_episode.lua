@@ -1,0 +1,139 @@
+-- Episodes that agents outside of the cluster play. ARGV: operation, episode id (holder for `lease`), its arguments.
+-- Fields of an episode: state (waiting, leased, rewarded, over), offer, lease_s, holder, seen (length of the session's
+-- log at the last look), used (1: an earlier holder used the session), key (hash), digest and result of its reward.
+local waiting, leased = P .. 'outside_waiting', P .. 'outside_leased'
+local id = ARGV[2]
+local one = P .. 'outside:' .. id
+
+local function forget_key(episode)
+  local key = redis.call('HGET', episode, 'key')
+  if key then redis.call('DEL', P .. 'outside_key:' .. key) end
+end
+
+local function leave_queues()
+  redis.call('ZREM', waiting, id)
+  redis.call('ZREM', leased, id)
+end
+
+local operations = {}
+
+-- offer, lease_s, now, lifetime in s: an episode that was offered before keeps its state. Returns the state.
+function operations.offer(offer, lease_s, now, lifetime_s)
+  local state = redis.call('HGET', one, 'state')
+  if not state or state == 'over' then
+    forget_key(one)
+    redis.call('DEL', one)
+    redis.call('ZADD', waiting, now, id)
+    state = 'waiting'
+  end
+  redis.call('HSET', one, 'state', state, 'offer', offer, 'lease_s', lease_s)
+  redis.call('EXPIRE', one, lifetime_s)
+  return state
+end
+
+-- Gives back expired leases; a lease whose session made calls since the last look is prolonged instead.
+local function expire(now)
+  for _, name in ipairs(redis.call('ZRANGEBYSCORE', leased, '-inf', now, 'LIMIT', 0, 64)) do
+    local episode = P .. 'outside:' .. name
+    local found = redis.call('HMGET', episode, 'state', 'seen', 'lease_s')
+    redis.call('ZREM', leased, name)
+    if found[1] == 'leased' then
+      local length = redis.call('LLEN', P .. 'session_log:' .. name)
+      if length > tonumber(found[2] or 0) then
+        redis.call('HSET', episode, 'seen', length)
+        redis.call('ZADD', leased, now + found[3], name)
+      else
+        redis.call('HDEL', episode, 'holder')
+        redis.call('HSET', episode, 'state', 'waiting', 'used', 1)
+        redis.call('ZADD', waiting, 0, name)
+      end
+    end
+  end
+end
+
+local function take(name, holder, now)
+  local episode = P .. 'outside:' .. name
+  local found = redis.call('HMGET', episode, 'offer', 'lease_s', 'used')
+  local seen = redis.call('LLEN', P .. 'session_log:' .. name)
+  redis.call('HSET', episode, 'state', 'leased', 'holder', holder, 'seen', seen)
+  redis.call('ZADD', leased, now + found[2], name)
+  redis.call('SET', P .. 'outside_of:' .. holder, name, 'EX', 604800)
+  return {found[1], found[3] or false}
+end
+
+-- holder, now: returns {offer, used, resumed}: the holder's own episode, or else the oldest that waits; or false.
+function operations.lease(now)
+  local holder = id
+  now = tonumber(now)
+  local own = redis.call('GET', P .. 'outside_of:' .. holder)
+  local found = own and redis.call('HMGET', P .. 'outside:' .. own, 'state', 'holder') or {}
+  if found[1] == 'leased' and found[2] == holder then
+    local taken = take(own, holder, now)
+    return {taken[1], taken[2], 1}
+  end
+  expire(now)
+  while true do
+    local name = redis.call('ZPOPMIN', waiting)[1]
+    if not name then return false end
+    if redis.call('HGET', P .. 'outside:' .. name, 'state') == 'waiting' then
+      local taken = take(name, holder, now)
+      return {taken[1], taken[2], 0}
+    end
+  end
+end
+
+-- key hash: the key that opens the episode from now on.
+function operations.bind(key)
+  if redis.call('EXISTS', one) == 0 then return 0 end
+  forget_key(one)
+  redis.call('HSET', one, 'key', key)
+  redis.call('HDEL', one, 'used')
+  redis.call('SET', P .. 'outside_key:' .. key, id, 'EX', math.max(1, redis.call('TTL', one)))
+  return 1
+end
+
+-- now: prolongs a lease. Returns 1 if the episode is leased.
+function operations.renew(now)
+  local found = redis.call('HMGET', one, 'state', 'lease_s')
+  if found[1] ~= 'leased' then return 0 end
+  redis.call('ZADD', leased, now + found[2], id)
+  return 1
+end
+
+-- result, digest: the first result counts. Returns taken, same, other, over or unknown.
+function operations.settle(result, digest)
+  local found = redis.call('HMGET', one, 'state', 'digest')
+  if not found[1] then return 'unknown' end
+  if found[2] then return found[2] == digest and 'same' or 'other' end
+  if found[1] == 'over' then return 'over' end
+  redis.call('HSET', one, 'state', 'rewarded', 'result', result, 'digest', digest)
+  leave_queues()
+  return 'taken'
+end
+
+-- further ids: returns ids and results of those that have one.
+function operations.results(...)
+  local found = {}
+  for _, name in ipairs({id, ...}) do
+    local episode = redis.call('HMGET', P .. 'outside:' .. name, 'state', 'result')
+    if episode[1] == 'rewarded' then
+      found[#found + 1] = name
+      found[#found + 1] = episode[2]
+    end
+  end
+  return found
+end
+
+-- outcome, lifetime in s: no agent gets the episode any more; late rewards find its end.
+function operations.close(outcome, lifetime_s)
+  leave_queues()
+  if redis.call('EXISTS', one) == 0 then return 0 end
+  redis.call('HSET', one, 'state', 'over', 'outcome', outcome)
+  redis.call('HDEL', one, 'offer', 'result')
+  redis.call('EXPIRE', one, lifetime_s)
+  local key = redis.call('HGET', one, 'key')
+  if key then redis.call('EXPIRE', P .. 'outside_key:' .. key, lifetime_s) end
+  return 1
+end
+
+return operations[ARGV[1]](unpack(ARGV, 3))

@@ -1,0 +1,109 @@
+"""Runs in which nothing can succeed end soon, with exit code 1, the reason and the end of a log."""
+
+from __future__ import annotations
+
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.e2e.runs import command, environment
+
+SOON_S = 60.0
+
+MODULE = '''
+from tailrace_envs import FrozenLakeText
+
+
+class Away(FrozenLakeText):
+    """A lake whose server cannot be reached."""
+
+    def reset(self, *, seed=None, options=None):
+        raise ConnectionError("the lake is away")
+
+
+class Flat(FrozenLakeText):
+    """A lake on which all that is done is worth the same."""
+
+    def step(self, action):
+        observation, _, terminated, truncated, info = super().step(action)
+        return observation, 0.0, terminated, truncated, {"success": 0.0}
+'''
+# Python imports this before anything else.
+DYING = """
+import os, sys
+if "tailrace_weight_sync" in sys.orig_argv:
+    print("no room for weights", file=sys.stderr, flush=True)
+    os._exit(1)
+"""
+
+
+def train(folder: Path, *overrides: str) -> tuple[int, str, float]:
+    """Exit code, output and seconds of a training of the small lake, without a warm start."""
+    (folder / "broken_lakes.py").write_text(MODULE)
+    settings = ("learner.warm_start=null", "scheduler.eval_groups=8", "group_size=2", *overrides)
+    argv = command("train", *settings, output_dir=folder, exp_name="broken")
+    began_s = time.monotonic()
+    result = subprocess.run(
+        argv,
+        env={**environment(), "PYTHONPATH": str(folder)},
+        capture_output=True,
+        text=True,
+        timeout=2 * SOON_S,
+        check=False,
+    )
+    return result.returncode, result.stdout + result.stderr, time.monotonic() - began_s
+
+
+def lake(kind: str) -> tuple[str, ...]:
+    return (
+        f"+agents.custom_envs.Broken={{env_type: 'broken_lakes:{kind}'}}",
+        "scheduler.tags=[Broken]",
+        "scheduler.eval_tags=[Broken]",
+    )
+
+
+@pytest.mark.heavy
+def test_an_environment_that_always_raises_ends_the_run(tmp_path: Path) -> None:
+    exit_code, printed, seconds = train(tmp_path, *lake("Away"))
+    assert exit_code == 1, printed
+    assert seconds < SOON_S
+    assert "20 groups in a row ended without a valid episode" in printed
+    assert "env.reset raised ConnectionError: the lake is away (at broken_lakes.py:" in printed
+    assert "failed episodes: " in printed  # while it ran
+    assert "agents.log ends" in printed
+    assert "Traceback" not in printed
+    assert "the lake is away" in (tmp_path / "broken" / "report.html").read_text()
+
+
+@pytest.mark.heavy
+@pytest.mark.parametrize(
+    ("overrides", "expected"),
+    [
+        (("scheduler.max_untrained_steps=3",), "no token was trained in the groups of 3 steps"),
+        (("max_steps=2",), "the run made 2 steps and trained no token"),
+        (
+            ("scheduler.max_untrained_steps=2", "learner.zero_variance_groups=redraw"),
+            "no token was trained in the groups of 2 steps",
+        ),
+    ],
+)
+def test_rewards_that_are_all_equal_end_the_run(
+    tmp_path: Path, overrides: tuple[str, ...], expected: str
+) -> None:
+    exit_code, printed, seconds = train(tmp_path, *lake("Flat"), *overrides)
+    assert exit_code == 1, printed
+    assert seconds < SOON_S
+    assert expected in printed
+    assert "all episodes of a group had the same reward" in printed
+
+
+@pytest.mark.heavy
+def test_a_service_that_dies_before_it_is_ready_ends_the_run(tmp_path: Path) -> None:
+    (tmp_path / "sitecustomize.py").write_text(DYING)
+    exit_code, printed, seconds = train(tmp_path)
+    assert exit_code == 1, printed
+    assert seconds < SOON_S
+    assert "weight_sync keeps failing (exit code 1), 5 times in a row before it was ready" in printed
+    assert "weight_sync.log ends:\nno room for weights" in printed

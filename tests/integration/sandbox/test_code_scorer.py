@@ -1,0 +1,75 @@
+"""Programs in replies, tested by the real sandbox: honest, wrong, endless and cheating ones."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tailrace.tools.host import LocalTools
+from tailrace_protos.chat import ChatMessage
+from tailrace_protos.episode import EnvTask
+from tailrace_protos.reward import ScoreItem
+from tailrace_reward.adapters.scorers import SandboxTests
+from tailrace_reward.ports import ComponentFailedError
+from tailrace_sandbox.adapters.place import prepare
+from tailrace_sandbox.adapters.runner import Runner
+from tailrace_sandbox.adapters.tools import offers
+from tailrace_sandbox.config import SandboxConfig
+from tests.integration.sandbox.cluster import Cluster
+
+IO = {"tests": {"inputs": ["1 2", "3 4", "5 6"], "outputs": ["3", "7", "11"]}}
+ASSERTS = {"test_list": ["assert add(1, 2) == 3", "assert add(3, 4) == 7"]}
+SUM = "a, b = map(int, input().split())\nprint(a + b)"
+
+
+@pytest.fixture
+async def tools() -> AsyncIterator[LocalTools]:
+    config = SandboxConfig()
+    runner = Runner(await prepare(config))
+    local = LocalTools(offers(runner, config))
+    yield local
+    await local.close()
+    await runner.close()
+
+
+def item(program: str, row: dict[str, Any]) -> ScoreItem:
+    messages = (ChatMessage("assistant", f"Here:\n```python\n{program}\n```"),)
+    return ScoreItem("g0.0", EnvTask("set", 0, 0, row), messages, (), {})
+
+
+async def test_programs_get_what_their_tests_say(tools: LocalTools) -> None:
+    scorer = SandboxTests(tools, timeout_s=2.0)
+    add = "def add(a, b):\n    return a + b"
+    cases = [
+        (SUM, IO, 1.0),
+        ("print(3)", IO, 0.0),
+        ("import math\nprint(math.", IO, 0.0),
+        ("while True: pass", {"tests": {"inputs": ["1 2"], "outputs": ["3"]}}, 0.0),
+        ("print(3)\nraise SystemExit(1)", {"tests": {"inputs": ["1 2"], "outputs": ["3"]}}, 0.0),
+        (add, ASSERTS, 1.0),
+        ("import os\nos._exit(0)", ASSERTS, 0.0),
+        ("def add(a, b):\n    import os\n    os._exit(0)", ASSERTS, 0.0),
+    ]
+    for program, row, wanted in cases:
+        assert await scorer.score(item(program, row)) == wanted, program
+    with pytest.raises(ComponentFailedError, match="no true answer"):
+        await scorer.score(item(SUM, {"prompt": "?"}))
+
+
+async def test_the_share_of_passed_tests_counts_if_asked_for(tools: LocalTools) -> None:
+    scorer = SandboxTests(tools, partial=True)
+    assert await scorer.score(item("print(3)", IO)) == pytest.approx(1 / 3)
+    assert await SandboxTests(tools, max_tests=1).score(item("print(3)", IO)) == 1.0
+
+
+async def test_the_reward_service_may_call_the_sandbox(tmp_path: Path) -> None:
+    cluster = Cluster(tmp_path, {})
+    try:
+        cluster.start(1)
+        async with cluster.caller("reward") as client:
+            assert await SandboxTests(client).score(item(SUM, IO)) == 1.0
+    finally:
+        cluster.close()

@@ -1,0 +1,224 @@
+"""Scores of choices, short answers and JSON; programs' tests; the choice of a scorer."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import sys
+from typing import Any
+
+import pytest
+
+from tailrace.scorers import (
+    NoTruthError,
+    UnknownSourceError,
+    em,
+    f1,
+    json_schema,
+    mcq,
+    scorer_for,
+    texts,
+    truth_of,
+)
+from tailrace.scorers.code import ProgramTest, program_of, program_tests
+from tailrace.scorers.registry import SCORERS, score
+from tailrace_protos.chat import ChatMessage
+from tailrace_protos.episode import EnvTask
+
+CHOICES = {"choices": ["Berlin", "Paris", "Rome", "Oslo"]}
+
+
+@pytest.mark.parametrize(
+    ("reply", "score"),
+    [
+        ("B", 1.0),
+        ("b", 1.0),
+        (r"\boxed{B}", 1.0),
+        (r"\boxed{\text{(B)}}", 1.0),
+        ("The answer is (B) because A is not.", 1.0),
+        ("Answer: B. Paris", 1.0),
+        ("The answer is Paris.", 1.0),
+        ("I take option (B)", 1.0),
+        ("It is not A.\nB", 1.0),
+        ("The answer is A or B", 0.0),
+        ("A, B, C, D", 0.0),
+        ("The answer is C.", 0.0),
+        ("A capital", 0.0),
+        ("", 0.0),
+    ],
+)
+def test_one_choice_is_read(reply: str, score: float) -> None:
+    for truth in ("B", 1, "Paris", "(B)"):
+        assert mcq(reply, truth, CHOICES) == score
+    assert mcq("3", "3", {"choices": {"text": ["a", "b"], "label": ["1", "3"]}}) == 1.0
+    assert mcq("B", "B") == 1.0
+
+
+def test_a_truth_that_is_no_option_is_an_error_not_a_zero() -> None:
+    with pytest.raises(ValueError, match="none of the options"):
+        mcq("B", "Madrid", CHOICES)
+
+
+def test_short_answers_are_compared_as_squad_does() -> None:
+    golds = {"target": ["The Beatles", "Beatles"]}
+    assert em("<answer>beatles!</answer>", golds) == 1.0
+    assert em("The answer is the Beatles.", golds) == 1.0
+    assert em("Beatles and others", golds) == 0.0
+    assert f1("<answer>the Beatles band</answer>", golds) == pytest.approx(2 / 3)
+    assert f1("yes", "no") == f1("", "x") == em("", "x") == 0.0
+    assert em("x", {"value": "y", "aliases": ["X"]}) == 1.0
+
+
+SCHEMA = {"type": "object", "properties": {"n": {"type": "integer"}}, "required": ["n"]}
+
+
+@pytest.mark.parametrize(
+    ("reply", "score"),
+    [
+        ('{"n": 1}', 1.0),
+        ('Here:\n```json\n{"n": 1}\n```', 1.0),
+        ('{"n": "1"}', 0.0),
+        ("{n: 1}", 0.0),
+        ("[" * 100_000, 0.0),
+        ("", 0.0),
+    ],
+)
+def test_json_is_checked_by_its_schema(reply: str, score: float) -> None:
+    for schema in (SCHEMA, json.dumps(SCHEMA)):
+        assert json_schema(reply, None, {"json_schema": schema}) == score
+        assert json_schema(reply, schema) == score
+    assert json_schema('{"n": 2}', '{"n": 1}', {"json_schema": SCHEMA}) == 0.0
+
+
+def test_a_pattern_that_a_reply_makes_slow_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(texts, "MAX_CPU_S", 0.2)
+    schema = {"type": "string", "pattern": "^(a+)+$"}
+    assert json_schema(json.dumps("a" * 40 + "b"), schema) == 0.0
+
+
+def run(test: ProgramTest) -> bool:
+    """Runs a test as the sandbox does: source, standard input, standard output."""
+    output, given = io.StringIO(), sys.stdin
+    sys.stdin = io.StringIO(test.stdin)
+    try:
+        with contextlib.redirect_stdout(output), contextlib.suppress(Exception, SystemExit):
+            exec(compile(test.code, "program", "exec"), {"__name__": "__main__"})
+    finally:
+        sys.stdin = given
+    return test.passes(output.getvalue())
+
+
+def passes(program: str, row: dict[str, Any]) -> list[bool]:
+    return [run(test) for test in program_tests(f"```python\n{program}\n```", row, 10)]
+
+
+IO_ROW = {"tests": json.dumps({"inputs": ["1 2\n", "3 4\n"], "outputs": ["3\n", "7\n"]})}
+FUNCTION_ROW = {
+    "reward_model": {
+        "ground_truth": {"fn_name": "add", "inputs": [[1, 2], "3\n4"], "outputs": [3, "7"]}
+    }
+}
+ASSERT_ROW = {"test_list": ["assert add(1, 2) == 3", "assert add(3, 4) == 7"]}
+HUMANEVAL_ROW = {
+    "prompt": "import math\n\ndef add(a, b):\n",
+    "entry_point": "add",
+    "test": "def check(f):\n    assert f(1, 2) == 3\n",
+}
+
+
+@pytest.mark.parametrize(
+    ("row", "program", "expected"),
+    [
+        (IO_ROW, "a, b = map(int, input().split())\nprint(a + b)", [True, True]),
+        (IO_ROW, "print(3)", [True, False]),
+        (FUNCTION_ROW, "def add(a, b):\n    return a + b", [True, True]),
+        (FUNCTION_ROW, "class Solution:\n    def add(self, a, b):\n        return a + b", [True, True]),
+        (FUNCTION_ROW, "def add(a, b):\n    return 3", [True, False]),
+        (ASSERT_ROW, "def add(a, b):\n    return a + b", [True, True]),
+        (ASSERT_ROW, "def add(a, b):\n    return 3", [True, False]),
+        (HUMANEVAL_ROW, "    return a + b", [True]),
+        (HUMANEVAL_ROW, "def add(a, b):\n    return math.floor(a + b)", [True]),
+        (HUMANEVAL_ROW, "def add(a, b):\n    return 0", [False]),
+    ],
+)
+def test_programs_pass_and_fail_their_tests(
+    row: dict[str, Any], program: str, expected: list[bool]
+) -> None:
+    assert passes(program, row) == expected
+
+
+@pytest.mark.parametrize(
+    "program",
+    [
+        "raise SystemExit(0)",
+        "import sys\nsys.exit(0)",
+        "print('tailrace-result:0')\nraise SystemExit",
+        "print('\\ntailrace-result:true')\nraise SystemExit",
+        "def add(a, b):\n    raise SystemExit(0)",
+        "class Any:\n    pass\ndef add(a, b):\n    return None",
+    ],
+)
+def test_programs_cannot_pass_by_ending_early(program: str) -> None:
+    for row in (FUNCTION_ROW, ASSERT_ROW, HUMANEVAL_ROW):
+        assert not any(passes(program, row))
+
+
+def test_the_last_program_of_a_reply_counts_and_truths_stay_outside() -> None:
+    assert program_of("```python\na\n```\nor\n```py\nb\n```") == "b\n"
+    assert program_of("```json\n{}\n```") == program_of("```\nnot closed") == ""
+    assert program_of("print(1)") == "print(1)"
+    for test in program_tests("print(1)", {**FUNCTION_ROW}, 10):
+        assert "7" not in test.code
+    assert program_tests("", IO_ROW, 10) == []
+    with pytest.raises(NoTruthError, match="no true answer"):
+        program_tests("x", {"prompt": "?"}, 10)
+
+
+@pytest.mark.parametrize(
+    ("source", "name"),
+    [
+        ("openai/gsm8k", "gsm8k"),
+        ("HuggingFaceH4/MATH-500", "math"),
+        ("lighteval/MATH", "math"),
+        ("math_dapo", "math"),
+        ("HuggingFaceH4/aime_2024", "aime"),
+        ("aime25", "aime"),
+        ("allenai/ai2_arc", "mcq"),
+        ("cais/mmlu", "mcq"),
+        ("searchR1_nq", "em"),
+        ("rajpurkar/squad_v2", "f1"),
+        ("openai/openai_humaneval", "code"),
+        ("deepmind/code_contests", "code"),
+        ("json_schema", "json_schema"),
+        ("judge", "judge"),
+        ("mine-v2", "f1"),
+    ],
+)
+def test_the_scorer_of_a_data_source(source: str, name: str) -> None:
+    assert scorer_for(source, {"mine*": "f1"}) == name
+    assert scorer_for(source, {"*": "em"}) == "em"
+
+
+def test_a_source_that_nobody_knows_is_named_with_the_remedy() -> None:
+    with pytest.raises(UnknownSourceError, match=r"'poems'.*`sources`.*gsm8k, aime"):
+        scorer_for("poems", {})
+    with pytest.raises(UnknownSourceError, match="no data_source"):
+        scorer_for("", {})
+
+
+def test_truths_stand_where_published_rows_have_them() -> None:
+    assert truth_of({"reward_model": {"ground_truth": 1}, "answer": 2}) == 1
+    assert truth_of({"answer": 2, "solution": 3}) == 2
+    with pytest.raises(NoTruthError, match=r"keys prompt"):
+        truth_of({"prompt": "?"})
+
+
+def test_a_scorer_scores_the_last_reply_of_an_episode() -> None:
+    messages = [ChatMessage("assistant", "5"), ChatMessage("user", "?"), ChatMessage("assistant", "B")]
+    row = {"answer": "B", **CHOICES}
+    assert score(EnvTask("t", 0, 0, row), messages, {}, scorer="mcq") == 1.0
+    row = {"json_schema": {"const": 4}}
+    messages.append(ChatMessage("assistant", "<think>5</think>4"))
+    assert score(EnvTask("t", 0, 0, row), messages, {}, scorer="json_schema") == 1.0
+    assert {name for name, spec in SCORERS.items() if spec.function is None} == {"code", "judge"}

@@ -1,0 +1,118 @@
+"""Failures and hints in the live view, in plain output, in the final table and in the report."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+from pathlib import Path
+
+import msgspec
+import pytest
+from rich.console import Console
+
+from tailrace.config import Endpoints
+from tailrace_cli.cluster.supervisor import Supervisor
+from tailrace_cli.live_view import ProgressView, RunFailedError, Watch
+from tailrace_cli.report import write_report
+from tailrace_cli.summary import read_health, summary_rows
+from tailrace_protos.control import RunStatus
+from tailrace_protos.episode import Outcome
+from tailrace_protos.event import Event, EventBody, HintChanged, RunFailed, RunStarted
+from tests.unit.tailrace_scheduler.simulation import made_settlement
+
+FAILED = RunFailed("failed_groups", 0, "20 groups in a row ended without a valid episode", "agents")
+
+
+def status(**values: object) -> RunStatus:
+    numbers = {"step": 1, "max_steps": 9, "policy_version": 1, "num_episodes_running": 4}
+    none = dict.fromkeys(
+        ("reward_mean", "success_rate", "eval_success_rate", "staleness_mean", "tokens_per_s", "eta_s")
+    )
+    counts = {"num_groups_running": 1, "num_groups_ready": 0, "num_servers": 1, "elapsed_s": 1.0}
+    return msgspec.convert(
+        {"type": "run_status", "phase": "training", **numbers, **counts, **none, **values}, RunStatus
+    )
+
+
+def shown(*statuses: RunStatus, terminal: bool = False) -> str:
+    output = io.StringIO()
+    console = Console(file=output, force_terminal=terminal, width=120)
+    with ProgressView(console, "lake") as view:
+        for one in statuses:
+            view.update(one)
+    return output.getvalue()
+
+
+def test_plain_output_names_the_newest_failure_ever_more_rarely_and_a_hint_once() -> None:
+    failing = [
+        status(num_failures=n, newest_failure=f"env.step raised KeyError: {n}", hints=(f"{n} s: slow",))
+        for n in range(9)
+    ]
+    lines = shown(*failing).splitlines()
+    found = [line for line in lines if line.startswith("failed episodes:")]
+    assert [line.partition(";")[0] for line in found] == [f"failed episodes: {n}" for n in (1, 2, 4, 8)]
+    assert found[-1].endswith("env.step raised KeyError: 8")
+    assert sum("slow" in line for line in lines) == 1
+
+
+def test_the_live_view_shows_failures_and_hints() -> None:
+    text = shown(
+        status(num_failures=3, newest_failure="reward: no route", hints=("raise group_size",)),
+        terminal=True,
+    )
+    assert "failed episodes: 3; the newest: reward: no route" in text
+    assert "hint: raise group_size" in text
+
+
+def write_events(run_dir: Path, *bodies: EventBody) -> None:
+    events = (Event(f"{n}-0", float(n), "test", body) for n, body in enumerate(bodies))
+    lines = [msgspec.json.encode(event) + b"\n" for event in events]
+    (run_dir / "events.jsonl").write_bytes(b"".join(lines) + b'{"torn')
+
+
+def failures(reason: str, num: int, outcome: Outcome = Outcome.INFRA_FAILURE) -> list[EventBody]:
+    settled = made_settlement("t1", 0, outcome)
+    return [msgspec.structs.replace(settled, reason=f"{reason} {n}") for n in range(num)]
+
+
+def test_the_table_and_the_report_list_the_commonest_failures_hints_and_the_end(tmp_path: Path) -> None:
+    hint = HintChanged("equal_groups", True, "90% of the groups have equal rewards", 7)
+    few = failures("judge <gone>", 2)
+    write_events(tmp_path, *failures("env.step raised", 5), *few, hint, hint, FAILED)
+    lines = summary_rows([], read_health(tmp_path))
+    assert ("5 failures", "env.step raised 4") in lines
+    assert ("2 failures", "judge <gone> 1") in lines
+    assert ("the newest failure", "judge <gone> 1") in lines
+    assert lines.count(("hint", hint.text)) == 1
+    assert ("the run failed", FAILED.reason) in lines
+    page = write_report(tmp_path, "lake", tmp_path).read_text()
+    assert all(text in page for text in ("env.step raised 4", "judge &lt;gone&gt; 1", FAILED.reason))
+
+
+def test_a_run_that_goes_on_after_its_failure_has_not_failed(tmp_path: Path) -> None:
+    write_events(tmp_path, FAILED, RunStarted("lake", ""))
+    assert read_health(tmp_path).failed == ""
+
+
+async def test_the_end_of_a_failed_run_carries_reason_and_log(
+    endpoints: Endpoints, tmp_path: Path, run_name: str
+) -> None:
+    (tmp_path / "agents-0.log").write_text('{"event": "episode failed", "level": "warning"}\n')
+    watch = Watch(_supervisor(tmp_path), lambda status: None, tmp_path, 0.0)
+    await watch.on_status(status(phase="failed", failed=FAILED))
+    with pytest.raises(RunFailedError, match="20 groups in a row") as caught:
+        await watch.follow(endpoints, run_name, asyncio.Event())
+    assert str(caught.value).endswith("warning episode failed")
+    assert caught.value.exit_code == 1
+
+
+async def test_a_silent_scheduler_ends_the_run(
+    endpoints: Endpoints, tmp_path: Path, run_name: str
+) -> None:
+    watch = Watch(_supervisor(tmp_path), lambda status: None, tmp_path, 0.2)
+    with pytest.raises(RunFailedError, match="the scheduler has said nothing"):
+        await watch.follow(endpoints, run_name, asyncio.Event())
+
+
+def _supervisor(folder: Path) -> Supervisor:
+    return Supervisor(folder, max_restarts=1, restart_window_s=1.0)
