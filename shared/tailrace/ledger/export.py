@@ -18,7 +18,7 @@ import hashlib
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
-from tailrace.ledger.returns import Conversation, Credit
+from tailrace.ledger.returns import Conversation, CreditedCalls
 from tailrace.ledger.row_builder import RowBuilder, has_trained_tokens
 from tailrace.ledger.tree import Call, CallTree
 from tailrace_protos.chat import ChatMessage
@@ -33,7 +33,7 @@ class Unanswered(NamedTuple):
     inserted_ids: bytes
 
 
-def export_rows(tree: CallTree, style: ExportStyle, credit: Credit) -> tuple[TokenRow, ...]:
+def export_rows(tree: CallTree, style: ExportStyle, credit: CreditedCalls) -> tuple[TokenRow, ...]:
     """Exports the rows of all conversations, each in the order of the first trained calls.
 
     `row_id` is the id of the row's last call.
@@ -41,7 +41,7 @@ def export_rows(tree: CallTree, style: ExportStyle, credit: Credit) -> tuple[Tok
     return tuple(_STYLES[style](tree, credit))
 
 
-def _credited(credit: Credit, completion_id: str) -> dict[str, Any]:
+def _credited(credit: CreditedCalls, completion_id: str) -> dict[str, Any]:
     """Arguments of a row that is credited this call's return."""
     place, has_reward = credit.conversations[completion_id]
     return {
@@ -85,7 +85,7 @@ def _turn_row(call: Call, reward: float, place: int, own: float, observed: int) 
     return row.row(reward, str(place), hashes=(observed,), first_turn=place)
 
 
-def _individual(tree: CallTree, credit: Credit) -> Iterator[TokenRow]:
+def _individual(tree: CallTree, credit: CreditedCalls) -> Iterator[TokenRow]:
     for call in tree:
         if has_trained_tokens(call.node):
             completion_id = call.node.completion_id
@@ -95,7 +95,7 @@ def _individual(tree: CallTree, credit: Credit) -> Iterator[TokenRow]:
             yield row.row(row_id=completion_id, **_credited(credit, completion_id))
 
 
-def _step(tree: CallTree, credit: Credit) -> Iterator[TokenRow]:
+def _step(tree: CallTree, credit: CreditedCalls) -> Iterator[TokenRow]:
     line = tree.find("").message_path() if len(tree) else []
     places = {call.node.completion_id: place for place, call in enumerate(line)}
     for call in tree:
@@ -120,7 +120,7 @@ def observation_hash(call: Call) -> int:
     return int.from_bytes(digest, "little", signed=True)
 
 
-def _concat(tree: CallTree, credit: Credit) -> Iterator[TokenRow]:
+def _concat(tree: CallTree, credit: CreditedCalls) -> Iterator[TokenRow]:
     order = {call.node.completion_id: index for index, call in enumerate(tree)}
     found: dict[Conversation, list[tuple[str, TokenRow]]] = {}
     for first, row in _paths(tree, credit):
@@ -129,7 +129,7 @@ def _concat(tree: CallTree, credit: Credit) -> Iterator[TokenRow]:
         yield from (row for _, row in sorted(rows, key=lambda pair: order[pair[0]]))
 
 
-def _paths(tree: CallTree, credit: Credit) -> Iterator[tuple[str, TokenRow]]:
+def _paths(tree: CallTree, credit: CreditedCalls) -> Iterator[tuple[str, TokenRow]]:
     """Yields a row for every leaf that trains something, after the id of the first call it trains."""
     trained: set[str] = set()
     for leaf in filter(tree.is_token_leaf, tree):
@@ -148,7 +148,7 @@ def _paths(tree: CallTree, credit: Credit) -> Iterator[tuple[str, TokenRow]]:
             yield first, row.row(row_id=leaf.node.completion_id, **_credited(credit, first))
 
 
-_STYLES: dict[ExportStyle, Callable[[CallTree, Credit], Iterator[TokenRow]]] = {
+_STYLES: dict[ExportStyle, Callable[[CallTree, CreditedCalls], Iterator[TokenRow]]] = {
     ExportStyle.INDIVIDUAL: _individual,
     ExportStyle.CONCAT: _concat,
     ExportStyle.STEP: _step,

@@ -32,7 +32,7 @@ class Conversation(NamedTuple):
     has_reward: bool  # any of its calls was given one, even 0
 
 
-class Credit(NamedTuple):
+class CreditedCalls(NamedTuple):
     """Values by completion id. `rewards`: each call's own, with the episode's at the last call."""
 
     rewards: Mapping[str, float]
@@ -40,7 +40,9 @@ class Credit(NamedTuple):
     conversations: Mapping[str, Conversation]
 
 
-def credit(tree: CallTree, turn_discount: float, reward: float | None, scope: RewardScope) -> Credit:
+def credit(
+    tree: CallTree, turn_discount: float, reward: float | None, scope: RewardScope
+) -> CreditedCalls:
     """Credits all calls; `reward` is the episode's, None without one."""
     calls = list(tree)
     places = _places(calls)
@@ -66,7 +68,7 @@ def credit(tree: CallTree, turn_discount: float, reward: float | None, scope: Re
         name: Conversation(min(joined) if place in joined else place, place in given | joined)
         for name, place in places.items()
     }
-    return Credit(rewards, values, found)
+    return CreditedCalls(rewards, values, found)
 
 
 def _places(calls: Sequence[Call]) -> dict[str, int]:
