@@ -16,6 +16,7 @@ import sys
 import tempfile
 import time
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -62,10 +63,11 @@ class Recipe:
     warm_start_episodes: int = 32
     warm_start_learning_rate: float = 3e-3
     warm_start_weight_decay: float = 0.01
-    random_moves: float = 0.5
+    random_moves: float = 0.05
     eval_steps: int = 25
-    eval_episodes: int = 1024  # of the first and the last evaluation
-    eval_interim_episodes: int = 1024  # of those between
+    eval_tasks: int = 247  # of the first and the last evaluation
+    eval_interim_tasks: int = 128  # of those between
+    eval_group_size: int = 2  # sampled episodes of a task; a greedy one is played beside
     micro_tokens: int = 6144
     stop_at: float = 2.0  # success rate at which to stop early
 
@@ -91,7 +93,7 @@ class Loop:
             self.renderer, vocab_size = _load_renderer(Path(directory))
         self.model = build_model(vocab_size, seed)
         num_train = recipe.groups_per_step * recipe.group_size
-        rows = max(num_train, recipe.eval_episodes, recipe.eval_interim_episodes)
+        rows = max(num_train, recipe.eval_tasks * recipe.eval_group_size)
         self.sampler = KvSampler(self.model, rows, MAX_SLOTS)
         self.next_seed = seed * 1_000_003
         self.train_success: list[float] = []
@@ -103,7 +105,7 @@ class Loop:
         begin = time.perf_counter()
         warm_loss = self.warm_start()
         warm_start_s = time.perf_counter() - begin
-        self._evaluate(0, recipe.eval_episodes, 0.0, 0.0)
+        self._evaluate(0, recipe.eval_tasks, 0.0, 0.0)
         rl_s = eval_s = 0.0
         optimizer = self._optimizer(recipe.learning_rate, recipe.weight_decay)
         weights = deque([snapshot(self.model)], maxlen=recipe.lag + 1)
@@ -114,8 +116,8 @@ class Loop:
             rl_s += time.perf_counter() - begin
             is_last = step == recipe.max_steps
             if is_last or (recipe.eval_steps and step % recipe.eval_steps == 0):
-                num_episodes = recipe.eval_episodes if is_last else recipe.eval_interim_episodes
-                eval_s += self._evaluate(step, num_episodes, rl_s, eval_s)
+                num_tasks = recipe.eval_tasks if is_last else recipe.eval_interim_tasks
+                eval_s += self._evaluate(step, num_tasks, rl_s, eval_s)
                 if self.curve[-1]["success_rate"] >= recipe.stop_at:
                     break
         return {
@@ -123,10 +125,12 @@ class Loop:
             "warm_start_s": warm_start_s,
             "warm_start_loss": warm_loss,
             "warm_start_success": self.curve[0]["success_rate"],
+            "warm_start_greedy": self.curve[0]["greedy_success_rate"],
             "rl_s": rl_s,
             "eval_s": eval_s,
             "num_sampled_tokens": num_tokens,
             "success_rate": self.curve[-1]["success_rate"],
+            "greedy_success_rate": self.curve[-1]["greedy_success_rate"],
             **self._time_to(0.8),
             "curve": self.curve,
         }
@@ -234,16 +238,18 @@ class Loop:
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
 
-    def _evaluate(self, step: int, num_episodes: int, rl_s: float, eval_s: float) -> float:
+    def _evaluate(self, step: int, num_tasks: int, rl_s: float, eval_s: float) -> float:
         """Append a point to the curve, `eval_s` being that of earlier ones; the seconds it took."""
         begin = time.perf_counter()
         self.sampler.load(snapshot(self.model))
-        held_out = {"split": "held_out"}
-        episodes = play_episodes(self.sampler, self.renderer, held_out, range(num_episodes))
+        tasks = [seed for seed in range(num_tasks) for _ in range(self.recipe.eval_group_size)]
+        success_rate = self._held_out_success(tasks, greedy=False)
+        greedy_success_rate = self._held_out_success(range(num_tasks), greedy=True)
         took_s = time.perf_counter() - begin
         point = {
             "step": step,
-            "success_rate": float(np.mean([episode.success for episode in episodes])),
+            "success_rate": success_rate,
+            "greedy_success_rate": greedy_success_rate,
             "train_success_rate": float(np.mean(self.train_success)) if step else 0.0,
             "rl_s": rl_s,
             "eval_s": eval_s,
@@ -252,6 +258,11 @@ class Loop:
         self.curve.append(point)
         print(f"seed {self.seed} {json.dumps(point)}", file=sys.stderr)
         return took_s
+
+    def _held_out_success(self, seeds: Sequence[int], *, greedy: bool) -> float:
+        held_out = {"split": "held_out"}
+        episodes = play_episodes(self.sampler, self.renderer, held_out, seeds, greedy=greedy)
+        return float(np.mean([episode.success for episode in episodes]))
 
 
 def _load_renderer(directory: Path) -> tuple[Renderer, int]:

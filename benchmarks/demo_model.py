@@ -56,9 +56,10 @@ class KvSampler:
         """Use the weights of a `snapshot`."""
         self._top, *self._layers = weights
 
-    def start(self, num_rows: int) -> None:
-        """Forget everything and begin `num_rows` empty rows."""
+    def start(self, num_rows: int, *, greedy: bool = False) -> None:
+        """Forget everything and begin `num_rows` empty rows; `greedy`: take the likeliest tokens."""
         self.num_rows = num_rows
+        self._greedy = greedy
         self._used = 0
         self._valid[:] = False
         self._lengths = torch.zeros(num_rows, dtype=torch.long)
@@ -74,12 +75,12 @@ class KvSampler:
 
     @torch.no_grad()
     def extend(self, token_ids: Tensor, present: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        """Append [rows, t] ids, sample one token after the last: ids [rows], log-probabilities [rows].
+        """Append [rows, t] ids, choose one token after the last: ids [rows], log-probabilities [rows].
 
         `present` [rows, t] is False at gaps; None: there are none. The last column is always present.
         """
         logprobs = functional.log_softmax(self._forward(token_ids, present), dim=-1)
-        noise = torch.empty_like(logprobs).exponential_()
+        noise = torch.ones_like(logprobs) if self._greedy else torch.empty_like(logprobs).exponential_()
         sampled = (logprobs - noise.log()).argmax(-1)
         return sampled, logprobs.gather(1, sampled[:, None])[:, 0]
 

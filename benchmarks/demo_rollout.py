@@ -72,12 +72,17 @@ class Row:
 
 
 def play_episodes(
-    sampler: KvSampler, renderer: Renderer, env_config: Mapping[str, object], seeds: Sequence[int]
+    sampler: KvSampler,
+    renderer: Renderer,
+    env_config: Mapping[str, object],
+    seeds: Sequence[int],
+    *,
+    greedy: bool = False,
 ) -> list[Episode]:
     """Play one episode per seed, all at once."""
     rows = [Row(renderer, env_config, seed) for seed in seeds]
     episodes = [row.episode for row in rows]
-    sampler.start(len(rows))
+    sampler.start(len(rows), greedy=greedy)
     while rows:
         first, first_logprobs = sampler.extend(*_padded([row.pending for row in rows]))
         second, second_logprobs = sampler.extend(first[:, None])

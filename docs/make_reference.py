@@ -22,7 +22,7 @@ INTRODUCTION = """# Reference of all keys
 
 An experiment file has the keys of the run at the top level and one section for each service. Every
 service reads the keys of the run that it needs and its own section. Unknown keys are errors that name the
-closest key. `tailrace validate FILE` prints an experiment with all defaults. In the names below, `*`
+closest key. `tailrace validate --print FILE` prints an experiment with all defaults. In the names below, `*`
 stands for any name or list item.
 """
 OTHER_NAMES = """## Other names of keys

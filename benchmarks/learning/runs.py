@@ -14,43 +14,46 @@ from benchmarks.learning.recipes import Recipe
 from benchmarks.results import Cell, commit_of, machine
 
 ROOT = Path(__file__).parents[2]
-_KEY = "eval/success_rate"
+_SAMPLED, _GREEDY = "eval/success_rate", "eval/greedy/success_rate"
+
+Curve = tuple[tuple[int, float], ...]  # (optimizer step, success)
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """A finished run: held-out success by step, and how long it took."""
+    """A finished run: held-out success by step, sampled and greedy, and how long it took."""
 
     recipe: str
     seed: int
-    curve: tuple[tuple[int, float], ...]
+    curve: Curve
+    greedy: Curve
+    baselines: dict[str, float]  # success of simple players on the same tasks
     total_s: float  # from the start of the cluster to the last evaluation
     training_s: float  # of it, from the first to the last step's evaluation
     measured_at: str
     cpu: Cell
-    commit: str = ""  # of the code; empty: rows did not say it then
-
-    @property
-    def start(self) -> float:
-        """Success before reinforcement learning."""
-        return self.curve[0][1]
+    commit: str = ""  # of the code
 
     @property
     def end(self) -> float:
-        """Success after the last step."""
+        """Sampled success after the last step."""
         return self.curve[-1][1]
+
+    @property
+    def best_baseline(self) -> float:
+        """Success of the best simple player."""
+        return max(self.baselines.values(), default=0.0)
 
     def cells(self) -> dict[str, Cell]:
         """As a row of the results."""
-        points = " ".join(f"{step}:{success:.4f}" for step, success in self.curve)
         return {
             "recipe": self.recipe,
             "seed": self.seed,
-            "start": self.start,
-            "end": self.end,
             "training_s": self.training_s,
             "total_s": self.total_s,
-            "curve": points,
+            "curve": _text_of(self.curve),
+            "greedy": _text_of(self.greedy),
+            "baselines": "; ".join(f"{name}:{value:.4f}" for name, value in self.baselines.items()),
             "measured_at": self.measured_at,
             "cpu": self.cpu,
             "commit": self.commit,
@@ -59,17 +62,28 @@ class Outcome:
     @classmethod
     def of_cells(cls, cells: dict[str, Any]) -> Outcome:
         """From a row of the results."""
-        points = (point.split(":") for point in cells["curve"].split())
+        baselines = (one.rsplit(":", 1) for one in filter(None, cells["baselines"].split("; ")))
         return cls(
             cells["recipe"],
             cells["seed"],
-            tuple((int(step), float(success)) for step, success in points),
+            _curve_of(cells["curve"]),
+            _curve_of(cells["greedy"]),
+            {name: float(value) for name, value in baselines},
             cells["total_s"],
             cells["training_s"],
             cells["measured_at"],
             cells["cpu"],
             cells.get("commit", ""),
         )
+
+
+def _text_of(curve: Curve) -> str:
+    return " ".join(f"{step}:{success:.4f}" for step, success in curve)
+
+
+def _curve_of(text: str) -> Curve:
+    points = (point.split(":") for point in text.split())
+    return tuple((int(step), float(success)) for step, success in points)
 
 
 def run(recipe: Recipe, seed: int, output_dir: Path) -> Outcome:
@@ -80,11 +94,15 @@ def run(recipe: Recipe, seed: int, output_dir: Path) -> Outcome:
     subprocess.run(argv, cwd=ROOT, stdout=sys.stderr, check=True)
     lines = (output_dir / name / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
     rows = [json.loads(line) for line in lines]
-    evaluated = [row for row in rows if row.get(_KEY) is not None]
+    evaluated = [row for row in rows if row.get(_SAMPLED) is not None]
+    path = output_dir / name / "baselines.json"  # not there for an environment without simple players
+    found = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {"": {}}
     return Outcome(
         recipe.name,
         seed,
-        tuple((row["step"], row[_KEY]) for row in evaluated),
+        tuple((row["step"], row[_SAMPLED]) for row in evaluated),
+        tuple((row["step"], row[_GREEDY]) for row in evaluated),
+        next(iter(found.values())),
         rows[-1]["time_s"],
         evaluated[-1]["time_s"] - evaluated[0]["time_s"],
         datetime.now(UTC).isoformat(timespec="seconds"),

@@ -133,3 +133,4 @@ class RunStatus(Message, frozen=True, tag="run_status"):
     hints: tuple[str, ...] = ()  # that hold now
     progress_unix_s: float = 0.0  # of the newest valid episode, step or evaluation
     failed: RunFailed | None = None  # with phase `failed`
+    eval_greedy_success_rate: float | None = None  # at temperature 0; null without `eval_greedy`

@@ -37,6 +37,7 @@ class EnvTask(msgspec.Struct, frozen=True, omit_defaults=True):
     seed: int
     ordinal: int = -1  # number of the task in its tag's data order, from 0
     row: dict[str, Any] = {}
+    greedy: bool = False  # play at temperature 0
 
 
 class EpisodeTask(Message, frozen=True, tag="episode_task"):

@@ -146,7 +146,7 @@ class TagEvaluation(msgspec.Struct, frozen=True):
 
 
 class EvaluationFinished(msgspec.Struct, frozen=True, tag="evaluation_finished"):
-    """The evaluation's result over its valid episodes."""
+    """The evaluation's result over its valid episodes, the greedy ones apart."""
 
     evaluation_id: str
     step: int
@@ -155,6 +155,8 @@ class EvaluationFinished(msgspec.Struct, frozen=True, tag="evaluation_finished")
     num_valid: int
     num_episodes: int
     tags: dict[str, TagEvaluation] = {}  # of the tags that were played
+    greedy: TagEvaluation | None = None  # of the greedy episodes, which the means above leave out
+    greedy_tags: dict[str, TagEvaluation] = {}
 
 
 class ServerQuarantined(msgspec.Struct, frozen=True, tag="server_quarantined"):

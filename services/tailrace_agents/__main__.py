@@ -122,11 +122,12 @@ class _Worker:
         service = self._service
         self._tools = tools = ToolClient(service.bus, service.run.exp_name, redis=redis)
         workflow = None
-        if self._config.workflow is not None:
+        if self._runner is not None:
             blobs = Blobs(redis, service.run.exp_name)
             self._sessions = GatewaySessions(service.bus, service.run.exp_name, blobs)
-            desk = StoredDesk(OutsideEpisodes(redis, service.run.exp_name))
-            workflow = WorkflowStage(self._runner or desk, self._sessions)
+            if isinstance(self._runner, StoredDesk):
+                self._runner.connect(OutsideEpisodes(redis, service.run.exp_name))
+            workflow = WorkflowStage(self._runner, self._sessions)
         try:
             model = TokenModel(renderer, policy)
             return self._factory.players(model, tools, service.draining.is_set, workflow)

@@ -16,6 +16,7 @@ from tailrace_cli.commands.explain import explain as explain_key
 from tailrace_cli.commands.import_config import import_config as convert_config
 from tailrace_cli.commands.import_config import write as write_config
 from tailrace_cli.commands.tools import app as tools_app
+from tailrace_cli.commands.validate import print_resolved
 from tailrace_cli.commands.validate import validate as validate_experiment
 from tailrace_cli.experiment import Experiment, load, locate
 from tailrace_cli.validation import check_experiment
@@ -48,14 +49,12 @@ def _experiment(
     config_path: str | None,
     config_name: str | None,
 ) -> Experiment:
-    """Load and cross-check; with `--config_path` or `--config_name` all arguments are overrides."""
+    """Load; with `--config_path` or `--config_name` all arguments are overrides."""
     given = list(overrides or [])
     if (config_path or config_name) and experiment is not None:
         given.insert(0, experiment)
         experiment = None
-    loaded = load(locate(experiment, config_path, config_name), given)
-    check_experiment(loaded)
-    return loaded
+    return load(locate(experiment, config_path, config_name), given)
 
 
 def _with_workflow(overrides: list[str] | None, workflow: str) -> list[str]:
@@ -106,6 +105,7 @@ def evaluate(
     from tailrace_cli.commands import train as train_command
 
     first = _experiment(experiment, overrides, config_path, config_name)
+    check_experiment(first)
     evaluation = train_command.evaluation_of(first, checkpoint)
     attachment = _attachment(attach, overwrite=True)
     raise typer.Exit(train_command.evaluate(evaluation, console, attachment=attachment))
@@ -122,7 +122,7 @@ def up(
 ) -> None:
     """Start the local cluster and keep it up until Ctrl-C."""
     loaded = _experiment(experiment, overrides, config_path, config_name)
-    prepare_run_dir(loaded, overwrite=overwrite)
+    prepare_run_dir(loaded, console, overwrite=overwrite)
     keep_up(loaded, console, _attachment(attach, overwrite))
 
 
@@ -130,11 +130,25 @@ def up(
 def validate(
     experiment: ExperimentArgument = None,
     overrides: Overrides = None,
+    fast: Annotated[bool, typer.Option("--fast", help="Check keys and values alone.")] = False,
+    show: Annotated[
+        bool, typer.Option("--print", help="Print the experiment with every default first.")
+    ] = False,
+    elsewhere: Annotated[
+        bool,
+        typer.Option("--elsewhere", help="The run will be on another machine: skip devices, memory."),
+    ] = False,
     config_path: ConfigPath = None,
     config_name: ConfigName = None,
 ) -> None:
-    """Check an experiment without starting anything, and print what it resolves to."""
-    validate_experiment(_experiment(experiment, overrides, config_path, config_name), console)
+    """Load what an experiment names, compare sizes, and print problems; starts no service.
+
+    Modules, environments, data (first rows), tokenizer, chat template, devices, lengths, memory.
+    """
+    loaded = _experiment(experiment, overrides, config_path, config_name)
+    if show:
+        print_resolved(loaded, console)
+    validate_experiment(loaded, console, fast=fast, on_machine=not elsewhere)
 
 
 @app.command()
@@ -163,6 +177,7 @@ def episode(
     from tailrace_cli.commands.episode import play_in_terminal  # loads torch: seconds
 
     loaded = _experiment(experiment, overrides, config_path, config_name)
+    check_experiment(loaded)
     play_in_terminal(
         loaded,
         console,
@@ -229,6 +244,7 @@ def export(
     from tailrace_cli.commands.export import export as export_model  # loads torch: seconds
 
     loaded = _experiment(experiment, overrides, config_path, config_name)
+    check_experiment(loaded)
     export_model(loaded, to, console, checkpoint=checkpoint, dtype=dtype)
 
 

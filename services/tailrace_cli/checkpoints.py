@@ -2,11 +2,10 @@
 
 from pathlib import Path
 
+from tailrace.chat.model_files import read_model_card
 from tailrace.config import ConfigError
 from tailrace_cli.experiment import Experiment
 from tailrace_protos.weights import ModelCard
-
-TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja")
 
 
 def newest_checkpoint(run_dir: Path) -> Path:
@@ -22,9 +21,7 @@ def model_card(folder: Path) -> ModelCard:
     for name in ("config.json", "tokenizer.json"):
         if not (folder / name).is_file():
             raise ConfigError(f"{folder} is no model directory: it holds no {name}")
-    present = (name for name in TOKENIZER_FILES if (folder / name).is_file())
-    files = {name: (folder / name).read_bytes() for name in present}
-    return ModelCard((folder / "config.json").read_bytes(), files)
+    return read_model_card(folder)
 
 
 def model_folder(experiment: Experiment, checkpoint: str) -> Path:

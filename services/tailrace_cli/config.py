@@ -66,6 +66,10 @@ class ClusterConfig(Config, frozen=True, kw_only=True):
     min_free_disk_bytes: int = 256 * 1024 * 1024
     """The run does not start with less free space than this under its run directory."""
 
+    check_timeout_s: float = 60.0
+    """Time limit of loading one thing that the experiment names (a module, an environment, a data set,
+    the model's configuration) in the checks before a run."""
+
     drain_s: float = 10.0
     """Time for services to finish or return their work before they are killed."""
 
@@ -90,8 +94,9 @@ class ClusterConfig(Config, frozen=True, kw_only=True):
         for key in ("num_gateways", "num_sandboxes", *_NOT_NEGATIVE):
             if (getattr(self, key) or 0) < 0:
                 raise ValueError(f"cluster.{key} must not be negative")
-        if not self.restart_window_s > 0:
-            raise ValueError("cluster.restart_window_s must be positive")
+        for key in ("restart_window_s", "check_timeout_s"):
+            if not getattr(self, key) > 0:
+                raise ValueError(f"cluster.{key} must be positive")
         self._check_gpus()
         self._check_environment()
         for key in ("nats_port", "redis_port"):

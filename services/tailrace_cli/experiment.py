@@ -4,7 +4,10 @@ Hydra composes (defaults lists, groups, `key=value`); strict Structs decide what
 Hydra lets through and no Struct knows is an error naming the key, the file and the closest key.
 """
 
-from collections.abc import Sequence
+import signal
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, get_type_hints
@@ -90,8 +93,31 @@ def locate(experiment: str | None, config_path: str | None, config_name: str | N
 def load(path: Path, overrides: Sequence[str] = ()) -> Experiment:
     """Compose, decode and cross-check the experiment at `path`; raises `ConfigError`."""
     source = str(path) if not overrides else f"{path} with {' '.join(overrides)}"
-    with importable_from(path.parent):
-        return replace(decode(_compose(path, overrides), source), folder=path.parent)
+    content = _compose(path, overrides)
+    section = content.get("cluster")
+    limit_s = section.get("check_timeout_s") if isinstance(section, dict) else None
+    with importable_from(path.parent), _time_limit(limit_s or ClusterConfig().check_timeout_s):
+        return replace(decode(content, source), folder=path.parent)
+
+
+@contextmanager
+def _time_limit(limit_s: object) -> Iterator[None]:
+    """Raises `TimeoutError` in the body after `limit_s`: modules of the user's algorithms may hang."""
+    is_limited = isinstance(limit_s, int | float) and limit_s > 0
+    if not is_limited or threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def expire(_number: int, _frame: object) -> None:
+        raise TimeoutError(f"it took more than {limit_s} s (cluster.check_timeout_s)")
+
+    before = signal.signal(signal.SIGALRM, expire)
+    signal.setitimer(signal.ITIMER_REAL, float(str(limit_s)))
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
 
 
 def decode(content: dict[str, Any], source: str) -> Experiment:

@@ -34,7 +34,7 @@ class ProgressView:
         self._num_failures_shown = 0
         self._hints_shown: tuple[str, ...] = ()
         self._has_failed = False
-        self._last_line: tuple[str, int, float | None] | None = None
+        self._last_line: tuple[str, int, tuple[float | None, float | None]] | None = None
         self._live = (
             Live(Text(f"{title}: starting"), console=console, refresh_per_second=4)
             if is_live and console.is_terminal
@@ -56,7 +56,8 @@ class ProgressView:
             self._live.update(self._panel(status))
             return
         self.tell_health(status)
-        key = (status.phase, status.step - status.step % 10, status.eval_success_rate)
+        evaluated = (status.eval_success_rate, status.eval_greedy_success_rate)
+        key = (status.phase, status.step - status.step % 10, evaluated)
         if key != self._last_line:
             self._last_line = key
             self._console.print(self._line(status), highlight=False, soft_wrap=True)
@@ -105,10 +106,15 @@ def _without_numbers(text: str) -> str:
 
 
 def _cells(status: RunStatus) -> list[tuple[str, str]]:
+    greedy = status.eval_greedy_success_rate
     return [
         ("reward", _number(status.reward_mean, "{:.3f}")),
         ("success", _number(status.success_rate, "{:.3f}")),
-        ("held-out", _number(status.eval_success_rate, "{:.3f}")),
+        (
+            "held-out" if greedy is None else "held-out sampled",
+            _number(status.eval_success_rate, "{:.3f}"),
+        ),
+        *([] if greedy is None else [("held-out greedy", f"{greedy:.3f}")]),
         ("version", str(status.policy_version)),
         ("episodes", str(status.num_episodes_running)),
         ("staleness", _number(status.staleness_mean, "{:.2f}")),

@@ -9,7 +9,15 @@ from pathlib import Path
 
 from matplotlib.figure import Figure
 
-from tailrace_cli.summary import Row, read_health, read_metrics, series, summary_rows
+from tailrace_cli.summary import (
+    NO_BASELINES,
+    Baselines,
+    Row,
+    read_health,
+    read_metrics,
+    series,
+    summary_rows,
+)
 
 
 @dataclass(frozen=True)
@@ -22,7 +30,10 @@ class Panel:
 
 _CRITIC = ("value_loss", "explained_variance")
 PANELS = (
-    Panel("Success rate: held-out evaluation, training", ("eval/success_rate", "success_rate")),
+    Panel(
+        "Success rate: held-out evaluation, sampled and greedy; training",
+        ("eval/success_rate", "eval/greedy/success_rate", "success_rate"),
+    ),
     Panel("Reward per episode", ("reward_mean", "reward_std")),
     Panel("Loss", ("loss",)),
     Panel("Entropy of the policy, nats per token", ("entropy",)),
@@ -68,12 +79,18 @@ figcaption {{ font-size: 12px; color: #666; }} img {{ max-width: 520px; }}
 """
 
 
-def write_report(run_dir: Path, title: str, renders_dir: Path) -> Path:
+def write_report(
+    run_dir: Path,
+    title: str,
+    renders_dir: Path,
+    baselines: Baselines = NO_BASELINES,
+    temperature: float = 1.0,
+) -> Path:
     """Write `<run_dir>/report.html` from the run's metrics and renders; returns its path."""
     rows = read_metrics(run_dir)
     summary = "".join(
         f"<tr><td>{html.escape(name)}</td><td>{html.escape(value)}</td></tr>"
-        for name, value in summary_rows(rows, read_health(run_dir))
+        for name, value in summary_rows(rows, read_health(run_dir), baselines, temperature)
     )
     pictures = ((panel, draw(panel, rows)) for panel in PANELS)
     curves = "".join(

@@ -2,7 +2,7 @@
 
 import json
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -15,6 +15,9 @@ from tailrace_protos.event import EpisodeSettled, Event, HintChanged, RunFailed,
 from tailrace_scheduler.core.run_health import alike_text
 
 Row = dict[str, float | int | str | None]
+Baselines = Mapping[str, Mapping[str, float]]  # success by tag and player
+NO_BASELINES: Baselines = {}
+GREEDY = "greedy"
 
 
 def read_metrics(run_dir: Path) -> list[Row]:
@@ -110,12 +113,22 @@ def read_health(run_dir: Path) -> Health:
 NO_HEALTH = Health()
 
 
-def summary_rows(rows: Sequence[Row], health: Health = NO_HEALTH) -> list[Line]:
-    """Name and value of everything worth a line, from the run's metrics and its health."""
+def summary_rows(
+    rows: Sequence[Row],
+    health: Health = NO_HEALTH,
+    baselines: Baselines = NO_BASELINES,
+    temperature: float = 1.0,
+) -> list[Line]:
+    """Name and value of everything worth a line, from the run's metrics and its health.
+
+    `temperature` is that of the evaluation; `baselines` are those of `measure_baselines`.
+    """
     num_steps = str(rows[-1]["step"]) if rows else "0"
     return [
         ("optimizer steps", num_steps),
-        *_success(rows),
+        *_success(rows, "eval/success_rate", sampling_name(temperature)),
+        *_success(rows, "eval/greedy/success_rate", GREEDY),
+        *_baselines(baselines),
         *_last_values(rows),
         *_rate(rows),
         *_staleness(rows),
@@ -136,11 +149,22 @@ def _health(health: Health) -> Iterator[Line]:
         yield "the run failed", health.failed
 
 
-def _success(rows: Sequence[Row]) -> Iterator[Line]:
-    steps, success = series(rows, "eval/success_rate")
-    if success:
-        yield f"held-out success, step {steps[0]}", f"{success[0]:.3f}"
-        yield f"held-out success, step {steps[-1]}", f"{success[-1]:.3f}"
+def sampling_name(temperature: float) -> str:
+    """Name of the replies of an evaluation."""
+    return f"sampled at temperature {temperature:g}" if temperature else GREEDY
+
+
+def _success(rows: Sequence[Row], key: str, how: str) -> Iterator[Line]:
+    steps, success = series(rows, key)
+    for at in sorted({0, len(steps) - 1}) if steps else ():
+        yield f"held-out success, {how}, step {steps[at]}", f"{success[at]:.3f}"
+
+
+def _baselines(baselines: Baselines) -> Iterator[Line]:
+    for tag, found in baselines.items():
+        of_tag = f" ({tag})" if len(baselines) > 1 else ""
+        for name, success in found.items():
+            yield f"held-out success of a simple player: {name}{of_tag}", f"{success:.3f}"
 
 
 def _last_values(rows: Sequence[Row]) -> Iterator[Line]:
@@ -177,9 +201,9 @@ def _waits(rows: Sequence[Row]) -> Iterator[Line]:
             yield f"waiting for {key.removeprefix('idle/')}", f"{seconds:.1f} s"
 
 
-def summary_table(title: str, rows: Sequence[Row], health: Health = NO_HEALTH) -> Table:
-    """The rows as a table for the terminal."""
+def summary_table(title: str, lines: Sequence[Line]) -> Table:
+    """The lines of `summary_rows` as a table for the terminal."""
     table = Table(title=title, show_header=False)
-    for name, value in summary_rows(rows, health):
+    for name, value in lines:
         table.add_row(escape(name), escape(value))
     return table

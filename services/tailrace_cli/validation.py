@@ -4,24 +4,30 @@ from collections.abc import Callable
 from pathlib import Path
 
 from tailrace.chat import check_parser_names
+from tailrace.chat.model_files import model_folder
 from tailrace.config import ConfigError, InvalidConfigError
 from tailrace_agents.config import check_with_run as check_agents
-from tailrace_cli.experiment import Experiment
+from tailrace_cli.experiment import Experiment, count_gateways
 from tailrace_envs import check_env_config
 from tailrace_learner.config import check_with_run
 from tailrace_scheduler.core.capacity import check_capacity
 
 
 def check_experiment(experiment: Experiment) -> None:
-    """Raises `InvalidConfigError` for an experiment that could not run, with all problems."""
+    """Raises `InvalidConfigError` if sections contradict each other; loads nothing."""
+    if problems := problems_of(experiment):
+        raise InvalidConfigError(experiment.source, problems)
+
+
+def problems_of(experiment: Experiment) -> list[str]:
+    """All contradictions between sections, a line for each."""
     problems: list[str] = []
     for check in _CHECKS:
         try:
             check(experiment)
         except ValueError as error:
             problems.append(str(error).removeprefix(f"{experiment.source}: "))
-    if problems:
-        raise InvalidConfigError(experiment.source, problems)
+    return problems
 
 
 def _check_tags(experiment: Experiment) -> None:
@@ -67,6 +73,19 @@ def _check_gateways(experiment: Experiment) -> None:
         )
 
 
+def _check_transports(experiment: Experiment) -> None:
+    offered = experiment.inference.transports
+    callers = {"agents": experiment.agents.transport}
+    if count_gateways(experiment):
+        callers["gateway"] = experiment.gateway.transport
+    for service, transport in callers.items():
+        if transport not in offered:
+            raise ConfigError(
+                f"{experiment.source}: {service}.transport: {transport} is not one of "
+                f"inference.transports ({', '.join(offered)}): add it there"
+            )
+
+
 def _check_gpus(experiment: Experiment) -> None:
     gpus, ranks = experiment.cluster.learner_gpus, experiment.learner.strategy_args.num_ranks
     if gpus and len(gpus) != ranks:
@@ -77,13 +96,18 @@ def _check_gpus(experiment: Experiment) -> None:
 
 
 def _check_model(experiment: Experiment) -> None:
-    pretrain = experiment.run.pretrain
-    looks_local = pretrain.startswith((".", "/", "~")) or pretrain.count("/") > 1
-    if pretrain and looks_local and not (Path(pretrain).expanduser() / "config.json").is_file():
-        raise ConfigError(
-            f"{experiment.source}: pretrain: {pretrain} is no model directory (it holds no "
-            "config.json): correct the path, or name a model of the hub as owner/name"
-        )
+    pretrain, learner = experiment.run.pretrain, experiment.learner
+    named = {
+        "pretrain": pretrain,
+        "learner.reference.pretrain": learner.reference.pretrain if learner.reference else "",
+        "learner.critic.pretrain": learner.critic.pretrain if learner.critic else "",
+        "reward.reward_pretrain": experiment.reward.reward_pretrain,
+    }
+    for index, entry in enumerate(experiment.reward.rewards):
+        named[f"reward.rewards[{index}].pretrain"] = entry.pretrain
+    for key, name in named.items():
+        if name:
+            model_folder(name, key)
     if not pretrain and experiment.learner.from_scratch is None:
         raise ConfigError(
             f"{experiment.source}: neither pretrain nor learner.from_scratch is set: name a model to "
@@ -167,6 +191,7 @@ _CHECKS: tuple[Callable[[Experiment], None], ...] = (
     _check_observations,
     _check_environments,
     _check_gateways,
+    _check_transports,
     _check_gpus,
     _check_model,
     _check_resume,

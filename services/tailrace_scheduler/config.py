@@ -27,6 +27,11 @@ class SchedulerConfig(Config, frozen=True, kw_only=True):
     eval_group_size: int = 1
     """Episodes of every evaluation task."""
 
+    eval_greedy: bool = False
+    """Play every evaluation task once more at temperature 0. Its results are `eval/greedy/...` in
+    `metrics.jsonl`. A policy may succeed greedily long before it does when sampled, so that a rising
+    sampled curve alone can mean less noise and nothing learnt."""
+
     eval_interim_groups: int = 0
     """Tasks, from the start of the set, of evaluations between the first and the last one; 0: all."""
 
@@ -95,6 +100,11 @@ class SchedulerConfig(Config, frozen=True, kw_only=True):
         for key in ("group_timeout_s", "lease_ttl_s", "server_timeout_s", "reconcile_interval_s"):
             if not getattr(self, key) > 0:
                 raise ValueError(f"{key} must be positive")
+
+    @property
+    def eval_episodes_per_task(self) -> int:
+        """Episodes of an evaluation task, the greedy one included."""
+        return self.eval_group_size + self.eval_greedy
 
     @property
     def interim_groups(self) -> int:

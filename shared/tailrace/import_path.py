@@ -48,6 +48,12 @@ def load_extra(module_name: str, extra: str, key: str) -> Any:
         raise ConfigError(f"{key} needs {missing}: pip install 'tailrace[{extra}]'") from error
 
 
+def looks_like_path(name: str) -> bool:
+    """True if `name` can only be a path, not the name of a model or data set of the hub."""
+    is_marked = name.startswith((".", "/", "~")) or name.endswith("/") or "\\" in name
+    return is_marked or name.count("/") > 1
+
+
 @contextmanager
 def importable_from(folder: Path) -> Iterator[None]:
     """Lets modules in the current folder and in `folder` be imported, as the services can.
@@ -67,6 +73,11 @@ def _module(name: str, key: str) -> object:
     try:
         with foreign_code(f"{key}: importing {name!r}"):
             return importlib.import_module(name)
+    except SystemExit as error:
+        raise ConfigError(
+            f"{key}: importing {name!r} ended its process ({error!r}): put the part of the module that "
+            'is a script under `if __name__ == "__main__":`'
+        ) from error
     except ForeignCodeError as error:
         if not isinstance(error.error, ImportError):
             raise ConfigError(str(error)) from error

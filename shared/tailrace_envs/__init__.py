@@ -17,6 +17,7 @@ from tailrace.config import Config, ConfigError, decode_config
 from tailrace.foreign import ForeignCodeError
 from tailrace.import_path import load_object
 from tailrace.sdk.env import Env
+from tailrace_envs.baselines import Player
 from tailrace_envs.frozen_lake import FrozenLakeText
 
 __all__ = [
@@ -25,6 +26,7 @@ __all__ = [
     "UnknownEnvTypeError",
     "check_env_config",
     "check_env_type",
+    "env_baselines",
     "env_config_kind",
     "env_maker",
     "make_env",
@@ -37,19 +39,25 @@ class EnvType(NamedTuple):
     maker: str
     config: str  # Struct of `env_config`, in a module that imports without the environment's packages
     extra: str = ""  # extra of the distribution that the environment needs
+    baselines: str = ""  # function that returns players by name (`tailrace_envs.baselines`)
 
 
 ENV_TYPES: dict[str, EnvType] = {
     "frozen_lake": EnvType(
-        "tailrace_envs.frozen_lake:FrozenLakeText", "tailrace_envs.frozen_lake:FrozenLakeConfig"
+        "tailrace_envs.frozen_lake:FrozenLakeText",
+        "tailrace_envs.frozen_lake:FrozenLakeConfig",
+        baselines="tailrace_envs.frozen_lake_expert:baselines",
     ),
     "sokoban": EnvType(
-        "tailrace_envs.sokoban.environment:SokobanText", "tailrace_envs.sokoban.config:SokobanConfig"
+        "tailrace_envs.sokoban.environment:SokobanText",
+        "tailrace_envs.sokoban.config:SokobanConfig",
+        baselines="tailrace_envs.sokoban.expert:baselines",
     ),
     "webshop": EnvType(
         "tailrace_envs.webshop.environment:WebShopText",
         "tailrace_envs.webshop.config:WebShopConfig",
         "webshop",
+        "tailrace_envs.webshop.expert:baselines",
     ),
     "maths": EnvType(
         "tailrace_envs.maths.environment:MathsText", "tailrace_envs.maths.config:MathsConfig"
@@ -132,15 +140,32 @@ def env_config_kind(env_type: str) -> type[Config] | None:
     return kind
 
 
+def env_baselines(env_type: str) -> Mapping[str, Player[Any]]:
+    """Returns the baseline players of a type, by name; a user's class has them as `baselines`."""
+    known = ENV_TYPES.get(env_type)
+    if known is None:
+        return getattr(env_maker(env_type), "baselines", {})
+    players: Mapping[str, Player[Any]] = {}
+    if known.baselines:
+        players = _load_object(env_type, known.baselines)()
+    return players
+
+
 def _load(env_type: str) -> Callable[..., Env]:
     known = ENV_TYPES.get(env_type, EnvType(env_type, ""))
+    maker: Callable[..., Env] = _load_object(env_type, known.maker)
+    return maker
+
+
+def _load_object(env_type: str, path: str) -> Any:
+    extra = ENV_TYPES[env_type].extra if env_type in ENV_TYPES else ""
     try:
-        return load_object(known.maker, "env_type")
+        return load_object(path, "env_type")
     except ConfigError as error:
         cause = error.__cause__
-        if not known.extra or not isinstance(cause, ForeignCodeError):
+        if not extra or not isinstance(cause, ForeignCodeError):
             raise
         raise ConfigError(
             f"env_type {env_type!r} needs a package that does not import ({cause.error}): "
-            f"pip install 'tailrace[{known.extra}]'"
+            f"pip install 'tailrace[{extra}]'"
         ) from error

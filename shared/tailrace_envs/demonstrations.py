@@ -1,8 +1,8 @@
-"""Demonstrations for a warm start: replies of an expert, mixed with random replies.
+"""Demonstrations for a warm start: random replies of a novice that knows the rules.
 
-A row is a whole episode. The same renderer as in the agents service makes its tokens. Tasks come from
-the train split only. The random replies keep the policy after the warm start uncertain, so that
-reinforcement learning can still improve it.
+They teach to read the task and to answer in its format, never how to win: what a policy achieves, also
+without sampling noise, is then what reinforcement learning taught it. A row is a whole episode. The
+same renderer as in the agents service makes its tokens. Tasks come from the train split only.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -20,24 +20,25 @@ E = TypeVar("E", bound=Env)
 DemonstrationRow = tuple[list[int], list[int]]  # token ids and loss mask, both [T]
 
 
-class Expert(Protocol[E_contra]):
-    """Plays an environment; it may read the environment's state."""
+class Novice(Protocol[E_contra]):
+    """Lists replies; it may read the environment's state."""
 
-    def best_replies(self, env: E_contra) -> Sequence[str]:
-        """Best replies in the current state; empty if the task cannot be solved any more."""
+    def sensible_replies(self, env: E_contra) -> Sequence[str]:
+        """Replies that have an effect and do not lose at once; empty if there is none."""
         ...
 
     def any_replies(self, env: E_contra) -> Sequence[str]:
-        """Replies of a random player; never empty."""
+        """Replies in the right format; never empty."""
         ...
 
 
 def demonstrations_of(
-    env_type: Callable[..., E], expert: Expert[E], *, random_moves: float
+    env_type: Callable[..., E], novice: Novice[E], *, random_moves: float
 ) -> Callable[..., Iterator[DemonstrationRow]]:
     """Makes a function for `learner.warm_start.demonstrations`.
 
-    `random_moves`: default share of random replies.
+    A reply is uniformly one of the sensible ones. `random_moves`: default share of replies that are
+    uniformly one of any.
     """
     default = random_moves
 
@@ -56,7 +57,7 @@ def demonstrations_of(
             raise ValueError("demonstrations come from the train split: leave out `split`")
         make = partial(env_type, **{**options, "split": "train"})
         yield from play_demonstrations(
-            make, expert, renderer, seed=seed, num_episodes=num_episodes, random_moves=random_moves
+            make, novice, renderer, seed=seed, num_episodes=num_episodes, random_moves=random_moves
         )
 
     return demonstrations
@@ -64,24 +65,24 @@ def demonstrations_of(
 
 def play_demonstrations(
     make: Callable[[], E],
-    expert: Expert[E],
+    novice: Novice[E],
     renderer: Renderer,
     *,
     seed: int,
     num_episodes: int,
     random_moves: float,
 ) -> Iterator[DemonstrationRow]:
-    """Yields `num_episodes` rows; the mask is 1 on replies. `random_moves`: share of random replies."""
+    """Yields `num_episodes` rows; the mask is 1 on replies."""
     env = make()
     random = np.random.default_rng(seed)
     for _ in range(num_episodes):
-        yield _episode(renderer, env, expert, random, random_moves)
+        yield _episode(renderer, env, novice, random, random_moves)
 
 
 def _episode(
     renderer: Renderer,
     env: E,
-    expert: Expert[E],
+    novice: Novice[E],
     random: np.random.Generator,
     random_moves: float,
 ) -> DemonstrationRow:
@@ -90,9 +91,8 @@ def _episode(
     observation, _ = env.reset(seed=int(random.integers(2**31)))
     done = False
     while not done:
-        is_random = random.random() < random_moves
-        choices = () if is_random else expert.best_replies(env)
-        choices = choices or expert.any_replies(env)
+        choices = () if random.random() < random_moves else novice.sensible_replies(env)
+        choices = choices or novice.any_replies(env)
         reply = choices[int(random.integers(len(choices)))]
         inserted = renderer.observation_ids(observation, not token_ids)
         sampled = renderer.reply_ids(reply)

@@ -93,6 +93,11 @@ class TextGame(gymnasium.Env[str, str]):
         self.require_reset()
         return self._shown
 
+    @property
+    def num_turns(self) -> int:
+        """Number of replies in this episode."""
+        return self._num_turns
+
     def require_reset(self) -> None:
         """Raises `ResetNeeded` before the first `reset`."""
         if self.is_done and not self._num_turns:

@@ -203,7 +203,7 @@ def test_attaching_to_a_server_that_is_not_there_is_named(
 def test_an_experiment_is_found_by_config_path_and_config_name(tmp_path: Path) -> None:
     shutil.copy(EXPERIMENT / "experiment.yaml", tmp_path / "lake.yaml")
     located = ["--config_path", str(tmp_path), "--config_name", "lake"]
-    result = run([TAILRACE, "validate", *located, "group_size=5", "seed=7"])
+    result = run([TAILRACE, "validate", *located, "group_size=5", "seed=7", "--print", "--fast"])
     assert result.returncode == 0, result.stdout + result.stderr
     assert "group_size: 5" in result.stdout
     assert "seed: 7" in result.stdout

@@ -29,7 +29,7 @@ from tests.e2e.runs import EXPERIMENT, TAILRACE, command, run
 def test_a_wrong_setting_is_named_before_anything_starts(
     tmp_path: Path, override: str, expected: list[str]
 ) -> None:
-    result = run(command("validate", override, output_dir=tmp_path, exp_name="wrong"))
+    result = run(command("validate", override, "--fast", output_dir=tmp_path, exp_name="wrong"))
     assert result.returncode == 2, result.stdout + result.stderr
     assert all(part in result.stdout for part in expected), result.stdout
     assert "Traceback" not in result.stdout + result.stderr
@@ -43,10 +43,33 @@ def test_a_missing_experiment_names_where_it_was_looked_for() -> None:
 
 
 def test_validate_prints_what_the_experiment_resolves_to() -> None:
-    result = run([TAILRACE, "validate", str(EXPERIMENT), "group_size=5"])
+    result = run([TAILRACE, "validate", str(EXPERIMENT), "group_size=5", "--print", "--fast"])
     assert result.returncode == 0, result.stdout
     assert "group_size: 5" in result.stdout
     assert "valid" in result.stdout.splitlines()[-1]
+
+
+def test_what_an_experiment_names_is_loaded_before_anything_starts(tmp_path: Path) -> None:
+    valid = run([TAILRACE, "validate", str(EXPERIMENT)])
+    assert valid.returncode == 0, valid.stdout + valid.stderr
+    assert "qwen3 from scratch" in valid.stdout
+    assert "valid" in valid.stdout.splitlines()[-1]
+    assert len(valid.stdout.splitlines()) < 12
+    wrong = (
+        "agents.custom_envs.frozen_lake.env_type=my_enviroment:Lake",
+        "learner.warm_start.demonstrations=tailrace_envs.frozen_lake_expert:demonstration",
+        "inference.max_model_len=0",
+        "agents.max_episode_tokens=300",
+    )
+    result = run(command("train", *wrong, output_dir=tmp_path, exp_name="wrong"))
+    assert result.returncode == 2, result.stdout + result.stderr
+    assert "3 problems:" in result.stdout
+    assert "agents.custom_envs.frozen_lake: " in result.stdout
+    assert "No module named 'my_enviroment'" in result.stdout
+    assert "did you mean 'demonstrations'" in result.stdout
+    assert "agents.max_episode_tokens: 300 is more than the context" in result.stdout
+    assert "Traceback" not in result.stdout + result.stderr
+    assert not (tmp_path / "wrong").exists()
 
 
 def test_a_busy_port_is_named_with_its_key(tmp_path: Path) -> None:

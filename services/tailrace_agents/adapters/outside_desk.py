@@ -14,12 +14,29 @@ _LOOK_INTERVAL_S = 0.1
 
 
 class StoredDesk:
-    """`OutsideDesk` over Redis."""
+    """`OutsideDesk` over Redis, once it is connected."""
 
-    def __init__(self, episodes: OutsideEpisodes) -> None:
-        self._episodes = episodes
+    def __init__(self) -> None:
+        self._connected: OutsideEpisodes | None = None
         self._waiting: dict[str, asyncio.Future[OutsideResult]] = {}
         self._looking: asyncio.Task[None] | None = None
+
+    @property
+    def _episodes(self) -> OutsideEpisodes:
+        assert self._connected is not None
+        return self._connected
+
+    async def start(self) -> None:
+        """Start nothing: the first offer starts the looking."""
+
+    def connect(self, episodes: OutsideEpisodes) -> None:
+        """Use this run's Redis."""
+        self._connected = episodes
+
+    async def close(self) -> None:
+        """Stop looking; offers stay."""
+        if self._looking is not None:
+            self._looking.cancel()
 
     async def result_of(
         self, offer: OutsideOffer, require_running: Callable[[], None]
@@ -27,19 +44,19 @@ class StoredDesk:
         """See `OutsideDesk`."""
         episode_id = offer.opening.episode_id
         await self._episodes.offer(offer)
-        found: asyncio.Future[OutsideResult] = asyncio.get_running_loop().create_future()
-        self._waiting[episode_id] = found
-        if self._looking is None or self._looking.done():
-            self._looking = asyncio.create_task(self._look())
+        new: asyncio.Future[OutsideResult] = asyncio.get_running_loop().create_future()
+        found = self._waiting.setdefault(episode_id, new)
         try:
             while not found.done():
                 require_running()
+                if self._looking is None or self._looking.done():
+                    self._looking = asyncio.create_task(self._look())
                 await asyncio.wait({found}, timeout=1.0)
             return found.result()
         finally:
-            del self._waiting[episode_id]
+            self._waiting.pop(episode_id, None)
 
-    async def close(self, episode_id: str, outcome: Outcome) -> None:
+    async def end(self, episode_id: str, outcome: Outcome) -> None:
         """See `OutsideDesk`."""
         await self._episodes.close(episode_id, outcome.value)
 

@@ -39,7 +39,8 @@ class Pictures:
     def __call__(self, env: Env, task: EpisodeTask) -> "FrameRecorder | None":
         """See `MakeObserver`."""
         seed = task.task.seed
-        if task.phase != "eval" or task.member != 0 or seed >= self._num_episodes:
+        is_drawn = task.phase == "eval" and task.member == 0 and not task.task.greedy
+        if not is_drawn or seed >= self._num_episodes:
             return None
         return FrameRecorder(env, self._folder, f"{task.task.env_name}_seed{seed:03d}")
 

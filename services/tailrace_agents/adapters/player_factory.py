@@ -8,24 +8,26 @@ from collections.abc import Callable, Mapping
 from concurrent.futures import Executor
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple
 
 from tailrace.clock import SystemClock
 from tailrace.config import ConfigError, RunConfig
-from tailrace.data import Dataset, load_dataset
+from tailrace.data import Dataset, Row, load_dataset
 from tailrace.data.rows import require_prompt
 from tailrace.foreign import ForeignCodeError, foreign_code
 from tailrace.policy.activity import Stages
 from tailrace.sdk.agent_loop import AgentLoop, LoopLimits
+from tailrace.sdk.env import Env
+from tailrace_agents.adapters.outside_desk import StoredDesk
 from tailrace_agents.adapters.pictures import Pictures
-from tailrace_agents.config import AgentsConfig, GeneratingArgs, check_with_run
+from tailrace_agents.config import AgentsConfig, EnvEntry, GeneratingArgs, check_with_run
 from tailrace_agents.core.env_loop import EnvPlayer
 from tailrace_agents.core.environments import EnvPool
 from tailrace_agents.core.loop_player import LoopPlayer, ToolSource, row_of
 from tailrace_agents.core.loops import AGENT_LOOPS, agent_loops, unknown_loop
 from tailrace_agents.core.machine import EpisodePlayer, PhaseArgs, PlayContext
 from tailrace_agents.core.model import EnvView, EpisodeModel, LoopPlan
-from tailrace_agents.core.outside_player import OutsideDesk, OutsidePlayer
+from tailrace_agents.core.outside_player import OutsidePlayer
 from tailrace_agents.core.workflow_player import (
     EpisodeSessions,
     WorkflowPlayer,
@@ -42,7 +44,7 @@ from tailrace_protos.session import ExportStyle, RewardScope
 class WorkflowStage(NamedTuple):
     """Runner of a workflow, or the desk of outside agents, and sessions with a gateway."""
 
-    runner: WorkflowRunner | OutsideDesk
+    runner: WorkflowRunner | StoredDesk
     sessions: EpisodeSessions
 
 
@@ -144,11 +146,9 @@ class PlayerFactory:
 
         def player(dataset: Dataset) -> EpisodePlayer:
             row_of = partial(_data_of, dataset)
-            if args.mode == "outside":
-                desk = cast(OutsideDesk, runner)
-                return OutsidePlayer(desk, sessions, context, limits, terms, args.lease_s, row_of)
-            inside = cast(WorkflowRunner, runner)
-            return WorkflowPlayer(inside, sessions, context, limits, terms, row_of)
+            if isinstance(runner, StoredDesk):
+                return OutsidePlayer(runner, sessions, context, limits, terms, args.lease_s, row_of)
+            return WorkflowPlayer(runner, sessions, context, limits, terms, row_of)
 
         return {
             name: player(dataset)
@@ -193,18 +193,23 @@ def make_pools(
     """Makes a pool per entry of `custom_envs`; tries each once, so that mistakes show at the start."""
     pools = {}
     for name, entry in config.custom_envs.items():
+        made_env(entry, f"{source}: agents.custom_envs.{name}").close()
         make = partial(make_env, entry.env_type, entry.env_config)
-        try:
-            with foreign_code("making the environment"):
-                make().close()
-        except ForeignCodeError as error:
-            reason = error.error if isinstance(error.error, ValueError) else error
-            raise ConfigError(f"{source}: agents.custom_envs.{name}: {reason}") from error
         in_threads = entry.in_threads
         if in_threads is None:
             in_threads = bool(getattr(env_maker(entry.env_type), "waits", False))
         pools[name] = EnvPool(make, threads if in_threads else None, stages)
     return pools
+
+
+def made_env(entry: EnvEntry, key: str) -> Env:
+    """Makes an environment of an entry; `ConfigError` names `key` and the reason."""
+    try:
+        with foreign_code("making the environment"):
+            return make_env(entry.env_type, entry.env_config)
+    except ForeignCodeError as error:
+        reason = error.error if isinstance(error.error, ValueError) else error
+        raise ConfigError(f"{key}: {reason}") from error
 
 
 def load_datasets(
@@ -217,12 +222,17 @@ def load_datasets(
         if config.is_played_by_workflow(name):
             continue
         for row in dataset.rows:
-            agent_name = row.data["agent_name"]
-            if agent_name not in loops:
-                raise ConfigError(f"{row.origin}: key 'agent_name': {unknown_loop(agent_name, loops)}")
-            if agent_name in AGENT_LOOPS:
-                require_prompt(row)
+            check_row(row, loops)
     return datasets
+
+
+def check_row(row: Row, loops: Mapping[str, object]) -> None:
+    """Raises `ConfigError` for a row that no loop can play."""
+    agent_name = row.data["agent_name"]
+    if agent_name not in loops:
+        raise ConfigError(f"{row.origin}: key 'agent_name': {unknown_loop(agent_name, loops)}")
+    if agent_name in AGENT_LOOPS:
+        require_prompt(row)
 
 
 def phase_args(args: GeneratingArgs, stop_token_ids: tuple[int, ...]) -> PhaseArgs:

@@ -12,6 +12,7 @@ from tailrace.log import get_logger
 from tailrace.processes import ProcessPool, ProcessStartError, WorkerProcess
 from tailrace.sdk.workflow import WorkflowEnd, load_workflow
 from tailrace_agents import metrics
+from tailrace_agents.adapters.outside_desk import StoredDesk
 from tailrace_agents.adapters.workflow_frames import Load, Run, WorkflowLoaded
 from tailrace_agents.adapters.workflow_inline import InlineRunner
 from tailrace_agents.adapters.workflow_process import WORKFLOW_KEY
@@ -107,14 +108,11 @@ async def _end_of(process: WorkerProcess) -> str:
     return f"ended its process (exit code {exit_code})"
 
 
-AnyRunner = InlineRunner | SubprocRunner
+AnyRunner = InlineRunner | SubprocRunner | StoredDesk
 
 
-async def start_runner(args: WorkflowArgs, source: str) -> AnyRunner | None:
-    """Starts the configured runner, none for outside agents; raises `ConfigError` if the workflow
-    cannot be made."""
-    if args.mode == "outside":
-        return None
+async def start_runner(args: WorkflowArgs, source: str) -> AnyRunner:
+    """Starts the configured runner; raises `ConfigError` if the workflow cannot be made."""
     try:
         runner = _make(args)
         await runner.start()
@@ -124,6 +122,8 @@ async def start_runner(args: WorkflowArgs, source: str) -> AnyRunner | None:
 
 
 def _make(args: WorkflowArgs) -> AnyRunner:
+    if args.mode == "outside":
+        return StoredDesk()
     if args.mode == "subproc":
         return SubprocRunner(args)
     return InlineRunner(load_workflow(args.agent, args.kwargs, WORKFLOW_KEY), args)

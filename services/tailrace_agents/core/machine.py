@@ -68,7 +68,7 @@ class PlayContext:
     def sampling(self, task: EpisodeTask) -> SamplingPlan:
         """Parameters of every turn; turns of evaluations, and of training if asked for, have seeds."""
         params = self.phases[task.phase].sampling
-        if is_baseline(task, self.greedy_baseline):
+        if task.task.greedy or is_baseline(task, self.greedy_baseline):
             return SamplingPlan(msgspec.structs.replace(params, temperature=0.0))
         if task.phase == "train":
             seed = mix_seed(task.task.seed, task.task.ordinal, task.member)

@@ -39,7 +39,7 @@ class OutsideDesk(Protocol):
         Calls `require_running` while it waits; what that raises ends the wait, and the offer stays.
         """
 
-    async def close(self, episode_id: str, outcome: Outcome) -> None:
+    async def end(self, episode_id: str, outcome: Outcome) -> None:
         """Ends an offer."""
 
 
@@ -68,7 +68,7 @@ class OutsidePlayer:
         """See `EpisodePlayer`."""
         episode = Episode(task, self._context, self._limits, self._row_of(task))
         result = await episode.play(lambda: self._run(episode))
-        await self._desk.close(task.episode_id, result.outcome)
+        await self._desk.end(task.episode_id, result.outcome)
         self._sessions.close(SessionOpened(task.episode_id, "", ""))  # whoever opened it
         return result
 

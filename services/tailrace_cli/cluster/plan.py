@@ -75,7 +75,8 @@ def service_specs(config: ClusterConfig, num_gateways: int, site: Site) -> list[
 
 def tool_worker_specs(config: ClusterConfig, run: str, site: Site) -> list[ProcessSpec]:
     """The processes that serve the experiment's own tools, to this run."""
-    env = _environment("tools", site, config) | connection_environment("tools", site.connection)
+    env = service_environment("tools", site, config)
+    env |= connection_environment("tools", site.connection)
     argv = [sys.executable, "-m", "tailrace_cli", "tools", "serve", "--run", run]
     return [
         _spec(f"tools-{index}", [*argv, *tools.split()], env, site)
@@ -95,7 +96,7 @@ def _service_spec(
     instance = f"{service}-{index}" if count > 1 else service
     argv = [sys.executable, "-m", f"tailrace_{service}"]
     argv += ["--config", str(site.config_path), "--instance-id", instance]
-    env = _environment(service, site, config)
+    env = service_environment(service, site, config)
     env |= gpu_environment(service, index, config, env.get("CUDA_VISIBLE_DEVICES"))
     if service == "gateway":
         env["TAILRACE_GATEWAY_PORT"] = str(site.gateway_port)
@@ -103,7 +104,7 @@ def _service_spec(
     return _spec(instance, argv, env | connection_environment(service, site.connection), site)
 
 
-def _environment(service: str, site: Site, config: ClusterConfig) -> dict[str, str]:
+def service_environment(service: str, site: Site, config: ClusterConfig) -> dict[str, str]:
     """Environment of a process aside from addresses; user code alone gets the user's variables."""
     kept = KEPT_ENVIRONMENT + (config.keep_environment if service in RUN_USER_CODE else ())
     env = {key: os.environ[key] for key in kept if key in os.environ}

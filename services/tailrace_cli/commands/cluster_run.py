@@ -11,22 +11,29 @@ from tailrace.bus import Bus
 from tailrace.config import ConfigError
 from tailrace_cli.cluster.attached import Attachment
 from tailrace_cli.cluster.local import LocalCluster, clear_run_dir
+from tailrace_cli.commands.validate import print_notes
 from tailrace_cli.experiment import Experiment
 from tailrace_cli.live_view import ProgressView, Watch
+from tailrace_cli.loading.checks import require_loadable
 from tailrace_protos import subjects
 from tailrace_protos.control import RunStatus
 
 
-def prepare_run_dir(experiment: Experiment, *, overwrite: bool) -> None:
-    """Refuse to mix a new run into an old one's directory, or delete the old one when told to."""
+def prepare_run_dir(experiment: Experiment, console: Console, *, overwrite: bool) -> None:
+    """Check the experiment before its run; delete an old run's directory when told to.
+
+    Refuses to mix a new run into an old one's directory.
+    """
     run = experiment.run
-    if overwrite:
-        clear_run_dir(run.run_dir)
-    elif (run.run_dir / "events.jsonl").exists() and run.resume_from_checkpoint is False:
+    is_new = overwrite or run.resume_from_checkpoint is not False
+    if not is_new and (run.run_dir / "events.jsonl").exists():
         raise ConfigError(
             f"{run.run_dir} holds an earlier run: continue it with resume_from_checkpoint=true, start "
             "again with --overwrite, or choose another exp_name"
         )
+    print_notes(require_loadable(experiment), console)
+    if overwrite:
+        clear_run_dir(run.run_dir)
 
 
 def run_to_the_end(

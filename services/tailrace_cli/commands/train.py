@@ -2,18 +2,33 @@
 
 import dataclasses
 import json
+from functools import partial
 from pathlib import Path
 
 import msgspec
 from rich.console import Console
 
 from tailrace.config import ConfigError
+from tailrace.foreign import ForeignCodeError, foreign_code
 from tailrace_cli.checkpoints import newest_checkpoint
 from tailrace_cli.cluster.attached import Attachment
 from tailrace_cli.commands.cluster_run import prepare_run_dir, run_to_the_end
 from tailrace_cli.experiment import Experiment
 from tailrace_cli.report import write_report
-from tailrace_cli.summary import last, read_health, read_metrics, summary_table
+from tailrace_cli.summary import (
+    GREEDY,
+    NO_BASELINES,
+    Baselines,
+    last,
+    read_health,
+    read_metrics,
+    sampling_name,
+    summary_rows,
+    summary_table,
+)
+from tailrace_envs import env_baselines, make_env
+from tailrace_envs.baselines import success_of
+from tailrace_scheduler.core.tasks import TaskSource
 
 INTERRUPTED = 130
 
@@ -25,7 +40,7 @@ def train(
 
     Raises `RunEndedError`, after the summary and the report, when the run has failed.
     """
-    prepare_run_dir(experiment, overwrite=overwrite)
+    prepare_run_dir(experiment, console, overwrite=overwrite)
     try:
         status = run_to_the_end(experiment, console, attachment)
     finally:
@@ -42,8 +57,12 @@ def _conclude(experiment: Experiment, console: Console) -> None:
     rows, health = read_metrics(run.run_dir), read_health(run.run_dir)
     if rows or health.failures:
         renders = Path(run.render_save_dir) if run.render_save_dir else run.run_dir / "renders"
-        console.print(summary_table(f"run {run.exp_name}", rows, health))
-        report = write_report(run.run_dir, run.exp_name, renders)
+        is_evaluated = last(rows, "eval/success_rate") is not None
+        baselines = _measured_baselines(experiment, console) if is_evaluated else NO_BASELINES
+        temperature = experiment.agents.eval_generating_args.temperature
+        lines = summary_rows(rows, health, baselines, temperature)
+        console.print(summary_table(f"run {run.exp_name}", lines))
+        report = write_report(run.run_dir, run.exp_name, renders, baselines, temperature)
         console.print(f"report: {report}", highlight=False, soft_wrap=True)
 
 
@@ -74,10 +93,53 @@ def evaluation_of(experiment: Experiment, checkpoint: str) -> Experiment:
 
 def evaluate(experiment: Experiment, console: Console, *, attachment: Attachment | None) -> int:
     """Evaluate the experiment's `pretrain` weights on its evaluation set; returns the exit code."""
-    prepare_run_dir(experiment, overwrite=True)
+    prepare_run_dir(experiment, console, overwrite=True)
     if run_to_the_end(experiment, console, attachment) is None:
         return INTERRUPTED
-    success = last(read_metrics(experiment.run.run_dir), "eval/success_rate")
+    rows = read_metrics(experiment.run.run_dir)
+    how = sampling_name(experiment.agents.eval_generating_args.temperature)
+    success = last(rows, "eval/success_rate")
     shown = "-" if success is None else f"{success:.4f}"
-    console.print(f"success rate: {shown}", highlight=False)
+    console.print(f"success rate: {shown} ({how})", highlight=False)
+    greedy = last(rows, "eval/greedy/success_rate")
+    if greedy is not None:
+        console.print(f"success rate: {greedy:.4f} ({GREEDY})", highlight=False)
+    for tag, found in _measured_baselines(experiment, console).items():
+        for name, rate in found.items():
+            console.print(f"success rate: {rate:.4f} (simple player of {tag}: {name})", highlight=False)
     return 0
+
+
+def _measured_baselines(experiment: Experiment, console: Console) -> Baselines:
+    """Plays the baselines of the evaluation's environments; keeps them as `baselines.json`."""
+    try:
+        found = measure_baselines(experiment)
+    except ForeignCodeError as error:
+        console.print(f"no baselines: {error}", style="yellow", highlight=False, markup=False)
+        return {}
+    if found:
+        path = experiment.run.run_dir / "baselines.json"
+        path.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+    return found
+
+
+def measure_baselines(experiment: Experiment) -> dict[str, dict[str, float]]:
+    """Success of simple players on the tasks of the evaluation, by tag and player."""
+    config, entries = experiment.scheduler, experiment.agents.custom_envs
+    source = TaskSource(
+        0,  # the evaluation set is that of every seed
+        config.tags,
+        config.num_groups_partition,
+        config.eval_tags,
+        config.eval_num_groups_partition,
+    )
+    seeds: dict[str, list[int]] = {}
+    for task in map(source.eval_task, range(config.eval_groups)):
+        seeds.setdefault(task.env_name, []).append(task.seed)
+    found = {}
+    for tag, of_tag in seeds.items():
+        if tag in entries and (players := env_baselines(entries[tag].env_type)):
+            make = partial(make_env, entries[tag].env_type, entries[tag].env_config)
+            with foreign_code(f"a baseline of {tag}"):
+                found[tag] = success_of(players, make, of_tag)
+    return found

@@ -10,6 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack
 from typing import TYPE_CHECKING, Any
 
+from tailrace.config import ConfigError
 from tailrace.foreign import ForeignCodeError, foreign_code
 from tailrace.import_path import load_object
 from tailrace.policy.activity import Stages
@@ -87,6 +88,10 @@ class Stage:
             return await players[self._tag].play(self.task, NoJournal())
 
     async def _runner(self, stack: AsyncExitStack, args: WorkflowArgs) -> InlineRunner:
+        if args.mode == "outside":
+            raise ConfigError(
+                "agents.workflow.mode: outside has no class to run here: its agents play over HTTP"
+            )
         workflow: Workflow = load_workflow(args.agent, args.kwargs, "agents.workflow")
         runner = InlineRunner(workflow, args)
         await runner.start()

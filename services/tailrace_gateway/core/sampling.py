@@ -188,19 +188,25 @@ class Sampler:
 
     async def _tries(self, job: _Job, index: int) -> list[SampledReply]:
         """Sample a choice, again while it violates a constraint and the rule allows."""
-        asks_again = self._promises.on_broken == "ask_again" and (
-            job.call.constraints is not NO_CONSTRAINTS and job.sampling.temperature > 0
-        )
-        max_asks = self._promises.max_asks if asks_again else 1
+        is_again = self._asks_again(job)
+        max_asks = self._promises.max_asks if is_again else 1
         left, tries = job.left, list[SampledReply]()
-        while not tries or (tries[-1].broken and left > 0 and len(tries) < max_asks):
-            stream_to = None if asks_again or not job.running.streams else job.running
+        while True:
+            stream_to = None if is_again or not job.running.streams else job.running
             reply = await self._reply(job, index, len(tries), left, stream_to)
             left -= len(reply.generation.token_ids)
             tries.append(reply)
-        if asks_again and job.running.streams:
+            if not reply.broken or left <= 0 or len(tries) == max_asks:
+                break
+        if is_again and job.running.streams:
             job.running.add_piece(_whole_piece(index, tries[-1]))
         return tries
+
+    def _asks_again(self, job: _Job) -> bool:
+        """True if a reply may be sampled again; its stream then waits for the last one."""
+        is_constrained = job.call.constraints is not NO_CONSTRAINTS
+        is_random = job.sampling.temperature > 0
+        return is_constrained and is_random and self._promises.on_broken == "ask_again"
 
     async def _reply(
         self, job: _Job, index: int, number: int, left: int, stream_to: InFlightCall | None

@@ -104,36 +104,41 @@ class TrajectoryReader:
 
 def _token_row(row: RowBody, place: str, reward: float) -> TokenRow:
     assert row.token_ids is not None
+    _require(
+        all(0 <= one <= _MAX_ID for one in row.token_ids), f"{place}.token_ids", "an id is negative"
+    )
     num_tokens = len(row.token_ids)
-    for name in ("loss_mask", "inference_logprobs"):
-        values = getattr(row, name)
-        if values is not None and len(values) != num_tokens:
-            reason = f"{place}.{name}: {len(values)} values for {num_tokens} token_ids"
-            raise BadRequestError(reason, param=f"{place}.{name}")
-    mask = np.array(row.loss_mask or (), np.int64)
-    if not mask.any() or set(mask.tolist()) - {0, 1}:
-        reason = f"{place}.loss_mask: 0 or 1 for every token, at least one 1"
-        raise BadRequestError(reason, param=f"{place}.loss_mask")
-    if not all(0 <= one <= _MAX_ID for one in row.token_ids):
-        raise BadRequestError(f"{place}.token_ids: negative", param=f"{place}.token_ids")
-    given = [np.nan if one is None else one for one in row.inference_logprobs or [None] * num_tokens]
-    logprobs = np.where(mask == 1, np.array(given, np.float32), np.float32(0))
-    if np.any(logprobs > 0):
-        param = f"{place}.inference_logprobs"
-        raise BadRequestError(f"{param}: a log-probability is above 0", param=param)
-    spans = tuple(TokenSpan(*span) for span in row.spans or ())
-    if not spans:
-        spans = (TokenSpan(GIVEN_VERSION, "", int(mask.sum())),)
-    elif sum(span.num_tokens for span in spans) != mask.sum():
-        reason = f"{place}.spans: their numbers of tokens do not sum to that of the loss_mask"
-        raise BadRequestError(reason, param=f"{place}.spans")
+    mask = _of_tokens(row.loss_mask or [], num_tokens, f"{place}.loss_mask")
+    is_mask = bool(mask.any()) and set(mask.tolist()) <= {0, 1}
+    _require(is_mask, f"{place}.loss_mask", "0 or 1 for every token, at least one 1")
+    param = f"{place}.inference_logprobs"
+    given = _of_tokens(row.inference_logprobs or [None] * num_tokens, num_tokens, param)
+    logprobs = np.where(mask == 1, given, 0).astype(np.float32)
+    _require(not np.any(logprobs > 0), param, "a log-probability is above 0")
+    num_trained = int(mask.sum())
+    spans = tuple(TokenSpan(*span) for span in row.spans or [(GIVEN_VERSION, "", num_trained)])
+    is_covered = sum(span.num_tokens for span in spans) == num_trained
+    reason = "their numbers of tokens do not sum to that of the loss_mask"
+    _require(is_covered, f"{place}.spans", reason)
     ids = np.array(row.token_ids, np.int32)
     return _row(ids, mask, logprobs, spans, reward, row.turn_ends, row.turn_rewards)
 
 
+def _of_tokens(
+    values: "Sequence[float | None]", num_tokens: int, param: str
+) -> NDArray[np.float64]:  # [T], NaN where there is no value
+    _require(len(values) == num_tokens, param, f"{len(values)} values for {num_tokens} token_ids")
+    return np.array([np.nan if one is None else one for one in values], np.float64)
+
+
+def _require(is_met: bool, param: str, reason: str) -> None:
+    if not is_met:
+        raise BadRequestError(f"{param}: {reason}", param=param)
+
+
 def _row(
     ids: NDArray[np.int32],  # [T]
-    mask: NDArray[np.integer[Any]],  # [T]
+    mask: NDArray[Any],  # [T] 0 or 1
     logprobs: NDArray[np.float32],  # [T]
     spans: tuple[TokenSpan, ...],
     reward: float,

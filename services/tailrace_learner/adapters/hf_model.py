@@ -15,10 +15,11 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 from transformers.utils.import_utils import is_flash_attn_2_available, is_flash_attn_3_available
 from transformers.utils.logging import disable_progress_bar
 
+from tailrace.chat.model_files import model_folder
 from tailrace.config import ConfigError, RunConfig
 from tailrace.foreign import ForeignCodeError, foreign_code
-from tailrace.import_path import load_object
 from tailrace.weights.tensors import TensorBytes
+from tailrace_learner.adapters.model_source import TOKENIZER_KEY, write_tokenizer
 from tailrace_learner.config import FromScratch, LearnerConfig
 from tailrace_learner.core.cpu.fast_layer import use_cpu_kernels
 from tailrace_learner.core.cpu.kernels import select_matmul
@@ -68,13 +69,7 @@ def pick_device(config: LearnerConfig) -> torch.device:
 
 def load_model(source: str, config: LearnerConfig, key: str = "pretrain") -> TrainableModel:
     """Load a model of a local directory or of the hub; `ConfigError` names `key` and the remedy."""
-    path = Path(source).expanduser()
-    is_local = path.is_dir()
-    if not is_local and (path.is_absolute() or source.startswith((".", "~")) or source.count("/") > 1):
-        raise ConfigError(f"{key}: there is no model directory {source!r}: correct the path")
-    if is_local and not (path / "config.json").is_file():
-        raise ConfigError(f"{key}: {source!r} has no config.json: give a Hugging Face model directory")
-    name = str(path) if is_local else source
+    name = str(model_folder(source, key) or source)
     try:
         tokenizer = AutoTokenizer.from_pretrained(name)
         model = AutoModelForCausalLM.from_pretrained(
@@ -124,12 +119,10 @@ def first_model(run: RunConfig, config: LearnerConfig) -> TrainableModel:
 
 def build_tokenizer(scratch: FromScratch) -> Any:
     """Build the tokenizer that the user's function writes."""
-    key = "learner.from_scratch.tokenizer"
-    build = load_object(scratch.tokenizer, key)
     with tempfile.TemporaryDirectory(prefix="tailrace-tokenizer-") as folder:
+        write_tokenizer(scratch, folder)
         try:
-            with foreign_code(key):
-                build(folder)
+            with foreign_code(TOKENIZER_KEY):
                 return AutoTokenizer.from_pretrained(folder)
         except ForeignCodeError as error:
             raise ConfigError(str(error)) from error
@@ -164,7 +157,7 @@ def prepared(model: Any, config: LearnerConfig) -> Any:
     With `fsdp2` it stays on the host: `fully_shard` moves each layer as it cuts it, so no device holds
     the whole model. The caller must move a model that is not cut.
     """
-    _check_head(model)
+    check_head(model)
     for module in model.modules():
         if isinstance(module, nn.Dropout):
             module.p = 0.0
@@ -197,7 +190,7 @@ def narrow(model: Any) -> None:
             module.to(torch.bfloat16)
 
 
-def _check_head(model: Any) -> None:
+def check_head(model: Any) -> None:
     """Raise `ConfigError` unless logits are hidden states times a matrix."""
     head = model.get_output_embeddings()
     if head is None or getattr(head, "bias", None) is not None:

@@ -5,11 +5,11 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from tailrace.chat import Renderer
+from tailrace.chat import Renderer, TemplateError
 from tailrace.config import ChatArgs, ConfigError
 from tailrace.foreign import ForeignCodeError, foreign_code
-from tailrace.import_path import load_object
 from tailrace.log import get_logger
+from tailrace_learner.adapters.model_source import DEMONSTRATIONS_KEY, demonstration_pairs
 from tailrace_learner.config import LearnerConfig, WarmStart
 from tailrace_learner.config_registry import METRICS, Metric
 from tailrace_learner.core.algorithms.metrics.base import Metrics, StepData
@@ -19,7 +19,6 @@ from tailrace_protos.weights import ModelCard
 
 log = get_logger(__name__)
 
-_KEY = "learner.warm_start.demonstrations"
 _SPARE_SHARE = 0.1  # of spare rows: those with an empty mask are left out
 
 
@@ -27,17 +26,15 @@ def demonstrations(
     warm: WarmStart, card: ModelCard, chat: ChatArgs, seed: int
 ) -> Iterator[TrainingRow]:
     """Yield usable rows; `ConfigError` if the function fails or yields something else."""
-    make = load_object(warm.demonstrations, _KEY)
     num_episodes = round(warm.num_steps * warm.batch_size * (1.0 + _SPARE_SHARE))
     try:
-        with foreign_code(_KEY):
-            renderer = Renderer.from_model_card(card, chat)
-            pairs = iter(make(renderer, seed=seed, num_episodes=num_episodes, **warm.options))
-    except ForeignCodeError as error:
-        raise ConfigError(str(error)) from error
+        renderer = Renderer.from_model_card(card, chat)
+    except TemplateError as error:
+        raise ConfigError(f"{DEMONSTRATIONS_KEY}: {error}") from error
+    pairs = demonstration_pairs(warm, renderer, seed, num_episodes)
     for index in range(num_episodes):
         try:
-            with foreign_code(_KEY):
+            with foreign_code(DEMONSTRATIONS_KEY):
                 pair = next(pairs, None)
                 if pair is None:
                     return

@@ -1,6 +1,7 @@
 """The components of the configuration, put together: functions' processes, models, judges."""
 
 import asyncio
+import inspect
 import os
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
@@ -8,11 +9,11 @@ from functools import partial
 from typing import Any
 
 from tailrace.config import ConfigError
-from tailrace.import_path import load_extra
+from tailrace.import_path import load_extra, load_object
 from tailrace.scorers.registry import SCORE_ADDRESS
 from tailrace_reward.adapters.judge import Judge
 from tailrace_reward.adapters.process_pool import FunctionLoadError, ScoringPool
-from tailrace_reward.adapters.scorers import RowScorer, SandboxTools
+from tailrace_reward.adapters.scorers import RowScorer, SandboxTools, check_packages
 from tailrace_reward.config import RewardConfig, RewardEntry, RewardModelArgs
 from tailrace_reward.ports import Component
 
@@ -54,6 +55,28 @@ async def open_components(
         await made.close()
         raise
     return made
+
+
+def check_component(entry: RewardEntry, key: str) -> None:
+    """Raises `ConfigError` for a component that cannot be opened; asks no judge and loads no weights.
+
+    `key`: place of the entry.
+    """
+    if entry.kind == "function":
+        function = load_object(entry.function, f"{key}.function")
+        try:
+            inspect.signature(function).bind("task", "messages", "metrics", **entry.args)
+        except TypeError as error:
+            named = ", ".join(("task", "messages", "metrics", *entry.args))
+            raise ConfigError(
+                f"{key}.function: {entry.function} cannot be called with ({named}): {error}: let it "
+                "take these"
+            ) from error
+    if entry.kind == "scorer":
+        check_packages(entry)
+    if entry.judge is not None:
+        _check_key(entry, entry.judge.api_key_env)
+        Judge(entry.name, entry.judge, entry.timeout_s)
 
 
 async def _open_functions(
@@ -103,15 +126,22 @@ def _not_loaded(error: FunctionLoadError, places: Mapping[str, str], source: str
 def _judge(entry: RewardEntry, source: str, made: Components) -> Component:
     assert entry.judge is not None
     variable = entry.judge.api_key_env
-    if variable and not os.environ.get(variable):
-        raise ConfigError(
-            f"{source}: reward {entry.name!r}: judge.api_key_env: the variable {variable} is not set: "
-            "set it where tailrace starts, and name it under cluster.keep_environment"
-        )
+    try:
+        _check_key(entry, variable)
+    except ConfigError as error:
+        raise ConfigError(f"{source}: {error}") from error
     key = os.environ[variable] if variable else ""
     judge = Judge(entry.name, entry.judge, entry.timeout_s, key)
     made.closers.append(judge.close)
     return judge
+
+
+def _check_key(entry: RewardEntry, variable: str) -> None:
+    if variable and not os.environ.get(variable):
+        raise ConfigError(
+            f"reward {entry.name!r}: judge.api_key_env: the variable {variable} is not set: set it "
+            "where tailrace starts, and name it under cluster.keep_environment"
+        )
 
 
 async def _open_models(config: RewardConfig, made: Components) -> None:

@@ -6,15 +6,17 @@ from typing import Any
 
 import aiohttp
 import jinja2
+import jinja2.meta
 import jinja2.sandbox
 
 from tailrace.config import ConfigError
+from tailrace.config.suggestions import not_one_of
 from tailrace.log import get_logger
 from tailrace.retry import Backoff
 from tailrace_protos.reward import ScoreItem
 from tailrace_reward import metrics
 from tailrace_reward.config import JudgeArgs
-from tailrace_reward.core.judging import NoScoreError, read_score, template_names
+from tailrace_reward.core.judging import TEMPLATE_NAMES, NoScoreError, read_score, template_names
 from tailrace_reward.ports import ComponentFailedError
 
 log = get_logger(__name__)
@@ -47,9 +49,14 @@ class Judge:
         self._session: aiohttp.ClientSession | None = None
         environment = jinja2.sandbox.ImmutableSandboxedEnvironment(undefined=jinja2.StrictUndefined)
         try:
+            used = jinja2.meta.find_undeclared_variables(environment.parse(args.prompt))
             self._prompt = environment.from_string(args.prompt)
         except jinja2.TemplateError as error:
             raise ConfigError(f"reward {name!r}: judge.prompt is no template: {error}") from error
+        if unknown := sorted(used - TEMPLATE_NAMES):
+            raise ConfigError(
+                f"reward {name!r}: judge.prompt: {not_one_of(repr(unknown[0]), TEMPLATE_NAMES)}"
+            )
 
     async def score(self, item: ScoreItem) -> float:
         """See `Component`."""

@@ -19,17 +19,15 @@ from transformers import (
     AutoModelForTokenClassification,
 )
 
-from tailrace.chat.model_files import read_chat_model
+from tailrace.chat.model_files import model_folder, read_chat_model, read_model_card
 from tailrace.chat.template import TemplateError
 from tailrace.config import ConfigError
 from tailrace_protos.reward import ScoreItem
-from tailrace_protos.weights import ModelCard
 from tailrace_reward import metrics
 from tailrace_reward.config import RewardModelArgs
 from tailrace_reward.core.batching import Batches, TokenIds
 from tailrace_reward.ports import ComponentFailedError
 
-_FILES = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja")
 _TOKENS = "ForTokenClassification"
 
 
@@ -43,7 +41,7 @@ class RewardModel:
         self._name = pretrain
         folder = _folder(pretrain)
         try:
-            self._chat = read_chat_model(_card(folder), {})
+            self._chat = read_chat_model(read_model_card(folder), {})
         except (TemplateError, OSError) as error:
             raise ConfigError(f"reward model {pretrain}: {error}") from error
         self._thread = ThreadPoolExecutor(
@@ -107,8 +105,7 @@ class RewardModel:
 
 
 def _folder(pretrain: str) -> Path:
-    folder = Path(pretrain).expanduser()
-    if folder.is_dir():
+    if (folder := model_folder(pretrain, "reward model")) is not None:
         return folder
     try:
         return Path(snapshot_download(pretrain, ignore_patterns=["*.bin", "*.pth", "*.gguf"]))
@@ -117,11 +114,6 @@ def _folder(pretrain: str) -> Path:
             f"reward model {pretrain}: neither a directory nor to be had from the hub: "
             f"{str(error).splitlines()[0]}"
         ) from error
-
-
-def _card(folder: Path) -> ModelCard:
-    files = {name: (folder / name).read_bytes() for name in _FILES if (folder / name).exists()}
-    return ModelCard((folder / "config.json").read_bytes(), files)
 
 
 def _load(folder: Path, name: str, args: RewardModelArgs) -> tuple[Any, bool]:

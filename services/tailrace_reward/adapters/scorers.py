@@ -39,10 +39,7 @@ class RowScorer:
     def __init__(
         self, entry: RewardEntry, make: MakeScorer, judge: Component | None, tools: SandboxTools | None
     ) -> None:
-        if entry.scorer == "math" and importlib.util.find_spec("math_verify") is None:
-            raise ConfigError(
-                f"reward {entry.name!r}: scorer math needs math-verify: pip install 'tailrace[math]'"
-            )
+        check_packages(entry)
         self._entry = entry
         self._scorers: dict[str, Component] = {
             name: make(entry.timeout_s, {"scorer": name, "options": entry.options_of(name)})
@@ -65,6 +62,14 @@ class RowScorer:
             needs = "a `judge`" if name == "judge" else "a run with sandboxes (cluster.num_sandboxes)"
             raise ComponentFailedError(f"scorer {name!r}", f"needs {needs}")
         return await self._scorers[name].score(item)
+
+
+def check_packages(entry: RewardEntry) -> None:
+    """Raises `ConfigError` if the component's scorer needs a package that is not installed."""
+    if entry.scorer == "math" and importlib.util.find_spec("math_verify") is None:
+        raise ConfigError(
+            f"reward {entry.name!r}: scorer math needs math-verify: pip install 'tailrace[math]'"
+        )
 
 
 class SandboxTests:

@@ -13,8 +13,12 @@ class NoScoreError(ValueError):
     """Reply without a score, with the reason."""
 
 
+TEMPLATE_NAMES = frozenset(("conversation", "question", "answer", "messages", "row", "metrics"))
+"""Names that the template of a prompt may use."""
+
+
 def template_names(item: ScoreItem) -> dict[str, Any]:
-    """Names that the template of a prompt may use."""
+    """Values of `TEMPLATE_NAMES`."""
     return {
         "conversation": conversation(item.messages),
         "question": _first(item.messages, "user"),

@@ -10,7 +10,10 @@ from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+import msgspec
+
 from tailrace.config import RunConfig
+from tailrace_protos.episode import EnvTask
 from tailrace_protos.event import (
     EpisodeSettled,
     EvaluationFinished,
@@ -49,6 +52,25 @@ class EvaluationTally:
 
 
 @dataclass
+class TaggedTally:
+    """Sums over episodes, of all and of each tag."""
+
+    all_tags: EvaluationTally = field(default_factory=EvaluationTally)
+    tags: defaultdict[str, EvaluationTally] = field(
+        default_factory=lambda: defaultdict(EvaluationTally)
+    )
+
+    def count(self, event: EpisodeSettled, tag: str) -> None:
+        """Add an episode of a task of `tag`."""
+        self.all_tags.count(event)
+        self.tags[tag].count(event)
+
+    def tag_means(self) -> dict[str, TagEvaluation]:
+        """Means of each tag, by name."""
+        return {tag: tally.means() for tag, tally in sorted(self.tags.items())}
+
+
+@dataclass
 class Evaluation:
     """One evaluation under way."""
 
@@ -56,22 +78,20 @@ class Evaluation:
     num_groups: int
     closed: set[str] = field(default_factory=set)
     settled: set[str] = field(default_factory=set)
-    all_tags: EvaluationTally = field(default_factory=EvaluationTally)
-    tags: defaultdict[str, EvaluationTally] = field(
-        default_factory=lambda: defaultdict(EvaluationTally)
-    )
+    sampled: TaggedTally = field(default_factory=TaggedTally)
+    greedy: TaggedTally = field(default_factory=TaggedTally)
 
-    def settle(self, event: EpisodeSettled, tag: str) -> None:
-        """Count an episode of a task of `tag`, once."""
+    def settle(self, event: EpisodeSettled, task: EnvTask) -> None:
+        """Count an episode of a task, once."""
         if event.episode_id in self.settled:
             return
         self.settled.add(event.episode_id)
-        self.all_tags.count(event)
-        self.tags[tag].count(event)
+        tally = self.greedy if task.greedy else self.sampled
+        tally.count(event, task.env_name)
 
     def result(self) -> EvaluationFinished:
         """Means over the valid episodes, of all and of each tag."""
-        means = self.all_tags.means()
+        means = self.sampled.all_tags.means()
         return EvaluationFinished(
             evaluation_id=self.event.evaluation_id,
             step=self.event.step,
@@ -79,7 +99,9 @@ class Evaluation:
             reward_mean=means.reward_mean,
             num_valid=means.num_valid,
             num_episodes=self.event.num_episodes,
-            tags={tag: tally.means() for tag, tally in sorted(self.tags.items())},
+            tags=self.sampled.tag_means(),
+            greedy=self.greedy.all_tags.means() if self.greedy.tags else None,
+            greedy_tags=self.greedy.tag_means(),
         )
 
 
@@ -167,7 +189,7 @@ class EvaluationPlan:
             evaluation_id=f"e{step}-v{version}",
             step=step,
             policy_version=version,
-            num_episodes=self._num_groups(step) * self._config.eval_group_size,
+            num_episodes=self._num_tasks(step) * self._config.eval_episodes_per_task,
         )
 
     def started(self, event: EvaluationStarted) -> None:
@@ -176,22 +198,27 @@ class EvaluationPlan:
             return
         self._started[event.step] = event.evaluation_id
         self._pending.discard(event.step)
-        num_groups = event.num_episodes // self._config.eval_group_size
-        self._running[event.evaluation_id] = Evaluation(event, num_groups)
+        num_tasks = event.num_episodes // self._config.eval_episodes_per_task
+        self._running[event.evaluation_id] = Evaluation(event, num_tasks * self._groups_per_task)
 
     def groups_of(self, event: EvaluationStarted, deadline_unix_s: float) -> list[GroupPlan]:
-        """The groups of an evaluation: a prefix of the fixed set, named so that they come only once."""
+        """The groups of an evaluation: a prefix of the fixed set, named so that they come only once.
+
+        With `eval_greedy`, the group after each sampled one plays the same task greedily.
+        """
+        num_tasks = event.num_episodes // self._config.eval_episodes_per_task
         return [
             GroupPlan(
                 group_id=f"{event.evaluation_id}.{index:05d}",
                 group_index=index,
                 phase="eval",
-                tasks=(self._tasks.eval_task(index),) * self._config.eval_group_size,
+                tasks=(task,) * (1 if task.greedy else self._config.eval_group_size),
                 deadline_unix_s=deadline_unix_s,
                 min_valid=1,
                 step=event.step,
             )
-            for index in range(event.num_episodes // self._config.eval_group_size)
+            for index in range(num_tasks * self._groups_per_task)
+            for task in [self._task(index)]
         ]
 
     def unclosed(self) -> list[tuple[EvaluationStarted, frozenset[str]]]:
@@ -202,8 +229,7 @@ class EvaluationPlan:
         """An evaluation episode ended."""
         evaluation = self._running.get(evaluation_of(event.group_id))
         if evaluation is not None:
-            index = int(event.group_id.rpartition(".")[2])
-            evaluation.settle(event, self._tasks.eval_task(index).env_name)
+            evaluation.settle(event, self._task(int(event.group_id.rpartition(".")[2])))
 
     def close(self, event: GroupClosed) -> None:
         """An evaluation group closed."""
@@ -224,7 +250,16 @@ class EvaluationPlan:
         if self._started.get(event.step) == event.evaluation_id:
             self._finished.add(event.step)
 
-    def _num_groups(self, step: int) -> int:
+    @property
+    def _groups_per_task(self) -> int:
+        return 1 + self._config.eval_greedy
+
+    def _task(self, group_index: int) -> EnvTask:
+        """Task of a group; the second group of each task is greedy."""
+        index, is_greedy = divmod(group_index, self._groups_per_task)
+        return msgspec.structs.replace(self._tasks.eval_task(index), greedy=bool(is_greedy))
+
+    def _num_tasks(self, step: int) -> int:
         return self._config.eval_groups if self._is_end(step) else self._config.interim_groups
 
     def _is_end(self, step: int) -> bool:

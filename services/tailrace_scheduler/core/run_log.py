@@ -49,6 +49,8 @@ METRIC_KEYS = (
     "policy_version",
     "eval/success_rate",
     "eval/reward_mean",
+    "eval/greedy/success_rate",
+    "eval/greedy/reward_mean",
     *LEARNER_KEYS,
     *IDLE_KEYS,
     *OUTCOME_KEYS,
@@ -182,6 +184,9 @@ def _evaluation_keys(evaluation: EvaluationFinished) -> Row:
     """Its means, of all tags and of each; null without a valid episode."""
     found: dict[str, EvaluationFinished | TagEvaluation] = {"eval": evaluation}
     found |= {f"eval/tag/{tag}": means for tag, means in evaluation.tags.items()}
+    if evaluation.greedy is not None:
+        found["eval/greedy"] = evaluation.greedy
+        found |= {f"eval/greedy/tag/{tag}": means for tag, means in evaluation.greedy_tags.items()}
     row: Row = {}
     for prefix, means in found.items():
         row[f"{prefix}/success_rate"] = means.success_rate if means.num_valid else None

@@ -30,6 +30,7 @@ class Vitals:
         self._step_times: deque[float] = deque(maxlen=RECENT_STEPS + 1)
         self._metrics: dict[str, float | None] = {}
         self._eval_success_rate: float | None = None
+        self._eval_greedy_success_rate: float | None = None
 
     def apply(self, event: Event) -> None:
         """Take note of an event."""
@@ -41,8 +42,11 @@ class Vitals:
             case StepFinished(metrics=metrics):
                 self._metrics = metrics
                 self._step_times.append(event.unix_s)
-            case EvaluationFinished(num_valid=num_valid, success_rate=success_rate) if num_valid:
-                self._eval_success_rate = success_rate
+            case EvaluationFinished() as body:
+                if body.num_valid:
+                    self._eval_success_rate = body.success_rate
+                if body.greedy is not None and body.greedy.num_valid:
+                    self._eval_greedy_success_rate = body.greedy.success_rate
             case LearnerResumed():
                 self._step_times.clear()
 
@@ -59,6 +63,7 @@ class Vitals:
             reward_mean=self._metrics.get("reward_mean"),
             success_rate=self._metrics.get("success_rate"),
             eval_success_rate=self._eval_success_rate,
+            eval_greedy_success_rate=self._eval_greedy_success_rate,
             staleness_mean=self._metrics.get("staleness_mean"),
             tokens_per_s=self._metrics.get("tokens_per_s"),
             elapsed_s=max(now_s - self._started_unix_s, 0.0) if self._started_unix_s else 0.0,

@@ -1,13 +1,44 @@
-"""Reader of a model's files for chats: tokenizer, template, tokens that end a text."""
+"""Reader of a model's files for chats: folder, tokenizer, template, tokens that end a text."""
 
 import json
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from tokenizers import Tokenizer
 
 from tailrace.chat.template import ChatTemplate, TemplateError
+from tailrace.config import ConfigError
+from tailrace.import_path import looks_like_path
 from tailrace_protos.weights import ModelCard
+
+TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja")
+
+
+def model_folder(name: str, key: str) -> Path | None:
+    """Folder of a local model; None for a name of the hub. `ConfigError` names `key` and the remedy."""
+    folder = Path(name).expanduser()
+    if folder.is_dir():
+        if not (folder / "config.json").is_file():
+            raise ConfigError(
+                f"{key}: {name} is no model directory (it holds no config.json): give the folder of a "
+                "Hugging Face model"
+            )
+        return folder
+    if looks_like_path(name) or folder.is_file():
+        found = "is a file" if folder.is_file() else "does not exist"
+        raise ConfigError(
+            f"{key}: {name} is no model directory (it {found}): correct the path, or name a model of "
+            "the hub as owner/name"
+        )
+    return None
+
+
+def read_model_card(folder: Path) -> ModelCard:
+    """Reads the model card of a Hugging Face model directory."""
+    present = (name for name in TOKENIZER_FILES if (folder / name).is_file())
+    files = {name: (folder / name).read_bytes() for name in present}
+    return ModelCard((folder / "config.json").read_bytes(), files)
 
 
 class ChatModel(NamedTuple):

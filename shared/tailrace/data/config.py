@@ -6,6 +6,7 @@ from typing import Any, Literal
 import msgspec
 
 from tailrace.config import Config
+from tailrace.import_path import looks_like_path
 
 SUFFIXES = {".jsonl": "jsonl", ".json": "json", ".parquet": "parquet"}
 
@@ -71,9 +72,8 @@ class DatasetEntry(Config, frozen=True, kw_only=True):
             return self.format == "hub"
         path = Path(self.path).expanduser()
         return (
-            self.path.count("/") <= 1
+            not looks_like_path(self.path)
             and ":" not in self.path
-            and not self.path.startswith((".", "/", "~"))
             and path.suffix not in SUFFIXES
             and not path.is_dir()
         )

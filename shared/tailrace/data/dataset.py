@@ -7,6 +7,7 @@ resume. Every epoch visits each row once, in another order. Evaluations use the 
 import hashlib
 from collections.abc import Iterator, Sequence
 from functools import lru_cache
+from itertools import islice
 
 import numpy as np
 from numpy.typing import NDArray
@@ -44,8 +45,20 @@ def load_dataset(entry: DatasetEntry, seed: int, key: str) -> Dataset:
     """Loads, converts and checks all rows; `ConfigError` names `key` or the row, and the remedy."""
     rows = list(_rows(entry, key))
     if not rows:
-        raise ConfigError(f"{key}: {entry.path} gives no rows: correct path, split or converter")
+        raise ConfigError(_no_rows(entry, key))
     return Dataset(rows, seed)
+
+
+def first_rows(entry: DatasetEntry, num_rows: int, key: str) -> list[Row]:
+    """At most `num_rows` rows of the start, checked as `load_dataset` does; raises as it does."""
+    rows = list(islice(_rows(entry, key), num_rows))
+    if not rows:
+        raise ConfigError(_no_rows(entry, key))
+    return rows
+
+
+def _no_rows(entry: DatasetEntry, key: str) -> str:
+    return f"{key}: {entry.path} gives no rows: correct path, split or converter"
 
 
 def _rows(entry: DatasetEntry, key: str) -> Iterator[Row]:

@@ -9,6 +9,9 @@ from tailrace.config import ConfigError
 from tailrace.data.config import DatasetEntry
 from tailrace_protos.chat import ChatMessage
 
+COMPLETED = frozenset(("agent_name", "tools", "tools_kwargs"))
+"""Keys that a row has after its completion, whatever its source."""
+
 _ROLES = ("system", "user", "assistant", "tool", "developer")
 
 
@@ -71,8 +74,9 @@ def prompt_messages(row: Mapping[str, Any]) -> tuple[ChatMessage, ...]:
 def require_prompt(row: Row) -> None:
     """Raises `ConfigError` for a row without `prompt`, which the built-in agent loops need."""
     if "prompt" not in row.data:
+        found = ", ".join(sorted(row.data.keys() - COMPLETED)) or "no key"
         raise ConfigError(
-            f"{row.origin}: key 'prompt' is missing (found {', '.join(sorted(row.data))}): agent loop "
+            f"{row.origin}: key 'prompt' is missing (found {found}): agent loop "
             f"{row.data['agent_name']!r} needs it; write a converter if it has another name"
         )
 

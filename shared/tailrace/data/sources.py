@@ -1,9 +1,9 @@
 """Sources of rows: files, the Hugging Face hub and Python functions; each row with its place."""
 
 import importlib
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import msgspec
 
@@ -15,6 +15,8 @@ from tailrace.import_path import load_object
 
 Place = str
 RawRows = Iterator[tuple[Any, Place]]
+
+_END = object()
 
 
 def raw_rows(entry: DatasetEntry, key: str) -> RawRows:
@@ -54,23 +56,25 @@ def _files(entry: DatasetEntry, key: str) -> list[Path]:
     raise ConfigError(f"{key}.split: folder {path} holds none of {names}: correct split or path")
 
 
-def _read(path: Path, key: str) -> bytes:
+def _opened(path: Path, key: str) -> BinaryIO:
     try:
-        return path.read_bytes()
+        return path.open("rb")
     except OSError as error:
         raise ConfigError(f"{key}.path: cannot read {path}: {error.strerror}") from error
 
 
 def _jsonl(entry: DatasetEntry, key: str) -> RawRows:
     for path in _files(entry, key):
-        for number, line in enumerate(_read(path, key).split(b"\n"), start=1):
-            if line.strip():
-                yield _decode(line, f"{path}:{number}"), f"{path}:{number}"
+        with _opened(path, key) as lines:
+            for number, line in enumerate(lines, start=1):
+                if line.strip():
+                    yield _decode(line, f"{path}:{number}"), f"{path}:{number}"
 
 
 def _json(entry: DatasetEntry, key: str) -> RawRows:
     for path in _files(entry, key):
-        content = _decode(_read(path, key), str(path))
+        with _opened(path, key) as file:
+            content = _decode(file.read(), str(path))
         if not isinstance(content, list):
             raise ConfigError(f"{path}: must hold a list of rows, found {type(content).__name__}")
         for index, row in enumerate(content):
@@ -114,14 +118,18 @@ def _hub(entry: DatasetEntry, key: str) -> RawRows:
 
 def _python(entry: DatasetEntry, key: str) -> RawRows:
     make = load_object(entry.path, f"{key}.path")
-    try:
-        with foreign_code(f"{key}: {entry.path}"):
-            made: Iterable[Any] = make(split=entry.split, **entry.options)
-            rows = list(made)
-    except ForeignCodeError as error:
-        raise ConfigError(str(error)) from error
-    for index, row in enumerate(rows):
+    index, rows = 0, None
+    while True:
+        try:
+            with foreign_code(f"{key}: {entry.path}"):
+                rows = iter(make(split=entry.split, **entry.options)) if rows is None else rows
+                row = next(rows, _END)
+        except ForeignCodeError as error:
+            raise ConfigError(str(error)) from error
+        if row is _END:
+            return
         yield row, f"{entry.path}[{index}]"
+        index += 1
 
 
 def _extra(module: str, key: str, needs: str) -> Any:

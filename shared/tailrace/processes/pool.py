@@ -10,9 +10,9 @@ import contextlib
 import os
 import signal
 import sys
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
-from typing import TypeVar
+from typing import IO, TypeVar
 
 import msgspec
 
@@ -39,11 +39,17 @@ class WorkerProcess:
 
     @classmethod
     async def start(
-        cls, module: str, arguments: Sequence[str] = (), python: str = sys.executable
+        cls,
+        module: str,
+        arguments: Sequence[str] = (),
+        python: str = sys.executable,
+        *,
+        environment: Mapping[str, str] | None = None,
+        errors: IO[bytes] | None = None,
     ) -> "WorkerProcess":
         """Runs `python -m module`, which opens a `ParentLink`, in a new process session.
 
-        Raises `ProcessStartError`.
+        `environment` replaces ours, `errors` our standard error. Raises `ProcessStartError`.
         """
         pipe = asyncio.subprocess.PIPE
         try:
@@ -54,6 +60,8 @@ class WorkerProcess:
                 *arguments,
                 stdin=pipe,
                 stdout=pipe,
+                stderr=errors,
+                env=environment,
                 start_new_session=True,  # `kill` also reaches processes that user code started
             )
         except OSError as error:

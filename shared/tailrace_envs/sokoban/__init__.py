@@ -1,5 +1,5 @@
 """Sokoban: solvable levels, text boards, pictures, an expert and a tokenizer.
 
-`board` has the rules, `levels` generates boards, `environment` plays episodes; `solver` and `expert`
-make demonstrations.
+`board` has the rules, `levels` generates boards, `environment` plays episodes, `expert` makes
+demonstrations and baselines; `solver` finds shortest solutions.
 """

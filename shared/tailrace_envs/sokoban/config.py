@@ -22,7 +22,7 @@ class SokobanConfig(Config, frozen=True, kw_only=True):
     More pulls make harder levels."""
 
     split: Split = "train"
-    """Levels that seeds select from: `train`, `held_out` (never a train level) or `all`."""
+    """Levels that seeds select from: `train`, `held_out` (other layouts of walls) or `all`."""
 
     max_turns: int = 30
     """Replies after which the episode is truncated. Every level has a solution within this number."""

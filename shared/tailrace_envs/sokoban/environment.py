@@ -54,11 +54,13 @@ class SokobanText(TextGame):
     def __init__(self, **options: Any) -> None:
         self.config = decode_config(options, SokobanConfig, "env_config")
         super().__init__(self.config.max_turns)
-        self.board, self.position, _ = level_for_seed(self.config, 0)  # an empty split fails here
+        self.level = level_for_seed(self.config, 0)  # an empty split fails here
+        self.board, self.position, _ = self.level
 
     def begin(self, seed: int) -> str:
         """See `TextGame`."""
-        self.board, self.position, _ = level_for_seed(self.config, seed)
+        self.level = level_for_seed(self.config, seed)
+        self.board, self.position, _ = self.level
         return self.instructions() + self.board.text(self.position)
 
     def instructions(self) -> str:

@@ -2,8 +2,9 @@
 
 A push undoes a pull, so every level is solvable: by the moves of the play in reverse. A level is a pure
 function of (settings, split, seed): numpy's `RandomState`, whose stream is the same in all versions,
-draws the numbers. A hash of walls, goals and boxes decides the split of a level, so that a held-out
-level is never a train level with the player in another cell.
+draws the numbers. A hash of the walls, the same for their mirror images and rotations, decides the
+split of a level: held-out levels have other layouts than train levels. In very small rooms, and
+without inner walls, goals and boxes are parts of the layout.
 """
 
 from collections.abc import Iterator
@@ -14,9 +15,11 @@ import numpy as np
 
 from tailrace_envs.sokoban.board import Board, Position
 from tailrace_envs.sokoban.config import SokobanConfig
-from tailrace_envs.splits import is_held_out
+from tailrace_envs.splits import is_held_out, symmetric_text
 
 MAX_ATTEMPTS = 2000
+HELD_OUT_SHARE = 0.25
+MIN_INNER_CELLS = 16  # smaller rooms have few layouts of walls
 
 
 class NoLevelError(ValueError):
@@ -26,7 +29,9 @@ class NoLevelError(ValueError):
         super().__init__(
             f"no Sokoban level in {MAX_ATTEMPTS} attempts with dim_room {list(config.dim_room)}, "
             f"num_boxes {config.num_boxes}, wall_share {config.wall_share:g}, max_turns "
-            f"{config.max_turns}: raise dim_room or max_turns, lower num_boxes, wall_share or max_pulls"
+            f"{config.max_turns}, split {config.split!r}: raise dim_room or max_turns, lower "
+            "num_boxes, wall_share or max_pulls; a small board may have too few layouts for two "
+            "splits: use split 'all'"
         )
         self.num_attempts = MAX_ATTEMPTS
 
@@ -48,16 +53,22 @@ def level_for_seed(config: SokobanConfig, seed: int) -> Level:
         level = _level(config, random)
         if level is None or level.max_solution_moves > config.max_turns:
             continue
-        if config.split == "all" or is_held_out(text_without_player(level)) == (
-            config.split == "held_out"
-        ):
+        if config.split == "all" or has_held_out_layout(level) == (config.split == "held_out"):
             return level
     raise NoLevelError(config)
 
 
-def text_without_player(level: Level) -> str:
-    """Text of a level without the player; its hash decides the split."""
-    return level.board.text(Position(-1, level.start.boxes))
+@lru_cache(maxsize=8192)
+def has_held_out_layout(level: Level) -> bool:
+    """True for a quarter of all layouts."""
+    board = level.board
+    floor = np.array(board.is_floor).reshape(-1, board.num_columns)
+    layout = floor.astype(np.uint8)
+    inner = floor[1:-1, 1:-1]
+    if inner.all() or inner.size < MIN_INNER_CELLS:
+        layout.ravel()[list(board.goals)] += 2
+        layout.ravel()[list(level.start.boxes)] += 4
+    return is_held_out(f"layout {symmetric_text(layout)}", HELD_OUT_SHARE)
 
 
 def _level(config: SokobanConfig, random: np.random.RandomState) -> Level | None:

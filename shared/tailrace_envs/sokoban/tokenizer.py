@@ -1,4 +1,4 @@
-"""Tokenizer for a tiny model of Sokoban with one box and four inner columns.
+"""Tokenizer for a tiny model of Sokoban with at most two boxes and four inner columns.
 
 A row of the board with its line feed is one token, and so is each action word. Other boards have one
 token per cell.
@@ -24,10 +24,11 @@ def build_sokoban_tokenizer(directory: str | Path) -> Path:
 
 
 def row_tokens() -> list[str]:
-    """All possible rows of a board with one box: at most one player, one box and one goal."""
+    """All possible rows of a board with two boxes: at most one player, two boxes and two goals."""
     rows = ("".join(cells) for cells in product(CELLS, repeat=NUM_INNER_COLUMNS))
     return [f"#{row}#\n" for row in rows if _can_occur(row)]
 
 
 def _can_occur(row: str) -> bool:
-    return all(sum(map(row.count, letters)) <= 1 for letters in ("PS", "X*", "OS*"))
+    limits = {"PS": 1, "X*": 2, "OS*": 2}
+    return all(sum(map(row.count, letters)) <= limit for letters, limit in limits.items())

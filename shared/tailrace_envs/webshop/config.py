@@ -43,7 +43,8 @@ class WebShopConfig(Config, frozen=True, kw_only=True):
     """Source of the products and of the goals."""
 
     split: Split = "train"
-    """Goals that seeds select from: `train`, `held_out` (a quarter, never a train goal) or `all`."""
+    """Goals that seeds select from: `train`, `held_out` (those of a quarter of the products, which the
+    searches of `train` never show) or `all`."""
 
     max_turns: int = 15
     """Replies after which the episode is truncated without a purchase."""

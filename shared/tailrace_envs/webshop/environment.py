@@ -89,7 +89,8 @@ class WebShopText(TextGame):
             return self.page.clicked(action.words)
         if self.page.kind != "start":
             return None
-        return Page("results", self.shop.find(action.words[:MAX_QUERY_CHARS], self.config.max_results))
+        words = action.words[:MAX_QUERY_CHARS]
+        return Page("results", self.shop.find(words, self.config.max_results, self.config.split))
 
     def _text(self) -> str:
         return (self._instruction_line() if self.config.repeat_instruction else "") + self._page_text()

@@ -1,44 +1,93 @@
-"""Demonstrations of WebShop: the direct way to the goal's product, mixed with random actions."""
+"""Players of WebShop: demonstrations of random valid actions, baselines, and the direct way to a goal.
+
+The demonstrations teach to read the pages and to write actions. A search is for some neighbouring words
+of the goal, a click is uniformly one of the page's.
+"""
 
 from collections.abc import Sequence
+from functools import lru_cache
 
+import numpy as np
+
+from tailrace_envs.baselines import Player, random_player
 from tailrace_envs.demonstrations import demonstrations_of
 from tailrace_envs.webshop.environment import WebShopText
+from tailrace_envs.webshop.goals import Goal
 from tailrace_envs.webshop.pages import BACK, BUY, NEXT, PREVIOUS
+from tailrace_envs.webshop.shop import Shop, words_of
+
+MAX_SEARCH_WORDS = 3
 
 
-class WebShopExpert:
-    """Expert that searches for attributes and kind, pages to the product, chooses options and buys."""
+class WebShopNovice:
+    """Novice that clicks on anything and searches for anything that the goal names."""
 
-    def best_replies(self, env: WebShopText) -> Sequence[str]:
-        """Next action on the way; a click back to the search if no later result is the product."""
-        page, goal = env.page, env.goal
-        if page.kind == "start":
-            return (f"search[{' '.join((*goal.attributes, goal.product.query))}]",)
-        if page.kind == "results":
-            return (f"click[{self._on_results(env)}]",)
-        if page.kind == "detail" or page.item != goal.product:
-            return (f"click[{PREVIOUS}]",)
-        clicks = page.clicks(env.config.items_per_page)
-        chosen = page.chosen.values()
-        missing = [value for value in goal.values if value in clicks and value not in chosen]
-        return tuple(f"click[{value}]" for value in missing[:1] or (BUY,))
+    def sensible_replies(self, env: WebShopText) -> Sequence[str]:
+        """All that a page offers."""
+        return self.any_replies(env)
 
     def any_replies(self, env: WebShopText) -> Sequence[str]:
-        """Every click of the page; on the first page, searches for one word of the instruction."""
+        """Every click of the page; on the first page, searches for one to three words of the goal."""
         clicks = env.page.clicks(env.config.items_per_page)
         if clicks:
             return tuple(f"click[{name}]" for name in clicks)
         words = (*env.goal.attributes, env.goal.product.query, *env.goal.values)
-        return tuple(f"search[{word}]" for word in words)
-
-    def _on_results(self, env: WebShopText) -> str:
-        asin = env.goal.product.asin
-        clicks = env.page.clicks(env.config.items_per_page)
-        if asin in clicks:
-            return asin
-        is_ahead = env.goal.product in env.page.results[env.page.number * env.config.items_per_page :]
-        return NEXT if is_ahead and NEXT in clicks else BACK
+        spans = (
+            words[start : start + length]
+            for length in range(1, MAX_SEARCH_WORDS + 1)
+            for start in range(len(words) - length + 1)
+        )
+        return tuple(f"search[{' '.join(span)}]" for span in spans)
 
 
-demonstrations = demonstrations_of(WebShopText, WebShopExpert(), random_moves=0.2)
+_NOVICE = WebShopNovice()
+demonstrations = demonstrations_of(WebShopText, _NOVICE, random_moves=0.0)
+
+
+def direct_action(env: WebShopText, goal: Goal) -> str:
+    """Next action on the way to a goal: search, page to the product, choose the options, buy.
+
+    A click back to the search if no later result is the product.
+    """
+    page = env.page
+    if page.kind == "start":
+        return f"search[{' '.join((*goal.attributes, goal.product.query))}]"
+    clicks = page.clicks(env.config.items_per_page)
+    if page.kind == "results":
+        is_ahead = goal.product in page.results[page.number * env.config.items_per_page :]
+        shown = goal.product.asin if goal.product.asin in clicks else NEXT
+        return f"click[{shown if is_ahead and shown in clicks else BACK}]"
+    if page.kind == "detail" or page.item != goal.product:
+        return f"click[{PREVIOUS}]"
+    missing = [one for one in goal.values if one in clicks and one not in page.chosen.values()]
+    return f"click[{(missing or [BUY])[0]}]"
+
+
+def _first_result(env: WebShopText, random: np.random.Generator) -> str:
+    """Searches for the instruction, opens the first result and buys it as it is."""
+    if env.page.kind == "start":
+        return f"search[{env.goal.instruction}]"
+    first = next((one.asin for one in env.page.results), BACK)
+    return f"click[{first if env.page.kind == 'results' else BUY}]"
+
+
+def _nearest_train_goal(env: WebShopText, random: np.random.Generator) -> str:
+    """Goes the direct way of the train goal whose instruction shares the most words."""
+    return direct_action(env, _nearest(env.shop, env.goal.instruction))
+
+
+@lru_cache(maxsize=4096)
+def _nearest(shop: Shop, instruction: str) -> Goal:
+    wanted = set(words_of(instruction))
+    return max(
+        shop.goals_of("train"), key=lambda known: len(wanted.intersection(words_of(known.instruction)))
+    )
+
+
+def baselines() -> dict[str, Player[WebShopText]]:
+    """Returns simple players, by name."""
+    return {
+        "random": random_player(_NOVICE.any_replies),
+        "first result": _first_result,
+        "answer of the nearest train goal": _nearest_train_goal,
+    }

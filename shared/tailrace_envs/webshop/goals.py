@@ -3,8 +3,7 @@
 An instruction of a product becomes one goal. If it leaves options open, each combination of option
 values becomes a goal, as published; at most `MAX_COMBINATIONS`, drawn uniformly by the seed. The price
 limit is drawn as published: the larger of two drawn from the first four of 10, 20, ..., 990 dollars
-above the price; no limit if fewer than two are above it. A hash of product, attributes and options
-decides the split of a goal.
+above the price; no limit if fewer than two are above it. The split of a goal is that of its product.
 """
 
 import hashlib
@@ -15,9 +14,11 @@ from typing import NamedTuple
 
 import numpy as np
 
+from tailrace_envs.splits import is_held_out
 from tailrace_envs.webshop.catalogue import Instruction, Product
 
 MAX_COMBINATIONS = 24
+HELD_OUT_SHARE = 0.25
 PRICE_LIMITS = tuple(10.0 * step for step in range(1, 100))  # dollars
 
 Options = tuple[tuple[str, str], ...]  # (option, value)
@@ -45,8 +46,13 @@ class Goal(NamedTuple):
 
     @property
     def is_held_out(self) -> bool:
-        """True for a quarter of all goals."""
-        return self.digest[0] < 64
+        """True if the product is held out."""
+        return is_held_out_product(self.product)
+
+
+def is_held_out_product(product: Product) -> bool:
+    """True for a quarter of all products; products of one title are in one split."""
+    return is_held_out(f"product {' '.join(product.title.lower().split())}", HELD_OUT_SHARE)
 
 
 def make_goals(products: Sequence[Product], seed: int, *, only_given: bool) -> tuple[Goal, ...]:

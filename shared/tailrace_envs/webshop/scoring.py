@@ -21,8 +21,8 @@ Differences between `tailrace_envs.webshop` (here) and the published code
   except a few function words, units and numbers.
 - Price of a range: there drawn between its ends at every start; here the lower end.
 - Price limits: same distribution, but `catalogue.seed` and the goal determine them here.
-- Goals: there shuffled, 500 for tests, 1,000 for development; here a hash holds out a quarter. There
-  all
+- Goals: there shuffled, 500 for tests, 1,000 for development; here a quarter of the products is held
+  out, and searches of the train split do not show them. There all
   combinations of a product are goals, drawn by how rare their attributes are; here at most 24, drawn
   uniformly.
 - Options: versions of that code differ (one requires exact sizes); here any chosen value may be similar

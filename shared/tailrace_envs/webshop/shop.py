@@ -6,6 +6,7 @@ Invariant: the goal of a seed is a pure function of (catalogue, split, seed).
 import re
 from collections.abc import Sequence
 from functools import lru_cache
+from itertools import islice
 from pathlib import Path
 
 import bm25s
@@ -16,7 +17,7 @@ from tailrace_envs.splits import Split
 from tailrace_envs.webshop.catalogue import Product, read_catalogue
 from tailrace_envs.webshop.config import CatalogueArgs
 from tailrace_envs.webshop.generated import generate_products
-from tailrace_envs.webshop.goals import Goal, make_goals
+from tailrace_envs.webshop.goals import Goal, is_held_out_product, make_goals
 from tailrace_envs.webshop.public import read_public
 
 _WORD = re.compile(r"[^\W_]+(?:\.[0-9]+)?")
@@ -50,9 +51,11 @@ class Shop:
         goals = self.goals_of(split)
         return goals[seed % len(goals)]
 
-    def find(self, query: str, max_results: int) -> tuple[Product, ...]:
-        """Searches for products, best first."""
-        return tuple(self.products[number] for number in self._index.find(query, max_results))
+    def find(self, query: str, max_results: int, split: Split = "all") -> tuple[Product, ...]:
+        """Searches for products, best first. With the train split, held-out products are hidden."""
+        found = (self.products[number] for number in self._index.find(query))
+        shown = (one for one in found if split != "train" or not is_held_out_product(one))
+        return tuple(islice(shown, max_results))
 
 
 @lru_cache(maxsize=4)
@@ -84,14 +87,14 @@ class SearchIndex:
         self._bm25.index([words_of(text) for text in texts], show_progress=False)
         self._known = set(self._bm25.vocab_dict)
 
-    def find(self, query: str, max_results: int) -> list[int]:
+    def find(self, query: str) -> list[int]:
         """Indices of the texts that contain any of the words, best first."""
         words = [word for word in words_of(query) if word in self._known]
         if not words:
             return []
         scores = np.asarray(self._bm25.get_scores(words))
         found = np.flatnonzero(scores > 0)
-        order = np.argsort(-scores[found], kind="stable")[:max_results]
+        order = np.argsort(-scores[found], kind="stable")
         return [int(number) for number in found[order]]
 
 

@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import shutil
+import sys
+from pathlib import Path
 from typing import Any
 
 import httpx2
@@ -14,12 +18,13 @@ from tailrace_protos.episode import Outcome
 from tailrace_protos.generation import GIVEN_VERSION
 from tailrace_protos.session import SessionOpened
 from tests.integration.gateway.replicas import other_url
-from tests.world.byte_model import renderer
+from tests.world.byte_model import call_text, renderer
 from tests.world.gateway import ADMIN_KEY
 from tests.world.workflows import WorkflowWorld, trained
 
 USER = {"role": "user", "content": "Hi"}
 OUTSIDE = {"mode": "outside"}
+EXAMPLE = Path(__file__).parents[3] / "examples" / "calculator"
 
 
 class Desk:
@@ -187,6 +192,20 @@ async def test_a_dead_worker_and_a_dead_gateway_leave_the_agents_episode_alone(
     assert sorted(one.metrics["num_calls"] for one in played.values()) == [1, 2]
 
 
+async def test_a_draining_worker_leaves_its_offers_to_the_next_one(world: WorkflowWorld) -> None:
+    await world.gateway.start_gateway()
+    settings = world.settings("", **OUTSIDE)
+    worker = world.agents.spawn_agents("w0", **settings)
+    desk = Desk(world, world.gateway.http(await world.gateway.open("probe"), ADMIN_KEY))
+    await world.admit()
+    player = await desk.play(await desk.lease(agent="a", wait_s=30))
+    assert await asyncio.to_thread(worker.stop) == 0
+    await world.agents.start_agents("w1", **settings)
+    await end(player, reward=1.0)
+    (played,) = (await world.agents.trajectories(1)).values()
+    assert (played.reward, played.metrics["num_calls"]) == (1.0, 1)
+
+
 @pytest.mark.parametrize("leases", [False, True])
 async def test_an_episode_that_nobody_ends_times_out_and_a_late_reward_is_told(
     world: WorkflowWorld, leases: bool
@@ -211,6 +230,31 @@ async def test_an_agents_failures_are_outcomes(world: WorkflowWorld) -> None:
     settled = (await world.agents.settled(2)).values()
     outcomes = {Outcome.INFRA_FAILURE, Outcome.POLICY_FAILURE}
     assert {one.outcome for one in settled} == outcomes
+
+
+@pytest.mark.parametrize("program", [(sys.executable, "agent.py"), ("node", "agent.mjs")])
+async def test_the_examples_play_with_their_calculator(
+    world: WorkflowWorld, program: tuple[str, str]
+) -> None:
+    if shutil.which(program[0]) is None:
+        pytest.skip(f"no {program[0]} on this machine")
+    world.model.reply = lambda prompt, _: (
+        "42" if "<tool_response>42" in prompt else call_text("calculator", expression="6*7")
+    )
+    await world.gateway.start_gateway()
+    rows = [{"prompt": "What is 6 times 7?", "answer": "42"}]
+    await world.agents.start_agents(**world.settings("", rows, **OUTSIDE))
+    url = (await world.gateway.open("probe")).base_url
+    argv = (program[0], str(EXAMPLE / program[1]), url)
+    variables = {**os.environ, "TAILRACE_GATEWAY_ADMIN_KEY": ADMIN_KEY}
+    agent = await asyncio.create_subprocess_exec(*argv, env=variables)
+    await world.admit(num_groups=2, group_size=2)
+    played = await world.agents.trajectories(2)
+    agent.kill()
+    await agent.wait()
+    assert [one.reward for one in played.values()] == [1.0] * 4
+    assert [one.metrics["num_tool_calls"] for one in played.values()] == [1] * 4
+    assert [one.metrics["num_forks"] for one in played.values()] == [0] * 4
 
 
 async def test_rows_of_tokens_are_settled_as_they_are(world: WorkflowWorld) -> None:

@@ -22,8 +22,8 @@ SMALL = Recipe(
     warm_start_steps=2,
     warm_start_episodes=4,
     eval_steps=1,
-    eval_interim_episodes=8,
-    eval_episodes=16,
+    eval_interim_tasks=4,
+    eval_tasks=8,
 )
 
 
@@ -83,13 +83,15 @@ def test_the_example_experiment_translates_into_a_recipe() -> None:
 
 
 def test_the_systems_time_to_the_goal_starts_with_the_evaluation_before_training() -> None:
+    greedy = "eval/greedy/success_rate"
     rows = [
-        {"step": 0, "time_s": 20.0, "eval/success_rate": 0.2, "idle/credit": None},
-        {"step": 1, "time_s": 25.0, "eval/success_rate": None, "idle/credit": 1.0},
-        {"step": 2, "time_s": 30.0, "eval/success_rate": 0.82, "idle/credit": 2.0},
-        {"step": 3, "time_s": 33.0, "eval/success_rate": 0.9, "idle/credit": 4.0},
+        {"step": 0, "time_s": 20.0, "eval/success_rate": 0.2, greedy: 0.0, "idle/credit": None},
+        {"step": 1, "time_s": 25.0, "eval/success_rate": None, greedy: None, "idle/credit": 1.0},
+        {"step": 2, "time_s": 30.0, "eval/success_rate": 0.82, greedy: 0.8, "idle/credit": 2.0},
+        {"step": 3, "time_s": 33.0, "eval/success_rate": 0.9, greedy: 0.91, "idle/credit": 4.0},
     ]
     found = system_result(rows)
     assert (found["to_goal_with_eval_s"], found["to_goal_step"]) == (10.0, 2)
     assert (found["warm_start_success"], found["success_rate"]) == (0.2, 0.9)
+    assert (found["warm_start_greedy"], found["greedy_success_rate"]) == (0.0, 0.91)
     assert found["idle"] == {"credit": 3.0}

@@ -64,6 +64,8 @@ def test_the_readers_of_the_runs_keys_are_those_in_the_code() -> None:
     found: dict[str, set[str]] = {key: set() for key in RunConfig.__struct_fields__}
     for path in (ROOT / "services").rglob("*.py"):
         service = path.relative_to(ROOT / "services").parts[0].removeprefix("tailrace_")
+        if service == "cli" and {"loading", "validate.py"} & set(path.parts):
+            continue  # checks and their summary compare keys that others act on
         for name in re.findall(r"\b_?run\.(\w+)", path.read_text()):
             for key in DERIVED.get(name, (name,)):
                 if key in found and not path.name.startswith("config"):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tailrace_cli.summary import Row, summary_rows
+from tailrace_cli.summary import NO_HEALTH, Row, summary_rows
 
 START: Row = {"step": 0, "time_s": 10.0, "eval/success_rate": 0.2}
 BUSY: Row = {
@@ -28,7 +28,28 @@ def test_the_rate_is_that_of_the_run_and_not_of_a_last_step_that_had_nothing_to_
 def test_a_run_that_only_evaluated_has_no_rate() -> None:
     rows = dict(summary_rows([START]))
     assert "trained tokens per second" not in rows
-    assert rows["held-out success, step 0"] == "0.200"
+    assert rows["held-out success, sampled at temperature 1, step 0"] == "0.200"
+
+
+def test_sampled_and_greedy_success_stand_beside_the_baselines_by_name() -> None:
+    end: Row = {"step": 2, "eval/success_rate": 0.75, "eval/greedy/success_rate": 0.8}
+    start: Row = START | {"eval/greedy/success_rate": 0.0}
+    rows = dict(summary_rows([start, BUSY, end], NO_HEALTH, {"lake": {"safe random": 0.079}}, 0.7))
+    held_out = {name: value for name, value in rows.items() if name.startswith("held-out")}
+    assert held_out == {
+        "held-out success, sampled at temperature 0.7, step 0": "0.200",
+        "held-out success, sampled at temperature 0.7, step 2": "0.750",
+        "held-out success, greedy, step 0": "0.000",
+        "held-out success, greedy, step 2": "0.800",
+        "held-out success of a simple player: safe random": "0.079",
+    }
+
+
+def test_an_evaluation_at_temperature_0_is_named_greedy_and_each_baseline_has_its_tag() -> None:
+    baselines = {"lake": {"random": 0.01}, "shop": {"random": 0.02}}
+    rows = dict(summary_rows([START], NO_HEALTH, baselines, 0.0))
+    assert rows["held-out success, greedy, step 0"] == "0.200"
+    assert rows["held-out success of a simple player: random (shop)"] == "0.020"
 
 
 def test_outcomes_are_summed_and_those_that_never_occurred_left_out() -> None:

@@ -47,6 +47,7 @@ def test_the_resolved_experiment_loads_to_the_same() -> None:
         ("cluster.num_sandboxes=-1", "cluster.num_sandboxes"),
         ("reward.rewards=[{name: r, kind: scorer, scorer: code}]", "cluster.num_sandboxes to 1"),
         ("reward.rewards=[{name: r, kind: scorer, timeout_s: 1000}]", "agents.reward_timeout_s"),
+        ("inference.transports=[nats]", "agents.transport: zmq is not one of inference.transports"),
     ],
 )
 def test_combinations_that_cannot_run_name_the_key_or_the_remedy(override: str, named: str) -> None:
@@ -169,7 +170,12 @@ def test_gigpo_on_environments_needs_no_other_rows() -> None:
     check_experiment(load(EXAMPLE, SUMS))
 
 
-def test_the_settings_in_the_readme_of_rewards_are_possible() -> None:
+def test_the_settings_in_the_readme_of_rewards_are_possible(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "my_reward_model").mkdir()
+    (tmp_path / "my_reward_model" / "config.json").write_text("{}")
     readme = (EXAMPLE.parents[2] / "services" / "tailrace_reward" / "README.md").read_text()
     blocks = [textwrap.dedent(part.split("```")[0]) for part in readme.split("```yaml")[1:]]
     of_example = yaml.safe_load(EXAMPLE.read_text())

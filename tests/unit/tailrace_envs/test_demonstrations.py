@@ -1,19 +1,24 @@
-"""Tokenizers and demonstrations of Sokoban and WebShop for tiny models."""
+"""Tokenizers and demonstrations of Sokoban and WebShop for tiny models, and baselines."""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
 from transformers import AutoTokenizer
 
 from tailrace.chat import Renderer
-from tailrace_envs import make_env
+from tailrace_envs import env_baselines, make_env
+from tailrace_envs.baselines import success_of
+from tailrace_envs.sokoban.expert import SokobanNovice
 from tailrace_envs.sokoban.expert import demonstrations as sokoban
 from tailrace_envs.sokoban.tokenizer import build_sokoban_tokenizer, row_tokens
+from tailrace_envs.webshop.expert import WebShopNovice
 from tailrace_envs.webshop.expert import demonstrations as webshop
 from tailrace_envs.webshop.tokenizer import build_webshop_tokenizer
 from tailrace_protos.weights import ModelCard
@@ -21,7 +26,7 @@ from tailrace_protos.weights import ModelCard
 Row = tuple[list[int], list[int]]
 
 SHOP: dict[str, Any] = {"items_per_page": 3, "max_turns": 8, "repeat_instruction": False}
-LEVELS: dict[str, Any] = {"max_turns": 20}
+LEVELS: dict[str, Any] = {"max_turns": 20, "num_boxes": 2}
 
 
 class Kind:
@@ -96,17 +101,20 @@ def test_demonstrations_play_back_as_they_were_shown(kind: Kind) -> None:
     seed = int(seeds.integers(2**31))
     row = kind.rows(1, random_moves=0.0)[0]
     env.reset(seed=seed)
-    endings = [env.step(reply)[2:4] for reply in replies(kind, row)]
-    assert endings == [(False, False)] * (len(endings) - 1) + [(True, False)]
+    endings = [any(env.step(reply)[2:4]) for reply in replies(kind, row)]
+    assert endings == [False] * (len(endings) - 1) + [True]
 
 
-def test_an_expert_without_random_moves_always_succeeds(kind: Kind) -> None:
-    env = make_env(kind.env_type, kind.options)
-    for row in kind.rows(30, random_moves=0.0):
-        said = replies(kind, row)
-        assert len(said) < kind.options["max_turns"]
-        env.reset(seed=0)
-        assert not env.step(said[0])[4]["invalid_action"]
+def test_demonstrations_are_valid_and_win_by_chance_alone(kind: Kind) -> None:
+    env = make_env(kind.env_type, {**kind.options, "split": "train"})
+    seeds = np.random.default_rng(3)
+    (row,) = kind.rows(1, random_moves=0.0)
+    env.reset(seed=int(seeds.integers(2**31)))
+    assert not any(env.step(reply)[4]["invalid_action"] for reply in replies(kind, row))
+    make = partial(make_env, kind.env_type, {**kind.options, "split": "train"})
+    name = {"sokoban": "random legal", "webshop": "random"}[kind.env_type]
+    chance = success_of({name: env_baselines(kind.env_type)[name]}, make, range(100))
+    assert chance[name] < 0.2
 
 
 def test_demonstrations_depend_on_the_seed_alone(kind: Kind) -> None:
@@ -114,15 +122,60 @@ def test_demonstrations_depend_on_the_seed_alone(kind: Kind) -> None:
     assert kind.rows(10) != kind.rows(10, seed=4)
 
 
-def test_random_moves_are_a_share_of_all(kind: Kind) -> None:
-    def mean_turns(random_moves: float) -> float:
-        return float(
-            np.mean([len(replies(kind, row)) for row in kind.rows(60, random_moves=random_moves)])
-        )
+def test_every_sensible_reply_is_as_likely_as_another(kind: Kind) -> None:
+    """The first replies on one task are uniform over what the novice calls sensible."""
+    env = make_env(kind.env_type, {**kind.options, "split": "train"})
+    novice: Any = SokobanNovice() if kind.env_type == "sokoban" else WebShopNovice()
+    shares = []
+    for seed in range(200):
+        env.reset(seed=seed)
+        choices = novice.sensible_replies(env)
+        assert len(set(choices)) == len(choices)
+        shares.append(1 / len(choices))
+    said = [replies(kind, row)[0] for row in kind.rows(200, random_moves=0.0)]
+    most = Counter(said).most_common(1)[0][1] / len(said)
+    assert most < 2 * float(np.mean(shares))
 
-    assert kind.rows(10, random_moves=0.0) != kind.rows(10, random_moves=0.5)
-    if kind.env_type == "sokoban":  # shopping at random ends soon with a purchase
-        assert mean_turns(0.0) < mean_turns(0.5) < mean_turns(1.0)
+
+@pytest.mark.parametrize("env_type", ["frozen_lake", "sokoban", "webshop"])
+def test_baselines_are_repeatable_and_below_a_policy_that_knows_the_way(env_type: str) -> None:
+    options = {"sokoban": LEVELS, "webshop": SHOP}.get(env_type, {})
+    make = partial(make_env, env_type, {**options, "split": "held_out"})
+    found = success_of(env_baselines(env_type), make, range(60))
+    assert found == success_of(env_baselines(env_type), make, range(60))
+    assert len(found) >= 3
+    assert found["random"] <= min(found.values()) + 0.05
+    assert max(found.values()) < 0.95
+    on_train = success_of(env_baselines(env_type), partial(make_env, env_type, options), range(30))
+    nearest = next(name for name in found if name.startswith("answer of the nearest train"))
+    assert on_train[nearest] == 1.0  # its own answer
+
+
+def test_an_environment_of_ones_own_has_its_baselines_as_an_attribute() -> None:
+    assert set(env_baselines(f"{__name__}:Coin")) == {"heads"}
+    assert success_of(env_baselines(f"{__name__}:Coin"), Coin, range(10)) == {"heads": 0.5}
+    assert env_baselines("maths") == {}
+
+
+class Coin:
+    """Environment whose seed is even for heads; it reports no success."""
+
+    baselines: ClassVar = {"heads": lambda env, random: "heads"}
+
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[str, dict[str, Any]]:
+        self._seed = seed or 0
+        return "heads or tails?", {}
+
+    def step(self, action: str, /) -> tuple[str, float, bool, bool, dict[str, Any]]:
+        return "", float((action == "heads") == (self._seed % 2 == 0)), True, False, {}
+
+    def render(self) -> None:
+        return None
+
+    def close(self) -> None:
+        return None
 
 
 @pytest.mark.parametrize("options", [{"random_moves": 1.5}, {"split": "held_out"}])

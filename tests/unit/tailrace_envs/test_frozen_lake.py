@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import gymnasium
+import numpy as np
 import pytest
+from gymnasium.envs.toy_text.frozen_lake import generate_random_map, is_valid
 
 from tailrace.config import ConfigError
 from tailrace_envs import FrozenLakeText, UnknownEnvTypeError, make_env
 from tailrace_envs.frozen_lake import INVALID_NOTE, RULES, parse_action
 from tailrace_envs.frozen_lake_expert import best_moves
-from tailrace_envs.frozen_lake_maps import map_for_seed, map_pools
-from tailrace_envs.splits import is_held_out
+from tailrace_envs.frozen_lake_maps import holes_of, map_for_seed, map_pools
 
 
 def winning_replies(env: FrozenLakeText, seed: int) -> list[str]:
@@ -129,14 +130,36 @@ def test_resets_without_a_seed_follow_the_last_seed() -> None:
     assert len(set(drawn)) > 1
 
 
-def test_1024_held_out_seeds_give_distinct_maps_that_are_never_train_maps() -> None:
-    held_out = {map_for_seed(4, 0.8, "held_out", seed) for seed in range(1024)}
-    train = {map_for_seed(4, 0.8, "train", seed) for seed in range(5000)}
-    assert len(held_out) == 1024
-    assert len(train) >= 1000
-    assert held_out.isdisjoint(train)
-    assert all(is_held_out("\n".join(lake_map)) for lake_map in held_out)
-    assert not any(is_held_out("\n".join(lake_map)) for lake_map in train)
+@pytest.mark.parametrize(("size", "p"), [(3, 0.8), (4, 0.8), (4, 0.6), (5, 0.8)])
+def test_no_held_out_map_is_within_one_cell_of_a_train_map_or_of_an_image_of_one(
+    size: int, p: float
+) -> None:
+    pools = map_pools(size, p)
+    held_out = np.array([holes_of(lake_map) for lake_map in pools.held_out])
+    near = min(
+        int((image.reshape(1, -1) != held_out.reshape(len(held_out), -1)).sum(1).min())
+        for lake_map in pools.train
+        for side in (holes_of(lake_map), holes_of(lake_map).T)
+        for image in (np.rot90(side, turns) for turns in range(4))
+    )
+    assert near >= 2
+
+
+def test_seeds_select_distinct_maps_and_the_pools_are_large_enough() -> None:
+    pools = map_pools(4, 0.8)
+    assert len({map_for_seed(4, 0.8, "held_out", seed) for seed in range(247)}) == 247
+    assert len(set(pools.train)) == len(pools.train) >= 1000
+    assert map_for_seed(4, 0.8, "train", 0) == map_for_seed(4, 0.8, "train", len(pools.train))
+
+
+def test_maps_are_drawn_as_gymnasium_draws_them() -> None:
+    """The same share of holes, and only maps with a path."""
+    theirs = [holes_of(tuple(generate_random_map(8, 0.8, seed))).mean() for seed in range(300)]
+    ours = [holes_of(lake_map).mean() for lake_map in map_pools(8, 0.8).every[:3000]]
+    assert float(np.mean(ours)) == pytest.approx(float(np.mean(theirs)), abs=0.01)
+    assert all(
+        is_valid([list(row) for row in lake_map], 8) for lake_map in map_pools(8, 0.8).every[:50]
+    )
 
 
 def test_a_map_has_the_same_split_at_every_probability_of_ice() -> None:

@@ -104,24 +104,41 @@ def test_demonstrations_depend_on_the_seed_alone(renderer: Renderer) -> None:
     assert list(demonstrations(renderer, seed=5, num_episodes=10)) != first
 
 
-def test_without_random_moves_every_demonstration_reaches_the_goal(renderer: Renderer) -> None:
-    for token_ids, _ in demonstrations(renderer, seed=0, num_episodes=50, random_moves=0.0):
-        last_reply = renderer.decode(np.array(token_ids[-2:], dtype=np.int32))
-        rows = renderer.decode(np.array(token_ids[-8:-2], dtype=np.int32)).splitlines()
-        beside_goal = {1: (2, 3), 2: (3, 2)}[parse_action(last_reply) or 0]
-        assert rows[beside_goal[0]][beside_goal[1]] == "P"
+def moves_of(renderer: Renderer, **options: float) -> list[tuple[list[str], int]]:
+    """Grid before a move of the demonstrations, and the move."""
+    found = []
+    for ids, _ in demonstrations(renderer, seed=0, num_episodes=300, **options):
+        for at in range(0, len(ids), 8):
+            grid = renderer.decode(np.array(ids[at : at + TURN], dtype=np.int32)).splitlines()
+            move = parse_action(renderer.decode(np.array(ids[at + TURN : at + 8], dtype=np.int32)))
+            assert move is not None
+            found.append((grid, move))
+    return found
 
 
-def test_half_of_the_moves_are_random_by_default(renderer: Renderer) -> None:
-    rows = list(demonstrations(renderer, seed=0, num_episodes=300))
-    moves = sum(sum(mask) // 2 for _, mask in rows)
-    wasted = sum(
-        parse_action(renderer.decode(np.array(ids[at + TURN : at + 8], dtype=np.int32))) in (0, 3)
-        for ids, _ in rows
-        for at in range(0, len(ids), 8)
-    )
-    # A quarter of all moves by chance goes left or up; shortest paths on these maps seldom do.
-    assert 0.2 < wasted / moves < 0.35
+def cell_ahead(grid: list[str], move: int) -> str:
+    """Letter of the cell that a move leads to; `#` outside of the grid."""
+    (row, column) = next((r, line.index("P")) for r, line in enumerate(grid) if "P" in line)
+    row, column = row + (move == 1) - (move == 3), column + (move == 2) - (move == 0)
+    inside = 0 <= row < 4 and 0 <= column < 4
+    return grid[row][column] if inside else "#"
+
+
+def test_demonstrations_avoid_holes_and_walls_and_show_no_direction(renderer: Renderer) -> None:
+    moves = moves_of(renderer, random_moves=0.0)
+    assert {cell_ahead(grid, move) for grid, move in moves} == {"F", "S", "G"}
+    # In a cell with four ways none is preferred: neither those to the goal nor the others.
+    open_cells = [
+        move for grid, move in moves if not {cell_ahead(grid, other) for other in range(4)} & {"#", "H"}
+    ]
+    shares = np.bincount(open_cells, minlength=4) / len(open_cells)
+    assert shares == pytest.approx([0.25] * 4, abs=0.06)
+
+
+def test_a_small_share_of_the_moves_is_any_by_default(renderer: Renderer) -> None:
+    moves = moves_of(renderer)
+    lost = np.mean([cell_ahead(grid, move) in "#H" for grid, move in moves])
+    assert 0.01 < lost < 0.05
 
 
 @pytest.mark.parametrize("options", [{"random_moves": 1.5}, {"split": "held_out"}])

@@ -222,6 +222,28 @@ def test_every_evaluation_task_is_played_so_often(eval_group_size: int) -> None:
     assert done.num_valid == done.num_episodes == 4 * eval_group_size
 
 
+def test_a_greedy_evaluation_plays_every_task_once_more_and_keeps_its_result_apart() -> None:
+    world = made_run(0, 2, eval_group_size=2, eval_greedy=True)
+    world.resume(0)
+    world.served_version = 0
+    world.beat()
+    world.decide()
+    plans = [group.plan for group in world.open.values()]
+    assert [len(plan.tasks) for plan in plans] == [2, 1] * 4
+    assert [plan.tasks[0].greedy for plan in plans] == [False, True] * 4
+    assert all(plans[at].tasks[0].seed == plans[at + 1].tasks[0].seed for at in range(0, 8, 2))
+    for plan in plans:
+        for member, task in enumerate(plan.tasks):
+            outcome = Outcome.OK if task.greedy else Outcome.INFRA_FAILURE
+            world.settle(plan.group_id, member, outcome)
+    world.decide()
+    (done,) = [e.body for e in world.events if isinstance(e.body, EvaluationFinished)]
+    assert (done.num_episodes, done.num_valid) == (12, 0)
+    assert done.greedy is not None
+    assert done.greedy.num_valid == 4
+    assert {tag: means.num_valid for tag, means in done.greedy_tags.items()} == {"A": 2, "B": 2}
+
+
 @pytest.mark.parametrize(
     ("settings", "shares"),
     [({}, {"A": 2, "B": 2}), ({"num_groups_partition": (1, 3)}, {"A": 1, "B": 3})],

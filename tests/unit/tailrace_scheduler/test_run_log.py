@@ -106,8 +106,12 @@ def test_an_evaluation_gives_its_row_the_means_of_every_tag() -> None:
     log.step(2)
     log.apply(EvaluationStarted("e2", 2, 12, 9))
     tags = {"lake": TagEvaluation(0.75, 0.5, 4), "shop": TagEvaluation(0.0, 0.0, 0)}
-    [row] = log.apply(EvaluationFinished("e2", 2, 0.75, 0.5, 4, 9, tags))
+    greedy = {"lake": TagEvaluation(0.25, 0.125, 4)}
+    body = EvaluationFinished("e2", 2, 0.75, 0.5, 4, 9, tags, greedy["lake"], greedy)
+    [row] = log.apply(body)
     assert isinstance(row, dict)
+    assert (row["eval/greedy/success_rate"], row["eval/greedy/reward_mean"]) == (0.25, 0.125)
+    assert row["eval/greedy/tag/lake/success_rate"] == 0.25
     assert (row["eval/success_rate"], row["eval/reward_mean"]) == (0.75, 0.5)
     assert {key: value for key, value in row.items() if key.startswith("eval/tag/")} == {
         "eval/tag/lake/success_rate": 0.75,

@@ -14,8 +14,7 @@ from tailrace_envs import make_env
 from tailrace_envs.sokoban.board import DIRECTIONS, Board, Position
 from tailrace_envs.sokoban.config import SokobanConfig
 from tailrace_envs.sokoban.environment import INVALID_NOTE, RULES, TILE, SokobanText
-from tailrace_envs.sokoban.expert import SokobanExpert
-from tailrace_envs.sokoban.levels import NoLevelError, level_for_seed, text_without_player
+from tailrace_envs.sokoban.levels import NoLevelError, level_for_seed
 from tailrace_envs.sokoban.solver import SearchLimitError, push_distances, solve
 
 SIZES = [
@@ -126,13 +125,13 @@ def test_walls_are_a_share_of_the_inner_cells() -> None:
     assert [num_floor(share) for share in (0.0, 0.25)] == [16, 12]
 
 
-def test_the_expert_solves_in_as_many_moves_as_the_solver_says() -> None:
-    env, expert = SokobanText(), SokobanExpert()
+def test_the_moves_of_a_solution_solve_the_level() -> None:
+    env = SokobanText()
     for seed in range(30):
         env.reset(seed=seed)
         moves = solve(env.board, env.position)
         assert moves is not None
-        results = [env.step(expert.best_replies(env)[0]) for _ in moves]
+        results = [env.step(move) for move in moves]
         assert [result[2] for result in results] == [False] * (len(moves) - 1) + [True]
 
 
@@ -162,7 +161,6 @@ def test_a_box_in_a_corner_is_given_up_at_once() -> None:
     board, position = board_of("######", "#X_P_#", "#__O_#", "######")
     assert push_distances(board)[board.num_columns + 1] == -1
     assert solve(board, position) is None
-    assert SokobanExpert().best_replies(on(board, position)) == ()
 
 
 def test_a_search_that_takes_too_long_says_so() -> None:
@@ -171,31 +169,29 @@ def test_a_search_that_takes_too_long_says_so() -> None:
         solve(level.board, level.start, max_states=2)
 
 
-def test_held_out_levels_are_never_train_levels() -> None:
-    levels = {
-        split: {
-            (level.board, level.start.boxes)
-            for level in (level_for_seed(SokobanConfig(split=split), seed) for seed in range(150))
-        }
-        for split in ("train", "held_out")
+@pytest.mark.parametrize("num_boxes", [1, 2])
+def test_held_out_levels_have_walls_that_no_train_level_has_even_mirrored_or_rotated(
+    num_boxes: int,
+) -> None:
+    layouts = {}
+    for split in ("train", "held_out"):
+        config = SokobanConfig(split=split, num_boxes=num_boxes)
+        boards = [level_for_seed(config, seed).board for seed in range(300)]
+        floors = {np.array(board.is_floor).reshape(config.dim_room).tobytes() for board in boards}
+        layouts[split] = floors
+    assert min(map(len, layouts.values())) >= 20
+    images = {
+        np.ascontiguousarray(np.rot90(side, turns)).tobytes()
+        for floor in layouts["train"]
+        for grid in [np.frombuffer(floor, bool).reshape(6, 6)]
+        for side in (grid, grid.T)
+        for turns in range(4)
     }
-    assert levels["train"].isdisjoint(levels["held_out"])
-    assert min(map(len, levels.values())) > 100
-
-
-def test_the_split_does_not_depend_on_where_the_player_stands() -> None:
-    level = level_for_seed(SokobanConfig(), 5)
-    elsewhere = next(
-        cell
-        for cell, is_floor in enumerate(level.board.is_floor)
-        if is_floor and cell not in level.start.boxes and cell != level.start.player
-    )
-    moved = level._replace(start=level.start._replace(player=elsewhere))
-    assert text_without_player(moved) == text_without_player(level)
+    assert images.isdisjoint(layouts["held_out"])
 
 
 def test_levels_never_change() -> None:
-    level = level_for_seed(SokobanConfig(), 7)
+    level = level_for_seed(SokobanConfig(split="all"), 7)
     assert level.board.text(level.start).split() == [
         "######",
         "#_#P_#",
@@ -272,7 +268,7 @@ def test_the_smallest_rooms_have_levels_with_as_many_boxes_as_are_allowed(
 
 def test_settings_without_any_level_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tailrace_envs.sokoban.levels.MAX_ATTEMPTS", 40)
-    with pytest.raises(NoLevelError, match=r"max_turns 1: raise dim_room or max_turns"):
+    with pytest.raises(NoLevelError, match=r"max_turns 1, .*: raise dim_room or max_turns"):
         make_env("sokoban", {"dim_room": [8, 8], "num_boxes": 3, "max_turns": 1})
 
 

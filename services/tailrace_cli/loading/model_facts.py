@@ -1,0 +1,111 @@
+"""Sizes of a model from its files, without torch: config.json and the headers of safetensors."""
+
+import importlib
+import json
+import math
+import struct
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from tailrace.config import ConfigError
+from tailrace_cli.loading.facts import ModelFacts
+
+_INDEX = "model.safetensors.index.json"
+_WEIGHTS = ("*.safetensors", "pytorch_model*.bin", "model*.bin")
+_HEADER = struct.Struct("<Q")
+_CONTEXT = ("max_position_embeddings", "n_positions", "n_ctx", "max_sequence_length", "seq_length")
+
+
+def model_facts(name: str, config_json: bytes, num_tokens: int = 0) -> ModelFacts:
+    """Sizes that the configuration tells. `num_tokens`: the tokenizer's, if the file has no vocabulary.
+
+    Keys that the file leaves out are asked of transformers, which takes seconds to import.
+    """
+    content = _text_part(json.loads(config_json))
+    if not _has_sizes(content):
+        content = _completed(content)
+    hidden = _first(content, ("hidden_size", "n_embd", "d_model"))
+    layers = _first(content, ("num_hidden_layers", "n_layer", "num_layers"))
+    heads = _first(content, ("num_attention_heads", "n_head", "num_heads"))
+    head_dim = _first(content, ("head_dim",)) or (hidden // heads if heads else 0)
+    kv_heads = _first(content, ("num_key_value_heads",)) or heads
+    vocab_size = _first(content, ("vocab_size",)) or num_tokens
+    return ModelFacts(
+        name=name,
+        context_tokens=_first(content, _CONTEXT),
+        num_parameters=_num_parameters(
+            content, hidden, layers, (heads + kv_heads) * head_dim, vocab_size
+        ),
+        vocab_size=vocab_size,
+        num_tokens=num_tokens,
+        hidden_size=hidden,
+        num_layers=layers,
+        kv_width=2 * layers * kv_heads * head_dim,
+        dtype=str(content.get("dtype") or content.get("torch_dtype") or "float32"),
+    )
+
+
+def counted_parameters(folder: Path, key: str) -> int:
+    """Parameters in the safetensors files of a local model; 0 for files of another kind.
+
+    `ConfigError` if the folder holds no weights, or lacks a file that its index names.
+    """
+    index = folder / _INDEX
+    if index.is_file():
+        names = set(json.loads(index.read_bytes()).get("weight_map", {}).values())
+        missing = sorted(name for name in names if not (folder / name).is_file())
+        if missing:
+            raise ConfigError(
+                f"{key}: {folder} lacks {missing[0]}, which {_INDEX} names: copy or download the model "
+                "again"
+            )
+        return sum(_in_file(folder / name) for name in names)
+    if not any(True for pattern in _WEIGHTS for _ in folder.glob(pattern)):
+        raise ConfigError(f"{key}: {folder} holds no weights (*.safetensors): copy the whole model")
+    return sum(map(_in_file, folder.glob("model*.safetensors")))
+
+
+def _in_file(path: Path) -> int:
+    with path.open("rb") as file:
+        (size,) = _HEADER.unpack(file.read(_HEADER.size))
+        header: dict[str, Any] = json.loads(file.read(size))
+    shapes = (entry["shape"] for name, entry in header.items() if name != "__metadata__")
+    return sum(map(math.prod, shapes))
+
+
+def _text_part(content: dict[str, Any]) -> dict[str, Any]:
+    """Returns the part about text of a model that also reads other things."""
+    inner = content.get("text_config")
+    return {**content, **inner} if isinstance(inner, dict) else content
+
+
+def _has_sizes(content: Mapping[str, Any]) -> bool:
+    return bool(_first(content, _CONTEXT) and _first(content, ("hidden_size", "n_embd", "d_model")))
+
+
+def _completed(content: dict[str, Any]) -> dict[str, Any]:
+    """Adds the defaults of the architecture; `ConfigError` for one that transformers does not know."""
+    auto: Any = importlib.import_module("transformers").AutoConfig
+    given = {key: value for key, value in content.items() if key not in ("model_type", "text_config")}
+    try:
+        found: Any = auto.for_model(str(content.get("model_type", "")), **given)
+    except (ValueError, TypeError, KeyError) as error:
+        raise ConfigError(f"the model's config.json: {str(error).partition(chr(10))[0]}") from error
+    text = found.get_text_config()
+    return {**text.to_dict(), **{key: getattr(text, key, None) for key in _CONTEXT}}
+
+
+def _num_parameters(
+    content: Mapping[str, Any], hidden: int, layers: int, attention_width: int, vocab_size: int
+) -> int:
+    """Rough number of a decoder: embeddings, and in each layer attention and feed-forward matrices."""
+    inner = _first(content, ("moe_intermediate_size", "intermediate_size", "n_inner")) or 4 * hidden
+    experts = _first(content, ("num_experts", "num_local_experts", "n_routed_experts")) or 1
+    tables = 1 if content.get("tie_word_embeddings") else 2
+    return hidden * (tables * vocab_size + layers * (2 * attention_width + 3 * inner * experts))
+
+
+def _first(content: Mapping[str, Any], keys: Iterable[str]) -> int:
+    found = (content.get(key) for key in keys)
+    return next((value for value in found if isinstance(value, int) and value > 0), 0)

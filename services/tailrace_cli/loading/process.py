@@ -1,0 +1,353 @@
+"""Child process that loads what an experiment names, one step after another; `checks` starts it.
+
+It has the environment variables, the folder and the import path of the services, so that a step finds
+what a service would find. A step that raises or calls `sys.exit` is a problem of that step.
+"""
+
+import asyncio
+import importlib
+import os
+import re
+import shutil
+import sys
+from collections.abc import Callable, Iterator
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import yaml
+
+from tailrace.chat import Renderer, TemplateError
+from tailrace.chat.model_files import model_folder, read_chat_model, read_model_card
+from tailrace.config import SECTIONS, ConfigError
+from tailrace.data import Row, first_rows, prompt_messages
+from tailrace.data.rows import COMPLETED
+from tailrace.foreign import ForeignCodeError, foreign_code
+from tailrace.processes import ParentLink
+from tailrace.scorers.registry import UnknownSourceError, scorer_for
+from tailrace.sdk.tool import as_offer
+from tailrace.tools.serving import load_tool
+from tailrace_agents.adapters.player_factory import check_row, made_env
+from tailrace_agents.adapters.workflow_pool import start_runner
+from tailrace_agents.core.environments import EnvHandle
+from tailrace_agents.core.loops import AGENT_LOOPS, agent_loops
+from tailrace_cli.checkpoints import newest_checkpoint
+from tailrace_cli.experiment import Experiment, decode
+from tailrace_cli.loading.facts import Begin, Begun, Loaded, MachineFacts, ModelFacts, PromptFacts, Step
+from tailrace_cli.loading.model_facts import counted_parameters, model_facts
+from tailrace_learner.adapters.model_source import (
+    DEMONSTRATIONS_KEY,
+    demonstration_pairs,
+    fetched_folder,
+    scratch_card,
+)
+from tailrace_learner.adapters.trackers import tracker_makers
+from tailrace_protos.chat import ChatMessage, ToolSchema
+from tailrace_protos.weights import ModelCard
+from tailrace_reward.adapters.components import check_component
+
+_NUM_ROWS = 32  # of a data set, from its start
+_NUM_DEMONSTRATIONS = 8
+_GREETING = (ChatMessage("user", "Hello."),)
+_CGROUP_LIMITS = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes")
+_ACCELERATORS = ("/dev/nvidia0", "/dev/nvidiactl", "/dev/kfd", "/dev/dxg")
+
+
+class Loader:
+    """Loads the parts of one experiment; every method but `load` is a kind of step."""
+
+    def __init__(self, experiment: Experiment) -> None:
+        self._experiment = experiment
+        self._tools: dict[str, ToolSchema] = {}
+
+    def load(self, step: Step) -> Loaded:
+        """Runs one step; the problems that it finds name the step's key."""
+        run: Callable[[Step], Loaded] = getattr(self, step.kind)
+        try:
+            with foreign_code(step.key):
+                return run(step)
+        except ForeignCodeError as error:
+            known = isinstance(error.error, ValueError)
+            return Loaded(problems=(self._placed(step, str(error.error if known else error)),))
+        except SystemExit as error:
+            reason = f"it ended its process ({error!r}), as no code may that a service calls"
+            return Loaded(problems=(self._placed(step, reason),))
+
+    def _placed(self, step: Step, problem: str) -> str:
+        text = problem.removeprefix(self._experiment.source).removeprefix(": ")
+        return text if _KEY.match(text) else f"{step.key}: {text}"
+
+    @cached_property
+    def _source(self) -> tuple[str, ModelCard, Path | None]:
+        """Name, model card and, of a local model, the folder; `ConfigError` if it cannot be read."""
+        run, learner = self._experiment.run, self._experiment.learner
+        resumed = _resumed(self._experiment)
+        if resumed is None and learner.from_scratch is not None:
+            scratch = learner.from_scratch
+            return f"{scratch.model_type} from scratch", scratch_card(scratch), None
+        name = run.pretrain if resumed is None else str(resumed)
+        key = "pretrain" if resumed is None else "resume_from_checkpoint"
+        folder = fetched_folder(name, key)
+        return name, _card_of(folder, key), folder if Path(name).expanduser().is_dir() else None
+
+    @cached_property
+    def _renderer(self) -> Renderer | None:
+        """None for a model without a tokenizer or template of use, which the step `model` reports."""
+        try:
+            return Renderer.from_model_card(self._source[1], self._experiment.run.chat)
+        except (ConfigError, TemplateError):
+            return None
+
+    @cached_property
+    def _facts(self) -> ModelFacts:
+        name, card, _ = self._source
+        tokens = read_chat_model(card, {}).tokenizer.get_vocab().values()
+        return model_facts(name, card.config_json, num_tokens=max(tokens) + 1)
+
+    def model(self, step: Step) -> Loaded:
+        """Configuration, tokenizer, chat template and parsers; renders one prompt."""
+        _, card, folder = self._source
+        try:
+            renderer = Renderer.from_model_card(card, self._experiment.run.chat)
+            renderer.opening_ids(_GREETING)
+            if self._experiment.agents.custom_envs:
+                renderer.require_plain_turns()
+            facts = self._facts
+        except TemplateError as error:
+            raise ConfigError(f"{step.key}: {error}") from error
+        if facts.num_tokens > facts.vocab_size:
+            raise ConfigError(
+                f"{step.key}: the tokenizer has {facts.num_tokens} tokens and the model's vocabulary "
+                f"{facts.vocab_size}: give the tokenizer that belongs to the model"
+            )
+        if folder is not None and (counted := counted_parameters(folder, step.key)):
+            facts = msgspec.structs.replace(facts, num_parameters=counted)
+        return Loaded(model=facts)
+
+    def architecture(self, step: Step) -> Loaded:
+        """The model itself, without weights; needs torch."""
+        architecture: Any = importlib.import_module("tailrace_cli.loading.architecture")
+        config_json = self._source[1].config_json
+        found: int = architecture.num_parameters(config_json, self._experiment, step.key)
+        return Loaded(model=msgspec.structs.replace(self._facts, num_parameters=found))
+
+    def role(self, step: Step) -> Loaded:
+        """Model of another role of the learner: it must read the policy's tokens."""
+        folder = fetched_folder(step.name, step.key)
+        if model_folder(step.name, step.key) is not None:
+            counted_parameters(folder, step.key)
+        theirs = model_facts(step.name, (folder / "config.json").read_bytes()).vocab_size
+        ours = self._facts.vocab_size
+        if theirs and ours and theirs != ours:
+            raise ConfigError(
+                f"{step.key}: {step.name} has {theirs} tokens in its vocabulary, the policy {ours}: "
+                "use a model with the policy's tokenizer"
+            )
+        return Loaded()
+
+    def warm_start(self, step: Step) -> Loaded:
+        """Function of the demonstrations; reads its first rows."""
+        warm, renderer = self._experiment.learner.warm_start, self._renderer
+        assert warm is not None
+        if renderer is None:
+            return Loaded()
+        pairs = demonstration_pairs(warm, renderer, self._experiment.run.seed, _NUM_DEMONSTRATIONS)
+        pair = next(pairs, None)
+        if pair is None:
+            raise ConfigError(f"{DEMONSTRATIONS_KEY}: {warm.demonstrations} yields no row")
+        token_ids, loss_mask = map(np.asarray, pair)
+        if token_ids.ndim != 1 or token_ids.shape != loss_mask.shape:
+            raise ConfigError(
+                f"{DEMONSTRATIONS_KEY}: {warm.demonstrations} yields token_ids of shape "
+                f"{token_ids.shape} with a loss_mask of shape {loss_mask.shape}: a row is (token_ids, "
+                "loss_mask), both of one length"
+            )
+        return Loaded()
+
+    def trackers(self, _step: Step) -> Loaded:
+        """Classes, packages and arguments of all trackers; makes none."""
+        tracker_makers(self._experiment.run, self._experiment.learner.chosen_trackers)
+        return Loaded()
+
+    def loop(self, step: Step) -> Loaded:
+        """One agent loop of the user's."""
+        agent_loops({step.name: self._experiment.agents.agent_loops[step.name]}, "agents.agent_loops")
+        return Loaded()
+
+    def environment(self, step: Step) -> Loaded:
+        """Makes an environment and resets it once; measures its first observation."""
+        entry = self._experiment.agents.custom_envs[step.name]
+        handle = EnvHandle(made_env(entry, step.key))
+        try:
+            beginning = asyncio.run(handle.reset(0))
+        finally:
+            handle.close()
+        num_tokens, place = 0, "the first observation"
+        if self._renderer is not None:
+            num_tokens = len(self._renderer.observation_ids(beginning.observation, first=True))
+        facts = PromptFacts(tag=step.name, place=place, num_tokens=num_tokens)
+        return Loaded(prompt=facts, line=f"{step.name}: environment {entry.env_type}")
+
+    def dataset(self, step: Step) -> Loaded:
+        """Reads the first rows of a data set, checks their loops and renders their prompts."""
+        agents = self._experiment.agents
+        rows = first_rows(agents.datasets[step.name], _NUM_ROWS, step.key)
+        notes: tuple[str, ...] = ()
+        num_tokens, place = 0, rows[0].origin
+        for row in rows:
+            self._check_source(row)
+        if not agents.is_played_by_workflow(step.name):
+            loops = {**agents.agent_loops, **AGENT_LOOPS}  # those of the user's are steps of their own
+            for row in rows:
+                check_row(row, loops)
+            notes = tuple(self._unserved(rows, step))
+            num_tokens, place = max(self._lengths(rows), default=(0, place))
+        num_rows = len(rows) if len(rows) < _NUM_ROWS else 0
+        facts = PromptFacts(tag=step.name, place=place, num_tokens=num_tokens, num_rows=num_rows)
+        columns = ", ".join(sorted(rows[0].data.keys() - COMPLETED))
+        return Loaded(prompt=facts, notes=notes, line=f"{step.name}: data set with columns {columns}")
+
+    def _lengths(self, rows: list[Row]) -> Iterator[tuple[int, str]]:
+        if self._renderer is None:
+            return
+        for row in rows:
+            if "prompt" not in row.data:
+                continue
+            tools = [self._tools[name] for name in row.data["tools"] if name in self._tools]
+            try:
+                ids = self._renderer.opening_ids(prompt_messages(row.data), tools)
+            except TemplateError as error:
+                raise ConfigError(
+                    f"{row.origin}: the chat template refuses its prompt: {error}"
+                ) from error
+            yield len(ids), row.origin
+
+    def _check_source(self, row: Row) -> None:
+        """Raises `ConfigError` if no scorer is known for the row's data source."""
+        source = str(row.data.get("data_source") or "")
+        for entry in self._experiment.reward.components:
+            if entry.kind == "scorer" and not entry.scorer:
+                try:
+                    scorer_for(source, entry.sources)
+                except UnknownSourceError as error:
+                    raise ConfigError(f"{row.origin}: reward {entry.name!r}: {error}") from error
+
+    def _unserved(self, rows: list[Row], step: Step) -> Iterator[str]:
+        served = {*self._tools, *(_SANDBOX_TOOLS if self._experiment.cluster.num_sandboxes else ())}
+        for name in sorted({name for row in rows for name in row.data["tools"]} - served):
+            yield (
+                f"{step.key}: its rows use the tool {name!r}, which this run serves nowhere: list it "
+                "in cluster.tool_workers, or serve it by `tailrace tools serve`"
+            )
+
+    def workflow(self, _step: Step) -> Loaded:
+        """Makes the workflow, in the interpreter that will play it."""
+        args = self._experiment.agents.workflow
+        assert args is not None
+
+        async def started() -> None:
+            if (runner := await start_runner(args, self._experiment.source)) is not None:
+                await runner.close()
+
+        asyncio.run(started())
+        return Loaded(line=f"workflow: {args.agent or 'agents outside'}")
+
+    def reward(self, step: Step) -> Loaded:
+        """Function, judge or model of one component; asks no judge and loads no weights."""
+        entry = self._experiment.reward.components[int(step.name)]
+        check_component(entry, step.key)
+        if entry.kind == "model":
+            folder = fetched_folder(entry.pretrain, f"{step.key}.pretrain")
+            try:
+                read_chat_model(_card_of(folder, f"{step.key}.pretrain"), {})
+            except TemplateError as error:
+                raise ConfigError(f"{step.key}.pretrain: {entry.pretrain}: {error}") from error
+        return Loaded()
+
+    def tool(self, step: Step) -> Loaded:
+        """Tools of one worker."""
+        names = self._experiment.cluster.tool_workers[int(step.name)].split()
+        found = {tool.spec.name: tool.spec.schema for tool in map(as_offer, map(load_tool, names))}
+        self._tools |= found
+        return Loaded(line=f"tools: {', '.join(sorted(found))}")
+
+    def machine(self, step: Step) -> Loaded:
+        """Memory and GPUs; torch is asked only where a GPU may be."""
+        shm = Path("/dev/shm")
+        asks = bool(step.name) or any(map(os.path.exists, _ACCELERATORS))
+        return Loaded(
+            machine=MachineFacts(
+                host_bytes=_host_bytes(),
+                shm_bytes=shutil.disk_usage(shm).free if shm.is_dir() else 0,
+                gpu_bytes=_gpu_bytes() if asks else (),
+            )
+        )
+
+
+_KEY = re.compile(rf"(pretrain|resume_from_checkpoint|({'|'.join(('chat', *SECTIONS))})\.[^\s:]+)[: ]")
+_SANDBOX_TOOLS = ("python", "python_session")
+
+
+def _resumed(experiment: Experiment) -> Path | None:
+    """Checkpoint that the run continues from, if any."""
+    resume = experiment.run.resume_from_checkpoint
+    if isinstance(resume, str):
+        return Path(resume)
+    try:
+        return newest_checkpoint(experiment.run.run_dir) if resume else None
+    except ConfigError:
+        return None  # the learner says whether that is wrong
+
+
+def _card_of(folder: Path, key: str) -> ModelCard:
+    """Model card of a folder; a slow tokenizer is converted, as the learner does."""
+    card = read_model_card(folder)
+    if "tokenizer.json" in card.tokenizer_files:
+        return card
+    if not any(
+        re.match(r"(vocab|.*tokenizer.*|spiece)\.(json|txt|model)$", path.name)
+        for path in folder.iterdir()
+    ):
+        raise ConfigError(f"{key}: {folder} holds no tokenizer: save it beside the model")
+    architecture: Any = importlib.import_module("tailrace_cli.loading.architecture")
+    converted: ModelCard = architecture.converted_card(folder, key)
+    return converted
+
+
+def _host_bytes() -> int:
+    """Memory that this process may use: the machine's, or the limit of its container."""
+    total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    limits = (Path(path).read_text().strip() for path in _CGROUP_LIMITS if Path(path).is_file())
+    return min([total, *(int(limit) for limit in limits if limit.isdigit())])
+
+
+def _gpu_bytes() -> tuple[int, ...]:
+    torch: Any = importlib.import_module("torch")
+    cuda = torch.cuda
+    if not cuda.is_available():
+        return ()
+    return tuple(cuda.get_device_properties(index).total_memory for index in range(cuda.device_count()))
+
+
+def main() -> int:
+    """Decode the experiment, then run steps until the input ends."""
+    link = ParentLink.open()
+    begin = link.receive(msgspec.msgpack.Decoder(Begin))
+    if begin is None:
+        return 0
+    try:
+        loader = Loader(decode(yaml.safe_load(begin.experiment), begin.source))
+    except ConfigError as error:
+        link.send(Begun(str(error)))
+        return 0
+    link.send(Begun())
+    steps = msgspec.msgpack.Decoder(Step)
+    while (step := link.receive(steps)) is not None:
+        link.send(loader.load(step))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,521 @@
+"""Checks that load what an experiment names: every kind of mistake names its place and the remedy."""
+
+from __future__ import annotations
+
+import json
+import os
+from copy import deepcopy
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tailrace.import_path import importable_from
+from tailrace.toolbox.byte_tokenizer import build_byte_tokenizer
+from tailrace_cli.experiment import Experiment, decode, load
+from tailrace_cli.loading.checks import Report, combined, steps_of
+from tailrace_cli.loading.process import Loader
+from tailrace_cli.validation import problems_of
+
+EXAMPLES = Path(__file__).parents[3] / "examples"
+SIZES = {
+    "hidden_size": 32,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 2,
+    "head_dim": 16,
+    "intermediate_size": 64,
+    "max_position_embeddings": 512,
+}
+EXPERIMENT: dict[str, Any] = {
+    "exp_name": "loading",
+    "scheduler": {"tags": ["lake"]},
+    "agents": {
+        "custom_envs": {"lake": {"env_type": "frozen_lake"}},
+        "max_episode_tokens": 256,
+        "generating_args": {"max_new_tokens": 64},
+        "eval_generating_args": {"max_new_tokens": 64},
+    },
+    "reward": {"rewards": [{"name": "success", "kind": "env_return"}]},
+    "learner": {
+        "from_scratch": {
+            "model_type": "qwen3",
+            "tokenizer": "tailrace.toolbox.byte_tokenizer:build_byte_tokenizer",
+            "config": SIZES,
+        },
+        "tensorboard": False,
+    },
+}
+MODULE = '''
+import sys
+from tailrace.sdk import tool
+
+class Env:
+    def __init__(self, text="Go."): self.text = text
+    def reset(self, seed=None): return self.text, {}
+    def step(self, action): return "", 1.0, True, False, {}
+    def close(self): ...
+
+class Leaving(Env):
+    def __init__(self): sys.exit("no more")
+
+class Unready(Env):
+    def reset(self, seed=None): raise KeyError("board")
+
+class Wordless(Env):
+    def reset(self, seed=None): return 3, {}
+
+class Half:
+    def reset(self, seed=None): return "", {}
+
+class Agent:
+    def __init__(self, style="short"): ...
+    async def run(self, data): return 1.0
+
+class Blocking:
+    def run(self, data): return 1.0
+
+class Needy:
+    async def run(self, data, judge): return 1.0
+
+class NoLoop: ...
+
+class Tracker:
+    def __init__(self, run, *, folder: str): ...
+    def write(self, row): ...
+    def flush(self): ...
+    def close(self): ...
+
+def rows(split): yield {"prompt": "What is 2 + 3?"}
+def broken_rows(split): yield {"prompt": ["2 + 3"]}
+def nameless_rows(split): yield {"question": "2 + 3"}
+def lost_rows(split): yield {"prompt": "2 + 3", "agent_name": "tool_agnet"}
+def long_rows(split): yield {"prompt": "2 + 3 " * 100}
+def tool_rows(split): yield {"prompt": "2 + 3", "agent_name": "tool_agent", "tools": ["adder"]}
+def no_rows(split): yield from ()
+def raising_rows(split): yield 1 / 0
+def drop(row): return None
+
+def fair(task, messages, metrics): return 1.0
+def greedy(task): return 1.0
+number = 3
+
+@tool
+def adder(a: int) -> str:
+    """Adds one."""
+    return str(a + 1)
+
+def demonstrations(renderer, *, seed, num_episodes):
+    for _ in range(num_episodes): yield [1, 2, 3], [0, 1, 1]
+def uneven(renderer, *, seed, num_episodes): yield [1, 2, 3], [0, 1]
+def silent(renderer, *, seed, num_episodes): yield from ()
+
+def no_tokenizer(folder): ...
+'''
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Folder of an experiment with modules and models of a user."""
+    folder = tmp_path_factory.mktemp("user")
+    (folder / "loading_parts.py").write_text(MODULE)
+    (folder / "loading_typo.py").write_text("import nmupy\n")
+    (folder / "loading_script.py").write_text("raise SystemExit(3)\n")
+    (folder / "rows.jsonl").write_text('{"prompt": "2 + 3"}\nnot JSON\n')
+    whole = build_byte_tokenizer(folder / "whole")
+    (whole / "config.json").write_text(json.dumps({"model_type": "qwen3", "vocab_size": 262, **SIZES}))
+    header = json.dumps({"w": {"dtype": "F32", "shape": [3, 5], "data_offsets": [0, 60]}}).encode()
+    (whole / "model.safetensors").write_bytes(len(header).to_bytes(8, "little") + header + bytes(60))
+    for name, change in {
+        "small_vocabulary": lambda at: _set(at / "config.json", vocab_size=99),
+        "no_template": lambda at: _set(at / "tokenizer_config.json", chat_template=None),
+        "wrong_template": lambda at: _set(
+            at / "tokenizer_config.json", chat_template="{{ raise_exception('no') }}"
+        ),
+        "no_tokenizer": lambda at: [path.unlink() for path in at.glob("tokenizer*")],
+        "no_weights": lambda at: (at / "model.safetensors").unlink(),
+        "no_shard": lambda at: (at / "model.safetensors.index.json").write_text(
+            json.dumps({"weight_map": {"w": "model-00002.safetensors"}})
+        ),
+        "no_config": lambda at: (at / "config.json").unlink(),
+    }.items():
+        other = folder / name
+        other.mkdir()
+        for path in whole.iterdir():
+            (other / path.name).write_bytes(path.read_bytes())
+        change(other)
+    return folder
+
+
+def _set(path: Path, **keys: object) -> None:
+    path.write_text(json.dumps(json.loads(path.read_text()) | keys))
+
+
+def changed(changes: dict[str, Any]) -> Experiment:
+    """The experiment with other values at dotted keys; None removes a key."""
+    content = deepcopy(EXPERIMENT)
+    for dotted, value in changes.items():
+        *parents, last = dotted.split(".")
+        place = content
+        for step in parents:
+            place = place.setdefault(step, {})
+        if value is None:
+            del place[last]
+        else:
+            place[last] = value
+    return decode(content, "run.yaml")
+
+
+def report_of(experiment: Experiment, *, on_machine: bool = False) -> Report:
+    """The checks in this process."""
+    loader = Loader(experiment)
+    steps = steps_of(experiment, with_architecture=False, on_machine=on_machine)
+    return combined(experiment, problems_of(experiment), [loader.load(step) for step in steps])
+
+
+def own_env(name: str, **env_config: object) -> dict[str, Any]:
+    env = {"env_type": f"loading_parts:{name}", "env_config": env_config}
+    return {"agents.custom_envs": {"lake": env}}
+
+
+def data(function: str, **keys: object) -> dict[str, Any]:
+    path = function if "." in function else f"loading_parts:{function}"
+    fair = {"name": "own", "kind": "function", "function": "loading_parts:fair"}
+    return {
+        "agents.custom_envs": None,
+        "agents.datasets": {"lake": {"path": path, **keys}},
+        "reward.rewards": [fair],
+    }
+
+
+def workflow(agent: str, **keys: object) -> dict[str, Any]:
+    return data("rows") | {"agents.workflow": {"agent": agent, **keys}}
+
+
+def pretrained(name: str) -> dict[str, Any]:
+    return {"learner.from_scratch": None, "pretrain": name}
+
+
+def scored(**entry: object) -> dict[str, Any]:
+    return {"reward.rewards": [{"name": "own", "kind": "function", **entry}]}
+
+
+JUDGE = {"base_url": "http://localhost:1", "model": "j", "prompt": "{{ answer }}"}
+WARM = {"num_steps": 1, "demonstrations": "loading_parts:demonstrations"}
+PROBLEMS: dict[str, tuple[dict[str, Any], str, str]] = {
+    "module with a typo": (
+        {"agents.custom_envs": {"lake": {"env_type": "loading_typo:Env"}}},
+        "agents.custom_envs.lake",
+        "No module named 'nmupy'",
+    ),
+    "module that is a script": (
+        {"agents.custom_envs": {"lake": {"env_type": "loading_script:Env"}}},
+        "agents.custom_envs.lake",
+        "__main__",
+    ),
+    "class that is not there": (own_env("Envy"), "agents.custom_envs.lake", "did you mean 'Env'"),
+    "constructor that exits": (own_env("Leaving"), "agents.custom_envs.lake", "ended its process"),
+    "constructor without the key": (own_env("Env", size=3), "agents.custom_envs.lake", "'size'"),
+    "environment without step": (own_env("Half"), "agents.custom_envs.lake", "no step and no close"),
+    "environment that cannot begin": (
+        own_env("Unready"),
+        "agents.custom_envs.lake",
+        "env.reset raised KeyError",
+    ),
+    "observation that is no text": (
+        own_env("Wordless"),
+        "agents.custom_envs.lake",
+        "must be str, found int",
+    ),
+    "observation longer than an episode": (
+        own_env("Env", text="Go " * 200),
+        "agents.max_episode_tokens",
+        "no room",
+    ),
+    "file that is not there": (data("./no.jsonl"), "agents.datasets.lake", "cannot read no.jsonl"),
+    "source that fails": (data("raising_rows"), "agents.datasets.lake", "ZeroDivisionError"),
+    "line that is not JSON": (
+        data("{folder}/rows.jsonl"),
+        "agents.datasets.lake",
+        "rows.jsonl:2: is not valid JSON",
+    ),
+    "source without rows": (data("no_rows"), "agents.datasets.lake", "gives no rows"),
+    "converter that drops all": (
+        data("rows", converter="loading_parts:drop"),
+        "agents.datasets.lake",
+        "no rows",
+    ),
+    "row of another form": (data("broken_rows"), "agents.datasets.lake", "[0]: key 'prompt'"),
+    "row without a prompt": (
+        data("nameless_rows"),
+        "agents.datasets.lake",
+        "'prompt' is missing (found question)",
+    ),
+    "row of an unknown loop": (data("lost_rows"), "agents.datasets.lake", "did you mean 'tool_agent'"),
+    "prompt longer than an episode": (
+        data("long_rows"),
+        "agents.max_episode_tokens",
+        "long_rows[0]: its prompt has",
+    ),
+    "loop that is none": (
+        data("rows") | {"agents.agent_loops": {"mine": "loading_parts:NoLoop"}},
+        "agents.agent_loops.mine",
+        "no class with a method run",
+    ),
+    "workflow that is not async": (
+        workflow("loading_parts.Blocking"),
+        "agents.workflow",
+        "async def run",
+    ),
+    "workflow with other arguments": (workflow("loading_parts:Needy"), "agents.workflow", "'judge'"),
+    "workflow with unknown kwargs": (
+        workflow("loading_parts:Agent", kwargs={"stile": 1}),
+        "agents.workflow",
+        "correct agents.workflow.kwargs",
+    ),
+    "interpreter that is not there": (
+        workflow("loading_parts:Agent", mode="subproc", python="/no/python"),
+        "agents.workflow",
+        "cannot start /no/python",
+    ),
+    "reward that is no function": (
+        scored(function="loading_parts:number"),
+        "reward.rewards[0]",
+        "is a int, not a function",
+    ),
+    "reward with other arguments": (
+        scored(function="loading_parts:greedy"),
+        "reward.rewards[0]",
+        "cannot be called with (task, messages, metrics)",
+    ),
+    "reward with other keyword arguments": (
+        scored(function="loading_parts:fair", args={"scale": 2}),
+        "reward.rewards[0]",
+        "(task, messages, metrics, scale)",
+    ),
+    "row of a data source without a scorer": (
+        data("rows") | {"reward.rewards": [{"name": "own", "kind": "scorer"}]},
+        "agents.datasets.lake",
+        "reward 'own'",
+    ),
+    "judge without its key": (
+        scored(kind="judge", judge=JUDGE | {"api_key_env": "NO_SUCH_KEY"})
+        | {"cluster.keep_environment": ["NO_SUCH_KEY"]},
+        "reward.rewards[0]",
+        "the variable NO_SUCH_KEY is not set",
+    ),
+    "judge with a broken prompt": (
+        scored(kind="judge", judge=JUDGE | {"prompt": "{{ answer"}),
+        "reward.rewards[0]",
+        "judge.prompt is no template",
+    ),
+    "judge with an unknown name": (
+        scored(kind="judge", judge=JUDGE | {"prompt": "{{ anser }}"}),
+        "reward.rewards[0]",
+        "did you mean 'answer'",
+    ),
+    "reward model that is no folder": (
+        scored(kind="model", pretrain="./scorer"),
+        "reward.rewards[0].pretrain",
+        "no model directory",
+    ),
+    "tool that is none": (
+        {"cluster.tool_workers": ["loading_parts:greedy"]},
+        "cluster.tool_workers[0]",
+        "is no tool",
+    ),
+    "tracker without an argument": (
+        {"learner.trackers": {"loading_parts:Tracker": {}}},
+        "learner.trackers",
+        "loading_parts:Tracker.folder is missing",
+    ),
+    "tracker with a wrong argument": (
+        {"learner.trackers": {"jsonl": {"path": 3}}},
+        "learner.trackers",
+        "jsonl.path: Expected `str`",
+    ),
+    "tracker without its package": (
+        {"learner.trackers": {"mlflow": {}}},
+        "learner.trackers",
+        "pip install 'tailrace[mlflow]'",
+    ),
+    "demonstrations with other arguments": (
+        {"learner.warm_start": WARM | {"options": {"size": 4}}},
+        "learner.warm_start",
+        "'size'",
+    ),
+    "demonstrations of uneven rows": (
+        {"learner.warm_start": WARM | {"demonstrations": "loading_parts:uneven"}},
+        "learner.warm_start",
+        "loss_mask of shape (2,)",
+    ),
+    "no demonstrations": (
+        {"learner.warm_start": WARM | {"demonstrations": "loading_parts:silent"}},
+        "learner.warm_start",
+        "yields no row",
+    ),
+    "parser of no class": (
+        {"chat.tool_parser": "loading_parts:Agent"},
+        "chat.tool_parser",
+        "subclass of",
+    ),
+    "tokenizer function that writes nothing": (
+        {"learner.from_scratch.tokenizer": "loading_parts:no_tokenizer"},
+        "learner.from_scratch",
+        "wrote no tokenizer.json",
+    ),
+    "model that is no folder": (pretrained("./no/model"), "pretrain", "it does not exist"),
+    "model path with a slash at its end": (pretrained("checkpoints/"), "pretrain", "it does not exist"),
+    "model that is a file": (pretrained("{folder}/rows.jsonl"), "pretrain", "it is a file"),
+    "model that nobody has": (
+        pretrained("nobody/has-this-model"),
+        "pretrain",
+        "no folder here, and the hub",
+    ),
+    "model without config.json": (pretrained("{folder}/no_config"), "pretrain", "holds no config.json"),
+    "model without weights": (pretrained("{folder}/no_weights"), "pretrain", "holds no weights"),
+    "model without one file": (
+        pretrained("{folder}/no_shard"),
+        "pretrain",
+        "lacks model-00002.safetensors",
+    ),
+    "model without a tokenizer": (
+        pretrained("{folder}/no_tokenizer"),
+        "pretrain",
+        "holds no tokenizer",
+    ),
+    "model without a chat template": (
+        pretrained("{folder}/no_template"),
+        "pretrain",
+        "put chat_template.jinja",
+    ),
+    "chat template that refuses": (pretrained("{folder}/wrong_template"), "pretrain", "template"),
+    "tokenizer of another model": (
+        pretrained("{folder}/small_vocabulary"),
+        "pretrain",
+        "vocabulary 99",
+    ),
+    "reference of another vocabulary": (
+        {
+            "learner.init_kl_coef": 0.1,
+            "learner.reference": {"pretrain": "{folder}/small_vocabulary"},
+        },
+        "learner.reference.pretrain",
+        "99 tokens in its vocabulary",
+    ),
+    "episode longer than the context": (
+        {"agents.max_episode_tokens": 1024},
+        "agents.max_episode_tokens",
+        "1024 is more than the context of qwen3 from scratch (512 tokens)",
+    ),
+    "episode longer than the cache": (
+        {"inference.kv_cache_tokens": 128, "inference.max_running": 8},
+        "inference.kv_cache_tokens",
+        "cannot hold one episode",
+    ),
+    "length penalty that nothing reaches": (
+        {"learner.overlong_max_tokens": 1000, "learner.overlong_buffer_tokens": 100},
+        "learner.overlong_max_tokens",
+        "begins at 900",
+    ),
+}
+
+
+def _placed(value: Any, folder: Path) -> Any:
+    if isinstance(value, dict):
+        return {key: _placed(inner, folder) for key, inner in value.items()}
+    return value.replace("{folder}", str(folder)) if isinstance(value, str) else value
+
+
+@pytest.mark.parametrize("case", PROBLEMS)
+def test_a_mistake_names_its_place_and_the_remedy(folder: Path, case: str) -> None:
+    changes, key, expected = PROBLEMS[case]
+    with importable_from(folder):
+        report = report_of(changed(_placed(changes, folder)))
+    assert len(report.problems) >= 1
+    assert report.problems[0].startswith(key)
+    assert expected in report.problems[0]
+    assert len(report.problems) == len({problem.partition(": ")[0] for problem in report.problems})
+
+
+def test_a_valid_experiment_has_a_summary_and_all_of_its_mistakes_come_at_once(folder: Path) -> None:
+    with importable_from(folder):
+        valid = report_of(changed(pretrained(str(folder / "whole"))), on_machine=True)
+        wrong = report_of(
+            changed(
+                own_env("Envy")
+                | scored(function="loading_parts:greedy")
+                | {
+                    "learner.trackers": {"jsonl": {}},
+                    "agents.max_episode_tokens": 4096,
+                }
+            )
+        )
+    assert valid.problems == ()
+    assert valid.model is not None
+    assert (valid.model.num_parameters, valid.model.context_tokens) == (15, 512)
+    assert valid.machine is not None
+    assert [prompt.num_tokens > 10 for prompt in valid.prompts] == [True]
+    assert {problem.partition(": ")[0] for problem in wrong.problems} == {
+        "agents.custom_envs.lake",
+        "reward.rewards[0].function",
+        "learner.trackers.jsonl.path is missing",
+        "agents.max_episode_tokens",
+    }
+
+
+def test_a_tool_that_the_run_does_not_serve_is_noted(folder: Path) -> None:
+    with importable_from(folder):
+        wanted = data("tool_rows") | {"agents.max_episode_tokens": 512}
+        alone = report_of(changed(wanted))
+        served = report_of(changed(wanted | {"cluster.tool_workers": ["loading_parts:adder"]}))
+    assert alone.problems == served.problems == ()
+    assert any("the tool 'adder', which this run serves nowhere" in note for note in alone.notes)
+    assert not any("adder" in note for note in served.notes)
+    assert served.prompts[0].num_tokens > alone.prompts[0].num_tokens  # the template names it
+
+
+def _overrides(path: Path, folder: Path) -> list[str]:
+    is_pretrained = path.parent.name == "gsm8k" or path.stem == "published"
+    overrides = [f"pretrain={folder / 'wide'}"] if is_pretrained and path.stem != "tiny" else []
+    if path.stem != "attempts":
+        return overrides
+    entry = "agents.custom_envs.{}.env_config.dataset.path={}"
+    return overrides + [entry.format(name, folder / "gsm8k") for name in ("gsm8k", "gsm8k_test")]
+
+
+# Frameworks take seconds to import.
+PATHS = [
+    pytest.param(
+        path,
+        id=f"{path.parent.name}/{path.stem}",
+        marks=[pytest.mark.heavy] if path.parent.parent.name == "frameworks" else [],
+    )
+    for path in sorted(EXAMPLES.rglob("*.yaml"))
+]
+
+
+@pytest.mark.parametrize("path", PATHS)
+def test_every_example_is_clean(
+    path: Path, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wide = tmp_path / "wide"
+    wide.mkdir()
+    for file in (folder / "whole").iterdir():
+        (wide / file.name).write_bytes(file.read_bytes())
+    _set(wide / "config.json", max_position_embeddings=4096)
+    rows = tmp_path / "gsm8k"
+    rows.mkdir()
+    for split in ("train", "test"):
+        (rows / f"{split}.jsonl").write_text('{"question": "1 + 1?", "answer": "1 + 1 = 2\\n#### 2"}\n')
+    monkeypatch.setenv("TAILRACE_GSM8K", str(rows))
+    monkeypatch.chdir(EXAMPLES.parent)
+    experiment = load(path, _overrides(path, tmp_path))
+    workflow = experiment.agents.workflow
+    if workflow and workflow.python and not Path(workflow.python).exists():
+        pytest.skip(f"no {workflow.python}: make it as the example says")
+    with importable_from(path.parent):
+        report = report_of(experiment)
+    if path.stem == "published" and report.problems and not os.environ.get("TAILRACE_WEBSHOP"):
+        pytest.skip(f"no published catalogue: {report.problems[0]}")
+    assert report.problems == ()
