@@ -30,7 +30,7 @@ class EnvTask(msgspec.Struct, frozen=True, omit_defaults=True):
     """Task of an episode: the tag (environment or data set), the seed and the place in data order.
 
     `row` is the data set's row. It is empty on the queue; the worker fills it in, so that rewards can
-    read it.
+    read it. `evaluation` names the evaluation that the task belongs to, if it has settings of its own.
     """
 
     env_name: str
@@ -38,6 +38,7 @@ class EnvTask(msgspec.Struct, frozen=True, omit_defaults=True):
     ordinal: int = -1  # number of the task in its tag's data order, from 0
     row: dict[str, Any] = {}
     greedy: bool = False  # play at temperature 0
+    evaluation: str = ""
 
 
 class EpisodeTask(Message, frozen=True, tag="episode_task"):

@@ -135,14 +135,19 @@ class EvaluationStarted(msgspec.Struct, frozen=True, tag="evaluation_started"):
     step: int
     policy_version: int
     num_episodes: int
+    is_interim: bool = False  # between the first and the last one
 
 
 class TagEvaluation(msgspec.Struct, frozen=True):
-    """Result of an evaluation on the tasks of one tag; both means are 0 without a valid episode."""
+    """Result on the tasks of one tag or named evaluation; both means are 0 without a valid episode.
+
+    `pass_at[k]`: share of tasks that one of k samples solves, estimated without bias from all samples.
+    """
 
     success_rate: float
     reward_mean: float
     num_valid: int
+    pass_at: dict[int, float] = {}
 
 
 class EvaluationFinished(msgspec.Struct, frozen=True, tag="evaluation_finished"):
@@ -154,7 +159,7 @@ class EvaluationFinished(msgspec.Struct, frozen=True, tag="evaluation_finished")
     reward_mean: float
     num_valid: int
     num_episodes: int
-    tags: dict[str, TagEvaluation] = {}  # of the tags that were played
+    tags: dict[str, TagEvaluation] = {}  # of the tags, or named evaluations, that were played
     greedy: TagEvaluation | None = None  # of the greedy episodes, which the means above leave out
     greedy_tags: dict[str, TagEvaluation] = {}
 

@@ -4,6 +4,7 @@ Hydra composes (defaults lists, groups, `key=value`); strict Structs decide what
 Hydra lets through and no Struct knows is an error naming the key, the file and the closest key.
 """
 
+import math
 import signal
 import threading
 from collections.abc import Iterator, Sequence
@@ -29,6 +30,7 @@ from tailrace.config import (
     section_config,
 )
 from tailrace.config.settings import apply_settings
+from tailrace.data import load_dataset
 from tailrace.import_path import importable_from
 from tailrace_agents.config import AgentsConfig
 from tailrace_cli.config import ClusterConfig
@@ -147,6 +149,29 @@ def count_gateways(experiment: Experiment) -> int:
     if wanted is None:
         return 1 if experiment.agents.workflow is not None else 0
     return wanted
+
+
+def with_epochs(experiment: Experiment) -> Experiment:
+    """The experiment with `max_steps` for its `num_epochs`; loads the data sets to count their rows."""
+    run, config = experiment.run, experiment.scheduler
+    if not run.num_epochs:
+        return experiment
+    shares = config.num_groups_partition or (1,) * len(config.tags)
+    num_cycles = 0  # of one epoch; a cycle has `share` groups of each tag
+    with importable_from(experiment.folder or Path.cwd()):
+        for tag, share in zip(config.tags, shares, strict=True):
+            if entry := experiment.agents.datasets.get(tag):
+                place = f"{experiment.source}: agents.datasets.{tag}"
+                num_rows = len(load_dataset(entry, run.seed, place))
+                num_cycles = max(num_cycles, math.ceil(num_rows / share))
+    max_steps = run.num_epochs * num_cycles * sum(shares) // run.groups_per_step
+    if max_steps == 0:
+        few = (
+            f"{num_cycles * sum(shares)} groups are fewer than groups_per_step ({run.groups_per_step})"
+        )
+        reason = few if num_cycles else "scheduler.tags names no data set, and only these have epochs"
+        raise ConfigError(f"{experiment.source}: num_epochs: {reason}: set max_steps instead")
+    return replace(experiment, run=msgspec.structs.replace(run, max_steps=max_steps))
 
 
 def compose_file(path: Path, overrides: Sequence[str] = ()) -> DictConfig:

@@ -18,9 +18,11 @@ from tailrace_protos.subjects import SERVICES
 _ALL = (*SERVICES, "cli")
 READERS_OF_RUN: dict[str, tuple[str, ...]] = {
     "exp_name": _ALL,
-    "seed": ("scheduler", "agents", "learner"),
+    "seed": ("scheduler", "agents", "learner", "cli"),
     "output_dir": ("scheduler", "agents", "inference", "learner", "weight_sync", "cli"),
     "max_steps": ("scheduler", "learner"),
+    "num_epochs": ("cli",),
+    "evaluations": ("scheduler", "agents", "cli"),
     "save_steps": ("learner",),
     "eval_steps": ("scheduler",),
     "logging_steps": ("learner",),
@@ -29,12 +31,18 @@ READERS_OF_RUN: dict[str, tuple[str, ...]] = {
     "render_save_dir": ("agents", "cli"),
     "logging_dir": ("cli",),
     "group_size": ("scheduler",),
-    "groups_per_step": ("scheduler", "learner"),
+    "groups_per_step": ("scheduler", "learner", "cli"),
     "granularity": ("agents", "gateway", "cli"),
     "max_staleness": ("scheduler", "learner"),
     "chat": ("agents", "gateway", "learner", "cli"),
 }
 """Services that read each key at the top level; a section is read by its own service alone."""
+
+_READERS_BELOW = {
+    **dict.fromkeys(("num_tasks", "num_samples"), ("scheduler",)),
+    **dict.fromkeys(("temperature", "top_p", "max_new_tokens"), ("agents",)),
+    "tag": ("scheduler", "cli"),
+}  # of `evaluations`
 
 _READER_OF_SECTION = {"cluster": ("cli",)}
 
@@ -87,6 +95,8 @@ def _sections() -> Iterator[Entry]:
         for key in keys_of(kind, "" if in_run else section):
             top = key.name.partition(".")[0]
             readers = READERS_OF_RUN[top] if in_run else _READER_OF_SECTION.get(section, (section,))
+            if top == "evaluations":
+                readers = _READERS_BELOW.get(key.name.rpartition(".")[2], readers)
             yield Entry(key, part, readers)
 
 

@@ -11,7 +11,14 @@ from rich.markup import escape
 from rich.table import Table
 
 from tailrace_protos.episode import Outcome
-from tailrace_protos.event import EpisodeSettled, Event, HintChanged, RunFailed, RunStarted
+from tailrace_protos.event import (
+    EpisodeSettled,
+    EvaluationFinished,
+    Event,
+    HintChanged,
+    RunFailed,
+    RunStarted,
+)
 from tailrace_scheduler.core.run_health import alike_text
 
 Row = dict[str, float | int | str | None]
@@ -73,8 +80,16 @@ class Health:
     failed: str = ""  # why the run ended without success
 
 
-_HEALTH_MARKS = (b'"infra_failure"', b'"timeout"', b'"hint_changed"', b'"run_failed"', b'"run_started"')
+_HEALTH_MARKS = (
+    b'"infra_failure"',
+    b'"timeout"',
+    b'"hint_changed"',
+    b'"run_failed"',
+    b'"run_started"',
+    b'"evaluation_finished"',
+)
 _MOST_KINDS = 5
+_MIN_VALID_SHARE = 0.95  # of an evaluation's episodes
 
 
 def read_health(run_dir: Path) -> Health:
@@ -101,6 +116,8 @@ def read_health(run_dir: Path) -> Health:
                 newest[key] = health.newest_failure
             case HintChanged(name, is_raised, text) if is_raised:
                 hints[name] = text
+            case EvaluationFinished() as body:
+                hints.update(_left_out(body))
             case RunFailed(reason=reason):
                 health.failed = reason
             case RunStarted():  # it goes on
@@ -108,6 +125,18 @@ def read_health(run_dir: Path) -> Health:
     health.failures = [(newest[key], count) for key, count in counts.most_common(_MOST_KINDS)]
     health.hints = list(hints.values())
     return health
+
+
+def _left_out(body: EvaluationFinished) -> dict[str, str]:
+    """Hint on an evaluation whose means leave many episodes out, by the step's name."""
+    num_valid = body.num_valid + (body.greedy.num_valid if body.greedy else 0)
+    if num_valid >= _MIN_VALID_SHARE * body.num_episodes:
+        return {}
+    text = (
+        f"the evaluation of step {body.step} counts {num_valid} of {body.num_episodes} episodes; the "
+        "others failed or timed out, so its means are not to be trusted: scheduler.group_timeout_s"
+    )
+    return {f"evaluation/{body.step}": text}
 
 
 NO_HEALTH = Health()

@@ -32,12 +32,23 @@ def problems_of(experiment: Experiment) -> list[str]:
 
 def _check_tags(experiment: Experiment) -> None:
     known = {*experiment.agents.custom_envs, *experiment.agents.datasets}
-    for key in ("tags", "eval_tags"):
-        for tag in getattr(experiment.scheduler, key):
+    evaluations = experiment.run.evaluations
+    if evaluations and experiment.scheduler.eval_tags:
+        raise ConfigError(
+            f"{experiment.source}: scheduler.eval_tags and evaluations both name what is evaluated: "
+            "leave one of them out"
+        )
+    named = {
+        "scheduler.tags": experiment.scheduler.tags,
+        "scheduler.eval_tags": experiment.scheduler.eval_tags,
+        "evaluations": [args.tag or name for name, args in evaluations.items()],
+    }
+    for key, tags in named.items():
+        for tag in tags:
             if tag not in known:
                 names = ", ".join(sorted(known)) or "none are defined"
                 raise ConfigError(
-                    f"{experiment.source}: scheduler.{key}: {tag!r} is neither in "
+                    f"{experiment.source}: {key}: {tag!r} is neither in "
                     f"agents.custom_envs nor in agents.datasets ({names}): define it there or correct "
                     "the name"
                 )

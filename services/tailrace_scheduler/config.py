@@ -1,6 +1,6 @@
 """Configuration of the scheduler: the `scheduler` section of an experiment file."""
 
-from tailrace.config import Config
+from tailrace.config import Config, RunConfig
 
 
 class SchedulerConfig(Config, frozen=True, kw_only=True):
@@ -34,6 +34,11 @@ class SchedulerConfig(Config, frozen=True, kw_only=True):
 
     eval_interim_groups: int = 0
     """Tasks, from the start of the set, of evaluations between the first and the last one; 0: all."""
+
+    pin_evaluations: bool | None = None
+    """true: training stops at the step of an evaluation until that evaluation has its result, so that
+    all its episodes are played by the weights of that step. false: training goes on meanwhile, and
+    later tokens of a longer evaluation come from newer weights. null: true with named `evaluations`."""
 
     group_timeout_s: float = 600.0
     """Seconds from a group's admission until it closes with the members that have settled."""
@@ -100,6 +105,10 @@ class SchedulerConfig(Config, frozen=True, kw_only=True):
         for key in ("group_timeout_s", "lease_ttl_s", "server_timeout_s", "reconcile_interval_s"):
             if not getattr(self, key) > 0:
                 raise ValueError(f"{key} must be positive")
+
+    def pins_evaluations(self, run: RunConfig) -> bool:
+        """Tell whether weights stay as they are during an evaluation."""
+        return bool(run.evaluations) if self.pin_evaluations is None else self.pin_evaluations
 
     @property
     def eval_episodes_per_task(self) -> int:

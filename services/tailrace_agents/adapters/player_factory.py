@@ -10,8 +10,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from msgspec.structs import replace
+
 from tailrace.clock import SystemClock
-from tailrace.config import ConfigError, RunConfig
+from tailrace.config import ConfigError, EvaluationArgs, RunConfig
 from tailrace.data import Dataset, Row, load_dataset
 from tailrace.data.rows import require_prompt
 from tailrace.foreign import ForeignCodeError, foreign_code
@@ -90,6 +92,10 @@ class PlayerFactory:
             is_draining=is_draining,
             greedy_baseline=config.greedy_baseline,
             seeded_rollouts=config.seeded_rollouts,
+            evaluations={
+                name: phase_args(_evaluating(config.eval_generating_args, args), model.stop_token_ids)
+                for name, args in self._run.evaluations.items()
+            },
         )
         players = {
             **self._env_players(context, model, watcher),
@@ -246,6 +252,12 @@ def phase_args(args: GeneratingArgs, stop_token_ids: tuple[int, ...]) -> PhaseAr
         stop=args.stop,
     )
     return PhaseArgs(sampling, args.max_new_tokens)
+
+
+def _evaluating(args: GeneratingArgs, own: EvaluationArgs) -> GeneratingArgs:
+    """Sampling of evaluations, with what a named one sets itself."""
+    given = {"temperature": own.temperature, "top_p": own.top_p, "max_new_tokens": own.max_new_tokens}
+    return replace(args, **{key: value for key, value in given.items() if value is not None})
 
 
 def render_folder(run: RunConfig) -> Path:

@@ -10,7 +10,7 @@ deadline counts even if a loop swallows its cancellation; a fatal error overrule
 import asyncio
 from collections import defaultdict
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
 
 import msgspec
@@ -64,10 +64,15 @@ class PlayContext:
     is_draining: Callable[[], bool]
     greedy_baseline: bool = False
     seeded_rollouts: bool = False
+    evaluations: Mapping[str, PhaseArgs] = field(default_factory=dict)  # by name, with own sampling
+
+    def phase_args(self, task: EpisodeTask) -> PhaseArgs:
+        """Sampling of a task's phase, or of its named evaluation."""
+        return self.evaluations.get(task.task.evaluation) or self.phases[task.phase]
 
     def sampling(self, task: EpisodeTask) -> SamplingPlan:
         """Parameters of every turn; turns of evaluations, and of training if asked for, have seeds."""
-        params = self.phases[task.phase].sampling
+        params = self.phase_args(task).sampling
         if task.task.greedy or is_baseline(task, self.greedy_baseline):
             return SamplingPlan(msgspec.structs.replace(params, temperature=0.0))
         if task.phase == "train":
@@ -98,7 +103,7 @@ class Episode:
         self.task = task
         self.context = context
         self.limits = limits._replace(
-            max_new_tokens=context.phases[task.phase].max_new_tokens,
+            max_new_tokens=context.phase_args(task).max_new_tokens,
             wall_clock_s=context.wall_clock_s(task),
         )
         self.sampling = context.sampling(task)

@@ -12,7 +12,7 @@ from tailrace.config import ConfigError
 from tailrace_cli.cluster.attached import Attachment
 from tailrace_cli.cluster.local import LocalCluster, clear_run_dir
 from tailrace_cli.commands.validate import print_notes
-from tailrace_cli.experiment import Experiment
+from tailrace_cli.experiment import Experiment, with_epochs
 from tailrace_cli.live_view import ProgressView, Watch
 from tailrace_cli.loading.checks import require_loadable
 from tailrace_protos import subjects
@@ -48,7 +48,7 @@ def run_to_the_end(
 
 def keep_up(experiment: Experiment, console: Console, attachment: Attachment | None) -> None:
     """Start the cluster and keep it up until Ctrl-C, whatever the run does."""
-    asyncio.run(_keep_up(experiment, console, attachment))
+    asyncio.run(_keep_up(with_epochs(experiment), console, attachment))
 
 
 async def _run(

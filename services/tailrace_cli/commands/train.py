@@ -13,7 +13,7 @@ from tailrace.foreign import ForeignCodeError, foreign_code
 from tailrace_cli.checkpoints import newest_checkpoint
 from tailrace_cli.cluster.attached import Attachment
 from tailrace_cli.commands.cluster_run import prepare_run_dir, run_to_the_end
-from tailrace_cli.experiment import Experiment
+from tailrace_cli.experiment import Experiment, with_epochs
 from tailrace_cli.report import write_report
 from tailrace_cli.summary import (
     GREEDY,
@@ -40,6 +40,7 @@ def train(
 
     Raises `RunEndedError`, after the summary and the report, when the run has failed.
     """
+    experiment = with_epochs(experiment)
     prepare_run_dir(experiment, console, overwrite=overwrite)
     try:
         status = run_to_the_end(experiment, console, attachment)

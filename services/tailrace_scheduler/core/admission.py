@@ -6,6 +6,7 @@ wait for the learner. It never exceeds what the run's last step needs. The buffe
 groups too, since each of them will wait for the learner.
 """
 
+import sys
 from typing import NamedTuple
 
 from tailrace.config import RunConfig
@@ -26,6 +27,7 @@ class BufferState(NamedTuple):
     num_ready: int  # sent to the learner, not trained by a finished step of this lineage
     ready_bytes: int
     mean_group_bytes: float  # of the groups sent so far; 0 before the first
+    last_step: int = sys.maxsize  # that may be trained for now: a pinned evaluation follows it
 
 
 class ServerView(NamedTuple):
@@ -58,7 +60,7 @@ class AdmissionRule:
             return Admission(0, WEIGHTS)
         credit = self._credit(buffer)
         if credit <= 0:
-            return Admission(0, CREDIT)
+            return Admission(0, EVALUATION if buffer.last_step <= buffer.optimizer_step else CREDIT)
         room = self._room(buffer)
         if room <= 0:
             return Admission(0, BUFFER)
@@ -66,7 +68,7 @@ class AdmissionRule:
 
     def _credit(self, buffer: BufferState) -> int:
         step, per_step = buffer.optimizer_step, self._run.groups_per_step
-        last_step = min(self._run.max_staleness + step + 1, self._run.max_steps)
+        last_step = min(self._run.max_staleness + step + 1, buffer.last_step, self._run.max_steps)
         accepted = step * per_step + buffer.num_ready
         return last_step * per_step - accepted - buffer.num_running
 

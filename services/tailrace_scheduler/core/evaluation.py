@@ -2,13 +2,16 @@
 
 The first one (weights of the run's first step, before any training) and the last one (weights of
 `max_steps`, after all training) play the whole fixed set; those in between, every `eval_steps`, play a
-prefix of it while training goes on. An evaluation starts when every healthy server serves weights at
-least as new as its step's. A learner that resumes at step s takes back the evaluations of later steps.
+prefix of it while training goes on, or waits for it (`pin_evaluations`). An evaluation starts when
+every healthy server serves weights at least as new as its step's. A learner that resumes at step s
+takes back the evaluations of later steps.
 """
 
+import math
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import msgspec
 
@@ -35,35 +38,55 @@ class EvaluationTally:
     num_valid: int = 0
     reward_sum: float = 0.0
     num_successes: float = 0.0
+    samples: defaultdict[str, list[float]] = field(default_factory=lambda: defaultdict(list))
 
     def count(self, event: EpisodeSettled) -> None:
         """Add an episode."""
         if event.outcome.is_valid:
             self.num_valid += 1
             self.reward_sum += event.reward
-            self.num_successes += event.success or 0.0
+            success = event.success or 0.0
+            self.num_successes += success
+            self.samples[event.group_id].append(success)
 
     def means(self) -> TagEvaluation:
         """Means over the valid episodes."""
         num_valid = max(self.num_valid, 1)
-        return TagEvaluation(
-            self.num_successes / num_valid, self.reward_sum / num_valid, self.num_valid
-        )
+        success_rate, reward_mean = self.num_successes / num_valid, self.reward_sum / num_valid
+        return TagEvaluation(success_rate, reward_mean, self.num_valid, self._pass_at())
+
+    def _pass_at(self) -> dict[int, float]:
+        """For k = 2, 4, ... and the number of samples: mean over the tasks that have k samples."""
+        most = max(map(len, self.samples.values()), default=0)
+        found = {}
+        for k in sorted({*(1 << bit for bit in range(1, most.bit_length())), most} - {0, 1}):
+            tasks = [one for one in self.samples.values() if len(one) >= k]
+            found[k] = sum(_pass_rate(one, k) for one in tasks) / len(tasks)
+        return found
+
+
+def _pass_rate(successes: Sequence[float], k: int) -> float:
+    """Probability that k of the samples, drawn without replacement, hold a success."""
+    num_failed = sum(one < 1.0 for one in successes)
+    return 1.0 - math.comb(num_failed, k) / math.comb(len(successes), k)
+
+
+class EvalGroup(NamedTuple):
+    """One task of an evaluation. `name`: its tag, or the named evaluation."""
+
+    name: str
+    task: EnvTask
+    num_samples: int
 
 
 @dataclass
 class TaggedTally:
-    """Sums over episodes, of all and of each tag."""
+    """Sums over episodes: those of the run's means, and those of each tag or named evaluation."""
 
     all_tags: EvaluationTally = field(default_factory=EvaluationTally)
     tags: defaultdict[str, EvaluationTally] = field(
         default_factory=lambda: defaultdict(EvaluationTally)
     )
-
-    def count(self, event: EpisodeSettled, tag: str) -> None:
-        """Add an episode of a task of `tag`."""
-        self.all_tags.count(event)
-        self.tags[tag].count(event)
 
     def tag_means(self) -> dict[str, TagEvaluation]:
         """Means of each tag, by name."""
@@ -75,22 +98,26 @@ class Evaluation:
     """One evaluation under way."""
 
     event: EvaluationStarted
-    num_groups: int
+    groups: list[EvalGroup]
+    headline: str  # named evaluation whose means are the run's; empty: those of all tags
     closed: set[str] = field(default_factory=set)
     settled: set[str] = field(default_factory=set)
     sampled: TaggedTally = field(default_factory=TaggedTally)
     greedy: TaggedTally = field(default_factory=TaggedTally)
 
-    def settle(self, event: EpisodeSettled, task: EnvTask) -> None:
-        """Count an episode of a task, once."""
+    def settle(self, event: EpisodeSettled) -> None:
+        """Count an episode, once."""
         if event.episode_id in self.settled:
             return
         self.settled.add(event.episode_id)
-        tally = self.greedy if task.greedy else self.sampled
-        tally.count(event, task.env_name)
+        group = self.groups[int(event.group_id.rpartition(".")[2])]
+        tally = self.greedy if group.task.greedy else self.sampled
+        tally.tags[group.name].count(event)
+        if group.name == self.headline or not self.headline:
+            tally.all_tags.count(event)
 
     def result(self) -> EvaluationFinished:
-        """Means over the valid episodes, of all and of each tag."""
+        """Means over the valid episodes, of the run and of each tag or named evaluation."""
         means = self.sampled.all_tags.means()
         return EvaluationFinished(
             evaluation_id=self.event.evaluation_id,
@@ -123,11 +150,6 @@ class EvaluationPlan:
         self._pending: set[int] = set()  # steps reached and not started
         self._finished: set[int] = set()  # steps
         self._reported: set[str] = set()  # evaluation ids whose result was decided
-
-    @property
-    def running(self) -> bool:
-        """Tell whether an evaluation is under way."""
-        return bool(self._running)
 
     @property
     def settled_all(self) -> bool:
@@ -185,12 +207,25 @@ class EvaluationPlan:
         if is_last and (num_train_running or self._running):
             return None
         version = servers.min_policy_version
+        is_interim = not self._is_end(step)
         return EvaluationStarted(
             evaluation_id=f"e{step}-v{version}",
             step=step,
             policy_version=version,
-            num_episodes=self._num_tasks(step) * self._config.eval_episodes_per_task,
+            num_episodes=sum(one.num_samples for one in self._planned(is_interim)),
+            is_interim=is_interim,
         )
+
+    def barrier(self, step: int) -> int:
+        """The step that training must not pass before its evaluation has a result.
+
+        With pinned evaluations no weights come into being while one is under way.
+        """
+        every = self._run.eval_steps
+        if not every or not self._config.pins_evaluations(self._run):
+            return self._run.max_steps
+        due = -(-step // every) * every
+        return due + every if self.is_finished(due) or not self.is_due(due) else due
 
     def started(self, event: EvaluationStarted) -> None:
         """Take note of a start, decided now or read from the log after a restart."""
@@ -198,27 +233,25 @@ class EvaluationPlan:
             return
         self._started[event.step] = event.evaluation_id
         self._pending.discard(event.step)
-        num_tasks = event.num_episodes // self._config.eval_episodes_per_task
-        self._running[event.evaluation_id] = Evaluation(event, num_tasks * self._groups_per_task)
+        headline = next(iter(self._run.evaluations), "")
+        self._running[event.evaluation_id] = Evaluation(event, self._groups_of(event), headline)
 
     def groups_of(self, event: EvaluationStarted, deadline_unix_s: float) -> list[GroupPlan]:
         """The groups of an evaluation: a prefix of the fixed set, named so that they come only once.
 
         With `eval_greedy`, the group after each sampled one plays the same task greedily.
         """
-        num_tasks = event.num_episodes // self._config.eval_episodes_per_task
         return [
             GroupPlan(
                 group_id=f"{event.evaluation_id}.{index:05d}",
                 group_index=index,
                 phase="eval",
-                tasks=(task,) * (1 if task.greedy else self._config.eval_group_size),
+                tasks=(group.task,) * group.num_samples,
                 deadline_unix_s=deadline_unix_s,
                 min_valid=1,
                 step=event.step,
             )
-            for index in range(num_tasks * self._groups_per_task)
-            for task in [self._task(index)]
+            for index, group in enumerate(self._groups_of(event))
         ]
 
     def unclosed(self) -> list[tuple[EvaluationStarted, frozenset[str]]]:
@@ -229,7 +262,7 @@ class EvaluationPlan:
         """An evaluation episode ended."""
         evaluation = self._running.get(evaluation_of(event.group_id))
         if evaluation is not None:
-            evaluation.settle(event, self._task(int(event.group_id.rpartition(".")[2])))
+            evaluation.settle(event)
 
     def close(self, event: GroupClosed) -> None:
         """An evaluation group closed."""
@@ -239,7 +272,7 @@ class EvaluationPlan:
 
     def results(self) -> list[Emit]:
         """Results of evaluations whose last group has closed, each decided once."""
-        done = [one for one in self._running.values() if len(one.closed) >= one.num_groups]
+        done = [one for one in self._running.values() if len(one.closed) >= len(one.groups)]
         fresh = [one for one in done if one.event.evaluation_id not in self._reported]
         self._reported.update(one.event.evaluation_id for one in fresh)
         return [Emit(f"finished/{one.event.evaluation_id}", one.result()) for one in fresh]
@@ -250,17 +283,37 @@ class EvaluationPlan:
         if self._started.get(event.step) == event.evaluation_id:
             self._finished.add(event.step)
 
-    @property
-    def _groups_per_task(self) -> int:
-        return 1 + self._config.eval_greedy
+    def _groups_of(self, event: EvaluationStarted) -> list[EvalGroup]:
+        if self._run.evaluations:
+            return self._planned(event.is_interim)
+        return self._of_tags(event.num_episodes // self._config.eval_episodes_per_task)
 
-    def _task(self, group_index: int) -> EnvTask:
-        """Task of a group; the second group of each task is greedy."""
-        index, is_greedy = divmod(group_index, self._groups_per_task)
-        return msgspec.structs.replace(self._tasks.eval_task(index), greedy=bool(is_greedy))
+    def _planned(self, is_interim: bool) -> list[EvalGroup]:
+        config = self._config
+        if not self._run.evaluations:
+            return self._of_tags(config.interim_groups if is_interim else config.eval_groups)
+        groups = []
+        for name, args in self._run.evaluations.items():
+            num_tasks = args.num_tasks or config.eval_groups
+            if is_interim and config.eval_interim_groups:
+                num_tasks = min(num_tasks, config.eval_interim_groups)
+            tasks = (self._tasks.named_eval_task(name, args.tag or name, n) for n in range(num_tasks))
+            groups += [EvalGroup(name, task, args.num_samples) for task in tasks]
+        return self._with_greedy(groups)
 
-    def _num_tasks(self, step: int) -> int:
-        return self._config.eval_groups if self._is_end(step) else self._config.interim_groups
+    def _of_tags(self, num_tasks: int) -> list[EvalGroup]:
+        tasks = map(self._tasks.eval_task, range(num_tasks))
+        size = self._config.eval_group_size
+        return self._with_greedy([EvalGroup(task.env_name, task, size) for task in tasks])
+
+    def _with_greedy(self, groups: Sequence[EvalGroup]) -> list[EvalGroup]:
+        """The groups, with `eval_greedy` each before one that plays its task greedily."""
+        if not self._config.eval_greedy:
+            return list(groups)
+        greedy = [
+            EvalGroup(one.name, msgspec.structs.replace(one.task, greedy=True), 1) for one in groups
+        ]
+        return [group for pair in zip(groups, greedy, strict=True) for group in pair]
 
     def _is_end(self, step: int) -> bool:
         return step == self._first_step or step >= self._run.max_steps

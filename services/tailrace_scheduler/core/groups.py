@@ -58,10 +58,6 @@ class GroupBook:
         """Episodes of a phase that have not ended."""
         return self._num_unsettled[phase]
 
-    def get(self, group_id: str) -> OpenGroup | None:
-        """The open group of that name, if it is open."""
-        return self._open.get(group_id)
-
     def add(self, plan: GroupPlan) -> bool:
         """A group was decided on, or found open after a restart; False for a known one, which stays."""
         if plan.group_id in self._open:

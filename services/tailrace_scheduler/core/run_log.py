@@ -191,4 +191,6 @@ def _evaluation_keys(evaluation: EvaluationFinished) -> Row:
     for prefix, means in found.items():
         row[f"{prefix}/success_rate"] = means.success_rate if means.num_valid else None
         row[f"{prefix}/reward_mean"] = means.reward_mean if means.num_valid else None
+        if isinstance(means, TagEvaluation):
+            row |= {f"{prefix}/pass@{k}": rate for k, rate in means.pass_at.items()}
     return row

@@ -45,13 +45,7 @@ from tailrace_scheduler.core.admission import (
     ServerView,
     is_current,
 )
-from tailrace_scheduler.core.decisions import (
-    AdmitGroup,
-    Decision,
-    DrainServer,
-    Emit,
-    SettleMembers,
-)
+from tailrace_scheduler.core.decisions import AdmitGroup, Decision, DrainServer, Emit, SettleMembers
 from tailrace_scheduler.core.evaluation import EvaluationPlan, evaluation_of
 from tailrace_scheduler.core.groups import GroupBook
 from tailrace_scheduler.core.health import ServerHealth
@@ -104,7 +98,9 @@ class SchedulerCore:
 
     def replay(self, events: Iterable[Event]) -> list[Change]:
         """Apply what `events.jsonl` holds; idle time of intervals not watched is unknown."""
-        changes = [change for event in events for change in self._apply(event, _nobody_watched)]
+        changes = [
+            change for event in events for change in self._apply(event, lambda wall_s, busy_s: {})
+        ]
         self._vitals.take_hints()
         self._failed = None  # a run that is started again may succeed
         return changes
@@ -288,6 +284,7 @@ class SchedulerCore:
             num_ready=self._lineage.num_ready,
             ready_bytes=self._lineage.ready_bytes,
             mean_group_bytes=self._lineage.mean_group_bytes,
+            last_step=self._evaluations.barrier(self._lineage.step),
         )
 
     def _situation(self, now_s: float) -> Situation:
@@ -395,7 +392,3 @@ class SchedulerCore:
         if self._lineage.step >= self._run.max_steps:
             return "finishing"
         return "training" if self._evaluations.first_done else "evaluating"
-
-
-def _nobody_watched(wall_s: float, learner_busy_s: float) -> dict[str, float]:
-    return {}

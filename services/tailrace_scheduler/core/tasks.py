@@ -42,6 +42,10 @@ class TaskSource:
         tag = self._eval_cycle[index % len(self._eval_cycle)]
         return EnvTask(tag, index, _ordinal(self._eval_cycle, index))
 
+    def named_eval_task(self, name: str, tag: str, index: int) -> EnvTask:
+        """Task `index` of a named evaluation of `tag`."""
+        return EnvTask(tag, index, index, evaluation=name)
+
     def _draw(self, purpose: str, *numbers: int) -> int:
         """64 pseudo-random bits, the same on every machine and Python."""
         text = ":".join([purpose, str(self._seed), *map(str, numbers)])

@@ -14,7 +14,7 @@ from tailrace.config.experiment import (
     run_config,
     section_config,
 )
-from tailrace.config.run import Endpoints, RunConfig, this_host_id
+from tailrace.config.run import Endpoints, EvaluationArgs, RunConfig, this_host_id
 
 __all__ = [
     "SECTIONS",
@@ -22,6 +22,7 @@ __all__ = [
     "Config",
     "ConfigError",
     "Endpoints",
+    "EvaluationArgs",
     "InvalidConfigError",
     "RunConfig",
     "decode_config",

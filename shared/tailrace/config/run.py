@@ -17,6 +17,40 @@ from tailrace_protos.subjects import check_run_name
 _PATHS = ("output_dir", "pretrain", "resume_from_checkpoint", "render_save_dir", "logging_dir")
 
 
+class EvaluationArgs(Config, frozen=True, kw_only=True):
+    """One named evaluation: tasks, samples of each, and their sampling."""
+
+    tag: str = ""
+    """Environment or data set: a name in `agents.custom_envs` or `agents.datasets`. Empty: the
+    evaluation's own name."""
+
+    num_tasks: int = 0
+    """Tasks, from the start of the set; 0: `scheduler.eval_groups`. Between the first and the last
+    evaluation at most `scheduler.eval_interim_groups`."""
+
+    num_samples: int = 1
+    """Episodes of each task. With several, `pass@k` is reported beside the means."""
+
+    temperature: float | None = None
+    """Temperature; null: that of `agents.eval_generating_args`. 0 is greedy."""
+
+    top_p: float | None = None
+    """Smallest probability mass to sample from; null: that of `agents.eval_generating_args`."""
+
+    max_new_tokens: int | None = None
+    """Tokens that an episode may sample; null: those of `agents.eval_generating_args`."""
+
+    def __post_init__(self) -> None:
+        if self.num_tasks < 0 or self.num_samples < 1:
+            raise ValueError("num_tasks must not be negative, num_samples must be at least 1")
+        if self.temperature is not None and self.temperature < 0:
+            raise ValueError("temperature must not be negative")
+        if self.top_p is not None and not 0 < self.top_p <= 1:
+            raise ValueError("top_p must be above 0 and at most 1")
+        if self.max_new_tokens is not None and self.max_new_tokens < 1:
+            raise ValueError("max_new_tokens must be at least 1")
+
+
 class RunConfig(Config, frozen=True, kw_only=True):
     """Keys at the top of an experiment file, which more than one service reads."""
 
@@ -30,7 +64,13 @@ class RunConfig(Config, frozen=True, kw_only=True):
     """Folder of run directories: `<output_dir>/<exp_name>/`."""
 
     max_steps: int = 100
-    """Optimizer steps of the run; with 0 it only evaluates."""
+    """Optimizer steps of the run; with 0 it only evaluates. `num_epochs` replaces it."""
+
+    num_epochs: int = 0
+    """Epochs of the training data sets instead of `max_steps`, which `tailrace train` then computes
+    from the number of rows. Every epoch visits each row once, in another order; a remainder of the last
+    epoch that makes no whole step is left out. With several tags an epoch lasts until all data sets
+    have been read. 0: `max_steps` counts."""
 
     save_steps: int = 50
     """Steps between two checkpoints; there is always one at the end, and with 0 only that one."""
@@ -38,6 +78,11 @@ class RunConfig(Config, frozen=True, kw_only=True):
     eval_steps: int = 25
     """Steps between two evaluations. Every run is also evaluated before the first and after the last
     step; with 0 only then."""
+
+    evaluations: dict[str, EvaluationArgs] = msgspec.field(default_factory=dict)
+    """Named evaluations, in place of `scheduler.eval_tags` and `scheduler.eval_group_size`: several
+    sets, or one set sampled in several ways. Each has its own metrics (`eval/tag/<name>/...`); those of
+    the first are also the run's `eval/success_rate` and `eval/reward_mean`."""
 
     logging_steps: int = 1
     """Steps between two progress lines in the learner's log."""
@@ -83,7 +128,7 @@ class RunConfig(Config, frozen=True, kw_only=True):
         for key in ("group_size", "groups_per_step", "logging_steps"):
             if getattr(self, key) < 1:
                 raise ValueError(f"{key} must be at least 1")
-        for key in ("max_steps", "save_steps", "eval_steps", "max_staleness"):
+        for key in ("max_steps", "num_epochs", "save_steps", "eval_steps", "max_staleness"):
             if getattr(self, key) < 0:
                 raise ValueError(f"{key} must not be negative")
 

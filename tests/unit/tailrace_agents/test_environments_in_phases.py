@@ -12,7 +12,7 @@ from PIL import Image
 
 from tailrace.channel.generation import Generation
 from tailrace.chat import Renderer
-from tailrace.config import RunConfig
+from tailrace.config import EvaluationArgs, RunConfig
 from tailrace.policy.activity import Stages
 from tailrace.sdk.policy import TurnRequest
 from tailrace.toolbox.byte_tokenizer import build_byte_tokenizer
@@ -112,6 +112,31 @@ async def test_evaluation_is_fixed_has_its_own_sampling_and_leaves_pictures(
         assert first[number].metrics == second[number].metrics
     assert first[0].messages != first[1].messages
     assert first[2].messages[0] != second[2].messages[0]
+
+
+async def test_a_named_evaluation_has_its_own_sampling(
+    renderer: Renderer, threads: ThreadPoolExecutor
+) -> None:
+    config = AgentsConfig(
+        custom_envs={"it": EnvEntry(env_type="frozen_lake", env_config={"max_turns": 4})},
+        eval_generating_args=GeneratingArgs(temperature=0.25, top_p=0.5),
+        max_episode_tokens=1_000_000,
+        render_episodes=0,
+    )
+    named = {
+        "greedy": EvaluationArgs(tag="it", temperature=0.0, max_new_tokens=3),
+        "it": EvaluationArgs(top_p=0.75),
+    }
+    run = RunConfig(exp_name="a", evaluations=named)
+    factory = PlayerFactory(config, run, "run.yaml", threads, Stages())
+    seen = {}
+    for name in ("greedy", "it", ""):
+        policy = Careless(renderer, "frozen_lake")
+        plays = factory.players(TokenModel(renderer, policy), LocalTools([]), lambda: False)["it"]
+        task = EnvTask("it", 5, 5, evaluation=name)
+        await plays.play(EpisodeTask("g.0", "g", 0, 0, "eval", task, 2e10), NoJournal())
+        seen[name] = (policy.asked[0].temperature, policy.asked[0].top_p, policy.budgets[0])
+    assert seen == {"greedy": (0.0, 0.5, 3), "it": (0.25, 0.75, 512), "": (0.25, 0.5, 512)}
 
 
 async def test_an_environment_that_does_not_end_is_cut_off_and_keeps_its_rewards(

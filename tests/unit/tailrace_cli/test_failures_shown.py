@@ -17,7 +17,15 @@ from tailrace_cli.report import write_report
 from tailrace_cli.summary import read_health, summary_rows
 from tailrace_protos.control import RunStatus
 from tailrace_protos.episode import Outcome
-from tailrace_protos.event import Event, EventBody, HintChanged, RunFailed, RunStarted
+from tailrace_protos.event import (
+    EvaluationFinished,
+    Event,
+    EventBody,
+    HintChanged,
+    RunFailed,
+    RunStarted,
+    TagEvaluation,
+)
 from tests.unit.tailrace_scheduler.simulation import made_settlement
 
 FAILED = RunFailed("failed_groups", 0, "20 groups in a row ended without a valid episode", "agents")
@@ -116,3 +124,21 @@ async def test_a_silent_scheduler_ends_the_run(
 
 def _supervisor(folder: Path) -> Supervisor:
     return Supervisor(folder, max_restarts=1, restart_window_s=1.0)
+
+
+def test_an_evaluation_whose_means_leave_episodes_out_is_a_hint(tmp_path: Path) -> None:
+    """Episodes that time out are not valid, and those that succeed early are: the mean lies."""
+    greedy = TagEvaluation(1.0, 1.0, 5)
+    write_events(
+        tmp_path,
+        EvaluationFinished("e0-v1", 0, 1.0, 1.0, 29, 768, {}, greedy),
+        EvaluationFinished("e9-v9", 9, 0.1, 0.1, 512, 768, {}, TagEvaluation(0.1, 0.1, 250)),
+    )
+    (hint,) = read_health(tmp_path).hints
+    assert hint.startswith("the evaluation of step 0 counts 34 of 768 episodes")
+
+
+def test_sampled_and_greedy_success_have_names_in_the_live_view() -> None:
+    text = shown(status(eval_success_rate=0.25, eval_greedy_success_rate=0.5))
+    assert "held-out sampled 0.250  held-out greedy 0.500" in text
+    assert "greedy" not in shown(status(eval_success_rate=0.25))

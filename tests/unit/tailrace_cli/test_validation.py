@@ -10,7 +10,7 @@ import pytest
 import yaml
 
 from tailrace.config import ConfigError, InvalidConfigError
-from tailrace_cli.experiment import decode, load
+from tailrace_cli.experiment import decode, load, with_epochs
 from tailrace_cli.validation import check_experiment
 from tailrace_envs import make_env
 
@@ -273,3 +273,49 @@ def test_all_problems_of_an_experiment_are_named_together() -> None:
     experiment = load(EXAMPLE, ["scheduler.tags=[nowhere]", "learner.num_mini_batches=999"])
     with pytest.raises(InvalidConfigError, match=r"2 problems:\n  scheduler\.tags.*\n  learner\.num"):
         check_experiment(experiment)
+
+
+SUMS_ROWS = 7
+
+
+@pytest.mark.parametrize(
+    ("settings", "max_steps"),
+    [
+        (["num_epochs=1", "groups_per_step=7"], 1),
+        (["num_epochs=4", "groups_per_step=7"], 4),
+        (["num_epochs=3", "groups_per_step=4"], 5),  # 21 rows are five steps and a rest
+        (["max_steps=9"], 9),
+    ],
+)
+def test_epochs_become_steps(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, settings: list[str], max_steps: int
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "sums.jsonl").write_text('{"prompt": "1+1"}\n' * SUMS_ROWS)
+    assert (
+        with_epochs(load(EXAMPLE, [*SUMS, "scheduler.tags=[sums]", *settings])).run.max_steps
+        == max_steps
+    )
+
+
+def test_epochs_need_rows_and_a_whole_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "sums.jsonl").write_text('{"prompt": "1+1"}\n' * SUMS_ROWS)
+    with pytest.raises(ConfigError, match=r"num_epochs: scheduler\.tags names no data set"):
+        with_epochs(load(EXAMPLE, ["num_epochs=1"]))
+    few = [*SUMS, "scheduler.tags=[sums]", "num_epochs=1", "groups_per_step=8"]
+    with pytest.raises(ConfigError, match="7 groups are fewer than groups_per_step"):
+        with_epochs(load(EXAMPLE, few))
+
+
+def test_named_evaluations_name_what_exists_and_stand_alone() -> None:
+    named = "evaluations={greedy: {tag: frozen_lake, temperature: 0}}"
+    check_experiment(load(EXAMPLE, [named, "scheduler.eval_tags=[]"]))
+    for override, problem in (
+        ([named, "scheduler.eval_tags=[frozen_lake]"], "both name what is evaluated"),
+        (["evaluations={lakes: {}}", "scheduler.eval_tags=[]"], "evaluations: 'lakes' is neither in"),
+    ):
+        with pytest.raises(ConfigError, match=problem):
+            check_experiment(load(EXAMPLE, override))
+    with pytest.raises(ConfigError, match="num_samples must be at least 1"):
+        load(EXAMPLE, ["evaluations={frozen_lake: {num_samples: 0}}"])

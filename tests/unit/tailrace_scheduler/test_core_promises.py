@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tailrace.config import RunConfig
+from tailrace.config import EvaluationArgs, RunConfig
 from tailrace_protos.episode import Outcome
 from tailrace_protos.event import (
     EpisodeSettled,
@@ -27,7 +27,12 @@ OUTCOMES = [*[Outcome.OK] * 6, Outcome.POLICY_FAILURE, Outcome.INFRA_FAILURE, Ou
 
 
 def made_run(
-    seed: int, max_staleness: int, group_size: int = 3, max_steps: int = 5, **settings: Any
+    seed: int,
+    max_staleness: int,
+    group_size: int = 3,
+    max_steps: int = 5,
+    evaluations: dict[str, EvaluationArgs] | None = None,
+    **settings: Any,
 ) -> SimulatedRun:
     run = RunConfig(
         exp_name="x",
@@ -37,6 +42,7 @@ def made_run(
         group_size=group_size,
         groups_per_step=3,
         max_staleness=max_staleness,
+        evaluations=evaluations or {},
     )
     config = SchedulerConfig(
         tags=("A", "B"),
