@@ -21,6 +21,8 @@ class ModelPrepared(msgspec.Struct, frozen=True, tag="model_prepared"):
     warm_start_steps: int
     warm_start_s: float
     warm_start_loss: float | None
+    forward_path: str = ""  # of rows through the model: shared, packed, rows
+    slower_because: str = ""  # reason that no faster way is right
 
 
 class LearnerResumed(msgspec.Struct, frozen=True, tag="learner_resumed"):
