@@ -62,7 +62,7 @@ class EpisodeSettled(msgspec.Struct, frozen=True, tag="episode_settled"):
     outcome: Outcome
     reason: str
     reward: float
-    success: float | None
+    success: float | None  # `Trajectory.success`
     num_sampled_tokens: int
     num_turns: int
     min_policy_version: int
