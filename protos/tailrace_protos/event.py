@@ -21,6 +21,8 @@ class ModelPrepared(msgspec.Struct, frozen=True, tag="model_prepared"):
     warm_start_steps: int
     warm_start_s: float
     warm_start_loss: float | None
+    forward_path: str = ""  # of rows through the model: shared, packed, rows
+    slower_because: str = ""  # reason that no faster way is right
 
 
 class LearnerResumed(msgspec.Struct, frozen=True, tag="learner_resumed"):
@@ -60,7 +62,7 @@ class EpisodeSettled(msgspec.Struct, frozen=True, tag="episode_settled"):
     outcome: Outcome
     reason: str
     reward: float
-    success: float | None
+    success: float | None  # `Trajectory.success`
     num_sampled_tokens: int
     num_turns: int
     min_policy_version: int

@@ -21,6 +21,14 @@ class ExportStyle(enum.StrEnum):
     STEP = "step"  # one row per model call; those of the last conversation are one line of turns
 
 
+class RewardScope(enum.StrEnum):
+    """Calls that a reward of the whole episode reaches."""
+
+    EPISODE = "episode"  # all, however the agent cuts its conversations
+    CONVERSATION = "conversation"  # those of the message tree of the last call
+    LAST = "last"  # the last call, and those that it continues
+
+
 class LedgerNode(Message, frozen=True, tag="ledger_node", omit_defaults=True, gc=False):
     """One model call in a ledger: inserted messages and ids, sampled tokens, reward."""
 
@@ -49,6 +57,12 @@ class RewardSet(Message, frozen=True, tag="reward_set"):
 
     completion_id: str
     reward: float
+
+
+class CallRefused(Message, frozen=True, tag="call_refused"):
+    """A call was refused because of the policy's own tokens or reply, in a session's log."""
+
+    code: str  # of the error, such as `context_length_exceeded`
 
 
 class RecordedAnswer(Message, frozen=True, tag="recorded_answer", omit_defaults=True):
@@ -121,13 +135,15 @@ class SessionOpened(Message, frozen=True, tag="session_opened"):
 class ExportSession(Message, frozen=True, tag="export_session"):
     """Close a session for calls and return its rows.
 
-    `rewards` by completion id; the key "" is the reward of the last call.
+    `rewards` by completion id. The key "" is the reward of the episode, which reaches the calls of
+    `reward_scope`.
     """
 
     session_id: str
     rewards: dict[str, float] = msgspec.field(default_factory=dict)
     export_style: ExportStyle = ExportStyle.INDIVIDUAL
     turn_discount: float = 1.0
+    reward_scope: RewardScope = RewardScope.EPISODE
 
 
 class SessionExport(Message, frozen=True, tag="session_export"):
@@ -142,12 +158,15 @@ class SessionExport(Message, frozen=True, tag="session_export"):
     messages: tuple[ChatMessage, ...] = ()  # the conversation of the last call, with its reply
     rewards: tuple[float, ...] = ()  # those set, in the order of the calls
     metrics: dict[str, float] = msgspec.field(default_factory=dict)  # num_calls, num_forks, ...
+    refusals: tuple[str, ...] = ()  # codes of calls refused because of the policy's tokens or reply
+    faults: tuple[str, ...] = ()  # of replies that nothing continued (`Ledger.faults`)
 
 
 class CloseSession(Message, frozen=True, tag="close_session"):
     """Forget a session: abort what runs and delete its ledger."""
 
     session_id: str
+    api_key: str = ""  # only the session that this key opens: a later one may have its id; empty: any
 
 
 class SessionClosed(Message, frozen=True, tag="session_closed"):

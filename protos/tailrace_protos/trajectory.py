@@ -47,11 +47,21 @@ class Trajectory(Message, frozen=True, tag="trajectory"):
     outcome: Outcome
     reason: str  # why, when the outcome is not ok
     reward: float  # return of the episode: what group statistics are made of
-    metrics: dict[str, float]  # e.g. success
+    metrics: dict[str, float]
     started_unix_s: float
     finished_unix_s: float
     rows: tuple[TokenRow, ...] = ()
     is_greedy: bool = False  # played at temperature 0, as a baseline: never trained
+
+    @property
+    def success(self) -> float | None:
+        """Degree of success: what the task reported, otherwise 1 for a reward above 0.
+
+        None if the outcome is not valid. Training and evaluation use no other definition.
+        """
+        if not self.outcome.is_valid:
+            return None
+        return self.metrics.get("success", float(self.reward > 0))
 
 
 class TrajectoryGroup(Message, frozen=True, tag="trajectory_group"):

@@ -103,6 +103,12 @@ class LoopArgs(Config, frozen=True, kw_only=True):
     turn_discount: float = 1.0
     """A call's return is its reward plus this share of the return of the call that follows."""
 
+    reward_scope: Literal["episode", "conversation", "last"] = "episode"
+    """Calls that a reward of the whole episode (a number, or the reward service's) reaches. `episode`:
+    all calls, however the loop cuts its conversations; these follow each other in time, with
+    `turn_discount` between them. `conversation`: the message tree of the last call, with its forks.
+    `last`: the last call and those that it continues. Calls with a reward by id keep their own."""
+
     def __post_init__(self) -> None:
         for key in ("max_turns", "tool_timeout_s", "max_tool_s"):
             _require_positive(self, key)
@@ -150,6 +156,12 @@ class WorkflowArgs(Config, frozen=True, kw_only=True):
 
     turn_discount: float = 1.0
     """A call's return is its reward plus this share of the mean return of the calls that follow it."""
+
+    reward_scope: Literal["episode", "conversation", "last"] = "episode"
+    """Calls that a reward of the whole episode (a number, or the reward service's) reaches. `episode`:
+    all calls, however the agent cuts its conversations; these follow each other in time, with
+    `turn_discount` between them. `conversation`: the message tree of the last call, with its forks.
+    `last`: the last call and those that it continues. Calls with a reward by id keep their own."""
 
     export_style: Literal["individual", "concat"] | None = None
     """As `loop_args.export_style`: null follows the run's `granularity`; `concat`; or `individual`:

@@ -24,6 +24,7 @@ from tailrace_protos.generation import CallError, CallErrorCode
 from tailrace_protos.journal import JournalRecord, OldRecordError
 from tailrace_protos.reward import Score
 from tailrace_protos.subjects import PHASES
+from tailrace_protos.trajectory import TokenRow
 
 log = get_logger(__name__)
 
@@ -113,6 +114,7 @@ class EpisodeHandler:
 
     def __init__(self, parts: HandlerParts) -> None:
         self._parts = parts
+        self._warned: set[str] = set()  # tags whose rows without a reward are in the log
         self._seconds = {phase: metrics.EPISODE_SECONDS.labels(phase) for phase in PHASES}
 
     async def handle(self, task: EpisodeTask, delivery: Delivery) -> None:
@@ -153,6 +155,7 @@ class EpisodeHandler:
             apply_score(result, await self._score(task, result)) if result.outcome.is_valid else 0.0
         )
         rows = result.transcript.rows(reward)
+        self._warn_of_unrewarded(task, rows)
         trajectory = build_trajectory(task, result, rows, reward, started_unix_s, parts.clock.unix_s())
         if is_baseline(task, parts.greedy_baseline):
             trajectory = msgspec.structs.replace(trajectory, is_greedy=True)
@@ -163,6 +166,25 @@ class EpisodeHandler:
             parts.stages.num_settling -= 1
         metrics.SETTLEMENTS.labels(put.value).inc()
         _count(task, result)
+
+    def _warn_of_unrewarded(self, task: EpisodeTask, rows: Sequence[TokenRow]) -> None:
+        """Counts rows of conversations without a reward, and logs the first of each tag."""
+        num_rows = sum(not row.has_reward for row in rows)
+        if not num_rows:
+            return
+        metrics.UNREWARDED_ROWS.inc(num_rows)
+        tag = task.task.env_name
+        if tag not in self._warned:
+            self._warned.add(tag)
+            log.warning(
+                "rows without a reward are not trained",
+                tag=tag,
+                episode_id=task.episode_id,
+                num_rows=num_rows,
+                num_rows_of_episode=len(rows),
+                remedy="return a number with reward_scope: episode, or a reward for a call of every "
+                "conversation",
+            )
 
     async def _score(self, task: EpisodeTask, result: EpisodeResult) -> Score:
         parts = self._parts

@@ -22,6 +22,9 @@ NONFINITE_LOGPROBS = Counter(
     "tailrace_agents_nonfinite_logprobs",
     "Sampled tokens masked because their log-probability is not finite.",
 )
+UNREWARDED_ROWS = Counter(
+    "tailrace_agents_unrewarded_rows", "Rows of conversations without a reward, which are not trained."
+)
 OF_EPISODES = {
     "num_malformed_tool_calls": Counter(
         "tailrace_agents_malformed_tool_calls", "Tool calls of models that could not be read."

@@ -71,17 +71,17 @@ class SessionHandler:
     async def close(self, request: CloseSession) -> SessionClosed:
         """Delete a session."""
         try:
-            await self.forget(request.session_id)
+            await self.forget(request.session_id, request.api_key)
         except StoreError as error:
             raise CallFailedError(CallErrorCode.NOT_READY, str(error), 1.0) from error
         return SessionClosed(request.session_id)
 
-    async def forget(self, session_id: str) -> None:
-        """Delete a session in all replicas; do nothing if there is none."""
+    async def forget(self, session_id: str, api_key: str = "") -> None:
+        """Delete a session in all replicas; do nothing if there is none, or if the key is another's."""
         stored = await self._store.read(session_id)
-        if stored is None:
+        if stored is None or api_key not in ("", self._sessions.key_of(session_id, stored.nonce)):
             return
-        await self._store.delete(session_id)
+        await self._store.delete(session_id, stored.nonce)
         self._sessions.forget(session_id, stored.nonce)
         await self._announce(SessionClosed(session_id, stored.nonce))
 

@@ -78,5 +78,5 @@ class SessionStore(Protocol):
     async def finish(self, session_id: str) -> bool:
         """Close a session for appends; return False if there is none."""
 
-    async def delete(self, session_id: str) -> None:
-        """Delete a session."""
+    async def delete(self, session_id: str, nonce: str = "") -> None:
+        """Delete a session; with a nonce, only the session that has it."""

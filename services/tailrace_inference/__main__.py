@@ -21,8 +21,8 @@ from tailrace_inference.adapters.weight_follower import WeightFollower
 from tailrace_inference.config import InferenceConfig
 from tailrace_inference.core.driver import EngineDriver
 from tailrace_inference.engine.attention import UnsupportedModelError
+from tailrace_inference.engine.cache_size import DeviceError
 from tailrace_inference.engine.engine import TorchEngine
-from tailrace_inference.engine.forward import DeviceError
 from tailrace_inference.handlers import ControlHandler, InferenceHandler
 from tailrace_inference.metrics import EngineCollector
 from tailrace_protos import subjects

@@ -57,9 +57,11 @@ class InferenceConfig(Config, frozen=True, kw_only=True):
     new weights, so that each log-probability is exact for its version. `keep` uses the old ones, which
     saves work but biases log-probabilities (`stale_kv_tokens_total` counts these tokens)."""
 
-    forward: Literal["auto", "generic"] = "auto"
-    """`auto` computes Llama-like decoders with a faster forward if it agrees with the model's own at
-    load. `generic` always runs the Hugging Face modules."""
+    forward: Literal["auto", "generic", "rows"] = "auto"
+    """`auto` takes the fastest forward whose logits are those of the plain model, as checks at load and
+    on the first weights find: one for Llama-like decoders, the Hugging Face modules with paged keys and
+    values, or the plain model one sequence at a time, which is slow and right for all
+    (`docs/models.md`). `generic` leaves the first one out, `rows` the first two."""
 
     step_in: Literal["auto", "loop", "thread"] = "auto"
     """Place of the engine's steps: the event loop or a worker thread. `auto` takes the loop for small

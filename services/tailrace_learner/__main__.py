@@ -161,6 +161,8 @@ class _Process:
             warm_start_steps=0 if warm is None else warm.num_steps,
             warm_start_s=0.0 if warm is None else time.monotonic() - began_s,
             warm_start_loss=None if math.isnan(loss) else loss,
+            forward_path=self.trainer.path.name,
+            slower_because=self.trainer.path.reason,
         )
         await self.outbox.emit(SERVICE, prepared)
 

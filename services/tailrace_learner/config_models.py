@@ -63,6 +63,12 @@ class ModelArgs(Config, frozen=True, kw_only=True):
     `share_prefixes`; it works everywhere. The others are Hugging Face's own; `sdpa` and `eager` need
     memory quadratic in the tokens of a micro-batch."""
 
+    forward: Literal["auto", "packed", "rows"] = "auto"
+    """Way of rows through the model. `auto`: the fastest one that gives the plain model's results, as a
+    check at load finds: packed rows with shared prefixes, packed rows, or each row by itself, which is
+    slower and right for all (`docs/models.md`). `packed` refuses a model whose packed rows are wrong.
+    `rows`: each row by itself."""
+
     disable_gradient_checkpointing: bool = True
     """false: keep no activations inside layers and compute them again in the backward pass, for long
     rows."""

@@ -92,10 +92,10 @@ class GatewayWorld(RunWorld):
         subject = subjects.gateway_export(self.run)
         return await self.service.bus.request(subject, request, SessionExport, timeout_s=10.0)
 
-    async def close(self, session_id: str = "g0.0") -> SessionClosed:
+    async def close(self, session_id: str = "g0.0", api_key: str = "") -> SessionClosed:
         subject = subjects.gateway_close(self.run)
         return await self.service.bus.request(
-            subject, CloseSession(session_id), SessionClosed, timeout_s=10.0
+            subject, CloseSession(session_id, api_key), SessionClosed, timeout_s=10.0
         )
 
     def openai(self, opened: SessionOpened, **settings: Any) -> openai.AsyncOpenAI:

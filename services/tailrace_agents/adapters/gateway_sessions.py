@@ -55,9 +55,9 @@ class GatewaySessions:
         except BlobGoneError as error:
             raise SessionFailedError(f"gateway: the rows of the session are gone: {error}") from error
 
-    def close(self, session_id: str) -> None:
+    def close(self, opened: SessionOpened) -> None:
         """See `EpisodeSessions`."""
-        closing = asyncio.create_task(self._close(session_id))
+        closing = asyncio.create_task(self._close(opened))
         self._closing.add(closing)
         closing.add_done_callback(self._closing.discard)
 
@@ -65,17 +65,17 @@ class GatewaySessions:
         """Return once every session is closed, or given up."""
         await asyncio.gather(*self._closing)
 
-    async def _close(self, session_id: str) -> None:
+    async def _close(self, opened: SessionOpened) -> None:
         try:
             await self._bus.request(
                 subjects.gateway_close(self._run),
-                CloseSession(session_id),
+                CloseSession(opened.session_id, opened.api_key),
                 SessionClosed,
                 timeout_s=_TIMEOUT_S,
                 idempotent_retries=_NUM_CLOSE_RETRIES,
             )
         except BusError as error:  # it ends by itself at its deadline
-            log.warning("session not closed", session_id=session_id, reason=str(error))
+            log.warning("session not closed", session_id=opened.session_id, reason=str(error))
 
     async def _ask(self, subject: str, message: Message, reply_type: type[R]) -> R:
         """The answer, however long no gateway can give one: the caller has a deadline."""

@@ -40,7 +40,7 @@ from tailrace_agents.ports import MakeObserver, Watcher
 from tailrace_envs import env_maker, make_env
 from tailrace_protos.episode import EpisodeTask
 from tailrace_protos.generation import SamplingParams
-from tailrace_protos.session import ExportStyle
+from tailrace_protos.session import ExportStyle, RewardScope
 
 
 class WorkflowStage(NamedTuple):
@@ -145,7 +145,8 @@ class PlayerFactory:
         args = self._config.workflow
         assert args is not None
         style = self._style(args.export_style)
-        terms = WorkflowTerms(style, args.turn_discount, args.timeout_s)
+        scope = RewardScope(args.reward_scope)
+        terms = WorkflowTerms(style, args.turn_discount, args.timeout_s, scope)
         limits = loop_limits(self._config, 0)
         runner, sessions = workflow
 
@@ -169,7 +170,8 @@ class PlayerFactory:
         args = self._config.loop_args
         limits = loop_limits(self._config, self._config.datasets[name].max_tokens_per_step)
         style = self._style(args.export_style)
-        return LoopPlan(limits, style, args.turn_discount, self._run.chat.reasoning)
+        scope = RewardScope(args.reward_scope)
+        return LoopPlan(limits, style, args.turn_discount, self._run.chat.reasoning, scope)
 
 
 def loop_limits(config: AgentsConfig, max_tokens_per_step: int) -> LoopLimits:

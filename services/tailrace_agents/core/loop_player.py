@@ -66,8 +66,10 @@ def _end_of(made: object, policy: EpisodePolicy, name: str) -> EpisodeEnd:
     if isinstance(made, EpisodeEnd):
         return made
     if made is not None:
-        for completion_id, reward in rewards_of(made, f"{name}.run").items():
-            policy.set_reward(reward, completion_id)
+        rewards = rewards_of(made, f"{name}.run")
+        for completion_id in rewards.keys() - {""}:
+            policy.set_reward(rewards[completion_id], completion_id)
+        return policy.finish(rewards.get(""))
     return policy.finish()
 
 

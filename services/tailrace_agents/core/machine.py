@@ -29,7 +29,7 @@ from tailrace_agents.core.episode import (
     SamplingPlan,
     mix_seed,
 )
-from tailrace_agents.core.transcript import NO_TURNS, SessionTranscript, Transcript
+from tailrace_agents.core.transcript import NO_TURNS, EnvTranscript, Transcript
 from tailrace_agents.ports import EpisodeJournal, EpisodeTakenError
 from tailrace_protos.episode import OVER_BUDGET, EpisodeTask, Outcome
 from tailrace_protos.generation import SamplingParams
@@ -110,6 +110,7 @@ class Episode:
         self.transcript: Transcript = NO_TURNS  # policies set their own
         self.latch = FatalErrorLatch()
         self.row = row or {}
+        self.over: EpisodeOverError | None = None  # the limit that refused a call
         self.num_calls = 0
         self.num_replayed = 0
         self.num_restarts = 0
@@ -151,16 +152,20 @@ class Episode:
             raise EpisodeHandedBackError
         limits, num_sampled = self.limits, self.transcript.num_sampled
         if call >= limits.max_turns:
-            raise EpisodeOverError("max_turns", f"{call} model calls were made")
+            raise self._over("max_turns", f"{call} model calls were made")
         if num_sampled >= limits.max_new_tokens:
-            raise EpisodeOverError("max_new_tokens", f"{num_sampled} tokens were sampled")
+            raise self._over("max_new_tokens", f"{num_sampled} tokens were sampled")
         if num_prompt >= limits.max_episode_tokens:
-            reason = f"the next prompt has {num_prompt} tokens"
-            raise EpisodeOverError("max_episode_tokens", reason)
+            raise self._over("max_episode_tokens", f"the next prompt has {num_prompt} tokens")
         left = min(limits.max_new_tokens - num_sampled, limits.max_episode_tokens - num_prompt)
         if limits.max_tokens_per_step:
             left = min(left, limits.max_tokens_per_step)
         return min(left, max_new_tokens) if max_new_tokens else left
+
+    def _over(self, limit: str, reason: str) -> EpisodeOverError:
+        """Keeps the error of a used-up limit: the played code may hide it behind its own."""
+        self.over = EpisodeOverError(limit, reason)
+        return self.over
 
     async def play(self, run: Callable[[], Awaitable[EpisodeEnd]]) -> EpisodeResult:
         """Runs the episode within its deadline; turns every failure into an outcome.
@@ -189,16 +194,21 @@ class Episode:
         return self._result(self._judged(end, deadline.expired()))
 
     def _failed(self, error: ForeignCodeError | EpisodeOverError) -> EpisodeEnd:
-        """Judges an exception of the played code, if no fatal error is behind it."""
-        over = error.error if isinstance(error, ForeignCodeError) else error
-        if isinstance(over, ExceptionGroup):
-            found = over.subgroup(EpisodeOverError)
-            over = found.exceptions[0] if found is not None else over
-        if not isinstance(over, EpisodeOverError):
-            return EpisodeEnd(Outcome.INFRA_FAILURE, self._at(error) + place_of(over))
-        if not self.transcript.num_turns:
-            return EpisodeEnd(Outcome.INFRA_FAILURE, f"before the first model call: {over}")
-        return EpisodeEnd(Outcome.POLICY_FAILURE, str(over), {OVER_BUDGET: 1.0})
+        """Judges an exception of the played code, if no fatal error is behind it.
+
+        The episode knows whether the policy caused it, whatever a framework made of the exception.
+        """
+        over = error if isinstance(error, EpisodeOverError) else self.over
+        if over is not None:
+            if not self.transcript.num_turns:
+                return EpisodeEnd(Outcome.INFRA_FAILURE, f"before the first model call: {over}")
+            return EpisodeEnd(Outcome.POLICY_FAILURE, str(over), {OVER_BUDGET: 1.0})
+        reason = self._at(error)
+        if isinstance(error, ForeignCodeError):
+            reason += place_of(error.error)
+        if faults := self.transcript.faults:
+            return EpisodeEnd(Outcome.POLICY_FAILURE, f"{', '.join(faults)}: {reason}")
+        return EpisodeEnd(Outcome.INFRA_FAILURE, reason)
 
     def _judged(self, end: EpisodeEnd, is_late: bool) -> EpisodeEnd:
         """Lets fatal errors, the deadline and a missing model call overrule the end."""
@@ -224,9 +234,8 @@ class Episode:
 
     def _result(self, end: EpisodeEnd) -> EpisodeResult:
         metrics = {**self.transcript.counts(), **self.counts, **end.metrics}
-        is_workflow = isinstance(self.transcript, SessionTranscript)  # workflows report no success
-        if end.outcome is Outcome.POLICY_FAILURE and not is_workflow:
-            metrics.setdefault("success", 0.0)
+        if end.outcome is Outcome.POLICY_FAILURE and isinstance(self.transcript, EnvTranscript):
+            metrics.setdefault("success", 0.0)  # an environment reports it at its end only
         return EpisodeResult(
             end.outcome,
             end.reason,

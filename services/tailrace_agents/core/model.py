@@ -11,7 +11,7 @@ from tailrace_agents.core.journal import EpisodeRecords
 from tailrace_agents.core.machine import Episode
 from tailrace_agents.core.tools import BoundTools
 from tailrace_agents.ports import LoopObserver
-from tailrace_protos.session import ExportStyle
+from tailrace_protos.session import ExportStyle, RewardScope
 
 
 @dataclass(frozen=True)
@@ -22,6 +22,7 @@ class LoopPlan:
     export_style: ExportStyle
     turn_discount: float
     reasoning: ReasoningPolicy = "keep"
+    reward_scope: RewardScope = RewardScope.EPISODE
 
 
 class EnvView(NamedTuple):

@@ -13,13 +13,19 @@ from collections.abc import Callable
 from typing import Any, Protocol
 
 from tailrace.sdk.agent_loop import EpisodeEnd, LoopLimits
+from tailrace.sdk.workflow import WorkflowEnd
 from tailrace_agents.core.episode import EpisodeResult
 from tailrace_agents.core.machine import Episode, PlayContext
 from tailrace_agents.core.transcript import SessionTranscript
-from tailrace_agents.core.workflow_player import EpisodeSessions, WorkflowTerms, opening_of
+from tailrace_agents.core.workflow_player import (
+    EpisodeSessions,
+    WorkflowTerms,
+    end_of_session,
+    opening_of,
+)
 from tailrace_agents.ports import EpisodeJournal
 from tailrace_protos.episode import EpisodeTask, Outcome
-from tailrace_protos.session import ExportSession, OutsideOffer, OutsideResult, SessionExport
+from tailrace_protos.session import OutsideOffer, OutsideResult, SessionExport, SessionOpened
 
 
 class OutsideDesk(Protocol):
@@ -63,7 +69,7 @@ class OutsidePlayer:
         episode = Episode(task, self._context, self._limits, self._row_of(task))
         result = await episode.play(lambda: self._run(episode))
         await self._desk.end(task.episode_id, result.outcome)
-        self._sessions.close(task.episode_id)
+        self._sessions.close(SessionOpened(task.episode_id, "", ""))  # whoever opened it
         return result
 
     async def _run(self, episode: Episode) -> EpisodeEnd:
@@ -89,17 +95,13 @@ class OutsidePlayer:
         return await self._end_of(episode, found)
 
     async def _end_of(self, episode: Episode, found: OutsideResult) -> EpisodeEnd:
-        if not found.outcome.is_valid:
-            return EpisodeEnd(found.outcome, found.reason or "the agent reported it", found.metrics)
         episode.transcript = transcript = SessionTranscript()
         if found.rows:
             counts = {"num_calls": float(sum(len(row.turn_ends) // 4 for row in found.rows))}
             rewards = tuple(found.rewards.values())
             transcript.take(SessionExport(found.rows, "", found.messages, rewards, counts))
-        else:
-            terms = self._terms
-            request = ExportSession(
-                episode.task.episode_id, found.rewards, terms.export_style, terms.turn_discount
-            )
-            transcript.take(await self._sessions.export(request))
-        return EpisodeEnd(found.outcome, found.reason, found.metrics)
+            return EpisodeEnd(found.outcome, found.reason, found.metrics)
+        reason = found.reason or ("" if found.outcome.is_valid else "the agent reported it")
+        told = WorkflowEnd(found.outcome, reason, found.rewards)
+        end = await end_of_session(episode, self._sessions, self._terms, told)
+        return end._replace(metrics={**found.metrics, **end.metrics})

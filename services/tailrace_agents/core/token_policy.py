@@ -57,7 +57,9 @@ class TokenModel(NamedTuple):
     ) -> EpisodePolicy:
         """See `EpisodeModel`."""
         ledger = Ledger(self.renderer, reasoning=plan.reasoning)
-        episode.transcript = LoopTranscript(ledger, plan.export_style, plan.turn_discount)
+        episode.transcript = LoopTranscript(
+            ledger, plan.export_style, plan.turn_discount, plan.reward_scope
+        )
         return LoopPolicy(self, episode, ledger, records, tools, observer)
 
     def env_policy(self, episode: Episode, view: EnvView, records: EpisodeRecords) -> EnvPolicy:
@@ -142,6 +144,10 @@ class LoopPolicy(EpisodePolicy):
     def set_reward(self, reward: float, completion_id: str = "") -> None:
         """See `EpisodePolicy`."""
         self._ledger.set_reward(reward, completion_id)
+
+    def set_episode_reward(self, reward: float) -> None:
+        """See `EpisodePolicy`."""
+        self._ledger.reward = float(reward)
 
     def mask(self, completion_id: str, reason: str) -> None:
         """See `EpisodePolicy`."""

@@ -9,7 +9,7 @@ import numpy as np
 from tailrace.ledger import Ledger
 from tailrace_protos.base import as_uint8
 from tailrace_protos.chat import ChatMessage
-from tailrace_protos.session import ExportStyle, SessionExport
+from tailrace_protos.session import ExportStyle, RewardScope, SessionExport
 from tailrace_protos.trajectory import TokenRow
 
 
@@ -41,6 +41,11 @@ class Transcript(Protocol):
 
     def counts(self) -> Mapping[str, float]:
         """Counts that become metrics of the episode."""
+
+    @property
+    def faults(self) -> Sequence[str]:
+        """Limits that were used up and faults of replies that nothing continued: played code that
+        fails with these failed because of the policy."""
 
     def rows(self, reward: float) -> tuple[TokenRow, ...]:
         """Exports the rows to train, once the episode's return `reward` is known."""
@@ -74,9 +79,12 @@ class LedgerTranscript:
 class LoopTranscript(LedgerTranscript):
     """`Transcript` of an agent loop: its turns are model calls, its rows the ledger's export."""
 
-    def __init__(self, ledger: Ledger, style: ExportStyle, turn_discount: float) -> None:
+    def __init__(
+        self, ledger: Ledger, style: ExportStyle, turn_discount: float, scope: RewardScope
+    ) -> None:
         super().__init__(ledger, style)
         self._turn_discount = turn_discount
+        self._scope = scope
 
     @property
     def num_turns(self) -> int:
@@ -86,22 +94,29 @@ class LoopTranscript(LedgerTranscript):
     @property
     def turn_rewards(self) -> tuple[float, ...]:
         """See `Transcript`; a call without a reward counts 0."""
-        return tuple(node.reward or 0.0 for node in self.ledger.nodes)
+        return tuple(reward or 0.0 for reward in self.ledger.rewards)
 
     def counts(self) -> Mapping[str, float]:
         """See `Transcript`."""
         return self.ledger.counts()
+
+    @property
+    def faults(self) -> Sequence[str]:
+        """See `Transcript`."""
+        return self.ledger.faults
 
     def rows(self, reward: float) -> tuple[TokenRow, ...]:
         """See `Transcript`. The rewards of all calls are made to sum to `reward`."""
         if not len(self.ledger):
             return ()
         self.ledger.settle(reward)
-        return self.ledger.rows(self.style, self._turn_discount)
+        return self.ledger.rows(self.style, self._turn_discount, self._scope)
 
 
 class EnvTranscript(LedgerTranscript):
     """`Transcript` of an environment: one line of turns that the environment rewarded."""
+
+    faults = ()  # an environment must answer any reply
 
     def __init__(self, ledger: Ledger, style: ExportStyle) -> None:
         super().__init__(ledger, style)
@@ -173,6 +188,16 @@ class SessionTranscript:
     def counts(self) -> Mapping[str, float]:
         """See `Transcript`."""
         return self._export.metrics
+
+    @property
+    def faults(self) -> Sequence[str]:
+        """See `Transcript`."""
+        return (*self._export.refusals, *self._export.faults)
+
+    @property
+    def is_over_budget(self) -> bool:
+        """True if a call was refused because of a used-up limit."""
+        return bool(self._export.refusals)
 
     def rows(self, reward: float) -> tuple[TokenRow, ...]:
         """See `Transcript`. The part of `reward` that the workflow did not give is added to each row

@@ -22,6 +22,7 @@ from tailrace_protos.session import (
     ExportSession,
     ExportStyle,
     OpenSession,
+    RewardScope,
     SessionExport,
     SessionLimits,
     SessionOpened,
@@ -48,8 +49,8 @@ class EpisodeSessions(Protocol):
     async def export(self, request: ExportSession) -> SessionExport:
         """Exports the session's rows; raises `SessionFailedError`."""
 
-    def close(self, session_id: str) -> None:
-        """Deletes the session, in the background."""
+    def close(self, opened: SessionOpened) -> None:
+        """Deletes this session, in the background; never a later one of the same episode."""
 
 
 class Seat(Protocol):
@@ -72,6 +73,7 @@ class WorkflowTerms(NamedTuple):
     export_style: ExportStyle
     turn_discount: float
     timeout_s: float
+    reward_scope: RewardScope = RewardScope.EPISODE
 
 
 class WorkflowPlayer:
@@ -105,25 +107,55 @@ class WorkflowPlayer:
         return await episode.play(run)
 
     async def _run(self, episode: Episode, seat: Seat, *, anew: bool) -> EpisodeEnd:
-        terms = self._terms
-        episode.transcript = transcript = SessionTranscript()
+        episode.transcript = SessionTranscript()
         opened = await self._sessions.open(opening_of(episode), anew=anew)
         try:
-            end = await seat.run(episode.row, opened, terms.timeout_s)
-            if not end.outcome.is_valid:
-                return EpisodeEnd(end.outcome, end.reason)
-            export = ExportSession(
-                opened.session_id, end.rewards, terms.export_style, terms.turn_discount
-            )
-            transcript.take(await self._sessions.export(export))
+            end = await seat.run(episode.row, opened, self._terms.timeout_s)
+            return await end_of_session(episode, self._sessions, self._terms, end)
         finally:
-            self._sessions.close(opened.session_id)
-        if not transcript.num_turns:
-            reason = (
-                "the workflow ended without a model call that the gateway saw: use its base_url and key"
-            )
-            return EpisodeEnd(Outcome.INFRA_FAILURE, reason)
-        return EpisodeEnd(end.outcome, end.reason, {OVER_BUDGET: 1.0} if end.is_over_budget else {})
+            self._sessions.close(opened)
+
+
+async def end_of_session(
+    episode: Episode, sessions: EpisodeSessions, terms: WorkflowTerms, end: WorkflowEnd
+) -> EpisodeEnd:
+    """Takes over the rows of the episode's session; judges the end by what the gateway knows.
+
+    Raises `SessionFailedError` if a valid end has no export.
+    """
+    request = ExportSession(
+        episode.task.episode_id,
+        end.rewards or {"": 0.0},
+        terms.export_style,
+        terms.turn_discount,
+        terms.reward_scope,
+    )
+    transcript = SessionTranscript()
+    try:
+        transcript.take(await sessions.export(request))
+    except SessionFailedError:
+        if end.outcome.is_valid:
+            raise
+        return EpisodeEnd(end.outcome, end.reason)
+    judged = _judged(end, transcript)
+    if judged.outcome.is_valid:
+        episode.transcript = transcript
+    return judged
+
+
+def _judged(end: WorkflowEnd, transcript: SessionTranscript) -> EpisodeEnd:
+    """Lets what the gateway knows of the calls overrule an end that the code could not explain."""
+    outcome, reason = end.outcome, end.reason
+    if not transcript.num_turns and (outcome.is_valid or transcript.is_over_budget):
+        why = ", ".join(transcript.faults) or "use the base_url and the key of its episode"
+        reason = f"the workflow ended without a model call that the gateway answered: {why}"
+        return EpisodeEnd(Outcome.INFRA_FAILURE, reason)
+    is_policys = transcript.is_over_budget or (
+        outcome is Outcome.INFRA_FAILURE and bool(transcript.faults)
+    )
+    if not outcome.is_valid and is_policys:
+        outcome, reason = Outcome.POLICY_FAILURE, f"{', '.join(transcript.faults)}: {reason}"
+    return EpisodeEnd(outcome, reason, {OVER_BUDGET: 1.0} if transcript.is_over_budget else {})
 
 
 def opening_of(episode: Episode) -> OpenSession:

@@ -11,14 +11,14 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 from tailrace.chat.model_files import read_model_card
 from tailrace.config import ConfigError
 from tailrace_cli.experiment import Experiment
-from tailrace_learner.adapters.hf_model import build_tokenizer, check_head, scratch_architecture
+from tailrace_learner.adapters.hf_model import build_tokenizer, scratch_architecture
 from tailrace_protos.weights import ModelCard
 
 
 def num_parameters(config_json: bytes, experiment: Experiment, key: str) -> int:
     """Builds the architecture and counts its parameters, tied ones once.
 
-    `ConfigError` names `key` and the reason if it cannot be built or trained.
+    `ConfigError` names `key` and the reason if it cannot be built.
     """
     scratch = experiment.learner.from_scratch
     if scratch is not None:
@@ -31,7 +31,6 @@ def num_parameters(config_json: bytes, experiment: Experiment, key: str) -> int:
             model = make(config, attn_implementation="eager")
     except (ValueError, TypeError, KeyError, ImportError) as error:
         raise ConfigError(f"{key}: a {config.model_type} cannot be built: {error}") from error
-    check_head(model)
     _check_adapters(model, experiment)
     return sum(each.numel() for each in model.parameters())
 

@@ -31,6 +31,7 @@ class TextTranscript:
     """`Transcript` without tokens: it has the endpoint's token counts and no rows."""
 
     num_nonfinite = 0
+    faults = ()
 
     def __init__(self) -> None:
         self.rewards: list[float] = []  # one per call

@@ -97,6 +97,6 @@ class TerminalGateway:
             raise SessionFailedError(str(error)) from error
         return exported
 
-    def close(self, session_id: str) -> None:
+    def close(self, opened: SessionOpened) -> None:
         """See `EpisodeSessions`."""
-        self._gateway.sessions.forget(session_id)
+        self._gateway.sessions.forget(opened.session_id)

@@ -69,7 +69,7 @@ class Relay:
             metrics={"num_calls": float(len(self._completion_ids))},
         )
 
-    def close(self, session_id: str) -> None:
+    def close(self, opened: SessionOpened) -> None:
         """See `EpisodeSessions`."""
 
     async def _pass_on(self, request: web.Request) -> web.StreamResponse:

@@ -86,7 +86,7 @@ class SessionsHere:
             kept.is_open = False
         return kept is not None
 
-    async def delete(self, session_id: str) -> None:
+    async def delete(self, session_id: str, nonce: str = "") -> None:
         """See `SessionStore`."""
         self._sessions.pop(session_id, None)
 

@@ -32,6 +32,7 @@ from tailrace_protos.session import (
     ExportSession,
     ExportStyle,
     OpenSession,
+    RewardScope,
     SessionLimits,
 )
 from tailrace_protos.trajectory import TokenRow
@@ -74,6 +75,7 @@ class ExportBody(Body, frozen=True, kw_only=True):
     rewards: dict[str, float] = msgspec.field(default_factory=dict)
     export_style: ExportStyle | None = None
     turn_discount: float = 1.0
+    reward_scope: RewardScope = RewardScope.EPISODE
 
 
 class SessionRoutes:
@@ -147,7 +149,11 @@ class SessionRoutes:
         body = read_body(await exchange.body() or b"{}", ExportBody)
         exported = await self._handler.finish(
             ExportSession(
-                session_id, body.rewards, body.export_style or self._export_style, body.turn_discount
+                session_id,
+                body.rewards,
+                body.export_style or self._export_style,
+                body.turn_discount,
+                body.reward_scope,
             )
         )
         await exchange.send_json(

@@ -9,9 +9,15 @@ import asyncio
 from tailrace.clock import Clock
 from tailrace_gateway import metrics
 from tailrace_gateway.core.call import Completion, ModelCall
-from tailrace_gateway.core.capture import completion_of
+from tailrace_gateway.core.capture import Capture, completion_of
 from tailrace_gateway.core.claims import Claims
-from tailrace_gateway.core.errors import OverloadedError, SessionOverError, UnavailableError
+from tailrace_gateway.core.errors import (
+    BudgetSpentError,
+    ContextOverflowError,
+    OverloadedError,
+    SessionOverError,
+    UnavailableError,
+)
 from tailrace_gateway.core.in_flight import InFlightCall
 from tailrace_gateway.core.output_constraints import check_schema
 from tailrace_gateway.core.prompts import PromptBuilder
@@ -30,6 +36,7 @@ class ModelCalls:
         sessions: Sessions,
         prompter: PromptBuilder,
         sampler: Sampler,
+        capture: Capture,
         claims: Claims,
         clock: Clock,
         *,
@@ -38,6 +45,7 @@ class ModelCalls:
         self._sessions = sessions
         self._prompter = prompter
         self._sampler = sampler
+        self._capture = capture
         self._claims = claims
         self._clock = clock
         self._max_concurrent = max_concurrent
@@ -102,6 +110,9 @@ class ModelCalls:
                 completion = await self._sample(session, call, name, running)
             self._sampler.refuse_broken(call.constraints, completion)
             return completion
+        except (ContextOverflowError, BudgetSpentError) as error:
+            await self._capture.keep_refusal(session, error.code)
+            raise
         finally:
             self.running.discard(running)
             session.calls.discard(running)

@@ -30,7 +30,7 @@ from tailrace_protos.base import (
     pack_float32,
     pack_int32,
 )
-from tailrace_protos.session import LedgerNode, RecordedAnswer
+from tailrace_protos.session import CallRefused, LedgerNode, RecordedAnswer
 
 log = get_logger(__name__)
 
@@ -88,6 +88,22 @@ class Capture:
             self._mask(session, nodes, "the session was over")
         else:
             session.appended(len(nodes), length)
+
+    async def keep_refusal(self, session: Session, code: str) -> None:
+        """Record, once per session, that calls are refused for a used-up limit."""
+        if code in session.refusals:
+            return
+        entry = CallRefused(code)
+        session.take(entry)
+        try:
+            length = await self._store.append(
+                session.session_id, session.nonce, f"refused-{code}", [encode(entry)]
+            )
+        except StoreError as error:
+            log.warning("refusal not recorded", session_id=session.session_id, reason=str(error))
+            return
+        if length >= 0:
+            session.appended(1, length)
 
     def _mask(self, session: Session, nodes: Sequence[LedgerNode], reason: str) -> None:
         metrics.UNCAPTURED.inc()

@@ -52,15 +52,20 @@ class Exporter:
         if session is None:
             raise NotFoundError(f"there is no session {session_id!r}: it was closed or has expired")
         for completion_id, reward in request.rewards.items():
-            session.take(RewardSet(_call_id(session, completion_id), finite(reward)))
+            if completion_id:
+                session.take(RewardSet(_call_id(session, completion_id), finite(reward)))
         ledger = session.ledger
-        rows = ledger.rows(request.export_style, request.turn_discount)
+        if "" in request.rewards:
+            ledger.reward = finite(request.rewards[""])
+        rows = ledger.rows(request.export_style, request.turn_discount, request.reward_scope)
         metrics.EXPORTED_ROWS.inc(len(rows))
         return session.nonce, SessionExport(
             rows=rows,
             messages=tuple(ledger.messages()) if session.num_calls else (),
-            rewards=tuple(node.reward for node in ledger.nodes if node.reward is not None),
+            rewards=tuple(reward for reward in ledger.rewards if reward is not None),
             metrics=dict(ledger.counts()),
+            refusals=tuple(sorted(session.refusals)),
+            faults=ledger.faults,
         )
 
 

@@ -48,9 +48,16 @@ class Gateway(NamedTuple):
         make_ledger = partial(Ledger, renderers.chat, reasoning=renderers.reasoning)
         sessions = Sessions(identity, store, policy, make_ledger, clock)
         renderings = Renderings(renderers.chat)
-        sampler = Sampler(policy, renderings, renderers.plain, Capture(store), clock, promises)
+        capture = Capture(store)
+        sampler = Sampler(policy, renderings, renderers.plain, capture, clock, promises)
         prompter = PromptBuilder(renderings)
         calls = ModelCalls(
-            sessions, prompter, sampler, Claims(store), clock, max_concurrent=max_concurrent_calls
+            sessions,
+            prompter,
+            sampler,
+            capture,
+            Claims(store),
+            clock,
+            max_concurrent=max_concurrent_calls,
         )
         return cls(sessions, calls, Exporter(sessions, store))

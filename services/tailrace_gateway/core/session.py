@@ -14,9 +14,9 @@ from tailrace_gateway.core.errors import SessionOverError
 from tailrace_gateway.core.in_flight import InFlightCall
 from tailrace_protos.base import as_int32
 from tailrace_protos.generation import SamplingParams
-from tailrace_protos.session import LedgerNode, OpenSession, RewardSet
+from tailrace_protos.session import CallRefused, LedgerNode, OpenSession, RewardSet
 
-_decoder: msgspec.msgpack.Decoder[Any] = msgspec.msgpack.Decoder(LedgerNode | RewardSet)
+_decoder: msgspec.msgpack.Decoder[Any] = msgspec.msgpack.Decoder(LedgerNode | RewardSet | CallRefused)
 
 
 class Session:
@@ -38,6 +38,7 @@ class Session:
         self.key_hash = key_hash
         self.ledger = ledger
         self.sampling = sampling  # the session's parameters with the model's end-of-turn ids
+        self.refusals: set[str] = set()  # codes of calls that exceeded a limit of the session
         self.num_read = 0
         self.is_behind = False  # other replicas appended entries that are not read yet
         self.is_open = True
@@ -85,9 +86,11 @@ class Session:
             self.num_read += 1
         self.is_behind = False
 
-    def take(self, entry: LedgerNode | RewardSet) -> None:
-        """Apply one node or reward."""
-        if isinstance(entry, RewardSet):
+    def take(self, entry: LedgerNode | RewardSet | CallRefused) -> None:
+        """Apply one node, reward or refusal."""
+        if isinstance(entry, CallRefused):
+            self.refusals.add(entry.code)
+        elif isinstance(entry, RewardSet):
             if self.has_call(entry.completion_id):
                 self.ledger.set_reward(entry.reward, entry.completion_id)
         elif not self.has_call(entry.completion_id):

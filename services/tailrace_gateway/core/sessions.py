@@ -65,7 +65,7 @@ class Sessions:
     async def open(self, record: OpenSession) -> str:
         """Open a session, or find the open one of this id; return its key."""
         who, nonce = self.identity, uuid.uuid4().hex
-        fresh = _session_key(who.admin_key, who.run, record.episode_id, nonce)
+        fresh = self.key_of(record.episode_id, nonce)
         lifetime_s = max(record.limits.deadline_unix_s - self._clock.unix_s(), 0.0) + who.keep_s
         try:
             kept = await self._store.open(record, nonce, key_hash(fresh), lifetime_s)
@@ -75,7 +75,13 @@ class Sessions:
             self.forget(record.episode_id)  # an earlier session of this id
             self._begin(record, nonce)
             return fresh
-        return _session_key(who.admin_key, who.run, record.episode_id, kept)
+        return self.key_of(record.episode_id, kept)
+
+    def key_of(self, session_id: str, nonce: str) -> str:
+        """Return the key of a session."""
+        who = self.identity
+        message = f"{who.run}\n{session_id}\n{nonce}".encode()
+        return _KEY_PREFIX + hmac.new(who.admin_key.encode(), message, hashlib.sha256).hexdigest()
 
     def is_admin(self, key: str) -> bool:
         """True if this is the admin key; the comparison takes constant time."""
@@ -159,8 +165,7 @@ class Sessions:
                 self.forget(session_id)
 
     def _begin(self, record: OpenSession, nonce: str) -> Session:
-        who = self.identity
-        hashed = key_hash(_session_key(who.admin_key, who.run, record.episode_id, nonce))
+        hashed = key_hash(self.key_of(record.episode_id, nonce))
         sampling = self._sampling(record.sampling)
         session = self._in_use(Session(record, nonce, hashed, self._make_ledger(), sampling))
         self._sessions[record.episode_id] = session
@@ -179,12 +184,6 @@ class Sessions:
 
 def _store_error(error: StoreError) -> UnavailableError:
     return UnavailableError(f"sessions cannot be read: {error}", retry_after_s=_STORE_RETRY_AFTER_S)
-
-
-def _session_key(admin_key: str, run: str, session_id: str, nonce: str) -> str:
-    """Return the key of a session."""
-    message = f"{run}\n{session_id}\n{nonce}".encode()
-    return _KEY_PREFIX + hmac.new(admin_key.encode(), message, hashlib.sha256).hexdigest()
 
 
 def key_hash(key: str) -> str:

@@ -13,9 +13,11 @@ from collections.abc import Awaitable, Callable
 
 from tailrace.bus import BusError
 from tailrace.log import get_logger
+from tailrace.runtime import StopService
 from tailrace.weights import StagedWeights, WeightReceiver, WeightsError
 from tailrace_inference import metrics
 from tailrace_inference.core.driver import EngineDriver
+from tailrace_inference.engine.attention import UnsupportedModelError
 from tailrace_inference.engine.weights import WeightMismatchError
 from tailrace_protos.weights import WeightsApplied, WeightsAvailable
 
@@ -93,7 +95,10 @@ class WeightFollower:
             await self._report_failure(policy_version, error)
             return
         staged_s = time.perf_counter()
-        swap_s = await self._driver.apply_weights()
+        try:
+            swap_s = await self._driver.apply_weights()
+        except UnsupportedModelError as error:  # no forward is right for the first weights
+            raise StopService(1, str(error)) from error
         self._policy_version = policy_version
         fetch_s, stage_s = fetched_s - began_s, staged_s - fetched_s
         metrics.FETCH_SECONDS.observe(fetch_s)

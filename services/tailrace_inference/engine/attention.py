@@ -7,6 +7,7 @@ one, and their outputs are dropped.
 """
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -77,6 +78,15 @@ class Group:
         return mask.repeat(1, 1, repeats, 1) if repeats > 1 else mask
 
 
+class History(NamedTuple):
+    """All tokens of a row up to its last new one."""
+
+    key: int  # the row's first block, which it owns alone
+    first: int  # flat index of its first new token
+    num_new: int
+    tokens: Tensor  # [L] ids
+
+
 class AttentionStep:
     """Cache slots for the tokens of one step, and the groups that attend together."""
 
@@ -84,6 +94,23 @@ class AttentionStep:
         self._cache = cache
         self._slots = slots  # [T]
         self._groups = groups
+
+    def histories(self, ids: Tensor) -> Iterator[History]:
+        """Stores token ids [T] in place of keys, in float32; yields what each row holds then."""
+        stored = ids.to(torch.float32).view(-1, 1, 1)
+        self._cache.write(0, self._slots, stored, stored)
+        for group in self._groups:
+            blocks = group.blocks.view(group.num_rows, -1)
+            tables = self._cache.keys[0].index_select(0, group.blocks).view(group.num_rows, -1)
+            width = group.num_queries
+            for row, key in enumerate(blocks[:, 0].tolist()):
+                first, num_new = group.first + row * width, width
+                if group.pad_index is not None:
+                    padded = group.pad_index[row * width : (row + 1) * width]
+                    first = int(padded[0])
+                    num_new = int(padded[-1]) - first + 1
+                length = int(group.positions[row, -1]) + 1
+                yield History(key, first, num_new, tables[row, :length].to(torch.int64))
 
     def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, variant: Variant) -> Tensor:
         """Stores `key` [T, KH, D] and `value`, then attends with `query` [T, H, D] -> [T, H * Dv]."""

@@ -25,6 +25,10 @@ class Sizes(NamedTuple):
     vocab_size: int  # elements
 
 
+class DeviceError(ValueError):
+    """The configured device is missing or has no room."""
+
+
 class NoRoomError(ValueError):
     """The memory share is too small for a cache. Attributes: `room_bytes`, `needed_bytes`."""
 

@@ -42,12 +42,26 @@ class TorchEngine:
         self._config = config
         self._model = model
         self._tokenizer = tokenizer
+        self._weights = WeightStage(model.model)
+        self._staged: Staged | None = None
+        self._inbox: deque[tuple[GenerateRequest, OnChunk]] = deque()
+        self._aborts: deque[str | None] = deque()
+        self._paused = False
+        self._num_steps = self._num_computed = self._num_recomputed = self._num_stale = 0
+        self.policy_version = -1
+        self._lay_out()
+
+    def _lay_out(self) -> None:
+        """Makes cache, rows and queues for the model's forward; there are no calls yet."""
+        config, model = self._config, self._model
         self._block_tokens = config.kv_block_tokens
         self._max_gathered_blocks = _MAX_GATHERED_BLOCKS[model.device.type]
         num_blocks = model.cache_tokens // self._block_tokens
         self.capacity_tokens = num_blocks * self._block_tokens
         self.max_len = min(model.max_len, self.capacity_tokens)
-        cache = KVCache(model.layers, num_blocks + 1, self._block_tokens, model.device, model.dtype)
+        cache = KVCache(
+            model.layers, num_blocks + 1, self._block_tokens, model.device, model.cache_dtype
+        )
         max_blocks = -(-self.max_len // self._block_tokens)
         self._cache = cache
         self._batch = Batch(config.max_running, self.max_len, max_blocks, config.stream_chunk_tokens)
@@ -56,13 +70,6 @@ class TorchEngine:
         self._emitter = Emitter(
             self._batch, config.stream_chunk_tokens, config.stream_interval_ms / 1000.0
         )
-        self._weights = WeightStage(model.model)
-        self._staged: Staged | None = None
-        self._inbox: deque[tuple[GenerateRequest, OnChunk]] = deque()
-        self._aborts: deque[str | None] = deque()
-        self._paused = False
-        self._num_steps = self._num_computed = self._num_recomputed = self._num_stale = 0
-        self.policy_version = -1
 
     @classmethod
     def from_config_json(
@@ -75,6 +82,16 @@ class TorchEngine:
     def device_type(self) -> str:
         """`cpu` or `cuda`."""
         return self._model.device.type
+
+    @property
+    def forward_name(self) -> str:
+        """Name of the chosen forward."""
+        return self._model.choice.name
+
+    @property
+    def is_bounded(self) -> bool:
+        """True if sequences are bounded below a length at which the model changes."""
+        return self._model.choice.max_tokens is not None
 
     @property
     def num_parameters(self) -> int:
@@ -114,13 +131,15 @@ class TorchEngine:
         self._staged = self._weights.load(tensors, policy_version, base_version)
 
     def apply(self) -> float:
-        """See `Engine`."""
+        """See `Engine`. The first weights decide whether the forward is right for them."""
         staged = self._staged
         assert staged is not None, "apply without stage"
         began_s = time.perf_counter()
         self._emitter.flush(self._batch.active(), self.policy_version, began_s)
         for target, value in zip(staged.targets, staged.values, strict=True):
             target.copy_(value)
+        if self.policy_version < 0 and self._model.recheck():
+            self._lay_out()
         self._model.forward.refresh()
         self.policy_version, self._staged = staged.policy_version, None
         if self._config.kv_on_update == "recompute":

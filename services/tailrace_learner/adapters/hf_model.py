@@ -18,14 +18,20 @@ from transformers.utils.logging import disable_progress_bar
 from tailrace.chat.model_files import model_folder
 from tailrace.config import ConfigError, RunConfig
 from tailrace.foreign import ForeignCodeError, foreign_code
+from tailrace.log import get_logger
 from tailrace.weights.tensors import TensorBytes
 from tailrace_learner.adapters.model_source import TOKENIZER_KEY, write_tokenizer
 from tailrace_learner.config import FromScratch, LearnerConfig
 from tailrace_learner.core.cpu.fast_layer import use_cpu_kernels
 from tailrace_learner.core.cpu.kernels import select_matmul
+from tailrace_learner.core.cpu.replacing import use_own_forwards
 from tailrace_learner.core.model import attention
+from tailrace_learner.core.model.forward_path import ForwardPath
+from tailrace_learner.core.model.path_check import UntrainableModelError, Wish, choose_path, no_kernels
 from tailrace_learner.core.model.policy import PolicyModel
 from tailrace_protos.weights import ModelCard
+
+log = get_logger(__name__)
 
 CARD_FILES = (
     "tokenizer.json",
@@ -41,9 +47,6 @@ _FLASH = {
     "flash_attention_2": ("flash-attn", is_flash_attn_2_available),
     "flash_attention_3": ("flash-attn-3", is_flash_attn_3_available),
 }
-
-# Transformations of logits in some architectures that the chunked log-probabilities do not compute.
-_LOGIT_KEYS = {"final_logit_softcapping": None, "logits_scaling": 1.0, "logit_scale": 1.0}
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,12 +75,15 @@ def load_model(source: str, config: LearnerConfig, key: str = "pretrain") -> Tra
     name = str(model_folder(source, key) or source)
     try:
         tokenizer = AutoTokenizer.from_pretrained(name)
-        model = AutoModelForCausalLM.from_pretrained(
-            name, dtype=torch.float32, attn_implementation=_implementation(config)
-        )
-    except (OSError, ValueError) as error:
+        _check_attention(config)
+        with foreign_code("transformers"):
+            model = AutoModelForCausalLM.from_pretrained(
+                name, dtype=torch.float32, attn_implementation="eager"
+            )
+    except (OSError, ValueError, ForeignCodeError) as error:
+        reason = error.error if isinstance(error, ForeignCodeError) else error
         raise ConfigError(
-            f"{key}: cannot load {source!r}: {error}. Give a directory with config.json, weights and "
+            f"{key}: cannot load {source!r}: {reason}. Give a directory with config.json, weights and "
             "tokenizer, or a model of the hub that can be reached from here"
         ) from error
     return TrainableModel(prepared(model, config), tokenizer)
@@ -87,10 +93,15 @@ def make_model(scratch: FromScratch, config: LearnerConfig, seed: int) -> Traina
     """Make a model with random weights, equal for equal seeds."""
     tokenizer = build_tokenizer(scratch)
     architecture = scratch_architecture(scratch, tokenizer)
+    _check_attention(config)
     torch.manual_seed(seed)
-    model = AutoModelForCausalLM.from_config(  # type: ignore[no-untyped-call]
-        architecture, dtype=torch.float32, attn_implementation=_implementation(config)
-    )
+    try:
+        with foreign_code("transformers"):
+            model = AutoModelForCausalLM.from_config(  # type: ignore[no-untyped-call]
+                architecture, dtype=torch.float32, attn_implementation="eager"
+            )
+    except ForeignCodeError as error:
+        raise ConfigError(f"learner.from_scratch: {error}") from error
     return TrainableModel(prepared(model, config), tokenizer)
 
 
@@ -128,15 +139,12 @@ def build_tokenizer(scratch: FromScratch) -> Any:
             raise ConfigError(str(error)) from error
 
 
-def _implementation(config: LearnerConfig) -> str:
-    attention.register()
+def _check_attention(config: LearnerConfig) -> None:
+    """Raise `ConfigError` if the configured attention cannot run here."""
     disable_progress_bar()  # type: ignore[no-untyped-call]
     name = config.model_args.attn_implementation
-    if name == "packed":
-        return attention.IMPLEMENTATION
     if name in _FLASH:
         _check_flash(name, pick_device(config))
-    return name
 
 
 def _check_flash(name: str, device: torch.device) -> None:
@@ -152,21 +160,15 @@ def _check_flash(name: str, device: torch.device) -> None:
 
 
 def prepared(model: Any, config: LearnerConfig) -> Any:
-    """Prepare a model for training: checked, without dropout, on its device, with fast kernels.
+    """Prepare a model for training: without dropout, on its device, on a path that is right.
 
     With `fsdp2` it stays on the host: `fully_shard` moves each layer as it cuts it, so no device holds
     the whole model. The caller must move a model that is not cut.
     """
-    check_head(model)
-    for module in model.modules():
-        if isinstance(module, nn.Dropout):
-            module.p = 0.0
-        if isinstance(getattr(module, "attention_dropout", None), float):
-            module.attention_dropout = 0.0
+    _drop_nothing(model)
     device = pick_device(config)
     if config.strategy_args.resolved_name != "fsdp2":
         model.to(device)
-    model.train()
     if not config.model_args.disable_gradient_checkpointing:
         model.gradient_checkpointing_enable({"use_reentrant": False})
     if device.type == "cpu":
@@ -174,8 +176,45 @@ def prepared(model: Any, config: LearnerConfig) -> Any:
             select_matmul(config.cpu_matmul)
         except ValueError as error:
             raise ConfigError(f"learner.{error}") from error
-        use_cpu_kernels(model)
+    pick_path(model, config)
     return model
+
+
+def _drop_nothing(model: Any) -> None:
+    """Set every probability of dropout to 0, also of those that are no modules."""
+    for module in model.modules():
+        for name, value in list(vars(module).items()):
+            if type(value) is float and "drop" in name:
+                setattr(module, name, 0.0)
+        if isinstance(module, nn.Dropout):
+            module.p = 0.0
+
+
+def pick_path(model: Any, config: LearnerConfig) -> ForwardPath:
+    """Choose the way of rows through the model as it is now; `ConfigError` if none is right."""
+    attention.register()
+    args, is_cpu = config.model_args, model.device.type == "cpu"
+    is_packed = args.attn_implementation == "packed"
+    wish = Wish(
+        attention=attention.IMPLEMENTATION if is_packed else args.attn_implementation,
+        packs=args.forward != "rows",
+        rows=args.forward != "packed",
+        shares_prefixes=config.shares_prefixes,
+        speed_up=use_cpu_kernels if is_cpu else no_kernels,
+        slow_down=use_own_forwards,
+    )
+    try:
+        path = choose_path(model, wish)
+    except UntrainableModelError as error:
+        remedy = (
+            "set learner.model_args.forward to auto, which then computes each row by itself"
+            if args.forward == "packed"
+            else "use another model (docs/models.md)"
+        )
+        raise ConfigError(f"{error}: {remedy}") from error
+    slower = {"slower_because": path.reason} if path.reason else {}
+    log.info("path of rows", model_type=model.config.model_type, path=path.name, **slower)
+    return path
 
 
 def narrow(model: Any) -> None:
@@ -188,18 +227,6 @@ def narrow(model: Any) -> None:
     for module in model.modules():
         if isinstance(module, nn.Linear) and module.weight is not embeddings:
             module.to(torch.bfloat16)
-
-
-def check_head(model: Any) -> None:
-    """Raise `ConfigError` unless logits are hidden states times a matrix."""
-    head = model.get_output_embeddings()
-    if head is None or getattr(head, "bias", None) is not None:
-        raise ConfigError(
-            f"{model.config.model_type}: models with an output bias cannot be trained yet"
-        )
-    for key, neutral in _LOGIT_KEYS.items():
-        if getattr(model.config, key, None) not in (None, neutral):
-            raise ConfigError(f"{model.config.model_type}: {key} is not supported: use another model")
 
 
 def make_policy(loaded: TrainableModel, config: LearnerConfig) -> PolicyModel:

@@ -14,10 +14,12 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor, nn
+from transformers.pytorch_utils import Conv1D
 
 from tailrace.config import ConfigError
 from tailrace.import_path import load_extra
 from tailrace_learner.config_execution import LoraArgs
+from tailrace_learner.core.model.forward_path import path_of, set_path, use_attention
 
 LORA_FILE = "lora.safetensors"
 _ADAPTER = "default"  # peft's name for a single adapter
@@ -48,6 +50,10 @@ class AdaptedLayer(NamedTuple):
         """alpha / r."""
         return float(self.module.scaling[_ADAPTER])
 
+    def as_weight(self, product: Tensor) -> Tensor:
+        """Product B A in the order of the layer's weight, which some models keep as [in, out]."""
+        return product.t() if self.module.fan_in_fan_out else product
+
 
 def add_adapters(model: Any, args: LoraArgs, seed: int) -> None:
     """Add adapters with zero effect to the named layers; afterwards only adapters have gradients.
@@ -55,18 +61,68 @@ def add_adapters(model: Any, args: LoraArgs, seed: int) -> None:
     `ConfigError` when `peft` is not installed or no layer has such a name.
     """
     peft = load_extra("peft", "lora", "learner.lora")
-    names = args.target_modules
     config = peft.LoraConfig(
         r=args.r,
         lora_alpha=args.alpha,
         lora_dropout=0.0,
-        target_modules="all-linear" if names == ("all-linear",) else list(names),
+        target_modules=[f"0.{name}" for name in _target_names(model, args.target_modules)],
     )
     torch.manual_seed(seed)
+    holder = nn.ModuleList([model])  # peft takes a model's names for other layers, by its type
     try:
-        peft.inject_adapter_in_model(config, model, adapter_name=_ADAPTER)
+        peft.inject_adapter_in_model(config, holder, adapter_name=_ADAPTER)
     except ValueError as error:
         raise ConfigError(f"learner.lora.target_modules: {error}") from error
+
+
+def _target_names(model: Any, wanted: tuple[str, ...]) -> list[str]:
+    """Full names of the linear layers that get adapters; `ConfigError` if there are none.
+
+    Layers are matrices of their own: experts that are one tensor are none, and the output matrix is
+    left out.
+    """
+    head = model.get_output_embeddings()
+    linear = [
+        name
+        for name, module in model.named_modules()
+        if isinstance(module, nn.Linear | Conv1D) and module is not head
+    ]
+    takes_all = wanted == ("all-linear",)
+    found = [name for name in linear if takes_all or name.rpartition(".")[2] in wanted]
+    unused = _uncalled(model, found)
+    if unused and not takes_all:
+        raise ConfigError(
+            f"learner.lora.target_modules: {model.config.model_type} reads the weight of {unused[0]} "
+            f"itself, so that an adapter has no effect: leave {unused[0].rpartition('.')[2]} out"
+        )
+    found = [name for name in found if name not in unused]
+    if not found:
+        known = ", ".join(sorted({name.rpartition(".")[2] for name in linear})) or "none"
+        raise ConfigError(
+            f"learner.lora.target_modules: {model.config.model_type} has no linear layers named "
+            f"{', '.join(wanted)}; its linear layers are: {known}"
+        )
+    return found
+
+
+@torch.no_grad()
+def _uncalled(model: Any, names: list[str]) -> list[str]:
+    """Layers that no pass calls: the model reads their weights. Experts wait for tokens."""
+    called: set[str] = set()
+    hooks = [
+        model.get_submodule(name).register_forward_hook(lambda *_, name=name: called.add(name))
+        for name in names
+    ]
+    weight, path = model.get_input_embeddings().weight, path_of(model)
+    use_attention(model, "eager")
+    try:
+        ids = torch.arange(min(16, len(weight)), device=weight.device).unsqueeze(0)
+        model(input_ids=ids, use_cache=False)
+    finally:
+        for hook in hooks:
+            hook.remove()
+        set_path(model, path)
+    return [name for name in names if name not in called and ".experts." not in name]
 
 
 def adapted_layers(model: nn.Module) -> list[AdaptedLayer]:
@@ -88,14 +144,17 @@ def is_adapter(name: str) -> bool:
 def published_adapters(model: nn.Module, whole: Whole) -> Iterator[tuple[str, Tensor]]:
     """Yield all adapters in the form for engines (collective)."""
     for layer in adapted_layers(model):
-        yield f"{layer.name}.lora_A.weight", whole(layer.down)
-        yield f"{layer.name}.lora_B.weight", whole(layer.up) * layer.scale
+        down, up = whole(layer.down), whole(layer.up) * layer.scale
+        if layer.module.fan_in_fan_out:
+            down, up = up.t(), down.t()
+        yield f"{layer.name}.lora_A.weight", down
+        yield f"{layer.name}.lora_B.weight", up
 
 
 def merged(model: nn.Module, whole: Whole) -> Iterator[tuple[str, Tensor]]:
     """Yield name and W + B A of each adapted layer's weight, one at a time (collective)."""
     for layer in adapted_layers(model):
-        product = whole(layer.up) @ whole(layer.down)
+        product = layer.as_weight(whole(layer.up) @ whole(layer.down))
         yield f"{layer.name}.weight", whole(layer.module.base_layer.weight) + layer.scale * product
 
 
@@ -135,4 +194,4 @@ def restore_adapters(model: nn.Module, folder: Path) -> None:
         layer.up.copy_(kept[f"{layer.name}.lora_B.weight"])
         weight = layer.module.base_layer.weight
         product = layer.scale * (layer.up.double() @ layer.down.double())
-        weight.copy_(weight.double() - product)
+        weight.copy_(weight.double() - layer.as_weight(product))

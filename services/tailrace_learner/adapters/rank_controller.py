@@ -17,6 +17,7 @@ from tailrace_learner.adapters.snapshots import Snapshot
 from tailrace_learner.adapters.worker import OnStep, Worker
 from tailrace_learner.core.algorithms.metrics.base import Metrics
 from tailrace_learner.core.batch.rows import PreparedGroup, TrainingRow
+from tailrace_learner.core.model.forward_path import ForwardPath
 from tailrace_learner.core.step.run_state import ReferenceState
 from tailrace_protos.event import ServerQuarantined
 from tailrace_protos.weights import ModelCard
@@ -55,6 +56,11 @@ class RankController:
     def card(self) -> ModelCard:
         """Card of the model for the other services."""
         return self._worker.card
+
+    @property
+    def path(self) -> ForwardPath:
+        """Way of rows through the model."""
+        return self._worker.path
 
     @property
     def num_parameters(self) -> int:

@@ -27,6 +27,7 @@ from tailrace_learner.adapters.snapshots import host_weights
 from tailrace_learner.adapters.strategies.base import Strategy
 from tailrace_learner.config import LearnerConfig, ReferenceArgs
 from tailrace_learner.core.model.critic import Critic, make_head
+from tailrace_learner.core.model.forward_path import decoder_of
 from tailrace_learner.core.model.policy import PolicyModel
 from tailrace_learner.core.model.reference import Reference
 from tailrace_learner.core.step.critic_trainer import CriticTrainer
@@ -119,7 +120,7 @@ class RoleMaker:
         loaded = self._load(pretrain or self._checkpoint or self._start(), _CRITIC_KEY)
         policy = make_policy(loaded, self._config)
         loaded.model.to(policy.device)
-        return replace(policy, model=loaded.model.base_model)
+        return replace(policy, model=decoder_of(loaded.model))
 
     def _load(self, source: str, key: str) -> TrainableModel:
         loaded = load_model(source, self._config, key)

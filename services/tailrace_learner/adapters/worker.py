@@ -22,6 +22,7 @@ from tailrace_learner.adapters.user_functions import own_metrics
 from tailrace_learner.config import LearnerConfig
 from tailrace_learner.core.algorithms.metrics.base import Metrics
 from tailrace_learner.core.batch.rows import PreparedGroup, TrainingRow
+from tailrace_learner.core.model.forward_path import ForwardPath
 from tailrace_learner.core.step.step import StepTrainer
 from tailrace_learner.core.step.warm_start import warm_start
 from tailrace_protos.event import ServerQuarantined
@@ -48,6 +49,11 @@ class Worker:
         self.card = hf_model.model_card(self.loaded, self._config)
         self.num_parameters = self.loaded.num_parameters
         self._policy = self._strategy.spread(hf_model.make_policy(self.loaded, self._config))
+
+    @property
+    def path(self) -> ForwardPath:
+        """Way of rows through the model."""
+        return self._policy.path
 
     def warm_start(self, rows: Iterator[TrainingRow], on_step: OnStep) -> float:
         """Do supervised steps on `rows`, the same on all ranks; returns the last step's mean loss."""
@@ -155,6 +161,7 @@ class Worker:
         lora.add_adapters(self.loaded.model, self._config.lora, self._run.seed)
         if checkpoint:
             lora.restore_adapters(self.loaded.model, folder)
+        hf_model.pick_path(self.loaded.model, self._config)
 
     def snapshot(self) -> Snapshot:
         """Copy the contents of a checkpoint (collective)."""

@@ -41,11 +41,11 @@ class EvaluationTally:
     samples: defaultdict[str, list[float]] = field(default_factory=lambda: defaultdict(list))
 
     def count(self, event: EpisodeSettled) -> None:
-        """Add an episode. Where an environment reports no success, a positive reward is one."""
+        """Add an episode."""
         if event.outcome.is_valid:
             self.num_valid += 1
             self.reward_sum += event.reward
-            success = float(event.reward > 0) if event.success is None else event.success
+            success = event.success or 0.0
             self.num_successes += success
             self.samples[event.group_id].append(success)
 

@@ -14,7 +14,7 @@ from tailrace_protos.control import Lease, LeaseReply, LeaseReport, LeaseRequest
 from tailrace_scheduler.core.health import ServerHealth
 
 
-class Candidate(NamedTuple):
+class ServerLoad(NamedTuple):
     """A server that may take one more episode."""
 
     status: ServerStatus
@@ -24,7 +24,7 @@ class Candidate(NamedTuple):
     is_trusted: bool  # not on probation, or with few leases
 
 
-def least_loaded(candidates: Sequence[Candidate], predicted_tokens: int) -> Candidate:
+def least_loaded(candidates: Sequence[ServerLoad], predicted_tokens: int) -> ServerLoad:
     """The server with the least tokens still to be generated, for an episode with `predicted_tokens`.
 
     Those of a server that fails count for more; ties go by leases, then by name.
@@ -162,10 +162,10 @@ class Placement:
             return None
         return least_loaded(elsewhere or candidates, predicted_tokens).status.server_id
 
-    def _candidate(self, status: ServerStatus) -> Candidate:
+    def _candidate(self, status: ServerStatus) -> ServerLoad:
         server_id = status.server_id
         num_leases = self._counts.get(server_id, 0)
-        return Candidate(
+        return ServerLoad(
             status,
             self.outstanding_tokens(server_id),
             num_leases,

@@ -10,15 +10,15 @@ are left out.
 has its own reward and is named by the ids inserted before it. Calls outside that line (sub-agents,
 abandoned branches) stand alone, with their return.
 
-Every row names its conversation and says if that conversation was given any reward: a sub-agent's may
-have none, and then has no part in the rewards of others.
+Every row names its conversation and says if that conversation was given any reward
+(`tailrace.ledger.returns`): a sub-agent's may have none, and then has no part in the rewards of others.
 """
 
 import hashlib
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
-from tailrace.ledger.returns import Conversation, conversations, own_reward, returns
+from tailrace.ledger.returns import Conversation, CreditedCalls
 from tailrace.ledger.row_builder import RowBuilder, has_trained_tokens
 from tailrace.ledger.tree import Call, CallTree
 from tailrace_protos.chat import ChatMessage
@@ -33,25 +33,22 @@ class Unanswered(NamedTuple):
     inserted_ids: bytes
 
 
-class _Values(NamedTuple):
-    """Returns and conversations by completion id."""
-
-    returns: dict[str, float]
-    conversations: dict[str, Conversation]
-
-    def of_row(self, completion_id: str) -> dict[str, Any]:
-        """Arguments of a row that is credited this call's return."""
-        place, has_reward = self.conversations[completion_id]
-        reward = self.returns[completion_id]
-        return {"reward": reward, "conversation": place, "has_reward": has_reward}
-
-
-def export_rows(tree: CallTree, style: ExportStyle, turn_discount: float) -> tuple[TokenRow, ...]:
+def export_rows(tree: CallTree, style: ExportStyle, credit: CreditedCalls) -> tuple[TokenRow, ...]:
     """Exports the rows of all conversations, each in the order of the first trained calls.
 
     `row_id` is the id of the row's last call.
     """
-    return tuple(_STYLES[style](tree, _Values(returns(tree, turn_discount), conversations(tree))))
+    return tuple(_STYLES[style](tree, credit))
+
+
+def _credited(credit: CreditedCalls, completion_id: str) -> dict[str, Any]:
+    """Arguments of a row that is credited this call's return."""
+    place, has_reward = credit.conversations[completion_id]
+    return {
+        "reward": credit.returns[completion_id],
+        "conversation": place,
+        "has_reward": has_reward,
+    }
 
 
 def export_turns(
@@ -88,17 +85,17 @@ def _turn_row(call: Call, reward: float, place: int, own: float, observed: int) 
     return row.row(reward, str(place), hashes=(observed,), first_turn=place)
 
 
-def _individual(tree: CallTree, values: _Values) -> Iterator[TokenRow]:
+def _individual(tree: CallTree, credit: CreditedCalls) -> Iterator[TokenRow]:
     for call in tree:
         if has_trained_tokens(call.node):
             completion_id = call.node.completion_id
             row = RowBuilder()
             row.insert(call.prompt())
-            row.turn(call.node, values.returns[completion_id])
-            yield row.row(row_id=completion_id, **values.of_row(completion_id))
+            row.turn(call.node, credit.returns[completion_id])
+            yield row.row(row_id=completion_id, **_credited(credit, completion_id))
 
 
-def _step(tree: CallTree, values: _Values) -> Iterator[TokenRow]:
+def _step(tree: CallTree, credit: CreditedCalls) -> Iterator[TokenRow]:
     line = tree.find("").message_path() if len(tree) else []
     places = {call.node.completion_id: place for place, call in enumerate(line)}
     for call in tree:
@@ -106,12 +103,12 @@ def _step(tree: CallTree, values: _Values) -> Iterator[TokenRow]:
             completion_id = call.node.completion_id
             row = RowBuilder()
             row.insert(call.prompt())
-            row.turn(call.node, own_reward(call))
+            row.turn(call.node, credit.rewards[completion_id])
             yield row.row(
                 row_id=completion_id,
                 hashes=(observation_hash(call),),
                 first_turn=places.get(completion_id, -1),
-                **values.of_row(completion_id),
+                **_credited(credit, completion_id),
             )
 
 
@@ -123,16 +120,16 @@ def observation_hash(call: Call) -> int:
     return int.from_bytes(digest, "little", signed=True)
 
 
-def _concat(tree: CallTree, values: _Values) -> Iterator[TokenRow]:
+def _concat(tree: CallTree, credit: CreditedCalls) -> Iterator[TokenRow]:
     order = {call.node.completion_id: index for index, call in enumerate(tree)}
     found: dict[Conversation, list[tuple[str, TokenRow]]] = {}
-    for first, row in _paths(tree, values):
-        found.setdefault(values.conversations[first], []).append((first, row))
+    for first, row in _paths(tree, credit):
+        found.setdefault(credit.conversations[first], []).append((first, row))
     for rows in found.values():
         yield from (row for _, row in sorted(rows, key=lambda pair: order[pair[0]]))
 
 
-def _paths(tree: CallTree, values: _Values) -> Iterator[tuple[str, TokenRow]]:
+def _paths(tree: CallTree, credit: CreditedCalls) -> Iterator[tuple[str, TokenRow]]:
     """Yields a row for every leaf that trains something, after the id of the first call it trains."""
     trained: set[str] = set()
     for leaf in filter(tree.is_token_leaf, tree):
@@ -143,15 +140,15 @@ def _paths(tree: CallTree, values: _Values) -> Iterator[tuple[str, TokenRow]]:
             if completion_id in trained:
                 row.insert(call.node.token_ids)
             else:
-                row.turn(call.node, own_reward(call), values.returns[completion_id])
+                row.turn(call.node, credit.rewards[completion_id], credit.returns[completion_id])
                 if not first and has_trained_tokens(call.node):
                     first = completion_id
                 trained.add(completion_id)
         if first:
-            yield first, row.row(row_id=leaf.node.completion_id, **values.of_row(first))
+            yield first, row.row(row_id=leaf.node.completion_id, **_credited(credit, first))
 
 
-_STYLES: dict[ExportStyle, Callable[[CallTree, _Values], Iterator[TokenRow]]] = {
+_STYLES: dict[ExportStyle, Callable[[CallTree, CreditedCalls], Iterator[TokenRow]]] = {
     ExportStyle.INDIVIDUAL: _individual,
     ExportStyle.CONCAT: _concat,
     ExportStyle.STEP: _step,

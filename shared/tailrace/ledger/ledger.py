@@ -6,7 +6,7 @@ changes nothing; a ledger restored from its nodes is the same ledger.
 """
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 import msgspec
 import numpy as np
@@ -22,12 +22,12 @@ from tailrace.ledger.prompting import (
     prompt_of_messages,
     prompt_of_tokens,
 )
-from tailrace.ledger.returns import conversations, own_reward
+from tailrace.ledger.returns import credit, is_rejected
 from tailrace.ledger.tree import CallTree
 from tailrace_protos.base import copy_float32, copy_int32
 from tailrace_protos.chat import ChatMessage, ToolSchema
 from tailrace_protos.generation import FinishReason
-from tailrace_protos.session import ExportStyle, LedgerNode
+from tailrace_protos.session import ExportStyle, LedgerNode, RewardScope
 from tailrace_protos.trajectory import TokenRow
 
 
@@ -39,6 +39,7 @@ class Ledger:
         self._reasoning: ReasoningPolicy = reasoning
         self._tree = CallTree()
         self._unanswered: Unanswered | None = None
+        self.reward: float | None = None  # of the episode, beside those of calls
 
     @classmethod
     def restore(
@@ -139,17 +140,26 @@ class Ledger:
         return self._replace(msgspec.structs.replace(node, reward=float(reward)))
 
     def settle(self, reward: float) -> None:
-        """Makes the rewards of all calls sum to `reward`, the episode's; needs a call.
+        """Makes all rewards sum to `reward`: the episode's is the rest beside those of calls."""
+        given = [node.reward for node in self.nodes if node.reward is not None]
+        rest = reward - math.fsum(given)
+        self.reward = None if given and math.isclose(rest, 0.0, abs_tol=1e-9) else rest
 
-        The difference goes to the newest call of the conversations that were given a reward, or to the
-        newest call of all if none was.
-        """
-        homes = conversations(self._tree)
-        rewarded = [name for name, home in homes.items() if home.has_reward]
-        missing = reward - math.fsum(own_reward(call) for call in self._tree)
-        if missing or not rewarded:
-            newest = self._tree.find(rewarded[-1] if rewarded else "")
-            self.set_reward(own_reward(newest) + missing, newest.node.completion_id)
+    @property
+    def rewards(self) -> tuple[float | None, ...]:
+        """Rewards of all calls, with the episode's at the last one; None for a call without any."""
+        rewards = [call.node.reward for call in self._tree]
+        if rewards and self.reward is not None:
+            rewards[-1] = (rewards[-1] or 0.0) + self.reward
+        return tuple(rewards)
+
+    @property
+    def faults(self) -> tuple[str, ...]:
+        """Faults of replies that nothing continued: cut at a limit, unreadable, or against a
+        constraint of the call."""
+        tree = self._tree
+        leaves = [call for call in tree if not tree.children(call) and not is_rejected(tree, call)]
+        return tuple(sorted({fault for call in leaves for fault in _faults(call.node)}))
 
     @property
     def num_sampled(self) -> int:
@@ -176,9 +186,15 @@ class Ledger:
         """Nodes of all calls in the order of their recording."""
         return tuple(call.node for call in self._tree)
 
-    def rows(self, style: ExportStyle, turn_discount: float = 1.0) -> tuple[TokenRow, ...]:
-        """Exports the rows to train (`tailrace.ledger.export`)."""
-        return export_rows(self._tree, style, turn_discount)
+    def rows(
+        self,
+        style: ExportStyle,
+        turn_discount: float = 1.0,
+        scope: RewardScope = RewardScope.EPISODE,
+    ) -> tuple[TokenRow, ...]:
+        """Exports the rows to train (`tailrace.ledger.export`); `scope` is that of `reward`."""
+        credited = credit(self._tree, turn_discount, self.reward, scope)
+        return export_rows(self._tree, style, credited)
 
     def turn_rows(
         self, style: ExportStyle, reward: float, rewards: Sequence[float], hashes: Sequence[int]
@@ -225,3 +241,12 @@ class Ledger:
     def _replace(self, node: LedgerNode) -> LedgerNode:
         self._tree.add(node)
         return node
+
+
+def _faults(node: LedgerNode) -> Iterator[str]:
+    if node.finish_reason is FinishReason.LENGTH:
+        yield "reply_cut"
+    if node.num_malformed:
+        yield "malformed_tool_call"
+    if node.broken_constraint:
+        yield f"{node.broken_constraint}_not_met"

@@ -167,7 +167,9 @@ class Service:
         self._ready = ready
         metrics.READY.set(ready)
         if ready and READY_FILE in os.environ:
-            Path(os.environ[READY_FILE]).touch()
+            path = Path(os.environ[READY_FILE])
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.touch()
 
     def stop(self, reason: str, exit_code: int = 0) -> None:
         """Drains and ends the service; the first non-zero exit code counts."""

@@ -141,6 +141,10 @@ class EpisodePolicy(Protocol):
     def set_reward(self, reward: float, completion_id: str = "") -> None:
         """Sets the reward of a call ("" is the newest one); the rewards sum to the episode's return."""
 
+    def set_episode_reward(self, reward: float) -> None:
+        """Sets the reward of the episode, for the calls of `agents.loop_args.reward_scope`."""
+        self.set_reward(reward)
+
     def mask(self, completion_id: str, reason: str) -> None:
         """Excludes the tokens of this call from training."""
 
@@ -152,9 +156,9 @@ class EpisodePolicy(Protocol):
         outcome: Outcome = Outcome.OK,
         reason: str = "",
     ) -> EpisodeEnd:
-        """Returns the end of the episode, for `run` to return; `reward` is that of the newest call."""
+        """Returns the end of the episode, for `run` to return; `reward` is that of the episode."""
         if reward is not None:
-            self.set_reward(reward)
+            self.set_episode_reward(reward)
         return EpisodeEnd(outcome, reason, metrics or {})
 
 
@@ -164,7 +168,7 @@ class AgentLoop:
     async def run(self, row: dict[str, Any], policy: EpisodePolicy) -> LoopResult:
         """Plays `row` to its end. An exception ends this episode only.
 
-        Returns `policy.finish(...)`; or the reward of the newest call; or rewards by completion id; or
+        Returns `policy.finish(...)`; or the reward of the episode; or rewards by completion id; or
         None if the reward service alone decides.
         """
         raise NotImplementedError(f"{type(self).__name__} has no run()")

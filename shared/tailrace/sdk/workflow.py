@@ -13,7 +13,7 @@ as rewards.
 import inspect
 import math
 import numbers
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any, Protocol
 
 import msgspec
@@ -22,10 +22,6 @@ from tailrace.config import ConfigError
 from tailrace.foreign import ForeignCodeError, foreign_code, place_of
 from tailrace.import_path import load_object
 from tailrace_protos.episode import Outcome
-
-_BUDGET = ("context_length_exceeded", "token_budget_exceeded")  # codes of the gateway's refusals
-_UNMET = "_not_met"  # end of the codes of replies that break a constraint of the call
-_MAX_CHAIN = 10
 
 
 class Workflow(Protocol):
@@ -38,7 +34,9 @@ class Workflow(Protocol):
 class PolicyFailureError(Exception):
     """Raised by a workflow whose model failed at the task: the episode counts, with `reward`.
 
-    Any other exception counts as a failure of the workflow and excludes the episode from training.
+    Any other exception counts as a failure of the workflow and excludes the episode from training,
+    unless the gateway knows that the policy caused it: by a used-up limit, or by a reply that was cut,
+    is unreadable, or breaks a constraint of its call.
     """
 
     def __init__(self, reason: str, reward: float = 0.0) -> None:
@@ -52,12 +50,11 @@ class WorkflowReturnError(TypeError):
 
 
 class WorkflowEnd(msgspec.Struct, frozen=True):
-    """End of a run. `rewards` by completion id; the key "" stands for the last call."""
+    """End of a run as the code tells it. `rewards` by completion id; "" stands for the episode."""
 
     outcome: Outcome
     reason: str = ""
     rewards: dict[str, float] = {}
-    is_over_budget: bool = False  # the episode ended because its tokens were used up
 
 
 def load_workflow(dotted: str, kwargs: Mapping[str, Any], key: str) -> Workflow:
@@ -140,29 +137,7 @@ def _finite(reward: numbers.Real, name: str) -> float:
 
 def _end_of(failure: ForeignCodeError) -> WorkflowEnd:
     error = failure.error
-    codes = [_refusal(one) for one in _chain(error)]
-    is_over = any(code in _BUDGET for code in codes)
     if isinstance(error, PolicyFailureError):
-        return WorkflowEnd(Outcome.POLICY_FAILURE, error.reason, {"": error.reward}, is_over)
-    if isinstance(error, TimeoutError):
-        return WorkflowEnd(Outcome.TIMEOUT, str(failure) + place_of(error))
-    if is_over or any(code.endswith(_UNMET) for code in codes):
-        return WorkflowEnd(Outcome.POLICY_FAILURE, str(failure), {"": 0.0}, is_over)
-    return WorkflowEnd(Outcome.INFRA_FAILURE, str(failure) + place_of(error))
-
-
-def _refusal(error: BaseException) -> str:
-    """Code of the gateway's refusal in an SDK's exception, or empty."""
-    body = getattr(error, "body", None)
-    inner = body.get("error", body) if isinstance(body, Mapping) else {}
-    code = getattr(error, "code", None) or (inner.get("code") if isinstance(inner, Mapping) else None)
-    return code if isinstance(code, str) else ""
-
-
-def _chain(error: BaseException | None) -> Iterator[BaseException]:
-    """The exception and its causes: frameworks wrap the exceptions of clients."""
-    for _ in range(_MAX_CHAIN):
-        if error is None:
-            return
-        yield error
-        error = error.__cause__ or error.__context__
+        return WorkflowEnd(Outcome.POLICY_FAILURE, error.reason, {"": error.reward})
+    outcome = Outcome.TIMEOUT if isinstance(error, TimeoutError) else Outcome.INFRA_FAILURE
+    return WorkflowEnd(outcome, str(failure) + place_of(error))

@@ -79,7 +79,7 @@ def settled_event(trajectory: Trajectory) -> EpisodeSettled:
         outcome=trajectory.outcome,
         reason=trajectory.reason,
         reward=trajectory.reward,
-        success=trajectory.metrics.get("success"),
+        success=trajectory.success,
         num_sampled_tokens=sum(int(as_uint8(row.loss_mask).sum()) for row in trajectory.rows),
         num_turns=sum(len(row.turn_ends) // 4 for row in trajectory.rows),
         min_policy_version=min(versions, default=-1),

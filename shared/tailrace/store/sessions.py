@@ -101,6 +101,6 @@ class SessionLogs:
         """Closes the log for appends; returns False if the session does not exist."""
         return bool(await self._script(scripts.FINISH_SESSION, self._prefix, session_id))
 
-    async def delete(self, session_id: str) -> None:
-        """Deletes a session, its key and its log."""
-        await self._script(scripts.DELETE_SESSION, self._prefix, session_id)
+    async def delete(self, session_id: str, nonce: str = "") -> None:
+        """Deletes a session, its key and its log; with a nonce, only the session that has it."""
+        await self._script(scripts.DELETE_SESSION, self._prefix, session_id, nonce)

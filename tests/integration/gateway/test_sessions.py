@@ -113,6 +113,18 @@ async def test_leases_of_sessions_are_given_back(world: GatewayWorld) -> None:
     await eventually(lambda: any(a.worker_id == "gateway-0" for a in world.scheduler.activities))
 
 
+async def test_a_late_close_leaves_the_next_session_of_its_episode_alone(world: GatewayWorld) -> None:
+    first = await world.open()
+    await world.close()
+    second = await world.open()
+    await world.close(api_key=first.api_key)
+    answer = await world.http(second).post("chat/completions", json={"messages": [USER]})
+    assert answer.status_code == 200
+    await world.close(api_key=second.api_key)
+    answer = await world.http(second).post("chat/completions", json={"messages": [USER]})
+    assert answer.status_code == 401
+
+
 async def test_a_restarted_gateway_knows_its_sessions(world: GatewayWorld) -> None:
     opened = await world.open()
     await world.http(opened).post("chat/completions", json={"messages": [USER]})

@@ -192,3 +192,18 @@ async def test_a_wrong_capacity_ends_the_process_with_code_two_and_one_line(make
     assert "Traceback" not in said
     assert "scheduler.max_buffered_groups" in said
     assert "at least 4" in said
+
+
+async def test_a_run_in_which_every_episode_fails_ends_and_says_why(make_run: MakeRun) -> None:
+    async with make_run(scheduler={"max_failed_groups": 4}) as run:
+        run.agents.outcome_of = lambda task: Outcome.INFRA_FAILURE
+        await run.learner.begin()
+        await run.until(lambda: run.statuses[-1].phase == "failed")
+
+        (failed,) = run.bodies("run_failed")
+        assert failed["rule"] == "failed_groups"
+        assert "scheduler.max_failed_groups" in failed["reason"]
+        status = run.statuses[-1]
+        assert status.failed is not None
+        assert status.num_failures >= 4
+        assert "run failed" in run.scheduler.log

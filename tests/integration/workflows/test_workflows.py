@@ -61,6 +61,45 @@ class Endless(Base):
             answer = await self.ask(client, messages)
             messages += [answer.choices[0].message.model_dump(exclude_none=True), {"role": "user", "content": "?"}]
 
+class Team(Base):
+    """A plan, a helper with two calls, and an end; one step is tried in another way first."""
+    async def talk(self, client, data):
+        plan = [{"role": "user", "content": "Plan."}]
+        plan += [await self.say(client, plan)]
+        helper = [{"role": "user", "content": "Help."}]
+        helper += [await self.say(client, helper), {"role": "user", "content": "Go on."}]
+        await self.say(client, helper)
+        await self.say(client, plan + [{"role": "user", "content": "Try."}])
+        await self.say(client, plan + [{"role": "user", "content": "End."}])
+        return 1.0
+
+    async def say(self, client, messages):
+        answer = await self.ask(client, messages)
+        return answer.choices[0].message.model_dump(exclude_none=True)
+
+class Hides(Endless):
+    """A framework that reports the gateway's refusal in its own words."""
+    async def talk(self, client, data):
+        try:
+            await super().talk(client, data)
+        except Exception:
+            raise RuntimeError("the agent could not go on") from None
+
+class Swallows(Endless):
+    """A framework that returns nothing when a call fails."""
+    async def talk(self, client, data):
+        try:
+            await super().talk(client, data)
+        except Exception:
+            return None
+
+class Cut(Base):
+    """Needs a whole reply."""
+    async def talk(self, client, data):
+        messages = [{"role": "user", "content": data["prompt"]}]
+        answer = await client.chat.completions.create(model="m", messages=messages, max_tokens=3)
+        raise ValueError(f"not JSON: {answer.choices[0].message.content}")
+
 class FromEnvironment:
     """Makes its own client."""
     async def run(self, data):
@@ -143,7 +182,7 @@ async def test_with_granularity_step_every_call_is_a_row_in_one_line_of_turns(
     ("agent", "reason"),
     [
         ("Invents", "chatcmpl-of-somebody-else"),
-        ("Mute", "no call to reward"),
+        ("Mute", "without a model call that the gateway answered"),
         ("Raises", "KeyError: 'answer'"),
     ],
 )
@@ -167,6 +206,49 @@ async def test_an_agent_that_uses_up_its_budget_has_failed_as_a_policy(world: Wo
     assert played.reward == 0.0
     assert played.metrics[OVER_BUDGET] == 1.0
     assert sum(len(trained(row)) for row in played.rows) == 60
+
+
+@pytest.mark.parametrize(
+    ("scope", "style", "rewards"),
+    [
+        (None, "individual", [0.5, 0.25, 0.5, 1.0, 1.0]),
+        ("conversation", "individual", [0.5, 1.0, 1.0]),
+        ("last", "individual", [0.25, 0.0, 1.0]),
+        ("episode", "concat", [0.5, 0.25, 1.0]),
+    ],
+)
+async def test_one_number_reaches_the_calls_of_its_scope(
+    world: WorkflowWorld, scope: str | None, style: str, rewards: list[float]
+) -> None:
+    chosen = {} if scope is None else {"reward_scope": scope}
+    await world.start("gateway_agents.Team", turn_discount=0.5, export_style=style, **chosen)
+    (played,) = (await world.play()).values()
+    assert played.reward == 1.0
+    assert played.success == 1.0
+    assert [row.reward for row in played.rows if row.has_reward] == rewards
+    assert sum(len(trained(row)) for row in played.rows) == sum(map(len, world.sampled()))
+
+
+@pytest.mark.parametrize(
+    ("agent", "why", "is_over"),
+    [
+        ("Hides", "token_budget_exceeded", True),
+        ("Swallows", "token_budget_exceeded", True),
+        ("Cut", "reply_cut", False),
+    ],
+)
+async def test_what_a_framework_hides_of_a_used_up_limit_the_gateway_knows(
+    world: WorkflowWorld, agent: str, why: str, is_over: bool
+) -> None:
+    await world.gateway.start_gateway()
+    settings = world.settings(f"gateway_agents.{agent}")
+    await world.agents.start_agents(**settings, generating_args={"max_new_tokens": 60})
+    (played,) = (await world.play()).values()
+    assert played.outcome is Outcome.POLICY_FAILURE
+    assert why in played.reason
+    assert (played.reward, played.success) == (0.0, 0.0)
+    assert played.metrics.get(OVER_BUDGET, 0.0) == float(is_over)
+    assert all(row.has_reward and trained(row) for row in played.rows)
 
 
 async def test_an_agent_that_takes_too_long_is_a_timeout_and_its_call_is_aborted(

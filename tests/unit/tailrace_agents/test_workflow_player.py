@@ -92,8 +92,8 @@ class World:
             raise self.exported
         return self.exported
 
-    def close(self, session_id: str) -> None:
-        self.log.append(f"close {session_id}")
+    def close(self, opened: SessionOpened) -> None:
+        self.log.append(f"close {opened.session_id}")
 
     @asynccontextmanager
     async def seat(self) -> AsyncIterator[World]:
@@ -162,12 +162,39 @@ async def test_what_the_reward_service_adds_is_not_given_to_a_sub_agent_without_
     assert [row.reward for row in result.transcript.rows(0.75)] == [0.75, 0.0]
 
 
-@pytest.mark.parametrize("is_over", [False, True])
-async def test_an_episode_that_its_budget_ended_says_so(is_over: bool) -> None:
-    end = WorkflowEnd(Outcome.POLICY_FAILURE, "used up", {"": 0.0}, is_over_budget=is_over)
-    result = await play(World(end))
-    assert result.metrics.get(OVER_BUDGET, 0.0) == float(is_over)
+REFUSED = ("context_length_exceeded",)
+
+
+@pytest.mark.parametrize("end", [GOOD_END, WorkflowEnd(Outcome.POLICY_FAILURE, "gave up", {"": 0.0})])
+@pytest.mark.parametrize("refusals", [(), REFUSED])
+async def test_an_episode_whose_calls_were_refused_for_a_limit_says_so(
+    end: WorkflowEnd, refusals: tuple[str, ...]
+) -> None:
+    result = await play(World(end, replace(EXPORT, refusals=refusals)))
+    assert (result.outcome, result.reason) == (end.outcome, end.reason)
+    assert result.metrics.get(OVER_BUDGET, 0.0) == float(bool(refusals))
     assert result.metrics["num_calls"] == 1.0
+
+
+@pytest.mark.parametrize(
+    ("export", "failed", "late"),
+    [
+        (EXPORT, Outcome.INFRA_FAILURE, Outcome.TIMEOUT),
+        (replace(EXPORT, refusals=REFUSED), Outcome.POLICY_FAILURE, Outcome.POLICY_FAILURE),
+        (replace(EXPORT, faults=("reply_cut",)), Outcome.POLICY_FAILURE, Outcome.TIMEOUT),
+        (SessionExport(refusals=REFUSED), Outcome.INFRA_FAILURE, Outcome.INFRA_FAILURE),
+    ],
+)
+async def test_the_gateway_knows_whether_the_policy_made_a_run_fail(
+    export: SessionExport, failed: Outcome, late: Outcome
+) -> None:
+    for told, judged in ((Outcome.INFRA_FAILURE, failed), (Outcome.TIMEOUT, late)):
+        world = World(WorkflowEnd(told, "the framework hid it"), export)
+        result = await play(world)
+        assert result.outcome is judged
+        assert world.exports[0].rewards == {"": 0.0}
+        assert bool(result.transcript.rows(0.0)) == judged.is_valid
+        assert ("the framework hid it" in result.reason) == bool(export.rows)
 
 
 async def test_the_session_has_the_episodes_limits_and_in_evaluations_a_seed() -> None:
@@ -201,7 +228,7 @@ async def test_a_failed_run_has_no_rows_and_its_session_is_closed(outcome: Outco
     world = World(WorkflowEnd(outcome, "why"))
     result = await play(world)
     assert (result.outcome, result.reason, len(result.transcript)) == (outcome, "why", 0)
-    assert world.log == ["seat", "open", "close g7.2"]
+    assert world.log == ["seat", "open", "export", "close g7.2"]
 
 
 @pytest.mark.parametrize(

@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tailrace_inference.config import InferenceConfig
-from tailrace_inference.engine.cache_size import NoRoomError, Sizes, cache_tokens
-from tailrace_inference.engine.forward import DeviceError, load_model
+from tailrace_inference.engine.cache_size import DeviceError, NoRoomError, Sizes, cache_tokens
+from tailrace_inference.engine.forward import load_model
 from tailrace_inference.engine.kv_cache import BlockPool, KVCache, KVShape
 from tailrace_inference.engine.prefix import Prefix, PrefixStore, common_length
 from tests.unit.tailrace_inference.harness import (

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import numpy as np
@@ -50,8 +51,10 @@ def play(client: Client, rng: np.random.Generator, num_episodes: int, num_turns:
                     del left[episode]
 
 
-@pytest.mark.parametrize("forward", ["auto", "generic"])
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize(
+    ("family", "forward"),
+    [*itertools.product(FAMILIES, ("auto", "generic")), ("qwen3", "rows"), ("gpt_oss", "rows")],
+)
 def test_episodes_that_come_and_go_agree_with_the_model(family: str, forward: str) -> None:
     model = make_model(family)
     client = Client(make_engine(model, forward=forward, max_batched_tokens=24))

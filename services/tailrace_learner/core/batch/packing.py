@@ -33,13 +33,20 @@ class PackedBatch:
 
 
 def micro_batches(
-    rows: Sequence[TrainingRow], max_tokens: int, *, share_prefixes: bool = False
+    rows: Sequence[TrainingRow],
+    max_tokens: int,
+    *,
+    share_prefixes: bool = False,
+    max_row_tokens: int | None = None,
 ) -> Iterator[list[TrainingRow]]:
     """Splits rows into passes of at most `max_tokens` (a longer row goes alone), of similar lengths.
 
     With `share_prefixes` rows of a tree stay together as far as the bound allows, and tokens that
-    they have in common count once.
+    they have in common count once. Rows longer than `max_row_tokens` go alone.
     """
+    if max_row_tokens is not None:
+        yield from ([row] for row in rows if len(row.token_ids) > max_row_tokens)
+        rows = [row for row in rows if len(row.token_ids) <= max_row_tokens]
     taken: list[TrainingRow] = []
     num_tokens = 0
     for tree, costs in _trees(rows) if share_prefixes else _alone(rows):

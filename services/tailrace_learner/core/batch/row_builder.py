@@ -93,7 +93,7 @@ class TrainingRowBuilder:
             rows=tuple(source.trained for source in sources if source.trained is not None),
             drop_reason=self._drop_reason(advantages.verdict, counts),
             rewards=tuple(member.reward for member in kept),
-            successes=tuple(m.metrics["success"] for m in kept if "success" in m.metrics),
+            successes=tuple(member.success for member in kept if member.success is not None),
             counts=dict(counts),
             tag=_tag(group),
             comparison=_comparison(returns, played)

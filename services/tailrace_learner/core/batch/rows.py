@@ -69,7 +69,7 @@ class PreparedGroup:
     rows: tuple[TrainingRow, ...]
     drop_reason: str  # empty unless the group must be given back
     rewards: tuple[float, ...]  # of valid members
-    successes: tuple[float, ...]  # of valid members that report it
+    successes: tuple[float, ...]  # of the valid members
     counts: dict[str, int] = field(default_factory=dict)
     tag: str = ""  # of the task
     comparison: ComparisonSet = (

@@ -92,7 +92,8 @@ def _with_fast_forward(kind: type[nn.Module]) -> type[nn.Module]:
             return kind.forward(self, hidden_states, position_embeddings, *args, **kwargs)
         return _attend(self, hidden_states, position_embeddings, packed), None
 
-    return type(kind.__name__, (kind,), {"forward": forward, "takes_packed_rows": True})
+    made = {"forward": forward, "takes_packed_rows": True, "replaces": kind}
+    return type(kind.__name__, (kind,), made)
 
 
 def use_fast_attention(model: nn.Module) -> int:

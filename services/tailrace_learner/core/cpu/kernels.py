@@ -81,6 +81,8 @@ class _Linear(torch.autograd.Function):
 class OneDnnLinear(nn.Linear):
     """`nn.Linear` by oneDNN."""
 
+    replaces = nn.Linear
+
     def forward(self, input: Tensor) -> Tensor:
         """input [..., K] -> [..., N]."""
         if not _by_onednn(input, self.weight) or torch.is_autocast_enabled("cpu"):
@@ -123,13 +125,15 @@ def _fast_rms_norm(module: nn.Module, inputs: Tensor) -> Tensor:
 def _with_fast_forward(kind: type[nn.Module]) -> type[nn.Module]:
     """Subclass of the norm's class, faster for float32; other types take its own forward."""
 
-    def forward(self: nn.Module, hidden_states: Tensor) -> Tensor:
-        if is_plain(hidden_states, *self.parameters()):  # in bfloat16 they are gathered as such
+    def forward(self: nn.Module, hidden_states: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+        has_more = bool(args or kwargs)  # a gate
+        # In bfloat16 parameters are gathered as such.
+        if not has_more and is_plain(hidden_states, *self.parameters()):
             return _fast_rms_norm(self, hidden_states)
-        plain: Tensor = kind.forward(self, hidden_states)
+        plain: Tensor = kind.forward(self, hidden_states, *args, **kwargs)
         return plain
 
-    return type(kind.__name__, (kind,), {"forward": forward})
+    return type(kind.__name__, (kind,), {"forward": forward, "replaces": kind})
 
 
 def use_fast_kernels(model: nn.Module) -> int:
@@ -141,7 +145,7 @@ def use_fast_kernels(model: nn.Module) -> int:
         if kind is nn.Linear and _uses_onednn:
             module.__class__ = OneDnnLinear
             changed += 1
-        elif kind in norms or _is_plain_rms_norm(module):
+        elif not hasattr(kind, "replaces") and _is_plain_rms_norm(module):
             norms.setdefault(kind, _with_fast_forward(kind))
             module.__class__ = norms[kind]
             changed += 1
@@ -159,7 +163,9 @@ def _is_plain_rms_norm(module: nn.Module) -> bool:
         return False
     generator = torch.Generator().manual_seed(0)
     sample = torch.randn((3, len(weight)), generator=generator)
-    with torch.no_grad():
-        return bool(
-            torch.allclose(module(sample), _fast_rms_norm(module, sample), rtol=1e-5, atol=1e-6)
-        )
+    try:
+        with torch.no_grad():
+            own = module(sample)
+    except (TypeError, AttributeError):  # it needs a gate as well
+        return False
+    return torch.allclose(own, _fast_rms_norm(module, sample), rtol=1e-5, atol=1e-6)

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 from tailrace_learner.config import LearnerConfig
-from tailrace_learner.core.batch.packing import computed_tokens, micro_batches, pack
+from tailrace_learner.core.batch.packing import computed_tokens
 from tailrace_learner.core.batch.ranks import Shares
 from tailrace_learner.core.batch.rows import TrainingRow, gathered
 from tailrace_learner.core.mismatch.drift import add_errors
@@ -70,16 +70,14 @@ class OldReadings:
                 return
 
     def _max_tokens(self, rows: Sequence[TrainingRow]) -> float:
-        computed = computed_tokens(rows, share_prefixes=self._config.shares_prefixes)
+        computed = computed_tokens(rows, share_prefixes=self._policy.shares_prefixes(self._config))
         return max(MAX_SHARE * computed, MIN_TOKENS)
 
     @torch.no_grad()
     def _compute(self, rows: Sequence[TrainingRow], age: int, sums: MetricSums) -> None:
         for part in Shares(self._ranks.num_ranks).passes(rows, self._ranks.rank, self._cut):
             # Without rows: sharded weights are gathered by all ranks together.
-            given = part or [rows[0]]
-            shares_prefixes = self._config.shares_prefixes
-            batch = pack(given, self._policy.device, share_prefixes=shares_prefixes)
+            batch = self._policy.pack(part or [rows[0]], self._config)
             learner_logprobs = self._policy.forward(batch)[0]
             if part:
                 given_logprobs = gathered(batch.rows, lambda row: row.inference_logprobs)
@@ -88,5 +86,4 @@ class OldReadings:
                 add_errors(sums, batch.rows, inference_logprobs, learner_logprobs, counted, age)
 
     def _cut(self, rows: Sequence[TrainingRow]) -> Iterator[list[TrainingRow]]:
-        limit = self._config.max_tokens_per_micro_batch
-        return micro_batches(rows, limit, share_prefixes=self._config.shares_prefixes)
+        return self._policy.passes(rows, self._config)

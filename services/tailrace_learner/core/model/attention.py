@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 from transformers import AttentionInterface
 from transformers.masking_utils import AttentionMaskInterface
 
@@ -17,18 +18,16 @@ from tailrace_learner.core.cpu.short_attention import is_short, short_attention
 from tailrace_learner.core.cpu.tree_attention import tree_attention
 from tailrace_learner.core.model.bucket_attention import bucket_attention
 from tailrace_learner.core.model.flex import flex
+from tailrace_learner.core.model.forward_path import PACKED
 
-IMPLEMENTATION = "tailrace_packed"
+IMPLEMENTATION = PACKED
 
 
 class UnsupportedAttentionError(ValueError):
     """The model asks for something that `packed` attention does not compute."""
 
     def __init__(self, what: str) -> None:
-        super().__init__(
-            f"attention with {what} is not supported by learner.model_args.attn_implementation "
-            "'packed': use 'eager'"
-        )
+        super().__init__(f"attention of packed rows does not compute {what}")
         self.what = what
 
 
@@ -69,6 +68,11 @@ def attend(
     """Attention output [N, H, D] by the kernel that suits the device."""
     # Under autocast norms leave queries and keys in float32.
     query, key = query.to(value.dtype), key.to(value.dtype)
+    value_dim, missing = value.shape[-1], key.shape[-1] - value.shape[-1]
+    if missing > 0:  # kernels take one size for all: latent attention has shorter values
+        return attend(query, key, pad(value, (0, missing)), packed, scale=scale, window=window)[
+            ..., :value_dim
+        ]
     if query.device.type == "cpu":
         compute = short_attention if is_short(packed) else tree_attention
     else:

@@ -5,10 +5,12 @@ backward pass computes each chunk's logits again, unless the vocabulary is so sm
 larger than what a layer keeps. Exact: the same numbers as over the full [M, V] logits.
 """
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils.checkpoint import checkpoint
 
 from tailrace_learner.core.cpu.kernels import matmul_t
 
@@ -115,3 +117,30 @@ def token_logprobs(
         hidden, weight, targets, temperature, chunk_tokens, inputs
     )
     return outputs
+
+
+def logprobs_of_logits(
+    logits_of: Callable[[Tensor], Tensor],
+    hidden: Tensor,
+    targets: Tensor,
+    *,
+    temperature: float,
+    chunk_tokens: int,
+) -> tuple[Tensor, Tensor]:
+    """Does the same as `token_logprobs` by a head that is more than a matrix, [m, H] -> [m, V]."""
+
+    def values(states: Tensor, chosen: Tensor) -> tuple[Tensor, Tensor]:
+        logits = logits_of(states)
+        wide = logits if logits.dtype == torch.float64 else logits.float()
+        log_all = torch.log_softmax(wide / temperature, dim=-1)
+        picked = log_all.gather(-1, chosen[:, None]).squeeze(-1)
+        return picked, -(log_all.exp() * log_all).sum(-1)
+
+    parts = [
+        checkpoint(values, states, chosen, use_reentrant=False)
+        for states, chosen in zip(
+            torch.split(hidden, chunk_tokens), torch.split(targets, chunk_tokens), strict=True
+        )
+    ]
+    learner_logprobs, entropy = (torch.cat(found) for found in zip(*parts, strict=True))
+    return learner_logprobs, entropy

@@ -1,21 +1,27 @@
 """The policy model: packed rows in, log-probabilities and entropies of targets out."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from tailrace_learner.core.batch.packing import PackedBatch
-from tailrace_learner.core.model.logprobs import token_logprobs
+from tailrace_learner.config import LearnerConfig
+from tailrace_learner.core.batch.packing import PackedBatch, micro_batches, pack
+from tailrace_learner.core.batch.rows import TrainingRow
+from tailrace_learner.core.model.forward_path import ForwardPath, hidden_states, own_logits, path_of
+from tailrace_learner.core.model.logprobs import logprobs_of_logits, token_logprobs
 from tailrace_learner.core.model.shards import local
 
 
 @dataclass(frozen=True, slots=True)
 class PolicyModel:
-    """A causal LM without output bias or logit transformations (the loader checks this)."""
+    """A causal LM, computed on the path that was chosen for it (`forward_path`)."""
 
     model: Any  # transformers.PreTrainedModel
     device: torch.device
@@ -28,28 +34,48 @@ class PolicyModel:
         """Trained parameters, tied ones once."""
         return [parameter for parameter in self.model.parameters() if parameter.requires_grad]
 
+    @property
+    def path(self) -> ForwardPath:
+        """Way of rows through the model."""
+        return path_of(self.model)
+
+    def shares_prefixes(self, config: LearnerConfig) -> bool:
+        """True if passes share prefixes: wanted, and right for this model."""
+        return config.shares_prefixes and self.path.shares_prefixes
+
+    def passes(self, rows: Sequence[TrainingRow], config: LearnerConfig) -> Iterator[list[TrainingRow]]:
+        """Rows of one pass each."""
+        return micro_batches(
+            rows,
+            config.max_tokens_per_micro_batch,
+            share_prefixes=self.shares_prefixes(config),
+            max_row_tokens=self.path.max_packed_tokens,
+        )
+
+    def pack(self, rows: Sequence[TrainingRow], config: LearnerConfig) -> PackedBatch:
+        """Rows of one pass as a batch on the model's device."""
+        return pack(rows, self.device, share_prefixes=self.shares_prefixes(config))
+
     def forward(self, batch: PackedBatch) -> tuple[Tensor, Tensor]:
         """Log-probability [M] and entropy [M] of the batch's targets, in packed order."""
         return self.predict(self.hidden(batch), batch)
 
     def hidden(self, batch: PackedBatch) -> Tensor:
         """Last hidden state [M, H] before each target, which predicts it."""
-        packed = batch.packed
         with torch.autocast(self.device.type, torch.bfloat16, enabled=self.autocast):
-            states: Tensor = self.model.base_model(
-                input_ids=batch.input_ids,
-                position_ids=batch.position_ids,
-                use_cache=False,
-                packed_rows=packed,
-                cu_seq_lens_q=packed.cu_seqlens,
-                cu_seq_lens_k=packed.cu_seqlens,
-                max_length_q=packed.max_len,
-                max_length_k=packed.max_len,
-            ).last_hidden_state
-        return states[0].index_select(0, batch.hidden_index)
+            return hidden_states(self.model, batch)
 
     def predict(self, hidden: Tensor, batch: PackedBatch) -> tuple[Tensor, Tensor]:
         """Log-probability [M] and entropy [M] of the targets that `hidden` [M, H] predicts."""
+        if path_of(self.model).head == "own":
+            with torch.autocast(self.device.type, torch.bfloat16, enabled=self.autocast):
+                return logprobs_of_logits(
+                    partial(own_logits, self.model),
+                    hidden,
+                    batch.target_ids,
+                    temperature=self.temperature,
+                    chunk_tokens=self.logprob_chunk_tokens,
+                )
         weight: Tensor = self.model.get_output_embeddings().weight
         return token_logprobs(
             hidden,
@@ -59,6 +85,20 @@ class PolicyModel:
             chunk_tokens=self.logprob_chunk_tokens,
             bfloat16=self.autocast,
         )
+
+
+def row_values(
+    policy: PolicyModel,
+    parts: Sequence[Sequence[TrainingRow]],
+    ask: Callable[[PackedBatch], Tensor],
+    config: LearnerConfig,
+) -> Iterator[tuple[TrainingRow, NDArray[np.float32]]]:
+    """Each row of `parts` with the values [M] of its targets; `ask` gets one part at a time."""
+    for part in parts:
+        batch = policy.pack(part, config)
+        with torch.no_grad():
+            answers = ask(batch).float().cpu().numpy()
+        yield from zip(batch.rows, np.split(answers, batch.target_offsets[1:-1]), strict=True)
 
 
 class StartWeights:

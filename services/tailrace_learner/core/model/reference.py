@@ -17,8 +17,7 @@ from tailrace_learner.config import LearnerConfig
 from tailrace_learner.core.batch.packing import PackedBatch, pack
 from tailrace_learner.core.batch.ranks import ONE_RANK
 from tailrace_learner.core.batch.rows import TrainingRow, demonstration_row
-from tailrace_learner.core.model.policy import PolicyModel
-from tailrace_learner.core.model.row_values import passes_of, row_values
+from tailrace_learner.core.model.policy import PolicyModel, row_values
 from tailrace_learner.ports import Ranks
 
 
@@ -43,12 +42,13 @@ class Reference:
 
     def fill(self, rows: Sequence[TrainingRow]) -> None:
         """Gives rows without `ref_logprobs` theirs (collective, where the reference is cut)."""
-        parts = passes_of([row for row in rows if row.ref_logprobs is None], self._config)
+        missing = [row for row in rows if row.ref_logprobs is None]
+        parts = list(self._policy.passes(missing, self._config))
         num_passes = max(self._holders.collect(len(parts)))
         if not num_passes:
             return
         with self.present():
-            for row, ref_logprobs in row_values(parts, self._ask, self._policy.device, self._config):
+            for row, ref_logprobs in row_values(self._policy, parts, self._ask, self._config):
                 row.ref_logprobs = ref_logprobs
             for _ in range(len(parts), num_passes):
                 self._idle()

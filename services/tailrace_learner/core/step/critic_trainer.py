@@ -16,11 +16,10 @@ from torch import Tensor
 from tailrace_learner.config import LearnerConfig
 from tailrace_learner.core.algorithms.aggregation import row_count, token_weights
 from tailrace_learner.core.algorithms.losses.value_clip import value_clip
-from tailrace_learner.core.batch.packing import PackedBatch, micro_batches, pack
+from tailrace_learner.core.batch.packing import PackedBatch
 from tailrace_learner.core.batch.rows import TrainingRow, gathered
 from tailrace_learner.core.model.critic import Critic
-from tailrace_learner.core.model.policy import StartWeights
-from tailrace_learner.core.model.row_values import passes_of, row_values
+from tailrace_learner.core.model.policy import StartWeights, row_values
 from tailrace_learner.core.step.metric_sums import MetricSums
 from tailrace_learner.core.step.optimizer import SummedOptimizer, learning_rate_at
 from tailrace_learner.ports import UpdateResult
@@ -70,17 +69,15 @@ class CriticTrainer:
             for start in (self._start, *([policy_start] if self.reads_policy else [])):
                 if start.is_kept:
                     stack.enter_context(start.restored())
-            parts = passes_of(rows, self._config)
-            answers = row_values(parts, critic.values, critic.trunk.device, self._config)
+            parts = list(critic.trunk.passes(rows, self._config))
+            answers = row_values(critic.trunk, parts, critic.values, self._config)
             for row, values in answers:
                 row.values = values
 
     def run(self, rows: Sequence[TrainingRow]) -> None:
         """Adds the gradients of the value loss of some rows, in passes of its own."""
-        shares = self._config.shares_prefixes
-        limit = self._config.max_tokens_per_micro_batch
-        for part in micro_batches(rows, limit, share_prefixes=shares):
-            batch = pack(part, self.critic.trunk.device, share_prefixes=shares)
+        for part in self.critic.trunk.passes(rows, self._config):
+            batch = self.critic.trunk.pack(part, self._config)
             with torch.set_grad_enabled(not self.critic.args.shared):
                 hidden = self.critic.trunk.hidden(batch)
             self.loss(batch, hidden).backward()  # type: ignore[no-untyped-call]

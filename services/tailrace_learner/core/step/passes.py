@@ -19,7 +19,7 @@ from tailrace_learner.core.algorithms.losses.base import BatchTokens, LossInputs
 from tailrace_learner.core.algorithms.losses.spans import NO_SPANS, Spans
 from tailrace_learner.core.algorithms.proximal import interpolated, interpolation_weights
 from tailrace_learner.core.algorithms.ratios import REACH, is_beyond
-from tailrace_learner.core.batch.packing import PackedBatch, micro_batches, pack
+from tailrace_learner.core.batch.packing import PackedBatch, pack
 from tailrace_learner.core.batch.rows import TrainingRow, gathered
 from tailrace_learner.core.mismatch.drift import add_errors
 from tailrace_learner.core.model.policy import PolicyModel, StartWeights
@@ -44,8 +44,7 @@ class PassRunner:
 
     def micro_batches(self, rows: Sequence[TrainingRow]) -> Iterator[list[TrainingRow]]:
         """Rows of one pass each."""
-        limit = self._config.max_tokens_per_micro_batch
-        return micro_batches(rows, limit, share_prefixes=self._config.shares_prefixes)
+        return self._policy.passes(rows, self._config)
 
     def run(
         self,
@@ -61,7 +60,7 @@ class PassRunner:
         `kl_coef` weighs the divergence from the reference in the loss. `value_loss` gives the summed
         loss of a critic on the policy's hidden states [M, H], which the returned sum leaves out.
         """
-        batch = pack(rows, self._policy.device, share_prefixes=self._config.shares_prefixes)
+        batch = self._policy.pack(rows, self._config)
         proximal_logprobs = self._proximal(batch)
         learner_logprobs, entropy, of_values = self._forward(batch, value_loss)
         inputs = self._inputs(batch, learner_logprobs, proximal_logprobs)
@@ -97,7 +96,7 @@ class PassRunner:
         packed: list[TrainingRow] = []
         found: tuple[list[NDArray[np.float64]], ...] = ([], [], [])  # of LossInputs, one array per row
         for part in self.micro_batches(rows):
-            batch = pack(part, self._policy.device, share_prefixes=self._config.shares_prefixes)
+            batch = self._policy.pack(part, self._config)
             inputs = self._inputs(batch, self._policy.forward(batch)[0], self._proximal(batch))
             packed += batch.rows
             self._remember(batch, inputs.proximal_logprobs)

@@ -37,7 +37,7 @@ class LangGraphAgentLoop(AgentLoop):
         return {"messages": [("user", prompt)] if isinstance(prompt, str) else list(prompt)}
 
     def reward(self, row: dict[str, Any], state: dict[str, Any]) -> float | Mapping[str, float] | None:
-        """Returns the reward of the last call, or rewards by message id; None: the service decides."""
+        """Returns the reward of the episode, or rewards by message id; None: the service decides."""
         return None
 
     async def run(self, row: dict[str, Any], policy: EpisodePolicy) -> EpisodeEnd:

@@ -255,16 +255,12 @@ def test_a_masked_call_that_begins_a_row_is_not_what_the_row_is_worth() -> None:
     assert as_float32(first.turn_returns).tolist() == [2.0, 2.0, 4.0]
 
 
-def test_what_is_missing_of_an_episodes_reward_is_given_where_rewards_are() -> None:
+def test_the_rest_of_an_episodes_reward_is_the_episodes_own() -> None:
     ledger = ledger_of(node("a", "", [1], [2], 1.0), node("b", "a", [3], [4]), node("s", "", [5], [6]))
-    ledger.settle(1.0)
-    assert [each.reward for each in ledger.nodes] == [1.0, None, None]
-    ledger.settle(3.5)
-    assert [each.reward for each in ledger.nodes] == [1.0, 2.5, None]
-
-
-def test_the_newest_call_is_worth_the_episode_where_no_call_was_given_a_reward() -> None:
-    for reward in (0.0, 2.0):
-        ledger = ledger_of(node("a", "", [1], [2]), node("b", "a", [3], [4]))
-        ledger.settle(reward)
-        assert [each.reward for each in ledger.nodes] == [None, reward]
+    for total, own, rewards in ((1.0, None, (1.0, None, None)), (3.5, 2.5, (1.0, None, 2.5))):
+        ledger.settle(total)
+        assert (ledger.reward, ledger.rewards) == (own, rewards)
+    for total in (0.0, 2.0):
+        plain = ledger_of(node("a", "", [1], [2]), node("b", "a", [3], [4]))
+        plain.settle(total)
+        assert (plain.reward, plain.rewards) == (total, (None, total))

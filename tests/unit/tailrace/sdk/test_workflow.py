@@ -59,17 +59,12 @@ async def test_anything_else_is_an_infrastructure_failure_that_says_what(
     assert f"Answering.run {reason}" in end.reason
 
 
-class OverflowRefusedError(Exception):
-    code = "context_length_exceeded"
-
-
 @pytest.mark.parametrize(
     ("error", "outcome", "reason"),
     [
         (KeyError("answer"), Outcome.INFRA_FAILURE, "Answering.run raised KeyError: 'answer' (at "),
         (TimeoutError("slow"), Outcome.TIMEOUT, "raised TimeoutError: slow"),
         (SystemExit(3), Outcome.INFRA_FAILURE, "tried to end its process: SystemExit(3)"),
-        (OverflowRefusedError("too long"), Outcome.POLICY_FAILURE, "too long"),
         (PolicyFailureError("gave up", 0.1), Outcome.POLICY_FAILURE, "gave up"),
     ],
 )
@@ -80,30 +75,6 @@ async def test_what_it_raises_becomes_a_typed_end(
     assert end.outcome is outcome
     assert reason in end.reason
     assert bool(end.rewards) == end.outcome.is_valid
-
-
-class NotMetError(Exception):
-    code = "tool_choice_not_met"
-
-
-def raised_from(error: Exception, cause: Exception) -> Exception:
-    error.__cause__ = cause
-    return error
-
-
-@pytest.mark.parametrize(
-    ("error", "is_over"),
-    [
-        (OverflowRefusedError("too long"), True),
-        (raised_from(RuntimeError("the graph failed"), OverflowRefusedError("too long")), True),
-        (raised_from(PolicyFailureError("gave up"), OverflowRefusedError("too long")), True),
-        (NotMetError("no call"), False),
-        (PolicyFailureError("gave up"), False),
-    ],
-)
-async def test_a_run_that_the_end_of_its_tokens_ended_says_so(error: Exception, is_over: bool) -> None:
-    end = await end_of(error)
-    assert (end.outcome, end.is_over_budget) == (Outcome.POLICY_FAILURE, is_over)
 
 
 async def test_the_reason_names_the_line_that_raised() -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import pytest
+
 from tailrace.store.groups import settled_event
 from tailrace_protos.base import decode, encode, pack_float32, pack_int32, pack_uint8
 from tailrace_protos.episode import EnvTask, Outcome
@@ -42,6 +44,25 @@ def test_counts_and_versions_are_those_of_all_rows() -> None:
     assert event.num_turns == 3
     assert (event.min_policy_version, event.max_policy_version) == (3, 5)
     assert (event.reward, event.success) == (0.5, 1.0)
+
+
+@pytest.mark.parametrize(
+    ("outcome", "reward", "metrics", "success"),
+    [
+        (Outcome.OK, 0.2, {}, 1.0),
+        (Outcome.OK, -0.2, {}, 0.0),
+        (Outcome.OK, 0.2, {"success": 0.0}, 0.0),
+        (Outcome.OK, 0.0, {"success": 0.5}, 0.5),
+        (Outcome.POLICY_FAILURE, 0.0, {}, 0.0),
+        (Outcome.INFRA_FAILURE, 0.0, {}, None),
+    ],
+)
+def test_an_episode_succeeds_as_its_task_reports_or_by_its_reward(
+    outcome: Outcome, reward: float, metrics: dict[str, float], success: float | None
+) -> None:
+    task = EnvTask("rows", 1)
+    ended = Trajectory("g0.1", "g0", 1, 0, "train", task, outcome, "", reward, metrics, 1.0, 2.0, ())
+    assert settled_event(ended).success == success
 
 
 def test_an_episode_without_rows_or_without_a_sampled_token_has_no_version() -> None:

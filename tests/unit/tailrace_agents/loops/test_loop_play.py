@@ -6,7 +6,7 @@ import asyncio
 import json
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 import pytest
@@ -18,7 +18,7 @@ from tailrace.sdk import AgentLoop, EpisodeOverError, GenerationFailedError, Too
 from tailrace.tools import LocalTools
 from tailrace_agents.adapters.player_factory import PlayerFactory
 from tailrace_agents.config import AgentsConfig, LoopArgs
-from tailrace_agents.core.episode import EpisodeHandedBackError
+from tailrace_agents.core.episode import EpisodeHandedBackError, EpisodeResult
 from tailrace_agents.core.loops import SingleTurnLoop, ToolAgentLoop, agent_loops, unknown_loop
 from tailrace_agents.core.token_policy import TokenModel
 from tailrace_agents.ports import EpisodeTakenError, NoJournal
@@ -79,22 +79,38 @@ async def test_every_call_is_a_row_where_the_user_wants_it() -> None:
     assert trained == result.transcript.num_sampled
 
 
+async def play_configured(loop: str, args: LoopArgs, policy: ChatPolicy, folder: Path) -> EpisodeResult:
+    """Play a loop of this module as a worker with these `loop_args` does."""
+    (folder / "rows.jsonl").write_text(json.dumps({"prompt": "Go.", "agent_name": "mine"}))
+    config = AgentsConfig(
+        datasets={"rows": DatasetEntry(path=str(folder / "rows.jsonl"))},
+        agent_loops={"mine": f"{__name__}:{loop}"},
+        loop_args=args,
+    )
+    with ThreadPoolExecutor(1) as threads:
+        factory = PlayerFactory(config, RunConfig(exp_name="unit"), "test", threads, Stages())
+    players = factory.players(TokenModel(chat_renderer(), policy), LocalTools([]), lambda: False)
+    return await players["rows"].play(task(), NoJournal())
+
+
 @pytest.mark.parametrize(("turn_discount", "first"), [(1.0, 2.5), (0.5, 1.5), (0.0, 0.5)])
 async def test_a_call_is_worth_its_discounted_share_of_the_next(
     turn_discount: float, first: float, tmp_path: Path
 ) -> None:
-    (tmp_path / "rows.jsonl").write_text(json.dumps({"prompt": "Go.", "agent_name": "twice"}))
-    config = AgentsConfig(
-        datasets={"rows": DatasetEntry(path=str(tmp_path / "rows.jsonl"))},
-        agent_loops={"twice": f"{__name__}:Twice"},
-        loop_args=LoopArgs(export_style="individual", turn_discount=turn_discount),
-    )
-    with ThreadPoolExecutor(1) as threads:
-        factory = PlayerFactory(config, RunConfig(exp_name="unit"), "test", threads, Stages())
-    policy = ChatPolicy("A", "2")
-    players = factory.players(TokenModel(chat_renderer(), policy), LocalTools([]), lambda: False)
-    result = await players["rows"].play(task(), NoJournal())
+    args = LoopArgs(export_style="individual", turn_discount=turn_discount)
+    result = await play_configured("Twice", args, ChatPolicy("A", "2"), tmp_path)
     assert [row.reward for row in result.transcript.rows(2.5)] == [first, 2.0]
+
+
+@pytest.mark.parametrize(("scope", "num_reached"), [("episode", 4), ("conversation", 1), ("last", 1)])
+async def test_the_reward_of_a_loop_reaches_the_conversations_of_its_scope(
+    scope: Literal["episode", "conversation", "last"], num_reached: int, tmp_path: Path
+) -> None:
+    args = LoopArgs(reward_scope=scope)
+    result = await play_configured("Crowd", args, ChatPolicy(by_prompt=by_name), tmp_path)
+    rows = result.transcript.rows(3.0)  # the loop's own 1, and 2 of the reward service
+    assert [row.reward for row in rows if row.has_reward] == [3.0] * num_reached
+    assert sum(result.transcript.turn_rewards) == 3.0
 
 
 class Crowd(AgentLoop):
@@ -121,7 +137,8 @@ async def test_conversations_at_the_same_time_become_rows_of_their_own() -> None
     texts = {chat_renderer().decode(ids) for ids in trained}
     assert texts == {"I am a.", "I am b.", "I am c.", "Verdict."}
     assert "I am a. I am b. I am c." in policy.prompts[-1]
-    assert sum(row.reward for row in rows) == 1.0  # helpers inherit nothing from the judge
+    assert [row.reward for row in rows] == [1.0] * 4  # the episode's reward reaches the helpers too
+    assert all(row.has_reward for row in rows)
 
 
 class Tokens(AgentLoop):

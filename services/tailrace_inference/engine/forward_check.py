@@ -1,0 +1,280 @@
+"""Choice of the forward: the fastest one whose logits are those of the plain model.
+
+Two sequences, a short one and one past every special length, are computed in pieces over the cache,
+side by side in the same steps, and compared with the plain model on each sequence alone. The model's
+special lengths are made short for the check (`model_probe`). Random weights are stirred; the first real
+weights are checked again, and a forward that fails there is replaced by a slower one.
+
+Where a model changes at a length in ways that no forward follows (rotary embeddings that depend on the
+longest sequence), sequences are bounded below that length.
+"""
+
+from collections.abc import Callable, Iterator
+from contextlib import nullcontext
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from tailrace.foreign import ForeignCodeError, foreign_code
+from tailrace.log import get_logger
+from tailrace.model_probe import SHORT, forget_lengths, shortened, special_lengths, stirred
+from tailrace_inference.config import InferenceConfig
+from tailrace_inference.engine.attention import (
+    ATTENTION_NAME,
+    STEP_KWARG,
+    AttentionStep,
+    Group,
+    ShapeProbe,
+    UnsupportedModelError,
+)
+from tailrace_inference.engine.cache_size import DeviceError
+from tailrace_inference.engine.kv_cache import KVCache, KVShape
+from tailrace_inference.engine.llama_forward import LlamaForward, supports_llama_forward
+from tailrace_inference.engine.row_forward import ROW_MODES, TOKEN_LAYERS, RowForward
+
+log = get_logger(__name__)
+
+# Largest difference of a token's logits, relative to the norm of their spread. In half precision the
+# mean over tokens: rounding alone may change the choice of a router for some of them.
+_TOLERANCE = {torch.float32: 1e-3, torch.bfloat16: 0.06, torch.float16: 0.02}
+_LONG, _BRIEF = 5 * SHORT, 8
+_BLOCK_TOKENS = 8
+# Of (short, long) sequence: tokens computed in each step.
+_PIECES = ((5, 10), (1, 40), (1, 29), (1, 1))
+_NUM_DRAWS = 2
+_WORTHWHILE = 1024  # a fast forward bounded at fewer tokens gives way to a slow one without a bound
+
+
+class Forward(Protocol):
+    """Computes logits of flat tokens."""
+
+    def logits(
+        self, ids: Tensor, positions: Tensor, last: Tensor, step: AttentionStep | ShapeProbe
+    ) -> Tensor:
+        """Logits [n, vocabulary] of the flat tokens `last` [n] among `ids` [T] at `positions` [T]."""
+
+    def refresh(self) -> None:
+        """Takes over changed parameters of the modules."""
+
+
+class GenericForward:
+    """The model's own modules, with the attention of this engine."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self._model = model
+
+    def logits(
+        self, ids: Tensor, positions: Tensor, last: Tensor, step: AttentionStep | ShapeProbe
+    ) -> Tensor:
+        """See `Forward`."""
+        out = self._model(
+            input_ids=ids.unsqueeze(0),
+            position_ids=positions.unsqueeze(0),
+            use_cache=False,
+            logits_to_keep=last,
+            **{STEP_KWARG: step},
+        )
+        logits: Tensor = out.logits[0]
+        return logits
+
+    def refresh(self) -> None:
+        """See `Forward`; nothing is copied here."""
+
+
+class Candidate(NamedTuple):
+    """A forward, and whether sequences are bounded below the model's least special length."""
+
+    name: str
+    attention: str
+    is_bounded: bool = False
+
+
+class Choice(NamedTuple):
+    """A forward that agrees."""
+
+    name: str
+    forward: Forward
+    layers: list[KVShape]
+    max_tokens: int | None  # of a sequence
+
+    @property
+    def holds_tokens(self) -> bool:
+        """True if the cache holds token ids."""
+        return self.layers is TOKEN_LAYERS
+
+
+class ForwardChooser:
+    """Tries forwards of one model, fastest first; never returns to one that it has left."""
+
+    def __init__(
+        self, model: Any, config: InferenceConfig, room: Callable[[list[KVShape]], tuple[int, int]]
+    ) -> None:
+        self._model = model
+        self._config = config
+        self._room = room  # tokens of a cache of these layers, and of the longest sequence
+        self._dtype: torch.dtype = next(model.parameters()).dtype
+        self._device: torch.device = next(model.parameters()).device
+        self._least = min(special_lengths(model).values(), default=0)
+        self._left = list(self._candidates())
+        self._reason = "no forward is allowed"
+        self._layers: list[KVShape] = []
+        self._made: dict[Candidate, Forward] = {}
+
+    def _candidates(self) -> Iterator[Candidate]:
+        model, mode = self._model, self._config.forward
+        is_paged = mode != "rows" and getattr(model, "_supports_attention_backend", False)
+        if is_paged and mode == "auto" and supports_llama_forward(model.config):
+            yield Candidate("llama", ATTENTION_NAME)
+        if is_paged:
+            yield Candidate("generic", ATTENTION_NAME)
+        wanted = self._config.max_model_len or _WORTHWHILE
+        if is_paged and self._least > wanted:
+            yield Candidate("generic", ATTENTION_NAME, is_bounded=True)
+        for bounded in (False, True) if self._least > _BRIEF else (False,):
+            if bounded and is_paged:
+                yield Candidate("generic", ATTENTION_NAME, is_bounded=True)
+            for attention in ("sdpa", "eager"):
+                for each in ROW_MODES:
+                    yield Candidate(each, attention, is_bounded=bounded)
+
+    @torch.no_grad()
+    def choose(self, *, is_stirred: bool) -> Choice:
+        """The first forward that agrees; raises `UnsupportedModelError`."""
+        model_type = str(self._model.config.model_type)
+        while self._left:
+            candidate = self._left[0]
+            try:
+                with foreign_code(candidate.name):
+                    reason = self._disagreement(candidate, is_stirred)
+            except ForeignCodeError as error:
+                if isinstance(error.error, DeviceError):
+                    raise error.error from error
+                reason = str(error.error)
+            if not reason:
+                return self._chosen(candidate)
+            log.info("forward left", model_type=model_type, forward=candidate.name, reason=reason)
+            self._reason = reason
+            self._made.pop(candidate, None)
+            self._left.pop(0)
+        raise UnsupportedModelError(model_type, self._reason)
+
+    def _chosen(self, candidate: Candidate) -> Choice:
+        forward, layers = self._forward(candidate)
+        forward.refresh()
+        bound = self._least - 1 if candidate.is_bounded else None
+        log.info("forward chosen", forward=candidate.name, max_tokens=bound)
+        return Choice(candidate.name, forward, layers, bound)
+
+    def _forward(self, candidate: Candidate) -> tuple[Forward, list[KVShape]]:
+        """A forward and the shapes of its cache; the model has the forward's attention then."""
+        model = self._model
+        model.set_attn_implementation(candidate.attention)
+        if candidate.name in ROW_MODES:
+            kept = self._config.kv_cache_tokens
+            made = self._made.get(candidate) or RowForward(model, candidate.name, kept)
+            self._made[candidate] = made
+            return made, TOKEN_LAYERS
+        if not self._layers:
+            self._layers = _probe_layers(model, self._ids(0)[1])
+        if candidate not in self._made:
+            is_llama = candidate.name == "llama"
+            self._made[candidate] = (
+                LlamaForward(model, max(self._room(self._layers)[1], _LONG))
+                if is_llama
+                else GenericForward(model)
+            )
+        return self._made[candidate], self._layers
+
+    def _disagreement(self, candidate: Candidate, is_stirred: bool) -> str:
+        """Difference from the plain model, in words; empty if there is none in some draw of tokens."""
+        forward, layers = self._forward(candidate)
+        found = ""
+        for seed in range(_NUM_DRAWS):
+            with (
+                nullcontext() if candidate.is_bounded else shortened(self._model),
+                stirred(self._model) if is_stirred else nullcontext(),
+            ):
+                ids = self._ids(seed)
+                if candidate.is_bounded:
+                    ids = [each[: self._least - 1] for each in ids]
+                self._model.set_attn_implementation("eager")
+                expected = [self._plain(each) for each in ids]
+                self._model.set_attn_implementation(candidate.attention)
+                forward.refresh()
+                errors = self._errors(forward, layers, ids, expected)
+            forward.refresh()
+            error = float(errors.max() if self._dtype == torch.float32 else errors.mean())
+            if error <= _TOLERANCE[self._dtype]:
+                return ""
+            found = f"its logits differ from those of the plain model by {error:.2g} of their spread"
+        return found
+
+    def _plain(self, ids: Tensor) -> Tensor:
+        forget_lengths(self._model)
+        logits: Tensor = self._model(input_ids=ids.unsqueeze(0), use_cache=False).logits[0]
+        return logits.float()
+
+    def _errors(
+        self, forward: Forward, layers: list[KVShape], ids: list[Tensor], expected: list[Tensor]
+    ) -> Tensor:
+        """Relative error of the logits after each token of both sequences."""
+        blocks = [-(-len(each) // _BLOCK_TOKENS) for each in ids]
+        is_rows = layers is TOKEN_LAYERS
+        dtype = torch.float32 if is_rows else self._dtype
+        cache = KVCache(layers, 1 + sum(blocks), _BLOCK_TOKENS, self._device, dtype)
+        tables = torch.split(torch.arange(1, 1 + sum(blocks), device=self._device), blocks)
+        done, errors = [0, 0], []
+        for pieces in _PIECES:
+            take = [min(n, len(x) - d) for n, x, d in zip(pieces, ids, done, strict=True)]
+            parts = [
+                torch.arange(d, d + n, device=self._device) for d, n in zip(done, take, strict=True)
+            ]
+            step = self._step(cache, tables, parts)
+            flat = torch.cat([x[part] for x, part in zip(ids, parts, strict=True)])
+            last = torch.arange(len(flat), device=self._device)
+            if not len(flat):
+                continue
+            got = forward.logits(flat, torch.cat(parts), last, step).float()
+            wanted = torch.cat([x[part] for x, part in zip(expected, parts, strict=True)])
+            spread = (wanted - wanted.mean(-1, keepdim=True)).norm(dim=-1).clamp_min(1e-12)
+            errors.append((got - wanted).norm(dim=-1) / spread)
+            done = [d + n for d, n in zip(done, take, strict=True)]
+        return torch.cat(errors)
+
+    def _step(self, cache: KVCache, tables: tuple[Tensor, ...], parts: list[Tensor]) -> AttentionStep:
+        groups, slots, first = [], [], 0
+        for table, positions in zip(tables, parts, strict=True):
+            if len(positions):
+                size, end = len(positions), first + len(positions)
+                groups.append(Group(first, end, 1, size, table, positions.unsqueeze(0), None, None))
+                slots.append(
+                    table[positions // _BLOCK_TOKENS] * _BLOCK_TOKENS + positions % _BLOCK_TOKENS
+                )
+                first = end
+        return AttentionStep(cache, torch.cat(slots) if slots else torch.empty(0), groups)
+
+    def _ids(self, seed: int) -> list[Tensor]:
+        """A short and a long sequence of ordinary tokens."""
+        config: Any = self._model.config.get_text_config()
+        special = {value for name, value in vars(config).items() if name.endswith("_token_id")}
+        size = int(config.vocab_size)
+        known = [token for token in range(min(3, size - 1), min(size, 4000)) if token not in special]
+        random = np.random.default_rng(seed)
+        drawn = [torch.from_numpy(random.choice(known, length)) for length in (_BRIEF, _LONG)]
+        return [each.to(self._device) for each in drawn]
+
+
+def _probe_layers(model: Any, ids: Tensor) -> list[KVShape]:
+    """Key and value shapes of all layers; `UnsupportedModelError` if some have no plain attention."""
+    probe = ShapeProbe()
+    positions = torch.arange(len(ids), device=ids.device)
+    GenericForward(model).logits(ids, positions, positions, probe)
+    num_layers = int(model.config.get_text_config().num_hidden_layers)
+    if sorted(probe.layers) != list(range(num_layers)):
+        seen = len(probe.layers)
+        raise UnsupportedModelError(
+            str(model.config.model_type), f"only {seen} of {num_layers} layers have plain attention"
+        )
+    return [probe.layers[index] for index in range(num_layers)]

@@ -1,0 +1,172 @@
+"""Conditions under which a faster way to compute a model must equal the model itself.
+
+Lengths at which a model changes (sliding window, attention chunk, end of its first context) are too
+long for a check at load, and weights that begin as zeros hide what they multiply. `shortened` makes
+the lengths short and `stirred` moves small and constant weights, each in place and for a while: no
+large weight is copied. Both ways see the same changed model, so that only the way differs.
+"""
+
+import re
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+SHORT = 16  # tokens of every special length while `shortened`
+
+_SPECIAL = re.compile(
+    r"window|chunk_(size|len)|block_size|original_max|seq_len_cached|index_topk|local_attention"
+)
+_BATCH_ROPE = ("dynamic", "longrope")
+_SMALL_WEIGHT = 1 << 14  # elements; larger weights are stirred only if they are constant
+
+
+def _configurations(model: nn.Module) -> Iterator[Any]:
+    found: dict[int, Any] = {}
+    for module in model.modules():
+        config = getattr(module, "config", None)
+        if config is not None and hasattr(config, "model_type"):
+            for each in (config, *(getattr(config, key, None) for key in config.sub_configs)):
+                if each is not None:
+                    found[id(each)] = each
+    yield from found.values()
+
+
+def _scopes(model: nn.Module) -> Iterator[dict[str, Any]]:
+    """Attributes of all modules and configurations, and the dictionaries among them."""
+    pending = [vars(owner) for owner in (*_configurations(model), *model.modules())]
+    while pending:
+        scope = pending.pop()
+        yield scope
+        hidden = ("_parameters", "_buffers", "_modules")
+        pending += [v for k, v in scope.items() if type(v) is dict and not k.startswith(hidden)]
+
+
+def _rope_types(model: nn.Module) -> set[str]:
+    """Kinds of rotary embedding, of all layers."""
+    found: set[str] = set()
+    for module in model.modules():
+        kind = getattr(module, "rope_type", None)
+        found |= set(kind.values()) if isinstance(kind, dict) else {kind} if kind else set()
+    return found
+
+
+def _is_special(name: object, value: object, names: frozenset[str]) -> bool:
+    if not isinstance(name, str) or type(value) is not int or value <= 1:
+        return False
+    return name in names or bool(_SPECIAL.search(name))
+
+
+def special_lengths(model: nn.Module) -> dict[str, int]:
+    """Least lengths at which the model may change, by the names that it keeps them under."""
+    found: dict[str, int] = {}
+    by_context = frozenset({"max_position_embeddings"} if "dynamic" in _rope_types(model) else ())
+    for scope in _scopes(model):
+        for name, value in scope.items():
+            if _is_special(name, value, by_context):
+                found[name] = min(value, found.get(name, value))
+    return found
+
+
+@contextmanager
+def shortened(model: nn.Module) -> Iterator[None]:
+    """Makes every special length at most `SHORT`; puts all back afterwards."""
+    names = frozenset(special_lengths(model))
+    changed: list[tuple[dict[str, Any], str, int]] = []
+    with _kept_ropes(model):
+        for scope in _scopes(model):
+            for name, value in list(scope.items()):
+                if name in names and type(value) is int and value > SHORT:
+                    changed.append((scope, name, value))
+        for scope, name, _ in changed:
+            scope[name] = SHORT
+        try:
+            yield
+        finally:
+            for scope, name, value in changed:
+                scope[name] = value
+
+
+@contextmanager
+def _kept_ropes(model: nn.Module) -> Iterator[None]:
+    """Puts the state of rotary embeddings back, which passes may change."""
+    kept = []
+    for module in model.modules():
+        if hasattr(module, "rope_type"):
+            buffers = {
+                name: (buffer, None if buffer is None else buffer.clone())
+                for name, buffer in module._buffers.items()
+            }
+            kept.append((module, dict(vars(module)), buffers))
+    try:
+        yield
+    finally:
+        for module, attributes, buffers in kept:
+            vars(module).clear()
+            vars(module).update(attributes)
+            module._buffers.clear()
+            for name, (buffer, values) in buffers.items():
+                if buffer is not None and values is not None:
+                    buffer.copy_(values)
+                module._buffers[name] = buffer
+
+
+def forget_lengths(model: nn.Module) -> None:
+    """Lets rotary embeddings that grow with the rows they saw begin anew."""
+    for module in model.modules():
+        if not _grows(getattr(module, "rope_type", None)):
+            continue
+        for name in list(module._buffers):
+            if not name.endswith("inv_freq") or name.endswith("original_inv_freq"):
+                continue
+            prefix = name.removesuffix("inv_freq")
+            first = getattr(module, f"{prefix}original_inv_freq")
+            if (now := module._buffers[name]) is not None and now is not first:
+                module._buffers[name] = first.to(now.device)
+            setattr(module, f"{prefix}max_seq_len_cached", module.original_max_seq_len)
+
+
+def _grows(kind: Any) -> bool:
+    return "dynamic" in (set(kind.values()) if isinstance(kind, dict) else {kind})
+
+
+@contextmanager
+def stirred(model: nn.Module, seed: int = 0) -> Iterator[None]:
+    """Moves small and constant weights by random amounts, the same each time; puts them back exactly.
+
+    They are norms, biases, gates, decays and sinks: a new model has zeros or ones there.
+    """
+    with ExitStack() as stack:
+        generator = torch.Generator().manual_seed(seed)
+        for parameter in model.parameters():
+            is_small = parameter.numel() <= _SMALL_WEIGHT and parameter.dim() < 3
+            if parameter.numel() and (is_small or _is_constant(parameter)):
+                stack.callback(_put_back, parameter, _copy(parameter, is_small))
+                with torch.no_grad():
+                    _stir(parameter, generator)
+        yield
+
+
+def _is_constant(parameter: Tensor) -> bool:
+    flat = parameter.detach().flatten()
+    return bool(flat[0] == flat[-1]) and bool((flat == flat[0]).all())
+
+
+def _copy(parameter: Tensor, is_small: bool) -> Tensor:
+    return parameter.detach().clone() if is_small else parameter.detach().flatten()[0].clone()
+
+
+def _put_back(parameter: Tensor, values: Tensor) -> None:
+    with torch.no_grad():
+        parameter.copy_(values)
+
+
+def _stir(parameter: Tensor, generator: torch.Generator) -> None:
+    """Moves matrices by half of what keeps states of unit size, the others by a third."""
+    noise = torch.randn(parameter.shape, generator=generator).to(parameter)
+    if parameter.dim() > 1:
+        parameter.add_(noise, alpha=0.5 * max(parameter.shape) ** -0.5)
+    else:
+        parameter.mul_(1.0 + 0.3 * noise.clamp(-2.0, 2.0)).add_(noise, alpha=0.1)

@@ -1,0 +1,74 @@
+"""The engine takes the fastest forward that is right, first for random weights, then for real ones."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from torch import Tensor
+
+from tailrace_inference.config import InferenceConfig
+from tailrace_inference.engine.attention import UnsupportedModelError
+from tailrace_inference.engine.engine import TorchEngine
+from tailrace_inference.engine.llama_forward import LlamaForward
+from tests.models.judge import engine_verdict
+from tests.models.page import PAGE, lines_of
+from tests.unit.tailrace_inference.harness import (
+    Client,
+    make_engine,
+    make_model,
+    own_logprobs,
+    weights_of,
+)
+from tests.unit.tailrace_inference.test_engine_logprobs import largest_error
+
+
+@pytest.mark.parametrize("name", ["gpt_oss", "lfm2", "mamba", "llama:dynamic", "falcon"])
+def test_the_engine_does_what_the_page_says(name: str) -> None:
+    assert lines_of(PAGE.read_text())[name].split(" | ")[3].removesuffix(" |") == engine_verdict(name)
+
+
+def test_a_forward_that_is_wrong_for_the_real_weights_is_replaced(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    own = LlamaForward.logits
+
+    def wrong_for_large_weights(self: LlamaForward, *args: Any) -> Tensor:
+        is_large = float(self._head.abs().max()) > 3.0
+        return own(self, *args) * (1.5 if is_large else 1.0)
+
+    monkeypatch.setattr(LlamaForward, "logits", wrong_for_large_weights)
+    assert make_engine(make_model()).forward_name == "llama"
+    model = make_model()
+    model.lm_head.weight.data[0, 0] = 4.0
+    engine = make_engine(model)
+    assert engine.forward_name == "generic"
+    asked = Client(engine).one([1, 2, 3], 5)
+    assert largest_error(model, [asked]) < 1e-4
+
+
+def test_an_unknown_model_type_is_refused_by_name() -> None:
+    with pytest.raises(UnsupportedModelError, match="no_such_model"):
+        TorchEngine.from_config_json(b'{"model_type": "no_such_model"}', InferenceConfig())
+
+
+def test_new_weights_are_used_for_the_next_token_of_a_sequence() -> None:
+    old, new = make_model(), make_model(seed=1)
+    engine = make_engine(old, forward="rows", stream_chunk_tokens=1)
+    client = Client(engine)
+    asked = client.ask([3, 4, 5, 6], 6)
+    for _ in range(3):
+        engine.step()
+    engine.stage(weights_of(new), 1)
+    engine.apply()
+    client.finish()
+    spans = asked.generation.spans
+    assert [span.policy_version for span in spans] == [0, 1]
+    ids, first = asked.ids, spans[0].num_tokens
+    assert largest_of_new(new, ids, asked.generation.inference_logprobs, 4 + first) < 1e-4
+
+
+def largest_of_new(model: Any, ids: list[int], found: Any, start: int) -> float:
+    """Largest error of the log-probabilities of `ids[start:]`."""
+    from_start = own_logprobs(model, ids)[start - 1 :]
+    return float(abs(from_start - found[start - 4 :]).max())

@@ -1,0 +1,102 @@
+"""A model's rows take the fastest way that is right, and the check leaves the model as it was."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from tailrace.config import ConfigError
+from tailrace.model_probe import SHORT, shortened, special_lengths, stirred
+from tailrace_learner.adapters.hf_model import prepared
+from tailrace_learner.config import LearnerConfig, ModelArgs
+from tailrace_learner.core.cpu.fast_attention import is_fast_attention
+from tailrace_learner.core.model.forward_path import path_of
+from tailrace_learner.core.model.policy import PolicyModel
+from tests.models.judge import CPU, check_learner, learner_verdict, lora_verdict, moved_model, rows
+from tests.models.page import PAGE, lines_of
+
+
+def config(**model_args: Any) -> LearnerConfig:
+    return LearnerConfig(device="cpu", model_args=ModelArgs(**model_args))
+
+
+# Layers of one class that differ, sinks, state over rows, rope by the batch, dropout without a module.
+@pytest.mark.parametrize("name", ["smollm3", "gpt_oss", "lfm2", "llama:dynamic", "seed_oss"])
+def test_the_learner_does_what_the_page_says(name: str) -> None:
+    assert lines_of(PAGE.read_text())[name].split(" | ")[1] == learner_verdict(name)
+
+
+def test_adapters_reach_weights_that_are_kept_as_columns() -> None:
+    assert lora_verdict("gpt2") == "yes, shared prefixes"
+
+
+def test_only_layers_that_rotate_get_the_fast_attention() -> None:
+    model = prepared(moved_model("smollm3"), config())
+    layers = model.model.layers
+    assert [is_fast_attention(each.self_attn) for each in layers] == [True, False, True, False]
+
+
+def test_rows_go_alone_where_it_is_asked_for() -> None:
+    model = prepared(moved_model("qwen3"), config(forward="rows"))
+    policy = PolicyModel(model, CPU, 1.0, 64)
+    assert policy.path.name == "rows"
+    assert [len(part) for part in policy.passes(rows(), config())] == [1, 1, 1]
+    check_learner(model, moved_model("qwen3"))
+
+
+def test_a_bounded_way_packs_rows_below_the_bound() -> None:
+    model = prepared(moved_model("llama:dynamic"), config())
+    policy = PolicyModel(model, CPU, 1.0, 64)
+    assert policy.path.max_packed_tokens == 63
+    assert sorted(len(part) for part in policy.passes(rows(), config())) == [1, 2]
+
+
+def test_packed_alone_refuses_a_model_whose_state_leaks() -> None:
+    with pytest.raises(ConfigError, match=r"'lfm2'.*differ from those of single rows.*forward to auto"):
+        prepared(moved_model("lfm2"), config(forward="packed"))
+
+
+def test_a_model_that_fails_is_refused_with_its_reason() -> None:
+    model = moved_model("qwen3")
+
+    def fail(*args: Any, **kwargs: Any) -> None:
+        raise RuntimeError("the kernel is missing")
+
+    model.model.layers[0].mlp.forward = fail
+    with pytest.raises(ConfigError, match=r"'qwen3' cannot be trained.*the kernel is missing"):
+        prepared(model, config())
+
+
+def test_checkpointed_layers_on_the_row_path_give_the_same_gradients() -> None:
+    model = prepared(moved_model("gpt_oss"), config(disable_gradient_checkpointing=False))
+    assert path_of(model).name == "rows"
+    check_learner(model, moved_model("gpt_oss"))
+
+
+def test_the_check_leaves_weights_and_lengths_as_they_were() -> None:
+    model, before = moved_model("phi3:longrope"), moved_model("phi3:longrope")
+    lengths = special_lengths(model)
+    prepared(model, config())
+    assert special_lengths(model) == lengths
+    assert not any(parameter.grad is not None for parameter in model.parameters())
+    for (name, found), expected in zip(
+        model.state_dict().items(), before.state_dict().values(), strict=True
+    ):
+        assert torch.equal(found, expected), name
+    for found, expected in zip(model.buffers(), before.buffers(), strict=True):
+        assert torch.equal(found, expected)
+
+
+def test_a_probed_model_is_short_and_stirred_for_a_while() -> None:
+    model = moved_model("mistral:window")
+    norm = model.model.norm.weight
+    before = norm.detach().clone()
+    model.config.sliding_window = model.model.layers[0].self_attn.sliding_window = 4096
+    with shortened(model), stirred(model):
+        assert model.model.layers[0].self_attn.sliding_window == SHORT
+        assert model.config.sliding_window == SHORT
+        assert not torch.equal(norm, before)
+    assert model.model.layers[0].self_attn.sliding_window == model.config.sliding_window == 4096
+    assert torch.equal(norm, before)
