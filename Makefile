@@ -4,26 +4,18 @@ SEED ?= 1
 BIN := .venv/bin
 INSTALL := $(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt
 
-<<<<<<< HEAD
-.PHONY: test-frameworks test-envs demo docs results test test-camel test-deepspeed test-megatron test-heavy lint bench-demo bench-repeat bench-agents bench-transport bench-engine bench-gateway bench-tools bench-learner bench-sandbox test-sandbox-container clean test-trackers
-=======
-.PHONY: test-envs demo docs results test test-camel test-deepspeed test-megatron test-models test-heavy lint bench-demo bench-repeat bench-agents bench-transport bench-engine bench-gateway bench-tools bench-learner bench-sandbox test-sandbox-container clean test-trackers
->>>>>>> main
+.PHONY: test-frameworks test-envs demo docs results test test-camel test-deepspeed test-megatron test-models test-heavy lint bench-demo bench-repeat bench-agents bench-transport bench-engine bench-gateway bench-tools bench-learner bench-sandbox test-sandbox-container clean test-trackers
 
 demo: .venv/ready
 	$(BIN)/tailrace train examples/frozen_lake exp_name=demo seed=$(SEED) --overwrite
 
 # Two at a time, for two cores; the tests of a file stay together, for what they share.
 test: .venv/ready-dev
-<<<<<<< HEAD
-	$(BIN)/pytest tests --ignore tests/frameworks -m "not heavy" -n 2 --dist loadfile
-=======
-	$(BIN)/pytest tests -m "not heavy and not models" -n 2 --dist loadfile
+	$(BIN)/pytest tests --ignore tests/frameworks -m "not heavy and not models" -n 2 --dist loadfile
 
 # Tiny models of many types against transformers, and docs/models.md.
 test-models: .venv/ready-dev
 	$(BIN)/pytest tests/models -n 2
->>>>>>> main
 
 test-camel: .venv/ready-dev .venv-camel/ready
 	$(BIN)/pytest tests/integration/frameworks -k camel
