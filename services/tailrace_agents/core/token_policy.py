@@ -205,7 +205,7 @@ class TurnPolicy(LoopPolicy, EnvPolicy):
     tokens. The context of a turn's row is the prompt that the model saw.
     """
 
-    __slots__ = ("_known", "_line", "_node", "_observed", "_salt", "_transcript", "_windows")
+    __slots__ = ("_known", "_node", "_observed", "_salt", "_transcript", "_windows")
 
     def __init__(
         self, model: TokenModel, episode: Episode, view: EnvView, records: EpisodeRecords
@@ -214,7 +214,6 @@ class TurnPolicy(LoopPolicy, EnvPolicy):
         self._transcript = episode.transcript = EnvTranscript(self._ledger, view.style)
         self._windows = None if view.history_turns is None else _Windows(view.history_turns)
         self._salt = task_salt(str(episode.task.task.seed))
-        self._line = b""  # ids of the newest prompt with its reply
         self._node: LedgerNode | None = None  # the newest turn
         self._known: CallRecord | None = None  # its record, if it was replayed
         self._observed = 0  # hash of the newest observation
@@ -225,7 +224,7 @@ class TurnPolicy(LoopPolicy, EnvPolicy):
         self._episode.num_calls = turn + 1
         self._observed = observation_hash(self._salt, observation)
         inserted, is_whole = self._insert(observation, opening)
-        prompt = inserted if is_whole else self._line + inserted
+        prompt = inserted if is_whole else self._ledger.newest_ids() + inserted
         self._known = known = self._records.known_turn()
         if known is None:
             said = (ChatMessage("user", observation),)
@@ -237,7 +236,6 @@ class TurnPolicy(LoopPolicy, EnvPolicy):
                 raise ReplayMismatchError
         self._ledger.add(node)
         self._node = node
-        self._line = prompt + node.token_ids
         if self._windows is not None:
             self._windows.replies.append(node.token_ids)
         return node.reply.content
@@ -256,12 +254,12 @@ class TurnPolicy(LoopPolicy, EnvPolicy):
 
     def _insert(self, observation: str, opening: str) -> tuple[bytes, bool]:
         """Returns the ids to insert, and whether they are the whole prompt of a window."""
-        renderer, line = self._model.renderer, self._line
-        closed = not line or renderer.is_closed(int.from_bytes(line[-4:], "little", signed=True))
-        ids = renderer.observation_ids(observation, not line, closed).tobytes()
+        renderer, node = self._model.renderer, self._node
+        closed = node is None or renderer.is_closed(_last_id(node))
+        ids = renderer.observation_ids(observation, node is None, closed).tobytes()
         if self._windows is None:
             return ids, False
-        first = renderer.observation_ids(opening + observation, True, True).tobytes() if line else ids
+        first = renderer.observation_ids(opening + observation, True, True).tobytes() if node else ids
         window = self._windows.observe(first, ids)
         return (ids, False) if window is None else (window, True)
 
@@ -294,6 +292,11 @@ class TurnPolicy(LoopPolicy, EnvPolicy):
             ChatMessage("assistant", self._model.renderer.decode(answer.token_ids)),
             is_rendered_whole=is_whole,
         )
+
+
+def _last_id(node: LedgerNode) -> int:
+    newest = node.token_ids if len(node.token_ids) else node.inserted_ids
+    return int.from_bytes(newest[-4:], "little", signed=True)
 
 
 class _Windows:

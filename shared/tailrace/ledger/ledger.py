@@ -129,6 +129,10 @@ class Ledger:
         """
         self._tree.add(node)
 
+    def newest_ids(self) -> bytes:
+        """Raw ids of the newest call's prompt and reply; none without calls."""
+        return self._tree.find("").sequence() if len(self._tree) else b""
+
     def mask(self, completion_id: str, reason: str) -> LedgerNode:
         """Excludes the tokens of a call from training; raises `UnknownCompletionError`."""
         node = self._tree.find(completion_id).node

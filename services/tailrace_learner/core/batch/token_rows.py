@@ -39,8 +39,9 @@ class TokenReader:
         """Row to train, its advantages still 0, or None when all of its tokens are masked."""
         places = np.flatnonzero(as_uint8(source.loss_mask))  # [S] of all sampled tokens
         staleness, is_own = self._ages(source.spans)
-        logprobs = as_float32(source.inference_logprobs)[places]
-        finite = np.isfinite(logprobs) | (np.isnan(logprobs) & _given(source.spans))
+        logprobs = as_float32(source.inference_logprobs)
+        is_missing = np.isnan(logprobs)[places] & _given(source.spans)
+        finite = np.isfinite(logprobs)[places] | is_missing
         fresh = staleness <= self.max_staleness
         trusted = is_trusted(source.spans, staleness, self.quarantine, self.step)
         sampled = places > 0  # no token predicts the first one

@@ -124,7 +124,8 @@ class PassRunner:
         known = learner_logprobs.detach() if proximal_logprobs is None else proximal_logprobs
         inference_logprobs = self._tensor(batch, lambda row: row.inference_logprobs)
         # Tokens without a log-probability count as sampled by the step's start weights.
-        inference_logprobs = torch.where(inference_logprobs.isnan(), known, inference_logprobs)
+        is_missing = inference_logprobs.isnan()
+        torch.where(is_missing, known, inference_logprobs, out=inference_logprobs)
         if self._interpolates:
             ages = np.concatenate([row.staleness for row in batch.rows])
             alpha = torch.from_numpy(interpolation_weights(ages)).to(inference_logprobs.device)
@@ -136,7 +137,7 @@ class PassRunner:
         return LossInputs(
             learner_logprobs=learner_logprobs,
             proximal_logprobs=start,
-            inference_logprobs=inference_logprobs.maximum(start - REACH),  # of users' losses too
+            inference_logprobs=inference_logprobs.clamp_(min=start - REACH),  # of users' losses too
             advantages=self._tensor(batch, lambda row: row.advantages),
             rows=Spans(np.diff(batch.target_offsets)),
             turns=_turns(batch.rows),
