@@ -43,8 +43,8 @@ def packed_attention(
     """Attention output [1, N, H, D] of packed rows."""
     if packed_rows is None:
         raise UnsupportedAttentionError(
-            "attention of packed rows got no boundaries of rows: the model's layers do not pass keyword "
-            "arguments on, or the model was called without packed rows"
+            "attention of packed rows got no boundaries of rows: the model's layers do not pass "
+            "keyword arguments on, or the model was called without packed rows"
         )
     for what in ("softcap", "s_aux", "position_bias"):
         if kwargs.get(what) is not None:
