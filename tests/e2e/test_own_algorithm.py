@@ -44,12 +44,12 @@ def test_the_users_loss_and_estimator_train(trained: Path) -> None:
 
 
 def _median_loss(path: Path) -> float:
-    """Mean over a step's trained tokens of median - R, by plain arithmetic."""
+    """Mean over a step's trained tokens of median - R, by plain arithmetic; equal groups count."""
     total, num_tokens = 0.0, 0
     for group in read_groups(path):
         members = [member for member in group.members if member.outcome.is_valid]
         returns = np.array([member.reward for member in members])
-        if len(members) < 2 or np.ptp(returns) == 0.0:
+        if len(members) < 2:
             continue
         for member, reward in zip(members, returns, strict=True):
             count = sum(int(as_uint8(row.loss_mask).sum()) for row in member.rows)

@@ -160,11 +160,12 @@ async def test_weights_that_do_not_fit_are_refused_and_the_old_version_stays(wor
 
 
 async def test_a_model_that_cannot_run_is_the_users_mistake(world: World) -> None:
-    content = {"model_type": "mamba", "hidden_size": 32, "num_hidden_layers": 2, "vocab_size": 61}
-    await world.put_card(content)
+    sizes = {"hidden_size": 16, "intermediate_size": 16, "num_attention_heads": 2, "vocab_size": 61}
+    await world.put_card({"model_type": "bert", "num_hidden_layers": 1, **sizes})  # sees later tokens
     world.services.serve("inference", build, SERVER_ID)
     assert await world.services.serving["inference"] == 2
-    assert "'mamba' does not run on the torch engine" in world.services.made["inference"].stop_reason
+    reason = world.services.made["inference"].stop_reason
+    assert "'bert' does not run on the torch engine: its logits differ from" in reason
 
 
 async def test_a_server_that_is_told_to_stop_before_it_had_weights_leaves_quietly(

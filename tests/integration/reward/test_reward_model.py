@@ -148,7 +148,9 @@ async def test_what_is_no_reward_model_is_refused_with_the_reason(tmp_path: Path
     with pytest.raises(ConfigError, match=r"tokenizer\.json is missing"):
         await scores_of(many, [])
     (tmp_path / "empty").mkdir()
-    with pytest.raises(ConfigError, match=r"reward model .*empty.*config\.json"):
+    with pytest.raises(
+        ConfigError, match=r"reward model: \S*empty is no model directory \(it holds no config\.json\)"
+    ):
         await scores_of(tmp_path / "empty", [])
     if not torch.cuda.is_available():
         with pytest.raises(ConfigError, match=r"reward\.model_args\.device is 'cuda'"):

@@ -24,11 +24,7 @@ IMPLEMENTATION = PACKED
 
 
 class UnsupportedAttentionError(ValueError):
-    """The model asks for something that `packed` attention does not compute."""
-
-    def __init__(self, what: str) -> None:
-        super().__init__(f"attention of packed rows does not compute {what}")
-        self.what = what
+    """A model asks for something that `packed` attention does not compute, or gives it too little."""
 
 
 def packed_attention(
@@ -46,10 +42,13 @@ def packed_attention(
 ) -> tuple[Tensor, None]:
     """Attention output [1, N, H, D] of packed rows."""
     if packed_rows is None:
-        raise UnsupportedAttentionError("layers that do not pass keyword arguments on")
+        raise UnsupportedAttentionError(
+            "attention of packed rows got no boundaries of rows: the model's layers do not pass "
+            "keyword arguments on, or the model was called without packed rows"
+        )
     for what in ("softcap", "s_aux", "position_bias"):
         if kwargs.get(what) is not None:
-            raise UnsupportedAttentionError(what)
+            raise UnsupportedAttentionError(f"attention of packed rows does not compute {what}")
     assert dropout == 0.0, "dropout is switched off when the model is made"
     query, key, value = (states[0].transpose(0, 1) for states in (query, key, value))
     output = attend(query, key, value, packed_rows, scale=scaling, window=sliding_window)

@@ -24,6 +24,7 @@ from tailrace_learner.config import (
     TrainingArgs,
 )
 from tailrace_learner.core.batch.rows import TrainingRow
+from tailrace_learner.core.model.forward_path import ForwardPath
 from tailrace_learner.core.model.policy import PolicyModel
 from tailrace_learner.core.model.reference import Reference
 from tailrace_learner.core.model.shards import local
@@ -191,6 +192,7 @@ def test_a_model_that_is_to_be_cut_waits_on_the_host(
     settings: dict[str, Any], place: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(hf_model, "pick_device", lambda _: torch.device("meta"))
+    monkeypatch.setattr(hf_model, "choose_path", lambda *_: ForwardPath())  # `meta` computes nothing
     model = hf_model.prepared(make_model(), config(**settings))
     assert {each.device.type for each in model.state_dict().values()} == {place}
 
