@@ -123,6 +123,8 @@ class PassRunner:
     ) -> LossInputs:
         known = learner_logprobs.detach() if proximal_logprobs is None else proximal_logprobs
         inference_logprobs = self._tensor(batch, lambda row: row.inference_logprobs)
+        kind = torch.result_type(inference_logprobs, learner_logprobs)
+        inference_logprobs = inference_logprobs.to(kind)  # no copy of float32; filled in place
         # Tokens without a log-probability count as sampled by the step's start weights.
         is_missing = inference_logprobs.isnan()
         torch.where(is_missing, known, inference_logprobs, out=inference_logprobs)
