@@ -16,16 +16,17 @@ SMALL = (
     "eval_steps=0",
     "learner.warm_start.num_steps=40",
     "learner.warm_start.batch_size=32",
-    # Replies that name no direction cost something: then groups differ before the model knows the lake.
-    "agents.custom_envs.frozen_lake.env_config.invalid_action_penalty=0.1",
     "scheduler.eval_groups=16",
     "scheduler.eval_interim_groups=8",
 )
 
+# Replies that name no direction cost something: then groups differ before the model knows the lake.
+PENALTY = "agents.custom_envs.frozen_lake.env_config.invalid_action_penalty=0.1"
+
 
 def command(verb: str, *overrides: str, output_dir: Path, exp_name: str) -> list[str]:
     """`tailrace <verb>` on the small experiment."""
-    settings = [*SMALL, f"exp_name={exp_name}", f"output_dir={output_dir}", *overrides]
+    settings = [*SMALL, PENALTY, f"exp_name={exp_name}", f"output_dir={output_dir}", *overrides]
     return [TAILRACE, verb, str(EXPERIMENT), *settings]
 
 

@@ -18,9 +18,9 @@ from tailrace_envs import FrozenLakeText
 
 
 class Away(FrozenLakeText):
-    """A lake whose server cannot be reached."""
+    """A lake whose server is away once a game has begun."""
 
-    def reset(self, *, seed=None, options=None):
+    def step(self, action):
         raise ConnectionError("the lake is away")
 
 
@@ -78,7 +78,7 @@ def test_an_environment_that_always_raises_ends_the_run(tmp_path: Path) -> None:
     assert exit_code == 1, printed
     assert seconds_to_notice(tmp_path) < SOON_S
     assert "20 groups in a row ended without a valid episode" in printed
-    assert "env.reset raised ConnectionError: the lake is away (at broken_lakes.py:" in printed
+    assert "env.step raised ConnectionError: the lake is away (at broken_lakes.py:" in printed
     assert "failed episodes: " in printed  # while it ran
     assert "agents.log ends" in printed
     assert "Traceback" not in printed
