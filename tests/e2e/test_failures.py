@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 from pathlib import Path
 
@@ -77,7 +78,9 @@ def test_an_environment_that_always_raises_ends_the_run(tmp_path: Path) -> None:
     exit_code, printed = train(tmp_path, *lake("Away"))
     assert exit_code == 1, printed
     assert seconds_to_notice(tmp_path) < SOON_S
-    assert "20 groups in a row ended without a valid episode" in printed
+    failed = re.search(r"(\d+) groups in a row ended without a valid episode", printed)
+    assert failed, printed
+    assert int(failed[1]) >= 20  # those that closed together count together
     assert "env.step raised ConnectionError: the lake is away (at broken_lakes.py:" in printed
     assert "failed episodes: " in printed  # while it ran
     assert "agents.log ends" in printed
