@@ -514,6 +514,7 @@ def test_every_example_is_clean(
     workflow = experiment.agents.workflow
     if workflow and workflow.python and not Path(workflow.python).exists():
         pytest.skip(f"no {workflow.python}: make it as the example says")
+    monkeypatch.setenv("PYTHONPATH", str(path.parent), prepend=os.pathsep)  # of another interpreter
     with importable_from(path.parent):
         report = report_of(experiment)
     if path.stem == "published" and report.problems and not os.environ.get("TAILRACE_WEBSHOP"):
