@@ -87,7 +87,7 @@ class Framework:
         """Rows of an episode; `rich`: of replies with text beside tool calls."""
         if self.rewrites:
             return self.num_calls
-        return 2 if rich and self.drops_text else 1
+        return self.num_calls if rich and self.drops_text else 1
 
     def num_forks(self, rich: bool) -> int:
         """Continuations of the history in another form than it was sampled in."""
