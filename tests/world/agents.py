@@ -219,6 +219,8 @@ async def agents_world(
     run: str,
     folder: Path,
     card: ModelCard | None = None,
+    *,
+    real_rewards: bool = False,
 ) -> AsyncIterator[AgentsWorld]:
     """A run with its streams, model card, reward service and scheduler; no server and no agents yet."""
     config = {
@@ -227,7 +229,7 @@ async def agents_world(
         "render_episodes": 0,
     }
     card = card or model_card()
-    async with run_world(nats, redis_server, run, folder) as base:
+    async with run_world(nats, redis_server, run, folder, real_rewards=real_rewards) as base:
         await base.put_card(card)
         renderer = Renderer.from_model_card(card)
         yield AgentsWorld(**vars(base), renderer=renderer, agents_config=config)
