@@ -36,13 +36,17 @@ class _Base(NamedTuple):
 
 
 class WeightStage:
-    """Parameters of a model by all names that an update may use."""
+    """Parameters of a model by all names that an update may use.
 
-    def __init__(self, model: nn.Module) -> None:
+    Updates are loaded onto `device`, that of the model if it is None.
+    """
+
+    def __init__(self, model: nn.Module, device: torch.device | None = None) -> None:
         names: dict[str, Tensor] = dict(model.named_parameters(remove_duplicate=False))
         buffers = dict(model.named_buffers(remove_duplicate=False))
         names |= {name: buffers[name] for name in model.state_dict() if name in buffers}
-        self._targets: dict[str, Tensor] = names
+        self.targets: dict[str, Tensor] = names
+        self._device = device
         self._base = _Base(-1, {})
 
     @property
@@ -111,7 +115,7 @@ class WeightStage:
         return Staged(policy_version, targets, values)
 
     def _layer_weight(self, layer: str, policy_version: int) -> Tensor:
-        target = self._targets.get(f"{layer}.weight")
+        target = self.targets.get(f"{layer}.weight")
         if target is None:
             raise WeightMismatchError(policy_version, f"the model has no layer {layer!r} for adapters")
         return target
@@ -120,31 +124,33 @@ class WeightStage:
         values: dict[int, Tensor] = {}
         targets: dict[int, Tensor] = {}
         for tensor in tensors:
-            target = self._targets.get(tensor.name)
+            target = self.targets.get(tensor.name)
             if target is None:
                 raise WeightMismatchError(policy_version, f"the model has no tensor {tensor.name!r}")
-            value = _read(tensor, target, policy_version)
+            value = _read(tensor, target, policy_version, self._device)
             earlier = values.get(id(target))
             if earlier is not None and not torch.equal(earlier, value):
                 raise WeightMismatchError(
                     policy_version, f"{tensor.name!r} differs from a tensor to which it is tied"
                 )
             values[id(target)], targets[id(target)] = value, target
-        missing = sorted(name for name, target in self._targets.items() if id(target) not in values)
+        missing = sorted(name for name, target in self.targets.items() if id(target) not in values)
         if missing:
             shown = ", ".join(missing[:5]) + (" ..." if len(missing) > 5 else "")
             raise WeightMismatchError(policy_version, f"{len(missing)} tensors are missing: {shown}")
         return Staged(policy_version, list(targets.values()), list(values.values()))
 
 
-def _read(tensor: NamedTensor, target: Tensor, policy_version: int) -> Tensor:
+def _read(
+    tensor: NamedTensor, target: Tensor, policy_version: int, device: torch.device | None
+) -> Tensor:
     """The tensor's bytes as a new tensor with the type and memory order of the target."""
     if tuple(tensor.shape) != tuple(target.shape):
         reason = (
             f"{tensor.name!r} has shape {tuple(tensor.shape)}, the model needs {tuple(target.shape)}"
         )
         raise WeightMismatchError(policy_version, reason)
-    value = torch.empty_like(target, requires_grad=False)
+    value = torch.empty_like(target, requires_grad=False, device=device)
     value.copy_(_bytes_tensor(tensor, policy_version))
     return value
 
