@@ -202,6 +202,9 @@ class VllmEngine:
             "max_logprobs": self.features.max_top_logprobs,
             "disable_log_stats": True,
         }
+        if device == "cpu":  # a prompt in pieces sets a generator back, which torch cannot on the CPU
+            given["enable_chunked_prefill"] = False
+            given["max_num_batched_tokens"] = max(config.max_batched_tokens, self.max_len)
         if config.gpu_memory_utilization:
             given["gpu_memory_utilization"] = config.gpu_memory_utilization
         else:

@@ -174,6 +174,13 @@ async def test_a_seed_repeats_its_tokens(bench: Bench) -> None:
     assert first == second != other
 
 
+async def test_seeded_calls_with_more_prompt_tokens_than_a_step_computes(bench: Bench) -> None:
+    many = [bench.ask([n + 1] * 200, 8, seed=n) for n in range(40)]
+    await all_ended(many)
+    assert {asked.generation.num_tokens for asked in many} == {8}
+    assert max(asked.drift(bench.model).max() for asked in many[::8]) < TOLERANCE
+
+
 async def test_many_requests_at_once_all_end_and_leave_nothing(bench: Bench) -> None:
     many = [bench.ask([n % VOCAB_SIZE, n // VOCAB_SIZE + 1], 5 + n % 40) for n in range(256)]
     await all_ended(many)
