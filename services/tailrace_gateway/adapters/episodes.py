@@ -118,12 +118,15 @@ class EpisodeRoutes:
         if leased is None:
             await exchange.send_nothing()
             return
-        offer, limits = leased.offer, leased.offer.opening.limits
+        offer = leased.offer
+        limits = msgspec.structs.replace(
+            offer.opening.limits, deadline_unix_s=leased.started_unix_s + offer.timeout_s
+        )
         episode_id = offer.opening.episode_id
         is_again = leased.is_resumed and not body.keep_session
         if leased.is_used or (is_again and await self._has_calls(episode_id)):
             await self._handler.forget(episode_id)
-        key = await self._sessions.open(offer.opening)
+        key = await self._sessions.open(msgspec.structs.replace(offer.opening, limits=limits))
         await self._episodes.bind(episode_id, key_hash(key))
         await exchange.send_json(
             {

@@ -75,6 +75,7 @@ class Standing(NamedTuple):
     is_current: bool  # all servers serve the newest weights
     learner_has_work: bool
     num_open: int  # episodes that have not ended
+    num_waiting: int = 0  # groups with an episode that no agent outside has leased yet
 
     def waits_for(self) -> tuple[str, str]:
         """The service whose log says more, and what keeps the run from going on."""
@@ -86,6 +87,9 @@ class Standing(NamedTuple):
             return "inference", "inference servers do not serve the newest weights (inference*.log)"
         if self.learner_has_work:
             return "learner", "the learner does not train the groups that wait for it (learner.log)"
+        if self.num_waiting:
+            text = f"{self.num_waiting} groups wait for agents outside to lease their episodes"
+            return "agents", f"{text}: start agents (POST /v1/episodes)"
         if self.num_open:
             num_played = self.counts.num_episodes_running
             text = f"{self.num_open} episodes do not end, agents workers play {num_played} of them"
