@@ -72,21 +72,26 @@ def build_tokenizer(directory: str | Path) -> Path:
 
 
 def demonstrations(
-    renderer: Renderer, *, seed: int, num_episodes: int, calls: float = 0.8
+    renderer: Renderer, *, seed: int, num_episodes: int, calls: float = 0.8, skill: float = 0.0
 ) -> Iterator[tuple[list[int], list[int]]]:
     """Rows of token ids and loss mask, both [T], of a player that knows the format alone.
 
     It calls the calculator with any numbers of the question and any sign, and answers with any number
     that it has seen (`sums.random_replies`). `calls`: probability of a call before the answer.
+    `skill`: share of episodes that are played right, for tests that train for seconds only.
     """
     random = np.random.default_rng(seed)
     num_made = 0
     while num_made < num_episodes:
-        question, _ = draw_question(random)
+        question, expression = draw_question(random)
         if is_held_out(question):
             continue
         num_made += 1
-        yield _episode(renderer, question, random_replies(random, question, calls))
+        is_right = random.random() < skill
+        right = [expression, calculate(expression)]
+        yield _episode(
+            renderer, question, right if is_right else random_replies(random, question, calls)
+        )
 
 
 def _episode(renderer: Renderer, question: str, said: list[str]) -> tuple[list[int], list[int]]:

@@ -29,6 +29,7 @@ SMALL = (
     "agents.workflow.lease_s=5",
     "learner.save_trajectories=true",
     "inference.emission_log=true",
+    "+learner.warm_start.options.skill=0.35",
 )
 
 
