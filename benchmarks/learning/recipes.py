@@ -65,7 +65,13 @@ RECIPES = (
         LAKE,
         ("+granularity=step", "learner.adv_estimator=gigpo"),
     ),
-    Recipe("sokoban_gigpo", "Sokoban", "gigpo, step-wise rows", SOKOBAN),
+    Recipe(
+        "sokoban_gigpo",
+        "Sokoban",
+        "gigpo, step-wise rows",
+        SOKOBAN,
+        ("+granularity=step", "learner.adv_estimator=gigpo"),
+    ),
     Recipe("webshop_grpo", "WebShop", "grpo, dapo loss", WEBSHOP),
     Recipe("calculator_grpo", "Calculator", "grpo, dapo loss, a tool", CALCULATOR),
     Recipe(
