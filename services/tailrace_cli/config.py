@@ -18,7 +18,8 @@ class ClusterConfig(Config, frozen=True, kw_only=True):
     """Reward worker processes."""
 
     num_gateways: int | None = None
-    """Gateway processes, all on one port; null: one if agents play a workflow, else none."""
+    """Gateway processes, all on one port; null: one if agents play a workflow or a judge is asked
+    through the gateway, else none."""
 
     num_sandboxes: int = 0
     """Sandbox processes; they serve the tools that run a model's code."""

@@ -147,7 +147,7 @@ def count_gateways(experiment: Experiment) -> int:
     """Number of gateways that a local cluster starts."""
     wanted = experiment.cluster.num_gateways
     if wanted is None:
-        return 1 if experiment.agents.workflow is not None else 0
+        return int(experiment.agents.workflow is not None or experiment.reward.asks_gateway)
     return wanted
 
 

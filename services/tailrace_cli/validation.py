@@ -77,11 +77,16 @@ def _check_environments(experiment: Experiment) -> None:
 
 
 def _check_gateways(experiment: Experiment) -> None:
-    if experiment.cluster.num_gateways == 0 and experiment.agents.workflow is not None:
-        raise ConfigError(
-            f"{experiment.source}: cluster.num_gateways is 0 but agents.workflow is set, and workflows "
-            "call a gateway: leave cluster.num_gateways at null"
-        )
+    callers = {
+        "agents.workflow": experiment.agents.workflow is not None,
+        "a judge with base_url: gateway": experiment.reward.asks_gateway,
+    }
+    for name, calls in callers.items():
+        if calls and experiment.cluster.num_gateways == 0:
+            raise ConfigError(
+                f"{experiment.source}: cluster.num_gateways is 0 but {name} is set, which calls a "
+                "gateway: leave cluster.num_gateways at null"
+            )
 
 
 def _check_transports(experiment: Experiment) -> None:

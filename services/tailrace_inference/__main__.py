@@ -8,22 +8,17 @@ import uuid
 from pathlib import Path
 
 from prometheus_client import REGISTRY
-from tokenizers import Tokenizer
 
-from tailrace.config import ConfigError
 from tailrace.log import get_logger
 from tailrace.runtime import Args, Failure, Service, run_service
 from tailrace.store import Blobs, connect
 from tailrace.weights import WeightReceiver
 from tailrace_inference.adapters.emission_log import EmissionLog
+from tailrace_inference.adapters.engines import start_engine
 from tailrace_inference.adapters.listeners import Listeners
 from tailrace_inference.adapters.weight_follower import WeightFollower
 from tailrace_inference.config import InferenceConfig
-from tailrace_inference.core.driver import EngineDriver
-from tailrace_inference.engine.attention import UnsupportedModelError
-from tailrace_inference.engine.cache_size import DeviceError
-from tailrace_inference.engine.engine import TorchEngine
-from tailrace_inference.handlers import ControlHandler, InferenceHandler
+from tailrace_inference.handlers import ABORT_S, ControlHandler, InferenceHandler
 from tailrace_inference.metrics import EngineCollector
 from tailrace_protos import subjects
 from tailrace_protos.control import DrainRequest, ServerStatus
@@ -31,8 +26,7 @@ from tailrace_protos.weights import ModelCard, WeightsAvailable
 
 log = get_logger(__name__)
 
-_MAX_LOOP_PARAMETERS = 20_000_000  # steps of larger models would block the event loop for too long
-_HOOK_MARGIN_S = 5.0  # beyond `drain_s`, to send last chunks and close sockets
+_HOOK_MARGIN_S = ABORT_S + 5.0  # beyond `drain_s`, to send last chunks and close sockets
 
 
 class _Process:
@@ -62,10 +56,9 @@ class _Process:
         """Builds the engine, listens, and follows the weights."""
         service, run = self.service, self.run
         card = await self._wait_for_card()
-        self.engine = await asyncio.to_thread(self._build_engine, card)
-        self.driver = EngineDriver(self.engine, in_thread=self._steps_in_thread())
+        self.engine = await start_engine(card, self.config)
         emissions = EmissionLog(self.emission_path) if self.config.emission_log else None
-        self.handler = InferenceHandler(self.driver, service.draining.is_set, emissions)
+        self.handler = InferenceHandler(self.engine, service.draining.is_set, emissions)
         self.collector = EngineCollector(self.engine.stats)
         REGISTRY.register(self.collector)
         subject = subjects.generate(run, self.server_id)
@@ -74,7 +67,7 @@ class _Process:
         )
         await self.listeners.start(self.handler)
         receiver = WeightReceiver(service.bus, run, service.endpoints.host_id, self.server_id)
-        follower = WeightFollower(self.driver, receiver, self.server_id, self.on_applied)
+        follower = WeightFollower(self.engine, receiver, self.server_id, self.on_applied)
         service.subscribe(subjects.weights_published(run), WeightsAvailable, follower.on_published)
         control = ControlHandler(service.stop, self.status)
         service.endpoint(
@@ -84,11 +77,11 @@ class _Process:
         service.loop("heartbeat", self.heartbeat)
         service.on_drain(receiver.close)
         service.on_drain(self.leave)
-        service.spawn(self.drive(), "engine")
+        service.spawn(self.watch(), "engine")
 
-    async def drive(self) -> None:
-        """Steps the engine. If the engine fails, callers get an error and this process ends."""
-        result = await self.service.spawn(self.driver.run(), "engine steps")
+    async def watch(self) -> None:
+        """Watches the engine. If it fails, callers get an error and this process ends."""
+        result = await self.service.spawn(self.engine.watch(), "engine watch")
         if isinstance(result, Failure):
             self.failed = True
             self.service.stop("the engine failed", 1)
@@ -114,10 +107,10 @@ class _Process:
 
     def status(self) -> ServerStatus:
         """Current status of the server."""
-        stats, listeners, driver = self.engine.stats(), self.listeners, self.driver
+        stats, listeners, handler = self.engine.stats(), self.listeners, self.handler
         return ServerStatus(
             server_id=self.server_id,
-            state=self.handler.state,
+            state=handler.state,
             nats_subject=listeners.nats_subject,
             zmq_endpoint=listeners.zmq_endpoint,
             zmq_public_key=listeners.zmq_public_key,
@@ -127,9 +120,9 @@ class _Process:
             max_running=self.config.max_running,
             num_running=stats.num_running,
             num_waiting=stats.num_waiting,
-            num_failed=self.handler.num_failed,
-            idle_s=driver.idle_s,
-            busy_s=driver.busy_s,
+            num_failed=handler.num_failed,
+            idle_s=handler.idle_s,
+            busy_s=handler.busy_s,
             heartbeat_unix_s=time.time(),
             incarnation=self.incarnation,
         )
@@ -138,34 +131,11 @@ class _Process:
         """Finishes calls within `drain_s`, aborts the rest and closes; new calls are refused."""
         await self.service.bus.put_status(self.status())
         if not self.failed:
-            await self._finish_calls()
+            await self.handler.finish(self.config.drain_s)
         await self.listeners.stop()
-        self.driver.close()
+        await self.engine.close()
         self.handler.close()
         REGISTRY.unregister(self.collector)
-
-    async def _finish_calls(self) -> None:
-        try:
-            await asyncio.wait_for(self.driver.run_until_idle(), self.config.drain_s)
-        except TimeoutError:
-            log.warning("calls aborted at the end of the drain", num_calls=self.handler.num_open)
-            self.driver.abort_all()
-            await self.driver.run_until_idle()
-
-    def _steps_in_thread(self) -> bool:
-        if self.config.step_in != "auto":
-            return self.config.step_in == "thread"
-        engine = self.engine
-        return engine.device_type != "cpu" or engine.num_parameters > _MAX_LOOP_PARAMETERS
-
-    def _build_engine(self, card: ModelCard) -> TorchEngine:
-        files = card.tokenizer_files
-        has_tokenizer = "tokenizer.json" in files
-        tokenizer = Tokenizer.from_str(files["tokenizer.json"].decode()) if has_tokenizer else None
-        try:
-            return TorchEngine.from_config_json(card.config_json, self.config, tokenizer)
-        except (UnsupportedModelError, DeviceError) as error:
-            raise ConfigError(str(error)) from error
 
     async def _wait_for_card(self) -> ModelCard:
         """Waits without limit until the learner has written the model card."""

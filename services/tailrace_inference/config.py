@@ -1,15 +1,26 @@
 """Configuration of the inference service: the `inference` section of an experiment file."""
 
-from typing import Literal
+from typing import Any, Literal
+
+import msgspec
 
 from tailrace.config import Config
 from tailrace.processor import CpuMatmul
 
 Transport = Literal["nats", "zmq"]
+KvOnUpdate = Literal["recompute", "keep"]
 
 
 class InferenceConfig(Config, frozen=True, kw_only=True):
     """One inference server: one engine on one device. All replicas read the same section."""
+
+    engine: str = "torch"
+    """Engine that generates: `torch` (Tailrace's own), or `module:Class` of yours (`docs/engines.md`).
+    A setting that the engine cannot follow is refused at the start."""
+
+    engine_args: dict[str, Any] = msgspec.field(default_factory=dict)
+    """Further arguments for the engine, under its own names. They win over those that follow from other
+    keys; those that Tailrace must set are refused. `torch` takes none."""
 
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """Device of the model. `auto` takes the CUDA device if torch finds one."""
@@ -52,7 +63,7 @@ class InferenceConfig(Config, frozen=True, kw_only=True):
     """Keep an episode's keys and values after a turn for its next turn, as long as there is room; and
     compute a prompt that several calls share, as the calls of a group do, only once."""
 
-    kv_on_update: Literal["recompute", "keep"] = "recompute"
+    kv_on_update: KvOnUpdate = "recompute"
     """Effect of a weight update on cached keys and values. `recompute` computes them again with the
     new weights, so that each log-probability is exact for its version. `keep` uses the old ones, which
     saves work but biases log-probabilities (`stale_kv_tokens_total` counts these tokens)."""

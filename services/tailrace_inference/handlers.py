@@ -1,12 +1,15 @@
 """Handlers of the inference service: generation calls and control requests."""
 
+import asyncio
+import time
 from collections.abc import Callable
+from contextlib import suppress
 
 from tailrace.channel import ChunkSink
+from tailrace.log import get_logger
 from tailrace.tracing import span
 from tailrace_inference.adapters.emission_log import EmissionLog
-from tailrace_inference.core.driver import EngineDriver
-from tailrace_inference.ports import OnChunk
+from tailrace_inference.ports import Engine, OnChunk
 from tailrace_protos.control import DrainRequest, ServerState, ServerStatus
 from tailrace_protos.generation import (
     CallError,
@@ -15,22 +18,30 @@ from tailrace_protos.generation import (
     TokenChunk,
 )
 
+log = get_logger(__name__)
+
+ABORT_S = 3.0  # for the last chunks of aborted calls, at the end of a drain
+
 
 class InferenceHandler:
     """`GenerateHandler` of an engine; refuses all calls unless the server is READY."""
 
     def __init__(
         self,
-        driver: EngineDriver,
+        engine: Engine,
         is_draining: Callable[[], bool],
         emissions: EmissionLog | None = None,
     ) -> None:
         self.has_weights = False
         self.num_failed = 0  # calls that ended with an internal error
-        self._driver = driver
+        self._engine = engine
         self._is_draining = is_draining
         self._emissions = emissions
         self._open: dict[str, ChunkSink] = {}
+        self._quiet = asyncio.Event()  # no call is open
+        self._quiet.set()
+        self._started_s = self._quiet_since_s = time.monotonic()
+        self._quiet_s = 0.0
 
     @property
     def state(self) -> ServerState:
@@ -50,13 +61,36 @@ class InferenceHandler:
             error = CallError(CallErrorCode.NOT_READY, f"this server is {self.state.value}")
             sink.send(TokenChunk(request.call_id, error=error))
             return
+        if not self._open:
+            self._quiet.clear()
+            self._quiet_s += time.monotonic() - self._quiet_since_s
         self._open[request.call_id] = sink
         with span("generate", traceparent=request.traceparent, call_id=request.call_id):
-            self._driver.submit(request, self._forward(request.call_id, request.episode_id, sink))
+            self._engine.submit(request, self._forward(request.call_id, request.episode_id, sink))
+
+    @property
+    def idle_s(self) -> float:
+        """Seconds without an open call."""
+        return self._quiet_s + (0.0 if self._open else time.monotonic() - self._quiet_since_s)
+
+    @property
+    def busy_s(self) -> float:
+        """Seconds with open calls."""
+        return time.monotonic() - self._started_s - self.idle_s
+
+    async def finish(self, timeout_s: float) -> None:
+        """Waits for the open calls; aborts those that take longer than `timeout_s`."""
+        try:
+            await asyncio.wait_for(self._quiet.wait(), timeout_s)
+        except TimeoutError:
+            log.warning("calls aborted at the end of the drain", num_calls=self.num_open)
+            self._engine.abort_all()
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self._quiet.wait(), ABORT_S)
 
     def abort(self, call_id: str) -> None:
         """See `GenerateHandler`."""
-        self._driver.abort(call_id)
+        self._engine.abort(call_id)
 
     def fail_all(self, reason: str) -> None:
         """Ends all calls with an internal error, so that their callers continue on other servers."""
@@ -65,6 +99,7 @@ class InferenceHandler:
             self.num_failed += 1
             sink.send(TokenChunk(call_id, error=error))
         self._open.clear()
+        self._rest()
 
     def close(self) -> None:
         """Close the emission log."""
@@ -75,11 +110,17 @@ class InferenceHandler:
         def on_chunk(chunk: TokenChunk) -> None:
             if chunk.finish_reason is not None or chunk.error is not None:
                 self._open.pop(call_id, None)
+                if not self._open:
+                    self._rest()
             if self._emissions is not None and len(chunk.token_ids):
                 self._emissions.append(episode_id, chunk)
             sink.send(chunk)
 
         return on_chunk
+
+    def _rest(self) -> None:
+        self._quiet_since_s = time.monotonic()
+        self._quiet.set()
 
 
 class ControlHandler:

@@ -1,32 +1,69 @@
-"""The engine that the service drives, and its statistics."""
+"""Engines as the service sees them: they generate on their own and take weights while they do."""
 
 from collections.abc import Callable, Iterable
-from typing import Protocol
+from typing import Literal, NoReturn, Protocol
 
 import msgspec
 
-from tailrace_protos.generation import GenerateRequest, TokenChunk
+from tailrace_inference.config import KvOnUpdate
+from tailrace_protos.generation import MAX_TOP_LOGPROBS, GenerateRequest, TokenChunk
+
+OnChunk = Callable[[TokenChunk], None]
+
+
+class EngineFeatures(msgspec.Struct, frozen=True, kw_only=True):
+    """Abilities of an engine. A setting or request that needs more is refused by name."""
+
+    max_top_logprobs: int = MAX_TOP_LOGPROBS
+    stop_strings: bool = True
+    seeds: Literal["no", "engine", "portable"] = "portable"
+    """`engine`: a seed repeats its tokens on one engine. `portable`: also in any batch, on another
+    server and after a continuation."""
+    guided: bool = False  # replies bound to a grammar
+    adapters: bool = False  # updates that hold adapters alone
+    kv_on_update: tuple[KvOnUpdate, ...] = ("recompute", "keep")
+    cache_salt: bool = False  # prefixes kept apart by policy version; otherwise an update drops them
+    speculative: bool = False
+    engine_args: bool = True  # whether `inference.engine_args` reaches it
+    unread_settings: tuple[str, ...] = ()  # keys of `inference` without an effect on this engine
 
 
 class EngineStats(msgspec.Struct, frozen=True, kw_only=True):
-    """Snapshot of an engine. Counters start at the creation of the engine."""
+    """Snapshot of an engine. Counters start at its creation; 0 where an engine does not count."""
 
     policy_version: int  # -1 before the first weights
     capacity_tokens: int
     used_tokens: int  # in blocks of running requests
-    cached_tokens: int  # in blocks of kept prefixes
     num_running: int
     num_waiting: int
-    num_steps: int
-    num_computed_tokens: int  # forward tokens of any kind
-    num_generated_tokens: int
-    num_prompt_tokens: int
-    num_prefix_hit_tokens: int  # prompt tokens whose keys and values were reused
-    num_recomputed_tokens: int  # computed again after a weight update or a preemption
-    num_stale_kv_tokens: int  # sampled over keys and values of an older policy version
-    num_preemptions: int
-    num_finished: int
-    num_nonfinite_logprobs: int
+    num_steps: int = 0
+    step_s: float = 0.0  # seconds in steps
+    cached_tokens: int = 0  # in blocks of kept prefixes
+    num_computed_tokens: int = 0  # forward tokens of any kind
+    num_generated_tokens: int = 0
+    num_prompt_tokens: int = 0
+    num_prefix_hit_tokens: int = 0  # prompt tokens whose keys and values were reused
+    num_recomputed_tokens: int = 0  # computed again after a weight update or a preemption
+    num_stale_kv_tokens: int = 0  # sampled over keys and values of an older policy version
+    num_preemptions: int = 0
+    num_finished: int = 0
+    num_nonfinite_logprobs: int = 0
+
+
+class EngineRefusalError(ValueError):
+    """The engine cannot run this model or these settings; the message names the remedy."""
+
+
+class EngineFailedError(RuntimeError):
+    """The engine died, or did not answer a control call in time; its process must be restarted."""
+
+
+class WeightMismatchError(ValueError):
+    """An update does not fit the model; the active version stays. Attribute: `policy_version`."""
+
+    def __init__(self, policy_version: int, reason: str) -> None:
+        super().__init__(f"weights of policy version {policy_version} refused: {reason}")
+        self.policy_version = policy_version
 
 
 class NamedTensor(Protocol):
@@ -49,54 +86,61 @@ class NamedTensor(Protocol):
         """The contiguous bytes of the elements."""
 
 
-OnChunk = Callable[[TokenChunk], None]
-
-
 class Engine(Protocol):
-    """Generates tokens in steps, which its driver calls.
+    """Generates tokens on its own between `start` and `close`.
 
-    `submit`, `abort`, `abort_all` and `stage` may run in other threads than `step`, all other methods
-    may not.
+    All methods run in one event loop. Those that are asynchronous end within a deadline: they raise
+    `EngineFailedError` when the engine does not answer. Each submitted call gets exactly one last
+    chunk, unless the engine dies. Nothing is generated before the first `apply`.
     """
 
-    def attach(self) -> None:
-        """Prepares the thread that will step; called once there, before the first step."""
+    features: EngineFeatures
+
+    async def start(self) -> None:
+        """Loads the model; raises `EngineRefusalError`. Called once, before all other methods."""
+
+    async def watch(self) -> NoReturn:
+        """Waits until the engine dies or hangs, at most two seconds longer, and raises its error."""
 
     def submit(self, request: GenerateRequest, on_chunk: OnChunk) -> None:
-        """Queues a request. Steps pass its chunks to `on_chunk`; the last chunk closes the call."""
+        """Queues a request; its chunks go to `on_chunk` in the event loop, as they are made.
+
+        A wrong request, or one that needs a feature the engine lacks, gets one chunk with the error.
+        """
 
     def abort(self, call_id: str) -> None:
-        """Ends a call at the next step with the tokens it has; unknown calls are ignored."""
+        """Ends a call soon, with the tokens it has; unknown calls are ignored."""
 
     def abort_all(self) -> None:
-        """Ends all calls at the next step."""
+        """Ends all calls soon."""
 
     @property
     def base_version(self) -> int:
         """Policy version to which staged adapters can add; -1 if there is none."""
 
-    def stage(
+    async def stage(
         self, tensors: Iterable[NamedTensor], policy_version: int, base_version: int | None = None
     ) -> None:
-        """Loads weights beside the active ones; after a `WeightMismatchError` nothing has changed.
+        """Loads weights beside the active ones, during generation.
 
-        The tensors are a full set, or only the adapters that add to `base_version`.
+        The tensors are a full set, or only the adapters that add to `base_version`. Their bytes may be
+        released afterwards. After a `WeightMismatchError` nothing has changed.
         """
 
-    def apply(self) -> float:
-        """Makes the staged weights active between two steps; returns the seconds of the pause."""
+    async def apply(self) -> float:
+        """Makes the staged weights active between two tokens; returns the seconds of the pause.
 
-    def pause(self) -> None:
-        """Lets steps do nothing until `resume`."""
+        Raises `EngineRefusalError` if the first weights show that the engine cannot run the model.
+        """
 
-    def resume(self) -> None:
-        """Lets steps work again."""
+    async def pause(self) -> None:
+        """Holds all calls, with their tokens, until `resume`."""
 
-    def has_work(self) -> bool:
-        """True if a step would do something."""
-
-    def step(self) -> bool:
-        """Computes one batch and sends what is due; False when there is nothing to do."""
+    async def resume(self) -> None:
+        """Goes on with all calls."""
 
     def stats(self) -> EngineStats:
-        """Snapshot of the engine."""
+        """Snapshot of the engine, at most some steps old."""
+
+    async def close(self) -> None:
+        """Releases the engine, without a last chunk for calls that are still open."""

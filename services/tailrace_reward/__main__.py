@@ -7,6 +7,7 @@ from tailrace.tools import ToolClient
 from tailrace_protos import subjects
 from tailrace_protos.reward import ScoreRequest
 from tailrace_reward.adapters.components import open_components
+from tailrace_reward.adapters.judge import RunGateway
 from tailrace_reward.config import RewardConfig
 from tailrace_reward.core.scoring import Scorer
 from tailrace_reward.handlers import ScoreHandler
@@ -19,12 +20,14 @@ async def build(args: Args) -> Service:
         "reward", args.run, args.endpoints, instance_id=args.instance_id, drain_s=config.drain_s
     )
     tools = ToolClient(service.bus, args.run.exp_name)
-    components = await open_components(config, args.config, tools=tools)
+    gateway = RunGateway(service.bus, args.run.exp_name)
+    components = await open_components(config, args.config, tools=tools, gateway=gateway)
     handler = ScoreHandler(Scorer(config.components, components.by_name))
     service.endpoint(
         subjects.score(args.run.exp_name), ScoreRequest, handler.score, mailbox=config.mailbox
     )
     service.on_drain(components.close)
+    service.on_drain(gateway.close)
     service.on_drain(tools.close)
     return service
 

@@ -9,7 +9,7 @@ from msgspec.structs import replace
 from tailrace.config import Config
 from tailrace.config.suggestions import closest
 from tailrace.scorers.registry import SCORERS
-from tailrace_reward.config_models import JudgeArgs, RewardModelArgs
+from tailrace_reward.config_models import GATEWAY, JudgeArgs, RewardModelArgs
 
 __all__ = ["JudgeArgs", "RewardConfig", "RewardEntry", "RewardModelArgs"]
 
@@ -64,9 +64,7 @@ class RewardEntry(Config, frozen=True, kw_only=True):
                 f"reward {self.name!r}: function must be written module:name, found {self.function!r}"
             )
         if self.kind == "judge" and self.judge is None:
-            raise ValueError(
-                f"reward {self.name!r}: kind judge needs `judge` with base_url, model, prompt"
-            )
+            raise ValueError(f"reward {self.name!r}: kind judge needs `judge` with base_url and prompt")
         for key, kinds in _OWNERS.items():
             if getattr(self, key) and self.kind not in kinds:
                 known = " or ".join(map(repr, kinds))
@@ -86,24 +84,21 @@ class RewardEntry(Config, frozen=True, kw_only=True):
     def _check_scorers(self) -> None:
         where = f"reward {self.name!r}"
         options = {self.scorer: self.args} if self.scorer else self.args
-        for name in {*options, *self.sources.values()}:
-            if name not in SCORERS:
-                near = closest(name, SCORERS)
-                raise ValueError(
-                    f"{where}: there is no scorer {name!r}: "
-                    + (f"did you mean {near!r}? " if near else "")
-                    + f"known: {', '.join(SCORERS)}"
-                )
+        for name in {*options, *self.sources.values()} - SCORERS.keys():
+            near = closest(name, SCORERS)
+            hint = f"did you mean {near!r}? " if near else ""
+            known = f"known: {', '.join(SCORERS)}"
+            raise ValueError(f"{where}: there is no scorer {name!r}: {hint}{known}")
         for name, given in options.items():
-            known = SCORERS[name].options
-            unknown = sorted(set(given) - known) if isinstance(given, dict) else ["args"]
+            taken = SCORERS[name].options
+            unknown = sorted(given.keys() - taken) if isinstance(given, dict) else ["args"]
             if unknown:
+                has = ", ".join(sorted(taken)) or "none"
                 raise ValueError(
-                    f"{where}: scorer {name!r} has no argument {unknown[0]!r}; it has "
-                    f"{', '.join(sorted(known)) or 'none'}"
+                    f"{where}: scorer {name!r} has no argument {unknown[0]!r}; it has {has}"
                 )
         if self.judge is None and "judge" in (self.scorer, *self.sources.values()):
-            raise ValueError(f"{where}: the scorer judge needs `judge` with base_url, model, prompt")
+            raise ValueError(f"{where}: the scorer judge needs `judge` with base_url and prompt")
 
 
 _OWNERS = {
@@ -148,6 +143,13 @@ class RewardConfig(Config, frozen=True, kw_only=True):
         """Returns the components with their defaults."""
         rewards = self.rewards or (_OF_MODEL if self.reward_pretrain else _OF_ENVIRONMENT)
         return tuple(map(self._with_model, rewards))
+
+    @property
+    def asks_gateway(self) -> bool:
+        """True if a judge is the run's own policy."""
+        return any(
+            entry.judge is not None and entry.judge.base_url == GATEWAY for entry in self.rewards
+        )
 
     def _with_model(self, entry: RewardEntry) -> RewardEntry:
         if entry.kind != "model":

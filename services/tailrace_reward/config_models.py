@@ -1,4 +1,4 @@
-"""Configuration of models that score: a reward model in the service, or a judge behind an endpoint."""
+"""Configuration of models that score: a reward model in the service, or a judge that is asked."""
 
 import re
 from typing import Any, Literal
@@ -7,6 +7,7 @@ import msgspec
 
 from tailrace.config import Config
 
+GATEWAY = "gateway"
 _NUMBER = r"(-?\d+(?:\.\d+)?)"
 
 
@@ -41,15 +42,16 @@ class JudgeArgs(Config, frozen=True, kw_only=True):
     """A language model that reads an episode and writes a number."""
 
     base_url: str
-    """Base URL of its OpenAI API, for example `https://api.example.com/v1`."""
-
-    model: str
-    """Name of the model there."""
+    """Base URL of its OpenAI API, for example `https://api.example.com/v1`; or `gateway`: the run's own
+    gateway, so that the policy judges, with its newest weights, on the run's inference servers."""
 
     prompt: str
     """Text of the request: a Jinja template that may use `conversation` (all messages as text),
     `question` (the first message of the user), `answer` (the last of the assistant), `messages`, `row`
     (of a data set) and `metrics`."""
+
+    model: str = ""
+    """Name of the model at the URL; empty with `base_url: gateway`, which has one model."""
 
     system_prompt: str = ""
     """System message before the prompt; empty: none."""
@@ -80,7 +82,7 @@ class JudgeArgs(Config, frozen=True, kw_only=True):
 
     max_attempts: int = 4
     """Requests for one score, if it cannot be reached, is overloaded, fails, or replies without a
-    score."""
+    score. A reply of the run's own gateway at temperature 0 is final: it would be repeated."""
 
     attempt_timeout_s: float = 60.0
     """Time limit of one attempt."""
@@ -89,11 +91,9 @@ class JudgeArgs(Config, frozen=True, kw_only=True):
     """Requests of one reward worker at once; others wait, and `timeout_s` does not count their wait."""
 
     def __post_init__(self) -> None:
-        for key in ("base_url", "model", "prompt"):
-            if not getattr(self, key):
-                raise ValueError(f"judge.{key} must not be empty")
-        if not self.base_url.startswith(("http://", "https://")):
-            raise ValueError(f"judge.base_url must begin with http:// or https://: {self.base_url!r}")
+        if not self.prompt:
+            raise ValueError("judge.prompt must not be empty")
+        self._check_place()
         for key in ("max_tokens", "max_attempts", "max_concurrency", "attempt_timeout_s"):
             if getattr(self, key) <= 0:
                 raise ValueError(f"judge.{key} must be positive")
@@ -108,6 +108,21 @@ class JudgeArgs(Config, frozen=True, kw_only=True):
                     "are read whole"
                 )
         self._check_pattern()
+
+    def _check_place(self) -> None:
+        if self.base_url == GATEWAY:
+            if self.model not in ("", "policy") or self.api_key_env:
+                raise ValueError(
+                    "judge.base_url: gateway asks the policy of the run, with a key of its own: leave "
+                    "judge.model and judge.api_key_env away, or give the URL of another model"
+                )
+        elif not self.base_url.startswith(("http://", "https://")):
+            raise ValueError(
+                "judge.base_url must begin with http:// or https://, or be 'gateway': "
+                f"{self.base_url!r}"
+            )
+        elif not self.model:
+            raise ValueError("judge.model must not be empty: name the model at judge.base_url")
 
     def _check_pattern(self) -> None:
         try:

@@ -128,6 +128,7 @@ class AgentsWorld(RunWorld):
         first: int = 0,
         seeds: Sequence[int] = (),
         deadline_s: float = 60.0,
+        timeout_s: float = 60.0,
     ) -> list[EpisodeTask]:
         """Record groups and queue their episodes, as the scheduler does."""
         deadline = time.time() + deadline_s
@@ -154,6 +155,7 @@ class AgentsWorld(RunWorld):
                     phase,
                     env_task,
                     deadline,
+                    timeout_s,
                 )
                 for member, env_task in enumerate(env_tasks)
             ]
@@ -219,6 +221,8 @@ async def agents_world(
     run: str,
     folder: Path,
     card: ModelCard | None = None,
+    *,
+    real_rewards: bool = False,
 ) -> AsyncIterator[AgentsWorld]:
     """A run with its streams, model card, reward service and scheduler; no server and no agents yet."""
     config = {
@@ -227,7 +231,7 @@ async def agents_world(
         "render_episodes": 0,
     }
     card = card or model_card()
-    async with run_world(nats, redis_server, run, folder) as base:
+    async with run_world(nats, redis_server, run, folder, real_rewards=real_rewards) as base:
         await base.put_card(card)
         renderer = Renderer.from_model_card(card)
         yield AgentsWorld(**vars(base), renderer=renderer, agents_config=config)

@@ -64,14 +64,18 @@ class FakeScheduler:
 
 
 class Rewards:
-    """Scores as the reward service does by default; requests wait until `free` is set."""
+    """Scores as the reward service does by default; requests wait until `free` is set.
 
-    def __init__(self, service: Service, run: str) -> None:
+    With `is_real`, a test starts the service instead.
+    """
+
+    def __init__(self, service: Service, run: str, is_real: bool) -> None:
         self.requests: list[ScoreRequest] = []
         self.free = asyncio.Event()
         self.free.set()
         self._handler = ScoreHandler(Scorer(RewardConfig().components))
-        service.endpoint(subjects.score(run), ScoreRequest, self.score)
+        if not is_real:
+            service.endpoint(subjects.score(run), ScoreRequest, self.score)
 
     async def score(self, request: ScoreRequest) -> ScoreReply:
         self.requests.append(request)
@@ -134,14 +138,19 @@ class RunWorld:
 
 @asynccontextmanager
 async def run_world(
-    nats: ServerProcess, redis_server: ServerProcess, run: str, folder: Path
+    nats: ServerProcess,
+    redis_server: ServerProcess,
+    run: str,
+    folder: Path,
+    *,
+    real_rewards: bool = False,
 ) -> AsyncIterator[RunWorld]:
     """A run with its streams, a reward service and a scheduler; no model card and no server yet."""
     async with AsyncExitStack() as stack:
         redis = await connect(redis_server.url)
         stack.push_async_callback(redis.aclose)
         service = make_service(nats.url, run, "scheduler")
-        scheduler, rewards = FakeScheduler(service, run), Rewards(service, run)
+        scheduler, rewards = FakeScheduler(service, run), Rewards(service, run, real_rewards)
         await stack.enter_async_context(serving(service))
         await service.bus.provision_run(run, StreamLimits(ack_wait_s=1.0))
         yield RunWorld(

@@ -83,10 +83,18 @@ def trained(row: TokenRow) -> list[int]:
 
 @asynccontextmanager
 async def workflow_world(
-    nats: ServerProcess, redis_server: ServerProcess, run: str, folder: Path
+    nats: ServerProcess,
+    redis_server: ServerProcess,
+    run: str,
+    folder: Path,
+    *,
+    real_rewards: bool = False,
 ) -> AsyncIterator[WorkflowWorld]:
     """A run with its streams, scheduler, rewards and inference server; no agents and no gateway yet."""
-    async with agents_world(nats, redis_server, run, folder) as agents, start_model(agents) as model:
+    async with (
+        agents_world(nats, redis_server, run, folder, real_rewards=real_rewards) as agents,
+        start_model(agents) as model,
+    ):
         shared = {one.name: getattr(agents, one.name) for one in fields(RunWorld)}
         gateway = GatewayWorld(**shared, model=model)
         yield WorkflowWorld(agents, gateway, model, folder)

@@ -96,8 +96,9 @@ def _answers(service: str, run: str) -> Rights:
 
 
 def _reward(run: str) -> Rights:
-    """Programs are tested by the sandbox's tool."""
-    return [*_any_tool(run), "$SRV.>"], [f"{run}.reward.>"]
+    """Programs are tested by the sandbox's tool; a judge may be asked through the gateway."""
+    sessions = [subjects.gateway_open(run), subjects.gateway_close(run)]
+    return [*_any_tool(run), *sessions, "$SRV.>"], [f"{run}.reward.>"]
 
 
 def _learner(run: str) -> Rights:

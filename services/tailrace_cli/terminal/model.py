@@ -10,6 +10,7 @@ from tailrace.config import ConfigError
 from tailrace_cli.experiment import Experiment
 from tailrace_inference.adapters.local_policy import LocalPolicy
 from tailrace_inference.engine.checkpoint import CheckpointError, engine_from_checkpoint
+from tailrace_inference.engine.driver import EngineDriver
 from tailrace_protos.weights import ModelCard
 
 
@@ -30,4 +31,4 @@ def load_model(experiment: Experiment, folder: Path, card: ModelCard) -> LocalMo
         engine = engine_from_checkpoint(folder, experiment.inference)
     except (CheckpointError, TemplateError) as error:
         raise ConfigError(str(error)) from error
-    return LocalModel(folder, renderer, LocalPolicy(engine))
+    return LocalModel(folder, renderer, LocalPolicy(EngineDriver(engine, in_thread=False)))

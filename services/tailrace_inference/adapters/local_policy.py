@@ -2,12 +2,12 @@
 
 import asyncio
 from types import TracebackType
+from typing import NoReturn
 
 import msgspec
 
 from tailrace.channel.generation import Generation, TokenBuffer
 from tailrace.sdk.policy import GenerationFailedError, TurnRequest
-from tailrace_inference.core.driver import EngineDriver
 from tailrace_inference.ports import Engine
 from tailrace_protos.generation import GenerateRequest, TokenChunk
 
@@ -16,11 +16,12 @@ class LocalPolicy:
     """`sdk.policy.Policy` of an engine: `async with LocalPolicy(engine) as policy:`."""
 
     def __init__(self, engine: Engine) -> None:
-        self._driver = EngineDriver(engine, in_thread=False)
-        self._running: asyncio.Task[None] | None = None
+        self._engine = engine
+        self._running: asyncio.Task[NoReturn] | None = None
 
     async def __aenter__(self) -> "LocalPolicy":
-        self._running = asyncio.create_task(self._driver.run(), name="engine")
+        await self._engine.start()
+        self._running = asyncio.create_task(self._engine.watch(), name="engine")
         return self
 
     async def __aexit__(
@@ -29,7 +30,7 @@ class LocalPolicy:
         assert self._running is not None
         self._running.cancel()
         await asyncio.wait({self._running})
-        self._driver.close()
+        await self._engine.close()
 
     async def generate(self, request: TurnRequest) -> Generation:
         """See `Policy`. A cancelled caller aborts its call; a failed engine raises its error."""
@@ -53,12 +54,12 @@ class LocalPolicy:
             request.sampling,
             top_logprobs=request.top_logprobs,
         )
-        self._driver.submit(call, on_part)
+        self._engine.submit(call, on_part)
         try:
             await asyncio.wait({ended, self._running}, return_when=asyncio.FIRST_COMPLETED)
         finally:
             if not ended.done():
-                self._driver.abort(call_id)
+                self._engine.abort(call_id)
         if self._running.done():
             self._running.result()
         assert ledger.last is not None

@@ -16,9 +16,7 @@ from tailrace.log import get_logger
 from tailrace.runtime import StopService
 from tailrace.weights import StagedWeights, WeightReceiver, WeightsError
 from tailrace_inference import metrics
-from tailrace_inference.core.driver import EngineDriver
-from tailrace_inference.engine.attention import UnsupportedModelError
-from tailrace_inference.engine.weights import WeightMismatchError
+from tailrace_inference.ports import Engine, EngineFailedError, EngineRefusalError, WeightMismatchError
 from tailrace_protos.weights import WeightsApplied, WeightsAvailable
 
 log = get_logger(__name__)
@@ -31,12 +29,12 @@ class WeightFollower:
 
     def __init__(
         self,
-        driver: EngineDriver,
+        engine: Engine,
         receiver: WeightReceiver,
         server_id: str,
         on_applied: Callable[[int], Awaitable[None]],
     ) -> None:
-        self._driver = driver
+        self._engine = engine
         self._receiver = receiver
         self._server_id = server_id
         self._on_applied = on_applied
@@ -75,7 +73,7 @@ class WeightFollower:
 
     async def _take_with_base(self, available: WeightsAvailable) -> None:
         base_version, base = available.manifest.base_version, available.base
-        if base_version is not None and base_version != self._driver.engine.base_version and base:
+        if base_version is not None and base_version != self._engine.base_version and base:
             await self._take(WeightsAvailable(base.manifest, base.source))
         await self._take(available)
 
@@ -86,18 +84,20 @@ class WeightFollower:
         try:
             staged = await self._receiver.fetch(available)
             fetched_s = time.perf_counter()
-            await asyncio.to_thread(self._stage, staged)
+            await self._stage(staged)
         except WeightMismatchError as error:
-            self._refused_version = policy_version
-            await self._report_failure(policy_version, error)
+            await self._refuse(policy_version, error)
             return
         except WeightsError as error:
             await self._report_failure(policy_version, error)
             return
         staged_s = time.perf_counter()
         try:
-            swap_s = await self._driver.apply_weights()
-        except UnsupportedModelError as error:  # no forward is right for the first weights
+            swap_s = await self._engine.apply()
+        except WeightMismatchError as error:  # it is known only now, and the old version stays
+            await self._refuse(policy_version, error)
+            return
+        except (EngineRefusalError, EngineFailedError) as error:
             raise StopService(1, str(error)) from error
         self._policy_version = policy_version
         fetch_s, stage_s = fetched_s - began_s, staged_s - fetched_s
@@ -110,12 +110,16 @@ class WeightFollower:
             WeightsApplied(self._server_id, policy_version, fetch_s, stage_s, swap_s)
         )
 
-    def _stage(self, staged: StagedWeights) -> None:
+    async def _stage(self, staged: StagedWeights) -> None:
         manifest = staged.manifest
         try:
-            self._driver.engine.stage(staged.tensors(), manifest.policy_version, manifest.base_version)
+            await self._engine.stage(staged.tensors(), manifest.policy_version, manifest.base_version)
         finally:
             staged.close()
+
+    async def _refuse(self, policy_version: int, error: WeightMismatchError) -> None:
+        self._refused_version = policy_version
+        await self._report_failure(policy_version, error)
 
     async def _report_failure(self, policy_version: int, error: Exception) -> None:
         metrics.FAILED_UPDATES.inc()

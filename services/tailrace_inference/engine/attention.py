@@ -17,6 +17,7 @@ from torch.nn.functional import scaled_dot_product_attention
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from tailrace_inference.engine.kv_cache import KVCache, KVShape
+from tailrace_inference.ports import EngineRefusalError
 
 ATTENTION_NAME = "tailrace"
 STEP_KWARG = "tailrace_step"
@@ -25,7 +26,7 @@ STEP_KWARG = "tailrace_step"
 _UNSUPPORTED_KWARGS = ("position_bias", "block_mask")
 
 
-class UnsupportedModelError(ValueError):
+class UnsupportedModelError(EngineRefusalError):
     """The torch engine cannot run this architecture. Attributes: `model_type`, `reason`."""
 
     def __init__(self, model_type: str, reason: str) -> None:

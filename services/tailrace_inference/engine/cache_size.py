@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 from tailrace_inference.config import InferenceConfig
 from tailrace_inference.engine.kv_cache import KVShape
+from tailrace_inference.ports import EngineRefusalError
 
 _WEIGHT_SETS = 2
 _LOGIT_BYTES = 16  # float32 logits, their sorted copy, probabilities and their sums
@@ -25,7 +26,7 @@ class Sizes(NamedTuple):
     vocab_size: int  # elements
 
 
-class DeviceError(ValueError):
+class DeviceError(EngineRefusalError):
     """The configured device is missing or has no room."""
 
 

@@ -9,14 +9,9 @@ import numpy as np
 from tailrace_inference.engine.batch import Batch, EngineCall
 from tailrace_inference.engine.kv_cache import Int64Array
 from tailrace_protos.base import EMPTY, Float32Bytes, Int32Bytes, pack_float32, pack_int32
-from tailrace_protos.generation import CallError, CallErrorCode, FinishReason, TokenChunk, TokenSpan
+from tailrace_protos.generation import FinishReason, TokenChunk, TokenSpan
 
 Ended = tuple[int, FinishReason, int | str | None]  # row, reason, matched stop
-
-
-def failed(call_id: str, code: CallErrorCode, reason: str, retry_after_s: float = 0.0) -> TokenChunk:
-    """The only chunk of a refused call."""
-    return TokenChunk(call_id, error=CallError(code, reason, retry_after_s))
 
 
 class Emitter:

@@ -15,14 +15,15 @@ from tokenizers import Tokenizer
 from torch import Tensor
 
 from tailrace_inference.config import InferenceConfig
+from tailrace_inference.core.requests import InvalidRequestError, failed
 from tailrace_inference.engine.attention import AttentionStep, Group
 from tailrace_inference.engine.batch import Batch
-from tailrace_inference.engine.emitter import Emitter, failed
+from tailrace_inference.engine.emitter import Emitter
 from tailrace_inference.engine.forward import LoadedModel, load_model
 from tailrace_inference.engine.kv_cache import BlockPool, Int64Array, KVCache
 from tailrace_inference.engine.kv_residency import KVResidency
 from tailrace_inference.engine.planner import GroupRange, StepPlan, plan_step
-from tailrace_inference.engine.request import InvalidRequestError, make_call
+from tailrace_inference.engine.request import make_call
 from tailrace_inference.engine.sampling import choose, scaled_logprobs
 from tailrace_inference.engine.weights import Staged, WeightStage
 from tailrace_inference.ports import EngineStats, NamedTensor, OnChunk
@@ -34,7 +35,7 @@ _MAX_GATHERED_BLOCKS = {"cpu": 256, "cuda": 8192}
 
 
 class TorchEngine:
-    """Continuous batching of one model; see `tailrace_inference.ports.Engine`."""
+    """Continuous batching of one model; see `SteppedEngine` for its threads."""
 
     def __init__(
         self, model: LoadedModel, config: InferenceConfig, tokenizer: Tokenizer | None = None
@@ -99,12 +100,12 @@ class TorchEngine:
         return sum(parameter.numel() for parameter in self._model.model.parameters())
 
     def attach(self) -> None:
-        """See `Engine`. torch keeps its number of threads for each calling thread."""
+        """See `SteppedEngine`. torch keeps its number of threads for each calling thread."""
         if self.device_type == "cpu":
             torch.set_num_threads(self._config.num_threads)
 
     def submit(self, request: GenerateRequest, on_chunk: OnChunk) -> None:
-        """See `Engine`."""
+        """See `SteppedEngine`."""
         if self.num_waiting >= self._config.max_waiting:
             reason = f"{self.num_waiting} requests are waiting"
             on_chunk(failed(request.call_id, CallErrorCode.OVERLOADED, reason, _RETRY_AFTER_S))
@@ -112,26 +113,26 @@ class TorchEngine:
         self._inbox.append((request, on_chunk))
 
     def abort(self, call_id: str) -> None:
-        """See `Engine`."""
+        """See `SteppedEngine`."""
         self._aborts.append(call_id)
 
     def abort_all(self) -> None:
-        """See `Engine`."""
+        """See `SteppedEngine`."""
         self._aborts.append(None)
 
     @property
     def base_version(self) -> int:
-        """See `Engine`."""
+        """See `SteppedEngine`."""
         return self._weights.base_version
 
     def stage(
         self, tensors: Iterable[NamedTensor], policy_version: int, base_version: int | None = None
     ) -> None:
-        """See `Engine`."""
+        """See `SteppedEngine`."""
         self._staged = self._weights.load(tensors, policy_version, base_version)
 
     def apply(self) -> float:
-        """See `Engine`. The first weights decide whether the forward is right for them."""
+        """See `SteppedEngine`. The first weights decide whether the forward is right for them."""
         staged = self._staged
         assert staged is not None, "apply without stage"
         began_s = time.perf_counter()
@@ -149,11 +150,11 @@ class TorchEngine:
         return time.perf_counter() - began_s
 
     def pause(self) -> None:
-        """See `Engine`."""
+        """See `SteppedEngine`."""
         self._paused = True
 
     def resume(self) -> None:
-        """See `Engine`."""
+        """See `SteppedEngine`."""
         self._paused = False
 
     @property
@@ -162,14 +163,14 @@ class TorchEngine:
         return len(self._inbox) + len(self._residency.waiting)
 
     def has_work(self) -> bool:
-        """See `Engine`."""
+        """See `SteppedEngine`."""
         if self._aborts:
             return True
         can_compute = not self._paused and self.policy_version >= 0
         return can_compute and bool(len(self._batch) or self.num_waiting)
 
     def step(self) -> bool:
-        """See `Engine`."""
+        """See `SteppedEngine`."""
         if not self.has_work():
             return False
         self._read_inbox()
@@ -291,7 +292,7 @@ class TorchEngine:
         batch.seen[rows] = np.maximum(batch.seen[rows], end)
 
     def stats(self) -> EngineStats:
-        """See `Engine`."""
+        """See `SteppedEngine`."""
         residency, emitter = self._residency, self._emitter
         size = self._block_tokens
         cached = residency.prefixes.num_blocks

@@ -15,16 +15,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from tailrace_inference.ports import NamedTensor
-
-
-class WeightMismatchError(ValueError):
-    """An update does not fit the model; the active version stays. Attribute: `policy_version`."""
-
-    def __init__(self, policy_version: int, reason: str) -> None:
-        super().__init__(f"weights of policy version {policy_version} refused: {reason}")
-        self.policy_version = policy_version
-
+from tailrace_inference.ports import NamedTensor, WeightMismatchError
 
 LORA_A, LORA_B = ".lora_A.weight", ".lora_B.weight"
 

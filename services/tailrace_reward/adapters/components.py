@@ -11,7 +11,7 @@ from typing import Any
 from tailrace.config import ConfigError
 from tailrace.import_path import load_extra, load_object
 from tailrace.scorers.registry import SCORE_ADDRESS
-from tailrace_reward.adapters.judge import Judge
+from tailrace_reward.adapters.judge import Judge, RunGateway
 from tailrace_reward.adapters.process_pool import FunctionLoadError, ScoringPool
 from tailrace_reward.adapters.scorers import RowScorer, SandboxTools, check_packages
 from tailrace_reward.config import RewardConfig, RewardEntry, RewardModelArgs
@@ -38,18 +38,24 @@ async def open_components(
     source: str,
     make_function: FunctionMaker | None = None,
     tools: SandboxTools | None = None,
+    gateway: RunGateway | None = None,
 ) -> Components:
     """Open all components but the environment's return.
 
-    `make_function` replaces processes of our own. `tools` has the sandbox for programs. Raises
-    `ConfigError` for what cannot be loaded.
+    `make_function` replaces processes of our own. `tools` has the sandbox for programs, `gateway` is
+    the run's. Raises `ConfigError` for what cannot be loaded.
     """
     made = Components()
     try:
-        await _open_functions(config, source, made, make_function, tools)
-        for entry in config.components:
-            if entry.kind == "judge":
-                made.by_name[entry.name] = _judge(entry, source, made)
+        judges = {
+            entry.name: _judge(entry, source, made, gateway)
+            for entry in config.components
+            if entry.judge is not None
+        }
+        await _open_functions(config, source, made, make_function, tools, judges)
+        made.by_name |= {
+            entry.name: judges[entry.name] for entry in config.components if entry.kind == "judge"
+        }
         await _open_models(config, made)
     except ConfigError:
         await made.close()
@@ -85,6 +91,7 @@ async def _open_functions(
     made: Components,
     make: FunctionMaker | None,
     tools: SandboxTools | None,
+    judges: Mapping[str, Component],
 ) -> None:
     functions = [entry for entry in config.components if entry.kind in ("function", "scorer")]
     if functions and make is None:
@@ -94,8 +101,8 @@ async def _open_functions(
         if entry.kind == "function":
             made.by_name[entry.name] = make(entry.function, entry.timeout_s, entry.args)
         else:
-            judge = _judge(entry, source, made) if entry.judge is not None else None
-            made.by_name[entry.name] = RowScorer(entry, partial(make, SCORE_ADDRESS), judge, tools)
+            judge, scorer = judges.get(entry.name), partial(make, SCORE_ADDRESS)
+            made.by_name[entry.name] = RowScorer(entry, scorer, judge, tools)
 
 
 async def _pool(config: RewardConfig, source: str, made: Components) -> FunctionMaker:
@@ -123,7 +130,7 @@ def _not_loaded(error: FunctionLoadError, places: Mapping[str, str], source: str
     )
 
 
-def _judge(entry: RewardEntry, source: str, made: Components) -> Component:
+def _judge(entry: RewardEntry, source: str, made: Components, gateway: RunGateway | None) -> Component:
     assert entry.judge is not None
     variable = entry.judge.api_key_env
     try:
@@ -131,7 +138,7 @@ def _judge(entry: RewardEntry, source: str, made: Components) -> Component:
     except ConfigError as error:
         raise ConfigError(f"{source}: {error}") from error
     key = os.environ[variable] if variable else ""
-    judge = Judge(entry.name, entry.judge, entry.timeout_s, key)
+    judge = Judge(entry.name, entry.judge, entry.timeout_s, key, gateway)
     made.closers.append(judge.close)
     return judge
 

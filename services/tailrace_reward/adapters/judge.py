@@ -1,7 +1,11 @@
-"""A judge behind an OpenAI endpoint, over aiohttp."""
+"""A judge behind an OpenAI endpoint, over aiohttp: any URL, or the run's own gateway."""
 
 import asyncio
 import json
+import time
+import uuid
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
 from typing import Any
 
 import aiohttp
@@ -9,13 +13,24 @@ import jinja2
 import jinja2.meta
 import jinja2.sandbox
 
+from tailrace.bus import Bus, BusError
 from tailrace.config import ConfigError
 from tailrace.config.suggestions import not_one_of
 from tailrace.log import get_logger
 from tailrace.retry import Backoff
+from tailrace_protos import subjects
+from tailrace_protos.generation import SamplingParams
 from tailrace_protos.reward import ScoreItem
+from tailrace_protos.session import (
+    CloseSession,
+    OpenSession,
+    SessionClosed,
+    SessionLimits,
+    SessionOpened,
+)
 from tailrace_reward import metrics
 from tailrace_reward.config import JudgeArgs
+from tailrace_reward.config_models import GATEWAY
 from tailrace_reward.core.judging import TEMPLATE_NAMES, NoScoreError, read_score, template_names
 from tailrace_reward.ports import ComponentFailedError
 
@@ -24,6 +39,8 @@ log = get_logger(__name__)
 _RETRIED = frozenset({408, 409, 425, 429, 500, 502, 503, 504})
 _MAX_WAIT_S = 30.0
 _FIRST_WAIT_S = 0.5
+_SESSION_S = 10.0  # to open or close one
+_NO_LIMIT = (1 << 31) - 1  # the engine has its own
 
 
 class _PassingError(Exception):
@@ -34,17 +51,70 @@ class _PassingError(Exception):
         self.wait_s = wait_s  # that the endpoint asks for
 
 
+class RunGateway:
+    """Sessions with the gateway of this run, one for each attempt.
+
+    They belong to no episode: their tokens are neither counted nor trained. The session's deadline
+    ends a call whose judge has died.
+    """
+
+    def __init__(self, bus: Bus, run: str) -> None:
+        self._bus = bus
+        self._run = run
+        self._closing: set[asyncio.Task[None]] = set()
+
+    @asynccontextmanager
+    async def session(self, args: JudgeArgs, episode_id: str) -> AsyncIterator[SessionOpened]:
+        """Open a session with a key of its own for the block; raises `_PassingError`."""
+        deadline_unix_s = time.time() + args.attempt_timeout_s + _SESSION_S
+        request = OpenSession(
+            f"judge-{uuid.uuid4().hex}-{episode_id}",
+            SessionLimits(_NO_LIMIT, args.max_tokens, deadline_unix_s),
+            SamplingParams(temperature=args.temperature),
+        )
+        subject = subjects.gateway_open(self._run)
+        try:
+            opened = await self._bus.request(subject, request, SessionOpened, timeout_s=_SESSION_S)
+        except BusError as error:
+            raise _PassingError(f"no session with the gateway: {error}") from error
+        try:
+            yield opened
+        finally:
+            closing = asyncio.create_task(self._close(opened))
+            self._closing.add(closing)
+            closing.add_done_callback(self._closing.discard)
+
+    async def close(self) -> None:
+        """Wait until every session is closed, or given up."""
+        await asyncio.gather(*self._closing)
+
+    async def _close(self, opened: SessionOpened) -> None:
+        request = CloseSession(opened.session_id, opened.api_key)
+        subject = subjects.gateway_close(self._run)
+        with suppress(BusError):  # it ends by itself at its deadline
+            await self._bus.request(subject, request, SessionClosed, timeout_s=_SESSION_S)
+
+
 class Judge:
     """`Component` that asks a language model; close it.
 
-    Raises `ConfigError` for a prompt that is no template.
+    `gateway` is that of the run, for `base_url: gateway`. Raises `ConfigError` for a prompt that is no
+    template.
     """
 
-    def __init__(self, name: str, args: JudgeArgs, timeout_s: float, api_key: str = "") -> None:
+    def __init__(
+        self,
+        name: str,
+        args: JudgeArgs,
+        timeout_s: float,
+        api_key: str = "",
+        gateway: RunGateway | None = None,
+    ) -> None:
         self._name = name
         self._args = args
         self._timeout_s = timeout_s
-        self._headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
+        self._api_key = api_key
+        self._gateway = gateway
         self._free = asyncio.Semaphore(args.max_concurrency)
         self._session: aiohttp.ClientSession | None = None
         environment = jinja2.sandbox.ImmutableSandboxedEnvironment(undefined=jinja2.StrictUndefined)
@@ -81,7 +151,7 @@ class Judge:
             raise self._failure(f"cannot be asked: judge.prompt: {error}") from error
         told = [{"role": "system", "content": args.system_prompt}] if args.system_prompt else []
         body = {
-            "model": args.model,
+            "model": args.model or "policy",
             "messages": [*told, {"role": "user", "content": prompt}],
             "temperature": args.temperature,
             "max_tokens": args.max_tokens,
@@ -93,22 +163,35 @@ class Judge:
         backoff = Backoff(_FIRST_WAIT_S, _MAX_WAIT_S)
         for attempt in range(1, self._args.max_attempts + 1):
             try:
-                return read_score(await self._ask(body), self._args)
-            except (_PassingError, NoScoreError) as error:
-                reason = str(error)
-                wait_s = max(backoff.next_s(), getattr(error, "wait_s", 0.0))
+                return read_score(await self._ask(body, episode_id), self._args)
+            except NoScoreError as error:
+                reason, asked_wait_s = str(error), 0.0
+                if self._args.base_url == GATEWAY and body.get("temperature") == 0:
+                    raise self._failure(f"gave no score: {reason}") from error
+            except _PassingError as error:
+                reason, asked_wait_s = str(error), error.wait_s
             metrics.JUDGE_RETRIES.labels(self._name).inc()
             log.info("judge asked again", judge=self._name, episode_id=episode_id, reason=reason)
             if attempt < self._args.max_attempts:
-                await asyncio.sleep(wait_s)
+                await asyncio.sleep(max(backoff.next_s(), asked_wait_s))
         raise self._failure(f"gave no score in {self._args.max_attempts} attempts: {reason}")
 
-    async def _ask(self, body: dict[str, Any]) -> str:
+    async def _ask(self, body: dict[str, Any], episode_id: str) -> str:
         """Its reply; raises `_PassingError`, and `ComponentFailedError` where asking again is vain."""
-        url = f"{self._args.base_url.rstrip('/')}/chat/completions"
+        if self._args.base_url != GATEWAY:
+            return await self._ask_at(self._args.base_url, self._api_key, body)
+        if self._gateway is None:
+            raise self._failure("cannot be asked: only a run has a gateway")
+        async with self._gateway.session(self._args, episode_id) as opened:
+            return await self._ask_at(opened.base_url, opened.api_key, body)
+
+    async def _ask_at(self, base_url: str, api_key: str, body: dict[str, Any]) -> str:
+        url = f"{base_url.rstrip('/')}/chat/completions"
+        headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
         timeout = aiohttp.ClientTimeout(total=self._args.attempt_timeout_s)
         try:
-            async with self._open().post(url, json=body, timeout=timeout) as response:
+            posted = self._open().post(url, json=body, headers=headers, timeout=timeout)
+            async with posted as response:
                 text = await response.text()
                 if response.status in _RETRIED:
                     wait_s = _seconds(response.headers.get("Retry-After", ""))
@@ -122,7 +205,7 @@ class Judge:
     def _open(self) -> aiohttp.ClientSession:
         """One session for all requests; made in the event loop that uses it."""
         if self._session is None:
-            self._session = aiohttp.ClientSession(headers=self._headers)
+            self._session = aiohttp.ClientSession()
         return self._session
 
     def _failure(self, reason: str) -> ComponentFailedError:

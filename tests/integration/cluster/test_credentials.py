@@ -132,6 +132,7 @@ async def answer_to(client: Client, subject: str) -> nats.aio.msg.Msg:
     ("asks", "answers", "subject"),
     [
         ("agents", "reward", f"{RUN}.reward.score"),
+        ("reward", "gateway", f"{RUN}.gateway.open"),
         ("agents", "gateway", f"{RUN}.gateway.open"),
         ("gateway", "scheduler", f"{RUN}.scheduler.lease"),
         ("agents", "tools", "tool.search"),

@@ -11,12 +11,14 @@ import pytest
 from aiohttp import web
 from msgspec import ValidationError, convert
 
+from tailrace.bus import Bus
 from tailrace.config import ConfigError
 from tailrace_protos.chat import ChatMessage
 from tailrace_protos.episode import EnvTask
 from tailrace_protos.reward import ScoreItem
 from tailrace_reward.adapters import judge as judge_module
 from tailrace_reward.adapters.components import open_components
+from tailrace_reward.adapters.judge import RunGateway
 from tailrace_reward.config import RewardConfig
 from tailrace_reward.core.scoring import Scorer
 
@@ -65,11 +67,13 @@ async def endpoint(answer: Answer, kind: type[Endpoint] = Endpoint) -> AsyncIter
 
 
 @asynccontextmanager
-async def scorer(url: str, timeout_s: float = 60.0, **judge: Any) -> AsyncIterator[Scorer]:
+async def scorer(
+    url: str, timeout_s: float = 60.0, gateway: RunGateway | None = None, **judge: Any
+) -> AsyncIterator[Scorer]:
     args = {"base_url": url, "model": "wise", "prompt": "{{ question }} -> {{ answer }}", **judge}
     entry = {"name": "quality", "kind": "judge", "judge": args, "timeout_s": timeout_s}
     config = convert({"rewards": [entry]}, RewardConfig)
-    components = await open_components(config, "run.yaml")
+    components = await open_components(config, "run.yaml", gateway=gateway)
     try:
         yield Scorer(config.components, components.by_name)
     finally:
@@ -201,6 +205,19 @@ async def test_nobody_there_and_nobody_answering_are_failures_too() -> None:
         (score,) = await made.score([item()])
     assert score.error is not None
     assert "gave no score within 0.2 s" in score.error.reason
+
+
+async def test_a_gateway_that_is_away_is_asked_again_and_missing_outside_of_a_run(
+    bus: Bus, run_name: str
+) -> None:
+    for gateway, reason in (
+        (RunGateway(bus, run_name), "in 2 attempts: no session with the gateway"),
+        (None, "only a run has a gateway"),
+    ):
+        async with scorer("gateway", gateway=gateway, model="", max_attempts=2) as made:
+            (score,) = await made.score([item()])
+        assert score.error is not None
+        assert reason in score.error.reason
 
 
 async def test_an_attempt_that_hangs_is_given_up() -> None:

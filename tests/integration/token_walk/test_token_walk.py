@@ -6,7 +6,6 @@ holds the trajectories, and the learner takes them for a step. `docs/architectur
 
 from __future__ import annotations
 
-import asyncio
 import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, nullcontext
@@ -29,7 +28,7 @@ from tailrace.store import GroupRecord, StoreConnection, TrajectoryBuffer
 from tailrace_agents.core.episode import SamplingPlan
 from tailrace_agents.core.settlement import build_trajectory
 from tailrace_inference.config import InferenceConfig
-from tailrace_inference.core.driver import EngineDriver
+from tailrace_inference.engine.driver import EngineDriver
 from tailrace_inference.engine.engine import TorchEngine
 from tailrace_inference.handlers import InferenceHandler
 from tailrace_learner.adapters.hf_model import prepared
@@ -134,11 +133,11 @@ async def served(folder: Path) -> AsyncIterator[ContinuingPolicy]:
     handler.has_weights = True
     server = ZmqGenerateServer(f"ipc://{folder}/server.sock", ServerChannelConfig())
     await server.start(handler)
-    steps = asyncio.create_task(driver.run())
+    await driver.start()
     client = ZmqGenerateClient(ClientChannelConfig())
     await client.start()
     yield ContinuingPolicy(OneServer(server.endpoint), client, Stages())
-    steps.cancel()
+    await driver.close()
     await client.close()
     await server.stop()
 

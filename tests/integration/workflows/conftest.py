@@ -19,7 +19,12 @@ async def world(
     run_name: str,
     short_folder: Path,
     monkeypatch: pytest.MonkeyPatch,
+    request: pytest.FixtureRequest,
 ) -> AsyncIterator[WorkflowWorld]:
+    """A module with `REAL_REWARDS` starts the reward service itself."""
+    real = getattr(request.module, "REAL_REWARDS", False)
     monkeypatch.setenv("TAILRACE_GATEWAY_ADMIN_KEY", ADMIN_KEY)
-    async with workflow_world(nats_server, redis_server, run_name, short_folder) as made:
+    async with workflow_world(
+        nats_server, redis_server, run_name, short_folder, real_rewards=real
+    ) as made:
         yield made

@@ -205,7 +205,6 @@ def test_what_is_no_variable_of_the_user_is_refused(name: str) -> None:
     [
         ([], 0),
         (["cluster.num_gateways=3"], 3),
-        (["agents.workflow.agent=my_module.MyAgent"], 1),
         (["agents.workflow.agent=my_module.MyAgent", "cluster.num_gateways=2"], 2),
     ],
 )

@@ -10,7 +10,7 @@ import pytest
 import yaml
 
 from tailrace.config import ConfigError, InvalidConfigError
-from tailrace_cli.experiment import decode, load, with_epochs
+from tailrace_cli.experiment import count_gateways, decode, load, with_epochs
 from tailrace_cli.validation import check_experiment
 from tailrace_envs import make_env
 
@@ -203,10 +203,32 @@ def test_the_key_of_a_judge_must_reach_the_reward_workers() -> None:
     check_experiment(load(EXAMPLE, [*settings, "cluster.keep_environment=[JUDGE_KEY]"]))
 
 
-def test_a_workflow_needs_a_gateway() -> None:
-    settings = ["agents.workflow.agent=my_module.MyAgent", "cluster.num_gateways=0"]
-    with pytest.raises(ConfigError, match=r"cluster\.num_gateways is 0"):
-        check_experiment(load(EXAMPLE, settings))
+OWN_JUDGE = "reward.rewards=[{name: q, kind: judge, judge: {base_url: gateway, prompt: p}}]"
+
+
+@pytest.mark.parametrize(
+    ("setting", "named"),
+    [("agents.workflow.agent=my_module.MyAgent", "agents.workflow"), (OWN_JUDGE, "base_url: gateway")],
+)
+def test_a_workflow_and_a_judge_of_the_run_need_a_gateway(setting: str, named: str) -> None:
+    with pytest.raises(ConfigError, match=rf"cluster\.num_gateways is 0 but .*{named}"):
+        check_experiment(load(EXAMPLE, [setting, "cluster.num_gateways=0"]))
+    assert count_gateways(load(EXAMPLE, [setting])) == 1
+
+
+@pytest.mark.parametrize(
+    ("judge", "named"),
+    [
+        ("{base_url: gateway, prompt: p, model: other}", "leave judge.model"),
+        ("{base_url: gateway, prompt: p, api_key_env: KEY}", "leave judge.model"),
+        ("{base_url: ftp, prompt: p}", "or be 'gateway'"),
+        ("{base_url: 'http://x', prompt: p}", "name the model"),
+        ("{base_url: gateway, prompt: ''}", "judge.prompt"),
+    ],
+)
+def test_a_judge_that_cannot_be_asked_is_refused(judge: str, named: str) -> None:
+    with pytest.raises(ConfigError, match=named):
+        load(EXAMPLE, [f"reward.rewards=[{{name: q, kind: judge, judge: {judge}}}]"])
 
 
 @pytest.mark.parametrize(

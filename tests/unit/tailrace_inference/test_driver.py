@@ -12,8 +12,8 @@ import pytest
 from tailrace.sdk.policy import GenerationFailedError, TurnRequest
 from tailrace_inference.adapters.local_policy import LocalPolicy
 from tailrace_inference.config import InferenceConfig
-from tailrace_inference.core.driver import EngineDriver
 from tailrace_inference.engine.checkpoint import CheckpointError, engine_from_checkpoint
+from tailrace_inference.engine.driver import EngineDriver, SteppedEngine
 from tailrace_inference.handlers import InferenceHandler
 from tailrace_inference.ports import EngineStats, NamedTensor, OnChunk
 from tailrace_protos.base import as_int32, pack_int32
@@ -104,6 +104,10 @@ class Sink:
         return [i for chunk in self.chunks for i in as_int32(chunk.token_ids).tolist()]
 
 
+def driven(engine: SteppedEngine) -> EngineDriver:
+    return EngineDriver(engine, in_thread=False)
+
+
 def request(call_id: str, ids: list[int]) -> GenerateRequest:
     return GenerateRequest(call_id, f"{call_id}.episode", pack_int32(ids), 100)
 
@@ -111,11 +115,9 @@ def request(call_id: str, ids: list[int]) -> GenerateRequest:
 @pytest.fixture(params=["loop", "thread"])
 async def driver(request: pytest.FixtureRequest) -> AsyncIterator[EngineDriver]:
     made = EngineDriver(FakeEngine(), in_thread=request.param == "thread")
-    running = asyncio.create_task(made.run())
+    await made.start()
     yield made
-    running.cancel()
-    await asyncio.wait({running})
-    made.close()
+    await made.close()
 
 
 async def test_chunks_come_in_order_in_the_loop_wherever_steps_run(driver: EngineDriver) -> None:
@@ -126,16 +128,18 @@ async def test_chunks_come_in_order_in_the_loop_wherever_steps_run(driver: Engin
     assert [sink.ids for sink in sinks] == [list(range(index + 1)) for index in range(5)]
     assert isinstance(driver.engine, FakeEngine)
     assert len(driver.engine.threads) == 1
-    assert await driver.apply_weights() == 0.25
+    assert await driver.apply() == 0.25
     assert driver.engine.applied_on in driver.engine.threads
 
 
 async def test_idle_and_busy_seconds_sum_to_the_time_since_the_start(driver: EngineDriver) -> None:
+    handler = InferenceHandler(driver, lambda: False)
+    handler.has_weights = True
     sink = Sink()
-    driver.submit(request("a", [1] * 50), sink.send)
+    handler.submit(request("a", [1] * 50), sink)
     await sink.ended.wait()
     await asyncio.sleep(0.02)
-    idle_s, busy_s = driver.idle_s, driver.busy_s
+    idle_s, busy_s = handler.idle_s, handler.busy_s
     assert idle_s >= 0.019
     assert 0 < busy_s < 5
 
@@ -148,8 +152,9 @@ async def test_a_broken_engine_ends_the_driver_and_every_call_is_told() -> None:
     sinks = {name: Sink() for name in ("good", "bad")}
     handler.submit(request("good", [1] * 1000), sinks["good"])
     handler.submit(request("bad", [13]), sinks["bad"])
+    await driver.start()
     with pytest.raises(RuntimeError, match="broken"):
-        await driver.run()
+        await driver.watch()
     handler.fail_all("the engine failed")
     for sink in sinks.values():
         assert sink.chunks[-1].error is not None
@@ -184,7 +189,7 @@ async def test_the_local_policy_passes_tokens_on_as_they_come(tmp_path: Path) ->
     make_model().save_pretrained(tmp_path)
     chunks: list[TokenChunk] = []
     config = InferenceConfig(max_running=4, kv_cache_tokens=1024, stream_chunk_tokens=2)
-    async with LocalPolicy(engine_from_checkpoint(tmp_path, config)) as policy:
+    async with LocalPolicy(driven(engine_from_checkpoint(tmp_path, config))) as policy:
         made = await policy.generate(
             TurnRequest(pack_int32([1, 2, 3]), 5, SamplingParams(seed=1), "e", 0, chunks.append)
         )
@@ -199,7 +204,7 @@ async def test_the_local_policy_plays_turns_in_this_process(tmp_path: Path) -> N
     model.save_pretrained(tmp_path)
     config = InferenceConfig(max_running=4, kv_cache_tokens=1024)
     sampling = SamplingParams(seed=1)
-    async with LocalPolicy(engine_from_checkpoint(tmp_path, config)) as policy:
+    async with LocalPolicy(driven(engine_from_checkpoint(tmp_path, config))) as policy:
         first = await policy.generate(TurnRequest(pack_int32([1, 2, 3]), 5, sampling, "e", 0))
         ids = [1, 2, 3, *first.token_ids.tolist(), 9]
         second = await policy.generate(TurnRequest(pack_int32(ids), 5, sampling, "e", 1))
@@ -211,14 +216,14 @@ async def test_the_local_policy_plays_turns_in_this_process(tmp_path: Path) -> N
 
 
 async def test_a_broken_engine_raises_in_the_local_policy() -> None:
-    async with LocalPolicy(FakeEngine()) as policy:
+    async with LocalPolicy(driven(FakeEngine())) as policy:
         with pytest.raises(RuntimeError, match="broken"):
             await policy.generate(TurnRequest(pack_int32([13]), 5, SamplingParams(), "e", 0))
 
 
 async def test_a_cancelled_caller_aborts_its_call() -> None:
     engine = make_engine(make_model())
-    async with LocalPolicy(engine) as policy:
+    async with LocalPolicy(driven(engine)) as policy:
         endless = policy.generate(TurnRequest(pack_int32([1]), 200, SamplingParams(), "e", 0))
         with pytest.raises(TimeoutError):
             await asyncio.wait_for(endless, 0.02)

@@ -110,7 +110,7 @@ def test_a_reward_model_alone_is_the_reward() -> None:
         (lambda: RewardEntry(name="x", kind="function", function="my.module.f"), "module:name"),
         (lambda: RewardEntry(name="x", function="m:f"), "kind must be 'function'"),
         (lambda: RewardEntry(name="x", timeout_s=0), "timeout_s"),
-        (lambda: RewardEntry(name="x", kind="judge"), "base_url, model, prompt"),
+        (lambda: RewardEntry(name="x", kind="judge"), "base_url and prompt"),
         (lambda: RewardEntry(name="x", pretrain="a"), "kind must be 'model'"),
         (lambda: RewardConfig(rewards=(RewardEntry(name="x", kind="model"),)), "reward_pretrain"),
         (lambda: RewardConfig(rewards=(RewardEntry(name="x"),), reward_pretrain="a"), "there is none"),

@@ -1,0 +1,85 @@
+"""Check of a `GenerateRequest` against the limits of a model and the features of an engine."""
+
+import math
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tailrace_inference.ports import EngineFeatures
+from tailrace_protos.base import as_int32
+from tailrace_protos.generation import (
+    CallError,
+    CallErrorCode,
+    GenerateRequest,
+    SamplingParams,
+    TokenChunk,
+)
+
+
+class InvalidRequestError(ValueError):
+    """An invalid request; the message names the field and its bounds."""
+
+
+def failed(call_id: str, code: CallErrorCode, reason: str, retry_after_s: float = 0.0) -> TokenChunk:
+    """The only chunk of a refused call."""
+    return TokenChunk(call_id, error=CallError(code, reason, retry_after_s))
+
+
+def check_request(
+    request: GenerateRequest, max_len: int, vocab_size: int, features: EngineFeatures
+) -> NDArray[np.int32]:
+    """The prompt [P] of a valid request; raises `InvalidRequestError`."""
+    if len(request.prompt_ids) % 4:
+        raise InvalidRequestError(
+            f"prompt_ids has {len(request.prompt_ids)} bytes, not a multiple of 4"
+        )
+    prompt = as_int32(request.prompt_ids)
+    _check_counts(request, len(prompt), max_len, features.max_top_logprobs)
+    if int(prompt.min()) < 0 or int(prompt.max()) >= vocab_size:
+        raise InvalidRequestError(f"prompt_ids must be in 0..{vocab_size - 1}")
+    _check_sampling(request.sampling, vocab_size)
+    if request.sampling.stop and not features.stop_strings:
+        raise InvalidRequestError(
+            "sampling.stop needs a tokenizer, but this engine has none: use stop_token_ids"
+        )
+    if request.sampling.seed is not None and features.seeds == "no":
+        raise InvalidRequestError("sampling.seed: this engine knows no seeds: leave it out")
+    return prompt
+
+
+def _check_counts(
+    request: GenerateRequest, num_prompt: int, max_len: int, max_top_logprobs: int
+) -> None:
+    if num_prompt == 0:
+        raise InvalidRequestError("prompt_ids is empty")
+    if request.max_new_tokens < 1:
+        raise InvalidRequestError(f"max_new_tokens is {request.max_new_tokens}, must be at least 1")
+    if num_prompt >= max_len:
+        raise InvalidRequestError(
+            f"prompt_ids has {num_prompt} tokens; prompt and answer together may have {max_len}"
+        )
+    if not 0 <= request.top_logprobs <= max_top_logprobs:
+        raise InvalidRequestError(
+            f"top_logprobs is {request.top_logprobs}, must be in 0..{max_top_logprobs}"
+        )
+    if not 0 <= request.num_continued <= num_prompt:
+        raise InvalidRequestError(
+            f"num_continued is {request.num_continued} of {num_prompt} prompt_ids"
+        )
+
+
+def _check_sampling(sampling: SamplingParams, vocab_size: int) -> None:
+    if not (math.isfinite(sampling.temperature) and sampling.temperature >= 0):
+        raise InvalidRequestError(
+            f"sampling.temperature is {sampling.temperature}, must be finite and >= 0"
+        )
+    if not 0 < sampling.top_p <= 1:
+        raise InvalidRequestError(f"sampling.top_p is {sampling.top_p}, must be in (0, 1]")
+    if not 0 <= sampling.min_p <= 1:
+        raise InvalidRequestError(f"sampling.min_p is {sampling.min_p}, must be in [0, 1]")
+    if sampling.top_k < 0:
+        raise InvalidRequestError(f"sampling.top_k is {sampling.top_k}, must be >= 0 (0: off)")
+    if any(not 0 <= token_id < vocab_size for token_id in sampling.stop_token_ids):
+        raise InvalidRequestError(f"sampling.stop_token_ids must be in 0..{vocab_size - 1}")
+    if "" in sampling.stop:
+        raise InvalidRequestError("sampling.stop holds an empty string")

@@ -1,0 +1,204 @@
+"""`EngineDriver`: runs the torch engine, in the event loop or on a worker thread.
+
+Invariants: steps and swaps never overlap; chunks reach their callbacks in the event loop, in the
+order in which the engine made them; the event loop runs between two steps, so that requests can join.
+A step in the event loop costs no thread switch: best for steps of milliseconds (CPU, small models). A
+step in a thread keeps the loop free while a CUDA device computes.
+"""
+
+import asyncio
+import time
+from collections import deque
+from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
+from typing import NoReturn, Protocol, TypeVar
+
+import msgspec
+from tokenizers import Tokenizer
+
+from tailrace_inference import metrics
+from tailrace_inference.config import InferenceConfig
+from tailrace_inference.engine.engine import TorchEngine
+from tailrace_inference.ports import EngineFeatures, EngineStats, NamedTensor, OnChunk
+from tailrace_protos.generation import GenerateRequest, TokenChunk
+from tailrace_protos.weights import ModelCard
+
+T = TypeVar("T")
+
+_MAX_LOOP_PARAMETERS = 20_000_000  # steps of larger models would block the event loop for too long
+
+
+class SteppedEngine(Protocol):
+    """An engine that computes only inside `step`; see `TorchEngine`, and `Engine` for the meaning.
+
+    `submit`, `abort`, `abort_all` and `stage` may run in other threads than `step`, all other methods
+    may not.
+    """
+
+    def attach(self) -> None:
+        """Prepares the thread that will step; called once there, before the first step."""
+
+    def submit(self, request: GenerateRequest, on_chunk: OnChunk) -> None:
+        """Queues a request; steps pass its chunks to `on_chunk`."""
+
+    def abort(self, call_id: str) -> None:
+        """Ends a call at the next step."""
+
+    def abort_all(self) -> None:
+        """Ends all calls at the next step."""
+
+    @property
+    def base_version(self) -> int:
+        """Policy version to which staged adapters can add."""
+
+    def stage(
+        self, tensors: Iterable[NamedTensor], policy_version: int, base_version: int | None = None
+    ) -> None:
+        """Loads weights beside the active ones."""
+
+    def apply(self) -> float:
+        """Makes the staged weights active between two steps; returns the seconds of the pause."""
+
+    def pause(self) -> None:
+        """Lets steps do nothing until `resume`."""
+
+    def resume(self) -> None:
+        """Lets steps work again."""
+
+    def has_work(self) -> bool:
+        """True if a step would do something."""
+
+    def step(self) -> bool:
+        """Computes one batch and sends what is due; False when there is nothing to do."""
+
+    def stats(self) -> EngineStats:
+        """Snapshot of the engine."""
+
+
+class EngineDriver:
+    """`Engine` that calls the steps of one engine. All methods run in the event loop."""
+
+    features = EngineFeatures(adapters=True, engine_args=False)
+
+    def __init__(self, engine: SteppedEngine, *, in_thread: bool) -> None:
+        self.engine = engine
+        self._executor = ThreadPoolExecutor(1, "engine") if in_thread else None
+        self._turn = asyncio.Lock()
+        self._wake = asyncio.Event()
+        self._made: deque[tuple[OnChunk, TokenChunk]] = deque()
+        self._steps: asyncio.Task[NoReturn] | None = None
+        self._step_s = 0.0
+
+    async def start(self) -> None:
+        """See `Engine`."""
+        self._steps = asyncio.create_task(self._run(), name="engine steps")
+
+    async def watch(self) -> NoReturn:
+        """See `Engine`; raises the error of the step that failed."""
+        assert self._steps is not None, "not started"
+        await asyncio.wait({self._steps})
+        self._steps.result()
+        raise AssertionError("steps end with an error")
+
+    def submit(self, request: GenerateRequest, on_chunk: OnChunk) -> None:
+        """See `Engine`."""
+        if self._executor is not None:
+            on_chunk = self._deliver_later(on_chunk)
+        self.engine.submit(request, on_chunk)
+        self._wake.set()
+
+    def abort(self, call_id: str) -> None:
+        """See `Engine`."""
+        self.engine.abort(call_id)
+        self._wake.set()
+
+    def abort_all(self) -> None:
+        """See `Engine`."""
+        self.engine.abort_all()
+        self._wake.set()
+
+    @property
+    def base_version(self) -> int:
+        """See `Engine`."""
+        return self.engine.base_version
+
+    async def stage(
+        self, tensors: Iterable[NamedTensor], policy_version: int, base_version: int | None = None
+    ) -> None:
+        """See `Engine`."""
+        await asyncio.to_thread(self.engine.stage, tensors, policy_version, base_version)
+
+    async def apply(self) -> float:
+        """See `Engine`."""
+        swap_s = await self._between_steps(self.engine.apply)
+        self._deliver()
+        return swap_s
+
+    async def pause(self) -> None:
+        """See `Engine`."""
+        await self._between_steps(self.engine.pause)
+
+    async def resume(self) -> None:
+        """See `Engine`."""
+        await self._between_steps(self.engine.resume)
+
+    def stats(self) -> EngineStats:
+        """See `Engine`."""
+        return msgspec.structs.replace(self.engine.stats(), step_s=self._step_s)
+
+    async def close(self) -> None:
+        """See `Engine`; does not wait for a step in a thread."""
+        if self._steps is not None:
+            self._steps.cancel()
+            await asyncio.wait({self._steps})
+        if self._executor is not None:
+            self._executor.shutdown(wait=False)
+
+    async def _run(self) -> NoReturn:
+        """Steps until it is cancelled or the engine raises an error."""
+        await self._on_engine_thread(self.engine.attach)
+        while True:
+            while self.engine.has_work():
+                async with self._turn:
+                    began_s = time.perf_counter()
+                    await self._on_engine_thread(self.engine.step)
+                    took_s = time.perf_counter() - began_s
+                    metrics.STEP_SECONDS.observe(took_s)
+                    self._step_s += took_s
+                self._deliver()
+                await asyncio.sleep(0)
+            self._deliver()
+            self._wake.clear()
+            if not self.engine.has_work():
+                await self._wake.wait()
+
+    async def _between_steps(self, work: Callable[[], T]) -> T:
+        async with self._turn:
+            done = await self._on_engine_thread(work)
+        self._wake.set()
+        return done
+
+    async def _on_engine_thread(self, work: Callable[[], T]) -> T:
+        if self._executor is None:
+            return work()
+        return await asyncio.get_running_loop().run_in_executor(self._executor, work)
+
+    def _deliver_later(self, on_chunk: OnChunk) -> OnChunk:
+        return lambda chunk: self._made.append((on_chunk, chunk))
+
+    def _deliver(self) -> None:
+        """Passes the chunks of the engine's thread to their callbacks."""
+        while self._made:
+            on_chunk, chunk = self._made.popleft()
+            on_chunk(chunk)
+
+
+def torch_engine(card: ModelCard, config: InferenceConfig) -> EngineDriver:
+    """The torch engine for a model card, not started; raises `EngineRefusalError`."""
+    text = card.tokenizer_files.get("tokenizer.json")
+    tokenizer = None if text is None else Tokenizer.from_str(text.decode())
+    engine = TorchEngine.from_config_json(card.config_json, config, tokenizer)
+    in_thread = config.step_in == "thread"
+    if config.step_in == "auto":
+        in_thread = engine.device_type != "cpu" or engine.num_parameters > _MAX_LOOP_PARAMETERS
+    return EngineDriver(engine, in_thread=in_thread)
