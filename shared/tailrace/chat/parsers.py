@@ -3,7 +3,6 @@
 A value is `auto`, a built-in name, or `module:Class` of a user's file.
 """
 
-import difflib
 from collections.abc import Collection, Sequence
 from typing import Any, NamedTuple
 
@@ -13,6 +12,7 @@ from tailrace.chat.template import ChatTemplate
 from tailrace.chat.tool_parsers import TOOL_PARSERS, ParsedCalls, ToolParser
 from tailrace.config import ConfigError
 from tailrace.config.run import ChatArgs
+from tailrace.config.suggestions import closest
 from tailrace.foreign import ForeignCodeError, foreign_code
 from tailrace.import_path import load_object
 from tailrace.log import get_logger
@@ -69,8 +69,8 @@ def _check_name(key: str, name: str, known: Collection[str]) -> None:
     names = ("auto", *known)
     if ":" in name or name in names:
         return
-    near = difflib.get_close_matches(name, names, n=1, cutoff=0.5)
-    remedy = f"did you mean {near[0]!r}?" if near else f"use {', '.join(names)}, or module:Class"
+    near = closest(name, names)
+    remedy = f"did you mean {near!r}?" if near else f"use {', '.join(names)}, or module:Class"
     raise ConfigError(f"{key}: unknown parser {name!r}; {remedy}")
 
 

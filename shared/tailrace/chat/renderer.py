@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from tailrace.chat.continuation import Continuations
+from tailrace.chat.continuation import Continuations, common_beginning
 from tailrace.chat.model_files import ChatModel, SpecialTokens, read_chat_model
 from tailrace.chat.parsers import load_parsers
 from tailrace.chat.pieces import ChatPieces, TemplateNotAppendableError, derive_pieces
@@ -183,8 +183,7 @@ class Renderer:
             before = self._template.render(messages[:index], tools, add_generation_prompt=True)
             whole = self._template.render(messages[: index + 1], tools, add_generation_prompt=False)
             if not whole.startswith(before):  # it drops a part of its prompt from past replies
-                pairs = enumerate(zip(before, whole, strict=False))
-                before = before[: next((at for at, (a, b) in pairs if a != b), len(before))]
+                before = common_beginning(before, whole)
             if not rows or not before.startswith(rows[-1][0]):
                 rows.append(("", [], []))
             text, ids, mask = rows.pop()

@@ -47,13 +47,13 @@ def tool_service(serving: ToolServing, endpoints: Endpoints) -> Service:
     return service
 
 
-def load_tool(dotted: str) -> AnyTool:
-    """Loads the tool at `module:name`; `ConfigError` with the remedy."""
-    found: Any = load_object(dotted, "tool")
+def load_tool(dotted: str, key: str = "tool") -> AnyTool:
+    """Loads the tool at `module:name`; `ConfigError` names `key` and the remedy."""
+    found: Any = load_object(dotted, key)
     try:
         return as_offer(found)
     except (TypeError, ValueError) as error:
-        raise ConfigError(f"{dotted}: {error}") from error
+        raise ConfigError(f"{key} {dotted}: {error}") from error
 
 
 class _Process:
