@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 import msgspec
 
+from tailrace.chat.model_files import SpecialTokens
 from tailrace.chat.pieces import TemplateNotAppendableError
 from tailrace.chat.sentinels import (
     EARLIER,
@@ -24,7 +25,6 @@ from tailrace.chat.sentinels import (
     sentinel_reply,
     system_before,
 )
-from tailrace.chat.special import SpecialTokens
 from tailrace.chat.template import ChatTemplate, TemplateError
 from tailrace_protos.chat import ChatMessage, ToolSchema
 

@@ -12,16 +12,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tailrace.chat.continuation import Continuations
-from tailrace.chat.model_files import ChatModel, read_chat_model
+from tailrace.chat.model_files import ChatModel, SpecialTokens, read_chat_model
 from tailrace.chat.parsers import load_parsers
 from tailrace.chat.pieces import ChatPieces, TemplateNotAppendableError, derive_pieces
 from tailrace.chat.reply import ParsedReply, ReplyDelta, ReplyStream
 from tailrace.chat.sentinels import USER, reply_span, sentinel_reply
-from tailrace.chat.special import SpecialTokens
 from tailrace.chat.template import ChatTemplate, TemplateError
 from tailrace.chat.text_stream import StopText, TokenText
 from tailrace.chat.tool_parsers import TOOL_PARSERS
-from tailrace.config.chat import ChatArgs
+from tailrace.config.run import ChatArgs
 from tailrace_protos.chat import ChatMessage, ToolCall, ToolSchema
 from tailrace_protos.weights import ModelCard
 

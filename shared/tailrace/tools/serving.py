@@ -1,13 +1,12 @@
 """Process of a tool worker: a service of the runtime with a `ToolWorker`."""
 
 import asyncio
-import importlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from tailrace.config import ConfigError, Endpoints, RunConfig
-from tailrace.import_path import load_object
+from tailrace.import_path import load_extra, load_object
 from tailrace.runtime import Service
 from tailrace.sdk.tool import AnyTool, as_offer
 from tailrace.store import StoreConnection, connect
@@ -90,12 +89,7 @@ class _Process:
     async def _mcp_tools(self) -> list[AnyTool]:
         if not self._serving.mcp:
             return []
-        try:
-            adapter = importlib.import_module("tailrace.tools.mcp")
-        except ModuleNotFoundError as error:
-            raise ConfigError(
-                "MCP servers need the package mcp: pip install 'tailrace[tools]'"
-            ) from error
+        adapter = load_extra("tailrace.tools.mcp", "tools", "an MCP server")
         within_s = self._serving.connect_within_s
         servers = [adapter.McpServer(target) for target in self._serving.mcp]
         self._mcp = [
