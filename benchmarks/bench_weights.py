@@ -2,8 +2,8 @@
 
 Run it with `make bench-weights`. Each way of transfer alternates with its rival: a version mapped from
 shared memory and verified beside a copy in memory; a version pulled over ZMQ from another process
-beside a plain TCP socket. The deltas are those between consecutive AdamW steps, after the first 40, at a
-learning rate of 1e-6 (no weight decay) of a Qwen3 of 13 million parameters in float32, published as
+beside a plain TCP socket. The deltas are those between consecutive AdamW steps, after the first 40, at
+a learning rate of 1e-6 (no weight decay) of a Qwen3 of 13 million parameters in float32, published as
 bfloat16; its weights are random with the usual deviation of 0.02, the text is the pages of `docs/`. The
 very first steps of AdamW move every element by the whole rate: such a delta stands beside.
 """
