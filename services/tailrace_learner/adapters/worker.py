@@ -13,14 +13,19 @@ from torch import Tensor
 from tailrace.config import ConfigError, RunConfig
 from tailrace.weights.tensors import TensorBytes
 from tailrace_learner.adapters import hf_model, lora
-from tailrace_learner.adapters.checkpoint_compatibility import check_compatible
-from tailrace_learner.adapters.critic_files import CRITIC_OPTIMIZER_FILE, critic_tensors
+from tailrace_learner.adapters.checkpoints import check_compatible
 from tailrace_learner.adapters.roles import RoleMaker
-from tailrace_learner.adapters.snapshots import Snapshot, load_optimizer, take_snapshot
+from tailrace_learner.adapters.snapshots import (
+    CRITIC_OPTIMIZER_FILE,
+    Snapshot,
+    critic_tensors,
+    load_optimizer,
+    take_snapshot,
+)
 from tailrace_learner.adapters.strategies.base import Strategy
 from tailrace_learner.adapters.user_functions import own_metrics
 from tailrace_learner.config import LearnerConfig
-from tailrace_learner.core.algorithms.metrics.base import Metrics
+from tailrace_learner.core.algorithms.metrics import Metrics
 from tailrace_learner.core.batch.rows import PreparedGroup, TrainingRow
 from tailrace_learner.core.model.forward_path import ForwardPath
 from tailrace_learner.core.step.step import StepTrainer
@@ -57,16 +62,10 @@ class Worker:
 
     def warm_start(self, rows: Iterator[TrainingRow], on_step: OnStep) -> float:
         """Do supervised steps on `rows`, the same on all ranks; returns the last step's mean loss."""
-        assert self._config.warm_start is not None
-        return warm_start(
-            self._policy,
-            rows,
-            self._config.warm_start,
-            self._config,
-            on_step,
-            self._strategy.ranks,
-            self._strategy.make_optimizer,
-        )
+        warm, ranks = self._config.warm_start, self._strategy.ranks
+        assert warm is not None
+        optimizer = self._strategy.make_optimizer(self._policy, warm.training_args)
+        return warm_start(self._policy, rows, warm, self._config, on_step, optimizer, ranks)
 
     def restore(self, checkpoint: str) -> None:
         """Make optimizer, reference, critic and trainer, from a checkpoint unless the path is empty."""

@@ -7,8 +7,7 @@ import msgspec
 from tailrace_protos.episode import EnvTask, Outcome
 from tailrace_protos.event import EpisodeRedelivered
 from tailrace_scheduler.core.decisions import Republish, SettleMembers
-from tailrace_scheduler.core.groups import GroupBook
-from tailrace_scheduler.core.reconcile import Reconciler
+from tailrace_scheduler.core.groups import GroupBook, Reconciler
 from tailrace_scheduler.ports import GroupPlan
 from tests.unit.tailrace_scheduler.simulation import made_settlement
 
@@ -42,6 +41,16 @@ def test_a_group_with_enough_valid_members_closes_at_its_deadline_and_cancels_th
 def test_without_enough_valid_members_the_rest_is_a_timeout() -> None:
     [close] = made_book(Outcome.OK, Outcome.INFRA_FAILURE).due(100.0)
     assert close[:3] == ("t1", (2, 3), Outcome.TIMEOUT)
+
+
+def test_a_group_that_waits_for_an_agent_outside_closes_at_the_deadline_it_gets_by_then() -> None:
+    book = made_book()
+    book.postpone("t1", 150.0)
+    book.postpone("t1", 120.0)
+    book.postpone("another", 500.0)
+    assert book.due(149.9) == []
+    [close] = book.due(150.0)
+    assert close[:3] == ("t1", (0, 1, 2, 3), Outcome.TIMEOUT)
 
 
 def test_a_single_valid_member_is_enough_where_members_are_not_compared() -> None:

@@ -13,7 +13,7 @@ from torch import Tensor
 from tailrace_learner.config import LearnerConfig
 from tailrace_learner.config_registry import Loss
 from tailrace_learner.core.algorithms.aggregation import token_weights
-from tailrace_learner.core.algorithms.corrections.base import corrected
+from tailrace_learner.core.algorithms.corrections import corrected
 from tailrace_learner.core.algorithms.kl import KL_ESTIMATORS
 from tailrace_learner.core.algorithms.losses.base import BatchTokens, LossInputs, LossTerms
 from tailrace_learner.core.algorithms.losses.spans import NO_SPANS, Spans
@@ -75,8 +75,8 @@ class PassRunner:
         sums.add(CLAMPED, self._num_clamped(batch, inputs), 0)
         return float(loss.detach())
 
-    def idle(self, like: TrainingRow, *, is_first: bool) -> None:
-        """Takes part in a pass of other ranks without rows: on one token, without gradient.
+    def idle(self, like: TrainingRow, *, is_first: bool) -> float:
+        """Takes part in a pass of other ranks without rows: on one token, without gradient; returns 0.
 
         `like`: one of the rows that they may be computing, so that the same forwards are done.
         """
@@ -85,6 +85,7 @@ class PassRunner:
             self._proximal(batch)
         learner_logprobs, entropy = self._policy.forward(batch)
         (0.0 * (learner_logprobs + entropy)).sum().backward()  # type: ignore[no-untyped-call]
+        return 0.0
 
     @torch.no_grad()
     def pick(self, selection: Selection, rows: Sequence[TrainingRow]) -> None:

@@ -9,7 +9,7 @@ mini-batch's rows, in the same number of passes.
 from collections.abc import Sequence
 
 from tailrace_learner.config import LearnerConfig
-from tailrace_learner.core.algorithms.metrics.base import Metrics, mean
+from tailrace_learner.core.algorithms.metrics import Metrics, mean
 from tailrace_learner.core.batch.ranks import Shares
 from tailrace_learner.core.batch.rows import TrainingRow
 from tailrace_learner.core.mismatch.drift import DRIFT, of_sources
@@ -74,29 +74,25 @@ class PolicyTrainer:
 
         `is_first`: in this step, of these rows.
         """
-        self._pick(rows)
+        if self._selection and rows:
+            self._passes.pick(self._selection, rows)
         is_measured = is_first and not (self._interpolates and self._updates)
         loss_coef = kl_coef if self._config.resolved_kl_in == "loss" else 0.0
         parts = shares.passes(rows, self._ranks.rank, self._passes.micro_batches)
         if self._reference is not None:
             self._reference.fill([row for part in parts for row in part])
-        loss_sum = 0.0
-        for part in parts:
-            if part:
-                loss_sum += self._passes.run(
-                    part,
-                    self._sums,
-                    is_first=is_measured,
-                    kl_coef=loss_coef,
-                    value_loss=self._value_loss,
-                )
-            else:
-                self._passes.idle(rows[0], is_first=is_first)
-        return loss_sum
-
-    def _pick(self, rows: Sequence[TrainingRow]) -> None:
-        if self._selection and rows:
-            self._passes.pick(self._selection, rows)
+        return sum(
+            self._passes.run(
+                part,
+                self._sums,
+                is_first=is_measured,
+                kl_coef=loss_coef,
+                value_loss=self._value_loss,
+            )
+            if part
+            else self._passes.idle(rows[0], is_first=is_first)
+            for part in parts
+        )
 
     def judge(self, rows: Sequence[TrainingRow]) -> bool:
         """Reads servers' errors in a mini-batch's first passes (collective); True if one is wrong.
