@@ -1,6 +1,10 @@
 """Files that engines of other packages read: the model's folder, and weights in the host's memory."""
 
+import contextlib
+import fcntl
 import json
+import os
+import shutil
 import tempfile
 from collections.abc import Iterable
 from pathlib import Path
@@ -12,12 +16,17 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 from tailrace.foreign import ForeignCodeError, foreign_code
+from tailrace.log import get_logger
 from tailrace_inference.config import InferenceConfig
 from tailrace_inference.engine.weights import WeightStage
 from tailrace_inference.ports import EngineRefusalError, NamedTensor
 from tailrace_protos.weights import ModelCard
 
+log = get_logger(__name__)
+
+SERVER_PID = "TAILRACE_SERVER_PID"  # names this server to the processes of an engine
 _MEMORY = Path("/dev/shm")
+_FOLDER, _LOCK = "tailrace-weights-", "lock"
 _NUM_FILES = 2  # the version that is staged, and the one before
 
 
@@ -44,6 +53,33 @@ def max_sequence_tokens(config: InferenceConfig, card: ModelCard) -> int:
     return min(limits)
 
 
+class OwnFolder:
+    """Folder in the host's memory with a lock that its process holds; it removes those of dead ones."""
+
+    def __init__(self, root: Path | None = None) -> None:
+        root = root or (_MEMORY if _MEMORY.is_dir() else Path(tempfile.gettempdir()))
+        for path in root.glob(f"{_FOLDER}*"):
+            _remove_if_abandoned(path)
+        unnamed = Path(
+            tempfile.mkdtemp(prefix=f".{_FOLDER}", dir=root)
+        )  # others see it once it is locked
+        self._lock = os.open(unnamed / _LOCK, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC)
+        fcntl.flock(self._lock, fcntl.LOCK_EX)
+        self.path = unnamed.rename(root / unnamed.name.removeprefix("."))
+
+    def remove(self) -> None:
+        """Removes the folder and what is in it."""
+        shutil.rmtree(self.path, ignore_errors=True)
+        os.close(self._lock)
+
+
+def _remove_if_abandoned(path: Path) -> None:
+    with contextlib.suppress(FileNotFoundError, BlockingIOError), (path / _LOCK).open() as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        log.info("weights of a dead server removed", path=str(path))
+        shutil.rmtree(path, ignore_errors=True)
+
+
 class HostStage:
     """Checks and merges updates like the torch engine, and keeps them as files in memory."""
 
@@ -58,9 +94,8 @@ class HostStage:
             names.setdefault(id(target), name)  # tied parameters are written once
         self._names = names
         self._whole: dict[str, torch.Tensor] = {}  # the base of adapters
-        root = _MEMORY if _MEMORY.is_dir() else None
         self._files: list[Path] = []
-        self._folder = tempfile.TemporaryDirectory(prefix="tailrace-weights-", dir=root)
+        self._folder = OwnFolder()
 
     @property
     def base_version(self) -> int:
@@ -79,7 +114,7 @@ class HostStage:
         if base_version is None:
             self._whole = values if self.base_version == policy_version else {}
         values = self._whole | values
-        path = Path(self._folder.name) / f"{policy_version}.safetensors"
+        path = self._folder.path / f"{policy_version}.safetensors"
         save_file(values, path)
         self._files = [*(file for file in self._files if file != path), path]
         while len(self._files) > _NUM_FILES:
@@ -88,7 +123,7 @@ class HostStage:
 
     def close(self) -> None:
         """Removes the files."""
-        self._folder.cleanup()
+        self._folder.remove()
 
 
 def _skeleton(folder: Path, dtype: torch.dtype) -> Any:

@@ -11,25 +11,26 @@ import os
 import tempfile
 import time
 from collections.abc import Awaitable, Iterable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar
 
-import numpy as np
 import psutil
-import torch
 from tokenizers import Tokenizer
-from vllm import SamplingParams as VllmSampling
 from vllm.engine.arg_utils import AsyncEngineArgs
 from vllm.exceptions import VLLMClientError
-from vllm.platforms import current_platform
-from vllm.sampling_params import RequestOutputKind
 from vllm.v1.engine.async_llm import AsyncLLM
 from vllm.v1.engine.exceptions import EngineDeadError
 from vllm.v1.metrics.loggers import StatLoggerBase
 
 from tailrace.log import get_logger
-from tailrace_inference.adapters.staging import HostStage, max_sequence_tokens, write_model_folder
+from tailrace_inference.adapters.staging import (
+    SERVER_PID,
+    HostStage,
+    max_sequence_tokens,
+    write_model_folder,
+)
+from tailrace_inference.adapters.vllm_arguments import check_engine_args, engine_arguments
+from tailrace_inference.adapters.vllm_calls import CallCounts, VllmCall
 from tailrace_inference.config import InferenceConfig
 from tailrace_inference.core.requests import InvalidRequestError, check_request, failed
 from tailrace_inference.engine.stops import StopStrings
@@ -41,49 +42,27 @@ from tailrace_inference.ports import (
     NamedTensor,
     OnChunk,
 )
-from tailrace_protos.base import EMPTY, pack_float32, pack_int32
 from tailrace_protos.generation import (
     CallErrorCode,
     FinishReason,
     GenerateRequest,
     TokenChunk,
-    TokenSpan,
 )
 from tailrace_protos.weights import ModelCard
 
 log = get_logger(__name__)
 T = TypeVar("T")
 
-_WORKER = "tailrace_inference.adapters.vllm_worker.WeightLoader"
-_OWN_ARGS = ("model", "load_format", "logprobs_mode", "worker_extension_cls", "skip_tokenizer_init")
 _CONTROL_S = 60.0  # deadline of a control call; a death ends it earlier
 _PING_S = 0.25  # between two questions whether the engine answers
 _HUNG_S = 1.0  # without an answer and without any processor time: stopped
 _STUCK_S = 120.0  # without an answer, but busy
-_STREAM_TOKENS = 4  # tokens of one output of vLLM; fewer cost more than the model's step
 _RETRY_AFTER_S = 0.5
-_CPU_BLOCK_TOKENS = 32  # vLLM's CPU attention wants multiples of it
-_SEED_STEP = 0x9E3779B97F4A7C15
 _REASONS = {
     "stop": FinishReason.STOP,
     "length": FinishReason.LENGTH,
     "abort": FinishReason.ABORT,
 }
-
-
-@dataclass(slots=True, eq=False)
-class _Call:
-    """One call from `submit` to its last chunk."""
-
-    request: GenerateRequest
-    on_chunk: OnChunk
-    num_prompt: int
-    max_new: int
-    stops: StopStrings | None
-    born_version: int  # active at `submit`
-    num_sent: int = 0
-    is_aborted: bool = False
-    internal_id: str = ""  # vLLM's own
 
 
 class _Stats(StatLoggerBase):  # type: ignore[misc]  # vLLM has no types here
@@ -110,30 +89,11 @@ class _Stats(StatLoggerBase):  # type: ignore[misc]  # vLLM has no types here
         """See `StatLoggerBase`."""
 
 
-@dataclass(slots=True)
-class _Counts:
-    """Counters that the adapter keeps itself."""
-
-    generated: int = 0
-    prompt: int = 0
-    hit: int = 0
-    recomputed: int = 0
-    stale: int = 0
-    finished: int = 0
-    nonfinite: int = 0
-
-
 class VllmEngine:
     """See `Engine`."""
 
     def __init__(self, card: ModelCard, config: InferenceConfig) -> None:
-        if own := sorted(set(_OWN_ARGS) & config.engine_args.keys()):
-            raise EngineRefusalError(f"inference.engine_args.{own[0]} is set by Tailrace: remove it")
-        if "speculative_config" in config.engine_args:
-            raise EngineRefusalError(
-                "inference.engine_args.speculative_config: log-probabilities of speculated tokens are "
-                "not those after the temperature: remove it"
-            )
+        check_engine_args(config.engine_args)
         text = card.tokenizer_files.get("tokenizer.json")
         self._tokenizer = None if text is None else Tokenizer.from_str(text.decode())
         self.features = EngineFeatures(
@@ -145,9 +105,9 @@ class VllmEngine:
         )
         self._card, self._config = card, config
         self._folder = tempfile.TemporaryDirectory(prefix="tailrace-model-")
-        self._calls: dict[str, _Call] = {}
+        self._calls: dict[str, VllmCall] = {}
         self._tasks: set[asyncio.Task[None]] = set()
-        self._counts = _Counts()
+        self._counts = CallCounts()
         self._stats = _Stats()
         self._policy_version = -1
         self._staged: tuple[int, Path] | None = None
@@ -159,11 +119,12 @@ class VllmEngine:
         """See `Engine`."""
         content = write_model_folder(self._card, Path(self._folder.name))
         self.max_len = max_sequence_tokens(self._config, self._card)
-        args = self._arguments(content)
+        max_logprobs, folder = self.features.max_top_logprobs, self._folder.name
+        args = engine_arguments(
+            self._config, folder, content, max_len=self.max_len, max_logprobs=max_logprobs
+        )
         self._failure: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
-        os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", "nobind")
-        os.environ["VLLM_USE_V2_MODEL_RUNNER"] = "0"  # its sampler is not the one that is extended
+        os.environ[SERVER_PID] = str(os.getpid())
         try:
             self._llm: AsyncLLM = await asyncio.to_thread(self._build, args)
         except (ValueError, RuntimeError) as error:
@@ -178,54 +139,6 @@ class VllmEngine:
 
     def _build(self, args: AsyncEngineArgs) -> AsyncLLM:
         return AsyncLLM.from_engine_args(args, stat_loggers=[lambda *_: self._stats])
-
-    def _arguments(self, content: dict[str, Any]) -> AsyncEngineArgs:
-        config, device = self._config, current_platform.device_type
-        if config.device not in ("auto", device):
-            raise EngineRefusalError(
-                f"inference.device is {config.device!r}, and this build of vLLM runs on {device}: set "
-                "it to auto, or install another build"
-            )
-        block = config.kv_block_tokens
-        if device == "cpu":
-            block = -(-block // _CPU_BLOCK_TOKENS) * _CPU_BLOCK_TOKENS
-            torch.set_num_threads(config.num_threads)
-        given: dict[str, Any] = {
-            "dtype": "float32" if device == "cpu" and config.dtype == "auto" else config.dtype,
-            "max_model_len": self.max_len,
-            "max_num_seqs": config.max_running,
-            "max_num_batched_tokens": config.max_batched_tokens,
-            "block_size": block,
-            "enable_prefix_caching": config.prefix_cache,
-            "enforce_eager": device == "cpu",
-            "seed": int.from_bytes(os.urandom(4), "little") >> 1,
-            "max_logprobs": self.features.max_top_logprobs,
-            "disable_log_stats": True,
-        }
-        if device == "cpu":  # a prompt in pieces sets a generator back, which torch cannot on the CPU
-            given["enable_chunked_prefill"] = False
-            given["max_num_batched_tokens"] = max(config.max_batched_tokens, self.max_len)
-        if config.gpu_memory_utilization:
-            given["gpu_memory_utilization"] = config.gpu_memory_utilization
-        else:
-            num_tokens = max(config.kv_cache_tokens, self.max_len) + 2 * block
-            given["num_gpu_blocks_override"] = num_tokens // block
-            given["kv_cache_memory_bytes"] = num_tokens * _token_bytes(content)
-        given |= config.engine_args
-        if given.get("tensor_parallel_size", 1) * given.get("pipeline_parallel_size", 1) == 1:
-            given.setdefault("distributed_executor_backend", "uni")
-            os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"  # no second process
-        try:
-            return AsyncEngineArgs(
-                model=self._folder.name,
-                load_format="dummy",
-                skip_tokenizer_init=True,
-                logprobs_mode="raw_logprobs",
-                worker_extension_cls=_WORKER,
-                **given,
-            )
-        except TypeError as error:  # an argument that vLLM does not know
-            raise EngineRefusalError(f"inference.engine_args: {error}") from error
 
     async def watch(self) -> NoReturn:
         """See `Engine`."""
@@ -303,7 +216,7 @@ class VllmEngine:
             continued = prompt[len(prompt) - request.num_continued :].tolist()
             stops = StopStrings(self._tokenizer, request.sampling.stop, continued)
         max_new = min(request.max_new_tokens, self.max_len - len(prompt))
-        call = _Call(request, on_chunk, len(prompt), max_new, stops, self._policy_version)
+        call = VllmCall(request, on_chunk, len(prompt), max_new, stops, self._policy_version)
         self._calls[request.call_id] = call
         task = asyncio.create_task(self._run(call, prompt.tolist()))
         self._tasks.add(task)
@@ -314,14 +227,14 @@ class VllmEngine:
         if not task.cancelled() and (error := task.exception()) is not None:
             self._fail(f"a call failed in vLLM: {error!r}")
 
-    async def _run(self, call: _Call, prompt: list[int]) -> None:
+    async def _run(self, call: VllmCall, prompt: list[int]) -> None:
         """Passes the tokens of one call on."""
         asked: dict[str, Any] = {"prompt_token_ids": prompt}
         if self._config.kv_on_update == "keep":  # old keys and values must not serve new calls
             asked["cache_salt"] = str(self._policy_version)
         try:
             try:
-                queue = await self._llm.add_request(call.request.call_id, asked, _sampling(call))
+                queue = await self._llm.add_request(call.request.call_id, asked, call.sampling())
             except (ValueError, VLLMClientError) as error:  # refused by vLLM
                 self._end(call, failed(call.request.call_id, CallErrorCode.INVALID, str(error)))
                 return
@@ -334,80 +247,39 @@ class VllmEngine:
         except EngineDeadError:
             self._fail("vLLM's engine core died")  # the calls end with the service
 
-    async def _forward(self, call: _Call, output: Any) -> bool:
+    async def _forward(self, call: VllmCall, output: Any) -> bool:
         """Sends the new tokens of an output of vLLM; True after the last chunk."""
         made = output.outputs[0]
-        ids, reason, matched = list(made.token_ids), made.finish_reason, made.stop_reason
-        count, stop = len(ids), None
-        if call.stops is not None:
-            for place, token in enumerate(ids, 1):
-                stop = call.stops.push(token)
-                if stop is not None:
-                    if not (place == len(ids) and reason == "stop"):  # a stop id wins
-                        matched, count = stop, place
-                    break
-        spans = self._spans(call, made, count)
-        chunk = self._chunk(call, made, count, spans)
+        ids, reason = list(made.token_ids), made.finish_reason
+        count, stop = call.find_stop(ids, reason == "stop")
+        spans = call.spans(self._version_starts(call, made), count)
+        chunk = call.chunk(made, count, spans, self._stage.vocab_size, self._counts)
+        if self._config.kv_on_update == "keep":
+            self._counts.stale += call.num_stale(spans)
         if stop is None and reason is None:
             call.on_chunk(chunk)
             return False
         if reason is None or count < len(ids):
             await self._llm.abort(call.request.call_id)
-        is_stop = stop is not None or reason == "stop"
         self._counts.hit += output.num_cached_tokens or 0
         self._end(
             call,
             TokenChunk(
                 chunk.call_id, chunk.token_ids, chunk.inference_logprobs, chunk.spans,
-                FinishReason.STOP if is_stop else _REASONS[reason], matched,
+                _REASONS["stop" if stop is not None else reason], stop or made.stop_reason,
                 output.num_cached_tokens or 0, None, chunk.top_ids, chunk.top_logprobs,
             ),
         )  # fmt: skip
         return True
 
-    def _chunk(self, call: _Call, made: Any, count: int, spans: tuple[TokenSpan, ...]) -> TokenChunk:
-        """The first `count` tokens of an output."""
-        ids, width = list(made.token_ids)[:count], call.request.top_logprobs
-        found = made.logprobs
-        starts = [] if found is None else found.start_indices[:count]
-        logprobs = np.array([found.logprobs[start] for start in starts], np.float32)
-        tops, top_logprobs = EMPTY, EMPTY
-        if width and count:
-            width = min(width, self._stage.vocab_size)
-            places = [range(start + 1, start + 1 + width) for start in starts]
-            tops = pack_int32([found.token_ids[at] for place in places for at in place])
-            top_logprobs = pack_float32([found.logprobs[at] for place in places for at in place])
-        call.num_sent += count
-        counts = self._counts
-        counts.generated += count
-        counts.nonfinite += count - int(np.count_nonzero(np.isfinite(logprobs)))
-        if self._config.kv_on_update == "keep":
-            counts.stale += sum(
-                span.num_tokens for span in spans if span.policy_version != call.born_version
-            )
-        return TokenChunk(
-            call.request.call_id, pack_int32(ids), pack_float32(logprobs), spans,
-            top_ids=tops, top_logprobs=top_logprobs,
-        )  # fmt: skip
-
-    def _spans(self, call: _Call, made: Any, count: int) -> tuple[TokenSpan, ...]:
-        """Versions of the next `count` tokens, from vLLM's list of versions and their first tokens."""
-        if not count:
-            return ()
+    def _version_starts(self, call: VllmCall, made: Any) -> list[tuple[str, int]]:
+        """Versions of a call with the first token of each."""
         if made.weight_versions is not None:
-            starts = [(span.version, span.start) for span in made.weight_versions]
-        else:
-            starts = self._llm.output_processor.request_states[call.internal_id].weight_version_starts
-        first, end = call.num_sent, call.num_sent + count
-        bounds = [*(max(start, first) for _, start in starts[1:]), end]
-        spans = []
-        for (version, _), bound in zip(starts, bounds, strict=True):
-            if (size := min(bound, end) - first) > 0:
-                spans.append(TokenSpan(int(version), "", size))
-                first += size
-        return tuple(spans)
+            return [(span.version, span.start) for span in made.weight_versions]
+        states = self._llm.output_processor.request_states
+        return list(states[call.internal_id].weight_version_starts)
 
-    def _end(self, call: _Call, chunk: TokenChunk) -> None:
+    def _end(self, call: VllmCall, chunk: TokenChunk) -> None:
         """Sends the last chunk of a call."""
         if self._calls.pop(call.request.call_id, None) is not None:
             self._counts.finished += 1
@@ -513,35 +385,3 @@ class VllmEngine:
         await asyncio.to_thread(self._llm.shutdown)
         self._stage.close()
         self._folder.cleanup()
-
-
-def _token_bytes(content: dict[str, Any]) -> int:
-    """Upper bound of the bytes of one token's keys and values, from a model's configuration."""
-    content = {**content, **(content.get("text_config") or {})}
-    heads = int(content.get("num_attention_heads") or 1)
-    width = int(content.get("head_dim") or int(content.get("hidden_size") or 0) // heads)
-    kv_heads = int(content.get("num_key_value_heads") or heads)
-    return 2 * 4 * int(content.get("num_hidden_layers") or 1) * kv_heads * max(width, 32)
-
-
-def _sampling(call: _Call) -> VllmSampling:
-    """The parameters of a call in vLLM's terms."""
-    sampling, seed = call.request.sampling, call.request.sampling.seed
-    if seed is not None:  # a continued call must not draw the same numbers again
-        seed = (seed + call.request.num_continued * _SEED_STEP) % 2**63
-    return VllmSampling(
-        temperature=sampling.temperature,
-        top_p=sampling.top_p,
-        top_k=sampling.top_k,
-        min_p=sampling.min_p,
-        seed=seed,
-        stop_token_ids=list(sampling.stop_token_ids),
-        ignore_eos=True,
-        max_tokens=call.max_new,
-        logprobs=call.request.top_logprobs,
-        flat_logprobs=True,
-        detokenize=False,
-        skip_clone=True,
-        output_kind=RequestOutputKind.DELTA,
-        stream_interval=1 if call.stops is not None else _STREAM_TOKENS,
-    )
