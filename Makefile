@@ -6,8 +6,9 @@ INSTALL := $(BIN)/pip install --quiet --disable-pip-version-check -c constraints
 
 .PHONY: test-frameworks test-envs demo docs results test test-camel test-deepspeed test-megatron test-models test-heavy lint bench-demo bench-repeat bench-agents bench-transport bench-engine bench-gateway bench-tools bench-learner bench-weights bench-sandbox test-sandbox-container clean test-trackers test-engines
 
-demo: .venv/ready
-	$(BIN)/tailrace train examples/frozen_lake exp_name=demo seed=$(SEED) --overwrite
+demo: .venv/ready $(if $(filter vllm,$(ENGINE)),.venv-vllm/ready)
+	$(BIN)/tailrace train examples/frozen_lake exp_name=demo seed=$(SEED) \
+		$(if $(ENGINE),inference.engine=$(ENGINE)) --overwrite
 
 # Two at a time, for two cores; the tests of a file stay together, for what they share.
 test: .venv/ready-dev
