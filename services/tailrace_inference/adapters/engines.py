@@ -14,6 +14,7 @@ from tailrace_protos.weights import ModelCard
 # Functions or classes that make an engine of a `ModelCard` and an `InferenceConfig`.
 ENGINES = {
     "torch": "tailrace_inference.engine.driver:torch_engine",
+    "sglang": "tailrace_inference.adapters.sglang_engine:SGLangEngine",
 }
 
 

@@ -38,7 +38,9 @@ class _Base(NamedTuple):
 class WeightStage:
     """Parameters of a model by all names that an update may use."""
 
-    def __init__(self, model: nn.Module) -> None:
+    def __init__(self, model: nn.Module, device: torch.device | None = None) -> None:
+        """`device` holds staged values; None: that of the model."""
+        self._device = device
         names: dict[str, Tensor] = dict(model.named_parameters(remove_duplicate=False))
         buffers = dict(model.named_buffers(remove_duplicate=False))
         names |= {name: buffers[name] for name in model.state_dict() if name in buffers}
@@ -123,7 +125,7 @@ class WeightStage:
             target = self._targets.get(tensor.name)
             if target is None:
                 raise WeightMismatchError(policy_version, f"the model has no tensor {tensor.name!r}")
-            value = _read(tensor, target, policy_version)
+            value = _read(tensor, target, policy_version, self._device)
             earlier = values.get(id(target))
             if earlier is not None and not torch.equal(earlier, value):
                 raise WeightMismatchError(
@@ -137,14 +139,16 @@ class WeightStage:
         return Staged(policy_version, list(targets.values()), list(values.values()))
 
 
-def _read(tensor: NamedTensor, target: Tensor, policy_version: int) -> Tensor:
+def _read(
+    tensor: NamedTensor, target: Tensor, policy_version: int, device: torch.device | None
+) -> Tensor:
     """The tensor's bytes as a new tensor with the type and memory order of the target."""
     if tuple(tensor.shape) != tuple(target.shape):
         reason = (
             f"{tensor.name!r} has shape {tuple(tensor.shape)}, the model needs {tuple(target.shape)}"
         )
         raise WeightMismatchError(policy_version, reason)
-    value = torch.empty_like(target, requires_grad=False)
+    value = torch.empty_like(target, requires_grad=False, device=device)
     value.copy_(_bytes_tensor(tensor, policy_version))
     return value
 
