@@ -29,6 +29,23 @@ class WeightManifest(Message, frozen=True, tag="weight_manifest"):
     num_bytes: int
 
 
+class DeltaEntry(msgspec.Struct, frozen=True, array_like=True):
+    """Change of one tensor; those that are not listed are equal."""
+
+    tensor: int  # index in `WeightManifest.tensors`
+    num_changed: int  # elements that differ; -1: the payload holds all of them
+    num_bytes: int  # compressed, behind the payload of the entry before
+
+
+class WeightDelta(msgspec.Struct, frozen=True):
+    """Change that turns the bytes of version `from_version` into those of `policy_version`."""
+
+    from_version: int
+    policy_version: int
+    entries: tuple[DeltaEntry, ...]
+    num_bytes: int
+
+
 class WeightSource(msgspec.Struct, frozen=True):
     """Addresses of a buffer: shared memory on the same host, ZMQ from other hosts."""
 
@@ -64,6 +81,8 @@ class WeightsAvailable(Message, frozen=True, tag="weights_available"):
     manifest: WeightManifest
     source: WeightSource
     base: BaseWeights | None = None  # for servers without `manifest.base_version`
+    deltas: tuple[WeightDelta, ...] = ()  # each continues the one before; the last gives `manifest`
+    keep_baseline: bool = False  # deltas to this version may follow
 
 
 class CurrentWeightsRequest(Message, frozen=True, tag="current_weights_request"):
@@ -96,11 +115,12 @@ class ReportKept(Message, frozen=True, tag="report_kept"):
 
 
 class ChunkRequest(Message, frozen=True, tag="chunk_request"):
-    """Request for one range of a version's buffer over ZMQ."""
+    """Request for one range of a version's buffer over ZMQ, or of the delta to it."""
 
     policy_version: int
     offset: int
     num_bytes: int
+    is_delta: bool = False
 
 
 class ChunkReply(Message, frozen=True, tag="chunk_reply"):

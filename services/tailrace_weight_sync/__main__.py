@@ -42,6 +42,7 @@ class _Process:
             args.endpoints.host_id,
             bind_host=self.config.bind_host,
             advertise_host=self.config.advertise_host,
+            max_delta_share=self.config.max_delta_share,
         )
         self.catalogue = Catalogue(self.config.keep_versions)
         self.service.on_start(self.start)

@@ -17,6 +17,11 @@ class WeightSyncConfig(Config, frozen=True, kw_only=True):
     """Least seconds between two snapshots of the newest version in the state directory. After a restart
     of the host, new servers start from the snapshot. 0 switches snapshots off."""
 
+    max_delta_share: float = 0.5
+    """A server on another host that has an earlier version fetches only the differences, if all of them
+    take at most this share of a version's bytes. Such servers keep the bytes of their version in host
+    memory. 0 switches differences off."""
+
     bind_host: str = "127.0.0.1"
     """Address on which servers of other hosts fetch weights (0.0.0.0: all interfaces). Every address
     but loopback switches encryption on."""
@@ -28,6 +33,8 @@ class WeightSyncConfig(Config, frozen=True, kw_only=True):
     def __post_init__(self) -> None:
         if self.keep_versions < 1:
             raise ValueError("keep_versions must be at least 1")
+        if not 0.0 <= self.max_delta_share <= 1.0:
+            raise ValueError("max_delta_share must be 0 to 1: a share of a version's bytes")
         if self.announce_interval_s <= 0:
             raise ValueError("announce_interval_s must be positive")
         if self.snapshot_interval_s < 0:

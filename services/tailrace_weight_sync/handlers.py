@@ -125,6 +125,8 @@ class WeightSync:
             manifest = msgspec.structs.replace(offered, policy_version=await numbering)
             copy.seal(manifest)
             undo.pop_all()
+        with metrics.DELTA_SECONDS.time():
+            await self._vault.add_delta(self._catalogue.newest, manifest)
         await self.hold(manifest)
         metrics.PUBLISHED_VERSIONS.inc()
         await self.announce_newest()
@@ -142,7 +144,15 @@ class WeightSync:
             return None
         whole = self._catalogue.base_of(newest)
         base = BaseWeights(whole, self._vault.source(whole.policy_version)) if whole else None
-        return WeightsAvailable(newest, self._vault.source(newest.policy_version), base)
+        return WeightsAvailable(
+            newest,
+            self._vault.source(newest.policy_version),
+            base,
+            tuple(
+                delta for delta in self._vault.deltas if delta.policy_version <= newest.policy_version
+            ),
+            self._vault.makes_deltas,
+        )
 
     def _refusal(self, code: CallErrorCode, error: Exception) -> CallFailedError:
         metrics.REFUSED_OFFERS.inc()

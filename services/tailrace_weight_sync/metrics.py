@@ -11,6 +11,11 @@ TAKE_SECONDS = Histogram(
     "Time from the offer of a version to its announcement.",
     buckets=(0.002, 0.005, 0.01, 0.02, 0.05, 0.2, 1.0, 5.0, 20.0, 60.0, 300.0),
 )
+DELTA_SECONDS = Histogram(
+    "tailrace_weight_sync_delta_seconds",
+    "Time to compute the differences to the version before; part of the time until the announcement.",
+    buckets=(0.002, 0.01, 0.05, 0.2, 1.0, 5.0, 20.0, 60.0),
+)
 APPLIED_VERSIONS = Counter(
     "tailrace_weight_sync_applied_versions",
     "Versions that inference servers applied, by outcome.",

@@ -11,14 +11,16 @@ from pathlib import Path
 from tailrace.log import get_logger
 from tailrace.weights.chunks import ChunkServer
 from tailrace.weights.copying import bulk, copy_verified
+from tailrace.weights.deltas import encode_delta, same_layout
 from tailrace.weights.errors import ChecksumError
 from tailrace.weights.segment import SegmentFolder, SharedSegment
 from tailrace.weights.tensors import verify
 from tailrace_protos.base import MalformedMessageError, decode, encode
-from tailrace_protos.weights import WeightManifest, WeightSource
+from tailrace_protos.weights import WeightDelta, WeightManifest, WeightSource
 
 log = get_logger(__name__)
 
+_MAX_CHAIN = 4  # deltas; each lists its tensors in every announcement
 _LENGTH_BYTES = 8  # before the manifest in a snapshot file
 
 
@@ -50,12 +52,15 @@ class SegmentVault:
         bind_host: str,
         advertise_host: str,
         shm_folder: Path | None = None,
+        max_delta_share: float = 0.0,
     ) -> None:
+        self._max_delta_share = max_delta_share
+        self._deltas: list[tuple[WeightDelta, memoryview]] = []  # a chain to the newest version
         self._host_id = host_id
         self._shm_folder = shm_folder
         self._folder = SegmentFolder(run, "weight_sync", shm_folder)
         self._held: dict[int, SharedSegment] = {}
-        self._server = ChunkServer(self.buffer, bind_host=bind_host, advertise_host=advertise_host)
+        self._server = ChunkServer(self._served, bind_host=bind_host, advertise_host=advertise_host)
 
     async def start(self) -> None:
         """Starts to serve other hosts."""
@@ -77,6 +82,41 @@ class SegmentVault:
         """Bytes of a version, or None when it is not held."""
         segment = self._held.get(policy_version)
         return None if segment is None else segment.data
+
+    def _served(self, policy_version: int, is_delta: bool) -> memoryview | None:
+        if not is_delta:
+            return self.buffer(policy_version)
+        return next(
+            (data for delta, data in self._deltas if delta.policy_version == policy_version), None
+        )
+
+    @property
+    def makes_deltas(self) -> bool:
+        """True if deltas to later versions may follow."""
+        return self._max_delta_share > 0
+
+    @property
+    def deltas(self) -> tuple[WeightDelta, ...]:
+        """Deltas for other hosts, each continuing the one before, up to the newest version."""
+        return tuple(delta for delta, _ in self._deltas)
+
+    async def add_delta(self, before: WeightManifest | None, after: WeightManifest) -> None:
+        """Continues the chain of deltas by that between two held versions.
+
+        Without servers on other hosts, and where both differ in their tensors, there is none.
+        """
+        old = None if before is None else self.buffer(before.policy_version)
+        new = self._held[after.policy_version].data
+        wanted = self.makes_deltas and self._server.is_used
+        if before is None or old is None or not wanted or not same_layout(before, after):
+            self._deltas.clear()
+            return
+        delta, payload = await bulk(after.num_bytes, encode_delta, before, after, old, new)
+        self._deltas.append((delta, memoryview(payload)))
+        del self._deltas[:-_MAX_CHAIN]
+        limit = self._max_delta_share * after.num_bytes
+        while sum(each.num_bytes for each, _ in self._deltas) > limit:
+            del self._deltas[0]
 
     async def copy(self, manifest: WeightManifest, source: WeightSource) -> SegmentCopy:
         """Copies offered weights into a segment of this process and verifies the copy."""

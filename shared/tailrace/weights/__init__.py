@@ -5,6 +5,7 @@
 | `tensors` | `TensorBytes`, layout of the flat buffer, checksums |
 | `segment` | named shared memory; the manifest of a sealed segment is behind its bytes |
 | `chunks` | ranges of a buffer over ZMQ, pulled by credit |
+| `deltas` | differences between two versions, and the version from them |
 | `copying` | copy of a buffer from shared memory of the same host, else over ZMQ |
 | `publisher` | the learner's side: `WeightPublisher` |
 | `receiver` | the inference server's side: `WeightReceiver`, `StagedWeights` |

@@ -17,7 +17,7 @@ import zmq.asyncio
 from tailrace.log import get_logger
 from tailrace.weights.errors import WeightsGoneError, WeightsUnreachableError
 from tailrace_protos.base import EMPTY, MalformedMessageError, decode, encode
-from tailrace_protos.weights import ChunkReply, ChunkRequest, WeightManifest, WeightSource
+from tailrace_protos.weights import ChunkReply, ChunkRequest, WeightSource
 
 log = get_logger(__name__)
 
@@ -25,11 +25,11 @@ LOOPBACK = ("127.0.0.1", "localhost")
 MAX_CHUNK_BYTES = 8 << 20
 _MAX_QUEUED = 64  # messages per peer; above any receiver's credit
 
-Held = Callable[[int], memoryview | None]
+Held = Callable[[int, bool], memoryview | None]
 
 
 class ChunkServer:
-    """ROUTER that answers `ChunkRequest`s from the buffers that `held(policy_version)` returns."""
+    """ROUTER that answers `ChunkRequest`s from the buffers of `held(policy_version, is_delta)`."""
 
     def __init__(self, held: Held, *, bind_host: str = "127.0.0.1", advertise_host: str = "") -> None:
         self._held = held
@@ -39,6 +39,7 @@ class ChunkServer:
         self._task: asyncio.Task[None] | None = None
         self.endpoint = ""
         self.public_key = ""
+        self.is_used = False  # whether a peer ever got bytes
         self.num_unsent = 0  # replies to peers that disconnected or exceeded all credit
 
     async def start(self) -> None:
@@ -91,13 +92,14 @@ class ChunkServer:
         except MalformedMessageError as error:
             return ChunkReply(-1, 0, EMPTY, str(error))
         version, offset = request.policy_version, request.offset
-        buffer = self._held(version)
+        buffer = self._held(version, request.is_delta)
         if buffer is None:
             return ChunkReply(version, offset, EMPTY, "this version is no longer held")
         end = offset + request.num_bytes
         if offset < 0 or not 0 < request.num_bytes <= MAX_CHUNK_BYTES or end > buffer.nbytes:
             reason = f"range {offset}..{end} is empty, too long or outside the {buffer.nbytes} bytes"
             return ChunkReply(version, offset, EMPTY, reason)
+        self.is_used = True
         return ChunkReply(version, offset, buffer[offset:end])
 
 
@@ -107,9 +109,10 @@ class ChunkFetch:
     def __init__(
         self,
         source: WeightSource,
-        manifest: WeightManifest,
+        policy_version: int,
         into: memoryview,
         *,
+        is_delta: bool = False,
         chunk_bytes: int = 1 << 20,
         credit: int = 8,
         silence_s: float = 1.0,
@@ -118,12 +121,12 @@ class ChunkFetch:
         assert 0 < chunk_bytes <= MAX_CHUNK_BYTES
         assert 0 < credit <= _MAX_QUEUED
         self._source = source
-        self._version = manifest.policy_version
+        self._version = policy_version
         self._into = into
-        self._missing = deque(range(0, manifest.num_bytes, chunk_bytes))
+        self._is_delta = is_delta
+        self._missing = deque(range(0, into.nbytes, chunk_bytes))
         self._asked: set[int] = set()
         self._chunk_bytes = chunk_bytes
-        self._num_bytes = manifest.num_bytes
         self._credit = credit
         self._silence_s = silence_s
         self._max_silences = max_silences
@@ -172,15 +175,16 @@ class ChunkFetch:
 
     async def _ask(self, dealer: zmq.asyncio.Socket, offset: int) -> None:
         self._asked.add(offset)
-        num_bytes = min(self._chunk_bytes, self._num_bytes - offset)
-        await dealer.send(encode(ChunkRequest(self._version, offset, num_bytes)))
+        num_bytes = min(self._chunk_bytes, self._into.nbytes - offset)
+        request = ChunkRequest(self._version, offset, num_bytes, self._is_delta)
+        await dealer.send(encode(request))
 
     def _take(self, payload: bytes) -> bool:
         """Writes a chunk to its place; a repeated chunk changes nothing."""
         reply = decode(payload, ChunkReply)
         if reply.error:
             raise WeightsGoneError(self._version, reply.error)
-        expected = min(self._chunk_bytes, self._num_bytes - reply.offset)
+        expected = min(self._chunk_bytes, self._into.nbytes - reply.offset)
         if reply.offset not in self._asked or reply.data.nbytes != expected:
             return False
         self._asked.remove(reply.offset)

@@ -73,6 +73,6 @@ async def _copy(
     segment = folder.create(manifest.num_bytes)
     with ExitStack() as undo:
         undo.callback(segment.close, delete=True)
-        await ChunkFetch(source, manifest, segment.data).run()
+        await ChunkFetch(source, manifest.policy_version, segment.data).run()
         undo.pop_all()
     return segment

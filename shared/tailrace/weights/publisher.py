@@ -123,7 +123,7 @@ class WeightPublisher:
                 )
                 await backoff.sleep()
 
-    def _held(self, policy_version: int) -> memoryview | None:
-        if self._segment is None or policy_version != _UNASSIGNED:
+    def _held(self, policy_version: int, is_delta: bool) -> memoryview | None:
+        if self._segment is None or policy_version != _UNASSIGNED or is_delta:
             return None
         return self._segment.data

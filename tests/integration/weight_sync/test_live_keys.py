@@ -17,7 +17,7 @@ from tailrace.weights import WeightPublisher, WeightReceiver
 from tailrace_weight_sync.__main__ import build
 from tailrace_weight_sync.adapters.segment_vault import SnapshotFile
 from tests.integration.weight_sync.conftest import HOST_ID
-from tests.integration.weight_sync.test_weight_sync import newest, same, weights
+from tests.integration.weight_sync.test_weight_sync import newest, same, stepped, weights
 from tests.world.serving import eventually, serving
 
 
@@ -83,6 +83,20 @@ def step_in(snapshot: SnapshotFile) -> int | None:
     """The optimizer step of the saved version."""
     saved = snapshot.load()
     return None if saved is None else saved[0].optimizer_step
+
+
+@pytest.mark.parametrize(("share", "num_deltas"), [(0.0, 0), (0.01, 1), (1.0, 3)])
+async def test_max_delta_share(world: World, share: float, num_deltas: int) -> None:
+    """The newest deltas that together stay below the share are announced."""
+    async with world.publisher(max_delta_share=share) as publisher:
+        receiver = WeightReceiver(world.bus, world.bus.run, "another-host", "s0")
+        await publisher.publish(stepped(0), lineage="a", optimizer_step=0)
+        await receiver.fetch(await newest(receiver))
+        for step in (1, 2, 3):
+            await publisher.publish(stepped(step), lineage="a", optimizer_step=step)
+        available = await newest(receiver)
+        assert available.keep_baseline == bool(share)
+        assert len(available.deltas) == num_deltas
 
 
 @pytest.mark.parametrize(

@@ -44,6 +44,14 @@ def weights(seed: int) -> list[TensorBytes]:
     ]
 
 
+def stepped(step: int) -> list[TensorBytes]:
+    """Weights of which each step changes one element in a hundred."""
+    values = np.random.default_rng(0).standard_normal(30_000).astype(np.float32)
+    for number in range(1, step + 1):
+        values[number::100] += 1e-3
+    return [TensorBytes("w", "float32", (30_000,), values.data), *weights(0)[1:]]
+
+
 def same(staged: StagedWeights, tensors: list[TensorBytes]) -> bool:
     return [(t.name, t.dtype, t.shape, bytes(t.data)) for t in staged.tensors()] == [
         (t.name, t.dtype, t.shape, bytes(t.data)) for t in tensors
@@ -270,3 +278,50 @@ def test_an_impossible_setting_is_told_in_one_line(weight_sync: WeightSyncProces
     last = weight_sync.log.splitlines()[-1]
     assert "keep_versions must be at least 1" in last
     assert last.startswith("error: ")
+
+
+async def test_another_host_fetches_only_what_changed(
+    publisher: WeightPublisher, bus: Bus, run_name: str
+) -> None:
+    receiver = WeightReceiver(bus, run_name, "another-host", "s0")
+
+    async def fetched(step: int) -> StagedWeights:
+        await publisher.publish(stepped(step), lineage="a", optimizer_step=step)
+        staged = await receiver.fetch(await newest(receiver))
+        assert same(staged, stepped(step))
+        return staged
+
+    async def applied(staged: StagedWeights, error: str = "") -> None:
+        version = staged.manifest.policy_version
+        await receiver.report(WeightsApplied("s0", version, 0.0, 0.0, 0.0, error))
+
+    first = await fetched(0)
+    whole = first.manifest.num_bytes
+    assert first.num_fetched == whole
+    await applied(first)
+    second = await fetched(1)
+    assert second.num_fetched < 0.05 * whole
+    await applied(second, error="it does not fit")  # the server still serves the first version
+    third = await fetched(2)  # so this takes two deltas
+    assert second.num_fetched < third.num_fetched < 0.05 * whole
+    await applied(third)
+    other = WeightReceiver(bus, run_name, "a-third-host", "s1")
+    assert (await other.fetch(await newest(other))).num_fetched == whole
+    await receiver.close()
+
+
+async def test_wrong_differences_cost_a_fetch_of_the_whole_version(
+    publisher: WeightPublisher, bus: Bus, run_name: str
+) -> None:
+    receiver = WeightReceiver(bus, run_name, "another-host", "s0")
+    version = await publisher.publish(stepped(0), lineage="a", optimizer_step=0)
+    await receiver.fetch(await newest(receiver))
+    await receiver.report(WeightsApplied("s0", version, 0.0, 0.0, 0.0))
+    await publisher.publish(stepped(1), lineage="a", optimizer_step=1)
+    available = await newest(receiver)
+    (delta,) = available.deltas
+    wrong = msgspec.structs.replace(delta, entries=delta.entries[:-1], policy_version=99)
+    staged = await receiver.fetch(msgspec.structs.replace(available, deltas=(wrong,)))
+    assert same(staged, stepped(1))
+    assert staged.num_fetched == staged.manifest.num_bytes
+    await receiver.close()

@@ -19,8 +19,8 @@ DATA = bytes(range(251)) * 20_000  # 5 MB and no multiple of a chunk
 MANIFEST = WeightManifest(3, "a", 1, None, (), len(DATA))
 
 
-def held(policy_version: int) -> memoryview | None:
-    return memoryview(DATA) if policy_version == 3 else None
+def held(policy_version: int, is_delta: bool) -> memoryview | None:
+    return memoryview(DATA) if policy_version == 3 and not is_delta else None
 
 
 @asynccontextmanager
@@ -35,7 +35,7 @@ async def serving(
 
 async def fetch(source: WeightSource, manifest: WeightManifest = MANIFEST, **how: float) -> bytes:
     into = bytearray(manifest.num_bytes)
-    await ChunkFetch(source, manifest, memoryview(into), **how).run()  # type: ignore[arg-type]
+    await ChunkFetch(source, manifest.policy_version, memoryview(into), **how).run()  # type: ignore[arg-type]
     return bytes(into)
 
 
