@@ -7,9 +7,6 @@ fail at once when SGLang dies or stops to answer.
 """
 
 import asyncio
-import json
-import math
-import os
 import secrets
 import tempfile
 import time
@@ -22,10 +19,11 @@ import numpy as np
 import psutil
 import torch
 from tokenizers import Tokenizer
-from transformers import AutoConfig, AutoModelForCausalLM
 
 from tailrace.foreign import ForeignCodeError, foreign_code
-from tailrace_inference.adapters.sglang_thread import Bucket, Output, SGLangThread, on_child_error
+from tailrace_inference.adapters.sglang_calls import Call
+from tailrace_inference.adapters.sglang_settings import model_skeleton, server_arguments
+from tailrace_inference.adapters.sglang_thread import Bucket, Output, SGLangThread
 from tailrace_inference.config import InferenceConfig
 from tailrace_inference.core.requests import InvalidRequestError, check_request, failed
 from tailrace_inference.engine.stops import StopStrings
@@ -38,13 +36,10 @@ from tailrace_inference.ports import (
     NamedTensor,
     OnChunk,
 )
-from tailrace_protos.base import EMPTY, pack_float32, pack_int32
 from tailrace_protos.generation import (
     CallErrorCode,
     FinishReason,
     GenerateRequest,
-    TokenChunk,
-    TokenSpan,
 )
 from tailrace_protos.weights import ModelCard
 
@@ -56,43 +51,6 @@ _LOAD_S = 120.0  # deadline of a swap
 _BEAT_S = 0.25  # between two checks of the processes
 _SILENT_S = 1.0  # without an answer, processes that compute nothing hang
 _BUSY_S = 60.0  # without an answer, processes that compute hang
-_SPARE_TOKENS = 8  # SGLang keeps a few tokens of each limit to itself
-
-_OURS = {
-    "model_path", "load_format", "skip_tokenizer_init", "incremental_streaming_output", "node_rank",
-    "stream_interval", "weight_version", "custom_sigquit_handler",
-}  # fmt: skip
-_REFUSED = {
-    "dp_size": "start one server for each data-parallel group: set inference.num_servers",
-    "speculative_algorithm": "log-probabilities of speculated tokens are not those of the policy",
-    "enable_lora": "adapters are merged into the weights",
-}
-
-
-class _Call:
-    """One call from `submit` to SGLang's last word."""
-
-    def __init__(self, rid: str, request: GenerateRequest, on_chunk: OnChunk, num_prompt: int) -> None:
-        self.rid, self.request, self.on_chunk = rid, request, on_chunk
-        self.num_prompt = num_prompt
-        self.stops: StopStrings | None = None
-        self.num_tokens = 0
-        self.num_cached = 0
-        self.num_retractions = 0  # those by a weight update excepted
-        self.is_sent = False  # SGLang knows it
-        self.is_closed = False  # its last chunk is out
-        self.versions: list[tuple[int, int]] = []  # first token and policy version, ascending
-
-    def spans(self, count: int) -> tuple[TokenSpan, ...]:
-        """Versions of the next `count` tokens."""
-        first, last = self.num_tokens, self.num_tokens + count
-        ends = [start for start, _ in self.versions[1:]] + [last]
-        spans = []
-        for (start, policy_version), end in zip(self.versions, ends, strict=True):
-            size = min(end, last) - max(start, first)
-            if size > 0:
-                spans.append(TokenSpan(policy_version, "", size))
-        return tuple(spans)
 
 
 class SGLangEngine:
@@ -103,7 +61,7 @@ class SGLangEngine:
         self._tokenizer = None if text is None else Tokenizer.from_str(text.decode())
         self._config = config
         self._folder = tempfile.TemporaryDirectory(prefix="tailrace-sglang-")
-        self._model = _skeleton(card, config, Path(self._folder.name))
+        self._model = model_skeleton(card, config, Path(self._folder.name))
         self._weights = WeightStage(self._model, torch.device("cpu"))
         self._names = {
             id(value): name for name, value in self._model.state_dict(keep_vars=True).items()
@@ -120,11 +78,11 @@ class SGLangEngine:
         self._vocab_size = int(text_config.vocab_size)
         limits = (config.max_model_len, getattr(text_config, "max_position_embeddings", 0))
         self._max_len = min(limit for limit in (*limits, config.kv_cache_tokens) if limit)
-        arguments = self._arguments()
+        arguments = server_arguments(config, Path(self._folder.name), self._max_len, self._model.dtype)
         self._sglang = SGLangThread(
             arguments, self._on_outputs, config.stream_interval_ms / 1000.0, config.stream_chunk_tokens
         )
-        self._calls: dict[str, _Call] = {}  # by rid
+        self._calls: dict[str, Call] = {}  # by rid
         self._rids: dict[str, str] = {}  # of open calls, by call id
         self._num_calls = 0
         self._staged: tuple[int, Bucket] | None = None
@@ -132,56 +90,8 @@ class SGLangEngine:
         self._is_swapping = False
         self._watching: asyncio.Task[NoReturn] | None = None
         self._used_tokens = 0
-        self._counts = dict.fromkeys(
-            ("generated", "prompt", "hit", "recomputed", "stale", "preempted", "finished", "nonfinite"),
-            0,
-        )
+        self._counts = Counts()
         self.policy_version = -1
-
-    def _arguments(self) -> dict[str, Any]:
-        config = self._config
-        on_cpu = config.device == "cpu" or not torch.cuda.is_available()
-        if config.device == "cuda" and on_cpu:
-            raise EngineRefusalError("inference.device is 'cuda', but torch finds no CUDA device")
-        for name in sorted(config.engine_args.keys() & (_OURS | _REFUSED.keys())):
-            reason = _REFUSED.get(name, "Tailrace sets it")
-            raise EngineRefusalError(f"inference.engine_args.{name}: {reason}: remove it")
-        arguments: dict[str, Any] = {
-            "model_path": self._folder.name,
-            "load_format": "dummy",
-            "skip_tokenizer_init": True,
-            "incremental_streaming_output": True,
-            "custom_sigquit_handler": on_child_error,
-            "dtype": str(self._model.dtype).removeprefix("torch."),
-            "context_length": self._max_len + _SPARE_TOKENS,
-            "max_running_requests": config.max_running,
-            "chunked_prefill_size": config.max_batched_tokens,
-            "disable_radix_cache": not config.prefix_cache,
-            "page_size": config.kv_block_tokens,
-            "random_seed": secrets.randbits(31),
-            "log_level": "error",
-            "sleep_on_idle": True,
-        }
-        if config.kv_on_update == "keep":  # a batch in flight would be of neither version
-            arguments["disable_overlap_schedule"] = True
-        if config.gpu_memory_utilization:
-            arguments["mem_fraction_static"] = config.gpu_memory_utilization
-        else:
-            room = config.kv_cache_tokens + _SPARE_TOKENS + config.kv_block_tokens
-            arguments["max_total_tokens"] = room
-        if on_cpu:
-            arguments |= {
-                "device": "cpu",
-                "attention_backend": "torch_native",
-                "sampling_backend": "pytorch",
-                "grammar_backend": "none",
-                "disable_cuda_graph": True,
-                "disable_overlap_schedule": True,
-                "page_size": 1,
-            }
-            os.environ |= {"SGLANG_USE_CPU_ENGINE": "1", "OMP_NUM_THREADS": str(config.num_threads)}
-        os.environ["SGLANG_ALLOW_OVERWRITE_LONGER_CONTEXT_LEN"] = "1"
-        return arguments | config.engine_args
 
     async def start(self) -> None:
         """See `Engine`."""
@@ -251,7 +161,7 @@ class SGLangEngine:
             on_chunk(failed(request.call_id, CallErrorCode.INVALID, str(error)))
             return
         self._num_calls += 1
-        call = _Call(f"{self._num_calls:015d}", request, on_chunk, len(prompt))
+        call = Call(f"{self._num_calls:015d}", request, on_chunk, len(prompt), self._counts)
         if request.sampling.stop:
             assert self._tokenizer is not None
             continued = prompt[len(prompt) - request.num_continued :].tolist()
@@ -265,9 +175,8 @@ class SGLangEngine:
     def _is_held(self) -> bool:
         return self._is_paused or self._is_swapping or self.policy_version < 0
 
-    def _send(self, call: _Call) -> None:
-        call.is_sent = True
-        call.versions = [(0, self.policy_version)]
+    def _send(self, call: Call) -> None:
+        call.send(self.policy_version)
         request, sampling = call.request, call.request.sampling
         seed = secrets.randbits(63) if sampling.seed is None else sampling.seed & (2**63 - 1)
         generate = {
@@ -295,8 +204,8 @@ class SGLangEngine:
         if call.is_sent:
             self._sglang.abort(rid)
         else:
-            self._close(call, FinishReason.ABORT, None)
-            del self._calls[rid]
+            call.close(FinishReason.ABORT)
+            del self._calls[rid], self._rids[call_id]
 
     def abort_all(self) -> None:
         """See `Engine`."""
@@ -334,7 +243,9 @@ class SGLangEngine:
             )
             await self._control(self._sglang.load(bucket, policy_version, flush=recompute), _LOAD_S)
             self.policy_version = policy_version
-            self._note_swap(counts, recompute)
+            for call in self._calls.values():
+                if call.is_sent:
+                    call.swap(counts.get(call.rid, 0), policy_version, recompute=recompute)
             if not self._is_paused:
                 await self._control(self._sglang.resume(), _CONTROL_S)
         finally:
@@ -342,16 +253,6 @@ class SGLangEngine:
         swap_s = time.perf_counter() - began_s
         self._send_held()
         return swap_s
-
-    def _note_swap(self, counts: dict[str, int], recompute: bool) -> None:
-        for call in self._calls.values():
-            if not call.is_sent:
-                continue
-            start = counts.get(call.rid, 0)
-            call.versions.append((start, self.policy_version))
-            if recompute and start:
-                call.num_retractions -= 1
-                self._counts["recomputed"] += call.num_prompt + start
 
     async def pause(self) -> None:
         """See `Engine`."""
@@ -390,82 +291,10 @@ class SGLangEngine:
                 continue
             if output.finish is not None or output.error:
                 del self._calls[output.rid]
-                self._counts["preempted"] += max(0, output.num_retractions + call.num_retractions)
-            if not call.is_closed:
-                self._take(call, output)
-
-    def _take(self, call: _Call, output: Output) -> None:
-        """Passes new tokens on, up to a stop string."""
-        if not call.num_tokens and output.token_ids:
-            call.num_cached = output.num_cached
-            self._counts["prompt"] += call.num_prompt
-            self._counts["hit"] += call.num_cached
-        count, matched = len(output.token_ids), None
-        if call.stops is not None:
-            count, matched = _first_stop(call, output)
-        if output.error:
-            self._rids.pop(call.request.call_id, None)
-            call.on_chunk(failed(call.request.call_id, CallErrorCode.INTERNAL, output.error))
-        elif matched is not None:
-            self._close(call, FinishReason.STOP, matched, output, count)
-            if output.finish is None:
-                self._sglang.abort(call.rid)
-        elif output.finish is not None:
-            reason = FinishReason(output.finish["type"])
-            self._close(call, reason, output.finish.get("matched"), output, count)
-        elif count:
-            call.on_chunk(self._chunk(call, output, count))
-
-    def _close(
-        self,
-        call: _Call,
-        reason: FinishReason,
-        matched: int | str | None,
-        output: Output | None = None,
-        count: int = 0,
-    ) -> None:
-        call.is_closed = True
-        self._rids.pop(call.request.call_id, None)
-        self._counts["finished"] += 1
-        chunk = self._chunk(call, output or Output(call.rid), count)
-        chunk = TokenChunk(
-            chunk.call_id,
-            chunk.token_ids,
-            chunk.inference_logprobs,
-            chunk.spans,
-            reason,
-            matched,
-            call.num_cached,
-            None,
-            chunk.top_ids,
-            chunk.top_logprobs,
-        )
-        call.on_chunk(chunk)
-
-    def _chunk(self, call: _Call, output: Output, count: int) -> TokenChunk:
-        """The first `count` tokens of an output."""
-        logprobs = np.array(output.logprobs[:count], np.float32)
-        spans = call.spans(count)
-        call.num_tokens += count
-        self._counts["generated"] += count
-        self._counts["nonfinite"] += count - int(np.count_nonzero(np.isfinite(logprobs)))
-        if self._config.kv_on_update == "keep":
-            self._counts["stale"] += sum(
-                span.num_tokens for span in spans if span.policy_version != call.versions[0][1]
-            )
-        top_ids = top_logprobs = EMPTY
-        if call.request.top_logprobs:
-            tops = output.tops[:count]
-            top_ids = pack_int32(np.array([top[1] for step in tops for top in step], np.int32))
-            top_logprobs = pack_float32(np.array([top[0] for step in tops for top in step], np.float32))
-        return TokenChunk(
-            call.request.call_id,
-            pack_int32(np.array(output.token_ids[:count], np.int32)),
-            pack_float32(logprobs),
-            spans,
-            top_ids=top_ids,
-            top_logprobs=top_logprobs,
-        )
+            if call.take(output):
+                self._sglang.abort(output.rid)
+            if call.is_closed and self._rids.get(call.request.call_id) == output.rid:
+                del self._rids[call.request.call_id]
 
     def stats(self) -> EngineStats:
         """See `Engine`. Calls run from their first token to SGLang's last word on them."""
@@ -479,18 +308,18 @@ class SGLangEngine:
             cached_tokens=max(0, self._used_tokens - used),
             num_running=len(running),
             num_waiting=len(self._calls) - len(running),
-            num_computed_tokens=counts["prompt"]
-            - counts["hit"]
-            + counts["generated"]
-            + counts["recomputed"],
-            num_generated_tokens=counts["generated"],
-            num_prompt_tokens=counts["prompt"],
-            num_prefix_hit_tokens=counts["hit"],
-            num_recomputed_tokens=counts["recomputed"],
-            num_stale_kv_tokens=counts["stale"],
-            num_preemptions=counts["preempted"],
-            num_finished=counts["finished"],
-            num_nonfinite_logprobs=counts["nonfinite"],
+            num_computed_tokens=counts.prompt
+            - counts.prefix_hit
+            + counts.generated
+            + counts.recomputed,
+            num_generated_tokens=counts.generated,
+            num_prompt_tokens=counts.prompt,
+            num_prefix_hit_tokens=counts.prefix_hit,
+            num_recomputed_tokens=counts.recomputed,
+            num_stale_kv_tokens=counts.stale,
+            num_preemptions=counts.preempted,
+            num_finished=counts.finished,
+            num_nonfinite_logprobs=counts.nonfinite,
         )
 
     async def close(self) -> None:
@@ -500,41 +329,3 @@ class SGLangEngine:
             await asyncio.wait({self._watching})
         await asyncio.to_thread(self._sglang.close)
         self._folder.cleanup()
-
-
-def _first_stop(call: _Call, output: Output) -> tuple[int, str | None]:
-    """Number of tokens up to the first stop string, and the string; a stop id at its token wins."""
-    assert call.stops is not None
-    finish = output.finish or {}
-    for index, token_id in enumerate(output.token_ids):
-        matched = call.stops.push(token_id)
-        is_last = index + 1 == len(output.token_ids)
-        if matched is not None and not (is_last and finish.get("type") == "stop"):
-            return index + 1, matched
-    return len(output.token_ids), None
-
-
-def _skeleton(card: ModelCard, config: InferenceConfig, folder: Path) -> Any:
-    """The model without memory for its weights, and its `config.json` in `folder` for SGLang."""
-    content = json.loads(card.config_json)
-    (folder / "config.json").write_bytes(card.config_json)
-    try:
-        with foreign_code("transformers"):
-            hf_config: Any = AutoConfig.from_pretrained(folder)
-            named = "float32" if config.device == "cpu" or not torch.cuda.is_available() else None
-            dtype = config.dtype if config.dtype != "auto" else named or hf_config.dtype or "bfloat16"
-            make: Any = AutoModelForCausalLM.from_config
-            with torch.device("meta"):
-                model = make(hf_config, dtype=getattr(torch, str(dtype).removeprefix("torch.")))
-    except ForeignCodeError as error:
-        raise EngineRefusalError(str(error)) from error
-    for name, value in model.named_parameters():
-        if value.ndim > 2 and math.prod(value.shape):
-            raise EngineRefusalError(
-                f"inference.engine: sglang loads {name!r} in another layout than that of transformers: "
-                f"take torch for {content.get('model_type')}"
-            )
-    # The end of sequence is no stop by itself: requests name their stop ids.
-    content |= {"eos_token_id": None, "architectures": [type(model).__name__]}
-    (folder / "config.json").write_text(json.dumps(content))
-    return model

@@ -36,15 +36,17 @@ class _Base(NamedTuple):
 
 
 class WeightStage:
-    """Parameters of a model by all names that an update may use."""
+    """Parameters of a model by all names that an update may use.
+
+    Updates are loaded onto `device`, that of the model if it is None.
+    """
 
     def __init__(self, model: nn.Module, device: torch.device | None = None) -> None:
-        """`device` holds staged values; None: that of the model."""
-        self._device = device
         names: dict[str, Tensor] = dict(model.named_parameters(remove_duplicate=False))
         buffers = dict(model.named_buffers(remove_duplicate=False))
         names |= {name: buffers[name] for name in model.state_dict() if name in buffers}
-        self._targets: dict[str, Tensor] = names
+        self.targets: dict[str, Tensor] = names
+        self._device = device
         self._base = _Base(-1, {})
 
     @property
@@ -113,7 +115,7 @@ class WeightStage:
         return Staged(policy_version, targets, values)
 
     def _layer_weight(self, layer: str, policy_version: int) -> Tensor:
-        target = self._targets.get(f"{layer}.weight")
+        target = self.targets.get(f"{layer}.weight")
         if target is None:
             raise WeightMismatchError(policy_version, f"the model has no layer {layer!r} for adapters")
         return target
@@ -122,7 +124,7 @@ class WeightStage:
         values: dict[int, Tensor] = {}
         targets: dict[int, Tensor] = {}
         for tensor in tensors:
-            target = self._targets.get(tensor.name)
+            target = self.targets.get(tensor.name)
             if target is None:
                 raise WeightMismatchError(policy_version, f"the model has no tensor {tensor.name!r}")
             value = _read(tensor, target, policy_version, self._device)
@@ -132,7 +134,7 @@ class WeightStage:
                     policy_version, f"{tensor.name!r} differs from a tensor to which it is tied"
                 )
             values[id(target)], targets[id(target)] = value, target
-        missing = sorted(name for name, target in self._targets.items() if id(target) not in values)
+        missing = sorted(name for name, target in self.targets.items() if id(target) not in values)
         if missing:
             shown = ", ".join(missing[:5]) + (" ..." if len(missing) > 5 else "")
             raise WeightMismatchError(policy_version, f"{len(missing)} tensors are missing: {shown}")
