@@ -21,7 +21,7 @@ import torch
 from tokenizers import Tokenizer
 
 from tailrace.foreign import ForeignCodeError, foreign_code
-from tailrace_inference.adapters.sglang_calls import Call
+from tailrace_inference.adapters.sglang_calls import Call, Counts
 from tailrace_inference.adapters.sglang_settings import model_skeleton, server_arguments
 from tailrace_inference.adapters.sglang_thread import Bucket, Output, SGLangThread
 from tailrace_inference.config import InferenceConfig
@@ -63,9 +63,8 @@ class SGLangEngine:
         self._folder = tempfile.TemporaryDirectory(prefix="tailrace-sglang-")
         self._model = model_skeleton(card, config, Path(self._folder.name))
         self._weights = WeightStage(self._model, torch.device("cpu"))
-        self._names = {
-            id(value): name for name, value in self._model.state_dict(keep_vars=True).items()
-        }
+        targets = self._weights.targets
+        self._names = {id(targets[name]): name for name in reversed(targets)}  # tied ones: the first
         deterministic = bool(config.engine_args.get("enable_deterministic_inference"))
         self.features = EngineFeatures(
             stop_strings=self._tokenizer is not None,
@@ -110,7 +109,7 @@ class SGLangEngine:
 
     async def _watch(self) -> NoReturn:
         """Checks that the processes live, and answer or compute."""
-        ping: Future[dict[str, int]] | None = None
+        ping: Future[int] | None = None
         answered_s = worked_s = time.monotonic()
         cpu_s = 0.0
         while True:
@@ -122,10 +121,8 @@ class SGLangEngine:
             cpu_s = seconds
             if ping is None or ping.done():
                 answered_s = now_s
-                self._used_tokens = await asyncio.wrap_future(
-                    self._sglang.call(self._sglang.num_used_tokens())
-                )
-                ping = self._sglang.call(self._sglang.mark())
+                self._used_tokens = 0 if ping is None else ping.result()
+                ping = self._sglang.call(self._sglang.num_used_tokens())
             silent_s = now_s - answered_s
             limit_s = _LOAD_S if self._is_swapping else _BUSY_S
             if (silent_s > _SILENT_S and now_s - worked_s > _SILENT_S) or silent_s > limit_s:

@@ -210,7 +210,8 @@ class SGLangThread:
         return await answer
 
     async def num_used_tokens(self) -> int:
-        """Tokens in the cache, as the scheduler wrote last."""
+        """Tokens in the cache, as the scheduler, which answers first, wrote last."""
+        await self.mark()
         load = self._manager.load_snapshot_reader.read(0)
         return 0 if load is None else int(load.num_used_tokens)
 
