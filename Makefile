@@ -160,6 +160,18 @@ tests/frameworks/vercel_ai/node_modules: tests/frameworks/vercel_ai/package-lock
 	$(LAYERED) -c constraints.txt megatron-core==0.16.1
 	touch $@
 
+# SGLang without its CUDA packages, for a CPU; its pins exclude our transformers and torch.
+.venv-sglang/ready: .venv/ready-dev tests/contract/engine/import_only_stand_ins.py
+	$(LAYER)
+	grep -vE '^(transformers|tokenizers)==' constraints.txt >$(@D)/constraints.txt
+	$(LAYERED) --no-deps sglang==0.5.23 compressed-tensors==0.18.0 loguru==0.7.3 gguf==0.19.0 watchfiles==1.3.0
+	$(LAYERED) -c $(@D)/constraints.txt transformers==5.19.0 xgrammar==0.2.7 IPython setproctitle pybase64 \
+		partial_json_parser einops fastapi interegular scipy sentencepiece==0.2.1 tiktoken
+	site=$$($(@D)/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))') \
+		&& cp tests/contract/engine/import_only_stand_ins.py $$site \
+		&& echo 'import import_only_stand_ins' >$$site/stand_ins.pth
+	touch $@
+
 # Trackio's pins exclude our pillow.
 .venv-trackers/ready: .venv/ready-dev
 	$(LAYER)
@@ -168,4 +180,4 @@ tests/frameworks/vercel_ai/node_modules: tests/frameworks/vercel_ai/package-lock
 	touch $@
 
 clean:
-	rm -rf .venv .venv-deepspeed .venv-megatron .venv-trackers .venv-envs .venv-camel .venv-trl .venv-openai2 .venv-openai3 .venv-mcp1 tests/frameworks/vercel_ai/node_modules examples/tool_worker_js/node_modules runs .mypy_cache .ruff_cache .pytest_cache .import_linter_cache
+	rm -rf .venv .venv-sglang .venv-deepspeed .venv-megatron .venv-trackers .venv-envs .venv-camel .venv-trl .venv-openai2 .venv-openai3 .venv-mcp1 tests/frameworks/vercel_ai/node_modules examples/tool_worker_js/node_modules runs .mypy_cache .ruff_cache .pytest_cache .import_linter_cache

@@ -88,7 +88,6 @@ class SGLangEngine:
         self._is_paused = False
         self._is_swapping = False
         self._watching: asyncio.Task[NoReturn] | None = None
-        self._used_tokens = 0
         self._counts = Counts()
         self.policy_version = -1
 
@@ -109,7 +108,7 @@ class SGLangEngine:
 
     async def _watch(self) -> NoReturn:
         """Checks that the processes live, and answer or compute."""
-        ping: Future[int] | None = None
+        ping: Future[dict[str, int]] | None = None
         answered_s = worked_s = time.monotonic()
         cpu_s = 0.0
         while True:
@@ -121,8 +120,7 @@ class SGLangEngine:
             cpu_s = seconds
             if ping is None or ping.done():
                 answered_s = now_s
-                self._used_tokens = 0 if ping is None else ping.result()
-                ping = self._sglang.call(self._sglang.num_used_tokens())
+                ping = self._sglang.call(self._sglang.mark())
             silent_s = now_s - answered_s
             limit_s = _LOAD_S if self._is_swapping else _BUSY_S
             if (silent_s > _SILENT_S and now_s - worked_s > _SILENT_S) or silent_s > limit_s:
@@ -294,15 +292,18 @@ class SGLangEngine:
                 del self._rids[call.request.call_id]
 
     def stats(self) -> EngineStats:
-        """See `Engine`. Calls run from their first token to SGLang's last word on them."""
+        """See `Engine`. Calls run from their first token to SGLang's last word; steps are those of decoding."""
         running = [call for call in self._calls.values() if call.num_tokens]
         used = sum(call.num_prompt + call.num_tokens for call in running)
-        counts = self._counts
+        counts, load = self._counts, self._sglang.load_snapshot
+        decoding = (load and load.decode_moments) or [0.0] * 3  # steps, calls in them, microseconds
         return EngineStats(
             policy_version=self.policy_version,
             capacity_tokens=self._config.kv_cache_tokens,
             used_tokens=used,
-            cached_tokens=max(0, self._used_tokens - used),
+            cached_tokens=max(0, load.num_used_tokens - used) if load else 0,
+            num_steps=int(decoding[0]),
+            step_s=(decoding[2] + load.total_prefill_busy_us) / 1e6 if load else 0.0,
             num_running=len(running),
             num_waiting=len(self._calls) - len(running),
             num_computed_tokens=counts.prompt

@@ -107,6 +107,7 @@ class SGLangThread:
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._marks: deque[asyncio.Future[dict[str, int]]] = deque()
         self._ready: Future[None] = Future()
+        self.load_snapshot: Any = None  # the scheduler's `LoadSnapshot`
 
     async def start(self) -> None:
         """Starts the processes and loads the model; raises `ForeignCodeError`."""
@@ -209,14 +210,9 @@ class SGLangThread:
         await self._manager._async_dispatch_to_scheduler(ConfigureLoggingReq())
         return await answer
 
-    async def num_used_tokens(self) -> int:
-        """Tokens in the cache, as the scheduler, which answers first, wrote last."""
-        await self.mark()
-        load = self._manager.load_snapshot_reader.read(0)
-        return 0 if load is None else int(load.num_used_tokens)
-
     def _on_mark(self, returned: ConfigureLoggingReq) -> None:
         answer = self._marks.popleft()
+        self.load_snapshot = self._manager.load_snapshot_reader.read(0)
         if not answer.done():
             states = self._manager.rid_to_state
             answer.set_result({rid: len(state.output_ids) for rid, state in states.items()})
@@ -280,5 +276,6 @@ class SGLangThread:
             self._timer.cancel()
             self._timer = None
         made, self._made = list(self._made.values()), {}
+        self.load_snapshot = self._manager.load_snapshot_reader.read(0)
         if made and not self._callers_loop.is_closed():
             self._callers_loop.call_soon_threadsafe(self._on_outputs, made)
