@@ -69,6 +69,7 @@ class SGLangEngine:
         self.features = EngineFeatures(
             stop_strings=self._tokenizer is not None,
             seeds="portable" if deterministic else "no",
+            top_p_within_top_k=False,
             adapters=True,
             cache_salt=True,
             unread_settings=("cpu_matmul", "forward", "step_in"),
@@ -292,7 +293,7 @@ class SGLangEngine:
                 del self._rids[call.request.call_id]
 
     def stats(self) -> EngineStats:
-        """See `Engine`. Calls run from their first token to SGLang's last word; steps are those of decoding."""
+        """See `Engine`. Calls run from their first token on; steps are those of decoding."""
         running = [call for call in self._calls.values() if call.num_tokens]
         used = sum(call.num_prompt + call.num_tokens for call in running)
         counts, load = self._counts, self._sglang.load_snapshot
