@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import ast
+import inspect
 import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -43,7 +44,7 @@ def _lines() -> Iterator[str]:
     yield from _part("After all groups", "Computations that need the whole step.", whole)
     losses = _files(LOSSES) | {"sft": "algorithms/losses/sft"}
     yield from _part("Losses", "`learner.loss`; `sft` is for warm starts.", losses, LOSSES)
-    corrections = {"Formulas": "algorithms/corrections/base"} | _files(CORRECTIONS)
+    corrections = {"Formulas": "algorithms/corrections"} | dict.fromkeys(CORRECTIONS, "")
     remark = "`learner.behaviour_correction`, for every loss."
     yield from _part("Behaviour correction", remark, corrections, CORRECTIONS)
     rest = {
@@ -59,7 +60,8 @@ def _lines() -> Iterator[str]:
 
 def _files(registry: AlgorithmRegistry[Any]) -> dict[str, str]:
     """Modules of the algorithms of a registry, by name."""
-    return {name: registry.path(name).replace(".", "/").partition("core/")[2] for name in registry}
+    paths = {name: registry.path(name).partition(":")[0] for name in registry}
+    return {name: path.replace(".", "/").partition("core/")[2] for name, path in paths.items()}
 
 
 def _part(
@@ -71,9 +73,13 @@ def _part(
     defaults = LearnerConfig()
     for name, module in modules.items():
         yield f"### {name}\n"
-        tree = ast.parse((CORE / f"{module}.py").read_text())
-        yield (ast.get_docstring(tree, clean=False) or "").rstrip() + "\n"
-        keys = registry[name].keys if registry is not None and name in registry else ()
+        declared = registry[name] if registry is not None and name in registry else None
+        if module:
+            text = ast.get_docstring(ast.parse((CORE / f"{module}.py").read_text()), clean=False)
+        else:  # several in one file
+            text = declared and inspect.getdoc(declared.fn)
+        yield (text or "").rstrip() + "\n"
+        keys = declared.keys if declared is not None else ()
         settings = [
             f"`{key}`" + ("" if (value := getattr(defaults, key)) is None else f" ({value!r})")
             for key in defaults.__struct_fields__

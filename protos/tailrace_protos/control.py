@@ -107,6 +107,7 @@ class AgentActivity(Message, frozen=True, tag="agent_activity"):
     num_in_reward: int
     num_settling: int  # journal and trajectory writes
     unix_s: float
+    waiting_groups: tuple[str, ...] = ()  # with an episode that no agent outside has leased yet
 
 
 class RunStatus(Message, frozen=True, tag="run_status"):

@@ -51,6 +51,7 @@ class EpisodeTask(Message, frozen=True, tag="episode_task"):
     phase: Phase
     task: EnvTask
     deadline_unix_s: float
+    timeout_s: float = 0.0  # from the first lease by an agent outside of the cluster; 0: its own alone
 
     @property
     def message_id(self) -> str:

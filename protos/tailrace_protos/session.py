@@ -107,6 +107,7 @@ class OutsideOffer(Message, frozen=True, tag="outside_offer"):
     tag: str  # name of the data set
     row: dict[str, Any]
     lease_s: float  # without a sign of life, after which another agent gets the episode
+    timeout_s: float  # from its first lease; the deadline in `opening` is replaced then
 
 
 class OutsideResult(Message, frozen=True, tag="outside_result", omit_defaults=True):

@@ -146,9 +146,9 @@ class WorkflowArgs(Config, frozen=True, kw_only=True):
     the episode."""
 
     timeout_s: float = 3600.0
-    """Time limit of one run (with `mode: outside` from its offer); the deadline of its group
-    (`scheduler.group_timeout_s`) applies too. A longer run is ended; with `mode: subproc` its process
-    is killed."""
+    """Time limit of one run; the deadline of its group (`scheduler.group_timeout_s`) applies too. With
+    `mode: outside` both count from the episode's first lease. A longer run is ended; with
+    `mode: subproc` its process is killed."""
 
     max_blocked_s: float = 15.0
     """With `mode: inline`: a run that blocks the event loop for longer is interrupted and ends as a

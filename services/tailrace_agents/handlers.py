@@ -188,7 +188,7 @@ class EpisodeHandler:
 
     async def _score(self, task: EpisodeTask, result: EpisodeResult) -> Score:
         parts = self._parts
-        left_s = max(task.deadline_unix_s - parts.clock.unix_s(), _MIN_SCORING_S)
+        left_s = max(result.deadline_unix_s - parts.clock.unix_s(), _MIN_SCORING_S)
         parts.stages.num_in_reward += 1
         try:
             async with asyncio.timeout(left_s):

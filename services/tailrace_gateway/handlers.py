@@ -1,6 +1,7 @@
 """Session requests over NATS from the agents service: decode -> core -> reply."""
 
 from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
 
 from tailrace.bus import CallFailedError
 from tailrace.store.errors import StoreError
@@ -21,35 +22,24 @@ from tailrace_protos.session import (
 # Larger exports travel by claim check; the limit of a NATS message is 1 MiB.
 MAX_INLINE_BYTES = 512 * 1024
 
-Announce = Callable[[SessionClosed], Awaitable[None]]
-PutBlob = Callable[[bytes], Awaitable[str]]
 
-
+@dataclass(frozen=True)
 class SessionHandler:
-    """Handles open, export and close. `announce` tells all replicas that a session is closed."""
+    """Handles open, export and close."""
 
-    def __init__(
-        self,
-        gateway: Gateway,
-        store: SessionStore,
-        base_url: Callable[[], str],
-        announce: Announce,
-        put_blob: PutBlob,
-    ) -> None:
-        self._sessions = gateway.sessions
-        self._exporter = gateway.exporter
-        self._store = store
-        self._base_url = base_url
-        self._announce = announce
-        self._put_blob = put_blob
+    gateway: Gateway
+    store: SessionStore
+    base_url: Callable[[], str]
+    announce: Callable[[SessionClosed], Awaitable[None]]  # tells all replicas that a session is closed
+    put_blob: Callable[[bytes], Awaitable[str]]
 
     async def open(self, request: OpenSession) -> SessionOpened:
         """Open a session, or find it."""
         try:
-            key = await self._sessions.open(request)
+            key = await self.gateway.sessions.open(request)
         except ApiError as error:
             raise _call_failed(error) from error
-        return SessionOpened(request.episode_id, self._base_url(), key)
+        return SessionOpened(request.episode_id, self.base_url(), key)
 
     async def export(self, request: ExportSession) -> SessionExport:
         """Return an export inline, or a large one by claim check (an encoded `SessionExport`)."""
@@ -60,12 +50,12 @@ class SessionHandler:
         whole = encode(exported)
         if len(whole) <= MAX_INLINE_BYTES:
             return exported
-        return SessionExport(blob=await self._put_blob(whole), metrics=exported.metrics)
+        return SessionExport(blob=await self.put_blob(whole), metrics=exported.metrics)
 
     async def finish(self, request: ExportSession) -> SessionExport:
         """Export with all rows inline and cancel the session's calls in all replicas."""
-        nonce, exported = await self._exporter.export(request)
-        await self._announce(SessionClosed(request.session_id, nonce))
+        nonce, exported = await self.gateway.exporter.export(request)
+        await self.announce(SessionClosed(request.session_id, nonce))
         return exported
 
     async def close(self, request: CloseSession) -> SessionClosed:
@@ -78,16 +68,16 @@ class SessionHandler:
 
     async def forget(self, session_id: str, api_key: str = "") -> None:
         """Delete a session in all replicas; do nothing if there is none, or if the key is another's."""
-        stored = await self._store.read(session_id)
-        if stored is None or api_key not in ("", self._sessions.key_of(session_id, stored.nonce)):
+        sessions, stored = self.gateway.sessions, await self.store.read(session_id)
+        if stored is None or api_key not in ("", sessions.key_of(session_id, stored.nonce)):
             return
-        await self._store.delete(session_id, stored.nonce)
-        self._sessions.forget(session_id, stored.nonce)
-        await self._announce(SessionClosed(session_id, stored.nonce))
+        await self.store.delete(session_id, stored.nonce)
+        sessions.forget(session_id, stored.nonce)
+        await self.announce(SessionClosed(session_id, stored.nonce))
 
     async def on_closed(self, message: SessionClosed) -> None:
         """Drop a session that another replica closed or exported."""
-        self._sessions.forget(message.session_id, message.nonce)
+        self.gateway.sessions.forget(message.session_id, message.nonce)
 
 
 def _call_failed(error: ApiError) -> CallFailedError:

@@ -12,6 +12,8 @@ import math
 import sys
 import time
 from collections.abc import Mapping, Set
+from functools import partial
+from pathlib import Path
 
 import msgspec
 
@@ -22,10 +24,9 @@ from tailrace.runtime import Args, Service, StopService, run_with_args, serve
 from tailrace.store import Blobs, Outbox, TrajectoryBuffer, Versions, connect
 from tailrace.weights import WeightPublisher
 from tailrace_learner.adapters.checkpoints import (
-    BoundStore,
     Checkpoint,
     CheckpointFolder,
-    named_checkpoint,
+    read_checkpoint,
 )
 from tailrace_learner.adapters.compute_thread import ComputeThread, keep_freed_memory
 from tailrace_learner.adapters.launch import gather_ranks, join_ranks, leave, ready_host, run_ranks
@@ -36,7 +37,6 @@ from tailrace_learner.adapters.trackers.feed import TrackerFeed
 from tailrace_learner.adapters.trackers.row_file import RowFile
 from tailrace_learner.adapters.trajectory_files import TrajectoryFiles
 from tailrace_learner.adapters.user_functions import demonstrations
-from tailrace_learner.adapters.worker import Worker
 from tailrace_learner.config import LearnerConfig, WarmStart, check_with_run
 from tailrace_learner.core.batch.group_returns import limits_of
 from tailrace_learner.core.step.optimizer import try_optimizer
@@ -105,12 +105,12 @@ class _Process:
         """Find the checkpoint to continue from, if any; `known`: lineages of this run in Redis."""
         self.folder.sweep()
         resume = self.run.resume_from_checkpoint
-        found = self.folder.newest_of(known)
+        found = self.folder.newest(known)
         match origin(resume, has_saved=found is not None):
             case Origin.LIVE | Origin.NEW:
                 pass
             case Origin.NAMED:
-                found = named_checkpoint(str(resume))
+                found = read_checkpoint(Path(str(resume)))
             case Origin.NEWEST:
                 found = self.folder.newest()
                 if found is None and not known:
@@ -132,9 +132,9 @@ class _Process:
 
     async def prepare(self, checkpoint: Checkpoint | None) -> Learner:
         """Prepare model, card, optimizer and state; only a new run warm-starts."""
-        self.trainer: Worker | RankController = await self.compute(gather_ranks, self.run, self.config)
+        self.trainer = await self.compute(gather_ranks, self.run, self.config)
         if isinstance(self.trainer, RankController):
-            self.service.on_drain(self.disband)
+            self.service.on_drain(partial(self.compute, self.trainer.end))
         path = "" if checkpoint is None else str(checkpoint.path)
         await self.compute(self.trainer.load, path)
         await self.blobs.put_model_card(self.trainer.card)
@@ -145,11 +145,6 @@ class _Process:
             state = resumed_state(checkpoint.state, self.digest)
         await self.compute(self.trainer.restore, path)
         return self.put_together(msgspec.structs.replace(state, reference=self.trainer.reference))
-
-    async def disband(self) -> None:
-        """End the other ranks."""
-        assert isinstance(self.trainer, RankController)
-        await self.compute(self.trainer.end)
 
     async def begin(self) -> None:
         """Warm-start a new model if the experiment asks for it, and emit `ModelPrepared`."""
@@ -195,10 +190,11 @@ class _Process:
             events=self.outbox,
             versions=self.versions,
             weights=weights,
-            checkpoints=BoundStore(self.folder, self.trainer.snapshot),
+            checkpoints=self.folder,
             compute=self.compute,
             clock=SystemClock(),
             read_weights=self.trainer.weights,
+            take_snapshot=self.trainer.snapshot,
             on_step_finished=[feed.reached for feed in feeds],
             trajectories=TrajectoryFiles(run.run_dir) if config.save_trajectories else None,
         )

@@ -13,16 +13,16 @@ from tailrace_learner.config_checks import (
     check_optimizer,
     check_roles,
 )
-from tailrace_learner.config_execution import LoraArgs, StrategyArgs
+from tailrace_learner.config_execution import LoraArgs, StrategyArgs, WandbArgs, chosen_trackers
 from tailrace_learner.config_models import (
     OF_OPTIMIZER,
+    CriticArgs,
     FromScratch,
     ModelArgs,
+    ReferenceArgs,
     TrainingArgs,
-    check_not_negative,
+    check_numbers,
 )
-from tailrace_learner.config_roles import CriticArgs, ReferenceArgs
-from tailrace_learner.config_trackers import WandbArgs, chosen_trackers
 
 __all__ = [
     "CriticArgs",
@@ -68,7 +68,7 @@ class WarmStart(Config, frozen=True, kw_only=True):
     """Gradients are scaled down to this global norm; 0 switches clipping off."""
 
     def __post_init__(self) -> None:
-        check_not_negative(self, "warm_start", OF_OPTIMIZER)
+        check_numbers(self, "warm_start", not_negative=OF_OPTIMIZER)
         for key in ("num_steps", "batch_size"):
             if getattr(self, key) < 1:
                 raise ValueError(f"warm_start.{key} must be at least 1; no warm_start is none")
@@ -190,15 +190,6 @@ class LearnerConfig(AlgorithmConfig, frozen=True, kw_only=True):
         check_roles(self, self.reference, self.critic, self.strategy_args)
         if self.max_mismatch is not None and not self.max_mismatch > 0:
             raise ValueError("max_mismatch must be positive, or null to let servers be")
-        positive = ("num_threads", "max_tokens_per_micro_batch", "logprob_chunk_tokens")
-        for key in (*positive, "max_retained_bytes", "min_mismatch_tokens"):
-            if getattr(self, key) < 1:
-                raise ValueError(f"{key} must be at least 1")
-        if not self.temperature > 0:
-            raise ValueError("temperature must be positive")
-        for key in ("min_tokens_per_micro_batch", "save_total_limit", "mismatch_versions"):
-            if getattr(self, key) < 0:
-                raise ValueError(f"{key} must not be negative")
         if self.min_tokens_per_micro_batch > self.max_tokens_per_micro_batch:
             raise ValueError("min_tokens_per_micro_batch must not exceed max_tokens_per_micro_batch")
         chosen_trackers(self.trackers, self.tensorboard, self.wandb)

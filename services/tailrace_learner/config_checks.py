@@ -1,6 +1,6 @@
 """Checks of the `learner` section beyond types: numbers, combinations, keys that nothing reads.
 
-Numbers are finite, except for upper bounds: `.inf` says that there is none. What depends on the chosen
+What depends on the chosen
 algorithms, built-in or a user's, is asked of their declarations.
 """
 
@@ -10,44 +10,20 @@ from collections.abc import Iterable
 from tailrace.config.suggestions import did_you_mean
 from tailrace_learner.config_algorithm import SHARED, AlgorithmConfig
 from tailrace_learner.config_execution import StrategyArgs
-from tailrace_learner.config_models import TrainingArgs, check_finite
+from tailrace_learner.config_models import CriticArgs, ReferenceArgs, TrainingArgs, check_numbers
 from tailrace_learner.config_registry import ESTIMATORS, METRICS, OPTIMIZERS, REGISTRIES
-from tailrace_learner.config_roles import CriticArgs, ReferenceArgs
 
-# Upper bounds: `.inf` means that there is none.
-_UNBOUNDED = frozenset({"tis_cap", "pg_clip_high", "cispo_clip_high", "icepop_high", "clip_cov_high"})
-_AT_LEAST_ONE = ("num_mini_batches", "ppo_epochs")
-_POSITIVE = (
-    "pg_clip",
-    "pg_clip_high",
-    "tis_cap",
-    "gspo_clip",
-    "gspo_clip_high",
-    "gmpo_clip",
-    "cispo_clip",
-    "cispo_clip_high",
-    "sapo_tau",
-    "sapo_tau_negative",
-    "m2_threshold",
-    "dppo_delta",
-    "dppo_cap",
-)
-_NOT_NEGATIVE = (
-    "loss_norm_tokens",
-    "reward_clip",
-    "advantage_clip",
-    "overlong_max_tokens",
-    "overlong_buffer_tokens",
-    "dual_clip",
-    "kimi_tau",
-    "kl_cov_coef",
-    "dppo_kl_coef",
-    "icepop_low",
-    "geometric_mask",
-    "init_kl_coef",
-    "target_kl",
-)
-_SHARES = ("gamma", "lambd", "step_gamma", "cov_fraction")
+_RANGES = {
+    "unbounded": "tis_cap pg_clip_high cispo_clip_high icepop_high clip_cov_high",
+    "at_least_one": "num_mini_batches ppo_epochs kl_horizon num_threads max_tokens_per_micro_batch "
+    "logprob_chunk_tokens max_retained_bytes min_mismatch_tokens",
+    "positive": "pg_clip pg_clip_high tis_cap gspo_clip gspo_clip_high gmpo_clip cispo_clip "
+    "cispo_clip_high sapo_tau sapo_tau_negative m2_threshold dppo_delta dppo_cap temperature",
+    "not_negative": "loss_norm_tokens reward_clip advantage_clip overlong_max_tokens "
+    "overlong_buffer_tokens dual_clip kimi_tau kl_cov_coef dppo_kl_coef icepop_low geometric_mask "
+    "init_kl_coef target_kl min_tokens_per_micro_batch save_total_limit mismatch_versions",
+    "shares": "gamma lambd step_gamma cov_fraction",
+}
 # Keys that nothing reads without a reference, with the values that ask for nothing.
 _OF_REFERENCE: dict[str, frozenset[object]] = {
     "kl_estimator": frozenset({"k3"}),
@@ -59,7 +35,7 @@ _OF_REFERENCE: dict[str, frozenset[object]] = {
 
 def check_algorithm(config: AlgorithmConfig) -> None:
     """Raises `ValueError` for values and combinations that cannot be."""
-    _check_numbers(config)
+    check_numbers(config, **_RANGES)
     _check_divergence(config)
     _check_combinations(config)
     _check_readers(config)
@@ -109,23 +85,6 @@ def check_metrics(names: Iterable[str]) -> None:
         if name in METRICS:
             raise ValueError(f"metrics: {name!r} is always on: name metrics of your own alone")
         METRICS.find(name)
-
-
-def _check_numbers(config: AlgorithmConfig) -> None:
-    check_finite(config, unbounded=_UNBOUNDED)
-    for key in _AT_LEAST_ONE:
-        if getattr(config, key) < 1:
-            raise ValueError(f"{key} must be at least 1")
-    for key in _POSITIVE:
-        if not getattr(config, key) > 0:
-            raise ValueError(f"{key} must be positive")
-    for key in _NOT_NEGATIVE:
-        if not getattr(config, key) >= 0:
-            raise ValueError(f"{key} must not be negative")
-    for key in _SHARES:
-        value = getattr(config, key)
-        if value is not None and not 0 <= value <= 1:
-            raise ValueError(f"{key} must lie between 0 and 1")
 
 
 def _check_combinations(config: AlgorithmConfig) -> None:
@@ -190,8 +149,6 @@ def _check_redraw(config: AlgorithmConfig) -> None:
 
 
 def _check_divergence(config: AlgorithmConfig) -> None:
-    if config.kl_horizon < 1:
-        raise ValueError("kl_horizon must be at least 1")
     for key, neutral in () if config.needs_reference else _OF_REFERENCE.items():
         if getattr(config, key) not in neutral:
             raise ValueError(f"{key} is not read while init_kl_coef is 0: remove it or set that")

@@ -1,9 +1,26 @@
-"""Configuration of how the learner runs: ranks, and adapters instead of whole weights."""
+"""Configuration of how the learner runs: ranks, adapters instead of whole weights, trackers."""
 
-from typing import Literal
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Any, Literal
 
 from tailrace.config import Config
-from tailrace_learner.config_models import check_finite
+from tailrace.config.suggestions import not_one_of
+from tailrace_learner.config_models import check_numbers
+
+_IN = "tailrace_learner.adapters.trackers"
+
+TRACKERS: Mapping[str, str] = MappingProxyType(
+    {
+        "console": f"{_IN}.console:ConsoleTracker",
+        "jsonl": f"{_IN}.jsonl:JsonLinesTracker",
+        "mlflow": f"{_IN}.mlflow:MlflowTracker",
+        "tensorboard": f"{_IN}.tensorboard:TensorboardTracker",
+        "trackio": f"{_IN}.trackio:TrackioTracker",
+        "wandb": f"{_IN}.wandb:WandbTracker",
+    }
+)
+"""Class of each built-in tracker by its name in `learner.trackers`."""
 
 
 class StrategyArgs(Config, frozen=True, kw_only=True):
@@ -33,21 +50,17 @@ class StrategyArgs(Config, frozen=True, kw_only=True):
     first one. After it the learner restarts."""
 
     def __post_init__(self) -> None:
-        if self.num_ranks < 1:
-            raise ValueError("strategy_args.num_ranks must be at least 1")
+        check_numbers(
+            self,
+            "strategy_args",
+            at_least_one="num_ranks tensor_parallel_size",
+            positive="timeout_s",
+        )
         if self.strategy_name == "single" and self.num_ranks > 1:
             raise ValueError(
                 "strategy_args.strategy_name single computes on one rank: use num_ranks 1 or fsdp2"
             )
-        check_finite(self, "strategy_args")
-        if self.timeout_s <= 0:
-            raise ValueError("strategy_args.timeout_s must be positive")
-        self._check_tensor_parallel()
-
-    def _check_tensor_parallel(self) -> None:
         size = self.tensor_parallel_size
-        if size < 1:
-            raise ValueError("strategy_args.tensor_parallel_size must be at least 1")
         if size > 1 and self.strategy_name != "megatron":
             raise ValueError(
                 f"strategy_args.tensor_parallel_size {size} is for strategy_name megatron, which alone "
@@ -84,9 +97,36 @@ class LoraArgs(Config, frozen=True, kw_only=True):
     """Linear layers that get adapters, by the last part of their names; `all-linear`: every one."""
 
     def __post_init__(self) -> None:
-        if self.r < 1:
-            raise ValueError("lora.r must be at least 1")
-        if self.alpha <= 0:
-            raise ValueError("lora.alpha must be positive")
+        check_numbers(self, "lora", at_least_one="r", positive="alpha")
         if not self.target_modules:
             raise ValueError("lora.target_modules must name at least one layer, or all-linear")
+
+
+class WandbArgs(Config, frozen=True, kw_only=True):
+    """Metrics for Weights & Biases (extra `wandb`), under `<run_dir>/wandb/`."""
+
+    project: str
+    """Project of the run. The run has the experiment's name."""
+
+    mode: Literal["offline", "online"] = "offline"
+    """`offline` writes files only; `wandb sync` sends them later. `online` sends each row at once, with
+    the key of `wandb login`."""
+
+    def __post_init__(self) -> None:
+        if not self.project:
+            raise ValueError("wandb.project must not be empty")
+
+
+def chosen_trackers(
+    trackers: Mapping[str, dict[str, Any]], tensorboard: bool, wandb: WandbArgs | None
+) -> dict[str, dict[str, Any]]:
+    """Arguments of every chosen tracker by name; `ValueError` for an unknown or repeated one."""
+    for name in trackers:
+        if name not in TRACKERS and ":" not in name:
+            raise ValueError(f"trackers: {not_one_of(repr(name), TRACKERS)}; your own is module:name")
+    chosen: dict[str, dict[str, Any]] = {"tensorboard": {}} if tensorboard else {}
+    if wandb is not None:
+        if "wandb" in trackers:
+            raise ValueError("wandb and trackers.wandb are the same tracker: give one of them")
+        chosen["wandb"] = {"project": wandb.project, "mode": wandb.mode}
+    return chosen | dict(trackers)

@@ -1,4 +1,4 @@
-"""Models and optimizers of the `learner` section, whatever their role."""
+"""Models of the `learner` section (policy, reference, critic) and their optimizers."""
 
 import math
 from typing import Any, Literal
@@ -7,26 +7,43 @@ import msgspec
 
 from tailrace.config import Config
 
-OF_OPTIMIZER = ("learning_rate", "warmup_steps", "weight_decay", "max_grad_norm")
+OF_OPTIMIZER = "learning_rate warmup_steps weight_decay max_grad_norm"
 
 
-def check_not_negative(config: Config, section: str, keys: tuple[str, ...]) -> None:
-    """Raises `ValueError` for a key of `section` that is below 0, infinite or no number."""
-    for key in keys:
-        value = getattr(config, key)
-        if not (value >= 0 and math.isfinite(value)):
-            raise ValueError(f"{section}.{key} must be a number from 0 on, found {value:g}")
+def check_numbers(
+    config: Config,
+    section: str = "",
+    *,
+    unbounded: str = "",
+    at_least_one: str = "",
+    positive: str = "",
+    not_negative: str = "",
+    shares: str = "",
+) -> None:
+    """Raises `ValueError` for a number outside of its range; each range lists its keys.
+
+    Numbers are finite, except for `unbounded` ones: for them `.inf` means that there is no bound.
+    """
+    prefix = f"{section}." if section else ""
+    _check_finite(config, prefix, unbounded.split())
+    for keys, least, most, wanted in (
+        (at_least_one, 1, math.inf, "be at least 1"),
+        (positive, math.ulp(0.0), math.inf, "be positive"),
+        (not_negative, 0, math.inf, "not be negative"),
+        (shares, 0, 1, "lie between 0 and 1"),
+    ):
+        for key in keys.split():
+            value = getattr(config, key)
+            if value is not None and not least <= value <= most:
+                raise ValueError(f"{prefix}{key} must {wanted}, found {value:g}")
 
 
-def check_finite(config: Config, section: str = "", unbounded: frozenset[str] = frozenset()) -> None:
-    """Raises `ValueError` for an infinite number, unless `unbounded` allows it above, and for nan."""
+def _check_finite(config: Config, prefix: str, unbounded: list[str]) -> None:
     for key in config.__struct_fields__:
         value = getattr(config, key)
-        if not isinstance(value, float) or math.isfinite(value):
-            continue
-        if value != math.inf or key not in unbounded:
-            name = f"{section}.{key}" if section else key
-            raise ValueError(f"{name} must be a finite number, found {value:g}: give one")
+        is_bound = value == math.inf and key in unbounded
+        if isinstance(value, float) and not (is_bound or math.isfinite(value)):
+            raise ValueError(f"{prefix}{key} must be a finite number, found {value:g}: give one")
 
 
 class FromScratch(Config, frozen=True, kw_only=True):
@@ -46,7 +63,7 @@ class FromScratch(Config, frozen=True, kw_only=True):
     """Standard deviation of the initial weights."""
 
     def __post_init__(self) -> None:
-        check_not_negative(self, "from_scratch", ("init_std",))
+        check_numbers(self, "from_scratch", not_negative="init_std")
 
 
 class ModelArgs(Config, frozen=True, kw_only=True):
@@ -111,11 +128,71 @@ class TrainingArgs(Config, frozen=True, kw_only=True):
     """Gradients of an update are scaled down to this global norm; 0 switches clipping off."""
 
     def __post_init__(self) -> None:
-        check_not_negative(self, "training_args", OF_OPTIMIZER)
+        check_numbers(
+            self,
+            "training_args",
+            not_negative=OF_OPTIMIZER,
+            positive="adam_epsilon",
+            shares="min_lr_ratio adam_beta1 adam_beta2",
+        )
         for key in ("adam_beta1", "adam_beta2"):
-            if not 0 <= getattr(self, key) < 1:
-                raise ValueError(f"training_args.{key} must be from 0 to below 1")
-        if not (self.adam_epsilon > 0 and math.isfinite(self.adam_epsilon)):
-            raise ValueError("training_args.adam_epsilon must be positive: it keeps steps finite")
-        if not 0 <= self.min_lr_ratio <= 1:
-            raise ValueError("training_args.min_lr_ratio must be 0 to 1, a share of learning_rate")
+            if getattr(self, key) == 1:
+                raise ValueError(f"training_args.{key} must be below 1")
+
+
+class ReferenceArgs(Config, frozen=True, kw_only=True):
+    """Frozen model that the policy is held near to, while `init_kl_coef` is not 0."""
+
+    pretrain: str = ""
+    """Directory (or hub name) of its weights. Empty: the weights at the run's start, also after a
+    resume."""
+
+    offload: bool = False
+    """Keep its weights in host memory and bring them to the device for each pass: slower, but the
+    device holds one model less in between. On the CPU it changes nothing."""
+
+    sharded: bool = False
+    """Cut its weights over the learner's ranks, as `strategy_name: fsdp2` cuts the policy's, and
+    gather them layer by layer for each pass: each of n ranks holds one n-th. false: every rank holds
+    all of it, with `model_args.dtype: bfloat16` the weights of linear layers in that type. In both
+    cases it runs in the learner's processes, on their devices."""
+
+    def __post_init__(self) -> None:
+        if self.sharded and self.offload:
+            raise ValueError(
+                "reference.offload moves a reference that every rank holds whole, reference.sharded "
+                "cuts it: give one"
+            )
+
+
+class CriticArgs(Config, frozen=True, kw_only=True):
+    """Model of values: a trunk and a linear head, which begins at 0."""
+
+    pretrain: str = ""
+    """Directory (or hub name) of a model of the policy's vocabulary to start from. Empty: a copy of the
+    policy at the run's start."""
+
+    shared: bool = False
+    """true: the critic has no trunk; its head reads the policy's hidden states."""
+
+    value_loss_coef: float = 0.1
+    """With `shared`: weight of the value loss in the gradient of the policy's trunk; 0 lets the head
+    alone learn from it."""
+
+    training_args: TrainingArgs = TrainingArgs(learning_rate=1e-5)
+    """The critic's optimizer and its schedule; with `shared`, the head's."""
+
+    value_clip: float = 0.2
+    """Distance from the values at the step's start at which values are clipped; 0 switches it off."""
+
+    critic_warmup: int = 0
+    """Learner steps at the beginning in which the critic alone is trained."""
+
+    def __post_init__(self) -> None:
+        check_numbers(self, "critic", not_negative="value_clip critic_warmup value_loss_coef")
+        if self.shared and self.pretrain:
+            raise ValueError(
+                "critic.pretrain names a model of its own, critic.shared says there is none: give one"
+            )
+        if not self.shared and self.value_loss_coef != 0.1:
+            raise ValueError("critic.value_loss_coef is read with critic.shared only: remove it")

@@ -1,8 +1,7 @@
 """Algorithms by name: declarations of estimators, losses and corrections, and the built-in names.
 
-An algorithm is declared once, in the file of its function, as `ESTIMATOR`, `LOSS` or `CORRECTION`. The
-declaration says which keys the function reads and what it needs; every check asks the declaration. A
-name in an experiment is a built-in name (the module of that name holds the declaration) or
+An algorithm is declared once, in the file of its function. The declaration says which keys the function
+reads and what it needs; every check asks the declaration. A name in an experiment is a built-in name or
 `my_module:NAME`, a declaration in a user's file. Both are imported at the first use, so this module
 needs no algorithm and no torch.
 """
@@ -19,6 +18,8 @@ from tailrace.import_path import load_object
 # A fact about an algorithm, or a function that reads it from the learner's configuration.
 Fact = bool | Callable[[Any], bool]
 Function = Callable[..., Any] | None
+
+_PACKAGE = "tailrace_learner.core.algorithms"
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,7 +153,7 @@ class Optimizer(Declaration):
 class Metric(Declaration):
     """Declares metrics of a step: `fn(step, config)` gives numbers by name from `StepData`.
 
-    A number is null where it is unknown. `core/algorithms/metrics/base.py` describes the data.
+    A number is null where it is unknown. `core/algorithms/metrics.py` describes the data.
     """
 
     def functions(self) -> Mapping[str, tuple[Function, str]]:
@@ -164,14 +165,14 @@ D = TypeVar("D", bound=Declaration)
 
 
 class AlgorithmRegistry(Mapping[str, D], Generic[D]):
-    """Built-in declarations of one kind; module `name` of `package` holds the one of that name."""
+    """Built-in declarations of one kind. `path`: their import path, with {name} or {NAME} in it."""
 
-    def __init__(self, kind: type[D], key: str, package: str, names: tuple[str, ...]) -> None:
+    def __init__(self, kind: type[D], key: str, path: str, names: str) -> None:
         self.kind = kind
         self.key = key  # of the experiment that chooses one
         self._place = f"learner.{key}"
-        self._package = package
-        self._names = names
+        self._path = path
+        self._names = tuple(names.split())
         self._found: dict[str, D] = {}
 
     def __getitem__(self, name: str) -> D:
@@ -200,12 +201,12 @@ class AlgorithmRegistry(Mapping[str, D], Generic[D]):
         return ", ".join(sorted(name for name, declared in self.items() if getattr(declared, field)))
 
     def path(self, name: str) -> str:
-        """Module of a built-in algorithm."""
-        return f"{self._package}.{name}"
+        """Import path of a built-in declaration."""
+        return f"{_PACKAGE}.{self._path.format(name=name, NAME=name.upper())}"
 
     def _load(self, name: str) -> D:
         if name in self._names:
-            path = f"{self.path(name)}:{self.kind.__name__.upper()}"
+            path = self.path(name)
         elif ":" in name or "." in name:
             path = name
         else:
@@ -237,58 +238,23 @@ class AlgorithmRegistry(Mapping[str, D], Generic[D]):
             ) from error
 
 
-_PACKAGE = "tailrace_learner.core.algorithms"
-
 ESTIMATORS = AlgorithmRegistry(
     Estimator,
     "adv_estimator",
-    f"{_PACKAGE}.advantages",
-    (
-        "grpo",
-        "rloo",
-        "reinforce",
-        "reinforce_plus_plus",
-        "reinforce_plus_plus_baseline",
-        "gae",
-        "remax",
-        "opo",
-        "starpo",
-        "turn_reinforce",
-        "gigpo",
-        "step_reinforce",
-    ),
+    "advantages.{name}:ESTIMATOR",
+    "grpo rloo reinforce reinforce_plus_plus reinforce_plus_plus_baseline gae remax opo starpo "
+    "turn_reinforce gigpo step_reinforce",
 )
 LOSSES = AlgorithmRegistry(
     Loss,
     "loss",
-    f"{_PACKAGE}.losses",
-    (
-        "vanilla_pg",
-        "ppo_clip",
-        "dapo",
-        "grpo",
-        "decoupled_ppo",
-        "segment",
-        "gspo",
-        "gmpo",
-        "cispo",
-        "sapo",
-        "tis_pg",
-        "topr",
-        "kimi15",
-        "m2po",
-        "kl_cov",
-        "clip_cov",
-        "dppo_tv",
-    ),
+    "losses.{name}:LOSS",
+    "vanilla_pg ppo_clip dapo grpo decoupled_ppo segment gspo gmpo cispo sapo tis_pg topr kimi15 m2po "
+    "kl_cov clip_cov dppo_tv",
 )
 CORRECTIONS = AlgorithmRegistry(
-    Correction, "behaviour_correction", f"{_PACKAGE}.corrections", ("tis", "mis", "icepop", "none")
+    Correction, "behaviour_correction", "corrections:{NAME}", "tis mis icepop none"
 )
-OPTIMIZERS = AlgorithmRegistry(
-    Optimizer, "training_args.optimizer", f"{_PACKAGE}.optimizers", ("adamw", "sgd")
-)
-METRICS = AlgorithmRegistry(
-    Metric, "metrics", f"{_PACKAGE}.metrics", ("returns", "tags", "counts", "tokens")
-)
+OPTIMIZERS = AlgorithmRegistry(Optimizer, "training_args.optimizer", "optimizers:{NAME}", "adamw sgd")
+METRICS = AlgorithmRegistry(Metric, "metrics", "metrics:{NAME}", "returns tags counts tokens")
 REGISTRIES = (ESTIMATORS, LOSSES, CORRECTIONS)

@@ -73,10 +73,11 @@ class LearnerPorts:
     events: EventSink
     versions: VersionReader
     weights: WeightSink
-    checkpoints: CheckpointStore[RunState, Any]
+    checkpoints: CheckpointStore[RunState]
     compute: Computer
     clock: Clock
     read_weights: Callable[[bool], list[TensorBytes]]  # of all, or of the trained ones
+    take_snapshot: Callable[[], Any]  # copies weights and optimizer state to the host
     on_step_finished: Sequence[Callable[[int], None]] = ()  # called with the step; return at once
     trajectories: TrajectoryFiles | None = None
 
@@ -263,7 +264,7 @@ class Learner:
 
     async def _copy(self) -> tuple[object, RunState]:
         """Copy the model between two passes; returns the copy and the state for its checkpoint."""
-        copy = await self._ports.compute(self._ports.checkpoints.take)
+        copy = await self._ports.compute(self._ports.take_snapshot)
         return copy, self._progress.saving(self._ports.clock.unix_s())
 
     async def _save(self, copy: object, state: RunState) -> None:

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Container, Sequence
 from pathlib import Path
-from typing import NamedTuple, ParamSpec, Protocol, TypeVar
+from typing import Any, NamedTuple, ParamSpec, Protocol, TypeVar
 
 from tailrace.weights.tensors import TensorBytes
 from tailrace_protos.event import CheckpointSaved, EventBody, ServerQuarantined
@@ -21,15 +21,12 @@ class GroupSource(Protocol):
 
     async def next_groups(self, max_groups: int, block_s: float) -> Sequence[TakenGroup]:
         """Returns closed groups in order; after a start all retained ones again."""
-        ...
 
     async def mark_dropped(self, entry_ids: Sequence[str], reason: str) -> None:
         """Give groups back untrained."""
-        ...
 
     async def commit_checkpoint(self, entry_ids: Sequence[str], event: CheckpointSaved) -> None:
         """Delete groups that a durable checkpoint holds."""
-        ...
 
 
 class EventSink(Protocol):
@@ -37,7 +34,6 @@ class EventSink(Protocol):
 
     async def emit(self, service: str, *bodies: EventBody) -> None:
         """Append events, all or none."""
-        ...
 
 
 class VersionReader(Protocol):
@@ -45,7 +41,6 @@ class VersionReader(Protocol):
 
     async def all(self) -> dict[int, tuple[str, int]]:
         """Returns policy_version -> (lineage, optimizer step)."""
-        ...
 
 
 class WeightSink(Protocol):
@@ -63,7 +58,6 @@ class WeightSink(Protocol):
 
         `base_version`: version that they add to; None for whole weights.
         """
-        ...
 
 
 class Computer(Protocol):
@@ -71,7 +65,6 @@ class Computer(Protocol):
 
     async def __call__(self, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         """Run `work` and return its result."""
-        ...
 
 
 class Ranks(Protocol):
@@ -84,11 +77,9 @@ class Ranks(Protocol):
 
     def sums(self, values: Sequence[float]) -> list[float]:
         """Returns each value summed over the ranks."""
-        ...
 
     def collect(self, mine: T) -> list[T]:
         """Returns the objects of all ranks, in the order of ranks."""
-        ...
 
 
 class UpdateResult(NamedTuple):
@@ -103,32 +94,23 @@ class WeightUpdater(Protocol):
 
     def update(self, *, count: float, learning_rate: float, max_grad_norm: float) -> UpdateResult:
         """Divide the gradients by `count`, clip their norm, update the weights, clear the gradients."""
-        ...
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Clear the gradients."""
-        ...
 
 
 StateT = TypeVar("StateT", contravariant=True)
 GroupT = TypeVar("GroupT", contravariant=True)
-CopyT = TypeVar("CopyT")
 
 
-class CheckpointStore(Protocol[StateT, CopyT]):
+class CheckpointStore(Protocol[StateT]):
     """Durable checkpoints: the learner copies between two passes and writes while training goes on."""
 
-    def take(self) -> CopyT:
-        """Copy the current weights and optimizer state to the host."""
-        ...
-
-    def write(self, copy: CopyT, state: StateT) -> Path:
+    def write(self, copy: Any, state: StateT) -> Path:
         """Write a checkpoint from a copy; `OSError` with a remedy if the disk refuses it."""
-        ...
 
     def prune(self, keep: int, lineages: Container[str]) -> None:
         """Remove all but the `keep` newest of these lineages; 0 keeps all."""
-        ...
 
 
 class GroupTrainer(Protocol[GroupT]):
@@ -136,26 +118,21 @@ class GroupTrainer(Protocol[GroupT]):
 
     def begin(self, step: int) -> None:
         """Begin a step with the current weights, after `step` finished steps."""
-        ...
 
     @property
     def num_missing_groups(self) -> int: ...  # noqa: D102
     @property
     def quarantined(self) -> Sequence[ServerQuarantined]:
         """Servers found wrong in this step; groups added from now on must not have their tokens."""
-        ...
 
     def add(self, group: GroupT) -> None:
         """Add a group to the step; `work` computes it."""
-        ...
 
     def work(self) -> bool:
         """Do all passes and updates that are worth doing now; False if there were none."""
-        ...
 
     def finish(self) -> dict[str, float | None]:
         """Do the rest of the step and return its metrics."""
-        ...
 
 
 MetricsRow = dict[str, float | int | None]
@@ -177,12 +154,9 @@ class Tracker(Protocol):
 
     def write(self, row: MetricsRow) -> None:
         """Take the row of the next step."""
-        ...
 
     def flush(self) -> None:
         """Pass on the rows taken so far."""
-        ...
 
     def close(self) -> None:
         """Pass on the rows taken so far, and end."""
-        ...

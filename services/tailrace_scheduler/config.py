@@ -41,7 +41,8 @@ class SchedulerConfig(Config, frozen=True, kw_only=True):
     later tokens of a longer evaluation come from newer weights. null: true with named `evaluations`."""
 
     group_timeout_s: float = 600.0
-    """Seconds from a group's admission until it closes with the members that have settled."""
+    """Seconds from a group's admission until it closes with the members that have settled. With
+    `agents.workflow.mode: outside`: seconds after its last episode was leased for the first time."""
 
     min_valid: int = 0
     """Members with a valid outcome that a group needs to be trained on; 0: two if members are

@@ -39,6 +39,7 @@ class GroupPlan(msgspec.Struct, frozen=True, kw_only=True):
     deadline_unix_s: float
     min_valid: int
     step: int  # optimizer step at admission
+    timeout_s: float = 0.0  # from admission to the deadline
     attempts: tuple[int, ...] = ()  # current attempt of each member; empty: all 0
     settled: dict[int, Outcome] = {}  # member -> outcome
 
@@ -52,6 +53,7 @@ class GroupPlan(msgspec.Struct, frozen=True, kw_only=True):
             phase=self.phase,
             task=self.tasks[member],
             deadline_unix_s=self.deadline_unix_s,
+            timeout_s=self.timeout_s,
         )
 
     def episodes(self) -> list[EpisodeTask]:

@@ -21,6 +21,7 @@ __all__ = ["world"]
 
 ROOT = Path(__file__).parents[2]
 PLAYERS = Path(__file__).parent / "agents"
+CAMEL = ROOT / "examples" / "frameworks" / "camel"  # its player shares a part of the example
 
 
 @pytest.mark.parametrize("rich", [False, True], ids=["plain", "thoughts_and_stream"])
@@ -28,8 +29,9 @@ PLAYERS = Path(__file__).parent / "agents"
 async def test_the_reward_of_an_episode_reaches_every_sampled_token(
     world: WorkflowWorld, framework: Framework, rich: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("PYTHONPATH", str(PLAYERS), prepend=":")
-    monkeypatch.syspath_prepend(PLAYERS)
+    for folder in (CAMEL, PLAYERS):
+        monkeypatch.setenv("PYTHONPATH", str(folder), prepend=":")
+        monkeypatch.syspath_prepend(folder)
     monkeypatch.setenv("LITELLM_LOCAL_MODEL_COST_MAP", "True")  # it would ask the Internet for prices
     world.model.reply = thinking(framework.script) if rich else framework.script
     await world.start(

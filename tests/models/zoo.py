@@ -53,6 +53,13 @@ _PARTS: dict[str, Any] = {
     "mamba_d_ssm": 64,
 }
 _MAMBA2 = {"num_heads": 8, "head_dim": 8, "state_size": 8, "n_groups": 1}
+_GEMMA_4 = {
+    "hidden_size_per_layer_input": 8,
+    "vocab_size_per_layer_input": 96,
+    "sliding_window": 16,
+    "layer_types": ["sliding_attention", "full_attention"] * 2,
+    "per_layer_config": {},
+}
 _LONG_ROPE = {
     "rope_type": "longrope",
     "rope_theta": 10000.0,
@@ -73,6 +80,7 @@ ZOO: dict[str, dict[str, Any]] = {
     "cohere": {},
     "cohere2": {"sliding_window": 16, "sliding_window_pattern": 2},
     "ctrl": {"n_embd": 32, "n_head": 4, "n_layer": 2, "dff": 48},
+    "cwm": {},
     "dbrx": {
         "d_model": 32,
         "n_heads": 4,
@@ -81,10 +89,13 @@ ZOO: dict[str, dict[str, Any]] = {
         "attn_config": {"kv_n_heads": 2, "rope_theta": 10000.0, "clip_qkv": 8},
         "ffn_config": {"ffn_hidden_size": 32, "moe_num_experts": 4, "moe_top_k": 2, "hidden_size": 32},
     },
+    "deepseek_v2": {"num_key_value_heads": 4},
     "deepseek_v3": {"num_key_value_heads": 4},
     "diffllama": {},
     "doge": {},
+    "dots1": {"n_shared_experts": 1},
     "ernie4_5": {},
+    "ernie4_5_moe": {},
     "exaone4": {"sliding_window": 16, "sliding_window_pattern": 4},
     "falcon": {"num_kv_heads": 2, "new_decoder_architecture": True},
     "falcon:alibi": {"alibi": True, "num_kv_heads": 4, "new_decoder_architecture": False},
@@ -104,9 +115,20 @@ ZOO: dict[str, dict[str, Any]] = {
         "layer_types": ["sliding_attention", "full_attention"] * 2,
         "activation_sparsity_pattern": [0.0] * 4,
     },
+    "gemma4_text": _GEMMA_4,
+    "gemma4_text:experts": {
+        **_GEMMA_4,
+        "enable_moe_block": True,
+        "num_experts": 4,
+        "moe_intermediate_size": 16,
+        "top_k_experts": 2,
+    },
+    "gemma4_text:shared_kv": {**_GEMMA_4, "num_kv_shared_layers": 2},
     "glm": {"partial_rotary_factor": 0.5},
     "glm4": {"partial_rotary_factor": 0.5},
+    "glm4_moe": {},
     "gpt2": {"n_embd": 32, "n_head": 4, "n_layer": 2},
+    "gpt_bigcode": {"n_embd": 32, "n_head": 4, "n_layer": 2},
     "gpt_neo": {
         "num_hidden_layers": 2,
         "num_heads": 4,
@@ -117,8 +139,12 @@ ZOO: dict[str, dict[str, Any]] = {
     "gpt_oss": {"sliding_window": 16},
     "gptj": {"n_embd": 32, "n_head": 4, "n_layer": 2, "rotary_dim": 4, "n_inner": 48},
     "granite": {"logits_scaling": 2.0, "attention_multiplier": 0.2, "residual_multiplier": 0.5},
+    "granitemoe": {},
     "granitemoehybrid": {"layer_types": ["mamba", "attention"] * 2, "shared_intermediate_size": 48},
+    "granitemoeshared": {},
+    "helium": {},
     "hunyuan_v1_dense": {},
+    "hunyuan_v1_moe": {},
     "jamba": {
         "attn_layer_period": 2,
         "attn_layer_offset": 1,
@@ -126,6 +152,7 @@ ZOO: dict[str, dict[str, Any]] = {
         "mamba_dt_rank": 4,
         "use_mamba_kernels": False,
     },
+    "jetmoe": {},
     "kimi_linear": {
         "num_key_value_heads": 4,
         "linear_head_dim": 8,
@@ -135,6 +162,7 @@ ZOO: dict[str, dict[str, Any]] = {
         "mlp_layer_types": ["dense", "sparse"] * 2,
     },
     "lfm2": {"layer_types": ["conv", "full_attention"] * 2, "block_multiple_of": 16},
+    "lfm2_moe": {"layer_types": ["conv", "full_attention"] * 2, "num_dense_layers": 1},
     "llama": {},
     "llama:dynamic": {
         "max_position_embeddings": 64,
@@ -145,13 +173,26 @@ ZOO: dict[str, dict[str, Any]] = {
         "no_rope_layers": [1, 1, 1, 0],
         "intermediate_size_mlp": 48,
     },
+    "longcat_flash": {
+        "num_key_value_heads": 4,
+        "num_layers": 2,
+        "expert_ffn_hidden_size": 16,
+        "ffn_hidden_size": 48,
+    },
     "mamba": {"state_size": 8, "num_hidden_layers": 2},
     "mamba2": {**_MAMBA2, "num_hidden_layers": 2, "chunk_size": 16},
+    "mimo_v2_flash": {},
+    "minicpm3": {"num_key_value_heads": 4},
     "minimax": {"block_size": 16, "layer_types": ["linear_attention", "full_attention"] * 2},
+    "minimax_m2": {},
+    "ministral": {},
+    "ministral3": {},
     "mistral": {"sliding_window": None},
     "mistral:window": {"sliding_window": 16},
     "mixtral": {"sliding_window": None},
     "mpt": {"d_model": 32, "n_heads": 4, "n_layers": 2, "max_seq_len": 512},
+    "nanochat": {},
+    "nemotron": {},
     "nemotron_h": {
         "layers_block_type": ["mamba", "attention", "mamba", "mlp"],
         "mamba_num_heads": 8,
@@ -163,22 +204,27 @@ ZOO: dict[str, dict[str, Any]] = {
     "olmo:clip_qkv": {"clip_qkv": 0.2},
     "olmo2": {},
     "olmo3": {"sliding_window": 16},
+    "olmo_hybrid": {},
     "olmoe": {},
     "opt": {"ffn_dim": 48, "word_embed_proj_dim": 32},
+    "persimmon": {},
     "phi": {},
     "phi3": {},
     "phi3:longrope": {"rope_parameters": _LONG_ROPE, "original_max_position_embeddings": 64},
     "phimoe": {},
     "qwen2": {},
+    "qwen2_moe": {},
     "qwen3": {},
     "qwen3_moe": {},
-    "qwen3_next": {"layer_types": ["linear_attention", "full_attention"] * 2},
+    "qwen3_5_moe_text": {"layer_types": ["linear_attention", "full_attention"] * 2},
     "qwen3_5_text": {"layer_types": ["linear_attention", "full_attention"] * 2},
+    "qwen3_next": {"layer_types": ["linear_attention", "full_attention"] * 2},
     "recurrent_gemma": {"attention_window_size": 16, "lru_width": 32, "num_hidden_layers": 3},
     "seed_oss": {"residual_dropout": 0.1, "attention_dropout": 0.1},
     "smollm3": {"no_rope_layers": [1, 0, 1, 0]},
     "stablelm": {},
     "starcoder2": {"sliding_window": None, "residual_dropout": 0.1},
+    "vaultgemma": {"sliding_window": 16},
     "zamba2": {
         "num_hidden_layers": 3,
         "layers_block_type": ["mamba", "hybrid", "mamba"],
@@ -194,9 +240,10 @@ def configuration(name: str) -> Any:
     """Hugging Face configuration of an entry of `ZOO`."""
     model_type = name.partition(":")[0]
     known = AutoConfig.for_model(model_type)
-    sizes = _SIZES | {key: value for key, value in _PARTS.items() if hasattr(known, key)}
+    keys = {*dir(known), *known.attribute_map}
+    sizes = _SIZES | {key: value for key, value in _PARTS.items() if key in keys}
     derived = {key for key in sizes if isinstance(getattr(type(known), key, None), property)}
-    if not hasattr(known, "head_dim"):
+    if "head_dim" not in keys:
         derived.add("head_dim")
     sizes = {key: value for key, value in sizes.items() if key not in derived}
     return AutoConfig.for_model(model_type, **(sizes | ZOO[name]))

@@ -128,6 +128,7 @@ class AgentsWorld(RunWorld):
         first: int = 0,
         seeds: Sequence[int] = (),
         deadline_s: float = 60.0,
+        timeout_s: float = 60.0,
     ) -> list[EpisodeTask]:
         """Record groups and queue their episodes, as the scheduler does."""
         deadline = time.time() + deadline_s
@@ -154,6 +155,7 @@ class AgentsWorld(RunWorld):
                     phase,
                     env_task,
                     deadline,
+                    timeout_s,
                 )
                 for member, env_task in enumerate(env_tasks)
             ]

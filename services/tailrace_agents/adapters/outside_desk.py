@@ -5,12 +5,15 @@ from collections.abc import Callable
 
 from tailrace.log import get_logger
 from tailrace.store import OutsideEpisodes, StoreError
+from tailrace.store.outside import OutsideProgress
 from tailrace_protos.episode import Outcome
 from tailrace_protos.session import OutsideOffer, OutsideResult
 
 log = get_logger(__name__)
 
 _LOOK_INTERVAL_S = 0.1
+_WATCH_INTERVAL_S = 0.5
+_Ended = asyncio.Future[OutsideResult | None]
 
 
 class StoredDesk:
@@ -18,7 +21,8 @@ class StoredDesk:
 
     def __init__(self) -> None:
         self._connected: OutsideEpisodes | None = None
-        self._waiting: dict[str, asyncio.Future[OutsideResult]] = {}
+        self._waiting: dict[str, _Ended] = {}
+        self._started: dict[str, float] = {}  # first leases
         self._looking: asyncio.Task[None] | None = None
 
     @property
@@ -39,37 +43,43 @@ class StoredDesk:
             self._looking.cancel()
 
     async def result_of(
-        self, offer: OutsideOffer, require_running: Callable[[], None]
-    ) -> OutsideResult:
+        self, offer: OutsideOffer, watch: Callable[[float | None], None]
+    ) -> tuple[float, OutsideResult | None]:
         """See `OutsideDesk`."""
         episode_id = offer.opening.episode_id
         await self._episodes.offer(offer)
-        new: asyncio.Future[OutsideResult] = asyncio.get_running_loop().create_future()
+        new: _Ended = asyncio.get_running_loop().create_future()
         found = self._waiting.setdefault(episode_id, new)
         try:
             while not found.done():
-                require_running()
+                watch(self._started.get(episode_id))
                 if self._looking is None or self._looking.done():
                     self._looking = asyncio.create_task(self._look())
-                await asyncio.wait({found}, timeout=1.0)
-            return found.result()
+                await asyncio.wait({found}, timeout=_WATCH_INTERVAL_S)
+            return self._started.get(episode_id, 0.0), found.result()
         finally:
             self._waiting.pop(episode_id, None)
+            self._started.pop(episode_id, None)
 
     async def end(self, episode_id: str, outcome: Outcome) -> None:
         """See `OutsideDesk`."""
         await self._episodes.close(episode_id, outcome.value)
 
     async def _look(self) -> None:
-        """Look for results while episodes wait."""
+        """Look for leases and results while episodes wait."""
         while self._waiting:
             try:
-                results = await self._episodes.results(list(self._waiting))
+                for episode_id, progress in (await self._episodes.progress([*self._waiting])).items():
+                    self._take(episode_id, progress)
             except StoreError as error:
                 log.warning("results of outside agents cannot be read", reason=str(error))
-                results = {}
-            for episode_id, result in results.items():
-                waiting = self._waiting.get(episode_id)
-                if waiting is not None and not waiting.done():
-                    waiting.set_result(result)
             await asyncio.sleep(_LOOK_INTERVAL_S)
+
+    def _take(self, episode_id: str, progress: OutsideProgress) -> None:
+        waiting = self._waiting.get(episode_id)
+        if waiting is None or waiting.done():
+            return
+        if progress.started_unix_s is not None:
+            self._started[episode_id] = progress.started_unix_s
+        if progress.result is not None or progress.is_settled:
+            waiting.set_result(progress.result)

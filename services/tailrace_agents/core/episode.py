@@ -52,6 +52,7 @@ class EpisodeResult:
     row: dict[str, Any] = field(default_factory=dict)  # of the data set, for rewards
     num_replayed_turns: int = 0
     num_restarts: int = 0  # restarts because a replay did not fit the journal
+    deadline_unix_s: float = 0.0
 
 
 class EpisodeHandedBackError(Exception):

@@ -245,4 +245,5 @@ class Episode:
             self.row,
             self.num_replayed,
             self.num_restarts,
+            self.task.deadline_unix_s,
         )

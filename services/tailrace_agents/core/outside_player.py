@@ -3,14 +3,15 @@
 The worker offers the row and waits. A gateway leases it to an agent, opens its session and takes its
 end.
 
-Invariants: an offer outlives its worker: a worker that takes the episode over finds the agent's lease,
-or its end; an episode that has ended is closed, so that no agent gets it any more; a worker that drains
-leaves the offer to the next one.
+Invariants: an episode's time counts from its first lease, and its group waits for that; an offer
+outlives its worker: a worker that takes the episode over finds the agent's lease, or its end; an ended
+episode is closed, so that no agent gets it; a worker that drains leaves the offer to the next.
 """
 
-import asyncio
 from collections.abc import Callable
 from typing import Any, Protocol
+
+from msgspec.structs import replace
 
 from tailrace.sdk.agent_loop import EpisodeEnd, LoopLimits
 from tailrace.sdk.workflow import WorkflowEnd
@@ -27,20 +28,27 @@ from tailrace_agents.ports import EpisodeJournal
 from tailrace_protos.episode import EpisodeTask, Outcome
 from tailrace_protos.session import OutsideOffer, OutsideResult, SessionExport, SessionOpened
 
+_UNTIL_LEASED_S = 1e8
+
 
 class OutsideDesk(Protocol):
     """Offers of episodes to outside agents."""
 
     async def result_of(
-        self, offer: OutsideOffer, require_running: Callable[[], None]
-    ) -> OutsideResult:
-        """Offers an episode, or finds its offer; returns the end that an agent sent.
+        self, offer: OutsideOffer, watch: Callable[[float | None], None]
+    ) -> tuple[float, OutsideResult | None]:
+        """Offers an episode, or finds its offer; returns its first lease's time, and the agent's end.
 
-        Calls `require_running` while it waits; what that raises ends the wait, and the offer stays.
+        Without an end, the scheduler has closed its group. Calls `watch` with the time of the first
+        lease while it waits; what that raises ends the wait, and the offer stays.
         """
 
     async def end(self, episode_id: str, outcome: Outcome) -> None:
         """Ends an offer."""
+
+
+class _AgentLateError(Exception):
+    """The time of an episode is over."""
 
 
 class OutsidePlayer:
@@ -66,15 +74,16 @@ class OutsidePlayer:
 
     async def play(self, task: EpisodeTask, journal: EpisodeJournal) -> EpisodeResult:
         """See `EpisodePlayer`."""
-        episode = Episode(task, self._context, self._limits, self._row_of(task))
+        unbounded = replace(task, deadline_unix_s=self._context.clock.unix_s() + _UNTIL_LEASED_S)
+        episode = Episode(unbounded, self._context, self._limits, self._row_of(task))
         result = await episode.play(lambda: self._run(episode))
         await self._desk.end(task.episode_id, result.outcome)
         self._sessions.close(SessionOpened(task.episode_id, "", ""))  # whoever opened it
         return result
 
     async def _run(self, episode: Episode) -> EpisodeEnd:
-        task, timeout_s = episode.task, self._terms.timeout_s
-        episode.require_running()
+        task, stages = episode.task, self._context.stages
+        timeout_s = min(task.timeout_s or self._terms.timeout_s, self._terms.timeout_s)
         offer = OutsideOffer(
             opening_of(episode),
             task.group_id,
@@ -83,15 +92,27 @@ class OutsidePlayer:
             task.task.env_name,
             episode.row,
             self._lease_s,
+            timeout_s,
         )
-        deadline = asyncio.timeout(timeout_s)
+
+        def watch(started_unix_s: float | None) -> None:
+            episode.require_running()
+            if started_unix_s is None:
+                return
+            stages.unleased.pop(task.episode_id, None)
+            if self._context.clock.unix_s() > started_unix_s + timeout_s:
+                raise _AgentLateError(f"no agent ended the episode within {timeout_s:g} s")
+
+        stages.unleased[task.episode_id] = task.group_id
         try:
-            async with deadline:
-                found = await self._desk.result_of(offer, episode.require_running)
-        except TimeoutError:
-            if not deadline.expired():
-                raise
-            return EpisodeEnd(Outcome.TIMEOUT, f"no agent ended the episode within {timeout_s:g} s")
+            started_unix_s, found = await self._desk.result_of(offer, watch)
+        except _AgentLateError as late:
+            return EpisodeEnd(Outcome.TIMEOUT, str(late))
+        finally:
+            stages.unleased.pop(task.episode_id, None)
+        if found is None:
+            return EpisodeEnd(Outcome.TIMEOUT, "the scheduler closed its group")
+        episode.task = replace(task, deadline_unix_s=started_unix_s + timeout_s)
         return await self._end_of(episode, found)
 
     async def _end_of(self, episode: Episode, found: OutsideResult) -> EpisodeEnd:

@@ -9,6 +9,7 @@ import asyncio
 import re
 import uuid
 from collections.abc import Callable, Coroutine
+from dataclasses import dataclass
 from typing import Literal
 
 import msgspec
@@ -67,23 +68,15 @@ class TrajectoryBody(EndBody, frozen=True, kw_only=True):
     rows: list[RowBody]
 
 
+@dataclass(frozen=True)
 class EpisodeRoutes:
     """Handlers of the episode routes."""
 
-    def __init__(
-        self,
-        gateway: Gateway,
-        episodes: OutsideEpisodes,
-        handler: SessionHandler,
-        reader: TrajectoryReader,
-        base_url: Callable[[], str],
-    ) -> None:
-        self._sessions = gateway.sessions
-        self._calls = gateway.calls
-        self._episodes = episodes
-        self._handler = handler
-        self._reader = reader
-        self._base_url = base_url
+    gateway: Gateway
+    episodes: OutsideEpisodes
+    handler: SessionHandler
+    reader: TrajectoryReader
+    base_url: Callable[[], str]
 
     def routes(self) -> list[HttpRoute]:
         """Return the episode routes."""
@@ -99,7 +92,7 @@ class EpisodeRoutes:
     async def episode_of_key(self, key: str) -> str:
         """Return the episode that a key opens; raise `UnauthorizedError` if there is none."""
         try:
-            found = await self._episodes.id_of_key(key_hash(key))
+            found = await self.episodes.id_of_key(key_hash(key))
         except StoreError as error:
             raise _unavailable(error) from error
         if not found:
@@ -107,7 +100,7 @@ class EpisodeRoutes:
         return found
 
     async def lease(self, exchange: Exchange) -> None:
-        """OutsideLease an episode; 204 if none waits within `wait_s`."""
+        """Lease an episode; 204 if none waits within `wait_s`."""
         exchange.require_admin()
         body = read_body(await exchange.body() or b"{}", LeaseBody)
         _RANGES.require(body)
@@ -118,13 +111,16 @@ class EpisodeRoutes:
         if leased is None:
             await exchange.send_nothing()
             return
-        offer, limits = leased.offer, leased.offer.opening.limits
+        offer = leased.offer
+        limits = msgspec.structs.replace(
+            offer.opening.limits, deadline_unix_s=leased.started_unix_s + offer.timeout_s
+        )
         episode_id = offer.opening.episode_id
         is_again = leased.is_resumed and not body.keep_session
         if leased.is_used or (is_again and await self._has_calls(episode_id)):
-            await self._handler.forget(episode_id)
-        key = await self._sessions.open(offer.opening)
-        await self._episodes.bind(episode_id, key_hash(key))
+            await self.handler.forget(episode_id)
+        key = await self.gateway.sessions.open(msgspec.structs.replace(offer.opening, limits=limits))
+        await self.episodes.bind(episode_id, key_hash(key))
         await exchange.send_json(
             {
                 "episode_id": episode_id,
@@ -133,7 +129,7 @@ class EpisodeRoutes:
                 "phase": offer.phase,
                 "group_id": offer.group_id,
                 "member": offer.member,
-                "base_url": self._base_url(),
+                "base_url": self.base_url(),
                 "api_key": key,
                 "is_resumed": leased.is_resumed,
                 "lease_s": offer.lease_s,
@@ -150,9 +146,9 @@ class EpisodeRoutes:
         gone = asyncio.create_task(exchange.gone())
         try:
             while not gone.done():
-                if self._calls.is_draining:
+                if self.gateway.calls.is_draining:
                     raise UnavailableError("this gateway is stopping: ask again", retry_after_s=0.0)
-                leased = await self._episodes.lease(holder)
+                leased = await self.episodes.lease(holder)
                 if leased is not None or loop.time() >= until_s:
                     return leased
                 await backoff.sleep()
@@ -161,13 +157,13 @@ class EpisodeRoutes:
             gone.cancel()
 
     async def _has_calls(self, episode_id: str) -> bool:
-        session = await self._sessions.load(episode_id)
+        session = await self.gateway.sessions.load(episode_id)
         return session is not None and session.num_calls > 0
 
     async def show(self, exchange: Exchange) -> None:
         """Send the state of an episode."""
         episode_id = _episode_id(exchange)
-        found = await self._episodes.state(episode_id)
+        found = await self.episodes.state(episode_id)
         if found is None:
             raise _unknown(episode_id)
         state = {"episode_id": episode_id, "state": found.state, "outcome": found.outcome or None}
@@ -176,7 +172,7 @@ class EpisodeRoutes:
     async def renew(self, exchange: Exchange) -> None:
         """Prolong a lease; calls of the model do so by themselves."""
         episode_id = _episode_id(exchange)
-        if not await self._episodes.renew(episode_id):
+        if not await self.episodes.renew(episode_id):
             raise ConflictError(f"episode {episode_id!r} is not leased", code="not_leased")
         await exchange.send_json({"episode_id": episode_id, "state": "leased"})
 
@@ -196,13 +192,13 @@ class EpisodeRoutes:
         if body.rewards or body.reward is None:
             raise BadRequestError("reward: rows need the episode's reward, one number", param="reward")
         result = _result(body, {"": finite(body.reward)})
-        rows, messages = self._reader.read(body.rows, body.reward)
+        rows, messages = self.reader.read(body.rows, body.reward)
         result = msgspec.structs.replace(result, rows=rows, messages=messages)
         await self._settle(exchange, episode_id, result)
 
     async def _require_calls(self, episode_id: str, rewards: dict[str, float]) -> None:
         """Tell the agent now, while it can act, that a reward has no call."""
-        session = await self._sessions.load(episode_id)
+        session = await self.gateway.sessions.load(episode_id)
         if session is None:  # it is over: the settlement tells how
             return
         if not session.num_calls:
@@ -213,14 +209,14 @@ class EpisodeRoutes:
                 raise NotFoundError(f"there is no call {completion_id!r} in episode {episode_id!r}")
 
     async def _settle(self, exchange: Exchange, episode_id: str, result: OutsideResult) -> None:
-        answer = await self._episodes.settle(episode_id, result)
+        answer = await self.episodes.settle(episode_id, result)
         if answer == "unknown":
             raise _unknown(episode_id)
         if answer == "other":
             reason = f"episode {episode_id!r} was ended before, differently: the first end counts"
             raise ConflictError(reason, code="already_rewarded")
         if answer == "over":
-            found = await self._episodes.state(episode_id)
+            found = await self.episodes.state(episode_id)
             reason = f"episode {episode_id!r} is over: {found.outcome if found else 'it has expired'}"
             raise SessionOverError(reason, code="episode_over")
         repeated = answer == "same"

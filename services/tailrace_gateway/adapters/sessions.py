@@ -8,6 +8,7 @@ import re
 import time
 import uuid
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import msgspec
@@ -78,23 +79,15 @@ class ExportBody(Body, frozen=True, kw_only=True):
     reward_scope: RewardScope = RewardScope.EPISODE
 
 
+@dataclass(frozen=True)
 class SessionRoutes:
     """Handlers of the session routes."""
 
-    def __init__(
-        self,
-        gateway: Gateway,
-        defaults: SessionDefaults,
-        base_url: Callable[[], str],
-        handler: SessionHandler,
-        export_style: ExportStyle,
-    ) -> None:
-        self._sessions = gateway.sessions
-        self._exporter = gateway.exporter
-        self._defaults = defaults
-        self._base_url = base_url
-        self._handler = handler
-        self._export_style = export_style
+    gateway: Gateway
+    defaults: SessionDefaults
+    base_url: Callable[[], str]
+    handler: SessionHandler
+    export_style: ExportStyle
 
     def routes(self) -> list[HttpRoute]:
         """Return the session routes."""
@@ -111,16 +104,16 @@ class SessionRoutes:
         """Open a session."""
         exchange.require_admin()
         body = read_body(await exchange.body() or b"{}", OpenSessionBody)
-        record = _record(body, self._defaults)
-        key = await self._sessions.open(record)
+        record = _record(body, self.defaults)
+        key = await self.gateway.sessions.open(record)
         await exchange.send_json(
-            {"session_id": record.episode_id, "base_url": self._base_url(), "api_key": key}, 201
+            {"session_id": record.episode_id, "base_url": self.base_url(), "api_key": key}, 201
         )
 
     async def show(self, exchange: Exchange) -> None:
         """Send the limits of a session and its use of them."""
         session_id = _session_id(exchange)
-        session = await self._sessions.load(session_id)
+        session = await self.gateway.sessions.load(session_id)
         if session is None:
             raise NotFoundError(f"there is no session {session_id!r}")
         limits = session.record.limits
@@ -140,18 +133,18 @@ class SessionRoutes:
         """Set the reward of one call."""
         session_id = _session_id(exchange)
         body = read_body(await exchange.body(), RewardBody)
-        rewarded = await self._exporter.set_reward(session_id, body.reward, body.completion_id)
+        rewarded = await self.gateway.exporter.set_reward(session_id, body.reward, body.completion_id)
         await exchange.send_json({"completion_id": rewarded, "reward": body.reward})
 
     async def export(self, exchange: Exchange) -> None:
         """Close a session for calls and send its rows as JSON."""
         session_id = _session_id(exchange)
         body = read_body(await exchange.body() or b"{}", ExportBody)
-        exported = await self._handler.finish(
+        exported = await self.handler.finish(
             ExportSession(
                 session_id,
                 body.rewards,
-                body.export_style or self._export_style,
+                body.export_style or self.export_style,
                 body.turn_discount,
                 body.reward_scope,
             )
@@ -170,7 +163,7 @@ class SessionRoutes:
         """Delete a session."""
         session_id = _session_id(exchange)
         try:
-            await self._handler.forget(session_id)
+            await self.handler.forget(session_id)
         except StoreError as error:
             reason = f"the session cannot be closed now: {error}"
             raise UnavailableError(reason, retry_after_s=1.0) from error

@@ -9,18 +9,21 @@ they are ignored and removed. A replaced folder gets its name back if its succes
 import os
 import shutil
 import uuid
-from collections.abc import Callable, Container
-from dataclasses import dataclass
+from collections.abc import Container
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import msgspec
+import torch
 from safetensors import SafetensorError
 from safetensors.torch import save_file
+from transformers import AutoConfig, AutoModelForCausalLM
 
-from tailrace.config import ConfigError
+from tailrace.config import ConfigError, RunConfig
 from tailrace.log import get_logger
+from tailrace_learner.adapters.hf_model import TrainableModel, build_tokenizer, scratch_architecture
 from tailrace_learner.adapters.snapshots import OPTIMIZER_FILE, Snapshot
+from tailrace_learner.config import LearnerConfig
 from tailrace_learner.core.step.run_state import SCHEMA, RunState
 
 log = get_logger(__name__)
@@ -41,6 +44,18 @@ class CheckpointNotSavedError(OSError):
         self.reason = reason
 
 
+class IncompatibleCheckpointError(ConfigError):
+    """A checkpoint holds another model than the experiment's. Attributes: `path`, `difference`."""
+
+    def __init__(self, path: str, difference: str) -> None:
+        super().__init__(
+            f"resume_from_checkpoint: {path} holds another model than this experiment's: {difference}. "
+            "Give the experiment that wrote it, or begin a new run with pretrain: that folder"
+        )
+        self.path = path
+        self.difference = difference
+
+
 class Checkpoint(NamedTuple):
     """A complete checkpoint on disk."""
 
@@ -54,7 +69,7 @@ class CheckpointFolder:
     def __init__(self, run_dir: Path) -> None:
         self.root = run_dir / "checkpoints"
 
-    def save(self, snapshot: Snapshot, state: RunState) -> Path:
+    def write(self, snapshot: Snapshot, state: RunState) -> Path:
         """Write `step_<N>` durably; `CheckpointNotSavedError` if the disk refuses it."""
         target = self.root / f"step_{state.step}"
         part = self.root / f".part-{state.step}-{uuid.uuid4().hex[:8]}"
@@ -73,30 +88,27 @@ class CheckpointFolder:
             raise CheckpointNotSavedError(target, str(error)) from error
         return target
 
-    def all(self) -> list[Checkpoint]:
-        """Complete checkpoints in the order of saving; logs and leaves out incomplete ones."""
+    def all(self, lineages: Container[str] | None = None) -> list[Checkpoint]:
+        """Complete checkpoints of these lineages (None: all) in the order of saving.
+
+        Logs and leaves out incomplete ones.
+        """
         found: list[Checkpoint] = []
         for path in self.root.glob("step_*"):
             try:
                 found.append(read_checkpoint(path))
             except ConfigError as error:
                 log.warning("checkpoint ignored", path=str(path), reason=str(error))
+        found = [each for each in found if lineages is None or each.state.lineage in lineages]
         return sorted(found, key=lambda checkpoint: checkpoint.state.saved_unix_s)
 
-    def newest_of(self, lineages: Container[str]) -> Checkpoint | None:
-        """The last saved checkpoint that one of these lineages wrote."""
-        ours = [checkpoint for checkpoint in self.all() if checkpoint.state.lineage in lineages]
-        return ours[-1] if ours else None
-
-    def newest(self) -> Checkpoint | None:
-        """The last saved checkpoint."""
-        found = self.all()
-        return found[-1] if found else None
+    def newest(self, lineages: Container[str] | None = None) -> Checkpoint | None:
+        """The last saved checkpoint that one of these lineages (None: any) wrote."""
+        return next(reversed(self.all(lineages)), None)
 
     def prune(self, keep: int, lineages: Container[str]) -> None:
         """Remove all but the `keep` newest checkpoints of these lineages; 0 keeps all."""
-        ours = [checkpoint for checkpoint in self.all() if checkpoint.state.lineage in lineages]
-        for checkpoint in ours[:-keep] if keep else ():
+        for checkpoint in self.all(lineages)[:-keep] if keep else ():
             doomed = checkpoint.path.with_name(f".old-{uuid.uuid4().hex[:8]}")
             checkpoint.path.rename(doomed)
             shutil.rmtree(doomed, ignore_errors=True)
@@ -113,29 +125,9 @@ class CheckpointFolder:
             shutil.rmtree(path, ignore_errors=True)
 
 
-@dataclass(frozen=True, slots=True)
-class BoundStore:
-    """Checkpoints of one model; `take` copies it and its optimizer."""
-
-    folder: CheckpointFolder
-    take: Callable[[], Snapshot]
-
-    def write(self, copy: Snapshot, state: RunState) -> Path:
-        """Write a copy durably; `CheckpointNotSavedError` when the disk is full."""
-        return self.folder.save(copy, state)
-
-    def prune(self, keep: int, lineages: Container[str]) -> None:
-        """Remove all but the newest of these lineages."""
-        self.folder.prune(keep, lineages)
-
-
-def named_checkpoint(path: str) -> Checkpoint:
-    """Read the checkpoint that the user names."""
-    return read_checkpoint(Path(path).expanduser().absolute())
-
-
 def read_checkpoint(path: Path) -> Checkpoint:
     """Read the checkpoint at `path`; `ConfigError` if there is none."""
+    path = path.expanduser().absolute()
     try:
         state = msgspec.json.decode((path / STATE_FILE).read_bytes(), type=RunState)
     except (OSError, msgspec.DecodeError) as error:
@@ -149,6 +141,53 @@ def read_checkpoint(path: Path) -> Checkpoint:
             "use the version of Tailrace that wrote it"
         )
     return Checkpoint(path, state)
+
+
+def check_compatible(path: str, loaded: TrainableModel, run: RunConfig, config: LearnerConfig) -> None:
+    """Raise `IncompatibleCheckpointError` if type, vocabulary or the shape of a weight differ.
+
+    The check is left out if the configuration of `pretrain` cannot be loaded any more.
+    """
+    expected = _architecture(run, config)
+    if expected is None:
+        return
+    found = loaded.model.config
+    if found.model_type != expected.model_type:
+        raise IncompatibleCheckpointError(path, f"{found.model_type}, here {expected.model_type}")
+    with torch.device("meta"):
+        wanted = _shapes(AutoModelForCausalLM.from_config(expected))  # type: ignore[no-untyped-call]
+    shapes = _shapes(loaded.model)
+    for name in sorted(shapes.keys() | wanted.keys()):
+        if shapes.get(name) != wanted.get(name):
+            raise IncompatibleCheckpointError(
+                path, f"{name} is {shapes.get(name)}, here {wanted.get(name)}"
+            )
+    _check_tokens(path, loaded, config)
+
+
+def _check_tokens(path: str, loaded: TrainableModel, config: LearnerConfig) -> None:
+    """Compare the vocabularies, if the experiment makes its tokenizer itself."""
+    if config.from_scratch is None:
+        return
+    tokens = build_tokenizer(config.from_scratch).get_vocab()
+    if tokens != loaded.tokenizer.get_vocab():
+        raise IncompatibleCheckpointError(path, "its tokenizer has other tokens")
+
+
+def _architecture(run: RunConfig, config: LearnerConfig) -> Any:
+    """Returns the configuration of a new run of this experiment; None if it cannot be loaded."""
+    if config.from_scratch is not None:
+        scratch = config.from_scratch
+        return scratch_architecture(scratch, build_tokenizer(scratch))
+    try:
+        return AutoConfig.from_pretrained(str(Path(run.pretrain).expanduser()))
+    except (OSError, ValueError) as error:
+        log.warning("checkpoint not compared with pretrain", pretrain=run.pretrain, error=str(error))
+        return None
+
+
+def _shapes(model: Any) -> dict[str, tuple[int, ...]]:
+    return {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
 
 
 def _replace(part: Path, target: Path) -> None:

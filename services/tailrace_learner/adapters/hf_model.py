@@ -143,15 +143,11 @@ def _check_attention(config: LearnerConfig) -> None:
     """Raise `ConfigError` if the configured attention cannot run here."""
     disable_progress_bar()  # type: ignore[no-untyped-call]
     name = config.model_args.attn_implementation
-    if name in _FLASH:
-        _check_flash(name, pick_device(config))
-
-
-def _check_flash(name: str, device: torch.device) -> None:
-    """Raise `ConfigError` if the package or the device is missing."""
+    if name not in _FLASH:
+        return
     key = f"learner.model_args.attn_implementation {name!r}"
     package, is_there = _FLASH[name]
-    if device.type != "cuda":
+    if pick_device(config).type != "cuda":
         raise ConfigError(f"{key} needs a CUDA device, torch sees none here: use packed")
     if not is_there():
         raise ConfigError(

@@ -24,11 +24,9 @@ from tailrace_learner.adapters.hf_model import pick_device
 from tailrace_learner.adapters.rank_controller import RankController, follow
 from tailrace_learner.adapters.ranks import TorchRanks, check_launch, launched_rank
 from tailrace_learner.adapters.strategies.base import Strategy
-from tailrace_learner.adapters.strategies.deepspeed import DeepspeedStrategy
+from tailrace_learner.adapters.strategies.deepspeed import DeepspeedStrategy, Zero3Strategy
 from tailrace_learner.adapters.strategies.fsdp2 import Fsdp2Strategy
 from tailrace_learner.adapters.strategies.megatron import MegatronStrategy
-from tailrace_learner.adapters.strategies.single import SingleStrategy
-from tailrace_learner.adapters.strategies.zero3 import Zero3Strategy
 from tailrace_learner.adapters.worker import Worker
 from tailrace_learner.config import LearnerConfig
 from tailrace_learner.config_execution import StrategyArgs
@@ -71,12 +69,12 @@ def rank_environment(strategy_name: str, device_type: str) -> dict[str, str]:
     return {}
 
 
-def gather_ranks(run: RunConfig, config: LearnerConfig) -> Worker | RankController:
+def gather_ranks(run: RunConfig, config: LearnerConfig) -> Worker:
     """Returns a worker alone, or in rank 0 the controller of all ranks once they have joined."""
     if launched_rank() is None:
-        return Worker(run, config, SingleStrategy())
+        return Worker(run, config, Strategy())
     ranks = _join(config)
-    return RankController(Worker(run, config, _strategy(ranks, config)), ranks)
+    return RankController(run, config, _strategy(ranks, config), ranks)
 
 
 def join_ranks(run: RunConfig, config: LearnerConfig, instance_id: str) -> int:
@@ -124,7 +122,7 @@ def _strategy(ranks: TorchRanks, config: LearnerConfig) -> Strategy:
         case "megatron":
             return MegatronStrategy(ranks, args)
         case _:
-            return SingleStrategy()
+            return Strategy()
 
 
 def run_ranks(args: StrategyArgs, module: str, argv: Sequence[str]) -> int:

@@ -76,17 +76,8 @@ def add_adapters(model: Any, args: LoraArgs, seed: int) -> None:
 
 
 def _target_names(model: Any, wanted: tuple[str, ...]) -> list[str]:
-    """Full names of the linear layers that get adapters; `ConfigError` if there are none.
-
-    Layers are matrices of their own: experts that are one tensor are none, and the output matrix is
-    left out.
-    """
-    head = model.get_output_embeddings()
-    linear = [
-        name
-        for name, module in model.named_modules()
-        if isinstance(module, nn.Linear | Conv1D) and module is not head
-    ]
+    """Full names of the linear layers that get adapters; `ConfigError` if there are none."""
+    linear = _linear_layers(model)
     takes_all = wanted == ("all-linear",)
     found = [name for name in linear if takes_all or name.rpartition(".")[2] in wanted]
     unused = _uncalled(model, found)
@@ -103,6 +94,16 @@ def _target_names(model: Any, wanted: tuple[str, ...]) -> list[str]:
             f"{', '.join(wanted)}; its linear layers are: {known}"
         )
     return found
+
+
+def _linear_layers(model: Any) -> list[str]:
+    """Matrices with a layer of their own, except the output matrix; experts of one tensor are none."""
+    head = model.get_output_embeddings()
+    return [
+        name
+        for name, module in model.named_modules()
+        if isinstance(module, nn.Linear | Conv1D) and module is not head
+    ]
 
 
 @torch.no_grad()

@@ -5,24 +5,20 @@ every command, so that collectives meet. When rank 0 ends, it tells the others, 
 then the ranks are out of step, and the launcher ends them all, as after the failure of any rank.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from itertools import islice
 from typing import Any, NamedTuple
 
-from tailrace.log import get_logger
+from tailrace.config import RunConfig
 from tailrace.weights.tensors import TensorBytes
 from tailrace_learner.adapters.ranks import TorchRanks
 from tailrace_learner.adapters.snapshots import Snapshot
+from tailrace_learner.adapters.strategies.base import Strategy
 from tailrace_learner.adapters.worker import OnStep, Worker
-from tailrace_learner.core.algorithms.metrics.base import Metrics
+from tailrace_learner.config import LearnerConfig
+from tailrace_learner.core.algorithms.metrics import Metrics
 from tailrace_learner.core.batch.rows import PreparedGroup, TrainingRow
-from tailrace_learner.core.model.forward_path import ForwardPath
-from tailrace_learner.core.step.run_state import ReferenceState
-from tailrace_protos.event import ServerQuarantined
-from tailrace_protos.weights import ModelCard
-
-log = get_logger(__name__)
 
 
 class Command(NamedTuple):
@@ -43,90 +39,62 @@ class LeaderGoneError(RuntimeError):
     """Rank 0 ended in the middle of a command."""
 
 
-class RankController:
-    """The worker of rank 0 with all its mirrors; has the interface of a trainer."""
+class RankController(Worker):
+    """The worker of rank 0; what it is told to do, the others do too."""
 
-    def __init__(self, worker: Worker, ranks: TorchRanks) -> None:
-        self._worker = worker
+    def __init__(
+        self, run: RunConfig, config: LearnerConfig, strategy: Strategy, ranks: TorchRanks
+    ) -> None:
+        super().__init__(run, config, strategy)
         self._ranks = ranks
         self._unsent: list[PreparedGroup] = []
         self._in_step = True  # every rank waits for the next command
 
-    @property
-    def card(self) -> ModelCard:
-        """Card of the model for the other services."""
-        return self._worker.card
-
-    @property
-    def path(self) -> ForwardPath:
-        """Way of rows through the model."""
-        return self._worker.path
-
-    @property
-    def num_parameters(self) -> int:
-        """Trained parameters of the whole model."""
-        return self._worker.num_parameters
-
-    @property
-    def reference(self) -> ReferenceState | None:
-        """Weights of the reference model, once `restore` has run."""
-        return self._worker.reference
-
     def load(self, checkpoint: str) -> None:
         """Load the model on every rank."""
         with self._sending("load", checkpoint):
-            self._worker.load(checkpoint)
+            super().load(checkpoint)
 
     def warm_start(self, rows: Iterator[TrainingRow], on_step: OnStep) -> float:
         """Warm-start on every rank, with the rows of rank 0."""
         with self._sending("warm_start"):
-            return self._worker.warm_start(self._shared(rows), on_step)
+            return super().warm_start(self._shared(rows), on_step)
 
     def restore(self, checkpoint: str) -> None:
         """Restore the optimizer on every rank."""
         with self._sending("restore", checkpoint):
-            self._worker.restore(checkpoint)
+            super().restore(checkpoint)
 
     def begin(self, step: int) -> None:
         """Begin a step on every rank."""
         with self._sending("begin", step):
-            self._worker.begin(step)
-
-    @property
-    def num_missing_groups(self) -> int:
-        """Groups that the step still needs."""
-        return self._worker.num_missing_groups
-
-    @property
-    def quarantined(self) -> Sequence[ServerQuarantined]:
-        """Servers found wrong in this step; all ranks agree."""
-        return self._worker.quarantined
+            super().begin(step)
 
     def add(self, group: PreparedGroup) -> None:
         """Add a group to the step; the others get it before their next `work`."""
-        self._worker.add(group)
+        super().add(group)
         self._unsent.append(group)
 
     def work(self) -> bool:
         """Do all passes and updates that are worth doing now, on every rank."""
         groups, self._unsent = self._unsent, []
         with self._sending("add_all", groups), self._sending("work"):
-            return self._worker.work()
+            return super().work()
 
     def finish(self) -> Metrics:
         """Finish the step on every rank."""
         with self._sending("finish"):
-            return self._worker.finish()
+            return super().finish()
 
     def weights(self, is_whole: bool) -> list[TensorBytes]:
         """Gather the weights to publish."""
         with self._sending("weights", is_whole):
-            return self._worker.weights(is_whole)
+            return super().weights(is_whole)
 
     def snapshot(self) -> Snapshot:
         """Gather the contents of a checkpoint."""
         with self._sending("snapshot"):
-            return self._worker.snapshot()
+            return super().snapshot()
 
     def end(self) -> None:
         """End the other ranks."""

@@ -21,9 +21,8 @@ import torch
 
 from tailrace.config import ConfigError, RunConfig
 from tailrace_learner.adapters.checkpoints import read_checkpoint
-from tailrace_learner.adapters.critic_files import load_critic
 from tailrace_learner.adapters.hf_model import TrainableModel, load_model, make_policy, narrow
-from tailrace_learner.adapters.snapshots import host_weights
+from tailrace_learner.adapters.snapshots import host_weights, load_critic
 from tailrace_learner.adapters.strategies.base import Strategy
 from tailrace_learner.config import LearnerConfig, ReferenceArgs
 from tailrace_learner.core.model.critic import Critic, make_head

@@ -12,7 +12,7 @@ from tailrace.log import get_logger
 from tailrace_learner.adapters.model_source import DEMONSTRATIONS_KEY, demonstration_pairs
 from tailrace_learner.config import LearnerConfig, WarmStart
 from tailrace_learner.config_registry import METRICS, Metric
-from tailrace_learner.core.algorithms.metrics.base import Metrics, StepData
+from tailrace_learner.core.algorithms.metrics import Metrics, StepData
 from tailrace_learner.core.batch.rows import TrainingRow, demonstration_row
 from tailrace_learner.core.step.step import MetricFunction
 from tailrace_protos.weights import ModelCard

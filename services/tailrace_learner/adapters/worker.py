@@ -13,14 +13,19 @@ from torch import Tensor
 from tailrace.config import ConfigError, RunConfig
 from tailrace.weights.tensors import TensorBytes
 from tailrace_learner.adapters import hf_model, lora
-from tailrace_learner.adapters.checkpoint_compatibility import check_compatible
-from tailrace_learner.adapters.critic_files import CRITIC_OPTIMIZER_FILE, critic_tensors
+from tailrace_learner.adapters.checkpoints import check_compatible
 from tailrace_learner.adapters.roles import RoleMaker
-from tailrace_learner.adapters.snapshots import Snapshot, load_optimizer, take_snapshot
+from tailrace_learner.adapters.snapshots import (
+    CRITIC_OPTIMIZER_FILE,
+    Snapshot,
+    critic_tensors,
+    load_optimizer,
+    take_snapshot,
+)
 from tailrace_learner.adapters.strategies.base import Strategy
 from tailrace_learner.adapters.user_functions import own_metrics
 from tailrace_learner.config import LearnerConfig
-from tailrace_learner.core.algorithms.metrics.base import Metrics
+from tailrace_learner.core.algorithms.metrics import Metrics
 from tailrace_learner.core.batch.rows import PreparedGroup, TrainingRow
 from tailrace_learner.core.model.forward_path import ForwardPath
 from tailrace_learner.core.step.step import StepTrainer

@@ -31,16 +31,24 @@ class Activities:
         self._newest[activity.worker_id] = (now_s, activity)
 
     def counts(self, now_s: float) -> ActivityCounts:
-        """Sums over workers heard within the time to live; the silent are forgotten."""
-        self._newest = {
-            worker: (heard_s, activity)
-            for worker, (heard_s, activity) in self._newest.items()
-            if now_s - heard_s <= self._ttl_s
-        }
-        ours = [activity for _, activity in self._newest.values()]
+        """Sums over workers heard within the time to live."""
+        ours = self._heard(now_s)
         return ActivityCounts(
             sum(one.num_generating for one in ours),
             sum(one.num_in_tools for one in ours),
             sum(one.num_in_reward for one in ours),
             sum(one.num_settling for one in ours),
         )
+
+    def num_waiting(self, now_s: float) -> int:
+        """Groups with an episode that no agent outside of the cluster has leased yet."""
+        return len({group for one in self._heard(now_s) for group in one.waiting_groups})
+
+    def _heard(self, now_s: float) -> list[AgentActivity]:
+        """The newest activities; silent workers are forgotten."""
+        self._newest = {
+            worker: (heard_s, activity)
+            for worker, (heard_s, activity) in self._newest.items()
+            if now_s - heard_s <= self._ttl_s
+        }
+        return [activity for _, activity in self._newest.values()]

@@ -236,18 +236,20 @@ class EvaluationPlan:
         headline = next(iter(self._run.evaluations), "")
         self._running[event.evaluation_id] = Evaluation(event, self._groups_of(event), headline)
 
-    def groups_of(self, event: EvaluationStarted, deadline_unix_s: float) -> list[GroupPlan]:
+    def groups_of(self, event: EvaluationStarted, now_s: float) -> list[GroupPlan]:
         """The groups of an evaluation: a prefix of the fixed set, named so that they come only once.
 
         With `eval_greedy`, the group after each sampled one plays the same task greedily.
         """
+        timeout_s = self._config.group_timeout_s
         return [
             GroupPlan(
                 group_id=f"{event.evaluation_id}.{index:05d}",
                 group_index=index,
                 phase="eval",
                 tasks=(group.task,) * group.num_samples,
-                deadline_unix_s=deadline_unix_s,
+                deadline_unix_s=now_s + timeout_s,
+                timeout_s=timeout_s,
                 min_valid=1,
                 step=event.step,
             )

@@ -1,6 +1,7 @@
 """The groups that are open: recorded, and not all members settled.
 
-Every group closes: when its last member settles, or at its deadline. What has not settled then is
+Every group closes: when its last member settles, or at its deadline, which moves while an agent outside
+of the cluster has still to lease one of its episodes. What has not settled then is
 `cancelled` where the group has enough valid members without it, and a `timeout` where it has not.
 """
 
@@ -20,6 +21,7 @@ class OpenGroup:
     """One open group and how far it is."""
 
     plan: GroupPlan
+    deadline_unix_s: float
     settled: dict[int, Outcome] = field(default_factory=dict)
     attempts: dict[int, int] = field(default_factory=dict)  # of members that went out again
     closing: bool = False  # its close was decided
@@ -62,12 +64,19 @@ class GroupBook:
         """A group was decided on, or found open after a restart; False for a known one, which stays."""
         if plan.group_id in self._open:
             return False
-        group = OpenGroup(plan, dict(plan.settled), dict(enumerate(plan.attempts)))
+        deadline_s = plan.deadline_unix_s
+        group = OpenGroup(plan, deadline_s, dict(plan.settled), dict(enumerate(plan.attempts)))
         self._open[plan.group_id] = group
         self._num_open[plan.phase] += 1
         self._num_unsettled[plan.phase] += len(group.unsettled)
-        heapq.heappush(self._deadlines, (plan.deadline_unix_s, plan.group_id))
+        heapq.heappush(self._deadlines, (deadline_s, plan.group_id))
         return True
+
+    def postpone(self, group_id: str, deadline_unix_s: float) -> None:
+        """Move the deadline of an open group, never forward."""
+        group = self._open.get(group_id)
+        if group is not None:
+            group.deadline_unix_s = max(group.deadline_unix_s, deadline_unix_s)
 
     def settle(self, event: EpisodeSettled) -> None:
         """A member ended; repeated news and news of closed groups change nothing."""
@@ -97,9 +106,13 @@ class GroupBook:
         while self._deadlines and self._deadlines[0][0] <= now_s:
             _, group_id = heapq.heappop(self._deadlines)
             group = self._open.get(group_id)
-            if group is not None and not group.closing:
-                group.closing = True
-                decided.append(_close_at_deadline(group))
+            if group is None or group.closing:
+                continue
+            if group.deadline_unix_s > now_s:
+                heapq.heappush(self._deadlines, (group.deadline_unix_s, group_id))
+                continue
+            group.closing = True
+            decided.append(_close_at_deadline(group))
         return decided
 
     def cancel(

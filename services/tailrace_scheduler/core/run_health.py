@@ -75,6 +75,7 @@ class Standing(NamedTuple):
     is_current: bool  # all servers serve the newest weights
     learner_has_work: bool
     num_open: int  # episodes that have not ended
+    num_waiting: int = 0  # groups with an episode that no agent outside has leased yet
 
     def waits_for(self) -> tuple[str, str]:
         """The service whose log says more, and what keeps the run from going on."""
@@ -86,6 +87,9 @@ class Standing(NamedTuple):
             return "inference", "inference servers do not serve the newest weights (inference*.log)"
         if self.learner_has_work:
             return "learner", "the learner does not train the groups that wait for it (learner.log)"
+        if self.num_waiting:
+            text = f"{self.num_waiting} groups wait for agents outside to lease their episodes"
+            return "agents", f"{text}: start agents (POST /v1/episodes)"
         if self.num_open:
             num_played = self.counts.num_episodes_running
             text = f"{self.num_open} episodes do not end, agents workers play {num_played} of them"
@@ -198,10 +202,13 @@ class RunHealth:
         # Late groups end a run that has not begun; later, an outage of a server makes many at once.
         is_void = has_failed or (bool(outcomes) and not self._num_steps and not body.num_valid)
         self._num_failed_in_row = self._num_failed_in_row + 1 if is_void else 0
-        if body.phase != "train":
-            return
-        if not body.sent_to_learner and not has_failed:
-            self._untrained("too_few_valid", 1)
+        if body.phase == "train":
+            if not body.sent_to_learner and not has_failed:
+                self._untrained("too_few_valid", 1)
+            self._looked_at(has_failed, unix_s)
+
+    def _looked_at(self, has_failed: bool, unix_s: float) -> None:
+        """Moves the window of training groups on by one."""
         self._window.append(has_failed)
         is_failing = self._window.count(True) > FAILED_SHARE * (self._window.maxlen or 1)
         if not is_failing:
@@ -295,18 +302,19 @@ class RunHealth:
 def untrained_cause(metrics: Mapping[str, float | None]) -> str | None:
     """Returns the cause for which a step changed no weight; None if it did, or if that is unknown."""
     num_tokens = metrics.get("num_trained_tokens")
-    num_updates, num_skipped = metrics.get("num_updates"), metrics.get("num_skipped_updates")
     if num_tokens is None:
         return None
+    counts = {name: count or 0.0 for name, count in metrics.items()}
     if num_tokens:
-        return "skipped" if num_skipped and num_updates and num_skipped >= num_updates else None
+        num_skipped = counts.get("num_skipped_updates", 0.0)
+        return "skipped" if 0 < counts.get("num_updates", 0.0) <= num_skipped else None
     of_groups = {
-        name: metrics.get(f"num_groups_{name}") or 0.0 for name in ("zero_variance", "too_few_valid")
+        name: counts.get(f"num_groups_{name}", 0.0) for name in ("zero_variance", "too_few_valid")
     }
     largest = max(of_groups, key=lambda name: of_groups[name])
-    if of_groups[largest] * 2 >= (metrics.get("num_groups") or 0.0):
+    if of_groups[largest] * 2 >= counts.get("num_groups", 0.0):
         return largest
-    return next((name for name in _REMEDIES if metrics.get(name)), "other")
+    return next((name for name in _REMEDIES if counts.get(name)), "other")
 
 
 def alike_text(reason: str) -> str:

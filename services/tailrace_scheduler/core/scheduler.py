@@ -130,10 +130,12 @@ class SchedulerCore:
         self._next_index = max(next_group_index, self._lineage.next_group_index)
         for plan in open_groups:
             self._groups.add(plan)
+            # Whether one still waits for an agent outside is told by the workers' next reports.
+            self._groups.postpone(plan.group_id, now_s + self._config.lease_ttl_s)
         return [
             AdmitGroup(plan)
             for event, closed in self._evaluations.unclosed()
-            for plan in self._evaluations.groups_of(event, now_s + self._config.group_timeout_s)
+            for plan in self._evaluations.groups_of(event, now_s)
             if plan.group_id not in closed and self._groups.add(plan)
         ]
 
@@ -147,6 +149,8 @@ class SchedulerCore:
         """Take the activity of an agents worker's episodes."""
         self._activities.heard(activity, now_s)
         self._placement.heard(activity.worker_id, now_s)
+        for group_id in activity.waiting_groups:
+            self._groups.postpone(group_id, now_s + self._config.group_timeout_s)
 
     def lease(self, request: LeaseRequest, now_s: float) -> LeaseReply:
         """Place episodes on inference servers."""
@@ -303,7 +307,7 @@ class SchedulerCore:
         if started is None:
             return []
         self._evaluations.started(started)
-        plans = self._evaluations.groups_of(started, now_s + self._config.group_timeout_s)
+        plans = self._evaluations.groups_of(started, now_s)
         begin = Emit(f"started/{started.evaluation_id}", started)
         return [begin, *(AdmitGroup(plan) for plan in plans if self._groups.add(plan))]
 
@@ -332,6 +336,7 @@ class SchedulerCore:
             phase="train",
             tasks=(self._tasks.train_task(index),) * self._run.group_size,
             deadline_unix_s=now_s + self._config.group_timeout_s,
+            timeout_s=self._config.group_timeout_s,
             min_valid=self._config.needed_valid(self._run.group_size),
             step=self._lineage.step,
         )
@@ -380,7 +385,8 @@ class SchedulerCore:
         )
         has_work = lineage.num_ready >= self._run.groups_per_step
         num_open = sum(map(self._groups.num_unsettled, PHASES))
-        return Standing(counts, lineage.started, is_current(servers), has_work, num_open)
+        num_waiting = self._activities.num_waiting(now_s)
+        return Standing(counts, lineage.started, is_current(servers), has_work, num_open, num_waiting)
 
     def _phase(self) -> str:
         if self._failed is not None:

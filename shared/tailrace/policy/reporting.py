@@ -36,6 +36,7 @@ class Reporter:
                 num_in_reward=stages.num_in_reward,
                 num_settling=stages.num_settling,
                 unix_s=time.time(),
+                waiting_groups=tuple(set(stages.unleased.values())),
             )
             await self._bus.publish(self._subject, activity)
             await self._leases.report()

@@ -18,6 +18,8 @@ import uuid
 from collections.abc import Sequence
 from typing import Any
 
+import msgspec
+
 from tailrace.store import scripts
 from tailrace.store.connection import StoreConnection
 from tailrace.store.groups import (
@@ -174,14 +176,8 @@ class TrajectoryBuffer:
             return None
         record = decode(fields["record"], GroupRecord)
         members = range(len(record.tasks))
-        return GroupRecord(
-            group_id=record.group_id,
-            group_index=record.group_index,
-            phase=record.phase,
-            tasks=record.tasks,
-            deadline_unix_s=record.deadline_unix_s,
-            min_valid=record.min_valid,
-            step=record.step,
+        return msgspec.structs.replace(
+            record,
             attempts=tuple(int(fields.get(f"a{member}", b"0")) for member in members),
             settled={m: Outcome(fields[f"s{m}"].decode()) for m in members if f"s{m}" in fields},
         )

@@ -22,6 +22,7 @@ class GroupRecord(msgspec.Struct, frozen=True, kw_only=True):
     deadline_unix_s: float
     min_valid: int  # smallest number of valid members for the learner
     step: int  # optimizer step at admission
+    timeout_s: float = 0.0  # from admission to the deadline
     attempts: tuple[int, ...] = ()  # current attempt of each member; empty: all 0
     settled: dict[int, Outcome] = {}  # member -> outcome
 

@@ -15,15 +15,25 @@ from tailrace_protos.session import OutsideOffer, OutsideResult
 from tailrace_protos.subjects import redis_prefix
 
 KEEP_S = 3600  # that an episode is known after its end, for late rewards
+OFFER_S = 7 * 86_400  # that an offer waits for agents
 
 
 class OutsideLease(NamedTuple):
-    """Leased episode. `is_used`: an earlier holder had its session. `is_resumed`: this holder had it
-    before."""
+    """Leased episode. `is_used`: an earlier holder had its session. `started_unix_s`: time of the first
+    lease. `is_resumed`: this holder had it before."""
 
     offer: OutsideOffer
     is_used: bool
+    started_unix_s: float
     is_resumed: bool
+
+
+class OutsideProgress(NamedTuple):
+    """Progress of an offered episode."""
+
+    started_unix_s: float | None  # time of its first lease
+    is_settled: bool  # its group has it, or is closed
+    result: OutsideResult | None
 
 
 class OutsideState(NamedTuple):
@@ -42,17 +52,18 @@ class OutsideEpisodes:
 
     async def offer(self, offer: OutsideOffer) -> None:
         """Offers an episode; one that was offered before keeps its lease and its result."""
-        now_s = time.time()
-        lifetime_s = max(1, int(offer.opening.limits.deadline_unix_s - now_s)) + KEEP_S
-        encoded = encode(offer)
-        await self._run("offer", offer.opening.episode_id, encoded, offer.lease_s, now_s, lifetime_s)
+        episode_id, encoded = offer.opening.episode_id, encode(offer)
+        await self._run("offer", episode_id, encoded, offer.lease_s, time.time(), OFFER_S)
 
     async def lease(self, holder: str) -> OutsideLease | None:
         """Leases an episode: the holder's own if it has one, else the oldest that waits."""
         found = await self._run("lease", holder, time.time())
         if not found:
             return None
-        return OutsideLease(decode(found[0], OutsideOffer), found[1] is not None, bool(found[2]))
+        offer, used, started, resumed = found
+        return OutsideLease(
+            decode(offer, OutsideOffer), used is not None, float(started), bool(resumed)
+        )
 
     async def bind(self, episode_id: str, key_hash: str) -> None:
         """Makes a key the only one that opens the episode."""
@@ -80,11 +91,16 @@ class OutsideEpisodes:
         settled: bytes = await self._run("settle", episode_id, encoded, digest)
         return settled.decode()
 
-    async def results(self, episode_ids: list[str]) -> dict[str, OutsideResult]:
-        """Returns the results that agents have sent for these episodes."""
-        found = await self._run("results", *episode_ids)
-        pairs = zip(found[::2], found[1::2], strict=True)
-        return {name.decode(): decode(result, OutsideResult) for name, result in pairs}
+    async def progress(self, episode_ids: list[str]) -> dict[str, OutsideProgress]:
+        """Returns the progress of these episodes."""
+        return {
+            name.decode(): OutsideProgress(
+                None if started is None else float(started),
+                bool(settled),
+                None if result is None else decode(result, OutsideResult),
+            )
+            for name, started, settled, result in await self._run("progress", *episode_ids)
+        }
 
     async def close(self, episode_id: str, outcome: str) -> None:
         """Ends an episode: no agent gets it any more."""

@@ -6,21 +6,8 @@ from camel.agents import ChatAgent
 from camel.models import ModelFactory
 from camel.toolkits import FunctionTool
 from camel.types import ModelPlatformType
-from camel.utils import BaseTokenCounter
+from camel_agent import CharacterCounter
 from task import SYSTEM, double, reward
-
-
-class CharacterCounter(BaseTokenCounter):
-    """One token per character: CAMEL's own counter loads OpenAI's vocabulary from the Internet."""
-
-    def count_tokens_from_messages(self, messages: list[Any]) -> int:
-        return sum(len(str(message.get("content") or "")) for message in messages)
-
-    def encode(self, text: str) -> list[int]:
-        return [ord(char) for char in text]
-
-    def decode(self, token_ids: list[int]) -> str:
-        return "".join(map(chr, token_ids))
 
 
 class Player:

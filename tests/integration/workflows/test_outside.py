@@ -6,6 +6,7 @@ import asyncio
 import os
 import shutil
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from tailrace_protos.session import SessionOpened
 from tests.integration.gateway.replicas import other_url
 from tests.world.byte_model import call_text, renderer
 from tests.world.gateway import ADMIN_KEY
+from tests.world.serving import eventually
 from tests.world.workflows import WorkflowWorld, trained
 
 USER = {"role": "user", "content": "Hi"}
@@ -206,19 +208,52 @@ async def test_a_draining_worker_leaves_its_offers_to_the_next_one(world: Workfl
     assert (played.reward, played.metrics["num_calls"]) == (1.0, 1)
 
 
-@pytest.mark.parametrize("leases", [False, True])
+@pytest.mark.parametrize("limits", [{"timeout_s": 1.0}, {"group_timeout_s": 1.0}])
 async def test_an_episode_that_nobody_ends_times_out_and_a_late_reward_is_told(
-    world: WorkflowWorld, leases: bool
+    world: WorkflowWorld, limits: dict[str, float]
 ) -> None:
-    desk = await start(world, timeout_s=1.0)
-    await world.admit()
-    player = await desk.play(await desk.lease()) if leases else None
+    group_timeout_s = limits.pop("group_timeout_s", 60.0)
+    desk = await start(world, **limits)
+    await world.admit(timeout_s=group_timeout_s)
+    leased = await desk.lease(agent="a")
+    player = await desk.play(leased)
+    again = await desk.lease(agent="a", keep_session=True)
+    assert again["deadline_unix_s"] == leased["deadline_unix_s"], "it counts from the first lease"
     (settled,) = (await world.agents.settled(1)).values()
     assert settled.outcome is Outcome.TIMEOUT
-    if player is not None:
-        late = await end(player, reward=1.0)
-        assert (late.status_code, late.json()["error"]["code"]) == (410, "episode_over")
-        assert "timeout" in late.json()["error"]["message"]
+    assert settled.reason == "no agent ended the episode within 1 s"
+    late = await end(player, reward=1.0)
+    assert (late.status_code, late.json()["error"]["code"]) == (410, "episode_over")
+    assert "timeout" in late.json()["error"]["message"]
+    assert (await desk.admin.post("episodes", json={})).status_code == 204
+
+
+def waiting_groups(world: WorkflowWorld) -> tuple[str, ...]:
+    """Groups that the newest report of the agents worker names."""
+    reports = [one for one in world.agents.scheduler.activities if one.worker_id == "w0"]
+    return reports[-1].waiting_groups if reports else ()
+
+
+async def test_an_agent_that_comes_after_the_groups_timeout_has_all_its_time(
+    world: WorkflowWorld,
+) -> None:
+    desk = await start(world)
+    (task,) = await world.admit(deadline_s=-1.0, timeout_s=30.0)
+    await eventually(lambda: waiting_groups(world) == (task.group_id,))
+    leased = await desk.lease()
+    assert leased["deadline_unix_s"] == pytest.approx(time.time() + 30.0, abs=10.0)
+    await eventually(lambda: not waiting_groups(world))
+    await end(await desk.play(leased), reward=1.0)
+    (played,) = (await world.agents.trajectories(1)).values()
+    assert (played.outcome, played.reward) == (Outcome.OK, 1.0)
+
+
+async def test_a_group_that_the_scheduler_closes_is_no_longer_leased(world: WorkflowWorld) -> None:
+    desk = await start(world)
+    (task,) = await world.admit()
+    await eventually(lambda: waiting_groups(world) == (task.group_id,))
+    await world.agents.buffer.cancel_members(task.group_id, [0], Outcome.CANCELLED, "over")
+    await eventually(lambda: not waiting_groups(world))
     assert (await desk.admin.post("episodes", json={})).status_code == 204
 
 

@@ -7,6 +7,7 @@ import resource
 import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -18,18 +19,16 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from tailrace.config import ConfigError, RunConfig
 from tailrace.weights.tensors import TensorBytes
 from tailrace_learner.adapters import hf_model
-from tailrace_learner.adapters.checkpoint_compatibility import (
-    IncompatibleCheckpointError,
-    check_compatible,
-)
 from tailrace_learner.adapters.checkpoints import (
     CheckpointFolder,
     CheckpointNotSavedError,
-    named_checkpoint,
+    IncompatibleCheckpointError,
+    check_compatible,
+    read_checkpoint,
 )
 from tailrace_learner.adapters.hf_model import TrainableModel
 from tailrace_learner.adapters.snapshots import Snapshot, load_optimizer, take_snapshot
-from tailrace_learner.adapters.strategies.single import SingleStrategy
+from tailrace_learner.adapters.strategies.base import Strategy
 from tailrace_learner.config import FromScratch, LearnerConfig, TrainingArgs
 from tailrace_learner.core.step.run_state import Origin, RunState, origin, resumed_state
 from tailrace_learner.core.step.step import StepTrainer
@@ -68,7 +67,7 @@ class Session:
         self.optimizer_name = optimizer_name
         args = msgspec.structs.replace(CONFIG.training_args, optimizer=optimizer_name)
         policy = hf_model.make_policy(loaded, CONFIG)
-        self.strategy = SingleStrategy()
+        self.strategy = Strategy()
         optimizer = self.strategy.make_optimizer(policy, args)
         self.trainer = StepTrainer(policy, optimizer, CONFIG, groups_per_step=1, max_steps=8)
 
@@ -91,6 +90,17 @@ def fresh() -> Session:
     return Session(hf_model.make_model(SCRATCH, CONFIG, 3))
 
 
+@cache
+def untrained() -> Session:
+    return Session(hf_model.make_model(SCRATCH, CONFIG, 3))
+
+
+@pytest.fixture
+def still() -> Session:
+    """A session that no test trains, made once."""
+    return untrained()
+
+
 def state(step: int, **changes: Any) -> RunState:
     return RunState(**{"step": step, "lineage": "0-a", "saved_unix_s": float(step), **changes})
 
@@ -99,7 +109,7 @@ def state(step: int, **changes: Any) -> RunState:
 def test_training_continues_bit_for_bit(tmp_path: Path, optimizer: str) -> None:
     fresh = Session(hf_model.make_model(SCRATCH, CONFIG, 3), optimizer)
     fresh.train(range(3))
-    path = CheckpointFolder(tmp_path).save(fresh.snapshot(), state(3))
+    path = CheckpointFolder(tmp_path).write(fresh.snapshot(), state(3))
     fresh.train(range(3, 6))
 
     again = Session(hf_model.load_model(str(path), CONFIG), optimizer)
@@ -111,14 +121,14 @@ def test_training_continues_bit_for_bit(tmp_path: Path, optimizer: str) -> None:
 
 def test_the_moments_of_another_optimizer_are_refused(tmp_path: Path, fresh: Session) -> None:
     fresh.train(range(1))
-    path = CheckpointFolder(tmp_path).save(fresh.snapshot(), state(1))
+    path = CheckpointFolder(tmp_path).write(fresh.snapshot(), state(1))
     with pytest.raises(ConfigError, match=r"holds the moments of optimizer 'adamw'.* names 'sgd'"):
         load_optimizer(path, fresh.loaded, fresh.strategy, "sgd")
 
 
 def test_a_checkpoint_loads_with_plain_hugging_face(tmp_path: Path, fresh: Session) -> None:
     fresh.train(range(1))
-    path = CheckpointFolder(tmp_path).save(fresh.snapshot(), state(1))
+    path = CheckpointFolder(tmp_path).write(fresh.snapshot(), state(1))
     model = AutoModelForCausalLM.from_pretrained(path)
     tokenizer = AutoTokenizer.from_pretrained(path)
     ids = torch.tensor([tokenizer.encode("SFFF\n")])
@@ -128,19 +138,19 @@ def test_a_checkpoint_loads_with_plain_hugging_face(tmp_path: Path, fresh: Sessi
     assert tokenizer.chat_template
 
 
-def test_the_state_survives_the_round_trip(tmp_path: Path, fresh: Session) -> None:
+def test_the_state_survives_the_round_trip(tmp_path: Path, still: Session) -> None:
     saved = state(4, next_group_index=70, num_trained_groups=64, entry_ids=("1-0",), group_ids=("t7",))
-    path = CheckpointFolder(tmp_path).save(fresh.snapshot(), saved)
-    assert named_checkpoint(str(path)).state == saved
+    path = CheckpointFolder(tmp_path).write(still.snapshot(), saved)
+    assert read_checkpoint(path).state == saved
     resumed = resumed_state(saved, "digest")
     assert resumed.lineage.startswith("4-")
     assert resumed.entry_ids == ()
     assert [(a.lineage, a.last_step) for a in resumed.ancestors] == [("0-a", 4)]
 
 
-def test_torn_and_unfinished_checkpoints_are_ignored_and_swept(tmp_path: Path, fresh: Session) -> None:
+def test_torn_and_unfinished_checkpoints_are_ignored_and_swept(tmp_path: Path, still: Session) -> None:
     folder = CheckpointFolder(tmp_path)
-    folder.save(fresh.snapshot(), state(2))
+    folder.write(still.snapshot(), state(2))
     (folder.root / "step_9").mkdir()
     (folder.root / "step_8").mkdir()
     (folder.root / "step_8" / "run_state.json").write_text('{"step": 8, "li')
@@ -152,31 +162,31 @@ def test_torn_and_unfinished_checkpoints_are_ignored_and_swept(tmp_path: Path, f
     assert not (folder.root / ".part-10-abc").exists()
 
 
-def test_the_newest_is_the_last_saved_not_the_highest_step(tmp_path: Path, fresh: Session) -> None:
+def test_the_newest_is_the_last_saved_not_the_highest_step(tmp_path: Path, still: Session) -> None:
     folder = CheckpointFolder(tmp_path)
-    folder.save(fresh.snapshot(), state(50, lineage="0-old", saved_unix_s=1.0))
-    folder.save(fresh.snapshot(), state(5, lineage="0-new", saved_unix_s=2.0))
-    newest, live = folder.newest(), folder.newest_of({"0-old"})
+    folder.write(still.snapshot(), state(50, lineage="0-old", saved_unix_s=1.0))
+    folder.write(still.snapshot(), state(5, lineage="0-new", saved_unix_s=2.0))
+    newest, live = folder.newest(), folder.newest({"0-old"})
     assert newest is not None
     assert newest.state.step == 5
     assert live is not None
     assert live.state.step == 50
-    assert folder.newest_of({"0-other"}) is None
+    assert folder.newest({"0-other"}) is None
 
 
-def test_the_same_step_can_be_saved_again(tmp_path: Path, fresh: Session) -> None:
+def test_the_same_step_can_be_saved_again(tmp_path: Path, still: Session) -> None:
     folder = CheckpointFolder(tmp_path)
-    folder.save(fresh.snapshot(), state(2, lineage="0-old"))
-    path = folder.save(fresh.snapshot(), state(2, lineage="0-new"))
-    assert named_checkpoint(str(path)).state.lineage == "0-new"
+    folder.write(still.snapshot(), state(2, lineage="0-old"))
+    path = folder.write(still.snapshot(), state(2, lineage="0-new"))
+    assert read_checkpoint(path).state.lineage == "0-new"
     assert [entry.name for entry in folder.root.iterdir()] == ["step_2"]
 
 
 def test_a_kill_while_a_checkpoint_is_replaced_loses_none(
-    tmp_path: Path, fresh: Session, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, still: Session, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = CheckpointFolder(tmp_path)
-    path = folder.save(fresh.snapshot(), state(2, lineage="0-old"))
+    path = folder.write(still.snapshot(), state(2, lineage="0-old"))
     rename = Path.rename
 
     def die_before_the_new_one(source: Path, target: Path) -> Path:
@@ -186,11 +196,11 @@ def test_a_kill_while_a_checkpoint_is_replaced_loses_none(
 
     monkeypatch.setattr(Path, "rename", die_before_the_new_one)
     with pytest.raises(KeyboardInterrupt):
-        folder.save(fresh.snapshot(), state(2, lineage="0-new"))
+        folder.write(still.snapshot(), state(2, lineage="0-new"))
     monkeypatch.undo()
     assert not path.exists()
     folder.sweep()
-    assert named_checkpoint(str(path)).state.lineage == "0-old"
+    assert read_checkpoint(path).state.lineage == "0-old"
     assert [entry.name for entry in folder.root.iterdir()] == ["step_2"]
 
 
@@ -210,11 +220,11 @@ def test_a_learner_that_died_before_it_saved_is_followed_by_one_that_starts_wher
     assert origin(resume, has_saved=has_saved) is expected
 
 
-def test_only_the_newest_of_our_lineages_are_kept(tmp_path: Path, fresh: Session) -> None:
+def test_only_the_newest_of_our_lineages_are_kept(tmp_path: Path, still: Session) -> None:
     folder = CheckpointFolder(tmp_path)
     for step in (1, 2, 3):
-        folder.save(fresh.snapshot(), state(step))
-    folder.save(fresh.snapshot(), state(9, lineage="0-other"))
+        folder.write(still.snapshot(), state(step))
+    folder.write(still.snapshot(), state(9, lineage="0-other"))
     folder.prune(2, {"0-a"})
     assert {path.name for path in folder.root.iterdir()} == {"step_2", "step_3", "step_9"}
     folder.prune(0, {"0-a"})
@@ -235,31 +245,32 @@ def no_room() -> Iterator[None]:
 
 
 def test_a_disk_without_room_leaves_the_old_checkpoint_and_says_what_to_do(
-    tmp_path: Path, fresh: Session
+    tmp_path: Path, still: Session
 ) -> None:
     folder = CheckpointFolder(tmp_path)
-    old = folder.save(fresh.snapshot(), state(1))
+    old = folder.write(still.snapshot(), state(1))
     with pytest.raises(CheckpointNotSavedError, match="free space"), no_room():
-        folder.save(fresh.snapshot(), state(2))
+        folder.write(still.snapshot(), state(2))
     assert [checkpoint.path for checkpoint in folder.all()] == [old]
     assert os.listdir(folder.root) == ["step_1"]
 
 
-def test_a_checkpoint_of_another_schema_is_refused(tmp_path: Path, fresh: Session) -> None:
-    path = CheckpointFolder(tmp_path).save(fresh.snapshot(), state(1))
+def test_a_checkpoint_of_another_schema_is_refused(tmp_path: Path, still: Session) -> None:
+    path = CheckpointFolder(tmp_path).write(still.snapshot(), state(1))
     other = msgspec.structs.replace(state(1), schema=99)
     (path / "run_state.json").write_bytes(msgspec.json.encode(other))
     with pytest.raises(ConfigError, match="schema 99"):
-        named_checkpoint(str(path))
+        read_checkpoint(path)
 
 
 def test_a_path_that_is_no_checkpoint_is_the_users_mistake(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="is no checkpoint"):
-        named_checkpoint(str(tmp_path / "nothing"))
+        read_checkpoint(tmp_path / "nothing")
 
 
 def test_models_from_scratch_follow_the_seed() -> None:
-    first, same, other = (hf_model.make_model(SCRATCH, CONFIG, seed).model for seed in (3, 3, 4))
+    first = untrained().loaded.model
+    same, other = (hf_model.make_model(SCRATCH, CONFIG, seed).model for seed in (3, 4))
     name, weight = next(iter(first.named_parameters()))
     assert torch.equal(weight, dict(same.named_parameters())[name])
     assert not torch.equal(weight, dict(other.named_parameters())[name])
@@ -299,19 +310,19 @@ def published(session: Session, dtype: str) -> list[TensorBytes]:
     return [hf_model.tensor_bytes(name, tensor, dtype) for name, tensor in named]
 
 
-def test_the_card_and_the_weights_describe_the_same_model(fresh: Session) -> None:
-    card = hf_model.model_card(fresh.loaded, CONFIG)
+def test_the_card_and_the_weights_describe_the_same_model(still: Session) -> None:
+    card = hf_model.model_card(still.loaded, CONFIG)
     assert {"tokenizer.json", "tokenizer_config.json"} <= set(card.tokenizer_files)
     assert msgspec.json.decode(card.config_json)["model_type"] == "qwen3"
-    tensors = published(fresh, "float32")
+    tensors = published(still, "float32")
     names = [tensor.name for tensor in tensors]
     assert "model.embed_tokens.weight" in names
     assert "lm_head.weight" not in names
-    half = published(fresh, "bfloat16")
+    half = published(still, "bfloat16")
     for wide, narrow in zip(tensors, half, strict=True):
         assert wide.data.nbytes == 2 * narrow.data.nbytes
         restored = torch.frombuffer(bytearray(wide.data), dtype=torch.float32).view(wide.shape)
-        assert torch.equal(restored, fresh.weights()[wide.name])
+        assert torch.equal(restored, still.weights()[wide.name])
 
 
 def test_published_bytes_do_not_follow_later_updates(fresh: Session) -> None:
@@ -319,6 +330,15 @@ def test_published_bytes_do_not_follow_later_updates(fresh: Session) -> None:
     tensors = published(fresh, "float32")
     fresh.train(range(1))
     assert [bytes(tensor.data) for tensor in tensors] == before
+
+
+@cache
+def reloaded(folder: Path) -> tuple[str, TrainableModel]:
+    """A checkpoint, and the model as it is loaded from there, which is its own experiment's."""
+    path = str(CheckpointFolder(folder).write(untrained().snapshot(), state(1)))
+    loaded = hf_model.load_model(path, CONFIG)
+    check_compatible(path, loaded, RUN, CONFIG)
+    return path, loaded
 
 
 @pytest.mark.parametrize(
@@ -331,25 +351,23 @@ def test_published_bytes_do_not_follow_later_updates(fresh: Session) -> None:
     ],
 )
 def test_a_checkpoint_of_another_model_is_refused_with_the_difference(
-    tmp_path: Path, fresh: Session, changes: dict[str, Any], match: str
+    tmp_path_factory: pytest.TempPathFactory, changes: dict[str, Any], match: str
 ) -> None:
-    path = str(CheckpointFolder(tmp_path).save(fresh.snapshot(), state(1)))
-    loaded = hf_model.load_model(path, CONFIG)
-    check_compatible(path, loaded, RUN, CONFIG)
+    path, loaded = reloaded(tmp_path_factory.getbasetemp() / "still")
     other = msgspec.structs.replace(CONFIG, from_scratch=msgspec.structs.replace(SCRATCH, **changes))
     with pytest.raises(IncompatibleCheckpointError, match=match):
         check_compatible(path, loaded, RUN, other)
 
 
 def test_a_checkpoint_is_compared_with_the_pretrained_model_that_its_run_began_with(
-    tmp_path: Path, fresh: Session
+    tmp_path: Path, still: Session
 ) -> None:
-    path = str(CheckpointFolder(tmp_path / "a").save(fresh.snapshot(), state(1)))
+    path = str(CheckpointFolder(tmp_path / "a").write(still.snapshot(), state(1)))
     pretrained = msgspec.structs.replace(CONFIG, from_scratch=None)
     loaded = hf_model.load_model(path, CONFIG)
     check_compatible(path, loaded, msgspec.structs.replace(RUN, pretrain=path), pretrained)
     wide = msgspec.structs.replace(SCRATCH, config=SCRATCH.config | {"intermediate_size": 64})
     other = Session(hf_model.make_model(wide, CONFIG, 3))
-    start = str(CheckpointFolder(tmp_path / "b").save(other.snapshot(), state(1)))
+    start = str(CheckpointFolder(tmp_path / "b").write(other.snapshot(), state(1)))
     with pytest.raises(IncompatibleCheckpointError, match="down_proj"):
         check_compatible(path, loaded, msgspec.structs.replace(RUN, pretrain=start), pretrained)

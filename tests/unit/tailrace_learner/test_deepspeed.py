@@ -14,14 +14,21 @@ pytest.importorskip("deepspeed", reason="make test-deepspeed installs it in an e
 
 from tailrace_learner.adapters import hf_model
 from tailrace_learner.adapters.ranks import TorchRanks
-from tailrace_learner.adapters.strategies.deepspeed import DeepspeedStrategy
-from tailrace_learner.adapters.strategies.single import SingleStrategy
-from tailrace_learner.adapters.strategies.zero3 import Zero3Strategy
+from tailrace_learner.adapters.strategies.base import Strategy
+from tailrace_learner.adapters.strategies.deepspeed import DeepspeedStrategy, Zero3Strategy
 from tailrace_learner.core.batch.packing import pack
-from tailrace_learner.core.model.shards import local
+from tailrace_learner.core.model.policy import local
 from tests.unit.tailrace_learner.factory import CPU, make_policy, make_rows
 from tests.unit.tailrace_learner.ranks import on_ranks
-from tests.unit.tailrace_learner.test_ranks import ARGS, GIVEN, Trained, go_on, taken_over, train
+from tests.unit.tailrace_learner.test_ranks import (
+    ARGS,
+    GIVEN,
+    Trained,
+    assert_alike,
+    go_on,
+    taken_over,
+    train,
+)
 
 
 def zero(ranks: TorchRanks, stage: int) -> DeepspeedStrategy:
@@ -47,15 +54,9 @@ def train_by_zero(
 def test_two_ranks_train_as_one_does(
     stage: int, recomputes: bool, family: str, settings: dict[str, Any]
 ) -> None:
-    one = train(SingleStrategy(), family, settings)
+    one = train(Strategy(), family, settings)
     for trained in on_ranks(2, train_by_zero, stage, family, settings, recomputes):
-        for found, expected in zip(trained[:2], one[:2], strict=True):
-            assert found.keys() == expected.keys()
-            for name, tensor in expected.items():
-                scale = float(tensor.abs().max())
-                torch.testing.assert_close(found[name], tensor, rtol=1e-5, atol=1e-5 * scale, msg=name)
-        for name, value in one[2].items():
-            assert trained[2][name] == (value if value is None else pytest.approx(value, 1e-5, 1e-7))
+        assert_alike(trained, one)
 
 
 def held_after_a_pass(ranks: TorchRanks) -> tuple[list[int], list[int]]:
@@ -81,7 +82,7 @@ def restored(
 
 @pytest.mark.parametrize(("stage", "num_ranks"), [(2, 2), (3, 3)])  # many weights in uneven parts
 def test_moments_of_another_strategy_are_taken_over(stage: int, num_ranks: int) -> None:
-    _, moments, _ = train(SingleStrategy(), "qwen3", {})
+    _, moments, _ = train(Strategy(), "qwen3", {})
     for found in on_ranks(num_ranks, restored, stage, moments):
         assert found.keys() == moments.keys()
         for name, value in moments.items():
@@ -94,9 +95,9 @@ def go_on_by_zero(ranks: TorchRanks, source: str, steps: range, folder: Path) ->
 
 def test_checkpoints_of_cut_weights_go_on_in_one_process_and_back(tmp_path: Path) -> None:
     first = on_ranks(2, go_on_by_zero, "", range(2), tmp_path / "cut")[0]
-    second = go_on(SingleStrategy(), str(first), range(2, 4), tmp_path / "cut")
+    second = go_on(Strategy(), str(first), range(2, 4), tmp_path / "cut")
     third = on_ranks(2, go_on_by_zero, str(second), range(4, 6), tmp_path / "cut")[0]
-    alone = go_on(SingleStrategy(), "", range(6), tmp_path / "alone")
+    alone = go_on(Strategy(), "", range(6), tmp_path / "alone")
     found, expected = (hf_model.load_model(str(path), GIVEN).model for path in (third, alone))
     for (name, left), (_, right) in zip(
         found.named_parameters(), expected.named_parameters(), strict=True

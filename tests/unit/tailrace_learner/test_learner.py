@@ -156,6 +156,7 @@ def learner(
         compute,
         InstantClock(),
         no_weights,
+        world.take,
         trajectories=trajectories,
     )
     return Learner(whole, trainer, run, given, state or RunState(step=0, lineage="0-a"))

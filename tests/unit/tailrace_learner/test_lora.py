@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 import torch
@@ -18,7 +19,6 @@ from tailrace_learner.adapters.checkpoints import CheckpointFolder
 from tailrace_learner.adapters.ranks import TorchRanks
 from tailrace_learner.adapters.strategies.base import Strategy
 from tailrace_learner.adapters.strategies.fsdp2 import Fsdp2Strategy
-from tailrace_learner.adapters.strategies.single import SingleStrategy
 from tailrace_learner.adapters.worker import Worker
 from tailrace_learner.config import LearnerConfig, LoraArgs
 from tests.unit.tailrace_learner.factory import CPU, make_rows
@@ -37,7 +37,7 @@ def worker(
     checkpoint: str = "",
     strategy: Strategy | None = None,
 ) -> Worker:
-    made = Worker(run, config, strategy or SingleStrategy())
+    made = Worker(run, config, strategy or Strategy())
     made.load(checkpoint)
     made.restore(checkpoint)
     return made
@@ -60,7 +60,7 @@ def tensors(published: list[TensorBytes]) -> dict[str, torch.Tensor]:
 
 def trained_model(one: Worker, folder: Path, step: int) -> tuple[str, Any]:
     """The checkpoint's path, and its model as anybody loads it."""
-    path = CheckpointFolder(folder).save(one.snapshot(), state(step))
+    path = CheckpointFolder(folder).write(one.snapshot(), state(step))
     return str(path), AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32)
 
 
@@ -97,16 +97,35 @@ def test_an_engine_makes_the_learners_weights_of_base_and_adapters(tmp_path: Pat
         torch.testing.assert_close(value, merged[named[id(target)]], rtol=1e-6, atol=1e-7)
 
 
-def test_training_goes_on_from_merged_weights(tmp_path: Path) -> None:
+class Course(NamedTuple):
+    """A worker's checkpoint after three steps, and what it published later."""
+
+    checkpoint: str
+    adapters: dict[str, torch.Tensor]  # after the fourth step
+    weights: dict[str, torch.Tensor]  # after the fifth
+
+
+@cache
+def course(folder: Path) -> Course:
     one = worker()
     train(one, range(3))
-    path, _ = trained_model(one, tmp_path, 3)
-    train(one, range(3, 5))
-    again = worker(checkpoint=path)
+    path, _ = trained_model(one, folder, 3)
+    train(one, range(3, 4))
+    adapters = tensors(one.weights(False))
+    train(one, range(4, 5))
+    return Course(path, adapters, tensors(one.weights(True)))
+
+
+@pytest.fixture
+def known(tmp_path_factory: pytest.TempPathFactory) -> Course:
+    return course(tmp_path_factory.getbasetemp() / "lora")
+
+
+def test_training_goes_on_from_merged_weights(known: Course) -> None:
+    again = worker(checkpoint=known.checkpoint)
     train(again, range(3, 5))
-    expected = tensors(one.weights(True))
     for name, tensor in tensors(again.weights(True)).items():
-        torch.testing.assert_close(tensor, expected[name], rtol=1e-5, atol=1e-6)
+        torch.testing.assert_close(tensor, known.weights[name], rtol=1e-5, atol=1e-6)
 
 
 def on_a_rank(ranks: TorchRanks, path: str) -> dict[str, torch.Tensor]:
@@ -115,17 +134,12 @@ def on_a_rank(ranks: TorchRanks, path: str) -> dict[str, torch.Tensor]:
     return tensors(one.weights(False))
 
 
-def test_adapters_are_trained_on_several_ranks_too(tmp_path: Path) -> None:
-    one = worker()
-    train(one, range(3))
-    path, _ = trained_model(one, tmp_path, 3)
-    train(one, range(3, 4))
-    on_first, on_second = on_ranks(2, on_a_rank, path)
+def test_adapters_are_trained_on_several_ranks_too(known: Course) -> None:
+    on_first, on_second = on_ranks(2, on_a_rank, known.checkpoint)
     assert on_second == {}
-    expected = tensors(one.weights(False))
-    assert on_first.keys() == expected.keys()
+    assert on_first.keys() == known.adapters.keys()
     for name, tensor in on_first.items():
-        torch.testing.assert_close(tensor, expected[name], rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(tensor, known.adapters[name], rtol=1e-4, atol=1e-5)
 
 
 def test_layers_that_the_model_has_not_are_refused_by_name() -> None:
@@ -143,9 +157,11 @@ def test_every_linear_layer_can_be_meant(tmp_path: Path) -> None:
     assert names == projections
 
 
-def test_a_checkpoint_with_adapters_and_one_without_are_not_mistaken(tmp_path: Path) -> None:
-    adapted, _ = trained_model(worker(), tmp_path / "a", 0)
-    plain, _ = trained_model(worker(CONFIG), tmp_path / "b", 0)
+def test_a_checkpoint_with_adapters_and_one_without_are_not_mistaken(
+    tmp_path: Path, known: Course
+) -> None:
+    adapted = known.checkpoint
+    plain, _ = trained_model(worker(CONFIG), tmp_path, 0)
     with pytest.raises(ConfigError, match="holds adapters"):
         worker(CONFIG, checkpoint=adapted)
     with pytest.raises(ConfigError, match="has no adapters"):

@@ -20,7 +20,6 @@ from tailrace_learner.adapters.checkpoints import CheckpointFolder
 from tailrace_learner.adapters.ranks import TorchRanks
 from tailrace_learner.adapters.strategies.base import Strategy
 from tailrace_learner.adapters.strategies.megatron import MegatronStrategy
-from tailrace_learner.adapters.strategies.single import SingleStrategy
 from tailrace_learner.adapters.worker import Worker
 from tailrace_learner.config import ModelArgs, StrategyArgs, WarmStart
 from tailrace_learner.core.batch.packing import pack
@@ -31,19 +30,12 @@ from tests.unit.tailrace_learner.test_checkpoints import CONFIG, state
 from tests.unit.tailrace_learner.test_lora import ONE_GROUP, tensors
 from tests.unit.tailrace_learner.test_lora import train as train_worker
 from tests.unit.tailrace_learner.test_lora import worker as made_worker
-from tests.unit.tailrace_learner.test_ranks import Trained, gradients, taken_over, train
+from tests.unit.tailrace_learner.test_ranks import Trained, assert_alike, gradients, taken_over, train
 
 
 def cut_by(ranks: TorchRanks, size: int) -> MegatronStrategy:
     args = StrategyArgs(strategy_name="megatron", num_ranks=ranks.num_ranks, tensor_parallel_size=size)
     return MegatronStrategy(ranks, args)
-
-
-def close(found: dict[str, torch.Tensor], expected: dict[str, torch.Tensor]) -> None:
-    assert found.keys() == expected.keys()
-    for name, tensor in expected.items():
-        scale = float(tensor.abs().max())
-        torch.testing.assert_close(found[name], tensor, rtol=1e-5, atol=1e-5 * scale, msg=name)
 
 
 def train_cut(ranks: TorchRanks, size: int, family: str, settings: dict[str, Any]) -> Trained:
@@ -63,13 +55,9 @@ def train_cut(ranks: TorchRanks, size: int, family: str, settings: dict[str, Any
 def test_ranks_train_as_one_does(
     num_ranks: int, size: int, family: str, settings: dict[str, Any]
 ) -> None:
-    one = train(SingleStrategy(), family, settings)
+    one = train(Strategy(), family, settings)
     for trained in on_ranks(num_ranks, train_cut, size, family, settings):
-        close(trained[0], one[0])
-        close(trained[1], one[1])
-        assert trained[2].keys() == one[2].keys()
-        for name, value in one[2].items():
-            assert trained[2][name] == (value if value is None else pytest.approx(value, 1e-5, 1e-7))
+        assert_alike(trained, one)
 
 
 def lay(ranks: TorchRanks, family: str) -> dict[str, tuple[tuple[int, ...], tuple[int, ...]]]:
@@ -116,7 +104,7 @@ def restored(ranks: TorchRanks, moments: dict[str, torch.Tensor]) -> dict[str, t
 
 
 def test_moments_of_another_strategy_are_taken_over() -> None:
-    _, moments, _ = train(SingleStrategy(), "qwen3", {})
+    _, moments, _ = train(Strategy(), "qwen3", {})
     for found in on_ranks(2, restored, moments):
         assert found.keys() == moments.keys()
         for name, value in moments.items():
@@ -140,14 +128,14 @@ def resumed(
     train_worker(one, range(2, 3))
     snapshot = one.snapshot()
     if ranks.rank == 0:
-        CheckpointFolder(folder).save(snapshot, state(3))
+        CheckpointFolder(folder).write(snapshot, state(3))
     return first, tensors(one.weights(True))
 
 
 def test_a_checkpoint_goes_from_one_process_to_cut_layers_and_back(tmp_path: Path) -> None:
     one = made_worker(CONFIG)
     train_worker(one, range(2))
-    path = CheckpointFolder(tmp_path).save(one.snapshot(), state(2))
+    path = CheckpointFolder(tmp_path).write(one.snapshot(), state(2))
     (first, last), of_second = on_ranks(2, resumed, str(path), tmp_path)
     assert of_second == ({}, {})  # rank 0 alone publishes
     expected = tensors(one.weights(True))
@@ -177,7 +165,7 @@ def warm_started_cut(ranks: TorchRanks) -> tuple[float, dict[str, torch.Tensor]]
 
 
 def test_the_warm_start_is_that_of_one_process() -> None:
-    loss, weights = warm_started(SingleStrategy())
+    loss, weights = warm_started(Strategy())
     for found_loss, found in on_ranks(4, warm_started_cut):
         assert found_loss == pytest.approx(loss, 1e-5)
         for name, tensor in weights.items():

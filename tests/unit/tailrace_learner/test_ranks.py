@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import sys
 import time
+from functools import cache
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -14,7 +15,7 @@ import torch
 from msgspec.structs import replace
 from safetensors.torch import load_file
 
-from tailrace.config import ConfigError
+from tailrace.config import ConfigError, RunConfig
 from tailrace_learner.adapters import hf_model
 from tailrace_learner.adapters.checkpoints import CheckpointFolder
 from tailrace_learner.adapters.launch import check_gpus, rank_environment
@@ -24,7 +25,6 @@ from tailrace_learner.adapters.snapshots import OPTIMIZER_FILE, load_optimizer, 
 from tailrace_learner.adapters.strategies.base import Strategy
 from tailrace_learner.adapters.strategies.fsdp2 import Fsdp2Strategy
 from tailrace_learner.adapters.strategies.megatron import MegatronStrategy
-from tailrace_learner.adapters.strategies.single import SingleStrategy
 from tailrace_learner.adapters.worker import Worker
 from tailrace_learner.config import LearnerConfig, StrategyArgs, TrainingArgs
 from tailrace_learner.core.batch.ranks import ONE_RANK, Shares
@@ -126,50 +126,67 @@ def taken_over(strategy: Strategy, moments: dict[str, torch.Tensor]) -> dict[str
     return moments_of(strategy, policy)
 
 
-def train_sharded(ranks: TorchRanks, family: str, settings: dict[str, Any]) -> Trained:
-    return train(Fsdp2Strategy(ranks, CPU), family, settings)
+CASES: list[tuple[str, dict[str, Any]]] = [
+    ("qwen3", {}),
+    ("llama", {"num_mini_batches": 2, "ppo_epochs": 2, "entropy_loss_coef": 0.01}),
+    (
+        "qwen2",
+        {
+            "loss": "m2po",
+            "behaviour_correction": "none",
+            "num_mini_batches": 3,
+            "loss_aggregation": "seq_mean_token_mean",
+        },
+    ),
+    (
+        "qwen3",
+        {
+            "loss": "clip_cov",
+            "cov_fraction": 0.3,
+            "clip_cov_low": -5.0,
+            "num_mini_batches": 2,
+            "ppo_epochs": 2,
+        },
+    ),
+    ("qwen3", {"loss": "gspo", "num_mini_batches": 2, "ppo_epochs": 2, "gspo_clip": 0.1}),
+    ("qwen3", {"loss": "segment", "num_mini_batches": 2, "ppo_epochs": 2}),
+    ("qwen3", {"loss": "topr", "behaviour_correction": "none", "num_mini_batches": 2}),
+]
 
 
-@pytest.mark.parametrize(
-    ("family", "settings"),
-    [
-        ("qwen3", {}),
-        ("llama", {"num_mini_batches": 2, "ppo_epochs": 2, "entropy_loss_coef": 0.01}),
-        (
-            "qwen2",
-            {
-                "loss": "m2po",
-                "behaviour_correction": "none",
-                "num_mini_batches": 3,
-                "loss_aggregation": "seq_mean_token_mean",
-            },
-        ),
-        (
-            "qwen3",
-            {
-                "loss": "clip_cov",
-                "cov_fraction": 0.3,
-                "clip_cov_low": -5.0,
-                "num_mini_batches": 2,
-                "ppo_epochs": 2,
-            },
-        ),
-        ("qwen3", {"loss": "gspo", "num_mini_batches": 2, "ppo_epochs": 2, "gspo_clip": 0.1}),
-        ("qwen3", {"loss": "segment", "num_mini_batches": 2, "ppo_epochs": 2}),
-        ("qwen3", {"loss": "topr", "behaviour_correction": "none", "num_mini_batches": 2}),
-    ],
-)
-def test_two_ranks_train_as_one_does(family: str, settings: dict[str, Any]) -> None:
-    one = train(SingleStrategy(), family, settings)
-    for trained in on_ranks(2, train_sharded, family, settings):
-        for found, expected in zip(trained[:2], one[:2], strict=True):
-            assert found.keys() == expected.keys()
-            for name, tensor in expected.items():
-                scale = float(tensor.abs().max())
-                torch.testing.assert_close(found[name], tensor, rtol=1e-5, atol=1e-5 * scale, msg=name)
-        assert trained[2].keys() == one[2].keys()
-        for name, value in one[2].items():
-            assert trained[2][name] == (value if value is None else pytest.approx(value, 1e-5, 1e-7))
+def train_cases(ranks: TorchRanks) -> list[Trained]:
+    return [train(Fsdp2Strategy(ranks, CPU), family, settings) for family, settings in CASES]
+
+
+@cache
+def trained_on_two() -> list[list[Trained]]:
+    """All cases by rank, in one pair of processes."""
+    return on_ranks(2, train_cases)
+
+
+@pytest.mark.parametrize("case", range(len(CASES)), ids=lambda case: CASES[case][1].get("loss", "-"))
+def test_two_ranks_train_as_one_does(case: int) -> None:
+    one = train(Strategy(), *CASES[case])
+    for trained in trained_on_two():
+        assert_alike(trained[case], one)
+
+
+def assert_close(
+    found: dict[str, torch.Tensor], expected: dict[str, torch.Tensor], of_scale: float = 1e-5
+) -> None:
+    """The same tensors by name; small differences are `of_scale`, a share of the largest element."""
+    assert found.keys() == expected.keys()
+    for name, tensor in expected.items():
+        atol = of_scale * float(tensor.abs().max())
+        torch.testing.assert_close(found[name], tensor, rtol=1e-5, atol=atol, msg=name)
+
+
+def assert_alike(trained: Trained, one: Trained) -> None:
+    assert_close(trained[0], one[0])
+    assert_close(trained[1], one[1])
+    assert trained[2].keys() == one[2].keys()
+    for name, value in one[2].items():
+        assert trained[2][name] == (value if value is None else pytest.approx(value, 1e-5, 1e-7))
 
 
 def grouped(ranks: TorchRanks) -> tuple[int, int, list[float], list[str]]:
@@ -235,22 +252,21 @@ def test_a_rank_waits_for_others_until_its_timeout_and_for_a_command_for_ever() 
     assert "learner.strategy_args.timeout_s" in first[1]
 
 
-class FakeBrokenWorker:
-    def begin(self, step: int) -> None:
-        raise ValueError(f"step {step} cannot begin")
+def broken_begin(worker: Worker, step: int) -> None:
+    raise ValueError(f"step {step} cannot begin")
 
 
 def fails_in_a_command(ranks: TorchRanks) -> str:
     """Error of rank 0 at its failure; the other rank takes no order after it."""
     if ranks.rank:
         return str(ranks.broadcast(None))
-    team = RankController(cast(Worker, FakeBrokenWorker()), ranks)
-    try:
-        team.begin(3)
-    except ValueError as error:
-        team.end()
-        return str(error)
-    return "nothing failed"
+    team = RankController(RunConfig(exp_name="unit"), GIVEN, Strategy(), ranks)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Worker, "begin", broken_begin)
+        with pytest.raises(ValueError, match="step") as caught:
+            team.begin(3)
+    team.end()
+    return str(caught.value)
 
 
 def test_a_command_that_fails_in_any_way_leaves_no_rank_0_that_waits_for_the_others() -> None:
@@ -277,7 +293,7 @@ def go_on(strategy: Strategy, source: str, steps: range, folder: Path) -> str:
     snapshot = take_snapshot(made, strategy)
     if strategy.world.rank:
         return ""
-    return str(CheckpointFolder(folder).save(snapshot, state(steps.stop)))
+    return str(CheckpointFolder(folder).write(snapshot, state(steps.stop)))
 
 
 def go_on_sharded(ranks: TorchRanks, source: str, steps: range, folder: Path) -> str:
@@ -292,14 +308,10 @@ def kept(checkpoint: str) -> dict[str, torch.Tensor]:
 
 def test_a_checkpoint_of_one_rank_goes_on_on_two_and_then_on_three(tmp_path: Path) -> None:
     """32 rows of a matrix do not fall into three equal parts."""
-    one = go_on(SingleStrategy(), "", range(2), tmp_path)
+    one = go_on(Strategy(), "", range(2), tmp_path)
     two = on_ranks(2, go_on_sharded, one, range(2, 4), tmp_path)[0]
     three = on_ranks(3, go_on_sharded, two, range(4, 6), tmp_path)[0]
-    found, expected = kept(three), kept(go_on(SingleStrategy(), "", range(6), tmp_path / "alone"))
-    assert found.keys() == expected.keys()
-    for name, tensor in expected.items():
-        scale = float(tensor.abs().max())
-        torch.testing.assert_close(found[name], tensor, rtol=1e-5, atol=2e-5 * scale, msg=name)
+    assert_close(kept(three), kept(go_on(Strategy(), "", range(6), tmp_path / "alone")), 2e-5)
 
 
 @pytest.mark.parametrize("num_gpus", [0, 1])

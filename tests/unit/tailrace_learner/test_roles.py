@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from tailrace.config import ConfigError, RunConfig
-from tailrace_learner.adapters.checkpoints import BoundStore, CheckpointFolder
-from tailrace_learner.adapters.strategies.single import SingleStrategy
+from tailrace_learner.adapters.checkpoints import CheckpointFolder
+from tailrace_learner.adapters.strategies.base import Strategy
 from tailrace_learner.adapters.worker import Worker
 from tailrace_learner.config import CriticArgs, LearnerConfig, ReferenceArgs, TrainingArgs
 from tailrace_learner.core.step.run_state import first_state
@@ -34,10 +34,10 @@ class Run:
     def __init__(self, folder: Path, config: LearnerConfig, checkpoint: str = "", **run: Any) -> None:
         self.run = RunConfig(exp_name="unit", seed=3, output_dir=str(folder), groups_per_step=1, **run)
         self.config = config
-        self.worker = Worker(self.run, config, SingleStrategy())
+        self.worker = Worker(self.run, config, Strategy())
         self.worker.load(checkpoint)
         self.worker.restore(checkpoint)
-        self.store = BoundStore(CheckpointFolder(self.run.run_dir), self.worker.snapshot)
+        self.store = CheckpointFolder(self.run.run_dir)
         self.kl_coef: float | None = None
 
     def train(self, steps: range) -> dict[str, float | None]:
@@ -54,7 +54,7 @@ class Run:
         state = msgspec.structs.replace(
             first_state(), step=step, reference=self.worker.reference, kl_coef=self.kl_coef
         )
-        return str(self.store.write(self.store.take(), state))
+        return str(self.store.write(self.worker.snapshot(), state))
 
     def resumed(self, path: str, **changes: Any) -> Run:
         config = msgspec.structs.replace(self.config, **changes)

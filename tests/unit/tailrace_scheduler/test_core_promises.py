@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tailrace.config import EvaluationArgs, RunConfig
+from tailrace_protos.control import AgentActivity
 from tailrace_protos.episode import Outcome
 from tailrace_protos.event import (
     EpisodeSettled,
@@ -281,6 +282,37 @@ def test_nothing_is_evaluated_while_a_server_serves_an_older_version() -> None:
     world.beat()
     world.decide()
     assert len(world.open) == 4
+
+
+def test_groups_wait_for_agents_outside_also_over_a_restart_and_their_time_begins_then() -> None:
+    world = made_run(0, 2)
+    world.resume(0)
+    world.served_version = 0
+    world.beat()
+    world.decide()
+    waiting = tuple(world.open)
+
+    def wait(num_s: int) -> None:
+        for _ in range(num_s):
+            world.now_s += 1.0
+            world.beat()
+            world.core.on_activity(AgentActivity("w", 0, 0, 0, 0, 0.0, waiting), world.now_s)
+            world.decide()
+
+    wait(100)
+    assert tuple(world.open) == waiting
+    assert "4 groups wait for agents outside" in world.core.status(world.now_s).hints[-1]
+    world.restart()
+    world.decide()
+    wait(100)
+    assert tuple(world.open) == waiting
+    assert not world.closed
+    world.now_s += 29.9
+    world.decide()
+    assert not world.closed
+    world.now_s += 0.2
+    world.decide()
+    assert world.closed == set(waiting)
 
 
 def test_an_emptied_redis_continues_the_data_order_of_the_checkpoint_under_new_names() -> None:

@@ -44,6 +44,16 @@ def test_without_enough_valid_members_the_rest_is_a_timeout() -> None:
     assert close[:3] == ("t1", (2, 3), Outcome.TIMEOUT)
 
 
+def test_a_group_that_waits_for_an_agent_outside_closes_at_the_deadline_it_gets_by_then() -> None:
+    book = made_book()
+    book.postpone("t1", 150.0)
+    book.postpone("t1", 120.0)
+    book.postpone("another", 500.0)
+    assert book.due(149.9) == []
+    [close] = book.due(150.0)
+    assert close[:3] == ("t1", (0, 1, 2, 3), Outcome.TIMEOUT)
+
+
 def test_a_single_valid_member_is_enough_where_members_are_not_compared() -> None:
     plan = msgspec.structs.replace(PLAN, min_valid=1)
     [close] = made_book(Outcome.OK, plan=plan).due(100.0)

@@ -1,24 +1,29 @@
-"""`deepspeed`: ZeRO stages 1 and 2 by the package of that name (extra `deepspeed`).
+"""`deepspeed`: ZeRO by the package of that name (extra `deepspeed`).
 
 Rajbhandari et al. 2020, "ZeRO", arXiv:1910.02054. DeepSpeed reduces gradients as mean over ranks after
 every backward and keeps the part of its stage. Core needs sums, divided once by the step's count:
-division by `count / num_ranks` is DeepSpeed's unscaling, so the count is its loss scale. Weights stay
-whole on every rank; `zero3` cuts them too.
+division by `count / num_ranks` is DeepSpeed's unscaling, so the count is its loss scale.
+
+Stages 1 and 2 leave weights whole on every rank. Stage 3 cuts them too: DeepSpeed gathers a module's
+weights while it computes, forward or backward, and frees them afterwards. The output matrix is read
+outside of its module, so it belongs to the root: gathered for the whole pass. All ranks must use the
+same modules in the same order. Between passes nothing is gathered, so shards may be read or changed.
 """
 
 import math
 from collections.abc import Mapping
-from dataclasses import fields
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.functional import pad
 
 from tailrace.import_path import load_extra
-from tailrace_learner.adapters.strategies.base import Moments
-from tailrace_learner.adapters.strategies.root import Root, RootedPolicy
+from tailrace_learner.adapters.strategies.base import Moments, Root, RootedPolicy, Strategy
 from tailrace_learner.config_models import TrainingArgs
-from tailrace_learner.core.model.policy import PolicyModel
+from tailrace_learner.core.batch.packing import PackedBatch
+from tailrace_learner.core.model.policy import PolicyModel, local
 from tailrace_learner.core.step.optimizer import torch_optimizer
 from tailrace_learner.ports import Ranks, UpdateResult
 
@@ -58,7 +63,7 @@ class ZeroOptimizer:
         getattr(zero, "all_grad_tensors", {}).clear()
 
 
-class DeepspeedStrategy:
+class DeepspeedStrategy(Strategy):
     """ZeRO of stage 1 or 2 over all ranks."""
 
     def __init__(self, ranks: Ranks, stage: int, args: TrainingArgs) -> None:
@@ -80,16 +85,11 @@ class DeepspeedStrategy:
             dist_init_required=False,
         )
         self._make_states()
-        given = {field.name: getattr(policy, field.name) for field in fields(PolicyModel)}
-        return RootedPolicy(**given, root=self._engine)
+        return RootedPolicy.of(policy, self._engine)
 
     def make_optimizer(self, policy: PolicyModel, args: TrainingArgs) -> ZeroOptimizer:
         """Returns the engine's AdamW, made in `spread`."""
         return ZeroOptimizer(self._engine, self.ranks.num_ranks)
-
-    def whole(self, tensor: Tensor) -> Tensor:
-        """Returns the weight, which every rank has."""
-        return tensor.detach()
 
     def moments(self, parameter: nn.Parameter) -> Moments:
         """Returns the moments in full (collective); none before the first update."""
@@ -105,10 +105,6 @@ class DeepspeedStrategy:
             self._set_moment(parameter, name, moments[name].to(parameter.device))
         for state in self._states():
             state["step"].copy_(moments["step"])
-
-    def shape(self, parameter: nn.Parameter) -> tuple[int, ...]:
-        """Returns the parameter's shape."""
-        return tuple(parameter.shape)
 
     def _config(self) -> dict[str, Any]:
         return {
@@ -142,3 +138,62 @@ class DeepspeedStrategy:
                 "exp_avg": torch.zeros_like(flat),
                 "exp_avg_sq": torch.zeros_like(flat),
             }
+
+
+@dataclass(frozen=True, slots=True)
+class GatheringPolicy(RootedPolicy):
+    """Policy whose root returns one tensor.
+
+    DeepSpeed counts a backward of the root for every output that a loss uses. An idle rank uses both
+    outputs, another rank perhaps only the log-probabilities. With two tensors such a rank would see
+    another order of modules than in its last pass, compare it with the others, and wait for ranks that
+    saw none.
+    """
+
+    def forward(self, batch: PackedBatch) -> tuple[Tensor, Tensor]:
+        """Log-probabilities [M] and entropies [M] of the batch's targets, in packed order."""
+        learner_logprobs, entropy = self.root(lambda: torch.stack(PolicyModel.forward(self, batch)))
+        return learner_logprobs, entropy
+
+
+class Zero3Strategy(DeepspeedStrategy):
+    """ZeRO of stage 3 over all ranks."""
+
+    def __init__(self, ranks: Ranks, args: TrainingArgs) -> None:
+        super().__init__(ranks, 3, args)
+
+    def spread(self, policy: PolicyModel) -> GatheringPolicy:
+        """Cut the weights (collective)."""
+        super().spread(policy)
+        self._deepspeed.zero.register_external_parameter(
+            self._engine.module, policy.model.get_output_embeddings().weight
+        )
+        return GatheringPolicy.of(policy, self._engine)
+
+    def whole(self, tensor: Tensor) -> Tensor:
+        """Returns all shards together (collective)."""
+        with self._deepspeed.zero.GatheredParameters([tensor]):
+            return tensor.detach().clone()
+
+    def shape(self, parameter: nn.Parameter) -> tuple[int, ...]:
+        """Returns the shape of all shards together."""
+        return tuple(parameter.ds_shape)  # type: ignore[attr-defined]
+
+    def _zero_config(self) -> dict[str, Any]:
+        # No gathering ahead or keeping: a gathered weight would miss a change of its shards.
+        return super()._zero_config() | {
+            "stage3_prefetch_bucket_size": 0,
+            "stage3_max_reuse_distance": 0,
+            "stage3_param_persistence_threshold": 0,
+        }
+
+    def _set_moment(self, parameter: nn.Parameter, name: str, value: Tensor) -> None:
+        # DeepSpeed's own function fails if the number of ranks does not divide the tensor.
+        size = local(parameter).numel()
+        padded = pad(value.flatten(), (0, size * self.ranks.num_ranks - value.numel()))
+        part = padded.narrow(0, size * self.ranks.rank, size)
+        self._deepspeed.utils.safe_set_local_optimizer_state(parameter, part, name)
+
+    def _make_states(self) -> None:
+        zero = self._engine.optimizer
+        self._fill_states(zero.optimizer.state, zero.fp32_partitioned_groups_flat)

@@ -9,8 +9,6 @@ weights are float32.
 """
 
 import warnings
-from collections.abc import Mapping
-from dataclasses import fields
 from typing import Any
 
 import torch
@@ -19,15 +17,14 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor, distribute_tensor
 
-from tailrace_learner.adapters.strategies.base import Moments
-from tailrace_learner.adapters.strategies.root import Root, RootedPolicy
+from tailrace_learner.adapters.strategies.base import Root, RootedPolicy, Strategy
 from tailrace_learner.config_models import TrainingArgs
 from tailrace_learner.core.model.policy import PolicyModel
 from tailrace_learner.core.step.optimizer import SummedOptimizer
 from tailrace_learner.ports import Ranks
 
 
-class Fsdp2Strategy:
+class Fsdp2Strategy(Strategy):
     """Data parallel and fully sharded."""
 
     def __init__(self, ranks: Ranks, device: torch.device) -> None:
@@ -35,7 +32,7 @@ class Fsdp2Strategy:
         self._mesh: DeviceMesh = init_device_mesh(device.type, (ranks.num_ranks,))
 
     def spread(self, policy: PolicyModel) -> RootedPolicy:
-        """Cut the weights; every rank must have loaded the same ones."""
+        """Cut the weights."""
         narrow = MixedPrecisionPolicy(
             param_dtype=torch.bfloat16, reduce_dtype=torch.float32, cast_forward_inputs=False
         )
@@ -45,36 +42,16 @@ class Fsdp2Strategy:
         warnings.filterwarnings("ignore", r"FSDP2-wrapped module .* returned a view tensor")
         root = Root(policy.model)
         self._shard(root, MixedPrecisionPolicy())
-        given = {field.name: getattr(policy, field.name) for field in fields(PolicyModel)}
-        return RootedPolicy(**given, root=root)
+        return RootedPolicy.of(policy, root)
 
     def make_optimizer(self, policy: PolicyModel, args: TrainingArgs) -> SummedOptimizer:
         """Make the optimizer of the shards; its norm is that of all ranks."""
-        self._optimizer = SummedOptimizer.of(policy.parameters, args)
+        super().make_optimizer(policy, args)
         self._optimizer.ranks = self.ranks
         return self._optimizer
 
-    def whole(self, tensor: Tensor) -> Tensor:
-        """Returns all shards together (collective)."""
-        tensor = tensor.detach()
+    def _gathered(self, tensor: Tensor, like: Tensor) -> Tensor:
         return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
-
-    def moments(self, parameter: nn.Parameter) -> Moments:
-        """Returns all shards of the moments (collective)."""
-        found = self._optimizer.moments(parameter)
-        return {name: self.whole(value) for name, value in found.items()}
-
-    def set_moments(self, parameter: nn.Parameter, moments: Mapping[str, Tensor]) -> None:
-        """Cut the moments like their parameter; all ranks share the count of steps."""
-        parts = {
-            name: self._part(value, parameter) if value.dim() else value.to(parameter.device)
-            for name, value in moments.items()
-        }
-        self._optimizer.set_moments(parameter, parts)
-
-    def shape(self, parameter: nn.Parameter) -> tuple[int, ...]:
-        """Returns the shape of all shards together."""
-        return tuple(parameter.shape)
 
     def _part(self, tensor: Tensor, like: nn.Parameter) -> Tensor:
         assert isinstance(like, DTensor)

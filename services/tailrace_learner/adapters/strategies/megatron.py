@@ -7,7 +7,7 @@ the groups; core divides once, by the step's global count. It has not been run o
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -17,7 +17,7 @@ from torch.distributed import ProcessGroup
 from tailrace.config import ConfigError
 from tailrace.import_path import load_extra
 from tailrace_learner.adapters.ranks import DataParallelRanks
-from tailrace_learner.adapters.strategies.base import Moments
+from tailrace_learner.adapters.strategies.base import Strategy
 from tailrace_learner.config_execution import StrategyArgs
 from tailrace_learner.config_models import TrainingArgs
 from tailrace_learner.core.model.policy import PolicyModel
@@ -32,7 +32,7 @@ _FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
 _CUT_SIZES = ("num_attention_heads", "num_key_value_heads", "intermediate_size")
 
 
-class MegatronStrategy:
+class MegatronStrategy(Strategy):
     """Tensor parallel over neighbours, data parallel over their groups."""
 
     def __init__(self, ranks: Ranks, args: StrategyArgs) -> None:
@@ -47,7 +47,7 @@ class MegatronStrategy:
         self._neighbours, self._equals = groups
 
     def spread(self, policy: PolicyModel) -> PolicyModel:
-        """Cut the layers; every rank must have loaded the same ones. `ConfigError` if it cannot be."""
+        """Cut the layers; `ConfigError` if it cannot be."""
         _check(policy.model.config, self._size)
         norms: list[nn.Parameter] = []
         for module in list(policy.model.modules()):
@@ -63,31 +63,9 @@ class MegatronStrategy:
 
     def make_optimizer(self, policy: PolicyModel, args: TrainingArgs) -> SummedOptimizer:
         """Make the optimizer of our part; its norm is that of the whole model."""
-        self._optimizer = CutOptimizer(torch_optimizer(policy.parameters, args))
-        self._optimizer.lay_out(self.world, self._neighbours, self._equals, self._head_norms)
-        return self._optimizer
-
-    def whole(self, tensor: Tensor) -> Tensor:
-        """Returns the parts of all neighbours together (collective)."""
-        dim = _cut_dim(tensor)
-        return tensor.detach() if dim is None else self._gathered(tensor.detach(), dim)
-
-    def moments(self, parameter: nn.Parameter) -> Moments:
-        """Returns the parts of the moments together (collective)."""
-        dim, found = _cut_dim(parameter), self._optimizer.moments(parameter)
-        return {
-            name: value if dim is None or not value.dim() else self._gathered(value, dim)
-            for name, value in found.items()
-        }
-
-    def set_moments(self, parameter: nn.Parameter, moments: Mapping[str, Tensor]) -> None:
-        """Cut the moments like their parameter; all ranks share the count of steps."""
-        dim, device = _cut_dim(parameter), parameter.device
-        parts = {
-            name: (value if dim is None or not value.dim() else self._part(value, dim)).to(device)
-            for name, value in moments.items()
-        }
-        self._optimizer.set_moments(parameter, parts)
+        self._optimizer = optimizer = CutOptimizer(torch_optimizer(policy.parameters, args))
+        optimizer.lay_out(self.world, self._neighbours, self._equals, self._head_norms)
+        return optimizer
 
     def shape(self, parameter: nn.Parameter) -> tuple[int, ...]:
         """Returns the shape of all parts together."""
@@ -97,12 +75,16 @@ class MegatronStrategy:
             for index, length in enumerate(parameter.shape)
         )
 
-    def _gathered(self, tensor: Tensor, dim: int) -> Tensor:
+    def _gathered(self, tensor: Tensor, like: Tensor) -> Tensor:
+        if (dim := _cut_dim(like)) is None or not tensor.dim():
+            return tensor
         parts = [torch.empty_like(tensor) for _ in range(self._size)]
         distributed.all_gather(parts, tensor.contiguous(), group=self._neighbours)
         return torch.cat(parts, dim)
 
-    def _part(self, tensor: Tensor, dim: int) -> Tensor:
+    def _part(self, tensor: Tensor, like: nn.Parameter) -> Tensor:
+        if (dim := _cut_dim(like)) is None:
+            return tensor
         part = tensor.chunk(self._size, dim)[self._neighbours.rank()]
         # A copy does not keep the other parts alive.
         return part.clone(memory_format=torch.contiguous_format)

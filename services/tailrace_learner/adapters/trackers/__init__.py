@@ -1,6 +1,6 @@
 """Trackers: they show the rows of `metrics.jsonl` elsewhere. One class per file.
 
-`config_trackers.TRACKERS` declares the built-in ones; `module:name` names a class of a user. Both are
+`config_execution.TRACKERS` declares the built-in ones; `module:name` names a class of a user. Both are
 checked here when the learner starts: the package is installed, the methods exist with their parameters,
 and the arguments have the types that the constructor declares.
 """
@@ -16,7 +16,7 @@ import msgspec
 from tailrace.config import ConfigError, RunConfig
 from tailrace.config.suggestions import did_you_mean
 from tailrace.import_path import load_object
-from tailrace_learner.config_trackers import TRACKERS
+from tailrace_learner.config_execution import TRACKERS
 from tailrace_learner.ports import Tracker
 
 MakeTracker = Callable[[], Tracker]

@@ -21,7 +21,7 @@ from tailrace_learner.config_registry import (
 from tailrace_learner.core.algorithms.advantages.base import Advantages, Returns, Turns, Verdict
 from tailrace_learner.core.algorithms.advantages.comparison import ComparisonSet, compared
 from tailrace_learner.core.algorithms.losses.base import BatchTokens, LossInputs, LossTerms
-from tailrace_learner.core.algorithms.metrics.base import Metrics, StepData
+from tailrace_learner.core.algorithms.metrics import Metrics, StepData
 
 __all__ = [
     "CORRECTIONS",

@@ -43,7 +43,7 @@ def group_returns(group: TrajectoryGroup, limits: RowLimits, counts: Counter[str
     return Returns(
         rewards=np.array([member.reward for member in members], dtype=np.float64),
         is_valid=np.array(is_valid, dtype=np.bool_),
-        row_rewards=tuple(_row_rewards(member) for member in members),
+        row_rewards=tuple(np.array([row.reward for row in m.rows], np.float64) for m in members),
         loss_masks=tuple(_loss_masks(member) for member in members),
         turns=tuple(_row_turns(member) for member in members),
         greedy=next((index for index, member in enumerate(members) if member.is_greedy), -1),
@@ -60,10 +60,7 @@ def num_unnamed_turns(returns: Returns) -> int:
 def limits_of(card: ModelCard) -> RowLimits:
     """Limits of the model of a card."""
     architecture = msgspec.json.decode(card.config_json)
-    return RowLimits(
-        max_tokens=card.context_tokens,
-        vocabulary=architecture.get("vocab_size") or 0,
-    )
+    return RowLimits(card.context_tokens, vocabulary=architecture.get("vocab_size") or 0)
 
 
 def is_overlong(row: TokenRow, limits: RowLimits) -> bool:
@@ -105,10 +102,6 @@ def _conversations(member: Trajectory) -> NDArray[np.int64]:
     rewarded = sorted({row.conversation for row in member.rows if row.has_reward})
     places = {conversation: place for place, conversation in enumerate(rewarded)}
     return np.array([places.get(row.conversation, NO_REWARD) for row in member.rows], np.int64)
-
-
-def _row_rewards(member: Trajectory) -> NDArray[np.float64]:
-    return np.array([row.reward for row in member.rows], dtype=np.float64)
 
 
 def _loss_masks(member: Trajectory) -> tuple[Mask, ...]:

@@ -83,14 +83,10 @@ def _disordered_turns(row: TokenRow, vocabulary: int) -> bool:
     return not is_ascending or bool(ends[0] < 0 or ends[-1] > len(as_int32(row.token_ids)))
 
 
-def _wrong_spans(row: TokenRow, vocabulary: int) -> bool:
-    return not covers_trained_tokens(row)
-
-
 _SIGNS: dict[Flaw, Callable[[TokenRow, int], bool]] = {
     Flaw.LENGTHS: _lengths_differ,  # first: the others compare entry with entry
     Flaw.TOKEN_IDS: _strange_ids,
     Flaw.LOGPROBS: _positive_logprobs,
     Flaw.TURN_ENDS: _disordered_turns,
-    Flaw.SPANS: _wrong_spans,
+    Flaw.SPANS: lambda row, vocabulary: not covers_trained_tokens(row),
 }

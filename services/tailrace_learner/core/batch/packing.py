@@ -49,25 +49,31 @@ def micro_batches(
         rows = [row for row in rows if len(row.token_ids) <= max_row_tokens]
     taken: list[TrainingRow] = []
     num_tokens = 0
-    for tree, costs in _trees(rows) if share_prefixes else _alone(rows):
-        fits = num_tokens + sum(costs) <= max_tokens
-        if taken and not fits:
+    for row, cost, needed in _costs(rows, share_prefixes=share_prefixes):
+        if taken and num_tokens + needed > max_tokens:
             yield taken
             taken, num_tokens = [], 0
-        for row, cost in zip(tree, costs, strict=True):
-            if taken and num_tokens + cost > max_tokens:
-                yield taken
-                taken, num_tokens = [], 0
-            # The first row of a pass shares with none before it.
-            num_tokens += cost if taken else len(row.token_ids)
-            taken.append(row)
+        # The first row of a pass shares with none before it.
+        num_tokens += cost if taken else len(row.token_ids)
+        taken.append(row)
     if taken:
         yield taken
 
 
 def computed_tokens(rows: Sequence[TrainingRow], *, share_prefixes: bool = False) -> int:
     """Approximate number of tokens that passes of all `rows` compute; shared ones count once."""
-    return sum(sum(costs) for _, costs in (_trees(rows) if share_prefixes else _alone(rows)))
+    return sum(cost for _, cost, _ in _costs(rows, share_prefixes=share_prefixes))
+
+
+def _costs(
+    rows: Sequence[TrainingRow], *, share_prefixes: bool
+) -> Iterator[tuple[TrainingRow, int, int]]:
+    """Rows in the order of passes, the most tokens that each adds, and those that must fit with it.
+
+    A tree is begun where all of it fits.
+    """
+    for tree, costs in _trees(rows) if share_prefixes else _alone(rows):
+        yield from zip(tree, costs, (sum(costs), *costs[1:]), strict=True)
 
 
 def _alone(rows: Sequence[TrainingRow]) -> Iterator[tuple[list[TrainingRow], list[int]]]:

@@ -95,10 +95,8 @@ class TrainingRowBuilder:
             rewards=tuple(member.reward for member in kept),
             successes=tuple(member.success for member in kept if member.success is not None),
             counts=dict(counts),
-            tag=_tag(group),
-            comparison=_comparison(returns, played)
-            if self.config.normalises_over_step
-            else NO_COMPARISON,
+            tag=group.members[0].task.env_name if group.members else "",
+            comparison=self._comparison(returns, played),
             unestimated=self._settle(returns, advantages, sources),
             untrained=self._untrained(group, played, returns, reader),
         )
@@ -153,6 +151,13 @@ class TrainingRowBuilder:
                 source.trained.advantages = settled(per_token[source.trained.targets], self.config)
         return None
 
+    def _comparison(self, returns: Returns, played: Sequence[int]) -> ComparisonSet:
+        """Comparison set of the members that are trained, where the whole step is compared."""
+        if not self.config.normalises_over_step:
+            return NO_COMPARISON
+        comparison = comparison_set(returns)
+        return comparison.chosen(np.isin(comparison.members, played))
+
     def _drop_reason(self, verdict: Verdict, counts: Mapping[str, int]) -> str:
         if verdict is Verdict.ZERO_VARIANCE and self.config.zero_variance_groups == "redraw":
             return "zero_variance"
@@ -161,18 +166,7 @@ class TrainingRowBuilder:
         return ""
 
 
-def _tag(group: TrajectoryGroup) -> str:
-    """Name of the task's environment; empty for a group without members."""
-    return group.members[0].task.env_name if group.members else ""
-
-
 def _taught(returns: Returns, teaches: bool) -> tuple[NDArray[np.int64], ...]:
     """Conversation of each row, G times [R]; `NO_REWARD` if the group has no learning signal."""
     places = returns.row_conversations
     return places if teaches else tuple(np.full(len(each), NO_REWARD) for each in places)
-
-
-def _comparison(returns: Returns, played: Sequence[int]) -> ComparisonSet:
-    """Comparison set of the members that are trained."""
-    comparison = comparison_set(returns)
-    return comparison.chosen(np.isin(comparison.members, played))

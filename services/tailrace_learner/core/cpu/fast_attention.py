@@ -96,9 +96,9 @@ def _with_fast_forward(kind: type[nn.Module]) -> type[nn.Module]:
     return type(kind.__name__, (kind,), made)
 
 
-def use_fast_attention(model: nn.Module) -> int:
-    """Replaces the forwards that can be replaced; returns the number of changed modules."""
-    return replace_forwards(
+def use_fast_attention(model: nn.Module) -> None:
+    """Replaces the forwards that can be replaced."""
+    replace_forwards(
         model, looks_alike=_looks_alike, computes_alike=_computes_alike, faster=_with_fast_forward
     )
 

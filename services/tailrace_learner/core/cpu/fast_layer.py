@@ -174,9 +174,9 @@ def _has_hooks(module: nn.Module) -> bool:
     return any(hooks) or bool(module._backward_hooks or module._backward_pre_hooks)
 
 
-def use_fast_layers(model: nn.Module) -> int:
-    """Replaces the forwards that can be replaced; returns the number of changed modules."""
-    return replace_forwards(
+def use_fast_layers(model: nn.Module) -> None:
+    """Replaces the forwards that can be replaced."""
+    replace_forwards(
         model, looks_alike=_looks_alike, computes_alike=_computes_alike, faster=_with_fast_forward
     )
 

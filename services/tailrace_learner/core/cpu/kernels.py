@@ -136,20 +136,16 @@ def _with_fast_forward(kind: type[nn.Module]) -> type[nn.Module]:
     return type(kind.__name__, (kind,), {"forward": forward, "replaces": kind})
 
 
-def use_fast_kernels(model: nn.Module) -> int:
-    """Replaces forwards of linear layers and norms; returns the number of changed modules."""
-    changed = 0
+def use_fast_kernels(model: nn.Module) -> None:
+    """Replaces forwards of linear layers and norms."""
     norms: dict[type[nn.Module], type[nn.Module]] = {}
     for module in model.modules():
         kind = type(module)
         if kind is nn.Linear and _uses_onednn:
             module.__class__ = OneDnnLinear
-            changed += 1
         elif not hasattr(kind, "replaces") and _is_plain_rms_norm(module):
             norms.setdefault(kind, _with_fast_forward(kind))
             module.__class__ = norms[kind]
-            changed += 1
-    return changed
 
 
 def _is_plain_rms_norm(module: nn.Module) -> bool:

@@ -9,9 +9,11 @@ update drops the oldest weights, so nothing is read after it.
 """
 
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 
 import numpy as np
 import torch
+from torch import Tensor, nn
 
 from tailrace_learner.config import LearnerConfig
 from tailrace_learner.core.batch.packing import computed_tokens
@@ -19,8 +21,7 @@ from tailrace_learner.core.batch.ranks import Shares
 from tailrace_learner.core.batch.rows import TrainingRow, gathered
 from tailrace_learner.core.mismatch.drift import add_errors
 from tailrace_learner.core.mismatch.old_sample import OldSample
-from tailrace_learner.core.mismatch.old_versions import OldVersions
-from tailrace_learner.core.model.policy import PolicyModel
+from tailrace_learner.core.model.policy import PolicyModel, local
 from tailrace_learner.core.step.metric_sums import MetricSums
 from tailrace_learner.ports import Ranks
 
@@ -42,7 +43,7 @@ class OldReadings:
         self._last_read: dict[str, int] = {}  # by source
         self._next_step = 0  # in which a sample is read
         self._num_samples = 0
-        self._versions = OldVersions(policy.parameters if num_versions else [], num_versions)
+        self._versions = _OldVersions(policy.parameters if num_versions else [], num_versions)
 
     def keep(self, step: int) -> None:
         """Keeps the current weights, those that `step` begins with, before they change."""
@@ -87,3 +88,59 @@ class OldReadings:
 
     def _cut(self, rows: Sequence[TrainingRow]) -> Iterator[list[TrainingRow]]:
         return self._policy.passes(rows, self._config)
+
+
+class _OldVersions:
+    """Weights that the last steps began with, by step, for forwards under them.
+
+    Each rank keeps its own shards on the host in their own precision: `num_versions` times what the
+    trained weights (of adapters: only these) take on this rank. A forward under them exchanges them
+    with the model's, one tensor after the other, so the device needs room for one more tensor.
+    """
+
+    def __init__(self, parameters: list[nn.Parameter], num_versions: int) -> None:
+        self._parameters = parameters
+        self._num_versions = num_versions
+        self._kept: dict[int, list[Tensor]] = {}  # by step
+
+    def has(self, step: int) -> bool:
+        """Tells whether the weights of `step` are kept."""
+        return step in self._kept
+
+    @torch.no_grad()
+    def keep(self, step: int) -> None:
+        """Copies the current weights, those of `step`, into the memory of the oldest copy."""
+        if not self._num_versions or step in self._kept:
+            return
+        if len(self._kept) < self._num_versions:
+            copies = [_on_host(shard) for shard in self._shards()]
+        else:
+            copies = self._kept.pop(min(self._kept))
+        for copy, shard in zip(copies, self._shards(), strict=True):
+            copy.copy_(shard)
+        self._kept[step] = copies
+
+    @contextmanager
+    def restored(self, step: int) -> Iterator[None]:
+        """Puts the weights of `step` into the model, for forwards without gradient."""
+        self._exchange(step)
+        try:
+            yield
+        finally:
+            self._exchange(step)
+
+    @torch.no_grad()
+    def _exchange(self, step: int) -> None:
+        for copy, shard in zip(self._kept[step], self._shards(), strict=True):
+            # In place: code that gathers a shard, or has a view of a weight, reads its memory.
+            now = shard.clone()
+            shard.copy_(copy)
+            copy.copy_(now)
+
+    def _shards(self) -> Iterator[Tensor]:
+        return (local(parameter).detach() for parameter in self._parameters)
+
+
+def _on_host(shard: Tensor) -> Tensor:
+    """Allocates memory for a copy; pinned for a CUDA tensor, which copies several times as fast."""
+    return torch.empty(shard.shape, dtype=shard.dtype, device="cpu", pin_memory=shard.is_cuda)

@@ -6,7 +6,7 @@ identity.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import fields, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,23 +15,8 @@ from tailrace.provenance import kept_spans
 from tailrace_learner.core.batch.rows import PreparedGroup, TrainingRow
 from tailrace_protos.generation import TokenSpan
 
-_PER_TARGET = (
-    "targets",
-    "target_ids",
-    "inference_logprobs",
-    "advantages",
-    "staleness",
-    "is_current",
-    "is_own",
-    "proximal_logprobs",
-    "turns",
-    "is_picked",
-    "ref_logprobs",
-    "values",
-    "value_targets",
-    "unsettled",
-    "is_clamped",
-)
+_OF_THE_ROW = {"row_id", "token_ids", "spans", "conversation"}
+_PER_TARGET = [field.name for field in fields(TrainingRow) if field.name not in _OF_THE_ROW]
 
 
 def without_wrong(group: PreparedGroup, quarantine: Mapping[str, int], step: int) -> PreparedGroup:

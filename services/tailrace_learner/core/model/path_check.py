@@ -119,21 +119,17 @@ class _Check:
 
     def path(self) -> ForwardPath:
         """Fastest way that is right."""
-        wish, model = self._wish, self._model
         if (trials := self._below or self._anywhere) and not self._is_causal(trials[0]):
-            raise UntrainableModelError(
-                str(model.config.model_type), "its states depend on later tokens: it is no causal model"
-            )
+            raise self._untrainable("its states depend on later tokens: it is no causal model")
         single = self._single_attention()
-        use_attention(model, wish.attention)  # kernels look for it
-        if wish.packs and wish.speed_up(model) and (found := self._packed(single)):
+        if found := self._packed(single):
             return found
-        wish.slow_down(model)
-        if wish.packs and (found := self._packed(single)):
-            return found
-        if single and wish.rows:
+        if single and self._wish.rows:
             return self._way(single, max_packed_tokens=0, shares_prefixes=False)
-        raise UntrainableModelError(str(model.config.model_type), self._reason)
+        raise self._untrainable(self._reason)
+
+    def _untrainable(self, reason: str) -> UntrainableModelError:
+        return UntrainableModelError(str(self._model.config.model_type), reason)
 
     def _way(self, single: str, **given: Any) -> ForwardPath:
         return ForwardPath(
@@ -145,6 +141,18 @@ class _Check:
         )
 
     def _packed(self, single: str) -> ForwardPath | None:
+        """Fastest packed way that is right: with the device's kernels, or without them."""
+        wish, found = self._wish, None
+        use_attention(self._model, wish.attention)  # kernels look for it
+        if wish.packs and wish.speed_up(self._model):
+            found = self._first_right(single)
+        if found is None:
+            wish.slow_down(self._model)
+            found = self._first_right(single) if wish.packs else None
+        return found
+
+    def _first_right(self, single: str) -> ForwardPath | None:
+        """Fastest packed way that is right with the layers as they are now."""
         bounds: list[tuple[int | None, list[_Trial]]] = []
         if self._anywhere:
             bounds.append((None, self._anywhere))
@@ -160,7 +168,7 @@ class _Check:
     def _single_attention(self) -> str:
         """Attention of rows by themselves: torch's fused one if it is right; empty if none is."""
         trials = self._anywhere or self._below
-        for name in dict.fromkeys(("sdpa", "eager")):
+        for name in ("sdpa", "eager"):
             path = ForwardPath(
                 attention=name, single_attention=name, max_packed_tokens=0, shares_prefixes=False
             )
@@ -319,9 +327,8 @@ class _Check:
     def _head(self) -> Literal["matrix", "own"]:
         """Head that gives the model's own logits; raises `UntrainableModelError`."""
         model = self._model
-        model_type = str(model.config.model_type)
         if decoder_of(model) is model:
-            raise UntrainableModelError(model_type, "its decoder is no module of its own")
+            raise self._untrainable("its decoder is no module of its own")
         caught: list[Any] = []
         hook = decoder_of(model).register_forward_hook(lambda m, args, output: caught.append(output))
         ids = torch.from_numpy(self._token_ids[:6]).to(self._device).unsqueeze(0)
@@ -331,21 +338,15 @@ class _Check:
                 hidden = caught[0].last_hidden_state[0]
                 own = own_logits(model, hidden).float()
         except ForeignCodeError as error:
-            raise UntrainableModelError(model_type, str(error)) from error
+            raise self._untrainable(str(error)) from error
         finally:
             hook.remove()
-        head = model.get_output_embeddings()
-        weight = getattr(head, "weight", None)
-        fits = getattr(weight, "shape", ()) == (logits.shape[-1], hidden.shape[-1])
-        if (
-            weight is not None
-            and fits
-            and logits.std() > 0
-            and _alike(hidden.float() @ weight.float().t(), logits)
-        ):
+        weight: Any = getattr(model.get_output_embeddings(), "weight", None)
+        fits = weight is not None and weight.shape == (logits.shape[-1], hidden.shape[-1])
+        if fits and logits.std() > 0 and _alike(hidden.float() @ weight.float().t(), logits):
             return "matrix"
         if not _alike(own, logits):
-            raise UntrainableModelError(model_type, "its logits depend on more than hidden states")
+            raise self._untrainable("its logits depend on more than hidden states")
         return "own"
 
 

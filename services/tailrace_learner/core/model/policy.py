@@ -10,13 +10,13 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 
 from tailrace_learner.config import LearnerConfig
 from tailrace_learner.core.batch.packing import PackedBatch, micro_batches, pack
 from tailrace_learner.core.batch.rows import TrainingRow
 from tailrace_learner.core.model.forward_path import ForwardPath, hidden_states, own_logits, path_of
 from tailrace_learner.core.model.logprobs import logprobs_of_logits, token_logprobs
-from tailrace_learner.core.model.shards import local
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,6 +99,14 @@ def row_values(
         with torch.no_grad():
             answers = ask(batch).float().cpu().numpy()
         yield from zip(batch.rows, np.split(answers, batch.target_offsets[1:-1]), strict=True)
+
+
+def local(tensor: Tensor) -> Tensor:
+    """Shard of this rank, sharing memory with the tensor; a whole tensor is its own shard."""
+    if isinstance(tensor, DTensor):
+        return tensor.to_local()
+    shard: Tensor = getattr(tensor, "ds_tensor", tensor)  # ZeRO stage 3 keeps it beside the weight
+    return shard
 
 
 class StartWeights:

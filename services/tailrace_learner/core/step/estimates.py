@@ -21,7 +21,6 @@ from tailrace_learner.core.algorithms.advantages.base import (
     NO_REWARD,
     Advantages,
     Mask,
-    Returns,
     TokenValues,
     estimated,
 )
@@ -125,12 +124,8 @@ def _asked(group: Unestimated) -> tuple[tuple[Mask, ...], ...]:
 
 def _placed(group: Unestimated, of: OfRow) -> TokenValues:
     """Values of policy tokens at their places; 0 elsewhere."""
-    result = _zeros(group.returns)
+    result = tuple(tuple(np.zeros(len(mask)) for mask in masks) for masks in group.returns.loss_masks)
     for source in group.sources:
         if source.whole is not None:
             result[source.member][source.place][source.whole.targets] = of(source.whole)
     return result
-
-
-def _zeros(returns: Returns) -> TokenValues:
-    return tuple(tuple(np.zeros(len(mask)) for mask in masks) for masks in returns.loss_masks)

@@ -16,7 +16,7 @@ from tailrace.foreign import ForeignCodeError, foreign_code
 from tailrace_learner.config import TrainingArgs
 from tailrace_learner.config_registry import OPTIMIZERS
 from tailrace_learner.core.batch.ranks import ONE_RANK
-from tailrace_learner.core.model.shards import local
+from tailrace_learner.core.model.policy import local
 from tailrace_learner.ports import Ranks, UpdateResult
 
 

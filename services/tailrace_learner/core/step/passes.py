@@ -13,7 +13,7 @@ from torch import Tensor
 from tailrace_learner.config import LearnerConfig
 from tailrace_learner.config_registry import Loss
 from tailrace_learner.core.algorithms.aggregation import token_weights
-from tailrace_learner.core.algorithms.corrections.base import corrected
+from tailrace_learner.core.algorithms.corrections import corrected
 from tailrace_learner.core.algorithms.kl import KL_ESTIMATORS
 from tailrace_learner.core.algorithms.losses.base import BatchTokens, LossInputs, LossTerms
 from tailrace_learner.core.algorithms.losses.spans import NO_SPANS, Spans

@@ -9,7 +9,7 @@ mini-batch's rows, in the same number of passes.
 from collections.abc import Sequence
 
 from tailrace_learner.config import LearnerConfig
-from tailrace_learner.core.algorithms.metrics.base import Metrics, mean
+from tailrace_learner.core.algorithms.metrics import Metrics, mean
 from tailrace_learner.core.batch.ranks import Shares
 from tailrace_learner.core.batch.rows import TrainingRow
 from tailrace_learner.core.mismatch.drift import DRIFT, of_sources

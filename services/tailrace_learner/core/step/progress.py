@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 import msgspec
 
 from tailrace.config import RunConfig
-from tailrace_learner.core.algorithms.metrics.base import Metrics
+from tailrace_learner.core.algorithms.metrics import Metrics
 from tailrace_learner.core.step.run_state import RunState
 from tailrace_protos.event import CheckpointSaved, StepFinished
 

@@ -16,8 +16,7 @@ from dataclasses import dataclass, field
 from tailrace_learner.config import LearnerConfig
 from tailrace_learner.core.algorithms.aggregation import row_count
 from tailrace_learner.core.algorithms.kl import adapted
-from tailrace_learner.core.algorithms.metrics import data_metrics
-from tailrace_learner.core.algorithms.metrics.base import Metrics, StepData
+from tailrace_learner.core.algorithms.metrics import Metrics, StepData, data_metrics
 from tailrace_learner.core.batch.ranks import ONE_RANK, Shares
 from tailrace_learner.core.batch.rows import PreparedGroup, TrainingRow
 from tailrace_learner.core.mismatch.quarantine import without_wrong

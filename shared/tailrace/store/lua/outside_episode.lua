@@ -1,6 +1,7 @@
 -- Episodes that agents outside of the cluster play. ARGV: operation, episode id (holder for `lease`), its arguments.
 -- Fields of an episode: state (waiting, leased, rewarded, over), offer, lease_s, holder, seen (length of the session's
--- log at the last look), used (1: an earlier holder used the session), key (hash), digest and result of its reward.
+-- log at the last look), used (1: an earlier holder used the session), started (time of its first lease), key (hash),
+-- digest and result of its reward.
 local waiting, leased = P .. 'outside_waiting', P .. 'outside_leased'
 local id = ARGV[2]
 local one = P .. 'outside:' .. id
@@ -53,15 +54,16 @@ end
 
 local function take(name, holder, now)
   local episode = P .. 'outside:' .. name
-  local found = redis.call('HMGET', episode, 'offer', 'lease_s', 'used')
+  redis.call('HSETNX', episode, 'started', now)
+  local found = redis.call('HMGET', episode, 'offer', 'lease_s', 'used', 'started')
   local seen = redis.call('LLEN', P .. 'session_log:' .. name)
   redis.call('HSET', episode, 'state', 'leased', 'holder', holder, 'seen', seen)
   redis.call('ZADD', leased, now + found[2], name)
   redis.call('SET', P .. 'outside_of:' .. holder, name, 'EX', 604800)
-  return {found[1], found[3] or false}
+  return {found[1], found[3] or false, found[4]}
 end
 
--- holder, now: returns {offer, used, resumed}: the holder's own episode, or else the oldest that waits; or false.
+-- holder, now: returns {offer, used, started, resumed}: the holder's own episode, or else the oldest that waits; or false.
 function operations.lease(now)
   local holder = id
   now = tonumber(now)
@@ -69,7 +71,7 @@ function operations.lease(now)
   local found = own and redis.call('HMGET', P .. 'outside:' .. own, 'state', 'holder') or {}
   if found[1] == 'leased' and found[2] == holder then
     local taken = take(own, holder, now)
-    return {taken[1], taken[2], 1}
+    return {taken[1], taken[2], taken[3], 1}
   end
   expire(now)
   while true do
@@ -77,7 +79,7 @@ function operations.lease(now)
     if not name then return false end
     if redis.call('HGET', P .. 'outside:' .. name, 'state') == 'waiting' then
       local taken = take(name, holder, now)
-      return {taken[1], taken[2], 0}
+      return {taken[1], taken[2], taken[3], 0}
     end
   end
 end
@@ -111,15 +113,15 @@ function operations.settle(result, digest)
   return 'taken'
 end
 
--- further ids: returns ids and results of those that have one.
-function operations.results(...)
+-- further ids: returns for each {id, time of its first lease, 1 if its member of the group has settled, result}.
+function operations.progress(...)
   local found = {}
   for _, name in ipairs({id, ...}) do
-    local episode = redis.call('HMGET', P .. 'outside:' .. name, 'state', 'result')
-    if episode[1] == 'rewarded' then
-      found[#found + 1] = name
-      found[#found + 1] = episode[2]
-    end
+    local episode = redis.call('HMGET', P .. 'outside:' .. name, 'state', 'started', 'result')
+    local group, member = string.match(name, '^(.*)%.(.*)$')
+    local settled = redis.call('HEXISTS', P .. 'group:' .. group, 's' .. member)
+    if redis.call('EXISTS', P .. 'closed:' .. group) == 1 then settled = 1 end
+    found[#found + 1] = {name, episode[2], settled, episode[1] == 'rewarded' and episode[3]}
   end
   return found
 end

@@ -13,7 +13,7 @@ from tailrace.config import ConfigError, section_config
 from tailrace_learner.config import CriticArgs, LearnerConfig, ReferenceArgs, StrategyArgs
 from tailrace_learner.config_algorithm import SHARED
 from tailrace_learner.config_registry import REGISTRIES
-from tailrace_learner.core.algorithms import CORRECTIONS, ESTIMATORS, LOSSES
+from tailrace_learner.core.algorithms import CORRECTIONS, ESTIMATORS, LOSSES, METRICS, OPTIMIZERS
 from tailrace_learner.core.algorithms.losses import clip_cov, kl_cov
 from tailrace_learner.core.algorithms.losses.kl_cov import num_picked
 
@@ -44,9 +44,10 @@ READERS = {
 
 def test_every_file_of_an_algorithm_is_registered_under_its_name() -> None:
     beside = {"base", "spans", "sft", "value_clip", *WITHOUT_DECLARATION}
-    for registry, folder in zip(REGISTRIES, ("advantages", "losses", "corrections"), strict=True):
+    for registry, folder in ((ESTIMATORS, "advantages"), (LOSSES, "losses")):
         files = {path.stem for path in (ALGORITHMS / folder).glob("[a-z]*.py")} - beside
         assert set(registry) == files
+    for registry in (*REGISTRIES, OPTIMIZERS, METRICS):
         for name in registry:
             assert isinstance(registry[name], registry.kind)
         with pytest.raises(KeyError):

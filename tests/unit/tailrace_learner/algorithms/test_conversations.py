@@ -125,7 +125,7 @@ def test_a_token_is_credited_the_same_in_rows_of_calls_and_of_conversations(
     name: str, settings: dict[str, Any]
 ) -> None:
     given, num_credited = settings_of(name, **settings), 0
-    for seed in range(60):
+    for seed in range(24):
         rng = np.random.default_rng(seed)
         ledgers = [random_ledger(rng) for _ in range(3)]
         discount = float(rng.choice([0.0, 0.5, 0.9, 1.0]))
@@ -138,7 +138,7 @@ def test_a_token_is_credited_the_same_in_rows_of_calls_and_of_conversations(
             found, wanted = read(one, given), read(other, given)
             assert found == pytest.approx(wanted, rel=1e-4, abs=1e-5)
             num_credited += any(found.values())
-    assert num_credited > 40
+    assert num_credited > 16
 
 
 def test_a_turn_is_worth_what_followed_it_in_the_tree_and_no_sibling_of_it() -> None:

@@ -260,9 +260,11 @@ def test_a_comparison_of_one_or_of_equals_teaches_nothing(name: str) -> None:
     one = ESTIMATORS[name](as_returns(make_members(0, step_rows=True)), config)
     assert one.verdict is Verdict.TOO_FEW_VALID
     equal = Member(1.0, True, [1.0], [2], [7], [1])
-    result = ESTIMATORS[name](as_returns([equal, equal, replace(equal, valid=False)]), config)
-    assert result.verdict is Verdict.ZERO_VARIANCE
-    assert not any(values.any() for rows in result.per_token for values in rows)
+    rounded = replace(equal, reward=float(np.nextafter(1.0, 2.0)))
+    for members in ([equal, equal, replace(equal, valid=False)], [equal, rounded]):
+        result = ESTIMATORS[name](as_returns(members), config)
+        assert result.verdict is Verdict.ZERO_VARIANCE
+        assert not any(values.any() for rows in result.per_token for values in rows)
 
 
 def test_an_estimator_that_compares_nothing_needs_one_valid_row() -> None:
@@ -312,33 +314,6 @@ def test_gigpo_by_hand() -> None:
     half = 0.5**0.5
     assert found[0] == pytest.approx([2 * half, half], abs=5e-6)
     assert found[1] == pytest.approx([-2 * half, -half, -half], abs=5e-6)
-
-
-def test_gigpo_counts_an_episode_once_however_many_steps_it_has() -> None:
-    long = Member(1.0, True, [0.0] * 4 + [1.0], [1] * 5, list(range(5)), [1] * 5)
-    short = [Member(0.0, True, [0.0], [1], [10 + i], [1]) for i in range(2)]
-    config = LearnerConfig(adv_estimator="gigpo", step_advantage_weight=0.0)
-    result = ESTIMATORS["gigpo"](as_returns([long, *short]), config)
-    plain = normal([1.0, 0.0, 0.0])
-    assert [float(row[-1]) for row in result.per_token[0]] == pytest.approx([plain[0]] * 5)
-
-
-def test_starpo_by_hand() -> None:
-    # Turn rewards -0.1, -0.1, 1.0 and -0.1, -0.1: R = 0.8 and -0.2, mean 0.3, std 1 / sqrt(2).
-    a = Member(0.8, True, [-0.1, -0.1, 1.0], [1, 2, 1], [0, 0, 0], [3])
-    b = Member(-0.2, True, [-0.1, -0.1], [1, 1], [0, 0], [2])
-    for norm, expected in (("mean_std", 0.5**0.5), ("mean", 0.5)):
-        config = LearnerConfig(adv_estimator="starpo", reward_norm=norm)  # type: ignore[arg-type]
-        first, second = ESTIMATORS["starpo"](as_returns([a, b]), config).per_token
-        assert first[0][first[0] != 0].tolist() == pytest.approx([expected] * 4, abs=2e-6)
-        assert second[0][second[0] != 0].tolist() == pytest.approx([-expected] * 2, abs=2e-6)
-
-
-def test_a_reward_given_at_the_end_belongs_to_the_last_turn() -> None:
-    scored = Member(1.0, True, [0.0, 0.0], [1, 1], [0, 1], [2])
-    config = LearnerConfig(adv_estimator="reinforce", gamma=0.5)
-    tokens = ESTIMATORS["reinforce"](as_returns([scored]), config).per_token[0][0]
-    assert tokens.tolist() == [0, 0, 0.5, 0, 0, 1.0]
 
 
 def valued(members: list[Member], seed: int) -> Returns:
@@ -432,14 +407,6 @@ def test_gae_skips_the_words_of_the_environment(unit: Any) -> None:
     wanted = [first, middle, last] if unit == "token" else [turn, turn, last]
     np.testing.assert_allclose(found[[2, 3, 6]], wanted, rtol=1e-12)
     assert not found[[0, 1, 4, 5]].any()
-
-
-def test_gae_without_discounts_is_the_return_less_the_value() -> None:
-    config = LearnerConfig(adv_estimator="gae", gamma=1.0, lambd=1.0, critic=CriticArgs())
-    result = ESTIMATORS["gae"](two_turns([0.5, 0.25, 0.125]), config)
-    assert result.value_targets is not None
-    np.testing.assert_allclose(result.value_targets[0][0][[2, 3, 6]], [3.0, 3.0, 2.0])
-    np.testing.assert_allclose(result.per_token[0][0][[2, 3, 6]], [2.5, 2.75, 1.875])
 
 
 @pytest.mark.parametrize("name", ["reinforce", "gae"])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -13,7 +13,7 @@ import torch
 
 from tailrace_learner.config import LearnerConfig
 from tailrace_learner.core.algorithms import CORRECTIONS, LOSSES, BatchTokens, LossInputs
-from tailrace_learner.core.algorithms.corrections.base import corrected
+from tailrace_learner.core.algorithms.corrections import corrected
 from tailrace_learner.core.algorithms.kl import KL_ESTIMATORS
 from tailrace_learner.core.algorithms.losses.spans import Spans
 from tailrace_learner.core.algorithms.proximal import interpolated
@@ -269,10 +269,11 @@ STEPS: list[dict[str, Any]] = [
 
 @pytest.mark.parametrize("settings", STEPS, ids=lambda s: "-".join(map(str, s.values())))
 def test_a_step_trains_beside_one_impossible_engine_logprob(
-    settings: dict[str, Any], tmp_path: Any, monkeypatch: pytest.MonkeyPatch
+    settings: dict[str, Any],
+    user_module: Callable[[str, str], str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    (tmp_path / "own_far_out.py").write_text(OWN)
-    monkeypatch.syspath_prepend(tmp_path)
+    user_module("own_far_out", OWN)
     before, _ = token_gradients(None, monkeypatch, **settings)
     for value in (-1000.0,) if settings.get("loss") else (-50.0, -1000.0):
         found, metrics = token_gradients(value, monkeypatch, **settings)

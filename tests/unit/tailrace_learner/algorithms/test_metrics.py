@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import sys
-import textwrap
+from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
 
 import msgspec
 import pytest
@@ -14,8 +12,7 @@ from structlog.testing import capture_logs
 from tailrace.config import ConfigError
 from tailrace_learner.adapters.user_functions import own_metrics
 from tailrace_learner.config import LearnerConfig
-from tailrace_learner.core.algorithms.metrics import data_metrics
-from tailrace_learner.core.algorithms.metrics.base import StepData
+from tailrace_learner.core.algorithms.metrics import StepData, data_metrics
 from tailrace_learner.core.step.optimizer import SummedOptimizer
 from tailrace_learner.core.step.step import StepTrainer
 from tests.unit.tailrace_learner.factory import config, make_policy
@@ -45,12 +42,8 @@ LONELY = Metric(lonely)
 
 
 @pytest.fixture
-def own_module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
-    """A module outside of the repository."""
-    (tmp_path / "my_metrics.py").write_text(textwrap.dedent(OWN))
-    monkeypatch.syspath_prepend(tmp_path)
-    monkeypatch.delitem(sys.modules, "my_metrics", raising=False)
-    return "my_metrics"
+def own_module(user_module: Callable[[str, str], str]) -> str:
+    return user_module("my_metrics", OWN)
 
 
 def given(*metrics: str) -> LearnerConfig:

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import sys
-import textwrap
 from collections import Counter
-from collections.abc import Iterator
-from pathlib import Path
+from collections.abc import Callable
 
 import numpy as np
 import pytest
@@ -54,13 +51,8 @@ HALF = Correction(half)
 
 
 @pytest.fixture
-def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
-    """A user's module in a folder of its own."""
-    name = "own_algorithms_of_a_user"
-    (tmp_path / f"{name}.py").write_text(textwrap.dedent(OWN))
-    monkeypatch.syspath_prepend(tmp_path)
-    yield name
-    sys.modules.pop(name, None)
+def own(user_module: Callable[[str, str], str]) -> str:
+    return user_module("own_algorithms_of_a_user", OWN)
 
 
 def test_an_estimator_a_loss_and_a_correction_of_a_users_file_train(own: str) -> None:

@@ -1,10 +1,10 @@
-"""Every policy loss and correction against numpy in float64, on random ragged rows."""
+"""Every policy loss, correction and aggregation against numpy in float64, on random ragged rows."""
 
 from __future__ import annotations
 
 import re
 from collections import Counter
-from itertools import pairwise
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -13,7 +13,8 @@ import torch
 
 from tailrace_learner.config import LearnerConfig
 from tailrace_learner.core.algorithms import LOSSES, LossInputs
-from tailrace_learner.core.algorithms.corrections.base import corrected
+from tailrace_learner.core.algorithms.aggregation import AGGREGATIONS, row_count, token_weights
+from tailrace_learner.core.algorithms.corrections import corrected
 from tailrace_learner.core.algorithms.kl import KL_ESTIMATORS, adapted
 from tailrace_learner.core.algorithms.losses.sft import LOSS as SFT
 from tailrace_learner.core.algorithms.losses.spans import Spans
@@ -27,6 +28,7 @@ from tests.unit.tailrace_learner.algorithms.loss_formulas import (
     Tokens,
     weights,
 )
+from tests.unit.tailrace_learner.factory import config, make_rows
 
 TOLERANCE = 1e-6
 ALL = {**LOSSES, "sft": SFT}
@@ -191,4 +193,26 @@ def test_spans_sum_and_average_where_they_lie() -> None:
     spans.means(values)[1].backward()
     assert values.grad is not None
     assert values.grad.tolist() == pytest.approx([0, 1 / 3, 1 / 3, 1 / 3, 0, 0])
-    assert [b - a for a, b in pairwise([0, 1, 4, 6])] == spans.lengths.tolist()
+
+
+AGGREGATED: dict[str, Callable[[list[list[float]]], float]] = {
+    "token_mean": lambda rows: sum(map(sum, rows)) / sum(map(len, rows)),
+    "seq_mean_token_sum": lambda rows: sum(map(sum, rows)) / len(rows),
+    "seq_mean_token_mean": lambda rows: sum(sum(row) / len(row) for row in rows) / len(rows),
+    "seq_mean_token_sum_norm": lambda rows: sum(sum(row) / 13 for row in rows) / len(rows),
+}
+
+
+@pytest.mark.parametrize("name", AGGREGATIONS)
+def test_an_aggregation_equals_its_formula_however_rows_are_parted(name: str) -> None:
+    settings = config(loss_aggregation=name, loss_norm_tokens=13)
+    for seed in range(6):
+        rows = make_rows(9, seed=seed)
+        rng = np.random.default_rng(seed)
+        losses = [rng.normal(1.0, 1.0, len(row.targets)).tolist() for row in rows]
+        total = divisor = 0.0
+        for part in (slice(0, 2), slice(2, 9)):
+            flat = torch.tensor([x for row in losses[part] for x in row], dtype=torch.float64)
+            total += float((token_weights(rows[part], settings) * flat).sum())
+            divisor += row_count(rows[part], settings)
+        assert total / divisor == pytest.approx(AGGREGATED[name](losses), rel=1e-6)

@@ -12,8 +12,6 @@ import torch
 from tailrace_learner.core.algorithms import LOSSES
 from tailrace_learner.core.batch.packing import micro_batches, pack
 from tailrace_learner.core.batch.rows import TrainingRow
-from tailrace_learner.core.cpu import kernels as cpu_kernels
-from tailrace_learner.core.model import attention
 from tailrace_learner.core.model.attention import UnsupportedAttentionError
 from tailrace_learner.core.model.logprobs import MAX_KEPT_RATIO, token_logprobs
 from tailrace_learner.core.model.policy import PolicyModel, StartWeights
@@ -64,17 +62,6 @@ def test_gradients_do_not_depend_on_micro_batches_packing_or_order(family: str) 
     shuffled = [rows[index] for index in np.random.default_rng(0).permutation(len(rows))]
     assert relative_error(gradients(policy, [shuffled[:4], shuffled[4:]]), whole) < 1e-5
     assert relative_error(gradients(policy, list(micro_batches(shuffled, 40))), whole) < 1e-5
-
-
-@pytest.mark.parametrize("family", FAMILIES)
-def test_fast_kernels_give_the_gradients_of_the_plain_modules(family: str, cpu_matmul: str) -> None:
-    rows = make_rows(8, seed=5)
-    policy = make_policy(family, fast=True)
-    linears = {type(each) for each in policy.model.modules() if isinstance(each, torch.nn.Linear)}
-    assert linears == {cpu_kernels.OneDnnLinear if cpu_matmul == "onednn" else torch.nn.Linear}
-    fast = gradients(policy, [rows])
-    plain = gradients(make_policy(family, fast=False), [rows])
-    assert relative_error(fast, plain) < 1e-5
 
 
 def test_a_sliding_window_reaches_only_its_tokens() -> None:
@@ -173,10 +160,6 @@ def test_bfloat16_rounds_the_factors_of_logits_and_no_sum(vocab_size: int, is_tr
     assert relative_error(weight.grad, factors[1].grad) < 5e-3
 
 
-def test_the_implementation_is_known_by_name() -> None:
-    assert make_model().config._attn_implementation == attention.IMPLEMENTATION
-
-
 @pytest.mark.parametrize("implementation", ["sdpa", "eager"])
 def test_hugging_faces_own_attention_sees_the_row_boundaries_too(implementation: str) -> None:
     rows = make_rows(6, seed=7)
@@ -184,14 +167,6 @@ def test_hugging_faces_own_attention_sees_the_row_boundaries_too(implementation:
     expected = make_policy().forward(batch)
     theirs = PolicyModel(make_model("qwen3", implementation), CPU, 1.0, 64).forward(batch)
     torch.testing.assert_close(theirs, expected, rtol=1e-4, atol=1e-5)
-
-
-def test_gradient_checkpointing_changes_no_gradient() -> None:
-    rows = make_rows(6, seed=8)
-    policy = make_policy()
-    expected = gradients(policy, [rows])
-    policy.model.gradient_checkpointing_enable({"use_reentrant": False})
-    assert relative_error(gradients(policy, [rows]), expected) < 1e-6
 
 
 def test_bfloat16_activations_stay_near_float32() -> None:

@@ -29,10 +29,15 @@ def gradients_of(model: Any) -> torch.Tensor:
     return gradients(policy_of(model), [mixed_rows()], shares=True)
 
 
+def num_replaced(model: nn.Module) -> int:
+    return sum(hasattr(type(module), "replaces") for module in model.modules())
+
+
 @pytest.mark.parametrize("family", FAMILIES)
 def test_the_fast_attention_module_is_used_and_computes_what_the_plain_one_does(family: str) -> None:
     fast = make_model(family)
-    assert use_fast_attention(fast) == 2
+    use_fast_attention(fast)
+    assert num_replaced(fast) == 2
     assert relative_error(gradients_of(fast), gradients_of(make_model(family))) < ROUNDING
 
 
@@ -46,9 +51,11 @@ def test_an_attention_that_computes_something_else_keeps_its_own_forward() -> No
             return 0.5 * output, weights
 
     model.model.layers[0].self_attn.__class__ = Halved
-    assert use_fast_attention(model) == 1
+    eager = make_model("qwen3", "eager")
+    for each in (model, eager):
+        use_fast_attention(each)
     assert type(model.model.layers[0].self_attn) is Halved
-    assert use_fast_attention(make_model("qwen3", "eager")) == 0
+    assert (num_replaced(model), num_replaced(eager)) == (1, 0)
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -59,7 +66,8 @@ def test_the_fast_layer_is_used_and_computes_what_the_plain_one_does(
     fast = make_model(family)
     kind = type(fast.model.layers[0])
     use_fast_attention(fast)
-    assert use_fast_layers(fast) == 2
+    use_fast_layers(fast)
+    assert num_replaced(fast) == 2 + 2
     calls = count_calls(fast, "o_proj")
     monkeypatch.setattr(kind, "forward", None)  # the plain one can no more be called
     assert relative_error(gradients_of(fast), expected) < ROUNDING
@@ -111,12 +119,13 @@ def test_another_linear_module_in_a_layer_is_called() -> None:
 
 
 def test_a_layer_that_computes_something_else_keeps_its_own_forward() -> None:
-    model = make_model()
+    model, without_fast_attention = make_model(), make_model()
     use_fast_attention(model)
     for layer in model.model.layers:
         layer.mlp.act_fn = nn.GELU()
-    assert use_fast_layers(model) == 0
-    assert use_fast_layers(make_model()) == 0  # without the fast attention
+    for each in (model, without_fast_attention):
+        use_fast_layers(each)
+    assert (num_replaced(model), num_replaced(without_fast_attention)) == (2, 0)
 
 
 def test_frozen_weights_get_no_gradient_and_the_others_the_right_ones() -> None:

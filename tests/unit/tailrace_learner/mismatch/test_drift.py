@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -13,7 +14,6 @@ from msgspec.structs import replace
 from tailrace_learner.adapters.ranks import TorchRanks
 from tailrace_learner.adapters.strategies.base import Strategy
 from tailrace_learner.adapters.strategies.fsdp2 import Fsdp2Strategy
-from tailrace_learner.adapters.strategies.single import SingleStrategy
 from tailrace_learner.config import CriticArgs, LearnerConfig, TrainingArgs
 from tailrace_learner.core.batch.lineage import Ancestry
 from tailrace_learner.core.batch.packing import pack
@@ -337,23 +337,32 @@ def train(
     return torch.cat([parameter.flatten() for parameter in parameters]).clone(), metrics
 
 
+WRONG: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "epochs": {"num_mini_batches": 2, "ppo_epochs": 2},
+    "whitened": {"whiten_advantages": True, "num_mini_batches": 2},
+    "picking": {"loss": "m2po", "behaviour_correction": "none"},
+    "critic": {
+        "adv_estimator": "gae",
+        "critic": CriticArgs(training_args=ARGS),
+        "num_mini_batches": 2,
+    },
+}
+
+
+@cache
+def left_out_and_trained(case: str) -> Any:
+    """Without the wrong server's tokens from the start, and with all of them."""
+    settings = WRONG[case]
+    left_out = train(Strategy(), 4, {BAD: -1}, settings)
+    return left_out, train(Strategy(), 4, {}, settings | {"max_mismatch": None})
+
+
 @pytest.mark.parametrize("at_once", [1, 4])
-@pytest.mark.parametrize(
-    "settings",
-    [
-        {},
-        {"num_mini_batches": 2, "ppo_epochs": 2},
-        {"whiten_advantages": True, "num_mini_batches": 2},
-        {"loss": "m2po", "behaviour_correction": "none"},
-        {"adv_estimator": "gae", "critic": CriticArgs(training_args=ARGS), "num_mini_batches": 2},
-    ],
-    ids=["plain", "epochs", "whitened", "picking", "critic"],
-)
-def test_a_step_with_a_wrong_servers_tokens_trains_as_one_without_them(
-    settings: dict[str, Any], at_once: int
-) -> None:
-    found, told = train(SingleStrategy(), at_once, {}, settings)
-    expected, known = train(SingleStrategy(), at_once, {BAD: -1}, settings)
+@pytest.mark.parametrize("case", WRONG)
+def test_a_step_with_a_wrong_servers_tokens_trains_as_one_without_them(case: str, at_once: int) -> None:
+    found, told = train(Strategy(), at_once, {}, WRONG[case])
+    (expected, known), (both, _) = left_out_and_trained(case)
     assert float((found - expected).abs().max()) <= 1e-6
     drift = {name: told.pop(name) for name in list(told) if name.startswith("drift")}
     assert drift["drift/inference-1"] == pytest.approx(1.0, abs=1e-4)
@@ -362,7 +371,6 @@ def test_a_step_with_a_wrong_servers_tokens_trains_as_one_without_them(
     assert told["num_quarantined_tokens"] == known["num_quarantined_tokens"] != 0
     for name, value in told.items():
         assert value == (known[name] and pytest.approx(known[name], 1e-4, 1e-6)), name
-    both, _ = train(SingleStrategy(), at_once, {}, settings | {"max_mismatch": None})
     assert float((found - both).abs().max()) > 1e-3
 
 
@@ -377,8 +385,8 @@ def train_sharded(ranks: TorchRanks) -> Any:
 
 @pytest.mark.heavy
 def test_all_ranks_leave_out_a_wrong_servers_tokens() -> None:
-    expected = train(SingleStrategy(), 1, {BAD: -1}, EPOCHS)
-    later = train(SingleStrategy(), 1, {}, FOUND_LATER)
+    expected = train(Strategy(), 1, {BAD: -1}, EPOCHS)
+    later = train(Strategy(), 1, {}, FOUND_LATER)
     assert float((expected[0] - later[0]).abs().max()) > 1e-4
     for trained in on_ranks(2, train_sharded):
         for found, one in zip(trained, (expected, later), strict=True):
@@ -388,10 +396,10 @@ def test_all_ranks_leave_out_a_wrong_servers_tokens() -> None:
 
 def test_what_was_trained_before_a_reading_stays_and_later_epochs_leave_it_out() -> None:
     settings = LATER | {"num_mini_batches": 4, "min_mismatch_tokens": 12}
-    _, told = train(SingleStrategy(), 4, {}, settings)
-    _, known = train(SingleStrategy(), 4, {BAD: -1}, settings)
+    _, told = train(Strategy(), 4, {}, settings)
+    _, known = train(Strategy(), 4, {BAD: -1}, settings)
     assert 0 < (told["num_quarantined_tokens"] or 0) < (known["num_quarantined_tokens"] or 0)
-    _, epochs = train(SingleStrategy(), 4, {}, settings | {"ppo_epochs": 2})
+    _, epochs = train(Strategy(), 4, {}, settings | {"ppo_epochs": 2})
     assert epochs["num_quarantined_tokens"] == known["num_quarantined_tokens"]
 
 

@@ -12,7 +12,6 @@ from msgspec.structs import replace
 from tailrace_learner.adapters.ranks import TorchRanks
 from tailrace_learner.adapters.strategies.base import Strategy
 from tailrace_learner.adapters.strategies.fsdp2 import Fsdp2Strategy
-from tailrace_learner.adapters.strategies.single import SingleStrategy
 from tailrace_learner.config import LearnerConfig, TrainingArgs
 from tailrace_learner.core.batch.lineage import Ancestry
 from tailrace_learner.core.batch.packing import pack
@@ -67,7 +66,7 @@ class Run:
 
     def __init__(self, strategy: Strategy | None = None, num_old: int | None = None, **settings: Any):
         self.config = config(**{"training_args": ARGS} | settings)
-        self._strategy = SingleStrategy() if strategy is None else strategy
+        self._strategy = Strategy() if strategy is None else strategy
         self._policy = self._strategy.spread(make_policy())
         self.versions: list[PolicyModel] = []
         self.events: list[ServerQuarantined] = []
@@ -263,13 +262,13 @@ def test_a_version_that_was_never_applied_is_measured_where_it_is_within_the_lim
 
 def on_shards(ranks: TorchRanks) -> Any:
     run = Run(Fsdp2Strategy(ranks, CPU), 2, max_tokens_per_micro_batch=40, min_mismatch_tokens=24)
-    told = [run.step(OLD, (1, "inference-1#bb", None), OLDER, error=0.02) for _ in range(4)]
+    told = [run.step(OLD, (1, "inference-1#bb", None), OLDER, error=0.02) for _ in range(2)]
     return [{name: each[name] for name in each if name.startswith("drift")} for each in told], run.whole
 
 
 def test_all_ranks_of_sharded_weights_read_the_same_sample_as_one_rank() -> None:
     one = Run(num_old=2, max_tokens_per_micro_batch=40, min_mismatch_tokens=24)
-    for _ in range(4):
+    for _ in range(2):
         told = one.step(OLD, (1, "inference-1#bb", None), OLDER, error=0.02)
     known = {name: told[name] for name in told if name.startswith("drift")}
     assert any(name.startswith("drift/") for name in known)

@@ -25,9 +25,8 @@ from tailrace_learner.config import (
 )
 from tailrace_learner.core.batch.rows import TrainingRow
 from tailrace_learner.core.model.forward_path import ForwardPath
-from tailrace_learner.core.model.policy import PolicyModel
+from tailrace_learner.core.model.policy import PolicyModel, local
 from tailrace_learner.core.model.reference import Reference
-from tailrace_learner.core.model.shards import local
 from tailrace_learner.core.step.estimates import Roles
 from tailrace_learner.core.step.step import StepTrainer
 from tests.unit.tailrace_learner.factory import (
@@ -133,14 +132,14 @@ def test_training_is_that_with_a_whole_reference(settings: dict[str, Any]) -> No
             torch.testing.assert_close(tensor, other, rtol=1e-6, atol=1e-6)
 
 
-def run_first_step(ranks: TorchRanks, folder: str, dtype: Any) -> tuple[float, float | None]:
+def run_first_step(ranks: TorchRanks, folder: str) -> tuple[float, float | None]:
     """The share of the run's reference that a rank holds, and the divergence of the first step."""
     given = LearnerConfig(
         from_scratch=SCRATCH,
         device="cpu",
         init_kl_coef=0.1,
         reference=ReferenceArgs(sharded=True),
-        model_args=ModelArgs(dtype=dtype),
+        model_args=ModelArgs(dtype="bfloat16"),
         strategy_args=TWO,
     )
     run = RunConfig(exp_name="unit", output_dir=folder, groups_per_step=1)
@@ -156,9 +155,8 @@ def run_first_step(ranks: TorchRanks, folder: str, dtype: Any) -> tuple[float, f
     return held / worker.num_parameters, worker.finish()["kl"]
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_a_run_with_a_cut_reference_starts_at_it(tmp_path: Path, dtype: str) -> None:
-    for share, divergence in on_ranks(2, run_first_step, str(tmp_path), dtype):
+def test_a_run_with_a_cut_reference_starts_at_it(tmp_path: Path) -> None:
+    for share, divergence in on_ranks(2, run_first_step, str(tmp_path)):
         assert share == pytest.approx(0.5, abs=0.01)
         assert divergence == pytest.approx(0.0, abs=1e-9)
 

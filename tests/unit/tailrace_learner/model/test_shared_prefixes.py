@@ -40,12 +40,15 @@ from tests.unit.tailrace_learner.factory import (
 PROMPT_LEN = 11
 
 
-@pytest.fixture(params=[0, 30, 64], ids=["by_segments", "by_both", "by_rows"], autouse=True)
+@pytest.fixture(params=[0, 30, 64], ids=["by_segments", "by_both", "by_rows"])
 def longest_whole_row(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> int:
     """Up to which length rows are attended whole; those of the tests have 15 to 40 tokens."""
     limit: int = request.param
     monkeypatch.setattr(layout, "MAX_WHOLE_ROW", limit)
     return limit
+
+
+LAYOUTS = pytest.mark.usefixtures("longest_whole_row")
 
 
 def row_of(name: str, token_ids: NDArray[np.int64], first_target: int, seed: int) -> TrainingRow:
@@ -106,6 +109,7 @@ def relative_error(left: torch.Tensor, right: torch.Tensor) -> float:
     return float((left - right).norm() / right.norm())
 
 
+@LAYOUTS
 @pytest.mark.parametrize("family", ["qwen3", "qwen2", "llama"])
 def test_log_probabilities_and_entropies_are_those_of_rows_alone(family: str) -> None:
     policy = make_policy(family)
@@ -121,6 +125,7 @@ def test_log_probabilities_and_entropies_are_those_of_rows_alone(family: str) ->
         torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
 
 
+@LAYOUTS
 @pytest.mark.parametrize("family", ["qwen3", "qwen2", "llama"])
 def test_gradients_are_those_without_sharing_whatever_the_micro_batches(family: str) -> None:
     policy = make_policy(family)
@@ -133,6 +138,7 @@ def test_gradients_are_those_without_sharing_whatever_the_micro_batches(family: 
         assert relative_error(gradients(policy, parts, shares=True), expected) < 1e-5
 
 
+@LAYOUTS
 def test_in_float64_sharing_is_exact_to_its_last_digits() -> None:
     policy = make_double_policy()
     rows = mixed_rows()
@@ -148,6 +154,7 @@ def test_gradient_checkpointing_and_sharing_go_together() -> None:
     assert relative_error(gradients(policy, [mixed_rows()], shares=True), expected) < 1e-6
 
 
+@LAYOUTS
 @pytest.mark.parametrize("window", [3, 13])
 def test_a_sliding_window_looks_back_into_shared_prefixes_as_far_as_it_reaches(window: int) -> None:
     policy = make_policy()
@@ -229,6 +236,7 @@ def check_attention(
         torch.testing.assert_close(grads, wanted, rtol=1e-10, atol=1e-10)
 
 
+@LAYOUTS
 def test_a_segment_alone_in_its_bucket_is_attended_for_and_what_is_before_it_only_seen() -> None:
     rng = np.random.default_rng(0)
     prompt = rng.integers(0, VOCABULARY, PROMPT_LEN)
@@ -253,6 +261,7 @@ def test_a_longer_sequence_is_left_to_the_fused_kernel() -> None:
     assert not is_short(layout.lone_tokens([3, MAX_LEN + 1], CPU))
 
 
+@LAYOUTS
 @pytest.mark.parametrize("window", [None, 6])
 def test_the_block_mask_of_other_devices_sees_the_same(window: int | None) -> None:
     packed = pack(mixed_rows(), CPU, share_prefixes=True).packed
@@ -348,10 +357,14 @@ def stepped(shares: bool, **settings: Any) -> torch.Tensor:
     return torch.cat([parameter.detach().flatten() for parameter in policy.parameters])
 
 
+@LAYOUTS
+def test_a_step_is_the_same_with_and_without_sharing_however_rows_are_attended() -> None:
+    check_step()
+
+
 @pytest.mark.parametrize(
     "settings",
     [
-        {},
         {"num_mini_batches": 3, "loss": "dapo", "ppo_epochs": 2},
         {"max_tokens_per_micro_batch": 30, "loss": "clip_cov"},
         {"loss_aggregation": "seq_mean_token_mean", "entropy_loss_coef": 0.01},
@@ -361,6 +374,10 @@ def stepped(shares: bool, **settings: Any) -> torch.Tensor:
     ],
 )
 def test_a_step_is_the_same_with_and_without_sharing(settings: dict[str, Any]) -> None:
+    check_step(**settings)
+
+
+def check_step(**settings: Any) -> None:
     shared, alone = stepped(True, **settings), stepped(False, **settings)
     start = torch.cat([parameter.detach().flatten() for parameter in make_policy().parameters])
     assert not torch.equal(alone, start)

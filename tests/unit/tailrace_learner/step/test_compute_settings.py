@@ -25,6 +25,7 @@ from tailrace_learner.core.step.optimizer import SummedOptimizer
 from tailrace_learner.core.step.passes import PassRunner
 from tailrace_learner.core.step.step import StepTrainer
 from tests.unit.tailrace_learner.factory import VOCABULARY, config, make_model, make_rows
+from tests.unit.tailrace_learner.stepping import weights
 
 TINY_RATE = 1e-5
 TOKENIZER = "tailrace_envs.frozen_lake_tokenizer:build_frozen_lake_tokenizer"
@@ -45,10 +46,6 @@ def group(index: int) -> PreparedGroup:
     return PreparedGroup(f"g{index}", index, rows, "", (1.0, 0.0), ())
 
 
-def weights(policy: PolicyModel) -> torch.Tensor:
-    return torch.cat([parameter.detach().flatten() for parameter in policy.parameters])
-
-
 def published(policy: PolicyModel, given: LearnerConfig) -> torch.Tensor:
     named = policy.model.named_parameters()
     parts = [tensor_bytes(name, tensor, given.model_args.dtype) for name, tensor in named]
@@ -63,7 +60,7 @@ def test_bfloat16_trains_float32_masters_and_publishes_bfloat16() -> None:
     policy = policy_of(given)
     optimizer = SummedOptimizer.of(policy.parameters, args)
     trainer = StepTrainer(policy, optimizer, given, groups_per_step=1, max_steps=100)
-    start, first = weights(policy), published(policy, given)
+    start, first = weights(policy.parameters), published(policy, given)
     for step in range(20):
         trainer.begin(step)
         trainer.add(group(0))
@@ -73,10 +70,10 @@ def test_bfloat16_trains_float32_masters_and_publishes_bfloat16() -> None:
     states = [value for state in optimizer.inner.state.values() for value in state.values()]
     assert {state.dtype for state in states} == {torch.float32}
     # A step moves a weight by about the rate, too little for most in bfloat16: only masters add it up.
-    moved = (weights(policy) - start).abs()
+    moved = (weights(policy.parameters) - start).abs()
     assert float(moved.median()) > 5 * TINY_RATE
     last = published(policy, given)
-    assert torch.equal(last, weights(policy).bfloat16())
+    assert torch.equal(last, weights(policy.parameters).bfloat16())
     assert 0 < float((last != first).float().mean()) < 0.9
 
 
@@ -185,15 +182,15 @@ def test_gradients_are_accumulated_as_groups_arrive_and_applied_once() -> None:
     policy = policy_of(given)
     trainer = trainer_of(policy, given, num_groups=2)
     trainer.begin(0)
-    before = weights(policy)
+    before = weights(policy.parameters)
     trainer.add(group(0))
     assert trainer.work()
     first = [parameter.grad.clone() for parameter in policy.parameters]
     assert any(bool(grad.any()) for grad in first)
-    assert torch.equal(weights(policy), before)
+    assert torch.equal(weights(policy.parameters), before)
     trainer.add(group(1))
     assert trainer.work()
-    assert not torch.equal(weights(policy), before)
+    assert not torch.equal(weights(policy.parameters), before)
     assert all(parameter.grad is None for parameter in policy.parameters)
 
 

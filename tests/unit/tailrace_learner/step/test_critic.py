@@ -126,11 +126,12 @@ CASES: list[dict[str, Any]] = [
 @pytest.mark.parametrize("settings", CASES, ids=range(len(CASES)))
 def test_gradients_do_not_depend_on_arrival_packing_or_order(settings: dict[str, Any]) -> None:
     """Nor do those of later mini-batches: their values are those of the step's start."""
-    whole = stepped(GROUPS, 4, **settings)
-    assert shared_tokens(whole) > 60
-    for at_once, limit, shares in ((1, 4096, True), (2, 30, True), (3, 1, False)):
+    groups = GROUPS[:2]
+    whole = stepped(groups, 2, **settings)
+    assert shared_tokens(whole) > 30
+    for at_once, limit, shares in ((1, 4096, True), (1, 30, True), (2, 1, False)):
         parts = stepped(
-            GROUPS, at_once, max_tokens_per_micro_batch=limit, share_prefixes=shares, **settings
+            groups, at_once, max_tokens_per_micro_batch=limit, share_prefixes=shares, **settings
         )
         assert distance(parts.grads[0], whole.grads[0]) < 1e-5
         assert distance(parts.critic_grads[0], whole.critic_grads[0]) < 1e-5
@@ -138,7 +139,7 @@ def test_gradients_do_not_depend_on_arrival_packing_or_order(settings: dict[str,
             for one, other in zip(getattr(parts, name), getattr(whole, name), strict=True):
                 assert distance(one, other) < 1e-2
     if settings.get("num_mini_batches", 1) == 1:
-        turned = stepped(GROUPS[::-1], 4, **settings)
+        turned = stepped(groups[::-1], 2, **settings)
         assert distance(turned.critic_grads[0], whole.critic_grads[0]) < 1e-5
 
 
@@ -182,10 +183,10 @@ def test_values_are_held_near_those_of_the_start() -> None:
 
 
 def test_the_critic_learns_to_explain_returns() -> None:
-    stepper = Stepper(4, gamma=1.0, lambd=1.0, ppo_epochs=8, knows=False, **gae(value_clip=0.0))
-    found = [stepper.step(GROUPS, 4, number=number).metrics for number in range(6)]
-    explained = [metrics["explained_variance"] for metrics in found]
-    assert explained[-1] > 0.8  # type: ignore[operator]
+    stepper = Stepper(2, gamma=1.0, lambd=1.0, ppo_epochs=8, knows=False, **gae(value_clip=0.0))
+    found = [stepper.step(GROUPS[:2], 2, number=number).metrics for number in range(5)]
+    assert found[0]["explained_variance"] == pytest.approx(0.0, abs=1e-6)
+    assert found[-1]["explained_variance"] > 0.8  # type: ignore[operator]
 
 
 def test_the_first_step_on_policy_has_ratio_one() -> None:

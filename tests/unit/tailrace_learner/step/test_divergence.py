@@ -142,16 +142,17 @@ CASES: list[dict[str, Any]] = [
 
 @pytest.mark.parametrize("settings", CASES)
 def test_gradients_do_not_depend_on_arrival_packing_or_order(settings: dict[str, Any]) -> None:
-    whole = stepped(GROUPS, 4, **settings)
-    assert shared_tokens(whole) > 60
-    for at_once, limit, shares in ((1, 4096, True), (2, 30, True), (4, 1, False)):
+    groups = GROUPS[:2]
+    whole = stepped(groups, 2, **settings)
+    assert shared_tokens(whole) > 30
+    for at_once, limit, shares in ((1, 4096, True), (2, 30, True), (2, 1, False)):
         parts = stepped(
-            GROUPS, at_once, max_tokens_per_micro_batch=limit, share_prefixes=shares, **settings
+            groups, at_once, max_tokens_per_micro_batch=limit, share_prefixes=shares, **settings
         )
         assert distance(parts.grads[0], whole.grads[0]) < 1e-5
         assert parts.metrics["kl"] == pytest.approx(whole.metrics["kl"], rel=1e-3)
     if settings.get("num_mini_batches", 1) == 1:
-        turned = stepped(GROUPS[::-1], 4, **settings)
+        turned = stepped(groups[::-1], 2, **settings)
         assert distance(turned.grads[0], whole.grads[0]) < 1e-5
 
 

@@ -61,8 +61,20 @@ OF_CRITIC: list[tuple[dict[str, Any], dict[str, Any]]] = [
 ]
 
 
+KNOWN: dict[str, torch.Tensor] = {}  # weights by settings: many cases change one key of the same
+
+
 def trained(settings: dict[str, Any], groups: Sequence[TrajectoryGroup] = GROUPS) -> torch.Tensor:
     """Weights of policy and critic after two steps."""
+    name = repr(sorted(settings.items()))
+    if groups is not GROUPS:
+        return trained_anew(settings, groups)
+    if name not in KNOWN:
+        KNOWN[name] = trained_anew(settings, groups)
+    return KNOWN[name]
+
+
+def trained_anew(settings: dict[str, Any], groups: Sequence[TrajectoryGroup]) -> torch.Tensor:
     stepper = Stepper(2, ppo_epochs=2, **settings)
     for number in range(2):
         stepper.step(groups, 2, number=number)

@@ -12,9 +12,8 @@ from tailrace.config import RunConfig
 from tailrace_learner.adapters.hf_model import TrainableModel
 from tailrace_learner.adapters.launch import _strategy
 from tailrace_learner.adapters.roles import RoleMaker
-from tailrace_learner.adapters.strategies.deepspeed import DeepspeedStrategy
-from tailrace_learner.adapters.strategies.single import SingleStrategy
-from tailrace_learner.adapters.strategies.zero3 import Zero3Strategy
+from tailrace_learner.adapters.strategies.base import Strategy
+from tailrace_learner.adapters.strategies.deepspeed import DeepspeedStrategy, Zero3Strategy
 from tailrace_learner.config import CriticArgs, LearnerConfig, StrategyArgs, TrainingArgs
 from tailrace_learner.core.batch.ranks import ONE_RANK
 from tests.unit.tailrace_learner.factory import make_policy, make_rows
@@ -30,7 +29,7 @@ def trained_head(critic: dict[str, Any], max_steps: int = 4, **settings: Any) ->
     config = LearnerConfig(adv_estimator="gae", critic=args, **settings)
     policy, run = make_policy(), RunConfig(exp_name="unit", max_steps=max_steps)
     loaded = TrainableModel(policy.model, None)
-    maker = RoleMaker(run, config, loaded, policy, SingleStrategy(), "")
+    maker = RoleMaker(run, config, loaded, policy, Strategy(), "")
     trainer = maker.make().critic
     assert trainer is not None
     generator = torch.Generator().manual_seed(0)

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import sys
-import textwrap
-from pathlib import Path
+from collections.abc import Callable
 from typing import Any
 
 import msgspec
@@ -52,12 +50,8 @@ LONELY = Optimizer(lambda param_groups: None)
 
 
 @pytest.fixture
-def own_module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
-    """A module outside of the repository."""
-    (tmp_path / "my_optimizers.py").write_text(textwrap.dedent(OWN))
-    monkeypatch.syspath_prepend(tmp_path)
-    monkeypatch.delitem(sys.modules, "my_optimizers", raising=False)
-    return "my_optimizers"
+def own_module(user_module: Callable[[str, str], str]) -> str:
+    return user_module("my_optimizers", OWN)
 
 
 def args_of(**settings: Any) -> TrainingArgs:

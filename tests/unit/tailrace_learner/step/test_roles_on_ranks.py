@@ -10,7 +10,6 @@ import torch
 from tailrace_learner.adapters.ranks import TorchRanks
 from tailrace_learner.adapters.strategies.base import Strategy
 from tailrace_learner.adapters.strategies.fsdp2 import Fsdp2Strategy
-from tailrace_learner.adapters.strategies.single import SingleStrategy
 from tailrace_learner.config import CriticArgs, TrainingArgs
 from tailrace_learner.core.model.reference import Reference
 from tailrace_learner.core.step.critic_trainer import CriticTrainer
@@ -78,7 +77,7 @@ def train_sharded(ranks: TorchRanks, settings: dict[str, Any]) -> Trained:
     ],
 )
 def test_two_ranks_train_as_one_does(settings: dict[str, Any]) -> None:
-    one = train(SingleStrategy(), settings)
+    one = train(Strategy(), settings)
     for found in on_ranks(2, train_sharded, settings):
         for tensor, expected in zip(found[0], one[0], strict=True):
             scale = float(expected.abs().max())

@@ -12,9 +12,9 @@ import torch
 
 from tailrace_learner.config import WarmStart
 from tailrace_learner.core.batch.rows import TrainingRow, demonstration_row
-from tailrace_learner.core.model.policy import PolicyModel
 from tailrace_learner.core.step.warm_start import TooFewDemonstrationsError, warm_start
 from tests.unit.tailrace_learner.factory import VOCABULARY, config, make_policy
+from tests.unit.tailrace_learner.stepping import weights
 
 WARM = WarmStart(demonstrations="unused:here", num_steps=12, batch_size=4, learning_rate=1e-2)
 
@@ -27,10 +27,6 @@ def demonstrations(num_rows: int) -> Iterator[TrainingRow]:
         row = demonstration_row(str(index), ids, np.array([0, 0, 1], dtype=np.uint8))
         assert row is not None
         yield row
-
-
-def weights(policy: PolicyModel) -> torch.Tensor:
-    return torch.cat([parameter.detach().flatten() for parameter in policy.parameters])
 
 
 def test_the_loss_falls_and_every_step_is_told() -> None:
@@ -54,7 +50,7 @@ def test_the_loss_is_a_mean_over_tokens_whatever_the_run_trains_with() -> None:
         policy = make_policy()
         given = config(**settings)
         warm_start(policy, demonstrations(48), WARM, given, lambda step, loss: None)
-        return weights(policy)
+        return weights(policy.parameters)
 
     plain = train()
     other = train(
@@ -64,7 +60,7 @@ def test_the_loss_is_a_mean_over_tokens_whatever_the_run_trains_with() -> None:
         max_tokens_per_micro_batch=5,
         min_tokens_per_micro_batch=0,
     )
-    start = weights(make_policy())
+    start = weights(make_policy().parameters)
     assert (plain - other).norm() < 1e-3 * (plain - start).norm()
 
 
@@ -77,7 +73,7 @@ def test_every_key_of_its_optimizer_changes_what_is_learnt(change: dict[str, Any
     def trained(warm: WarmStart) -> torch.Tensor:
         policy = make_policy()
         warm_start(policy, demonstrations(12), warm, config(), lambda step, loss: None)
-        return weights(policy)
+        return weights(policy.parameters)
 
     short = msgspec.structs.replace(WARM, num_steps=3)
     assert not torch.equal(trained(short), trained(msgspec.structs.replace(short, **change)))

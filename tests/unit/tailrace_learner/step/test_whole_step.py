@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 from msgspec.structs import replace
 
-from tailrace_learner.core.algorithms.metrics import data_metrics
-from tailrace_learner.core.algorithms.metrics.base import StepData
+from tailrace_learner.core.algorithms.metrics import StepData, data_metrics
 from tailrace_learner.core.batch.rows import PreparedGroup
 from tailrace_learner.core.step.step_advantages import finish_advantages
 from tailrace_protos.episode import EnvTask, Outcome

@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
+from tailrace_learner.config_registry import Loss as Loss
+
 if TYPE_CHECKING:
     from torch import Tensor
 

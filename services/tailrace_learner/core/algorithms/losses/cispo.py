@@ -9,8 +9,7 @@ MiniMax 2025, "MiniMax-M1", arXiv:2506.13585.
 """
 
 from tailrace_learner.config import LearnerConfig
-from tailrace_learner.config_registry import Loss
-from tailrace_learner.core.algorithms.losses.base import LossInputs, LossTerms
+from tailrace_learner.core.algorithms.losses.base import Loss, LossInputs, LossTerms
 from tailrace_learner.core.algorithms.ratios import log_ratio
 
 

@@ -16,8 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tailrace_learner.config import LearnerConfig
-from tailrace_learner.config_registry import Loss
-from tailrace_learner.core.algorithms.losses.base import BatchTokens, LossInputs, LossTerms
+from tailrace_learner.core.algorithms.losses.base import BatchTokens, Loss, LossInputs, LossTerms
 from tailrace_learner.core.algorithms.losses.dapo import clipped
 from tailrace_learner.core.algorithms.losses.kl_cov import covariances, num_picked
 from tailrace_learner.core.algorithms.ratios import BOUND

@@ -10,8 +10,7 @@ Hilton et al. 2022, arXiv:2110.00641; Fu et al. 2025, "AReaL", arXiv:2505.24298.
 """
 
 from tailrace_learner.config import LearnerConfig
-from tailrace_learner.config_registry import Loss
-from tailrace_learner.core.algorithms.losses.base import LossInputs, LossTerms
+from tailrace_learner.core.algorithms.losses.base import Loss, LossInputs, LossTerms
 from tailrace_learner.core.algorithms.losses.ppo_clip import ppo_clip
 from tailrace_learner.core.algorithms.ratios import log_ratio
 

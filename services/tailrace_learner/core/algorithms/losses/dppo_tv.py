@@ -14,8 +14,7 @@ Qi et al. 2026, "Rethinking the Trust Region in LLM Reinforcement Learning", arX
 """
 
 from tailrace_learner.config import LearnerConfig
-from tailrace_learner.config_registry import Loss
-from tailrace_learner.core.algorithms.losses.base import LossInputs, LossTerms
+from tailrace_learner.core.algorithms.losses.base import Loss, LossInputs, LossTerms
 from tailrace_learner.core.algorithms.ratios import held_log_ratio, log_ratio
 
 

@@ -12,8 +12,7 @@ Zhao et al. 2025, "Geometric-Mean Policy Optimization", arXiv:2507.20673.
 """
 
 from tailrace_learner.config import LearnerConfig
-from tailrace_learner.config_registry import Loss
-from tailrace_learner.core.algorithms.losses.base import LossInputs, LossTerms
+from tailrace_learner.core.algorithms.losses.base import Loss, LossInputs, LossTerms
 from tailrace_learner.core.algorithms.ratios import summed_log_ratio
 
 

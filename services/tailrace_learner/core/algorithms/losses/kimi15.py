@@ -14,8 +14,7 @@ Kimi Team 2025, "Kimi k1.5", arXiv:2501.12599, equation 3.
 """
 
 from tailrace_learner.config import LearnerConfig
-from tailrace_learner.config_registry import Loss
-from tailrace_learner.core.algorithms.losses.base import LossInputs, LossTerms
+from tailrace_learner.core.algorithms.losses.base import Loss, LossInputs, LossTerms
 from tailrace_learner.core.algorithms.ratios import summed_log_ratio
 
 

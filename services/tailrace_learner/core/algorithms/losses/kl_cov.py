@@ -16,8 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tailrace_learner.config import LearnerConfig
-from tailrace_learner.config_registry import Loss
-from tailrace_learner.core.algorithms.losses.base import BatchTokens, LossInputs, LossTerms
+from tailrace_learner.core.algorithms.losses.base import BatchTokens, Loss, LossInputs, LossTerms
 from tailrace_learner.core.algorithms.ratios import BOUND, held_log_ratio, log_ratio
 
 SHARE = 2e-3  # of the paper

@@ -6,8 +6,7 @@ Schulman et al. 2017, "Proximal Policy Optimization Algorithms", arXiv:1707.0634
 """
 
 from tailrace_learner.config import LearnerConfig
-from tailrace_learner.config_registry import Loss
-from tailrace_learner.core.algorithms.losses.base import LossInputs, LossTerms
+from tailrace_learner.core.algorithms.losses.base import Loss, LossInputs, LossTerms
 from tailrace_learner.core.algorithms.losses.dapo import clipped
 
 

@@ -9,8 +9,7 @@ Gao et al. 2025, "Soft Adaptive Policy Optimization", arXiv:2511.20347.
 """
 
 from tailrace_learner.config import LearnerConfig
-from tailrace_learner.config_registry import Loss
-from tailrace_learner.core.algorithms.losses.base import LossInputs, LossTerms
+from tailrace_learner.core.algorithms.losses.base import Loss, LossInputs, LossTerms
 from tailrace_learner.core.algorithms.ratios import log_ratio
 
 

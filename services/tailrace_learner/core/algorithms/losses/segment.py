@@ -14,8 +14,7 @@ After Zheng et al. 2025, "Group Sequence Policy Optimization", arXiv:2507.18071.
 """
 
 from tailrace_learner.config import LearnerConfig
-from tailrace_learner.config_registry import Loss
-from tailrace_learner.core.algorithms.losses.base import LossInputs, LossTerms
+from tailrace_learner.core.algorithms.losses.base import Loss, LossInputs, LossTerms
 from tailrace_learner.core.algorithms.losses.dapo import clip_ratio
 from tailrace_learner.core.algorithms.losses.gspo import span_ratio
 

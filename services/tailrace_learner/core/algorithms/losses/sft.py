@@ -7,8 +7,7 @@ loss over the masked tokens.
 """
 
 from tailrace_learner.config import LearnerConfig
-from tailrace_learner.config_registry import Loss
-from tailrace_learner.core.algorithms.losses.base import LossInputs, LossTerms
+from tailrace_learner.core.algorithms.losses.base import Loss, LossInputs, LossTerms
 
 
 def sft(inputs: LossInputs, config: LearnerConfig) -> LossTerms:

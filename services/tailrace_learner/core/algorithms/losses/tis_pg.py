@@ -10,8 +10,7 @@ Brings You Off-Policy RL Training".
 """
 
 from tailrace_learner.config import LearnerConfig
-from tailrace_learner.config_registry import Loss
-from tailrace_learner.core.algorithms.losses.base import LossInputs, LossTerms
+from tailrace_learner.core.algorithms.losses.base import Loss, LossInputs, LossTerms
 from tailrace_learner.core.algorithms.ratios import log_ratio
 
 

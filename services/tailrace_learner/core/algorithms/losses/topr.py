@@ -10,8 +10,7 @@ Le Roux et al. 2025, "Tapered Off-Policy REINFORCE", arXiv:2503.14286.
 """
 
 from tailrace_learner.config import LearnerConfig
-from tailrace_learner.config_registry import Loss
-from tailrace_learner.core.algorithms.losses.base import LossInputs, LossTerms
+from tailrace_learner.core.algorithms.losses.base import Loss, LossInputs, LossTerms
 from tailrace_learner.core.algorithms.ratios import summed_log_ratio
 
 

@@ -8,8 +8,7 @@ Sutton et al. 1999, "Policy Gradient Methods for Reinforcement Learning with Fun
 """
 
 from tailrace_learner.config import LearnerConfig
-from tailrace_learner.config_registry import Loss
-from tailrace_learner.core.algorithms.losses.base import LossInputs, LossTerms
+from tailrace_learner.core.algorithms.losses.base import Loss, LossInputs, LossTerms
 
 
 def vanilla_pg(inputs: LossInputs, config: LearnerConfig) -> LossTerms:

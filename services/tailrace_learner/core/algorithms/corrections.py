@@ -2,11 +2,6 @@
 
     rho = exp(log pi_old - log mu);  with `correction_level: sequence`, the product over the row
 
-    tis       weight min(rho, C)                          C = `tis_cap`
-    mis       weight rho, 0 where rho > C
-    icepop    weight rho, 0 outside of `icepop_low` to `icepop_high`, per token
-    none      weight 1
-
 `geometric_mask` x also gives weight 0 to rows whose geometric mean of rho is outside 1 / (1 + x) to
 1 + x: rows that drifted as a whole. A token whose mu cannot be right (log rho above 20, `ratios.py`) is
 truncated or masked by itself; products and means of its row leave it out.
@@ -20,10 +15,13 @@ arXiv:2510.18855; beside a clip of pi/pi_old: Hilton et al. 2022, arXiv:2110.006
 arXiv:2505.24298.
 """
 
+from __future__ import annotations
+
 import math
 from typing import TYPE_CHECKING
 
 from tailrace_learner.config import LearnerConfig
+from tailrace_learner.config_registry import Correction
 from tailrace_learner.core.algorithms.losses.base import LossInputs
 from tailrace_learner.core.algorithms.ratios import BOUND, log_ratio, summed_log_ratio
 
@@ -45,7 +43,39 @@ def corrected(inputs: LossInputs, config: LearnerConfig) -> Weighed:
     return weights.masked_fill(is_masked, 0.0), counts
 
 
-def ratio(inputs: LossInputs, config: LearnerConfig) -> "Tensor":
+def tis(inputs: LossInputs, config: LearnerConfig) -> Weighed:
+    """Truncated importance sampling: weight min(rho, C), C = `tis_cap`."""
+    weights = _ratio(inputs, config)
+    counts = {"tis_truncated_fraction": (weights > config.tis_cap).sum()}
+    return weights.clamp(max=config.tis_cap), counts
+
+
+def mis(inputs: LossInputs, config: LearnerConfig) -> Weighed:
+    """Masked importance sampling: weight rho, 0 where rho > C, C = `tis_cap`."""
+    weights = _ratio(inputs, config)
+    is_masked = weights > config.tis_cap
+    return weights.masked_fill(is_masked, 0.0), {"mis_masked_fraction": is_masked.sum()}
+
+
+def icepop(inputs: LossInputs, config: LearnerConfig) -> Weighed:
+    """IcePop: weight rho of each token, 0 outside `icepop_low` to `icepop_high`."""
+    weights = log_ratio(inputs.proximal_logprobs, inputs.inference_logprobs).exp()
+    is_masked = (weights < config.icepop_low) | (weights > config.icepop_high)
+    return weights.masked_fill(is_masked, 0.0), {"icepop_masked_fraction": is_masked.sum()}
+
+
+def uncorrected(inputs: LossInputs, config: LearnerConfig) -> Weighed:
+    """No correction: weight 1 for every token."""
+    return inputs.inference_logprobs.new_ones(inputs.inference_logprobs.shape), {}
+
+
+TIS = Correction(tis, reads=("tis_cap", "correction_level"))
+MIS = Correction(mis, reads=("tis_cap", "correction_level"))
+ICEPOP = Correction(icepop, reads=("icepop_low", "icepop_high"))
+NONE = Correction(uncorrected)
+
+
+def _ratio(inputs: LossInputs, config: LearnerConfig) -> Tensor:
     """Proximal over behaviour probability [M], of a token or of all tokens of its row."""
     pair = inputs.proximal_logprobs, inputs.inference_logprobs
     if config.correction_level == "token":

@@ -1,1 +1,0 @@
-"""Behaviour corrections, one file each; `base` has the formulas and the geometric mask."""

@@ -1,1 +1,0 @@
-"""Optimizers, one per file. Each is a function that makes a torch optimizer, and its declaration."""
