@@ -4,7 +4,7 @@ SEED ?= 1
 BIN := .venv/bin
 INSTALL := $(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: test-frameworks test-envs demo docs results test test-camel test-deepspeed test-megatron test-models test-heavy lint bench-demo bench-repeat bench-agents bench-transport bench-engine bench-gateway bench-tools bench-learner bench-sandbox test-sandbox-container clean test-trackers
+.PHONY: test-frameworks test-engines test-envs demo docs results test test-camel test-deepspeed test-megatron test-models test-heavy lint bench-demo bench-repeat bench-agents bench-transport bench-engine bench-gateway bench-tools bench-learner bench-sandbox test-sandbox-container clean test-trackers
 
 demo: .venv/ready
 	$(BIN)/tailrace train examples/frozen_lake exp_name=demo seed=$(SEED) --overwrite
@@ -38,6 +38,10 @@ test-deepspeed: .venv-deepspeed/ready
 test-megatron: .venv-megatron/ready
 	.venv-megatron/bin/python -m pytest tests/unit/tailrace_learner/test_megatron.py \
 		tests/integration/learner/test_packages.py -k megatron
+
+# Real engines on the CPU.
+test-engines: .venv-sglang/ready
+	TAILRACE_ENGINE=sglang .venv-sglang/bin/python -m pytest tests/contract/engine
 
 # The packages of the extras mlflow and trackio; no torch.
 test-trackers: .venv-trackers/ready

@@ -15,8 +15,8 @@ class InferenceConfig(Config, frozen=True, kw_only=True):
     """One inference server: one engine on one device. All replicas read the same section."""
 
     engine: str = "torch"
-    """Engine that generates: `torch` (Tailrace's own), or `module:Class` of yours (`docs/engines.md`).
-    A setting that the engine cannot follow is refused at the start."""
+    """Engine that generates: `torch` (Tailrace's own), `sglang`, or `module:Class` of yours
+    (`docs/engines.md`). A setting that the engine cannot follow is refused at the start."""
 
     engine_args: dict[str, Any] = msgspec.field(default_factory=dict)
     """Further arguments for the engine, under its own names. They win over those that follow from other

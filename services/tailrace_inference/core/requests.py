@@ -48,7 +48,7 @@ def check_request(
     has_both = sampling.top_k > 0 and sampling.top_p < 1 and sampling.temperature > 0
     if has_both and not features.top_p_within_top_k:
         raise InvalidRequestError(
-            "sampling.top_p: this engine takes it of all tokens, not of the top_k: leave one of both out"
+            "sampling.top_p: this engine takes it of all tokens, not of the top_k: leave one out"
         )
     return prompt
 
