@@ -7,7 +7,7 @@ stop id, at the token that completes a stop string, at the length or at the abor
 import msgspec
 import numpy as np
 
-from tailrace_inference.adapters.sglang_thread import Output
+from tailrace_inference.adapters.sglang_thread import CallOutput
 from tailrace_inference.core.requests import failed
 from tailrace_inference.engine.stops import StopStrings
 from tailrace_inference.ports import OnChunk
@@ -21,7 +21,7 @@ from tailrace_protos.generation import (
 )
 
 
-class Counts(msgspec.Struct):
+class CallCounts(msgspec.Struct):
     """Counters of an engine since its start."""
 
     generated: int = 0
@@ -34,11 +34,11 @@ class Counts(msgspec.Struct):
     nonfinite: int = 0
 
 
-class Call:
+class SGLangCall:
     """One call from `submit` to SGLang's last word."""
 
     def __init__(
-        self, rid: str, request: GenerateRequest, on_chunk: OnChunk, num_prompt: int, counts: Counts
+        self, rid: str, request: GenerateRequest, on_chunk: OnChunk, num_prompt: int, counts: CallCounts
     ) -> None:
         self.rid, self.request, self.on_chunk = rid, request, on_chunk
         self.num_prompt = num_prompt
@@ -65,7 +65,7 @@ class Call:
             self._num_swaps += 1
             self._counts.recomputed += self.num_prompt + start
 
-    def take(self, output: Output) -> bool:
+    def take(self, output: CallOutput) -> bool:
         """Sends new tokens, up to a stop string; True if SGLang shall end the call for it."""
         ended = output.finish is not None or bool(output.error)
         if ended:
@@ -93,20 +93,20 @@ class Call:
         self,
         reason: FinishReason,
         matched: int | str | None = None,
-        output: Output | None = None,
+        output: CallOutput | None = None,
         count: int = 0,
     ) -> None:
         """Sends the last chunk, with the first `count` tokens of `output`."""
         self.is_closed = True
         self._counts.finished += 1
-        chunk = self._chunk(output or Output(self.rid), count)
+        chunk = self._chunk(output or CallOutput(self.rid), count)
         self.on_chunk(
             msgspec.structs.replace(
                 chunk, finish_reason=reason, stop_matched=matched, num_cached_tokens=self.num_cached
             )
         )
 
-    def _first_stop(self, output: Output) -> tuple[int, str | None]:
+    def _first_stop(self, output: CallOutput) -> tuple[int, str | None]:
         """Number of tokens up to the first stop string, and the string; a stop id at its token wins."""
         num_new = len(output.token_ids)
         if self.stops is None:
@@ -129,7 +129,7 @@ class Call:
                 spans.append(TokenSpan(policy_version, "", size))
         return tuple(spans)
 
-    def _chunk(self, output: Output, count: int) -> TokenChunk:
+    def _chunk(self, output: CallOutput, count: int) -> TokenChunk:
         """The first `count` tokens of an output."""
         logprobs = np.array(output.logprobs[:count], np.float32)
         spans = self._spans(count) if count else ()

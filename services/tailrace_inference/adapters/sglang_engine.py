@@ -21,9 +21,9 @@ import torch
 from tokenizers import Tokenizer
 
 from tailrace.foreign import ForeignCodeError, foreign_code
-from tailrace_inference.adapters.sglang_calls import Call, Counts
+from tailrace_inference.adapters.sglang_calls import CallCounts, SGLangCall
 from tailrace_inference.adapters.sglang_settings import model_skeleton, server_arguments
-from tailrace_inference.adapters.sglang_thread import Bucket, Output, SGLangThread
+from tailrace_inference.adapters.sglang_thread import CallOutput, SGLangThread, WeightBucket
 from tailrace_inference.config import InferenceConfig
 from tailrace_inference.core.requests import InvalidRequestError, check_request, failed
 from tailrace_inference.engine.stops import StopStrings
@@ -82,14 +82,14 @@ class SGLangEngine:
         self._sglang = SGLangThread(
             arguments, self._on_outputs, config.stream_interval_ms / 1000.0, config.stream_chunk_tokens
         )
-        self._calls: dict[str, Call] = {}  # by rid
+        self._calls: dict[str, SGLangCall] = {}  # by rid
         self._rids: dict[str, str] = {}  # of open calls, by call id
         self._num_calls = 0
-        self._staged: tuple[int, Bucket] | None = None
+        self._staged: tuple[int, WeightBucket] | None = None
         self._is_paused = False
         self._is_swapping = False
         self._watching: asyncio.Task[NoReturn] | None = None
-        self._counts = Counts()
+        self._counts = CallCounts()
         self.policy_version = -1
 
     async def start(self) -> None:
@@ -157,7 +157,7 @@ class SGLangEngine:
             on_chunk(failed(request.call_id, CallErrorCode.INVALID, str(error)))
             return
         self._num_calls += 1
-        call = Call(f"{self._num_calls:015d}", request, on_chunk, len(prompt), self._counts)
+        call = SGLangCall(f"{self._num_calls:015d}", request, on_chunk, len(prompt), self._counts)
         if request.sampling.stop:
             assert self._tokenizer is not None
             continued = prompt[len(prompt) - request.num_continued :].tolist()
@@ -171,7 +171,7 @@ class SGLangEngine:
     def _is_held(self) -> bool:
         return self._is_paused or self._is_swapping or self.policy_version < 0
 
-    def _send(self, call: Call) -> None:
+    def _send(self, call: SGLangCall) -> None:
         call.send(self.policy_version)
         request, sampling = call.request, call.request.sampling
         seed = secrets.randbits(63) if sampling.seed is None else sampling.seed & (2**63 - 1)
@@ -221,10 +221,10 @@ class SGLangEngine:
 
     def _load(
         self, tensors: Iterable[NamedTensor], policy_version: int, base_version: int | None
-    ) -> tuple[int, Bucket]:
+    ) -> tuple[int, WeightBucket]:
         staged = self._weights.load(tensors, policy_version, base_version)
         names = (self._names[id(target)] for target in staged.targets)
-        return policy_version, Bucket.of(dict(zip(names, staged.values, strict=True)))
+        return policy_version, WeightBucket.of(dict(zip(names, staged.values, strict=True)))
 
     async def apply(self) -> float:
         """See `Engine`. A failure leaves SGLang with parts of two versions: it must be restarted."""
@@ -280,7 +280,7 @@ class SGLangEngine:
         with foreign_code("SGLang"):
             return answer.result()
 
-    def _on_outputs(self, outputs: list[Output]) -> None:
+    def _on_outputs(self, outputs: list[CallOutput]) -> None:
         for output in outputs:
             call = self._calls.get(output.rid)
             if call is None:

@@ -40,7 +40,7 @@ T = TypeVar("T")
 _ALIGN_BYTES = 16
 
 
-class Output(msgspec.Struct):
+class CallOutput(msgspec.Struct):
     """New tokens of a call; the last one has `finish` or `error`."""
 
     rid: str
@@ -53,14 +53,14 @@ class Output(msgspec.Struct):
     error: str = ""
 
 
-class Bucket(msgspec.Struct):
+class WeightBucket(msgspec.Struct):
     """Named tensors in one block of shared memory."""
 
     memory: torch.Tensor  # bytes
     metadata: list[FlattenedTensorMetadata]
 
     @classmethod
-    def of(cls, tensors: dict[str, torch.Tensor]) -> "Bucket":
+    def of(cls, tensors: dict[str, torch.Tensor]) -> "WeightBucket":
         """Copies tensors of the host into shared memory."""
         metadata, end = [], 0
         for name, tensor in tensors.items():
@@ -94,7 +94,7 @@ class SGLangThread:
     def __init__(
         self,
         arguments: dict[str, Any],
-        on_outputs: Callable[[list[Output]], None],
+        on_outputs: Callable[[list[CallOutput]], None],
         interval_s: float,
         chunk_tokens: int,
     ) -> None:
@@ -102,7 +102,7 @@ class SGLangThread:
         self._on_outputs = on_outputs
         self._interval_s = interval_s
         self._chunk_tokens = chunk_tokens
-        self._made: dict[str, Output] = {}
+        self._made: dict[str, CallOutput] = {}
         self._timer: asyncio.TimerHandle | None = None
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._marks: deque[asyncio.Future[dict[str, int]]] = deque()
@@ -181,7 +181,7 @@ class SGLangThread:
         """Lets the scheduler go on."""
         await self._manager.continue_generation(ContinueGenerationReqInput(torch_empty_cache=False))
 
-    async def load(self, bucket: Bucket, policy_version: int, *, flush: bool) -> None:
+    async def load(self, bucket: WeightBucket, policy_version: int, *, flush: bool) -> None:
         """Copies weights into the model of a held scheduler; raises `EngineFailedError`."""
         manager = self._manager
         payload = {"flattened_tensor": bucket.memory, "metadata": bucket.metadata}
@@ -226,9 +226,9 @@ class SGLangThread:
         """Closes a call; it was cancelled before the scheduler knew it, or refused."""
         del self._tasks[rid]
         if task.cancelled():
-            self._put(Output(rid, finish={"type": "abort"}), eager=True)
+            self._put(CallOutput(rid, finish={"type": "abort"}), eager=True)
         elif (error := task.exception()) is not None:
-            self._put(Output(rid, error=f"{type(error).__name__}: {error}"), eager=True)
+            self._put(CallOutput(rid, error=f"{type(error).__name__}: {error}"), eager=True)
 
     def _abort(self, rid: str) -> None:
         task, state = self._tasks.get(rid), self._manager.rid_to_state.get(rid)
@@ -246,7 +246,7 @@ class SGLangThread:
             count = meta.get("completion_tokens", 0) - num_taken  # fewer than sent: repeated ones
             num_taken += count
             logprobs = [each[0] for each in meta.get("output_token_logprobs", ())[:count]]
-            output = Output(
+            output = CallOutput(
                 rid,
                 num_cached=meta.get("cached_tokens", 0),
                 num_retractions=meta.get("num_retractions", 0),
@@ -257,7 +257,7 @@ class SGLangThread:
             )
             self._put(output, eager or output.finish is not None)
 
-    def _put(self, output: Output, eager: bool) -> None:
+    def _put(self, output: CallOutput, eager: bool) -> None:
         """Joins an output to those that wait, and hands them over when it is time."""
         held = self._made.setdefault(output.rid, output)
         if held is not output:
