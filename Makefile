@@ -67,7 +67,7 @@ bench-demo: .venv/ready-dev
 bench-repeat: .venv/ready-dev
 	$(BIN)/python -m benchmarks.bench_repeat
 
-# Hours: every recipe of benchmarks/learning/recipes.py with three seeds.
+# About an hour: every recipe of benchmarks/learning/recipes.py with three seeds; known runs are left out.
 results: .venv/ready-dev
 	$(BIN)/python -m benchmarks.bench_learning
 

@@ -2,8 +2,9 @@
 
 `python -m benchmarks.bench_learning` (or `make results`) runs every recipe of
 `benchmarks/learning/recipes.py` with three seeds, one after the other, and writes
-`benchmarks/results/learning.json`, the page and its pictures. `--only` runs some recipes and keeps the
-rows that the file has of others.
+`benchmarks/results/learning.json`, the page and its pictures after each run. Runs that the file has
+with today's settings are left out, so an interrupted series goes on where it ended; `--again` measures
+them anew. `--only` names recipes. The first seed of every recipe comes first.
 """
 
 from __future__ import annotations
@@ -11,11 +12,12 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from benchmarks.learning import page
-from benchmarks.learning.recipes import RECIPES
-from benchmarks.learning.runs import ROOT, Outcome, run
+from benchmarks.learning.recipes import RECIPES, ROOT, Recipe
+from benchmarks.learning.runs import Outcome, run
 from benchmarks.learning.verdict import judge
 from benchmarks.results import RESULTS_DIR, Results
 
@@ -28,6 +30,18 @@ def measured() -> list[Outcome]:
     rows = json.loads(path.read_text(encoding="utf-8"))["rows"] if path.exists() else []
     names = {recipe.name for recipe in RECIPES}
     return [Outcome.of_cells(row) for row in rows if row["recipe"] in names]
+
+
+def wanted(
+    names: Collection[str], seeds: Sequence[int], known: Mapping[tuple[str, int], Outcome]
+) -> Iterator[tuple[Recipe, int]]:
+    """Runs of these recipes and seeds that are not `known` with their recipe's settings."""
+    for seed in seeds:
+        for recipe in RECIPES:
+            outcome = known.get((recipe.name, seed))
+            is_known = outcome is not None and outcome.settings == recipe.settings
+            if recipe.name in names and not is_known:
+                yield recipe, seed
 
 
 def report(outcomes: dict[tuple[str, int], Outcome]) -> Results:
@@ -52,13 +66,14 @@ def main() -> int:
     )
     parser.add_argument("--only", nargs="*", choices=names, default=names)
     parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3])
+    parser.add_argument("--again", action="store_true")
     parser.add_argument("--output_dir", type=Path, default=ROOT / "runs" / "results")
     arguments = parser.parse_args()
     outcomes = {(outcome.recipe, outcome.seed): outcome for outcome in measured()}
-    for recipe in RECIPES:
-        for seed in arguments.seeds if recipe.name in arguments.only else ():
-            outcomes[recipe.name, seed] = run(recipe, seed, arguments.output_dir)
-            report(outcomes)  # an interrupted evening keeps what it measured
+    known = {} if arguments.again else dict(outcomes)
+    for recipe, seed in wanted(arguments.only, arguments.seeds, known):
+        outcomes[recipe.name, seed] = run(recipe, seed, arguments.output_dir)
+        report(outcomes)  # an interrupted evening keeps what it measured
     results = report(outcomes)
     results.show()
     return results.exit_code

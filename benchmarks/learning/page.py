@@ -8,8 +8,8 @@ from pathlib import Path
 from matplotlib import rc_context
 from matplotlib.figure import Figure
 
-from benchmarks.learning.recipes import RECIPES, Recipe
-from benchmarks.learning.runs import ROOT, Outcome
+from benchmarks.learning.recipes import RECIPES, ROOT, Recipe
+from benchmarks.learning.runs import Outcome
 from benchmarks.results import Target
 
 PAGE = ROOT / "docs" / "results.md"

@@ -6,11 +6,15 @@ repeats it.
 
 from __future__ import annotations
 
+import hashlib
 from dataclasses import dataclass
+from pathlib import Path
 
+ROOT = Path(__file__).parents[2]
 LAKE = "examples/frozen_lake"
 SOKOBAN = "examples/sokoban"
 WEBSHOP = "examples/webshop"
+CALCULATOR = "examples/calculator"
 
 # Every move waits like an environment behind a network: lognormal, median 50 ms, a heavy tail.
 _SLOW_LAKE = (
@@ -34,6 +38,12 @@ class Recipe:
     overrides: tuple[str, ...] = ()
     compares: bool = False  # against another recipe, not by how much it learnt
 
+    @property
+    def settings(self) -> str:
+        """Digest of experiment file and overrides; rows of other settings are measured again."""
+        text = (ROOT / self.experiment / "experiment.yaml").read_text(encoding="utf-8")
+        return hashlib.blake2b("\0".join((text, *self.overrides)).encode(), digest_size=4).hexdigest()
+
 
 RECIPES = (
     Recipe("lake_grpo", "FrozenLake 4x4", "grpo, dapo loss", LAKE),
@@ -56,25 +66,14 @@ RECIPES = (
         ("+granularity=step", "learner.adv_estimator=gigpo"),
     ),
     Recipe(
-        "lake_reinforce_plus_plus",
-        "FrozenLake 4x4",
-        "reinforce_plus_plus",
-        LAKE,
-        ("learner.adv_estimator=reinforce_plus_plus",),
-    ),
-    Recipe("sokoban_starpo", "Sokoban", "starpo", SOKOBAN, ("learner.adv_estimator=starpo",)),
-    Recipe(
         "sokoban_gigpo",
         "Sokoban",
         "gigpo, step-wise rows",
         SOKOBAN,
-        (
-            "+granularity=step",
-            "learner.adv_estimator=gigpo",
-            "max_steps=225",
-        ),
+        ("+granularity=step", "learner.adv_estimator=gigpo"),
     ),
-    Recipe("webshop_grpo", "WebShop", "grpo", WEBSHOP, ("learner.adv_estimator=grpo",)),
+    Recipe("webshop_grpo", "WebShop", "grpo, dapo loss", WEBSHOP),
+    Recipe("calculator_grpo", "Calculator", "grpo, dapo loss, a tool", CALCULATOR),
     Recipe(
         "slow_lake_synchronous",
         "FrozenLake, 50 ms a move",

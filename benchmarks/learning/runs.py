@@ -10,10 +10,9 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from benchmarks.learning.recipes import Recipe
+from benchmarks.learning.recipes import ROOT, Recipe
 from benchmarks.results import Cell, commit_of, machine
 
-ROOT = Path(__file__).parents[2]
 _SAMPLED, _GREEDY = "eval/success_rate", "eval/greedy/success_rate"
 
 Curve = tuple[tuple[int, float], ...]  # (optimizer step, success)
@@ -33,6 +32,7 @@ class Outcome:
     measured_at: str
     cpu: Cell
     commit: str = ""  # of the code
+    settings: str = ""  # `Recipe.settings`
 
     @property
     def end(self) -> float:
@@ -57,6 +57,7 @@ class Outcome:
             "measured_at": self.measured_at,
             "cpu": self.cpu,
             "commit": self.commit,
+            "settings": self.settings,
         }
 
     @classmethod
@@ -74,6 +75,7 @@ class Outcome:
             cells["measured_at"],
             cells["cpu"],
             cells.get("commit", ""),
+            cells.get("settings", ""),
         )
 
 
@@ -108,4 +110,5 @@ def run(recipe: Recipe, seed: int, output_dir: Path) -> Outcome:
         datetime.now(UTC).isoformat(timespec="seconds"),
         machine()["cpu"],
         commit,
+        recipe.settings,
     )

@@ -1,4 +1,4 @@
-"""Sums that a tiny model cannot compute by itself: rows and their reward.
+"""Sums that a tiny model cannot compute by itself: rows, their reward, and simple players.
 
 To answer "What is 37 times 46?" the model must copy the numbers into a tool call, read the tool's
 result and repeat it.
@@ -19,6 +19,7 @@ from tailrace_protos.episode import EnvTask
 
 ASK = "What is "
 WORDS = {"plus": "+", "minus": "-", "times": "*"}
+SIGNS = tuple(WORDS.values())
 LARGEST = 99
 HELD_OUT_SHARE = 10  # one question of this many is never trained
 
@@ -45,6 +46,51 @@ def draw_question(random: np.random.Generator) -> tuple[str, str]:
     left, right = (int(number) for number in random.integers(0, LARGEST + 1, size=2))
     word = str(random.choice(list(WORDS)))
     return f"{ASK}{left} {word} {right}?", f"{left}{WORDS[word]}{right}"
+
+
+def random_replies(random: np.random.Generator, question: str, calls: float) -> list[str]:
+    """Replies of a player that knows the format alone: an expression for the tool, then an answer.
+
+    The expression has any sign and two numbers of the question, in any order, or one of them twice. The
+    answer is any number seen: of the question, or the result. `calls`: probability of a call.
+    """
+    seen, said = list(numbers_of(question)), []
+    if random.random() < calls:
+        said.append(_random_expression(random, seen))
+        seen.append(calculate(said[-1]))
+    return [*said, str(random.choice(seen))]
+
+
+def numbers_of(question: str) -> list[str]:
+    """The two numbers of a question."""
+    return [word for word in question.rstrip("?").split() if word.isdigit()]
+
+
+def _random_expression(random: np.random.Generator, numbers: list[str]) -> str:
+    left, sign, right = (str(random.choice(some)) for some in (numbers, SIGNS, numbers))
+    return f"{left}{sign}{right}"
+
+
+def _replies_at_random(row: Mapping[str, Any], random: np.random.Generator) -> float:
+    return float(random_replies(random, row["prompt"], calls=0.5)[-1] == row["answer"])
+
+
+def _result_of_any_call(row: Mapping[str, Any], random: np.random.Generator) -> float:
+    result = calculate(_random_expression(random, numbers_of(row["prompt"])))
+    return float(result == row["answer"])
+
+
+def _result_with_any_sign(row: Mapping[str, Any], random: np.random.Generator) -> float:
+    result = calculate(str(random.choice(SIGNS)).join(numbers_of(row["prompt"])))
+    return float(result == row["answer"])
+
+
+# Simple players of the report: their success with a row.
+rows.baselines = {  # type: ignore[attr-defined]
+    "random": _replies_at_random,
+    "result of any call": _result_of_any_call,
+    "result with any sign": _result_with_any_sign,
+}
 
 
 def is_held_out(question: str) -> bool:

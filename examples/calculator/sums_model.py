@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
-from sums import ASK, WORDS, draw_question, is_held_out
+from sums import ASK, WORDS, draw_question, is_held_out, random_replies
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers
 
 from tailrace.chat import Renderer
@@ -72,17 +72,13 @@ def build_tokenizer(directory: str | Path) -> Path:
 
 
 def demonstrations(
-    renderer: Renderer,
-    *,
-    seed: int,
-    num_episodes: int,
-    guesses: float = 0.5,
-    slips: float = 0.2,
+    renderer: Renderer, *, seed: int, num_episodes: int, calls: float = 0.8, skill: float = 0.0
 ) -> Iterator[tuple[list[int], list[int]]]:
-    """Rows of token ids and loss mask, both [T], of a player that often guesses and makes errors.
+    """Rows of token ids and loss mask, both [T], of a player that knows the format alone.
 
-    `guesses`: share of episodes that answer at once with any number. `slips`: share of tool calls,
-    and of final answers, with one wrong digit. That leaves reinforcement learning something to do.
+    It calls the calculator with any numbers of the question and any sign, and answers with any number
+    that it has seen (`sums.random_replies`). `calls`: probability of a call before the answer.
+    `skill`: share of episodes that are played right, for tests that train for seconds only.
     """
     random = np.random.default_rng(seed)
     num_made = 0
@@ -91,24 +87,11 @@ def demonstrations(
         if is_held_out(question):
             continue
         num_made += 1
-        replies = _replies(random, expression, guesses, slips)
-        yield _episode(renderer, question, replies)
-
-
-def _replies(random: np.random.Generator, expression: str, guesses: float, slips: float) -> list[str]:
-    """Returns the messages turn by turn; before the last reply a tool answers."""
-    if random.random() < guesses:
-        return [str(random.integers(0, 10 ** int(random.integers(1, 5))))]
-    said = _slip(random, expression) if random.random() < slips else expression
-    result = calculate(said)
-    return [said, _slip(random, result) if random.random() < slips else result]
-
-
-def _slip(random: np.random.Generator, text: str) -> str:
-    """Changes one digit; never makes a leading zero, which expressions may not have."""
-    places = [place for place, char in enumerate(text) if char.isdigit()]
-    place = places[int(random.integers(len(places)))]
-    return f"{text[:place]}{random.integers(1, 10)}{text[place + 1 :]}"
+        is_right = random.random() < skill
+        right = [expression, calculate(expression)]
+        yield _episode(
+            renderer, question, right if is_right else random_replies(random, question, calls)
+        )
 
 
 def _episode(renderer: Renderer, question: str, said: list[str]) -> tuple[list[int], list[int]]:

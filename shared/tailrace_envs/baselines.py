@@ -1,7 +1,8 @@
 """Simple players of an environment: what success a policy must exceed to have learnt something.
 
 A player reads the environment's state and gives a reply. A built-in environment names its players in
-`ENV_TYPES`; a class of yours has them as attribute `baselines`, by name.
+`ENV_TYPES`; a class of yours has them as attribute `baselines`, by name; a Python function
+that yields rows of a data set has them too, each as `(row, random) -> success`.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -33,6 +34,21 @@ def random_player(replies: Callable[[E], Sequence[str]]) -> Player[E]:
 def one_of(replies: Sequence[str], random: np.random.Generator) -> str:
     """Draws one reply uniformly."""
     return replies[int(random.integers(len(replies)))]
+
+
+RowPlayer = Callable[[Mapping[str, Any], np.random.Generator], float]
+
+
+def success_on_rows(
+    players: Mapping[str, RowPlayer], rows: Sequence[Mapping[str, Any]]
+) -> dict[str, float]:
+    """Mean success of each player on rows of a data set; the same rows give the same numbers."""
+    return {
+        name: float(
+            np.mean([player(row, np.random.default_rng([_SEED, n])) for n, row in enumerate(rows)])
+        )
+        for name, player in players.items()
+    }
 
 
 def success_of(

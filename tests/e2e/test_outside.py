@@ -29,6 +29,9 @@ SMALL = (
     "agents.workflow.lease_s=5",
     "learner.save_trajectories=true",
     "inference.emission_log=true",
+    "learner.zero_variance_groups=count",
+    "learner.warm_start.num_steps=300",
+    "+learner.warm_start.options.skill=0.35",  # a start that improves within seconds
 )
 
 

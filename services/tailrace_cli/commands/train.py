@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
@@ -9,7 +10,10 @@ import msgspec
 from rich.console import Console
 
 from tailrace.config import ConfigError
+from tailrace.data import load_dataset, source_baselines
 from tailrace.foreign import ForeignCodeError, foreign_code
+from tailrace.import_path import importable_from
+from tailrace_agents.config import AgentsConfig
 from tailrace_cli.checkpoints import newest_checkpoint
 from tailrace_cli.cluster.attached import Attachment
 from tailrace_cli.commands.cluster_run import prepare_run_dir, run_to_the_end
@@ -27,7 +31,8 @@ from tailrace_cli.summary import (
     summary_table,
 )
 from tailrace_envs import env_baselines, make_env
-from tailrace_envs.baselines import success_of
+from tailrace_envs.baselines import success_of, success_on_rows
+from tailrace_protos.episode import EnvTask
 from tailrace_scheduler.core.tasks import TaskSource
 
 INTERRUPTED = 130
@@ -112,7 +117,7 @@ def evaluate(experiment: Experiment, console: Console, *, attachment: Attachment
 
 
 def _measured_baselines(experiment: Experiment, console: Console) -> Baselines:
-    """Plays the baselines of the evaluation's environments; keeps them as `baselines.json`."""
+    """Plays the baselines of the evaluation's tasks; keeps them as `baselines.json`."""
     try:
         found = measure_baselines(experiment)
     except ForeignCodeError as error:
@@ -126,7 +131,7 @@ def _measured_baselines(experiment: Experiment, console: Console) -> Baselines:
 
 def measure_baselines(experiment: Experiment) -> dict[str, dict[str, float]]:
     """Success of simple players on the tasks of the evaluation, by tag and player."""
-    config, entries = experiment.scheduler, experiment.agents.custom_envs
+    config = experiment.scheduler
     source = TaskSource(
         0,  # the evaluation set is that of every seed
         config.tags,
@@ -134,13 +139,20 @@ def measure_baselines(experiment: Experiment) -> dict[str, dict[str, float]]:
         config.eval_tags,
         config.eval_num_groups_partition,
     )
-    seeds: dict[str, list[int]] = {}
+    tasks: dict[str, list[EnvTask]] = {}
     for task in map(source.eval_task, range(config.eval_groups)):
-        seeds.setdefault(task.env_name, []).append(task.seed)
-    found = {}
-    for tag, of_tag in seeds.items():
-        if tag in entries and (players := env_baselines(entries[tag].env_type)):
-            make = partial(make_env, entries[tag].env_type, entries[tag].env_config)
-            with foreign_code(f"a baseline of {tag}"):
-                found[tag] = success_of(players, make, of_tag)
-    return found
+        tasks.setdefault(task.env_name, []).append(task)
+    with importable_from(experiment.folder or Path.cwd()):
+        found = {tag: _successes(experiment.agents, tag, of_tag) for tag, of_tag in tasks.items()}
+    return {tag: of_tag for tag, of_tag in found.items() if of_tag}
+
+
+def _successes(agents: AgentsConfig, tag: str, tasks: Sequence[EnvTask]) -> dict[str, float]:
+    with foreign_code(f"a baseline of {tag}"):
+        if entry := agents.custom_envs.get(tag):
+            make = partial(make_env, entry.env_type, entry.env_config)
+            return success_of(env_baselines(entry.env_type), make, [task.seed for task in tasks])
+        if (source := agents.datasets.get(tag)) and (players := source_baselines(source)):
+            rows = load_dataset(source, 0, f"agents.datasets.{tag}")
+            return success_on_rows(players, [rows.eval_row(task.ordinal).data for task in tasks])
+    return {}

@@ -9,5 +9,14 @@ get the whole row; docs/agents.md describes the format.
 from tailrace.data.config import DatasetEntry
 from tailrace.data.dataset import Dataset, first_rows, load_dataset
 from tailrace.data.rows import Row, prompt_messages
+from tailrace.data.sources import source_baselines
 
-__all__ = ["Dataset", "DatasetEntry", "Row", "first_rows", "load_dataset", "prompt_messages"]
+__all__ = [
+    "Dataset",
+    "DatasetEntry",
+    "Row",
+    "first_rows",
+    "load_dataset",
+    "prompt_messages",
+    "source_baselines",
+]

@@ -25,6 +25,16 @@ def raw_rows(entry: DatasetEntry, key: str) -> RawRows:
     return _SOURCES[kind](entry, key)
 
 
+def source_baselines(entry: DatasetEntry) -> dict[str, Callable[..., float]]:
+    """Simple players by name, the attribute `baselines` of a Python function that yields rows.
+
+    Each takes a row and a `numpy.random.Generator` and returns its success, 0 to 1.
+    """
+    if entry.format not in ("auto", "python") or ":" not in entry.path:
+        return {}
+    return getattr(load_object(entry.path, "path"), "baselines", {})
+
+
 def _kind(entry: DatasetEntry, key: str) -> str:
     path = Path(entry.path).expanduser()
     if path.is_dir():

@@ -10,9 +10,10 @@ from typing import Any
 import msgspec
 import pytest
 
+from benchmarks.bench_learning import wanted
 from benchmarks.learning import page
-from benchmarks.learning.recipes import RECIPES, Recipe
-from benchmarks.learning.runs import ROOT, Outcome
+from benchmarks.learning.recipes import RECIPES, ROOT, Recipe
+from benchmarks.learning.runs import Outcome
 from benchmarks.learning.verdict import judge
 from benchmarks.results import RESULTS_DIR, Results
 from tailrace_cli.experiment import load, locate
@@ -58,6 +59,16 @@ def changed(recipe: str, seed: int, **changes: Any) -> list[Outcome]:
 
 def test_a_table_that_keeps_every_promise_holds() -> None:
     assert missed(GOOD) == []
+
+
+def test_an_interrupted_series_goes_on_with_the_runs_that_it_has_not_measured() -> None:
+    names = ["webshop_grpo", "lake_grpo"]
+    lake, shop = (next(one for one in RECIPES if one.name == name) for name in ("lake_grpo", names[0]))
+    assert list(wanted(names, [1, 2], {})) == [(lake, 1), (shop, 1), (lake, 2), (shop, 2)]
+    done = replace(made_up("lake_grpo", 1), settings=lake.settings)
+    stale = replace(made_up("webshop_grpo", 1), settings="other")
+    known = {("lake_grpo", 1): done, ("webshop_grpo", 1): stale}
+    assert list(wanted(names, [1, 2], known)) == [(shop, 1), (lake, 2), (shop, 2)]
 
 
 def test_one_seed_that_learnt_too_little_misses() -> None:

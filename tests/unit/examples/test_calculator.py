@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,9 @@ import pytest
 
 from tailrace.chat import ChatArgs, Renderer
 from tailrace.data import DatasetEntry, load_dataset
+from tailrace_cli.commands.train import measure_baselines
+from tailrace_cli.experiment import load
+from tailrace_envs.baselines import success_on_rows
 from tailrace_protos.chat import ChatMessage
 from tailrace_protos.episode import EnvTask
 from tailrace_protos.weights import ModelCard
@@ -51,7 +55,7 @@ def test_only_the_answer_itself_is_correct(example: Any) -> None:
 
 
 def test_a_demonstrated_tool_call_is_read_as_one(example: Any, renderer: Renderer) -> None:
-    rows = example.demonstrations(renderer, seed=1, num_episodes=20, guesses=0.0, slips=0.0)
+    rows = example.demonstrations(renderer, seed=1, num_episodes=20, calls=1.0)
     for token_ids, loss_mask in rows:
         ids, mask = np.array(token_ids, np.int32), np.array(loss_mask)
         assert len(ids) == len(mask)
@@ -65,9 +69,30 @@ def test_a_demonstrated_tool_call_is_read_as_one(example: Any, renderer: Rendere
 
 
 def test_a_demonstration_has_the_tokens_that_an_episode_has(example: Any, renderer: Renderer) -> None:
-    ((token_ids, _),) = example.demonstrations(renderer, seed=3, num_episodes=1, guesses=1.0)
+    ((token_ids, _),) = example.demonstrations(renderer, seed=3, num_episodes=1, calls=0.0)
     opening = renderer.opening_ids([ChatMessage("user", _question(renderer, token_ids))])
     assert token_ids[: len(opening)] == opening.tolist()
+
+
+def test_demonstrations_teach_the_format_alone_and_simple_players_rarely_win(example: Any) -> None:
+    import sums
+
+    rows = list(sums.rows("held_out", 400))
+    random = np.random.default_rng(1)
+    for row in rows:
+        *calls, answer = sums.random_replies(random, row["prompt"], calls=0.7)
+        numbers = sums.numbers_of(row["prompt"])
+        assert all(set(re.split(r"[-+*]", call)) <= set(numbers) for call in calls)
+        assert answer in {*numbers, *map(sums.calculate, calls)}
+    found = success_on_rows(sums.rows.baselines, rows)
+    assert found["random"] < 0.1
+    assert found["result of any call"] < 0.25 < found["result with any sign"] < 0.42
+
+
+def test_the_players_of_a_data_set_stand_in_the_report() -> None:
+    experiment = load(ROOT / "examples" / "calculator" / "experiment.yaml", ["scheduler.eval_groups=8"])
+    (players,) = measure_baselines(experiment).values()
+    assert set(players) == {"random", "result of any call", "result with any sign"}
 
 
 def _question(renderer: Renderer, token_ids: list[int]) -> str:
