@@ -10,7 +10,7 @@ from tailrace_agents.config import check_with_run as check_agents
 from tailrace_cli.experiment import Experiment, count_gateways
 from tailrace_envs import check_env_config
 from tailrace_learner.config import check_with_run
-from tailrace_scheduler.core.capacity import check_capacity
+from tailrace_scheduler.config import check_capacity
 
 
 def check_experiment(experiment: Experiment) -> None:

@@ -67,6 +67,18 @@ class WarmStart(Config, frozen=True, kw_only=True):
     max_grad_norm: float = 1.0
     """Gradients are scaled down to this global norm; 0 switches clipping off."""
 
+    @property
+    def training_args(self) -> TrainingArgs:
+        """The optimizer and its schedule."""
+        return TrainingArgs(
+            learning_rate=self.learning_rate,
+            lr_scheduler_type="cosine",
+            warmup_steps=self.warmup_steps,
+            min_lr_ratio=0.1,
+            weight_decay=self.weight_decay,
+            max_grad_norm=self.max_grad_norm,
+        )
+
     def __post_init__(self) -> None:
         check_numbers(self, "warm_start", not_negative=OF_OPTIMIZER)
         for key in ("num_steps", "batch_size"):

@@ -13,8 +13,7 @@ from tailrace_protos.control import AgentActivity, LeaseReport, LeaseRequest
 from tailrace_scheduler.adapters.nats_queue import NatsQueue
 from tailrace_scheduler.adapters.redis_groups import RedisGroups
 from tailrace_scheduler.adapters.run_files import EventFile, MetricsFile
-from tailrace_scheduler.config import SchedulerConfig
-from tailrace_scheduler.core.capacity import check_capacity
+from tailrace_scheduler.config import SchedulerConfig, check_capacity
 from tailrace_scheduler.core.scheduler import SchedulerCore
 from tailrace_scheduler.handlers import SchedulerActor, SchedulerDependencies
 from tailrace_scheduler.ports import DiskFullError

@@ -13,9 +13,8 @@ from tailrace.processes import ProcessPool, ProcessStartError, WorkerProcess
 from tailrace.sdk.workflow import WorkflowEnd, load_workflow
 from tailrace_agents import metrics
 from tailrace_agents.adapters.outside_desk import StoredDesk
-from tailrace_agents.adapters.workflow_frames import Load, Run, WorkflowLoaded
 from tailrace_agents.adapters.workflow_inline import InlineRunner
-from tailrace_agents.adapters.workflow_process import WORKFLOW_KEY
+from tailrace_agents.adapters.workflow_process import WORKFLOW_KEY, Load, Run, WorkflowLoaded
 from tailrace_agents.config import WorkflowArgs
 from tailrace_agents.core.workflow_player import RunnerFailedError
 from tailrace_protos.episode import Outcome

@@ -1,5 +1,8 @@
 """Process that plays workflow episodes, one after another; `workflow_pool` starts it.
 
+It first gets one `Load` and answers with `WorkflowLoaded`; then it answers every `Run` with a
+`WorkflowEnd`.
+
 Its environment variables name the endpoint (`OPENAI_BASE_URL` and so on), anew for every episode, for
 agents that make their own clients. Such agents must make them in `run`, not at import.
 """
@@ -15,10 +18,31 @@ from tailrace.config import ConfigError
 from tailrace.processes import ParentLink
 from tailrace.sdk.http import make_http_client
 from tailrace.sdk.workflow import Workflow, WorkflowEnd, load_workflow, run_to_end
-from tailrace_agents.adapters.workflow_frames import Load, Run, WorkflowLoaded
 from tailrace_protos.episode import Outcome
 
 WORKFLOW_KEY = "agents.workflow.agent"
+
+
+class Load(msgspec.Struct, frozen=True):
+    """Make the workflow."""
+
+    agent: str
+    kwargs: dict[str, Any]
+    http_library: str
+
+
+class WorkflowLoaded(msgspec.Struct, frozen=True):
+    """Answer to `Load`; `error` tells the user why the workflow could not be made."""
+
+    error: str = ""
+
+
+class Run(msgspec.Struct, frozen=True):
+    """Play an episode."""
+
+    data: dict[str, Any]
+    base_url: str
+    api_key: str
 
 
 def main() -> int:

@@ -62,16 +62,10 @@ class Worker:
 
     def warm_start(self, rows: Iterator[TrainingRow], on_step: OnStep) -> float:
         """Do supervised steps on `rows`, the same on all ranks; returns the last step's mean loss."""
-        assert self._config.warm_start is not None
-        return warm_start(
-            self._policy,
-            rows,
-            self._config.warm_start,
-            self._config,
-            on_step,
-            self._strategy.ranks,
-            self._strategy.make_optimizer,
-        )
+        warm, ranks = self._config.warm_start, self._strategy.ranks
+        assert warm is not None
+        optimizer = self._strategy.make_optimizer(self._policy, warm.training_args)
+        return warm_start(self._policy, rows, warm, self._config, on_step, optimizer, ranks)
 
     def restore(self, checkpoint: str) -> None:
         """Make optimizer, reference, critic and trainer, from a checkpoint unless the path is empty."""

@@ -1,4 +1,7 @@
-"""A process that calls reward functions, one after another; `process_pool` starts it."""
+"""A process that calls reward functions, one after another; `process_pool` starts it.
+
+It first sends one `FunctionsLoaded`. Then it answers every `ScoringCall` with one `Returned`, in order.
+"""
 
 import asyncio
 import importlib
@@ -13,9 +16,34 @@ import msgspec
 from tailrace.foreign import ForeignCodeError, foreign_code
 from tailrace.processes import ParentLink
 from tailrace.scorers.registry import SCORE_ADDRESS, prepare
-from tailrace_reward.adapters.frames import FunctionsLoaded, Returned, ScoringCall
+from tailrace_protos.reward import ScoreItem
 
 Function = Callable[..., Any]
+
+
+class ScoringCall(msgspec.Struct, frozen=True):
+    """Call of `function` (`module:name`) for an item, with keyword arguments.
+
+    With `cpu_s` the kernel kills the process after so much processor time.
+    """
+
+    function: str
+    item: ScoreItem
+    args: dict[str, Any] = {}
+    cpu_s: float = 0.0
+
+
+class Returned(msgspec.Struct, frozen=True):
+    """Number of a function, or the reason why there is none."""
+
+    value: float = 0.0
+    error: str = ""
+
+
+class FunctionsLoaded(msgspec.Struct, frozen=True):
+    """Functions that could not be imported, with reasons."""
+
+    errors: dict[str, str] = {}
 
 
 def main(addresses: list[str]) -> int:

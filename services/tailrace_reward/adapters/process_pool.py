@@ -12,7 +12,7 @@ from tailrace.processes import WorkerProcess
 from tailrace.scorers.registry import SCORE_ADDRESS
 from tailrace_protos.reward import ScoreItem
 from tailrace_reward import metrics
-from tailrace_reward.adapters.frames import FunctionsLoaded, Returned, ScoringCall
+from tailrace_reward.adapters.function_process import FunctionsLoaded, Returned, ScoringCall
 from tailrace_reward.ports import ComponentFailedError
 
 log = get_logger(__name__)

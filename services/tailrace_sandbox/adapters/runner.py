@@ -12,10 +12,9 @@ from contextlib import ExitStack, asynccontextmanager
 
 from tailrace.log import get_logger
 from tailrace_sandbox import metrics
-from tailrace_sandbox.adapters.files import checked_files
 from tailrace_sandbox.adapters.pipes import Output
 from tailrace_sandbox.adapters.place import Place
-from tailrace_sandbox.adapters.session import PythonSession
+from tailrace_sandbox.adapters.session import PythonSession, checked_files
 from tailrace_sandbox.adapters.zygote import ZygoteClient
 from tailrace_sandbox.core.limits import Limits
 from tailrace_sandbox.ports import Execution, SandboxLostError, Work

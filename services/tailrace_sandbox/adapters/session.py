@@ -9,7 +9,6 @@ import socket
 from collections.abc import Awaitable, Callable
 from typing import Any
 
-from tailrace_sandbox.adapters.files import checked_files
 from tailrace_sandbox.adapters.pipes import Output
 from tailrace_sandbox.adapters.zygote import ZygoteClient, ZygoteEnded
 from tailrace_sandbox.core.limits import Limits
@@ -130,3 +129,15 @@ class PythonSession:
         for output in self._outputs or ():
             output.close()
         self._channel = self._writer = self._outputs = None
+
+
+def checked_files(data: str) -> tuple[dict[str, str], tuple[str, ...]]:
+    """Files that a confined process reports, if the report is well formed; else nothing."""
+    try:
+        content = json.loads(data)
+        files = {str(name): str(text) for name, text in content["files"].items()}
+        refused = tuple(map(str, content["refused"]))
+        json.dumps([files, refused], ensure_ascii=False).encode()
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        return {}, ()
+    return files, refused

@@ -1,11 +1,12 @@
 """The tools that models call: `python`, `shell` and `python_session`."""
 
+import json
+import signal
 from typing import Any, ClassVar
 
 from tailrace.sdk.tool import Tool, ToolOffer, ToolOutput, ToolSession, ToolUnavailableError
 from tailrace_sandbox import metrics
 from tailrace_sandbox.config import SandboxConfig
-from tailrace_sandbox.core.outcome import json_of, text_of
 from tailrace_sandbox.ports import Execution, Sandbox, SandboxLostError, SandboxSession, Work
 
 _EXTRA_S = 30.0  # the wait for a free process, beyond the time of a call
@@ -20,8 +21,16 @@ _OUTPUTS = {
     "description": "Paths or patterns of files to return. The result is then a JSON object.",
 }
 _TIMEOUT = {"type": "number", "exclusiveMinimum": 0, "description": "Seconds that the call may take."}
-
-
+_REASONS = {
+    "wall_clock": "it took longer than {wall_s:g} s",
+    "interrupted": "it took longer than {wall_s:g} s; variables are kept",
+    "memory": "it used more than {memory_bytes} bytes of memory",
+    "processes": "it had more than {max_processes} processes",
+    "disk": "it wrote more than {disk_bytes} bytes",
+    "files": "it made more than {max_files} files",
+    "output": "it did not stop writing output",
+    "uninspectable": "it hid its files or processes",
+}
 _STDIN = {"stdin": {"type": "string", "description": "Standard input."}}
 
 
@@ -158,5 +167,35 @@ def _result(tool: str, work: Work, outcome: Execution, config: SandboxConfig) ->
     }
     result = outcome.reason or ("ok" if outcome.is_ok else "failed")
     metrics.CALLS.labels(tool, result).inc()
-    content = json_of(outcome) if work.outputs else text_of(outcome, shown)
+    content = _json_of(outcome) if work.outputs else _text_of(outcome, shown)
     return ToolOutput(content, is_error=not outcome.is_ok)
+
+
+def _text_of(outcome: Execution, limits: dict[str, float]) -> str:
+    """For a model: output, errors, and one line in brackets for each thing to know."""
+    notes = []
+    if outcome.is_cut:
+        notes.append("output was cut")
+    if outcome.reason:
+        notes.append(f"ended because {_REASONS[outcome.reason].format(**limits)}")
+    elif outcome.exit_code < 0:
+        notes.append(f"ended by {signal.Signals(-outcome.exit_code).name}")
+    elif outcome.exit_code:
+        notes.append(f"exit code {outcome.exit_code}")
+    parts = (outcome.stdout.rstrip("\n"), outcome.stderr.rstrip("\n"), *(f"[{note}]" for note in notes))
+    return "\n".join(part for part in parts if part)
+
+
+def _json_of(outcome: Execution) -> str:
+    """Everything, for callers that asked for files."""
+    return json.dumps(
+        {
+            "exit_code": outcome.exit_code,
+            "stdout": outcome.stdout,
+            "stderr": outcome.stderr,
+            "reason": outcome.reason,
+            "output_was_cut": outcome.is_cut,
+            "files": outcome.files,
+            "refused_files": list(outcome.refused),
+        }
+    )

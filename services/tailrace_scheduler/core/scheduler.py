@@ -36,7 +36,6 @@ from tailrace_protos.event import (
 )
 from tailrace_protos.subjects import PHASES, Phase
 from tailrace_scheduler.config import SchedulerConfig
-from tailrace_scheduler.core.activity import Activities
 from tailrace_scheduler.core.admission import (
     EVALUATION,
     WEIGHTS,
@@ -47,12 +46,11 @@ from tailrace_scheduler.core.admission import (
 )
 from tailrace_scheduler.core.decisions import AdmitGroup, Decision, DrainServer, Emit, SettleMembers
 from tailrace_scheduler.core.evaluation import EvaluationPlan, evaluation_of
-from tailrace_scheduler.core.groups import GroupBook
+from tailrace_scheduler.core.groups import GroupBook, Reconciler
 from tailrace_scheduler.core.health import ServerHealth
-from tailrace_scheduler.core.idle import IdleLedger, Situation
+from tailrace_scheduler.core.idle import Activities, IdleLedger, Situation
 from tailrace_scheduler.core.lineage import Lineage
 from tailrace_scheduler.core.placement import Placement
-from tailrace_scheduler.core.reconcile import Reconciler
 from tailrace_scheduler.core.run_health import WARM_START, Counts, Standing
 from tailrace_scheduler.core.run_log import Change, CutIdle, RunLog
 from tailrace_scheduler.core.tasks import TaskSource

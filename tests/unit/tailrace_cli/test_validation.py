@@ -170,20 +170,22 @@ def test_gigpo_on_environments_needs_no_other_rows() -> None:
     check_experiment(load(EXAMPLE, SUMS))
 
 
-def test_the_settings_in_the_readme_of_rewards_are_possible(
+def test_the_settings_of_rewards_on_the_pages_are_possible(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "my_reward_model").mkdir()
     (tmp_path / "my_reward_model" / "config.json").write_text("{}")
-    readme = (EXAMPLE.parents[2] / "services" / "tailrace_reward" / "README.md").read_text()
-    blocks = [textwrap.dedent(part.split("```")[0]) for part in readme.split("```yaml")[1:]]
+    root = EXAMPLE.parents[2]
+    text = (root / "services" / "tailrace_reward" / "README.md").read_text()
+    text += (root / "docs" / "scorers.md").read_text().split("## Judges")[1].split("## Epochs")[0]
+    blocks = [textwrap.dedent(part.split("```")[0]) for part in text.split("```yaml")[1:]]
     of_example = yaml.safe_load(EXAMPLE.read_text())
     for block in map(yaml.safe_load, blocks):
         content = {**of_example, **block, "agents": of_example["agents"] | block.get("agents", {})}
         content.pop("reward" if "reward_pretrain" in block else "", None)
         check_experiment(decode(content, "README.md"))
-    assert len(blocks) == 2
+    assert len(blocks) == 3
 
 
 def test_agents_wait_for_the_slowest_reward() -> None:

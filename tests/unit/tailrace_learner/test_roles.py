@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -64,6 +65,19 @@ class Run:
         return torch.cat([p.detach().flatten() for p in self.worker.loaded.model.parameters()])
 
 
+@cache
+def plain_run(folder: Path) -> tuple[Run, str]:
+    """A run without other models that did one step, and its checkpoint."""
+    run = Run(folder, settings())
+    run.train(range(1))
+    return run, run.save(1)
+
+
+@pytest.fixture
+def plain(tmp_path_factory: pytest.TempPathFactory) -> tuple[Run, str]:
+    return plain_run(tmp_path_factory.getbasetemp() / "roles")
+
+
 @pytest.mark.parametrize("shared", [False, True])
 def test_training_with_a_critic_continues_bit_for_bit(tmp_path: Path, shared: bool) -> None:
     critic = CriticArgs(training_args=ARGS, shared=shared)
@@ -111,27 +125,28 @@ def test_a_reference_of_its_own_is_where_the_path_says(tmp_path: Path) -> None:
     assert run.worker.reference.source == reference.pretrain
 
 
-def test_a_pretrained_run_needs_no_copy_of_its_start(tmp_path: Path) -> None:
-    origin = Run(tmp_path / "other", settings())
-    origin.train(range(1))
-    pretrain = origin.save(1)
+def test_a_pretrained_run_needs_no_copy_of_its_start(tmp_path: Path, plain: tuple[Run, str]) -> None:
+    _, pretrain = plain
     run = Run(tmp_path, settings(from_scratch=None, **KL, **GAE), pretrain=pretrain)
     assert run.train(range(1))["kl"] == pytest.approx(0.0, abs=1e-9)
     assert not (run.run.run_dir / "start").exists()
 
 
-def test_a_reference_wanted_later_must_be_named_where_nobody_kept_the_start(tmp_path: Path) -> None:
-    run = Run(tmp_path, settings())
-    path = run.save(0)
+def test_a_reference_wanted_later_must_be_named_where_nobody_kept_the_start(
+    plain: tuple[Run, str],
+) -> None:
+    run, path = plain
     with pytest.raises(ConfigError, match=r"learner\.reference\.pretrain: the run began without"):
         run.resumed(path, **KL)
     run.resumed(path, reference=ReferenceArgs(pretrain=path), **KL)
 
 
-def test_a_checkpoint_without_a_critic_or_of_another_is_refused(tmp_path: Path) -> None:
-    run = Run(tmp_path, settings())
+def test_a_checkpoint_without_a_critic_or_of_another_is_refused(
+    tmp_path: Path, plain: tuple[Run, str]
+) -> None:
+    run, path = plain
     with pytest.raises(ConfigError, match="has no critic"):
-        run.resumed(run.save(0), **GAE)
+        run.resumed(path, **GAE)
     valued = Run(tmp_path, settings(**GAE))
     with pytest.raises(ConfigError, match="another critic"):
         valued.resumed(valued.save(1), critic=CriticArgs(shared=True))

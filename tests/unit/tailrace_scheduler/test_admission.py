@@ -7,9 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tailrace.config import RunConfig
-from tailrace_scheduler.config import SchedulerConfig
+from tailrace_scheduler.config import CapacityError, SchedulerConfig, check_capacity
 from tailrace_scheduler.core.admission import AdmissionRule, BufferState, ServerView
-from tailrace_scheduler.core.capacity import CapacityError, check_capacity
 
 HEALTHY = ServerView(1, 5, 5)
 

@@ -7,8 +7,7 @@ import msgspec
 from tailrace_protos.episode import EnvTask, Outcome
 from tailrace_protos.event import EpisodeRedelivered
 from tailrace_scheduler.core.decisions import Republish, SettleMembers
-from tailrace_scheduler.core.groups import GroupBook
-from tailrace_scheduler.core.reconcile import Reconciler
+from tailrace_scheduler.core.groups import GroupBook, Reconciler
 from tailrace_scheduler.ports import GroupPlan
 from tests.unit.tailrace_scheduler.simulation import made_settlement
 

@@ -7,9 +7,10 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from tailrace_protos.control import AgentActivity, ServerState
-from tailrace_scheduler.core.activity import Activities, ActivityCounts
 from tailrace_scheduler.core.idle import (
     ACCOUNTS,
+    Activities,
+    ActivityCounts,
     IdleLedger,
     Situation,
     engine_cause,

@@ -34,16 +34,6 @@ from tailrace_learner.core.algorithms.ratios import BOUND, held_log_ratio
 _BOUND = 0.2  # largest relative error that the controller reacts to
 
 
-def k1(learner_logprobs: Tensor, ref_logprobs: Tensor) -> Tensor:
-    """Per-token [M] log-ratio."""
-    return held_log_ratio(learner_logprobs, ref_logprobs)
-
-
-def k2(learner_logprobs: Tensor, ref_logprobs: Tensor) -> Tensor:
-    """Per-token [M] half squared log-ratio."""
-    return 0.5 * held_log_ratio(learner_logprobs, ref_logprobs) ** 2
-
-
 def k3(learner_logprobs: Tensor, ref_logprobs: Tensor) -> Tensor:
     """Per-token [M] control-variate estimate."""
     difference = held_log_ratio(ref_logprobs, learner_logprobs)
@@ -51,16 +41,11 @@ def k3(learner_logprobs: Tensor, ref_logprobs: Tensor) -> Tensor:
     return estimate.where(ref_logprobs - learner_logprobs <= BOUND, estimate.detach())
 
 
-def absolute(learner_logprobs: Tensor, ref_logprobs: Tensor) -> Tensor:
-    """Per-token [M] absolute log-ratio."""
-    return held_log_ratio(learner_logprobs, ref_logprobs).abs()
-
-
 KL_ESTIMATORS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
-    "k1": k1,
-    "k2": k2,
+    "k1": held_log_ratio,
+    "k2": lambda learner, ref: 0.5 * held_log_ratio(learner, ref) ** 2,
     "k3": k3,
-    "abs": absolute,
+    "abs": lambda learner, ref: held_log_ratio(learner, ref).abs(),
 }
 
 

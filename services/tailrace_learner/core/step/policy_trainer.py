@@ -74,7 +74,8 @@ class PolicyTrainer:
 
         `is_first`: in this step, of these rows.
         """
-        self._pick(rows)
+        if self._selection and rows:
+            self._passes.pick(self._selection, rows)
         is_measured = is_first and not (self._interpolates and self._updates)
         loss_coef = kl_coef if self._config.resolved_kl_in == "loss" else 0.0
         parts = shares.passes(rows, self._ranks.rank, self._passes.micro_batches)
@@ -93,10 +94,6 @@ class PolicyTrainer:
             else:
                 self._passes.idle(rows[0], is_first=is_first)
         return loss_sum
-
-    def _pick(self, rows: Sequence[TrainingRow]) -> None:
-        if self._selection and rows:
-            self._passes.pick(self._selection, rows)
 
     def judge(self, rows: Sequence[TrainingRow]) -> bool:
         """Reads servers' errors in a mini-batch's first passes (collective); True if one is wrong.

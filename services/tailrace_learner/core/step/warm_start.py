@@ -1,21 +1,19 @@
-"""The warm start: supervised steps on demonstrations, with an optimizer of its own."""
+"""The warm start: supervised steps on demonstrations."""
 
 import math
 from collections.abc import Callable, Iterator
 from itertools import islice
 
-from tailrace_learner.config import LearnerConfig, TrainingArgs, WarmStart
+from tailrace_learner.config import LearnerConfig, WarmStart
 from tailrace_learner.core.algorithms.aggregation import row_count
 from tailrace_learner.core.algorithms.losses.sft import LOSS as SFT
 from tailrace_learner.core.batch.ranks import ONE_RANK, Shares
 from tailrace_learner.core.batch.rows import TrainingRow
 from tailrace_learner.core.model.policy import PolicyModel, StartWeights
 from tailrace_learner.core.step.metric_sums import MetricSums
-from tailrace_learner.core.step.optimizer import SummedOptimizer, learning_rate_at
+from tailrace_learner.core.step.optimizer import learning_rate_at
 from tailrace_learner.core.step.passes import PassRunner
 from tailrace_learner.ports import Ranks, WeightUpdater
-
-MakeOptimizer = Callable[[PolicyModel, TrainingArgs], WeightUpdater]
 
 
 class TooFewDemonstrationsError(ValueError):
@@ -30,24 +28,20 @@ class TooFewDemonstrationsError(ValueError):
         self.num_needed = num_needed
 
 
-def _plain_optimizer(policy: PolicyModel, args: TrainingArgs) -> WeightUpdater:
-    return SummedOptimizer.of(policy.parameters, args)
-
-
 def warm_start(
     policy: PolicyModel,
     rows: Iterator[TrainingRow],
     warm: WarmStart,
     config: LearnerConfig,
     on_step: Callable[[int, float], None],
+    optimizer: WeightUpdater,
     ranks: Ranks = ONE_RANK,
-    make_optimizer: MakeOptimizer = _plain_optimizer,
 ) -> float:
     """Trains and returns the last step's mean loss. `on_step(step, loss)` is called after each.
 
-    Every rank gets the same rows; `make_optimizer` knows how the weights are spread over them.
+    Every rank gets the same rows. `optimizer` is made with `warm.training_args`.
     """
-    args = _training_args(warm)
+    args = warm.training_args
     plain = LearnerConfig(  # independent of what the run trains with
         behaviour_correction="none",
         max_tokens_per_micro_batch=config.max_tokens_per_micro_batch,
@@ -55,7 +49,6 @@ def warm_start(
         share_prefixes=config.share_prefixes,
         model_args=config.model_args,
     )
-    optimizer = make_optimizer(policy, args)
     passes = PassRunner(policy, SFT, plain, StartWeights(policy.parameters))
     loss = math.nan
     for step in range(warm.num_steps):
@@ -78,14 +71,3 @@ def _pass(passes: PassRunner, rows: list[TrainingRow], batch: list[TrainingRow])
         return passes.run(rows, MetricSums(), is_first=False)
     passes.idle(batch[0], is_first=False)
     return 0.0
-
-
-def _training_args(warm: WarmStart) -> TrainingArgs:
-    return TrainingArgs(
-        learning_rate=warm.learning_rate,
-        lr_scheduler_type="cosine",
-        warmup_steps=warm.warmup_steps,
-        min_lr_ratio=0.1,
-        weight_decay=warm.weight_decay,
-        max_grad_norm=warm.max_grad_norm,
-    )

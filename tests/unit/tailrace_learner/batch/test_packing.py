@@ -18,6 +18,7 @@ from tailrace_learner.core.model.policy import PolicyModel, StartWeights
 from tailrace_learner.core.step.metric_sums import MetricSums
 from tailrace_learner.core.step.passes import PassRunner
 from tests.unit.tailrace_learner.factory import CPU, config, make_model, make_policy, make_rows
+from tests.unit.tailrace_learner.stepping import distance
 
 FAMILIES = ["qwen3", "qwen2", "llama"]
 
@@ -29,10 +30,6 @@ def gradients(policy: PolicyModel, batches: Sequence[Sequence[TrainingRow]]) -> 
     for batch in batches:
         runner.run(batch, MetricSums(), is_first=True)
     return torch.cat([parameter.grad.flatten() for parameter in policy.parameters])
-
-
-def relative_error(left: torch.Tensor, right: torch.Tensor) -> float:
-    return float((left - right).norm() / right.norm())
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -58,10 +55,10 @@ def test_gradients_do_not_depend_on_micro_batches_packing_or_order(family: str) 
     policy = make_policy(family)
     rows = make_rows(15, seed=2)
     whole = gradients(policy, [rows])
-    assert relative_error(gradients(policy, [[row] for row in rows]), whole) < 1e-5
+    assert distance(gradients(policy, [[row] for row in rows]), whole) < 1e-5
     shuffled = [rows[index] for index in np.random.default_rng(0).permutation(len(rows))]
-    assert relative_error(gradients(policy, [shuffled[:4], shuffled[4:]]), whole) < 1e-5
-    assert relative_error(gradients(policy, list(micro_batches(shuffled, 40))), whole) < 1e-5
+    assert distance(gradients(policy, [shuffled[:4], shuffled[4:]]), whole) < 1e-5
+    assert distance(gradients(policy, list(micro_batches(shuffled, 40))), whole) < 1e-5
 
 
 def test_a_sliding_window_reaches_only_its_tokens() -> None:
@@ -151,13 +148,13 @@ def test_bfloat16_rounds_the_factors_of_logits_and_no_sum(vocab_size: int, is_tr
     assert found.dtype == entropy.dtype == torch.float32
     torch.testing.assert_close(found.double(), expected, rtol=1e-5, atol=1e-5)
     (found * upstream.float()).sum().backward()
-    assert relative_error(hidden.grad, factors[0].grad) < 5e-3
+    assert distance(hidden.grad, factors[0].grad) < 5e-3
     if not is_trained:
         assert weight.grad is None
         return
     # Sums of 200 chunks: kept in bfloat16 they would be wrong by more than a percent.
     assert weight.grad.dtype == torch.float32
-    assert relative_error(weight.grad, factors[1].grad) < 5e-3
+    assert distance(weight.grad, factors[1].grad) < 5e-3
 
 
 @pytest.mark.parametrize("implementation", ["sdpa", "eager"])

@@ -12,8 +12,8 @@ from tailrace_learner.core.cpu.fast_attention import use_fast_attention
 from tailrace_learner.core.cpu.fast_layer import use_cpu_kernels, use_fast_layers
 from tailrace_learner.core.model.policy import PolicyModel
 from tests.unit.tailrace_learner.factory import CPU, make_model
-from tests.unit.tailrace_learner.model.test_shared_prefixes import gradients, mixed_rows, relative_error
-from tests.unit.tailrace_learner.stepping import moved
+from tests.unit.tailrace_learner.model.test_shared_prefixes import gradients, mixed_rows
+from tests.unit.tailrace_learner.stepping import distance, moved
 
 pytestmark = pytest.mark.usefixtures("cpu_matmul")
 FAMILIES = ("qwen3", "qwen2", "llama")
@@ -38,7 +38,7 @@ def test_the_fast_attention_module_is_used_and_computes_what_the_plain_one_does(
     fast = make_model(family)
     use_fast_attention(fast)
     assert num_replaced(fast) == 2
-    assert relative_error(gradients_of(fast), gradients_of(make_model(family))) < ROUNDING
+    assert distance(gradients_of(fast), gradients_of(make_model(family))) < ROUNDING
 
 
 def test_an_attention_that_computes_something_else_keeps_its_own_forward() -> None:
@@ -70,7 +70,7 @@ def test_the_fast_layer_is_used_and_computes_what_the_plain_one_does(
     assert num_replaced(fast) == 2 + 2
     calls = count_calls(fast, "o_proj")
     monkeypatch.setattr(kind, "forward", None)  # the plain one can no more be called
-    assert relative_error(gradients_of(fast), expected) < ROUNDING
+    assert distance(gradients_of(fast), expected) < ROUNDING
     assert len(calls) == 2  # that part is still the module's own
 
 
@@ -88,7 +88,7 @@ def test_a_hook_on_what_the_fast_layer_would_not_call_is_called(part: str) -> No
     fast = make_model()
     use_cpu_kernels(fast)
     calls = count_calls(fast, part)
-    assert relative_error(gradients_of(fast), gradients_of(make_model())) < ROUNDING
+    assert distance(gradients_of(fast), gradients_of(make_model())) < ROUNDING
     assert len(calls) == 2
 
 
@@ -114,8 +114,8 @@ def test_another_linear_module_in_a_layer_is_called() -> None:
             use_cpu_kernels(model)
         model.model.layers[0].mlp.gate_proj.__class__ = Doubled
         gradient.append(gradients_of(model))
-    assert relative_error(gradient[1], gradient[0]) < ROUNDING
-    assert relative_error(gradient[1], gradients_of(make_model())) > 1e-3
+    assert distance(gradient[1], gradient[0]) < ROUNDING
+    assert distance(gradient[1], gradients_of(make_model())) > 1e-3
 
 
 def test_a_layer_that_computes_something_else_keeps_its_own_forward() -> None:
@@ -138,4 +138,4 @@ def test_frozen_weights_get_no_gradient_and_the_others_the_right_ones() -> None:
             parameter.requires_grad_("layers.1" in name and "k_proj" not in name)
         gradient.append(gradients(PolicyModel(model, CPU, 1.0, 7), [mixed_rows()], shares=True))
         assert model.model.layers[1].self_attn.k_proj.weight.grad is None
-    assert relative_error(gradient[1], gradient[0]) < ROUNDING
+    assert distance(gradient[1], gradient[0]) < ROUNDING

@@ -96,15 +96,15 @@ def train(ranks: TorchRanks, sharded: bool, settings: dict[str, Any]) -> Any:
         policy,
         strategy.make_optimizer(policy, ARGS),
         given,
-        groups_per_step=3,
+        groups_per_step=2,
         max_steps=8,
         ranks=strategy.ranks,
         roles=Roles(reference_of(ranks, given, sharded=sharded)),
     )
     for step in range(2):
         stepper.begin(step)
-        for index in range(3):
-            stepper.add(prepared_group(random_group(step * 3 + index), given))
+        for index in range(2):
+            stepper.add(prepared_group(random_group(step * 2 + index), given))
             stepper.work()
         metrics = stepper.finish()
     return [strategy.whole(p).clone() for p in policy.model.parameters()], metrics

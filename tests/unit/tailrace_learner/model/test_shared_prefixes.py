@@ -36,6 +36,7 @@ from tests.unit.tailrace_learner.factory import (
     make_policy,
     make_rows,
 )
+from tests.unit.tailrace_learner.stepping import distance
 
 PROMPT_LEN = 11
 
@@ -105,10 +106,6 @@ def gradients(
     return torch.cat([parameter.grad.flatten() for parameter in policy.parameters])
 
 
-def relative_error(left: torch.Tensor, right: torch.Tensor) -> float:
-    return float((left - right).norm() / right.norm())
-
-
 @LAYOUTS
 @pytest.mark.parametrize("family", ["qwen3", "qwen2", "llama"])
 def test_log_probabilities_and_entropies_are_those_of_rows_alone(family: str) -> None:
@@ -131,11 +128,11 @@ def test_gradients_are_those_without_sharing_whatever_the_micro_batches(family: 
     policy = make_policy(family)
     rows = mixed_rows()
     expected = gradients(policy, [[row] for row in rows], shares=False)
-    assert relative_error(gradients(policy, [rows], shares=True), expected) < 1e-5
+    assert distance(gradients(policy, [rows], shares=True), expected) < 1e-5
     for limit in (20, 60):
         parts = list(micro_batches(rows, limit, share_prefixes=True))
         assert len(parts) > 1
-        assert relative_error(gradients(policy, parts, shares=True), expected) < 1e-5
+        assert distance(gradients(policy, parts, shares=True), expected) < 1e-5
 
 
 @LAYOUTS
@@ -144,14 +141,14 @@ def test_in_float64_sharing_is_exact_to_its_last_digits() -> None:
     rows = mixed_rows()
     expected = gradients(policy, [[row] for row in rows], shares=False)
     assert expected.dtype == torch.float64
-    assert relative_error(gradients(policy, [rows], shares=True), expected) < 1e-12
+    assert distance(gradients(policy, [rows], shares=True), expected) < 1e-12
 
 
 def test_gradient_checkpointing_and_sharing_go_together() -> None:
     policy = make_policy()
     expected = gradients(policy, [mixed_rows()], shares=True)
     policy.model.gradient_checkpointing_enable({"use_reentrant": False})
-    assert relative_error(gradients(policy, [mixed_rows()], shares=True), expected) < 1e-6
+    assert distance(gradients(policy, [mixed_rows()], shares=True), expected) < 1e-6
 
 
 @LAYOUTS
@@ -162,10 +159,10 @@ def test_a_sliding_window_looks_back_into_shared_prefixes_as_far_as_it_reaches(w
         layer.self_attn.sliding_window = window
     rows = mixed_rows()
     expected = gradients(policy, [[row] for row in rows], shares=False)
-    assert relative_error(gradients(policy, [rows], shares=True), expected) < 1e-5
+    assert distance(gradients(policy, [rows], shares=True), expected) < 1e-5
     for layer in policy.model.model.layers:
         layer.self_attn.sliding_window = None
-    assert relative_error(gradients(policy, [rows], shares=True), expected) > 1e-3
+    assert distance(gradients(policy, [rows], shares=True), expected) > 1e-3
 
 
 def states(num_tokens: int, dtype: torch.dtype = torch.float64) -> list[torch.Tensor]:
@@ -381,7 +378,7 @@ def check_step(**settings: Any) -> None:
     shared, alone = stepped(True, **settings), stepped(False, **settings)
     start = torch.cat([parameter.detach().flatten() for parameter in make_policy().parameters])
     assert not torch.equal(alone, start)
-    assert relative_error(shared, alone) < 1e-5
+    assert distance(shared, alone) < 1e-5
 
 
 @pytest.mark.parametrize(("shares", "num_tokens"), [(True, 35), (False, 86)])
@@ -399,4 +396,4 @@ def test_other_implementations_of_attention_share_nothing() -> None:
     policy = replace(make_policy(), model=make_model("qwen3", "eager"))
     rows = mixed_rows()
     expected = gradients(make_policy(), [rows], shares=False)
-    assert relative_error(gradients(policy, [rows], True, model_args=args), expected) < 1e-5
+    assert distance(gradients(policy, [rows], True, model_args=args), expected) < 1e-5

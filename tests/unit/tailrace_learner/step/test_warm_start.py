@@ -12,6 +12,7 @@ import torch
 
 from tailrace_learner.config import WarmStart
 from tailrace_learner.core.batch.rows import TrainingRow, demonstration_row
+from tailrace_learner.core.step.optimizer import SummedOptimizer
 from tailrace_learner.core.step.warm_start import TooFewDemonstrationsError, warm_start
 from tests.unit.tailrace_learner.factory import VOCABULARY, config, make_policy
 from tests.unit.tailrace_learner.stepping import weights
@@ -29,11 +30,20 @@ def demonstrations(num_rows: int) -> Iterator[TrainingRow]:
         yield row
 
 
-def test_the_loss_falls_and_every_step_is_told() -> None:
-    told: list[tuple[int, float]] = []
+def started(
+    rows: Iterator[TrainingRow], warm: WarmStart = WARM, **settings: object
+) -> tuple[list[tuple[int, float]], float, torch.Tensor]:
+    """What was told of each step, the last loss, and the weights."""
+    policy, told = make_policy(), list[tuple[int, float]]()
+    optimizer = SummedOptimizer.of(policy.parameters, warm.training_args)
     last = warm_start(
-        make_policy(), demonstrations(48), WARM, config(), lambda step, loss: told.append((step, loss))
+        policy, rows, warm, config(**settings), lambda *step: told.append(step), optimizer
     )
+    return told, last, weights(policy.parameters)
+
+
+def test_the_loss_falls_and_every_step_is_told() -> None:
+    told, last, _ = started(demonstrations(48))
     assert [step for step, _ in told] == list(range(1, 13))
     assert last == told[-1][1]
     assert last < 0.5 * told[0][1]
@@ -41,19 +51,14 @@ def test_the_loss_falls_and_every_step_is_told() -> None:
 
 def test_no_row_is_seen_twice_and_no_more_are_taken_than_needed() -> None:
     rows = demonstrations(100)
-    warm_start(make_policy(), rows, WARM, config(), lambda step, loss: None)
+    started(rows)
     assert next(rows).row_id == str(WARM.num_steps * WARM.batch_size)
 
 
 def test_the_loss_is_a_mean_over_tokens_whatever_the_run_trains_with() -> None:
-    def train(**settings: object) -> torch.Tensor:
-        policy = make_policy()
-        given = config(**settings)
-        warm_start(policy, demonstrations(48), WARM, given, lambda step, loss: None)
-        return weights(policy.parameters)
-
-    plain = train()
-    other = train(
+    *_, plain = started(demonstrations(48))
+    *_, other = started(
+        demonstrations(48),
         loss_aggregation="seq_mean_token_sum",
         entropy_loss_coef=0.5,
         behaviour_correction="tis",
@@ -70,16 +75,12 @@ def test_the_loss_is_a_mean_over_tokens_whatever_the_run_trains_with() -> None:
     ids=lambda change: next(iter(change)),
 )
 def test_every_key_of_its_optimizer_changes_what_is_learnt(change: dict[str, Any]) -> None:
-    def trained(warm: WarmStart) -> torch.Tensor:
-        policy = make_policy()
-        warm_start(policy, demonstrations(12), warm, config(), lambda step, loss: None)
-        return weights(policy.parameters)
-
     short = msgspec.structs.replace(WARM, num_steps=3)
-    assert not torch.equal(trained(short), trained(msgspec.structs.replace(short, **change)))
+    *_, found = started(demonstrations(12), msgspec.structs.replace(short, **change))
+    assert not torch.equal(found, started(demonstrations(12), short)[-1])
 
 
 def test_too_few_demonstrations_are_an_error_that_counts_them() -> None:
     with pytest.raises(TooFewDemonstrationsError, match="47 usable rows of 48") as caught:
-        warm_start(make_policy(), demonstrations(47), WARM, config(), lambda step, loss: None)
+        started(demonstrations(47))
     assert (caught.value.num_rows, caught.value.num_needed) == (47, 48)
