@@ -4,7 +4,7 @@ SEED ?= 1
 BIN := .venv/bin
 INSTALL := $(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: test-frameworks test-engines test-envs demo docs results test test-camel test-deepspeed test-megatron test-models test-heavy lint bench-demo bench-repeat bench-agents bench-transport bench-engine bench-gateway bench-tools bench-learner bench-sandbox test-sandbox-container clean test-trackers
+.PHONY: test-frameworks test-engines test-envs demo docs results test test-camel test-deepspeed test-megatron test-models test-heavy lint bench-demo bench-repeat bench-agents bench-transport bench-engine bench-gateway bench-tools bench-learner bench-weights bench-sandbox test-sandbox-container clean test-trackers
 
 demo: .venv/ready
 	$(BIN)/tailrace train examples/frozen_lake exp_name=demo seed=$(SEED) --overwrite
@@ -67,7 +67,7 @@ bench-demo: .venv/ready-dev
 bench-repeat: .venv/ready-dev
 	$(BIN)/python -m benchmarks.bench_repeat
 
-# About an hour: every recipe of benchmarks/learning/recipes.py with three seeds; known runs are left out.
+# 80 minutes: every recipe of benchmarks/learning/recipes.py with three seeds; known runs are left out.
 results: .venv/ready-dev
 	$(BIN)/python -m benchmarks.bench_learning
 
@@ -89,6 +89,9 @@ bench-tools: .venv/ready-dev .venv-trl/ready
 
 bench-learner: .venv/ready-dev .venv-trl/ready
 	$(BIN)/python -m benchmarks.bench_learner
+
+bench-weights: .venv/ready-dev
+	$(BIN)/python -m benchmarks.bench_weights
 
 bench-sandbox: .venv/ready-dev
 	$(BIN)/python -m benchmarks.bench_sandbox

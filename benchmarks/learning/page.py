@@ -23,7 +23,7 @@ random replies, which teaches to read the task and the format of an answer, not 
 measured on held-out tasks, sampled at temperature 1 and greedy, before reinforcement learning and after
 the last step, beside that of simple players on the same tasks. Held-out lakes differ in two cells or more
 from every train lake and its mirror images and rotations; held-out Sokoban levels have other walls;
-held-out WebShop goals are of products that training never shows. The commit is that of the code that
+held-out WebShop goals are of products that training never shows; held-out sums are other questions. The commit is that of the code that
 ran. Recipes of `benchmarks/learning/recipes.py` and seeds that are missing here have not been run yet
 with this warm start and these splits; figures of earlier ones are not comparable and not shown.
 

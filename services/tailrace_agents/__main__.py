@@ -10,8 +10,7 @@ from tailrace.clock import SystemClock
 from tailrace.config import ConfigError, RunConfig
 from tailrace.policy.activity import Stages
 from tailrace.policy.continuation import ContinuingPolicy
-from tailrace.policy.leases import LeaseClient
-from tailrace.policy.reporting import Reporter
+from tailrace.policy.leases import LeaseClient, Reporter
 from tailrace.runtime import Args, Service, run_service
 from tailrace.store import (
     Blobs,

@@ -15,6 +15,7 @@ from tailrace_protos.event import (
     EpisodeSettled,
     EvaluationFinished,
     Event,
+    EventBody,
     HintChanged,
     RunFailed,
     RunStarted,
@@ -96,16 +97,7 @@ def read_health(run_dir: Path) -> Health:
     """Health of a run, from `events.jsonl`; only lines that matter are decoded."""
     health, counts, newest = Health(), Counter[str](), dict[str, str]()
     hints: dict[str, str] = {}
-    path = run_dir / "events.jsonl"
-    decoder = msgspec.json.Decoder(Event)
-    lines = path.read_bytes().splitlines() if path.exists() else []
-    for line in lines:
-        if not any(mark in line for mark in _HEALTH_MARKS):
-            continue
-        try:
-            body = decoder.decode(line).body
-        except msgspec.DecodeError:  # torn: the writer was killed
-            break
+    for body in _health_events(run_dir / "events.jsonl"):
         match body:
             case EpisodeSettled(
                 outcome=Outcome.INFRA_FAILURE | Outcome.TIMEOUT as outcome, reason=reason
@@ -125,6 +117,16 @@ def read_health(run_dir: Path) -> Health:
     health.failures = [(newest[key], count) for key, count in counts.most_common(_MOST_KINDS)]
     health.hints = list(hints.values())
     return health
+
+
+def _health_events(path: Path) -> Iterator[EventBody]:
+    decoder = msgspec.json.Decoder(Event)
+    for line in path.read_bytes().splitlines() if path.exists() else ():
+        if any(mark in line for mark in _HEALTH_MARKS):
+            try:
+                yield decoder.decode(line).body
+            except msgspec.DecodeError:  # torn: the writer was killed
+                return
 
 
 def _left_out(body: EvaluationFinished) -> dict[str, str]:

@@ -14,8 +14,7 @@ from tailrace.clock import SystemClock
 from tailrace.config import ConfigError
 from tailrace.log import get_logger
 from tailrace.policy import ContinuingPolicy, Stages
-from tailrace.policy.leases import LeaseClient
-from tailrace.policy.reporting import Reporter
+from tailrace.policy.leases import LeaseClient, Reporter
 from tailrace.runtime import Args, Service, run_service
 from tailrace.runtime.guard import Guard
 from tailrace.store import Blobs, OutsideEpisodes, SessionLogs, StoreConnection, connect

@@ -98,7 +98,7 @@ class _Process:
     async def heartbeat(self) -> None:
         """Renews the registry entry, at once after a change."""
         while True:
-            await self.service.bus.put_status(self.status())
+            await self.service.bus.registry.put(self.status())
             try:
                 await asyncio.wait_for(self.beat.wait(), self.config.heartbeat_s)
             except TimeoutError:
@@ -129,7 +129,7 @@ class _Process:
 
     async def leave(self) -> None:
         """Finishes calls within `drain_s`, aborts the rest and closes; new calls are refused."""
-        await self.service.bus.put_status(self.status())
+        await self.service.bus.registry.put(self.status())
         if not self.failed:
             await self.handler.finish(self.config.drain_s)
         await self.listeners.stop()

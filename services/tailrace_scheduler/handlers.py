@@ -149,7 +149,7 @@ class SchedulerActor:
         await self._world.store.emit(
             f"run_started/{uuid.uuid4().hex}", RunStarted(self._world.run, self._world.config_digest)
         )
-        await self._world.bus.watch_statuses(self.on_status)
+        await self._world.bus.registry.watch(self.on_status)
         log.info("log replayed", num_events=len(events), num_rows=len(rows))
 
     async def _become_only_one(self) -> None:

@@ -54,6 +54,12 @@ def current_traceparent() -> str:
     return carrier.get(HEADER, "")
 
 
+def headers() -> dict[str, str]:
+    """Returns the headers that carry the trace in a message; none without a trace."""
+    traceparent = current_traceparent()
+    return {HEADER: traceparent} if traceparent else {}
+
+
 class span:  # noqa: N801 - used like a statement
     """Span of a `with` body: `with span("play episode", message.traceparent, episode_id=...):`."""
 

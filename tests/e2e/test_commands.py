@@ -1,4 +1,4 @@
-"""Every command a user types besides a plain `train`, with the real system behind it."""
+"""Commands besides a plain `train`, with the real system behind them; see also `test_train`."""
 
 from __future__ import annotations
 
@@ -13,9 +13,6 @@ from pathlib import Path
 import nats
 import pytest
 import redis
-import torch
-import yaml
-from safetensors.torch import load_file
 
 from tailrace_protos import subjects
 from tests.audit import build_ledger, check_ledger
@@ -24,80 +21,6 @@ from tests.e2e.runs import EXPERIMENT, TAILRACE, command, environment, run
 from tests.world.servers import ServerProcess
 
 TINY = ("max_steps=2", "scheduler.eval_groups=8", "learner.warm_start.num_steps=5")
-
-
-@pytest.fixture(scope="module")
-def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The directory of a finished run with two of everything that can be replicated."""
-    output_dir = tmp_path_factory.mktemp("finished")
-    replicas = [
-        f"cluster.num_{kind}=2" for kind in ("inference_servers", "agents_workers", "reward_workers")
-    ]
-    argv = command(
-        "train",
-        *TINY,
-        *replicas,
-        "inference.emission_log=true",
-        output_dir=output_dir,
-        exp_name="small",
-    )
-    result = run(argv, timeout_s=200.0)
-    assert result.returncode == 0, result.stdout + result.stderr
-    return output_dir / "small"
-
-
-def test_replicas_share_the_work_and_the_audit_balances(finished: Path) -> None:
-    emissions = {path.name: path.stat().st_size for path in finished.glob("emissions-*.bin")}
-    assert len(emissions) == 2
-    assert min(emissions.values()) > 0, f"every inference server gets episodes: {emissions}"
-    logs = {path.stem for path in (finished / "logs").iterdir()}
-    assert logs >= {"inference-0", "inference-1", "agents-0", "agents-1", "reward-0", "reward-1"}
-    ledger = build_ledger(finished)
-    check_ledger(ledger)
-    assert ledger.last_step == 2
-
-
-def test_eval_prints_the_success_rate_of_the_newest_checkpoint(finished: Path) -> None:
-    argv = command("eval", *TINY, output_dir=finished.parent, exp_name="small")
-    result = run(argv)
-    assert result.returncode == 0, result.stdout + result.stderr
-    shown = re.search(r"success rate: (0\.\d+|1\.0+)", result.stdout)
-    assert shown, result.stdout
-    config = yaml.safe_load((finished.parent / "small_eval" / "config.yaml").read_text())
-    assert config["pretrain"] == str(finished / "checkpoints" / "step_2")
-
-
-def test_eval_of_a_folder_without_a_model_is_refused(finished: Path, tmp_path: Path) -> None:
-    argv = command("eval", *TINY, output_dir=finished.parent, exp_name="small")
-    result = run([*argv, "--checkpoint", str(tmp_path)])
-    assert result.returncode == 2
-    assert f"{tmp_path} is no checkpoint" in result.stdout
-    assert "Traceback" not in result.stdout + result.stderr
-
-
-def test_export_writes_the_newest_checkpoint_as_a_plain_model(finished: Path, tmp_path: Path) -> None:
-    argv = command("export", output_dir=finished.parent, exp_name="small")
-    folder = tmp_path / "model"
-    result = run([*argv, "--to", str(folder), "--dtype", "bfloat16"])
-    assert result.returncode == 0, result.stdout + result.stderr
-    assert not {"optimizer.safetensors", "run_state.json"} & {path.name for path in folder.iterdir()}
-    trained = load_file(finished / "checkpoints" / "step_2" / "model.safetensors")
-    exported = load_file(folder / "model.safetensors")
-    assert exported.keys() == trained.keys()
-    assert all(torch.equal(exported[name], trained[name].bfloat16()) for name in trained)
-    assert (folder / "tokenizer.json").is_file()
-    again = run([*argv, "--to", str(folder)])
-    assert again.returncode == 2
-    assert "is not empty" in again.stdout
-
-
-def test_episode_shows_every_turn_of_the_newest_checkpoint(finished: Path) -> None:
-    argv = command("episode", output_dir=finished.parent, exp_name="small")
-    result = run([*argv, "--task-seed", "3"])
-    assert result.returncode == 0, result.stdout + result.stderr
-    assert f"model {finished / 'checkpoints' / 'step_2'}" in result.stdout.replace("\n", "")
-    assert "model, turn 1" in result.stdout
-    assert re.search(r"outcome \w+.*return .* turns", result.stdout.replace("\n", " "))
 
 
 @pytest.mark.parametrize("verb", ["eval", "episode"])

@@ -30,8 +30,8 @@ SMALL = (
     "learner.save_trajectories=true",
     "inference.emission_log=true",
     "learner.zero_variance_groups=count",
-    "learner.warm_start.num_steps=300",
-    "+learner.warm_start.options.skill=0.35",  # a start that improves within seconds
+    "learner.warm_start.num_steps=400",
+    "+learner.warm_start.options.skill=0.5",  # a start that improves within seconds
 )
 
 

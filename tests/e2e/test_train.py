@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import time
@@ -13,6 +14,9 @@ import msgspec
 import numpy as np
 import psutil
 import pytest
+import torch
+import yaml
+from safetensors.torch import load_file
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from tailrace_inference.adapters.emission_log import read_emissions
@@ -34,9 +38,13 @@ METRICS_KEYS = {
 }  # fmt: skip
 
 
+REPLICATED = ("inference_servers", "agents_workers", "reward_workers")
+TINY = ("max_steps=2", "scheduler.eval_groups=8", "learner.warm_start.num_steps=5")
+
+
 @pytest.fixture(scope="module")
 def asynchronous(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
-    """A finished asynchronous run of six steps: its directory and what was printed."""
+    """A finished asynchronous run of six steps, with two of everything: its directory and output."""
     output_dir = tmp_path_factory.mktemp("runs")
     argv = command(
         "train",
@@ -46,10 +54,11 @@ def asynchronous(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
         "save_steps=3",
         "inference.emission_log=true",
         "agents.render_episodes=1",
+        *(f"cluster.num_{kind}=2" for kind in REPLICATED),
         output_dir=output_dir,
         exp_name="stream",
     )
-    result = run(argv)
+    result = run(argv, timeout_s=200.0)
     assert result.returncode == 0, result.stdout + result.stderr
     return output_dir / "stream", result.stdout
 
@@ -185,20 +194,64 @@ def test_events_are_messages_of_the_protocol(asynchronous: tuple[Path, str]) -> 
     assert len(decoded) > 100
 
 
-def test_staleness_zero_is_a_synchronous_run(tmp_path: Path) -> None:
-    argv = command("train", "max_steps=8", "max_staleness=0", output_dir=tmp_path, exp_name="sync")
+def test_replicas_share_the_work(asynchronous: tuple[Path, str]) -> None:
+    finished, _ = asynchronous
+    emissions = {path.name: path.stat().st_size for path in finished.glob("emissions-*.bin")}
+    assert len(emissions) == 2
+    assert min(emissions.values()) > 0, f"every inference server gets episodes: {emissions}"
+    logs = {path.stem for path in (finished / "logs").iterdir()}
+    assert logs >= {"inference-0", "inference-1", "agents-0", "agents-1", "reward-0", "reward-1"}
+
+
+def test_eval_prints_the_success_rate_of_the_newest_checkpoint(asynchronous: tuple[Path, str]) -> None:
+    finished, _ = asynchronous
+    argv = command("eval", *TINY, output_dir=finished.parent, exp_name="stream")
     result = run(argv)
     assert result.returncode == 0, result.stdout + result.stderr
-    rows = rows_of(tmp_path / "sync")[1:]
-    assert {row["staleness_max"] for row in rows if row["staleness_max"] is not None} == {0}
-    measured = [row["mismatch_kl"] for row in rows if row["mismatch_kl"] is not None]
-    assert measured
-    assert max(measured) < 1e-4
-    drifts = [value for row in rows for key, value in row.items() if key.startswith("drift/")]
-    assert drifts
-    assert max(value for value in drifts if value is not None) < 1e-4
-    ledger = build_ledger(tmp_path / "sync")
-    check_ledger(ledger)
+    shown = re.search(r"success rate: (0\.\d+|1\.0+)", result.stdout)
+    assert shown, result.stdout
+    config = yaml.safe_load((finished.parent / "stream_eval" / "config.yaml").read_text())
+    assert config["pretrain"] == str(finished / "checkpoints" / "step_6")
+
+
+def test_eval_of_a_folder_without_a_model_is_refused(
+    asynchronous: tuple[Path, str], tmp_path: Path
+) -> None:
+    finished, _ = asynchronous
+    argv = command("eval", *TINY, output_dir=finished.parent, exp_name="stream")
+    result = run([*argv, "--checkpoint", str(tmp_path)])
+    assert result.returncode == 2
+    assert f"{tmp_path} is no checkpoint" in result.stdout
+    assert "Traceback" not in result.stdout + result.stderr
+
+
+def test_export_writes_the_newest_checkpoint_as_a_plain_model(
+    asynchronous: tuple[Path, str], tmp_path: Path
+) -> None:
+    finished, _ = asynchronous
+    argv = command("export", output_dir=finished.parent, exp_name="stream")
+    folder = tmp_path / "model"
+    result = run([*argv, "--to", str(folder), "--dtype", "bfloat16"])
+    assert result.returncode == 0, result.stdout + result.stderr
+    assert not {"optimizer.safetensors", "run_state.json"} & {path.name for path in folder.iterdir()}
+    trained = load_file(finished / "checkpoints" / "step_6" / "model.safetensors")
+    exported = load_file(folder / "model.safetensors")
+    assert exported.keys() == trained.keys()
+    assert all(torch.equal(exported[name], trained[name].bfloat16()) for name in trained)
+    assert (folder / "tokenizer.json").is_file()
+    again = run([*argv, "--to", str(folder)])
+    assert again.returncode == 2
+    assert "is not empty" in again.stdout
+
+
+def test_episode_shows_every_turn_of_the_newest_checkpoint(asynchronous: tuple[Path, str]) -> None:
+    finished, _ = asynchronous
+    argv = command("episode", output_dir=finished.parent, exp_name="stream")
+    result = run([*argv, "--task-seed", "3"])
+    assert result.returncode == 0, result.stdout + result.stderr
+    assert f"model {finished / 'checkpoints' / 'step_6'}" in result.stdout.replace("\n", "")
+    assert "model, turn 1" in result.stdout
+    assert re.search(r"outcome \w+.*return .* turns", result.stdout.replace("\n", " "))
 
 
 def test_a_run_continues_from_its_checkpoint(asynchronous: tuple[Path, str]) -> None:
@@ -225,12 +278,16 @@ def test_a_run_continues_from_its_checkpoint(asynchronous: tuple[Path, str]) -> 
     assert versions == sorted(set(versions)), "a policy version is never used twice"
 
 
-def test_ctrl_c_drains_and_leaves_nothing_running(tmp_path: Path) -> None:
-    argv = command("train", "max_steps=100000", output_dir=tmp_path, exp_name="interrupted")
+@pytest.fixture(scope="module")
+def interrupted(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Directory of a synchronous run that Ctrl-C ended after some steps; nothing of it runs on."""
+    output_dir = tmp_path_factory.mktemp("interrupted")
+    settings = ("max_steps=100000", "max_staleness=0")
+    argv = command("train", *settings, output_dir=output_dir, exp_name="sync")
     process = subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
-    metrics = tmp_path / "interrupted" / "metrics.jsonl"
-    deadline = time.monotonic() + 60
-    while not (metrics.exists() and len(metrics.read_text().splitlines()) >= 2):
+    metrics = output_dir / "sync" / "metrics.jsonl"
+    deadline = time.monotonic() + 150
+    while not (metrics.exists() and len(metrics.read_text().splitlines()) >= 7):
         assert process.poll() is None, process.communicate()[0]
         assert time.monotonic() < deadline
         time.sleep(0.05)
@@ -241,4 +298,19 @@ def test_ctrl_c_drains_and_leaves_nothing_running(tmp_path: Path) -> None:
     assert process.returncode == 130, printed
     _, alive = psutil.wait_procs(children, timeout=5)
     assert alive == []
-    check_ledger(build_ledger(tmp_path / "interrupted"))
+    return output_dir / "sync"
+
+
+def test_ctrl_c_drains_and_leaves_nothing_running(interrupted: Path) -> None:
+    check_ledger(build_ledger(interrupted))
+
+
+def test_staleness_zero_is_a_synchronous_run(interrupted: Path) -> None:
+    rows = rows_of(interrupted)[1:]
+    assert {row["staleness_max"] for row in rows if row["staleness_max"] is not None} == {0}
+    measured = [row["mismatch_kl"] for row in rows if row["mismatch_kl"] is not None]
+    assert measured
+    assert max(measured) < 1e-4
+    drifts = [value for row in rows for key, value in row.items() if key.startswith("drift/")]
+    assert drifts
+    assert max(value for value in drifts if value is not None) < 1e-4

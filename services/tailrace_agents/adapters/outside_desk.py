@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 from tailrace.log import get_logger
 from tailrace.store import OutsideEpisodes, StoreError
-from tailrace.store.outside import OutsideProgress
+from tailrace.store.sessions import OutsideProgress
 from tailrace_protos.episode import Outcome
 from tailrace_protos.session import OutsideOffer, OutsideResult
 

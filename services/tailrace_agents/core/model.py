@@ -4,7 +4,7 @@ from abc import abstractmethod
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
-from tailrace.config.chat import ReasoningPolicy
+from tailrace.config.run import ReasoningPolicy
 from tailrace.sdk.agent_loop import EpisodePolicy, LoopLimits
 from tailrace_agents.core.environments import StepResult
 from tailrace_agents.core.journal import EpisodeRecords

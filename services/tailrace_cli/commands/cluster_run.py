@@ -9,6 +9,7 @@ from rich.console import Console
 
 from tailrace.bus import Bus
 from tailrace.config import ConfigError
+from tailrace.store.connection import without_credentials
 from tailrace_cli.cluster.attached import Attachment
 from tailrace_cli.cluster.local import LocalCluster, clear_run_dir
 from tailrace_cli.commands.validate import print_notes
@@ -67,7 +68,7 @@ async def _keep_up(experiment: Experiment, console: Console, attachment: Attachm
     interrupted = _interruption()
     async with LocalCluster(experiment, attachment, _teller(console)) as cluster:
         console.print(f"NATS   {cluster.endpoints.nats_url}", highlight=False)
-        console.print(f"Redis  {_without_password(cluster.endpoints.redis_url)}", highlight=False)
+        console.print(f"Redis  {without_credentials(cluster.endpoints.redis_url)}", highlight=False)
         console.print(f"keys   {cluster.state_dir / 'credentials.json'}", highlight=False)
         for name, pid in cluster.supervisor.pids.items():
             log_path = cluster.supervisor.log_path(name)
@@ -114,8 +115,3 @@ def _interruption() -> asyncio.Event:
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, interrupt, number)
     return event
-
-
-def _without_password(url: str) -> str:
-    scheme, _, rest = url.partition("://")
-    return f"{scheme}://{rest.rpartition('@')[2]}"

@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console
 
 from tailrace.config import ConfigError
-from tailrace.import_path import load_object
-from tailrace.sdk.tool import AnyTool, as_offer
+from tailrace.tools.serving import load_tool
 from tailrace_agents.core.episode import EpisodeResult
 from tailrace_cli.checkpoints import model_card, model_folder
 from tailrace_cli.experiment import Experiment
@@ -47,7 +46,7 @@ def play_in_terminal(
     tag = _tag(experiment, tag)
     served = [*getattr(experiment.cluster, "tool_workers", ()), *tools]
     screen = Screen(console)
-    stage = Stage(experiment, tag, task_seed, screen, _tools(served))
+    stage = Stage(experiment, tag, task_seed, screen, [load_tool(name, "--tool") for name in served])
     console.print(f"task {task_seed} of {tag}", highlight=False)
     if endpoint:
         there = Endpoint(endpoint, model, os.environ.get("OPENAI_API_KEY", ""))
@@ -79,15 +78,3 @@ def _tag(experiment: Experiment, tag: str) -> str:
             f"--tag {chosen!r} is neither in agents.custom_envs nor in agents.datasets: {names}"
         )
     return chosen
-
-
-def _tools(names: Sequence[str]) -> list[AnyTool]:
-    tools: list[AnyTool] = []
-    for name in names:
-        found: Any = load_object(name, "--tool")
-        try:
-            as_offer(found)
-        except TypeError as error:
-            raise ConfigError(f"--tool {name}: {error}") from error
-        tools.append(found)
-    return tools

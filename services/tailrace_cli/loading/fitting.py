@@ -7,6 +7,7 @@ and values), which must fit, and an estimate with activations, which gives a not
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import cycle, islice
 from typing import NamedTuple
 
 from tailrace_agents.config import GeneratingArgs
@@ -143,44 +144,49 @@ def check_groups(experiment: Experiment, prompts: Iterable[PromptFacts]) -> Find
 
 def check_devices(experiment: Experiment, machine: MachineFacts) -> Findings:
     """Compares the devices that sections name with those of this machine."""
-    found = Findings()
     num_gpus = len(machine.gpu_bytes)
+    problems = [] if num_gpus else [*_without_gpus(experiment)]
+    cluster, learner = experiment.cluster, experiment.learner
+    named = {
+        "learner_gpus": cluster.learner_gpus,
+        "inference_gpus": cluster.inference_gpus,
+        "reward_gpus": cluster.reward_gpus,
+        "num_gpus_per_node": range(cluster.num_gpus_per_node or 0),
+    }
+    problems += [
+        f"cluster.{key}: it asks for GPU {max(gpus)}, counted from 0, and torch sees {num_gpus} here: "
+        "name fewer"
+        for key, gpus in named.items()
+        if gpus and max(gpus) >= num_gpus
+    ]
+    ranks = learner.strategy_args.num_ranks
+    if num_gpus and learner.device != "cpu" and ranks > num_gpus:
+        problems.append(
+            f"learner.strategy_args.num_ranks: {ranks} ranks need a GPU each, and torch sees "
+            f"{num_gpus} here: lower it, or use learner.device cpu"
+        )
+    return Findings(problems)
+
+
+def _without_gpus(experiment: Experiment) -> Iterator[str]:
+    """Problems of sections that name a GPU, on a machine without one."""
     asked = {
         "learner.device": experiment.learner.device,
         "inference.device": experiment.inference.device,
     }
     if any(entry.kind == "model" for entry in experiment.reward.components):
         asked["reward.model_args.device"] = experiment.reward.model_args.device
-    if not num_gpus:
-        found.problems += [
-            f"{key}: torch sees no CUDA device here: use cpu or auto, or install a build of torch for "
-            "CUDA and its driver"
-            for key, device in asked.items()
-            if device == "cuda"
-        ]
-        if experiment.inference.gpu_memory_utilization:
-            found.problems.append(
-                "inference.gpu_memory_utilization: it needs a CUDA device, and torch sees none: remove "
-                "it and set inference.kv_cache_tokens"
+    for key, device in asked.items():
+        if device == "cuda":
+            yield (
+                f"{key}: torch sees no CUDA device here: use cpu or auto, or install a build of torch "
+                "for CUDA and its driver"
             )
-    named = {
-        key: getattr(experiment.cluster, key)
-        for key in ("learner_gpus", "inference_gpus", "reward_gpus")
-    }
-    named["num_gpus_per_node"] = range(experiment.cluster.num_gpus_per_node or 0)
-    for key, gpus in named.items():
-        if gpus and max(gpus) >= num_gpus:
-            found.problems.append(
-                f"cluster.{key}: it asks for GPU {max(gpus)}, counted from 0, and torch sees "
-                f"{num_gpus} here: name fewer"
-            )
-    ranks = experiment.learner.strategy_args.num_ranks
-    if num_gpus and experiment.learner.device != "cpu" and ranks > num_gpus:
-        found.problems.append(
-            f"learner.strategy_args.num_ranks: {ranks} ranks need a GPU each, and torch sees "
-            f"{num_gpus} here: lower it, or use learner.device cpu"
+    if experiment.inference.gpu_memory_utilization:
+        yield (
+            "inference.gpu_memory_utilization: it needs a CUDA device, and torch sees none: remove it "
+            "and set inference.kv_cache_tokens"
         )
-    return found
 
 
 def check_memory(experiment: Experiment, model: ModelFacts, machine: MachineFacts) -> Findings:
@@ -214,30 +220,8 @@ def check_memory(experiment: Experiment, model: ModelFacts, machine: MachineFact
 
 def memory_of(experiment: Experiment, model: ModelFacts, machine: MachineFacts) -> Iterator[Memory]:
     """Memory of the host, and of every GPU that the learner or an engine uses."""
-    learner, inference, cluster = experiment.learner, experiment.inference, experiment.cluster
     num_gpus = len(machine.gpu_bytes)
-    of_learner = cluster.learner_gpus or tuple(range(num_gpus))
-    of_engines = cluster.inference_gpus or (0,)
-    is_engine_on_gpu = bool(num_gpus) and inference.device != "cpu"
-    ranks, servers = learner.strategy_args.num_ranks, cluster.num_inference_servers
-    users = [
-        _User(
-            "learner",
-            _rank_bytes(experiment, model),
-            _rank_activations(experiment, model),
-            of_learner[:ranks] if num_gpus and learner.device != "cpu" else (_HOST,) * ranks,
-        ),
-        _User(
-            "engine",
-            _engine_bytes(experiment, model, is_engine_on_gpu),
-            _engine_activations(experiment, model),
-            [
-                of_engines[server % len(of_engines)] if is_engine_on_gpu else _HOST
-                for server in range(servers)
-            ],
-        ),
-        _User("published weights", _published_bytes(experiment, model), 0, (_HOST,)),
-    ]
+    users = _users(experiment, model, num_gpus)
     for place in sorted({place for user in users for place in user.places}):
         if place < num_gpus:
             yield Memory(
@@ -257,19 +241,47 @@ class _User(NamedTuple):
     places: Sequence[int]
 
 
+def _users(experiment: Experiment, model: ModelFacts, num_gpus: int) -> list[_User]:
+    learner, inference, cluster = experiment.learner, experiment.inference, experiment.cluster
+    ranks, servers = learner.strategy_args.num_ranks, cluster.num_inference_servers
+    of_learner: Sequence[int] = (_HOST,) * ranks
+    if num_gpus and learner.device != "cpu":
+        of_learner = (cluster.learner_gpus or range(num_gpus))[:ranks]
+    of_engines: Sequence[int] = (_HOST,) * servers
+    if is_engine_on_gpu := bool(num_gpus) and inference.device != "cpu":
+        of_engines = tuple(islice(cycle(cluster.inference_gpus or (0,)), servers))
+    return [
+        _User(
+            "learner", _rank_bytes(experiment, model), _rank_activations(experiment, model), of_learner
+        ),
+        _User(
+            "engine",
+            _engine_bytes(experiment, model, is_engine_on_gpu),
+            _engine_activations(experiment, model),
+            of_engines,
+        ),
+        _User("published weights", _published_bytes(experiment, model), 0, (_HOST,)),
+    ]
+
+
 def _rank_bytes(experiment: Experiment, model: ModelFacts) -> int:
     """Weights, gradients and optimizer of one rank, with its reference and critic."""
     learner, number = experiment.learner, model.num_parameters
     moments = 2 if learner.training_args.optimizer == "adamw" else 0
     per_weight = 4 if learner.lora else 4 * (2 + moments)
-    total = number * per_weight // learner.strategy_args.num_ranks
-    if learner.needs_reference and not (learner.reference and learner.reference.offload):
-        is_cut = learner.reference is not None and learner.reference.sharded
-        held = number * (2 if learner.model_args.dtype == "bfloat16" else 4)
-        total += held // learner.strategy_args.num_ranks if is_cut else held
-    if learner.critic is not None and not learner.critic.shared:
-        total += 16 * number
-    return total
+    critic = 16 * number if learner.critic is not None and not learner.critic.shared else 0
+    own = number * per_weight // learner.strategy_args.num_ranks
+    return own + critic + _reference_bytes(experiment, number)
+
+
+def _reference_bytes(experiment: Experiment, num_parameters: int) -> int:
+    """Bytes of the reference model that a rank holds all the time."""
+    learner = experiment.learner
+    if not learner.needs_reference or (learner.reference and learner.reference.offload):
+        return 0
+    whole = num_parameters * (2 if learner.model_args.dtype == "bfloat16" else 4)
+    is_cut = learner.reference is not None and learner.reference.sharded
+    return whole // learner.strategy_args.num_ranks if is_cut else whole
 
 
 def _rank_activations(experiment: Experiment, model: ModelFacts) -> int:

@@ -135,7 +135,7 @@ class EndpointPolicy(EnvPolicy):
         sampling: SamplingParams | None = None,
     ) -> ChatReply:
         """See `EpisodePolicy`."""
-        self._show(messages)
+        self._screen.continued(self._transcript.conversation, messages)
         reply, num_prompt = await self._ask(messages, tools, max_new_tokens, sampling)
         counts = f"{num_prompt} tokens in, {reply.num_tokens} out, {reply.finish_reason.value}"
         self._screen.reply(reply.message, counts)
@@ -166,15 +166,6 @@ class EndpointPolicy(EnvPolicy):
 
     def mask(self, completion_id: str, reason: str) -> None:
         """Does nothing: no tokens are trained."""
-
-    def _show(self, messages: Sequence[ChatMessage]) -> None:
-        """Prints the new messages."""
-        known = len(self._transcript.conversation)
-        if list(messages[:known]) == self._transcript.conversation:
-            self._screen.messages(messages[known:])
-            return
-        self._screen.messages(messages)
-        self._screen.line("another conversation, or the messages before were changed")
 
     async def _ask(
         self,

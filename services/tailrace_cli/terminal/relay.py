@@ -112,11 +112,7 @@ class Relay:
 
     def _show(self, asked: Mapping[str, Any], told: Mapping[str, Any]) -> None:
         messages = [read_message(message) for message in asked.get("messages", ())]
-        known = len(self._conversation)
-        has_forked = messages[:known] != self._conversation
-        if has_forked:
-            self._screen.line("another conversation, or the messages before were changed")
-        self._screen.messages(messages if has_forked else messages[known:])
+        self._screen.continued(self._conversation, messages)
         choice, usage = told["choices"][0], told.get("usage") or {}
         reply = read_message(choice["message"])
         self._conversation = [*messages, reply]

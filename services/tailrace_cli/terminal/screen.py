@@ -1,6 +1,6 @@
 """Printout of an episode: every turn, token counts, tool calls, rewards, forks."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from rich.console import Console
 from rich.panel import Panel
@@ -67,8 +67,7 @@ class Screen:
             self.line(f"the prefix forked: {num_new} prompt tokens were rendered anew")
         elif self._turn and not node.parent_id:
             self.line("another conversation begins")
-        for message in node.messages:
-            self.panel(message.role, message.content, _STYLES.get(message.role, "white"))
+        self._panels(node.messages)
         counts = f"{num_new} new tokens in, {len(node.token_ids) // 4} out"
         self.reply(node.reply, f"{counts}, {node.finish_reason.value}")
 
@@ -87,9 +86,19 @@ class Screen:
 
     def messages(self, messages: Sequence[ChatMessage]) -> None:
         """Prints messages to the model; tool results were printed when they arrived."""
+        self._panels(message for message in messages if message.role != "tool")
+
+    def continued(self, known: Sequence[ChatMessage], messages: Sequence[ChatMessage]) -> None:
+        """Prints the messages that follow the `known` ones, or all of another conversation."""
+        if list(messages[: len(known)]) == list(known):
+            self.messages(messages[len(known) :])
+            return
+        self.line("another conversation, or the messages before were changed")
+        self.messages(messages)
+
+    def _panels(self, messages: Iterable[ChatMessage]) -> None:
         for message in messages:
-            if message.role != "tool":
-                self.panel(message.role, message.content, _STYLES.get(message.role, "white"))
+            self.panel(message.role, message.content, _STYLES.get(message.role, "white"))
 
     def reply(self, reply: ChatMessage, counts: str) -> None:
         """Prints the model's reply."""

@@ -17,7 +17,7 @@ import msgspec
 from tailrace.retry import Backoff
 from tailrace.store import OutsideEpisodes
 from tailrace.store.errors import StoreError
-from tailrace.store.outside import OutsideLease
+from tailrace.store.sessions import OutsideLease
 from tailrace_gateway.adapters.app import EPISODES, HttpRoute
 from tailrace_gateway.adapters.exchange import ADMIN, Exchange
 from tailrace_gateway.core.body import Body, NumberRanges, read_body

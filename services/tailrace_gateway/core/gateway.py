@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 from tailrace.chat import Renderer
 from tailrace.clock import Clock
-from tailrace.config.chat import ReasoningPolicy
+from tailrace.config.run import ReasoningPolicy
 from tailrace.ledger import Ledger
 from tailrace_gateway.core.calls import ModelCalls
 from tailrace_gateway.core.capture import Capture

@@ -1,21 +1,23 @@
 """`Bus`: all NATS traffic of one process, as messages instead of bytes."""
 
+import asyncio
 from collections.abc import Awaitable, Callable, Sequence
+from functools import cached_property
 from typing import TypeVar
 
+import nats.js.errors
 from nats.aio.msg import Msg
 from nats.aio.subscription import Subscription
 from nats.js import JetStreamContext
 
 from tailrace import metrics, tracing
 from tailrace.bus.calls import Caller, ReplyInbox
-from tailrace.bus.connection import Connection, Headers
-from tailrace.bus.deliveries import DeadLetters
-from tailrace.bus.durable import MESSAGE_ID_HEADER, DurablePublisher, Outgoing
-from tailrace.bus.registry import Registry, StatusCallback
-from tailrace.bus.streams import StreamLimits, provision
+from tailrace.bus.connection import Connection
+from tailrace.bus.durable import MESSAGE_ID_HEADER, DeadLetters, DurablePublisher, Outgoing
+from tailrace.bus.streams import StreamLimits, provision, retry_while_away
 from tailrace.config import Endpoints
 from tailrace.log import get_logger
+from tailrace_protos import subjects
 from tailrace_protos.base import MalformedMessageError, Message, decode, encode
 from tailrace_protos.control import ServerStatus
 
@@ -23,6 +25,81 @@ log = get_logger(__name__)
 
 M = TypeVar("M")
 R = TypeVar("R", bound=Message)
+StatusCallback = Callable[[ServerStatus], Awaitable[None]]
+
+
+class Registry:
+    """Inference servers of a run: a key-value bucket, key = server id, value = `ServerStatus`.
+
+    Servers rewrite their entry at each heartbeat. Readers check `heartbeat_unix_s`; NATS removes the
+    entry of a silent server after `StreamLimits.max_status_age_s`.
+    """
+
+    def __init__(
+        self, connection: Connection, jetstream: JetStreamContext, publisher: DurablePublisher, run: str
+    ) -> None:
+        self._connection = connection
+        self._jetstream = jetstream
+        self._publisher = publisher
+        bucket = subjects.registry_bucket(run)
+        self._stream = f"KV_{bucket}"
+        self._prefix = f"$KV.{bucket}."
+
+    async def put(self, status: ServerStatus) -> None:
+        """Writes the entry of a server."""
+        await self._publisher.publish([Outgoing(self._prefix + status.server_id, encode(status), {})])
+
+    async def all(self) -> list[ServerStatus]:
+        """Returns all entries, sorted by server id; none before the run is provisioned."""
+        try:
+            info = await retry_while_away(
+                "read registry", lambda: self._jetstream.stream_info(self._stream, self._prefix + ">")
+            )
+        except nats.js.errors.NotFoundError:
+            return []
+        entries = await asyncio.gather(*(self._read(key) for key in sorted(info.state.subjects or {})))
+        return [entry for entry in entries if entry is not None]
+
+    async def watch(self, callback: StatusCallback) -> None:
+        """Calls back with all entries now and after a reconnection, and with each new entry."""
+
+        async def on_message(message: Msg) -> None:
+            status = _decoded(message.data, message.subject)
+            if status is not None:
+                await callback(status)
+
+        async def replay() -> None:
+            for status in await self.all():
+                await callback(status)
+
+        replays: set[asyncio.Task[None]] = set()
+
+        def on_restored() -> None:
+            task = asyncio.create_task(replay())
+            replays.add(task)
+            task.add_done_callback(replays.discard)
+
+        await self._connection.subscribe(self._prefix + ">", on_message)
+        self._connection.on_restored.append(on_restored)
+        await replay()
+
+    async def _read(self, subject: str) -> ServerStatus | None:
+        try:
+            raw = await retry_while_away(
+                f"read {subject}",
+                lambda: self._jetstream.get_last_msg(self._stream, subject, direct=True),
+            )
+        except nats.js.errors.NotFoundError:  # it expired after it was listed
+            return None
+        return _decoded(raw.data or b"", subject)
+
+
+def _decoded(data: bytes, subject: str) -> ServerStatus | None:
+    try:
+        return decode(data, ServerStatus)
+    except MalformedMessageError as error:
+        log.error("malformed registry entry ignored", subject=subject, error=str(error))
+        return None
 
 
 class Bus:
@@ -35,7 +112,6 @@ class Bus:
         self._caller = Caller(self.connection, self._inbox)
         self._publisher = DurablePublisher(self.connection, self._inbox)
         self.dead_letters = DeadLetters(self._publisher)
-        self._registry: Registry | None = None
 
     @classmethod
     async def connect(cls, endpoints: Endpoints, *, name: str, run: str = "") -> "Bus":
@@ -80,7 +156,7 @@ class Bus:
 
     async def publish(self, subject: str, message: object) -> None:
         """Publishes to the current subscribers; waits while nats-server is away."""
-        await self.connection.publish(subject, encode(message), headers=_trace_headers())
+        await self.connection.publish(subject, encode(message), headers=tracing.headers())
 
     async def subscribe(
         self, subject: str, message_type: type[M], handler: Callable[[M], Awaitable[None]]
@@ -112,7 +188,7 @@ class Bus:
 
     async def publish_durable_many(self, items: Sequence[tuple[str, object, str]]) -> None:
         """Like `publish_durable` for many (subject, message, message id), without waits in between."""
-        trace = _trace_headers() or {}
+        trace = tracing.headers()
         await self._publisher.publish(
             [
                 Outgoing(subject, encode(message), {MESSAGE_ID_HEADER: message_id, **trace})
@@ -132,27 +208,8 @@ class Bus:
 
     # Registry of inference servers
 
-    @property
+    @cached_property
     def registry(self) -> Registry:
         """Registry of the run."""
-        if self._registry is None:
-            assert self.run, "a bus without a run has no registry"
-            self._registry = Registry(self.connection, self.jetstream, self._publisher, self.run)
-        return self._registry
-
-    async def put_status(self, status: ServerStatus) -> None:
-        """Writes the registry entry of an inference server."""
-        await self.registry.put(status)
-
-    async def statuses(self) -> list[ServerStatus]:
-        """Returns all registry entries, sorted by server id."""
-        return await self.registry.all()
-
-    async def watch_statuses(self, callback: StatusCallback) -> None:
-        """Awaits `callback(status)` for every entry now, and for each entry written later."""
-        await self.registry.watch(callback)
-
-
-def _trace_headers() -> Headers | None:
-    traceparent = tracing.current_traceparent()
-    return {tracing.HEADER: traceparent} if traceparent else None
+        assert self.run, "a bus without a run has no registry"
+        return Registry(self.connection, self.jetstream, self._publisher, self.run)

@@ -153,8 +153,7 @@ class Caller:
         return decode(reply.data, reply_type)
 
     async def _exchange(self, subject: str, payload: bytes, timeout_s: float) -> Msg:
-        traceparent = tracing.current_traceparent()
-        headers = {tracing.HEADER: traceparent} if traceparent else None
+        headers = tracing.headers()
         with self._inbox.expect() as (inbox, reply):
             try:
                 async with asyncio.timeout(timeout_s):

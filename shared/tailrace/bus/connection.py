@@ -112,7 +112,7 @@ class Connection:
             if not self._connected.is_set() or self._closed_reason:
                 await self.wait_connected()
             try:
-                await self.client.publish(subject, payload, reply=reply, headers=headers)
+                await self.client.publish(subject, payload, reply=reply, headers=headers or None)
             except nats.errors.OutboundBufferLimitError:
                 await asyncio.sleep(RECONNECT_WAIT_S)
             except (nats.errors.ConnectionClosedError, nats.errors.ConnectionDrainingError) as error:

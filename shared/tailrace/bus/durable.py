@@ -2,7 +2,8 @@
 
 Invariants: a publish returns only after its stream has stored the message; while nats-server is away or
 the stream is full it waits (counted by reason) and drops nothing; a repeated publish has the same
-`Nats-Msg-Id`, so the stream stores it once within its window.
+`Nats-Msg-Id`, so the stream stores it once within its window; a message that no worker could handle is
+terminated only after its copy, the dead letter, is stored in the DEAD stream.
 """
 
 import asyncio
@@ -16,7 +17,7 @@ from nats.aio.msg import Msg
 from tailrace import metrics
 from tailrace.bus.calls import ReplyInbox, is_no_responders
 from tailrace.bus.connection import Connection, Headers
-from tailrace.bus.errors import PublishRefusedError, StreamMissingError
+from tailrace.bus.errors import OversizedMessageError, PublishRefusedError, StreamMissingError
 from tailrace.log import get_logger
 from tailrace.retry import Backoff
 
@@ -130,3 +131,60 @@ def _reason_to_repeat(item: Outgoing, ack: asyncio.Future[Msg]) -> str:
     if error.code >= 500:
         return f"unavailable: {error.description}"
     raise PublishRefusedError(item.subject, error.code, error.err_code, error.description)
+
+
+# Of $JS.ACK.<stream>.<consumer>.<delivered>.<stream seq>.<consumer seq>.<time>.<pending>
+_SHORT_TOKENS = 9
+SUBJECT_HEADER = "Tailrace-Dead-Subject"
+ERROR_HEADER = "Tailrace-Dead-Error"
+REASON_HEADER = "Tailrace-Dead-Reason"
+DELIVERIES_HEADER = "Tailrace-Dead-Deliveries"
+MAX_REASON_CHARS = 500
+
+
+class DeliveryInfo(NamedTuple):
+    """Metadata of one delivery, read from its acknowledgement subject."""
+
+    stream: str
+    num_delivered: int  # 1: first delivery
+    stream_seq: int
+    stored_ns: int  # time of storage; tells apart equal numbers of a stream that was created again
+
+    @classmethod
+    def of(cls, reply: str) -> "DeliveryInfo":
+        """Parses `$JS.ACK...`; the newer form has a domain and an account hash before the stream."""
+        tokens = reply.split(".")
+        first = 2 if len(tokens) == _SHORT_TOKENS else 4
+        assert len(tokens) >= first + 6, f"not a JetStream delivery: {reply!r}"
+        delivered, stream_seq, _, stored_ns = map(int, tokens[first + 2 : first + 6])
+        return cls(tokens[first], delivered, stream_seq, stored_ns)
+
+
+class DeadLetters:
+    """Stores dead letters."""
+
+    def __init__(self, publisher: DurablePublisher) -> None:
+        self._publisher = publisher
+
+    async def store(self, message: Msg, subject: str, error: Exception | str) -> None:
+        """Stores a copy of `message` under `subject`; the caller then terminates the original."""
+        info = DeliveryInfo.of(message.reply)
+        kind = type(error).__name__ if isinstance(error, Exception) else "TooManyDeliveries"
+        reason = " ".join(str(error).split())[:MAX_REASON_CHARS]
+        log.error(
+            "dead letter", subject=message.subject, seq=info.stream_seq, error=kind, reason=reason
+        )
+        metrics.DEAD_LETTERS.labels(subject).inc()
+        headers = {
+            MESSAGE_ID_HEADER: f"dead.{info.stream}.{info.stream_seq}",
+            SUBJECT_HEADER: message.subject,
+            ERROR_HEADER: kind,
+            REASON_HEADER: reason,
+            DELIVERIES_HEADER: str(info.num_delivered),
+        }
+        try:
+            await self._publisher.publish([Outgoing(subject, message.data, headers)])
+        except OversizedMessageError:  # the message fits, the message with the reason does not
+            await self._publisher.publish(
+                [Outgoing(subject, b"", {**headers, "Tailrace-Dead-Payload": "cut"})]
+            )

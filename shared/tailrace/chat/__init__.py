@@ -12,7 +12,7 @@ from tailrace.chat.reply import ParsedReply, ReplyDelta, ReplyStream
 from tailrace.chat.template import ChatTemplate, TemplateError
 from tailrace.chat.tool_parsers import FoundCall, ParsedCalls, ToolParser
 from tailrace.chat.tool_parsers.calls import CallCollector, NoCallError, make_call
-from tailrace.config.chat import ChatArgs
+from tailrace.config.run import ChatArgs
 
 __all__ = [
     "CallCollector",

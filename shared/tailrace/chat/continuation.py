@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 import msgspec
 
+from tailrace.chat.model_files import SpecialTokens
 from tailrace.chat.pieces import TemplateNotAppendableError
 from tailrace.chat.sentinels import (
     EARLIER,
@@ -24,7 +25,6 @@ from tailrace.chat.sentinels import (
     sentinel_reply,
     system_before,
 )
-from tailrace.chat.special import SpecialTokens
 from tailrace.chat.template import ChatTemplate, TemplateError
 from tailrace_protos.chat import ChatMessage, ToolSchema
 
@@ -167,7 +167,7 @@ class Continuations:
 
     def _end(self, alone: str, behind: str, around: _Neighbourhood) -> tuple[str, str, frozenset[int]]:
         """Closing text and end of a reply, from the text after it as the last message and otherwise."""
-        shared = self._special.spans(_common_beginning(alone, behind))
+        shared = self._special.spans(common_beginning(alone, behind))
         if shared:
             start, stop = shared[-1]
             return behind[:start], behind[start:stop], frozenset({self._id(behind[start:stop])})
@@ -206,7 +206,7 @@ class Continuations:
         return TemplateNotAppendableError(self._template.name, f"cannot be appended to: {reason}")
 
 
-def _common_beginning(first: str, second: str) -> str:
-    pairs = zip(first, second, strict=False)
-    size = next((index for index, (a, b) in enumerate(pairs) if a != b), min(len(first), len(second)))
-    return first[:size]
+def common_beginning(first: str, second: str) -> str:
+    """Longest text with which both texts begin."""
+    pairs = enumerate(zip(first, second, strict=False))
+    return first[: next((at for at, (a, b) in pairs if a != b), min(len(first), len(second)))]

@@ -3,17 +3,20 @@
 A value is `auto`, a built-in name, or `module:Class` of a user's file.
 """
 
-import difflib
-from collections.abc import Collection
-from typing import NamedTuple
+from collections.abc import Collection, Sequence
+from typing import Any, NamedTuple
 
-from tailrace.chat.own_parsers import load_reasoning_parser, load_tool_parser
-from tailrace.chat.reasoning import REASONING_PARSERS, ReasoningParser
-from tailrace.chat.special import SpecialTokens
+from tailrace.chat.model_files import SpecialTokens
+from tailrace.chat.reasoning import REASONING_PARSERS, ReasoningParser, ReasoningSplitter, Split
 from tailrace.chat.template import ChatTemplate
-from tailrace.chat.tool_parsers import TOOL_PARSERS, ToolParser
+from tailrace.chat.tool_parsers import TOOL_PARSERS, ParsedCalls, ToolParser
 from tailrace.config import ConfigError
-from tailrace.config.chat import ChatArgs
+from tailrace.config.run import ChatArgs
+from tailrace.config.suggestions import closest
+from tailrace.foreign import ForeignCodeError, foreign_code
+from tailrace.import_path import load_object
+from tailrace.log import get_logger
+from tailrace_protos.chat import ToolSchema
 
 _TOOL_KEY, _REASONING_KEY = "chat.tool_parser", "chat.reasoning_parser"
 
@@ -66,8 +69,8 @@ def _check_name(key: str, name: str, known: Collection[str]) -> None:
     names = ("auto", *known)
     if ":" in name or name in names:
         return
-    near = difflib.get_close_matches(name, names, n=1, cutoff=0.5)
-    remedy = f"did you mean {near[0]!r}?" if near else f"use {', '.join(names)}, or module:Class"
+    near = closest(name, names)
+    remedy = f"did you mean {near!r}?" if near else f"use {', '.join(names)}, or module:Class"
     raise ConfigError(f"{key}: unknown parser {name!r}; {remedy}")
 
 
@@ -93,3 +96,136 @@ def _reasoning_parser_of(source: str, token_texts: Collection[str]) -> Reasoning
         if parser.recognizes(source, token_texts):
             return parser
     return REASONING_PARSERS["none"]
+
+
+log = get_logger(__name__)
+
+_PLAIN_REPLY = "A reply without calls."
+
+
+def load_tool_parser(path: str, key: str) -> ToolParser:
+    """Makes a user's tool parser; `ConfigError` names `key`, the error and the remedy."""
+    parser = _made(path, key, ToolParser, "parse(self, text, tools)")
+    assert isinstance(parser, ToolParser)
+    _check_special_texts(parser, path, key)
+    if parser.reasoning_parser and parser.reasoning_parser not in REASONING_PARSERS:
+        raise ConfigError(
+            f"{key}: {path}.reasoning_parser is {parser.reasoning_parser!r}: name one of "
+            f"{', '.join(REASONING_PARSERS)}, or leave it empty"
+        )
+    try:
+        with foreign_code(f"{key}: trying {path}"):
+            certain: Any = parser.certain(_PLAIN_REPLY, 0)
+            parsed: Any = parser.parse(_PLAIN_REPLY, ())
+    except ForeignCodeError as error:
+        raise ConfigError(str(error)) from error
+    if not isinstance(certain, int) or not isinstance(parsed, ParsedCalls):
+        raise ConfigError(
+            f"{key}: {path}: certain must return an int and parse a tailrace.chat.ParsedCalls (found "
+            f"{type(certain).__name__} and {type(parsed).__name__})"
+        )
+    return _GuardedToolParser(parser, path)
+
+
+def load_reasoning_parser(path: str, key: str) -> ReasoningParser:
+    """Makes a user's reasoning parser; `ConfigError` names `key`, the error and the remedy."""
+    parser = _made(path, key, ReasoningParser, "splitter(self, prompt)")
+    assert isinstance(parser, ReasoningParser)
+    _check_special_texts(parser, path, key)
+    try:
+        with foreign_code(f"{key}: trying {path}"):
+            splitter = parser.splitter("")
+            splits: tuple[Any, Any] = splitter.feed(_PLAIN_REPLY), splitter.finish()
+    except ForeignCodeError as error:
+        raise ConfigError(str(error)) from error
+    if not all(isinstance(split, Split) for split in splits):
+        raise ConfigError(
+            f"{key}: {path}: feed and finish of its splitter must return a tailrace.chat.Split"
+        )
+    return _GuardedReasoningParser(parser, path)
+
+
+def _made(path: str, key: str, base: type, method: str) -> object:
+    found = load_object(path, key)
+    if not isinstance(found, type) or not issubclass(found, base):
+        raise ConfigError(
+            f"{key}: {path!r} is not a subclass of tailrace.chat.{base.__name__}: derive a class and "
+            f"define {method}"
+        )
+    try:
+        with foreign_code(f"{key}: making {path}"):
+            return found()
+    except ForeignCodeError as error:
+        raise ConfigError(str(error)) from error
+
+
+def _check_special_texts(parser: ToolParser | ReasoningParser, path: str, key: str) -> None:
+    texts: Any = parser.special_texts
+    if not isinstance(texts, tuple) or not all(isinstance(text, str) for text in texts):
+        raise ConfigError(f"{key}: {path}.special_texts must be a tuple of texts, found {texts!r}")
+
+
+class _GuardedToolParser(ToolParser):
+    def __init__(self, parser: ToolParser, path: str) -> None:
+        self._parser = parser
+        self._path = path
+        self.special_texts = parser.special_texts
+        self.reasoning_parser = parser.reasoning_parser
+
+    def certain(self, text: str, start: int) -> int:
+        try:
+            with foreign_code(f"{self._path}.certain"):
+                found = int(self._parser.certain(text, start))
+        except ForeignCodeError as error:
+            log.warning("user parser failed", error=str(error))
+            return start
+        return max(start, min(found, len(text)))
+
+    def parse(self, text: str, tools: Sequence[ToolSchema]) -> ParsedCalls:
+        try:
+            with foreign_code(f"{self._path}.parse"):
+                return self._parser.parse(text, tools)
+        except ForeignCodeError as error:
+            log.warning("user parser failed", error=str(error))
+            return ParsedCalls(text, malformed=(str(error),))
+
+
+class _GuardedReasoningParser(ReasoningParser):
+    def __init__(self, parser: ReasoningParser, path: str) -> None:
+        self._parser = parser
+        self._path = path
+        self.special_texts = parser.special_texts
+
+    def splitter(self, prompt: str) -> ReasoningSplitter:
+        try:
+            with foreign_code(f"{self._path}.splitter"):
+                return _GuardedSplitter(self._parser.splitter(prompt), self._path)
+        except ForeignCodeError as error:
+            log.warning("user parser failed", error=str(error))
+            return REASONING_PARSERS["none"].splitter(prompt)
+
+
+class _GuardedSplitter:
+    def __init__(self, splitter: ReasoningSplitter, path: str) -> None:
+        self._splitter = splitter
+        self._path = path
+
+    def feed(self, text: str) -> Split:
+        try:
+            with foreign_code(f"{self._path}: feed"):
+                return self._splitter.feed(text)
+        except ForeignCodeError as error:
+            return self._failed(error, text)
+
+    def finish(self) -> Split:
+        try:
+            with foreign_code(f"{self._path}: finish"):
+                return self._splitter.finish()
+        except ForeignCodeError as error:
+            return self._failed(error, "")
+
+    def _failed(self, error: ForeignCodeError, text: str) -> Split:
+        """Passes this and all later text on as content."""
+        log.warning("user parser failed", error=str(error))
+        self._splitter = REASONING_PARSERS["none"].splitter("")
+        return Split(content=text)

@@ -11,17 +11,16 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from tailrace.chat.continuation import Continuations
-from tailrace.chat.model_files import ChatModel, read_chat_model
+from tailrace.chat.continuation import Continuations, common_beginning
+from tailrace.chat.model_files import ChatModel, SpecialTokens, read_chat_model
 from tailrace.chat.parsers import load_parsers
 from tailrace.chat.pieces import ChatPieces, TemplateNotAppendableError, derive_pieces
 from tailrace.chat.reply import ParsedReply, ReplyDelta, ReplyStream
 from tailrace.chat.sentinels import USER, reply_span, sentinel_reply
-from tailrace.chat.special import SpecialTokens
 from tailrace.chat.template import ChatTemplate, TemplateError
 from tailrace.chat.text_stream import StopText, TokenText
 from tailrace.chat.tool_parsers import TOOL_PARSERS
-from tailrace.config.chat import ChatArgs
+from tailrace.config.run import ChatArgs
 from tailrace_protos.chat import ChatMessage, ToolCall, ToolSchema
 from tailrace_protos.weights import ModelCard
 
@@ -184,8 +183,7 @@ class Renderer:
             before = self._template.render(messages[:index], tools, add_generation_prompt=True)
             whole = self._template.render(messages[: index + 1], tools, add_generation_prompt=False)
             if not whole.startswith(before):  # it drops a part of its prompt from past replies
-                pairs = enumerate(zip(before, whole, strict=False))
-                before = before[: next((at for at, (a, b) in pairs if a != b), len(before))]
+                before = common_beginning(before, whole)
             if not rows or not before.startswith(rows[-1][0]):
                 rows.append(("", [], []))
             text, ids, mask = rows.pop()

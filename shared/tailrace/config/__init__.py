@@ -6,7 +6,6 @@ that name the key, the file and the closest valid key.
 """
 
 from tailrace.config.base import Config, ConfigError, InvalidConfigError
-from tailrace.config.chat import ChatArgs
 from tailrace.config.experiment import (
     SECTIONS,
     decode_config,
@@ -14,7 +13,7 @@ from tailrace.config.experiment import (
     run_config,
     section_config,
 )
-from tailrace.config.run import Endpoints, EvaluationArgs, RunConfig, this_host_id
+from tailrace.config.run import ChatArgs, Endpoints, EvaluationArgs, RunConfig, this_host_id
 
 __all__ = [
     "SECTIONS",

@@ -26,20 +26,25 @@ def complete_row(data: object, origin: str, entry: DatasetEntry) -> Row:
     """Completes a row with the entry's defaults; `ConfigError` names origin and key of an error."""
     if not isinstance(data, Mapping) or not all(isinstance(key, str) for key in data):
         raise ConfigError(f"{origin}: a row must be an object with named keys, found {_kind(data)}")
-    row = {**data}
-    if source := entry.data_source or (entry.path if entry.is_hub else ""):
-        row["data_source"] = row.get("data_source") or source
-    row["agent_name"] = row.get("agent_name") or entry.agent_name or "single_turn_agent"
-    row["tools"] = entry.tools if row.get("tools") is None else row["tools"]
+    row = {**data, **_defaults(data, entry)}
     row["tools_kwargs"] = {**entry.tools_kwargs, **_mapping(row, "tools_kwargs", origin)}
     _check_keys(row, origin)
     row["tools"] = list(row["tools"])
-    if entry.system_prompt and "prompt" in row:
-        row["prompt"] = _with_system(row["prompt"], entry.system_prompt)
-    if entry.instruction and "prompt" in row:
-        row["prompt"] = _with_instruction(row["prompt"], entry.instruction)
+    if "prompt" in row:
+        row["prompt"] = _framed(row["prompt"], entry)
     _check_wire(row, origin)
     return Row(row, origin)
+
+
+def _defaults(data: Mapping[str, Any], entry: DatasetEntry) -> dict[str, Any]:
+    """Values of the keys that have a default, the row's own before the entry's."""
+    own = {
+        "agent_name": data.get("agent_name") or entry.agent_name or "single_turn_agent",
+        "tools": entry.tools if data.get("tools") is None else data["tools"],
+    }
+    if source := entry.data_source or (entry.path if entry.is_hub else ""):
+        own["data_source"] = data.get("data_source") or source
+    return own
 
 
 def renamed(data: object, columns: Mapping[str, str], origin: str) -> object:
@@ -132,6 +137,12 @@ _CHECKS: dict[str, Callable[[Any], str]] = {
     "tools": _check_tools,
     "tools_kwargs": _check_tools_kwargs,
 }
+
+
+def _framed(prompt: Any, entry: DatasetEntry) -> Any:
+    if entry.system_prompt:
+        prompt = _with_system(prompt, entry.system_prompt)
+    return _with_instruction(prompt, entry.instruction) if entry.instruction else prompt
 
 
 def _with_system(prompt: Any, system: str) -> list[dict[str, Any]]:

@@ -1,17 +1,22 @@
-"""Sources of rows: files, the Hugging Face hub and Python functions; each row with its place."""
+"""Data sets in memory, and their sources: files, the Hugging Face hub and Python functions."""
 
-import importlib
-from collections.abc import Callable, Iterator
+import hashlib
+from collections.abc import Callable, Iterator, Sequence
+from functools import lru_cache
+from itertools import islice
 from pathlib import Path
 from typing import Any, BinaryIO
 
 import msgspec
+import numpy as np
+from numpy.typing import NDArray
 
 from tailrace.config import ConfigError
 from tailrace.data.config import SUFFIXES as _SUFFIXES
 from tailrace.data.config import DatasetEntry
+from tailrace.data.rows import Row, complete_row, renamed
 from tailrace.foreign import ForeignCodeError, foreign_code
-from tailrace.import_path import load_object
+from tailrace.import_path import load_extra, load_object
 
 Place = str
 RawRows = Iterator[tuple[Any, Place]]
@@ -99,12 +104,11 @@ def _decode(content: bytes, place: str) -> Any:
 
 
 def _parquet(entry: DatasetEntry, key: str) -> RawRows:
-    needs = "parquet files need pyarrow"
-    pyarrow, parquet = _extra("pyarrow", key, needs), _extra("pyarrow.parquet", key, needs)
+    parquet = load_extra("pyarrow.parquet", "data", f"{key}.path: a parquet file")
     for path in _files(entry, key):
         try:
             batches = parquet.ParquetFile(path).iter_batches()
-        except (OSError, pyarrow.ArrowInvalid) as error:
+        except (OSError, ValueError) as error:
             raise ConfigError(f"{key}.path: cannot read {path}: {error}") from error
         rows = (row for batch in batches for row in batch.to_pylist())
         for index, row in enumerate(rows):
@@ -112,7 +116,7 @@ def _parquet(entry: DatasetEntry, key: str) -> RawRows:
 
 
 def _hub(entry: DatasetEntry, key: str) -> RawRows:
-    datasets = _extra("datasets", key, f"hub data set {entry.path!r} needs the package datasets")
+    datasets = load_extra("datasets", "data", f"{key}.path: the hub data set {entry.path!r}")
     try:
         with foreign_code(f"{key}: loading {entry.path!r} from the hub"):
             name = entry.name or None
@@ -142,14 +146,6 @@ def _python(entry: DatasetEntry, key: str) -> RawRows:
         index += 1
 
 
-def _extra(module: str, key: str, needs: str) -> Any:
-    """Imports a module of the extra `data`; `ConfigError` if it is not installed."""
-    try:
-        return importlib.import_module(module)
-    except ImportError as error:
-        raise ConfigError(f"{key}.path: {needs}: pip install 'tailrace[data]'") from error
-
-
 _SOURCES: dict[str, Callable[[DatasetEntry, str], RawRows]] = {
     "jsonl": _jsonl,
     "json": _json,
@@ -157,3 +153,71 @@ _SOURCES: dict[str, Callable[[DatasetEntry, str], RawRows]] = {
     "hub": _hub,
     "python": _python,
 }
+
+
+class Dataset:
+    """Rows in memory. `seed`: seed of the run."""
+
+    def __init__(self, rows: Sequence[Row], seed: int) -> None:
+        assert rows
+        self.rows = rows
+        self._seed = seed
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def train_row(self, ordinal: int) -> Row:
+        """Row of the `ordinal`-th training task of this data set, counted from 0."""
+        epoch, position = divmod(ordinal, len(self.rows))
+        return self.rows[int(_permutation(len(self.rows), self._seed, epoch)[position])]
+
+    def eval_row(self, ordinal: int) -> Row:
+        """Row of the evaluation task `ordinal`; the first row follows the last one."""
+        return self.rows[ordinal % len(self.rows)]
+
+
+def load_dataset(entry: DatasetEntry, seed: int, key: str) -> Dataset:
+    """Loads, converts and checks all rows; `ConfigError` names `key` or the row, and the remedy."""
+    rows = list(_rows(entry, key))
+    if not rows:
+        raise ConfigError(_no_rows(entry, key))
+    return Dataset(rows, seed)
+
+
+def first_rows(entry: DatasetEntry, num_rows: int, key: str) -> list[Row]:
+    """At most `num_rows` rows of the start, checked as `load_dataset` does; raises as it does."""
+    rows = list(islice(_rows(entry, key), num_rows))
+    if not rows:
+        raise ConfigError(_no_rows(entry, key))
+    return rows
+
+
+def _no_rows(entry: DatasetEntry, key: str) -> str:
+    return f"{key}: {entry.path} gives no rows: correct path, split or converter"
+
+
+def _rows(entry: DatasetEntry, key: str) -> Iterator[Row]:
+    convert = load_object(entry.converter, f"{key}.converter") if entry.converter else None
+    num_rows = 0
+    for raw, place in raw_rows(entry, key):
+        converted = renamed(raw, entry.columns, place)
+        if convert is not None:
+            try:
+                with foreign_code(f"{place}: {entry.converter}"):
+                    converted = convert(converted)
+            except ForeignCodeError as error:
+                raise ConfigError(str(error)) from error
+            if converted is None:
+                continue
+        yield complete_row(converted, place, entry)
+        num_rows += 1
+        if num_rows == entry.limit:
+            return
+
+
+@lru_cache(maxsize=16)
+def _permutation(num_rows: int, seed: int, epoch: int) -> NDArray[np.int64]:
+    """Order of all rows. `RandomState` gives the same numbers in all versions of numpy."""
+    digest = hashlib.blake2b(f"rows:{seed}:{epoch}".encode(), digest_size=4).digest()
+    state = np.random.RandomState(int.from_bytes(digest, "big"))
+    return state.permutation(num_rows)

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tailrace.chat import ParsedReply, Renderer
-from tailrace.config.chat import ReasoningPolicy
+from tailrace.config.run import ReasoningPolicy
 from tailrace.ledger.export import Unanswered, export_rows, export_turns
 from tailrace.ledger.prompting import (
     Prompt,

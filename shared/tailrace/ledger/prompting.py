@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tailrace.chat import Renderer, TemplateNotAppendableError
-from tailrace.config.chat import ReasoningPolicy
+from tailrace.config.run import ReasoningPolicy
 from tailrace.ledger.matching import Match, is_rewritten, match_messages, match_tokens
 from tailrace.ledger.tree import Call, CallTree
 from tailrace_protos.base import as_int32

@@ -48,27 +48,27 @@ def credit(
     places = _places(calls)
     given = {places[call.node.completion_id] for call in calls if call.node.reward is not None}
     rewards = {call.node.completion_id: call.node.reward or 0.0 for call in calls}
-    reached: dict[str, float] = {}
-    joined: set[int] = set()
+    values, joined = {**rewards}, set[int]()
     if reward is not None and calls:
         last = calls[-1].node.completion_id
         rewards[last] += reward
-        ends = _ends(tree, places, turn_discount, reward, scope)
-        reached = {
-            call.node.completion_id: ends[places[call.node.completion_id]]
-            for call in calls[:-1]
-            if places[call.node.completion_id] in ends and _is_open(tree, call)
-        }
-        joined = {places[last], *(places[name] for name in reached)}
-    values = {**rewards, **reached}
+        reached = _reached(tree, places, _ends(tree, places, turn_discount, reward, scope))
+        values = {**rewards, **reached}
+        joined = {places[name] for name in (last, *reached)}
     for call in reversed(calls):  # children stand behind their parents
         if followers := _followers(tree, call):
             values[call.node.completion_id] += turn_discount * _mean(followers, values)
-    found = {
+    return CreditedCalls(rewards, values, _conversations(places, given, joined))
+
+
+def _conversations(
+    places: Mapping[str, int], given: set[int], joined: set[int]
+) -> dict[str, Conversation]:
+    """Maps each call to its conversation; the trees `joined` by one reward are one."""
+    return {
         name: Conversation(min(joined) if place in joined else place, place in given | joined)
         for name, place in places.items()
     }
-    return CreditedCalls(rewards, values, found)
 
 
 def _places(calls: Sequence[Call]) -> dict[str, int]:
@@ -106,9 +106,14 @@ def _ends(
     return ends
 
 
-def _is_open(tree: CallTree, call: Call) -> bool:
-    """True for a leaf without a reward of its own."""
-    return call.node.reward is None and not tree.children(call)
+def _reached(tree: CallTree, places: Mapping[str, int], ends: Mapping[int, float]) -> dict[str, float]:
+    """Values of the leaves without a reward of their own that the episode's reward reaches."""
+    found = {}
+    for call in list(tree)[:-1]:
+        name = call.node.completion_id
+        if places[name] in ends and call.node.reward is None and not tree.children(call):
+            found[name] = ends[places[name]]
+    return found
 
 
 def _followers(tree: CallTree, call: Call) -> Sequence[Call]:

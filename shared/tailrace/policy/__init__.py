@@ -1,12 +1,11 @@
 """Policy of a run as episodes see it: placed by the scheduler, continued after failures.
 
-`LeaseClient` (in `tailrace.policy.leases`) and `Reporter` (in `tailrace.policy.reporting`) use the
-bus; the names exported here are independent of the transport.
+`LeaseClient` and `Reporter` (in `tailrace.policy.leases`) use the bus; the names exported here are
+independent of the transport.
 """
 
 from tailrace.policy.activity import Stages
 from tailrace.policy.batching import Batcher
-from tailrace.policy.continuation import ContinuingPolicy
-from tailrace.policy.ports import ServerPlacement
+from tailrace.policy.continuation import ContinuingPolicy, ServerPlacement
 
 __all__ = ["Batcher", "ContinuingPolicy", "ServerPlacement", "Stages"]

@@ -7,10 +7,11 @@ token are bounded and spaced by a growing delay; an episode's lease is given bac
 import asyncio
 import itertools
 import uuid
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import msgspec
 import numpy as np
+from prometheus_client import Counter
 
 from tailrace.channel.call import GenerateCall
 from tailrace.channel.errors import (
@@ -22,15 +23,34 @@ from tailrace.channel.errors import (
 )
 from tailrace.channel.generation import Generation, join_top_logprobs
 from tailrace.channel.ports import Address, GenerateClient
-from tailrace.policy import metrics
 from tailrace.policy.activity import Stages
-from tailrace.policy.ports import ServerPlacement
 from tailrace.provenance import join_spans
 from tailrace.retry import Backoff
 from tailrace.sdk.policy import GenerationFailedError, OnChunk, TurnRequest
 from tailrace.tracing import current_traceparent
 from tailrace_protos.base import pack_int32
 from tailrace_protos.generation import CallErrorCode, FinishReason, GenerateRequest
+
+
+class ServerPlacement(Protocol):
+    """Assigns servers to episodes."""
+
+    async def lease(
+        self, episode_id: str, predicted_tokens: int, failed_server_id: str = ""
+    ) -> Address:
+        """Returns a server for the episode, not `failed_server_id`; waits while none is healthy."""
+
+    def report_call(self, server_id: str, succeeded: bool) -> None:
+        """Reports a call of this server as succeeded or failed."""
+
+    def release(self, episode_id: str) -> None:
+        """Frees the lease of an ended episode."""
+
+
+CONTINUED_CALLS = Counter(
+    "tailrace_policy_continued_calls", "Generation calls made again after a failure."
+)
+
 
 _FINISHED = (FinishReason.STOP, FinishReason.LENGTH)
 _EMPTY = Generation(np.empty(0, np.int32), np.empty(0, np.float32), (), None, None, 0)
@@ -154,7 +174,7 @@ class ContinuingPolicy:
             await asyncio.sleep(max(backoff.next_s(), failure.retry_after_s))
             failed_server_id = address.server_id if failure.is_elsewhere else ""
             address = await self._lease(original.episode_id, failed_server_id)
-            metrics.CONTINUED_CALLS.inc()
+            CONTINUED_CALLS.inc()
             outcome = await self._call(address, self._rest_of(original, joined), on_chunk)
             if isinstance(outcome, Generation):
                 return _join([*parts, outcome], outcome.finish_reason)

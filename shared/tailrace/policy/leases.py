@@ -1,10 +1,11 @@
-"""Client of the scheduler's placement: requests leases and reports endings, both in batches.
+"""Client of the scheduler's placement: requests leases in batches, reports endings and activity.
 
 While the scheduler is down or no server is healthy, requests are repeated with growing delays. An
 episode that waits for a server has not failed; its deadline ends the wait.
 """
 
 import asyncio
+import time
 from collections import Counter
 from collections.abc import Sequence
 from functools import partial
@@ -13,15 +14,17 @@ from typing import NamedTuple
 from tailrace.bus import Bus, CallFailedError, CallTimeoutError, NoResponderError
 from tailrace.channel.ports import Address
 from tailrace.log import get_logger
+from tailrace.policy.activity import Stages
 from tailrace.policy.batching import Batcher
 from tailrace.retry import Backoff
 from tailrace_protos import subjects
-from tailrace_protos.control import LeaseReply, LeaseReport, LeaseRequest
+from tailrace_protos.control import AgentActivity, LeaseReply, LeaseReport, LeaseRequest
 
 log = get_logger(__name__)
 
 _CALL_TIMEOUT_S = 5.0
 _DELAY_S = 0.002
+_REPORT_EVERY_S = 0.1
 
 
 class _Question(NamedTuple):
@@ -131,3 +134,34 @@ class LeaseClient:
                 log.warning("episodes wait for placement", waiting_for=what)
             else:
                 log.info("episodes are placed again")
+
+
+class Reporter:
+    """Reports the activity and the leases of one worker; `run` is a loop of its service.
+
+    The scheduler takes back the leases of a worker that stops reporting.
+    """
+
+    def __init__(self, bus: Bus, run: str, worker_id: str, stages: Stages, leases: LeaseClient) -> None:
+        self._bus = bus
+        self._subject = subjects.activity(run)
+        self._worker_id = worker_id
+        self._stages = stages
+        self._leases = leases
+
+    async def run(self) -> None:
+        """Reports until cancelled; call `LeaseClient.report` once more on drain."""
+        stages = self._stages
+        while True:
+            activity = AgentActivity(
+                worker_id=self._worker_id,
+                num_generating=stages.num_generating,
+                num_in_tools=stages.num_in_tools,
+                num_in_reward=stages.num_in_reward,
+                num_settling=stages.num_settling,
+                unix_s=time.time(),
+                waiting_groups=tuple(set(stages.unleased.values())),
+            )
+            await self._bus.publish(self._subject, activity)
+            await self._leases.report()
+            await asyncio.sleep(_REPORT_EVERY_S)

@@ -22,8 +22,7 @@ from tailrace.bus.bus import Bus
 from tailrace.bus.calls import error_headers
 from tailrace.bus.errors import CallFailedError, OversizedMessageError
 from tailrace.log import get_logger
-from tailrace.runtime.guard import Failure, Guard
-from tailrace.runtime.tasks import finish
+from tailrace.runtime.guard import Failure, Guard, finish
 from tailrace_protos.base import MalformedMessageError, Message, decode, encode
 from tailrace_protos.generation import CallErrorCode
 

@@ -17,13 +17,11 @@ from nats.aio.msg import Msg
 
 from tailrace import metrics, tracing
 from tailrace.bus.bus import Bus
-from tailrace.bus.deliveries import DeliveryInfo
-from tailrace.bus.durable import MESSAGE_ID_HEADER
+from tailrace.bus.durable import MESSAGE_ID_HEADER, DeliveryInfo
 from tailrace.bus.feed import PullFeed
 from tailrace.log import get_logger
-from tailrace.runtime.guard import Failure, Guard, HandBack
+from tailrace.runtime.guard import Failure, Guard, HandBack, cancel, finish
 from tailrace.runtime.settlement import Delivery, Settlement
-from tailrace.runtime.tasks import cancel, finish
 from tailrace_protos.base import MalformedMessageError, decode
 
 log = get_logger(__name__)

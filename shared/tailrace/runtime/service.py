@@ -23,12 +23,11 @@ from tailrace.bus import Bus, flush
 from tailrace.config import Endpoints, RunConfig
 from tailrace.log import get_logger
 from tailrace.runtime.endpoint import EndpointActor, EndpointSpec
-from tailrace.runtime.guard import EXIT_FAILED, Failure, Guard
+from tailrace.runtime.guard import EXIT_FAILED, Failure, Guard, Tasks
 from tailrace.runtime.health import HealthServer
 from tailrace.runtime.pull import PullActor, PullSpec
 from tailrace.runtime.settlement import Delivery
 from tailrace.runtime.subscription import SubscriptionActor
-from tailrace.runtime.tasks import Tasks
 from tailrace_protos import subjects
 from tailrace_protos.base import Message
 

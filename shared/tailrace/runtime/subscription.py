@@ -17,8 +17,7 @@ from nats.aio.subscription import Subscription
 from tailrace import metrics, tracing
 from tailrace.bus.bus import Bus
 from tailrace.log import get_logger
-from tailrace.runtime.guard import Failure, Guard
-from tailrace.runtime.tasks import finish
+from tailrace.runtime.guard import Failure, Guard, finish
 from tailrace_protos.base import MalformedMessageError, decode
 
 log = get_logger(__name__)

@@ -183,9 +183,11 @@ def _same_word(found: str, wanted: str) -> bool:
 
 def _same_value(found: Any, wanted: Any) -> bool:
     """Equal values; floats within a tolerance; `[x]` accepts x too, as some sets write it."""
-    if isinstance(wanted, float) and isinstance(found, int | float):
-        return abs(found - wanted) <= _TOLERANCE * max(1.0, abs(wanted))
-    if isinstance(wanted, list) and isinstance(found, list) and len(found) == len(wanted):
-        return all(_same_value(one, other) for one, other in zip(found, wanted, strict=True))
-    same = bool(found == wanted) and isinstance(found, bool) == isinstance(wanted, bool)
-    return same or (isinstance(wanted, list) and len(wanted) == 1 and bool(found == wanted[0]))
+    match found, wanted:
+        case int() | float(), float():
+            return abs(found - wanted) <= _TOLERANCE * max(1.0, abs(wanted))
+        case list(), list() if len(found) == len(wanted):
+            return all(map(_same_value, found, wanted))
+        case _, list() if len(wanted) == 1 and found == wanted[0]:
+            return True
+    return bool(found == wanted) and isinstance(found, bool) == isinstance(wanted, bool)

@@ -6,7 +6,6 @@ texts only, and a comparison may use `MAX_CPU_S` seconds of processor time; then
 
 import contextlib
 import functools
-import importlib
 import logging
 import re
 import signal
@@ -15,8 +14,8 @@ from collections.abc import Iterator, Mapping
 from types import FrameType
 from typing import Any
 
-from tailrace.config import ConfigError
 from tailrace.foreign import ForeignCodeError, foreign_code
+from tailrace.import_path import load_extra
 from tailrace.scorers.answers import boxed, final_answer, marked_answer, truths_of
 from tailrace.scorers.numbers import MAX_CHARS, numbers_in, quantity
 
@@ -116,13 +115,7 @@ def is_equal(answer: str, truth: str) -> bool:
 @functools.cache
 def library() -> Any:
     """The package math-verify, imported once; `ConfigError` if it is not installed."""
-    try:
-        module = importlib.import_module("math_verify")  # an extra
-    except ImportError as error:
-        raise ConfigError(
-            f"comparing expressions needs the package math-verify ({error}): "
-            "pip install 'tailrace[math]'"
-        ) from error
+    module = load_extra("math_verify", "math", "comparing expressions")
     for name in ("math_verify", "latex2sympy2_extended"):
         logging.getLogger(name).setLevel(logging.CRITICAL)
     return module
@@ -226,19 +219,17 @@ def _as_intervals(text: str) -> str:
 
 
 def _interval(part: str) -> str | None:
-    """Interval of a chain like `1<x≤2`, None for anything else."""
+    """Interval of a chain like `1<x≤2` or of `x>3`, None for anything else."""
     bare = _LAYOUT.sub("", part)
     is_closed = [sign in "≤≥" for sign in re.findall("[<>≤≥]", bare)]
     found = _RELATION.match(bare.replace("≤", "<").replace("≥", ">"))
-    if not found or not 1 <= len(is_closed) <= 2:
+    if not found:
         return None
-    left, first, _, second, right = found.groups()
+    left, first, _, sign, right = found.groups()
     if left is None:
-        low, high = ("-\\infty", right) if second == "<" else (right, "\\infty")
-        opening = "[" if is_closed[0] and second == ">" else "("
-        return f"{opening}{low},{high}{']' if is_closed[0] and second == '<' else ')'}"
-    if first != second:
+        left, is_closed = "-\\infty" if sign == "<" else "\\infty", [False, *is_closed]
+    if first not in (None, sign) or len(is_closed) != 2:
         return None
-    closed = is_closed if first == "<" else is_closed[::-1]
-    low, high = (left, right) if first == "<" else (right, left)
-    return f"{'[' if closed[0] else '('}{low},{high}{']' if closed[1] else ')'}"
+    if sign == ">":
+        left, right, is_closed = right, left, is_closed[::-1]
+    return f"{'[' if is_closed[0] else '('}{left},{right}{']' if is_closed[1] else ')'}"

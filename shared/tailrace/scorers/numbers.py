@@ -81,28 +81,35 @@ def _value(text: str) -> Fraction | None:
         base = _value(ten[1])
         return None if base is None else base * Fraction(10) ** int(ten[2])
     text = _SHORT_FRACTION.sub(_braced, text)
-    if found := _FRACTION.fullmatch(text):
-        sign, whole, top, bottom = found.groups()
-        if int(bottom) == 0:
-            return None
-        value = Fraction(int(whole or 0)) + Fraction(int(top), int(bottom))
-        return -value if sign == "-" else value
-    if found := _REPEATING.fullmatch(text):
-        sign, whole, fixed, period = found.groups()
-        top = int(whole + fixed + period) - int(whole + fixed or 0)
-        value = Fraction(top, (10 ** len(period) - 1) * 10 ** len(fixed))
-        return -value if sign == "-" else value
-    if text.startswith("{") and text.endswith("}"):
-        return _value(text[1:-1])
-    if not (found := _PLAIN.fullmatch(text)):
-        return None
-    sign, top, bottom, exponent = found.groups()
-    value = Fraction(top.replace(",", "").rstrip(".") or "0")
-    divisor = Fraction((bottom or "1").replace(",", "").rstrip("."))
-    if divisor == 0:
-        return None
-    value = value / divisor * Fraction(10) ** int(exponent or 0)
-    return -value if sign == "-" else value
+    for form, value_of in _FORMS:
+        if found := form.fullmatch(text):
+            sign, *parts = found.groups()
+            try:
+                value = value_of(*parts)
+            except ZeroDivisionError:
+                return None
+            return -value if sign == "-" else value
+    return _value(text[1:-1]) if text.startswith("{") and text.endswith("}") else None
+
+
+def _mixed(whole: str, top: str, bottom: str) -> Fraction:
+    return int(whole or 0) + Fraction(int(top), int(bottom))
+
+
+def _repeating(whole: str, fixed: str, period: str) -> Fraction:
+    top = int(whole + fixed + period) - int(whole + fixed or 0)
+    return Fraction(top, (10 ** len(period) - 1) * 10 ** len(fixed))
+
+
+def _plain(top: str, bottom: str | None, exponent: str | None) -> Fraction:
+    return _decimal(top) / _decimal(bottom or "1") * Fraction(10) ** int(exponent or 0)
+
+
+def _decimal(text: str) -> Fraction:
+    return Fraction(text.replace(",", "").rstrip("."))
+
+
+_FORMS = ((_FRACTION, _mixed), (_REPEATING, _repeating), (_PLAIN, _plain))
 
 
 def _braced(found: re.Match[str]) -> str:

@@ -121,11 +121,12 @@ def _true_label(truth: object, labels: list[str], texts: list[str]) -> str:
     if isinstance(truth, int) and not isinstance(truth, bool) and 0 <= truth < len(labels):
         return labels[truth]
     bare = str(truth).strip().strip("().").strip()
-    if bare in labels or bare.upper() in labels:
-        return bare if bare in labels else bare.upper()
-    normal = [normal_text(text) for text in texts]
-    if normal_text(bare) in normal:
-        return labels[normal.index(normal_text(bare))]
+    by_text = {
+        normal_text(text): label for text, label in reversed(list(zip(texts, labels, strict=False)))
+    }
+    for label in (bare, bare.upper(), by_text.get(normal_text(bare), "")):
+        if label in labels:
+            return label
     if bare.isdecimal() and int(bare) < len(labels):
         return labels[int(bare)]
     raise ValueError(f"the true answer {bare!r} is none of the options {', '.join(labels[:8])}")
@@ -136,17 +137,23 @@ def _chosen(answer: str, labels: list[str], texts: list[str]) -> str | None:
     matches = [label for label, text in zip(labels, texts, strict=False) if _same_text(bare, text)]
     if len(matches) == 1:
         return matches[0]
-    first = _LETTER.match(bare)
-    if first and first[1] in labels:
-        rest = bare[first.end() :]
-        if _MORE.match(rest):
-            return None
-        if not (rest.startswith(" ") and first[0] in ("A", "I")):  # neither article nor pronoun
-            return first[1]
     if len(bare) == 1 and bare.upper() in labels:
         return bare.upper()
-    named = {letter for letter in _LETTER.findall(bare) if letter in labels}
+    named = _named(bare, labels)
     return named.pop() if len(named) == 1 else None
+
+
+def _named(text: str, labels: list[str]) -> set[str]:
+    """Labels that a text names; only its first word, if that is a label."""
+    named = {letter for letter in _LETTER.findall(text) if letter in labels}
+    first = _LETTER.match(text)
+    if first is None or first[1] not in labels:
+        return named
+    rest = text[first.end() :]
+    if _MORE.match(rest):
+        return set()
+    is_word = rest.startswith(" ") and first[0] in ("A", "I")  # an article or a pronoun
+    return named if is_word else {first[1]}
 
 
 def _same_text(answer: str, text: str) -> bool:

@@ -9,8 +9,8 @@ writes its audit event. Each script may be repeated, so a restart of Redis only 
 | `pipeline` | `AutoPipeline`: the commands of one loop tick share a round trip |
 | `buffer` | `TrajectoryBuffer`: groups from admission to the learner's checkpoint |
 | `groups` | the records of the buffer |
-| `sessions` | `SessionLogs`: gateway sessions and their logs |
-| `outbox` `journal` | events for EVENTS; finished turns of running episodes |
+| `sessions` | `SessionLogs`: gateway sessions and their logs; `OutsideEpisodes` |
+| `outbox` | events for EVENTS; finished turns of running episodes |
 | `blobs` | claim checks, the model card, policy versions |
 | `scripts` `lua/` | the Lua scripts: atomic state changes |
 """
@@ -26,11 +26,9 @@ from tailrace.store.errors import (
     StoreUnavailableError,
 )
 from tailrace.store.groups import BufferCounters, GroupRecord, PutResult, ReadyGroup
-from tailrace.store.journal import AppendResult, Journal
-from tailrace.store.outbox import Outbox
-from tailrace.store.outside import OutsideEpisodes
+from tailrace.store.outbox import AppendResult, Journal, Outbox
 from tailrace.store.pipeline import AutoPipeline
-from tailrace.store.sessions import SessionLogs, StoredSession
+from tailrace.store.sessions import OutsideEpisodes, SessionLogs, StoredSession
 
 __all__ = [
     "AppendResult",

@@ -1,9 +1,15 @@
-"""Outbox: events of a run in one total order, until the relay has published them.
+"""Outbox of events, and journals of episodes: the append-only records of a run.
 
-Scripts that change state write their events themselves; `emit` is for events outside Redis. No event is
-dropped: an outbox without a relay grows until Redis is full, and its writers then get an error.
+The outbox keeps all events in one total order until the relay has published them. Scripts that change
+state write their events themselves; `emit` is for events outside Redis. No event is dropped: an outbox
+without a relay grows until Redis is full, and its writers then get an error.
+
+A journal keeps finished turns and tool calls, which a redelivered episode does not repeat. It has one
+writer at a time: `load` makes a journal object the writer of an episode, and Redis then refuses appends
+of earlier writers. A journal ends with the settlement of its episode.
 """
 
+import enum
 import uuid
 from collections.abc import Sequence
 
@@ -13,6 +19,7 @@ from tailrace.store import scripts
 from tailrace.store.connection import StoreConnection
 from tailrace_protos.base import encode
 from tailrace_protos.event import Event, EventBody
+from tailrace_protos.journal import JournalRecord, decode_record
 from tailrace_protos.subjects import redis_prefix
 
 _REPEATS_WITHIN_S = 3600  # only the caller repeats a call, after a lost answer
@@ -74,3 +81,53 @@ def _event(seq: str, fields: list[bytes]) -> Event:
     return Event(
         seq=seq, unix_s=unix_ms / 1000, service=service.decode(), body=_body_decoder.decode(body)
     )
+
+
+_LIFETIME_S = 7 * 24 * 3600  # after the last record; only abandoned journals expire
+
+
+class AppendResult(enum.StrEnum):
+    """Outcome of an append."""
+
+    APPENDED = "appended"
+    SETTLED = "settled"  # the episode is settled or cancelled: stop it
+    FENCED = "fenced"  # another worker loaded the journal and continues: stop the episode here
+
+
+class Journal:
+    """Journals of one run; one object per running attempt."""
+
+    def __init__(self, redis: StoreConnection, run: str) -> None:
+        self._script = redis.pipeline.script
+        self._prefix = redis_prefix(run)
+        self._writer = uuid.uuid4().hex
+
+    async def append(self, episode_id: str, record: JournalRecord) -> AppendResult:
+        """Stores a record at its index; idempotent."""
+        group_id, _, member = episode_id.rpartition(".")
+        result = await self._script(
+            scripts.APPEND_JOURNAL,
+            self._prefix,
+            episode_id,
+            group_id,
+            member,
+            self._writer,
+            _LIFETIME_S,
+            record.index,
+            encode(record),
+        )
+        return AppendResult(result.decode())
+
+    async def load(self, episode_id: str) -> list[JournalRecord]:
+        """Returns the stored records in order; from now on only this object may append."""
+        group_id, _, member = episode_id.rpartition(".")
+        flat = await self._script(
+            scripts.LOAD_JOURNAL, self._prefix, episode_id, group_id, member, self._writer, _LIFETIME_S
+        )
+        fields = dict(zip(flat[::2], flat[1::2], strict=True))
+        indices = sorted(int(field) for field in fields if field != b"writer")
+        return [decode_record(fields[str(index).encode()]) for index in indices]
+
+    async def clear(self, episode_id: str) -> None:
+        """Removes the records of an episode that begins again, unless another writer took over."""
+        await self._script(scripts.CLEAR_JOURNAL, self._prefix, episode_id, self._writer)

@@ -4,8 +4,8 @@
 |---|---|
 | `worker` | `ToolWorker`: a NATS micro service on `tool.<name>` |
 | `calls` | calls of a worker: running, finished, leases, cancellation |
-| `host` | `ToolHost`: runs the tools' code; `LocalTools`: the same without NATS, for debugging |
-| `running` `sessions` | one call with its timeout and thread; objects of stateful tools |
+| `host` | `ToolHost`: runs the tools' code, and objects of tools; `LocalTools`: without NATS |
+| `running` | one call with its timeout and thread |
 | `client` | `ToolClient`: calls, redelivery, cancellation |
 | `delivery` `watch` | delivery of a call and session affinity; detection of dead workers |
 | `episode_tools` | `EpisodeTools`: the tools of one episode, for agent loops |

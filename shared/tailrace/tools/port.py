@@ -53,10 +53,7 @@ class ToolPort:
 
     async def send(self, subject: str, message: object, reply: str = "") -> None:
         """Publishes a message; raises `OversizedMessageError`."""
-        headers = JSON.headers
-        traceparent = tracing.current_traceparent()
-        if traceparent:
-            headers[tracing.HEADER] = traceparent
+        headers = {**JSON.headers, **tracing.headers()}
         await self.bus.connection.publish(subject, JSON.encode(message), reply=reply, headers=headers)
 
     async def ask(self, subject: str, message: object, reply_type: type[R], timeout_s: float) -> R:

@@ -1,13 +1,12 @@
 """Process of a tool worker: a service of the runtime with a `ToolWorker`."""
 
 import asyncio
-import importlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from tailrace.config import ConfigError, Endpoints, RunConfig
-from tailrace.import_path import load_object
+from tailrace.import_path import load_extra, load_object
 from tailrace.runtime import Service
 from tailrace.sdk.tool import AnyTool, as_offer
 from tailrace.store import StoreConnection, connect
@@ -48,13 +47,13 @@ def tool_service(serving: ToolServing, endpoints: Endpoints) -> Service:
     return service
 
 
-def load_tool(dotted: str) -> AnyTool:
-    """Loads the tool at `module:name`; `ConfigError` with the remedy."""
-    found: Any = load_object(dotted, "tool")
+def load_tool(dotted: str, key: str = "tool") -> AnyTool:
+    """Loads the tool at `module:name`; `ConfigError` names `key` and the remedy."""
+    found: Any = load_object(dotted, key)
     try:
         return as_offer(found)
     except (TypeError, ValueError) as error:
-        raise ConfigError(f"{dotted}: {error}") from error
+        raise ConfigError(f"{key} {dotted}: {error}") from error
 
 
 class _Process:
@@ -90,12 +89,7 @@ class _Process:
     async def _mcp_tools(self) -> list[AnyTool]:
         if not self._serving.mcp:
             return []
-        try:
-            adapter = importlib.import_module("tailrace.tools.mcp")
-        except ModuleNotFoundError as error:
-            raise ConfigError(
-                "MCP servers need the package mcp: pip install 'tailrace[tools]'"
-            ) from error
+        adapter = load_extra("tailrace.tools.mcp", "tools", "an MCP server")
         within_s = self._serving.connect_within_s
         servers = [adapter.McpServer(target) for target in self._serving.mcp]
         self._mcp = [

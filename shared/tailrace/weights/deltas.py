@@ -1,10 +1,11 @@
 """Differences between two versions with the same tensors.
 
 An optimizer step at the learning rates of reinforcement learning changes about one bfloat16 number in a
-hundred (PULSE, arXiv 2602.03839). A delta holds, for each tensor, the gaps between the elements that
-changed and the exclusive or of their old and new bits, in planes of bytes, compressed by zstd. Applied
-to the bytes of `from_version` it gives those of `policy_version` bit for bit; the checksums of the
-version's manifest are those of the result, so that they check the delta too.
+hundred (PULSE, arXiv 2602.03839), mostly to its neighbour. A delta holds, for each tensor, the gaps
+between the elements that changed and the differences of their bits as integers (the sign in the lowest
+bit), in planes of bytes, compressed by zstd. Applied to the bytes of `from_version` it gives those of
+`policy_version` bit for bit; the checksums of the version's manifest are those of the result, so that
+they check the delta too.
 """
 
 from __future__ import annotations
@@ -98,20 +99,31 @@ def _elements(entry: TensorEntry, buffer: memoryview) -> NDArray[Any]:
 def _encode(old: NDArray[Any], new: NDArray[Any]) -> tuple[int, bytes]:
     changed = np.flatnonzero(old != new)
     if len(changed) > _DENSE_SHARE * len(old) or len(old) > np.iinfo(np.uint32).max:
-        return _ALL, _compressed(_planes(old ^ new))
+        return _ALL, _compressed(_planes(_difference(old, new)))
     gaps = (np.diff(changed, prepend=-1) - 1).astype(np.uint32)
-    return len(changed), _compressed(_planes(gaps) + _planes(old[changed] ^ new[changed]))
+    return len(changed), _compressed(_planes(gaps) + _planes(_difference(old[changed], new[changed])))
 
 
 def _apply(entry: DeltaEntry, payload: memoryview, elements: NDArray[Any]) -> None:
     width = elements.itemsize
     if entry.num_changed == _ALL:
-        elements ^= _joined(_decompressed(payload, elements.nbytes), width)
+        elements += _signed(_joined(_decompressed(payload, elements.nbytes), width))
         return
     size = entry.num_changed * np.dtype(np.uint32).itemsize
     data = _decompressed(payload, size + entry.num_changed * width)
     places = np.cumsum(_joined(data[:size], 4), dtype=np.int64) + np.arange(entry.num_changed)
-    elements[places] ^= _joined(data[size:], width)
+    elements[places] += _signed(_joined(data[size:], width))
+
+
+def _difference(old: NDArray[Any], new: NDArray[Any]) -> NDArray[Any]:
+    """Returns new - old modulo the width: 0, -1, 1, -2, ... as 0, 1, 2, 3, ..."""
+    change = new - old
+    return (change << 1) ^ -(change >> (8 * change.itemsize - 1))
+
+
+def _signed(values: NDArray[Any]) -> NDArray[Any]:
+    """Inverts `_difference`, modulo the width."""
+    return (values >> 1) ^ -(values & 1)
 
 
 def _planes(values: NDArray[Any]) -> bytes:

@@ -2,8 +2,13 @@
 
 The answer of a reply follows `####`. After a wrong answer, or a reply without `####`, the model reads a
 note and the number of attempts left; both count as attempts.
+
+A model writes the replies, so a comparison takes bounded time for any text. Answers longer than
+`MAX_CHARS`, factorials and powers of more than three digits are never right.
 """
 
+import re
+from collections.abc import Callable
 from functools import lru_cache
 from typing import Any
 
@@ -11,9 +16,11 @@ import msgspec
 
 from tailrace.config import ConfigError, decode_config
 from tailrace.data import DatasetEntry, load_dataset
+from tailrace.scorers import maths
+from tailrace.scorers.answers import boxed
+from tailrace.scorers.numbers import quantity
 from tailrace_envs.game import Answer, TextGame
-from tailrace_envs.maths.answers import MARK, comparison, extract_answer
-from tailrace_envs.maths.config import MathsConfig
+from tailrace_envs.maths.config import Equality, MathsConfig
 from tailrace_envs.maths.problems import WordProblem, problem_for_seed
 
 INSTRUCTION = (
@@ -21,6 +28,11 @@ INSTRUCTION = (
 )
 NO_ANSWER = "I find no answer behind #### in what you wrote. "
 WRONG = "{} is not right. "
+MARK = "####"
+MAX_CHARS = 64
+
+_POWER = re.compile(r"\^|\*\*")
+_SMALL_POWER = re.compile(r"(?:\^|\*\*)[{(]?-?\d{1,3}(?!\d)")
 
 
 class MathsText(TextGame):
@@ -67,6 +79,38 @@ class MathsText(TextGame):
     def _left(self) -> str:
         num_left = self.config.max_attempts - self._num_attempts
         return f"Attempts left: {num_left}."
+
+
+def extract_answer(reply: str) -> str | None:
+    """Text after the last `####`, up to the end of its line; None without it."""
+    _, mark, rest = reply.rpartition(MARK)
+    answer = rest.strip().partition("\n")[0].strip().rstrip(".")
+    return answer if mark and answer else None
+
+
+def comparison(equality: Equality) -> Callable[[str, str], bool]:
+    """Returns the comparison of an answer with the truth; `ConfigError` if its package is missing."""
+    if equality == "number":
+        return is_same_number
+    maths.library()
+    return lambda answer, truth: (
+        is_same_number(answer, truth) or (_is_quick(answer) and maths.is_equal(answer, truth))
+    )
+
+
+def is_same_number(answer: str, truth: str) -> bool:
+    """True if both texts state the same number, compared exactly."""
+    if len(answer) > MAX_CHARS:
+        return False
+    number, wanted = quantity(boxed(answer) or answer), quantity(truth)
+    return number is not None and wanted is not None and number.equals(wanted)
+
+
+def _is_quick(text: str) -> bool:
+    """True if evaluating the text takes a short time for sure, in a thread without a time limit."""
+    num_powers = len(_POWER.findall(text))
+    is_small = num_powers <= 1 and num_powers == len(_SMALL_POWER.findall(text))
+    return len(text) <= MAX_CHARS and "!" not in text and is_small
 
 
 class ProblemSource:

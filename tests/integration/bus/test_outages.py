@@ -142,16 +142,16 @@ async def test_publishes_registry_and_subscriptions_wait_out_an_outage(
     async def on_activity(activity: AgentActivity) -> None:
         heard.append(activity.num_generating)
 
-    await own_bus.watch_statuses(on_status)
+    await own_bus.registry.watch(on_status)
     await own_bus.subscribe(subjects.activity(own_bus.run), AgentActivity, on_activity)
-    await own_bus.put_status(status_of(1))
+    await own_bus.registry.put(status_of(1))
     await asyncio.to_thread(own_server.kill)
     await eventually(lambda: not own_bus.connection.is_connected)
     waiting = asyncio.gather(
-        own_bus.put_status(status_of(2)),
+        own_bus.registry.put(status_of(2)),
         own_bus.publish(subjects.activity(own_bus.run), AgentActivity("w", 5, 0, 0, 0, 0.0)),
         own_bus.publish_durable_many(outgoing(own_bus.run, range(3))),
-        own_bus.statuses(),
+        own_bus.registry.all(),
     )
     done, _ = await asyncio.wait({waiting}, timeout=0.5)
     assert not done
@@ -159,7 +159,7 @@ async def test_publishes_registry_and_subscriptions_wait_out_an_outage(
     await asyncio.wait_for(waiting, 20)
     await eventually(lambda: heard == [5])
     await eventually(lambda: bool(seen) and seen[0] == 1 and seen[-1] == 2)
-    assert [status.policy_version for status in await own_bus.statuses()] == [2]
+    assert [status.policy_version for status in await own_bus.registry.all()] == [2]
 
 
 async def test_consuming_goes_on_after_an_outage(own_server: ServerProcess, own_bus: Bus) -> None:

@@ -128,20 +128,23 @@ async def test_the_registry_keeps_the_newest_entry_of_every_server(run_bus: Bus)
     async def on_status(status: ServerStatus) -> None:
         seen.append((status.server_id, status.policy_version))
 
-    await run_bus.put_status(status_of(1, "a"))
-    await run_bus.watch_statuses(on_status)
+    await run_bus.registry.put(status_of(1, "a"))
+    await run_bus.registry.watch(on_status)
     assert seen == [("a", 1)]
-    await run_bus.put_status(status_of(2, "a"))
-    await run_bus.put_status(status_of(2, "b"))
+    await run_bus.registry.put(status_of(2, "a"))
+    await run_bus.registry.put(status_of(2, "b"))
     await eventually(lambda: seen == [("a", 1), ("a", 2), ("b", 2)])
     await run_bus.connection.publish(f"$KV.{subjects.registry_bucket(run_bus.run)}.c", b"\xc1 garbage")
-    await run_bus.put_status(status_of(3, "b"))
+    await run_bus.registry.put(status_of(3, "b"))
     await eventually(lambda: seen[-1] == ("b", 3))
-    assert [(s.server_id, s.policy_version) for s in await run_bus.statuses()] == [("a", 2), ("b", 3)]
+    assert [(s.server_id, s.policy_version) for s in await run_bus.registry.all()] == [
+        ("a", 2),
+        ("b", 3),
+    ]
 
 
 async def test_the_registry_of_a_run_without_streams_is_empty(bus: Bus) -> None:
-    assert await bus.statuses() == []
+    assert await bus.registry.all() == []
 
 
 async def test_what_a_full_subscription_drops_is_counted(bus: Bus) -> None:

@@ -129,7 +129,7 @@ class World:
         return await self.publisher.publish(weights_of(model), lineage="test", optimizer_step=step)
 
     async def status(self) -> ServerStatus | None:
-        return next(iter(await self.bus.statuses()), None)
+        return next(iter(await self.bus.registry.all()), None)
 
     async def serving(self, policy_version: int, timeout_s: float = 60.0) -> ServerStatus:
         """The server's status as soon as it serves a version."""

@@ -7,8 +7,7 @@ import asyncio
 from tailrace.bus import Bus
 from tailrace.channel import Address
 from tailrace.policy import Stages
-from tailrace.policy.leases import LeaseClient
-from tailrace.policy.reporting import Reporter
+from tailrace.policy.leases import LeaseClient, Reporter
 from tailrace_protos import subjects
 from tailrace_protos.control import AgentActivity, Lease, LeaseReply, LeaseReport, LeaseRequest
 from tests.world.servers import ServerProcess

@@ -60,7 +60,7 @@ class FakeServer:
 
     async def beat(self) -> None:
         while True:
-            await self._bus.put_status(self.status())
+            await self._bus.registry.put(self.status())
             await asyncio.sleep(0.05)
 
     def status(self) -> ServerStatus:

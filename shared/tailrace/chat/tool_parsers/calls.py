@@ -7,14 +7,13 @@ without superfluous white space and without values that JSON lacks (NaN, infinit
 import json
 import re
 from collections.abc import Callable, Iterable
+from functools import partial
 from typing import Any, NoReturn
 
 from tailrace.chat.tool_parsers.protocol import FoundCall, ParsedCalls
 
 _NAME = re.compile(r"[^\s<>\"'{}\[\]()]{1,256}")
 _EXCERPT_CHARS = 80
-
-Block = tuple[str, str]  # text as written, and its part between the markers
 
 
 class NoCallError(ValueError):
@@ -108,25 +107,31 @@ class CallCollector:
             self._content.append(raw)
             self._malformed.append(f"tool call {excerpt(raw.strip())} could not be read: {error}")
 
+    def blocks(
+        self,
+        text: str,
+        begin: str,
+        end: str,
+        parse: Callable[[str], Iterable[FoundCall]],
+        outside: Callable[[str], str] = str,
+    ) -> None:
+        """Adds a text with its blocks; a block without `end` reaches to the end of the text.
+
+        `outside` converts the text around blocks.
+        """
+        while begin in text:
+            before, _, behind = text.partition(begin)
+            inside, found, text = behind.partition(end)
+            self.text(outside(before))
+            self.block(begin + inside + found, partial(parse, inside))
+        self.text(outside(text))
+
     def parsed(self) -> ParsedCalls:
         """Returns the reply; white space between content and calls is removed."""
         content = "".join(self._content)
         if self._calls:
             content = content.rstrip()
         return ParsedCalls(content, tuple(self._calls), tuple(self._malformed))
-
-
-def split_blocks(text: str, begin: str, end: str) -> Iterable[tuple[str, Block | None]]:
-    """Yields the text before each block with that block; the last text has none.
-
-    A block reaches to `end`, or to the end of the text if `end` is missing.
-    """
-    rest = text
-    while begin in rest:
-        before, _, behind = rest.partition(begin)
-        inside, found, rest = behind.partition(end)
-        yield before, (begin + inside + found, inside)
-    yield rest, None
 
 
 def _canonical(name: str, arguments: dict[str, Any]) -> str:

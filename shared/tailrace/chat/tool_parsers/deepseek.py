@@ -4,7 +4,7 @@ import re
 from collections.abc import Sequence
 from functools import partial
 
-from tailrace.chat.tool_parsers.calls import CallCollector, NoCallError, make_call, split_blocks
+from tailrace.chat.tool_parsers.calls import CallCollector, NoCallError, make_call
 from tailrace.chat.tool_parsers.protocol import FoundCall, ParsedCalls, ToolParser
 from tailrace_protos.chat import ToolSchema
 
@@ -23,14 +23,14 @@ class DeepSeekParser(ToolParser):
     def parse(self, text: str, tools: Sequence[ToolSchema]) -> ParsedCalls:
         """See `ToolParser`."""
         found = CallCollector()
-        for before, block in split_blocks(text, _BEGIN, _END):
-            found.text(before.replace(_ALL_BEGIN, "").replace(_ALL_END, ""))
-            if block is not None:
-                raw, inside = block
-                found.block(raw, partial(_calls, inside))
+        found.blocks(text, _BEGIN, _END, _calls, _without_marks)
         if _BEGIN not in text and _ALL_BEGIN in text:
             found.block("", partial(_calls, ""))
         return found.parsed()
+
+
+def _without_marks(text: str) -> str:
+    return text.replace(_ALL_BEGIN, "").replace(_ALL_END, "")
 
 
 def _calls(inside: str) -> list[FoundCall]:

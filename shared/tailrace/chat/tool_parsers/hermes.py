@@ -2,9 +2,8 @@
 
 import re
 from collections.abc import Iterable, Sequence
-from functools import partial
 
-from tailrace.chat.tool_parsers.calls import CallCollector, call_of, json_values, split_blocks
+from tailrace.chat.tool_parsers.calls import CallCollector, call_of, json_values
 from tailrace.chat.tool_parsers.protocol import FoundCall, ParsedCalls, ToolParser
 from tailrace_protos.chat import ToolSchema
 
@@ -21,11 +20,7 @@ class HermesParser(ToolParser):
     def parse(self, text: str, tools: Sequence[ToolSchema]) -> ParsedCalls:
         """See `ToolParser`; the last block may lack its end tag."""
         found = CallCollector()
-        for before, block in split_blocks(text, _BEGIN, _END):
-            found.text(before)
-            if block is not None:
-                raw, inside = block
-                found.block(raw, partial(_calls, inside))
+        found.blocks(text, _BEGIN, _END, _calls)
         return found.parsed()
 
 

@@ -120,7 +120,7 @@ function operations.progress(...)
     local episode = redis.call('HMGET', P .. 'outside:' .. name, 'state', 'started', 'result')
     local group, member = string.match(name, '^(.*)%.(.*)$')
     local settled = redis.call('HEXISTS', P .. 'group:' .. group, 's' .. member)
-    if redis.call('EXISTS', P .. 'closed:' .. group) == 1 then settled = 1 end
+    if redis.call('EXISTS', P .. 'group:' .. group) == 0 then settled = 1 end  -- closed, or never recorded
     found[#found + 1] = {name, episode[2], settled, episode[1] == 'rewarded' and episode[3]}
   end
   return found

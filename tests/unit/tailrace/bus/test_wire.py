@@ -6,7 +6,7 @@ import pytest
 
 from tailrace.bus import CallFailedError
 from tailrace.bus.calls import error_headers, error_in
-from tailrace.bus.deliveries import DeliveryInfo
+from tailrace.bus.durable import DeliveryInfo
 from tailrace_protos.generation import CallErrorCode
 
 

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from tailrace.channel.generation import Generation
 from tailrace.chat import ParsedReply, Renderer
 from tailrace.chat.model_files import read_chat_model
-from tailrace.config.chat import ChatArgs
+from tailrace.config.run import ChatArgs
 from tailrace.ledger import Ledger, Prompt
 from tailrace_protos.chat import ChatMessage, ToolCall
 from tailrace_protos.generation import FinishReason, TokenSpan

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -13,6 +12,7 @@ from tailrace.chat import ChatArgs, Renderer, check_parser_names, load_parsers
 from tailrace.chat.reasoning import REASONING_PARSERS
 from tailrace.chat.tool_parsers import TOOL_PARSERS
 from tailrace.config import ConfigError
+from tailrace.config.keys import keys_of
 from tests.unit.tailrace.chat import families
 from tests.unit.tailrace.chat.families import LLAMA3, TOOLS
 
@@ -203,16 +203,7 @@ def test_unknown_names_are_refused_with_the_closest_valid_one(
 
 
 def test_the_prose_of_the_keys_and_the_page_name_every_parser() -> None:
-    source = (ROOT / "shared" / "tailrace" / "config" / "chat.py").read_text()
-    (kind,) = [node for node in ast.parse(source).body if isinstance(node, ast.ClassDef)]
-    prose = {
-        field.target.id: after.value.value
-        for field, after in zip(kind.body, kind.body[1:], strict=False)
-        if isinstance(field, ast.AnnAssign)
-        and isinstance(field.target, ast.Name)
-        and isinstance(after, ast.Expr)
-        and isinstance(after.value, ast.Constant)
-    }
+    prose = {key.name: key.meaning for key in keys_of(ChatArgs)}
     for key, names in (("tool_parser", TOOL_PARSERS), ("reasoning_parser", REASONING_PARSERS)):
-        for text in (str(prose[key]), PAGE):
+        for text in (prose[key], PAGE):
             assert {name for name in names if f"`{name}`" not in text} == set()

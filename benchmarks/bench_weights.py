@@ -1,0 +1,217 @@
+"""Transfer of weights beside raw memory and raw TCP, and the size of deltas of real optimizer steps.
+
+Run it with `make bench-weights`. Each way of transfer alternates with its rival: a version mapped from
+shared memory and verified beside a copy in memory; a version pulled over ZMQ from another process
+beside a plain TCP socket. The deltas are those between consecutive AdamW steps, after the first 40, at
+a learning rate of 1e-6 (no weight decay) of a Qwen3 of 13 million parameters in float32, published as
+bfloat16; its weights are random with the usual deviation of 0.02, the text is the pages of `docs/`. The
+very first steps of AdamW move every element by the whole rate: such a delta stands beside.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import multiprocessing
+import socket
+import sys
+import time
+from collections.abc import Callable, Iterator
+from multiprocessing.connection import Connection
+from pathlib import Path
+
+import numpy as np
+import torch
+from transformers import Qwen3Config, Qwen3ForCausalLM
+
+from benchmarks.results import Results, median
+from tailrace.weights import TensorBytes
+from tailrace.weights.chunks import ChunkFetch, ChunkServer
+from tailrace.weights.deltas import apply_deltas, encode_delta
+from tailrace.weights.segment import SegmentFolder, map_segment, open_segment
+from tailrace.weights.tensors import fill, layout, verify
+from tailrace_protos.weights import WeightManifest, WeightSource
+
+DOCS = Path(__file__).parents[1] / "docs"
+NUM_ROUNDS = 5
+FIRST_STEPS, LATER_STEPS = range(2), range(40, 46)
+TENSOR_BYTES = 32 << 20
+Version = tuple[WeightManifest, memoryview]
+
+
+def random_version(num_bytes: int, buffer: memoryview | None = None) -> Version:
+    """A version of random bytes, in `buffer` if there is one."""
+    random = np.random.default_rng(0)
+    tensors = [
+        TensorBytes(f"w{at}", "uint8", (TENSOR_BYTES,), memoryview(random.bytes(TENSOR_BYTES)))
+        for at in range(num_bytes // TENSOR_BYTES)
+    ]
+    offsets, size = layout(tensors)
+    buffer = memoryview(bytearray(size)) if buffer is None else buffer
+    return WeightManifest(0, "a", 0, None, fill(buffer, tensors, offsets), size), buffer
+
+
+def published(model: torch.nn.Module, step: int) -> Version:
+    """The model's weights in bfloat16."""
+    tensors = []
+    for name, weight in model.named_parameters():
+        bits = weight.detach().to(torch.bfloat16).view(torch.int16).numpy()
+        tensors.append(TensorBytes(name, "bfloat16", tuple(weight.shape), memoryview(bits).cast("B")))
+    offsets, size = layout(tensors)
+    buffer = memoryview(bytearray(size))
+    return WeightManifest(step, "a", step, None, fill(buffer, tensors, offsets), size), buffer
+
+
+def trained_versions() -> Iterator[Version]:
+    """Versions after consecutive AdamW steps."""
+    torch.manual_seed(0)
+    config = Qwen3Config(
+        vocab_size=256, hidden_size=512, intermediate_size=1536, num_hidden_layers=4,
+        num_attention_heads=8, num_key_value_heads=4, head_dim=64, tie_word_embeddings=True,
+    )  # fmt: skip
+    model = Qwen3ForCausalLM(config)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-6, weight_decay=0.0)
+    text = b"".join(path.read_bytes() for path in sorted(DOCS.glob("*.md")))
+    ids = torch.frombuffer(bytearray(text), dtype=torch.uint8).long()
+    for step in range(LATER_STEPS.stop):
+        batch = ids[torch.randint(len(ids) - 128, (8, 1)) + torch.arange(128)]
+        model(input_ids=batch, labels=batch).loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        if step in FIRST_STEPS or step in LATER_STEPS:
+            yield published(model, step)
+
+
+def measure_deltas(results: Results) -> None:
+    """Size and speed of deltas between consecutive steps."""
+    shares, before = [], None
+    for after in trained_versions():
+        if before is not None and after[0].policy_version == before[0].policy_version + 1:
+            began_s = time.perf_counter()
+            delta, payload = encode_delta(before[0], after[0], before[1], after[1])
+            encoded_s = time.perf_counter()
+            built = apply_deltas(after[0], [(delta, memoryview(payload))], before[1])
+            applied_s = time.perf_counter()
+            assert built == after[1]
+            size = after[0].num_bytes
+            step = after[0].policy_version
+            if step in LATER_STEPS:
+                shares.append(len(payload) / size)
+            results.add(
+                what=f"delta to step {step}",
+                mib=size / 2**20,
+                share_of_full=len(payload) / size,
+                changed=sum(entry.num_changed for entry in delta.entries) / (size / 2),
+                encode_mib_per_s=size / 2**20 / (encoded_s - began_s),
+                apply_mib_per_s=size / 2**20 / (applied_s - encoded_s),
+            )
+        before = after
+    results.at_most("delta of a step as a share of the full version, median", median(shares), 0.015)
+
+
+def serve(num_bytes: int, pipe: Connection) -> None:
+    """The other process: a version over ZMQ, and its bytes over plain TCP to whoever connects."""
+    _, buffer = random_version(num_bytes)
+
+    def send_plain(listener: socket.socket) -> None:
+        while True:
+            peer, _ = listener.accept()
+            with peer:
+                peer.sendall(buffer)
+
+    async def run() -> None:
+        server = ChunkServer(lambda version, is_delta: buffer)
+        await server.start()
+        listener = socket.create_server(("127.0.0.1", 0))
+        pipe.send((server.endpoint, listener.getsockname()[1]))
+        await asyncio.to_thread(send_plain, listener)
+
+    asyncio.run(run())
+
+
+def timed(work: Callable[[], object]) -> float:
+    """Seconds of one call."""
+    began_s = time.perf_counter()
+    work()
+    return time.perf_counter() - began_s
+
+
+def compare(
+    results: Results, what: str, num_bytes: int, ours: Callable[[], object], rival: Callable[[], object]
+) -> None:
+    """Both in turns, their medians, and the share of the rival's throughput."""
+    ours_s, rival_s = [], []
+    ours()  # both write to memory that is in use already
+    for _ in range(NUM_ROUNDS):
+        rival_s.append(timed(rival))
+        ours_s.append(timed(ours))
+    gib = num_bytes / 2**30
+    share = median(rival_s) / median(ours_s)
+    results.add(
+        what=what,
+        mib=num_bytes / 2**20,
+        gib_per_s=gib / median(ours_s),
+        rival_gib_per_s=gib / median(rival_s),
+        share_of_rival=share,
+    )
+    results.at_least(f"{what}: share of the rival's throughput", share, 0.7)
+
+
+def measure_shared_memory(results: Results, num_bytes: int) -> None:
+    """A version of the same host beside a copy in memory."""
+    segment = SegmentFolder("bench", "weights").create(num_bytes)
+    manifest, _ = random_version(num_bytes, segment.data)
+    into = bytearray(num_bytes)
+
+    def mapped() -> None:
+        verify(manifest, map_segment(open_segment(segment.name, num_bytes), num_bytes))
+
+    def copied() -> None:
+        into[:] = segment.data
+
+    compare(results, "shared memory, verified, beside a copy", num_bytes, mapped, copied)
+    segment.close(delete=True)
+
+
+def measure_network(results: Results, num_bytes: int) -> None:
+    """A version of another host beside a plain socket, both over loopback."""
+    here, there = multiprocessing.Pipe()
+    server = multiprocessing.get_context("spawn").Process(
+        target=serve, args=(num_bytes, there), daemon=True
+    )
+    server.start()
+    endpoint, port = here.recv()
+    manifest, _ = random_version(num_bytes)
+    into = memoryview(bytearray(num_bytes))
+
+    def pulled() -> None:
+        asyncio.run(ChunkFetch(WeightSource("far", "", endpoint), 0, into).run())
+
+    def plain() -> None:
+        with socket.create_connection(("127.0.0.1", port)) as peer:
+            received = 0
+            while received < num_bytes:
+                received += peer.recv_into(into[received:])
+
+    compare(results, "ZMQ beside a plain socket over loopback", num_bytes, pulled, plain)
+    verify(manifest, into)
+    server.kill()
+
+
+def main() -> int:
+    """Measure, print the table and write it; the exit code says whether the targets hold."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--mib", type=int, default=512, help="size of a transferred version")
+    num_bytes = parser.parse_args().mib << 20
+    torch.set_num_threads(2)
+    results = Results("weights", ("tailrace", "torch", "zstandard", "pyzmq", "xxhash"))
+    measure_deltas(results)
+    measure_shared_memory(results, num_bytes)
+    measure_network(results, num_bytes)
+    results.show()
+    results.write()
+    return results.exit_code
+
+
+if __name__ == "__main__":
+    sys.exit(main())
