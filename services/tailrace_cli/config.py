@@ -35,6 +35,11 @@ class ClusterConfig(Config, frozen=True, kw_only=True):
     """GPUs of the inference servers, one each and in turn if there are more servers; empty: each server
     sees all of them."""
 
+    inference_python: str = ""
+    """Interpreter of the inference servers, for an engine with packages of its own. Empty: this one if
+    it has the engine's package, else that of `.venv-<engine>` in the current folder or beside this
+    environment."""
+
     reward_gpus: tuple[int, ...] = ()
     """GPUs of the reward workers, for reward models, one each and in turn if there are more workers;
     empty: each worker sees all of them."""

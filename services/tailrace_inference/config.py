@@ -11,11 +11,20 @@ Transport = Literal["nats", "zmq"]
 KvOnUpdate = Literal["recompute", "keep"]
 
 
+# Functions or classes that make an engine of a `ModelCard` and an `InferenceConfig`; imported when
+# asked for, since each has packages of its own.
+ENGINES = {
+    "torch": "tailrace_inference.engine.driver:torch_engine",
+    "vllm": "tailrace_inference.adapters.vllm_engine:VllmEngine",
+    "sglang": "tailrace_inference.adapters.sglang_engine:SGLangEngine",
+}
+
+
 class InferenceConfig(Config, frozen=True, kw_only=True):
     """One inference server: one engine on one device. All replicas read the same section."""
 
     engine: str = "torch"
-    """Engine that generates: `torch` (Tailrace's own), `sglang`, or `module:Class` of yours
+    """Engine that generates: `torch` (Tailrace's own), `vllm`, `sglang`, or `module:Class` of yours
     (`docs/engines.md`). A setting that the engine cannot follow is refused at the start."""
 
     engine_args: dict[str, Any] = msgspec.field(default_factory=dict)
@@ -117,6 +126,10 @@ class InferenceConfig(Config, frozen=True, kw_only=True):
         for key in ("max_model_len", "stream_interval_ms", "drain_s"):
             if getattr(self, key) < 0:
                 raise ValueError(f"{key} must not be negative")
+        if ":" not in self.engine and self.engine not in ENGINES:
+            raise ValueError(
+                f"engine is {self.engine!r}: take one of {', '.join(ENGINES)}, or module:Class"
+            )
         self._check_cache()
         if self.heartbeat_s <= 0:
             raise ValueError("heartbeat_s must be positive")

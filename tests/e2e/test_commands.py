@@ -14,6 +14,10 @@ import nats
 import pytest
 import redis
 
+from tailrace.config import ConfigError
+from tailrace_cli.checkpoints import model_card, model_folder
+from tailrace_cli.commands.train import evaluation_of
+from tailrace_cli.experiment import load
 from tailrace_protos import subjects
 from tests.audit import build_ledger, check_ledger
 from tests.e2e.processes import Background, running, still_alive
@@ -23,16 +27,21 @@ from tests.world.servers import ServerProcess
 TINY = ("max_steps=2", "scheduler.eval_groups=8", "learner.warm_start.num_steps=5")
 
 
-@pytest.mark.parametrize("verb", ["eval", "episode"])
-def test_a_checkpoint_that_does_not_exist_is_a_mistake_of_the_user(verb: str, tmp_path: Path) -> None:
-    argv = command(verb, output_dir=tmp_path, exp_name="none")
-    missing = run([*argv, "--checkpoint", "/no/such/checkpoint"])
-    assert missing.returncode == 2, missing.stdout + missing.stderr
-    assert "/no/such/checkpoint" in missing.stdout
-    untrained = run(argv)
-    assert untrained.returncode == 2
-    assert "train first" in untrained.stdout
-    assert "Traceback" not in missing.stdout + missing.stderr + untrained.stdout + untrained.stderr
+def test_a_checkpoint_that_does_not_exist_is_a_mistake_of_the_user(tmp_path: Path) -> None:
+    result = run(
+        [*command("eval", output_dir=tmp_path, exp_name="none"), "--checkpoint", str(tmp_path)]
+    )
+    assert result.returncode == 2, result.stdout + result.stderr
+    assert f"{tmp_path} is no checkpoint" in result.stdout
+    assert "Traceback" not in result.stdout + result.stderr
+    experiment = load(EXPERIMENT / "experiment.yaml", [f"output_dir={tmp_path}", "exp_name=none"])
+    for find in (evaluation_of, model_folder):  # of `eval` and of `episode`
+        with pytest.raises(ConfigError, match="train first"):
+            find(experiment, "")
+    with pytest.raises(ConfigError, match="/no/such/checkpoint"):
+        evaluation_of(experiment, "/no/such/checkpoint")
+    with pytest.raises(ConfigError, match="/no/such/checkpoint"):
+        model_card(model_folder(experiment, "/no/such/checkpoint"))
 
 
 def test_up_keeps_everything_up_guards_its_run_and_drains_on_ctrl_c(tmp_path: Path) -> None:

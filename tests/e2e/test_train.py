@@ -214,17 +214,6 @@ def test_eval_prints_the_success_rate_of_the_newest_checkpoint(asynchronous: tup
     assert config["pretrain"] == str(finished / "checkpoints" / "step_6")
 
 
-def test_eval_of_a_folder_without_a_model_is_refused(
-    asynchronous: tuple[Path, str], tmp_path: Path
-) -> None:
-    finished, _ = asynchronous
-    argv = command("eval", *TINY, output_dir=finished.parent, exp_name="stream")
-    result = run([*argv, "--checkpoint", str(tmp_path)])
-    assert result.returncode == 2
-    assert f"{tmp_path} is no checkpoint" in result.stdout
-    assert "Traceback" not in result.stdout + result.stderr
-
-
 def test_export_writes_the_newest_checkpoint_as_a_plain_model(
     asynchronous: tuple[Path, str], tmp_path: Path
 ) -> None:

@@ -11,6 +11,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import IO
 
+import msgspec
+
 from tailrace.config import ConfigError, Endpoints, this_host_id
 from tailrace_cli.cluster.attached import Attachment, claim
 from tailrace_cli.cluster.disk_watch import DiskWatch
@@ -19,6 +21,7 @@ from tailrace_cli.cluster.plan import (
     ServerAddresses,
     Site,
     check_gpus,
+    inference_python,
     service_specs,
     tool_worker_specs,
 )
@@ -106,7 +109,9 @@ class LocalCluster:
             user_modules=experiment.folder,
         )
         tool_workers = tool_worker_specs(experiment.cluster, experiment.run.exp_name, site)
-        return [*tool_workers, *service_specs(experiment.cluster, num_gateways, site)]
+        python = inference_python(experiment.cluster, experiment.inference.engine)
+        cluster = msgspec.structs.replace(experiment.cluster, inference_python=python)
+        return [*tool_workers, *service_specs(cluster, num_gateways, site)]
 
     async def stop(self) -> None:
         """Drain the services, then end the servers; nothing of the cluster is left running."""

@@ -4,6 +4,7 @@ import os
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from importlib.util import find_spec
 from pathlib import Path
 
 from tailrace.config import ConfigError
@@ -18,6 +19,7 @@ KEPT_ENVIRONMENT = (
     "CUDA_VISIBLE_DEVICES", "NVIDIA_VISIBLE_DEVICES", "LD_LIBRARY_PATH", "HF_HOME", "HF_TOKEN",
     "HF_HUB_OFFLINE", "OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_TRACES_SAMPLER_ARG", "TAILRACE_LOG_LEVEL",
 )  # fmt: skip
+ENGINE_PACKAGES = ("vllm", "sglang")  # engines that need an environment with a package of their name
 RUN_USER_CODE = ("agents", "reward", "tools")
 
 
@@ -94,7 +96,8 @@ def _service_spec(
     service: str, index: int, count: int, site: Site, config: ClusterConfig
 ) -> ProcessSpec:
     instance = f"{service}-{index}" if count > 1 else service
-    argv = [sys.executable, "-m", f"tailrace_{service}"]
+    python = config.inference_python if service == "inference" else ""
+    argv = [python or sys.executable, "-m", f"tailrace_{service}"]
     argv += ["--config", str(site.config_path), "--instance-id", instance]
     env = service_environment(service, site, config)
     env |= gpu_environment(service, index, config, env.get("CUDA_VISIBLE_DEVICES"))
@@ -121,6 +124,22 @@ def service_environment(service: str, site: Site, config: ClusterConfig) -> dict
         inherited = env.get("PYTHONPATH", "")
         env["PYTHONPATH"] = os.pathsep.join(filter(None, [str(site.user_modules), inherited]))
     return env
+
+
+def inference_python(config: ClusterConfig, engine: str) -> str:
+    """Interpreter of the inference servers; `ConfigError` if none has the engine's package."""
+    if config.inference_python or engine not in ENGINE_PACKAGES or find_spec(engine) is not None:
+        return config.inference_python or sys.executable
+    folders = (Path.cwd(), Path(sys.prefix).parent)
+    found = [folder / f".venv-{engine}" / "bin" / "python" for folder in folders]
+    for python in found:
+        if python.exists():
+            return str(python)
+    raise ConfigError(
+        f"inference.engine {engine}: this environment has no package {engine}: run "
+        f"`make .venv-{engine}/ready`, or name an interpreter with {engine} and tailrace in "
+        "cluster.inference_python"
+    )
 
 
 def check_gpus(config: ClusterConfig, visible: str | None) -> None:

@@ -1,31 +1,17 @@
-"""Registry of engines, and the check that an engine can do what the settings ask for.
-
-An engine's module is imported when it is asked for, since each has packages of its own.
-"""
+"""Start of the configured engine, and the check that it can do what the settings ask for."""
 
 import asyncio
 
 from tailrace.config import ConfigError
 from tailrace.import_path import load_object
-from tailrace_inference.config import InferenceConfig
+from tailrace_inference.config import ENGINES, InferenceConfig
 from tailrace_inference.ports import Engine, EngineFeatures, EngineRefusalError
 from tailrace_protos.weights import ModelCard
-
-# Functions or classes that make an engine of a `ModelCard` and an `InferenceConfig`.
-ENGINES = {
-    "torch": "tailrace_inference.engine.driver:torch_engine",
-    "sglang": "tailrace_inference.adapters.sglang_engine:SGLangEngine",
-}
 
 
 async def start_engine(card: ModelCard, config: InferenceConfig) -> Engine:
     """Builds and starts the configured engine; raises `ConfigError`."""
-    path = ENGINES.get(config.engine, config.engine)
-    if ":" not in path:
-        raise ConfigError(
-            f"inference.engine is {config.engine!r}: take one of {', '.join(ENGINES)}, or module:Class"
-        )
-    make = load_object(path, "inference.engine")
+    make = load_object(ENGINES.get(config.engine, config.engine), "inference.engine")
     try:
         engine: Engine = await asyncio.to_thread(make, card, config)
         check_settings(config, engine.features)

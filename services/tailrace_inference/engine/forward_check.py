@@ -105,6 +105,13 @@ class Choice(NamedTuple):
         return self.layers is TOKEN_LAYERS
 
 
+def _of_rows(*, is_bounded: bool) -> Iterator[Candidate]:
+    """Forwards that compute one sequence at a time."""
+    for attention in ("sdpa", "eager"):
+        for mode in ROW_MODES:
+            yield Candidate(mode, attention, is_bounded=is_bounded)
+
+
 class ForwardChooser:
     """Tries forwards of one model, fastest first; never returns to one that it has left."""
 
@@ -123,21 +130,20 @@ class ForwardChooser:
         self._made: dict[Candidate, Forward] = {}
 
     def _candidates(self) -> Iterator[Candidate]:
+        """Forwards over paged keys and values before those of one row, whole contexts first."""
         model, mode = self._model, self._config.forward
         is_paged = mode != "rows" and getattr(model, "_supports_attention_backend", False)
-        if is_paged and mode == "auto" and supports_llama_forward(model.config):
-            yield Candidate("llama", ATTENTION_NAME)
+        bounded = [Candidate("generic", ATTENTION_NAME, is_bounded=True)] if is_paged else []
         if is_paged:
+            if mode == "auto" and supports_llama_forward(model.config):
+                yield Candidate("llama", ATTENTION_NAME)
             yield Candidate("generic", ATTENTION_NAME)
-        wanted = self._config.max_model_len or _WORTHWHILE
-        if is_paged and self._least > wanted:
-            yield Candidate("generic", ATTENTION_NAME, is_bounded=True)
-        for bounded in (False, True) if self._least > _BRIEF else (False,):
-            if bounded and is_paged:
-                yield Candidate("generic", ATTENTION_NAME, is_bounded=True)
-            for attention in ("sdpa", "eager"):
-                for each in ROW_MODES:
-                    yield Candidate(each, attention, is_bounded=bounded)
+        if self._least > (self._config.max_model_len or _WORTHWHILE):
+            yield from bounded  # no sequence comes near the bound
+        yield from _of_rows(is_bounded=False)
+        if self._least > _BRIEF:
+            yield from bounded
+            yield from _of_rows(is_bounded=True)
 
     @torch.no_grad()
     def choose(self, *, is_stirred: bool) -> Choice:

@@ -66,14 +66,12 @@ class RowForward:
         tokens = history.tokens
         if self._mode == "recompute":
             return self._whole(tokens)[places]
-        kept = self._kept.pop(history.key, None)
+        kept = self._known(history, places[0])
         num_known = 0 if kept is None else len(kept.tokens)
-        if not 0 < num_known <= places[0] or not torch.equal(kept.tokens, tokens[:num_known]):  # type: ignore[union-attr]
-            kept, num_known = None, 0
         cache = {} if kept is None else {kept.name: kept.cache}
-        parts = (tokens[num_known:],) if self._mode == "continue" or kept is None else None
+        rest = tokens[num_known:]
         logits: list[Tensor] = []
-        for part in parts or torch.split(tokens[num_known:], 1):
+        for part in (rest,) if self._mode == "continue" or kept is None else torch.split(rest, 1):
             out = self._model(input_ids=part.unsqueeze(0), use_cache=True, **cache)
             name = next((name for name in _CACHES if out.get(name) is not None), None)
             if name is None:  # it made no cache this time
@@ -84,6 +82,13 @@ class RowForward:
         self._keep(history.key, _Kept(tokens, name, made))
         wanted: Tensor = torch.cat(logits)[[place - num_known for place in places]]
         return wanted
+
+    def _known(self, history: History, end: int) -> _Kept | None:
+        """Takes what is kept of the first tokens of a sequence, at most `end` of them."""
+        kept = self._kept.pop(history.key, None)
+        if kept is None or not 0 < len(kept.tokens) <= end:
+            return None
+        return kept if torch.equal(kept.tokens, history.tokens[: len(kept.tokens)]) else None
 
     def _whole(self, tokens: Tensor) -> Tensor:
         forget_lengths(self._model)

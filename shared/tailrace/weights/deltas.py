@@ -118,7 +118,8 @@ def _apply(entry: DeltaEntry, payload: memoryview, elements: NDArray[Any]) -> No
 def _difference(old: NDArray[Any], new: NDArray[Any]) -> NDArray[Any]:
     """Returns new - old modulo the width: 0, -1, 1, -2, ... as 0, 1, 2, 3, ..."""
     change = new - old
-    return (change << 1) ^ -(change >> (8 * change.itemsize - 1))
+    signed: NDArray[Any] = (change << 1) ^ -(change >> (8 * change.itemsize - 1))
+    return signed
 
 
 def _signed(values: NDArray[Any]) -> NDArray[Any]:

@@ -59,8 +59,8 @@ def direct_action(env: WebShopText, goal: Goal) -> str:
         return f"click[{shown if is_ahead and shown in clicks else BACK}]"
     if page.kind == "detail" or page.item != goal.product:
         return f"click[{PREVIOUS}]"
-    missing = [one for one in goal.values if one in clicks and one not in page.chosen.values()]
-    return f"click[{(missing or [BUY])[0]}]"
+    missing = set(goal.values).intersection(clicks) - set(page.chosen.values())
+    return f"click[{next((one for one in goal.values if one in missing), BUY)}]"
 
 
 def _first_result(env: WebShopText, random: np.random.Generator) -> str:

@@ -85,7 +85,7 @@ def step_in(snapshot: SnapshotFile) -> int | None:
     return None if saved is None else saved[0].optimizer_step
 
 
-@pytest.mark.parametrize(("share", "num_deltas"), [(0.0, 0), (0.01, 1), (1.0, 3)])
+@pytest.mark.parametrize(("share", "num_deltas"), [(0.0, 0), (0.006, 1), (1.0, 3)])
 async def test_max_delta_share(world: World, share: float, num_deltas: int) -> None:
     """The newest deltas that together stay below the share are announced."""
     async with world.publisher(max_delta_share=share) as publisher:

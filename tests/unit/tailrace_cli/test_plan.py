@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -9,12 +10,14 @@ import pytest
 from msgspec import convert
 
 from tailrace.config import ConfigError
+from tailrace_cli.cluster import plan as cluster_plan
 from tailrace_cli.cluster.local import LocalCluster
 from tailrace_cli.cluster.permissions import SERVICE_USERS
 from tailrace_cli.cluster.plan import (
     ProcessSpec,
     ServerAddresses,
     Site,
+    inference_python,
     service_specs,
     tool_worker_specs,
 )
@@ -210,3 +213,24 @@ def test_what_is_no_variable_of_the_user_is_refused(name: str) -> None:
 )
 def test_gateways_are_started_where_they_are_asked_for(overrides: list[str], expected: int) -> None:
     assert count_gateways(load(EXAMPLE, overrides)) == expected
+
+
+def test_servers_of_another_engine_run_with_the_interpreter_that_has_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(cluster_plan, "find_spec", lambda name: None)
+    monkeypatch.setattr(sys, "prefix", str(tmp_path / "elsewhere" / ".venv"))
+    assert inference_python(ClusterConfig(), "torch") == sys.executable
+    with pytest.raises(ConfigError, match=r"no package vllm: run `make \.venv-vllm/ready`"):
+        inference_python(ClusterConfig(), "vllm")
+    python = tmp_path / ".venv-vllm" / "bin" / "python"
+    python.parent.mkdir(parents=True)
+    python.touch()
+    assert inference_python(ClusterConfig(), "vllm") == str(python)
+    named = ClusterConfig(inference_python="/opt/vllm/bin/python")
+    assert inference_python(named, "vllm") == "/opt/vllm/bin/python"
+    specs = plan(named)
+    assert {spec.name: spec.argv[0] for spec in specs if spec.argv[0] != sys.executable} == {
+        "inference": "/opt/vllm/bin/python"
+    }

@@ -49,7 +49,6 @@ async def test_an_engine_of_the_users_gets_the_card_and_the_arguments() -> None:
 @pytest.mark.parametrize(
     ("settings", "words"),
     [
-        ({"engine": "vlm"}, "inference.engine is 'vlm': take one of torch"),
         ({"engine": f"{__name__}:Owned"}, "did you mean 'Own'"),
         ({"engine": f"{__name__}:Own", "engine_args": {"no": 1}}, "too wide: take another one"),
         ({"engine_args": {"block_size": 16}}, "engine torch takes none: remove block_size"),
@@ -58,6 +57,11 @@ async def test_an_engine_of_the_users_gets_the_card_and_the_arguments() -> None:
 async def test_what_cannot_start_is_refused_by_name(settings: dict[str, Any], words: str) -> None:
     with pytest.raises(ConfigError, match=words):
         await start_engine(CARD, InferenceConfig(**SMALL, **settings))
+
+
+def test_an_unknown_engine_is_refused_with_the_known_ones() -> None:
+    with pytest.raises(ValueError, match="engine is 'vlm': take one of torch, vllm, sglang, or module"):
+        InferenceConfig(engine="vlm")
 
 
 def test_settings_beyond_the_features_are_refused_by_name() -> None:

@@ -75,8 +75,8 @@ class PassRunner:
         sums.add(CLAMPED, self._num_clamped(batch, inputs), 0)
         return float(loss.detach())
 
-    def idle(self, like: TrainingRow, *, is_first: bool) -> None:
-        """Takes part in a pass of other ranks without rows: on one token, without gradient.
+    def idle(self, like: TrainingRow, *, is_first: bool) -> float:
+        """Takes part in a pass of other ranks without rows: on one token, without gradient; returns 0.
 
         `like`: one of the rows that they may be computing, so that the same forwards are done.
         """
@@ -85,6 +85,7 @@ class PassRunner:
             self._proximal(batch)
         learner_logprobs, entropy = self._policy.forward(batch)
         (0.0 * (learner_logprobs + entropy)).sum().backward()  # type: ignore[no-untyped-call]
+        return 0.0
 
     @torch.no_grad()
     def pick(self, selection: Selection, rows: Sequence[TrainingRow]) -> None:

@@ -81,19 +81,18 @@ class PolicyTrainer:
         parts = shares.passes(rows, self._ranks.rank, self._passes.micro_batches)
         if self._reference is not None:
             self._reference.fill([row for part in parts for row in part])
-        loss_sum = 0.0
-        for part in parts:
-            if part:
-                loss_sum += self._passes.run(
-                    part,
-                    self._sums,
-                    is_first=is_measured,
-                    kl_coef=loss_coef,
-                    value_loss=self._value_loss,
-                )
-            else:
-                self._passes.idle(rows[0], is_first=is_first)
-        return loss_sum
+        return sum(
+            self._passes.run(
+                part,
+                self._sums,
+                is_first=is_measured,
+                kl_coef=loss_coef,
+                value_loss=self._value_loss,
+            )
+            if part
+            else self._passes.idle(rows[0], is_first=is_first)
+            for part in parts
+        )
 
     def judge(self, rows: Sequence[TrainingRow]) -> bool:
         """Reads servers' errors in a mini-batch's first passes (collective); True if one is wrong.

@@ -16,13 +16,10 @@ def _same(*keys: str) -> tuple[Rule, ...]:
     return tuple(Renamed(f"{_ARGS}.{key}", (f"agents.generating_args.{key}",)) for key in keys)
 
 
-def _forward(strategy: Any) -> str:
+def _engine(strategy: Any, _: Lookup) -> Mapping[str, Any]:
     if strategy in ("vllm", "sglang"):
-        raise ValueError(
-            f"{strategy} is no engine of this version: torch is our own, hf_infer is the same with "
-            "the modules of Hugging Face"
-        )
-    return str(_FORWARDS(strategy))
+        return {"inference.engine": strategy}
+    return {"inference.forward": str(_FORWARDS(strategy))}
 
 
 def _servers(mapping: Any, lookup: Lookup) -> Mapping[str, Any]:
@@ -68,11 +65,12 @@ ACTOR_INFER: tuple[Rule, ...] = (
     Renamed(f"{_ARGS}.num_return_sequences", ("group_size",), remark="episodes of one task in a group"),
     Refused(f"{_ARGS}.num_beams", "replies are sampled, never searched", (1,)),
     Refused(f"{_ARGS}.repetition_penalty", "it would sample from another policy than is trained", (1,)),
-    Renamed(
+    Derived(
         f"{_STRATEGY}.strategy_name",
-        ("inference.forward",),
-        _forward,
-        "`hf_infer` runs the modules of Hugging Face, `torch` our own forward pass where both agree",
+        ("inference.engine", "inference.forward"),
+        _engine,
+        "`vllm` and `sglang` are engines of these packages; `hf_infer` is ours with the modules of "
+        "Hugging Face, `torch` ours with its own forward pass where both agree",
     ),
     Renamed(f"{_STRATEGY}.gpu_memory_utilization", ("inference.gpu_memory_utilization",)),
     *(

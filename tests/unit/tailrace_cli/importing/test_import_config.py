@@ -28,6 +28,7 @@ FILES = {
 }
 EXPECTED: dict[str, dict[str, Any]] = {
     "roll": {
+        "inference.engine": "vllm",
         "exp_name": "lake_walkers",
         "logging_dir": "./out/logs",
         "max_steps": 300,
@@ -155,7 +156,6 @@ EXPECTED: dict[str, dict[str, Any]] = {
 }
 LISTED = {
     "roll": {
-        "actor_infer.strategy_args.strategy_name",
         "custom_envs.Lake.agent_system_template",
         "system_envs.NCCL_DEBUG",
     },

@@ -1,0 +1,137 @@
+"""Files that engines of other packages read: the model's folder, and weights in the host's memory."""
+
+import contextlib
+import fcntl
+import json
+import os
+import shutil
+import tempfile
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import save_file
+from transformers import AutoConfig, AutoModelForCausalLM
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+
+from tailrace.foreign import ForeignCodeError, foreign_code
+from tailrace.log import get_logger
+from tailrace_inference.config import InferenceConfig
+from tailrace_inference.engine.weights import WeightStage
+from tailrace_inference.ports import EngineRefusalError, NamedTensor
+from tailrace_protos.weights import ModelCard
+
+log = get_logger(__name__)
+
+SERVER_PID = "TAILRACE_SERVER_PID"  # names this server to the processes of an engine
+_MEMORY = Path("/dev/shm")
+_FOLDER, _LOCK = "tailrace-weights-", "lock"
+_NUM_FILES = 2  # the version that is staged, and the one before
+
+
+def write_model_folder(card: ModelCard, folder: Path) -> dict[str, Any]:
+    """Writes the files of a model card without weights; returns the configuration, with its class."""
+    config: dict[str, Any] = json.loads(card.config_json)
+    if not config.get("architectures"):
+        model_type = str(config.get("model_type", ""))
+        name = MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.get(model_type)
+        if name is None:
+            raise EngineRefusalError(f"model_type {model_type!r} is unknown to transformers")
+        config["architectures"] = [name]
+    (folder / "config.json").write_text(json.dumps(config))
+    for file, content in card.tokenizer_files.items():
+        (folder / file).write_bytes(content)
+    return config
+
+
+def max_sequence_tokens(config: InferenceConfig, card: ModelCard) -> int:
+    """Longest sequence that the model and the settings allow."""
+    limits = [limit for limit in (card.context_tokens, config.max_model_len) if limit]
+    if not limits:
+        raise EngineRefusalError("the model's config.json names no context length: set max_model_len")
+    return min(limits)
+
+
+class OwnFolder:
+    """Folder in the host's memory with a lock that its process holds; it removes those of dead ones."""
+
+    def __init__(self, root: Path | None = None) -> None:
+        root = root or (_MEMORY if _MEMORY.is_dir() else Path(tempfile.gettempdir()))
+        for path in root.glob(f"{_FOLDER}*"):
+            _remove_if_abandoned(path)
+        unnamed = Path(
+            tempfile.mkdtemp(prefix=f".{_FOLDER}", dir=root)
+        )  # others see it once it is locked
+        self._lock = os.open(unnamed / _LOCK, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC)
+        fcntl.flock(self._lock, fcntl.LOCK_EX)
+        self.path = unnamed.rename(root / unnamed.name.removeprefix("."))
+
+    def remove(self) -> None:
+        """Removes the folder and what is in it."""
+        shutil.rmtree(self.path, ignore_errors=True)
+        os.close(self._lock)
+
+
+def _remove_if_abandoned(path: Path) -> None:
+    with contextlib.suppress(FileNotFoundError, BlockingIOError), (path / _LOCK).open() as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        log.info("weights of a dead server removed", path=str(path))
+        shutil.rmtree(path, ignore_errors=True)
+
+
+class HostStage:
+    """Checks and merges updates like the torch engine, and keeps them as files in memory."""
+
+    def __init__(self, folder: Path, dtype: torch.dtype) -> None:
+        """`folder`: that of the model's configuration; `dtype`: type of the written weights."""
+        skeleton = _skeleton(folder, dtype)
+        embedding: Any = skeleton.get_input_embeddings()
+        self.vocab_size = int(embedding.num_embeddings)
+        self._stage = WeightStage(skeleton, torch.device("cpu"))
+        names: dict[int, str] = {}
+        for name, target in self._stage.targets.items():
+            names.setdefault(id(target), name)  # tied parameters are written once
+        self._names = names
+        self._whole: dict[str, torch.Tensor] = {}  # the base of adapters
+        self._files: list[Path] = []
+        self._folder = OwnFolder()
+
+    @property
+    def base_version(self) -> int:
+        """The base version for adapters; -1: none."""
+        return self._stage.base_version
+
+    def write(
+        self, tensors: Iterable[NamedTensor], policy_version: int, base_version: int | None
+    ) -> Path:
+        """Writes the whole model as a safetensors file; raises `WeightMismatchError`."""
+        staged = self._stage.load(tensors, policy_version, base_version)
+        values = {
+            self._names[id(target)]: value
+            for target, value in zip(staged.targets, staged.values, strict=True)
+        }
+        if base_version is None:
+            self._whole = values if self.base_version == policy_version else {}
+        values = self._whole | values
+        path = self._folder.path / f"{policy_version}.safetensors"
+        save_file(values, path)
+        self._files = [*(file for file in self._files if file != path), path]
+        while len(self._files) > _NUM_FILES:
+            self._files.pop(0).unlink()
+        return path
+
+    def close(self) -> None:
+        """Removes the files."""
+        self._folder.remove()
+
+
+def _skeleton(folder: Path, dtype: torch.dtype) -> Any:
+    """The model of a folder's configuration without memory for its weights."""
+    load: Any = AutoConfig.from_pretrained
+    make: Any = AutoModelForCausalLM.from_config
+    try:
+        with foreign_code("transformers"), torch.device("meta"):
+            return make(load(folder), dtype=dtype)
+    except ForeignCodeError as error:
+        raise EngineRefusalError(str(error)) from error

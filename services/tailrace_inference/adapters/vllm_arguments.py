@@ -1,0 +1,101 @@
+"""Settings of `inference` as arguments of vLLM."""
+
+import os
+from typing import Any
+
+import torch
+from vllm.engine.arg_utils import AsyncEngineArgs
+from vllm.platforms import current_platform
+
+from tailrace_inference.config import InferenceConfig
+from tailrace_inference.ports import EngineRefusalError
+
+_WORKER = "tailrace_inference.adapters.vllm_worker.WeightLoader"
+_OWN_ARGS = ("model", "load_format", "logprobs_mode", "worker_extension_cls", "skip_tokenizer_init")
+_CPU_BLOCK_TOKENS = 32  # vLLM's CPU attention wants multiples of it
+
+
+def check_engine_args(given: dict[str, Any]) -> None:
+    """Raises `EngineRefusalError` for arguments that would break what Tailrace relies on."""
+    if own := sorted(set(_OWN_ARGS) & given.keys()):
+        raise EngineRefusalError(f"inference.engine_args.{own[0]} is set by Tailrace: remove it")
+    if "speculative_config" in given:
+        raise EngineRefusalError(
+            "inference.engine_args.speculative_config: log-probabilities of speculated tokens are "
+            "not those after the temperature: remove it"
+        )
+
+
+def engine_arguments(
+    config: InferenceConfig, folder: str, content: dict[str, Any], *, max_len: int, max_logprobs: int
+) -> AsyncEngineArgs:
+    """Returns the arguments; `content`: the model's configuration, which `folder` holds.
+
+    It also sets the variables of the environment that vLLM reads at its start.
+    """
+    device = current_platform.device_type
+    if config.device not in ("auto", device):
+        raise EngineRefusalError(
+            f"inference.device is {config.device!r}, and this build of vLLM runs on {device}: set "
+            "it to auto, or install another build"
+        )
+    given = {
+        "dtype": "float32" if device == "cpu" and config.dtype == "auto" else config.dtype,
+        "max_model_len": max_len,
+        "max_num_seqs": config.max_running,
+        "max_num_batched_tokens": config.max_batched_tokens,
+        "enable_prefix_caching": config.prefix_cache,
+        "enforce_eager": device == "cpu",
+        "seed": int.from_bytes(os.urandom(4), "little") >> 1,
+        "max_logprobs": max_logprobs,
+        "disable_log_stats": True,
+        **_cache(config, content, device, max_len),
+    }
+    if device == "cpu":  # a prompt in pieces sets a generator back, which torch cannot on the CPU
+        torch.set_num_threads(config.num_threads)
+        given["enable_chunked_prefill"] = False
+        given["max_num_batched_tokens"] = max(config.max_batched_tokens, max_len)
+    given |= config.engine_args
+    os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
+    os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", "nobind")
+    os.environ["VLLM_USE_V2_MODEL_RUNNER"] = "0"  # its sampler is not the one that is extended
+    if given.get("tensor_parallel_size", 1) * given.get("pipeline_parallel_size", 1) == 1:
+        given.setdefault("distributed_executor_backend", "uni")
+        os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"  # no second process
+    try:
+        return AsyncEngineArgs(
+            model=folder,
+            load_format="dummy",
+            skip_tokenizer_init=True,
+            logprobs_mode="raw_logprobs",
+            worker_extension_cls=_WORKER,
+            **given,
+        )
+    except TypeError as error:  # an argument that vLLM does not know
+        raise EngineRefusalError(f"inference.engine_args: {error}") from error
+
+
+def _cache(
+    config: InferenceConfig, content: dict[str, Any], device: str, max_len: int
+) -> dict[str, Any]:
+    """Size of the cache of keys and values."""
+    block = config.kv_block_tokens
+    if device == "cpu":
+        block = -(-block // _CPU_BLOCK_TOKENS) * _CPU_BLOCK_TOKENS
+    if config.gpu_memory_utilization:
+        return {"block_size": block, "gpu_memory_utilization": config.gpu_memory_utilization}
+    num_tokens = max(config.kv_cache_tokens, max_len) + 2 * block
+    return {
+        "block_size": block,
+        "num_gpu_blocks_override": num_tokens // block,
+        "kv_cache_memory_bytes": num_tokens * _token_bytes(content),
+    }
+
+
+def _token_bytes(content: dict[str, Any]) -> int:
+    """Upper bound of the bytes of one token's keys and values, from a model's configuration."""
+    content = {**content, **(content.get("text_config") or {})}
+    heads = int(content.get("num_attention_heads") or 1)
+    width = int(content.get("head_dim") or int(content.get("hidden_size") or 0) // heads)
+    kv_heads = int(content.get("num_key_value_heads") or heads)
+    return 2 * 4 * int(content.get("num_hidden_layers") or 1) * kv_heads * max(width, 32)

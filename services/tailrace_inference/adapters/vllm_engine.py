@@ -1,0 +1,387 @@
+"""`VllmEngine`: vLLM's AsyncLLM in this process, its engine core in another.
+
+Invariants: vLLM tags each token with the version that was active when it was sampled, and versions
+change only while the scheduler is paused; after the first control call that fails or takes too long the
+engine counts as dead. Stop strings are searched here, so that they mean the same as in other engines.
+"""
+
+import asyncio
+import contextlib
+import os
+import tempfile
+import time
+from collections.abc import Awaitable, Iterable
+from pathlib import Path
+from typing import Any, NoReturn, TypeVar
+
+import psutil
+from tokenizers import Tokenizer
+from vllm.engine.arg_utils import AsyncEngineArgs
+from vllm.exceptions import VLLMClientError
+from vllm.v1.engine.async_llm import AsyncLLM
+from vllm.v1.engine.exceptions import EngineDeadError
+from vllm.v1.metrics.loggers import StatLoggerBase
+
+from tailrace.log import get_logger
+from tailrace_inference.adapters.staging import (
+    SERVER_PID,
+    HostStage,
+    max_sequence_tokens,
+    write_model_folder,
+)
+from tailrace_inference.adapters.vllm_arguments import check_engine_args, engine_arguments
+from tailrace_inference.adapters.vllm_calls import CallCounts, VllmCall
+from tailrace_inference.config import InferenceConfig
+from tailrace_inference.core.requests import InvalidRequestError, check_request, failed
+from tailrace_inference.engine.stops import StopStrings
+from tailrace_inference.ports import (
+    EngineFailedError,
+    EngineFeatures,
+    EngineRefusalError,
+    EngineStats,
+    NamedTensor,
+    OnChunk,
+)
+from tailrace_protos.generation import (
+    CallErrorCode,
+    FinishReason,
+    GenerateRequest,
+    TokenChunk,
+)
+from tailrace_protos.weights import ModelCard
+
+log = get_logger(__name__)
+T = TypeVar("T")
+
+_CONTROL_S = 60.0  # deadline of a control call; a death ends it earlier
+_PING_S = 0.25  # between two questions whether the engine answers
+_HUNG_S = 1.0  # without an answer and without any processor time: stopped
+_STUCK_S = 120.0  # without an answer, but busy
+_RETRY_AFTER_S = 0.5
+_REASONS = {
+    "stop": FinishReason.STOP,
+    "length": FinishReason.LENGTH,
+    "abort": FinishReason.ABORT,
+}
+
+
+class _Stats(StatLoggerBase):  # type: ignore[misc]  # vLLM has no types here
+    """Counters of vLLM's scheduler, as it reports them after each step."""
+
+    def __init__(self) -> None:
+        self.num_running = self.num_steps = self.num_preemptions = 0
+        self.usage = self.step_s = 0.0
+        self._last_s = 0.0
+
+    def record(self, scheduler_stats: Any, iteration_stats: Any, **_: Any) -> None:
+        """See `StatLoggerBase`."""
+        if scheduler_stats is not None:
+            now_s = time.monotonic()
+            if self.num_running:  # the last step left work: this one began at its end
+                self.step_s += now_s - self._last_s
+            self.num_steps, self._last_s = self.num_steps + 1, now_s
+            self.num_running = scheduler_stats.num_running_reqs
+            self.usage = scheduler_stats.kv_cache_usage
+        if iteration_stats is not None:
+            self.num_preemptions += iteration_stats.num_preempted_reqs
+
+    def log_engine_initialized(self) -> None:
+        """See `StatLoggerBase`."""
+
+
+class VllmEngine:
+    """See `Engine`."""
+
+    def __init__(self, card: ModelCard, config: InferenceConfig) -> None:
+        check_engine_args(config.engine_args)
+        text = card.tokenizer_files.get("tokenizer.json")
+        self._tokenizer = None if text is None else Tokenizer.from_str(text.decode())
+        self.features = EngineFeatures(
+            stop_strings=text is not None,
+            seeds="engine",
+            adapters=True,
+            cache_salt=True,
+            unread_settings=("forward", "step_in", "cpu_matmul"),
+        )
+        self._card, self._config = card, config
+        self._folder = tempfile.TemporaryDirectory(prefix="tailrace-model-")
+        self._calls: dict[str, VllmCall] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._counts = CallCounts()
+        self._stats = _Stats()
+        self._policy_version = -1
+        self._staged: tuple[int, Path] | None = None
+        self._active: Path | None = None
+        self._is_paused = False
+        self._control = asyncio.Lock()
+
+    async def start(self) -> None:
+        """See `Engine`."""
+        content = write_model_folder(self._card, Path(self._folder.name))
+        self.max_len = max_sequence_tokens(self._config, self._card)
+        max_logprobs, folder = self.features.max_top_logprobs, self._folder.name
+        args = engine_arguments(
+            self._config, folder, content, max_len=self.max_len, max_logprobs=max_logprobs
+        )
+        self._failure: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        os.environ[SERVER_PID] = str(os.getpid())
+        try:
+            self._llm: AsyncLLM = await asyncio.to_thread(self._build, args)
+        except (ValueError, RuntimeError) as error:
+            raise EngineRefusalError(f"vLLM does not start: {error}") from error
+        dtype = self._llm.model_config.dtype
+        self._stage = await asyncio.to_thread(HostStage, Path(self._folder.name), dtype)
+        cache = self._llm.vllm_config.cache_config
+        self._capacity_tokens = int(cache.num_gpu_blocks or 0) * int(cache.block_size)
+        await self._call(self._llm.collective_rpc("tailrace_scale_logprobs"))
+        await self._call(self._llm.engine_core.pause_scheduler_async(mode="keep", clear_cache=False))
+        self._monitor = asyncio.create_task(self._watch_core(), name="vllm monitor")
+
+    def _build(self, args: AsyncEngineArgs) -> AsyncLLM:
+        return AsyncLLM.from_engine_args(args, stat_loggers=[lambda *_: self._stats])
+
+    async def watch(self) -> NoReturn:
+        """See `Engine`."""
+        await asyncio.wait({self._failure})
+        raise self._failure.exception() or EngineFailedError("vLLM ended")
+
+    async def _watch_core(self) -> None:
+        """Asks the core again and again; a core that is busy may take longer to answer."""
+        answered_s, mark_s, used_s = time.monotonic(), 0.0, -1.0
+        asking = asyncio.create_task(self._ping())
+        while not self._failure.done():
+            await asyncio.wait({asking}, timeout=_PING_S)
+            now_s = time.monotonic()
+            if self._llm.errored:
+                self._fail("vLLM's engine core died")
+            elif asking.done():
+                answered_s, used_s = now_s, -1.0
+                await asyncio.sleep(_PING_S)
+                asking = asyncio.create_task(self._ping())
+            elif used_s < 0 or now_s - mark_s > _HUNG_S:
+                before_s, used_s = used_s, await asyncio.to_thread(self._processor_seconds)
+                if used_s == before_s or now_s - answered_s > _STUCK_S:
+                    self._fail(f"vLLM's engine core has not answered for {now_s - answered_s:.1f} s")
+                mark_s = now_s
+
+    async def _ping(self) -> bool:
+        with contextlib.suppress(EngineDeadError):
+            return bool(await self._llm.is_paused())
+        return False
+
+    def _processor_seconds(self) -> float:
+        """Processor time of the core and its workers."""
+        total = 0.0
+        for process in self._llm.engine_core.resources.engine_manager.processes:
+            with contextlib.suppress(psutil.Error):
+                core = psutil.Process(process.pid)
+                for each in (core, *core.children(recursive=True)):
+                    times = each.cpu_times()
+                    total += times.user + times.system
+        return total
+
+    def _fail(self, reason: str) -> None:
+        if not self._failure.done():
+            self._failure.set_exception(EngineFailedError(reason))
+            self._failure.exception()  # `watch` may never be called
+
+    async def _call(self, call: Awaitable[T], deadline_s: float = _CONTROL_S) -> T:
+        """A control call; one that fails or takes too long ends the engine."""
+        asked = asyncio.ensure_future(call)
+        either: set[asyncio.Future[Any]] = {asked, self._failure}
+        await asyncio.wait(either, timeout=deadline_s, return_when=asyncio.FIRST_COMPLETED)
+        if not asked.done():
+            asked.cancel()
+            self._fail(f"vLLM has not answered a control call within {deadline_s:g} s")
+            self._failure.result()
+        if (error := asked.exception()) is not None:
+            self._fail(f"vLLM failed a control call: {error}")
+            self._failure.result()
+        return asked.result()
+
+    def submit(self, request: GenerateRequest, on_chunk: OnChunk) -> None:
+        """See `Engine`."""
+        num_waiting = len(self._calls) - self._config.max_running
+        if num_waiting >= self._config.max_waiting:
+            reason = f"{num_waiting} requests are waiting"
+            on_chunk(failed(request.call_id, CallErrorCode.OVERLOADED, reason, _RETRY_AFTER_S))
+            return
+        try:
+            prompt = check_request(request, self.max_len, self._stage.vocab_size, self.features)
+        except InvalidRequestError as error:
+            on_chunk(failed(request.call_id, CallErrorCode.INVALID, str(error)))
+            return
+        stops = None
+        if request.sampling.stop and self._tokenizer is not None:
+            continued = prompt[len(prompt) - request.num_continued :].tolist()
+            stops = StopStrings(self._tokenizer, request.sampling.stop, continued)
+        max_new = min(request.max_new_tokens, self.max_len - len(prompt))
+        call = VllmCall(request, on_chunk, len(prompt), max_new, stops, self._policy_version)
+        self._calls[request.call_id] = call
+        task = asyncio.create_task(self._run(call, prompt.tolist()))
+        self._tasks.add(task)
+        task.add_done_callback(self._run_ended)
+
+    def _run_ended(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            self._fail(f"a call failed in vLLM: {error!r}")
+
+    async def _run(self, call: VllmCall, prompt: list[int]) -> None:
+        """Passes the tokens of one call on."""
+        asked: dict[str, Any] = {"prompt_token_ids": prompt}
+        if self._config.kv_on_update == "keep":  # old keys and values must not serve new calls
+            asked["cache_salt"] = str(self._policy_version)
+        try:
+            try:
+                queue = await self._llm.add_request(call.request.call_id, asked, call.sampling())
+            except (ValueError, VLLMClientError) as error:  # refused by vLLM
+                self._end(call, failed(call.request.call_id, CallErrorCode.INVALID, str(error)))
+                return
+            call.internal_id = queue.request_id
+            if call.is_aborted:
+                await self._llm.abort(call.request.call_id)
+            ended = False
+            while not ended:
+                ended = await self._forward(call, await queue.get())
+        except EngineDeadError:
+            self._fail("vLLM's engine core died")  # the calls end with the service
+
+    async def _forward(self, call: VllmCall, output: Any) -> bool:
+        """Sends the new tokens of an output of vLLM; True after the last chunk."""
+        made = output.outputs[0]
+        ids, reason = list(made.token_ids), made.finish_reason
+        count, stop = call.find_stop(ids, reason == "stop")
+        spans = call.spans(self._version_starts(call, made), count)
+        chunk = call.chunk(made, count, spans, self._stage.vocab_size, self._counts)
+        if self._config.kv_on_update == "keep":
+            self._counts.stale += call.num_stale(spans)
+        if stop is None and reason is None:
+            call.on_chunk(chunk)
+            return False
+        if reason is None or count < len(ids):
+            await self._llm.abort(call.request.call_id)
+        self._counts.hit += output.num_cached_tokens or 0
+        self._end(
+            call,
+            TokenChunk(
+                chunk.call_id, chunk.token_ids, chunk.inference_logprobs, chunk.spans,
+                _REASONS["stop" if stop is not None else reason], stop or made.stop_reason,
+                output.num_cached_tokens or 0, None, chunk.top_ids, chunk.top_logprobs,
+            ),
+        )  # fmt: skip
+        return True
+
+    def _version_starts(self, call: VllmCall, made: Any) -> list[tuple[str, int]]:
+        """Versions of a call with the first token of each."""
+        if made.weight_versions is not None:
+            return [(span.version, span.start) for span in made.weight_versions]
+        states = self._llm.output_processor.request_states
+        return list(states[call.internal_id].weight_version_starts)
+
+    def _end(self, call: VllmCall, chunk: TokenChunk) -> None:
+        """Sends the last chunk of a call."""
+        if self._calls.pop(call.request.call_id, None) is not None:
+            self._counts.finished += 1
+            self._counts.prompt += call.num_prompt
+            call.on_chunk(chunk)
+
+    def abort(self, call_id: str) -> None:
+        """See `Engine`."""
+        if (call := self._calls.get(call_id)) is not None:
+            call.is_aborted = True
+            if call.internal_id:
+                task = asyncio.create_task(self._abort(call_id))
+                self._tasks.add(task)
+                task.add_done_callback(self._run_ended)
+
+    async def _abort(self, call_id: str) -> None:
+        with contextlib.suppress(EngineDeadError):
+            await self._llm.abort(call_id)
+
+    def abort_all(self) -> None:
+        """See `Engine`."""
+        for call_id in list(self._calls):
+            self.abort(call_id)
+
+    @property
+    def base_version(self) -> int:
+        """See `Engine`."""
+        return self._stage.base_version
+
+    async def stage(
+        self, tensors: Iterable[NamedTensor], policy_version: int, base_version: int | None = None
+    ) -> None:
+        """See `Engine`."""
+        path = await asyncio.to_thread(self._stage.write, tensors, policy_version, base_version)
+        self._staged = policy_version, path
+
+    async def apply(self) -> float:
+        """See `Engine`."""
+        async with self._control:
+            assert self._staged is not None, "apply without stage"
+            (policy_version, path), self._staged = self._staged, None
+            recompute = self._config.kv_on_update == "recompute"
+            began_s, core = time.perf_counter(), self._llm.engine_core
+            await self._call(core.pause_scheduler_async(mode="keep", clear_cache=recompute))
+            await self._call(self._llm.collective_rpc("tailrace_load", args=(str(path),)))
+            await self._call(self._llm.update_weight_version(str(policy_version)))
+            if recompute:
+                begun = (call for call in self._calls.values() if call.num_sent)
+                self._counts.recomputed += sum(call.num_prompt + call.num_sent for call in begun)
+            self._policy_version = policy_version
+            if not self._is_paused:
+                await self._call(self._llm.resume_generation())
+            return time.perf_counter() - began_s
+
+    async def pause(self) -> None:
+        """See `Engine`."""
+        async with self._control:
+            self._is_paused = True
+            pausing = self._llm.engine_core.pause_scheduler_async(mode="keep", clear_cache=False)
+            await self._call(pausing)
+
+    async def resume(self) -> None:
+        """See `Engine`."""
+        async with self._control:
+            self._is_paused = False
+            if self._policy_version >= 0:
+                await self._call(self._llm.resume_generation())
+
+    def stats(self) -> EngineStats:
+        """See `Engine`."""
+        counts, seen, num_open = self._counts, self._stats, len(self._calls)
+        num_running = min(seen.num_running, num_open)
+        return EngineStats(
+            policy_version=self._policy_version,
+            capacity_tokens=self._capacity_tokens,
+            used_tokens=int(seen.usage * self._capacity_tokens) if num_open else 0,
+            num_running=num_running,
+            num_waiting=num_open - num_running,
+            num_steps=seen.num_steps,
+            step_s=seen.step_s,
+            num_generated_tokens=counts.generated,
+            num_prompt_tokens=counts.prompt,
+            num_prefix_hit_tokens=counts.hit,
+            num_computed_tokens=counts.prompt - counts.hit + counts.generated + counts.recomputed,
+            num_recomputed_tokens=counts.recomputed,
+            num_stale_kv_tokens=counts.stale,
+            num_preemptions=seen.num_preemptions,
+            num_finished=counts.finished,
+            num_nonfinite_logprobs=counts.nonfinite,
+        )
+
+    async def close(self) -> None:
+        """See `Engine`."""
+        self._monitor.cancel()
+        for task in list(self._tasks):
+            task.cancel()
+        await asyncio.wait({self._monitor, *self._tasks})
+        if self._failure.done():  # it may be stopped, and would not hear
+            for process in self._llm.engine_core.resources.engine_manager.processes:
+                process.kill()
+        if self._llm.output_handler is not None:
+            self._llm.output_handler.cancel()
+        await asyncio.to_thread(self._llm.shutdown)
+        self._stage.close()
+        self._folder.cleanup()

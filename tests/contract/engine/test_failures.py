@@ -1,0 +1,69 @@
+"""An engine that dies or hangs is noticed in time, and its control calls end."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import time
+from typing import Any
+
+import psutil
+import pytest
+
+from tailrace_inference.engine.driver import EngineDriver
+from tailrace_inference.ports import EngineFailedError
+from tests.contract.engine.harness import ENGINE, Bench, weights_of
+
+NOTICED_S = 2.0
+
+
+def processes() -> list[psutil.Process]:
+    """The processes in which an engine computes, beside this one."""
+    children = psutil.Process().children(recursive=True)
+    alive = [each for each in children if each.status() != psutil.STATUS_ZOMBIE]
+    return [each for each in alive if "resource_tracker" not in " ".join(each.cmdline())]
+
+
+def wound(engine: Any, way: signal.Signals) -> None:
+    """Kills or stops the engine in the middle of its work."""
+    if isinstance(engine, EngineDriver):
+        engine.engine = BrokenSteps(engine.engine)
+    for process in processes():
+        process.send_signal(way)
+
+
+class BrokenSteps:
+    """A stepped engine whose steps fail."""
+
+    def __init__(self, engine: Any) -> None:
+        self._engine = engine
+
+    def step(self) -> bool:
+        raise RuntimeError("broken")
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._engine, name)
+
+
+WAYS = [signal.SIGKILL] if ENGINE in ("torch", "hf") else [signal.SIGKILL, signal.SIGSTOP]
+
+
+@pytest.mark.parametrize("way", WAYS, ids=str)
+async def test_a_dead_or_stopped_engine_is_noticed_and_control_calls_end(way: signal.Signals) -> None:
+    bench = await Bench.start(max_running=8, kv_cache_tokens=4096)
+    watching = asyncio.create_task(bench.engine.watch())
+    asked = bench.ask([1, 2], 250)
+    await asked.begun.wait()
+    await bench.engine.stage(iter(weights_of(bench.models[1])), 1)
+    began_s = time.monotonic()
+    wound(bench.engine, way)
+    if ENGINE not in ("torch", "hf"):
+        with pytest.raises(EngineFailedError):
+            async with asyncio.timeout(NOTICED_S):
+                await bench.engine.apply()
+    with pytest.raises(RuntimeError):
+        async with asyncio.timeout(NOTICED_S):
+            await watching
+    assert time.monotonic() - began_s < NOTICED_S + 1
+    await bench.engine.close()
+    assert not processes()

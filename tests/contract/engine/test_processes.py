@@ -1,0 +1,58 @@
+"""An engine with processes of its own leaves none behind when its server is killed."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from tailrace_inference.adapters.staging import OwnFolder
+from tests.contract.engine.harness import ENGINE
+from tests.e2e.runs import ROOT
+
+pytestmark = pytest.mark.skipif(
+    ENGINE in ("torch", "hf"), reason=f"{ENGINE} computes in the server's own process"
+)
+
+SERVER = """
+import asyncio
+from tests.contract.engine.harness import Bench
+
+async def serve():
+    bench = await Bench.start(max_running=8, kv_cache_tokens=4096)
+    print("ready", bench.engine._stage._folder.path, flush=True)
+    await asyncio.Event().wait()
+
+asyncio.run(serve())
+"""
+
+
+@pytest.fixture
+def server() -> Iterator[subprocess.Popen[str]]:
+    process = subprocess.Popen(
+        [sys.executable, "-c", SERVER], stdout=subprocess.PIPE, text=True, cwd=ROOT
+    )
+    yield process
+    for each in psutil.Process(process.pid).children(recursive=True) if process.poll() is None else ():
+        each.kill()
+    process.kill()
+    process.communicate()
+
+
+@pytest.mark.timeout(180)
+def test_a_killed_server_leaves_no_process_and_no_weights(server: subprocess.Popen[str]) -> None:
+    assert server.stdout is not None
+    ready = next(line for line in server.stdout if line.startswith("ready "))
+    folder = Path(ready.split()[1])
+    assert folder.is_dir()
+    children = psutil.Process(server.pid).children(recursive=True)
+    assert children
+    server.kill()
+    _, alive = psutil.wait_procs(children, timeout=20)
+    assert not alive
+    OwnFolder().remove()  # the next server's start
+    assert not folder.exists()
