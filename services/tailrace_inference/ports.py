@@ -19,7 +19,6 @@ class EngineFeatures(msgspec.Struct, frozen=True, kw_only=True):
     seeds: Literal["no", "engine", "portable"] = "portable"
     """`engine`: a seed repeats its tokens on one engine. `portable`: also in any batch, on another
     server and after a continuation."""
-    top_p_within_top_k: bool = True  # `top_p` counts among the `top_k` tokens; otherwise not both
     guided: bool = False  # replies bound to a grammar
     adapters: bool = False  # updates that hold adapters alone
     kv_on_update: tuple[KvOnUpdate, ...] = ("recompute", "keep")

@@ -7,6 +7,7 @@ fail at once when SGLang dies or stops to answer.
 """
 
 import asyncio
+import os
 import secrets
 import tempfile
 import time
@@ -17,17 +18,16 @@ from typing import Any, NoReturn, TypeVar
 
 import numpy as np
 import psutil
-import torch
 from tokenizers import Tokenizer
 
 from tailrace.foreign import ForeignCodeError, foreign_code
 from tailrace_inference.adapters.sglang_calls import CallCounts, SGLangCall
-from tailrace_inference.adapters.sglang_settings import model_skeleton, server_arguments
-from tailrace_inference.adapters.sglang_thread import CallOutput, SGLangThread, WeightBucket
+from tailrace_inference.adapters.sglang_settings import check_layout, model_folder, server_arguments
+from tailrace_inference.adapters.sglang_thread import CallOutput, SGLangThread
+from tailrace_inference.adapters.staging import SERVER_PID, HostStage, max_sequence_tokens
 from tailrace_inference.config import InferenceConfig
 from tailrace_inference.core.requests import InvalidRequestError, check_request, failed
 from tailrace_inference.engine.stops import StopStrings
-from tailrace_inference.engine.weights import WeightStage
 from tailrace_inference.ports import (
     EngineFailedError,
     EngineFeatures,
@@ -61,42 +61,41 @@ class SGLangEngine:
         self._tokenizer = None if text is None else Tokenizer.from_str(text.decode())
         self._config = config
         self._folder = tempfile.TemporaryDirectory(prefix="tailrace-sglang-")
-        self._model = model_skeleton(card, config, Path(self._folder.name))
-        self._weights = WeightStage(self._model, torch.device("cpu"))
-        targets = self._weights.targets
-        self._names = {id(targets[name]): name for name in reversed(targets)}  # tied ones: the first
-        deterministic = bool(config.engine_args.get("enable_deterministic_inference"))
+        dtype = model_folder(card, config, Path(self._folder.name))
+        self._max_len = min(max_sequence_tokens(config, card), config.kv_cache_tokens)
+        arguments = server_arguments(config, Path(self._folder.name), self._max_len, dtype)
         self.features = EngineFeatures(
             stop_strings=self._tokenizer is not None,
-            seeds="portable" if deterministic else "no",
-            top_p_within_top_k=False,
             adapters=True,
             cache_salt=True,
             unread_settings=("cpu_matmul", "forward", "step_in"),
         )
-        text_config = self._model.config.get_text_config()
-        self._vocab_size = int(text_config.vocab_size)
-        limits = (config.max_model_len, getattr(text_config, "max_position_embeddings", 0))
-        self._max_len = min(limit for limit in (*limits, config.kv_cache_tokens) if limit)
-        arguments = server_arguments(config, Path(self._folder.name), self._max_len, self._model.dtype)
         self._sglang = SGLangThread(
             arguments, self._on_outputs, config.stream_interval_ms / 1000.0, config.stream_chunk_tokens
         )
         self._calls: dict[str, SGLangCall] = {}  # by rid
         self._rids: dict[str, str] = {}  # of open calls, by call id
         self._num_calls = 0
-        self._staged: tuple[int, WeightBucket] | None = None
+        self._staged: tuple[int, Path] | None = None
         self._is_paused = False
         self._is_swapping = False
         self._watching: asyncio.Task[NoReturn] | None = None
         self._counts = CallCounts()
         self.policy_version = -1
+        self._stage = HostStage(Path(self._folder.name), dtype)
+        try:
+            check_layout(self._stage.shapes, card)
+        except EngineRefusalError:
+            self._stage.close()
+            raise
 
     async def start(self) -> None:
         """See `Engine`."""
+        os.environ[SERVER_PID] = str(os.getpid())
         try:
             await self._sglang.start()
         except ForeignCodeError as error:
+            self._stage.close()
             raise EngineRefusalError(f"{error} (inference.engine_args, or the model)") from error
         self._watching = asyncio.create_task(self._watch(), name="sglang watch")
 
@@ -150,9 +149,7 @@ class SGLangEngine:
             on_chunk(failed(request.call_id, CallErrorCode.OVERLOADED, reason, _RETRY_AFTER_S))
             return
         try:
-            prompt = check_request(request, self._max_len, self._vocab_size, self.features)
-            if request.sampling.min_p and self.features.seeds != "no":
-                raise InvalidRequestError("sampling.min_p: a deterministic SGLang cannot: leave it out")
+            prompt = check_request(request, self._max_len, self._stage.vocab_size, self.features)
         except InvalidRequestError as error:
             on_chunk(failed(request.call_id, CallErrorCode.INVALID, str(error)))
             return
@@ -178,7 +175,7 @@ class SGLangEngine:
         generate = {
             "input_ids": np.frombuffer(request.prompt_ids, np.int32).tolist(),
             "cache_salt": str(self.policy_version),
-            "top_logprobs_num": min(request.top_logprobs, self._vocab_size),
+            "top_logprobs_num": min(request.top_logprobs, self._stage.vocab_size),
             "sampling_params": {
                 "max_new_tokens": min(request.max_new_tokens, self._max_len - call.num_prompt),
                 "temperature": sampling.temperature,
@@ -186,7 +183,7 @@ class SGLangEngine:
                 "top_k": sampling.top_k or -1,
                 "min_p": sampling.min_p,
                 "stop_token_ids": list(sampling.stop_token_ids),
-                "sampling_seed": seed if self.features.seeds != "no" else None,
+                "sampling_seed": seed,
             },
         }
         self._sglang.submit(call.rid, generate, eager=call.stops is not None)
@@ -211,25 +208,19 @@ class SGLangEngine:
     @property
     def base_version(self) -> int:
         """See `Engine`."""
-        return self._weights.base_version
+        return self._stage.base_version
 
     async def stage(
         self, tensors: Iterable[NamedTensor], policy_version: int, base_version: int | None = None
     ) -> None:
         """See `Engine`."""
-        self._staged = await asyncio.to_thread(self._load, tensors, policy_version, base_version)
-
-    def _load(
-        self, tensors: Iterable[NamedTensor], policy_version: int, base_version: int | None
-    ) -> tuple[int, WeightBucket]:
-        staged = self._weights.load(tensors, policy_version, base_version)
-        names = (self._names[id(target)] for target in staged.targets)
-        return policy_version, WeightBucket.of(dict(zip(names, staged.values, strict=True)))
+        path = await asyncio.to_thread(self._stage.write, tensors, policy_version, base_version)
+        self._staged = policy_version, path
 
     async def apply(self) -> float:
         """See `Engine`. A failure leaves SGLang with parts of two versions: it must be restarted."""
         assert self._staged is not None, "apply without stage"
-        (policy_version, bucket), self._staged = self._staged, None
+        (policy_version, path), self._staged = self._staged, None
         began_s = time.perf_counter()
         recompute = self._config.kv_on_update == "recompute" or self.policy_version < 0
         self._is_swapping = True
@@ -237,7 +228,7 @@ class SGLangEngine:
             counts = await self._control(
                 self._sglang.pause("retract" if recompute else "in_place"), _CONTROL_S
             )
-            await self._control(self._sglang.load(bucket, policy_version, flush=recompute), _LOAD_S)
+            await self._control(self._sglang.load(path, policy_version, flush=recompute), _LOAD_S)
             self.policy_version = policy_version
             for call in self._calls.values():
                 if call.is_sent:
@@ -327,4 +318,5 @@ class SGLangEngine:
             self._watching.cancel()
             await asyncio.wait({self._watching})
         await asyncio.to_thread(self._sglang.close)
+        self._stage.close()
         self._folder.cleanup()

@@ -4,14 +4,15 @@ import json
 import math
 import os
 import secrets
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM
 
-from tailrace.foreign import ForeignCodeError, foreign_code
 from tailrace_inference.adapters.sglang_thread import on_child_error
+from tailrace_inference.adapters.sglang_worker import LOADER
+from tailrace_inference.adapters.staging import write_model_folder
 from tailrace_inference.config import InferenceConfig
 from tailrace_inference.ports import EngineRefusalError
 from tailrace_protos.weights import ModelCard
@@ -20,7 +21,8 @@ _SPARE_TOKENS = 8  # SGLang keeps a few tokens of each limit to itself
 
 _OURS = {
     "model_path", "load_format", "skip_tokenizer_init", "incremental_streaming_output", "node_rank",
-    "stream_interval", "weight_version", "custom_sigquit_handler",
+    "stream_interval", "weight_version", "custom_sigquit_handler", "custom_weight_loader",
+    "sampling_backend",
 }  # fmt: skip
 _REFUSED = {
     "dp_size": "start one server for each data-parallel group: set inference.num_servers",
@@ -33,7 +35,7 @@ def server_arguments(
     config: InferenceConfig, folder: Path, max_len: int, dtype: torch.dtype
 ) -> dict[str, Any]:
     """`ServerArgs` of SGLang for our settings; raises `EngineRefusalError`."""
-    on_cpu = config.device == "cpu" or not torch.cuda.is_available()
+    on_cpu = _on_cpu(config)
     if config.device == "cuda" and on_cpu:
         raise EngineRefusalError("inference.device is 'cuda', but torch finds no CUDA device")
     for name in sorted(config.engine_args.keys() & (_OURS | _REFUSED.keys())):
@@ -45,6 +47,8 @@ def server_arguments(
         "skip_tokenizer_init": True,
         "incremental_streaming_output": True,
         "custom_sigquit_handler": on_child_error,
+        "custom_weight_loader": [LOADER],
+        "sampling_backend": "pytorch",  # that of `run_scheduler`
         "dtype": str(dtype).removeprefix("torch."),
         "context_length": max_len + _SPARE_TOKENS,
         "max_running_requests": config.max_running,
@@ -66,7 +70,6 @@ def server_arguments(
         arguments |= {
             "device": "cpu",
             "attention_backend": "torch_native",
-            "sampling_backend": "pytorch",
             "grammar_backend": "none",
             "disable_cuda_graph": True,
             "disable_overlap_schedule": True,
@@ -77,27 +80,27 @@ def server_arguments(
     return arguments | config.engine_args
 
 
-def model_skeleton(card: ModelCard, config: InferenceConfig, folder: Path) -> Any:
-    """The model without memory for its weights, and its `config.json` in `folder` for SGLang."""
-    content = json.loads(card.config_json)
-    (folder / "config.json").write_bytes(card.config_json)
-    try:
-        with foreign_code("transformers"):
-            hf_config: Any = AutoConfig.from_pretrained(folder)
-            named = "float32" if config.device == "cpu" or not torch.cuda.is_available() else None
-            dtype = config.dtype if config.dtype != "auto" else named or hf_config.dtype or "bfloat16"
-            make: Any = AutoModelForCausalLM.from_config
-            with torch.device("meta"):
-                model = make(hf_config, dtype=getattr(torch, str(dtype).removeprefix("torch.")))
-    except ForeignCodeError as error:
-        raise EngineRefusalError(str(error)) from error
-    for name, value in model.named_parameters():
-        if value.ndim > 2 and math.prod(value.shape):
+def model_folder(card: ModelCard, config: InferenceConfig, folder: Path) -> torch.dtype:
+    """Writes the model's configuration for SGLang; returns the type of its weights."""
+    content = write_model_folder(card, folder)
+    # The end of sequence is no stop by itself: requests name their stop ids.
+    (folder / "config.json").write_text(json.dumps(content | {"eos_token_id": None}))
+    text = content | (content.get("text_config") or {})
+    named = "float32" if _on_cpu(config) else text.get("dtype") or text.get("torch_dtype") or "bfloat16"
+    dtype: torch.dtype = getattr(torch, named if config.dtype == "auto" else config.dtype)
+    return dtype
+
+
+def check_layout(shapes: Mapping[str, tuple[int, ...]], card: ModelCard) -> None:
+    """Raises `EngineRefusalError` for parameters that SGLang lays out in another way."""
+    for name, shape in shapes.items():
+        if len(shape) > 2 and math.prod(shape):
+            model_type = json.loads(card.config_json).get("model_type")
             raise EngineRefusalError(
                 f"inference.engine: sglang loads {name!r} in another layout than that of transformers: "
-                f"take torch for {content.get('model_type')}"
+                f"take torch for {model_type}"
             )
-    # The end of sequence is no stop by itself: requests name their stop ids.
-    content |= {"eos_token_id": None, "architectures": [type(model).__name__]}
-    (folder / "config.json").write_text(json.dumps(content))
-    return model
+
+
+def _on_cpu(config: InferenceConfig) -> bool:
+    return config.device == "cpu" or not torch.cuda.is_available()

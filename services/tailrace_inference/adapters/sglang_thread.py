@@ -15,6 +15,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Coroutine
 from concurrent.futures import Future
+from pathlib import Path
 from typing import Any, TypeVar
 
 import msgspec
@@ -30,14 +31,12 @@ from sglang.srt.managers.io_struct import (
     UpdateWeightsFromTensorReqInput,
 )
 from sglang.srt.utils import MultiprocessingSerializer
-from sglang.srt.weight_sync.tensor_bucket import FlattenedTensorMetadata
 
 from tailrace.foreign import ForeignCodeError, foreign_code
+from tailrace_inference.adapters.sglang_worker import LOADER, run_scheduler
 from tailrace_inference.ports import EngineFailedError
 
 T = TypeVar("T")
-
-_ALIGN_BYTES = 16
 
 
 class CallOutput(msgspec.Struct):
@@ -53,31 +52,10 @@ class CallOutput(msgspec.Struct):
     error: str = ""
 
 
-class WeightBucket(msgspec.Struct):
-    """Named tensors in one block of shared memory."""
-
-    memory: torch.Tensor  # bytes
-    metadata: list[FlattenedTensorMetadata]
-
-    @classmethod
-    def of(cls, tensors: dict[str, torch.Tensor]) -> "WeightBucket":
-        """Copies tensors of the host into shared memory."""
-        metadata, end = [], 0
-        for name, tensor in tensors.items():
-            start = -(-end // _ALIGN_BYTES) * _ALIGN_BYTES
-            end = start + tensor.nbytes
-            metadata.append(
-                FlattenedTensorMetadata(name, tensor.shape, tensor.dtype, start, end, tensor.nbytes)
-            )
-        memory: torch.Tensor = torch.empty(end, dtype=torch.uint8)
-        memory.share_memory_()  # type: ignore[no-untyped-call]
-        for place, tensor in zip(metadata, tensors.values(), strict=True):
-            memory[place.start_idx : place.end_idx] = tensor.contiguous().view(torch.uint8).flatten()
-        return cls(memory, metadata)
-
-
 class _NoDetokenizer(Engine):  # type: ignore[misc]
-    """Engine without its detokenizer process: tokens come from the scheduler directly."""
+    """Engine with our scheduler process, and no detokenizer: tokens come from the scheduler."""
+
+    run_scheduler_process_func = staticmethod(run_scheduler)
 
     @classmethod
     def _launch_detokenizer_subprocesses(cls, *parts: Any, **named: Any) -> tuple[list[Any], list[str]]:
@@ -181,14 +159,14 @@ class SGLangThread:
         """Lets the scheduler go on."""
         await self._manager.continue_generation(ContinueGenerationReqInput(torch_empty_cache=False))
 
-    async def load(self, bucket: WeightBucket, policy_version: int, *, flush: bool) -> None:
+    async def load(self, path: Path, policy_version: int, *, flush: bool) -> None:
         """Copies weights into the model of a held scheduler; raises `EngineFailedError`."""
         manager = self._manager
-        payload = {"flattened_tensor": bucket.memory, "metadata": bucket.metadata}
+        payload = [(str(path), torch.empty(0))]  # for `load_staged`
         ranks = range(self._arguments.get("tp_size", 1))
         update = UpdateWeightsFromTensorReqInput(
             serialized_named_tensors=[MultiprocessingSerializer.serialize(payload) for _ in ranks],
-            load_format="flattened_bucket",
+            load_format=LOADER,
             flush_cache=flush,
             weight_version=str(policy_version),
         )

@@ -44,12 +44,6 @@ def check_request(
         )
     if request.sampling.seed is not None and features.seeds == "no":
         raise InvalidRequestError("sampling.seed: this engine knows no seeds: leave it out")
-    sampling = request.sampling
-    has_both = sampling.top_k > 0 and sampling.top_p < 1 and sampling.temperature > 0
-    if has_both and not features.top_p_within_top_k:
-        raise InvalidRequestError(
-            "sampling.top_p: this engine takes it of all tokens, not of the top_k: leave one out"
-        )
     return prompt
 
 
