@@ -9,7 +9,6 @@ fail at once when SGLang dies or stops to answer.
 import asyncio
 import os
 import secrets
-import tempfile
 import time
 from collections.abc import Coroutine, Iterable
 from concurrent.futures import Future
@@ -22,9 +21,14 @@ from tokenizers import Tokenizer
 
 from tailrace.foreign import ForeignCodeError, foreign_code
 from tailrace_inference.adapters.sglang_calls import CallCounts, SGLangCall
-from tailrace_inference.adapters.sglang_settings import check_layout, model_folder, server_arguments
+from tailrace_inference.adapters.sglang_settings import (
+    check_arguments,
+    check_layout,
+    model_folder,
+    server_arguments,
+)
 from tailrace_inference.adapters.sglang_thread import CallOutput, SGLangThread
-from tailrace_inference.adapters.staging import SERVER_PID, HostStage, max_sequence_tokens
+from tailrace_inference.adapters.staging import SERVER_PID, HostStage, OwnFolder, max_sequence_tokens
 from tailrace_inference.config import InferenceConfig
 from tailrace_inference.core.requests import InvalidRequestError, check_request, failed
 from tailrace_inference.engine.stops import StopStrings
@@ -57,13 +61,14 @@ class SGLangEngine:
     """`Engine` of the package sglang; `inference.engine_args` are its `ServerArgs`."""
 
     def __init__(self, card: ModelCard, config: InferenceConfig) -> None:
+        check_arguments(config)
         text = card.tokenizer_files.get("tokenizer.json")
         self._tokenizer = None if text is None else Tokenizer.from_str(text.decode())
         self._config = config
-        self._folder = tempfile.TemporaryDirectory(prefix="tailrace-sglang-")
-        dtype = model_folder(card, config, Path(self._folder.name))
+        self._folder = OwnFolder()  # the model's configuration and the sockets
+        dtype = model_folder(card, config, self._folder.path)
         self._max_len = min(max_sequence_tokens(config, card), config.kv_cache_tokens)
-        arguments = server_arguments(config, Path(self._folder.name), self._max_len, dtype)
+        arguments = server_arguments(config, self._folder.path, self._max_len, dtype)
         self.features = EngineFeatures(
             stop_strings=self._tokenizer is not None,
             adapters=True,
@@ -82,11 +87,11 @@ class SGLangEngine:
         self._watching: asyncio.Task[NoReturn] | None = None
         self._counts = CallCounts()
         self.policy_version = -1
-        self._stage = HostStage(Path(self._folder.name), dtype)
+        self._stage = HostStage(self._folder.path, dtype)
         try:
             check_layout(self._stage.shapes, card)
         except EngineRefusalError:
-            self._stage.close()
+            self._remove_files()
             raise
 
     async def start(self) -> None:
@@ -95,7 +100,7 @@ class SGLangEngine:
         try:
             await self._sglang.start()
         except ForeignCodeError as error:
-            self._stage.close()
+            self._remove_files()
             raise EngineRefusalError(f"{error} (inference.engine_args, or the model)") from error
         self._watching = asyncio.create_task(self._watch(), name="sglang watch")
 
@@ -318,5 +323,8 @@ class SGLangEngine:
             self._watching.cancel()
             await asyncio.wait({self._watching})
         await asyncio.to_thread(self._sglang.close)
+        self._remove_files()
+
+    def _remove_files(self) -> None:
         self._stage.close()
-        self._folder.cleanup()
+        self._folder.remove()

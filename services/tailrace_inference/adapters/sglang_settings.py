@@ -1,7 +1,6 @@
 """The model and the settings, as SGLang reads them."""
 
 import json
-import math
 import os
 import secrets
 from collections.abc import Mapping
@@ -31,16 +30,19 @@ _REFUSED = {
 }
 
 
-def server_arguments(
-    config: InferenceConfig, folder: Path, max_len: int, dtype: torch.dtype
-) -> dict[str, Any]:
-    """`ServerArgs` of SGLang for our settings; raises `EngineRefusalError`."""
-    on_cpu = _on_cpu(config)
-    if config.device == "cuda" and on_cpu:
+def check_arguments(config: InferenceConfig) -> None:
+    """Raises `EngineRefusalError` for settings that SGLang cannot follow here."""
+    if config.device == "cuda" and _on_cpu(config):
         raise EngineRefusalError("inference.device is 'cuda', but torch finds no CUDA device")
     for name in sorted(config.engine_args.keys() & (_OURS | _REFUSED.keys())):
         reason = _REFUSED.get(name, "Tailrace sets it")
         raise EngineRefusalError(f"inference.engine_args.{name}: {reason}: remove it")
+
+
+def server_arguments(
+    config: InferenceConfig, folder: Path, max_len: int, dtype: torch.dtype
+) -> dict[str, Any]:
+    """`ServerArgs` of SGLang for settings that `check_arguments` took."""
     arguments: dict[str, Any] = {
         "model_path": str(folder),
         "load_format": "dummy",
@@ -66,7 +68,7 @@ def server_arguments(
     else:
         room = config.kv_cache_tokens + _SPARE_TOKENS + config.kv_block_tokens
         arguments["max_total_tokens"] = room
-    if on_cpu:
+    if _on_cpu(config):
         arguments |= {
             "device": "cpu",
             "attention_backend": "torch_native",
@@ -94,7 +96,7 @@ def model_folder(card: ModelCard, config: InferenceConfig, folder: Path) -> torc
 def check_layout(shapes: Mapping[str, tuple[int, ...]], card: ModelCard) -> None:
     """Raises `EngineRefusalError` for parameters that SGLang lays out in another way."""
     for name, shape in shapes.items():
-        if len(shape) > 2 and math.prod(shape):
+        if len(shape) > 2 and 0 not in shape:
             model_type = json.loads(card.config_json).get("model_type")
             raise EngineRefusalError(
                 f"inference.engine: sglang loads {name!r} in another layout than that of transformers: "

@@ -30,6 +30,7 @@ from sglang.srt.managers.io_struct import (
     PauseGenerationReqInput,
     UpdateWeightsFromTensorReqInput,
 )
+from sglang.srt.managers.load_snapshot import shm_path_for
 from sglang.srt.utils import MultiprocessingSerializer
 
 from tailrace.foreign import ForeignCodeError, foreign_code
@@ -37,6 +38,8 @@ from tailrace_inference.adapters.sglang_worker import LOADER, run_scheduler
 from tailrace_inference.ports import EngineFailedError
 
 T = TypeVar("T")
+
+_IPC = "ipc://"
 
 
 class CallOutput(msgspec.Struct):
@@ -56,6 +59,20 @@ class _NoDetokenizer(Engine):  # type: ignore[misc]
     """Engine with our scheduler process, and no detokenizer: tokens come from the scheduler."""
 
     run_scheduler_process_func = staticmethod(run_scheduler)
+
+    @classmethod
+    def _launch_scheduler_processes(
+        cls, server_args: Any, port_args: Any, *parts: Any, **named: Any
+    ) -> tuple[Any, list[Any] | None]:
+        """Moves the sockets to the model's folder: nobody would remove them where they are."""
+        for key, value in vars(port_args).items():
+            if isinstance(value, str) and value.startswith(_IPC):
+                Path(value.removeprefix(_IPC)).unlink(missing_ok=True)
+                setattr(port_args, key, f"{_IPC}{server_args.model_path}/{key}")
+        started: tuple[Any, list[Any] | None] = super()._launch_scheduler_processes(
+            server_args, port_args, *parts, **named
+        )
+        return started
 
     @classmethod
     def _launch_detokenizer_subprocesses(cls, *parts: Any, **named: Any) -> tuple[list[Any], list[str]]:
@@ -106,6 +123,8 @@ class SGLangThread:
                 engine = _NoDetokenizer(**self._arguments)
                 atexit.unregister(engine.shutdown)  # it kills all children of this process
                 engine.tokenizer_manager._subprocess_watchdog.stop()
+                engine.tokenizer_manager.load_snapshot_reader.read(0)  # both sides hold the file now
+                Path(shm_path_for(engine.port_args.instance_id)).unlink(missing_ok=True)
                 dispatcher = engine.tokenizer_manager._result_dispatcher
                 dispatcher._mapping[ConfigureLoggingReq] = self._on_mark
         except (ForeignCodeError, SystemExit) as error:
