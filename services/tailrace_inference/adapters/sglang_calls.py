@@ -8,6 +8,7 @@ import msgspec
 import numpy as np
 
 from tailrace_inference.adapters.sglang_thread import CallOutput
+from tailrace_inference.core.calls import CallCounts, find_stop, version_spans
 from tailrace_inference.core.requests import failed
 from tailrace_inference.engine.stops import StopStrings
 from tailrace_inference.ports import OnChunk
@@ -17,21 +18,7 @@ from tailrace_protos.generation import (
     FinishReason,
     GenerateRequest,
     TokenChunk,
-    TokenSpan,
 )
-
-
-class CallCounts(msgspec.Struct):
-    """Counters of an engine since its start."""
-
-    generated: int = 0
-    prompt: int = 0
-    prefix_hit: int = 0
-    recomputed: int = 0
-    stale: int = 0  # sampled over keys and values of an older version
-    preempted: int = 0
-    finished: int = 0
-    nonfinite: int = 0
 
 
 class SGLangCall:
@@ -48,18 +35,18 @@ class SGLangCall:
         self.is_sent = False  # SGLang knows it
         self.is_closed = False  # its last chunk is out
         self._counts = counts
-        self._versions: list[tuple[int, int]] = []  # first token and policy version, ascending
+        self._versions: list[tuple[int, int]] = []  # policy version and first token, ascending
         self._num_swaps = 0  # that retracted it
         self._keeps_kv = False
 
     def send(self, policy_version: int) -> None:
         """Notes that SGLang gets the call."""
         self.is_sent = True
-        self._versions = [(0, policy_version)]
+        self._versions = [(policy_version, 0)]
 
     def swap(self, start: int, policy_version: int, *, recompute: bool) -> None:
         """Notes a version that samples tokens from `start` on."""
-        self._versions.append((start, policy_version))
+        self._versions.append((policy_version, start))
         self._keeps_kv = not recompute
         if recompute and start:
             self._num_swaps += 1
@@ -76,7 +63,8 @@ class SGLangCall:
             self.num_cached = output.num_cached
             self._counts.prompt += self.num_prompt
             self._counts.prefix_hit += self.num_cached
-        count, matched = self._first_stop(output)
+        has_stop_id = output.finish is not None and output.finish["type"] == "stop"
+        count, matched = find_stop(self.stops, output.token_ids, has_stop_id)
         if output.error:
             self.is_closed = True
             self.on_chunk(failed(self.request.call_id, CallErrorCode.INTERNAL, output.error))
@@ -106,38 +94,15 @@ class SGLangCall:
             )
         )
 
-    def _first_stop(self, output: CallOutput) -> tuple[int, str | None]:
-        """Number of tokens up to the first stop string, and the string; a stop id at its token wins."""
-        num_new = len(output.token_ids)
-        if self.stops is None:
-            return num_new, None
-        has_stop_id = output.finish is not None and output.finish["type"] == "stop"
-        for index, token_id in enumerate(output.token_ids):
-            matched = self.stops.push(token_id)
-            if matched is not None and not (has_stop_id and index + 1 == num_new):
-                return index + 1, matched
-        return num_new, None
-
-    def _spans(self, count: int) -> tuple[TokenSpan, ...]:
-        """Versions of the next `count` tokens."""
-        first, last = self.num_tokens, self.num_tokens + count
-        ends = [start for start, _ in self._versions[1:]] + [last]
-        spans = []
-        for (start, policy_version), end in zip(self._versions, ends, strict=True):
-            size = min(end, last) - max(start, first)
-            if size > 0:
-                spans.append(TokenSpan(policy_version, "", size))
-        return tuple(spans)
-
     def _chunk(self, output: CallOutput, count: int) -> TokenChunk:
         """The first `count` tokens of an output."""
         logprobs = np.array(output.logprobs[:count], np.float32)
-        spans = self._spans(count) if count else ()
+        spans = version_spans(self._versions, self.num_tokens, count)
         self.num_tokens += count
         self._counts.generated += count
         self._counts.nonfinite += count - int(np.count_nonzero(np.isfinite(logprobs)))
         if self._keeps_kv:
-            first = self._versions[0][1]
+            first = self._versions[0][0]
             self._counts.stale += sum(s.num_tokens for s in spans if s.policy_version != first)
         top_ids = top_logprobs = EMPTY
         if self.request.top_logprobs:

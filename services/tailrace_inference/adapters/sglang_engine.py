@@ -20,7 +20,7 @@ import psutil
 from tokenizers import Tokenizer
 
 from tailrace.foreign import ForeignCodeError, foreign_code
-from tailrace_inference.adapters.sglang_calls import CallCounts, SGLangCall
+from tailrace_inference.adapters.sglang_calls import SGLangCall
 from tailrace_inference.adapters.sglang_settings import (
     check_arguments,
     check_layout,
@@ -30,6 +30,7 @@ from tailrace_inference.adapters.sglang_settings import (
 from tailrace_inference.adapters.sglang_thread import CallOutput, SGLangThread
 from tailrace_inference.adapters.staging import SERVER_PID, HostStage, OwnFolder, max_sequence_tokens
 from tailrace_inference.config import InferenceConfig
+from tailrace_inference.core.calls import CallCounts
 from tailrace_inference.core.requests import InvalidRequestError, check_request, failed
 from tailrace_inference.engine.stops import StopStrings
 from tailrace_inference.ports import (
@@ -303,10 +304,7 @@ class SGLangEngine:
             step_s=(decoding[2] + load.total_prefill_busy_us) / 1e6 if load else 0.0,
             num_running=len(running),
             num_waiting=len(self._calls) - len(running),
-            num_computed_tokens=counts.prompt
-            - counts.prefix_hit
-            + counts.generated
-            + counts.recomputed,
+            num_computed_tokens=counts.computed,
             num_generated_tokens=counts.generated,
             num_prompt_tokens=counts.prompt,
             num_prefix_hit_tokens=counts.prefix_hit,

@@ -30,8 +30,9 @@ from tailrace_inference.adapters.staging import (
     write_model_folder,
 )
 from tailrace_inference.adapters.vllm_arguments import check_engine_args, engine_arguments
-from tailrace_inference.adapters.vllm_calls import CallCounts, VllmCall
+from tailrace_inference.adapters.vllm_calls import VllmCall
 from tailrace_inference.config import InferenceConfig
+from tailrace_inference.core.calls import CallCounts, find_stop, version_spans
 from tailrace_inference.core.requests import InvalidRequestError, check_request, failed
 from tailrace_inference.engine.stops import StopStrings
 from tailrace_inference.ports import (
@@ -251,8 +252,8 @@ class VllmEngine:
         """Sends the new tokens of an output of vLLM; True after the last chunk."""
         made = output.outputs[0]
         ids, reason = list(made.token_ids), made.finish_reason
-        count, stop = call.find_stop(ids, reason == "stop")
-        spans = call.spans(self._version_starts(call, made), count)
+        count, stop = find_stop(call.stops, ids, reason == "stop")
+        spans = version_spans(self._version_starts(call, made), call.num_sent, count)
         chunk = call.chunk(made, count, spans, self._stage.vocab_size, self._counts)
         if self._config.kv_on_update == "keep":
             self._counts.stale += call.num_stale(spans)
@@ -261,7 +262,7 @@ class VllmEngine:
             return False
         if reason is None or count < len(ids):
             await self._llm.abort(call.request.call_id)
-        self._counts.hit += output.num_cached_tokens or 0
+        self._counts.prefix_hit += output.num_cached_tokens or 0
         self._end(
             call,
             TokenChunk(
@@ -272,12 +273,12 @@ class VllmEngine:
         )  # fmt: skip
         return True
 
-    def _version_starts(self, call: VllmCall, made: Any) -> list[tuple[str, int]]:
+    def _version_starts(self, call: VllmCall, made: Any) -> list[tuple[int, int]]:
         """Versions of a call with the first token of each."""
         if made.weight_versions is not None:
-            return [(span.version, span.start) for span in made.weight_versions]
-        states = self._llm.output_processor.request_states
-        return list(states[call.internal_id].weight_version_starts)
+            return [(int(span.version), span.start) for span in made.weight_versions]
+        state = self._llm.output_processor.request_states[call.internal_id]
+        return [(int(version), start) for version, start in state.weight_version_starts]
 
     def _end(self, call: VllmCall, chunk: TokenChunk) -> None:
         """Sends the last chunk of a call."""
@@ -362,8 +363,8 @@ class VllmEngine:
             step_s=seen.step_s,
             num_generated_tokens=counts.generated,
             num_prompt_tokens=counts.prompt,
-            num_prefix_hit_tokens=counts.hit,
-            num_computed_tokens=counts.prompt - counts.hit + counts.generated + counts.recomputed,
+            num_prefix_hit_tokens=counts.prefix_hit,
+            num_computed_tokens=counts.computed,
             num_recomputed_tokens=counts.recomputed,
             num_stale_kv_tokens=counts.stale,
             num_preemptions=seen.num_preemptions,
