@@ -8,7 +8,6 @@ engine counts as dead. Stop strings are searched here, so that they mean the sam
 import asyncio
 import contextlib
 import os
-import tempfile
 import time
 from collections.abc import Awaitable, Iterable
 from pathlib import Path
@@ -26,6 +25,7 @@ from tailrace.log import get_logger
 from tailrace_inference.adapters.staging import (
     SERVER_PID,
     HostStage,
+    OwnFolder,
     max_sequence_tokens,
     write_model_folder,
 )
@@ -105,7 +105,7 @@ class VllmEngine:
             unread_settings=("forward", "step_in", "cpu_matmul"),
         )
         self._card, self._config = card, config
-        self._folder = tempfile.TemporaryDirectory(prefix="tailrace-model-")
+        self._folder = OwnFolder()  # the model's configuration and the sockets
         self._calls: dict[str, VllmCall] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._counts = CallCounts()
@@ -118,20 +118,21 @@ class VllmEngine:
 
     async def start(self) -> None:
         """See `Engine`."""
-        content = write_model_folder(self._card, Path(self._folder.name))
+        content = write_model_folder(self._card, self._folder.path)
         self.max_len = max_sequence_tokens(self._config, self._card)
-        max_logprobs, folder = self.features.max_top_logprobs, self._folder.name
+        max_logprobs, folder = self.features.max_top_logprobs, str(self._folder.path)
         args = engine_arguments(
             self._config, folder, content, max_len=self.max_len, max_logprobs=max_logprobs
         )
         self._failure: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         os.environ[SERVER_PID] = str(os.getpid())
+        os.environ["VLLM_RPC_BASE_PATH"] = folder
         try:
             self._llm: AsyncLLM = await asyncio.to_thread(self._build, args)
         except (ValueError, RuntimeError) as error:
             raise EngineRefusalError(f"vLLM does not start: {error}") from error
         dtype = self._llm.model_config.dtype
-        self._stage = await asyncio.to_thread(HostStage, Path(self._folder.name), dtype)
+        self._stage = await asyncio.to_thread(HostStage, self._folder.path, dtype)
         cache = self._llm.vllm_config.cache_config
         self._capacity_tokens = int(cache.num_gpu_blocks or 0) * int(cache.block_size)
         await self._call(self._llm.collective_rpc("tailrace_scale_logprobs"))
@@ -385,4 +386,4 @@ class VllmEngine:
             self._llm.output_handler.cancel()
         await asyncio.to_thread(self._llm.shutdown)
         self._stage.close()
-        self._folder.cleanup()
+        self._folder.remove()
