@@ -1,4 +1,4 @@
-"""What engines of other packages count, search and tag in the tokens of a call."""
+"""Counts, stop strings and version spans of calls, for engines of other packages."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
