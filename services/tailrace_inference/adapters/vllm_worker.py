@@ -5,22 +5,16 @@ are those after the temperature and before the filters, which neither of them is
 of the engine, which import it by name at their start; from then on they end with the server.
 """
 
-import contextlib
-import os
-import threading
-import time
 from collections.abc import Iterator
 from typing import Any
 
-import psutil
 import torch
 from safetensors import safe_open
 from torch import Tensor
 from vllm.v1.sample.sampler import Sampler
 
-from tailrace_inference.adapters.staging import SERVER_PID
+from tailrace_inference.adapters.staging import end_with_server
 
-_WATCH_S = 1.0  # between two looks at the server
 _GREEDY = 1e-5  # vLLM takes temperatures below it as 0
 
 
@@ -73,14 +67,4 @@ def _tensors(path: str) -> Iterator[tuple[str, Tensor]]:
             yield name, file.get_tensor(name)
 
 
-def _end_with(server: psutil.Process) -> None:
-    """Ends this process once the server is gone: without it the core would wait for ever."""
-    with contextlib.suppress(psutil.NoSuchProcess):
-        while server.is_running() and server.status() != psutil.STATUS_ZOMBIE:
-            time.sleep(_WATCH_S)
-    os._exit(1)
-
-
-threading.Thread(
-    target=_end_with, args=(psutil.Process(int(os.environ[SERVER_PID])),), daemon=True
-).start()
+end_with_server()

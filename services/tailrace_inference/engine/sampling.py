@@ -61,21 +61,21 @@ def choose(logprobs: Tensor, rows: SamplingRows) -> tuple[Tensor, Tensor]:
     if greedy.all():
         tokens = logprobs.argmax(dim=-1, keepdim=True)
     else:
-        tokens = _draw(_filtered(logprobs.exp(), rows), uniforms(rows.key, rows.counter))
+        tokens = draw(filtered(logprobs.exp(), rows), uniforms(rows.key, rows.counter))
         if greedy.any():
             is_greedy = torch.from_numpy(greedy).to(device).unsqueeze(1)
             tokens = torch.where(is_greedy, logprobs.argmax(dim=-1, keepdim=True), tokens)
     return tokens.squeeze(1), logprobs.gather(1, tokens).squeeze(1)
 
 
-def _draw(weights: Tensor, uniform: NDArray[np.float32]) -> Tensor:
+def draw(weights: Tensor, uniform: NDArray[np.float32]) -> Tensor:
     """Index [n, 1] drawn from unnormalised `weights` [n, V]; a weight of 0 is never drawn."""
     cumulative = weights.cumsum(dim=-1)
     target = torch.from_numpy(uniform).to(weights.device).unsqueeze(1) * cumulative[:, -1:]
     return torch.searchsorted(cumulative, target, right=True).clamp_(max=weights.shape[1] - 1)
 
 
-def _filtered(probs: Tensor, rows: SamplingRows) -> Tensor:
+def filtered(probs: Tensor, rows: SamplingRows) -> Tensor:
     """`probs` [n, V], with tokens that top-k, then top-p, then min-p exclude set to 0."""
     sorts = (rows.top_k > 0) | (rows.top_p < 1.0)
     if sorts.any():

@@ -17,18 +17,20 @@ from tests.contract.engine.harness import ENGINE, Bench, weights_of
 NOTICED_S = 2.0
 
 
-def processes() -> list[psutil.Process]:
-    """The processes in which an engine computes, beside this one."""
+def processes(others: set[int]) -> list[psutil.Process]:
+    """The processes in which an engine computes; `others` are servers of other tests."""
     children = psutil.Process().children(recursive=True)
-    alive = [each for each in children if each.status() != psutil.STATUS_ZOMBIE]
+    alive = [
+        each for each in children if each.status() != psutil.STATUS_ZOMBIE and each.pid not in others
+    ]
     return [each for each in alive if "resource_tracker" not in " ".join(each.cmdline())]
 
 
-def wound(engine: Any, way: signal.Signals) -> None:
+def wound(engine: Any, way: signal.Signals, others: set[int]) -> None:
     """Kills or stops the engine in the middle of its work."""
     if isinstance(engine, EngineDriver):
         engine.engine = BrokenSteps(engine.engine)
-    for process in processes():
+    for process in processes(others):
         process.send_signal(way)
 
 
@@ -50,13 +52,14 @@ WAYS = [signal.SIGKILL] if ENGINE in ("torch", "hf") else [signal.SIGKILL, signa
 
 @pytest.mark.parametrize("way", WAYS, ids=str)
 async def test_a_dead_or_stopped_engine_is_noticed_and_control_calls_end(way: signal.Signals) -> None:
+    others = {each.pid for each in psutil.Process().children(recursive=True)}
     bench = await Bench.start(max_running=8, kv_cache_tokens=4096)
     watching = asyncio.create_task(bench.engine.watch())
     asked = bench.ask([1, 2], 250)
     await asked.begun.wait()
     await bench.engine.stage(iter(weights_of(bench.models[1])), 1)
     began_s = time.monotonic()
-    wound(bench.engine, way)
+    wound(bench.engine, way, others)
     if ENGINE not in ("torch", "hf"):
         with pytest.raises(EngineFailedError):
             async with asyncio.timeout(NOTICED_S):
@@ -66,4 +69,4 @@ async def test_a_dead_or_stopped_engine_is_noticed_and_control_calls_end(way: si
             await watching
     assert time.monotonic() - began_s < NOTICED_S + 1
     await bench.engine.close()
-    assert not processes()
+    assert not processes(others)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -32,9 +33,13 @@ asyncio.run(serve())
 
 
 @pytest.fixture
-def server() -> Iterator[subprocess.Popen[str]]:
+def server(tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
     process = subprocess.Popen(
-        [sys.executable, "-c", SERVER], stdout=subprocess.PIPE, text=True, cwd=ROOT
+        [sys.executable, "-c", SERVER],
+        stdout=subprocess.PIPE,
+        text=True,
+        cwd=ROOT,
+        env=os.environ | {"TMPDIR": str(tmp_path)},
     )
     yield process
     for each in psutil.Process(process.pid).children(recursive=True) if process.poll() is None else ():
@@ -44,7 +49,9 @@ def server() -> Iterator[subprocess.Popen[str]]:
 
 
 @pytest.mark.timeout(180)
-def test_a_killed_server_leaves_no_process_and_no_weights(server: subprocess.Popen[str]) -> None:
+def test_a_killed_server_leaves_no_process_and_no_weights(
+    server: subprocess.Popen[str], tmp_path: Path
+) -> None:
     assert server.stdout is not None
     ready = next(line for line in server.stdout if line.startswith("ready "))
     folder = Path(ready.split()[1])
@@ -56,3 +63,5 @@ def test_a_killed_server_leaves_no_process_and_no_weights(server: subprocess.Pop
     assert not alive
     OwnFolder().remove()  # the next server's start
     assert not folder.exists()
+    assert not [path for path in tmp_path.rglob("*") if path.is_socket()]
+    assert not list(Path("/dev/shm").glob("sglang_*"))

@@ -1,0 +1,108 @@
+"""The model and the settings, as SGLang reads them."""
+
+import json
+import os
+import secrets
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from tailrace_inference.adapters.sglang_thread import on_child_error
+from tailrace_inference.adapters.sglang_worker import LOADER
+from tailrace_inference.adapters.staging import write_model_folder
+from tailrace_inference.config import InferenceConfig
+from tailrace_inference.ports import EngineRefusalError
+from tailrace_protos.weights import ModelCard
+
+_SPARE_TOKENS = 8  # SGLang keeps a few tokens of each limit to itself
+
+_OURS = {
+    "model_path", "load_format", "skip_tokenizer_init", "incremental_streaming_output", "node_rank",
+    "stream_interval", "weight_version", "custom_sigquit_handler", "custom_weight_loader",
+    "sampling_backend",
+}  # fmt: skip
+_REFUSED = {
+    "dp_size": "start one server for each data-parallel group: set inference.num_servers",
+    "speculative_algorithm": "log-probabilities of speculated tokens are not those of the policy",
+    "enable_lora": "adapters are merged into the weights",
+}
+
+
+def check_arguments(config: InferenceConfig) -> None:
+    """Raises `EngineRefusalError` for settings that SGLang cannot follow here."""
+    if config.device == "cuda" and _on_cpu(config):
+        raise EngineRefusalError("inference.device is 'cuda', but torch finds no CUDA device")
+    for name in sorted(config.engine_args.keys() & (_OURS | _REFUSED.keys())):
+        reason = _REFUSED.get(name, "Tailrace sets it")
+        raise EngineRefusalError(f"inference.engine_args.{name}: {reason}: remove it")
+
+
+def server_arguments(
+    config: InferenceConfig, folder: Path, max_len: int, dtype: torch.dtype
+) -> dict[str, Any]:
+    """`ServerArgs` of SGLang for settings that `check_arguments` took."""
+    arguments: dict[str, Any] = {
+        "model_path": str(folder),
+        "load_format": "dummy",
+        "skip_tokenizer_init": True,
+        "incremental_streaming_output": True,
+        "custom_sigquit_handler": on_child_error,
+        "custom_weight_loader": [LOADER],
+        "sampling_backend": "pytorch",  # that of `run_scheduler`
+        "dtype": str(dtype).removeprefix("torch."),
+        "context_length": max_len + _SPARE_TOKENS,
+        "max_running_requests": config.max_running,
+        "chunked_prefill_size": config.max_batched_tokens,
+        "disable_radix_cache": not config.prefix_cache,
+        "page_size": config.kv_block_tokens,
+        "random_seed": secrets.randbits(31),
+        "log_level": "error",
+        "sleep_on_idle": True,
+    }
+    if config.kv_on_update == "keep":  # a batch in flight would be of neither version
+        arguments["disable_overlap_schedule"] = True
+    if config.gpu_memory_utilization:
+        arguments["mem_fraction_static"] = config.gpu_memory_utilization
+    else:
+        room = config.kv_cache_tokens + _SPARE_TOKENS + config.kv_block_tokens
+        arguments["max_total_tokens"] = room
+    if _on_cpu(config):
+        arguments |= {
+            "device": "cpu",
+            "attention_backend": "torch_native",
+            "grammar_backend": "none",
+            "disable_cuda_graph": True,
+            "disable_overlap_schedule": True,
+            "page_size": 1,
+        }
+        os.environ |= {"SGLANG_USE_CPU_ENGINE": "1", "OMP_NUM_THREADS": str(config.num_threads)}
+    os.environ["SGLANG_ALLOW_OVERWRITE_LONGER_CONTEXT_LEN"] = "1"
+    return arguments | config.engine_args
+
+
+def model_folder(card: ModelCard, config: InferenceConfig, folder: Path) -> torch.dtype:
+    """Writes the model's configuration for SGLang; returns the type of its weights."""
+    content = write_model_folder(card, folder)
+    # The end of sequence is no stop by itself: requests name their stop ids.
+    (folder / "config.json").write_text(json.dumps(content | {"eos_token_id": None}))
+    text = content | (content.get("text_config") or {})
+    named = "float32" if _on_cpu(config) else text.get("dtype") or text.get("torch_dtype") or "bfloat16"
+    dtype: torch.dtype = getattr(torch, named if config.dtype == "auto" else config.dtype)
+    return dtype
+
+
+def check_layout(shapes: Mapping[str, tuple[int, ...]], card: ModelCard) -> None:
+    """Raises `EngineRefusalError` for parameters that SGLang lays out in another way."""
+    for name, shape in shapes.items():
+        if len(shape) > 2 and 0 not in shape:
+            model_type = json.loads(card.config_json).get("model_type")
+            raise EngineRefusalError(
+                f"inference.engine: sglang loads {name!r} in another layout than that of transformers: "
+                f"take torch for {model_type}"
+            )
+
+
+def _on_cpu(config: InferenceConfig) -> bool:
+    return config.device == "cpu" or not torch.cuda.is_available()

@@ -1,0 +1,96 @@
+"""SGLang itself: traps of its streams and its sampler, refusals."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+import pytest_asyncio
+
+from tailrace.config import ConfigError
+from tailrace_inference.adapters.engines import start_engine
+from tailrace_inference.config import InferenceConfig
+from tailrace_protos.generation import FinishReason
+from tailrace_protos.weights import ModelCard
+from tests.contract.engine.harness import ENGINE, MODEL, TOLERANCE, Bench, all_ended, make_card
+
+pytestmark = [
+    pytest.mark.skipif(ENGINE != "sglang", reason="run by make test-engines"),
+    pytest.mark.asyncio(loop_scope="module"),
+]
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def bench() -> AsyncIterator[Bench]:
+    made = await Bench.start(max_running=64)
+    yield made
+    await made.engine.close()
+
+
+async def test_an_abort_ends_no_call_whose_id_begins_with_the_same_letters(bench: Bench) -> None:
+    many = [bench.ask([3, 4, 5], 60) for _ in range(12)]  # the engine's first ones: 1, 10, 11, 12
+    bench.engine.abort(many[0].request.call_id)
+    await all_ended(many)
+    assert many[0].generation.finish_reason is FinishReason.ABORT
+    assert {asked.generation.num_tokens for asked in many[1:]} == {60}
+
+
+async def test_a_call_aborted_while_the_engine_is_held_repeats_no_token(bench: Bench) -> None:
+    """SGLang repeats the last token of a call that it aborts in its queue, as those of a swap are."""
+    held = [bench.ask([3, 4, 5], 240) for _ in range(8)]
+    for asked in held:
+        await asked.begun.wait()
+    before = bench.model
+    await bench.engine.pause()
+    await bench.update()
+    late = bench.ask([3, 4, 5], 5)
+    bench.engine.abort_all()
+    await all_ended([*held, late])
+    await bench.engine.resume()
+    assert {asked.generation.finish_reason for asked in held} == {FinishReason.ABORT}
+    assert late.generation.num_tokens == 0
+    assert max(asked.drift(before).max() for asked in held) < TOLERANCE
+    stats = bench.engine.stats()
+    assert (stats.num_running, stats.num_waiting) == (0, 0)
+
+
+async def test_a_seed_repeats_in_another_batch_and_after_a_continuation(bench: Bench) -> None:
+    alone = await bench.one([7, 8, 9], 40, seed=5)
+    others = [bench.ask([n], 60, top_k=n) for n in range(1, 8)]
+    beside = bench.ask([7, 8, 9], 40, seed=5)
+    continued = bench.ask([7, 8, 9, *alone.new_ids[:15]], 25, continued=15, seed=5)
+    await all_ended([*others, beside, continued])
+    assert beside.new_ids == alone.new_ids
+    assert continued.new_ids == alone.new_ids[15:]
+
+
+async def test_logprobs_of_a_top_k_of_one_are_those_after_the_temperature(bench: Bench) -> None:
+    asked = await bench.one([7, 8, 9], 20, top_k=1, temperature=0.5)
+    assert asked.drift(bench.model, 0.5).max() < TOLERANCE
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ({"dp_size": 2}, "engine_args.dp_size: start one server for each data-parallel group"),
+        ({"speculative_algorithm": "NGRAM"}, "engine_args.speculative_algorithm"),
+        ({"model_path": "elsewhere"}, "engine_args.model_path: Tailrace sets it: remove it"),
+        ({"no_such_argument": 1}, "no_such_argument"),
+    ],
+    ids=str,
+)
+async def test_arguments_that_cannot_work_are_refused_by_name(
+    arguments: dict[str, Any], words: str
+) -> None:
+    with pytest.raises(ConfigError, match=words):
+        await start_engine(make_card(), InferenceConfig(engine="sglang", engine_args=arguments))
+
+
+async def test_experts_in_another_layout_are_refused() -> None:
+    content = MODEL | {"model_type": "qwen3_moe", "num_experts": 4, "num_experts_per_tok": 2}
+    with pytest.raises(ConfigError, match=r"experts.* take torch for qwen3_moe"):
+        await start_engine(
+            ModelCard(json.dumps(content).encode(), {}), InferenceConfig(engine="sglang")
+        )
