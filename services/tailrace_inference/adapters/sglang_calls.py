@@ -55,14 +55,9 @@ class SGLangCall:
     def take(self, output: CallOutput) -> bool:
         """Sends new tokens, up to a stop string; True if SGLang shall end the call for it."""
         ended = output.finish is not None or bool(output.error)
-        if ended:
-            self._counts.preempted += max(0, output.num_retractions - self._num_swaps)
+        self._count(output, ended)
         if self.is_closed:
             return False
-        if not self.num_tokens and output.token_ids:
-            self.num_cached = output.num_cached
-            self._counts.prompt += self.num_prompt
-            self._counts.prefix_hit += self.num_cached
         has_stop_id = output.finish is not None and output.finish["type"] == "stop"
         count, matched = find_stop(self.stops, output.token_ids, has_stop_id)
         if output.error:
@@ -76,6 +71,15 @@ class SGLangCall:
         elif count:
             self.on_chunk(self._chunk(output, count))
         return matched is not None and not ended
+
+    def _count(self, output: CallOutput, ended: bool) -> None:
+        """Counts retractions at the end, and the prompt with the first tokens."""
+        if ended:
+            self._counts.preempted += max(0, output.num_retractions - self._num_swaps)
+        if output.token_ids and not self.num_tokens and not self.is_closed:
+            self.num_cached = output.num_cached
+            self._counts.prompt += self.num_prompt
+            self._counts.prefix_hit += self.num_cached
 
     def close(
         self,

@@ -77,7 +77,7 @@ class PolicyTrainer:
         if self._selection and rows:
             self._passes.pick(self._selection, rows)
         is_measured = is_first and not (self._interpolates and self._updates)
-        loss_coef = kl_coef if self._config.resolved_kl_in == "loss" else 0.0
+        loss_coef = kl_coef * (self._config.resolved_kl_in == "loss")
         parts = shares.passes(rows, self._ranks.rank, self._passes.micro_batches)
         if self._reference is not None:
             self._reference.fill([row for part in parts for row in part])
